@@ -1,0 +1,10 @@
+"""retrograd: training kernels for sequence models, forward and backward. This is the PyTorch face.
+
+The JAX face is `retrograd.jax`. Every gradient is bitwise reproducible, and where there is no GPU the same calls run
+on a portable path.
+"""
+
+from retrograd._version import __version__
+from retrograd.ops.rms_norm.torch_op import rms_norm
+
+__all__ = ["__version__", "rms_norm"]

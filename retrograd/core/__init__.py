@@ -1,0 +1,1 @@
+"""What every room shares: errors, architecture facts, programs of kernel launches, and the launchers that run them."""

@@ -1,0 +1,101 @@
+"""From a launch to a binary: the signature, the constants and the alignment hints that Triton compiles for.
+
+Both frameworks, the cross-compilation tests and the offline tuner come through `build`, so all of them speak of the
+same binary. The hints depend on the arrays' layout alone, by the rules in `signature`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import triton
+from triton.compiler import ASTSource
+
+from .arch import Arch
+from .dtypes import TRITON
+from .program import Array, Launch, Scalar
+
+INT32_MAX = 2**31 - 1
+ALIGNMENT = 16
+Path = tuple[int, ...]  # a parameter's place; a second number is the place within a tuple
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a kernel is compiled for; hashable, so equal signatures share one binary."""
+
+    types: tuple[tuple[str, Any], ...]
+    constants: tuple[tuple[Path, Any], ...]
+    hints: tuple[tuple[Path, int], ...]
+
+
+def signature(launch: Launch, arrays: dict[str, Array]) -> Signature:
+    """The types, constants and hints of a launch.
+
+    An absent array and a run-time integer equal to 1 become constants, so the code for them disappears. An integer is
+    hinted with the largest power of two up to 16 that divides it. Parameters in a kernel's `do_not_specialize` get
+    neither: batch sizes are passed so, and a row meets the same binary in every batch.
+    """
+    types: list[tuple[str, Any]] = []
+    constants: list[tuple[Path, Any]] = []
+    hints: list[tuple[Path, int]] = []
+
+    def scalar(value: int | float, path: Path, specialize: bool) -> str:
+        if isinstance(value, float):
+            return "fp32"
+        if specialize and value == 1:
+            constants.append((path, 1))
+            return "constexpr"
+        divisor = value & -value if value else ALIGNMENT
+        if specialize and divisor > 1:
+            hints.append((path, min(divisor, ALIGNMENT)))
+        return "i32" if abs(value) <= INT32_MAX else "i64"
+
+    for place, parameter in enumerate(launch.kernel.params):
+        name = parameter.name
+        if name in launch.arrays and (array := launch.arrays[name]) is not None:
+            types.append((name, f"*{TRITON[arrays[array].dtype]}"))
+            if arrays[array].aligned:
+                hints.append(((place,), ALIGNMENT))
+        elif name in launch.scalars:
+            value: Scalar = launch.scalars[name]
+            specialize = not parameter.do_not_specialize
+            if isinstance(value, tuple):
+                kinds = tuple(scalar(item, (place, i), specialize) for i, item in enumerate(value))
+                types.append((name, kinds))
+            else:
+                types.append((name, scalar(value, (place,), specialize)))
+        else:
+            types.append((name, "constexpr"))
+            constants.append(((place,), launch.constants.get(name)))
+    return Signature(tuple(types), tuple(constants), tuple(hints))
+
+
+def arguments(launch: Launch) -> list[Any]:
+    """The arguments in the kernel's order; an array is given by its name, to be replaced by its address."""
+    given = {**launch.scalars, **launch.constants, **launch.arrays}
+    return [given.get(name) for name in launch.kernel.arg_names]
+
+
+@cache
+def _compile(kernel: Any, sig: Signature, arch: Arch, num_warps: int, num_stages: int, device: int) -> Any:
+    hints = {path: [["tt.divisibility", divisor]] for path, divisor in sig.hints}
+    source = ASTSource(kernel, dict(sig.types), dict(sig.constants), hints)
+    return triton.compile(source, target=arch.target, options={"num_warps": num_warps, "num_stages": num_stages})
+
+
+def build(launch: Launch, arrays: dict[str, Array], arch: Arch, device: int = 0) -> Any:
+    """Compile a launch's kernel for `arch`; needs no GPU.
+
+    Args:
+        launch: the launch.
+        arrays: the arrays of its program by name.
+        arch: the architecture to compile for.
+        device: binaries are loaded once a device, so each device has its own.
+
+    Returns:
+        Triton's `CompiledKernel`: `.asm` holds the texts and the binary, `.metadata` the shared memory.
+    """
+    return _compile(launch.kernel, signature(launch, arrays), arch, launch.num_warps, launch.num_stages, device)

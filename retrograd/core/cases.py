@@ -1,0 +1,37 @@
+"""Named cases: one list a room, read by its tests, its benchmarks and its docs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input to be drawn afresh: shape, dtype, and the distribution's mean and width."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    mean: float = 0.0
+    std: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A call by name.
+
+    Attributes:
+        name: unique in its room.
+        inputs: argument -> tensor; the first is the op's positional input.
+        options: the other arguments.
+        tags: `test` cases run everywhere; `gpu` cases are too large for a CPU; `bench` cases are timed;
+            `interpreter` cases are small enough for Triton's interpreter.
+        shape: the letters under which a benchmark row records the case.
+    """
+
+    name: str
+    inputs: Mapping[str, Tensor]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tags: frozenset[str] = frozenset({"test"})
+    shape: Mapping[str, int] = field(default_factory=dict)

@@ -1,0 +1,15 @@
+"""Dtype names, sizes and Triton's names for them; the names are the ones that torch, jax and numpy agree on."""
+
+from __future__ import annotations
+
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int32": 4}
+TRITON = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "int32": "i32"}
+
+KERNEL_FLOATS = ("float32", "bfloat16", "float16")
+# float64 runs on the portable path alone, for tests and for gradcheck.
+FLOATS = (*KERNEL_FLOATS, "float64")
+
+
+def accumulator(dtype: str) -> str:
+    """The dtype in which sums over `dtype` are kept."""
+    return "float64" if dtype == "float64" else "float32"

@@ -1,0 +1,26 @@
+"""The texts of the errors a user can cause: the op, the argument, what came and what was expected, in that order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def bad_value(op: str, argument: str, got: Any, expected: str) -> ValueError:
+    """An argument of the right type whose value cannot be used."""
+    return ValueError(f"{op}: {argument} is {got!r}, expected {expected}")
+
+
+def bad_shape(op: str, argument: str, got: Iterable[int], expected: str) -> ValueError:
+    """An array of the wrong shape."""
+    return ValueError(f"{op}: {argument} has shape {tuple(got)}, expected {expected}")
+
+
+def bad_dtype(op: str, argument: str, got: str, expected: Iterable[str]) -> TypeError:
+    """An array of a dtype the op does not take."""
+    return TypeError(f"{op}: {argument} has dtype {got}, expected {' or '.join(expected)}")
+
+
+def bad_type(op: str, argument: str, got: Any, expected: str) -> TypeError:
+    """Something that is not an array, or an option of the wrong Python type."""
+    return TypeError(f"{op}: {argument} is {type(got).__name__}, expected {expected}")

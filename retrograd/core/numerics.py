@@ -1,0 +1,72 @@
+"""Numeric helpers that kernels share, and the arithmetic of strided rows."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)); where exp(-x) overflows to infinity, the quotient is 0, as it should be."""
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def silu(x):
+    """Silu: x * sigmoid(x)."""
+    return x * sigmoid(x)
+
+
+@triton.jit
+def silu_grad(x):
+    """The derivative of silu: sigmoid(x) * (1 + x * (1 - sigmoid(x)))."""
+    s = sigmoid(x)
+    return s * (1.0 + x * (1.0 - s))
+
+
+@triton.jit
+def row_offsets(rows, inner_dims, strides):
+    """Element offsets of rows in a tensor whose rows do not lie at one stride.
+
+    Args:
+        rows: row numbers, in row-major order over (outer, *reversed(inner_dims)).
+        inner_dims: sizes of the inner row dimensions, innermost first; empty where one stride serves.
+        strides: one for each inner dimension, innermost first, then the outermost's.
+    """
+    offsets = tl.zeros_like(rows).to(tl.int64)
+    rest = rows
+    for i in tl.static_range(len(inner_dims)):
+        offsets += (rest % inner_dims[i]).to(tl.int64) * strides[i]
+        rest = rest // inner_dims[i]
+    return offsets + rest.to(tl.int64) * strides[len(inner_dims)]
+
+
+@triton.jit
+def load_tile(ptr, rows, head, columns, inner_dims, strides, mask):
+    """Load the tile (rows, columns) of one head from a strided array; None stays None.
+
+    `strides` holds the rows' strides as `row_offsets` takes them, then the head's, then the column's.
+    """
+    if ptr is None:
+        return None
+    last: tl.constexpr = len(inner_dims)
+    start = row_offsets(rows, inner_dims, strides) + tl.cast(head, tl.int64) * strides[last + 1]
+    offsets = start[:, None] + (columns.to(tl.int64) * strides[last + 2])[None, :]
+    return tl.load(ptr + offsets, mask=mask, other=0.0)
+
+
+@triton.jit
+def load_parameter(ptr, head, columns, strides, mask):
+    """Load a parameter's row for one head as an fp32 tile of one row; `strides` are the head's and the column's."""
+    if ptr is None:
+        return None
+    offsets = tl.cast(head, tl.int64) * strides[0] + columns.to(tl.int64) * strides[1]
+    return tl.load(ptr + offsets, mask=mask, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def tile_mask(rows, row_count, columns, column_count: tl.constexpr, WHOLE: tl.constexpr):
+    """Which elements of a tile exist; with WHOLE every column does, and the comparison disappears."""
+    mask = (rows < row_count)[:, None]
+    if not WHOLE:
+        mask = mask & (columns < column_count)[None, :]
+    return mask

@@ -1,0 +1,76 @@
+"""A program: which kernels run, in which order, on which arrays, written down as data.
+
+A room's `schedule.py` turns a spec into a `Program` without a GPU and without a framework. The launchers
+(`torch_launch`, `xla_launch`) run it; the tests cross-compile it, or run it in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from .dtypes import BYTES
+
+Scalar = int | float | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """An array that a program reads or writes.
+
+    Attributes:
+        name: what the launches call it.
+        shape: its shape; an output is allocated dense, in row-major order.
+        dtype: a name of `core.dtypes`.
+        aligned: whether its first element lies on a 16-byte boundary. Arrays that a launcher allocates do.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    aligned: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return prod(self.shape) * BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """One kernel launch.
+
+    Attributes:
+        kernel: a `@triton.jit` function. Its pointer parameters name the inputs first, then the outputs.
+        grid: programs along x; the other two dimensions are not used.
+        arrays: kernel parameter -> array name, or None where an optional array is absent.
+        scalars: kernel parameter -> value known at launch; a tuple of ints is passed as one parameter.
+        constants: kernel parameter -> value known when the kernel is compiled.
+        num_warps: warps a program.
+        num_stages: depth of the software pipeline that the compiler builds.
+    """
+
+    kernel: Any
+    grid: int
+    arrays: Mapping[str, str | None]
+    scalars: Mapping[str, Scalar] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """Launches in order, with the arrays they read (`inputs`), return (`outputs`) and use between them (`scratch`)."""
+
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    scratch: tuple[Array, ...]
+    launches: tuple[Launch, ...]
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """Every array by its name."""
+        return {array.name: array for array in (*self.inputs, *self.outputs, *self.scratch)}

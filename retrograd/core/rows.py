@@ -1,0 +1,54 @@
+"""Rows of strided arrays: finds the fewest strides that reach every row, so that no array needs a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+Strides = tuple[int, ...]
+
+
+def dense(shape: Sequence[int]) -> Strides:
+    """Strides of a dense row-major array, in elements."""
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def collapse(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[tuple[int, ...], list[Strides]]:
+    """Merge neighbouring dimensions wherever one stride serves for both in every array.
+
+    Args:
+        shape: dimensions that the arrays share, outermost first.
+        strides: for each array, one stride a dimension.
+
+    Returns:
+        The merged shape, and each array's strides over it. Dimensions of size 1 vanish; at least one dimension is left.
+
+    Example:
+        >>> collapse((2, 3, 5), [(15, 5, 1), (0, 5, 1)])
+        ((2, 15), [(15, 1), (0, 1)])
+    """
+    merged: list[int] = []
+    kept: list[list[int]] = [[] for _ in strides]
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        if merged and all(kept[i][-1] == s[axis] * size for i, s in enumerate(strides)):
+            merged[-1] *= size
+            for i, s in enumerate(strides):
+                kept[i][-1] = s[axis]
+        else:
+            merged.append(size)
+            for i, s in enumerate(strides):
+                kept[i].append(s[axis])
+    if not merged:
+        return (1,), [(0,) for _ in strides]
+    return tuple(merged), [tuple(s) for s in kept]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How an array lies in memory: strides in elements, and whether its first element is on a 16-byte boundary."""
+
+    strides: Strides
+    aligned: bool = True

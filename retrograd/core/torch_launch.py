@@ -1,0 +1,168 @@
+"""Runs programs on PyTorch tensors.
+
+The host's share of a call is kept small: a program is prepared once for each layout (binaries found, argument lists
+laid out), and a call then allocates its outputs, fills in addresses and launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from .arch import Arch, amd, nvidia
+from .program import Program
+from .rows import Layout
+
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64", "int32")
+}
+NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+Runner = Callable[[Sequence[torch.Tensor | None]], list[torch.Tensor]]
+
+
+@cache
+def arch_of(device: torch.device) -> Arch | None:
+    """The architecture of a device, or None where no kernel runs and the portable path is taken."""
+    if device.type != "cuda":
+        return None
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return None
+    if torch.version.hip:
+        return amd(torch.cuda.get_device_properties(device).gcnArchName)
+    return nvidia(*torch.cuda.get_device_capability(device))
+
+
+class Key(NamedTuple):
+    """All that a tensor has to say to a plan; equal keys share a prepared program."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    aligned: bool
+
+    @property
+    def layout(self) -> Layout:
+        """Strides and alignment."""
+        return Layout(tuple(self.strides), self.aligned)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The dtype's name; one that the library does not know comes out as torch writes it."""
+    return NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def layouts(names: Sequence[str], keys: Sequence[Key | None]) -> dict[str, Layout]:
+    """The layout of each tensor that is there, by name."""
+    return {name: key.layout for name, key in zip(names, keys, strict=True) if key is not None}
+
+
+def key(tensor: torch.Tensor | None) -> Key | None:
+    """A tensor's key, made at every call, so kept cheap; None stays None."""
+    if tensor is None:
+        return None
+    return Key(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16 == 0)
+
+
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def launches_directly(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Whether a call may launch its kernels itself, without PyTorch's dispatcher.
+
+    Not while a graph is traced, under a dispatch mode or a function transform, or for a subclass of Tensor (a fake
+    tensor, a DTensor): these need the registered operator, which costs the host more and computes the same.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and all(tensor is None or type(tensor) in PLAIN for tensor in tensors)
+        and not torch._C._len_torch_dispatch_stack()
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def prepare(program: Program, tensors: Sequence[str], arch: Arch, device: torch.device) -> Runner:
+    """Compile a program for a device and return the function that runs it.
+
+    Args:
+        program: the launches.
+        tensors: names of the tensors that the runner will be given, in order; the program reads some of them.
+        arch: the device's architecture.
+        device: a GPU, with its index.
+
+    Returns:
+        A function from those tensors, None for an absent one, to the program's outputs, in their order.
+    """
+    from .build import arguments, build
+
+    index = device.index
+    made_names = [array.name for array in (*program.outputs, *program.scratch)]
+    places = {name: place for place, name in enumerate((*tensors, *made_names))}
+    allocations = [(array.shape, DTYPES[array.dtype]) for array in (*program.outputs, *program.scratch)]
+    returned = len(program.outputs)
+
+    steps: list[tuple[Any, int, list[Any], list[tuple[int, int]]]] = []
+    with torch.cuda.device(device):
+        for launch in program.launches:
+            if launch.grid == 0:
+                continue
+            compiled = build(launch, program.arrays, arch, index)
+            run = compiled.run  # loads the binary
+            values = arguments(launch)
+            pointers = [
+                (place, places[values[place]])
+                for place, parameter in enumerate(launch.kernel.params)
+                if launch.arrays.get(parameter.name) is not None
+            ]
+            fixed = [compiled.function, compiled.packed_metadata, None, None, None, *values]
+            steps.append((run, launch.grid, fixed, [(place + 5, source) for place, source in pointers]))
+
+    empty = torch.empty
+    stream_of = torch._C._cuda_getCurrentRawStream
+    current_device = torch.cuda.current_device
+
+    def launch_all(given: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        made = [empty(shape, dtype=dtype, device=device) for shape, dtype in allocations]
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in given]
+        addresses += [tensor.data_ptr() for tensor in made]
+        stream = stream_of(index)
+        for run, grid, fixed, pointers in steps:
+            values = fixed.copy()
+            for place, source in pointers:
+                values[place] = addresses[source]
+            run(grid, 1, 1, stream, *values)
+        return made[:returned]
+
+    def guarded(given: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        if current_device() == index:
+            return launch_all(given)
+        with torch.cuda.device(device):
+            return launch_all(given)
+
+    return guarded if torch.cuda.device_count() > 1 else launch_all
+
+
+def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run a program in Triton's interpreter on CPU tensors; the process must have started with TRITON_INTERPRET=1.
+
+    Outputs and scratch start as NaN, so an element that no kernel wrote shows.
+    """
+    from .build import arguments
+
+    made = [
+        torch.full(array.shape, float("nan"), dtype=DTYPES[array.dtype])
+        for array in (*program.outputs, *program.scratch)
+    ]
+    by_name = dict(zip(program.arrays, (*tensors, *made), strict=True))
+    for launch in program.launches:
+        if launch.grid == 0:
+            continue
+        values = [by_name[value] if isinstance(value, str) else value for value in arguments(launch)]
+        launch.kernel[(launch.grid,)](*values, num_warps=launch.num_warps, num_stages=launch.num_stages)
+    return made[: len(program.outputs)]

@@ -1,0 +1,56 @@
+"""The few array functions that portable paths are written in, for PyTorch and JAX alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """Array functions of one framework. Reductions are over the last axis and keep it, unless they say otherwise."""
+
+    astype: Callable[[Any, str], Any]
+    reshape: Callable[[Any, tuple[int, ...]], Any]
+    mean: Callable[[Any], Any]
+    sqrt: Callable[[Any], Any]
+    silu: Callable[[Any], Any]
+    sigmoid: Callable[[Any], Any]
+    sum_to: Callable[[Any, tuple[int, ...]], Any]  # sums leading axes away, down to the given trailing shape
+
+
+def torch_namespace() -> Namespace:
+    """PyTorch's functions."""
+    import torch
+
+    return Namespace(
+        astype=lambda x, dtype: x.to(getattr(torch, dtype)),
+        reshape=lambda x, shape: x.reshape(shape),
+        mean=lambda x: x.mean(-1, keepdim=True),
+        sqrt=torch.sqrt,
+        silu=torch.nn.functional.silu,
+        sigmoid=torch.sigmoid,
+        sum_to=lambda x, shape: x.reshape(_rows(x.shape, shape), *shape).sum(0),
+    )
+
+
+def jax_namespace() -> Namespace:
+    """JAX's functions."""
+    import jax
+    import jax.numpy as jnp
+
+    return Namespace(
+        astype=lambda x, dtype: x.astype(dtype),
+        reshape=jnp.reshape,
+        mean=lambda x: jnp.mean(x, axis=-1, keepdims=True),
+        sqrt=jnp.sqrt,
+        silu=jax.nn.silu,
+        sigmoid=jax.nn.sigmoid,
+        sum_to=lambda x, shape: x.reshape(_rows(x.shape, shape), *shape).sum(0),
+    )
+
+
+def _rows(shape: tuple[int, ...], trailing: tuple[int, ...]) -> int:
+    return prod(shape[: len(shape) - len(trailing)])

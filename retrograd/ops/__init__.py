@@ -1,0 +1,1 @@
+"""The rooms: one folder an op, all of one plan."""

@@ -1,0 +1,154 @@
+"""RMSNorm, forward. Symbols and formulas: README.md beside this file.
+
+A program owns one head and walks over every `programs`-th tile of ROWS rows. `forward_whole` holds a row in registers;
+`forward_looped`, for rows that do not fit, reads a row twice, the second time mostly from L2.
+"""
+
+import triton
+import triton.language as tl
+
+from retrograd.core.numerics import load_parameter, load_tile, silu, tile_mask
+
+
+@triton.jit
+def add_residual(x, residual, sum_ptr):
+    """The sum s = x + residual, rounded to its own dtype, so that the backward pass reads what was normalised."""
+    if residual is None:
+        return x
+    return (x.to(tl.float32) + residual.to(tl.float32)).to(sum_ptr.dtype.element_ty)
+
+
+@triton.jit
+def gate_input(s, gate, GATE_FIRST: tl.constexpr):
+    """What is normalised: u = s, or s * silu(gate); fp32."""
+    u = s.to(tl.float32)
+    if GATE_FIRST:
+        u *= silu(gate.to(tl.float32))
+    return u
+
+
+@triton.jit
+def scale_and_gate(x_hat, weight, weight_offset, bias, gate, GATE_LAST: tl.constexpr):
+    """y = x_hat * (weight + offset) + bias, times silu(gate) where the gate comes last; fp32."""
+    y = x_hat
+    if weight is not None:
+        y *= weight + weight_offset
+    if bias is not None:
+        y += bias
+    if GATE_LAST:
+        y *= silu(gate.to(tl.float32))
+    return y
+
+
+@triton.jit(do_not_specialize=["rows"])
+def forward_whole(
+    x_ptr,
+    residual_ptr,
+    gate_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    sum_ptr,
+    rstd_ptr,
+    x_strides,
+    residual_strides,
+    gate_strides,
+    weight_strides,
+    bias_strides,
+    inner_dims,
+    rows,
+    heads,
+    eps,
+    weight_offset,
+    GATE_FIRST: tl.constexpr,
+    GATE_LAST: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Rows of N <= BLOCK_N columns: one read, one write; the weight stays in registers."""
+    head = tl.program_id(0) % heads
+    n = tl.arange(0, BLOCK_N)
+    weight = load_parameter(weight_ptr, head, n, weight_strides, n < N)
+    bias = load_parameter(bias_ptr, head, n, bias_strides, n < N)
+
+    program = tl.program_id(0) // heads
+    programs = tl.num_programs(0) // heads
+    for tile in tl.range(program, tl.cdiv(rows, ROWS), programs, num_stages=STAGES):
+        m = tile * ROWS + tl.arange(0, ROWS)
+        mask = tile_mask(m, rows, n, N, N == BLOCK_N)
+        x = load_tile(x_ptr, m, head, n, inner_dims, x_strides, mask)
+        residual = load_tile(residual_ptr, m, head, n, inner_dims, residual_strides, mask)
+        gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
+
+        row = m.to(tl.int64) * heads + head
+        out = row[:, None] * N + n[None, :]
+        s = add_residual(x, residual, sum_ptr)
+        if residual is not None:
+            tl.store(sum_ptr + out, s, mask=mask)
+        u = gate_input(s, gate, GATE_FIRST)
+        rstd = tl.rsqrt(tl.sum(u * u, axis=1) * (1.0 / N) + eps)
+        y = scale_and_gate(u * rstd[:, None], weight, weight_offset, bias, gate, GATE_LAST)
+        tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
+        tl.store(rstd_ptr + row, rstd, mask=m < rows)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def forward_looped(
+    x_ptr,
+    residual_ptr,
+    gate_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    sum_ptr,
+    rstd_ptr,
+    x_strides,
+    residual_strides,
+    gate_strides,
+    weight_strides,
+    bias_strides,
+    inner_dims,
+    rows,
+    heads,
+    eps,
+    weight_offset,
+    GATE_FIRST: tl.constexpr,
+    GATE_LAST: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Rows of any N, one a program, BLOCK_N columns at a time."""
+    head = tl.program_id(0) % heads
+    m = tl.program_id(0) // heads + tl.arange(0, 1)
+    row = m.to(tl.int64) * heads + head
+
+    squares = tl.zeros([1, BLOCK_N], tl.float32)
+    for start in tl.range(0, N, BLOCK_N, num_stages=STAGES):
+        n = start + tl.arange(0, BLOCK_N)
+        mask = tile_mask(m, rows, n, N, N % BLOCK_N == 0)
+        x = load_tile(x_ptr, m, head, n, inner_dims, x_strides, mask)
+        residual = load_tile(residual_ptr, m, head, n, inner_dims, residual_strides, mask)
+        gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
+        u = gate_input(add_residual(x, residual, sum_ptr), gate, GATE_FIRST)
+        squares += u * u
+    rstd = tl.rsqrt(tl.sum(squares, axis=1) * (1.0 / N) + eps)
+    tl.store(rstd_ptr + row, rstd, mask=m < rows)
+
+    for start in tl.range(0, N, BLOCK_N, num_stages=STAGES):
+        n = start + tl.arange(0, BLOCK_N)
+        mask = tile_mask(m, rows, n, N, N % BLOCK_N == 0)
+        x = load_tile(x_ptr, m, head, n, inner_dims, x_strides, mask)
+        residual = load_tile(residual_ptr, m, head, n, inner_dims, residual_strides, mask)
+        gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
+        weight = load_parameter(weight_ptr, head, n, weight_strides, n < N)
+        bias = load_parameter(bias_ptr, head, n, bias_strides, n < N)
+        out = row[:, None] * N + n[None, :]
+        s = add_residual(x, residual, sum_ptr)
+        if residual is not None:
+            tl.store(sum_ptr + out, s, mask=mask)
+        u = gate_input(s, gate, GATE_FIRST)
+        y = scale_and_gate(u * rstd[:, None], weight, weight_offset, bias, gate, GATE_LAST)
+        tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)

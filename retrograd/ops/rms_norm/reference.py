@@ -1,0 +1,35 @@
+"""RMSNorm by its definition, in plain PyTorch. Everything else in this room is measured against it, in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    group_size: int | None = None,
+    norm_before_gate: bool = False,
+    prenorm: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """See `retrograd.rms_norm`; this one computes in the dtype of its inputs and differentiates by autograd."""
+    s = x if residual is None else x + residual
+    u = s if gate is None or norm_before_gate else s * silu(gate)
+    groups = u.unflatten(-1, (-1, group_size or max(u.shape[-1], 1)))
+    x_hat = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)).flatten(-2)
+    y = x_hat if weight is None else x_hat * (weight + weight_offset)
+    if bias is not None:
+        y = y + bias
+    if gate is not None and norm_before_gate:
+        y = y * silu(gate)
+    y = y.to(out_dtype or x.dtype)
+    return (y, s) if prenorm else y

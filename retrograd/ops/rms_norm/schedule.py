@@ -1,0 +1,165 @@
+"""Which kernels run, in which order, on which arrays: a program for each pass, the same for PyTorch and JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from retrograd.core.arch import Arch
+from retrograd.core.program import Array, Launch, Program, Scalar
+from retrograd.core.reduce import sum_rows_launch
+from retrograd.core.rows import Layout, Strides, collapse, dense
+
+from . import backward as backward_kernels
+from . import forward as forward_kernels
+from . import plan
+from .spec import Param, Spec
+
+Layouts = Mapping[str, Layout]  # by argument; an array that is not named is dense
+
+
+def forward(spec: Spec, layouts: Layouts, arch: Arch) -> Program:
+    """(x, residual, gate, weight, bias) -> (y, sum, rstd), each where it is there."""
+    inputs = _arrays(layouts, x=spec.x, residual=spec.residual, gate=spec.gate, weight=spec.weight, bias=spec.bias)
+    outputs = _arrays(
+        {},
+        y=Param(spec.x.shape, spec.out_dtype),
+        sum=Param(spec.x.shape, spec.sum_dtype) if spec.residual else None,
+        rstd=_rstd(spec),
+    )
+    whole = plan.whole_forward(spec)
+    tile = plan.forward(spec, arch)
+    launch = Launch(
+        forward_kernels.forward_whole if whole else forward_kernels.forward_looped,
+        grid=spec.heads * (tile.programs_for(spec.rows) if whole else spec.rows),
+        arrays=_pointers(inputs + outputs, "x residual gate weight bias y sum rstd"),
+        scalars={**_geometry(spec, layouts, inputs), "eps": float(spec.options.eps), **_offset(spec)},
+        constants={**_flags(spec), **_tile(tile, with_rows=whole)},
+        num_warps=tile.num_warps,
+    )
+    return Program(inputs, outputs, (), (launch,))
+
+
+def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters: bool) -> Program:
+    """(dy, dsum, s, gate, weight, bias, rstd) -> (dx, dresidual, dgate, dweight, dbias), each where it is there.
+
+    Args:
+        spec: the forward call.
+        layouts: of the inputs named above.
+        arch: the architecture to plan for.
+        prenorm: whether a gradient of the returned sum comes in, as dsum.
+        parameters: whether the gradients of weight and bias are wanted.
+
+    dresidual is there only where its dtype is not that of dx; elsewhere the two are the same array. bias is read only
+    where the gate comes last, rstd always.
+    """
+    s = Param(spec.x.shape, spec.sum_dtype)
+    inputs = _arrays(
+        layouts,
+        dy=Param(spec.x.shape, spec.out_dtype),
+        dsum=s if prenorm else None,
+        s=s,
+        gate=spec.gate,
+        weight=spec.weight,
+        bias=spec.bias if spec.gate_last else None,
+        rstd=_rstd(spec),
+    )
+    outputs = _arrays(
+        {},
+        dx=spec.x,
+        dresidual=spec.residual if spec.separate_dresidual else None,
+        dgate=spec.gate,
+        dweight=spec.weight if parameters else None,
+        dbias=spec.bias if parameters else None,
+    )
+    whole = plan.whole_backward(spec)
+    tile = (plan.backward if whole else plan.backward_columns)(spec, arch)
+    programs = tile.programs_for(spec.rows)
+    partial = Param((programs, spec.heads, spec.N), "float32")
+    scratch = _arrays(
+        {},
+        dweight_partial=partial if parameters and spec.weight else None,
+        dbias_partial=partial if parameters and spec.bias else None,
+        c=None if whole else _rstd(spec),
+    )
+    arrays = inputs + outputs + scratch
+    scalars = {**_geometry(spec, layouts, inputs), **_offset(spec)}
+    gradients = "dx dresidual dgate dweight_partial dbias_partial"
+    launches = []
+    if not whole:
+        means = plan.backward_row_means(spec, arch)
+        launches.append(
+            Launch(
+                backward_kernels.backward_row_means,
+                grid=spec.rows * spec.heads,
+                arrays=_pointers(arrays, "dy s gate weight rstd c"),
+                scalars=scalars,
+                constants={**_flags(spec), **_tile(means, with_rows=False)},
+                num_warps=means.num_warps,
+            )
+        )
+    launches.append(
+        Launch(
+            backward_kernels.backward_whole if whole else backward_kernels.backward_columns,
+            grid=programs * spec.heads * (1 if whole else -(-spec.N // tile.columns)),
+            arrays=_pointers(arrays, f"dy dsum s gate weight bias rstd{'' if whole else ' c'} {gradients}"),
+            scalars=scalars,
+            constants={**_flags(spec), **_tile(tile)},
+            num_warps=tile.num_warps,
+        )
+    )
+    for name in ("dweight", "dbias"):
+        if any(array.name == f"{name}_partial" for array in scratch):
+            launches.append(sum_rows_launch(f"{name}_partial", name, programs, spec.heads * spec.N))
+    return Program(inputs, outputs, scratch, tuple(launches))
+
+
+def _rstd(spec: Spec) -> Param:
+    return Param((spec.rows * spec.heads,), "float32")
+
+
+def _arrays(layouts: Layouts, **params: Param | None) -> tuple[Array, ...]:
+    return tuple(
+        Array(name, param.shape, param.dtype, layouts[name].aligned if name in layouts else True)
+        for name, param in params.items()
+        if param is not None
+    )
+
+
+def _pointers(arrays: tuple[Array, ...], names: str) -> dict[str, str | None]:
+    there = {array.name for array in arrays}
+    return {f"{name}_ptr": name if name in there else None for name in names.split()}
+
+
+def _offset(spec: Spec) -> dict[str, Scalar]:
+    return {"weight_offset": float(spec.options.weight_offset)}
+
+
+def _flags(spec: Spec) -> dict[str, Any]:
+    return {"GATE_FIRST": spec.gate_first, "GATE_LAST": spec.gate_last, "N": spec.N}
+
+
+def _tile(tile: plan.Tile, with_rows: bool = True) -> dict[str, int]:
+    rows = {"ROWS": tile.rows} if with_rows else {}
+    return {"BLOCK_N": tile.columns, "STAGES": tile.stages, **rows}
+
+
+def _geometry(spec: Spec, layouts: Layouts, inputs: tuple[Array, ...]) -> dict[str, Scalar]:
+    """Row counts and, for each input, strides as the kernels take them: (inner rows ..., outer rows, head, column)."""
+    strides = {a.name: layouts[a.name].strides if a.name in layouts else dense(a.shape) for a in inputs}
+    tiled = [name for name, s in strides.items() if name not in ("weight", "bias", "rstd")]
+    dims, row_strides = collapse(spec.lead, [strides[name][: len(spec.lead)] for name in tiled])
+    scalars: dict[str, Scalar] = {"inner_dims": dims[:0:-1], "rows": spec.rows, "heads": spec.heads}
+    for name, rows in zip(tiled, row_strides, strict=True):
+        scalars[f"{name}_strides"] = (*rows[::-1], *_head_and_column(spec, strides[name]))
+    for name in ("weight", "bias"):
+        if name in strides:
+            scalars[f"{name}_strides"] = _head_and_column(spec, strides[name])
+    return scalars
+
+
+def _head_and_column(spec: Spec, strides: Strides) -> Strides:
+    column = 1 if spec.width == 1 else strides[-1]
+    if spec.per_head:
+        return strides[-2], column
+    return (spec.N * column if spec.heads > 1 else 0), column
