@@ -22,8 +22,8 @@ def device_ms(calls: list[Callable[[], Any]], repeats: int = 20) -> float:
     """Median device time of one call, in milliseconds.
 
     Args:
-        calls: the same call on different inputs; one CUDA graph holds them all in order, so gaps between launches are the
-            GPU's own and the host does not appear.
+        calls: the same call on different inputs; one CUDA graph holds them all in order, so gaps between launches are
+            the GPU's own and the host does not appear.
         repeats: replays of the graph, each timed with events; the median is returned.
     """
     stream = torch.cuda.Stream()
