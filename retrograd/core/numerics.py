@@ -47,20 +47,22 @@ def load_tile(ptr, rows, head, columns, inner_dims, strides, mask):
     `strides` holds the rows' strides as `row_offsets` takes them, then the head's, then the column's.
     """
     if ptr is None:
-        return None
-    last: tl.constexpr = len(inner_dims)
-    start = row_offsets(rows, inner_dims, strides) + tl.cast(head, tl.int64) * strides[last + 1]
-    offsets = start[:, None] + (columns.to(tl.int64) * strides[last + 2])[None, :]
-    return tl.load(ptr + offsets, mask=mask, other=0.0)
+        return  # not `return None`: Triton has no None to return
+    else:
+        last: tl.constexpr = len(inner_dims)
+        start = row_offsets(rows, inner_dims, strides) + tl.cast(head, tl.int64) * strides[last + 1]
+        offsets = start[:, None] + (columns.to(tl.int64) * strides[last + 2])[None, :]
+        return tl.load(ptr + offsets, mask=mask, other=0.0)
 
 
 @triton.jit
 def load_parameter(ptr, head, columns, strides, mask):
     """Load a parameter's row for one head as an fp32 tile of one row; `strides` are the head's and the column's."""
     if ptr is None:
-        return None
-    offsets = tl.cast(head, tl.int64) * strides[0] + columns.to(tl.int64) * strides[1]
-    return tl.load(ptr + offsets, mask=mask, other=0.0).to(tl.float32)[None, :]
+        return
+    else:
+        offsets = tl.cast(head, tl.int64) * strides[0] + columns.to(tl.int64) * strides[1]
+        return tl.load(ptr + offsets, mask=mask, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit

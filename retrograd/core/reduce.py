@@ -13,6 +13,19 @@ TILE_ROWS = 256
 
 
 @triton.jit
+def sum_columns(partial_ptr, out_ptr, rows, columns, stride, c, TILE_ROWS: tl.constexpr):
+    """out[c] = sum over r of partial[r * stride + c], rows taken TILE_ROWS at a time."""
+    total = tl.zeros([TILE_ROWS, c.shape[0]], tl.float32)
+    for start in range(0, rows, TILE_ROWS):
+        r = start + tl.arange(0, TILE_ROWS)
+        mask = (r < rows)[:, None] & (c < columns)[None, :]
+        total += tl.load(
+            partial_ptr + r.to(tl.int64)[:, None] * stride + c[None, :], mask=mask, other=0.0, cache_modifier=".cg"
+        )
+    tl.store(out_ptr + c, tl.sum(total, axis=0).to(out_ptr.dtype.element_ty), mask=c < columns)
+
+
+@triton.jit
 def sum_rows(
     partial_ptr,
     out_ptr,
@@ -21,14 +34,23 @@ def sum_rows(
     TILE_ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """out[c] = sum over r of partial[r, c]: one program for COLUMNS columns, rows taken TILE_ROWS at a time."""
+    """out[c] = sum over r of partial[r, c]: one program for COLUMNS columns."""
     c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros([TILE_ROWS, COLUMNS], tl.float32)
-    for start in range(0, rows, TILE_ROWS):
-        r = start + tl.arange(0, TILE_ROWS)
-        mask = (r < rows)[:, None] & (c < columns)[None, :]
-        total += tl.load(partial_ptr + r.to(tl.int64)[:, None] * columns + c[None, :], mask=mask, other=0.0)
-    tl.store(out_ptr + c, tl.sum(total, axis=0).to(out_ptr.dtype.element_ty), mask=c < columns)
+    sum_columns(partial_ptr, out_ptr, rows, columns, columns, c, TILE_ROWS)
+
+
+@triton.jit
+def is_last(arrivals_ptr, programs):
+    """Whether this program is the last of `programs` to get here; the counter is left at zero for the next launch.
+
+    What every program stored before the call can be read by the last one after it: the barrier orders a program's own
+    stores before its arrival, and the counter's acquire and release order them across programs.
+    """
+    tl.debug_barrier()
+    last = tl.atomic_add(arrivals_ptr, 1, sem="acq_rel", scope="gpu") == programs - 1
+    if last:
+        tl.store(arrivals_ptr, 0)
+    return last
 
 
 def sum_rows_launch(partial: str, out: str, rows: int, columns: int) -> Launch:

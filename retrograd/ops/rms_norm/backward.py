@@ -26,9 +26,10 @@ def output_gradient(dy, gate, GATE_LAST: tl.constexpr):
 @triton.jit
 def weighted(dv, weight, weight_offset):
     """g = dv * (weight + offset), the gradient at x_hat."""
-    if weight is None:
-        return dv
-    return dv * (weight + weight_offset)
+    g = dv
+    if weight is not None:
+        g = dv * (weight + weight_offset)
+    return g
 
 
 @triton.jit

@@ -13,9 +13,10 @@ from retrograd.core.numerics import load_parameter, load_tile, silu, tile_mask
 @triton.jit
 def add_residual(x, residual, sum_ptr):
     """The sum s = x + residual, rounded to its own dtype, so that the backward pass reads what was normalised."""
-    if residual is None:
-        return x
-    return (x.to(tl.float32) + residual.to(tl.float32)).to(sum_ptr.dtype.element_ty)
+    s = x
+    if residual is not None:
+        s = (x.to(tl.float32) + residual.to(tl.float32)).to(sum_ptr.dtype.element_ty)
+    return s
 
 
 @triton.jit

@@ -1,0 +1,152 @@
+"""Runs programs from JAX: compiles each launch with Triton and emits jax's own custom call for Triton kernels.
+
+`jaxlib.gpu_triton` is not public API and is used in this file alone, so a change of it has one place to be met.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from .arch import Arch, nvidia
+from .build import arguments, build, signature
+from .program import Array, Launch, Program
+
+TARGET = "triton_kernel_call_ffi"
+
+
+class Call(Protocol):
+    """One pass of a room's op, as a JAX primitive needs it. Hashable: equal calls share one compilation."""
+
+    def __hash__(self) -> int: ...
+
+    def outputs(self) -> Sequence[Array]:
+        """What the call returns; the same on every path."""
+
+    def program(self, arch: Arch) -> Program:
+        """The kernels, for an architecture; inputs are dense."""
+
+    def portable(self, *arrays: Any) -> Sequence[Any]:
+        """The same in plain JAX."""
+
+    def batch(self, arrays: Sequence[Any], axes: Sequence[int | None]) -> tuple[Sequence[Any], Sequence[int]]:
+        """The call on a batch of inputs: results, and the axis of the batch in each."""
+
+
+primitive = Primitive("retrograd")
+primitive.multiple_results = True
+
+
+@primitive.def_abstract_eval
+def _shapes(*_: Any, call: Call) -> list[jax.core.ShapedArray]:
+    return [jax.core.ShapedArray(array.shape, jnp.dtype(array.dtype)) for array in call.outputs()]
+
+
+@primitive.def_impl
+def _eager(*arrays: Any, call: Call) -> list[Any]:
+    return _jitted(call)(*arrays)
+
+
+@lru_cache(maxsize=4096)
+def _jitted(call: Call) -> Callable[..., Any]:
+    return jax.jit(partial(primitive.bind, call=call))
+
+
+def _batch(arrays: Sequence[Any], axes: Sequence[int | None], *, call: Call) -> tuple[Sequence[Any], Sequence[int]]:
+    return call.batch(arrays, axes)
+
+
+batching.primitive_batchers[primitive] = _batch
+
+
+def _portable(*arrays: Any, call: Call) -> list[Any]:
+    return list(call.portable(*arrays))
+
+
+def _kernels(*arrays: Any, call: Call) -> list[Any]:
+    arch = arch_of_jax()
+    if arch is None or any(array.dtype == "float64" for array in arrays):
+        return _portable(*arrays, call=call)
+    return run(call.program(arch), arch, arrays)
+
+
+mlir.register_lowering(primitive, mlir.lower_fun(_portable, multiple_results=True))
+mlir.register_lowering(primitive, mlir.lower_fun(_kernels, multiple_results=True), platform="cuda")
+
+
+@lru_cache(maxsize=1)
+def arch_of_jax() -> Arch | None:
+    """The architecture of jax's CUDA devices, or None where no kernel runs."""
+    try:
+        import jaxlib.gpu_triton
+        import triton  # noqa: F401
+    except ImportError:
+        return None
+    if not hasattr(jaxlib.gpu_triton, "TritonKernelCall"):
+        return None
+    major, minor = jax.local_devices(backend="cuda")[0].compute_capability.split(".")
+    return nvidia(int(major), int(minor))
+
+
+def run(program: Program, arch: Arch, inputs: Sequence[Any]) -> list[Any]:
+    """Emit a program's launches; each launch's results feed the next."""
+    arrays = dict(zip((array.name for array in program.inputs), inputs, strict=True))
+    for launch in program.launches:
+        if launch.grid:
+            arrays.update(_launch(launch, program, arch, arrays))
+    # No launch writes an empty array.
+    return [
+        arrays[output.name] if output.name in arrays else jnp.zeros(output.shape, output.dtype)
+        for output in program.outputs
+    ]
+
+
+def _launch(launch: Launch, program: Program, arch: Arch, arrays: dict[str, Any]) -> dict[str, Any]:
+    used = [value for value in arguments(launch) if isinstance(value, str)]
+    reads = [name for name in used if name in arrays]
+    writes = [name for name in used if name not in arrays]
+    if used != reads + writes or not writes:
+        raise ValueError(
+            f"{launch.kernel.__name__}: pointers must name what is read before what is written, got {used}"
+        )
+    results = jax.ffi.ffi_call(
+        TARGET, [jax.ShapeDtypeStruct(program.arrays[name].shape, program.arrays[name].dtype) for name in writes]
+    )(*(arrays[name] for name in reads), opaque=_opaque(launch, program.arrays, arch))
+    return dict(zip(writes, results, strict=True))
+
+
+def _opaque(launch: Launch, arrays: dict[str, Array], arch: Arch) -> bytes:
+    """The launch in jax's own format: PTX, launch dimensions and parameters in the kernel's order."""
+    from jaxlib import gpu_triton
+
+    compiled = build(launch, arrays, arch)
+    metadata = compiled.metadata
+    kernel = gpu_triton.TritonKernel(
+        metadata.name,
+        launch.num_warps,
+        1,
+        metadata.shared,
+        compiled.asm["ptx"],
+        compiled.asm["ttir"],
+        int(arch.name.removeprefix("sm_")),
+    )
+    parameters = []
+    types = dict(signature(launch, arrays).types)
+    for name, value in zip(launch.kernel.arg_names, arguments(launch), strict=True):
+        kinds, values = (types[name], value) if isinstance(types[name], tuple) else ((types[name],), (value,))
+        for kind, item in zip(kinds, values, strict=True):
+            if kind == "constexpr":
+                continue
+            if isinstance(item, str):
+                parameters.append(gpu_triton.create_array_parameter(0, 16 if arrays[item].aligned else 1))
+            else:
+                parameters.append(gpu_triton.create_scalar_parameter(item, kind))
+    call = gpu_triton.TritonKernelCall(kernel, launch.grid, 1, 1, parameters)
+    return zlib.compress(call.to_proto(metadata.name, b""))
