@@ -34,12 +34,12 @@ UNBOUNDED = 2**31 - 1
 
 def candidates(which: str, N: int) -> Iterator[plan.Tile]:
     columns = plan.power_of_two(N)
-    for warps, each, stages in product((1, 2, 4, 8, 16, 32), (4, 8, 16, 32), (1, 2, 3)):
+    for warps, each, stages in product((1, 2, 4, 8, 16, 32), (4, 8, 16, 32), (1, 2, 3, 4)):
         elements = warps * 32 * each
-        if elements < columns or elements > max(columns, 8192):
+        if elements < columns or elements > max(2 * columns, 8192) or each < 8 and columns > 256:
             continue
         if which == "forward":
-            programs = (UNBOUNDED, 2112, 1056, 528) if stages == 1 else (1056, 528, 264)
+            programs = (UNBOUNDED, 2112) if stages == 1 else (1056, 528, 264, 132)
         else:
             programs = (1056, 528, 264, 132)
         for count in programs:

@@ -21,12 +21,15 @@ class Arch:
         backend: Triton's backend.
         warp_size: threads that run in lockstep.
         shared_memory: bytes of shared memory that one program may use.
+        overlaps_launches: whether a kernel may be launched while the one before it drains (programmatic dependent
+            launch).
     """
 
     name: str
     backend: Literal["cuda", "hip"]
     warp_size: int
     shared_memory: int
+    overlaps_launches: bool = False
 
     @property
     def target(self) -> GPUTarget:
@@ -42,8 +45,8 @@ SUPPORTED: dict[str, Arch] = {
     arch.name: arch
     for arch in (
         Arch("sm_80", "cuda", 32, 163 * KIB),
-        Arch("sm_90", "cuda", 32, 227 * KIB),
-        Arch("sm_100", "cuda", 32, 227 * KIB),
+        Arch("sm_90", "cuda", 32, 227 * KIB, overlaps_launches=True),
+        Arch("sm_100", "cuda", 32, 227 * KIB, overlaps_launches=True),
         Arch("gfx942", "hip", 64, 64 * KIB),
         Arch("gfx950", "hip", 64, 160 * KIB),
     )

@@ -80,10 +80,10 @@ def arguments(launch: Launch) -> list[Any]:
 
 
 @cache
-def _compile(kernel: Any, sig: Signature, arch: Arch, num_warps: int, num_stages: int, device: int) -> Any:
+def _compile(kernel: Any, sig: Signature, arch: Arch, options: tuple[tuple[str, Any], ...], device: int) -> Any:
     hints = {path: [["tt.divisibility", divisor]] for path, divisor in sig.hints}
     source = ASTSource(kernel, dict(sig.types), dict(sig.constants), hints)
-    return triton.compile(source, target=arch.target, options={"num_warps": num_warps, "num_stages": num_stages})
+    return triton.compile(source, target=arch.target, options=dict(options))
 
 
 def build(launch: Launch, arrays: dict[str, Array], arch: Arch, device: int = 0) -> Any:
@@ -98,4 +98,7 @@ def build(launch: Launch, arrays: dict[str, Array], arch: Arch, device: int = 0)
     Returns:
         Triton's `CompiledKernel`: `.asm` holds the texts and the binary, `.metadata` the shared memory.
     """
-    return _compile(launch.kernel, signature(launch, arrays), arch, launch.num_warps, launch.num_stages, device)
+    options: dict[str, Any] = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    if launch.overlap:
+        options["launch_pdl"] = True
+    return _compile(launch.kernel, signature(launch, arrays), arch, tuple(options.items()), device)

@@ -56,13 +56,20 @@ def load_tile(ptr, rows, head, columns, inner_dims, strides, mask):
 
 
 @triton.jit
-def load_parameter(ptr, head, columns, strides, mask):
-    """Load a parameter's row for one head as an fp32 tile of one row; `strides` are the head's and the column's."""
+def load_parameter(ptr, head, columns, strides, mask, ROWS: tl.constexpr):
+    """Load a parameter's row for one head as fp32, shaped (1, columns), to go with tiles of ROWS rows.
+
+    Beside tiles of one row it is loaded as a tile itself, which gives it their layout and saves a trip through shared
+    memory; beside taller tiles the same would bring the layout of the parameter upon the tiles.
+    """
     if ptr is None:
         return
     else:
         offsets = tl.cast(head, tl.int64) * strides[0] + columns.to(tl.int64) * strides[1]
-        return tl.load(ptr + offsets, mask=mask, other=0.0).to(tl.float32)[None, :]
+        if ROWS == 1:
+            return tl.load(ptr + offsets[None, :], mask=mask[None, :], other=0.0).to(tl.float32)
+        else:
+            return tl.load(ptr + offsets, mask=mask, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -72,3 +79,17 @@ def tile_mask(rows, row_count, columns, column_count: tl.constexpr, WHOLE: tl.co
     if not WHOLE:
         mask = mask & (columns < column_count)[None, :]
     return mask
+
+
+@triton.jit
+def wait_for_previous(OVERLAP: tl.constexpr):
+    """Before the first access to memory: wait until the kernel before this one has ended and its stores are seen."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def let_next_start(OVERLAP: tl.constexpr):
+    """From here on the next kernel's programs may be set up; they still wait for this kernel's end."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()

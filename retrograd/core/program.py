@@ -50,6 +50,8 @@ class Launch:
         constants: kernel parameter -> value known when the kernel is compiled.
         num_warps: warps a program.
         num_stages: depth of the software pipeline that the compiler builds.
+        overlap: launch while the kernel before it drains; the kernel then calls `numerics.wait_for_previous` before it
+            touches memory. Only where `Arch.overlaps_launches`; it changes no result.
     """
 
     kernel: Any
@@ -59,6 +61,7 @@ class Launch:
     constants: Mapping[str, Any] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 1
+    overlap: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ laid out), and a call then allocates its outputs, fills in addresses and launche
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -163,6 +164,8 @@ def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.T
     for launch in program.launches:
         if launch.grid == 0:
             continue
+        # The interpreter ends one launch before the next and has no instructions to overlap them.
+        launch = replace(launch, constants={**launch.constants, "OVERLAP": False}, overlap=False)
         values = [by_name[value] if isinstance(value, str) else value for value in arguments(launch)]
         launch.kernel[(launch.grid,)](*values, num_warps=launch.num_warps, num_stages=launch.num_stages)
     return made[: len(program.outputs)]

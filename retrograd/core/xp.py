@@ -28,12 +28,19 @@ def torch_namespace() -> Namespace:
     return Namespace(
         astype=lambda x, dtype: x.to(getattr(torch, dtype)),
         reshape=lambda x, shape: x.reshape(shape),
-        mean=lambda x: x.mean(-1, keepdim=True),
+        mean=_torch_mean,
         sqrt=torch.sqrt,
         silu=torch.nn.functional.silu,
         sigmoid=torch.sigmoid,
         sum_to=lambda x, shape: x.reshape(_rows(x.shape, shape), *shape).sum(0),
     )
+
+
+def _torch_mean(x: Any) -> Any:
+    if x.numel() and x.numel() == x.shape[-1]:
+        # A CPU sums one long row by itself in parts, as many as it has threads; of two rows, each goes to one thread.
+        return x.reshape(1, -1).expand(2, -1).mean(-1)[0].reshape(*x.shape[:-1], 1)
+    return x.mean(-1, keepdim=True)
 
 
 def jax_namespace() -> Namespace:

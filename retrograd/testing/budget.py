@@ -8,39 +8,57 @@ at best be r rounded to nearest, which costs at most
 with u the unit roundoff of q's dtype (half the distance from 1 to the next number) and t its smallest subnormal number.
 Errors are measured in two norms, and both must hold:
 
-    ||q - r|| <= 2 ||p - r|| + ||R||
+    ||q - r|| / ||r|| <= (2 ||p - r|| + ||R||) / ||r||
 
 The Euclidean norm sees an error spread over an array; the maximum norm sees one wrong element among millions, which
 the other would drown. Roundings that a computation cannot avoid on its way (that of s = x + residual to its own
 dtype, say) are made by p as well, so they are in its error.
 
-An array of few elements makes p's error a matter of luck, so errors of several draws are taken together.
+In one draw of a small array p's error is a matter of luck, and a lucky p would leave no budget. So each side is
+averaged over several draws; one is enough where a call has many rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-# Draws are added until the smallest array of a call has this many elements in all, or there are MOST_DRAWS.
+from retrograd.core.cases import Case
+
+# Draws are added until a call has had this many rows, and its smallest array this many elements, or to MOST_DRAWS.
+ROWS = 64
 ELEMENTS = 256
 MOST_DRAWS = 32
 
 
 class Judgement(NamedTuple):
-    """An error beside its budget, both relative to the reference in the norm that is nearer to failing."""
+    """An error beside its budget, both relative to the reference."""
 
     error: float
     budget: float
 
+    @property
+    def used(self) -> float:
+        """The share of the budget that is used."""
+        return self.error / self.budget if self.budget else (inf if self.error else 0.0)
 
-def draws_for(smallest: int) -> int:
-    """How many draws are judged together where the smallest array has this many elements."""
-    return max(1, min(MOST_DRAWS, -(-ELEMENTS // max(smallest, 1))))
+
+Measured = tuple[Judgement, Judgement]  # in the Euclidean and in the maximum norm
+
+
+def draws_for(case: Case) -> int:
+    """How many draws of a case are judged together."""
+    sizes = [size for size in (torch.Size(tensor.shape).numel() for tensor in case.inputs.values()) if size]
+    if not sizes:
+        return 1
+    first = next(iter(case.inputs.values()))
+    rows = torch.Size(first.shape[:-1]).numel()
+    return max(1, min(MOST_DRAWS, max(-(-ROWS // max(rows, 1)), -(-ELEMENTS // min(sizes)))))
 
 
 def rounding(exact: Tensor, dtype: torch.dtype) -> Tensor:
@@ -49,23 +67,36 @@ def rounding(exact: Tensor, dtype: torch.dtype) -> Tensor:
     return (exact.abs() * (info.eps / 2)).clamp(min=info.smallest_normal * info.eps / 2)
 
 
-def judge(results: Sequence[Tensor], plains: Sequence[Tensor], exacts: Sequence[Tensor]) -> Judgement:
-    """The error of a quantity over several draws; a NaN or infinity gives an infinite error.
+def measure(result: Tensor, plain: Tensor, exact: Tensor) -> Measured | None:
+    """The error of one draw; a NaN or an infinity gives an infinite error.
 
-    Raises:
-        ValueError: the plain computation is not finite, so that it sets no budget: draw the case from a smaller range.
+    None where the plain computation itself overflows and the result does not: such a draw sets no budget.
     """
-    dtype = results[0].dtype
-    result, plain, exact = (torch.cat([t.double().flatten() for t in part]) for part in (results, plains, exacts))
     if exact.numel() == 0:
-        return Judgement(0.0, 0.0)
-    if not bool(torch.isfinite(plain).all() and torch.isfinite(exact).all()):
-        raise ValueError("the plain computation overflows, so it sets no budget")
-    parts = (exact, result - exact, plain - exact, rounding(exact, dtype))
+        return Judgement(0.0, 0.0), Judgement(0.0, 0.0)
+    if not bool(torch.isfinite(plain).all()) and bool(torch.isfinite(result).all()):
+        return None
+    parts = (exact, result.double() - exact, plain.double() - exact, rounding(exact, result.dtype))
     found = []
     for order in (2.0, inf):
         scale, error, plain_error, rounded = (float(torch.linalg.vector_norm(part, order)) for part in parts)
         scale = scale or 1.0
         error = error / scale if error < inf else inf  # false for NaN too
         found.append(Judgement(error, (2 * plain_error + rounded) / scale))
-    return max(found, key=lambda judgement: judgement.error / (judgement.budget or 1e-300))
+    return found[0], found[1]
+
+
+def judge(draws: Sequence[Measured | None]) -> Judgement:
+    """The verdict over several draws, in the norm that is nearer to failing.
+
+    Raises:
+        ValueError: the plain computation overflows in every draw: draw the case from a smaller range.
+    """
+    budgeted = [draw for draw in draws if draw is not None]
+    if not budgeted:
+        raise ValueError("the plain computation overflows in every draw, so there is no budget")
+    norms = [
+        Judgement(fmean(j.error for j in judgements), fmean(j.budget for j in judgements))
+        for judgements in zip(*budgeted, strict=True)
+    ]
+    return max(norms, key=lambda judgement: judgement.used)

@@ -24,14 +24,6 @@ def draw(case: Case, device: str, seed: int) -> Arrays:
     }
 
 
-def draw_like(tensors: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """A gradient for each output: same shape and dtype. Another stream than that of `draw` with the same seed."""
-    if not tensors:
-        return []
-    generator = torch.Generator(tensors[0].device).manual_seed(seed + 2**32)
-    return [normal(tensor.shape, generator).to(tensor.dtype) for tensor in tensors]
-
-
 def normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Standard normal, fp32."""
     return torch.randn(tuple(shape), generator=generator, device=generator.device)
@@ -78,20 +70,19 @@ def output_name(place: int) -> str:
     return f"output {place}" if place else "y"
 
 
-def plain_and_exact(
-    reference: Function, case: Case, inputs: Mapping[str, Tensor], seed: int
-) -> tuple[Arrays, Arrays, list[Tensor]]:
-    """The reference in the dtypes of the case, the reference in float64, and the gradients that came in to both."""
-    contiguous = {name: tensor.contiguous() for name, tensor in inputs.items()}
+def draw_gradients(reference: Function, case: Case, inputs: Mapping[str, Tensor], seed: int) -> list[Tensor]:
+    """A gradient for each output of a case, of its shape and dtype; another stream than that of the inputs."""
     with torch.no_grad():
-        gradients = draw_like(outputs(reference, contiguous, options(case)), seed)
-    plain = call(reference, contiguous, options(case), gradients)
-    return plain, exact(reference, case, inputs, gradients), gradients
+        made = outputs(reference, inputs, options(case))
+    generator = torch.Generator(made[0].device).manual_seed(seed + 2**32)
+    return [normal(tensor.shape, generator).to(tensor.dtype) for tensor in made]
 
 
-def exact(
+def plain_and_exact(
     reference: Function, case: Case, inputs: Mapping[str, Tensor], gradients: Sequence[Tensor]
-) -> Arrays:
-    """The reference in float64, on the same inputs and gradients."""
-    upcast = {name: tensor.contiguous().double() for name, tensor in inputs.items()}
-    return call(reference, upcast, options(case, torch.float64), [g.contiguous().double() for g in gradients])
+) -> tuple[Arrays, Arrays]:
+    """The reference in the dtypes of the case, and in float64, on the same inputs and gradients."""
+    given, came_in = {name: tensor.contiguous() for name, tensor in inputs.items()}, [g.contiguous() for g in gradients]
+    plain = call(reference, given, options(case), came_in)
+    upcast = {name: tensor.double() for name, tensor in given.items()}
+    return plain, call(reference, upcast, options(case, torch.float64), [g.double() for g in came_in])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -32,24 +33,35 @@ def to_torch(array: jax.Array, device: torch.device) -> Tensor:
 
 
 def call(
-    function: Function,
-    inputs: Mapping[str, Tensor],
-    options: Mapping[str, Any],
-    gradients: Sequence[Tensor],
-    jit: bool = True,
+    function: Function, inputs: Mapping[str, Tensor], options: Mapping[str, Any], gradients: Sequence[Tensor]
 ) -> Arrays:
-    """Forward and backward; as `draw.call`, for a JAX function. Dtype options are given by name."""
-    device = next(iter(inputs.values())).device
-    names = list(inputs)
-
-    def forward_and_backward(arrays: list[jax.Array], cotangents: list[jax.Array]) -> tuple[Any, Any]:
-        made, pull_back = jax.vjp(lambda *given: outputs(function, names, given, options), *arrays)
-        return made, pull_back(tuple(cotangents))
-
-    run = jax.jit(forward_and_backward) if jit else forward_and_backward
+    """Forward and backward, jitted; as `draw.call`, for a JAX function. Options that are dtypes are given by name."""
+    run = jitted(function, tuple(inputs), tuple(options.items()))
     made, found = run([to_jax(t) for t in inputs.values()], [to_jax(g) for g in gradients])
-    named = {output_name(i): to_torch(array, device) for i, array in enumerate(made)}
-    return named | {f"d {name}": to_torch(array, device) for name, array in zip(names, found, strict=True)}
+    return named(inputs, made, found)
+
+
+@lru_cache(maxsize=256)
+def jitted(function: Function, names: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> Function:
+    """Forward and backward under jit, compiled once for all draws."""
+    return jax.jit(forward_and_backward(function, names, dict(options)))
+
+
+def forward_and_backward(function: Function, names: Sequence[str], options: Mapping[str, Any]) -> Function:
+    """A function from (inputs, gradients) to (outputs, gradients of the inputs)."""
+
+    def both(arrays: Sequence[jax.Array], gradients: Sequence[jax.Array]) -> tuple[Any, Any]:
+        made, pull_back = jax.vjp(lambda *given: outputs(function, names, given, options), *arrays)
+        return made, pull_back(tuple(gradients))
+
+    return both
+
+
+def named(inputs: Mapping[str, Tensor], made: Sequence[jax.Array], found: Sequence[jax.Array]) -> Arrays:
+    """Outputs and gradients as PyTorch tensors, on the device of the inputs, by the names that `draw.call` gives."""
+    device = next(iter(inputs.values())).device
+    results = {output_name(i): to_torch(array, device) for i, array in enumerate(made)}
+    return results | {f"d {name}": to_torch(array, device) for name, array in zip(inputs, found, strict=True)}
 
 
 def outputs(

@@ -9,7 +9,15 @@ mean c, and `backward_columns` owns a block of columns, whose sums over rows fit
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import load_parameter, load_tile, silu, silu_grad, tile_mask
+from retrograd.core.numerics import (
+    let_next_start,
+    load_parameter,
+    load_tile,
+    silu,
+    silu_grad,
+    tile_mask,
+    wait_for_previous,
+)
 
 from .forward import gate_input, scale_and_gate
 
@@ -85,12 +93,14 @@ def backward_whole(
     BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Rows of N <= BLOCK_N columns; partial sums (programs, heads, N)."""
+    wait_for_previous(OVERLAP)
     head = tl.program_id(0) % heads
     n = tl.arange(0, BLOCK_N)
-    weight = load_parameter(weight_ptr, head, n, weight_strides, n < N)
-    bias = load_parameter(bias_ptr, head, n, bias_strides, n < N)
+    weight = load_parameter(weight_ptr, head, n, weight_strides, n < N, ROWS)
+    bias = load_parameter(bias_ptr, head, n, bias_strides, n < N, ROWS)
     dweight = tl.zeros([ROWS, BLOCK_N], tl.float32)
     dbias = tl.zeros([ROWS, BLOCK_N], tl.float32)
 
@@ -117,6 +127,7 @@ def backward_whole(
         dweight += dv * x_hat
         dbias += dv
 
+    let_next_start(OVERLAP)
     partial = tl.program_id(0).to(tl.int64) * N + n
     if dweight_partial_ptr is not None:
         tl.store(dweight_partial_ptr + partial, tl.sum(dweight, axis=0), mask=n < N)
@@ -145,8 +156,10 @@ def backward_row_means(
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """c, the mean of g * x_hat over a row: one row a program, BLOCK_N columns at a time."""
+    wait_for_previous(OVERLAP)
     head = tl.program_id(0) % heads
     m = tl.program_id(0) // heads + tl.arange(0, 1)
     row = m.to(tl.int64) * heads + head
@@ -158,9 +171,10 @@ def backward_row_means(
         dy = load_tile(dy_ptr, m, head, n, inner_dims, dy_strides, mask)
         s = load_tile(s_ptr, m, head, n, inner_dims, s_strides, mask)
         gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
-        weight = load_parameter(weight_ptr, head, n, weight_strides, n < N)
+        weight = load_parameter(weight_ptr, head, n, weight_strides, n < N, 1)
         x_hat = gate_input(s, gate, GATE_FIRST) * rstd
         total += weighted(output_gradient(dy, gate, GATE_LAST), weight, weight_offset) * x_hat
+    let_next_start(OVERLAP)
     tl.store(c_ptr + row, tl.sum(total, axis=1) * (1.0 / N), mask=m < rows)
 
 
@@ -195,15 +209,17 @@ def backward_columns(
     BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """dx, dgate and partial sums for a block of columns, given the row means c; partial sums (programs, heads, N)."""
+    wait_for_previous(OVERLAP)
     blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     head = tl.program_id(0) // blocks % heads
     program = tl.program_id(0) // blocks // heads
     programs = tl.num_programs(0) // blocks // heads
     n = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
-    weight = load_parameter(weight_ptr, head, n, weight_strides, n < N)
-    bias = load_parameter(bias_ptr, head, n, bias_strides, n < N)
+    weight = load_parameter(weight_ptr, head, n, weight_strides, n < N, ROWS)
+    bias = load_parameter(bias_ptr, head, n, bias_strides, n < N, ROWS)
     dweight = tl.zeros([ROWS, BLOCK_N], tl.float32)
     dbias = tl.zeros([ROWS, BLOCK_N], tl.float32)
 
@@ -228,6 +244,7 @@ def backward_columns(
         dweight += dv * x_hat
         dbias += dv
 
+    let_next_start(OVERLAP)
     partial = (program * heads + head).to(tl.int64) * N + n
     if dweight_partial_ptr is not None:
         tl.store(dweight_partial_ptr + partial, tl.sum(dweight, axis=0), mask=n < N)

@@ -7,7 +7,7 @@ A program owns one head and walks over every `programs`-th tile of ROWS rows. `f
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import load_parameter, load_tile, silu, tile_mask
+from retrograd.core.numerics import let_next_start, load_parameter, load_tile, silu, tile_mask, wait_for_previous
 
 
 @triton.jit
@@ -67,12 +67,15 @@ def forward_whole(
     BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Rows of N <= BLOCK_N columns: one read, one write; the weight stays in registers."""
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
     head = tl.program_id(0) % heads
     n = tl.arange(0, BLOCK_N)
-    weight = load_parameter(weight_ptr, head, n, weight_strides, n < N)
-    bias = load_parameter(bias_ptr, head, n, bias_strides, n < N)
+    weight = load_parameter(weight_ptr, head, n, weight_strides, n < N, ROWS)
+    bias = load_parameter(bias_ptr, head, n, bias_strides, n < N, ROWS)
 
     program = tl.program_id(0) // heads
     programs = tl.num_programs(0) // heads
@@ -120,8 +123,11 @@ def forward_looped(
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Rows of any N, one a program, BLOCK_N columns at a time."""
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
     head = tl.program_id(0) % heads
     m = tl.program_id(0) // heads + tl.arange(0, 1)
     row = m.to(tl.int64) * heads + head
@@ -144,8 +150,8 @@ def forward_looped(
         x = load_tile(x_ptr, m, head, n, inner_dims, x_strides, mask)
         residual = load_tile(residual_ptr, m, head, n, inner_dims, residual_strides, mask)
         gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
-        weight = load_parameter(weight_ptr, head, n, weight_strides, n < N)
-        bias = load_parameter(bias_ptr, head, n, bias_strides, n < N)
+        weight = load_parameter(weight_ptr, head, n, weight_strides, n < N, 1)
+        bias = load_parameter(bias_ptr, head, n, bias_strides, n < N, 1)
         out = row[:, None] * N + n[None, :]
         s = add_residual(x, residual, sum_ptr)
         if residual is not None:

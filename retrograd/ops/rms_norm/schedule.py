@@ -34,8 +34,9 @@ def forward(spec: Spec, layouts: Layouts, arch: Arch) -> Program:
         grid=spec.heads * (tile.programs_for(spec.rows) if whole else spec.rows),
         arrays=_pointers(inputs + outputs, "x residual gate weight bias y sum rstd"),
         scalars={**_geometry(spec, layouts, inputs), "eps": float(spec.options.eps), **_offset(spec)},
-        constants={**_flags(spec), **_tile(tile, with_rows=whole)},
+        constants={**_flags(spec, arch), **_tile(tile, with_rows=whole)},
         num_warps=tile.num_warps,
+        overlap=arch.overlaps_launches,
     )
     return Program(inputs, outputs, (), (launch,))
 
@@ -94,8 +95,9 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
                 grid=spec.rows * spec.heads,
                 arrays=_pointers(arrays, "dy s gate weight rstd c"),
                 scalars=scalars,
-                constants={**_flags(spec), **_tile(means, with_rows=False)},
+                constants={**_flags(spec, arch), **_tile(means, with_rows=False)},
                 num_warps=means.num_warps,
+                overlap=arch.overlaps_launches,
             )
         )
     launches.append(
@@ -104,13 +106,14 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
             grid=programs * spec.heads * (1 if whole else -(-spec.N // tile.columns)),
             arrays=_pointers(arrays, f"dy dsum s gate weight bias rstd{'' if whole else ' c'} {gradients}"),
             scalars=scalars,
-            constants={**_flags(spec), **_tile(tile)},
+            constants={**_flags(spec, arch), **_tile(tile)},
             num_warps=tile.num_warps,
+            overlap=arch.overlaps_launches,
         )
     )
     for name in ("dweight", "dbias"):
         if any(array.name == f"{name}_partial" for array in scratch):
-            launches.append(sum_rows_launch(f"{name}_partial", name, programs, spec.heads * spec.N))
+            launches.append(sum_rows_launch(f"{name}_partial", name, programs, spec.heads * spec.N, arch))
     return Program(inputs, outputs, scratch, tuple(launches))
 
 
@@ -135,8 +138,13 @@ def _offset(spec: Spec) -> dict[str, Scalar]:
     return {"weight_offset": float(spec.options.weight_offset)}
 
 
-def _flags(spec: Spec) -> dict[str, Any]:
-    return {"GATE_FIRST": spec.gate_first, "GATE_LAST": spec.gate_last, "N": spec.N}
+def _flags(spec: Spec, arch: Arch) -> dict[str, Any]:
+    return {
+        "GATE_FIRST": spec.gate_first,
+        "GATE_LAST": spec.gate_last,
+        "N": spec.N,
+        "OVERLAP": arch.overlaps_launches,
+    }
 
 
 def _tile(tile: plan.Tile, with_rows: bool = True) -> dict[str, int]:

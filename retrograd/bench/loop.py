@@ -1,0 +1,74 @@
+"""Goes over cases and implementations, alike for both frameworks; one that fails costs its own rows only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from retrograd.core.cases import Case
+
+from .peers import Function, NotApplicableError, Peer
+from .record import Record
+from .selection import thinned, tiny
+
+HostTimes = Mapping[str, float]  # by pass, in microseconds
+
+# Results of a peer that differ from ours by more, relative and in the Euclidean norm, are those of another function.
+DISAGREEMENT = 0.05
+
+
+class Work(Protocol):
+    """A case with its inputs, which every implementation is given in turn."""
+
+    def time(self, peer: Peer, host_us: HostTimes) -> None:
+        """Time one implementation, and add its rows."""
+
+
+def time_cases(
+    record: Record,
+    cases: Sequence[Case],
+    implementations: Sequence[Peer],
+    begin: Callable[[Case], Work],
+    host_times: Callable[[Function, Case], HostTimes],
+) -> list[str]:
+    """Time every implementation on every case.
+
+    Args:
+        record: takes the rows.
+        cases: what to time.
+        implementations: retrograd first; the others are compared with it.
+        begin: draws a case's inputs.
+        host_times: the host's time in the passes of a tiny case; taken once for each kind of case.
+
+    Returns:
+        Names of the cases on which retrograd itself failed.
+    """
+    record.add_limits()
+    few = thinned(record.room, cases)
+    hosts: dict[tuple[str, str], HostTimes] = {}
+    failed = []
+    for case in cases:
+        work = begin(case)
+        small = tiny(record.room, case)
+        for peer in implementations:
+            if peer.costly and case.name not in few:
+                continue
+            try:
+                if small is not None and (peer.name, small.name) not in hosts:
+                    hosts[peer.name, small.name] = host_times(peer.build(small), small)
+                    record.add_host(small, peer, hosts[peer.name, small.name])
+                work.time(peer, hosts[peer.name, small.name] if small else {})
+            except NotApplicableError as reason:
+                record.leave_out(case, peer, str(reason))
+            except Exception as error:
+                record.leave_out(case, peer, f"{type(error).__name__}: {error}")
+                if peer is implementations[0]:
+                    failed.append(case.name)
+    return failed
+
+
+def check_agreement(differences: Sequence[float]) -> None:
+    """Raise NotApplicableError where a result is too far from retrograd's."""
+    for place, difference in enumerate(differences):
+        if not difference <= DISAGREEMENT:  # so that NaN does not pass
+            raise NotApplicableError(f"its result {place} is {difference:.1g} away from retrograd's, relative")

@@ -1,0 +1,43 @@
+"""Peers of rms_norm in JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from retrograd.core.cases import Case
+
+from . import Function, Peer
+from .rms_norm import check, eps
+
+
+def xla(case: Case) -> Function:
+    """The formula in jax.numpy, in fp32, as XLA fuses it.
+
+    Its backward pass starts from the inputs, as XLA arranges it inside a training step; without the checkpoint, JAX
+    would hand it fp32 arrays between the two passes, which are timed apart.
+    """
+    check(case, frozenset({"x", "weight", "residual", "gate"}))
+    epsilon, prenorm = eps(case), bool(case.options.get("prenorm"))
+
+    def formula(inputs: Mapping[str, jax.Array]) -> Any:
+        x = inputs["x"]
+        s = x
+        if "residual" in inputs:
+            s = (x.astype(jnp.float32) + inputs["residual"].astype(jnp.float32)).astype(inputs["residual"].dtype)
+        u = s.astype(jnp.float32)
+        if "gate" in inputs:
+            u = u * jax.nn.silu(inputs["gate"].astype(jnp.float32))
+        y = u * jax.lax.rsqrt(jnp.mean(u * u, axis=-1, keepdims=True) + epsilon)
+        if "weight" in inputs:
+            y = y * inputs["weight"].astype(jnp.float32)
+        y = y.astype(x.dtype)
+        return (y, s) if prenorm else y
+
+    return jax.checkpoint(formula, prevent_cse=False)
+
+
+PEERS = (Peer("xla", xla, "jax"),)

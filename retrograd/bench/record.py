@@ -1,0 +1,115 @@
+"""Makes rows of measurements and hands each on as soon as it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from retrograd.core.cases import Case
+from retrograd.core.room import Pass, Room
+
+from .environment import Stamp, versions
+from .limits import COPY_BYTES, MATMUL_SIZE, Limits
+from .measure import How, Timing
+from .peers import Peer
+from .results import LIMITS, Row
+
+COMMON = {"torch": ("torch", "triton"), "jax": ("jax", "jaxlib", "triton")}
+LIMITS_BY: dict[str, tuple[str, How]] = {"torch": ("torch", "graph"), "jax": ("xla", "wall")}
+
+
+@dataclass
+class Record:
+    """A run's rows.
+
+    Attributes:
+        room: the op.
+        framework: `torch` or `jax`.
+        stamp: what the rows share.
+        limits: the machine's limits in this run.
+        emit: takes each row.
+        note: takes a line about what was left out; the same reason is told once.
+    """
+
+    room: Room
+    framework: Literal["torch", "jax"]
+    stamp: Stamp
+    limits: Limits
+    emit: Callable[[Row], None]
+    note: Callable[[str], None]
+    _told: set[tuple[str, str]] = field(default_factory=set)
+
+    def add_limits(self) -> None:
+        """The rows of the limits, which come first."""
+        impl, how = LIMITS_BY[self.framework]
+        size = MATMUL_SIZE
+        for case, shape, dtype, ms, bound in (
+            ("copy", {"bytes": COPY_BYTES}, "uint8", self.limits.copy_ms, "bytes"),
+            ("matmul", {"M": size, "N": size, "K": size}, "bfloat16", self.limits.matmul_ms, "flops"),
+        ):
+            self._add(LIMITS, case, shape, dtype, "fwd", impl, None, Timing(ms, how), None, (ms, bound))
+
+    def add(self, case: Case, which: Pass, peer: Peer, timing: Timing, host_us: float | None) -> None:
+        """A pass of a case, timed."""
+        limit = self.limits.of(self.room.bytes_moved(case, which), self.room.flops(case, which))
+        self._add_case(case, which, peer, timing, host_us, limit)
+
+    def add_host(self, case: Case, peer: Peer, host_us: Mapping[str, float]) -> None:
+        """The host's times alone, by pass, on the tiny case they were measured on."""
+        for which, microseconds in host_us.items():
+            self._add_case(case, which, peer, None, microseconds, None)
+
+    def leave_out(self, case: Case, peer: Peer, reason: str) -> None:
+        """Tell why a peer has no row."""
+        if (peer.name, reason) not in self._told:
+            self._told.add((peer.name, reason))
+            self.note(f"{peer.name} is left out (first at {case.name}): {reason}")
+
+    def _add_case(
+        self,
+        case: Case,
+        which: str,
+        peer: Peer,
+        timing: Timing | None,
+        host_us: float | None,
+        limit: tuple[float, str] | None,
+    ) -> None:
+        dtype = next(iter(case.inputs.values())).dtype
+        name = peer.name
+        self._add(self.room.name, case.name, case.shape, dtype, which, name, peer.distribution, timing, host_us, limit)
+
+    def _add(
+        self,
+        op: str,
+        case: str,
+        shape: Mapping[str, int],
+        dtype: str,
+        which: str,
+        impl: str,
+        distribution: str | None,
+        timing: Timing | None,
+        host_us: float | None,
+        limit: tuple[float, str] | None,
+    ) -> None:
+        common = COMMON[self.framework]
+        self.emit(
+            Row(
+                op=op,
+                case=case,
+                shape=dict(shape),
+                dtype=dtype,
+                pass_=which,
+                impl=impl,
+                framework=self.framework,
+                device_ms=timing.ms if timing else None,
+                host_us=host_us,
+                limit_ms=limit[0] if limit else None,
+                bound=limit[1] if limit else None,
+                gpu=self.stamp.gpu,
+                versions=versions(dict.fromkeys((*common, distribution) if distribution else common)),
+                commit=self.stamp.commit,
+                date=self.stamp.date,
+                timing=timing.how if timing and timing.how != "graph" else None,
+            )
+        )

@@ -1,0 +1,159 @@
+"""Rows of results: JSON lines in the format of docs/design.md, read back, picked and tabulated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LIMITS = "limits"  # the op of the rows that hold a run's limits
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement.
+
+    Attributes:
+        op, case: names; the limits of a run stand under the op `limits`.
+        shape: the letters of docs/design.md.
+        dtype: of the activations.
+        pass_: `fwd`, `bwd` or `fwd+bwd`; `pass` in the file.
+        impl: `retrograd` or a peer.
+        framework: `torch` or `jax`.
+        device_ms: device time of a call, cold L2, median; None in the rows that give the host's time alone.
+        host_us: the host's time of such a call, measured on a tiny shape.
+        limit_ms: the least time the machine needs for what a call must move and compute.
+        bound: what sets that limit.
+        gpu: the device's name.
+        versions: what was installed.
+        commit: of retrograd.
+        date: when the run began; the rows of a run share it.
+        timing: not in the file where a CUDA graph was timed; `events` where none could be captured; `wall` in JAX, for
+            the wall clock over many queued calls.
+    """
+
+    op: str
+    case: str
+    shape: Mapping[str, int]
+    dtype: str
+    pass_: str
+    impl: str
+    framework: str
+    device_ms: float | None
+    host_us: float | None
+    limit_ms: float | None
+    bound: str | None
+    gpu: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    commit: str = ""
+    date: str = ""
+    timing: str | None = None
+
+    def to_json(self) -> str:
+        """The row as one line."""
+        values = {name.rstrip("_"): rounded(value) for name, value in asdict(self).items()}
+        if self.timing is None:
+            del values["timing"]
+        return json.dumps(values)
+
+    @classmethod
+    def from_json(cls, line: str) -> Row:
+        """The row of a line; raises ValueError where it is none."""
+        values = json.loads(line)
+        try:
+            values["pass_"] = values.pop("pass")
+            return cls(**values)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not a row of results: {line[:80]}") from error
+
+    @property
+    def fraction(self) -> float | None:
+        """The share of the limit that is reached."""
+        return self.limit_ms / self.device_ms if self.device_ms and self.limit_ms else None
+
+
+def rounded(value: Any) -> Any:
+    """Five significant digits: more than a timing has."""
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def append(path: Path, row: Row) -> None:
+    """Add a line at once, so that a run that is stopped keeps what it has."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(row.to_json() + "\n")
+
+
+def read(path: Path) -> list[Row]:
+    """Every row of a file."""
+    return [Row.from_json(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+def latest(rows: Iterable[Row]) -> list[Row]:
+    """The last row of each measurement, where a file holds several runs; limits are kept for every run."""
+    found: dict[Any, Row] = {}
+    for row in rows:
+        run = row.date if row.op == LIMITS else None
+        found[row.op, row.case, row.dtype, row.pass_, row.impl, row.framework, row.gpu, run] = row
+    return list(found.values())
+
+
+class Speeds:
+    """Turns rows into rates, by the limits that their own run measured."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.limits = {(row.case, row.framework, row.gpu, row.date): row for row in rows if row.op == LIMITS}
+
+    def limit(self, row: Row) -> tuple[float, str] | None:
+        """The rate of the row's limit and its unit, or None where the file does not hold it."""
+        case, unit, per_ms = ("copy", "GB/s", 1e-6) if row.bound == "bytes" else ("matmul", "TFLOP/s", 1e-9)
+        measured = self.limits.get((case, row.framework, row.gpu, row.date))
+        if row.bound not in ("bytes", "flops") or measured is None or not measured.device_ms:
+            return None
+        shape = measured.shape
+        work = 2 * shape["bytes"] if case == "copy" else 2 * shape["M"] * shape["N"] * shape["K"]
+        return work / measured.device_ms * per_ms, unit
+
+    def of(self, row: Row) -> tuple[float, str] | None:
+        """The rate a row reached and its unit; the percentage of the limit where the limit's rate is not known."""
+        if row.fraction is None:
+            return None
+        limit = self.limit(row)
+        return (row.fraction * limit[0], limit[1]) if limit else (100 * row.fraction, "% of limit")
+
+
+def line(row: Row, speeds: Speeds) -> str:
+    """A row for people, as it comes."""
+    parts = [f"{row.case:<22}", f"{row.pass_:<7}", f"{row.impl:<14}"]
+    parts.append(f"{row.device_ms:9.4f} ms" if row.device_ms is not None else f"{'':12}")
+    speed = speeds.of(row)
+    if speed is not None and row.fraction is not None:
+        parts.append(f"{speed[0]:7.0f} {speed[1]}, {row.fraction:4.0%} of the limit ({row.bound})")
+    if row.host_us is not None:
+        parts.append(f"host {row.host_us:.0f} us")
+    if row.timing:
+        parts.append(f"[{row.timing}]")
+    return "  ".join(parts).rstrip()
+
+
+def frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """Rows as a table, one line a row, with the speed, its unit and the fraction of the limit."""
+    import pandas as pd
+
+    rows = list(rows)
+    speeds = Speeds(rows)
+    return pd.DataFrame(
+        {
+            **{name.rstrip("_"): value for name, value in asdict(row).items()},
+            "speed": speed[0] if speed else None,
+            "unit": speed[1] if speed else None,
+            "fraction": row.fraction,
+        }
+        for row in rows
+        for speed in [speeds.of(row)]
+    )

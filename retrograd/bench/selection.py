@@ -1,0 +1,94 @@
+"""Which cases are timed, and which implementations on each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from math import log, prod
+
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+
+from .measure import COLD_BYTES, input_sets
+from .peers import Peer, peers
+
+# The letters that say how much there is of a thing, as against what kind of thing it is.
+SIZE_LETTERS = ("M", "T")
+# What the inputs, outputs and gradients of all sets may take of the device's memory.
+MEMORY_BYTES = 40e9
+
+
+def bench_cases(room: Room, globs: Sequence[str] = ("*",)) -> list[Case]:
+    """The cases tagged `bench` whose name matches any of the patterns; raises ValueError where none does."""
+    named = room.tagged("bench")
+    found = [case for case in named if any(fnmatchcase(case.name, glob) for glob in globs)]
+    if not found:
+        names = ", ".join(case.name for case in named[:4])
+        raise ValueError(f"no benchmark case of {room.name} matches {','.join(globs)}; there are {names}, ...")
+    return found
+
+
+def chosen_peers(op: str, framework: str, names: Sequence[str] | None) -> list[Peer]:
+    """The op's peers of these names, or all; raises ValueError for a name that is none."""
+    known = {peer.name: peer for peer in peers(op, framework)}
+    for name in names or ():
+        if name not in known:
+            listed = ", ".join(known) or "none"
+            raise ValueError(f"peer is {name!r}, expected one of the {framework} peers of {op}: {listed}")
+    return [known[name] for name in (known if names is None else names)]
+
+
+def kind(case: Case) -> tuple[object, ...]:
+    """What two cases share that differ in sizes alone: arguments, their dtypes, the options that are set."""
+    arguments = tuple((name, tensor.dtype) for name, tensor in case.inputs.items())
+    return arguments, tuple(sorted(case.options))
+
+
+def size_letter(shape: Sequence[str]) -> str | None:
+    """The letter along which a case grows."""
+    return next((letter for letter in SIZE_LETTERS if letter in shape), None)
+
+
+def thinned(room: Room, cases: Sequence[Case]) -> set[str]:
+    """Names of one case for each kind and width, for peers that take long to build.
+
+    It is the one whose forward pass moves nearest to the bytes that keep the L2 cold: large, and the same amount of
+    work in every width.
+    """
+
+    def distance(case: Case) -> float:
+        return abs(log(max(room.bytes_moved(case, "fwd"), 1) / COLD_BYTES))
+
+    nearest: dict[object, Case] = {}
+    for case in cases:
+        size = size_letter(list(case.shape))
+        group = (kind(case), tuple(item for item in case.shape.items() if item[0] != size))
+        if group not in nearest or distance(case) < distance(nearest[group]):
+            nearest[group] = case
+    return {case.name for case in nearest.values()}
+
+
+def tiny(room: Room, case: Case) -> Case | None:
+    """The smallest test case of the same kind and ranks that is not empty: on it, a call's time is the host's."""
+
+    def elements(other: Case) -> int:
+        return sum(prod(tensor.shape) for tensor in other.inputs.values())
+
+    def ranks(other: Case) -> list[int]:
+        return [len(tensor.shape) for tensor in other.inputs.values()]
+
+    alike = [
+        other
+        for other in room.tagged("test")
+        if kind(other) == kind(case)
+        and ranks(other) == ranks(case)
+        and all(prod(tensor.shape) > 1 for tensor in other.inputs.values())
+    ]
+    return min(alike, key=elements, default=None)
+
+
+def sets_for(room: Room, case: Case) -> int:
+    """How many sets of inputs are drawn: enough for a cold L2, few enough for the memory."""
+    forward, backward = room.bytes_moved(case, "fwd"), room.bytes_moved(case, "bwd")
+    affordable = int(MEMORY_BYTES // max(2 * (forward + backward), 1))
+    return max(1, min(input_sets(forward), affordable))

@@ -1,0 +1,23 @@
+"""The command line: `retrograd info`, `retrograd check`, `retrograd bench`."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """Run the command line; the exit status is 0, 1 for something that failed, or 2 for bad input."""
+    try:
+        import rich  # noqa: F401
+        import typer  # noqa: F401
+    except ImportError as error:
+        print(f'retrograd: {error.name} is not installed; pip install "retrograd[cli]"', file=sys.stderr)
+        return 2
+    from .app import app
+
+    app(prog_name="retrograd")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

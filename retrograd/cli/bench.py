@@ -1,0 +1,123 @@
+"""`retrograd bench`: device time of an op and its peers, beside the machine's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Column, Table
+
+from retrograd.bench.results import LIMITS, Row, Speeds, append, latest, line, read
+from retrograd.bench.selection import bench_cases, chosen_peers
+from retrograd.core.room import Room
+
+from .console import chosen_framework, err, fail, has_cuda, jax_has_gpu, named_room, out, table
+
+
+def bench(
+    op: Annotated[str, typer.Argument(help="The op.")],
+    peers: Annotated[str | None, typer.Option(help="Peers, with commas; '' for none. All by default.")] = None,
+    cases: Annotated[str, typer.Option(help="Patterns of case names, with commas.")] = "*",
+    framework: Annotated[str | None, typer.Option(help="torch or jax. torch by default.")] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="JSON lines are added to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the results as a PNG.")] = None,
+    plot_only: Annotated[bool, typer.Option("--plot-only", help="Measure nothing: draw what --out holds.")] = False,
+) -> None:
+    """Measure an op and its peers on this machine's GPU, and draw the results."""
+    room = named_room(op)
+    if plot is not None and find_spec("matplotlib") is None:
+        fail('--plot needs matplotlib; pip install "retrograd[bench]"')
+    if plot_only:
+        rows = stored_rows(room, out_file)
+        if plot is None:
+            fail("--plot-only needs --plot FILE.png")
+    else:
+        rows, failed = measured_rows(room, cases.split(","), peers, chosen_framework(framework or "torch"), out_file)
+        out.print(table_of(rows, framework))
+        if failed:
+            err.print(f"retrograd itself failed on {', '.join(failed)}", style="bold red", markup=False)
+            raise typer.Exit(1)
+    if plot is not None:
+        from retrograd.bench.plot import draw
+
+        try:
+            draw(rows, plot, framework)
+        except ValueError as error:
+            fail(str(error))
+        err.print(f"drawn: {plot}", highlight=False)
+
+
+def stored_rows(room: Room, path: Path | None) -> list[Row]:
+    """The op's rows of a results file."""
+    if path is None:
+        fail("--plot-only needs --out FILE.jsonl, the results to draw")
+    try:
+        rows = [row for row in read(path) if row.op in (room.name, LIMITS)]
+    except (OSError, ValueError) as error:
+        fail(f"{path} cannot be read: {error}")
+    if not any(row.op == room.name for row in rows):
+        fail(f"{path} holds no row of {room.name}")
+    return rows
+
+
+def measured_rows(
+    room: Room, globs: Sequence[str], peers: str | None, framework: str, path: Path | None
+) -> tuple[list[Row], list[str]]:
+    """The rows of a new run, each printed and written as it comes, and the cases on which retrograd failed."""
+    try:
+        chosen = bench_cases(room, globs)
+        beside = chosen_peers(
+            room.name, framework, None if peers is None else [name for name in peers.split(",") if name]
+        )
+    except ValueError as error:
+        fail(str(error))
+    if not (jax_has_gpu() if framework == "jax" else has_cuda()):
+        fail(f"bench measures on a GPU, and {framework} sees none here; --plot-only draws results that are there")
+    rows: list[Row] = []
+
+    def emit(row: Row) -> None:
+        rows.append(row)
+        if path is not None:
+            append(path, row)
+        err.print(line(row, Speeds(rows)), markup=False, highlight=False, soft_wrap=True)
+
+    def note(text: str) -> None:
+        err.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    if framework == "jax":
+        from retrograd.bench.run_jax import run
+    else:
+        from retrograd.bench.run import run
+    failed = run(room, chosen, beside, emit, note)
+    return rows, failed
+
+
+def table_of(rows: Sequence[Row], framework: str | None) -> Table:
+    """A line for each case and pass: the limit, then the speed and share of the limit of each impl."""
+    speeds = Speeds(rows)
+    timed = [row for row in latest(rows) if row.fraction is not None and row.op != LIMITS]
+    timed = [row for row in timed if framework in (None, row.framework)]
+    impls = list(dict.fromkeys((row.framework, row.impl) for row in timed))
+    units = {speed[1] for row in timed if (speed := speeds.of(row))}
+    title = (
+        f"{timed[0].op} on {timed[0].gpu}: {' or '.join(sorted(units))}, and the share of the limit" if timed else ""
+    )
+    headings = [impl if kind == "torch" else f"{impl} ({kind})" for kind, impl in impls]
+    columns = [Column(heading, justify="right", no_wrap=True) for heading in headings]
+    made = table(title, Column("case", no_wrap=True), "pass", "bound", *columns)
+    cells = {(row.case, row.pass_, row.framework, row.impl): cell(row, speeds) for row in timed}
+    for (case, pass_), bound in {(row.case, row.pass_): row.bound for row in timed}.items():
+        made.add_row(case, pass_, bound, *(cells.get((case, pass_, *impl), "") for impl in impls))
+    return made
+
+
+def cell(row: Row, speeds: Speeds) -> str:
+    """Speed and share of the limit; ours in bold."""
+    speed = speeds.of(row)
+    if speed is None or row.fraction is None:
+        return ""
+    text = f"{speed[0]:.0f} {row.fraction:4.0%}"
+    return f"[bold]{text}[/]" if row.impl == "retrograd" else text

@@ -1,0 +1,113 @@
+"""`retrograd check`: every output and every gradient against float64, and bit for bit against a second run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+from retrograd.ops import rooms
+from retrograd.testing.verify import Check, verify
+
+from .console import (
+    Framework,
+    chosen_framework,
+    err,
+    fail,
+    has_cuda,
+    has_jax,
+    jax_has_gpu,
+    named_room,
+    one_of,
+    out,
+    table,
+)
+
+Job = tuple[Room, Case, Framework]
+
+
+def check(
+    op: Annotated[list[str] | None, typer.Option(help="An op; may be given several times. All by default.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="A case by name; may be given several times.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default, where there is one.")] = None,
+    framework: Annotated[str | None, typer.Option(help="torch or jax. Both by default, where installed.")] = None,
+    seed: Annotated[int, typer.Option(help="The inputs are drawn from it.")] = 0,
+) -> None:
+    """Verify outputs, gradients and repeatability on this machine; the exit status is 1 if anything fails."""
+    chosen_device = one_of("--device", device or ("cuda" if has_cuda() else "cpu"), ("cpu", "cuda"))
+    if chosen_device == "cuda" and not has_cuda():
+        fail("--device is cuda, but PyTorch sees no GPU here")
+    jobs = list(jobs_of(op, case, chosen_device, frameworks(framework, chosen_device)))
+    checks: list[tuple[Framework, Check]] = []
+    errors: list[str] = []
+    columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err) as progress:
+        task = progress.add_task("", total=len(jobs))
+        for room, one, kind in jobs:
+            progress.update(task, description=f"{room.name} {one.name} ({kind})")
+            try:
+                checks += [(kind, found) for found in verify(room, one, kind, chosen_device, seed)]
+            except Exception as error:  # a case that raises is one that fails; the others still count
+                errors.append(f"{room.name} {one.name} ({kind}): {type(error).__name__}: {error}")
+            progress.advance(task)
+    out.print(table_of(checks))
+    for message in errors:
+        out.print(f"[bold red]error[/] {message}", highlight=False)
+    failed = sum(not found.passed for _, found in checks)
+    for kind in dict.fromkeys(kind for kind, _ in checks):
+        own = [found for k, found in checks if k == kind]
+        within, repeat = sum(found.error <= found.budget for found in own), sum(found.repeats for found in own)
+        out.print(
+            f"{kind} on {chosen_device}: {len(own)} quantities, {within} within budget, {repeat} repeat to the bit"
+        )
+    if failed or errors:
+        out.print(f"[bold red]{failed} of {len(checks)} quantities failed, {len(errors)} cases raised an error")
+        raise typer.Exit(1)
+    out.print("[bold green]all passed")
+
+
+def frameworks(given: str | None, device: str) -> list[Framework]:
+    """The one asked for, or all that are installed and can use the device."""
+    if given is not None:
+        chosen = chosen_framework(given)
+        if chosen == "jax" and device == "cuda" and not jax_has_gpu():
+            fail("--device is cuda, but jax sees no GPU here")
+        return [chosen]
+    jax_too = has_jax() and (device == "cpu" or jax_has_gpu())
+    return ["torch", "jax"] if jax_too else ["torch"]
+
+
+def jobs_of(ops: list[str] | None, cases: list[str] | None, device: str, kinds: list[Framework]) -> Iterator[Job]:
+    """What is to be verified."""
+    tags = ("test", "gpu") if device == "cuda" else ("test",)
+    chosen = [named_room(name) for name in (ops or rooms.NAMES)]
+    for name in cases or ():
+        if not any(case.name == name for room in chosen for case in room.cases):
+            fail(f"case is {name!r}, which {' and '.join(room.name for room in chosen)} do not have")
+    for room in chosen:
+        for kind in kinds:
+            for case in room.cases if cases else room.tagged(*tags):
+                if not cases or case.name in cases:
+                    yield room, case, kind
+
+
+def table_of(checks: list[tuple[Framework, Check]]) -> Table:
+    """A line for each quantity; a case is named on its first."""
+    names, numbers = ("op", "case", "framework", "quantity"), ("error", "budget")
+    columns = [Column(name, no_wrap=True) for name in names] + [Column(name, justify="right") for name in numbers]
+    made = table("Errors against float64, relative", *columns, "repeat")
+    before: tuple[str, ...] = ()
+    for kind, found in checks:
+        place = (found.op, found.case, kind)
+        repeat = "same bits" if found.repeats else "[bold red]differs"
+        error = f"{found.error:.2e}" if found.error <= found.budget else f"[bold red]{found.error:.2e}"
+        made.add_row(
+            *(("", "", "") if place == before else place), found.quantity, error, f"{found.budget:.2e}", repeat
+        )
+        before = place
+    return made

@@ -1,0 +1,81 @@
+"""What the commands share: where output goes, how bad input ends, and what is there on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Literal, NoReturn
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Column, Table
+
+from retrograd.core.room import Room
+from retrograd.ops import rooms
+
+Framework = Literal["torch", "jax"]
+
+# PyTorch and JAX share the GPU in one process; without this, jax would take most of its memory at once.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+# Piped output has no width of its own; tables should not be cut to a terminal's 80 columns there.
+out = Console(width=None if sys.stdout.isatty() else 160)
+err = Console(stderr=True)  # progress and remarks, so that what is printed can be piped on
+
+
+def table(title: str, *columns: str | Column) -> Table:
+    """An empty table in the house style."""
+    return Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD)
+
+
+def fail(message: str) -> NoReturn:
+    """End with one line and exit status 2."""
+    err.print(f"retrograd: {message}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(2)
+
+
+def named_room(name: str) -> Room:
+    """The room of an op, or the end of the command."""
+    try:
+        return rooms.room(name)
+    except ValueError as error:
+        fail(str(error))
+
+
+def one_of(name: str, value: str, allowed: Iterable[str]) -> str:
+    """The value, if it is allowed."""
+    allowed = list(allowed)
+    if value not in allowed:
+        fail(f"{name} is {value!r}, expected {' or '.join(allowed)}")
+    return value
+
+
+def has_jax() -> bool:
+    """Whether jax is installed; it is not imported."""
+    return find_spec("jax") is not None
+
+
+def chosen_framework(value: str) -> Framework:
+    """A framework that is installed."""
+    if one_of("--framework", value, ("torch", "jax")) == "torch":
+        return "torch"
+    if not has_jax():
+        fail('--framework is jax, which is not installed; pip install "retrograd[jax]"')
+    return "jax"
+
+
+def has_cuda() -> bool:
+    """Whether PyTorch sees a GPU."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def jax_has_gpu() -> bool:
+    """Whether JAX sees a GPU."""
+    import jax
+
+    return jax.default_backend() == "gpu"

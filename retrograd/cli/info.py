@@ -1,0 +1,73 @@
+"""`retrograd info`: what is installed, what devices there are, and which path each op takes on them."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+
+import torch
+
+from retrograd.bench.environment import versions
+from retrograd.core.arch import Arch
+from retrograd.core.torch_launch import arch_of
+from retrograd.ops import rooms
+
+from .console import has_jax, out, table
+
+PACKAGES = ("torch", "triton", "jax", "jaxlib", "numpy")
+
+
+def info() -> None:
+    """Show versions, devices, and the path that each op takes here."""
+    installed = table("Versions", "package", "version")
+    installed.add_row("python", platform.python_version())
+    for name, version in versions(PACKAGES).items():
+        installed.add_row(name, version)
+    out.print(installed)
+
+    devices = list(torch_devices())
+    if has_jax():
+        devices += jax_devices()
+    listed = table("Devices", "framework", "device", "architecture")
+    for framework, device, arch, _ in devices:
+        listed.add_row(framework, device, arch.name if arch else "-")
+    out.print(listed)
+
+    paths = table("Ops", "op", "framework", "device", "path", "why")
+    for op in rooms.NAMES:
+        for framework, device, arch, why in devices:
+            paths.add_row(op, framework, device, "kernel" if arch else "portable", why)
+    out.print(paths)
+
+
+def torch_devices() -> Iterator[tuple[str, str, Arch | None, str]]:
+    """PyTorch's devices: framework, name, architecture, and why an op takes the path it takes there."""
+    for index in range(torch.cuda.device_count()):
+        device = torch.device("cuda", index)
+        yield "torch", f"cuda:{index} {torch.cuda.get_device_name(index)}", *judged(arch_of(device))
+    yield "torch", f"cpu {platform.machine()}", None, "Triton kernels run on a GPU only"
+
+
+def jax_devices() -> list[tuple[str, str, Arch | None, str]]:
+    """JAX's devices, in the same form; importing jax is what this costs."""
+    import jax
+
+    from retrograd.core.xla_launch import arch_of_jax
+
+    found: list[tuple[str, str, Arch | None, str]] = []
+    for device in jax.local_devices():
+        name = f"{device.platform}:{device.id} {device.device_kind}"
+        if device.platform == "gpu":
+            found.append(("jax", name, *judged(arch_of_jax())))
+        else:
+            found.append(("jax", name, None, "Triton kernels run on a GPU only"))
+    return found
+
+
+def judged(arch: Arch | None) -> tuple[Arch | None, str]:
+    """The architecture, and what follows from it."""
+    if arch is not None:
+        return arch, f"the kernels are built for {arch.name}; float64 is portable"
+    if not versions(["triton"]).keys() - {"retrograd"}:
+        return None, "triton is not installed"
+    return None, "no kernel is built for this GPU (NVIDIA sm_80 and later, AMD gfx942 and gfx950)"

@@ -1,0 +1,150 @@
+"""What every op promises to PyTorch's own machinery, one function a promise; each raises AssertionError."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+
+from .compare import assert_same_bits
+from .contract import drawn, take
+from .draw import Arrays, Function, call, options, output_name, outputs
+
+
+class PassThrough(TorchDispatchMode):
+    """A dispatch mode that changes nothing: under it a call goes through the registered operator."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call on."""
+        return func(*args, **(kwargs or {}))
+
+
+def check_operator(room: Room, case: Case, device: str, seed: int) -> None:
+    """The registered operator and the direct path give the same bits."""
+    inputs, gradients = drawn(room, case, device, seed)
+    direct = call(room.torch, inputs, options(case), gradients)
+    with PassThrough():
+        dispatched = call(room.torch, inputs, options(case), gradients)
+    assert_same_bits(dispatched, direct, f"{room.name}, {case.name}: the operator and the direct path")
+
+
+def check_compile(room: Room, case: Case, device: str, seed: int, backend: str, dynamic: bool) -> None:
+    """Compiled without a graph break, with the bits of eager; a dynamic batch does not compile twice."""
+    torch._dynamo.reset()
+    compiled = torch.compile(room.torch, fullgraph=True, dynamic=dynamic, backend=backend)
+    inputs, gradients = drawn(room, case, device, seed)
+    where = f"{room.name}, {case.name}: torch.compile, {backend}, dynamic={dynamic}"
+    expected = call(room.torch, inputs, options(case), gradients)
+    assert_same_bits(call(compiled, inputs, options(case), gradients), expected, where)
+    first = room.arguments[0]
+    rows = case.inputs[first].shape[room.batch_axis[first]] if len(case.inputs[first].shape) > 1 else 0
+    if not dynamic or rows < 3:  # sizes 0 and 1 are always compiled apart
+        return
+    part, part_gradients = take(room, inputs, gradients, 0, rows - 1)
+    expected = call(room.torch, part, options(case), part_gradients)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        try:
+            result = call(compiled, part, options(case), part_gradients)
+        except torch._dynamo.exc.RecompileError as error:
+            raise AssertionError(f"{where}: another batch compiles again: {error}") from error
+    assert_same_bits(result, expected, f"{where}, {rows - 1} rows")
+
+
+def check_autocast(room: Room, case: Case, device: str, seed: int) -> None:
+    """Autocast changes nothing: the op takes every dtype as it comes and keeps its sums in float32."""
+    inputs, gradients = drawn(room, case, device, seed)
+    expected = call(room.torch, inputs, options(case), gradients)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast(device, dtype=dtype):
+            result = call(room.torch, inputs, options(case), gradients)
+        assert_same_bits(result, expected, f"{room.name}, {case.name}: autocast to {dtype}")
+
+
+def check_checkpoint(room: Room, case: Case, device: str, seed: int) -> None:
+    """Activation checkpointing of either kind gives the same gradients, to the bit."""
+    inputs, gradients = drawn(room, case, device, seed)
+    expected = call_backward(room.torch, inputs, options(case), gradients)
+    for reentrant in (False, True):
+
+        def recomputed(first: Tensor, **rest: Any) -> tuple[Tensor, ...]:
+            tensors = {name: tensor for name, tensor in rest.items() if name in inputs}
+            statics = {name: value for name, value in rest.items() if name not in inputs}
+
+            def run(*given: Tensor) -> tuple[Tensor, ...]:
+                return outputs(room.torch, dict(zip(inputs, given, strict=True)), statics)
+
+            made = checkpoint(run, first, *tensors.values(), use_reentrant=reentrant)  # noqa: B023
+            return tuple(made)
+
+        result = call_backward(recomputed, inputs, options(case), gradients)
+        assert_same_bits(result, expected, f"{room.name}, {case.name}: checkpoint, use_reentrant={reentrant}")
+
+
+def call_backward(
+    function: Function, inputs: Mapping[str, Tensor], options: Mapping[str, Any], gradients: Sequence[Tensor]
+) -> Arrays:
+    """As `draw.call`, by `backward()` into `.grad`: the only way that reentrant checkpointing allows."""
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs.items()}
+    made = outputs(function, leaves, options)
+    torch.autograd.backward(made, list(gradients))
+    results = {output_name(i): tensor.detach() for i, tensor in enumerate(made)}
+    for name, leaf in leaves.items():
+        assert leaf.grad is not None, f"no gradient of {name}"
+        results[f"d {name}"] = leaf.grad
+    return results
+
+
+def check_subsets(room: Room, case: Case, device: str, seed: int) -> None:
+    """A gradient has the same bits whether the others are asked for or not."""
+    inputs, gradients = drawn(room, case, device, seed)
+    everything = call(room.torch, inputs, options(case), gradients)
+    for wanted in inputs:
+        leaves = {n: t.detach().requires_grad_(n == wanted) for n, t in inputs.items()}
+        made = outputs(room.torch, leaves, options(case))
+        pairs = [(tensor, g) for tensor, g in zip(made, gradients, strict=True) if tensor.requires_grad]
+        (found,) = torch.autograd.grad([t for t, _ in pairs], [leaves[wanted]], [g for _, g in pairs])
+        name = f"d {wanted}"
+        assert_same_bits({name: found}, {name: everything[name]}, f"{room.name}, {case.name}: asked for alone")
+
+
+def check_double_backward(room: Room, case: Case, device: str, seed: int) -> None:
+    """Differentiating a gradient raises, on the direct path and through the operator; it is never silently zero."""
+    inputs, gradients = drawn(room, case, device, seed)
+    for mode in (None, PassThrough()):
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs.items()}
+        came_in = [gradient.detach().requires_grad_() for gradient in gradients]
+        where = f"{room.name}, {case.name}, {'direct' if mode is None else 'operator'}"
+        if mode:
+            mode.__enter__()
+        try:
+            made = outputs(room.torch, leaves, options(case))
+            found = torch.autograd.grad(made, list(leaves.values()), came_in, create_graph=True)
+        except RuntimeError as error:
+            assert_refuses(error, where)  # refusing at once is as clear
+            continue
+        finally:
+            if mode:
+                mode.__exit__(None, None, None)
+        for name, gradient in zip(leaves, found, strict=True):
+            # A gradient cut off from its graph would make a gradient penalty silently zero.
+            assert gradient.requires_grad, f"{where}: the gradient of {name} may be differentiated, to nothing"
+            try:
+                gradient.sum().backward(retain_graph=True)
+            except RuntimeError as error:
+                assert_refuses(error, where)
+            else:
+                raise AssertionError(f"{where}: the gradient of {name} was differentiated")
+
+
+def assert_refuses(error: RuntimeError, where: str) -> None:
+    """Assert that an error speaks of what is refused."""
+    text = str(error)
+    told = ("once_differentiable", "double backward", "no autograd formula", "twice")
+    assert any(words in text for words in told), f"{where}: the error does not say that it is double backward: {text}"

@@ -1,0 +1,90 @@
+"""The same values elsewhere in memory: every way in which a tensor that users pass is not dense.
+
+What lies between a view's elements is NaN, so a kernel that reads past its view shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def surround(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """An array of NaN of that shape, to be written into."""
+    return torch.full(tuple(shape), torch.nan, dtype=tensor.dtype, device=tensor.device)
+
+
+def within(base: Tensor, view: Tensor, tensor: Tensor) -> Tensor:
+    """The view of base, holding the values of the tensor."""
+    assert view.shape == tensor.shape
+    assert view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+    view.copy_(tensor)
+    return view
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    """The first and the last dimension exchanged in memory, as in a (B, D, T) array seen as (B, T, D)."""
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def permuted(tensor: Tensor) -> Tensor:
+    """The leading dimensions in reverse order in memory; each row stays dense."""
+    order = [*reversed(range(tensor.dim() - 1)), tensor.dim() - 1]
+    return tensor.permute(order).contiguous().permute(order)
+
+
+def sliced(tensor: Tensor) -> Tensor:
+    """Columns cut out of a wider array, one element off any alignment, as a head of a packed qkv may lie."""
+    base = surround(tensor, (*tensor.shape[:-1], tensor.shape[-1] + 3))
+    return within(base, base[..., 1:-2], tensor)
+
+
+def aligned_slice(tensor: Tensor) -> Tensor:
+    """Columns cut out of a wider array on a 16-byte boundary: rows far apart, each dense."""
+    base = surround(tensor, (*tensor.shape[:-1], tensor.shape[-1] + 64))
+    return within(base, base[..., 32:-32], tensor)
+
+
+def every_other_row(tensor: Tensor) -> Tensor:
+    """Every other row of a longer array."""
+    base = surround(tensor, (2 * tensor.shape[0], *tensor.shape[1:]))
+    return within(base, base[::2], tensor)
+
+
+def every_third_column(tensor: Tensor) -> Tensor:
+    """Columns three elements apart."""
+    base = surround(tensor, (*tensor.shape[:-1], 3 * tensor.shape[-1]))
+    return within(base, base[..., ::3], tensor)
+
+
+def broadcast_rows(tensor: Tensor) -> Tensor:
+    """The first row, with stride 0."""
+    return tensor[:1].expand(tensor.shape) if tensor.shape[0] else tensor
+
+
+def broadcast_columns(tensor: Tensor) -> Tensor:
+    """The first column, with stride 0."""
+    return tensor[..., :1].expand(tensor.shape) if tensor.shape[-1] else tensor
+
+
+def broadcast(tensor: Tensor) -> Tensor:
+    """One element, with stride 0 everywhere: the gradient that `y.sum().backward()` sends."""
+    return tensor.reshape(-1)[0].expand(tensor.shape) if tensor.numel() else tensor
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    layout.__name__: layout
+    for layout in (
+        transposed,
+        permuted,
+        sliced,
+        aligned_slice,
+        every_other_row,
+        every_third_column,
+        broadcast_rows,
+        broadcast_columns,
+        broadcast,
+    )
+}
