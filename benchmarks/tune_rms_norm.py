@@ -1,6 +1,7 @@
-"""Times every sensible tile of rms_norm's kernels and prints the table that `plan.py` is written from.
+"""Times tiles of rms_norm's kernels on a GPU and prints, for each N, those that serve every number of rows best.
 
-python benchmarks/tune_rms_norm.py OUT.jsonl [forward|backward ...]; needs a GPU. Kernels are compiled by all cores first.
+python benchmarks/tune_rms_norm.py OUT.jsonl [forward|backward ...]. `plan.py` is written from its table. Kernels are
+compiled by all cores first. `--near FILE` keeps the tiles that came near the best in an earlier run, to look closer.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import argparse
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -27,46 +31,65 @@ from retrograd.core.torch_launch import DTYPES, arch_of, prepare
 from retrograd.ops.rms_norm import plan, schedule
 from retrograd.ops.rms_norm.spec import Param, Spec
 
-ROWS = (4096, 16384, 65536)
-COLUMNS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+ROWS = (4096, 8192, 16384, 32768, 65536)
+COLUMNS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+PROGRAMS = (132, 256, 264, 512, 528, 1024, 1056, 2112)
 UNBOUNDED = 2**31 - 1
+NEAR = 1.06  # times the best
+Shape = tuple[int, int, int]  # rows, warps, stages
 
 
-def candidates(which: str, N: int) -> Iterator[plan.Tile]:
+def shapes(which: str, N: int) -> Iterator[Shape]:
+    """Tile shapes worth a try: 4 to 32 elements a thread."""
     columns = plan.power_of_two(N)
     for warps, each, stages in product((1, 2, 4, 8, 16, 32), (4, 8, 16, 32), (1, 2, 3, 4)):
         elements = warps * 32 * each
-        if elements < columns or elements > max(2 * columns, 8192) or each < 8 and columns > 256:
+        if which == "forward" and stages > 1:
             continue
-        if which == "forward":
-            programs = (UNBOUNDED, 2112) if stages == 1 else (1056, 528, 264, 132)
-        else:
-            programs = (1056, 528, 264, 132)
-        for count in programs:
-            if count * warps <= 16 * 528 or count == UNBOUNDED:
-                yield plan.Tile(elements // columns, columns, warps, stages, count)
+        if columns <= elements <= max(2 * columns, 16384):
+            yield elements // columns, warps, stages
+
+
+def near(path: Path) -> dict[tuple[str, int], set[Shape]]:
+    """Per pass and N, the tile shapes that were near the best for some number of rows."""
+    groups: dict[tuple[str, int, int], list[dict[str, Any]]] = defaultdict(list)
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        groups[row["which"], row["N"], row["M"]].append(row)
+    kept: dict[tuple[str, int], set[Shape]] = defaultdict(set)
+    for (which, N, _), rows in groups.items():
+        best = min(row["ms"] for row in rows)
+        kept[which, N] |= {(r["rows"], r["warps"], r["stages"]) for r in rows if r["ms"] < NEAR * best}
+    return kept
+
+
+def spec_of(M: int, N: int) -> Spec:
+    return Spec(Param((M, N), "bfloat16"), Param((N,), "float32"))
 
 
 def program(which: str, M: int, N: int, tile: plan.Tile, arch: Arch) -> Program:
-    spec = Spec(Param((M, N), "bfloat16"), Param((N,), "float32"))
-    with mock.patch.object(plan, which, lambda spec, arch: tile):
+    with mock.patch.object(plan, which, return_value=tile):
         if which == "forward":
-            return schedule.forward(spec, {}, arch)
-        return schedule.backward(spec, {}, arch, prenorm=False, parameters=True)
+            return schedule.forward(spec_of(M, N), {}, arch)
+        return schedule.backward(spec_of(M, N), {}, arch, prenorm=False, parameters=True)
 
 
-def compile_one(job: tuple[str, int, plan.Tile, str]) -> None:
-    which, N, tile, name = job
-    made = program(which, 4096, N, tile, SUPPORTED[name])
-    for launch in made.launches:
-        build(launch, made.arrays, SUPPORTED[name])
+def compile_one(job: tuple[str, int, Shape, str]) -> tuple[str, int, Shape, int]:
+    """Compile a tile's kernels into Triton's cache; returns the job and the shared memory it takes."""
+    which, N, (rows, warps, stages), name = job
+    shared = 0
+    for programs in (1, 132, 256, 512, 1024, 2048):  # the second stage's tile depends on the number of programs
+        made = program(which, 65536, N, plan.Tile(rows, plan.power_of_two(N), warps, stages, programs), SUPPORTED[name])
+        for launch in made.launches:
+            shared = max(shared, build(launch, made.arrays, SUPPORTED[name]).metadata.shared)
+    return which, N, (rows, warps, stages), shared
 
 
 def inputs(made: Program) -> list[torch.Tensor]:
     return [
-        torch.randn(a.shape, device="cuda", dtype=torch.float32).to(DTYPES[a.dtype])
-        if a.name != "rstd"
-        else torch.rand(a.shape, device="cuda")
+        torch.rand(a.shape, device="cuda")
+        if a.name == "rstd"
+        else torch.randn(a.shape, device="cuda").to(DTYPES[a.dtype])
         for a in made.inputs
     ]
 
@@ -77,47 +100,60 @@ def main() -> None:
     parser.add_argument("which", nargs="*", default=["forward", "backward"])
     parser.add_argument("--columns", type=int, nargs="*", default=COLUMNS)
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
+    parser.add_argument("--near", type=Path)
     options = parser.parse_args()
     device = torch.device("cuda", torch.cuda.current_device())
     arch = arch_of(device)
     assert arch is not None
+    known = near(options.near) if options.near else {}
 
-    jobs = {
-        (which, N, plan.Tile(t.rows, t.columns, t.num_warps, t.stages, 1), arch.name)
-        for which in options.which
-        for N in options.columns
-        for t in candidates(which, N)
-    }
+    jobs = [
+        (which, N, shape, arch.name)
+        for which, N in product(options.which, options.columns)
+        for shape in sorted(known.get((which, N), set(shapes(which, N))))
+    ]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_one, sorted(jobs, key=str)))
+        built = [job for job in pool.map(compile_one, jobs) if job[3] <= arch.shared_memory]
     print(f"compiled {len(jobs)} tiles", flush=True)
 
-    with options.out.open("a") as out:
-        for which, N, M in product(options.which, options.columns, options.rows):
+    for which, N in product(options.which, options.columns):
+        times: dict[tuple[Shape, int], dict[int, float]] = defaultdict(dict)
+        for M in options.rows:
             if M * N > 2**29:
                 continue
-            moved = Spec(Param((M, N), "bfloat16"), Param((N,), "float32")).bytes_moved(
-                "fwd" if which == "forward" else "bwd"
-            )
-            first = next(candidates(which, N))
-            sets = [inputs(program(which, M, N, first, arch)) for _ in range(input_sets(moved))]
-            found = []
-            for tile in candidates(which, N):
-                made = program(which, M, N, tile, arch)
-                run = prepare(made, [a.name for a in made.inputs], arch, device)
-                compiled = build(made.launches[0], made.arrays, arch, device.index)
-                if compiled.n_spills:
+            moved = spec_of(M, N).bytes_moved("fwd" if which == "forward" else "bwd")
+            sets = [inputs(program(which, M, N, plan.Tile(1, N, 4, 1, 1), arch)) for _ in range(input_sets(moved))]
+            for w, n, shape, _ in built:
+                if (w, n) != (which, N):
                     continue
-                ms = device_ms([lambda s=s: run(s) for s in sets], repeats=5)
-                row = dict(which=which, M=M, N=N, rows=tile.rows, warps=tile.num_warps, stages=tile.stages,
-                           programs=tile.programs, regs=compiled.n_regs, ms=ms, gbps=moved / ms / 1e6)  # fmt: skip
-                found.append(row)
-                out.write(json.dumps(row) + "\n")
-            out.flush()
-            best = sorted(found, key=lambda r: r["ms"])[:3]
-            print(which, M, N, *(
-                f"| {b['gbps']:.0f} rows {b['rows']} warps {b['warps']} stages {b['stages']} programs {b['programs']}"
-                for b in best), flush=True)  # fmt: skip
+                bounded = [p for p in PROGRAMS if p * shape[1] <= 16 * 528]
+                for programs in bounded if which == "backward" else [UNBOUNDED]:
+                    tile = plan.Tile(shape[0], plan.power_of_two(N), shape[1], shape[2], programs)
+                    made = program(which, M, N, tile, arch)
+                    run = prepare(made, [a.name for a in made.inputs], arch, device)
+                    compiled = build(made.launches[0], made.arrays, arch, device.index)
+                    if compiled.n_spills:
+                        break
+                    ms = device_ms([partial(run, s) for s in sets], repeats=5)
+                    times[shape, programs][M] = ms
+                    row = {"which": which, "M": M, "N": N, "rows": shape[0], "warps": shape[1],
+                           "stages": shape[2], "programs": programs, "regs": compiled.n_regs, "ms": ms, "gbps": moved / ms / 1e6}  # fmt: skip
+                    with options.out.open("a") as out:
+                        out.write(json.dumps(row) + "\n")
+        report(which, N, times)
+
+
+def report(which: str, N: int, times: dict[tuple[Shape, int], dict[int, float]]) -> None:
+    """The tiles that are nearest to the best at their worst number of rows; microseconds for each number of rows."""
+    best: dict[int, float] = defaultdict(lambda: float("inf"))
+    for by_rows in times.values():
+        for M, ms in by_rows.items():
+            best[M] = min(best[M], ms)
+    whole = {k: v for k, v in times.items() if len(v) == len(best)}
+    worst = {k: max(v[M] / best[M] for M in best) for k, v in whole.items()}
+    print(which, N, "best us", {M: round(ms * 1e3, 2) for M, ms in best.items()})
+    for key in sorted(whole, key=lambda k: worst[k])[:5]:
+        print(f"  {worst[key]:.3f} {key}", [round(ms * 1e3, 2) for ms in whole[key].values()], flush=True)
 
 
 if __name__ == "__main__":

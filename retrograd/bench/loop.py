@@ -55,8 +55,7 @@ def time_cases(
                 continue
             try:
                 if small is not None and (peer.name, small.name) not in hosts:
-                    hosts[peer.name, small.name] = host_times(peer.build(small), small)
-                    record.add_host(small, peer, hosts[peer.name, small.name])
+                    hosts[peer.name, small.name] = host(record, small, peer, host_times)
                 work.time(peer, hosts[peer.name, small.name] if small else {})
             except NotApplicableError as reason:
                 record.leave_out(case, peer, str(reason))
@@ -65,6 +64,18 @@ def time_cases(
                 if peer is implementations[0]:
                     failed.append(case.name)
     return failed
+
+
+def host(record: Record, case: Case, peer: Peer, host_times: Callable[[Function, Case], HostTimes]) -> HostTimes:
+    """The host's times, with rows of their own; none where a peer cannot do so small a case."""
+    function = peer.build(case)
+    try:
+        times = host_times(function, case)
+    except Exception as error:
+        record.leave_out(case, peer, f"{type(error).__name__}: {error}")
+        return {}
+    record.add_host(case, peer, times)
+    return times
 
 
 def check_agreement(differences: Sequence[float]) -> None:

@@ -61,8 +61,9 @@ def draw(rows: Sequence[Row], path: Path, framework: str | None = None) -> None:
     with matplotlib.rc_context(
         {"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False}
     ):
-        figure = Figure(figsize=(14, 1 + sum(height(timed, name) for name in passes)), dpi=130, layout="constrained")
-        parts = figure.subfigures(len(passes), 1, squeeze=False, height_ratios=[height(timed, name) for name in passes])
+        heights = [height(timed, name) for name in passes]
+        figure = Figure(figsize=(width(timed), 1 + sum(heights)), dpi=130, layout="constrained")
+        parts = figure.subfigures(len(passes), 1, squeeze=False, height_ratios=heights)
         for part, name in zip(parts[:, 0], passes, strict=True):
             draw_pass(part, [row for row in timed if row.pass_ == name], speeds, styles)
             part.suptitle(PASSES[name], x=0.01, ha="left", fontweight="bold")
@@ -112,6 +113,12 @@ def height(rows: Sequence[Row], name: str) -> float:
     """Inches that a pass takes."""
     lines, rest = split([row for row in rows if row.pass_ == name])
     return 0.4 + 2.4 * ceil(len(lines) / MOST_COLUMNS) + (2.4 if rest else 0)
+
+
+def width(rows: Sequence[Row]) -> float:
+    """Inches for all panels side by side, and for all groups of bars."""
+    lines, rest = split(rows)
+    return max(7.0, 2.3 * min(MOST_COLUMNS, len(lines)), 1.2 * len({row.case for row in rest}))
 
 
 def draw_pass(part: SubFigure, rows: Sequence[Row], speeds: Speeds, styles: dict[str, tuple[str, str]]) -> None:

@@ -120,7 +120,7 @@ def results(function: Function, inputs: Arrays) -> list[Tensor]:
 
 def gradients_like(made: Sequence[Tensor], seed: int) -> list[Tensor]:
     """A gradient for each output, of its shape and dtype; another stream than that of `draw` with the same seed."""
-    generator = torch.Generator(made[0].device).manual_seed(seed + 2**32)
+    generator = torch.Generator(made[0].device).manual_seed(2**31 + seed)  # a CPU generator reads 32 bits of a seed
     return [normal(output.shape, generator).to(output.dtype) for output in made]
 
 

@@ -17,7 +17,3 @@ def main() -> int:
 
     app(prog_name="retrograd")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

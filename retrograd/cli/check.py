@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
@@ -57,7 +58,7 @@ def check(
             progress.advance(task)
     out.print(table_of(checks))
     for message in errors:
-        out.print(f"[bold red]error[/] {message}", highlight=False)
+        out.print(f"[bold red]error[/] {escape(message)}", highlight=False)
     failed = sum(not found.passed for _, found in checks)
     for kind in dict.fromkeys(kind for kind, _ in checks):
         own = [found for k, found in checks if k == kind]
@@ -88,7 +89,7 @@ def jobs_of(ops: list[str] | None, cases: list[str] | None, device: str, kinds: 
     chosen = [named_room(name) for name in (ops or rooms.NAMES)]
     for name in cases or ():
         if not any(case.name == name for room in chosen for case in room.cases):
-            fail(f"case is {name!r}, which {' and '.join(room.name for room in chosen)} do not have")
+            fail(f"case is {name!r}, which is no case of {' or '.join(room.name for room in chosen)}")
     for room in chosen:
         for kind in kinds:
             for case in room.cases if cases else room.tagged(*tags):

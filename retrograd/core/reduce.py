@@ -9,9 +9,9 @@ from .arch import Arch
 from .numerics import let_next_start, wait_for_previous
 from .program import Launch
 
-# 16 columns of fp32 are two 32-byte sectors; the tile is loaded at once, so its latency is paid once.
-COLUMNS = 16
-TILE_ROWS = 256
+# 8 columns of fp32 are one 32-byte sector; all rows are asked for at once, so their latency is paid once.
+COLUMNS = 8
+TILE_ROWS = 1024
 
 
 @triton.jit

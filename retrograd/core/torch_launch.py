@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from .arch import Arch, amd, nvidia
 from .program import Program
-from .rows import Layout
+from .rows import Layout, dense
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64", "int32")
@@ -23,6 +23,10 @@ DTYPES: dict[str, torch.dtype] = {
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 Runner = Callable[[Sequence[torch.Tensor | None]], list[torch.Tensor]]
+
+# All that a tensor has to say to a plan: shape, strides, dtype, device, and its address modulo 16. A plain tuple, since
+# it is made at every call; equal keys share a prepared program.
+Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, int]
 
 
 @cache
@@ -39,36 +43,23 @@ def arch_of(device: torch.device) -> Arch | None:
     return nvidia(*torch.cuda.get_device_capability(device))
 
 
-class Key(NamedTuple):
-    """All that a tensor has to say to a plan; equal keys share a prepared program."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    aligned: bool
-
-    @property
-    def layout(self) -> Layout:
-        """Strides and alignment."""
-        return Layout(tuple(self.strides), self.aligned)
-
-
 def dtype_name(dtype: torch.dtype) -> str:
     """The dtype's name; one that the library does not know comes out as torch writes it."""
     return NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
+def key(tensor: torch.Tensor) -> Key:
+    """A tensor's key."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15
+
+
 def layouts(names: Sequence[str], keys: Sequence[Key | None]) -> dict[str, Layout]:
     """The layout of each tensor that is there, by name."""
-    return {name: key.layout for name, key in zip(names, keys, strict=True) if key is not None}
-
-
-def key(tensor: torch.Tensor | None) -> Key | None:
-    """A tensor's key, made at every call, so kept cheap; None stays None."""
-    if tensor is None:
-        return None
-    return Key(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16 == 0)
+    return {
+        name: Layout(tuple(key[1]), aligned=key[4] == 0)
+        for name, key in zip(names, keys, strict=True)
+        if key is not None
+    }
 
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -80,11 +71,13 @@ def launches_directly(tensors: Sequence[torch.Tensor | None]) -> bool:
     Not while a graph is traced, under a dispatch mode or a function transform, or for a subclass of Tensor (a fake
     tensor, a DTensor): these need the registered operator, which costs the host more and computes the same.
     """
-    return (
-        not torch.compiler.is_compiling()
-        and all(tensor is None or type(tensor) in PLAIN for tensor in tensors)
-        and not torch._C._len_torch_dispatch_stack()
-        and torch._C._functorch.peek_interpreter_stack() is None
+    for tensor in tensors:
+        if tensor is not None and type(tensor) not in PLAIN:
+            return False
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
     )
 
 
@@ -103,9 +96,9 @@ def prepare(program: Program, tensors: Sequence[str], arch: Arch, device: torch.
     from .build import arguments, build
 
     index = device.index
-    made_names = [array.name for array in (*program.outputs, *program.scratch)]
-    places = {name: place for place, name in enumerate((*tensors, *made_names))}
-    allocations = [(array.shape, DTYPES[array.dtype]) for array in (*program.outputs, *program.scratch)]
+    made = (*program.outputs, *program.scratch)
+    places = {name: place for place, name in enumerate((*tensors, *(array.name for array in made)))}
+    allocations = [(array.shape, dense(array.shape), DTYPES[array.dtype]) for array in made]
     returned = len(program.outputs)
 
     steps: list[tuple[Any, int, list[Any], list[tuple[int, int]]]] = []
@@ -113,31 +106,28 @@ def prepare(program: Program, tensors: Sequence[str], arch: Arch, device: torch.
         for launch in program.launches:
             if launch.grid == 0:
                 continue
-            compiled = build(launch, program.arrays, arch, index)
-            run = compiled.run  # loads the binary
+            start, fixed = launcher(build(launch, program.arrays, arch, index))
             values = arguments(launch)
             pointers = [
-                (place, places[values[place]])
-                for place, parameter in enumerate(launch.kernel.params)
-                if launch.arrays.get(parameter.name) is not None
+                (len(fixed) + place, places[values[place]])
+                for place, name in enumerate(launch.kernel.arg_names)
+                if launch.arrays.get(name) is not None
             ]
-            fixed = [compiled.function, compiled.packed_metadata, None, None, None, *values]
-            steps.append((run, launch.grid, fixed, [(place + 5, source) for place, source in pointers]))
+            steps.append((start, launch.grid, [*fixed, *values], pointers))
 
-    empty = torch.empty
+    empty = torch.empty_strided
     stream_of = torch._C._cuda_getCurrentRawStream
     current_device = torch.cuda.current_device
 
     def launch_all(given: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        made = [empty(shape, dtype=dtype, device=device) for shape, dtype in allocations]
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in given]
-        addresses += [tensor.data_ptr() for tensor in made]
+        made = [empty(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in allocations]
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (*given, *made)]
         stream = stream_of(index)
-        for run, grid, fixed, pointers in steps:
+        for start, grid, fixed, pointers in steps:
             values = fixed.copy()
             for place, source in pointers:
                 values[place] = addresses[source]
-            run(grid, 1, 1, stream, *values)
+            start(grid, 1, 1, stream, *values)
         return made[:returned]
 
     def guarded(given: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
@@ -147,6 +137,24 @@ def prepare(program: Program, tensors: Sequence[str], arch: Arch, device: torch.
             return launch_all(given)
 
     return guarded if torch.cuda.device_count() > 1 else launch_all
+
+
+def launcher(compiled: Any) -> tuple[Any, list[Any]]:
+    """The function that launches a binary, and what comes between the stream and the kernel's own arguments.
+
+    `compiled.run` (which also loads the binary) takes the same arguments in every release of Triton that is supported.
+    In 3.6 it is a Python object that first allocates scratch memory, of which our kernels use none, and then calls a C
+    function: that one is called here.
+    """
+    import triton
+
+    run = compiled.run
+    common = [compiled.packed_metadata, None, None, None]
+    if triton.__version__.startswith("3.6.") and hasattr(run, "launch_pdl"):
+        if run.global_scratch_size or run.profile_scratch_size:
+            raise RuntimeError(f"{compiled.name}: a kernel that needs scratch memory cannot be launched directly")
+        return run.launch, [compiled.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *common]
+    return run, [compiled.function, *common]
 
 
 def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

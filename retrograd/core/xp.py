@@ -30,10 +30,16 @@ def torch_namespace() -> Namespace:
         reshape=lambda x, shape: x.reshape(shape),
         mean=_torch_mean,
         sqrt=torch.sqrt,
-        silu=torch.nn.functional.silu,
-        sigmoid=torch.sigmoid,
+        silu=lambda x: x * _torch_sigmoid(x),
+        sigmoid=_torch_sigmoid,
         sum_to=lambda x, shape: x.reshape(_rows(x.shape, shape), *shape).sum(0),
     )
+
+
+def _torch_sigmoid(x: Any) -> Any:
+    # On a CPU, torch.sigmoid computes what is left over after whole vectors in another way, so that its last bit
+    # depends on where in the array an element lies; exp does not.
+    return 1 / (1 + (-x).exp())
 
 
 def _torch_mean(x: Any) -> Any:

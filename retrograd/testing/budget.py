@@ -14,14 +14,16 @@ The Euclidean norm sees an error spread over an array; the maximum norm sees one
 the other would drown. Roundings that a computation cannot avoid on its way (that of s = x + residual to its own
 dtype, say) are made by p as well, so they are in its error.
 
-In one draw of a small array p's error is a matter of luck, and a lucky p would leave no budget. So each side is
-averaged over several draws; one is enough where a call has many rows.
+In one draw of a small array p's error is a matter of luck, and a lucky p would leave no budget. So small cases are
+drawn many times, and the two sides are compared by their geometric means, in which every draw weighs the same: by
+arithmetic means, the one draw that happens to be worst conditioned would decide. One draw is enough where a call has
+many rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import exp, inf, log
 from statistics import fmean
 from typing import NamedTuple
 
@@ -33,7 +35,8 @@ from retrograd.core.cases import Case
 # Draws are added until a call has had this many rows, and its smallest array this many elements, or to MOST_DRAWS.
 ROWS = 64
 ELEMENTS = 256
-MOST_DRAWS = 32
+MOST_DRAWS = 128
+LUCKY = 1e-3  # share of its budget at which an error is counted at least, since an error may happen to be 0
 
 
 class Judgement(NamedTuple):
@@ -96,7 +99,15 @@ def judge(draws: Sequence[Measured | None]) -> Judgement:
     if not budgeted:
         raise ValueError("the plain computation overflows in every draw, so there is no budget")
     norms = [
-        Judgement(fmean(j.error for j in judgements), fmean(j.budget for j in judgements))
+        Judgement(
+            geometric_mean([max(j.error, LUCKY * j.budget) for j in judgements]),
+            geometric_mean([j.budget for j in judgements]),
+        )
         for judgements in zip(*budgeted, strict=True)
     ]
     return max(norms, key=lambda judgement: judgement.used)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of non-negative numbers; 0 if one of them is."""
+    return exp(fmean(log(value) for value in values)) if all(values) else 0.0

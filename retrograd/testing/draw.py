@@ -17,7 +17,7 @@ Function = Callable[..., Any]
 
 def draw(case: Case, device: str, seed: int) -> Arrays:
     """The inputs of a case, drawn on the device from the seed."""
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(2 * seed)
     return {
         name: (normal(tensor.shape, generator) * tensor.std + tensor.mean).to(DTYPES[tensor.dtype])
         for name, tensor in case.inputs.items()
@@ -74,7 +74,7 @@ def draw_gradients(reference: Function, case: Case, inputs: Mapping[str, Tensor]
     """A gradient for each output of a case, of its shape and dtype; another stream than that of the inputs."""
     with torch.no_grad():
         made = outputs(reference, inputs, options(case))
-    generator = torch.Generator(made[0].device).manual_seed(seed + 2**32)
+    generator = torch.Generator(made[0].device).manual_seed(2 * seed + 1)  # the seed has 32 bits on a CPU
     return [normal(tensor.shape, generator).to(tensor.dtype) for tensor in made]
 
 

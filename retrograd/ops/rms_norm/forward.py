@@ -1,7 +1,7 @@
 """RMSNorm, forward. Symbols and formulas: README.md beside this file.
 
-A program owns one head and walks over every `programs`-th tile of ROWS rows. `forward_whole` holds a row in registers;
-`forward_looped`, for rows that do not fit, reads a row twice, the second time mostly from L2.
+`forward_whole` holds its rows in registers; `forward_looped`, for rows that do not fit, reads a row twice, the second
+time mostly from L2.
 """
 
 import triton
@@ -66,36 +66,32 @@ def forward_whole(
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Rows of N <= BLOCK_N columns: one read, one write; the weight stays in registers."""
+    """Rows of N <= BLOCK_N columns, a tile of ROWS rows a program: one read, one write."""
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     head = tl.program_id(0) % heads
+    m = tl.program_id(0) // heads * ROWS + tl.arange(0, ROWS)
     n = tl.arange(0, BLOCK_N)
+    mask = tile_mask(m, rows, n, N, N == BLOCK_N)
+    # The tiles are asked for first: what comes from device memory takes longest.
+    x = load_tile(x_ptr, m, head, n, inner_dims, x_strides, mask)
+    residual = load_tile(residual_ptr, m, head, n, inner_dims, residual_strides, mask)
+    gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
     weight = load_parameter(weight_ptr, head, n, weight_strides, n < N, ROWS)
     bias = load_parameter(bias_ptr, head, n, bias_strides, n < N, ROWS)
 
-    program = tl.program_id(0) // heads
-    programs = tl.num_programs(0) // heads
-    for tile in tl.range(program, tl.cdiv(rows, ROWS), programs, num_stages=STAGES):
-        m = tile * ROWS + tl.arange(0, ROWS)
-        mask = tile_mask(m, rows, n, N, N == BLOCK_N)
-        x = load_tile(x_ptr, m, head, n, inner_dims, x_strides, mask)
-        residual = load_tile(residual_ptr, m, head, n, inner_dims, residual_strides, mask)
-        gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
-
-        row = m.to(tl.int64) * heads + head
-        out = row[:, None] * N + n[None, :]
-        s = add_residual(x, residual, sum_ptr)
-        if residual is not None:
-            tl.store(sum_ptr + out, s, mask=mask)
-        u = gate_input(s, gate, GATE_FIRST)
-        rstd = tl.rsqrt(tl.sum(u * u, axis=1) * (1.0 / N) + eps)
-        y = scale_and_gate(u * rstd[:, None], weight, weight_offset, bias, gate, GATE_LAST)
-        tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
-        tl.store(rstd_ptr + row, rstd, mask=m < rows)
+    row = m.to(tl.int64) * heads + head
+    out = row[:, None] * N + n[None, :]
+    s = add_residual(x, residual, sum_ptr)
+    if residual is not None:
+        tl.store(sum_ptr + out, s, mask=mask)
+    u = gate_input(s, gate, GATE_FIRST)
+    rstd = tl.rsqrt(tl.sum(u * u, axis=1) * (1.0 / N) + eps)
+    y = scale_and_gate(u * rstd[:, None], weight, weight_offset, bias, gate, GATE_LAST)
+    tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(rstd_ptr + row, rstd, mask=m < rows)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -31,10 +31,14 @@ def forward(spec: Spec, layouts: Layouts, arch: Arch) -> Program:
     tile = plan.forward(spec, arch)
     launch = Launch(
         forward_kernels.forward_whole if whole else forward_kernels.forward_looped,
-        grid=spec.heads * (tile.programs_for(spec.rows) if whole else spec.rows),
+        grid=spec.heads * -(-spec.rows // tile.rows),
         arrays=_pointers(inputs + outputs, "x residual gate weight bias y sum rstd"),
         scalars={**_geometry(spec, layouts, inputs), "eps": float(spec.options.eps), **_offset(spec)},
-        constants={**_flags(spec, arch), **_tile(tile, with_rows=whole)},
+        constants={
+            **_flags(spec, arch),
+            "BLOCK_N": tile.columns,
+            **({"ROWS": tile.rows} if whole else {"STAGES": tile.stages}),
+        },
         num_warps=tile.num_warps,
         overlap=arch.overlaps_launches,
     )
@@ -95,7 +99,7 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
                 grid=spec.rows * spec.heads,
                 arrays=_pointers(arrays, "dy s gate weight rstd c"),
                 scalars=scalars,
-                constants={**_flags(spec, arch), **_tile(means, with_rows=False)},
+                constants={**_flags(spec, arch), **_tile(means, "stages")},
                 num_warps=means.num_warps,
                 overlap=arch.overlaps_launches,
             )
@@ -106,7 +110,7 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
             grid=programs * spec.heads * (1 if whole else -(-spec.N // tile.columns)),
             arrays=_pointers(arrays, f"dy dsum s gate weight bias rstd{'' if whole else ' c'} {gradients}"),
             scalars=scalars,
-            constants={**_flags(spec, arch), **_tile(tile)},
+            constants={**_flags(spec, arch), **_tile(tile, "rows", "stages")},
             num_warps=tile.num_warps,
             overlap=arch.overlaps_launches,
         )
@@ -147,9 +151,8 @@ def _flags(spec: Spec, arch: Arch) -> dict[str, Any]:
     }
 
 
-def _tile(tile: plan.Tile, with_rows: bool = True) -> dict[str, int]:
-    rows = {"ROWS": tile.rows} if with_rows else {}
-    return {"BLOCK_N": tile.columns, "STAGES": tile.stages, **rows}
+def _tile(tile: plan.Tile, *wanted: str) -> dict[str, int]:
+    return {"BLOCK_N": tile.columns, **{name.upper(): getattr(tile, name) for name in wanted}}
 
 
 def _geometry(spec: Spec, layouts: Layouts, inputs: tuple[Array, ...]) -> dict[str, Scalar]:

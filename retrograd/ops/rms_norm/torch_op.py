@@ -144,7 +144,7 @@ def rms_norm(
 
 
 class _Call:
-    """A checked call on one device: its spec, and the runners of its programs, one for each layout of the inputs."""
+    """A checked call on one device: its spec, and how to prepare its programs for a layout of their inputs."""
 
     def __init__(self, spec: Spec, device: torch.device) -> None:
         self.spec = spec
@@ -162,6 +162,7 @@ class _Call:
         return prepare(program, ARGUMENTS, self.arch, self.device)
 
     def _backward_runner(self, keys: Keys, parameters: bool) -> Runner | None:
+        """Runs (dy, dsum, s, gate, weight, bias, rstd) -> (dx, dresidual, dgate, dweight, dbias), or None."""
         if self.arch is None:
             return None
         from . import schedule
@@ -171,22 +172,31 @@ class _Call:
         return prepare(program, SAVED, self.arch, self.device)
 
 
+class _Prepared:
+    """A call with the layout of its inputs: the forward runner, and the backward runners met so far."""
+
+    def __init__(self, call: _Call, keys: Keys) -> None:
+        self.call = call
+        self.spec = call.spec
+        self.run = call.forward_runner(keys)
+        self.backward: dict[Any, Runner | None] = {}
+
+
 @lru_cache(maxsize=4096)
-def _call(
-    params: tuple[tuple[tuple[int, ...], torch.dtype] | None, ...], static: Static, device: torch.device
-) -> _Call:
+def _call(params: Params, static: Static, device: torch.device) -> _Call:
     return _Call(_spec(params, static), device)
 
 
 @lru_cache(maxsize=4096)
-def _prepare(keys: Keys, static: Static) -> tuple[_Call, Runner | None]:
+def _prepare(keys: Keys, static: Static) -> _Prepared:
     x = keys[0]
     assert x is not None
-    for name, k in zip(ARGUMENTS, keys, strict=True):
-        if k is not None and k.device != x.device:
-            raise bad_value(OP, f"device of {name}", str(k.device), f"{x.device}, the device of x")
-    call = _call(tuple(None if k is None else (tuple(k.shape), k.dtype) for k in keys), static, x.device)
-    return call, call.forward_runner(keys)
+    device = x[3]
+    for name, key_ in zip(ARGUMENTS, keys, strict=True):
+        if key_ is not None and key_[3] != device:
+            raise bad_value(OP, f"device of {name}", str(key_[3]), f"{device}, the device of x")
+    call = _call(tuple(None if k is None else (tuple(k[0]), k[2]) for k in keys), static, device)
+    return _Prepared(call, keys)
 
 
 def _spec(params: Sequence[tuple[Sequence[int], torch.dtype] | None], static: Static) -> Spec:
@@ -200,27 +210,37 @@ def _spec(params: Sequence[tuple[Sequence[int], torch.dtype] | None], static: St
     return Spec(x, weight, bias, residual, gate, options)
 
 
-def _forward(tensors: Tensors, static: Static) -> tuple[_Call, Tensor, Tensor | None, Tensor]:
-    """The call, y, s (None without a residual) and rstd."""
+def _forward(tensors: Tensors, static: Static) -> tuple[_Prepared, Tensor, Tensor | None, Tensor]:
+    """The prepared call, y, s (None without a residual) and rstd."""
+    x, weight, bias, residual, gate = tensors
+    try:
+        keys = (
+            key(x),  # type: ignore[arg-type]
+            None if weight is None else key(weight),
+            None if bias is None else key(bias),
+            None if residual is None else key(residual),
+            None if gate is None else key(gate),
+        )
+    except AttributeError:
+        raise _not_a_tensor(tensors) from None
+    prepared = _prepare(keys, static)
+    if prepared.run is None:
+        y, s, rstd = portable.forward(torch_namespace(), prepared.spec, *tensors)
+        return prepared, y, s, rstd
+    made = prepared.run(tensors)
+    return prepared, made[0], (None if residual is None else made[1]), made[-1]
+
+
+def _not_a_tensor(tensors: Sequence[Any]) -> TypeError:
     for name, tensor in zip(ARGUMENTS, tensors, strict=True):
         if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
-            raise bad_type(OP, name, tensor, "a torch.Tensor")
-    x, weight, bias, residual, gate = tensors
-    call, run = _prepare((key(x), key(weight), key(bias), key(residual), key(gate)), static)
-    if run is None:
-        y, s, rstd = portable.forward(torch_namespace(), call.spec, *tensors)
-    else:
-        made = run(tensors)
-        y, s, rstd = made[0], (None if residual is None else made[1]), made[-1]
-    return call, y, s, rstd
+            return bad_type(OP, name, tensor, "a torch.Tensor")
+    return bad_type(OP, "x", tensors[0], "a strided torch.Tensor")
 
 
-def _backward(call: _Call, saved: Tensors, parameters: bool) -> Tensors:
+def _backward(spec: Spec, run: Runner | None, saved: Tensors, parameters: bool) -> Tensors:
     """(dx, dresidual, dgate, dweight, dbias); dresidual is dx itself where their dtypes agree."""
     dy, dsum, s, gate, weight, bias, rstd = saved
-    keys = (key(dy), key(dsum), key(s), key(gate), key(weight), key(bias), key(rstd))
-    run = call.backward_runner(keys, parameters)
-    spec = call.spec
     if run is None:
         dx, dresidual, *others = portable.backward(torch_namespace(), spec, dy, dsum, s, weight, bias, gate, rstd)
     else:
@@ -242,19 +262,37 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None,
                 gate: Tensor | None, static: Static) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        ctx.call, y, s, rstd = _forward((x, weight, bias, residual, gate), static)
+        ctx.prepared, y, s, rstd = _forward((x, weight, bias, residual, gate), static)
         ctx.save_for_backward(x if s is None else s, gate, weight, bias, rstd)
         ctx.set_materialize_grads(False)
         return y, s
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> Tensors:
-        needs = ctx.needs_input_grad
-        if dy is None:
-            dy = torch.zeros((), device=ctx.call.device, dtype=y_dtype(ctx.call.spec)).expand(ctx.call.spec.x.shape)
-        dx, dresidual, dgate, dweight, dbias = _backward(ctx.call, (dy, dsum, *ctx.saved_tensors), needs[1] or needs[2])
-        return dx, dweight, dbias, dresidual, dgate, None
+        # Grad mode is on only where a second derivative was asked for; it is refused when it is taken.
+        return _refuse_twice(ctx, dy, dsum) if torch.is_grad_enabled() else _gradients(ctx, dy, dsum)
+
+
+def _gradients(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> Tensors:
+    prepared: _Prepared = ctx.prepared
+    if dy is None:  # only the sum was used
+        spec = prepared.spec
+        dy = torch.zeros((), device=prepared.call.device, dtype=y_dtype(spec)).expand(spec.x.shape)
+    saved = (dy, dsum, *ctx.saved_tensors)
+    needs = ctx.needs_input_grad
+    parameters = needs[1] or needs[2]
+    # Hooks on saved tensors (offloading, compression) may give them back in another layout, so each is looked at.
+    layout = (parameters, *[None if t is None else (t.stride(), t.data_ptr() & 15) for t in saved])
+    try:
+        run = prepared.backward[layout]
+    except KeyError:
+        keys = tuple(None if t is None else key(t) for t in saved)
+        run = prepared.backward[layout] = prepared.call.backward_runner(keys, parameters)
+    dx, dresidual, dgate, dweight, dbias = _backward(prepared.spec, run, saved, parameters)
+    return dx, dweight, dbias, dresidual, dgate, None
+
+
+_refuse_twice = once_differentiable(_gradients)
 
 
 def y_dtype(spec: Spec) -> torch.dtype:
@@ -312,7 +350,9 @@ def _rms_norm_backward_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     params = _saved_params(s, weight, bias, gate, x_dtype, residual_dtype)
     call = _call(params, (eps, weight_offset, group_size, norm_before_gate, out_dtype), s.device)
-    dx, dresidual, *others = _backward(call, (dy, dsum, s, gate, weight, bias, rstd), parameters)
+    saved = (dy, dsum, s, gate, weight, bias, rstd)
+    run = call.backward_runner(tuple(None if t is None else key(t) for t in saved), parameters)
+    dx, dresidual, *others = _backward(call.spec, run, saved, parameters)
     results = (dx, dresidual if call.spec.separate_dresidual else None, *others)
     return tuple(_absent(s) if t is None else t for t in results)  # type: ignore[return-value]
 

@@ -1,0 +1,42 @@
+# The environment is made once, and again when pyproject.toml changes.
+PYTHON ?= python3
+BIN := .venv/bin
+JOBS ?= 2
+OP ?= rms_norm
+RESULTS ?=
+
+.PHONY: test check lint newest gpu clean
+
+# All that needs no GPU: the tests, then the kernels in Triton's interpreter.
+test: .venv/installed
+	$(BIN)/pytest -n $(JOBS)
+	TRITON_INTERPRET=1 $(BIN)/pytest -n $(JOBS) tests/interpreter
+
+# Every output and gradient against float64 on this machine.
+check: .venv/installed
+	$(BIN)/retrograd check
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The kernels have to compile with the newest Triton too.
+newest: .venv/installed
+	$(BIN)/pip install --quiet --upgrade --target .triton-newest triton
+	PYTHONPATH=.triton-newest $(BIN)/python -c "import triton; print('triton', triton.__version__)"
+	PYTHONPATH=.triton-newest $(BIN)/pytest -n $(JOBS) -m "compile and not slow"
+
+# On a GPU machine, with the Python that is there: the contract, then the benchmarks of OP, into RESULTS.
+gpu:
+	$(PYTHON) benchmarks/gpu.py $(OP) $(if $(RESULTS),--results "$(RESULTS)")
+
+clean:
+	rm -rf .venv .triton-newest
+
+# torch comes first and by this name: the CPU build then satisfies retrograd's range, and no CUDA build is fetched.
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet triton==3.6.0 -e ".[dev]"
+	touch $@

@@ -1,0 +1,77 @@
+"""Runs the kernels in Triton's interpreter, behind the public function: bindings, schedules, strides and kernels as on
+a GPU, on CPU tensors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from retrograd.core import torch_launch
+from retrograd.core.arch import SUPPORTED, Arch
+from retrograd.core.cases import Case
+from retrograd.core.program import Program
+
+ACTIVE = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def prepare(program: Program, tensors: Sequence[str], arch: Arch, device: torch.device) -> torch_launch.Runner:
+    """As `torch_launch.prepare`, for the interpreter; its outputs and scratch start as NaN."""
+    places = [tensors.index(array.name) for array in program.inputs]
+
+    def run(given: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        arrays = []
+        for place, array in zip(places, program.inputs, strict=True):
+            tensor = given[place]
+            assert tensor is not None, f"{array.name} is absent, and the program reads it"
+            arrays.append(tensor)
+        return torch_launch.interpret(program, arrays)
+
+    return run
+
+
+@contextmanager
+def interpreted(arch: str = "sm_90") -> Iterator[None]:
+    """Within, every op launches its kernels in the interpreter, planned for `arch`."""
+    if not ACTIVE:
+        raise RuntimeError("the process must start with TRITON_INTERPRET=1")
+    replacements = {torch_launch.arch_of: lambda device: SUPPORTED[arch], torch_launch.prepare: prepare}
+    forget_plans()
+    with ExitStack() as stack:
+        for original, replacement in replacements.items():
+            for module in loaded_modules():
+                for name, value in list(vars(module).items()):
+                    if value is original:
+                        stack.enter_context(patch.object(module, name, replacement))
+        yield
+    forget_plans()
+
+
+def forget_plans() -> None:
+    """Empty the caches of the rooms, so that what was planned under other circumstances is planned anew."""
+    for module in loaded_modules():
+        for value in list(vars(module).values()):
+            if clear := getattr(value, "cache_clear", None):
+                clear_cache: Callable[[], None] = clear
+                clear_cache()
+
+
+def loaded_modules() -> list[Any]:
+    """The library's modules, as far as they are loaded."""
+    return [module for name, module in sys.modules.items() if name.startswith("retrograd.")]
+
+
+def as_float16(case: Case) -> Case:
+    """The case with float16 for bfloat16, because the interpreter truncates where a GPU rounds to bfloat16."""
+
+    def swap(value: Any) -> Any:
+        return "float16" if value == "bfloat16" else value
+
+    inputs = {name: replace(tensor, dtype=swap(tensor.dtype)) for name, tensor in case.inputs.items()}
+    return replace(case, inputs=inputs, options={name: swap(value) for name, value in case.options.items()})

@@ -1,0 +1,160 @@
+"""What every op promises to JAX's transformations, one function a promise; each raises AssertionError.
+
+Results are judged by the error budget: on a CPU, XLA fuses the portable path anew in each of these settings, so their
+last bits differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+from torch import Tensor
+
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+
+from . import jax_call
+from .budget import draws_for
+from .compare import assert_within_budget
+from .contract import drawn
+from .draw import Function, output_name, plain_and_exact
+
+EXAMPLES = 3  # in a vmapped batch
+
+
+def check_transformed(room: Room, case: Case, transform: str, device: str, seed: int) -> None:
+    """Under a transformation that keeps a function's meaning, outputs and gradients keep their error budget."""
+    both = jax_call.forward_and_backward(TRANSFORMS[transform](room, case), tuple(case.inputs), {})
+    draws = []
+    for i in range(draws_for(case)):
+        inputs, gradients = drawn(room, case, device, seed * 1000 + i)
+        made, found = both([jax_call.to_jax(t) for t in inputs.values()], [jax_call.to_jax(g) for g in gradients])
+        draws.append((jax_call.named(inputs, made, found), *plain_and_exact(room.reference, case, inputs, gradients)))
+    assert_within_budget(draws, f"{room.name}, {case.name}: {transform}")
+
+
+def with_options(room: Room, case: Case) -> Function:
+    """The op with the case's options, a function of arrays; named arguments, the first positional."""
+    function = room.jax()
+
+    def given(first: jax.Array, **rest: jax.Array) -> Any:
+        return function(first, **rest, **case.options)
+
+    return given
+
+
+def eager(room: Room, case: Case) -> Function:
+    """No transformation: op by op."""
+    return with_options(room, case)
+
+
+def checkpointed(room: Room, case: Case) -> Function:
+    """`jax.checkpoint` that keeps nothing: the backward pass computes the forward pass again."""
+    policy = jax.checkpoint_policies.nothing_saveable
+    made: Function = jax.jit(jax.checkpoint(with_options(room, case), policy=policy))
+    return made
+
+
+def scanned(room: Room, case: Case) -> Function:
+    """In the body of a `lax.scan` of one step."""
+    function = with_options(room, case)
+
+    def scan(first: jax.Array, **rest: jax.Array) -> Any:
+        def body(carry: None, xs: Any) -> tuple[None, Any]:
+            return carry, function(xs, **rest)
+
+        made = jax.lax.scan(body, None, first[None])[1]
+        return jax.tree.map(lambda array: array[0], made)
+
+    jitted: Function = jax.jit(scan)
+    return jitted
+
+
+def sharded(room: Room, case: Case) -> Function:
+    """In `shard_map` over a mesh of one device."""
+    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    spec = jax.sharding.PartitionSpec()
+    names = tuple(case.inputs)
+
+    def positional(*arrays: jax.Array) -> Any:
+        return jax_call.outputs(room.jax(), names, arrays, case.options)
+
+    mapped = jax.shard_map(positional, mesh=mesh, in_specs=spec, out_specs=spec)
+
+    def given(first: jax.Array, **rest: jax.Array) -> Any:
+        return mapped(first, *(rest[name] for name in names[1:]))  # jit sorts them
+
+    jitted: Function = jax.jit(given)
+    return jitted
+
+
+TRANSFORMS = {function.__name__: function for function in (eager, checkpointed, scanned, sharded)}
+
+
+def check_vmap(room: Room, case: Case, shared: bool, device: str, seed: int) -> None:
+    """Every example of a vmapped batch has the outputs and gradients it has alone.
+
+    Args:
+        room: the op.
+        case: one example.
+        shared: the arguments without a batch axis are the same for all examples, and the others are batched along
+            their last axis; otherwise every argument has a leading axis of examples.
+        device: `cpu` or `cuda`.
+        seed: of the draws.
+    """
+    draws = []
+    batched = [name for name in case.inputs if not shared or name in room.batch_axis]
+    axes = [(-1 if shared else 0) if name in batched else None for name in case.inputs]
+    both = jax_call.forward_and_backward(with_options(room, case), tuple(case.inputs), {})
+    run = jax.jit(jax.vmap(both, in_axes=(axes, 0)))
+    for i in range(-(-draws_for(case) // EXAMPLES)):
+        examples = [drawn(room, case, device, seed * 1000 + EXAMPLES * i + j) for j in range(EXAMPLES)]
+        common = examples[0][0]
+        for inputs, _ in examples:
+            inputs.update({name: common[name] for name in common if name not in batched})
+        arrays = [stacked([inputs[name] for inputs, _ in examples], a) for name, a in zip(common, axes, strict=True)]
+        gradients = [stacked(list(given), 0) for given in zip(*(g for _, g in examples), strict=True)]
+        made, found = run(arrays, gradients)
+        for j, (inputs, came_in) in enumerate(examples):
+            result = jax_call.named(inputs, [array[j] for array in made], [array[j] for array in found])
+            draws.append((result, *plain_and_exact(room.reference, case, inputs, came_in)))
+    assert_within_budget(draws, f"{room.name}, {case.name}: vmap, {'shared parameters' if shared else 'all batched'}")
+
+
+def stacked(tensors: Sequence[Tensor], axis: int | None) -> jax.Array:
+    """The tensors along a new axis; the first alone where there is none."""
+    arrays = [jax_call.to_jax(tensor) for tensor in tensors]
+    return arrays[0] if axis is None else jnp.stack(arrays, axis)
+
+
+def check_export(room: Room, case: Case, device: str, seed: int) -> None:
+    """A call exported by `jax.export` gives the same bits."""
+    inputs, _ = drawn(room, case, device, seed)
+    names = tuple(inputs)
+    function = jax.jit(lambda *arrays: jax_call.outputs(room.jax(), names, arrays, case.options))
+    arrays = [jax_call.to_jax(tensor) for tensor in inputs.values()]
+    exported = jax.export.export(function)(*arrays).call(*arrays)
+    for place, (a, b) in enumerate(zip(exported, function(*arrays), strict=True)):
+        assert bool(jnp.array_equal(a, b)), f"{room.name}, {case.name}: exported, {output_name(place)} differs"
+
+
+def check_double_backward(room: Room, case: Case, device: str, seed: int) -> None:
+    """Differentiating a gradient raises."""
+    inputs, gradients = drawn(room, case, device, seed)
+    both = jax_call.forward_and_backward(with_options(room, case), tuple(inputs), {})
+    came_in = [jax_call.to_jax(gradient) for gradient in gradients]
+
+    def penalty(arrays: list[jax.Array]) -> jax.Array:
+        return sum((jnp.sum(g.astype(jnp.float32)) for g in both(arrays, came_in)[1]), jnp.zeros(()))
+
+    try:
+        jax.grad(penalty)([jax_call.to_jax(tensor) for tensor in inputs.values()])
+    except (NotImplementedError, TypeError) as error:
+        if "differentiat" in str(error).lower():
+            return
+        raise AssertionError(f"{room.name}, {case.name}: the error does not say what is refused: {error}") from error
+    raise AssertionError(f"{room.name}, {case.name}: a gradient was differentiated")

@@ -1,0 +1,50 @@
+"""Rows as a run on a GPU would give them, with made-up times."""
+
+from collections.abc import Callable
+
+from retrograd.bench.environment import Stamp
+from retrograd.bench.limits import Limits
+from retrograd.bench.measure import Clock, Timing
+from retrograd.bench.peers import Peer
+from retrograd.bench.record import Record
+from retrograd.bench.results import Row
+from retrograd.ops.rooms import room
+
+LIMITS = Limits(copy=4e12, matmul=7e14)
+
+
+def record(
+    emit: Callable[[Row], None], note: Callable[[str], None] = print, date: str = "2026-01-01T00:00:00Z"
+) -> Record:
+    return Record(room("rms_norm"), "torch", Stamp("NVIDIA H200", "abc1234", date), LIMITS, emit, note)
+
+
+def fake_clock() -> Clock:
+    """Runs every call, and always says the same."""
+
+    def device(calls: object) -> Timing:
+        for call in calls:  # type: ignore[attr-defined]
+            call()
+        return Timing(0.5, "graph")
+
+    def host(call: Callable[[], object]) -> float:
+        call()
+        return 7.0
+
+    return Clock(device, host)
+
+
+def sample_rows() -> list[Row]:
+    """Limits and two implementations on a few cases, each at half its limit."""
+    rows: list[Row] = []
+    filled = record(rows.append)
+    filled.add_limits()
+    op = filled.room
+    for name in ("M4096_N256", "M8192_N256", "M16384_N256", "gated_M32768_N4096"):
+        case = op.case(name)
+        for which in ("fwd", "bwd"):
+            limit, _ = LIMITS.of(op.bytes_moved(case, which), op.flops(case, which))
+            for impl, share in (("retrograd", 1.0), ("torch", 0.5)):
+                timing = Timing(limit / share, "graph")
+                filled.add(case, which, Peer(impl, lambda case: print), timing, 5.0)
+    return rows

@@ -1,0 +1,139 @@
+"""The command line: what it prints and how it ends."""
+
+import builtins
+import dataclasses
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench_sample import sample_rows
+from typer.testing import CliRunner
+
+import retrograd.cli
+from retrograd.bench.results import append
+from retrograd.cli.app import app
+from retrograd.ops import rooms
+
+ROOM = rooms.room("rms_norm")
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, arguments)
+
+
+def refused(*arguments: str) -> str:
+    """The one line of a command that ends with status 2."""
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("retrograd: ")
+    return str(line)
+
+
+def test_info() -> None:
+    result = run("info")
+    assert result.exit_code == 0, result.output
+    assert torch.__version__ in result.stdout
+    assert "rms_norm" in result.stdout
+    assert "portable" in result.stdout
+
+
+def test_check_passes() -> None:
+    result = run("check", "--case", "plain", "--case", "prenorm", "--device", "cpu", "--framework", "torch")
+    assert result.exit_code == 0, result.output
+    assert "d residual" in result.stdout
+    assert "8 quantities, 8 within budget, 8 repeat to the bit" in result.stdout
+    assert "all passed" in result.stdout
+
+
+def test_check_in_jax() -> None:
+    pytest.importorskip("jax")
+    result = run("check", "--case", "plain", "--device", "cpu", "--framework", "jax")
+    assert result.exit_code == 0, result.output
+    assert "jax on cpu: 3 quantities" in result.stdout
+
+
+calls = itertools.count()
+
+
+def slightly_wrong(x: torch.Tensor, **given: Any) -> Any:
+    return ROOM.torch(x, **given) * 1.1
+
+
+def unsteady(x: torch.Tensor, **given: Any) -> Any:
+    return ROOM.torch(x, **given) * (1 + 2**-7 * (next(calls) % 2))
+
+
+def raises(x: torch.Tensor, **given: Any) -> Any:
+    raise RuntimeError("[broken]")
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"), [(slightly_wrong, "1 quantities"), (unsteady, "differs"), (raises, "RuntimeError: [broken]")]
+)
+def test_check_fails(broken: Callable[..., Any], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rooms, "room", lambda name: dataclasses.replace(ROOM, torch=broken))
+    result = run("check", "--op", "rms_norm", "--case", "no_weight", "--device", "cpu", "--framework", "torch")
+    assert result.exit_code == 1, result.output
+    assert told.replace("1 quantities", "quantities failed") in result.stdout
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    assert "op is 'soft_max', expected one of rms_norm" in refused("check", "--op", "soft_max")
+    assert "case is 'nothing'" in refused("check", "--case", "nothing")
+    assert "--device is 'tpu', expected cpu or cuda" in refused("check", "--device", "tpu")
+    assert "--framework is 'numpy'" in refused("check", "--framework", "numpy", "--device", "cpu")
+    assert "op is 'soft_max'" in refused("bench", "soft_max")
+    assert "no benchmark case" in refused("bench", "rms_norm", "--cases", "nothing")
+    assert "peer is 'nobody'" in refused("bench", "rms_norm", "--peers", "nobody")
+    assert "cannot be read" in refused("bench", "rms_norm", "--plot-only", "--out", str(tmp_path / "none.jsonl"))
+
+
+@without_gpu
+def test_no_gpu() -> None:
+    assert "sees none here" in refused("bench", "rms_norm")
+    assert "PyTorch sees no GPU" in refused("check", "--device", "cuda")
+
+
+def test_plot_only(tmp_path: Path) -> None:
+    rows, picture = tmp_path / "rms_norm.jsonl", tmp_path / "rms_norm.png"
+    for row in sample_rows():
+        append(rows, row)
+    given = ("bench", "rms_norm", "--plot-only", "--out", str(rows))
+    assert "needs --plot" in refused(*given)
+    result = run(*given, "--plot", str(picture))
+    assert result.exit_code == 0, result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "no timed row of jax" in refused(*given, "--plot", str(picture), "--framework", "jax")
+
+
+def test_table_of_results() -> None:
+    from rich.console import Console
+
+    from retrograd.cli.bench import table_of
+
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(table_of(sample_rows(), None))
+    assert "4000 100%" in capture.get()
+    assert "2000  50%" in capture.get()
+
+
+def test_without_typer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **named: Any) -> Any:
+        if name == "typer":
+            raise ModuleNotFoundError("No module named 'typer'", name="typer")
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.delitem(sys.modules, "typer")
+    assert retrograd.cli.main() == 2
+    assert capsys.readouterr().err == 'retrograd: typer is not installed; pip install "retrograd[cli]"\n'
