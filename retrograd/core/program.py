@@ -43,9 +43,9 @@ class Launch:
     """One kernel launch.
 
     Attributes:
-        kernel: a `@triton.jit` function. Its pointer parameters name the inputs first, then the outputs.
+        kernel: a `@triton.jit` function. Its first parameters are its pointers, what it reads before what it writes.
         grid: programs along x; the other two dimensions are not used.
-        arrays: kernel parameter -> array name, or None where an optional array is absent.
+        arrays: every pointer parameter -> array name, or None where an optional array is absent.
         scalars: kernel parameter -> value known at launch; a tuple of ints is passed as one parameter.
         constants: kernel parameter -> value known when the kernel is compiled.
         num_warps: warps a program.
@@ -62,6 +62,11 @@ class Launch:
     num_warps: int = 4
     num_stages: int = 1
     overlap: bool = False
+
+    def __post_init__(self) -> None:
+        pointers = self.kernel.arg_names[: len(self.arrays)]
+        if set(pointers) != set(self.arrays):
+            raise ValueError(f"{self.kernel.__name__}: the first parameters are {pointers}, not {list(self.arrays)}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

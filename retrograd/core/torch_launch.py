@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
-Runner = Callable[[Sequence[torch.Tensor | None]], list[torch.Tensor]]
+Runner = Callable[[Sequence[Any]], list[Any]]  # from tensors or None to tensors or None
 
 # All that a tensor has to say to a plan: shape, strides, dtype, device, and its address modulo 16. A plain tuple, since
 # it is made at every call; equal keys share a prepared program.
@@ -81,60 +82,62 @@ def launches_directly(tensors: Sequence[torch.Tensor | None]) -> bool:
     )
 
 
-def prepare(program: Program, tensors: Sequence[str], arch: Arch, device: torch.device) -> Runner:
+def prepare(
+    program: Program, inputs: Sequence[str], outputs: Sequence[str], arch: Arch, device: torch.device
+) -> Runner:
     """Compile a program for a device and return the function that runs it.
 
     Args:
         program: the launches.
-        tensors: names of the tensors that the runner will be given, in order; the program reads some of them.
+        inputs: names of the tensors that the runner will be given, in order; the program reads some of them.
+        outputs: names of the tensors that the runner is to return, in order; the program makes some of them.
         arch: the device's architecture.
         device: a GPU, with its index.
 
     Returns:
-        A function from those tensors, None for an absent one, to the program's outputs, in their order.
+        A function from the input tensors to the output tensors; what the program does not read or make is None.
     """
     from .build import arguments, build
 
     index = device.index
     made = (*program.outputs, *program.scratch)
-    places = {name: place for place, name in enumerate((*tensors, *(array.name for array in made)))}
     allocations = [(array.shape, dense(array.shape), DTYPES[array.dtype]) for array in made]
-    returned = len(program.outputs)
+    given = [place for place, name in enumerate(inputs) if any(array.name == name for array in program.inputs)]
+    places = {name: place for place, name in enumerate((*(inputs[i] for i in given), *(array.name for array in made)))}
+    returned = [next((i for i, array in enumerate(made) if array.name == name), len(made)) for name in outputs]
 
-    steps: list[tuple[Any, int, list[Any], list[tuple[int, int]]]] = []
+    steps: list[tuple[Any, int, list[Any], Callable[[Any], tuple[Any, ...]], list[Any]]] = []
     with torch.cuda.device(device):
         for launch in program.launches:
             if launch.grid == 0:
                 continue
-            start, fixed = launcher(build(launch, program.arrays, arch, index))
+            start, first = launcher(build(launch, program.arrays, arch, index))
             values = arguments(launch)
-            pointers = [
-                (len(fixed) + place, places[values[place]])
-                for place, name in enumerate(launch.kernel.arg_names)
-                if launch.arrays.get(name) is not None
-            ]
-            steps.append((start, launch.grid, [*fixed, *values], pointers))
+            pointers = values[: len(launch.arrays)]
+            absent = len(places)
+            addresses_of = itemgetter(*(absent if name is None else places[name] for name in pointers))
+            steps.append((start, launch.grid, first, addresses_of, values[len(pointers) :]))
 
     empty = torch.empty_strided
     stream_of = torch._C._cuda_getCurrentRawStream
     current_device = torch.cuda.current_device
 
-    def launch_all(given: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        made = [empty(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in allocations]
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (*given, *made)]
+    def launch_all(tensors: Sequence[Any]) -> list[Any]:
+        new: list[Any] = [empty(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in allocations]
+        addresses: list[Any] = [tensors[i].data_ptr() for i in given]
+        addresses += [tensor.data_ptr() for tensor in new]
+        addresses.append(None)
         stream = stream_of(index)
-        for start, grid, fixed, pointers in steps:
-            values = fixed.copy()
-            for place, source in pointers:
-                values[place] = addresses[source]
-            start(grid, 1, 1, stream, *values)
-        return made[:returned]
+        for start, grid, first, addresses_of, last in steps:
+            start(grid, 1, 1, stream, *first, *addresses_of(addresses), *last)
+        new.append(None)
+        return [new[i] for i in returned]
 
-    def guarded(given: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    def guarded(tensors: Sequence[Any]) -> list[Any]:
         if current_device() == index:
-            return launch_all(given)
+            return launch_all(tensors)
         with torch.cuda.device(device):
-            return launch_all(given)
+            return launch_all(tensors)
 
     return guarded if torch.cuda.device_count() > 1 else launch_all
 

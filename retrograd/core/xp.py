@@ -14,6 +14,7 @@ class Namespace:
 
     astype: Callable[[Any, str], Any]
     reshape: Callable[[Any, tuple[int, ...]], Any]
+    dense: Callable[[Any], Any]  # in row-major order in memory, as kernels write and as shape inference promises
     mean: Callable[[Any], Any]
     sqrt: Callable[[Any], Any]
     silu: Callable[[Any], Any]
@@ -28,6 +29,7 @@ def torch_namespace() -> Namespace:
     return Namespace(
         astype=lambda x, dtype: x.to(getattr(torch, dtype)),
         reshape=lambda x, shape: x.reshape(shape),
+        dense=lambda x: x.contiguous(),
         mean=_torch_mean,
         sqrt=torch.sqrt,
         silu=lambda x: x * _torch_sigmoid(x),
@@ -57,6 +59,7 @@ def jax_namespace() -> Namespace:
     return Namespace(
         astype=lambda x, dtype: x.astype(dtype),
         reshape=jnp.reshape,
+        dense=lambda x: x,
         mean=lambda x: jnp.mean(x, axis=-1, keepdims=True),
         sqrt=jnp.sqrt,
         silu=jax.nn.silu,

@@ -16,7 +16,7 @@ class Resources:
 
     Attributes:
         registers: vector registers a thread.
-        spills: registers that do not fit and live in memory; for NVIDIA, the instructions that move them there and back.
+        spills: NVIDIA: instructions that move registers which did not fit to memory and back; AMD: such registers.
         stack: bytes of memory a thread beside its registers.
         shared: bytes of shared memory a program.
     """
@@ -39,18 +39,19 @@ def _nvidia(compiled: Any) -> Resources:
         file.write(compiled.asm["cubin"])
         file.flush()
         usage = _cuobjdump("--dump-resource-usage", file.name)
-        # A spill is a load or a store of local memory. Disassembly is slow; without local memory there is nothing to find.
-        found = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
-        local = found["STACK"] + found["LOCAL"]
-        spills = len(re.findall(r"\b(?:LDL|STL)\b", _cuobjdump("-sass", file.name))) if local else 0
-    return Resources(found["REG"], spills, local, compiled.metadata.shared)
+        instructions = _cuobjdump("-sass", file.name)
+    found = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+    spills = len(re.findall(r"\b(?:LDL|STL)\b", instructions))
+    return Resources(found["REG"], spills, found["STACK"] + found["LOCAL"], compiled.metadata.shared)
 
 
 def _amd(compiled: Any) -> Resources:
     text = compiled.asm["amdgcn"]
     found = {key: int(value) for key, value in re.findall(r"^\s*-?\s*\.(\w+):\s*(\d+)\s*$", text, re.MULTILINE)}
-    spills = found["vgpr_spill_count"] + found["sgpr_spill_count"]
-    return Resources(found["vgpr_count"], spills, found["private_segment_fixed_size"], compiled.metadata.shared)
+    # Scalar registers spill to vector registers, not to memory, and do not count.
+    return Resources(
+        found["vgpr_count"], found["vgpr_spill_count"], found["private_segment_fixed_size"], compiled.metadata.shared
+    )
 
 
 def _cuobjdump(option: str, file: str) -> str:

@@ -1,21 +1,22 @@
 """Tile sizes: a pure function of the spec and the architecture.
 
-The shape of a tile depends on N, the dtypes and the options alone, never on the number of rows: a row's sums are then
-taken in the same order in every batch. Only the number of programs depends on the rows. The figures come from
-`benchmarks/tune_rms_norm.py`; what was tried stands in README.md.
+The shape of a tile depends on N, the dtypes and the options alone, never on the number of rows: a row then meets the same
+binary in every batch, and its sums are taken in the same order. Only the number of programs depends on the rows. The
+tables come from `benchmarks/tune_rms_norm.py` on an H200; what else was tried stands in README.md.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from retrograd.core.arch import Arch
+from retrograd.core.dtypes import BYTES
 
 from .spec import Spec
 
-# Columns that one program can hold in registers.
-WHOLE_FORWARD = 32_768
-WHOLE_BACKWARD = 16_384
+# Columns that one program can hold in registers without spilling; the second figure is for calls with further arrays.
+WHOLE_FORWARD = (16_384, 8_192)
+WHOLE_BACKWARD = (8_192, 4_096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +28,34 @@ class Tile:
         columns: columns of a tile, a power of two.
         num_warps: warps a program.
         stages: tiles in flight; 1 loads each tile when it is needed.
-        programs: most programs a head; fewer run where there are fewer tiles.
+        programs: most programs a head, for kernels that walk over tiles; fewer run where there are fewer tiles.
     """
 
     rows: int
     columns: int
     num_warps: int
-    stages: int
-    programs: int
+    stages: int = 1
+    programs: int = 1
 
     def programs_for(self, rows: int) -> int:
         """Programs that share `rows` rows of one head."""
         return min(self.programs, -(-rows // self.rows))
+
+
+# Columns -> rows, warps. One tile a program; narrower tiles take the first entry's number of elements.
+FORWARD = {128: (16, 4), 256: (32, 16), 512: (4, 4), 1024: (2, 4), 2048: (2, 8), 4096: (2, 8), 8192: (2, 16)}
+
+# Columns -> rows, warps, stages, programs. A power of two of programs leaves none with a tile more than the others.
+BACKWARD = {
+    128: (64, 8, 3, 132),
+    256: (4, 2, 4, 512),
+    512: (8, 4, 3, 256),
+    1024: (1, 1, 4, 512),
+    2048: (4, 8, 3, 132),
+    4096: (2, 8, 3, 132),
+    8192: (1, 16, 3, 132),
+}
+MOST_ROWS = 128
 
 
 def power_of_two(n: int) -> int:
@@ -48,44 +65,81 @@ def power_of_two(n: int) -> int:
 
 def whole_forward(spec: Spec) -> bool:
     """Whether the forward pass holds a row in registers."""
-    return power_of_two(spec.N) <= WHOLE_FORWARD
+    return power_of_two(spec.N) <= WHOLE_FORWARD[_extra_arrays(spec) > 0]
 
 
 def whole_backward(spec: Spec) -> bool:
     """Whether the backward pass holds a row in registers."""
-    return power_of_two(spec.N) <= WHOLE_BACKWARD
+    return power_of_two(spec.N) <= WHOLE_BACKWARD[spec.gate is not None or spec.bias is not None]
 
 
 def forward(spec: Spec, arch: Arch) -> Tile:
     """The forward pass's tile."""
     if not whole_forward(spec):
-        return Tile(rows=1, columns=4096, num_warps=8, stages=2, programs=1)
+        return Tile(rows=1, columns=2048 if _extra_arrays(spec) else 4096, num_warps=_warps(8, arch), stages=2)
     columns = power_of_two(spec.N)
-    rows = max(1, 2048 // columns)
-    return Tile(rows, columns, _warps(rows * columns, 16, arch), stages=1, programs=2**31 - 1)
+    narrow = min(FORWARD)
+    if columns < narrow:
+        rows, warps = min(MOST_ROWS, FORWARD[narrow][0] * narrow // columns), FORWARD[narrow][1]
+    elif columns in FORWARD:
+        rows, warps = FORWARD[columns]
+    else:
+        rows, warps = 1, 32
+    return _lighter(Tile(rows, columns, _warps(warps, arch)), spec, extra=_extra_arrays(spec))
 
 
-def backward(spec: Spec, arch: Arch) -> Tile:
+def backward(spec: Spec, arch: Arch, prenorm: bool) -> Tile:
     """The backward pass's tile, where a row is held whole."""
     columns = power_of_two(spec.N)
-    rows = max(1, 2048 // columns)
-    return Tile(rows, columns, _warps(rows * columns, 16, arch), stages=1, programs=_programs(columns))
+    narrow = min(BACKWARD)
+    rows, warps, stages, programs = BACKWARD[max(columns, narrow)]
+    if columns < narrow:
+        rows = min(MOST_ROWS, rows * narrow // columns)
+    tile = Tile(rows, columns, _warps(warps, arch), stages if arch.backend == "cuda" else 1, programs)
+    tile = _lighter(tile, spec, extra=_extra_arrays(spec) + prenorm)
+    return _within_shared_memory(tile, spec, arch, prenorm)
 
 
-def backward_columns(spec: Spec, arch: Arch) -> Tile:
+def backward_columns(spec: Spec, arch: Arch, prenorm: bool) -> Tile:
     """The tile of the backward pass that owns columns."""
-    return Tile(rows=4, columns=1024, num_warps=8, stages=2, programs=64)
+    stages = 2 if arch.backend == "cuda" else 1
+    tile = Tile(rows=4, columns=1024, num_warps=_warps(8, arch), stages=stages, programs=64)
+    return _within_shared_memory(tile, spec, arch, prenorm)
 
 
 def backward_row_means(spec: Spec, arch: Arch) -> Tile:
     """The tile that finds the row means."""
-    return Tile(rows=1, columns=4096, num_warps=8, stages=2, programs=1)
+    return Tile(rows=1, columns=4096, num_warps=_warps(8, arch), stages=2)
 
 
-def _programs(columns: int) -> int:
-    return 264 if columns <= 4096 else 132
+def _warps(warps: int, arch: Arch) -> int:
+    """As many threads whatever the warp's size."""
+    return max(1, warps * 32 // arch.warp_size)
 
 
-def _warps(elements: int, per_thread: int, arch: Arch) -> int:
-    warps = elements // (per_thread * arch.warp_size)
-    return max(1, min(power_of_two(warps), 1024 // arch.warp_size))
+def _extra_arrays(spec: Spec) -> int:
+    """Arrays of the size of x beside x and y; each takes registers."""
+    return (spec.gate is not None) + (spec.residual is not None)
+
+
+def _lighter(tile: Tile, spec: Spec, extra: int) -> Tile:
+    """Halve the tile's rows, or give it twice the warps, where further arrays share the registers."""
+    if not extra:
+        return tile
+    if tile.rows > 1:
+        return replace(tile, rows=tile.rows // 2)
+    return replace(tile, num_warps=min(16, tile.num_warps * 2))
+
+
+def _within_shared_memory(tile: Tile, spec: Spec, arch: Arch, prenorm: bool) -> Tile:
+    """Fewer stages, until the tiles in flight fit."""
+    element = BYTES[spec.out_dtype] + BYTES[spec.sum_dtype] * (1 + prenorm)
+    element += BYTES[spec.gate.dtype] if spec.gate else 0
+
+    def fits(tile: Tile) -> bool:
+        in_flight = (tile.stages - 1) * tile.rows * tile.columns * element
+        return in_flight <= arch.shared_memory * 7 // 8  # the rest is for the reductions
+
+    while not fits(tile) and tile.stages > 1:
+        tile = replace(tile, stages=tile.stages - 1)
+    return tile

@@ -27,7 +27,8 @@ def forward(
     y = _scale(xp, spec, xp.reshape(groups * rstd, spec.x.shape), weight, bias)
     if spec.gate_last:
         y = y * xp.silu(xp.astype(gate, compute))
-    return xp.astype(y, spec.out_dtype), None if residual is None else s, xp.reshape(rstd, (spec.rows * spec.heads,))
+    rstd = xp.reshape(rstd, (spec.rows * spec.heads,))
+    return _result(xp, y, spec.out_dtype), None if residual is None else _result(xp, s, spec.sum_dtype), rstd
 
 
 def backward(
@@ -48,18 +49,22 @@ def backward(
 
     dgate = None
     if spec.gate_first:
-        dgate = xp.astype(ds * xp.astype(s, compute) * _silu_grad(xp, z), spec.gate.dtype)  # type: ignore[union-attr]
+        dgate = _result(xp, ds * xp.astype(s, compute) * _silu_grad(xp, z), spec.gate.dtype)  # type: ignore[union-attr]
         ds = ds * xp.silu(z)
     elif spec.gate_last:
-        dgate = xp.astype(dy * _scale(xp, spec, x_hat, weight, bias) * _silu_grad(xp, z), spec.gate.dtype)  # type: ignore[union-attr]
+        dgate = _result(xp, dy * _scale(xp, spec, x_hat, weight, bias) * _silu_grad(xp, z), spec.gate.dtype)  # type: ignore[union-attr]
     if dsum is not None:
         ds = ds + xp.astype(dsum, compute)
 
-    dx = xp.astype(ds, spec.x.dtype)
-    dresidual = None if spec.residual is None else xp.astype(ds, spec.residual.dtype)
-    dweight = None if spec.weight is None else xp.astype(xp.sum_to(dv * x_hat, spec.weight.shape), spec.weight.dtype)
-    dbias = None if spec.bias is None else xp.astype(xp.sum_to(dv, spec.bias.shape), spec.bias.dtype)
+    dx = _result(xp, ds, spec.x.dtype)
+    dresidual = None if spec.residual is None else _result(xp, ds, spec.residual.dtype)
+    dweight = None if spec.weight is None else _result(xp, xp.sum_to(dv * x_hat, spec.weight.shape), spec.weight.dtype)
+    dbias = None if spec.bias is None else _result(xp, xp.sum_to(dv, spec.bias.shape), spec.bias.dtype)
     return dx, dresidual, dgate, dweight, dbias
+
+
+def _result(xp: Namespace, array: Any, dtype: str) -> Any:
+    return xp.dense(xp.astype(array, dtype))
 
 
 def _grouped(spec: Spec) -> tuple[int, ...]:

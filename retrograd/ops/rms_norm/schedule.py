@@ -78,7 +78,7 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
         dbias=spec.bias if parameters else None,
     )
     whole = plan.whole_backward(spec)
-    tile = (plan.backward if whole else plan.backward_columns)(spec, arch)
+    tile = (plan.backward if whole else plan.backward_columns)(spec, arch, prenorm)
     programs = tile.programs_for(spec.rows)
     partial = Param((programs, spec.heads, spec.N), "float32")
     scratch = _arrays(

@@ -121,6 +121,11 @@ class Spec:
         """Whether dresidual is an array of its own: it is not where dx already holds it."""
         return self.residual is not None and self.residual.dtype != self.x.dtype
 
+    @property
+    def shares_dresidual(self) -> bool:
+        """Whether dx serves as dresidual too."""
+        return self.residual is not None and not self.separate_dresidual
+
     def bytes_moved(self, which: Pass, prenorm: bool = False) -> int:
         """The fewest bytes a pass moves: each array read once, each result written once; rstd and weights included."""
         size = math.prod(self.x.shape)

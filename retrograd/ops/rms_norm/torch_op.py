@@ -36,6 +36,7 @@ Keys = tuple[Key | None, ...]
 Params = tuple[tuple[tuple[int, ...], torch.dtype] | None, ...]  # shape and dtype of each argument
 
 ARGUMENTS = ("x", "weight", "bias", "residual", "gate")
+GRADIENTS = ("dx", "dresidual", "dgate", "dweight", "dbias")
 SAVED = ("dy", "dsum", "s", "gate", "weight", "bias", "rstd")
 
 
@@ -159,7 +160,7 @@ class _Call:
         from . import schedule
 
         program = schedule.forward(self.spec, layouts(ARGUMENTS, keys), self.arch)
-        return prepare(program, ARGUMENTS, self.arch, self.device)
+        return prepare(program, ARGUMENTS, ("y", "sum", "rstd"), self.arch, self.device)
 
     def _backward_runner(self, keys: Keys, parameters: bool) -> Runner | None:
         """Runs (dy, dsum, s, gate, weight, bias, rstd) -> (dx, dresidual, dgate, dweight, dbias), or None."""
@@ -169,7 +170,7 @@ class _Call:
 
         prenorm = keys[1] is not None
         program = schedule.backward(self.spec, layouts(SAVED, keys), self.arch, prenorm, parameters)
-        return prepare(program, SAVED, self.arch, self.device)
+        return prepare(program, SAVED, GRADIENTS, self.arch, self.device)
 
 
 class _Prepared:
@@ -227,8 +228,8 @@ def _forward(tensors: Tensors, static: Static) -> tuple[_Prepared, Tensor, Tenso
     if prepared.run is None:
         y, s, rstd = portable.forward(torch_namespace(), prepared.spec, *tensors)
         return prepared, y, s, rstd
-    made = prepared.run(tensors)
-    return prepared, made[0], (None if residual is None else made[1]), made[-1]
+    y, s, rstd = prepared.run(tensors)
+    return prepared, y, s, rstd
 
 
 def _not_a_tensor(tensors: Sequence[Any]) -> TypeError:
@@ -238,22 +239,17 @@ def _not_a_tensor(tensors: Sequence[Any]) -> TypeError:
     return bad_type(OP, "x", tensors[0], "a strided torch.Tensor")
 
 
-def _backward(spec: Spec, run: Runner | None, saved: Tensors, parameters: bool) -> Tensors:
+def _backward(spec: Spec, run: Runner | None, saved: Tensors) -> Tensors:
     """(dx, dresidual, dgate, dweight, dbias); dresidual is dx itself where their dtypes agree."""
     dy, dsum, s, gate, weight, bias, rstd = saved
     if run is None:
-        dx, dresidual, *others = portable.backward(torch_namespace(), spec, dy, dsum, s, weight, bias, gate, rstd)
+        made = portable.backward(torch_namespace(), spec, dy, dsum, s, weight, bias, gate, rstd)
     else:
-        made = iter(run(saved))
-        dx = next(made)
-        dresidual = next(made) if spec.separate_dresidual else None
-        dgate = next(made) if gate is not None else None
-        dweight = next(made) if parameters and spec.weight else None
-        dbias = next(made) if parameters and spec.bias else None
-        others = [dgate, dweight, dbias]
-    if spec.residual and not spec.separate_dresidual:
+        made = tuple(run(saved))
+    dx, dresidual, dgate, dweight, dbias = made
+    if spec.shares_dresidual:
         dresidual = dx
-    return (dx, dresidual, *others)
+    return dx, dresidual, dgate, dweight, dbias
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -288,7 +284,7 @@ def _gradients(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> Tensors:
     except KeyError:
         keys = tuple(None if t is None else key(t) for t in saved)
         run = prepared.backward[layout] = prepared.call.backward_runner(keys, parameters)
-    dx, dresidual, dgate, dweight, dbias = _backward(prepared.spec, run, saved, parameters)
+    dx, dresidual, dgate, dweight, dbias = _backward(prepared.spec, run, saved)
     return dx, dweight, dbias, dresidual, dgate, None
 
 
@@ -352,8 +348,12 @@ def _rms_norm_backward_op(
     call = _call(params, (eps, weight_offset, group_size, norm_before_gate, out_dtype), s.device)
     saved = (dy, dsum, s, gate, weight, bias, rstd)
     run = call.backward_runner(tuple(None if t is None else key(t) for t in saved), parameters)
-    dx, dresidual, *others = _backward(call.spec, run, saved, parameters)
-    results = (dx, dresidual if call.spec.separate_dresidual else None, *others)
+    dx, dresidual, dgate, dweight, dbias = _backward(call.spec, run, saved)
+    if not call.spec.separate_dresidual:
+        dresidual = None
+    if not parameters:
+        dweight = dbias = None
+    results = (dx, dresidual, dgate, dweight, dbias)
     return tuple(_absent(s) if t is None else t for t in results)  # type: ignore[return-value]
 
 

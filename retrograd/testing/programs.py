@@ -1,0 +1,109 @@
+"""What every program promises, checked without a GPU and without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from retrograd.core.arch import Arch
+from retrograd.core.build import ALIGNMENT, arguments, build, signature
+from retrograd.core.cases import Case
+from retrograd.core.program import Array, Launch, Program
+from retrograd.core.reduce import sum_rows
+from retrograd.core.room import Room
+
+from .resources import reductions
+
+
+def launches(room: Room, case: Case, arch: Arch) -> Iterator[tuple[Program, Launch]]:
+    """Every launch of a case's passes; one with no programs in it does not happen."""
+    for program in room.programs(case, arch):
+        for launch in program.launches:
+            if launch.grid:
+                yield program, launch
+
+
+def binary(program: Program, launch: Launch) -> tuple[Any, ...]:
+    """All that decides which binary a launch runs."""
+    return (
+        launch.kernel,
+        signature(launch, program.arrays),
+        launch.num_warps,
+        launch.num_stages,
+        getattr(launch, "overlap", False),
+    )
+
+
+def check_order(room: Room, case: Case, arch: Arch) -> None:
+    """Kernels name what they read before what they write, by which XLA's launcher tells them apart; outputs get written."""
+    for program in room.programs(case, arch):
+        written = {array.name for array in program.inputs}
+        for launch in program.launches:
+            if not launch.grid:
+                continue
+            used = [value for value in arguments(launch) if isinstance(value, str)]
+            reads = [name for name in used if name in written]
+            writes = [name for name in used if name not in written]
+            where = f"{room.name}, {case.name}, {arch.name}: {launch.kernel.__name__}"
+            assert writes, f"{where} writes nothing"
+            assert used == reads + writes, f"{where} takes {used}, but reads {reads}"
+            written.update(writes)
+        missing = [array.name for array in program.outputs if array.nbytes and array.name not in written]
+        assert not missing, f"{room.name}, {case.name}, {arch.name}: nothing writes {missing}"
+
+
+def resized(room: Room, case: Case, rows: int) -> Case:
+    """The case with another number of rows along its batch axis."""
+
+    def shape(name: str, old: tuple[int, ...]) -> tuple[int, ...]:
+        axis = room.batch_axis.get(name)
+        return old if axis is None else (*old[:axis], rows, *old[axis + 1 :])
+
+    return replace(
+        case, inputs={name: replace(tensor, shape=shape(name, tensor.shape)) for name, tensor in case.inputs.items()}
+    )
+
+
+def check_same_binaries(room: Room, case: Case, arch: Arch, rows: int, others: int) -> None:
+    """The number of rows does not decide which binary a row meets, so its bits cannot depend on the batch.
+
+    The second stage of parameter gradients adds up over rows, so it alone may depend on how many there are.
+    """
+    found, expected = (
+        [binary(p, one) for p, one in launches(room, resized(room, case, n), arch) if one.kernel is not sum_rows]
+        for n in (rows, others)
+    )
+    where = f"{room.name}, {case.name}, {arch.name}: with {rows} rows and with {others}"
+    assert len(found) == len(expected), f"{where}, other launches run"
+    for a, b in zip(found, expected, strict=True):
+        assert a == b, f"{where}, {a[0].__name__} is another binary: {difference(a, b)}"
+
+
+def difference(a: tuple[Any, ...], b: tuple[Any, ...]) -> str:
+    """Where two binaries' descriptions differ."""
+    fields = ("types", "constants", "hints")
+    parts = [
+        f"{name} {sorted(set(getattr(a[1], name)) ^ set(getattr(b[1], name)), key=repr)}"
+        for name in fields
+        if getattr(a[1], name) != getattr(b[1], name)
+    ]
+    return "; ".join(parts) or f"{a[2:]} and {b[2:]}"
+
+
+def check_same_sums(room: Room, case: Case, arch: Arch) -> None:
+    """A row's sums keep their order in a view of one row of a batch, which may lie off a 16-byte boundary."""
+    for program, launch in launches(room, case, arch):
+        moved = {array.name: second_row(room, array) for array in program.inputs}
+        found = reductions(build(launch, program.arrays | moved, arch))
+        expected = reductions(build(launch, program.arrays, arch))
+        where = f"{room.name}, {case.name}, {arch.name}: {launch.kernel.__name__}"
+        assert found == expected, f"{where} sums the second row as {found}, the batch as {expected}"
+
+
+def second_row(room: Room, array: Array) -> Array:
+    """The array as it lies in memory from its second row on; parameters are the same for all rows."""
+    if array.name in room.arguments and array.name not in room.batch_axis:
+        return array
+    row = replace(array, shape=array.shape[1:])
+    return replace(array, aligned=row.nbytes % ALIGNMENT == 0)
