@@ -80,13 +80,20 @@ def drawn(room: Room, case: Case, device: str, seed: int) -> tuple[Arrays, list[
     return inputs, draw_gradients(room.reference, case, inputs, seed)
 
 
-def slices(room: Room, case: Case) -> list[tuple[int, int]]:
-    """Ranges of the batch that are tried alone: the first, a middle and the last row, and two neighbours."""
+def batch_size(room: Room, case: Case) -> int:
+    """Independent rows of a case along its batch axis; 0 where an array has no dimension to spare for a batch."""
     first = room.arguments[0]
     shape = case.inputs[first].shape
     if first not in room.batch_axis or len(shape) < 2 or 0 in shape:
+        return 0
+    return shape[room.batch_axis[first]]
+
+
+def slices(room: Room, case: Case) -> list[tuple[int, int]]:
+    """Ranges of the batch that are tried alone: the first, a middle and the last row, and two neighbours."""
+    size = batch_size(room, case)
+    if not size:
         return []
-    size = shape[room.batch_axis[first]]
     middle = size // 2
     return sorted({(0, 1), (middle, middle + 1), (size - 1, size), (max(0, size - 2), size)})
 

@@ -36,7 +36,7 @@ def binary(program: Program, launch: Launch) -> tuple[Any, ...]:
 
 
 def check_order(room: Room, case: Case, arch: Arch) -> None:
-    """Kernels name what they read before what they write, by which XLA's launcher tells them apart; outputs get written."""
+    """Kernels name what they read before what they write, as XLA's launcher takes them; every output is written."""
     for program in room.programs(case, arch):
         written = {array.name for array in program.inputs}
         for launch in program.launches:

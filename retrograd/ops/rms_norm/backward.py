@@ -130,9 +130,11 @@ def backward_whole(
     let_next_start(OVERLAP)
     partial = tl.program_id(0).to(tl.int64) * N + n
     if dweight_partial_ptr is not None:
-        tl.store(dweight_partial_ptr + partial, tl.sum(dweight, axis=0), mask=n < N)
+        dweight_sum = tl.sum(dweight, axis=0).to(dweight_partial_ptr.dtype.element_ty)
+        tl.store(dweight_partial_ptr + partial, dweight_sum, mask=n < N)
     if dbias_partial_ptr is not None:
-        tl.store(dbias_partial_ptr + partial, tl.sum(dbias, axis=0), mask=n < N)
+        dbias_sum = tl.sum(dbias, axis=0).to(dbias_partial_ptr.dtype.element_ty)
+        tl.store(dbias_partial_ptr + partial, dbias_sum, mask=n < N)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -247,6 +249,8 @@ def backward_columns(
     let_next_start(OVERLAP)
     partial = (program * heads + head).to(tl.int64) * N + n
     if dweight_partial_ptr is not None:
-        tl.store(dweight_partial_ptr + partial, tl.sum(dweight, axis=0), mask=n < N)
+        dweight_sum = tl.sum(dweight, axis=0).to(dweight_partial_ptr.dtype.element_ty)
+        tl.store(dweight_partial_ptr + partial, dweight_sum, mask=n < N)
     if dbias_partial_ptr is not None:
-        tl.store(dbias_partial_ptr + partial, tl.sum(dbias, axis=0), mask=n < N)
+        dbias_sum = tl.sum(dbias, axis=0).to(dbias_partial_ptr.dtype.element_ty)
+        tl.store(dbias_partial_ptr + partial, dbias_sum, mask=n < N)

@@ -1,8 +1,8 @@
 """Tile sizes: a pure function of the spec and the architecture.
 
-The shape of a tile depends on N, the dtypes and the options alone, never on the number of rows: a row then meets the same
-binary in every batch, and its sums are taken in the same order. Only the number of programs depends on the rows. The
-tables come from `benchmarks/tune_rms_norm.py` on an H200; what else was tried stands in README.md.
+The shape of a tile depends on N, the dtypes and the options alone, never on the number of rows: a row then meets the
+same binary in every batch, and its sums are taken in the same order. Only the number of programs depends on the rows.
+The tables come from `benchmarks/tune_rms_norm.py` on an H200; what else was tried stands in README.md.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Tile:
     programs: int = 1
 
     def programs_for(self, rows: int) -> int:
-        """Programs that share `rows` rows of one head."""
-        return min(self.programs, -(-rows // self.rows))
+        """Programs that share `rows` rows of one head; one where there are few, which then needs no second stage."""
+        tiles = -(-rows // self.rows)
+        return min(self.programs, tiles) if tiles > FEW_TILES else min(tiles, 1)
 
 
 # Columns -> rows, warps. One tile a program; narrower tiles take the first entry's number of elements.
@@ -56,6 +57,8 @@ BACKWARD = {
     8192: (1, 16, 3, 132),
 }
 MOST_ROWS = 128
+# So many tiles take one program no longer than the launch of a second stage takes.
+FEW_TILES = 4
 
 
 def power_of_two(n: int) -> int:

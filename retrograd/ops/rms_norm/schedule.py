@@ -83,13 +83,16 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
     partial = Param((programs, spec.heads, spec.N), "float32")
     scratch = _arrays(
         {},
-        dweight_partial=partial if parameters and spec.weight else None,
-        dbias_partial=partial if parameters and spec.bias else None,
+        dweight_partial=partial if _two_stages(spec.weight, parameters, programs) else None,
+        dbias_partial=partial if _two_stages(spec.bias, parameters, programs) else None,
         c=None if whole else _rstd(spec),
     )
     arrays = inputs + outputs + scratch
     scalars = {**_geometry(spec, layouts, inputs), **_offset(spec)}
-    gradients = "dx dresidual dgate dweight_partial dbias_partial"
+    reads = "dy dsum s gate weight bias rstd" + ("" if whole else " c")
+    pointers = _pointers(arrays, f"{reads} dx dresidual dgate")
+    for name in ("dweight", "dbias"):
+        pointers[f"{name}_partial_ptr"] = _pointer(arrays, f"{name}_partial") or _pointer(arrays, name)
     launches = []
     if not whole:
         means = plan.backward_row_means(spec, arch)
@@ -108,7 +111,8 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
         Launch(
             backward_kernels.backward_whole if whole else backward_kernels.backward_columns,
             grid=programs * spec.heads * (1 if whole else -(-spec.N // tile.columns)),
-            arrays=_pointers(arrays, f"dy dsum s gate weight bias rstd{'' if whole else ' c'} {gradients}"),
+            arrays=_pointers(arrays, f"dy dsum s gate weight bias rstd {'' if whole else 'c'} dx dresidual dgate")
+            | sums,
             scalars=scalars,
             constants={**_flags(spec, arch), **_tile(tile, "rows", "stages")},
             num_warps=tile.num_warps,
@@ -119,6 +123,15 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
         if any(array.name == f"{name}_partial" for array in scratch):
             launches.append(sum_rows_launch(f"{name}_partial", name, programs, spec.heads * spec.N, arch))
     return Program(inputs, outputs, scratch, tuple(launches))
+
+
+def _two_stages(param: Param | None, parameters: bool, programs: int) -> bool:
+    """Whether a parameter's gradient is summed in two stages.
+
+    One program a head has the whole sum and writes the gradient itself, where its dtype is that of the partial sums: a
+    row must not meet another binary in a small batch.
+    """
+    return param is not None and parameters and (programs != 1 or param.dtype != "float32")
 
 
 def _rstd(spec: Spec) -> Param:
@@ -133,9 +146,12 @@ def _arrays(layouts: Layouts, **params: Param | None) -> tuple[Array, ...]:
     )
 
 
+def _pointer(arrays: tuple[Array, ...], name: str) -> str | None:
+    return name if any(array.name == name for array in arrays) else None
+
+
 def _pointers(arrays: tuple[Array, ...], names: str) -> dict[str, str | None]:
-    there = {array.name for array in arrays}
-    return {f"{name}_ptr": name if name in there else None for name in names.split()}
+    return {f"{name}_ptr": _pointer(arrays, name) for name in names.split()}
 
 
 def _offset(spec: Spec) -> dict[str, Scalar]:

@@ -1,0 +1,52 @@
+"""What every op promises on a GPU beyond its numbers, one function a promise; each raises AssertionError."""
+
+from __future__ import annotations
+
+import torch
+
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+
+from .compare import assert_same_bits
+from .contract import drawn
+from .draw import call, options
+
+BUSY_CYCLES = 50_000_000  # tens of milliseconds
+
+
+def check_graph(room: Room, case: Case, seed: int) -> None:
+    """Captured in a CUDA graph, forward and backward give the bits of eager, for new values in the same memory too."""
+    inputs, gradients = drawn(room, case, "cuda", seed)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # loads the binaries, which a capture does not allow
+        call(room.torch, inputs, options(case), gradients)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call(room.torch, inputs, options(case), gradients)
+    for again in range(2):
+        fresh, fresh_gradients = drawn(room, case, "cuda", seed + again)
+        for name, tensor in inputs.items():
+            tensor.copy_(fresh[name])
+        for gradient, new in zip(gradients, fresh_gradients, strict=True):
+            gradient.copy_(new)
+        graph.replay()
+        expected = call(room.torch, fresh, options(case), fresh_gradients)
+        assert_same_bits(captured, expected, f"{room.name}, {case.name}: replay {again} of a CUDA graph")
+
+
+def check_stream(room: Room, case: Case, seed: int) -> None:
+    """Kernels run on the current stream: after what it still has to do, and nowhere else."""
+    inputs, gradients = drawn(room, case, "cuda", seed)
+    expected = call(room.torch, inputs, options(case), gradients)
+    late = {name: torch.zeros_like(tensor) for name, tensor in inputs.items()}
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(BUSY_CYCLES)
+        for name, tensor in inputs.items():
+            late[name].copy_(tensor)
+        result = call(room.torch, late, options(case), gradients)
+    torch.cuda.synchronize()
+    assert_same_bits(result, expected, f"{room.name}, {case.name}: on another stream")

@@ -1,0 +1,62 @@
+"""What a user of JAX is promised: the same numbers, and the transformations."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax")
+
+from parameters import CASE, each_case
+
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+from retrograd.testing import contract, jax_contract
+from retrograd.testing.compare import assert_same_bits
+from retrograd.testing.jax_contract import TRANSFORMS
+from retrograd.testing.verify import run
+
+
+@pytest.mark.parametrize(CASE, each_case())
+def test_outputs_and_gradients_keep_their_error_budget(room: Room, case: Case, device: str, seed: int) -> None:
+    contract.check_errors(room, case, device, seed, framework="jax")
+
+
+@pytest.mark.parametrize((*CASE, "transform"), each_case(*((name,) for name in TRANSFORMS)))
+def test_transformations_keep_the_error_budget(room: Room, case: Case, device: str, transform: str, seed: int) -> None:
+    jax_contract.check_transformed(room, case, transform, device, seed)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["all-batched", "shared-parameters"])
+@pytest.mark.parametrize(CASE, each_case())
+def test_vmap_gives_every_example_what_it_has_alone(
+    room: Room, case: Case, device: str, shared: bool, seed: int
+) -> None:
+    jax_contract.check_vmap(room, case, shared, device, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case())
+def test_an_exported_call_gives_the_same_bits(room: Room, case: Case, device: str, seed: int) -> None:
+    jax_contract.check_export(room, case, device, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case())
+def test_differentiating_a_gradient_is_refused(room: Room, case: Case, device: str, seed: int) -> None:
+    jax_contract.check_double_backward(room, case, device, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case(cpu=False))
+def test_both_frameworks_run_the_same_kernels_to_the_same_bits(room: Room, case: Case, device: str, seed: int) -> None:
+    inputs, gradients = contract.drawn(room, case, device, seed)
+    torch_result, jax_result = (run(room, case, f, inputs, gradients) for f in ("torch", "jax"))  # type: ignore[arg-type]
+    assert_same_bits(jax_result, torch_result, f"{room.name}, {case.name}: JAX and PyTorch")
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_shard_map_over_rows_gives_the_gradients_of_the_whole(check_vma: bool) -> None:
+    script = Path(__file__).parent / "shard_map_two_devices.py"
+    result = subprocess.run([sys.executable, script, str(check_vma)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]

@@ -1,0 +1,52 @@
+"""What a user is promised of an op inside PyTorch's own machinery."""
+
+from __future__ import annotations
+
+import pytest
+from parameters import CASE, each_case
+
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+from retrograd.testing import integration
+
+
+@pytest.mark.parametrize(CASE, each_case())
+def test_the_registered_operator_gives_the_bits_of_the_direct_path(
+    room: Room, case: Case, device: str, seed: int
+) -> None:
+    integration.check_operator(room, case, device, seed)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(CASE, each_case())
+def test_it_compiles_without_a_graph_break_to_the_bits_of_eager(
+    room: Room, case: Case, device: str, dynamic: bool, seed: int
+) -> None:
+    integration.check_compile(room, case, device, seed, "aot_eager", dynamic)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(CASE, each_case())
+def test_inductor_gives_the_bits_of_eager(room: Room, case: Case, device: str, dynamic: bool, seed: int) -> None:
+    integration.check_compile(room, case, device, seed, "inductor", dynamic)
+
+
+@pytest.mark.parametrize(CASE, each_case())
+def test_autocast_changes_nothing(room: Room, case: Case, device: str, seed: int) -> None:
+    integration.check_autocast(room, case, device, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case())
+def test_activation_checkpointing_gives_the_same_bits(room: Room, case: Case, device: str, seed: int) -> None:
+    integration.check_checkpoint(room, case, device, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case())
+def test_a_gradient_asked_for_alone_has_the_same_bits(room: Room, case: Case, device: str, seed: int) -> None:
+    integration.check_subsets(room, case, device, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case())
+def test_differentiating_a_gradient_is_refused(room: Room, case: Case, device: str, seed: int) -> None:
+    integration.check_double_backward(room, case, device, seed)
