@@ -111,8 +111,7 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
         Launch(
             backward_kernels.backward_whole if whole else backward_kernels.backward_columns,
             grid=programs * spec.heads * (1 if whole else -(-spec.N // tile.columns)),
-            arrays=_pointers(arrays, f"dy dsum s gate weight bias rstd {'' if whole else 'c'} dx dresidual dgate")
-            | sums,
+            arrays=pointers,
             scalars=scalars,
             constants={**_flags(spec, arch), **_tile(tile, "rows", "stages")},
             num_warps=tile.num_warps,
