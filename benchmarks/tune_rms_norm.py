@@ -63,23 +63,28 @@ def near(path: Path) -> dict[tuple[str, int], set[Shape]]:
     return kept
 
 
-def spec_of(M: int, N: int) -> Spec:
-    return Spec(Param((M, N), "bfloat16"), Param((N,), "float32"))
+def spec_of(kind: str, M: int, N: int) -> Spec:
+    x = Param((M, N), "bfloat16")
+    residual, gate = (x if kind == name else None for name in ("prenorm", "gated"))
+    return Spec(x, Param((N,), "float32"), residual=residual, gate=gate)
 
 
-def program(which: str, M: int, N: int, tile: plan.Tile, arch: Arch) -> Program:
-    with mock.patch.object(plan, which, return_value=tile):
+def program(kind: str, which: str, M: int, N: int, tile: plan.Tile, arch: Arch) -> Program:
+    whole = mock.patch.object(plan, f"whole_{which}", return_value=True)
+    with whole, mock.patch.object(plan, which, return_value=tile):
         if which == "forward":
-            return schedule.forward(spec_of(M, N), {}, arch)
-        return schedule.backward(spec_of(M, N), {}, arch, prenorm=False, parameters=True)
+            return schedule.forward(spec_of(kind, M, N), {}, arch)
+        return schedule.backward(spec_of(kind, M, N), {}, arch, prenorm=kind == "prenorm", parameters=True)
 
 
-def compile_one(job: tuple[str, int, Shape, str]) -> tuple[str, int, Shape, int]:
+def compile_one(job: tuple[str, str, int, Shape, str]) -> tuple[str, int, Shape, int]:
     """Compile a tile's kernels into Triton's cache; returns the job and the shared memory it takes."""
-    which, N, (rows, warps, stages), name = job
+    kind, which, N, (rows, warps, stages), name = job
     shared = 0
     for programs in (1, 132, 256, 512, 1024, 2048):  # the second stage's tile depends on the number of programs
-        made = program(which, 65536, N, plan.Tile(rows, plan.power_of_two(N), warps, stages, programs), SUPPORTED[name])
+        made = program(
+            kind, which, 65536, N, plan.Tile(rows, plan.power_of_two(N), warps, stages, programs), SUPPORTED[name]
+        )
         for launch in made.launches:
             shared = max(shared, build(launch, made.arrays, SUPPORTED[name]).metadata.shared)
     return which, N, (rows, warps, stages), shared
@@ -101,6 +106,7 @@ def main() -> None:
     parser.add_argument("--columns", type=int, nargs="*", default=COLUMNS)
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
     parser.add_argument("--near", type=Path)
+    parser.add_argument("--kind", choices=("plain", "prenorm", "gated"), default="plain")
     options = parser.parse_args()
     device = torch.device("cuda", torch.cuda.current_device())
     arch = arch_of(device)
@@ -108,7 +114,7 @@ def main() -> None:
     known = near(options.near) if options.near else {}
 
     jobs = [
-        (which, N, shape, arch.name)
+        (options.kind, which, N, shape, arch.name)
         for which, N in product(options.which, options.columns)
         for shape in sorted(known.get((which, N), set(shapes(which, N))))
     ]
@@ -121,26 +127,32 @@ def main() -> None:
         for M in options.rows:
             if M * N > 2**29:
                 continue
-            moved = spec_of(M, N).bytes_moved("fwd" if which == "forward" else "bwd")
-            sets = [inputs(program(which, M, N, plan.Tile(1, N, 4, 1, 1), arch)) for _ in range(input_sets(moved))]
+            moved = spec_of(options.kind, M, N).bytes_moved(
+                "fwd" if which == "forward" else "bwd", options.kind == "prenorm"
+            )
+            sets = [
+                inputs(program(options.kind, which, M, N, plan.Tile(1, N, 4, 1, 1), arch))
+                for _ in range(input_sets(moved))
+            ]
             for w, n, shape, _ in built:
                 if (w, n) != (which, N):
                     continue
                 bounded = [p for p in PROGRAMS if p * shape[1] <= 16 * 528]
                 for programs in bounded if which == "backward" else [UNBOUNDED]:
                     tile = plan.Tile(shape[0], plan.power_of_two(N), shape[1], shape[2], programs)
-                    made = program(which, M, N, tile, arch)
+                    made = program(options.kind, which, M, N, tile, arch)
                     run = prepare(made, [a.name for a in made.inputs], arch, device)
                     compiled = build(made.launches[0], made.arrays, arch, device.index)
                     if compiled.n_spills:
                         break
                     ms = device_ms([partial(run, s) for s in sets], repeats=5)
                     times[shape, programs][M] = ms
-                    row = {"which": which, "M": M, "N": N, "rows": shape[0], "warps": shape[1],
-                           "stages": shape[2], "programs": programs, "regs": compiled.n_regs, "ms": ms, "gbps": moved / ms / 1e6}  # fmt: skip
+                    row = {"kind": options.kind, "which": which, "M": M, "N": N, "rows": shape[0], "warps": shape[1],
+                           "stages": shape[2], "programs": programs,
+                           "regs": compiled.n_regs, "ms": ms, "gbps": moved / ms / 1e6}  # fmt: skip
                     with options.out.open("a") as out:
                         out.write(json.dumps(row) + "\n")
-        report(which, N, times)
+        report(f"{options.kind} {which}", N, times)
 
 
 def report(which: str, N: int, times: dict[tuple[Shape, int], dict[int, float]]) -> None:

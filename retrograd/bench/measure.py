@@ -37,6 +37,7 @@ class Clock:
 
     device: Callable[[Calls], Timing]
     host_us: Callable[[Callable[[], Any]], float]
+    events_ms: Callable[[Callable[[], Any]], float]
 
 
 def input_sets(bytes_per_call: int) -> int:
@@ -77,7 +78,7 @@ def device_ms(calls: Calls, repeats: int = REPEATS) -> float:
     return ms
 
 
-def replay_ms(replay: Callable[[], Any], repeats: int, sleep_cycles: int = SLEEP_CYCLES) -> float:
+def replay_ms(replay: Callable[[], Any], repeats: int = REPEATS, sleep_cycles: int = SLEEP_CYCLES) -> float:
     """Median time between events around `replay`, in milliseconds, after two warm-up runs."""
     for _ in range(2):
         replay()
@@ -133,4 +134,4 @@ def host_us(call: Callable[[], Any], repeats: int = 200) -> float:
     return statistics.median(times) * 1e6
 
 
-GPU_CLOCK = Clock(device, host_us)
+GPU_CLOCK = Clock(device, host_us, replay_ms)

@@ -31,7 +31,7 @@ def fake_clock() -> Clock:
         call()
         return 7.0
 
-    return Clock(device, host)
+    return Clock(device, host, lambda call: device([call]).ms)
 
 
 def sample_rows() -> list[Row]:
