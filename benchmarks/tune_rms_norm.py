@@ -141,7 +141,8 @@ def main() -> None:
                 for programs in bounded if which == "backward" else [UNBOUNDED]:
                     tile = plan.Tile(shape[0], plan.power_of_two(N), shape[1], shape[2], programs)
                     made = program(options.kind, which, M, N, tile, arch)
-                    run = prepare(made, [a.name for a in made.inputs], arch, device)
+                    names = [a.name for a in made.inputs]
+                    run = prepare(made, names, [a.name for a in made.outputs], arch, device)
                     compiled = build(made.launches[0], made.arrays, arch, device.index)
                     if compiled.n_spills:
                         break

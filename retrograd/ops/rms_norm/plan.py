@@ -43,18 +43,41 @@ class Tile:
         return min(self.programs, tiles) if tiles > FEW_TILES else min(tiles, 1)
 
 
-# Columns -> rows, warps. One tile a program; narrower tiles take the first entry's number of elements.
-FORWARD = {128: (16, 4), 256: (32, 16), 512: (4, 4), 1024: (2, 4), 2048: (2, 8), 4096: (2, 8), 8192: (2, 16)}
+# By what a call has beside x and the weight: columns -> rows, warps. One tile a program. Wide rows come in pairs, which
+# halves the reads of the weight from L2.
+FORWARD = {
+    "plain": {128: (16, 4), 256: (32, 16), 512: (4, 4), 1024: (2, 4), 2048: (2, 8), 4096: (2, 8), 8192: (2, 16)},
+    "gated": {128: (16, 8), 256: (8, 8), 512: (2, 4), 1024: (1, 4), 2048: (1, 8), 4096: (1, 8), 8192: (2, 16)},
+}
 
-# Columns -> rows, warps, stages, programs. A power of two of programs leaves none with a tile more than the others.
+# Columns -> rows, warps, stages, programs.
 BACKWARD = {
-    128: (64, 8, 3, 132),
-    256: (4, 2, 4, 512),
-    512: (8, 4, 3, 256),
-    1024: (8, 8, 3, 132),
-    2048: (4, 8, 3, 132),
-    4096: (2, 8, 3, 132),
-    8192: (1, 16, 3, 132),
+    "plain": {
+        128: (64, 8, 3, 132),
+        256: (4, 2, 4, 512),
+        512: (8, 4, 3, 256),
+        1024: (4, 4, 3, 256),
+        2048: (4, 8, 3, 132),
+        4096: (2, 8, 3, 132),
+        8192: (1, 16, 3, 132),
+    },
+    "residual": {
+        128: (8, 2, 3, 512),
+        256: (2, 1, 3, 1024),
+        512: (4, 4, 3, 256),
+        1024: (4, 4, 3, 256),
+        2048: (2, 8, 3, 132),
+        4096: (1, 16, 4, 132),
+        8192: (1, 16, 3, 132),
+    },
+    "gated": {
+        128: (8, 1, 3, 1024),
+        256: (4, 1, 3, 1024),
+        512: (2, 2, 3, 512),
+        1024: (1, 4, 3, 512),
+        2048: (1, 8, 3, 264),
+        4096: (1, 16, 4, 132),
+    },
 }
 MOST_ROWS = 128
 # So many tiles take one program no longer than the launch of a second stage takes.
@@ -81,26 +104,27 @@ def forward(spec: Spec, arch: Arch) -> Tile:
     if not whole_forward(spec):
         return Tile(rows=1, columns=2048 if _extra_arrays(spec) else 4096, num_warps=_warps(8, arch), stages=2)
     columns = power_of_two(spec.N)
-    narrow = min(FORWARD)
-    if columns < narrow:
-        rows, warps = min(MOST_ROWS, FORWARD[narrow][0] * narrow // columns), FORWARD[narrow][1]
-    elif columns in FORWARD:
-        rows, warps = FORWARD[columns]
-    else:
-        rows, warps = 1, 32
-    return _lighter(Tile(rows, columns, _warps(warps, arch)), spec, extra=_extra_arrays(spec))
+    table = FORWARD["gated" if spec.gate else "plain"]
+    rows, warps = table.get(max(columns, min(table)), (1, 32))
+    return Tile(_rows(rows, columns, min(table)), columns, _warps(warps, arch))
 
 
 def backward(spec: Spec, arch: Arch, prenorm: bool) -> Tile:
     """The backward pass's tile, where a row is held whole."""
     columns = power_of_two(spec.N)
-    narrow = min(BACKWARD)
-    rows, warps, stages, programs = BACKWARD[max(columns, narrow)]
-    if columns < narrow:
-        rows = min(MOST_ROWS, rows * narrow // columns)
-    tile = Tile(rows, columns, _warps(warps, arch), stages if arch.backend == "cuda" else 1, programs)
-    tile = _lighter(tile, spec, extra=_extra_arrays(spec) + prenorm)
+    table = BACKWARD["gated" if spec.gate else "residual" if prenorm else "plain"]
+    rows, warps, stages, programs = table[max(columns, min(table))]
+    if arch.backend != "cuda":
+        stages = 1
+    if spec.gate and (prenorm or spec.bias):
+        rows = max(1, rows // 2)  # one more array or sum shares the registers
+    tile = Tile(_rows(rows, columns, min(table)), columns, _warps(warps, arch), stages, programs)
     return _within_shared_memory(tile, spec, arch, prenorm)
+
+
+def _rows(rows: int, columns: int, narrowest: int) -> int:
+    """Rows of a tile narrower than the table's narrowest: as many elements."""
+    return rows if columns >= narrowest else min(MOST_ROWS, rows * narrowest // columns)
 
 
 def backward_columns(spec: Spec, arch: Arch, prenorm: bool) -> Tile:
@@ -123,15 +147,6 @@ def _warps(warps: int, arch: Arch) -> int:
 def _extra_arrays(spec: Spec) -> int:
     """Arrays of the size of x beside x and y; each takes registers."""
     return (spec.gate is not None) + (spec.residual is not None)
-
-
-def _lighter(tile: Tile, spec: Spec, extra: int) -> Tile:
-    """Halve the tile's rows, or give it twice the warps, where further arrays share the registers."""
-    if not extra:
-        return tile
-    if tile.rows > 1:
-        return replace(tile, rows=tile.rows // 2)
-    return replace(tile, num_warps=min(16, tile.num_warps * 2))
 
 
 def _within_shared_memory(tile: Tile, spec: Spec, arch: Arch, prenorm: bool) -> Tile:
