@@ -8,19 +8,21 @@ import pytest
 
 from retrograd.ops.rooms import rooms
 
+CASE = ("room", "case", "device")
+CPU: tuple[str, ...] = ("test",)
+SMALL: tuple[str, ...] = ("interpreter",)  # for what has nothing to do with the size of a case
+CUDA = ("test", "gpu")
 
-def each_case(*extra: tuple[Any, ...], cpu: bool = True, cuda: bool = True, tag: str = "test") -> list[Any]:
-    """(room, case, device), and one of `extra` each: on a CPU the cases with the tag, on a GPU those tagged gpu too."""
+
+def each_case(*extra: Any, cpu: tuple[str, ...] = CPU, cuda: tuple[str, ...] = CUDA) -> list[Any]:
+    """(room, case, device), and one of `extra`, if there are any: the cases with one of the tags of the device."""
+    places = (("cpu", cpu, ()), ("cuda", cuda, (pytest.mark.gpu,)))
     return [
         pytest.param(
-            room, case, device, *more, id="-".join(map(str, (room.name, case.name, device, *more))), marks=marks
+            room, case, device, *more, id="-".join(map(str, (room.name, case.name, device, *more))), marks=mark
         )
-        for device, tags, marks in (("cpu", (tag,), ()), ("cuda", (tag, "gpu"), (pytest.mark.gpu,)))
+        for device, tags, mark in places
         for room in rooms()
         for case in room.tagged(*tags)
-        for more in (extra or ((),))
-        if (cpu if device == "cpu" else cuda)
+        for more in ([(one,) for one in extra] or [()])
     ]
-
-
-CASE = ("room", "case", "device")

@@ -22,7 +22,7 @@ def main(check_vma: bool) -> None:
     rows, whole = PartitionSpec("data"), PartitionSpec()
     sharded = jax.shard_map(rms_norm, mesh=mesh, in_specs=(rows, whole), out_specs=rows, check_vma=check_vma)
     found, expected = (
-        jax.jit(jax.grad(lambda x, weight, f=f: (f(x, weight) * dy).sum(), (0, 1)))(x, weight)  # type: ignore[misc]
+        jax.jit(jax.grad(lambda x, weight, f=f: (f(x, weight) * dy).sum(), (0, 1)))(x, weight)
         for f in (sharded, rms_norm)
     )
     for a, b in zip(found, expected, strict=True):

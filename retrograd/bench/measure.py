@@ -21,7 +21,7 @@ SLEEP_CYCLES = 400_000
 CYCLES_PER_SECOND = 2e9  # no supported GPU is clocked higher
 
 
-How = Literal["graph", "events", "wall"]
+How = Literal["graph", "events", "wall", "kernels"]
 
 
 class Timing(NamedTuple):

@@ -33,7 +33,7 @@ from torch import Tensor
 from retrograd.core.cases import Case
 
 # Draws are added until a call has had this many rows, and its smallest array this many elements, or to MOST_DRAWS.
-ROWS = 64
+ROWS = 16
 ELEMENTS = 256
 MOST_DRAWS = 128
 LUCKY = 1e-3  # share of its budget at which an error is counted at least, since an error may happen to be 0

@@ -88,3 +88,5 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
         broadcast,
     )
 }
+# Inputs of equal columns are normalised to a constant, which says nothing about errors.
+GRADIENTS_ONLY = frozenset({"broadcast_columns", "broadcast"})

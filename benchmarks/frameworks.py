@@ -1,0 +1,104 @@
+"""The same op from PyTorch and from JAX, by one instrument: the time its kernels take on the device.
+
+python benchmarks/frameworks.py OP OUT.jsonl. Both run in one process on the same inputs, and one profiler (Kineto, by
+torch.profiler) records every kernel of either; gaps between kernels do not count. Rows have `"timing": "kernels"`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import jax
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from retrograd.bench import run_jax
+from retrograd.bench.environment import stamp
+from retrograd.bench.limits import measure
+from retrograd.bench.measure import GPU_CLOCK, Timing
+from retrograd.bench.peers import Peer
+from retrograd.bench.record import Record
+from retrograd.bench.results import append
+from retrograd.bench.run import gradients_like, leaves, own_function, results
+from retrograd.bench.selection import bench_cases, sets_for, thinned
+from retrograd.core.cases import Case
+from retrograd.core.room import Pass, Room
+from retrograd.ops.rooms import room
+from retrograd.testing.draw import draw
+
+ROUNDS = 5
+
+
+def kernels_ms(run: Callable[[], Any]) -> float:
+    """Median over rounds of the summed time of all kernels that `run` starts, in milliseconds."""
+    run()
+    torch.cuda.synchronize()
+    rounds = []
+    for _ in range(ROUNDS):
+        with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+            run()
+            torch.cuda.synchronize()
+        rounds.append(sum(event.device_time for event in recorded.events()) / 1e3)
+    return statistics.median(rounds)
+
+
+def in_torch(op: Room, case: Case, sets: list[dict[str, torch.Tensor]]) -> dict[Pass, Callable[[], Any]]:
+    function = own_function(op, case)
+    made = [results(function, inputs) for inputs in sets]
+    given = [(y, list(x.values()), gradients_like(y, seed)) for seed, (y, x) in enumerate(zip(made, sets, strict=True))]
+
+    def forward() -> list[Any]:
+        with torch.no_grad():
+            return [function(inputs) for inputs in sets]
+
+    def backward() -> list[Any]:
+        return [torch.autograd.grad(*arguments, retain_graph=True) for arguments in given]
+
+    return {"fwd": forward, "bwd": backward}
+
+
+def in_jax(op: Room, case: Case, sets: list[dict[str, torch.Tensor]]) -> dict[Pass, Callable[[], Any]]:
+    function = run_jax.own_function(op, case)
+    shared = [{name: jax.dlpack.from_dlpack(x.detach()) for name, x in inputs.items()} for inputs in sets]
+    forward = jax.jit(run_jax.in_order(function))
+    backward = jax.jit(run_jax.in_order(run_jax.pull_back))
+    with_pulls = jax.jit(run_jax.in_order(partial(jax.vjp, function)))(shared)
+    pairs = [(pull, run_jax.gradients_like(made, seed)) for seed, (made, pull) in enumerate(with_pulls)]
+    return {
+        "fwd": lambda: jax.block_until_ready(forward(shared)),
+        "bwd": lambda: jax.block_until_ready(backward(pairs)),
+    }
+
+
+def main() -> None:
+    op, out = room(sys.argv[1]), Path(sys.argv[2])
+    cases = bench_cases(op, ("*",))
+    cases = [case for case in cases if case.name in thinned(op, cases)]
+    limits = measure(GPU_CLOCK, "cuda")
+    stamped = stamp(torch.cuda.get_device_name())
+    keep = partial(append, out)
+    records = {"torch": Record(op, "torch", stamped, limits, keep, print)}
+    records["jax"] = Record(op, "jax", stamped, limits, keep, print)
+    for case in cases:
+        sets = [leaves(draw(case, "cuda", seed)) for seed in range(min(run_jax.MOST_SETS, sets_for(op, case)))]
+        found: dict[tuple[str, Pass], float] = {}
+        for framework, passes in (("torch", in_torch(op, case, sets)), ("jax", in_jax(op, case, sets))):
+            for which, run in passes.items():
+                found[framework, which] = kernels_ms(run) / len(sets)
+                timing = Timing(found[framework, which], "kernels")
+                records[framework].add(case, which, Peer("retrograd", partial(own_function, op)), timing, None)
+        for which in passes:
+            ours, theirs = found["torch", which], found["jax", which]
+            print(f"{case.name:24s} {which} torch {ours:.4f} ms, jax {theirs:.4f} ms, {theirs / ours:.3f}", flush=True)
+        del sets, passes
+
+
+if __name__ == "__main__":
+    main()
