@@ -16,13 +16,11 @@ CUDA = ("test", "gpu")
 
 def each_case(*extra: Any, cpu: tuple[str, ...] = CPU, cuda: tuple[str, ...] = CUDA) -> list[Any]:
     """(room, case, device), and one of `extra`, if there are any: the cases with one of the tags of the device."""
-    places = (("cpu", cpu, ()), ("cuda", cuda, (pytest.mark.gpu,)))
-    return [
-        pytest.param(
-            room, case, device, *more, id="-".join(map(str, (room.name, case.name, device, *more))), marks=mark
-        )
-        for device, tags, mark in places
-        for room in rooms()
-        for case in room.tagged(*tags)
-        for more in ([(one,) for one in extra] or [()])
-    ]
+    found = []
+    for device, tags, marks in (("cpu", cpu, ()), ("cuda", cuda, (pytest.mark.gpu,))):
+        for room in rooms():
+            for case in room.tagged(*tags):
+                for more in [(one,) for one in extra] if extra else [()]:
+                    name = "-".join(map(str, (room.name, case.name, device, *more)))
+                    found.append(pytest.param(room, case, device, *more, id=name, marks=marks))
+    return found

@@ -12,6 +12,7 @@ from typing import Any
 
 import triton
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from .arch import Arch
 from .dtypes import TRITON
@@ -82,7 +83,8 @@ def arguments(launch: Launch) -> list[Any]:
 @cache
 def _compile(kernel: Any, sig: Signature, arch: Arch, options: tuple[tuple[str, Any], ...], device: int) -> Any:
     hints = {path: [["tt.divisibility", divisor]] for path, divisor in sig.hints}
-    source = ASTSource(kernel, dict(sig.types), dict(sig.constants), hints)
+    source_of = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = source_of(kernel, dict(sig.types), dict(sig.constants), hints)
     return triton.compile(source, target=arch.target, options=dict(options))
 
 

@@ -14,6 +14,11 @@ def dense(shape: Sequence[int]) -> Strides:
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
+def is_dense(shape: Sequence[int], strides: Strides) -> bool:
+    """Whether the strides are those of a dense array; those of dimensions of size 1 do not count."""
+    return all(size == 1 or a == b for size, a, b in zip(shape, strides, dense(shape), strict=True))
+
+
 def collapse(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[tuple[int, ...], list[Strides]]:
     """Merge neighbouring dimensions wherever one stride serves for both in every array.
 

@@ -79,6 +79,12 @@ BACKWARD = {
         4096: (1, 16, 4, 132),
     },
 }
+# Longer rows stream through shared memory on a Hopper or Blackwell GPU: what the kernels of `gluon/` take.
+RING_COLUMNS = 32_768
+RING_CHUNK = 4096
+RING_PROGRAMS = 132
+RING_BARRIERS = 2048  # bytes of shared memory left to the reductions
+
 MOST_ROWS = 128
 # So many tiles take one program no longer than the launch of a second stage takes.
 FEW_TILES = 4
@@ -125,6 +131,48 @@ def backward(spec: Spec, arch: Arch, prenorm: bool) -> Tile:
 def _rows(rows: int, columns: int, narrowest: int) -> int:
     """Rows of a tile narrower than the table's narrowest: as many elements."""
     return rows if columns >= narrowest else min(MOST_ROWS, rows * narrowest // columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """How long rows stream through shared memory.
+
+    Attributes:
+        chunk: columns that are copied, read and refilled together.
+        slots: rows (forward) or chunks (backward) in the ring.
+        shared: chunks of the weight that lie in shared memory; the others stay in registers.
+        num_warps: warps a program.
+        programs: programs that share the rows.
+    """
+
+    chunk: int
+    slots: int
+    shared: int
+    num_warps: int
+    programs: int
+
+
+def takes_ring(spec: Spec, arch: Arch) -> bool:
+    """Whether a call's rows are for the ring: long, plain, of two-byte elements; the layouts have to be dense too."""
+    two_bytes = BYTES[spec.x.dtype] == BYTES[spec.out_dtype] == 2
+    plain = spec.weight is not None and spec.heads == 1 and not (spec.bias or spec.gate or spec.residual)
+    room = arch.backend == "cuda" and arch.shared_memory >= 227 * 1024
+    return two_bytes and plain and room and spec.N % 8 == 0 and max(BACKWARD["plain"]) < spec.N <= RING_COLUMNS
+
+
+def ring_forward(spec: Spec, arch: Arch) -> Ring:
+    """Rows of x in the ring: as many as fit."""
+    chunks = -(-spec.N // RING_CHUNK)
+    slots = (arch.shared_memory - RING_BARRIERS) // (chunks * RING_CHUNK * 2)
+    return Ring(RING_CHUNK, min(slots, 8), 0, 16, RING_PROGRAMS)
+
+
+def ring_backward(spec: Spec, arch: Arch) -> Ring:
+    """Chunks of s and dy in the ring: at least a row; what is left holds the weight."""
+    chunks = -(-spec.N // RING_CHUNK)
+    space = (arch.shared_memory - RING_BARRIERS) // (RING_CHUNK * 4)  # a slot, and a chunk of the weight in fp32
+    shared = min(chunks, space - chunks)
+    return Ring(RING_CHUNK, space - shared, shared, 16, RING_PROGRAMS)
 
 
 def backward_columns(spec: Spec, arch: Arch, prenorm: bool) -> Tile:

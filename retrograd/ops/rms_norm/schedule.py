@@ -8,7 +8,7 @@ from typing import Any
 from retrograd.core.arch import Arch
 from retrograd.core.program import Array, Launch, Program, Scalar
 from retrograd.core.reduce import sum_rows_launch
-from retrograd.core.rows import Layout, Strides, collapse, dense
+from retrograd.core.rows import Layout, Strides, collapse, dense, is_dense
 
 from . import backward as backward_kernels
 from . import forward as forward_kernels
@@ -27,6 +27,8 @@ def forward(spec: Spec, layouts: Layouts, arch: Arch) -> Program:
         sum=Param(spec.x.shape, spec.sum_dtype) if spec.residual else None,
         rstd=_rstd(spec),
     )
+    if plan.takes_ring(spec, arch) and _dense(layouts, inputs):
+        return Program(inputs, outputs, (), (_ring_forward(spec, arch, inputs + outputs),))
     whole = plan.whole_forward(spec)
     tile = plan.forward(spec, arch)
     launch = Launch(
@@ -77,6 +79,8 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
         dweight=spec.weight if parameters else None,
         dbias=spec.bias if parameters else None,
     )
+    if plan.takes_ring(spec, arch) and parameters and _dense(layouts, inputs):
+        return _ring_backward(spec, arch, inputs, outputs)
     whole = plan.whole_backward(spec)
     tile = (plan.backward if whole else plan.backward_columns)(spec, arch, prenorm)
     programs = tile.programs_for(spec.rows)
@@ -122,6 +126,56 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
         if any(array.name == f"{name}_partial" for array in scratch):
             launches.append(sum_rows_launch(f"{name}_partial", name, programs, spec.heads * spec.N, arch))
     return Program(inputs, outputs, scratch, tuple(launches))
+
+
+def _ring_forward(spec: Spec, arch: Arch, arrays: tuple[Array, ...]) -> Launch:
+    from .gluon.forward import forward_ring
+
+    ring = plan.ring_forward(spec, arch)
+    return Launch(
+        forward_ring,
+        grid=min(ring.programs, spec.rows),
+        arrays=_pointers(arrays, "x weight y rstd"),
+        scalars={"rows": spec.rows, "eps": float(spec.options.eps), **_offset(spec)},
+        constants={"N": spec.N, "BLOCK_N": ring.chunk, "RING": ring.slots, "OVERLAP": arch.overlaps_launches},
+        num_warps=ring.num_warps,
+        overlap=arch.overlaps_launches,
+    )
+
+
+def _ring_backward(spec: Spec, arch: Arch, inputs: tuple[Array, ...], outputs: tuple[Array, ...]) -> Program:
+    from .gluon.backward import backward_ring
+
+    ring = plan.ring_backward(spec, arch)
+    programs = min(ring.programs, spec.rows)
+    scratch = _arrays({}, dweight_partial=Param((programs, spec.N), "float32"))
+    launch = Launch(
+        backward_ring,
+        grid=programs,
+        arrays=_pointers(inputs + outputs + scratch, "dy s weight rstd dx dweight_partial"),
+        scalars={"rows": spec.rows, **_offset(spec)},
+        constants={
+            "N": spec.N,
+            "BLOCK_N": ring.chunk,
+            "SLOTS": ring.slots,
+            "SHARED": ring.shared,
+            "OVERLAP": arch.overlaps_launches,
+        },
+        num_warps=ring.num_warps,
+        overlap=arch.overlaps_launches,
+    )
+    return Program(
+        inputs, outputs, scratch, (launch, sum_rows_launch("dweight_partial", "dweight", programs, spec.N, arch))
+    )
+
+
+def _dense(layouts: Layouts, arrays: tuple[Array, ...]) -> bool:
+    """Whether the arrays lie row after row without gaps, each from a 16-byte boundary."""
+    return all(
+        array.name not in layouts
+        or (layouts[array.name].aligned and is_dense(array.shape, layouts[array.name].strides))
+        for array in arrays
+    )
 
 
 def _two_stages(param: Param | None, parameters: bool, programs: int) -> bool:

@@ -1,32 +1,55 @@
-"""RMSNorm, backward, for long rows on Hopper. Symbols and formulas: ../README.md."""
+"""RMSNorm, backward, for long rows. Symbols and formulas: README.md of the room.
+
+One program a multiprocessor walks over every `programs`-th row, and reads it twice from shared memory: first for c, the
+mean of g * x_hat, and for dweight, whose sums stay in registers until the program ends; then for dx. Rows come in
+chunks of BLOCK_N columns of s and dy to a ring of SLOTS chunks, at least a row; a slot is filled anew, with the chunk
+SLOTS further on, as soon as its dx is made. weight + offset lies in shared memory, what does not fit there in registers.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .forward import copy_chunk, load_chunk, store_chunk
+from .forward import column_numbers, copy_columns, load_columns, store_columns, to_fp32
+
+
+@gluon.constexpr_function
+def split_halves(lanes):
+    """Shared layout of a tile (lanes, 8) of fp32: all first halves of 8 columns, then all second ones.
+
+    A thread reads its 8 columns in two parts of 16 bytes; so each part of a warp is contiguous and meets no bank twice.
+    """
+    along_lanes = [[1 << i, 0] for i in range(lanes.bit_length() - 1)]
+    return gl.SharedLinearLayout([[0, 1], [0, 2], *along_lanes, [0, 4]])
 
 
 @gluon.jit
-def copy_chunks(
-    s_ring, dy_ring, s_ptr, dy_ptr, row, slot, rows, columns, k: gl.constexpr, N: gl.constexpr, BLOCK_N: gl.constexpr
+def copy_chunk(
+    s_ring, dy_ring, s_ptr, dy_ptr, row, slot, rows, columns, k: gl.constexpr, BLOCK_N: gl.constexpr, N: gl.constexpr
 ):
-    """Start to copy chunk k of a row of s and dy to a slot; one group of copies, empty where the row does not exist."""
+    """Begin to copy chunk k of a row to its slot: one group of copies, empty where there is no such row."""
     if row < rows:
         start = row.to(gl.int64) * N
-        copy_chunk(s_ring.index(slot), s_ptr + start, columns, k, N, BLOCK_N)
-        copy_chunk(dy_ring.index(slot), dy_ptr + start, columns, k, N, BLOCK_N)
+        copy_columns(s_ring.index(slot), s_ptr + start, columns, k * BLOCK_N, (k + 1) * BLOCK_N, N)
+        copy_columns(dy_ring.index(slot), dy_ptr + start, columns, k * BLOCK_N, (k + 1) * BLOCK_N, N)
     async_copy.commit_group()
 
 
 @gluon.jit
-def weight_chunk(shared, kept, k: gl.constexpr, SHARED: gl.constexpr, TILE: gl.constexpr):
-    """Chunk k of weight + offset, from shared memory or from the registers that keep the rest."""
-    if k < SHARED:
-        return shared.index(k).load(TILE)
+def load_tile(ring, slot, t: gl.constexpr, BLOCK_N: gl.constexpr, TILE: gl.constexpr):
+    """Tile t of a row, as fp32, from the slot that holds the tile's chunk."""
+    lanes: gl.constexpr = 32 * gl.num_warps()
+    return to_fp32(ring.index(slot).slice(t * lanes % (BLOCK_N // 8), lanes).load(TILE))
+
+
+@gluon.jit
+def weight_tile(shared, kept, t: gl.constexpr, SHARED: gl.constexpr, TILE: gl.constexpr):
+    """Tile t of weight + offset."""
+    if t < SHARED:
+        return shared.index(t).load(TILE)
     else:
-        return kept[k - SHARED]
+        return kept[t - SHARED]
 
 
 @gluon.jit(do_not_specialize=["rows"])
@@ -45,62 +68,73 @@ def backward_ring(
     SHARED: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """dx, and partial sums of dweight (programs, N)."""
+    """dx and partial sums of dweight (programs, N). Rows are dense and 16-byte aligned, N is a multiple of 8.
+
+    SHARED tiles of 256 * num_warps columns of the weight lie in shared memory; BLOCK_N is a multiple of such a tile.
+    """
     if OVERLAP:
         gdc_wait()
+    WIDTH: gl.constexpr = 256 * gl.num_warps()  # columns of a tile
+    tiles: gl.constexpr = (N + WIDTH - 1) // WIDTH
     chunks: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    tiles_per_chunk: gl.constexpr = BLOCK_N // WIDTH
     TILE: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [gl.num_warps(), 1], [1, 0])
     DENSE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    # Lanes 4 to 7 of 8 find their halves exchanged, so that 8 lanes together reach all banks.
-    HALVES: gl.constexpr = gl.SwizzledSharedLayout(4, 4, 2, [1, 0])
-    lane = gl.arange(0, BLOCK_N // 8, gl.SliceLayout(1, TILE))
-    columns = lane[:, None] * 8 + gl.arange(0, 8, gl.SliceLayout(0, TILE))[None, :]
-
+    columns = column_numbers(WIDTH, TILE)
+    chunk_columns = column_numbers(BLOCK_N, TILE)
     program = gl.program_id(0)
     programs = gl.num_programs(0)
+
     s_ring = gl.allocate_shared_memory(s_ptr.dtype.element_ty, [SLOTS, BLOCK_N // 8, 8], DENSE)
     dy_ring = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [SLOTS, BLOCK_N // 8, 8], DENSE)
-    for q in gl.static_range(SLOTS):
-        row = program + q // chunks * programs
-        copy_chunks(s_ring, dy_ring, s_ptr, dy_ptr, row, q, rows, columns, q % chunks, N, BLOCK_N)
-
-    shared = gl.allocate_shared_memory(gl.float32, [SHARED, BLOCK_N // 8, 8], HALVES)
+    for i in gl.static_range(SLOTS):
+        start_row = program + i // chunks * programs
+        copy_chunk(s_ring, dy_ring, s_ptr, dy_ptr, start_row, i, rows, chunk_columns, i % chunks, BLOCK_N, N)
+    shared = gl.allocate_shared_memory(gl.float32, [SHARED, WIDTH // 8, 8], split_halves(WIDTH // 8))
     kept = ()
     dweight = ()
-    for k in gl.static_range(chunks):
-        weight = load_chunk(weight_ptr, columns, k, N, BLOCK_N) + weight_offset
-        if k < SHARED:
-            shared.index(k).store(weight)
+    for t in gl.static_range(tiles):
+        weight = load_columns(weight_ptr, columns, t * WIDTH, (t + 1) * WIDTH, N) + weight_offset
+        if t < SHARED:
+            shared.index(t).store(weight)
         else:
             kept += (weight,)
-        dweight += (gl.zeros([BLOCK_N // 8, 8], gl.float32, TILE),)
+        dweight += (gl.zeros([WIDTH // 8, 8], gl.float32, TILE),)
 
-    first = 0
+    # Always true, unknown to the compiler. The branch keeps the chunks' arithmetic apart: else the assembler puts off
+    # the additions to dweight, which nothing waits for, to the end of the row, and spills what they need.
+    apart = weight_offset < float("inf")
+    first = 0  # slot of the row's first chunk
     rstd = gl.load(rstd_ptr + program, mask=program < rows, other=0.0)
     for row in range(program, rows, programs):
         next_rstd = gl.load(rstd_ptr + row + programs, mask=row + programs < rows, other=0.0)
-        products = gl.zeros([BLOCK_N // 8], gl.float32, gl.SliceLayout(1, TILE))
-        sums = ()
+        total = gl.zeros([WIDTH // 8], gl.float32, gl.SliceLayout(1, TILE))
         for k in gl.static_range(chunks):
+            # SLOTS groups are younger than the previous row's last; of these, this row's chunks up to k have arrived.
             async_copy.wait_group(SLOTS - 1 - k)
             slot = (first + k) % SLOTS
-            x_hat = s_ring.index(slot).load(TILE).to(gl.float32) * rstd
-            dy = dy_ring.index(slot).load(TILE).to(gl.float32)
-            products += gl.sum(dy * weight_chunk(shared, kept, k, SHARED, TILE) * x_hat, axis=1)
-            sums += (dweight[k] + dy * x_hat,)
-        dweight = sums
-        c = gl.sum(products, axis=0) * (1.0 / N)
+            if apart:
+                for t in gl.static_range(k * tiles_per_chunk, min((k + 1) * tiles_per_chunk, tiles)):
+                    product = load_tile(s_ring, slot, t, BLOCK_N, TILE) * load_tile(dy_ring, slot, t, BLOCK_N, TILE)
+                    total += gl.sum(product * weight_tile(shared, kept, t, SHARED, TILE), axis=1)
+                    dweight = dweight[:t] + (dweight[t] + product * rstd,) + dweight[t + 1 :]
+        c = gl.sum(total, axis=0) * rstd * (1.0 / N)
         for k in gl.static_range(chunks):
             slot = (first + k) % SLOTS
-            x_hat = s_ring.index(slot).load(TILE).to(gl.float32) * rstd
-            g = dy_ring.index(slot).load(TILE).to(gl.float32) * weight_chunk(shared, kept, k, SHARED, TILE)
-            ahead = row + (k + SLOTS) // chunks * programs
-            copy_chunks(s_ring, dy_ring, s_ptr, dy_ptr, ahead, slot, rows, columns, (k + SLOTS) % chunks, N, BLOCK_N)
-            store_chunk(dx_ptr + row.to(gl.int64) * N, rstd * (g - x_hat * c), columns, k, N, BLOCK_N)
+            for t in gl.static_range(k * tiles_per_chunk, min((k + 1) * tiles_per_chunk, tiles)):
+                s = load_tile(s_ring, slot, t, BLOCK_N, TILE)
+                g = load_tile(dy_ring, slot, t, BLOCK_N, TILE) * weight_tile(shared, kept, t, SHARED, TILE)
+                dx = rstd * (g - s * (rstd * c))
+                store_columns(dx_ptr + row.to(gl.int64) * N, dx, columns, t * WIDTH, (t + 1) * WIDTH, N)
+            later = row + (k + SLOTS) // chunks * programs
+            copy_chunk(
+                s_ring, dy_ring, s_ptr, dy_ptr, later, slot, rows, chunk_columns, (k + SLOTS) % chunks, BLOCK_N, N
+            )
         first = (first + chunks) % SLOTS
         rstd = next_rstd
 
     if OVERLAP:
         gdc_launch_dependents()
-    for k in gl.static_range(chunks):
-        store_chunk(dweight_partial_ptr + program.to(gl.int64) * N, dweight[k], columns, k, N, BLOCK_N)
+    for t in gl.static_range(tiles):
+        partial = dweight_partial_ptr + program.to(gl.int64) * N
+        store_columns(partial, dweight[t], columns, t * WIDTH, (t + 1) * WIDTH, N)

@@ -1,8 +1,8 @@
-"""RMSNorm, forward, for long rows on Hopper. Symbols and formulas: ../README.md.
+"""RMSNorm, forward, for long rows. Symbols and formulas: README.md of the room.
 
-One program per multiprocessor walks over every `programs`-th row. A ring of RING rows in shared memory is filled by
-asynchronous copies, so that the rows that come next are always on their way; a row is read from there twice, once for
-its squares and once for y. The weight stays in registers from the first row to the last.
+One program a multiprocessor walks over every `programs`-th row. RING rows of shared memory are filled by asynchronous
+copies, RING - 1 rows ahead; a row is read from there twice, first for its squares, then for y. The weight stays in
+registers from the first row to the last. A thread holds 8 neighbouring columns, 16 bytes, of each tile of a row.
 """
 
 from triton.experimental import gluon
@@ -12,41 +12,57 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @gluon.jit
-def load_chunk(ptr, columns, k: gl.constexpr, N: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Chunk k of an array (N,) as fp32; columns past N read as 0."""
-    if (k + 1) * BLOCK_N <= N:
-        chunk = gl.load(ptr + k * BLOCK_N + columns)
-    else:
-        chunk = gl.load(ptr + k * BLOCK_N + columns, mask=columns < N - k * BLOCK_N, other=0.0)
-    return chunk.to(gl.float32)
+def column_numbers(COLUMNS: gl.constexpr, TILE: gl.constexpr):
+    """0 to COLUMNS - 1, shaped (COLUMNS / 8, 8)."""
+    lanes = gl.arange(0, COLUMNS // 8, gl.SliceLayout(1, TILE))
+    return lanes[:, None] * 8 + gl.arange(0, 8, gl.SliceLayout(0, TILE))[None, :]
 
 
 @gluon.jit
-def store_chunk(ptr, chunk, columns, k: gl.constexpr, N: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Write chunk k of an array (N,), in the array's dtype."""
-    chunk = chunk.to(ptr.dtype.element_ty)
-    if (k + 1) * BLOCK_N <= N:
-        gl.store(ptr + k * BLOCK_N + columns, chunk)
+def load_columns(ptr, columns, start: gl.constexpr, stop: gl.constexpr, N: gl.constexpr):
+    """Columns start to stop of an array (N,) as fp32; past N they are 0."""
+    if stop <= N:
+        return gl.load(ptr + start + columns).to(gl.float32)
     else:
-        gl.store(ptr + k * BLOCK_N + columns, chunk, mask=columns < N - k * BLOCK_N)
+        return gl.load(ptr + start + columns, mask=columns < N - start, other=0.0).to(gl.float32)
 
 
 @gluon.jit
-def copy_chunk(shared, ptr, columns, k: gl.constexpr, N: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Start to copy chunk k of an array (N,) to shared memory; columns past N are filled with 0."""
-    if (k + 1) * BLOCK_N <= N:
-        async_copy.async_copy_global_to_shared(shared, ptr + k * BLOCK_N + columns)
+def store_columns(ptr, values, columns, start: gl.constexpr, stop: gl.constexpr, N: gl.constexpr):
+    """Write columns start to stop of an array (N,), in its dtype."""
+    values = values.to(ptr.dtype.element_ty)
+    if stop <= N:
+        gl.store(ptr + start + columns, values)
     else:
-        async_copy.async_copy_global_to_shared(shared, ptr + k * BLOCK_N + columns, mask=columns < N - k * BLOCK_N)
+        gl.store(ptr + start + columns, values, mask=columns < N - start)
 
 
 @gluon.jit
-def copy_row(ring, x_ptr, row, slot, rows, columns, N: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Start to copy a row to its slot; one group of copies, empty where the row does not exist."""
-    chunks: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+def copy_columns(shared, ptr, columns, start: gl.constexpr, stop: gl.constexpr, N: gl.constexpr):
+    """Begin to copy columns start to stop of an array (N,) to shared memory; past N they are filled with 0."""
+    if stop <= N:
+        async_copy.async_copy_global_to_shared(shared, ptr + start + columns)
+    else:
+        async_copy.async_copy_global_to_shared(shared, ptr + start + columns, mask=columns < N - start)
+
+
+@gluon.jit
+def to_fp32(x):
+    """Convert to fp32; of bf16, a pair in two instructions where the compiler's own conversion takes three."""
+    if x.dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=gl.float32, is_pure=True, pack=2
+        )
+    else:
+        return x.to(gl.float32)
+
+
+@gluon.jit
+def copy_row(ring, x_ptr, row, slot, rows, columns, WIDTH: gl.constexpr, N: gl.constexpr):
+    """Begin to copy a row to its slot: one group of copies, empty where there is no such row."""
     if row < rows:
-        for k in gl.static_range(chunks):
-            copy_chunk(ring[k].index(slot), x_ptr + row.to(gl.int64) * N, columns, k, N, BLOCK_N)
+        for t in gl.static_range((N + WIDTH - 1) // WIDTH):
+            copy_columns(ring[t].index(slot), x_ptr + row.to(gl.int64) * N, columns, t * WIDTH, (t + 1) * WIDTH, N)
     async_copy.commit_group()
 
 
@@ -60,43 +76,42 @@ def forward_ring(
     eps,
     weight_offset,
     N: gl.constexpr,
-    BLOCK_N: gl.constexpr,
     RING: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """y = x * rstd * (weight + offset) and rstd, for dense rows of N columns, N a multiple of 8."""
+    """y = x * rstd * (weight + offset), and rstd. Rows are dense and 16-byte aligned, N is a multiple of 8."""
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
-    chunks: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    # A thread holds 8 neighbouring columns: 16 bytes of x.
+    WIDTH: gl.constexpr = 256 * gl.num_warps()  # columns of a tile
+    tiles: gl.constexpr = (N + WIDTH - 1) // WIDTH
     TILE: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [gl.num_warps(), 1], [1, 0])
     DENSE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    lane = gl.arange(0, BLOCK_N // 8, gl.SliceLayout(1, TILE))
-    columns = lane[:, None] * 8 + gl.arange(0, 8, gl.SliceLayout(0, TILE))[None, :]
-
+    columns = column_numbers(WIDTH, TILE)
     program = gl.program_id(0)
     programs = gl.num_programs(0)
+
+    # A buffer for each tile: between accesses to one buffer, at whatever slots, the compiler puts barriers.
     ring = ()
-    for k in gl.static_range(chunks):
-        ring += (gl.allocate_shared_memory(x_ptr.dtype.element_ty, [RING, BLOCK_N // 8, 8], DENSE),)
-    for slot in gl.static_range(RING):
-        copy_row(ring, x_ptr, program + slot * programs, slot, rows, columns, N, BLOCK_N)
+    for t in gl.static_range(tiles):
+        ring += (gl.allocate_shared_memory(x_ptr.dtype.element_ty, [RING, WIDTH // 8, 8], DENSE),)
+    for i in gl.static_range(RING):
+        copy_row(ring, x_ptr, program + i * programs, i, rows, columns, WIDTH, N)
     weight = ()
-    for k in gl.static_range(chunks):
-        weight += (load_chunk(weight_ptr, columns, k, N, BLOCK_N) + weight_offset,)
+    for t in gl.static_range(tiles):
+        weight += (load_columns(weight_ptr, columns, t * WIDTH, (t + 1) * WIDTH, N) + weight_offset,)
 
     slot = 0
     for row in range(program, rows, programs):
-        async_copy.wait_group(RING - 1)
-        squares = gl.zeros([BLOCK_N // 8], gl.float32, gl.SliceLayout(1, TILE))
-        for k in gl.static_range(chunks):
-            x = ring[k].index(slot).load(TILE).to(gl.float32)
+        async_copy.wait_group(RING - 1)  # a group a row: all but the RING - 1 youngest have arrived
+        squares = gl.zeros([WIDTH // 8], gl.float32, gl.SliceLayout(1, TILE))
+        for t in gl.static_range(tiles):
+            x = to_fp32(ring[t].index(slot).load(TILE))
             squares += gl.sum(x * x, axis=1)
         rstd = gl.rsqrt(gl.sum(squares, axis=0) * (1.0 / N) + eps)
         gl.store(rstd_ptr + row, rstd)
-        for k in gl.static_range(chunks):
-            x = ring[k].index(slot).load(TILE).to(gl.float32)
-            store_chunk(y_ptr + row.to(gl.int64) * N, x * rstd * weight[k], columns, k, N, BLOCK_N)
-        copy_row(ring, x_ptr, row + RING * programs, slot, rows, columns, N, BLOCK_N)
+        for t in gl.static_range(tiles):
+            x = to_fp32(ring[t].index(slot).load(TILE))
+            store_columns(y_ptr + row.to(gl.int64) * N, x * rstd * weight[t], columns, t * WIDTH, (t + 1) * WIDTH, N)
+        copy_row(ring, x_ptr, row + RING * programs, slot, rows, columns, WIDTH, N)
         slot = (slot + 1) % RING

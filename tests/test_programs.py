@@ -1,0 +1,30 @@
+"""What every program promises, for every architecture; nothing is compiled."""
+
+from __future__ import annotations
+
+import pytest
+
+from retrograd.core.arch import SUPPORTED
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+from retrograd.ops.rooms import rooms
+from retrograd.testing import programs
+from retrograd.testing.contract import batch_size
+
+EVERY = [
+    pytest.param(room, case, arch, id=f"{room.name}-{case.name}-{arch}")
+    for room in rooms()
+    for case in room.tagged("test", "gpu")
+    for arch in SUPPORTED
+]
+
+
+@pytest.mark.parametrize(("room", "case", "arch"), EVERY)
+def test_kernels_name_what_they_read_before_what_they_write(room: Room, case: Case, arch: str) -> None:
+    programs.check_order(room, case, SUPPORTED[arch])
+
+
+@pytest.mark.parametrize(("room", "case", "arch"), [p for p in EVERY if batch_size(p.values[0], p.values[1])])  # type: ignore[arg-type]
+def test_the_number_of_rows_does_not_decide_the_binary(room: Room, case: Case, arch: str) -> None:
+    for rows in (1, 2, 3, 16, 1021, 2**20):
+        programs.check_same_binaries(room, case, SUPPORTED[arch], rows, 64)

@@ -1,0 +1,45 @@
+"""The definition itself: its gradients by autograd are those of finite differences, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+from retrograd.ops.rooms import rooms
+from retrograd.testing.draw import draw, options, outputs
+
+SMALL = [
+    pytest.param(room, case, id=f"{room.name}-{case.name}") for room in rooms() for case in room.tagged("interpreter")
+]
+
+
+def in_float64(case: Case) -> Case:
+    """The case in float64."""
+    return replace(case, inputs={name: replace(tensor, dtype="float64") for name, tensor in case.inputs.items()})
+
+
+def gradcheck(function: Callable[..., Any], case: Case, seed: int) -> None:
+    """Compare gradients along random directions with differences; all elements at once, so the size does not matter."""
+    case = in_float64(case)
+    inputs = {name: tensor.requires_grad_() for name, tensor in draw(case, "cpu", seed).items()}
+
+    def called(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return outputs(function, dict(zip(inputs, given, strict=True)), options(case, torch.float64))
+
+    assert torch.autograd.gradcheck(called, tuple(inputs.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize(("room", "case"), SMALL)
+def test_the_reference_has_the_gradients_of_finite_differences(room: Room, case: Case, seed: int) -> None:
+    gradcheck(room.reference, case, seed)
+
+
+@pytest.mark.parametrize(("room", "case"), SMALL)
+def test_the_op_in_float64_has_the_gradients_of_finite_differences(room: Room, case: Case, seed: int) -> None:
+    gradcheck(room.torch, case, seed)
