@@ -48,5 +48,10 @@ def test_a_gradient_asked_for_alone_has_the_same_bits(room: Room, case: Case, de
 
 
 @pytest.mark.parametrize(CASE, each_case())
+def test_an_output_without_a_gradient_counts_as_zero(room: Room, case: Case, device: str, seed: int) -> None:
+    integration.check_outputs_alone(room, case, device, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case())
 def test_differentiating_a_gradient_is_refused(room: Room, case: Case, device: str, seed: int) -> None:
     integration.check_double_backward(room, case, device, seed)

@@ -134,7 +134,7 @@ def _opaque(launch: Launch, arrays: dict[str, Array], arch: Arch) -> bytes:
         1,
         metadata.shared,
         compiled.asm["ptx"],
-        compiled.asm["ttir"],
+        compiled.asm["ttir" if "ttir" in compiled.asm else "ttgir"],  # Gluon begins one level lower
         int(arch.name.removeprefix("sm_")),
     )
     parameters = []

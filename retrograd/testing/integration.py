@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -113,24 +114,38 @@ def check_subsets(room: Room, case: Case, device: str, seed: int) -> None:
         assert_same_bits({name: found}, {name: everything[name]}, f"{room.name}, {case.name}: asked for alone")
 
 
+def check_outputs_alone(room: Room, case: Case, device: str, seed: int) -> None:
+    """An output that no loss reads counts as one whose gradient is zero, on the direct path and through the operator."""
+    inputs, gradients = drawn(room, case, device, seed)
+    for used in range(len(gradients)):
+        zeros = [g if i == used else torch.zeros_like(g) for i, g in enumerate(gradients)]
+        expected = call(room.torch, inputs, options(case), zeros)
+        for mode in (nullcontext(), PassThrough()):
+            leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs.items()}
+            with mode:
+                made = outputs(room.torch, leaves, options(case))
+                found = torch.autograd.grad(
+                    made[used], list(leaves.values()), gradients[used], allow_unused=True, materialize_grads=True
+                )
+            for name, gradient in zip(leaves, found, strict=True):
+                where = f"{room.name}, {case.name}: with {output_name(used)} alone, the gradient of {name}"
+                assert torch.equal(gradient, expected[f"d {name}"]), f"{where} is another"
+
+
 def check_double_backward(room: Room, case: Case, device: str, seed: int) -> None:
     """Differentiating a gradient raises, on the direct path and through the operator; it is never silently zero."""
     inputs, gradients = drawn(room, case, device, seed)
-    for mode in (None, PassThrough()):
+    for mode in (nullcontext(), PassThrough()):
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs.items()}
         came_in = [gradient.detach().requires_grad_() for gradient in gradients]
-        where = f"{room.name}, {case.name}, {'direct' if mode is None else 'operator'}"
-        if mode:
-            mode.__enter__()
+        where = f"{room.name}, {case.name}, {type(mode).__name__}"
         try:
-            made = outputs(room.torch, leaves, options(case))
-            found = torch.autograd.grad(made, list(leaves.values()), came_in, create_graph=True)
+            with mode:
+                made = outputs(room.torch, leaves, options(case))
+                found = torch.autograd.grad(made, list(leaves.values()), came_in, create_graph=True)
         except RuntimeError as error:
             assert_refuses(error, where)  # refusing at once is as clear
             continue
-        finally:
-            if mode:
-                mode.__exit__(None, None, None)
         for name, gradient in zip(leaves, found, strict=True):
             # A gradient cut off from its graph would make a gradient penalty silently zero.
             assert gradient.requires_grad, f"{where}: the gradient of {name} may be differentiated, to nothing"
