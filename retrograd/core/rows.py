@@ -27,7 +27,8 @@ def collapse(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[tuple[in
         strides: for each array, one stride a dimension.
 
     Returns:
-        The merged shape, and each array's strides over it. Dimensions of size 1 vanish; at least one dimension is left.
+        The merged shape, and each array's strides over it. Dimensions of size 1 vanish; at least one dimension is left,
+        the last with its strides.
 
     Example:
         >>> collapse((2, 3, 5), [(15, 5, 1), (0, 5, 1)])
@@ -47,7 +48,7 @@ def collapse(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[tuple[in
             for i, s in enumerate(strides):
                 kept[i].append(s[axis])
     if not merged:
-        return (1,), [(0,) for _ in strides]
+        return (1,), [tuple(s[-1:]) or (0,) for s in strides]
     return tuple(merged), [tuple(s) for s in kept]
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+from jax.sharding import PartitionSpec
 
 from .arch import Arch, nvidia
 from .build import arguments, build, signature
@@ -45,8 +46,30 @@ primitive.multiple_results = True
 
 
 @primitive.def_abstract_eval
-def _shapes(*_: Any, call: Call) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray(array.shape, jnp.dtype(array.dtype)) for array in call.outputs()]
+def _shapes(first: Any, *_: Any, call: Call) -> list[Any]:
+    """Results vary over the manual axes of `shard_map` over which the inputs do: all alike, after `vary_alike`."""
+    return [
+        first.update(
+            shape=array.shape,
+            dtype=jnp.dtype(array.dtype),
+            weak_type=False,
+            sharding=first.sharding.update(spec=PartitionSpec(*(None for _ in array.shape))),
+        )
+        for array in call.outputs()
+    ]
+
+
+def vary_alike(arrays: Sequence[Any]) -> list[Any]:
+    """Mark arrays as varying over every manual axis of `shard_map` over which one of them does; None stays None.
+
+    An array that is the same on all devices, such as a weight, then gets a gradient that is summed over the devices.
+    """
+    varying = [frozenset() if array is None else jax.typeof(array).mat.varying for array in arrays]
+    axes = frozenset().union(*varying)
+    return [
+        array if axes == own or array is None else jax.lax.pcast(array, tuple(sorted(axes - own)), to="varying")
+        for array, own in zip(arrays, varying, strict=True)
+    ]
 
 
 @primitive.def_impl

@@ -29,7 +29,8 @@ def torch_namespace() -> Namespace:
     return Namespace(
         astype=lambda x, dtype: x.to(getattr(torch, dtype)),
         reshape=lambda x, shape: x.reshape(shape),
-        dense=lambda x: x.contiguous(),
+        # An empty tensor counts as contiguous whatever its strides are.
+        dense=lambda x: x.contiguous() if x.numel() else x.new_empty(x.shape),
         mean=_torch_mean,
         sqrt=torch.sqrt,
         silu=lambda x: x * _torch_sigmoid(x),

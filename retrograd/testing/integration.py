@@ -115,7 +115,7 @@ def check_subsets(room: Room, case: Case, device: str, seed: int) -> None:
 
 
 def check_outputs_alone(room: Room, case: Case, device: str, seed: int) -> None:
-    """An output that no loss reads counts as one whose gradient is zero, on the direct path and through the operator."""
+    """An output that no loss reads counts as one with a gradient of zeros, directly and through the operator."""
     inputs, gradients = drawn(room, case, device, seed)
     for used in range(len(gradients)):
         zeros = [g if i == used else torch.zeros_like(g) for i, g in enumerate(gradients)]

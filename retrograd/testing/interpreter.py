@@ -21,24 +21,26 @@ from retrograd.core.program import Program
 ACTIVE = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def prepare(program: Program, tensors: Sequence[str], arch: Arch, device: torch.device) -> torch_launch.Runner:
+def prepare(
+    program: Program, inputs: Sequence[str], outputs: Sequence[str], arch: Arch, device: torch.device
+) -> torch_launch.Runner:
     """As `torch_launch.prepare`, for the interpreter; its outputs and scratch start as NaN."""
-    places = [tensors.index(array.name) for array in program.inputs]
+    places = [inputs.index(array.name) for array in program.inputs]
 
-    def run(given: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        arrays = []
-        for place, array in zip(places, program.inputs, strict=True):
-            tensor = given[place]
-            assert tensor is not None, f"{array.name} is absent, and the program reads it"
-            arrays.append(tensor)
-        return torch_launch.interpret(program, arrays)
+    def run(tensors: Sequence[Any]) -> list[Any]:
+        made = torch_launch.interpret(program, [tensors[place] for place in places])
+        by_name = {array.name: tensor for array, tensor in zip(program.outputs, made, strict=True)}
+        return [by_name.get(name) for name in outputs]
 
     return run
 
 
 @contextmanager
-def interpreted(arch: str = "sm_90") -> Iterator[None]:
-    """Within, every op launches its kernels in the interpreter, planned for `arch`."""
+def interpreted(arch: str = "sm_80") -> Iterator[None]:
+    """Within, every op launches its kernels in the interpreter, planned for `arch`.
+
+    Gluon has no interpreter; an architecture without its kernels is the default.
+    """
     if not ACTIVE:
         raise RuntimeError("the process must start with TRITON_INTERPRET=1")
     replacements = {torch_launch.arch_of: lambda device: SUPPORTED[arch], torch_launch.prepare: prepare}

@@ -36,7 +36,10 @@ def binary(program: Program, launch: Launch) -> tuple[Any, ...]:
 
 
 def check_order(room: Room, case: Case, arch: Arch) -> None:
-    """Kernels name what they read before what they write, as XLA's launcher takes them; every output is written."""
+    """Kernels take arrays first, those that they read before those that they write; every output is written.
+
+    PyTorch's launcher fills in the addresses so, and XLA's tells inputs from outputs.
+    """
     for program in room.programs(case, arch):
         written = {array.name for array in program.inputs}
         for launch in program.launches:
@@ -46,6 +49,8 @@ def check_order(room: Room, case: Case, arch: Arch) -> None:
             reads = [name for name in used if name in written]
             writes = [name for name in used if name not in written]
             where = f"{room.name}, {case.name}, {arch.name}: {launch.kernel.__name__}"
+            first = launch.kernel.arg_names[: len(launch.arrays)]
+            assert first == list(launch.arrays), f"{where} does not take its arrays first: {first}"
             assert writes, f"{where} writes nothing"
             assert used == reads + writes, f"{where} takes {used}, but reads {reads}"
             written.update(writes)

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from retrograd.core.arch import Arch
 from retrograd.core.errors import bad_type
 from retrograd.core.program import Array, Program
-from retrograd.core.xla_launch import primitive
+from retrograd.core.xla_launch import primitive, vary_alike
 from retrograd.core.xp import jax_namespace
 
 from . import portable
@@ -102,7 +102,7 @@ def rms_norm(
     out_name = None if out_dtype is None else str(jnp.dtype(out_dtype))
     options = Options(eps, weight_offset, group_size, norm_before_gate, out_name)
     spec = Spec(**params, options=options)  # type: ignore[arg-type]
-    y, s = _rms_norm(spec, x, weight, bias, residual, gate)
+    y, s = _rms_norm(spec, *vary_alike((x, weight, bias, residual, gate)))
     if not prenorm:
         return y
     return y, x if s is None else s

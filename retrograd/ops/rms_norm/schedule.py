@@ -228,7 +228,9 @@ def _geometry(spec: Spec, layouts: Layouts, inputs: tuple[Array, ...]) -> dict[s
     """Row counts and, for each input, strides as the kernels take them: (inner rows ..., outer rows, head, column)."""
     strides = {a.name: layouts[a.name].strides if a.name in layouts else dense(a.shape) for a in inputs}
     tiled = [name for name, s in strides.items() if name not in ("weight", "bias", "rstd")]
-    dims, row_strides = collapse(spec.lead, [strides[name][: len(spec.lead)] for name in tiled])
+    # A single row, of whatever rank, has the stride that it would have among others: it decides the alignment hints.
+    lead = spec.lead or (1,)
+    dims, row_strides = collapse(lead, [strides[name][: len(spec.lead)] or (spec.width,) for name in tiled])
     scalars: dict[str, Scalar] = {"inner_dims": dims[:0:-1], "rows": spec.rows, "heads": spec.heads}
     for name, rows in zip(tiled, row_strides, strict=True):
         scalars[f"{name}_strides"] = (*rows[::-1], *_head_and_column(spec, strides[name]))

@@ -138,6 +138,8 @@ def rms_norm(
         else:
             _, y, s, _ = _forward(tensors, static)
     else:
+        if not all(t is None or isinstance(t, Tensor) for t in (*tensors, x)):
+            raise _not_a_tensor(tensors)
         y, s, _ = torch.ops.retrograd.rms_norm(*tensors, *static)
     if not prenorm:
         return y
@@ -183,25 +185,26 @@ class _Prepared:
         self.backward: dict[Any, Runner | None] = {}
 
 
-@lru_cache(maxsize=4096)
-def _call(params: Params, static: Static, device: torch.device) -> _Call:
+# The options are arguments of their own, so that `typed` tells 1 from True and from 1.0.
+@lru_cache(maxsize=4096, typed=True)
+def _call(params: Params, device: torch.device, *static: Any) -> _Call:
     return _Call(_spec(params, static), device)
 
 
-@lru_cache(maxsize=4096)
-def _prepare(keys: Keys, static: Static) -> _Prepared:
+@lru_cache(maxsize=4096, typed=True)
+def _prepare(keys: Keys, *static: Any) -> _Prepared:
     x = keys[0]
     assert x is not None
     device = x[3]
     for name, key_ in zip(ARGUMENTS, keys, strict=True):
         if key_ is not None and key_[3] != device:
             raise bad_value(OP, f"device of {name}", str(key_[3]), f"{device}, the device of x")
-    call = _call(tuple(None if k is None else (tuple(k[0]), k[2]) for k in keys), static, device)
+    call = _call(tuple(None if k is None else (tuple(k[0]), k[2]) for k in keys), device, *static)
     return _Prepared(call, keys)
 
 
-def _spec(params: Sequence[tuple[Sequence[int], torch.dtype] | None], static: Static) -> Spec:
-    eps, weight_offset, group_size, norm_before_gate, out_dtype = static
+def _spec(params: Sequence[tuple[Sequence[int], torch.dtype] | None], static: Sequence[Any]) -> Spec:
+    eps, weight_offset, group_size, norm_before_gate, out_dtype = map(_concrete, static)
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise bad_type(OP, "out_dtype", out_dtype, "a torch.dtype or None")
     out_name = None if out_dtype is None else dtype_name(out_dtype)
@@ -209,6 +212,13 @@ def _spec(params: Sequence[tuple[Sequence[int], torch.dtype] | None], static: St
     x, weight, bias, residual, gate = (None if p is None else Param(tuple(p[0]), dtype_name(p[1])) for p in params)
     assert x is not None
     return Spec(x, weight, bias, residual, gate, options)
+
+
+def _concrete(option: Any) -> Any:
+    """An option's value: while a graph with dynamic shapes is traced, numbers come as symbols."""
+    if isinstance(option, torch.SymInt):
+        return int(option)
+    return float(option) if isinstance(option, torch.SymFloat) else option
 
 
 def _forward(tensors: Tensors, static: Static) -> tuple[_Prepared, Tensor, Tensor | None, Tensor]:
@@ -224,7 +234,7 @@ def _forward(tensors: Tensors, static: Static) -> tuple[_Prepared, Tensor, Tenso
         )
     except AttributeError:
         raise _not_a_tensor(tensors) from None
-    prepared = _prepare(keys, static)
+    prepared = _prepare(keys, *static)
     if prepared.run is None:
         y, s, rstd = portable.forward(torch_namespace(), prepared.spec, *tensors)
         return prepared, y, s, rstd
@@ -347,7 +357,7 @@ def _rms_norm_backward_op(
     parameters: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     params = _saved_params(s, weight, bias, gate, x_dtype, residual_dtype)
-    call = _call(params, (eps, weight_offset, group_size, norm_before_gate, out_dtype), s.device)
+    call = _call(params, s.device, eps, weight_offset, group_size, norm_before_gate, out_dtype)
     saved = (dy, dsum, s, gate, weight, bias, rstd)
     run = call.backward_runner(tuple(None if t is None else key(t) for t in saved), parameters)
     dx, dresidual, dgate, dweight, dbias = _backward(call.spec, run, saved)

@@ -3,7 +3,8 @@
 One program a multiprocessor walks over every `programs`-th row, and reads it twice from shared memory: first for c, the
 mean of g * x_hat, and for dweight, whose sums stay in registers until the program ends; then for dx. Rows come in
 chunks of BLOCK_N columns of s and dy to a ring of SLOTS chunks, at least a row; a slot is filled anew, with the chunk
-SLOTS further on, as soon as its dx is made. weight + offset lies in shared memory, what does not fit there in registers.
+SLOTS further on, as soon as its dx is made. weight + offset lies in shared memory, the tiles that do not fit there in
+registers. A thread holds 8 neighbouring columns, 16 bytes, of each tile of a row.
 """
 
 from triton.experimental import gluon
@@ -44,12 +45,12 @@ def load_tile(ring, slot, t: gl.constexpr, BLOCK_N: gl.constexpr, TILE: gl.const
 
 
 @gluon.jit
-def weight_tile(shared, kept, t: gl.constexpr, SHARED: gl.constexpr, TILE: gl.constexpr):
-    """Tile t of weight + offset."""
+def weight_tile(shared, weight, t: gl.constexpr, SHARED: gl.constexpr, TILE: gl.constexpr):
+    """Tile t of weight + offset: the first SHARED tiles from shared memory, the rest from registers."""
     if t < SHARED:
         return shared.index(t).load(TILE)
     else:
-        return kept[t - SHARED]
+        return weight[t]
 
 
 @gluon.jit(do_not_specialize=["rows"])
@@ -78,6 +79,7 @@ def backward_ring(
     tiles: gl.constexpr = (N + WIDTH - 1) // WIDTH
     chunks: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     tiles_per_chunk: gl.constexpr = BLOCK_N // WIDTH
+    gl.static_assert(N % 8 == 0 and BLOCK_N % WIDTH == 0 and chunks <= SLOTS and SHARED > 0)
     TILE: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [gl.num_warps(), 1], [1, 0])
     DENSE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     columns = column_numbers(WIDTH, TILE)
@@ -87,18 +89,17 @@ def backward_ring(
 
     s_ring = gl.allocate_shared_memory(s_ptr.dtype.element_ty, [SLOTS, BLOCK_N // 8, 8], DENSE)
     dy_ring = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [SLOTS, BLOCK_N // 8, 8], DENSE)
+    weight: gl.tuple = ()  # asked for before the rows, else it arrives after all of them
+    for t in gl.static_range(tiles):
+        weight += (load_columns(weight_ptr, columns, t * WIDTH, (t + 1) * WIDTH, N) + weight_offset,)
     for i in gl.static_range(SLOTS):
         start_row = program + i // chunks * programs
         copy_chunk(s_ring, dy_ring, s_ptr, dy_ptr, start_row, i, rows, chunk_columns, i % chunks, BLOCK_N, N)
     shared = gl.allocate_shared_memory(gl.float32, [SHARED, WIDTH // 8, 8], split_halves(WIDTH // 8))
-    kept = ()
-    dweight = ()
+    dweight: gl.tuple = ()
     for t in gl.static_range(tiles):
-        weight = load_columns(weight_ptr, columns, t * WIDTH, (t + 1) * WIDTH, N) + weight_offset
         if t < SHARED:
-            shared.index(t).store(weight)
-        else:
-            kept += (weight,)
+            shared.index(t).store(weight[t])
         dweight += (gl.zeros([WIDTH // 8, 8], gl.float32, TILE),)
 
     # Always true, unknown to the compiler. The branch keeps the chunks' arithmetic apart: else the assembler puts off
@@ -110,22 +111,22 @@ def backward_ring(
         next_rstd = gl.load(rstd_ptr + row + programs, mask=row + programs < rows, other=0.0)
         total = gl.zeros([WIDTH // 8], gl.float32, gl.SliceLayout(1, TILE))
         for k in gl.static_range(chunks):
-            # SLOTS groups are younger than the previous row's last; of these, this row's chunks up to k have arrived.
+            # Copies form one group a chunk, in the chunks' order, SLOTS of them from this row's first chunk on.
             async_copy.wait_group(SLOTS - 1 - k)
             slot = (first + k) % SLOTS
             if apart:
                 for t in gl.static_range(k * tiles_per_chunk, min((k + 1) * tiles_per_chunk, tiles)):
                     product = load_tile(s_ring, slot, t, BLOCK_N, TILE) * load_tile(dy_ring, slot, t, BLOCK_N, TILE)
-                    total += gl.sum(product * weight_tile(shared, kept, t, SHARED, TILE), axis=1)
-                    dweight = dweight[:t] + (dweight[t] + product * rstd,) + dweight[t + 1 :]
+                    total += gl.sum(product * weight_tile(shared, weight, t, SHARED, TILE), axis=1)
+                    dweight = dweight[:t] + (dweight[t] + product * rstd,) + dweight[t + 1 :]  # noqa: RUF005
         c = gl.sum(total, axis=0) * rstd * (1.0 / N)
         for k in gl.static_range(chunks):
             slot = (first + k) % SLOTS
             for t in gl.static_range(k * tiles_per_chunk, min((k + 1) * tiles_per_chunk, tiles)):
                 s = load_tile(s_ring, slot, t, BLOCK_N, TILE)
-                g = load_tile(dy_ring, slot, t, BLOCK_N, TILE) * weight_tile(shared, kept, t, SHARED, TILE)
+                g = load_tile(dy_ring, slot, t, BLOCK_N, TILE) * weight_tile(shared, weight, t, SHARED, TILE)
                 dx = rstd * (g - s * (rstd * c))
-                store_columns(dx_ptr + row.to(gl.int64) * N, dx, columns, t * WIDTH, (t + 1) * WIDTH, N)
+                store_columns(dx_ptr + gl.cast(row, gl.int64) * N, dx, columns, t * WIDTH, (t + 1) * WIDTH, N)
             later = row + (k + SLOTS) // chunks * programs
             copy_chunk(
                 s_ring, dy_ring, s_ptr, dy_ptr, later, slot, rows, chunk_columns, (k + SLOTS) % chunks, BLOCK_N, N

@@ -85,6 +85,7 @@ def forward_ring(
         gdc_launch_dependents()
     WIDTH: gl.constexpr = 256 * gl.num_warps()  # columns of a tile
     tiles: gl.constexpr = (N + WIDTH - 1) // WIDTH
+    gl.static_assert(N % 8 == 0)
     TILE: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [gl.num_warps(), 1], [1, 0])
     DENSE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     columns = column_numbers(WIDTH, TILE)
@@ -92,18 +93,18 @@ def forward_ring(
     programs = gl.num_programs(0)
 
     # A buffer for each tile: between accesses to one buffer, at whatever slots, the compiler puts barriers.
-    ring = ()
-    for t in gl.static_range(tiles):
+    ring: gl.tuple = ()
+    for _ in gl.static_range(tiles):
         ring += (gl.allocate_shared_memory(x_ptr.dtype.element_ty, [RING, WIDTH // 8, 8], DENSE),)
-    for i in gl.static_range(RING):
-        copy_row(ring, x_ptr, program + i * programs, i, rows, columns, WIDTH, N)
-    weight = ()
+    weight: gl.tuple = ()  # asked for before the rows, else it arrives after all of them
     for t in gl.static_range(tiles):
         weight += (load_columns(weight_ptr, columns, t * WIDTH, (t + 1) * WIDTH, N) + weight_offset,)
+    for i in gl.static_range(RING):
+        copy_row(ring, x_ptr, program + i * programs, i, rows, columns, WIDTH, N)
 
     slot = 0
     for row in range(program, rows, programs):
-        async_copy.wait_group(RING - 1)  # a group a row: all but the RING - 1 youngest have arrived
+        async_copy.wait_group(RING - 1)  # copies form one group a row, RING of them from this row on
         squares = gl.zeros([WIDTH // 8], gl.float32, gl.SliceLayout(1, TILE))
         for t in gl.static_range(tiles):
             x = to_fp32(ring[t].index(slot).load(TILE))
@@ -112,6 +113,8 @@ def forward_ring(
         gl.store(rstd_ptr + row, rstd)
         for t in gl.static_range(tiles):
             x = to_fp32(ring[t].index(slot).load(TILE))
-            store_columns(y_ptr + row.to(gl.int64) * N, x * rstd * weight[t], columns, t * WIDTH, (t + 1) * WIDTH, N)
+            store_columns(
+                y_ptr + gl.cast(row, gl.int64) * N, x * rstd * weight[t], columns, t * WIDTH, (t + 1) * WIDTH, N
+            )
         copy_row(ring, x_ptr, row + RING * programs, slot, rows, columns, WIDTH, N)
         slot = (slot + 1) % RING

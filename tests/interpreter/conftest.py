@@ -1,0 +1,25 @@
+"""Kernels in Triton's interpreter: a process of its own, started with TRITON_INTERPRET=1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retrograd.testing.interpreter import ACTIVE, interpreted
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.interpreter)
+            if not ACTIVE:
+                item.add_marker(pytest.mark.skip(reason="run apart: TRITON_INTERPRET=1 pytest tests/interpreter"))
+
+
+@pytest.fixture(autouse=True)
+def _kernels_are_interpreted() -> Iterator[None]:
+    with interpreted():
+        yield

@@ -1,0 +1,40 @@
+"""What every op promises on a GPU beside the contract, which the other files run there too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parameters import CASE, each_case
+
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+from retrograd.testing import contract, cuda
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize(CASE, each_case(cpu=()))
+def test_a_cuda_graph_replays_to_the_bits_of_eager(room: Room, case: Case, device: str, seed: int) -> None:
+    cuda.check_graph(room, case, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case(cpu=()))
+def test_kernels_run_on_the_current_stream(room: Room, case: Case, device: str, seed: int) -> None:
+    cuda.check_stream(room, case, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case(cpu=()))
+def test_many_runs_agree_to_the_bit(room: Room, case: Case, device: str, seed: int) -> None:
+    contract.check_repeats(room, case, device, seed, runs=20)
+
+
+@pytest.mark.parametrize(CASE, each_case(cpu=()))
+def test_other_work_on_the_gpu_changes_nothing(room: Room, case: Case, device: str, seed: int) -> None:
+    # Programs then start in another order and on other multiprocessors.
+    busy = torch.cuda.Stream()
+    a = torch.randn(4096, 4096, device="cuda")
+    with torch.cuda.stream(busy):
+        for _ in range(20):
+            a = a @ a / 64
+    contract.check_repeats(room, case, device, seed, runs=5)
+    torch.cuda.synchronize()

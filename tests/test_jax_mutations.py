@@ -1,0 +1,86 @@
+"""The checks of JAX's promises notice what is broken on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+
+jax = pytest.importorskip("jax")
+
+from retrograd.core.room import Room
+from retrograd.jax import rms_norm
+from retrograd.ops.rms_norm.room import ROOM
+from retrograd.testing import contract, jax_contract
+from retrograd.testing.jax_contract import TRANSFORMS
+
+CASE = ROOM.case("plain_fp32")
+SEED = 7
+
+
+def room(function: Callable[..., Any]) -> Room:
+    """The room with another JAX function in it."""
+    return replace(ROOM, jax=lambda: function)
+
+
+@jax.custom_vjp
+def negated(x: Any) -> Any:
+    """An identity whose gradient has the wrong sign."""
+    return x
+
+
+negated.defvjp(lambda x: (x, None), lambda _, dy: (-dy,))
+
+
+def wrong(x: Any, weight: Any) -> Any:
+    """A wrong sign in the backward pass."""
+    return rms_norm(negated(x), weight)
+
+
+def test_a_wrong_sign_in_the_backward_pass() -> None:
+    contract.check_errors(ROOM, CASE, "cpu", SEED, "jax")
+    with pytest.raises(AssertionError):
+        contract.check_errors(room(wrong), CASE, "cpu", SEED, "jax")
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_wrong_sign_under_a_transformation(transform: str) -> None:
+    with pytest.raises(AssertionError):
+        jax_contract.check_transformed(room(wrong), CASE, transform, "cpu", SEED)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_examples_that_mix_under_vmap(shared: bool) -> None:
+    @jax.custom_vjp
+    def identity(x: Any) -> Any:
+        return x
+
+    def rolled(axis_size: int, batched: Any, dy: Any) -> Any:
+        return jax.numpy.roll(dy, 1, axis=0), batched[0]
+
+    mixing = jax.custom_batching.custom_vmap(lambda dy: dy)
+    mixing.def_vmap(rolled)
+    identity.defvjp(lambda x: (x, None), lambda _, dy: (mixing(dy),))
+    with pytest.raises(AssertionError):
+        jax_contract.check_vmap(room(lambda x, w=None, **o: rms_norm(identity(x), **o)), CASE, shared, "cpu", SEED)
+
+
+def test_an_export_of_another_function() -> None:
+    calls = count(1)
+
+    def counts(x: Any, weight: Any) -> Any:
+        return rms_norm(x, weight) * float(next(calls))
+
+    with pytest.raises(AssertionError):
+        jax_contract.check_export(room(counts), CASE, "cpu", SEED)
+
+
+def test_a_second_derivative_that_is_not_refused() -> None:
+    def twice(x: Any, weight: Any) -> Any:
+        return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
+
+    with pytest.raises(AssertionError):
+        jax_contract.check_double_backward(room(twice), CASE, "cpu", SEED)
