@@ -45,7 +45,9 @@ def main() -> int:
         return measure(arguments, folder / (arguments.rows or f"{arguments.op}.jsonl"))
 
     folder.mkdir(parents=True, exist_ok=True)
-    green = not arguments.no_tests and step("contract", [sys.executable, "-m", "pytest", "-m", "gpu", "-q"])
+    # Most of the contract's time is the compiler's, so several processes share the GPU.
+    several = ["-n", "8"] if importlib.util.find_spec("xdist") else []
+    green = not arguments.no_tests and step("contract", [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *several])
     rows = f"{arguments.op}{'' if green else '.red'}.jsonl"
     (folder / rows).unlink(missing_ok=True)
     frameworks = ["torch", *(["jax"] if importlib.util.find_spec("jax") else [])]

@@ -38,8 +38,8 @@ def test_vmap_gives_every_example_what_it_has_alone(
     jax_contract.check_vmap(room, case, shared, device, seed)
 
 
-@pytest.mark.parametrize(CASE, each_case())
-def test_an_exported_call_gives_the_same_bits(room: Room, case: Case, device: str, seed: int) -> None:
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL))
+def test_an_exported_call_keeps_the_error_budget(room: Room, case: Case, device: str, seed: int) -> None:
     jax_contract.check_export(room, case, device, seed)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -38,7 +38,7 @@ def call(
     """Forward and backward, jitted; as `draw.call`, for a JAX function. Options that are dtypes are given by name."""
     run = jitted(function, tuple(inputs), tuple(options.items()))
     made, found = run([to_jax(t) for t in inputs.values()], [to_jax(g) for g in gradients])
-    return named(inputs, made, found)
+    return named(made, inputs, found, next(iter(inputs.values())).device)
 
 
 @lru_cache(maxsize=256)
@@ -57,11 +57,10 @@ def forward_and_backward(function: Function, names: Sequence[str], options: Mapp
     return both
 
 
-def named(inputs: Mapping[str, Tensor], made: Sequence[jax.Array], found: Sequence[jax.Array]) -> Arrays:
-    """Outputs and gradients as PyTorch tensors, on the device of the inputs, by the names that `draw.call` gives."""
-    device = next(iter(inputs.values())).device
+def named(made: Sequence[jax.Array], names: Iterable[str], found: Sequence[jax.Array], device: torch.device) -> Arrays:
+    """Outputs, and gradients of the named inputs, as PyTorch tensors under the names that `draw.call` gives them."""
     results = {output_name(i): to_torch(array, device) for i, array in enumerate(made)}
-    return results | {f"d {name}": to_torch(array, device) for name, array in zip(inputs, found, strict=True)}
+    return results | {f"d {name}": to_torch(array, device) for name, array in zip(names, found, strict=True)}
 
 
 def outputs(

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
+from retrograd.core.xla_launch import TARGET
 
 from . import jax_call
 from .budget import draws_for
 from .compare import assert_within_budget
 from .contract import drawn
-from .draw import Function, output_name, plain_and_exact
+from .draw import Function, plain_and_exact
 
 EXAMPLES = 3  # in a vmapped batch
 
@@ -33,7 +34,12 @@ def check_transformed(room: Room, case: Case, transform: str, device: str, seed:
     for i in range(draws_for(case)):
         inputs, gradients = drawn(room, case, device, seed * 1000 + i)
         made, found = both([jax_call.to_jax(t) for t in inputs.values()], [jax_call.to_jax(g) for g in gradients])
-        draws.append((jax_call.named(inputs, made, found), *plain_and_exact(room.reference, case, inputs, gradients)))
+        draws.append(
+            (
+                jax_call.named(made, inputs, found, gradients[0].device),
+                *plain_and_exact(room.reference, case, inputs, gradients),
+            )
+        )
     assert_within_budget(draws, f"{room.name}, {case.name}: {transform}")
 
 
@@ -120,7 +126,7 @@ def check_vmap(room: Room, case: Case, shared: bool, device: str, seed: int) -> 
         gradients = [stacked(list(given), 0) for given in zip(*(g for _, g in examples), strict=True)]
         made, found = run(arrays, gradients)
         for j, (inputs, came_in) in enumerate(examples):
-            result = jax_call.named(inputs, [array[j] for array in made], [array[j] for array in found])
+            result = jax_call.named([a[j] for a in made], inputs, [a[j] for a in found], came_in[0].device)
             draws.append((result, *plain_and_exact(room.reference, case, inputs, came_in)))
     assert_within_budget(draws, f"{room.name}, {case.name}: vmap, {'shared parameters' if shared else 'all batched'}")
 
@@ -132,14 +138,20 @@ def stacked(tensors: Sequence[Tensor], axis: int | None) -> jax.Array:
 
 
 def check_export(room: Room, case: Case, device: str, seed: int) -> None:
-    """A call exported by `jax.export` gives the same bits."""
-    inputs, _ = drawn(room, case, device, seed)
-    names = tuple(inputs)
+    """Exported by `jax.export`, the outputs keep their error budget."""
+    names = tuple(case.inputs)
     function = jax.jit(lambda *arrays: jax_call.outputs(room.jax(), names, arrays, case.options))
-    arrays = [jax_call.to_jax(tensor) for tensor in inputs.values()]
-    exported = jax.export.export(function)(*arrays).call(*arrays)
-    for place, (a, b) in enumerate(zip(exported, function(*arrays), strict=True)):
-        assert bool(jnp.array_equal(a, b)), f"{room.name}, {case.name}: exported, {output_name(place)} differs"
+    draws = []
+    for i in range(draws_for(case)):
+        inputs, gradients = drawn(room, case, device, seed * 1000 + i)
+        arrays = [jax_call.to_jax(tensor) for tensor in inputs.values()]
+        if i == 0:
+            # jax gives no guarantee for the call that launches Triton's kernels; whoever exports has to accept that.
+            unchecked = [jax.export.DisabledSafetyCheck.custom_call(TARGET)]
+            exported = jax.export.export(function, disabled_checks=unchecked)(*arrays)
+        result = jax_call.named(exported.call(*arrays), (), (), gradients[0].device)
+        draws.append((result, *plain_and_exact(room.reference, case, inputs, gradients)))
+    assert_within_budget(draws, f"{room.name}, {case.name}: exported")
 
 
 def check_double_backward(room: Room, case: Case, device: str, seed: int) -> None:

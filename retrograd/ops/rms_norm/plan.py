@@ -115,17 +115,17 @@ def forward(spec: Spec, arch: Arch) -> Tile:
     return Tile(_rows(rows, columns, min(table)), columns, _warps(warps, arch))
 
 
-def backward(spec: Spec, arch: Arch, prenorm: bool) -> Tile:
+def backward(spec: Spec, arch: Arch) -> Tile:
     """The backward pass's tile, where a row is held whole."""
     columns = power_of_two(spec.N)
-    table = BACKWARD["gated" if spec.gate else "residual" if prenorm else "plain"]
+    table = BACKWARD["gated" if spec.gate else "residual" if spec.residual else "plain"]
     rows, warps, stages, programs = table[max(columns, min(table))]
     if arch.backend != "cuda":
         stages = 1
-    if spec.gate and (prenorm or spec.bias):
+    if spec.gate and (spec.residual or spec.bias):
         rows = max(1, rows // 2)  # one more array or sum shares the registers
     tile = Tile(_rows(rows, columns, min(table)), columns, _warps(warps, arch), stages, programs)
-    return _within_shared_memory(tile, spec, arch, prenorm)
+    return _within_shared_memory(tile, spec, arch)
 
 
 def _rows(rows: int, columns: int, narrowest: int) -> int:
@@ -175,11 +175,11 @@ def ring_backward(spec: Spec, arch: Arch) -> Ring:
     return Ring(RING_CHUNK, space - shared, shared, 16, RING_PROGRAMS)
 
 
-def backward_columns(spec: Spec, arch: Arch, prenorm: bool) -> Tile:
+def backward_columns(spec: Spec, arch: Arch) -> Tile:
     """The tile of the backward pass that owns columns."""
     stages = 2 if arch.backend == "cuda" else 1
     tile = Tile(rows=4, columns=1024, num_warps=_warps(8, arch), stages=stages, programs=64)
-    return _within_shared_memory(tile, spec, arch, prenorm)
+    return _within_shared_memory(tile, spec, arch)
 
 
 def backward_row_means(spec: Spec, arch: Arch) -> Tile:
@@ -197,9 +197,9 @@ def _extra_arrays(spec: Spec) -> int:
     return (spec.gate is not None) + (spec.residual is not None)
 
 
-def _within_shared_memory(tile: Tile, spec: Spec, arch: Arch, prenorm: bool) -> Tile:
-    """Fewer stages, until the tiles in flight fit."""
-    element = BYTES[spec.out_dtype] + BYTES[spec.sum_dtype] * (1 + prenorm)
+def _within_shared_memory(tile: Tile, spec: Spec, arch: Arch) -> Tile:
+    """Fewer stages, until the tiles in flight fit, those of a gradient of the sum too where one may come."""
+    element = BYTES[spec.out_dtype] + BYTES[spec.sum_dtype] * (2 if spec.residual else 1)
     element += BYTES[spec.gate.dtype] if spec.gate else 0
 
     def fits(tile: Tile) -> bool:

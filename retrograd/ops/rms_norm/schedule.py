@@ -82,7 +82,7 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
     if plan.takes_ring(spec, arch) and parameters and _dense(layouts, inputs):
         return _ring_backward(spec, arch, inputs, outputs)
     whole = plan.whole_backward(spec)
-    tile = (plan.backward if whole else plan.backward_columns)(spec, arch, prenorm)
+    tile = (plan.backward if whole else plan.backward_columns)(spec, arch)
     programs = tile.programs_for(spec.rows)
     partial = Param((programs, spec.heads, spec.N), "float32")
     scratch = _arrays(

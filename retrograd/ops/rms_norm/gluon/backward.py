@@ -89,15 +89,19 @@ def backward_ring(
 
     s_ring = gl.allocate_shared_memory(s_ptr.dtype.element_ty, [SLOTS, BLOCK_N // 8, 8], DENSE)
     dy_ring = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [SLOTS, BLOCK_N // 8, 8], DENSE)
-    weight: gl.tuple = ()  # asked for before the rows, else it arrives after all of them
+    # Asked for before the rows: else they arrive after all of them.
+    rstd = gl.load(rstd_ptr + program, mask=program < rows, other=0.0)
+    asked: gl.tuple = ()
     for t in gl.static_range(tiles):
-        weight += (load_columns(weight_ptr, columns, t * WIDTH, (t + 1) * WIDTH, N) + weight_offset,)
+        asked += (load_columns(weight_ptr, columns, t * WIDTH, (t + 1) * WIDTH, N),)
     for i in gl.static_range(SLOTS):
         start_row = program + i // chunks * programs
         copy_chunk(s_ring, dy_ring, s_ptr, dy_ptr, start_row, i, rows, chunk_columns, i % chunks, BLOCK_N, N)
     shared = gl.allocate_shared_memory(gl.float32, [SHARED, WIDTH // 8, 8], split_halves(WIDTH // 8))
+    weight: gl.tuple = ()
     dweight: gl.tuple = ()
     for t in gl.static_range(tiles):
+        weight += (asked[t] + weight_offset,)
         if t < SHARED:
             shared.index(t).store(weight[t])
         dweight += (gl.zeros([WIDTH // 8, 8], gl.float32, TILE),)
@@ -106,7 +110,6 @@ def backward_ring(
     # the additions to dweight, which nothing waits for, to the end of the row, and spills what they need.
     apart = weight_offset < float("inf")
     first = 0  # slot of the row's first chunk
-    rstd = gl.load(rstd_ptr + program, mask=program < rows, other=0.0)
     for row in range(program, rows, programs):
         next_rstd = gl.load(rstd_ptr + row + programs, mask=row + programs < rows, other=0.0)
         total = gl.zeros([WIDTH // 8], gl.float32, gl.SliceLayout(1, TILE))
