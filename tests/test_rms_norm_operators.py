@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from parameters import CASE, SMALL, each_case
+from parameters import CASE, CPU, SMALL, each_case
 
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
@@ -25,7 +25,9 @@ def operator_arguments(room: Room, case: Case, device: str, seed: int, layout: s
     return (*map(given.get, room.arguments), *(chosen.get(name, value) for name, value in statics.items()))
 
 
-@pytest.mark.parametrize(CASE, each_case())
+# opcheck compares the gradients of a contiguous and an expanded dy within fp32's epsilon, which sums over tens of
+# thousands of rows in another order do not keep: the large cases are left to the budget.
+@pytest.mark.parametrize(CASE, each_case(cuda=CPU))
 def test_opcheck_accepts_the_forward_operator(room: Room, case: Case, device: str, seed: int) -> None:
     torch.library.opcheck(torch.ops.retrograd.rms_norm.default, operator_arguments(room, case, device, seed))
 

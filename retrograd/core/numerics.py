@@ -93,3 +93,15 @@ def let_next_start(OVERLAP: tl.constexpr):
     """From here on the next kernel's programs may be set up; they still wait for this kernel's end."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def forget(x):
+    """x itself, as a value that the compiler knows nothing of: what was made of x is made again from it, not kept.
+
+    NVIDIA only.
+    """
+    if x.dtype.primitive_bitwidth == 16:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=1)

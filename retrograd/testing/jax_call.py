@@ -14,20 +14,22 @@ from torch import Tensor
 
 from .draw import Arrays, Function, output_name
 
+BFLOAT16 = jnp.dtype("bfloat16")
+
 
 def to_jax(tensor: Tensor) -> jax.Array:
     """The same bits as a JAX array, on the same kind of device."""
     device = jax.devices("gpu" if tensor.is_cuda else "cpu")[0]
     dense = tensor.detach().cpu().contiguous()
     if dense.dtype == torch.bfloat16:  # numpy has no bfloat16 of its own
-        return jax.device_put(dense.view(torch.int16).numpy().view(jnp.bfloat16), device)
+        return jax.device_put(dense.view(torch.int16).numpy().view(BFLOAT16), device)
     return jax.device_put(dense.numpy(), device)
 
 
 def to_torch(array: jax.Array, device: torch.device) -> Tensor:
     """The same bits as a PyTorch tensor."""
     host = np.array(array)
-    if host.dtype == jnp.bfloat16:
+    if host.dtype == BFLOAT16:
         return torch.from_numpy(host.view(np.int16)).view(torch.bfloat16).to(device)
     return torch.from_numpy(host).to(device)
 

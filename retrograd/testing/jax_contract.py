@@ -82,7 +82,7 @@ def scanned(room: Room, case: Case) -> Function:
 
 def sharded(room: Room, case: Case) -> Function:
     """In `shard_map` over a mesh of one device."""
-    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:1])
     spec = jax.sharding.PartitionSpec()
     names = tuple(case.inputs)
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from retrograd.core.numerics import (
+    forget,
     let_next_start,
     load_parameter,
     load_tile,
@@ -93,6 +94,7 @@ def backward_whole(
     BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    AGAIN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Rows of N <= BLOCK_N columns; partial sums (programs, heads, N)."""
@@ -120,12 +122,18 @@ def backward_whole(
         dv = output_gradient(dy, gate, GATE_LAST)
         g = weighted(dv, weight, weight_offset)
         c = (tl.sum(g * x_hat, axis=1) * (1.0 / N))[:, None]
+        dweight += dv * x_hat
+        dbias += dv
+        if AGAIN:  # made again from the packed inputs, which take half the registers
+            s = forget(s)
+            gate = forget(gate)
+            dy = forget(dy)
+            x_hat = gate_input(s, gate, GATE_FIRST) * rstd
+            g = weighted(output_gradient(dy, gate, GATE_LAST), weight, weight_offset)
         store_row_gradients(
             dy, dsum, s, gate, weight, weight_offset, bias, x_hat, g, c, rstd,
             dx_ptr, dresidual_ptr, dgate_ptr, row[:, None] * N + n[None, :], mask, GATE_FIRST, GATE_LAST,
         )  # fmt: skip
-        dweight += dv * x_hat
-        dbias += dv
 
     let_next_start(OVERLAP)
     partial = tl.program_id(0).to(tl.int64) * N + n

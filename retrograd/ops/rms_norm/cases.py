@@ -87,6 +87,10 @@ GPU_CASES: list[Case] = [
     case("gpu_looped_gated", (129, 36_000), gate="bfloat16", tags=GPU),
     case("gpu_qk_norm", (4, 1_021, 24, 128), weight=(24, 128), tags=GPU),
     case("gpu_prenorm", (2_051, 5120), residual="float32", prenorm=True, tags=GPU),
+    case("gpu_gated_8192", (515, 8192), gate="bfloat16", tags=GPU),
+    case("gpu_gated_5000", (300, 5000), gate="float16", dtype="float16", norm_before_gate=True, tags=GPU),
+    case("gpu_ring", (300, 20_000), tags=GPU),
+    case("gpu_ring_widest", (137, 32_768), dtype="float16", weight_dtype="float16", tags=GPU),
     case("gpu_mamba2", (2_051, 4096), gate="bfloat16", group_size=512, tags=GPU),
 ]
 

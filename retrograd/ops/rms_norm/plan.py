@@ -77,6 +77,7 @@ BACKWARD = {
         1024: (1, 4, 3, 512),
         2048: (1, 8, 3, 264),
         4096: (1, 16, 4, 132),
+        8192: (1, 16, 3, 132),  # where `again` holds
     },
 }
 # Longer rows stream through shared memory on a Hopper or Blackwell GPU: what the kernels of `gluon/` take.
@@ -100,9 +101,16 @@ def whole_forward(spec: Spec) -> bool:
     return power_of_two(spec.N) <= WHOLE_FORWARD[_extra_arrays(spec) > 0]
 
 
-def whole_backward(spec: Spec) -> bool:
+def whole_backward(spec: Spec, arch: Arch) -> bool:
     """Whether the backward pass holds a row in registers."""
-    return power_of_two(spec.N) <= WHOLE_BACKWARD[spec.gate is not None or spec.bias is not None]
+    return power_of_two(spec.N) <= WHOLE_BACKWARD[spec.gate is not None or spec.bias is not None] or again(spec, arch)
+
+
+def again(spec: Spec, arch: Arch) -> bool:
+    """Whether the backward pass holds a gated row in registers by computing what it needs twice from packed inputs."""
+    packed = spec.gate is not None and all(BYTES[d] == 2 for d in (spec.x.dtype, spec.gate.dtype, spec.out_dtype))
+    alone = spec.residual is None and spec.bias is None
+    return arch.backend == "cuda" and packed and alone and power_of_two(spec.N) == max(BACKWARD["gated"])
 
 
 def forward(spec: Spec, arch: Arch) -> Tile:
@@ -123,7 +131,8 @@ def backward(spec: Spec, arch: Arch) -> Tile:
     if arch.backend != "cuda":
         stages = 1
     if spec.gate and (spec.residual or spec.bias):
-        rows = max(1, rows // 2)  # one more array or sum shares the registers
+        # One more array or sum shares the registers.
+        rows, warps = (rows // 2, warps) if rows > 1 else (1, min(16, 2 * warps))
     tile = Tile(_rows(rows, columns, min(table)), columns, _warps(warps, arch), stages, programs)
     return _within_shared_memory(tile, spec, arch)
 

@@ -81,7 +81,7 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
     )
     if plan.takes_ring(spec, arch) and parameters and _dense(layouts, inputs):
         return _ring_backward(spec, arch, inputs, outputs)
-    whole = plan.whole_backward(spec)
+    whole = plan.whole_backward(spec, arch)
     tile = (plan.backward if whole else plan.backward_columns)(spec, arch)
     programs = tile.programs_for(spec.rows)
     partial = Param((programs, spec.heads, spec.N), "float32")
@@ -117,7 +117,7 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
             grid=programs * spec.heads * (1 if whole else -(-spec.N // tile.columns)),
             arrays=pointers,
             scalars=scalars,
-            constants={**_flags(spec, arch), **_tile(tile, "rows", "stages")},
+            constants={**_flags(spec, arch), **_tile(tile, "rows", "stages"), "AGAIN": plan.again(spec, arch)},
             num_warps=tile.num_warps,
             overlap=arch.overlaps_launches,
         )

@@ -1,0 +1,28 @@
+"""The kernels in every combination of dtypes, shapes and options."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("hypothesis")
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rms_norm_calls import COLUMNS, calls
+
+from retrograd.core.cases import Case
+from retrograd.ops.rms_norm.room import ROOM
+from retrograd.testing import contract
+
+# float16 stands for bfloat16, which the interpreter truncates.
+KERNELS = ("float32", "float16")
+PATIENT = settings(
+    max_examples=20, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@PATIENT
+@given(calls(KERNELS, COLUMNS[1:]), st.integers(0, 10**6))
+def test_any_call_keeps_the_error_budget_and_its_rows_apart(case: Case, seed: int) -> None:
+    contract.check_errors(ROOM, case, "cpu", seed)
+    contract.check_batch_invariance(ROOM, case, "cpu", seed)

@@ -1,0 +1,91 @@
+"""The checks of programs and binaries notice what is broken on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from retrograd.core.arch import SUPPORTED, Arch
+from retrograd.core.build import build
+from retrograd.core.cases import Case
+from retrograd.core.program import Launch, Program
+from retrograd.core.room import Room
+from retrograd.ops.rms_norm.room import ROOM
+from retrograd.testing import programs
+from retrograd.testing.resources import resources
+
+CASE = ROOM.case("plain")
+ARCH = SUPPORTED["sm_90"]
+
+
+def room(change: Callable[[Launch], Launch]) -> Room:
+    """The room with every launch of its programs changed."""
+
+    def changed(case: Case, arch: Arch) -> tuple[Program, Program]:
+        forward, backward = (
+            replace(program, launches=tuple(change(launch) for launch in program.launches))
+            for program in ROOM.programs(case, arch)
+        )
+        return forward, backward
+
+    return replace(ROOM, programs=changed)
+
+
+def swapped(launch: Launch) -> Launch:
+    """The first and the last array exchanged."""
+    arrays = dict(launch.arrays)
+    there = [name for name, array in arrays.items() if array is not None]
+    arrays[there[0]], arrays[there[-1]] = arrays[there[-1]], arrays[there[0]]
+    return replace(launch, arrays=arrays)
+
+
+def test_an_output_that_is_named_before_the_inputs() -> None:
+    programs.check_order(ROOM, CASE, ARCH)
+    with pytest.raises(AssertionError, match="takes"):
+        programs.check_order(room(swapped), CASE, ARCH)
+
+
+def test_a_launch_that_is_left_out() -> None:
+    case = ROOM.case("gpu_4096")  # its parameter gradients take a launch of their own
+    programs.check_order(ROOM, case, ARCH)
+    with pytest.raises(AssertionError, match="nothing writes"):
+        programs.check_order(room(lambda launch: replace(launch, grid=0)), case, ARCH)
+
+
+@pytest.mark.parametrize("field", ["warps", "tile", "layout"])
+def test_a_binary_that_depends_on_the_number_of_rows(field: str) -> None:
+    def by_rows(launch: Launch) -> Launch:
+        many = launch.scalars.get("rows", 0) > 100  # type: ignore[operator]
+        if field == "warps":
+            return replace(launch, num_warps=8 if many else 4)
+        if field == "tile":
+            return replace(launch, constants={**launch.constants, "ROWS": 16 if many else 8})
+        return replace(launch, scalars={**launch.scalars, "x_strides": (64, 0, 1) if many else (63, 0, 1)})
+
+    programs.check_same_binaries(ROOM, CASE, ARCH, 64, 1024)
+    with pytest.raises(AssertionError, match="another binary"):
+        programs.check_same_binaries(room(by_rows), CASE, ARCH, 64, 1024)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+def test_a_kernel_that_spills(arch: str) -> None:
+    (program, launch), *_ = programs.launches(ROOM, ROOM.case("gpu_prenorm"), SUPPORTED[arch])
+    assert resources(build(launch, program.arrays, SUPPORTED[arch])).spills == 0
+    crowded = replace(launch, num_warps=1, constants={**launch.constants, "N": 32_768, "BLOCK_N": 32_768, "ROWS": 1})
+    found = resources(build(crowded, program.arrays, SUPPORTED[arch]))
+    assert found.spills > 0
+    assert found.stack > 0
+
+
+@pytest.mark.compile
+def test_a_sum_whose_order_depends_on_where_a_row_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound: Any = programs.second_row
+    programs.check_same_sums(ROOM, ROOM.case("looped"), ARCH)
+    # Long rows are summed without a store that would fix their layout, so misaligned ones are summed otherwise.
+    monkeypatch.setattr(programs, "second_row", lambda room, array: replace(sound(room, array), aligned=False))
+    with pytest.raises(AssertionError, match="sums the second row as"):
+        programs.check_same_sums(ROOM, ROOM.case("looped"), ARCH)
