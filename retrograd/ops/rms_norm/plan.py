@@ -133,8 +133,10 @@ def backward(spec: Spec, arch: Arch) -> Tile:
     if spec.gate and (spec.residual or spec.bias):
         # One more array or sum shares the registers.
         rows, warps = (rows // 2, warps) if rows > 1 else (1, min(16, 2 * warps))
-    tile = Tile(_rows(rows, columns, min(table)), columns, _warps(warps, arch), stages, programs)
-    return _within_shared_memory(tile, spec, arch)
+    rows = _rows(rows, columns, min(table))
+    if spec.N % 8:
+        rows = max(1, rows // 2)  # rows that begin anywhere are read element by element, which takes more addresses
+    return _within_shared_memory(Tile(rows, columns, _warps(warps, arch), stages, programs), spec, arch)
 
 
 def _rows(rows: int, columns: int, narrowest: int) -> int:
