@@ -1,77 +1,21 @@
-"""A test that cannot fail proves nothing: each promise is broken here on purpose, and its check has to notice.
+"""A test that cannot fail proves nothing: the numbers are broken on purpose here, and the contract has to notice.
 
 Broken ops run on the portable path; `tests/interpreter/test_kernel_mutations.py` breaks the kernels themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from broken import SEED, ReadsGradientAsDense, as_if_dense, breaks, room, scaled_gradient
 from torch import Tensor
 
 from retrograd import rms_norm
-from retrograd.core.room import Room
-from retrograd.ops.rms_norm import reference
 from retrograd.ops.rms_norm.room import ROOM
-from retrograd.testing import contract, integration
+from retrograd.testing import contract
 from retrograd.testing.verify import verify
-
-SEED = 7
-Function = Callable[..., Any]
-
-
-def room(function: Function) -> Room:
-    """The room with another function in it."""
-    return replace(ROOM, torch=function)
-
-
-def breaks(check: Callable[..., None], function: Function, case: str, **arguments: Any) -> None:
-    """Assert that the op passes a check, and that the broken one does not."""
-    arguments |= {"device": "cpu", "seed": SEED}
-    check(ROOM, ROOM.case(case), **arguments)
-    with pytest.raises(AssertionError):
-        check(room(function), ROOM.case(case), **arguments)
-
-
-def scaled_gradient(factor: float) -> Function:
-    """An identity whose gradient is scaled."""
-
-    class Scaled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> Tensor:
-            return dy * factor
-
-    function: Function = Scaled.apply
-    return function
-
-
-def as_if_dense(tensor: Tensor) -> Tensor:
-    """What a kernel reads that takes every array for dense."""
-    shape = tensor.shape
-    return tensor.as_strided(shape, torch.empty(shape, device="meta").stride(), tensor.storage_offset())
-
-
-class ReadsGradientAsDense(torch.autograd.Function):
-    """An identity that takes the gradient coming in for dense."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor) -> Tensor:
-        return y.view_as(y)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
-        return as_if_dense(dy)
-
-
-# Numbers
 
 
 def test_a_wrong_sign_in_the_backward_pass() -> None:
@@ -185,98 +129,3 @@ def test_strides_of_gradients_that_are_ignored(layout: str) -> None:
         return made
 
     breaks(contract.check_layout, dense, "plain_fp32", layout=layout)
-
-
-# PyTorch's machinery
-
-
-def test_an_operator_that_computes_something_else() -> None:
-    def other(x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, eps=2e-6 if torch._C._len_torch_dispatch_stack() else 1e-6)
-
-    breaks(integration.check_operator, other, "plain_fp32")
-
-
-def test_a_compiled_function_that_computes_something_else() -> None:
-    def other(x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, eps=2e-6 if torch.compiler.is_compiling() else 1e-6)
-
-    breaks(integration.check_compile, other, "plain_fp32", backend="eager", dynamic=False)
-
-
-def test_a_graph_break() -> None:
-    def broken(x: Tensor, weight: Tensor) -> Tensor:
-        torch._dynamo.graph_break()
-        return rms_norm(x, weight)
-
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        integration.check_compile(room(broken), ROOM.case("plain_fp32"), "cpu", SEED, "eager", False)
-
-
-def test_a_compilation_for_every_batch() -> None:
-    def specialised(x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight) if x.shape[0] == 9 else rms_norm(x, weight).clone()
-
-    breaks(integration.check_compile, specialised, "odd_columns", backend="eager", dynamic=True)
-
-
-def test_autocast_that_changes_the_arithmetic() -> None:
-    def cast(x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x @ torch.eye(x.shape[-1]), weight).float()
-
-    breaks(integration.check_autocast, cast, "plain_fp32")
-
-
-def test_a_forward_pass_that_cannot_be_repeated() -> None:
-    calls = iter(range(1000))
-
-    def counts(x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight) * float(1 + next(calls))
-
-    breaks(integration.check_checkpoint, counts, "plain_fp32")
-
-
-def test_a_gradient_that_depends_on_which_others_are_asked_for() -> None:
-    def depends(x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight if x.requires_grad else scaled_gradient(1.001)(weight))
-
-    breaks(integration.check_subsets, depends, "plain_fp32")
-
-
-def test_an_unread_output_that_still_sends_a_gradient() -> None:
-    def sends(x: Tensor, weight: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
-        class Sends(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, y: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-                ctx.set_materialize_grads(False)
-                return y.view_as(y), s.view_as(s)
-
-            @staticmethod
-            def backward(ctx: Any, dy: Tensor | None, ds: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-                return dy, torch.ones_like(dy) if ds is None and dy is not None else ds
-
-        made: tuple[Tensor, Tensor] = Sends.apply(*rms_norm(x, weight, **others))
-        return made
-
-    breaks(integration.check_outputs_alone, sends, "prenorm")
-
-
-def test_a_second_derivative_that_is_silently_zero() -> None:
-    class Detached(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-            ctx.save_for_backward(x, weight)
-            return rms_norm(x, weight).detach()
-
-        @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> Any:
-            with torch.enable_grad():
-                leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
-                found = torch.autograd.grad(rms_norm(*leaves), leaves, dy.detach())
-            return tuple(gradient.detach() for gradient in found)
-
-    breaks(integration.check_double_backward, lambda x, weight: Detached.apply(x, weight), "plain_fp32")
-
-
-def test_a_second_derivative_that_is_not_refused() -> None:
-    breaks(integration.check_double_backward, reference.rms_norm, "plain_fp32")

@@ -79,8 +79,8 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
         dweight=spec.weight if parameters else None,
         dbias=spec.bias if parameters else None,
     )
-    if plan.takes_ring(spec, arch) and parameters and _dense(layouts, inputs):
-        return _ring_backward(spec, arch, inputs, outputs)
+    if plan.takes_ring(spec, arch) and _dense(layouts, inputs):
+        return _ring_backward(spec, arch, inputs, outputs, parameters)
     whole = plan.whole_backward(spec, arch)
     tile = (plan.backward if whole else plan.backward_columns)(spec, arch)
     programs = tile.programs_for(spec.rows)
@@ -143,12 +143,14 @@ def _ring_forward(spec: Spec, arch: Arch, arrays: tuple[Array, ...]) -> Launch:
     )
 
 
-def _ring_backward(spec: Spec, arch: Arch, inputs: tuple[Array, ...], outputs: tuple[Array, ...]) -> Program:
+def _ring_backward(
+    spec: Spec, arch: Arch, inputs: tuple[Array, ...], outputs: tuple[Array, ...], parameters: bool
+) -> Program:
     from .gluon.backward import backward_ring
 
     ring = plan.ring_backward(spec, arch)
     programs = min(ring.programs, spec.rows)
-    scratch = _arrays({}, dweight_partial=Param((programs, spec.N), "float32"))
+    scratch = _arrays({}, dweight_partial=Param((programs, spec.N), "float32") if parameters else None)
     launch = Launch(
         backward_ring,
         grid=programs,
@@ -164,9 +166,8 @@ def _ring_backward(spec: Spec, arch: Arch, inputs: tuple[Array, ...], outputs: t
         num_warps=ring.num_warps,
         overlap=arch.overlaps_launches,
     )
-    return Program(
-        inputs, outputs, scratch, (launch, sum_rows_launch("dweight_partial", "dweight", programs, spec.N, arch))
-    )
+    second = (sum_rows_launch("dweight_partial", "dweight", programs, spec.N, arch),) if parameters else ()
+    return Program(inputs, outputs, scratch, (launch, *second))
 
 
 def _dense(layouts: Layouts, arrays: tuple[Array, ...]) -> bool:

@@ -139,6 +139,7 @@ def backward_ring(
 
     if OVERLAP:
         gdc_launch_dependents()
-    for t in gl.static_range(tiles):
-        partial = dweight_partial_ptr + program.to(gl.int64) * N
-        store_columns(partial, dweight[t], columns, t * WIDTH, (t + 1) * WIDTH, N)
+    if dweight_partial_ptr is not None:
+        for t in gl.static_range(tiles):
+            partial = dweight_partial_ptr + program.to(gl.int64) * N
+            store_columns(partial, dweight[t], columns, t * WIDTH, (t + 1) * WIDTH, N)

@@ -1,0 +1,64 @@
+"""Ways to break an op on purpose, and the assertion that a check notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from retrograd.core.room import Room
+from retrograd.ops.rms_norm.room import ROOM
+
+SEED = 7
+Function = Callable[..., Any]
+
+
+def room(function: Function) -> Room:
+    """The room with another function in it."""
+    return replace(ROOM, torch=function)
+
+
+def breaks(check: Callable[..., None], function: Function, case: str, **arguments: Any) -> None:
+    """Assert that the op passes a check, and that the broken one does not."""
+    arguments |= {"device": "cpu", "seed": SEED}
+    check(ROOM, ROOM.case(case), **arguments)
+    with pytest.raises(AssertionError):
+        check(room(function), ROOM.case(case), **arguments)
+
+
+def scaled_gradient(factor: float) -> Function:
+    """An identity whose gradient is scaled."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Tensor:
+            return dy * factor
+
+    function: Function = Scaled.apply
+    return function
+
+
+def as_if_dense(tensor: Tensor) -> Tensor:
+    """What a kernel reads that takes every array for dense."""
+    shape = tensor.shape
+    return tensor.as_strided(shape, torch.empty(shape, device="meta").stride(), tensor.storage_offset())
+
+
+class ReadsGradientAsDense(torch.autograd.Function):
+    """An identity that takes the gradient coming in for dense."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return as_if_dense(dy)

@@ -1,0 +1,107 @@
+"""The checks of PyTorch's own machinery notice what is broken on purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from broken import SEED, breaks, room, scaled_gradient
+from torch import Tensor
+
+from retrograd import rms_norm
+from retrograd.ops.rms_norm import reference
+from retrograd.ops.rms_norm.room import ROOM
+from retrograd.testing import integration
+
+
+def test_an_operator_that_computes_something_else() -> None:
+    def other(x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight, eps=2e-6 if torch._C._len_torch_dispatch_stack() else 1e-6)
+
+    breaks(integration.check_operator, other, "plain_fp32")
+
+
+def test_a_compiled_function_that_computes_something_else() -> None:
+    def other(x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight, eps=2e-6 if torch.compiler.is_compiling() else 1e-6)
+
+    breaks(integration.check_compile, other, "plain_fp32", backend="eager", dynamic=False)
+
+
+def test_a_graph_break() -> None:
+    def broken(x: Tensor, weight: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return rms_norm(x, weight)
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        integration.check_compile(room(broken), ROOM.case("plain_fp32"), "cpu", SEED, "eager", False)
+
+
+def test_a_compilation_for_every_batch() -> None:
+    def specialised(x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight) if x.shape[0] == 9 else rms_norm(x, weight).clone()
+
+    breaks(integration.check_compile, specialised, "odd_columns", backend="eager", dynamic=True)
+
+
+def test_autocast_that_changes_the_arithmetic() -> None:
+    def cast(x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x @ torch.eye(x.shape[-1]), weight).float()
+
+    breaks(integration.check_autocast, cast, "plain_fp32")
+
+
+def test_a_forward_pass_that_cannot_be_repeated() -> None:
+    calls = iter(range(1000))
+
+    def counts(x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight) * float(1 + next(calls))
+
+    breaks(integration.check_checkpoint, counts, "plain_fp32")
+
+
+def test_a_gradient_that_depends_on_which_others_are_asked_for() -> None:
+    def depends(x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight if x.requires_grad else scaled_gradient(1.001)(weight))
+
+    breaks(integration.check_subsets, depends, "plain_fp32")
+
+
+def test_an_unread_output_that_still_sends_a_gradient() -> None:
+    def sends(x: Tensor, weight: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
+        class Sends(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, y: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+                ctx.set_materialize_grads(False)
+                return y.view_as(y), s.view_as(s)
+
+            @staticmethod
+            def backward(ctx: Any, dy: Tensor | None, ds: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+                return dy, torch.ones_like(dy) if ds is None and dy is not None else ds
+
+        made: tuple[Tensor, Tensor] = Sends.apply(*rms_norm(x, weight, **others))
+        return made
+
+    breaks(integration.check_outputs_alone, sends, "prenorm")
+
+
+def test_a_second_derivative_that_is_silently_zero() -> None:
+    class Detached(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+            ctx.save_for_backward(x, weight)
+            return rms_norm(x, weight).detach()
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Any:
+            with torch.enable_grad():
+                leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+                found = torch.autograd.grad(rms_norm(*leaves), leaves, dy.detach())
+            return tuple(gradient.detach() for gradient in found)
+
+    breaks(integration.check_double_backward, lambda x, weight: Detached.apply(x, weight), "plain_fp32")
+
+
+def test_a_second_derivative_that_is_not_refused() -> None:
+    breaks(integration.check_double_backward, reference.rms_norm, "plain_fp32")
