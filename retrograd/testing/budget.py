@@ -54,13 +54,13 @@ class Judgement(NamedTuple):
 Measured = tuple[Judgement, Judgement]  # in the Euclidean and in the maximum norm
 
 
-def draws_for(case: Case) -> int:
-    """How many draws of a case are judged together."""
+def draws_for(case: Case, same_rows: bool = False) -> int:
+    """How many draws of a case are judged together; `same_rows` where all rows of an array are one and the same."""
     sizes = [size for size in (torch.Size(tensor.shape).numel() for tensor in case.inputs.values()) if size]
     if not sizes:
         return 1
     first = next(iter(case.inputs.values()))
-    rows = torch.Size(first.shape[:-1]).numel()
+    rows = 1 if same_rows else torch.Size(first.shape[:-1]).numel()
     return max(1, min(MOST_DRAWS, max(-(-ROWS // max(rows, 1)), -(-ELEMENTS // min(sizes)))))
 
 

@@ -61,7 +61,7 @@ def check_layout(room: Room, case: Case, layout: str, device: str, seed: int) ->
     lay = LAYOUTS[layout]
     for which in ("gradients",) if layout in GRADIENTS_ONLY else ("inputs and gradients", "gradients"):
         draws: list[tuple[Arrays, Arrays, Arrays]] = []
-        for i in range(draws_for(case)):
+        for i in range(draws_for(case, same_rows=layout == "broadcast_rows")):
             inputs, gradients = drawn(room, case, device, seed * 1000 + i)
             if which != "gradients":
                 inputs = {name: lay(tensor) for name, tensor in inputs.items()}
