@@ -10,6 +10,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+# Newer releases of Triton call it async_load.
+copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+
 
 @gluon.jit
 def column_numbers(COLUMNS: gl.constexpr, TILE: gl.constexpr):
@@ -41,9 +44,9 @@ def store_columns(ptr, values, columns, start: gl.constexpr, stop: gl.constexpr,
 def copy_columns(shared, ptr, columns, start: gl.constexpr, stop: gl.constexpr, N: gl.constexpr):
     """Begin to copy columns start to stop of an array (N,) to shared memory; past N they are filled with 0."""
     if stop <= N:
-        async_copy.async_copy_global_to_shared(shared, ptr + start + columns)
+        copy_async(shared, ptr + start + columns)
     else:
-        async_copy.async_copy_global_to_shared(shared, ptr + start + columns, mask=columns < N - start)
+        copy_async(shared, ptr + start + columns, mask=columns < N - start)
 
 
 @gluon.jit
