@@ -10,8 +10,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Newer releases of Triton call it async_load.
+# Newer releases of Triton call them async_load and barrier.
 copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
 @gluon.jit
@@ -114,6 +115,7 @@ def forward_ring(
             squares += gl.sum(x * x, axis=1)
         rstd = gl.rsqrt(gl.sum(squares, axis=0) * (1.0 / N) + eps)
         gl.store(rstd_ptr + row, rstd)
+        block_barrier()  # else newer compilers keep the row in registers between the passes, and spill
         for t in gl.static_range(tiles):
             x = to_fp32(ring[t].index(slot).load(TILE))
             store_columns(
