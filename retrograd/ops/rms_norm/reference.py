@@ -22,7 +22,7 @@ def rms_norm(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `retrograd.rms_norm`; this one computes in the dtype of its inputs and differentiates by autograd."""
-    s = x if residual is None else x + residual
+    s = x if residual is None else (x + residual).to(residual.dtype)
     u = s if gate is None or norm_before_gate else s * silu(gate)
     groups = u.unflatten(-1, (-1, group_size or max(u.shape[-1], 1)))
     x_hat = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)).flatten(-2)
