@@ -16,7 +16,8 @@ from .peers import Peer
 from .results import LIMITS, Row
 
 COMMON = {"torch": ("torch", "triton"), "jax": ("jax", "jaxlib", "triton")}
-LIMITS_BY: dict[str, tuple[str, How]] = {"torch": ("torch", "graph"), "jax": ("xla", "wall")}
+# Who measures the limits, and how the copy and the product are timed.
+LIMITS_BY: dict[str, tuple[str, How, How]] = {"torch": ("torch", "events", "graph"), "jax": ("xla", "wall", "wall")}
 
 
 @dataclass
@@ -42,11 +43,11 @@ class Record:
 
     def add_limits(self) -> None:
         """The rows of the limits, which come first."""
-        impl, how = LIMITS_BY[self.framework]
+        impl, copied, multiplied = LIMITS_BY[self.framework]
         size = MATMUL_SIZE
-        for case, shape, dtype, ms, bound in (
-            ("copy", {"bytes": COPY_BYTES}, "uint8", self.limits.copy_ms, "bytes"),
-            ("matmul", {"M": size, "N": size, "K": size}, "bfloat16", self.limits.matmul_ms, "flops"),
+        for case, shape, dtype, ms, bound, how in (
+            ("copy", {"bytes": COPY_BYTES}, "uint8", self.limits.copy_ms, "bytes", copied),
+            ("matmul", {"M": size, "N": size, "K": size}, "bfloat16", self.limits.matmul_ms, "flops", multiplied),
         ):
             self._add(LIMITS, case, shape, dtype, "fwd", impl, None, Timing(ms, how), None, (ms, bound))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from retrograd.core.arch import Arch
+from retrograd.core.arch import KIB, Arch
 from retrograd.core.dtypes import BYTES
 
 from .spec import Spec
@@ -167,7 +167,7 @@ def takes_ring(spec: Spec, arch: Arch) -> bool:
     """Whether a call's rows are for the ring: long, plain, of two-byte elements; the layouts have to be dense too."""
     two_bytes = BYTES[spec.x.dtype] == BYTES[spec.out_dtype] == 2
     plain = spec.weight is not None and spec.heads == 1 and not (spec.bias or spec.gate or spec.residual)
-    room = arch.backend == "cuda" and arch.shared_memory >= 227 * 1024
+    room = arch.backend == "cuda" and arch.shared_memory >= 227 * KIB
     return two_bytes and plain and room and spec.N % 8 == 0 and max(BACKWARD["plain"]) < spec.N <= RING_COLUMNS
 
 

@@ -38,8 +38,7 @@ def forward(spec: Spec, layouts: Layouts, arch: Arch) -> Program:
         scalars={**_geometry(spec, layouts, inputs), "eps": float(spec.options.eps), **_offset(spec)},
         constants={
             **_flags(spec, arch),
-            "BLOCK_N": tile.columns,
-            **({"ROWS": tile.rows} if whole else {"STAGES": tile.stages}),
+            **_tile(tile, "rows" if whole else "stages"),
         },
         num_warps=tile.num_warps,
         overlap=arch.overlaps_launches,
@@ -137,7 +136,7 @@ def _ring_forward(spec: Spec, arch: Arch, arrays: tuple[Array, ...]) -> Launch:
         grid=min(ring.programs, spec.rows),
         arrays=_pointers(arrays, "x weight y rstd"),
         scalars={"rows": spec.rows, "eps": float(spec.options.eps), **_offset(spec)},
-        constants={"N": spec.N, "BLOCK_N": ring.chunk, "RING": ring.slots, "OVERLAP": arch.overlaps_launches},
+        constants={"N": spec.N, "RING": ring.slots, "OVERLAP": arch.overlaps_launches},
         num_warps=ring.num_warps,
         overlap=arch.overlaps_launches,
     )
