@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int32": 4}
-TRITON = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "int32": "i32"}
+BYTES = {
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+    "int32": 4,
+    "uint8": 1,
+}
+# A kernel sees a complex number as two floats, the real part first.
+TRITON = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "complex64": "fp32",
+    "int32": "i32",
+    "uint8": "u8",
+}
 
 KERNEL_FLOATS = ("float32", "bfloat16", "float16")
 # float64 runs on the portable path alone, for tests and for gradcheck.

@@ -19,7 +19,8 @@ from .program import Program
 from .rows import Layout, dense
 
 DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64", "int32")
+    name: getattr(torch, name)
+    for name in ("bfloat16", "float16", "float32", "float64", "complex64", "complex128", "int32", "uint8")
 }
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -20,6 +21,21 @@ class Namespace:
     silu: Callable[[Any], Any]
     sigmoid: Callable[[Any], Any]
     sum_to: Callable[[Any, tuple[int, ...]], Any]  # sums leading axes away, down to the given trailing shape
+    sum: Callable[[Any, int | tuple[int, ...]], Any]  # over axes, which vanish
+    cumsum: Callable[[Any, int], Any]
+    exp: Callable[[Any], Any]
+    softplus: Callable[[Any], Any]
+    where: Callable[[Any, Any, Any], Any]
+    einsum: Callable[..., Any]
+    conj: Callable[[Any], Any]
+    moveaxis: Callable[[Any, int, int], Any]
+    broadcast_to: Callable[[Any, tuple[int, ...]], Any]
+    concat: Callable[[Sequence[Any], int], Any]
+    stack: Callable[[Sequence[Any], int], Any]
+    zeros: Callable[[Any, tuple[int, ...], str], Any]  # on the device of the first argument
+    # scan(step, carry, xs, reverse): carry, y = step(carry, x) over the leading axis of every array of the tuple xs;
+    # gives the last carry, and the tuples y stacked, each where its x stood. A carry is a tuple too.
+    scan: Callable[[Callable[[Any, Any], Any], Any, Any, bool], Any]
 
 
 def torch_namespace() -> Namespace:
@@ -36,7 +52,33 @@ def torch_namespace() -> Namespace:
         silu=lambda x: x * _torch_sigmoid(x),
         sigmoid=_torch_sigmoid,
         sum_to=lambda x, shape: x.reshape(_rows(x.shape, shape), *shape).sum(0),
+        sum=lambda x, axis: x.sum(axis),
+        cumsum=lambda x, axis: x.cumsum(axis),
+        exp=torch.exp,
+        softplus=lambda x: x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())),
+        where=torch.where,
+        einsum=torch.einsum,
+        conj=lambda x: x.conj().resolve_conj(),
+        moveaxis=torch.moveaxis,
+        broadcast_to=lambda x, shape: x.expand(shape),
+        concat=lambda xs, axis: torch.cat(list(xs), axis),
+        stack=lambda xs, axis: torch.stack(list(xs), axis),
+        zeros=lambda like, shape, dtype: torch.zeros(shape, dtype=getattr(torch, dtype), device=like.device),
+        scan=_torch_scan,
     )
+
+
+def _torch_scan(step: Callable[[Any, Any], Any], carry: Any, xs: Any, reverse: bool) -> Any:
+    import torch
+
+    steps = range(xs[0].shape[0])
+    made = []
+    for i in reversed(steps) if reverse else steps:
+        carry, y = step(carry, tuple(x[i] for x in xs))
+        made.append(y)
+    if reverse:
+        made.reverse()
+    return carry, tuple(torch.stack(column) for column in zip(*made, strict=True))
 
 
 def _torch_sigmoid(x: Any) -> Any:
@@ -66,6 +108,19 @@ def jax_namespace() -> Namespace:
         silu=jax.nn.silu,
         sigmoid=jax.nn.sigmoid,
         sum_to=lambda x, shape: x.reshape(_rows(x.shape, shape), *shape).sum(0),
+        sum=lambda x, axis: jnp.sum(x, axis=axis),
+        cumsum=lambda x, axis: jnp.cumsum(x, axis=axis),
+        exp=jnp.exp,
+        softplus=jax.nn.softplus,
+        where=jnp.where,
+        einsum=partial(jnp.einsum, precision="highest"),
+        conj=jnp.conj,
+        moveaxis=jnp.moveaxis,
+        broadcast_to=jnp.broadcast_to,
+        concat=lambda xs, axis: jnp.concatenate(list(xs), axis),
+        stack=lambda xs, axis: jnp.stack(list(xs), axis),
+        zeros=lambda like, shape, dtype: jnp.zeros(shape, dtype),
+        scan=lambda step, carry, xs, reverse: jax.lax.scan(step, carry, xs, reverse=reverse),
     )
 
 

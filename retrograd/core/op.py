@@ -1,0 +1,88 @@
+"""What an op tells both frameworks about itself: its arguments, its checks, and its two passes.
+
+A room writes one `Op`. `torch_op` turns it into a registered operator with a derivative, `jax_op` into a JAX primitive
+with one; neither knows any mathematics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .arch import Arch
+from .program import Array, Program
+from .rows import Layout
+from .xp import Namespace
+
+Layouts = Mapping[str, Layout]  # by array name; an array that is not named is dense
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """Shape and dtype of an array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+Params = Mapping[str, Param | None]  # by argument; None where an optional argument is absent
+
+
+class Call(Protocol):
+    """One pass of an op on checked arguments. Hashable: equal calls share one compilation."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The arrays that are there to be read, in order.
+
+        A backward call names the gradient of a result `d<result>`; everything else that it reads is an argument of
+        the op or an output of its forward call, under that name.
+        """
+
+    @property
+    def outputs(self) -> tuple[Array, ...]:
+        """The arrays that are made, the same on every path and every architecture.
+
+        A backward call names the gradient of an argument `d<argument>`.
+        """
+
+    def program(self, layouts: Layouts, arch: Arch) -> Program | None:
+        """The kernels that read `inputs` and make `outputs`; None where the portable path has to be taken."""
+
+    def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The outputs by name, from the inputs by name, without a kernel."""
+
+
+class Op(Protocol):
+    """One op, as a room defines it.
+
+    Attributes:
+        name: what users call it.
+        arguments: its array arguments, in the order of the public function; the first is required.
+        indices: the arguments that hold int32 numbers and have no gradient.
+        options: its other arguments, in order, with their types in an operator schema, such as `bool`, `float`, `str?`.
+        results: every array that a forward call may return to the user, in order.
+        kept: every other output of a forward call; the backward call reads it.
+        batch_axis: argument, result or kept array -> the axis along which independent examples lie; a gradient has the
+            axis of what it is the gradient of. What is not named here is shared by all examples.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    indices: frozenset[str]
+    options: Mapping[str, str]
+    results: tuple[str, ...]
+    kept: tuple[str, ...]
+    batch_axis: Mapping[str, int]
+
+    def spec(self, params: Params, options: Mapping[str, Any]) -> Any:
+        """Check a call; hashable. Raises ValueError or TypeError, see `errors`."""
+
+    def forward(self, spec: Any) -> Call:
+        """The forward pass; its outputs are results and kept arrays, those that are there."""
+
+    def backward(self, spec: Any, wanted: frozenset[str]) -> Call:
+        """The backward pass. Gradients of all results come in; it makes at least those of the arguments `wanted`."""
