@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+Law = Literal["normal", "decay", "negative"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input to be drawn afresh: shape, dtype, and the distribution's mean and width."""
+    """An input to be drawn afresh, with g = mean + std * (standard normal).
+
+    Attributes:
+        shape: its shape.
+        dtype: its dtype.
+        mean: of g.
+        std: of g.
+        law: `normal` is g, real and imaginary part alike; `decay` is sigmoid(g), for complex dtypes the magnitude of a
+            number of any phase; `negative` is -exp(g), for complex dtypes the real part beside a standard normal
+            imaginary part.
+        values: these numbers, in row-major order, instead of a draw.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     mean: float = 0.0
     std: float = 1.0
+    law: Law = "normal"
+    values: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

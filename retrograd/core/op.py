@@ -78,11 +78,31 @@ class Op(Protocol):
     kept: tuple[str, ...]
     batch_axis: Mapping[str, int]
 
+    def __hash__(self) -> int: ...
+
     def spec(self, params: Params, options: Mapping[str, Any]) -> Any:
-        """Check a call; hashable. Raises ValueError or TypeError, see `errors`."""
+        """A checked call: hashable, with each argument's `Param` or None and each option under its name.
+
+        Raises ValueError or TypeError, see `errors`.
+        """
 
     def forward(self, spec: Any) -> Call:
         """The forward pass; its outputs are results and kept arrays, those that are there."""
 
     def backward(self, spec: Any, wanted: frozenset[str]) -> Call:
         """The backward pass. Gradients of all results come in; it makes at least those of the arguments `wanted`."""
+
+
+def differentiable(op: Op) -> frozenset[str]:
+    """The arguments that have a gradient."""
+    return frozenset(op.arguments) - op.indices
+
+
+def gradients_of_results(op: Op) -> tuple[str, ...]:
+    """The names that a backward call has for what comes in."""
+    return tuple(f"d{name}" for name in op.results)
+
+
+def saved_names(op: Op, backward: Call) -> tuple[str, ...]:
+    """The arguments and outputs of the forward call that a backward call reads."""
+    return tuple(name for name in backward.inputs if name not in gradients_of_results(op))

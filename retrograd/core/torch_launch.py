@@ -70,17 +70,16 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 def launches_directly(tensors: Sequence[torch.Tensor | None]) -> bool:
     """Whether a call may launch its kernels itself, without PyTorch's dispatcher.
 
-    Not while a graph is traced, under a dispatch mode or a function transform, or for a subclass of Tensor (a fake
-    tensor, a DTensor): these need the registered operator, which costs the host more and computes the same.
+    Not while a graph is traced, under a dispatch mode or a function transform, for a subclass of Tensor (a fake
+    tensor, a DTensor) or for a view that PyTorch has yet to negate or conjugate: these need the registered operator,
+    which costs the host more and computes the same.
     """
+    if torch.compiler.is_compiling():
+        return False
     for tensor in tensors:
-        if tensor is not None and type(tensor) not in PLAIN:
+        if tensor is not None and (type(tensor) not in PLAIN or tensor.is_neg() or tensor.is_conj()):
             return False
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    return not (torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None)
 
 
 def prepare(

@@ -31,8 +31,8 @@ class Call(Protocol):
     def outputs(self) -> Sequence[Array]:
         """What the call returns; the same on every path."""
 
-    def program(self, arch: Arch) -> Program:
-        """The kernels, for an architecture; inputs are dense."""
+    def program(self, arch: Arch) -> Program | None:
+        """The kernels, for an architecture; inputs are dense. None where the portable path has to be taken."""
 
     def portable(self, *arrays: Any) -> Sequence[Any]:
         """The same in plain JAX."""
@@ -95,9 +95,10 @@ def _portable(*arrays: Any, call: Call) -> list[Any]:
 
 def _kernels(*arrays: Any, call: Call) -> list[Any]:
     arch = arch_of_jax()
-    if arch is None or any(array.dtype == "float64" for array in arrays):
+    program = None if arch is None or any(array.dtype == "float64" for array in arrays) else call.program(arch)
+    if program is None or arch is None:
         return _portable(*arrays, call=call)
-    return run(call.program(arch), arch, arrays)
+    return run(program, arch, arrays)
 
 
 mlir.register_lowering(primitive, mlir.lower_fun(_portable, multiple_results=True))

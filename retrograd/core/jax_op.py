@@ -1,0 +1,224 @@
+"""Turns an `Op` into a JAX function: a primitive for each pass, a `custom_vjp` around them, and a rule for `vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from .arch import Arch
+from .errors import bad_type
+from .op import Call, Op, Param, differentiable, saved_names
+from .program import Array, Program
+from .xla_launch import primitive, vary_alike
+from .xp import Namespace, jax_namespace
+
+Arrays = Sequence[Any]
+Axes = Sequence[int | None]
+Results = tuple[Any, ...]  # one for each of the op's results, None where it is not there
+
+
+def bind(op: Op) -> Callable[[Arrays, Sequence[Any]], Results]:
+    """The function from an op's arrays and options, each in the op's order, to its results.
+
+    What the backward pass keeps beside its inputs is named `<op>_<array>` for `jax.checkpoint` policies.
+    """
+    derived = _derived(op)
+
+    def call(arrays: Arrays, options: Sequence[Any]) -> Results:
+        params: dict[str, Param | None] = {}
+        for place, (name, array) in enumerate(zip(op.arguments, arrays, strict=True)):
+            if array is None and place:
+                params[name] = None
+            elif isinstance(array, jax.Array | np.ndarray):
+                params[name] = Param(tuple(array.shape), str(array.dtype))
+            else:
+                raise bad_type(op.name, name, array, "a jax.Array")
+        spec = op.spec(params, dict(zip(op.options, options, strict=True)))
+        results: Results = derived(spec, *vary_alike(arrays))
+        return results
+
+    return call
+
+
+def _derived(op: Op) -> Callable[..., Results]:
+    @partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def function(spec: Any, *arrays: Any) -> Results:
+        return _results(op, _forward(op, spec, arrays))
+
+    def forward_rule(spec: Any, *arrays: Any) -> tuple[Results, dict[str, Any]]:
+        made = _forward(op, spec, arrays)
+        named = {name: checkpoint_name(made[name], f"{op.name}_{name}") for name in made}
+        by_name = dict(zip(op.arguments, arrays, strict=True)) | named
+        saved = saved_names(op, op.backward(spec, differentiable(op)))
+        return _results(op, named), {name: by_name[name] for name in saved}
+
+    def backward_rule(spec: Any, saved: Mapping[str, Any], came: Results) -> tuple[Any, ...]:
+        # PyTorch's gradient of a complex array, which the kernels compute, is the conjugate of JAX's.
+        gradients = {f"d{name}": _conj(g) for name, g in zip(op.results, came, strict=True) if g is not None}
+        call = Backward(op, op.backward(spec, differentiable(op)), spec)
+        by_name = {**saved, **gradients}
+        inputs = [by_name[name] for name in call.call.inputs]
+        made = dict(zip((a.name for a in call.outputs()), primitive.bind(*inputs, call=call), strict=True))
+        return tuple(_conj(made[f"d{name}"]) if f"d{name}" in made else None for name in op.arguments)
+
+    function.defvjp(forward_rule, backward_rule)
+    return function
+
+
+def _forward(op: Op, spec: Any, arrays: Arrays) -> dict[str, Any]:
+    call = Forward(op, op.forward(spec), spec)
+    given = dict(zip(op.arguments, arrays, strict=True))
+    made = primitive.bind(*(given[name] for name in call.call.inputs), call=call)
+    return dict(zip((array.name for array in call.outputs()), made, strict=True))
+
+
+def _results(op: Op, made: Mapping[str, Any]) -> Results:
+    return tuple(made.get(name) for name in op.results)
+
+
+def _conj(array: Any) -> Any:
+    return jnp.conj(array) if jnp.iscomplexobj(array) else array
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A pass of an op as the primitive takes it; see `xla_launch.Call`."""
+
+    op: Op
+    call: Call
+    spec: Any
+
+    def outputs(self) -> Sequence[Array]:
+        """The results."""
+        return self.call.outputs
+
+    def program(self, arch: Arch) -> Program | None:
+        """The kernels; JAX's arrays are dense."""
+        return self.call.program({}, arch)
+
+    def portable(self, *arrays: Any) -> list[Any]:
+        """The same in plain JAX."""
+        made = self.call.portable(_xp(), dict(zip(self.call.inputs, arrays, strict=True)))
+        return [made[array.name].astype(array.dtype) for array in self.call.outputs]
+
+    def batch(self, arrays: Arrays, axes: Axes) -> tuple[Arrays, Sequence[int]]:
+        """The call on a batch of inputs: as one call with more examples in its batch, or one after the other."""
+        size = next(a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None)
+        batched = [a if axis is None else jnp.moveaxis(a, axis, 0) for a, axis in zip(arrays, axes, strict=True)]
+        if self._folds(axes):
+            made = self._folded(batched, axes, size)
+        else:
+            there = [axis is not None for axis in axes]
+            made = jax.lax.map(partial(self._one, batched, there), _only(batched, there))
+        return made, [0] * len(made)
+
+    def _axis(self, name: str) -> int | None:
+        """The axis of independent examples in an array of this call."""
+        axes = self.op.batch_axis
+        return axes[name] if name in axes else axes.get(name.removeprefix("d"))
+
+    def _folds(self, axes: Axes) -> bool:
+        """Whether a larger batch does the same: what examples share does not differ, and no result is shared."""
+        if any(name in self.op.indices for name in self.call.inputs):
+            return False
+        shared = [name for name, axis in zip(self.call.inputs, axes, strict=True) if axis is not None]
+        made = [array.name for array in self.call.outputs]
+        return all(self._examples(name) is not None for name in (*shared, *made))
+
+    def _examples(self, name: str) -> int | None:
+        """The examples that an array of this call holds, or None where all share it."""
+        axis = self._axis(name)
+        if axis is None:
+            return None
+        param = self.param(name)
+        return None if param is None or param.shape[axis] != self.examples else param.shape[axis]
+
+    @property
+    def examples(self) -> int:
+        """The size of the batch."""
+        first = self.op.arguments[0]
+        sizes = [p.shape[axis] for name, axis in self.op.batch_axis.items() if (p := self.param(name)) is not None]
+        return max(sizes) if first in self.op.batch_axis else 1
+
+    def param(self, name: str) -> Param | None:
+        """Shape and dtype of an argument, a result or a gradient of one."""
+        forward = {array.name: Param(array.shape, array.dtype) for array in self.op.forward(self.spec).outputs}
+        own = {array.name: Param(array.shape, array.dtype) for array in self.call.outputs}
+        found: Param | None = own.get(name) or forward.get(name) or forward.get(name.removeprefix("d"))
+        return found or getattr(self.spec, name, None)
+
+    def _folded(self, batched: Arrays, axes: Axes, size: int) -> list[Any]:
+        def join(array: Any, axis: int) -> Any:
+            array = jnp.moveaxis(array, 0, axis)
+            shape = array.shape
+            return array.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+
+        inputs = []
+        for name, array, axis in zip(self.call.inputs, batched, axes, strict=True):
+            if self._examples(name) is None:
+                inputs.append(array)
+            else:
+                whole = jnp.broadcast_to(array, (size, *array.shape)) if axis is None else array
+                inputs.append(join(whole, self._axis(name) or 0))
+        results = primitive.bind(*inputs, call=self._grown(size))
+        made = []
+        for output, array in zip(self.call.outputs, results, strict=True):
+            axis = self._axis(output.name) or 0
+            split = array.reshape(*array.shape[:axis], size, array.shape[axis] // size, *array.shape[axis + 1 :])
+            made.append(jnp.moveaxis(split, axis, 0))
+        return made
+
+    def _grown(self, size: int) -> Bound:
+        """The call with `size` times as many examples."""
+        params = {}
+        for name in self.op.arguments:
+            param = getattr(self.spec, name)
+            if param is not None and self._examples(name) is not None:
+                axis = self.op.batch_axis[name]
+                shape = param.shape
+                param = replace(param, shape=(*shape[:axis], size * shape[axis], *shape[axis + 1 :]))
+            params[name] = param
+        options = {name: getattr(self.spec, name) for name in self.op.options}
+        return self.again(self.op.spec(params, options))
+
+    def again(self, spec: Any) -> Bound:
+        """The same pass of another call."""
+        raise NotImplementedError
+
+    def _one(self, batched: Arrays, there: Sequence[bool], rest: Arrays) -> list[Any]:
+        left = iter(rest)
+        inputs = [next(left) if is_there else array for array, is_there in zip(batched, there, strict=True)]
+        made: list[Any] = primitive.bind(*inputs, call=self)
+        return made
+
+
+class Forward(Bound):
+    """A forward pass."""
+
+    def again(self, spec: Any) -> Bound:
+        """The same pass of another call."""
+        return Forward(self.op, self.op.forward(spec), spec)
+
+
+class Backward(Bound):
+    """A backward pass, for all gradients."""
+
+    def again(self, spec: Any) -> Bound:
+        """The same pass of another call."""
+        return Backward(self.op, self.op.backward(spec, differentiable(self.op)), spec)
+
+
+def _only(arrays: Arrays, there: Sequence[bool]) -> list[Any]:
+    return [array for array, is_there in zip(arrays, there, strict=True) if is_there]
+
+
+@lru_cache(maxsize=1)
+def _xp() -> Namespace:
+    return jax_namespace()

@@ -1,0 +1,306 @@
+"""Turns an `Op` into a PyTorch function: launched directly in eager code, a registered operator under tracing.
+
+The direct path spends little of the host's time. The operators `retrograd::<op>` and `retrograd::<op>_backward` compute
+the same through PyTorch's dispatcher, for torch.compile, dispatch modes and subclasses of Tensor. An operator returns
+a fixed number of tensors, so a result that is not there is an empty tensor there, and None on the direct path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .errors import bad_type, bad_value
+from .op import Call, Op, Param, Params, differentiable, gradients_of_results, saved_names
+from .torch_launch import DTYPES, Key, Runner, arch_of, dtype_name, key, launches_directly, layouts, prepare
+from .xp import torch_namespace
+
+Tensors = Sequence[Tensor | None]
+Options = Sequence[Any]
+Results = tuple[Tensor | None, ...]  # one for each of the op's results, None where it is not there
+Keys = tuple[Key | None, ...]
+
+
+def bind(op: Op) -> Callable[[Tensors, Options], Results]:
+    """The function from an op's arrays and options, each in the op's order, to its results.
+
+    It registers the op's operators with PyTorch, so it is called once an op.
+    """
+    direct = _direct(op)
+    operator = _register(op)
+    count = len(op.results)
+
+    def call(tensors: Tensors, options: Options) -> Results:
+        if launches_directly(tensors):
+            if torch.is_grad_enabled():
+                return direct(*tensors, options)
+            return tuple(_forward(op, tensors, options)[1][:count])
+        if not all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors) or tensors[0] is None:
+            raise _not_a_tensor(op, tensors)
+        made: Results = operator(*tensors, *options)[:count]
+        return made
+
+    return call
+
+
+class _Pass:
+    """A pass on one device: runs its kernels where there are any for the layout of its inputs, else the portable path.
+
+    Attributes:
+        names: the arrays that it is given, in order.
+        makes: the arrays that it returns, in order; None where one is not there.
+    """
+
+    def __init__(self, call: Call, names: Sequence[str], makes: Sequence[str], device: torch.device) -> None:
+        self.call = call
+        self.names = tuple(names)
+        self.makes = tuple(makes)
+        self.device = device
+        self.runners: dict[Any, Runner] = {}
+
+    def run(self, tensors: Tensors) -> list[Tensor | None]:
+        """Run on tensors of any layout."""
+        layout = tuple([None if t is None else (t.stride(), t.data_ptr() & 15) for t in tensors])
+        try:
+            runner = self.runners[layout]
+        except KeyError:
+            runner = self.runners[layout] = self.runner(tuple(None if t is None else key(t) for t in tensors))
+        return runner(tensors)
+
+    def runner(self, keys: Keys) -> Runner:
+        """What runs it on tensors of a layout."""
+        arch = arch_of(self.device)
+        program = None if arch is None else self.call.program(layouts(self.names, keys), arch)
+        if program is None or arch is None:
+            return self.portable
+        return prepare(program, self.names, self.makes, arch, self.device)
+
+    def portable(self, tensors: Tensors) -> list[Tensor | None]:
+        """Run without a kernel; the results are dense, and tensors of their own."""
+        given = {name: t for name, t in zip(self.names, tensors, strict=True) if t is not None}
+        made = self.call.portable(torch_namespace(), given)
+        there = {array.name: DTYPES[array.dtype] for array in self.call.outputs}
+        storages = {t.untyped_storage().data_ptr() for t in given.values()}
+
+        def own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+            tensor = tensor.to(dtype).contiguous()
+            if tensor.untyped_storage().data_ptr() in storages:
+                tensor = tensor.clone()
+            storages.add(tensor.untyped_storage().data_ptr())
+            return tensor
+
+        return [own(made[name], there[name]) if name in there else None for name in self.makes]
+
+
+class _Prepared:
+    """A checked call with the layout of its inputs."""
+
+    def __init__(self, op: Op, spec: Any, keys: Keys) -> None:
+        first = keys[0]
+        assert first is not None
+        self.op = op
+        self.spec = spec
+        self.device = first[3]
+        self.forward = _Pass(op.forward(spec), op.arguments, (*op.results, *op.kept), self.device)
+        self.run = self.forward.runner(keys)
+        self.there = tuple(array.name for array in self.forward.call.outputs)
+        self.saved = saved_names(op, op.backward(spec, differentiable(op)))
+        self.backwards: dict[Any, _Pass] = {}
+
+    def backward(self, wanted: frozenset[str]) -> _Pass:
+        """The backward pass for the gradients wanted; it is given gradients of all results, then what is saved."""
+        if wanted not in self.backwards:
+            names = (*gradients_of_results(self.op), *self.saved)
+            makes = [f"d{name}" for name in self.op.arguments]
+            self.backwards[wanted] = _Pass(self.op.backward(self.spec, wanted), names, makes, self.device)
+        return self.backwards[wanted]
+
+
+# The options are arguments of their own, so that `typed` tells 1 from True and from 1.0.
+@lru_cache(maxsize=4096, typed=True)
+def _prepare(op: Op, keys: Keys, *options: Any) -> _Prepared:
+    first = keys[0]
+    assert first is not None
+    for name, key_ in zip(op.arguments, keys, strict=True):
+        if key_ is not None and key_[3] != first[3]:
+            expected = f"{first[3]}, the device of {op.arguments[0]}"
+            raise bad_value(op.name, f"device of {name}", str(key_[3]), expected)
+    params = [None if k is None else (tuple(k[0]), k[2]) for k in keys]
+    return _Prepared(op, _spec(op, params, options), keys)
+
+
+def _spec(op: Op, shapes: Sequence[tuple[Sequence[int], torch.dtype] | None], options: Options) -> Any:
+    params: Params = {
+        name: None if p is None else Param(tuple(p[0]), dtype_name(p[1]))
+        for name, p in zip(op.arguments, shapes, strict=True)
+    }
+    return op.spec(params, dict(zip(op.options, map(_concrete, options), strict=True)))
+
+
+def _concrete(option: Any) -> Any:
+    """An option's value: while a graph with dynamic shapes is traced, numbers come as symbols; a dtype by its name."""
+    if isinstance(option, torch.SymInt):
+        return int(option)
+    if isinstance(option, torch.SymFloat):
+        return float(option)
+    return dtype_name(option) if isinstance(option, torch.dtype) else option
+
+
+def _forward(op: Op, tensors: Tensors, options: Options) -> tuple[_Prepared, list[Tensor | None]]:
+    """The prepared call, and its results and kept arrays."""
+    try:
+        keys = tuple([None if t is None else key(t) for t in tensors])
+    except AttributeError:
+        raise _not_a_tensor(op, tensors) from None
+    if keys[0] is None:
+        raise _not_a_tensor(op, tensors)
+    prepared = _prepare(op, keys, *options)
+    return prepared, prepared.run(tensors)
+
+
+def _not_a_tensor(op: Op, tensors: Sequence[Any]) -> TypeError:
+    for place, (name, tensor) in enumerate(zip(op.arguments, tensors, strict=True)):
+        if not isinstance(tensor, Tensor) and (tensor is not None or place == 0):
+            return bad_type(op.name, name, tensor, "a torch.Tensor")
+    return bad_type(op.name, op.arguments[0], tensors[0], "a strided torch.Tensor")
+
+
+def resolved(tensor: Tensor) -> Tensor:
+    """The tensor as its memory says: conjugations and negations that PyTorch has put off are carried out."""
+    return tensor.resolve_conj().resolve_neg()
+
+
+def _direct(op: Op) -> Callable[..., Results]:
+    """The direct path: kernels launched without PyTorch's dispatcher."""
+    count = len(op.results)
+    arguments = len(op.arguments)
+    all_names = (*op.arguments, *op.results, *op.kept)
+
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        prepared: _Prepared = ctx.prepared
+        needs = ctx.needs_input_grad
+        wanted = frozenset([name for name, need in zip(op.arguments, needs, strict=False) if need])
+        came = [None if g is None else resolved(g) for g in gradients]
+        made = prepared.backward(wanted - op.indices).run((*came, *ctx.saved_tensors))
+        return (*[g if need else None for g, need in zip(made, needs, strict=False)], None)
+
+    refuse_twice = once_differentiable(backward)
+
+    class Direct(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *given: Any) -> Results:
+            tensors = given[:arguments]
+            ctx.prepared, made = _forward(op, tensors, given[arguments])
+            by_name = dict(zip(all_names, (*tensors, *made), strict=True))
+            ctx.save_for_backward(*[by_name[name] for name in ctx.prepared.saved])
+            return tuple(made[:count])
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+            # Grad mode is on only where a second derivative was asked for; it is refused when it is taken.
+            result: tuple[Tensor | None, ...] = (refuse_twice if torch.is_grad_enabled() else backward)(ctx, *gradients)
+            return result
+
+    # Function.apply without its look for function transforms: `launches_directly` has made sure that there are none.
+    apply: Callable[..., Results] = super(torch.autograd.Function, Direct).apply
+    return apply
+
+
+def _register(op: Op) -> Callable[..., tuple[Tensor, ...]]:
+    """Register `retrograd::<op>` and `retrograd::<op>_backward`, with shapes and derivative."""
+    outputs = (*op.results, *op.kept)
+    arguments = len(op.arguments)
+    tensors = ", ".join(f"Tensor{'?' if place else ''} {name}" for place, name in enumerate(op.arguments))
+    options = "".join(f", {kind} {name}" for name, kind in op.options.items())
+    returned = ", ".join(["Tensor"] * len(outputs))
+
+    def run(*given: Any) -> tuple[Tensor, ...]:
+        _, made = _forward(op, given[:arguments], given[arguments:])
+        return tuple(_absent(given[0]) if t is None else t for t in made)
+
+    def fake(*given: Any) -> tuple[Tensor, ...]:
+        spec = _spec(op, [None if t is None else (t.shape, t.dtype) for t in given[:arguments]], given[arguments:])
+        return _empty(given[0], op.forward(spec), outputs)
+
+    # A backward call: gradients of the results, arguments and outputs where they are saved, and what the spec says.
+    reads = (*gradients_of_results(op), *op.arguments, *outputs)
+    read = ", ".join(f"Tensor? {name}" for name in reads)
+    shapes = "".join(f", SymInt[]? {name}_shape, ScalarType? {name}_dtype" for name in op.arguments)
+    made = [f"d{name}" for name in op.arguments if name not in op.indices]
+    gradients = ", ".join(["Tensor"] * len(made))
+
+    def spec_of(given: Sequence[Any]) -> tuple[Any, frozenset[str]]:
+        told, rest = given[: 2 * arguments], given[2 * arguments :]
+        params = [None if told[i] is None else (told[i], told[i + 1]) for i in range(0, len(told), 2)]
+        wanted = frozenset(name for name, want in zip(op.arguments, rest[0], strict=True) if want)
+        return _spec(op, params, rest[1:]), wanted
+
+    def run_backward(*given: Any) -> tuple[Tensor, ...]:
+        by_name = dict(zip(reads, given, strict=False))
+        spec, wanted = spec_of(given[len(reads) :])
+        call = op.backward(spec, wanted)
+        like = next(t for t in given if t is not None)
+        names = (*gradients_of_results(op), *saved_names(op, call))
+        results = _Pass(call, names, made, like.device).run([by_name[name] for name in names])
+        return tuple(_absent(like) if t is None else t for t in results)
+
+    def fake_backward(*given: Any) -> tuple[Tensor, ...]:
+        spec, wanted = spec_of(given[len(reads) :])
+        return _empty(next(t for t in given if t is not None), op.backward(spec, wanted), made)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        given = inputs[:arguments]
+        ctx.told = [part for t in given for part in ((None, None) if t is None else (t.shape, t.dtype))]
+        ctx.options = inputs[arguments:]
+        params = [None if t is None else (t.shape, t.dtype) for t in given]
+        spec = _spec(op, params, ctx.options)
+        saved = saved_names(op, op.backward(spec, differentiable(op)))
+        ctx.names = saved
+        ctx.results = [array.name for array in op.forward(spec).outputs if array.name in op.results]
+        by_name = dict(zip((*op.arguments, *outputs), (*given, *output), strict=True))
+        ctx.save_for_backward(*(by_name[name] for name in saved))
+
+    def backward(ctx: Any, *came: Tensor) -> tuple[Tensor | None, ...]:
+        needs = ctx.needs_input_grad[:arguments]
+        by_name = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        for name, gradient in zip(op.results, came, strict=False):
+            by_name[f"d{name}"] = gradient if name in ctx.results else None
+        wanted = [bool(need) and name not in op.indices for name, need in zip(op.arguments, needs, strict=True)]
+        results = backward_operator(*map(by_name.get, reads), *ctx.told, wanted, *ctx.options)
+        found: Mapping[str, Tensor] = dict(zip(made, results, strict=True))
+        return (
+            *(found[f"d{name}"] if want else None for name, want in zip(op.arguments, wanted, strict=True)),
+            *(None for _ in ctx.options),
+        )
+
+    name = f"retrograd::{op.name}"
+    forward_op = torch.library.custom_op(name, run, mutates_args=(), schema=f"({tensors}{options}) -> ({returned})")
+    backward_op = torch.library.custom_op(
+        f"{name}_backward",
+        run_backward,
+        mutates_args=(),
+        schema=f"({read}{shapes}, bool[] wanted{options}) -> ({gradients})",
+    )
+    forward_op.register_fake(fake)
+    backward_op.register_fake(fake_backward)
+    forward_op.register_autograd(backward, setup_context=setup_context)
+    backward_operator = getattr(torch.ops.retrograd, f"{op.name}_backward")
+    operator: Callable[..., tuple[Tensor, ...]] = getattr(torch.ops.retrograd, op.name)
+    return operator
+
+
+def _empty(like: Tensor, call: Call, names: Sequence[str]) -> tuple[Tensor, ...]:
+    there = {array.name: array for array in call.outputs}
+    return tuple(
+        like.new_empty(there[name].shape, dtype=DTYPES[there[name].dtype]) if name in there else _absent(like)
+        for name in names
+    )
+
+
+def _absent(like: Tensor) -> Tensor:
+    return like.new_empty((0,))
