@@ -26,12 +26,12 @@ from retrograd.bench.measure import GPU_CLOCK, Timing
 from retrograd.bench.peers import Peer
 from retrograd.bench.record import Record
 from retrograd.bench.results import append
-from retrograd.bench.run import gradients_like, leaves, own_function, results
-from retrograd.bench.selection import bench_cases, sets_for, thinned
+from retrograd.bench.run import gradients_like, own_function, results, wanted
+from retrograd.bench.selection import bench_cases, sets_for, sparse
 from retrograd.core.cases import Case
 from retrograd.core.room import Pass, Room
 from retrograd.ops.rooms import room
-from retrograd.testing.draw import draw
+from retrograd.testing.draw import draw, leaves
 
 ROUNDS = 5
 
@@ -52,7 +52,7 @@ def kernels_ms(run: Callable[[], Any]) -> float:
 def in_torch(op: Room, case: Case, sets: list[dict[str, torch.Tensor]]) -> dict[Pass, Callable[[], Any]]:
     function = own_function(op, case)
     made = [results(function, inputs) for inputs in sets]
-    given = [(y, list(x.values()), gradients_like(y, seed)) for seed, (y, x) in enumerate(zip(made, sets, strict=True))]
+    given = [(y, wanted(x), gradients_like(y, seed)) for seed, (y, x) in enumerate(zip(made, sets, strict=True))]
 
     def forward() -> list[Any]:
         with torch.no_grad():
@@ -69,7 +69,7 @@ def in_jax(op: Room, case: Case, sets: list[dict[str, torch.Tensor]]) -> dict[Pa
     shared = [{name: jax.dlpack.from_dlpack(x.detach()) for name, x in inputs.items()} for inputs in sets]
     forward = jax.jit(run_jax.in_order(function))
     backward = jax.jit(run_jax.in_order(run_jax.pull_back))
-    with_pulls = jax.jit(run_jax.in_order(partial(jax.vjp, function)))(shared)
+    with_pulls = jax.jit(run_jax.in_order(partial(run_jax.vjp, function)))(shared)
     pairs = [(pull, run_jax.gradients_like(made, seed)) for seed, (made, pull) in enumerate(with_pulls)]
     return {
         "fwd": lambda: jax.block_until_ready(forward(shared)),
@@ -79,9 +79,8 @@ def in_jax(op: Room, case: Case, sets: list[dict[str, torch.Tensor]]) -> dict[Pa
 
 def main() -> None:
     op, out = room(sys.argv[1]), Path(sys.argv[2])
-    cases = bench_cases(op, ("*",))
-    cases = [case for case in cases if case.name in thinned(op, cases)]
-    limits = measure(GPU_CLOCK, "cuda")
+    cases = sparse(op, bench_cases(op, ("*",)))
+    limits = measure(GPU_CLOCK, torch.device("cuda", torch.cuda.current_device()))
     stamped = stamp(torch.cuda.get_device_name())
     keep = partial(append, out)
     records = {"torch": Record(op, "torch", stamped, limits, keep, print)}

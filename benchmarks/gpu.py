@@ -1,17 +1,21 @@
-"""The GPU contract and the benchmarks of an op, in one go: `make gpu OP=rms_norm`.
+"""The GPU contract and the benchmarks of ops, in one go: `make gpu OP=rms_norm`.
 
 It needs what the kernels need and pytest; no command line package, no pandas. Every row is written as soon as it is
-measured. Where the contract is red the rows go to `<op>.red.jsonl`: a speed is never quoted for a kernel that is wrong.
+measured. Where an op's contract is red its rows go to `<op>.red.jsonl`: a speed is never quoted for a kernel that is
+wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -19,12 +23,15 @@ sys.path.insert(0, str(ROOT))
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("op")
+    parser.add_argument("ops", nargs="+", metavar="op")
     parser.add_argument("--results", type=Path, help="folder for the results; benchmarks/results/<gpu> by default")
-    parser.add_argument("--cases", help="patterns of case names, with commas; by default all, in jax one a width")
+    parser.add_argument("--cases", help="patterns of case names, with commas; by default all, in jax fewer")
     parser.add_argument("--peers", help="peers in torch, with commas; all by default")
     parser.add_argument("--no-tests", action="store_true", help="leave the contract out; the rows count as red")
-    parser.add_argument("--framework", choices=("torch", "jax"), help="only measure, in this one")
+    parser.add_argument("--contract", type=Path, help="contract.json of an earlier run of this commit, not a new run")
+    parser.add_argument("--no-bench", action="store_true", help="the contract alone")
+    parser.add_argument("--jobs", type=int, default=8, help="processes that share the GPU in the contract")
+    parser.add_argument("--framework", choices=("torch", "jax"), help="measure one op, in this one, and no more")
     parser.add_argument("--rows", help="file name of the rows; with --framework")
     arguments = parser.parse_args()
 
@@ -33,29 +40,75 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("gpu.py: PyTorch sees no GPU here", file=sys.stderr)
         return 2
-    from retrograd.bench.environment import folder_name
+    from retrograd.bench.environment import commit, folder_name
     from retrograd.ops.rooms import NAMES
 
-    if arguments.op not in NAMES:
-        print(f"gpu.py: op is {arguments.op!r}, expected one of {', '.join(NAMES)}", file=sys.stderr)
-        return 2
+    for op in arguments.ops:
+        if op not in NAMES:
+            print(f"gpu.py: op is {op!r}, expected one of {', '.join(NAMES)}", file=sys.stderr)
+            return 2
     folder = arguments.results or ROOT / "benchmarks" / "results" / folder_name(torch.cuda.get_device_name())
     folder = folder.resolve()
     if arguments.framework:
-        return measure(arguments, folder / (arguments.rows or f"{arguments.op}.jsonl"))
+        return measure(arguments, folder / (arguments.rows or f"{arguments.ops[0]}.jsonl"))
 
     folder.mkdir(parents=True, exist_ok=True)
-    # Most of the contract's time is the compiler's, so several processes share the GPU.
-    several = ["-n", "8"] if importlib.util.find_spec("xdist") else []
-    green = not arguments.no_tests and step("contract", [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *several])
-    rows = f"{arguments.op}{'' if green else '.red'}.jsonl"
-    (folder / rows).unlink(missing_ok=True)
+    if arguments.no_tests:
+        red = set(arguments.ops)
+    elif arguments.contract:
+        red = told_red(arguments.contract, arguments.ops)
+    else:
+        red = red_ops(arguments.ops, arguments.jobs)
+        verdict = {"commit": commit(), "green": [op for op in arguments.ops if op not in red]}
+        (folder / "contract.json").write_text(json.dumps(verdict) + "\n")
+    print(f"contract: red {', '.join(sorted(red)) or 'none'}", flush=True)
+    if arguments.no_bench:
+        return 1 if red else 0
     frameworks = ["torch", *(["jax"] if importlib.util.find_spec("jax") else [])]
-    again = [sys.executable, __file__, *sys.argv[1:], "--results", str(folder), "--rows", rows, "--framework"]
-    measured = [step(framework, [*again, framework]) for framework in frameworks]
-    draw(folder / rows)
-    print(f"rows: {folder / rows}", flush=True)
-    return 0 if green and all(measured) else 1
+    chosen = {"--cases": arguments.cases, "--peers": arguments.peers}
+    given = [word for name, value in chosen.items() if value for word in (name, value)]
+    rows = {op: folder / f"{op}{'.red' if op in red else ''}.jsonl" for op in arguments.ops}
+    for path in rows.values():
+        path.unlink(missing_ok=True)
+    measured = []
+    for framework in frameworks:
+        for op, path in rows.items():
+            alone = [sys.executable, __file__, op, "--results", str(folder), "--rows", path.name, *given]
+            measured.append(step(f"{op} in {framework}", [*alone, "--framework", framework]))
+    for path in rows.values():
+        draw(path)
+    print(f"rows: {', '.join(map(str, rows.values()))}", flush=True)
+    return 0 if not red and all(measured) else 1
+
+
+def red_ops(ops: list[str], jobs: int) -> set[str]:
+    """Run the contract of these ops; those that have failures, or all where a failure is no single op's."""
+    # Most of the contract's time is the compiler's, so several processes share the GPU.
+    several = ["-n", str(jobs)] if importlib.util.find_spec("xdist") else []
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        tests = ["-m", "gpu", "-k", " or ".join(ops), "-q", f"--junitxml={report}"]
+        if step("contract", [sys.executable, "-m", "pytest", *tests, *several]):
+            return set()
+        if not report.exists():
+            return set(ops)
+        failed = [
+            f"{case.get('classname')} {case.get('name')}"
+            for case in ElementTree.parse(report).iter("testcase")
+            if case.find("failure") is not None or case.find("error") is not None
+        ]
+    named = [{op for op in ops if op in name} for name in failed]
+    return set().union(*named) if named and all(named) else set(ops)
+
+
+def told_red(path: Path, ops: list[str]) -> set[str]:
+    """The ops that an earlier run of the contract, of the same commit, did not find green."""
+    from retrograd.bench.environment import commit
+
+    verdict = json.loads(path.read_text())
+    here = commit()
+    same = verdict["commit"] == here and here != "unknown"
+    return set(ops) - set(verdict["green"] if same else ())
 
 
 def step(name: str, command: list[str]) -> bool:
@@ -70,18 +123,17 @@ def step(name: str, command: list[str]) -> bool:
 def measure(arguments: argparse.Namespace, path: Path) -> int:
     """Measure in one framework; 1 if retrograd failed on a case."""
     from retrograd.bench.results import Row, Speeds, append, line
-    from retrograd.bench.selection import bench_cases, chosen_peers, thinned
+    from retrograd.bench.selection import bench_cases, chosen_peers, sparse
     from retrograd.ops.rooms import room
 
-    op = room(arguments.op)
+    op = room(arguments.ops[0])
     cases = bench_cases(op, arguments.cases.split(",") if arguments.cases else ("*",))
     framework = arguments.framework
     if framework == "jax":
         from retrograd.bench.run_jax import run
 
         if not arguments.cases:
-            few = thinned(op, cases)
-            cases = [case for case in cases if case.name in few]
+            cases = sparse(op, cases)
     else:
         from retrograd.bench.run import run
     names = arguments.peers.split(",") if arguments.peers and framework == "torch" else None
@@ -105,7 +157,10 @@ def draw(path: Path) -> None:
     from retrograd.bench.plot import draw
     from retrograd.bench.results import read
 
-    draw(read(path), path.with_suffix(".png"))
+    try:
+        draw(read(path), path.with_suffix(".png"))
+    except ValueError as error:
+        print(f"{path.name}: {error}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
 from retrograd.ops.rooms import rooms
 
 CASE = ("room", "case", "device")
 CPU: tuple[str, ...] = ("test",)
 SMALL: tuple[str, ...] = ("interpreter",)  # for what has nothing to do with the size of a case
 CUDA = ("test", "gpu")
+FEW = Room.stands_for_others
 
 
-def each_case(*extra: Any, cpu: tuple[str, ...] = CPU, cuda: tuple[str, ...] = CUDA) -> list[Any]:
-    """(room, case, device), and one of `extra`, if there are any: the cases with one of the tags of the device."""
+def each_case(
+    *extra: Any,
+    cpu: tuple[str, ...] = CPU,
+    cuda: tuple[str, ...] = CUDA,
+    only: Callable[[Room, Case], bool] = lambda room, case: True,
+    each: Callable[[Room, Case], Sequence[Any]] | None = None,
+) -> list[Any]:
+    """The cases with one of the tags of the device, as (room, case, device), and what the test needs beside.
+
+    Args:
+        extra: with each of these in turn, if there are any.
+        cpu: the tags on a CPU.
+        cuda: the tags on a GPU.
+        only: which of these cases.
+        each: gives the extra parameters of a case, where they depend on it.
+    """
     found = []
     for device, tags, marks in (("cpu", cpu, ()), ("cuda", cuda, (pytest.mark.gpu,))):
         for room in rooms():
-            for case in room.tagged(*tags):
-                for more in [(one,) for one in extra] if extra else [()]:
-                    name = "-".join(map(str, (room.name, case.name, device, *more)))
-                    found.append(pytest.param(room, case, device, *more, id=name, marks=marks))
+            for case in (case for case in room.tagged(*tags) if only(room, case)):
+                more = each(room, case) if each else extra
+                for given in [(one,) for one in more] if each or extra else [()]:
+                    name = "-".join(map(str, (room.name, case.name, device, *given)))
+                    found.append(pytest.param(room, case, device, *given, id=name, marks=marks))
     return found

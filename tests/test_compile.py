@@ -13,14 +13,22 @@ from retrograd.core.program import Launch, Program
 from retrograd.core.room import Room
 from retrograd.ops.rooms import rooms
 from retrograd.testing import programs
+from retrograd.testing.parts import is_packed
 from retrograd.testing.resources import resources
 
 pytestmark = pytest.mark.compile
 
 
+# Architectures -> tags of the cases whose binaries are built in every run; the others are `slow`. A room without
+# `strided` cases is built for the others by what it is timed on.
+QUICK = {"sm_90": {"test", "gpu", "bench"}, "gfx942": {"strided", "gpu", "bench"}}
+QUICK_ELSEWHERE = {"strided", "bench"}
+
+
 def each_binary() -> list[Any]:
     """(arch, program, launch): every binary that some case runs, once, under the name of the first such case."""
-    found: dict[Any, Any] = {}
+    found: dict[Any, tuple[str, Program, Launch, str]] = {}
+    quick = set()
     for name, arch in SUPPORTED.items():
         for room in rooms():
             for case in room.cases:
@@ -28,8 +36,13 @@ def each_binary() -> list[Any]:
                     binary = (name, programs.binary(program, launch))
                     if binary not in found:
                         label = f"{name}-{room.name}-{case.name}-{launch.kernel.__name__}-{len(found)}"
-                        found[binary] = pytest.param(name, program, launch, id=label)
-    return list(found.values())
+                        found[binary] = (name, program, launch, label)
+                    if case.tags & QUICK.get(name, QUICK_ELSEWHERE):
+                        quick.add(binary)
+    return [
+        pytest.param(*given, id=label, marks=() if binary in quick else pytest.mark.slow)
+        for binary, (*given, label) in found.items()
+    ]
 
 
 @pytest.mark.parametrize(("arch", "program", "launch"), each_binary())
@@ -46,8 +59,8 @@ def test_a_kernel_keeps_its_registers_and_its_shared_memory(arch: str, program: 
     [
         pytest.param(room, case, id=f"{room.name}-{case.name}")
         for room in rooms()
-        for case in room.tagged("test")
-        if len(case.inputs[room.arguments[0]].shape) > 1
+        for case in filter(room.stands_for_others, room.tagged("test"))
+        if len(case.inputs[room.arguments[0]].shape) > 1 and not is_packed(case)
     ],
 )
 def test_a_row_off_its_boundary_is_summed_in_the_same_order(room: Room, case: Case, arch: str) -> None:

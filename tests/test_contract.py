@@ -8,7 +8,8 @@ from parameters import CASE, SMALL, each_case
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.testing import contract
-from retrograd.testing.layouts import LAYOUTS
+from retrograd.testing.layouts import layouts_of
+from retrograd.testing.parts import is_packed
 
 
 @pytest.mark.parametrize(CASE, each_case())
@@ -26,6 +27,22 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(room: Room, case: Case, de
     contract.check_batch_invariance(room, case, device, seed)
 
 
-@pytest.mark.parametrize((*CASE, "layout"), each_case(*LAYOUTS, cpu=SMALL))
+@pytest.mark.parametrize(CASE, each_case(only=lambda room, case: is_packed(case)))
+def test_a_packed_sequence_has_the_same_bits_alone(room: Room, case: Case, device: str, seed: int) -> None:
+    contract.check_packed(room, case, device, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=contract.passes_state))
+def test_a_sequence_in_two_parts_has_the_results_of_the_whole(room: Room, case: Case, device: str, seed: int) -> None:
+    contract.check_state_passing(room, case, device, seed)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(CASE, each_case(cpu=(), only=lambda room, case: bool(room.structures)))
+def test_every_sequence_of_kernels_gives_the_same_bits(room: Room, case: Case, device: str, seed: int) -> None:
+    contract.check_structures(room, case, device, seed)
+
+
+@pytest.mark.parametrize((*CASE, "layout"), each_case(cpu=SMALL, each=layouts_of))
 def test_arrays_of_any_strides_are_taken(room: Room, case: Case, device: str, layout: str, seed: int) -> None:
     contract.check_layout(room, case, layout, device, seed)

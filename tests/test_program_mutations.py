@@ -27,7 +27,7 @@ def room(change: Callable[[Launch], Launch]) -> Room:
     def changed(case: Case, arch: Arch) -> tuple[Program, Program]:
         forward, backward = (
             replace(program, launches=tuple(change(launch) for launch in program.launches))
-            for program in ROOM.programs(case, arch)
+            for program in ROOM.programs(case, arch) or ()
         )
         return forward, backward
 
@@ -86,6 +86,6 @@ def test_a_sum_whose_order_depends_on_where_a_row_lies(monkeypatch: pytest.Monke
     sound: Any = programs.second_row
     programs.check_same_sums(ROOM, ROOM.case("looped"), ARCH)
     # Long rows are summed without a store that would fix their layout, so misaligned ones are summed otherwise.
-    monkeypatch.setattr(programs, "second_row", lambda room, array: replace(sound(room, array), aligned=False))
+    monkeypatch.setattr(programs, "second_row", lambda *given: replace(sound(*given), aligned=False))
     with pytest.raises(AssertionError, match="sums the second row as"):
         programs.check_same_sums(ROOM, ROOM.case("looped"), ARCH)

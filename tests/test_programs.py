@@ -9,7 +9,7 @@ from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.ops.rooms import rooms
 from retrograd.testing import programs
-from retrograd.testing.contract import batch_size
+from retrograd.testing.parts import batch_size, is_packed
 
 EVERY = [
     pytest.param(room, case, arch, id=f"{room.name}-{case.name}-{arch}")
@@ -18,13 +18,15 @@ EVERY = [
     for arch in SUPPORTED
 ]
 
+BATCHED = [p for p in EVERY if batch_size(*p.values[:2]) or is_packed(p.values[1])]  # type: ignore[arg-type]
+
 
 @pytest.mark.parametrize(("room", "case", "arch"), EVERY)
 def test_kernels_name_what_they_read_before_what_they_write(room: Room, case: Case, arch: str) -> None:
     programs.check_order(room, case, SUPPORTED[arch])
 
 
-@pytest.mark.parametrize(("room", "case", "arch"), [p for p in EVERY if batch_size(p.values[0], p.values[1])])  # type: ignore[arg-type]
+@pytest.mark.parametrize(("room", "case", "arch"), BATCHED)
 def test_the_number_of_rows_does_not_decide_the_binary(room: Room, case: Case, arch: str) -> None:
     for rows in (1, 2, 3, 16, 1021, 2**20):
         programs.check_same_binaries(room, case, SUPPORTED[arch], rows, 64)

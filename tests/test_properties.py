@@ -18,7 +18,7 @@ from retrograd.core.rows import collapse, dense
 from retrograd.ops.rooms import rooms
 from retrograd.testing import programs
 from retrograd.testing.budget import judge, measure, rounding
-from retrograd.testing.contract import batch_size
+from retrograd.testing.parts import batch_size, is_packed
 
 settings.register_profile("retrograd", deadline=None, database=None)
 settings.load_profile("retrograd")
@@ -27,7 +27,7 @@ CASES = [
     pytest.param(room, case, id=f"{room.name}-{case.name}")
     for room in rooms()
     for case in room.tagged("test")
-    if batch_size(room, case)
+    if batch_size(room, case) or is_packed(case)
 ]
 SHAPES = st.lists(st.integers(1, 5), min_size=0, max_size=4).map(tuple)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from parameters import CASE, each_case
+from parameters import CASE, FEW, SMALL, each_case
 
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.testing import integration
 
 
-@pytest.mark.parametrize(CASE, each_case())
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL))
 def test_the_registered_operator_gives_the_bits_of_the_direct_path(
     room: Room, case: Case, device: str, seed: int
 ) -> None:
@@ -18,7 +18,7 @@ def test_the_registered_operator_gives_the_bits_of_the_direct_path(
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize(CASE, each_case())
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=FEW))
 def test_it_compiles_without_a_graph_break_to_the_bits_of_eager(
     room: Room, case: Case, device: str, dynamic: bool, seed: int
 ) -> None:
@@ -27,31 +27,31 @@ def test_it_compiles_without_a_graph_break_to_the_bits_of_eager(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize(CASE, each_case())
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL))
 def test_inductor_gives_the_bits_of_eager(room: Room, case: Case, device: str, dynamic: bool, seed: int) -> None:
     integration.check_compile(room, case, device, seed, "inductor", dynamic)
 
 
-@pytest.mark.parametrize(CASE, each_case())
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=FEW))
 def test_autocast_changes_nothing(room: Room, case: Case, device: str, seed: int) -> None:
     integration.check_autocast(room, case, device, seed)
 
 
-@pytest.mark.parametrize(CASE, each_case())
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=FEW))
 def test_activation_checkpointing_gives_the_same_bits(room: Room, case: Case, device: str, seed: int) -> None:
     integration.check_checkpoint(room, case, device, seed)
 
 
-@pytest.mark.parametrize(CASE, each_case())
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL))
 def test_a_gradient_asked_for_alone_has_the_same_bits(room: Room, case: Case, device: str, seed: int) -> None:
     integration.check_subsets(room, case, device, seed)
 
 
-@pytest.mark.parametrize(CASE, each_case())
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL))
 def test_an_output_without_a_gradient_counts_as_zero(room: Room, case: Case, device: str, seed: int) -> None:
     integration.check_outputs_alone(room, case, device, seed)
 
 
-@pytest.mark.parametrize(CASE, each_case())
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=FEW))
 def test_differentiating_a_gradient_is_refused(room: Room, case: Case, device: str, seed: int) -> None:
     integration.check_double_backward(room, case, device, seed)

@@ -12,27 +12,32 @@ import torch
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.ops.rooms import rooms
-from retrograd.testing.draw import draw, options, outputs
+from retrograd.testing.draw import draw, leaves, options, outputs
 
 SMALL = [
     pytest.param(room, case, id=f"{room.name}-{case.name}") for room in rooms() for case in room.tagged("interpreter")
 ]
 
+DOUBLE = {"int32": "int32", "complex64": "complex128"}
+
 
 def in_float64(case: Case) -> Case:
-    """The case in float64."""
-    return replace(case, inputs={name: replace(tensor, dtype="float64") for name, tensor in case.inputs.items()})
+    """The case in float64 and complex128."""
+    inputs = {name: replace(t, dtype=DOUBLE.get(t.dtype, "float64")) for name, t in case.inputs.items()}
+    return replace(case, inputs=inputs)
 
 
 def gradcheck(function: Callable[..., Any], case: Case, seed: int) -> None:
     """Compare gradients along random directions with differences; all elements at once, so the size does not matter."""
     case = in_float64(case)
-    inputs = {name: tensor.requires_grad_() for name, tensor in draw(case, "cpu", seed).items()}
+    inputs = leaves(draw(case, "cpu", seed))
+    wanted = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
 
     def called(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return outputs(function, dict(zip(inputs, given, strict=True)), options(case, torch.float64))
+        tensors = inputs | dict(zip(wanted, given, strict=True))
+        return outputs(function, tensors, options(case, torch.float64))
 
-    assert torch.autograd.gradcheck(called, tuple(inputs.values()), fast_mode=True)
+    assert torch.autograd.gradcheck(called, tuple(wanted.values()), fast_mode=True)
 
 
 @pytest.mark.parametrize(("room", "case"), SMALL)

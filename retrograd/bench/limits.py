@@ -1,4 +1,4 @@
-"""The machine's limits, measured in the same run as what they limit: a large copy and a large matrix product."""
+"""The machine's limits, measured in the same run as what they limit: a copy, a matrix product, exponentials."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from typing import Literal
 
 import torch
 
+from retrograd.core.program import Array, Launch, Program
+from retrograd.core.torch_launch import arch_of, prepare
+
 from .measure import Clock
 
 Bound = Literal["bytes", "flops", "exp"]
 
 COPY_BYTES = 2**30
 MATMUL_SIZE = 8192
+EXPS = 2**32
+EXP_TILE = 2048  # exponentials that a program has in flight: 8 a thread
+EXP_ROUNDS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +29,17 @@ class Limits:
     Attributes:
         copy: bytes a second, read plus written.
         matmul: bf16 floating-point operations a second.
+        exp: fp32 exponentials a second.
     """
 
     copy: float
     matmul: float
+    exp: float
 
     @classmethod
-    def timed(cls, copy_ms: float, matmul_ms: float) -> Limits:
-        """From the times of a copy of COPY_BYTES and of a product of two MATMUL_SIZE matrices."""
-        return cls(2 * COPY_BYTES / copy_ms * 1e3, 2 * MATMUL_SIZE**3 / matmul_ms * 1e3)
+    def timed(cls, copy_ms: float, matmul_ms: float, exp_ms: float) -> Limits:
+        """From the times of a copy of COPY_BYTES, of a product of two MATMUL_SIZE matrices and of EXPS exponentials."""
+        return cls(2 * COPY_BYTES / copy_ms * 1e3, 2 * MATMUL_SIZE**3 / matmul_ms * 1e3, EXPS / exp_ms * 1e3)
 
     @property
     def copy_ms(self) -> float:
@@ -43,18 +51,42 @@ class Limits:
         """The time of the product that was measured."""
         return 2 * MATMUL_SIZE**3 / self.matmul * 1e3
 
-    def of(self, bytes_moved: float, flops: float) -> tuple[float, Bound]:
+    @property
+    def exp_ms(self) -> float:
+        """The time of the exponentials that were measured."""
+        return EXPS / self.exp * 1e3
+
+    def of(self, bytes_moved: float, flops: float, exps: float = 0.0) -> tuple[float, Bound]:
         """The least time in milliseconds for a call that moves so many bytes and does so many operations, and why."""
-        times: dict[Bound, float] = {"bytes": bytes_moved / self.copy * 1e3, "flops": flops / self.matmul * 1e3}
+        times: dict[Bound, float] = {
+            "bytes": bytes_moved / self.copy * 1e3,
+            "flops": flops / self.matmul * 1e3,
+            "exp": exps / self.exp * 1e3,
+        }
         bound = max(times, key=lambda name: times[name])
         return times[bound], bound
 
 
-def measure(clock: Clock, device: str) -> Limits:
+def measure(clock: Clock, device: torch.device) -> Limits:
     """Measure them with PyTorch, on random data: on zeros a GPU draws less power and runs faster."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device).random_()
     copy = partial(torch.empty_like(source).copy_, source)
     a, b = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, dtype=torch.bfloat16, device=device) for _ in range(2))
     product = partial(torch.matmul, a, b)
+    arch = arch_of(device)
+    if arch is None:
+        raise RuntimeError(f"no kernel runs on {device}")
+    exponentials = partial(prepare(exp_program(), ("start",), ("out",), arch, device), [torch.zeros(1, device=device)])
     # Not in a graph: a copy becomes a node of its own kind there, which was seen to run at two thirds of the speed.
-    return Limits.timed(clock.events_ms(copy), clock.device([product, product]).ms)
+    return Limits.timed(clock.events_ms(copy), *(clock.device([call, call]).ms for call in (product, exponentials)))
+
+
+def exp_program() -> Program:
+    """EXPS exponentials in registers, for either framework."""
+    from .exp_kernel import exponentials
+
+    programs = EXPS // (EXP_TILE * EXP_ROUNDS)
+    start, out = Array("start", (1,), "float32"), Array("out", (programs,), "float32")
+    pointers = {"start_ptr": "start", "out_ptr": "out"}
+    launch = Launch(exponentials, programs, pointers, constants={"TILE": EXP_TILE, "ROUNDS": EXP_ROUNDS}, num_warps=8)
+    return Program((start,), (out,), (), (launch,))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from retrograd.core.cases import Case
 
-from .peers import Function, NotApplicableError, Peer
+from .peers import Function, Native, NotApplicableError, Peer
 from .record import Record
 from .selection import thinned, tiny
 
@@ -29,7 +29,7 @@ def time_cases(
     cases: Sequence[Case],
     implementations: Sequence[Peer],
     begin: Callable[[Case], Work],
-    host_times: Callable[[Function, Case], HostTimes],
+    host_times: Callable[[Function | Native, Case], HostTimes],
 ) -> list[str]:
     """Time every implementation on every case.
 
@@ -66,7 +66,9 @@ def time_cases(
     return failed
 
 
-def host(record: Record, case: Case, peer: Peer, host_times: Callable[[Function, Case], HostTimes]) -> HostTimes:
+def host(
+    record: Record, case: Case, peer: Peer, host_times: Callable[[Function | Native, Case], HostTimes]
+) -> HostTimes:
     """The host's times, with rows of their own; none where a peer cannot do so small a case."""
     function = peer.build(case)
     try:
@@ -78,8 +80,16 @@ def host(record: Record, case: Case, peer: Peer, host_times: Callable[[Function,
     return times
 
 
-def check_agreement(differences: Sequence[float]) -> None:
-    """Raise NotApplicableError where a result is too far from retrograd's."""
-    for place, difference in enumerate(differences):
-        if not difference <= DISAGREEMENT:  # so that NaN does not pass
-            raise NotApplicableError(f"its result {place} is {difference:.1g} away from retrograd's, relative")
+class Expected:
+    """What retrograd made of a case's first set of inputs; the others' results have to be near it."""
+
+    def __init__(self) -> None:
+        self.results: dict[str, Sequence[Any]] = {}
+
+    def check(self, what: str, found: Sequence[Any], difference: Callable[[Any, Any], float]) -> None:
+        """Keep the first results of a kind; raise NotApplicableError where later ones are too far from them."""
+        expected = self.results.setdefault(what, found)
+        for place, (a, b) in enumerate(zip(found, expected, strict=True)):
+            distance = difference(a, b)
+            if not distance <= DISAGREEMENT:  # so that NaN does not pass
+                raise NotApplicableError(f"its {what} {place} is {distance:.1g} away from retrograd's, relative")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # retrograd stands out; the peers take the rest in the order in which the file has them. Safe for colour-blind eyes.
-OWN = ("#d1495b", "o")
+OWN = {"retrograd": ("#d1495b", "o"), "retrograd (jax)": ("#e8a0aa", "o")}
 PEERS = (("#30638e", "s"), ("#00798c", "^"), ("#8d96a3", "D"), ("#edae49", "v"), ("#7b5ea7", "P"), ("#4f772d", "X"))
 PASSES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward and backward"}
 MOST_COLUMNS = 6
 FEWEST_POINTS = 3  # of a line; what has fewer sizes is drawn as bars
+WIDE = 20  # speeds of a panel that lie further apart, as a factor, are drawn on a logarithmic axis
+LIMIT_NAMES = {"bytes": "copy", "flops": "matrix product", "exp": "exponentials"}
+PERCENT = "% of limit"
+BOTH = "both"  # frameworks in one picture; those of JAX say so in their names
+LEGEND_INCHES = 1.7  # of one entry
 
 
 @dataclass(frozen=True)
@@ -45,14 +50,17 @@ def draw(rows: Sequence[Row], path: Path, framework: str | None = None) -> None:
     Args:
         rows: of one results file.
         path: where the picture goes.
-        framework: `torch` or `jax`; the first row's by default.
+        framework: `torch`, `jax` or `both`; the first row's by default.
 
     Raises:
         ValueError: there is nothing to draw.
     """
     timed = [row for row in rows if row.op != LIMITS and row.fraction is not None]
-    timed = [row for row in timed if row.framework == (framework or timed[0].framework)]
+    timed = [row for row in timed if framework == BOTH or row.framework == (framework or timed[0].framework)]
     timed = [row for row in latest(timed) if row.gpu == timed[-1].gpu]
+    frameworks = " and ".join(dict.fromkeys(row.framework for row in timed))
+    if framework == BOTH:
+        timed = [replace(row, impl=f"{row.impl} (jax)") if row.framework == "jax" else row for row in timed]
     if not timed:
         raise ValueError(f"no timed row{f' of {framework}' if framework else ''} to draw")
     speeds = Speeds(rows)
@@ -68,24 +76,26 @@ def draw(rows: Sequence[Row], path: Path, framework: str | None = None) -> None:
             draw_pass(part, [row for row in timed if row.pass_ == name], speeds, styles)
             part.suptitle(PASSES[name], x=0.01, ha="left", fontweight="bold")
         first = timed[0]
+        dtypes = ", ".join(dict.fromkeys(row.dtype for row in timed))
         installed = {name: version for row in timed for name, version in row.versions.items()}
         versions = ", ".join(f"{name} {version}" for name, version in installed.items())
         figure.suptitle(
-            f"{first.op} on {first.gpu}, {first.dtype}, {first.framework}: cold L2, higher is better\n"
+            f"{first.op} on {first.gpu}, {dtypes}, {frameworks}: cold L2, higher is better\n"
             f"{versions}, commit {first.commit}, {first.date[:10]}",
         )
         handles = [
             parts[0, 0].axes[0].plot([], [], color=c, marker=m, label=impl)[0] for impl, (c, m) in styles.items()
         ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(styles), frameon=False)
+        columns = min(len(styles), int(figure.get_figwidth() / LEGEND_INCHES))
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
         figure.savefig(path)
 
 
 def styles_of(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
     """Colour and marker of each impl."""
     impls = dict.fromkeys(row.impl for row in rows)
-    others = [impl for impl in impls if impl != "retrograd"]
-    found = {"retrograd": OWN} if "retrograd" in impls else {}
+    others = [impl for impl in impls if impl not in OWN]
+    found = {impl: style for impl, style in OWN.items() if impl in impls}
     return found | {impl: PEERS[place % len(PEERS)] for place, impl in enumerate(others)}
 
 
@@ -118,41 +128,51 @@ def height(rows: Sequence[Row], name: str) -> float:
 def width(rows: Sequence[Row]) -> float:
     """Inches for all panels side by side, and for all groups of bars."""
     lines, rest = split(rows)
-    return max(7.0, 2.3 * min(MOST_COLUMNS, len(lines)), 1.2 * len({row.case for row in rest}))
+    bars = len({(row.case, row.impl) for row in rest})
+    return max(7.0, 2.3 * min(MOST_COLUMNS, len(lines)), 1.2 * len({row.case for row in rest}), 0.3 * bars)
 
 
 def draw_pass(part: SubFigure, rows: Sequence[Row], speeds: Speeds, styles: dict[str, tuple[str, str]]) -> None:
-    """The panels of a pass, and the bars below them; those of one unit share the vertical axis."""
+    """The panels of a pass, and the bars below them; those of one unit and scale share the vertical axis."""
     lines, rest = split(rows)
-    shared: dict[str, Axes] = {}
+    shared: dict[tuple[str, bool], Axes] = {}
 
-    def add(cell: Any, own: Sequence[Row]) -> Axes:
-        speed = speeds.of(own[-1])
-        unit = speed[1] if speed else ""
-        axes = part.add_subplot(cell, sharey=shared.get(unit))
-        shared.setdefault(unit, axes)
+    def add(cell: Any, unit: str, wide: bool) -> Axes:
+        axes = part.add_subplot(cell, sharey=shared.get((unit, wide)))
+        shared.setdefault((unit, wide), axes)
         return axes
 
     columns = max(1, min(MOST_COLUMNS, len(lines)))
     line_rows = ceil(len(lines) / columns)
     grid = part.add_gridspec(line_rows + bool(rest), columns)
     for place, (panel, own) in enumerate(lines.items()):
-        axes = add(grid[place // columns, place % columns], own)
-        draw_lines(axes, own, speeds, styles)
+        unit, heights = rates(own, speeds)
+        wide = max(heights) > WIDE * min(heights)
+        axes = add(grid[place // columns, place % columns], unit, wide)
+        draw_lines(axes, own, heights, styles)
         axes.set_title(panel.title)
-        label(axes, own, speeds, names_unit=place % columns == 0)
+        label(axes, own, speeds, unit, min(heights) if wide else None, names_unit=place % columns == 0)
     if rest:
-        axes = add(grid[line_rows, :], rest)
-        draw_bars(axes, rest, speeds, styles)
-        label(axes, rest, speeds, names_unit=True)
+        unit, heights = rates(rest, speeds)
+        axes = add(grid[line_rows, :], unit, False)
+        draw_bars(axes, rest, heights, styles)
+        label(axes, rest, speeds, unit, None, names_unit=True)
 
 
-def draw_lines(axes: Axes, rows: Sequence[Row], speeds: Speeds, styles: dict[str, tuple[str, str]]) -> None:
+def rates(rows: Sequence[Row], speeds: Speeds) -> tuple[str, list[float]]:
+    """The speed of each row in the unit that they have in common; the share of the limit where they have none."""
+    found = [speed for row in rows if (speed := speeds.of(row))]
+    if len(units := {unit for _, unit in found}) == 1:
+        return units.pop(), [value for value, _ in found]
+    return PERCENT, [100 * (row.fraction or 0) for row in rows]
+
+
+def draw_lines(axes: Axes, rows: Sequence[Row], heights: Sequence[float], styles: dict[str, tuple[str, str]]) -> None:
     """Speed against size, a line for each impl; ours above the others."""
     size = size_letter(list(rows[0].shape)) or next(iter(rows[0].shape))
     for impl, (colour, marker) in styles.items():
-        points = sorted((row.shape[size], speed[0]) for row in rows if row.impl == impl if (speed := speeds.of(row)))
-        own = impl == "retrograd"
+        points = sorted((row.shape[size], y) for row, y in zip(rows, heights, strict=True) if row.impl == impl)
+        own = impl in OWN
         if points:
             axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=5 if own else 4,
                       linewidth=2.2 if own else 1.2, zorder=3 if own else 2)  # fmt: skip
@@ -163,42 +183,64 @@ def draw_lines(axes: Axes, rows: Sequence[Row], speeds: Speeds, styles: dict[str
     axes.set_xlabel(size)
 
 
-def draw_bars(axes: Axes, rows: Sequence[Row], speeds: Speeds, styles: dict[str, tuple[str, str]]) -> None:
-    """A group of bars for each case, in the order of the legend."""
+def draw_bars(axes: Axes, rows: Sequence[Row], heights: Sequence[float], styles: dict[str, tuple[str, str]]) -> None:
+    """A group of bars for each case, in the order of the legend, each with its time above it."""
     cases = {row.case: row for row in rows}
+    several = len({row.dtype for row in rows}) > 1
     width = 0.8 / len(styles)
     for place, case in enumerate(cases):
-        heights = {row.impl: speed[0] for row in rows if row.case == case if (speed := speeds.of(row))}
-        there = [impl for impl in styles if impl in heights]
+        bars = {row.impl: (y, row) for row, y in zip(rows, heights, strict=True) if row.case == case}
+        there = [impl for impl in styles if impl in bars]
         for rank, impl in enumerate(there):
             middle = place + (rank - (len(there) - 1) / 2) * width
-            axes.bar(middle, heights[impl], width * 0.92, color=styles[impl][0], zorder=2)
-    axes.set_xticks(range(len(cases)), [bar_label(row) for row in cases.values()])
+            y, row = bars[impl]
+            axes.bar(middle, y, width * 0.92, color=styles[impl][0], zorder=2)
+            time = milliseconds(row.device_ms or 0)
+            axes.annotate(time, (middle, y), xytext=(0, 1.5), textcoords="offset points", ha="center", fontsize=6,
+                          color="#444444")  # fmt: skip
+    axes.set_xticks(range(len(cases)), [bar_label(row, several) for row in cases.values()])
     axes.set_xlim(-0.6, len(cases) - 0.4)
     axes.tick_params(axis="x", length=0)
+    axes.annotate("above each bar: ms", (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=7.5,
+                  color="#444444")  # fmt: skip
 
 
-def bar_label(row: Row) -> str:
-    """The kind of a case and its letters, on two lines."""
+def bar_label(row: Row, names_dtype: bool = False) -> str:
+    """The kind of a case, its letters, two of them on a line, and its dtype where the picture holds several."""
     kind = next(iter(panels_of([row]))).kind
-    return f"{kind}\n" * bool(kind) + "  ".join(f"{name} {short(value)}" for name, value in row.shape.items())
+    letters = [f"{name} {short(value)}" for name, value in row.shape.items()]
+    lines = ["  ".join(letters[start : start + 2]) for start in range(0, len(letters), 2)]
+    return "\n".join([*([kind] if kind else []), *lines, *([row.dtype] if names_dtype else [])])
 
 
-def label(axes: Axes, rows: Sequence[Row], speeds: Speeds, names_unit: bool) -> None:
-    """The limit's line, the unit and the grid."""
-    speed, limit = speeds.of(rows[-1]), speeds.limit(rows[-1])
+def label(axes: Axes, rows: Sequence[Row], speeds: Speeds, unit: str, lowest: float | None, names_unit: bool) -> None:
+    """The limit's line, the unit and the grid; a logarithmic axis down to the lowest speed, where one is given."""
+    limit = speeds.limit(rows[0]) if unit != PERCENT else None
     top = limit[0] if limit else 100.0
     axes.axhline(top, color="#444444", linestyle="--", linewidth=1, zorder=1)
-    axes.set_ylim(0, 1.12 * top)
+    if lowest is None:
+        axes.set_ylim(0, 1.12 * top)
+    else:
+        axes.set_yscale("log")
+        axes.set_ylim(0.7 * lowest, 1.5 * top)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
     axes.set_axisbelow(True)
-    if names_unit and speed:
-        axes.set_ylabel(speed[1])
-        name = {"bytes": "copy", "flops": "matrix product"}.get(rows[-1].bound or "", "limit") if limit else "limit"
-        axes.annotate(f"{name}: {top:,.0f} {speed[1]}", (0.02, top), xycoords=("axes fraction", "data"),
-                      xytext=(0, 2), textcoords="offset points", fontsize=7.5, color="#444444")  # fmt: skip
+    if names_unit:
+        axes.set_ylabel(unit)
+        names = " or ".join(dict.fromkeys(LIMIT_NAMES.get(row.bound or "", "limit") for row in rows))
+        text = f"{names}: {top:,.0f} {unit}" if limit else f"limit: {names}"
+        axes.annotate(text, (0.02, top), xycoords=("axes fraction", "data"), xytext=(0, 2), textcoords="offset points",
+                      fontsize=7.5, color="#444444")  # fmt: skip
+
+
+def milliseconds(value: float) -> str:
+    """A time in few digits."""
+    return f"{value:.3g}" if value >= 0.1 else f"{value:.2g}"
 
 
 def short(value: int) -> str:
     """4096 as 4K."""
-    return f"{value // 1024}K" if value >= 1024 and value % 1024 == 0 else str(value)
+    for unit, letter in ((2**20, "M"), (2**10, "K")):
+        if value >= unit and value % unit == 0:
+            return f"{value // unit}{letter}"
+    return str(value)

@@ -10,13 +10,13 @@ from retrograd.core.cases import Case
 from retrograd.core.room import Pass, Room
 
 from .environment import Stamp, versions
-from .limits import COPY_BYTES, MATMUL_SIZE, Limits
+from .limits import COPY_BYTES, EXPS, MATMUL_SIZE, Limits
 from .measure import How, Timing
 from .peers import Peer
 from .results import LIMITS, Row
 
 COMMON = {"torch": ("torch", "triton"), "jax": ("jax", "jaxlib", "triton")}
-# Who measures the limits, and how the copy and the product are timed.
+# Who measures the limits, and how the copy and the others are timed.
 LIMITS_BY: dict[str, tuple[str, How, How]] = {"torch": ("torch", "events", "graph"), "jax": ("xla", "wall", "wall")}
 
 
@@ -43,17 +43,19 @@ class Record:
 
     def add_limits(self) -> None:
         """The rows of the limits, which come first."""
-        impl, copied, multiplied = LIMITS_BY[self.framework]
+        impl, copied, computed = LIMITS_BY[self.framework]
         size = MATMUL_SIZE
         for case, shape, dtype, ms, bound, how in (
             ("copy", {"bytes": COPY_BYTES}, "uint8", self.limits.copy_ms, "bytes", copied),
-            ("matmul", {"M": size, "N": size, "K": size}, "bfloat16", self.limits.matmul_ms, "flops", multiplied),
+            ("matmul", {"M": size, "N": size, "K": size}, "bfloat16", self.limits.matmul_ms, "flops", computed),
+            ("exp", {"N": EXPS}, "float32", self.limits.exp_ms, "exp", computed),
         ):
             self._add(LIMITS, case, shape, dtype, "fwd", impl, None, Timing(ms, how), None, (ms, bound))
 
     def add(self, case: Case, which: Pass, peer: Peer, timing: Timing, host_us: float | None) -> None:
         """A pass of a case, timed."""
-        limit = self.limits.of(self.room.bytes_moved(case, which), self.room.flops(case, which))
+        exps = self.room.exps(case, which) if self.room.exps else 0
+        limit = self.limits.of(self.room.bytes_moved(case, which), self.room.flops(case, which), exps)
         self._add_case(case, which, peer, timing, host_us, limit)
 
     def add_host(self, case: Case, peer: Peer, host_us: Mapping[str, float]) -> None:

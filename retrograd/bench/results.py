@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LIMITS = "limits"  # the op of the rows that hold a run's limits
+# By bound: the case of the limit's row, the unit of a rate, and what turns an amount a millisecond into it.
+RATES = {"bytes": ("copy", "GB/s", 1e-6), "flops": ("matmul", "TFLOP/s", 1e-9), "exp": ("exp", "Gexp/s", 1e-6)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +114,11 @@ class Speeds:
 
     def limit(self, row: Row) -> tuple[float, str] | None:
         """The rate of the row's limit and its unit, or None where the file does not hold it."""
-        case, unit, per_ms = ("copy", "GB/s", 1e-6) if row.bound == "bytes" else ("matmul", "TFLOP/s", 1e-9)
+        case, unit, per_ms = RATES.get(row.bound or "", ("", "", 0.0))
         measured = self.limits.get((case, row.framework, row.gpu, row.date))
-        if row.bound not in ("bytes", "flops") or measured is None or not measured.device_ms:
+        if measured is None or not measured.device_ms:
             return None
-        shape = measured.shape
-        work = 2 * shape["bytes"] if case == "copy" else 2 * shape["M"] * shape["N"] * shape["K"]
+        work = {"copy": 2, "matmul": 2, "exp": 1}[case] * prod(measured.shape.values())
         return work / measured.device_ms * per_ms, unit
 
     def of(self, row: Row) -> tuple[float, str] | None:

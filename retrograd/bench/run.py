@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
-from retrograd.testing.draw import Arrays, draw, normal, options, outputs
+from retrograd.testing.draw import Arrays, differentiable, draw, leaves, normal_as, options, outputs
 
 from .environment import stamp
 from .limits import measure
-from .loop import HostTimes, check_agreement
+from .loop import Expected, HostTimes
 from .loop import time_cases as loop_over
 from .measure import GPU_CLOCK, Clock
-from .peers import Function, Peer
+from .peers import Function, Native, Peer, native
 from .record import Record
 from .results import Row
 from .selection import sets_for
@@ -45,7 +45,7 @@ def run(
     """
     # A backward pass runs on the stream of its forward pass, and a CUDA graph cannot hold the default stream.
     with torch.cuda.stream(torch.cuda.Stream()):
-        limits = measure(GPU_CLOCK, "cuda")
+        limits = measure(GPU_CLOCK, torch.device("cuda", torch.cuda.current_device()))
         record = Record(room, "torch", stamp(torch.cuda.get_device_name()), limits, emit, note)
         return time_cases(record, cases, peers, GPU_CLOCK, "cuda")
 
@@ -71,45 +71,70 @@ class Work:
         self.record, self.case, self.clock = record, case, clock
         self.sets = [leaves(draw(case, device, seed)) for seed in range(sets_for(record.room, case))]
         self.gradients: list[list[Tensor]] = []  # for each set, of the outputs
-        self.expected: list[Tensor] = []  # what retrograd made of the first set
+        self.expected = Expected()
 
     def time(self, peer: Peer, host_us: HostTimes) -> None:
-        """Time one implementation, and add its rows."""
-        function = peer.build(self.case)
-        made = [results(function, inputs) for inputs in self.sets]
-        if not self.gradients or form(self.gradients[0]) != form(made[0]):
-            self.gradients = [gradients_like(set_made, seed) for seed, set_made in enumerate(made)]
-        backward = [
-            partial(torch.autograd.grad, *given, retain_graph=True)
-            for given in zip(made, (list(inputs.values()) for inputs in self.sets), self.gradients, strict=True)
-        ]
-        found = [*(output.detach() for output in made[0]), *backward[0]()]
-        self.expected = self.expected or found
-        check_agreement([difference(a, b) for a, b in zip(found, self.expected, strict=True)])
-        backward_timing = self.clock.device(backward)
-        del made, backward, found
+        """Time one implementation, and add its rows; its forward pass has one even if the backward pass fails."""
+        built = native(peer.build(self.case))
+        sets = [own_inputs(built, inputs) for inputs in self.sets]
         with torch.no_grad():
-            forward_timing = self.clock.device([partial(function, inputs) for inputs in self.sets])
-        self.record.add(self.case, "fwd", peer, forward_timing, host_us.get("fwd"))
-        self.record.add(self.case, "bwd", peer, backward_timing, host_us.get("bwd"))
+            first = built.restore(results(built.call, sets[0]))
+            self.expected.check("output", first, difference)
+            if not self.gradients:
+                self.gradients = [gradients_like(first, seed) for seed in range(len(sets))]
+            del first
+            timing = self.clock.device([partial(built.call, inputs) for inputs in sets])
+        self.record.add(self.case, "fwd", peer, timing, host_us.get("fwd"))
+        made = [results(built.call, inputs) for inputs in sets]
+        backward = [
+            partial(torch.autograd.grad, y, wanted(x), own_gradients(built, y, came), retain_graph=True)
+            for y, x, came in zip(made, sets, self.gradients, strict=True)
+        ]
+        del made
+        self.expected.check("gradient", case_gradients(built, self.sets[0], backward[0]()), difference)
+        self.record.add(self.case, "bwd", peer, self.clock.device(backward), host_us.get("bwd"))
 
 
-def host_times(clock: Clock, device: str, function: Function, case: Case) -> HostTimes:
+def own_inputs(built: Native, inputs: Arrays) -> Arrays:
+    """A peer's inputs; those of the case itself where it takes them as they are."""
+    if built.prepare is dict:
+        return inputs
+    with torch.no_grad():
+        return leaves({name: tensor.detach() for name, tensor in built.prepare(inputs).items()})
+
+
+def own_gradients(built: Native, made: Sequence[Tensor], came: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of a peer's outputs, from those of the case's outputs; dense."""
+    if built.restore is list:
+        return list(came)
+    given = [output.detach().requires_grad_() for output in made]
+    return [g.contiguous() for g in torch.autograd.grad(list(built.restore(given)), given, came)]
+
+
+def case_gradients(built: Native, inputs: Arrays, found: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of the case's inputs, from those of a peer's inputs."""
+    if built.prepare is dict:
+        return list(found)
+    return list(torch.autograd.grad(wanted(built.prepare(inputs)), wanted(inputs), found))
+
+
+def host_times(clock: Clock, device: str, function: Function | Native, case: Case) -> HostTimes:
     """The host's time in a forward call, a backward call and both."""
-    inputs = leaves(draw(case, device, 0))
-    wanted = list(inputs.values())
-    made = results(function, inputs)
+    call = native(function).call
+    inputs = own_inputs(native(function), leaves(draw(case, device, 0)))
+    asked = wanted(inputs)
+    made = results(call, inputs)
     gradients = gradients_like(made, 0)
     return {
-        "fwd": clock.host_us(lambda: function(inputs)),
-        "bwd": clock.host_us(lambda: torch.autograd.grad(made, wanted, gradients, retain_graph=True)),
-        "fwd+bwd": clock.host_us(lambda: torch.autograd.grad(results(function, inputs), wanted, gradients)),
+        "fwd": clock.host_us(lambda: call(inputs)),
+        "bwd": clock.host_us(lambda: torch.autograd.grad(made, asked, gradients, retain_graph=True)),
+        "fwd+bwd": clock.host_us(lambda: torch.autograd.grad(results(call, inputs), asked, gradients)),
     }
 
 
-def leaves(inputs: Arrays) -> Arrays:
-    """Inputs that gradients are taken with respect to."""
-    return {name: tensor.requires_grad_() for name, tensor in inputs.items()}
+def wanted(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """The inputs that have gradients."""
+    return [tensor for tensor in inputs.values() if differentiable(tensor)]
 
 
 def results(function: Function, inputs: Arrays) -> list[Tensor]:
@@ -121,15 +146,11 @@ def results(function: Function, inputs: Arrays) -> list[Tensor]:
 def gradients_like(made: Sequence[Tensor], seed: int) -> list[Tensor]:
     """A gradient for each output, of its shape and dtype; another stream than that of `draw` with the same seed."""
     generator = torch.Generator(made[0].device).manual_seed(2**31 + seed)  # a CPU generator reads 32 bits of a seed
-    return [normal(output.shape, generator).to(output.dtype) for output in made]
-
-
-def form(tensors: Sequence[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
-    """Shapes and dtypes."""
-    return [(tensor.shape, tensor.dtype) for tensor in tensors]
+    return [normal_as(output.shape, output.dtype, generator) for output in made]
 
 
 def difference(a: Tensor, b: Tensor) -> float:
     """The distance of a from b, relative."""
-    b = b.float()
-    return float(torch.linalg.vector_norm(a.float() - b) / torch.linalg.vector_norm(b))
+    kind = torch.complex64 if b.is_complex() else torch.float32
+    b = b.to(kind)
+    return float(torch.linalg.vector_norm(a.to(kind) - b) / torch.linalg.vector_norm(b))

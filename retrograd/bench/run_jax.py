@@ -16,16 +16,18 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import jax
 import jax.numpy as jnp
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.core.cases import Case, Law, Tensor
+from retrograd.core.room import Pass, Room
+from retrograd.core.xla_launch import arch_of_jax
+from retrograd.core.xla_launch import run as launch
 from retrograd.testing.jax_call import outputs
 
 from .environment import stamp
-from .limits import COPY_BYTES, MATMUL_SIZE, Limits
-from .loop import HostTimes, check_agreement
+from .limits import COPY_BYTES, MATMUL_SIZE, Limits, exp_program
+from .loop import Expected, HostTimes
 from .loop import time_cases as loop_over
 from .measure import Timing
-from .peers import Function, Peer
+from .peers import Function, Native, Peer, native
 from .record import Record
 from .results import Row
 from .selection import sets_for
@@ -34,26 +36,33 @@ Arrays = dict[str, jax.Array]
 
 # One compiled function holds a call for each set, so more sets take longer to compile; so many keep the L2 cold still.
 MOST_SETS = 32
-# Runs of the function that are queued together, and how often the whole is timed.
+# Sets of so many bytes are given one to a call, which compiles sooner: the device then works longer on a call than the
+# host needs to send it off.
+APART_BYTES = 2**28
+# Runs over all sets that are queued together, and how often the whole is timed.
 QUEUED = 8
 REPEATS = 5
+# A run over all sets that takes longer is not queued, so that a slow peer costs seconds and not minutes.
+LONG_S = 0.05
 
 
 def device_ms(call: Callable[[], Any]) -> float:
-    """Median time of a call of a jitted function by the wall clock, in milliseconds.
+    """Median time of calls of jitted functions by the wall clock, in milliseconds.
 
     QUEUED calls are sent off without waiting, so the host's work hides behind the device's but for the first.
     """
     for _ in range(2):
-        jax.block_until_ready(call())
-    times = []
-    for _ in range(REPEATS):
         start = time.perf_counter()
-        for _ in range(QUEUED):
+        jax.block_until_ready(call())
+    queued, repeats = (1, 2) if time.perf_counter() - start > LONG_S else (QUEUED, REPEATS)
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(queued):
             result = call()
         jax.block_until_ready(result)
         times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e3 / QUEUED
+    return statistics.median(times) * 1e3 / queued
 
 
 def host_us(call: Callable[[], Any], repeats: int = 200) -> float:
@@ -89,11 +98,18 @@ def run(
 
 
 def measure_limits(clock: Clock) -> Limits:
-    """The machine's limits, as XLA reaches them. x + 1 moves what a copy moves; a plain copy XLA would leave out."""
+    """The machine's limits, as XLA reaches them. x + 1 moves what a copy moves; a plain copy XLA would leave out.
+
+    The exponentials are the kernel that PyTorch runs too.
+    """
+    arch = arch_of_jax()
+    if arch is None:
+        raise RuntimeError("jax launches no Triton kernels here")
     source = normal((COPY_BYTES // 4,), "float32", 0)
     copy = partial(jax.jit(lambda x: x + 1), source)
     product = partial(jax.jit(jnp.matmul), *(normal((MATMUL_SIZE, MATMUL_SIZE), "bfloat16", seed) for seed in range(2)))
-    return Limits.timed(clock.device_ms(copy), clock.device_ms(product))
+    exponentials = partial(jax.jit(lambda start: launch(exp_program(), arch, [start])), jnp.zeros(1))
+    return Limits.timed(*(clock.device_ms(call) for call in (copy, product, exponentials)))
 
 
 def time_cases(record: Record, cases: Sequence[Case], peers: Sequence[Peer], clock: Clock) -> list[str]:
@@ -114,22 +130,30 @@ class Work:
     def __init__(self, record: Record, clock: Clock, case: Case) -> None:
         self.record, self.case, self.clock = record, case, clock
         self.sets = [draw(case, seed) for seed in range(min(MOST_SETS, sets_for(record.room, case)))]
-        self.expected: list[jax.Array] = []  # what retrograd made of the first set
+        self.apart = record.room.bytes_moved(case, "fwd") >= APART_BYTES
+        self.expected = Expected()
 
     def time(self, peer: Peer, host_us: HostTimes) -> None:
-        """Time one implementation, and add its rows."""
-        function = peer.build(self.case)
-        forward = jax.jit(in_order(function))
-        backward = jax.jit(in_order(pull_back))
-        with_pulls = jax.jit(in_order(partial(jax.vjp, function)))(self.sets)
-        pairs = [(pull, gradients_like(made, seed)) for seed, (made, pull) in enumerate(with_pulls)]
-        del with_pulls
-        found = jax.tree.leaves((forward(self.sets)[0], backward(pairs)[0]))
-        self.expected = self.expected or found
-        check_agreement([difference(a, b) for a, b in zip(found, self.expected, strict=True)])
-        for which, timed in (("fwd", partial(forward, self.sets)), ("bwd", partial(backward, pairs))):
-            timing = Timing(self.clock.device_ms(timed) / len(self.sets), "wall")
-            self.record.add(self.case, which, peer, timing, host_us.get(which))  # type: ignore[arg-type]
+        """Time one implementation, and add its rows; its forward pass has one even if the backward pass fails."""
+        function = native(peer.build(self.case)).call  # no peer in JAX has inputs of its own
+        forward, backward, with_pulls = self.over(function), self.over(pull_back), self.over(partial(vjp, function))
+        self.expected.check("output", jax.tree.leaves(forward(self.sets)[0]), difference)
+        self.add("fwd", peer, partial(forward, self.sets), host_us)
+        pairs = [(pull, gradients_like(made, seed)) for seed, (made, pull) in enumerate(with_pulls(self.sets))]
+        self.expected.check("gradient", jax.tree.leaves(backward(pairs)[0]), difference)
+        self.add("bwd", peer, partial(backward, pairs), host_us)
+
+    def add(self, which: Pass, peer: Peer, timed: Callable[[], Any], host_us: HostTimes) -> None:
+        """The row of a pass over all sets."""
+        timing = Timing(self.clock.device_ms(timed) / len(self.sets), "wall")
+        self.record.add(self.case, which, peer, timing, host_us.get(which))
+
+    def over(self, function: Callable[[Any], Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        """The function over all sets, jitted: in one call, or in one call a set."""
+        if not self.apart:
+            return jax.jit(in_order(function))
+        jitted = jax.jit(function)
+        return lambda items: [jitted(item) for item in items]
 
 
 def in_order(function: Callable[[Any], Any]) -> Callable[[Iterable[Any]], list[Any]]:
@@ -152,13 +176,20 @@ def pull_back(pair: tuple[Callable[[Any], Any], Any]) -> Any:
     return pull(gradients)
 
 
-def host_times(clock: Clock, function: Function, case: Case) -> HostTimes:
+def vjp(function: Callable[[Any], Any], inputs: Arrays) -> tuple[Any, Any]:
+    """As jax.vjp, with respect to the inputs that are no whole numbers."""
+    numbers = {name: array for name, array in inputs.items() if jnp.issubdtype(array.dtype, jnp.inexact)}
+    return jax.vjp(lambda given: function({**inputs, **given}), numbers)
+
+
+def host_times(clock: Clock, built: Function | Native, case: Case) -> HostTimes:
     """The host's time in a jitted forward call, a backward call and both."""
+    function = native(built).call
     inputs = draw(case, 0)
-    made, pull = jax.jit(partial(jax.vjp, function))(inputs)
+    made, pull = jax.jit(partial(vjp, function))(inputs)
     pair = (pull, gradients_like(made, 0))
     forward, backward = jax.jit(function), jax.jit(pull_back)
-    both = jax.jit(lambda inputs, gradients: jax.vjp(function, inputs)[1](gradients))
+    both = jax.jit(lambda inputs, gradients: vjp(function, inputs)[1](gradients))
     return {
         "fwd": clock.host_us(lambda: forward(inputs)),
         "bwd": clock.host_us(lambda: backward(pair)),
@@ -168,17 +199,37 @@ def host_times(clock: Clock, function: Function, case: Case) -> HostTimes:
 
 def draw(case: Case, seed: int) -> Arrays:
     """The inputs of a case."""
-    return {
-        name: normal(tensor.shape, tensor.dtype, seed * 64 + place, tensor.mean, tensor.std)
-        for place, (name, tensor) in enumerate(case.inputs.items())
-    }
+    return {name: draw_one(tensor, seed * 64 + place) for place, (name, tensor) in enumerate(case.inputs.items())}
+
+
+def draw_one(tensor: Tensor, seed: int) -> jax.Array:
+    """One input, by its law."""
+    if tensor.values is not None:
+        return jnp.asarray(tensor.values, tensor.dtype).reshape(tensor.shape)
+    return by_law(tensor.shape, tensor.dtype, tensor.law, seed, tensor.mean, tensor.std)
 
 
 def gradients_like(made: Any, seed: int) -> Any:
     """A gradient for each output."""
     leaves, tree = jax.tree.flatten(made)
-    drawn = [normal(y.shape, str(y.dtype), -1 - seed * 64 - place) for place, y in enumerate(leaves)]
+    drawn = [by_law(y.shape, str(y.dtype), "normal", -1 - seed * 64 - place) for place, y in enumerate(leaves)]
     return jax.tree.unflatten(tree, drawn)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def by_law(shape: tuple[int, ...], dtype: str, law: Law, seed: int, mean: float = 0.0, std: float = 1.0) -> jax.Array:
+    """Numbers of a law, drawn in fp32, as `testing.draw` draws them."""
+    g, other = (jax.random.normal(jax.random.key(key), shape) for key in (2 * seed, 2 * seed + 1))
+    g = g * std + mean
+    if law == "decay":
+        g = jax.nn.sigmoid(g)
+    elif law == "negative":
+        g = -jnp.exp(g)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        if law == "decay":
+            return g * jnp.exp(1j * jnp.pi * jax.lax.erf(other * 0.5**0.5)).astype(dtype)
+        return jax.lax.complex(g, other * std + mean if law == "normal" else other).astype(dtype)
+    return g.astype(dtype)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -189,5 +240,6 @@ def normal(shape: tuple[int, ...], dtype: str, seed: int, mean: float = 0.0, std
 
 def difference(a: jax.Array, b: jax.Array) -> float:
     """The distance of a from b, relative."""
-    a, b = a.astype(jnp.float32).ravel(), b.astype(jnp.float32).ravel()
+    kind = jnp.complex64 if jnp.iscomplexobj(b) else jnp.float32
+    a, b = a.astype(kind).ravel(), b.astype(kind).ravel()
     return float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b))

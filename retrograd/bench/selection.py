@@ -16,6 +16,8 @@ from .peers import Peer, peers
 SIZE_LETTERS = ("M", "T")
 # What the inputs, outputs and gradients of all sets may take of the device's memory.
 MEMORY_BYTES = 40e9
+# So many sizes of one kind and width are a curve.
+CURVE = 8
 
 
 def bench_cases(room: Room, globs: Sequence[str] = ("*",)) -> list[Case]:
@@ -59,13 +61,26 @@ def thinned(room: Room, cases: Sequence[Case]) -> set[str]:
     def distance(case: Case) -> float:
         return abs(log(max(room.bytes_moved(case, "fwd"), 1) / COLD_BYTES))
 
-    nearest: dict[object, Case] = {}
+    return {min(group, key=distance).name for group in groups(cases)}
+
+
+def groups(cases: Sequence[Case]) -> list[list[Case]]:
+    """Cases of one kind and width, which differ in size alone."""
+    found: dict[object, list[Case]] = {}
     for case in cases:
         size = size_letter(list(case.shape))
-        group = (kind(case), tuple(item for item in case.shape.items() if item[0] != size))
-        if group not in nearest or distance(case) < distance(nearest[group]):
-            nearest[group] = case
-    return {case.name for case in nearest.values()}
+        found.setdefault((kind(case), tuple(item for item in case.shape.items() if item[0] != size)), []).append(case)
+    return list(found.values())
+
+
+def sparse(room: Room, cases: Sequence[Case]) -> list[Case]:
+    """The thinned cases, and every other one of a curve over many sizes: JAX compiles long functions for each."""
+    kept = thinned(room, cases)
+    for group in groups(cases):
+        if len(group) >= CURVE:
+            by_size = sorted(group, key=lambda case: room.bytes_moved(case, "fwd"))
+            kept |= {case.name for case in by_size[::-2]}
+    return [case for case in cases if case.name in kept]
 
 
 def tiny(room: Room, case: Case) -> Case | None:

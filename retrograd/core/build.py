@@ -103,4 +103,6 @@ def build(launch: Launch, arrays: dict[str, Array], arch: Arch, device: int = 0)
     options: dict[str, Any] = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
     if launch.overlap:
         options["launch_pdl"] = True
+    if launch.max_registers and arch.backend == "cuda":
+        options["maxnreg"] = launch.max_registers
     return _compile(launch.kernel, signature(launch, arrays), arch, tuple(options.items()), device)

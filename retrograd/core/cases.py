@@ -41,8 +41,10 @@ class Case:
         inputs: argument -> tensor; the first is the op's positional input.
         options: the other arguments.
         tags: `test` cases run everywhere; `gpu` cases are too large for a CPU; `bench` cases are timed;
-            `interpreter` cases are small enough for Triton's interpreter.
+            `interpreter` cases are small enough for Triton's interpreter. What is tried in many ways (strides,
+            transformations) is tried on the `strided` cases, or on those for the interpreter where a room has none.
         shape: the letters under which a benchmark row records the case.
+        shared: arguments that one value serves for all rows and steps here, though the room names an axis for them.
     """
 
     name: str
@@ -50,3 +52,4 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     tags: frozenset[str] = frozenset({"test"})
     shape: Mapping[str, int] = field(default_factory=dict)
+    shared: frozenset[str] = frozenset()

@@ -135,17 +135,11 @@ class Bound:
     def _examples(self, name: str) -> int | None:
         """The examples that an array of this call holds, or None where all share it."""
         axis = self._axis(name)
-        if axis is None:
+        shared = self.op.shared(self.spec)
+        if axis is None or name in shared or name.removeprefix("d") in shared:
             return None
         param = self.param(name)
-        return None if param is None or param.shape[axis] != self.examples else param.shape[axis]
-
-    @property
-    def examples(self) -> int:
-        """The size of the batch."""
-        first = self.op.arguments[0]
-        sizes = [p.shape[axis] for name, axis in self.op.batch_axis.items() if (p := self.param(name)) is not None]
-        return max(sizes) if first in self.op.batch_axis else 1
+        return None if param is None else param.shape[axis]
 
     def param(self, name: str) -> Param | None:
         """Shape and dtype of an argument, a result or a gradient of one."""

@@ -86,6 +86,9 @@ class Op(Protocol):
         Raises ValueError or TypeError, see `errors`.
         """
 
+    def shared(self, spec: Any) -> frozenset[str]:
+        """The arguments named in `batch_axis` that all examples of this call share nevertheless."""
+
     def forward(self, spec: Any) -> Call:
         """The forward pass; its outputs are results and kept arrays, those that are there."""
 

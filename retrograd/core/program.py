@@ -50,6 +50,7 @@ class Launch:
         constants: kernel parameter -> value known when the kernel is compiled.
         num_warps: warps a program.
         num_stages: depth of the software pipeline that the compiler builds.
+        max_registers: registers a thread may take, so that more programs fit on a multiprocessor; NVIDIA only.
         overlap: launch while the kernel before it drains; the kernel then calls `numerics.wait_for_previous` before it
             touches memory. Only where `Arch.overlaps_launches`; it changes no result.
     """
@@ -61,6 +62,7 @@ class Launch:
     constants: Mapping[str, Any] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 1
+    max_registers: int | None = None
     overlap: bool = False
 
     def __post_init__(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .arch import Arch
@@ -20,14 +21,25 @@ class Room:
     Attributes:
         name: the op's name.
         arguments: its array arguments, in the order of the public function; the first is positional.
-        batch_axis: argument -> the axis along which independent rows lie, for the arguments that have one.
+        batch_axis: argument -> the axis along which independent rows lie, for the arguments that have one; an argument
+            of size 1 there serves every row.
         cases: the named shapes.
         torch: the public PyTorch function.
         jax: loads jax and returns the public JAX function.
         reference: the definition, plain PyTorch.
-        programs: a case's forward and backward program on an architecture; needs no GPU.
+        programs: a case's forward and backward program on an architecture, needs no GPU; None where the portable path
+            is taken.
         bytes_moved: the fewest bytes a case's pass moves through device memory.
         flops: a case's floating-point operations.
+        exps: a case's exponentials, where they may be what bounds it.
+        time_axis: argument -> the axis of time, for an op that looks along it. Its first result has batch and time
+            where its first argument has them; every other result is a state: one entry a sequence along its first axis.
+        sequence_axis: argument -> the axis with one entry a sequence: the batch's, or as long as there are sequences
+            where `cu_seqlens` cuts a batch of one into several.
+        gradients_only: layouts of `testing.layouts` in which inputs say nothing about errors, so that the incoming
+            gradients alone are laid out.
+        structures: name -> a context within which calls are planned to run by another sequence of kernels. A plan may
+            choose among them by the size of the batch, because they give the same bits.
     """
 
     name: str
@@ -37,9 +49,14 @@ class Room:
     torch: Callable[..., Any]
     jax: Callable[[], Callable[..., Any]]
     reference: Callable[..., Any]
-    programs: Callable[[Case, Arch], tuple[Program, Program]]
+    programs: Callable[[Case, Arch], tuple[Program, Program] | None]
     bytes_moved: Callable[[Case, Pass], int]
     flops: Callable[[Case, Pass], int]
+    exps: Callable[[Case, Pass], int] | None = None
+    time_axis: Mapping[str, int] = field(default_factory=dict)
+    sequence_axis: Mapping[str, int] = field(default_factory=dict)
+    gradients_only: frozenset[str] = frozenset()
+    structures: Mapping[str, Callable[[], AbstractContextManager[None]]] = field(default_factory=dict)
 
     def case(self, name: str) -> Case:
         """The case of that name."""
@@ -47,6 +64,10 @@ class Room:
             if case.name == name:
                 return case
         raise KeyError(f"{self.name} has no case {name!r}")
+
+    def stands_for_others(self, case: Case) -> bool:
+        """Whether a case is among those on which many variations of a call are tried; see `Case.tags`."""
+        return "strided" in case.tags or not self.tagged("strided")
 
     def tagged(self, *tags: str) -> list[Case]:
         """The cases that carry any of the tags."""

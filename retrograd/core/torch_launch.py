@@ -171,7 +171,9 @@ def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.T
         torch.full(array.shape, float("nan"), dtype=DTYPES[array.dtype])
         for array in (*program.outputs, *program.scratch)
     ]
-    by_name = dict(zip(program.arrays, (*tensors, *made), strict=True))
+    # A kernel sees a complex number as two floats.
+    seen = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in (*tensors, *made)]
+    by_name = dict(zip(program.arrays, seen, strict=True))
     for launch in program.launches:
         if launch.grid == 0:
             continue

@@ -83,7 +83,8 @@ class _Pass:
     def portable(self, tensors: Tensors) -> list[Tensor | None]:
         """Run without a kernel; the results are dense, and tensors of their own."""
         given = {name: t for name, t in zip(self.names, tensors, strict=True) if t is not None}
-        made = self.call.portable(torch_namespace(), given)
+        with torch.autocast(self.device.type, enabled=False):  # sums are kept in float32 there too
+            made = self.call.portable(torch_namespace(), given)
         there = {array.name: DTYPES[array.dtype] for array in self.call.outputs}
         storages = {t.untyped_storage().data_ptr() for t in given.values()}
 

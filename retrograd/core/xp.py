@@ -28,6 +28,7 @@ class Namespace:
     where: Callable[[Any, Any, Any], Any]
     einsum: Callable[..., Any]
     conj: Callable[[Any], Any]
+    complex: Callable[[Any, Any], Any]  # from real and imaginary part; `.real` and `.imag` take it apart
     moveaxis: Callable[[Any, int, int], Any]
     broadcast_to: Callable[[Any, tuple[int, ...]], Any]
     concat: Callable[[Sequence[Any], int], Any]
@@ -36,6 +37,9 @@ class Namespace:
     # scan(step, carry, xs, reverse): carry, y = step(carry, x) over the leading axis of every array of the tuple xs;
     # gives the last carry, and the tuples y stacked, each where its x stood. A carry is a tuple too.
     scan: Callable[[Callable[[Any, Any], Any], Any, Any, bool], Any]
+    # recurrence(decay, added, h, reverse): h = decay[t] * h + added[t] along the leading axis; every h, the one that is
+    # given too: it stands first, or last in reverse.
+    recurrence: Callable[[Any, Any, Any, bool], Any]
 
 
 def torch_namespace() -> Namespace:
@@ -59,12 +63,14 @@ def torch_namespace() -> Namespace:
         where=torch.where,
         einsum=torch.einsum,
         conj=lambda x: x.conj().resolve_conj(),
+        complex=torch.complex,
         moveaxis=torch.moveaxis,
         broadcast_to=lambda x, shape: x.expand(shape),
         concat=lambda xs, axis: torch.cat(list(xs), axis),
         stack=lambda xs, axis: torch.stack(list(xs), axis),
         zeros=lambda like, shape, dtype: torch.zeros(shape, dtype=getattr(torch, dtype), device=like.device),
         scan=_torch_scan,
+        recurrence=_torch_recurrence,
     )
 
 
@@ -79,6 +85,20 @@ def _torch_scan(step: Callable[[Any, Any], Any], carry: Any, xs: Any, reverse: b
     if reverse:
         made.reverse()
     return carry, tuple(torch.stack(column) for column in zip(*made, strict=True))
+
+
+def _torch_recurrence(decay: Any, added: Any, h: Any, reverse: bool) -> Any:
+    import torch
+
+    made = h.new_empty((decay.shape[0] + 1, *h.shape))
+    # Not addcmul: what is left over after whole vectors might be rounded in another way.
+    steps = list(zip(decay.unbind(), added.unbind(), made.unbind(), made[1:].unbind(), strict=False))
+    made[-1 if reverse else 0] = h
+    for decay_t, added_t, before, after in reversed(steps) if reverse else steps:
+        source, target = (after, before) if reverse else (before, after)
+        torch.mul(decay_t, source, out=target)
+        target += added_t
+    return made
 
 
 def _torch_sigmoid(x: Any) -> Any:
@@ -115,13 +135,27 @@ def jax_namespace() -> Namespace:
         where=jnp.where,
         einsum=partial(jnp.einsum, precision="highest"),
         conj=jnp.conj,
+        complex=jax.lax.complex,
         moveaxis=jnp.moveaxis,
         broadcast_to=jnp.broadcast_to,
         concat=lambda xs, axis: jnp.concatenate(list(xs), axis),
         stack=lambda xs, axis: jnp.stack(list(xs), axis),
         zeros=lambda like, shape, dtype: jnp.zeros(shape, dtype),
         scan=lambda step, carry, xs, reverse: jax.lax.scan(step, carry, xs, reverse=reverse),
+        recurrence=_jax_recurrence,
     )
+
+
+def _jax_recurrence(decay: Any, added: Any, h: Any, reverse: bool) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    def step(h: Any, given: Any) -> Any:
+        h = given[0] * h + given[1]
+        return h, h
+
+    _, made = jax.lax.scan(step, h, (decay, added), reverse=reverse)
+    return jnp.concatenate([made, h[None]] if reverse else [h[None], made])
 
 
 def _rows(shape: tuple[int, ...], trailing: tuple[int, ...]) -> int:

@@ -1,5 +1,15 @@
 """The JAX face of retrograd. `import retrograd` alone does not import jax."""
 
+from retrograd.ops.causal_conv1d.jax_op import causal_conv1d, causal_conv1d_update
+from retrograd.ops.linear_scan.jax_op import linear_scan
 from retrograd.ops.rms_norm.jax_op import rms_norm
+from retrograd.ops.selective_scan.jax_op import selective_scan, selective_state_update
 
-__all__ = ["rms_norm"]
+__all__ = [
+    "causal_conv1d",
+    "causal_conv1d_update",
+    "linear_scan",
+    "rms_norm",
+    "selective_scan",
+    "selective_state_update",
+]

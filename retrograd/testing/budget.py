@@ -6,6 +6,7 @@ at best be r rounded to nearest, which costs at most
     R_i = max(u |r_i|, t / 2)
 
 with u the unit roundoff of q's dtype (half the distance from 1 to the next number) and t its smallest subnormal number.
+Of a complex number, |.| is the modulus, and u and t are those of its parts.
 Errors are measured in two norms, and both must hold:
 
     ||q - r|| / ||r|| <= (2 ||p - r|| + ||R||) / ||r||
@@ -23,7 +24,7 @@ many rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, inf, log
+from math import exp, inf, log, prod
 from statistics import fmean
 from typing import NamedTuple
 
@@ -32,10 +33,16 @@ from torch import Tensor
 
 from retrograd.core.cases import Case
 
+from .draw import upcast
+
 # Draws are added until a call has had this many rows, and its smallest array this many elements, or to MOST_DRAWS.
 ROWS = 16
-ELEMENTS = 256
+ELEMENTS = 128
 MOST_DRAWS = 128
+# What tells wrong elements from right ones, such as a wrong stride, is no matter of the last bits: a few draws show it,
+# with this many times the budget.
+FEW_DRAWS = 3
+SLACK = 8.0
 LUCKY = 1e-3  # share of its budget at which an error is counted at least, since an error may happen to be 0
 
 
@@ -54,13 +61,13 @@ class Judgement(NamedTuple):
 Measured = tuple[Judgement, Judgement]  # in the Euclidean and in the maximum norm
 
 
-def draws_for(case: Case, same_rows: bool = False) -> int:
-    """How many draws of a case are judged together; `same_rows` where all rows of an array are one and the same."""
-    sizes = [size for size in (torch.Size(tensor.shape).numel() for tensor in case.inputs.values()) if size]
+def draws_for(case: Case) -> int:
+    """How many draws of a case are judged together."""
+    drawn = [tensor for tensor in case.inputs.values() if tensor.values is None]
+    sizes = [size for size in (prod(tensor.shape) for tensor in drawn) if size]
     if not sizes:
         return 1
-    first = next(iter(case.inputs.values()))
-    rows = 1 if same_rows else torch.Size(first.shape[:-1]).numel()
+    rows = prod(drawn[0].shape[:-1])
     return max(1, min(MOST_DRAWS, max(-(-ROWS // max(rows, 1)), -(-ELEMENTS // min(sizes)))))
 
 
@@ -79,7 +86,7 @@ def measure(result: Tensor, plain: Tensor, exact: Tensor) -> Measured | None:
         return Judgement(0.0, 0.0), Judgement(0.0, 0.0)
     if not bool(torch.isfinite(plain).all()) and bool(torch.isfinite(result).all()):
         return None
-    parts = (exact, result.double() - exact, plain.double() - exact, rounding(exact, result.dtype))
+    parts = (exact, upcast(result) - exact, upcast(plain) - exact, rounding(exact, result.dtype))
     found = []
     for order in (2.0, inf):
         scale, error, plain_error, rounded = (float(torch.linalg.vector_norm(part, order)) for part in parts)

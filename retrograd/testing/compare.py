@@ -11,14 +11,16 @@ from retrograd.core.cases import Case
 from retrograd.core.room import Room
 
 from .budget import judge, measure
-from .draw import Arrays
+from .draw import Arrays, upcast
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two arrays agree to the bit, NaN and the sign of zero included."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+    if not a.numel():  # an empty tensor may have any strides, with which its bytes cannot be viewed
+        return True
+    return torch.equal(*(tensor.resolve_conj().contiguous().view(-1).view(torch.uint8) for tensor in (a, b)))
 
 
 def assert_same_bits(result: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
@@ -27,7 +29,7 @@ def assert_same_bits(result: Mapping[str, Tensor], expected: Mapping[str, Tensor
         came = result[name]
         if not same_bits(came, tensor):
             form = f"{tuple(came.shape)} {came.dtype} and {tuple(tensor.shape)} {tensor.dtype}"
-            apart = float((came.double() - tensor.double()).abs().max()) if came.shape == tensor.shape else "shapes"
+            apart = float((upcast(came) - upcast(tensor)).abs().max()) if came.shape == tensor.shape else "shapes"
             raise AssertionError(f"{where}: {name} differs by {apart}; {form}")
 
 
@@ -38,9 +40,10 @@ def same_form(room: Room, case: Case, result: Arrays, plain: Arrays) -> None:
         assert came == expected, f"{room.name}, {case.name}: {name} is {came}, expected {expected}"
 
 
-def assert_within_budget(draws: list[tuple[Arrays, Arrays, Arrays]], where: str) -> None:
-    """Assert that every quantity keeps its budget; a draw is (result, plain, exact)."""
+def assert_within_budget(draws: list[tuple[Arrays, Arrays, Arrays]], where: str, slack: float = 1.0) -> None:
+    """Assert that every quantity keeps so many times its budget; a draw is (result, plain, exact)."""
     for name in draws[0][0]:
         verdict = judge([measure(result[name], plain[name], exact[name]) for result, plain, exact in draws])
-        if not verdict.error <= verdict.budget:
-            raise AssertionError(f"{where}: error of {name} is {verdict.error:.3g}, budget {verdict.budget:.3g}")
+        budget = slack * verdict.budget
+        if not verdict.error <= budget:
+            raise AssertionError(f"{where}: error of {name} is {verdict.error:.3g}, budget {budget:.3g}")

@@ -6,24 +6,45 @@ that each of them can fail.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
 
-from .budget import draws_for
+from .budget import FEW_DRAWS, MOST_DRAWS, SLACK, draws_for
 from .compare import assert_same_bits, assert_within_budget
-from .draw import Arrays, call, draw, draw_gradients, options, plain_and_exact
-from .layouts import GRADIENTS_ONLY, LAYOUTS
+from .draw import Arrays, call, draw, draw_gradients, options, output_name, plain_and_exact
+from .interpreter import forget_plans
+from .layouts import laid_out
+from .parts import (
+    PACKED,
+    batch_axis,
+    batch_size,
+    cut,
+    having,
+    in_two_parts,
+    is_packed,
+    length,
+    repeated,
+    sequence,
+    sequence_axis,
+    time_axis,
+)
 from .poison import poisoned
 from .verify import Framework, verify
 
+COPIES = 3  # of a batch, in one batch
 
-def check_errors(room: Room, case: Case, device: str, seed: int, framework: Framework = "torch") -> None:
+
+def check_errors(
+    room: Room, case: Case, device: str, seed: int, framework: Framework = "torch", most_draws: int = MOST_DRAWS
+) -> None:
     """Every output and every gradient keeps its error budget and repeats to the bit; no element is left unwritten."""
-    for check in verify(room, case, framework, device, seed):
+    for check in verify(room, case, framework, device, seed, most_draws):
         where = f"{room.name}, {case.name}, {framework} on {device}: {check.quantity}"
         assert check.error <= check.budget, f"{where}: error {check.error:.3g}, budget {check.budget:.3g}"
         assert check.repeats, f"{where}: two runs differ"
@@ -41,35 +62,114 @@ def check_repeats(room: Room, case: Case, device: str, seed: int, runs: int = 3)
 
 
 def check_batch_invariance(room: Room, case: Case, device: str, seed: int) -> None:
-    """Rows have the same outputs and gradients, to the bit, alone as in the batch; as views of it and copied out."""
+    """Rows have the same outputs and gradients, to the bit, alone as in the batch; as views of it and copied out.
+
+    So they have in a batch that holds the same rows several times.
+    """
     inputs, gradients = drawn(room, case, device, seed)
     whole = call(room.torch, inputs, options(case), gradients)
     for start, stop in slices(room, case):
+        expected = rows_of(room, case, whole, start, stop)
         for copied in (False, True):
-            part, part_gradients = take(room, inputs, gradients, start, stop)
+            part, part_gradients = take(room, case, inputs, gradients, start, stop)
             if copied:
-                part = {name: tensor.clone() for name, tensor in part.items()}
-                part_gradients = [gradient.clone() for gradient in part_gradients]
+                part, part_gradients = copies_of(part), [gradient.clone() for gradient in part_gradients]
             alone = call(room.torch, part, options(case), part_gradients)
             where = f"{room.name}, {case.name}: rows {start}:{stop} {'copied' if copied else 'in place'}"
-            expected = rows_of(room, whole, start, stop)
             assert_same_bits({name: alone[name] for name in expected}, expected, where)
+    if size := batch_size(room, case):
+        more = [list(repeated(room, case, named_outputs(gradients), COPIES).values())]
+        again = call(room.torch, repeated(room, case, inputs, COPIES), options(case), *more)
+        expected = rows_of(room, case, whole, 0, size)
+        for i in range(COPIES):
+            found = rows_of(room, case, again, i * size, (i + 1) * size)
+            assert_same_bits(found, expected, f"{room.name}, {case.name}: copy {i} of the batch among {COPIES}")
 
 
-def check_layout(room: Room, case: Case, layout: str, device: str, seed: int) -> None:
-    """Arrays of any strides are taken: inputs and incoming gradients together, and gradients by themselves."""
-    lay = LAYOUTS[layout]
-    for which in ("gradients",) if layout in GRADIENTS_ONLY else ("inputs and gradients", "gradients"):
+def check_packed(room: Room, case: Case, device: str, seed: int) -> None:
+    """A packed sequence has the outputs and gradients, to the bit, that it has alone; what lies in none has zeros."""
+    if not is_packed(case):
+        return
+    inputs, gradients = drawn(room, case, device, seed)
+    with poisoned():
+        together = call(room.torch, inputs, options(case), gradients)
+    own = having(room, case, together, time_axis, sequence_axis)
+    bounds = inputs[PACKED].tolist()
+    for place, (start, stop) in enumerate(pairwise(bounds)):
+        expected = sequence(room, case, own, place, start, stop)
+        for copied in (False, True):
+            part = sequence(room, case, inputs, place, start, stop)
+            came_in = sequence(room, case, named_outputs(gradients), place, start, stop)
+            if copied:
+                part, came_in = copies_of(part), copies_of(came_in)
+            alone = call(room.torch, part, options(case), list(came_in.values()))
+            where = f"{room.name}, {case.name}: sequence {place} {'copied' if copied else 'in place'}"
+            assert_same_bits({name: alone[name] for name in expected}, expected, where)
+    for start, stop in ((0, bounds[0]), (bounds[-1], length(room, case))):
+        outside = cut(room, case, having(room, case, together, time_axis), time_axis, start, stop)
+        for name, tensor in outside.items():
+            assert not tensor.any(), f"{room.name}, {case.name}: {name} is not zero outside of every sequence"
+
+
+def check_state_passing(room: Room, case: Case, device: str, seed: int) -> None:
+    """A sequence in two parts, the second from the final state of the first, has the results of the whole.
+
+    So have its gradients, which pass through the state. The plain computation is cut as well.
+    """
+    if not passes_state(room, case):
+        return
+    steps = length(room, case)
+    for first in sorted({min(1, steps), steps // 2}):
         draws: list[tuple[Arrays, Arrays, Arrays]] = []
-        for i in range(draws_for(case, same_rows=layout == "broadcast_rows")):
+        for i in range(min(draws_for(case), FEW_DRAWS)):
+            inputs, gradients = drawn(room, case, device, seed * 1000 + i)
+            plain = call(in_two_parts(room, case, room.reference, first), inputs, options(case), gradients)
+            _, exact = plain_and_exact(room.reference, case, inputs, gradients)
+            with poisoned():
+                found = call(in_two_parts(room, case, room.torch, first), inputs, options(case), gradients)
+            draws.append((found, plain, exact))
+        where = f"{room.name}, {case.name}: {first} steps, then the rest from their state"
+        assert_within_budget(draws, where, SLACK)
+
+
+def passes_state(room: Room, case: Case) -> bool:
+    """Whether a case can be cut in two along time."""
+    return bool(room.time_axis) and bool(case.options.get("return_final_state")) and not is_packed(case)
+
+
+def check_structures(room: Room, case: Case, device: str, seed: int) -> None:
+    """Every sequence of kernels that a plan may choose from gives the same bits."""
+    inputs, gradients = drawn(room, case, device, seed)
+    results: dict[str, Arrays] = {}
+    try:
+        for name, planned in room.structures.items():
+            with planned():
+                forget_plans()
+                results[name] = call(room.torch, inputs, options(case), gradients)
+    finally:
+        forget_plans()
+    for (first, expected), (second, found) in pairwise(results.items()):
+        assert_same_bits(found, expected, f"{room.name}, {case.name}: {second} and {first}")
+
+
+def check_layout(room: Room, case: Case, layout: str, device: str, seed: int, once: bool = False) -> None:
+    """Arrays of any strides are taken: inputs and incoming gradients together, and gradients by themselves.
+
+    `once` makes one draw of the first, and forgives more: a wrong stride shows all the same.
+    """
+    both = ("gradients",) if layout in room.gradients_only else ("inputs and gradients", "gradients")
+    for which in both[:1] if once else both:
+        draws: list[tuple[Arrays, Arrays, Arrays]] = []
+        for i in range(min(draws_for(case), 1 if once else FEW_DRAWS)):
             inputs, gradients = drawn(room, case, device, seed * 1000 + i)
             if which != "gradients":
-                inputs = {name: lay(tensor) for name, tensor in inputs.items()}
-            gradients = [lay(gradient) for gradient in gradients]
+                inputs = laid_out(layout, inputs)
+            gradients = list(laid_out(layout, named_outputs(gradients)).values())
             plain, exact = plain_and_exact(room.reference, case, inputs, gradients)
             with poisoned():
                 draws.append((call(room.torch, inputs, options(case), gradients), plain, exact))
-        assert_within_budget(draws, f"{room.name}, {case.name}: {layout} {which}")
+        where = f"{room.name}, {case.name}: {layout} {which}"
+        assert_within_budget(draws, where, SLACK**2 if once else SLACK)
 
 
 def drawn(room: Room, case: Case, device: str, seed: int) -> tuple[Arrays, list[Tensor]]:
@@ -78,42 +178,33 @@ def drawn(room: Room, case: Case, device: str, seed: int) -> tuple[Arrays, list[
     return inputs, draw_gradients(room.reference, case, inputs, seed)
 
 
-def batch_size(room: Room, case: Case) -> int:
-    """Independent rows of a case along its batch axis; 0 where an array has no dimension to spare for a batch."""
-    first = room.arguments[0]
-    shape = case.inputs[first].shape
-    if first not in room.batch_axis or len(shape) < 2 or 0 in shape:
-        return 0
-    return shape[room.batch_axis[first]]
-
-
 def slices(room: Room, case: Case) -> list[tuple[int, int]]:
     """Ranges of the batch that are tried alone: the first, a middle and the last row, and two neighbours."""
     size = batch_size(room, case)
     if not size:
         return []
     middle = size // 2
-    return sorted({(0, 1), (middle, middle + 1), (size - 1, size), (max(0, size - 2), size)})
+    return sorted({(0, 1), (middle, middle + 1), (size - 1, size), (max(0, size - 2), size)} - {(0, size)})
+
+
+def named_outputs(tensors: Sequence[Tensor]) -> Arrays:
+    """Outputs, or their gradients, by the outputs' names."""
+    return {output_name(i): tensor for i, tensor in enumerate(tensors)}
 
 
 def take(
-    room: Room, inputs: Mapping[str, Tensor], gradients: list[Tensor], start: int, stop: int
+    room: Room, case: Case, inputs: Mapping[str, Tensor], gradients: Sequence[Tensor], start: int, stop: int
 ) -> tuple[Arrays, list[Tensor]]:
-    """A range of the batch, as views; an output has its batch where the first argument has it."""
-    part = {
-        name: tensor.narrow(room.batch_axis[name], start, stop - start) if name in room.batch_axis else tensor
-        for name, tensor in inputs.items()
-    }
-    axis = room.batch_axis[room.arguments[0]]
-    return part, [gradient.narrow(axis, start, stop - start) for gradient in gradients]
+    """A range of the batch, as views."""
+    rows = cut(room, case, named_outputs(gradients), batch_axis, start, stop)
+    return cut(room, case, inputs, batch_axis, start, stop), list(rows.values())
 
 
-def rows_of(room: Room, results: Mapping[str, Tensor], start: int, stop: int) -> Arrays:
-    """A range of the batch of every result that has a batch: all but the gradients of parameters."""
-    axes = {f"d {name}": axis for name, axis in room.batch_axis.items()}
-    axis = room.batch_axis[room.arguments[0]]
-    return {
-        name: tensor.narrow(axes.get(name, axis), start, stop - start)
-        for name, tensor in results.items()
-        if name in axes or not name.startswith("d ")
-    }
+def rows_of(room: Room, case: Case, results: Mapping[str, Tensor], start: int, stop: int) -> Arrays:
+    """A range of the batch of every result that has a batch: all but the gradients of what rows share."""
+    return cut(room, case, having(room, case, results, batch_axis), batch_axis, start, stop)
+
+
+def copies_of(tensors: Mapping[str, Tensor]) -> Arrays:
+    """The tensors elsewhere in memory, dense."""
+    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}

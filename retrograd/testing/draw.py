@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retrograd.core import cases
 from retrograd.core.cases import Case
 from retrograd.core.torch_launch import DTYPES
 
@@ -18,10 +19,32 @@ Function = Callable[..., Any]
 def draw(case: Case, device: str, seed: int) -> Arrays:
     """The inputs of a case, drawn on the device from the seed."""
     generator = torch.Generator(device).manual_seed(2 * seed)
-    return {
-        name: (normal(tensor.shape, generator) * tensor.std + tensor.mean).to(DTYPES[tensor.dtype])
-        for name, tensor in case.inputs.items()
-    }
+    return {name: draw_one(tensor, generator) for name, tensor in case.inputs.items()}
+
+
+def draw_one(tensor: cases.Tensor, generator: torch.Generator) -> Tensor:
+    """One input, by its law."""
+    dtype = DTYPES[tensor.dtype]
+    if tensor.values is not None:
+        return torch.tensor(tensor.values, dtype=dtype, device=generator.device).reshape(tensor.shape)
+    g = normal(tensor.shape, generator) * tensor.std + tensor.mean
+    if tensor.law == "decay":
+        g = g.sigmoid()
+    elif tensor.law == "negative":
+        g = -g.exp()
+    if dtype.is_complex:
+        other = normal(tensor.shape, generator)
+        if tensor.law == "decay":
+            g = torch.polar(g, torch.pi * torch.erf(other * 0.5**0.5))  # a uniform phase
+        else:
+            g = torch.complex(g, other * tensor.std + tensor.mean if tensor.law == "normal" else other)
+    return g.to(dtype)
+
+
+def normal_as(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Standard normal in a dtype; a complex number in both its parts."""
+    g = normal(shape, generator)
+    return (torch.complex(g, normal(shape, generator)) if dtype.is_complex else g).to(dtype)
 
 
 def normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -54,15 +77,45 @@ def call(
 
     Args:
         function: an op or its reference.
-        inputs: argument -> tensor; strides are kept as they are, and every one is differentiated.
+        inputs: argument -> tensor; strides are kept as they are, and every one that is not of integers is
+            differentiated.
         options: the other arguments.
         gradients: one for each output.
     """
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs.items()}
-    made = outputs(function, leaves, options)
-    found = torch.autograd.grad(made, list(leaves.values()), list(gradients))
+    given = leaves(inputs)
+    made = outputs(function, given, options)
     named = {output_name(i): tensor.detach() for i, tensor in enumerate(made)}
-    return named | {f"d {name}": tensor for name, tensor in zip(leaves, found, strict=True)}
+    return named | gradients_of(made, given, gradients)
+
+
+def leaves(inputs: Mapping[str, Tensor]) -> Arrays:
+    """The inputs, detached; those that have a gradient require one."""
+    return {name: tensor.detach().requires_grad_(differentiable(tensor)) for name, tensor in inputs.items()}
+
+
+def differentiable(tensor: Tensor) -> bool:
+    """Whether it has a gradient: integers have none."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def gradients_of(made: Sequence[Tensor], given: Mapping[str, Tensor], gradients: Sequence[Tensor]) -> Arrays:
+    """The gradient of every leaf ("d x", ...); zeros where the outputs do not depend on one, as in an empty case."""
+    wanted = {name: tensor for name, tensor in given.items() if tensor.requires_grad}
+    pairs = [(tensor, gradient) for tensor, gradient in zip(made, gradients, strict=True) if tensor.requires_grad]
+    if not pairs:
+        return {f"d {name}": torch.zeros_like(tensor) for name, tensor in wanted.items()}
+    differentiated, came_in = zip(*pairs, strict=True)
+    found = torch.autograd.grad(
+        differentiated, list(wanted.values()), came_in, allow_unused=True, materialize_grads=True
+    )
+    return {f"d {name}": tensor for name, tensor in zip(wanted, found, strict=True)}
+
+
+def upcast(tensor: Tensor) -> Tensor:
+    """In float64 or complex128; integers as they are."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def output_name(place: int) -> str:
@@ -75,7 +128,7 @@ def draw_gradients(reference: Function, case: Case, inputs: Mapping[str, Tensor]
     with torch.no_grad():
         made = outputs(reference, inputs, options(case))
     generator = torch.Generator(made[0].device).manual_seed(2 * seed + 1)  # the seed has 32 bits on a CPU
-    return [normal(tensor.shape, generator).to(tensor.dtype) for tensor in made]
+    return [normal_as(tensor.shape, tensor.dtype, generator) for tensor in made]
 
 
 def plain_and_exact(
@@ -84,5 +137,5 @@ def plain_and_exact(
     """The reference in the dtypes of the case, and in float64, on the same inputs and gradients."""
     given, came_in = {name: tensor.contiguous() for name, tensor in inputs.items()}, [g.contiguous() for g in gradients]
     plain = call(reference, given, options(case), came_in)
-    upcast = {name: tensor.double() for name, tensor in given.items()}
-    return plain, call(reference, upcast, options(case, torch.float64), [g.double() for g in came_in])
+    exact = {name: upcast(tensor) for name, tensor in given.items()}
+    return plain, call(reference, exact, options(case, torch.float64), [upcast(g) for g in came_in])

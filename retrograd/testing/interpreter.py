@@ -59,9 +59,11 @@ def forget_plans() -> None:
     """Empty the caches of the rooms, so that what was planned under other circumstances is planned anew."""
     for module in loaded_modules():
         for value in list(vars(module).values()):
-            if clear := getattr(value, "cache_clear", None):
-                clear_cache: Callable[[], None] = clear
-                clear_cache()
+            methods = list(vars(value).values()) if isinstance(value, type) else []
+            for cached in (value, *methods):
+                if clear := getattr(cached, "cache_clear", None):
+                    clear_cache: Callable[[], None] = clear
+                    clear_cache()
 
 
 def loaded_modules() -> list[Any]:

@@ -1,4 +1,7 @@
-"""A JAX function called on PyTorch tensors, so that one reference judges both frameworks."""
+"""A JAX function called on PyTorch tensors, so that one reference judges both frameworks.
+
+JAX's gradient of a complex array is the conjugate of PyTorch's: `forward_and_backward` speaks PyTorch's, both ways.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .draw import Arrays, Function, output_name
+from .draw import Arrays, Function, differentiable, output_name
 
 BFLOAT16 = jnp.dtype("bfloat16")
 
@@ -40,7 +43,12 @@ def call(
     """Forward and backward, jitted; as `draw.call`, for a JAX function. Options that are dtypes are given by name."""
     run = jitted(function, tuple(inputs), tuple(options.items()))
     made, found = run([to_jax(t) for t in inputs.values()], [to_jax(g) for g in gradients])
-    return named(made, inputs, found, next(iter(inputs.values())).device)
+    return named(made, wanted(inputs), found, next(iter(inputs.values())).device)
+
+
+def wanted(inputs: Mapping[str, Tensor]) -> list[str]:
+    """The inputs that have a gradient."""
+    return [name for name, tensor in inputs.items() if differentiable(tensor)]
 
 
 @lru_cache(maxsize=256)
@@ -50,13 +58,26 @@ def jitted(function: Function, names: tuple[str, ...], options: tuple[tuple[str,
 
 
 def forward_and_backward(function: Function, names: Sequence[str], options: Mapping[str, Any]) -> Function:
-    """A function from (inputs, gradients) to (outputs, gradients of the inputs)."""
+    """A function from (inputs, gradients) to (outputs, gradients of the inputs that are not of integers)."""
 
     def both(arrays: Sequence[jax.Array], gradients: Sequence[jax.Array]) -> tuple[Any, Any]:
-        made, pull_back = jax.vjp(lambda *given: outputs(function, names, given, options), *arrays)
-        return made, pull_back(tuple(gradients))
+        places = [i for i, array in enumerate(arrays) if jnp.issubdtype(array.dtype, jnp.inexact)]
+
+        def of_numbers(*given: jax.Array) -> tuple[jax.Array, ...]:
+            filled = list(arrays)
+            for place, array in zip(places, given, strict=True):
+                filled[place] = array
+            return outputs(function, names, filled, options)
+
+        made, pull_back = jax.vjp(of_numbers, *(arrays[place] for place in places))
+        return made, tuple(conjugate(g) for g in pull_back(tuple(conjugate(g) for g in gradients)))
 
     return both
+
+
+def conjugate(gradient: jax.Array) -> jax.Array:
+    """From PyTorch's convention to JAX's, or back."""
+    return jnp.conj(gradient) if jnp.iscomplexobj(gradient) else gradient
 
 
 def named(made: Sequence[jax.Array], names: Iterable[str], found: Sequence[jax.Array], device: torch.device) -> Arrays:

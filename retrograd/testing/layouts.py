@@ -1,19 +1,27 @@
 """The same values elsewhere in memory: every way in which a tensor that users pass is not dense.
 
-What lies between a view's elements is NaN, so a kernel that reads past its view shows.
+What lies between a view's elements is NaN, or the largest integer, so a kernel that reads past its view shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+
+from .draw import differentiable
+
 
 def surround(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """An array of NaN of that shape, to be written into."""
-    return torch.full(tuple(shape), torch.nan, dtype=tensor.dtype, device=tensor.device)
+    """An array of NaN of that shape, or of the largest integer, to be written into."""
+    poison: complex = torch.nan if differentiable(tensor) else torch.iinfo(tensor.dtype).max
+    if tensor.is_complex():
+        poison = complex(torch.nan, torch.nan)
+    return torch.full(tuple(shape), poison, dtype=tensor.dtype, device=tensor.device)
 
 
 def within(base: Tensor, view: Tensor, tensor: Tensor) -> Tensor:
@@ -25,8 +33,14 @@ def within(base: Tensor, view: Tensor, tensor: Tensor) -> Tensor:
 
 
 def transposed(tensor: Tensor) -> Tensor:
-    """The first and the last dimension exchanged in memory, as in a (B, D, T) array seen as (B, T, D)."""
+    """The first and the last dimension exchanged in memory."""
     return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def channels_first(tensor: Tensor) -> Tensor:
+    """The last two dimensions exchanged in memory: a (B, D, T) array seen as (B, T, D)."""
+    axes = (max(0, tensor.dim() - 2), tensor.dim() - 1)
+    return tensor.transpose(*axes).contiguous().transpose(*axes)
 
 
 def permuted(tensor: Tensor) -> Tensor:
@@ -59,6 +73,11 @@ def every_third_column(tensor: Tensor) -> Tensor:
     return within(base, base[..., ::3], tensor)
 
 
+def conjugated(tensor: Tensor) -> Tensor:
+    """The conjugates in memory, and a conjugation that PyTorch has put off: what `x.conj()` makes."""
+    return tensor.conj().resolve_conj().conj()
+
+
 def broadcast_rows(tensor: Tensor) -> Tensor:
     """The first row, with stride 0."""
     return tensor[:1].expand(tensor.shape) if tensor.shape[0] else tensor
@@ -78,15 +97,38 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     layout.__name__: layout
     for layout in (
         transposed,
+        channels_first,
         permuted,
         sliced,
         aligned_slice,
         every_other_row,
         every_third_column,
+        conjugated,
         broadcast_rows,
         broadcast_columns,
         broadcast,
     )
 }
-# Inputs of equal columns are normalised to a constant, which says nothing about errors.
-GRADIENTS_ONLY = frozenset({"broadcast_columns", "broadcast"})
+
+
+REPEATING = frozenset({"broadcast_rows", "broadcast_columns", "broadcast"})
+
+
+def laid_out(layout: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in a layout; integers keep their values, so nothing is broadcast over them."""
+    lay = LAYOUTS[layout]
+    return {
+        name: lay(tensor) if differentiable(tensor) or layout not in REPEATING else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def layouts_of(room: Room, case: Case) -> list[str]:
+    """The layouts that a case is tried in."""
+    if not room.stands_for_others(case):
+        return []
+    makes_sense = {
+        "channels_first": bool(room.time_axis),
+        "conjugated": any(tensor.dtype.startswith("complex") for tensor in case.inputs.values()),
+    }
+    return [name for name in LAYOUTS if makes_sense.get(name, True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from retrograd.core.arch import Arch
@@ -13,12 +14,15 @@ from retrograd.core.program import Array, Launch, Program
 from retrograd.core.reduce import sum_rows
 from retrograd.core.room import Room
 
+from .parts import PACKED, batch_axis, broadcast_size, is_packed, sequence_axis, sizes_along
 from .resources import reductions
+
+MOST_ELEMENTS = 2**35  # of an array, in two bytes each
 
 
 def launches(room: Room, case: Case, arch: Arch) -> Iterator[tuple[Program, Launch]]:
-    """Every launch of a case's passes; one with no programs in it does not happen."""
-    for program in room.programs(case, arch):
+    """Every launch of a case's passes; one with no programs in it does not happen, and none on the portable path."""
+    for program in room.programs(case, arch) or ():
         for launch in program.launches:
             if launch.grid:
                 yield program, launch
@@ -40,7 +44,7 @@ def check_order(room: Room, case: Case, arch: Arch) -> None:
 
     PyTorch's launcher fills in the addresses so, and XLA's tells inputs from outputs.
     """
-    for program in room.programs(case, arch):
+    for program in room.programs(case, arch) or ():
         written = {array.name for array in program.inputs}
         for launch in program.launches:
             if not launch.grid:
@@ -59,30 +63,57 @@ def check_order(room: Room, case: Case, arch: Arch) -> None:
 
 
 def resized(room: Room, case: Case, rows: int) -> Case:
-    """The case with another number of rows along its batch axis."""
+    """The case with another number of rows along its batch axis, or of sequences where these are packed."""
+    axis_of = sequence_axis if is_packed(case) else batch_axis
 
     def shape(name: str, old: tuple[int, ...]) -> tuple[int, ...]:
-        axis = room.batch_axis.get(name)
+        if name == PACKED:
+            return (rows + 1,)
+        axis = axis_of(room, case, name)
         return old if axis is None else (*old[:axis], rows, *old[axis + 1 :])
 
-    return replace(
-        case, inputs={name: replace(tensor, shape=shape(name, tensor.shape)) for name, tensor in case.inputs.items()}
-    )
+    inputs = {
+        name: replace(tensor, shape=shape(name, tensor.shape), values=None) for name, tensor in case.inputs.items()
+    }
+    return replace(case, inputs=inputs)
 
 
 def check_same_binaries(room: Room, case: Case, arch: Arch, rows: int, others: int) -> None:
     """The number of rows does not decide which binary a row meets, so its bits cannot depend on the batch.
 
-    The second stage of parameter gradients adds up over rows, so it alone may depend on how many there are.
+    The second stage of parameter gradients adds up over rows, so it alone may depend on how many there are. In a room
+    of several structures, rows are compared where the same kernels run; `contract.check_structures` does the rest.
     """
+    rows, others = (min(n, most_rows(room, case)) for n in (rows, others))
+    if 1 in (rows, others) and broadcast(room, case):
+        return  # alone, a row lies beside what the others share as beside what is its own: two layouts
     found, expected = (
         [binary(p, one) for p, one in launches(room, resized(room, case, n), arch) if one.kernel is not sum_rows]
         for n in (rows, others)
     )
     where = f"{room.name}, {case.name}, {arch.name}: with {rows} rows and with {others}"
+    if kernels(found) != kernels(expected) and room.structures:
+        return
     assert len(found) == len(expected), f"{where}, other launches run"
     for a, b in zip(found, expected, strict=True):
         assert a == b, f"{where}, {a[0].__name__} is another binary: {difference(a, b)}"
+
+
+def most_rows(room: Room, case: Case) -> int:
+    """As many rows as fit into the memory of a GPU."""
+    one = max((prod(tensor.shape) for tensor in resized(room, case, 1).inputs.values()), default=1)
+    return max(1, MOST_ELEMENTS // max(one, 1))
+
+
+def broadcast(room: Room, case: Case) -> bool:
+    """Whether the rows share an argument that other cases have for each."""
+    sizes = sizes_along(case, room.batch_axis)
+    return any(size != broadcast_size(sizes) for size in sizes.values())
+
+
+def kernels(binaries: list[tuple[Any, ...]]) -> list[Any]:
+    """The kernels that run, in order."""
+    return [one[0] for one in binaries]
 
 
 def difference(a: tuple[Any, ...], b: tuple[Any, ...]) -> str:
@@ -99,16 +130,16 @@ def difference(a: tuple[Any, ...], b: tuple[Any, ...]) -> str:
 def check_same_sums(room: Room, case: Case, arch: Arch) -> None:
     """A row's sums keep their order in a view of one row of a batch, which may lie off a 16-byte boundary."""
     for program, launch in launches(room, case, arch):
-        moved = {array.name: second_row(room, array) for array in program.inputs}
+        moved = {array.name: second_row(room, case, array) for array in program.inputs}
         found = reductions(build(launch, program.arrays | moved, arch))
         expected = reductions(build(launch, program.arrays, arch))
         where = f"{room.name}, {case.name}, {arch.name}: {launch.kernel.__name__}"
         assert found == expected, f"{where} sums the second row as {found}, the batch as {expected}"
 
 
-def second_row(room: Room, array: Array) -> Array:
+def second_row(room: Room, case: Case, array: Array) -> Array:
     """The array as it lies in memory from its second row on; parameters are the same for all rows."""
-    if array.name in room.arguments and array.name not in room.batch_axis:
+    if array.name in room.arguments and batch_axis(room, case, array.name) is None:
         return array
     row = replace(array, shape=array.shape[1:])
     return replace(array, aligned=row.nbytes % ALIGNMENT == 0)

@@ -63,11 +63,11 @@ def _cuobjdump(option: str, file: str) -> str:
 
 
 def reductions(compiled: Any) -> list[str]:
-    """How each sum across threads is laid out over them, in the order of the kernel.
+    """How each sum or scan across threads is laid out over them, in the order of the kernel.
 
     The order of a sum follows from this: who holds which elements, and so which are added first.
     """
     text = compiled.asm["ttgir"]
     named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", text, re.MULTILINE))
-    found = re.findall(r'"tt\.reduce"\(.*?\}\) : \(tensor<([^>]*(?:<[^>]*>)*[^>]*)>\)', text, re.DOTALL)
+    found = re.findall(r'"tt\.(?:reduce|scan)"\(.*?\}\) : \((.*?)\) ->', text, re.DOTALL)
     return [re.sub(r"#\w+", lambda name: named.get(name[0], name[0]), operand) for operand in found]

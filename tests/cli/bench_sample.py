@@ -10,7 +10,7 @@ from retrograd.bench.record import Record
 from retrograd.bench.results import Row
 from retrograd.ops.rooms import room
 
-LIMITS = Limits(copy=4e12, matmul=7e14)
+LIMITS = Limits(copy=4e12, matmul=7e14, exp=4e12)
 
 
 def record(

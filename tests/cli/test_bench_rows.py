@@ -6,12 +6,14 @@ import pytest
 from bench_sample import LIMITS, fake_clock, record, sample_rows
 
 from retrograd.bench.environment import folder_name, versions
-from retrograd.bench.limits import COPY_BYTES, Limits
+from retrograd.bench.limits import COPY_BYTES, EXP_ROUNDS, EXP_TILE, EXPS, Limits, exp_program
 from retrograd.bench.measure import input_sets
 from retrograd.bench.peers import NotApplicableError, Peer, peers
 from retrograd.bench.results import Row, Speeds, append, frame, latest, read
 from retrograd.bench.run import time_cases
 from retrograd.bench.selection import bench_cases, chosen_peers, sets_for, thinned, tiny
+from retrograd.core.arch import SUPPORTED
+from retrograd.core.build import build
 from retrograd.ops.rooms import room
 
 ROOM = room("rms_norm")
@@ -20,14 +22,26 @@ KEYS = ["op", "case", "shape", "dtype", "pass", "impl", "framework", "device_ms"
 
 
 def test_limits() -> None:
-    limits = Limits.timed(copy_ms=1.0, matmul_ms=2.0)
+    limits = Limits.timed(copy_ms=1.0, matmul_ms=2.0, exp_ms=3.0)
     assert limits.copy == 2 * COPY_BYTES * 1e3
     assert limits.copy_ms == pytest.approx(1.0)
     assert limits.matmul_ms == pytest.approx(2.0)
-    for work, expected in (((4e9, 7e10), "bytes"), ((4e6, 7e11), "flops")):
+    assert limits.exp_ms == pytest.approx(3.0)
+    for work, expected in (((4e9, 7e10), "bytes"), ((4e6, 7e11), "flops"), ((1e9, 1e9, 4e9), "exp")):
         ms, bound = LIMITS.of(*work)
         assert ms == pytest.approx(1.0)
         assert bound == expected
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", list(SUPPORTED))
+def test_exponentials(name: str) -> None:
+    program = exp_program()
+    (launch,) = program.launches
+    built = build(launch, program.arrays, SUPPORTED[name])
+    assert launch.grid * EXP_TILE * EXP_ROUNDS == EXPS
+    if built.metadata.target.backend == "cuda":
+        assert built.asm["ptx"].count("ex2.approx.ftz.f32") == EXP_TILE // (32 * launch.num_warps)
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -56,7 +70,7 @@ def test_speeds_come_from_the_limits_of_the_same_run() -> None:
         assert given[0] == pytest.approx(expected)
         assert given[1] == unit
     table = frame(rows)
-    assert set(table["unit"]) == {"GB/s", "TFLOP/s"}
+    assert set(table["unit"]) == {"GB/s", "TFLOP/s", "Gexp/s"}
     assert table["fraction"].max() == pytest.approx(1)
 
 
@@ -64,7 +78,7 @@ def test_the_latest_run_counts() -> None:
     first: list[Row] = []
     for date in ("2026-01-01", "2026-01-02"):
         record(first.append, date=date).add_limits()
-    assert len(latest(first)) == 4
+    assert len(latest(first)) == 6
     assert len(latest(sample_rows() + sample_rows())) == len(sample_rows())
 
 

@@ -45,7 +45,8 @@ def test_info() -> None:
 
 
 def test_check_passes() -> None:
-    result = run("check", "--case", "plain", "--case", "prenorm", "--device", "cpu", "--framework", "torch")
+    given = ("--op", "rms_norm", "--case", "plain", "--case", "prenorm", "--device", "cpu", "--framework", "torch")
+    result = run("check", *given)
     assert result.exit_code == 0, result.output
     assert "d residual" in result.stdout
     assert "8 quantities, 8 within budget, 8 repeat to the bit" in result.stdout
@@ -54,7 +55,7 @@ def test_check_passes() -> None:
 
 def test_check_in_jax() -> None:
     pytest.importorskip("jax")
-    result = run("check", "--case", "plain", "--device", "cpu", "--framework", "jax")
+    result = run("check", "--op", "rms_norm", "--case", "plain", "--device", "cpu", "--framework", "jax")
     assert result.exit_code == 0, result.output
     assert "jax on cpu: 3 quantities" in result.stdout
 

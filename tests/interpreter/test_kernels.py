@@ -1,7 +1,8 @@
-"""Every op's kernels keep the contract in Triton's interpreter, behind the public function and with exact budgets."""
+"""Every op's kernels keep the contract in Triton's interpreter, behind the public function."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,46 +11,75 @@ from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.ops.rooms import rooms
 from retrograd.testing import contract, integration
-from retrograd.testing.budget import draws_for
 from retrograd.testing.interpreter import as_float16
-from retrograd.testing.layouts import LAYOUTS
+from retrograd.testing.layouts import layouts_of
+from retrograd.testing.parts import is_packed
 
 CASES: list[Any] = [
     pytest.param(room, as_float16(case), id=f"{room.name}-{case.name}")
     for room in rooms()
     for case in room.tagged("interpreter")
 ]
+# The interpreter takes its time: it makes no more draws of a case than these.
+MOST_DRAWS = 8
 each_case = pytest.mark.parametrize(("room", "case"), CASES)
-# A case of very few elements takes many draws, and the interpreter its time.
-QUICK = [parameters for parameters in CASES if draws_for(parameters.values[1]) <= 16]
+
+
+def those(only: Callable[[Room, Case], bool]) -> list[Any]:
+    """The cases of which something is true."""
+    return [parameters for parameters in CASES if only(*parameters.values)]
+
+
+few = pytest.mark.parametrize(("room", "case"), those(Room.stands_for_others))
+LAID_OUT = [
+    pytest.param(*parameters.values, layout, id=f"{parameters.id}-{layout}")
+    for parameters in CASES
+    for layout in layouts_of(*parameters.values)
+]
 
 
 @each_case
 def test_kernels_keep_the_error_budget_and_write_every_element(room: Room, case: Case, seed: int) -> None:
-    contract.check_errors(room, case, "cpu", seed)
+    contract.check_errors(room, case, "cpu", seed, most_draws=MOST_DRAWS)
 
 
-@each_case
+@few
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(room: Room, case: Case, seed: int) -> None:
     contract.check_batch_invariance(room, case, "cpu", seed)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("room", "case"), QUICK)
+@pytest.mark.parametrize(("room", "case"), those(lambda room, case: is_packed(case) and room.stands_for_others(case)))
+def test_a_packed_sequence_has_the_same_bits_alone(room: Room, case: Case, seed: int) -> None:
+    contract.check_packed(room, case, "cpu", seed)
+
+
+@pytest.mark.parametrize(
+    ("room", "case"), those(lambda room, case: contract.passes_state(room, case) and room.stands_for_others(case))
+)
+def test_a_sequence_in_two_parts_has_the_results_of_the_whole(room: Room, case: Case, seed: int) -> None:
+    contract.check_state_passing(room, case, "cpu", seed)
+
+
+@pytest.mark.parametrize(("room", "case"), those(lambda room, case: bool(room.structures)))
+def test_every_sequence_of_kernels_gives_the_same_bits(room: Room, case: Case, seed: int) -> None:
+    contract.check_structures(room, case, "cpu", seed)
+
+
+@pytest.mark.parametrize(("room", "case", "layout"), LAID_OUT)
 def test_kernels_reach_every_element_of_strided_arrays(room: Room, case: Case, layout: str, seed: int) -> None:
-    contract.check_layout(room, case, layout, "cpu", seed)
+    contract.check_layout(room, case, layout, "cpu", seed, once=True)
 
 
-@each_case
+@few
 def test_the_registered_operator_runs_the_same_kernels(room: Room, case: Case, seed: int) -> None:
     integration.check_operator(room, case, "cpu", seed)
 
 
-@each_case
+@few
 def test_a_gradient_asked_for_alone_has_the_same_bits(room: Room, case: Case, seed: int) -> None:
     integration.check_subsets(room, case, "cpu", seed)
 
 
-@each_case
+@few
 def test_an_output_without_a_gradient_counts_as_zero(room: Room, case: Case, seed: int) -> None:
     integration.check_outputs_alone(room, case, "cpu", seed)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from retrograd.core.cases import Case
 
-from . import Function, NotApplicableError, Peer, load
+from . import Function, NotApplicableError, Peer, check_takes, compile_for_one_shape, load
 
 # What PyTorch's own formula below can say; the rest has no peer here.
 OPTIONS = frozenset({"eps", "prenorm"})
@@ -22,16 +21,9 @@ def eps(case: Case) -> float:
     return float(case.options.get("eps", 1e-6))
 
 
-def check(case: Case, arguments: frozenset[str], options: frozenset[str] = OPTIONS) -> None:
-    """Raise NotApplicableError where a case has an argument or an option that a peer does not take."""
-    for name in (*case.inputs, *case.options):
-        if name not in arguments | options:
-            raise NotApplicableError(f"it takes no {name}")
-
-
 def torch_formula(case: Case) -> Function:
     """PyTorch's own: its fused F.rms_norm, with the sum or the gate as an operation before it."""
-    check(case, frozenset({"x", "weight", "residual", "gate"}))
+    check_takes(case, frozenset({"x", "weight", "residual", "gate"}), OPTIONS)
     epsilon, prenorm = eps(case), bool(case.options.get("prenorm"))
 
     def formula(inputs: Mapping[str, Tensor]) -> Any:
@@ -47,32 +39,26 @@ def torch_formula(case: Case) -> Function:
 
 def torch_compile(case: Case) -> Function:
     """The same under torch.compile, compiled for this one shape."""
-    from torch._functorch import config
-
-    # Compiled code may otherwise free what a second backward pass over the same graph, as a benchmark runs it, needs.
-    config.donated_buffer = False
-    torch._dynamo.reset()  # or the shapes of earlier cases count against the limit of recompilations
-    compiled: Function = torch.compile(torch_formula(case), dynamic=False, fullgraph=True)
-    return compiled
+    return compile_for_one_shape(torch_formula(case))
 
 
 def liger(case: Case) -> Function:
     """Liger's Triton kernels; the sum has a kernel of its own."""
     epsilon = eps(case)
     if "residual" in case.inputs:
-        check(case, frozenset({"x", "weight", "residual"}))
+        check_takes(case, frozenset({"x", "weight", "residual"}), OPTIONS)
         if not case.options.get("prenorm"):
             raise NotApplicableError("it returns the sum always")
         add = load("liger_kernel.ops.fused_add_rms_norm", "LigerFusedAddRMSNormFunction").apply
         return lambda given: add(given["x"], given["residual"], given["weight"], epsilon, 0.0, "llama", False)
-    check(case, frozenset({"x", "weight"}), frozenset({"eps"}))
+    check_takes(case, frozenset({"x", "weight"}), frozenset({"eps"}))
     norm = load("liger_kernel.ops.rms_norm", "LigerRMSNormFunction").apply
     return lambda given: norm(given["x"], given.get("weight"), epsilon, 0.0, "llama", False)
 
 
 def quack(case: Case) -> Function:
     """Quack's CuTe DSL kernels."""
-    check(case, frozenset({"x", "weight", "bias", "residual"}))
+    check_takes(case, frozenset({"x", "weight", "bias", "residual"}), OPTIONS)
     epsilon, prenorm = eps(case), bool(case.options.get("prenorm"))
     norm = load("quack.rmsnorm", "rmsnorm")
     return lambda given: norm(

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from retrograd.core.cases import Case
 
-from . import Function, Peer
-from .rms_norm import check, eps
+from . import Function, Peer, check_takes
+from .rms_norm import OPTIONS, eps
 
 
 def xla(case: Case) -> Function:
@@ -20,7 +20,7 @@ def xla(case: Case) -> Function:
     Its backward pass starts from the inputs, as XLA arranges it inside a training step; without the checkpoint, JAX
     would hand it fp32 arrays between the two passes, which are timed apart.
     """
-    check(case, frozenset({"x", "weight", "residual", "gate"}))
+    check_takes(case, frozenset({"x", "weight", "residual", "gate"}), OPTIONS)
     epsilon, prenorm = eps(case), bool(case.options.get("prenorm"))
 
     def formula(inputs: Mapping[str, jax.Array]) -> Any:

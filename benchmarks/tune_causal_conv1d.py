@@ -1,0 +1,235 @@
+"""Times tiles of causal_conv1d's kernels on a GPU and prints a table for each pass and layout, the fastest first.
+
+python benchmarks/tune_causal_conv1d.py [OUT.jsonl] [--passes PASS ...] [--shape B T D]. `plan.py` is written from its
+tables. Kernels are compiled by all cores first. Each tile's results are compared with float64 before it is timed. It is
+first timed at one length of a program's walk; the best ones then at others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import astuple, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from retrograd.bench.measure import device_ms, events_ms
+from retrograd.core.arch import SUPPORTED, Arch
+from retrograd.core.build import build
+from retrograd.core.op import Param
+from retrograd.core.program import Program
+from retrograd.core.rows import Layout, dense
+from retrograd.core.torch_launch import arch_of, prepare
+from retrograd.ops.causal_conv1d import plan, reference
+from retrograd.ops.causal_conv1d.op import OP
+from retrograd.ops.causal_conv1d.spec import Spec
+
+Tile = plan.Walk | plan.Vectors
+Shape = tuple[int, int, int]
+SETS = 3
+CHECKED = (2, 1032, 4096)  # rows and steps of the calls that are compared with float64; D is that of the timed ones
+WANTED = frozenset({"x", "weight"})
+# pass -> the plan's function, the arrays whose time is contiguous
+PASSES = {
+    "forward": ("forward", ()),
+    "backward": ("backward", ()),
+    "forward, x transposed": ("forward_time", ("x",)),
+    "backward, x transposed": ("backward_time", ("x",)),
+    "backward, x and dy transposed": ("backward_time", ("x", "dy")),
+}
+
+
+def tiles(name: str) -> Iterator[Tile]:
+    """Tiles worth a try, for two-byte elements."""
+    if name.endswith("_time"):
+        for channels, blocks, warps in product((32, 64, 128), (4, 8, 16), (2, 4, 8)):
+            if 1 <= channels * blocks // (32 * warps) <= 4:
+                yield plan.Vectors(channels, blocks, 8, warps)
+        return
+    unrolls = (4, 8, 16) if name == "forward" else (2, 4, 8)
+    for channels, warps, each, unroll in product((128, 256, 512, 1024), (1, 2, 4, 8), (2, 4, 8), unrolls):
+        lanes = each * 32 * warps // channels
+        registers = unroll * each * (0.5 if name == "forward" else 1.0)
+        if 1 <= lanes <= 8 and registers <= 64 and unroll * each >= 16:
+            yield plan.Walk(lanes, channels, unroll, warps)
+            if each == 8 and warps == 4 and unroll == 4:
+                yield plan.Walk(lanes, channels, unroll, warps, stages=3)
+
+
+def walking(tile: Tile, spec: Spec, steps: int) -> Tile:
+    """The tile with a walk of so many steps (or tiles) a program."""
+    if isinstance(tile, plan.Walk):
+        return replace(tile, parallel=max(1, spec.B * spec.T * -(-spec.D // tile.channels) // steps))
+    each = -(-spec.T // (tile.blocks * tile.vector))
+    return replace(tile, parallel=max(1, spec.B * each * -(-spec.D // tile.channels) // steps))
+
+
+def spec_of(shape: Shape) -> Spec:
+    return Spec(Param(shape, "bfloat16"), Param((shape[2], 4), "bfloat16"), activation="silu")
+
+
+def layouts(shape: Shape, in_time: tuple[str, ...]) -> dict[str, Layout]:
+    _, T, D = shape
+    return {name: Layout((T * D, 1, T) if name in in_time else dense(shape)) for name in ("x", "dy")}
+
+
+def program(which: str, shape: Shape, tile: Tile, arch: Arch) -> Program:
+    name, in_time = PASSES[which]
+    spec = spec_of(shape)
+    call = OP.forward(spec) if name.startswith("forward") else OP.backward(spec, WANTED)
+    with mock.patch.object(plan, name, return_value=tile):
+        made = call.program(layouts(shape, in_time), arch)
+    assert made is not None
+    return made
+
+
+def compile_one(job: tuple[str, int, Tile, str]) -> int:
+    """Compile a tile's kernels into Triton's cache; returns the registers' spills."""
+    which, D, tile, name = job
+    try:
+        made = program(which, (8, 4096, D), tile, SUPPORTED[name])
+        return max(build(launch, made.arrays, SUPPORTED[name]).metadata.shared for launch in made.launches)
+    except Exception as error:
+        return int(print(f"{which} {tile}: {error}") or -1)
+
+
+def drawn(which: str, shape: Shape, seed: int) -> dict[str, Tensor]:
+    """x, weight and dy in the pass's layouts."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device="cuda", dtype=torch.bfloat16)
+
+    arrays = {"x": normal(*shape), "weight": normal(shape[2], 4) * 0.5, "dy": normal(*shape)}
+    for name in PASSES[which][1]:
+        arrays[name] = arrays[name].transpose(1, 2).contiguous().transpose(1, 2)
+    return arrays
+
+
+def expected(which: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The pass's results in float64."""
+    x, weight, dy = (arrays[name].double().requires_grad_() for name in ("x", "weight", "dy"))
+    y = reference.causal_conv1d(x, weight, activation="silu")
+    assert isinstance(y, Tensor)
+    if which.startswith("forward"):
+        return {"y": y.detach()}
+    dx, dweight = torch.autograd.grad(y, (x, weight), dy)
+    return {"dx": dx, "dweight": dweight}
+
+
+def runner(made: Program, device: torch.device, arch: Arch) -> Any:
+    return prepare(made, [a.name for a in made.inputs], [a.name for a in made.outputs], arch, device)
+
+
+def given(made: Program, arrays: Mapping[str, Tensor]) -> list[Tensor]:
+    return [arrays[a.name] for a in made.inputs]
+
+
+def error(made: Program, results: list[Tensor], exact: Mapping[str, Tensor]) -> float:
+    """The largest relative error of the results, in the Euclidean norm."""
+    named = zip((a.name for a in made.outputs), results, strict=True)
+    return max(float((r.double() - exact[name]).norm() / exact[name].norm()) for name, r in named)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--passes", nargs="*", default=list(PASSES), choices=list(PASSES))
+    parser.add_argument("--shape", type=int, nargs=3, default=(8, 4096, 4096))
+    parser.add_argument("--seconds", type=float, default=110, help="stop trying further tiles after so many")
+    parser.add_argument("--arch", default="sm_90")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    shape: Shape = tuple(options.shape)
+
+    jobs = [(w, shape[2], t, options.arch) for w in options.passes for t in dict.fromkeys(tiles(PASSES[w][0]))]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        shared = list(pool.map(compile_one, jobs, chunksize=1))
+    print(f"compiled {len(jobs)} tiles in {time.perf_counter() - began:.0f} s", flush=True)
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    arch = arch_of(device)
+    assert arch is not None
+    source = torch.empty(2**30, dtype=torch.uint8, device=device).random_()
+    copy_ms = events_ms([partial(torch.empty_like(source).copy_, source)])
+    copy = 2 * 2**30 / copy_ms / 1e6
+    print(f"copy {copy:.0f} GB/s", flush=True)
+    del source
+
+    fits = {(w, t) for (w, _, t, _), s in zip(jobs, shared, strict=True) if 0 <= s <= arch.shared_memory}
+    share = (options.seconds - (time.perf_counter() - began)) / len(options.passes)
+    for which in options.passes:
+        tune(which, shape, [t for w, _, t, _ in jobs if w == which and (w, t) in fits], copy, share, options.out, arch)
+
+
+def tune(
+    which: str, shape: Shape, tiles: list[Tile], copy: float, seconds: float, out: Path | None, arch: Arch
+) -> None:
+    """Time the tiles of one pass and print the fastest."""
+    began = time.perf_counter()
+    device = torch.device("cuda", torch.cuda.current_device())
+    spec = spec_of(shape)
+    forward, in_tiles = which.startswith("forward"), PASSES[which][0].endswith("_time")
+    small = (CHECKED[0], CHECKED[1], shape[2])
+    checked = drawn(which, small, 1)
+    exact = expected(which, checked)
+    sets = [drawn(which, shape, seed) for seed in range(SETS)]
+    moved = spec.bytes_moved("fwd" if forward else "bwd")
+    rows: list[tuple[float, Tile, int, int, float]] = []
+
+    def measure(tile: Tile, steps: int) -> None:
+        tile = walking(tile, spec, steps)
+        made = program(which, shape, tile, arch)
+        run = runner(made, device, arch)
+        compiled = build(made.launches[0], made.arrays, arch, device.index)
+        if compiled.n_spills:
+            return
+        tried = program(which, small, tile, arch)
+        wrong = error(tried, runner(tried, device, arch)(given(tried, checked)), exact)
+        if not wrong < 0.004:
+            print(f"WRONG {which} {tile}: error {wrong:.2g}", flush=True)
+            return
+        ms = device_ms([partial(run, given(made, arrays)) for arrays in sets], repeats=5)
+        rows.append((ms, tile, steps, compiled.n_regs, wrong))
+        if out:
+            row = {"pass": which, "shape": shape, "tile": astuple(tile), "steps": steps, "registers": compiled.n_regs}
+            with out.open("a") as file:
+                file.write(json.dumps({**row, "ms": ms, "gbps": moved / ms / 1e6}) + "\n")
+
+    first, others = (
+        (4, (1, 2, 8, 16)) if in_tiles else (128, (64, 256, 512)) if forward else (256, (64, 128, 512, 1024))
+    )
+    for i, tile in enumerate(tiles):
+        if time.perf_counter() - began > 0.7 * seconds:
+            print(f"out of time after {i} of {len(tiles)} tiles", flush=True)
+            break
+        measure(tile, first)
+    for _, tile, _, _, _ in sorted(rows, key=lambda row: row[0])[:6]:
+        for steps in others:
+            measure(tile, steps)
+
+    best = sorted(rows, key=lambda row: row[0])
+    names = "channels blocks vector warps parallel" if in_tiles else "lanes channels unroll warps stages parallel"
+    print(f"\n{which} {shape} bf16 silu: {len(rows)} measured, worst error {max(r[4] for r in rows):.2g}")
+    print(f"    us   GB/s  of copy  steps  registers  ({names})")
+    for ms, tile, steps, registers, _ in best[:14] + best[14::8]:
+        gbps = moved / ms / 1e6
+        print(f"{ms * 1e3:7.1f} {gbps:6.0f} {gbps / copy:8.1%} {steps:6} {registers:10}  {astuple(tile)}")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

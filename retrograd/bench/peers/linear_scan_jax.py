@@ -1,0 +1,51 @@
+"""Peers of linear_scan in JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from retrograd.core.cases import Case
+
+from . import Function, NotApplicableError, Peer, check_takes
+
+MOST_STEPS = 4096  # one step after the other takes 14 microseconds each on an H200
+
+
+def associative_scan(case: Case) -> Function:
+    """The scan of pairs, in a tree."""
+    check_takes(case, frozenset({"a", "b"}), frozenset({"reverse"}))
+    reverse = bool(case.options.get("reverse"))
+
+    def combine(before: tuple[jax.Array, ...], after: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        return before[0] * after[0], after[0] * before[1] + after[1]
+
+    return lambda given: jax.lax.associative_scan(combine, (given["a"], given["b"]), reverse=reverse, axis=1)[1]
+
+
+def scan(case: Case) -> Function:
+    """Step by step."""
+    check_takes(case, frozenset({"a", "b", "initial_state"}), frozenset({"reverse"}))
+    T = case.inputs["b"].shape[1]
+    if T > MOST_STEPS:
+        raise NotApplicableError(f"it takes a second for more than {MOST_STEPS} steps")
+    reverse = bool(case.options.get("reverse"))
+
+    def step(state: jax.Array, given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        state = given[0] * state + given[1]
+        return state, state
+
+    def whole(inputs: Mapping[str, jax.Array]) -> jax.Array:
+        a, b = (jnp.moveaxis(inputs[name], 1, 0) for name in "ab")
+        start = inputs.get("initial_state", jnp.zeros(b.shape[1:], b.dtype))
+        return jnp.moveaxis(jax.lax.scan(step, start, (a, b), reverse=reverse)[1], 0, 1)
+
+    return whole
+
+
+PEERS = (
+    Peer("lax.associative_scan", associative_scan, "jax"),
+    Peer("lax.scan", scan, "jax"),
+)

@@ -1,0 +1,1 @@
+"""Causal depthwise convolution along time. Start with README.md in this folder."""

@@ -1,0 +1,123 @@
+"""causal_conv1d as both frameworks see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from retrograd.core.arch import Arch
+from retrograd.core.errors import bad_type
+from retrograd.core.op import Layouts, Params
+from retrograd.core.program import Array, Program
+from retrograd.core.xp import Namespace
+
+from . import portable
+from .spec import NAME, Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """(x, weight, bias, initial_state, cu_seqlens) -> (y, final_state), each where it is there."""
+
+    spec: Spec
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The arguments that are there."""
+        return tuple(name for name in CausalConv1d.arguments if getattr(self.spec, name) is not None)
+
+    @property
+    def outputs(self) -> tuple[Array, ...]:
+        """The results that are there."""
+        spec = self.spec
+        y = Array("y", spec.x.shape, spec.x.dtype)
+        state = Array("final_state", spec.state.shape, spec.state.dtype)
+        return (y, state) if spec.return_final_state else (y,)
+
+    def program(self, layouts: Layouts, arch: Arch) -> Program | None:
+        """The kernels, for widths and dtypes that have them."""
+        if not self.spec.has_kernel:
+            return None
+        from . import schedule
+
+        return schedule.forward(self.spec, self.inputs, self.outputs, layouts, arch)
+
+    def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The results without a kernel."""
+        return portable.forward(xp, self.spec, arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """(dy, dfinal_state, and the arguments that are needed) -> the gradients wanted."""
+
+    spec: Spec
+    wanted: frozenset[str]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The gradients that come in, then the arguments: without an activation, x is needed for dweight alone."""
+        spec = self.spec
+        names = ["dy"] + (["dfinal_state"] if spec.return_final_state else [])
+        names += ["x"] if self.reads_inputs else []
+        names += ["weight"] + (["bias"] if spec.bias is not None and spec.silu else [])
+        names += ["initial_state"] if spec.initial_state is not None and self.reads_inputs else []
+        return (*names, *(["cu_seqlens"] if spec.packed else []))
+
+    @property
+    def reads_inputs(self) -> bool:
+        """Whether the inputs of the forward pass are needed: for the pre-activation, or for dweight."""
+        return self.spec.silu or "weight" in self.wanted
+
+    @property
+    def outputs(self) -> tuple[Array, ...]:
+        """The gradients of the arguments that are there and wanted."""
+        params = {name: getattr(self.spec, name) for name in CausalConv1d.arguments if name in self.wanted}
+        there = {name: p for name, p in params.items() if p is not None and name not in CausalConv1d.indices}
+        return tuple(Array(f"d{name}", param.shape, param.dtype) for name, param in there.items())
+
+    def program(self, layouts: Layouts, arch: Arch) -> Program | None:
+        """The kernels, for widths and dtypes that have them."""
+        if not self.spec.has_kernel:
+            return None
+        from . import schedule
+
+        return schedule.backward(self.spec, self.inputs, self.outputs, layouts, arch)
+
+    def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The gradients without a kernel."""
+        return portable.backward(xp, self.spec, arrays, self.wanted)
+
+
+class CausalConv1d:
+    """The op; see `core.op.Op`."""
+
+    name: str = NAME
+    arguments: tuple[str, ...] = ("x", "weight", "bias", "initial_state", "cu_seqlens")
+    indices: frozenset[str] = frozenset({"cu_seqlens"})
+    options: Mapping[str, str] = {"activation": "str?", "return_final_state": "bool"}
+    results: tuple[str, ...] = ("y", "final_state")
+    kept: tuple[str, ...] = ()
+    batch_axis: Mapping[str, int] = {"x": 0, "initial_state": 0, "y": 0, "final_state": 0}
+
+    def spec(self, params: Params, options: Mapping[str, Any]) -> Spec:
+        """Check a call."""
+        if params["weight"] is None:
+            raise bad_type(NAME, "weight", None, "an array")
+        return Spec(**params, **options)  # type: ignore[arg-type]
+
+    def shared(self, spec: Spec) -> frozenset[str]:
+        """The arguments without an axis of examples in this call."""
+        return frozenset()
+
+    def forward(self, spec: Spec) -> Forward:
+        """The forward pass."""
+        return Forward(spec)
+
+    def backward(self, spec: Spec, wanted: frozenset[str]) -> Backward:
+        """The backward pass."""
+        return Backward(spec, wanted)
+
+
+OP = CausalConv1d()

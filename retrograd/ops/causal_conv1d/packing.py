@@ -1,0 +1,126 @@
+"""Packed sequences as one row in which each has W-1 steps of its own before it: gathers for the portable path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from retrograd.core.xp import Namespace
+
+from .spec import Spec
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where packed sequences lie in that row; arrays of int32.
+
+    Attributes:
+        spec: the call.
+        source: for each step of the row, what stands there: a step of x, from T on an entry of the states, or, as the
+            last number, a zero.
+        final: for each step of the row, which entry of the final states it is, or their number where it is none.
+        place: for each step of x, where it stands in the row.
+        inside: for each step of x, whether it belongs to a sequence.
+        initials, finals: for each entry of the initial and of the final states, where it stands in the row.
+    """
+
+    spec: Spec
+    source: Any
+    final: Any
+    place: Any
+    inside: Any
+    initials: Any
+    finals: Any
+
+    def gather(self, xp: Namespace, x: Any, initial: Any) -> Any:
+        """x and the initial states (sequences, W-1, D), or zeros, as the row; before it W-1 zeros."""
+        rows = xp.reshape(x, (self.spec.T, self.spec.D))
+        states = self._zeros(xp, x, self.entries) if initial is None else self._entries(xp, initial)
+        row = xp.concat([rows, states, self._zeros(xp, x, 1)], 0)[self.source]
+        return xp.concat([self._zeros(xp, x, self.spec.W - 1), row], 0)[None]
+
+    def spread(self, xp: Namespace, dy: Any) -> Any:
+        """(1, T, D) as the row, with zeros where states are."""
+        rows = xp.concat([xp.reshape(dy, (self.spec.T, self.spec.D)), self._zeros(xp, dy, 1)], 0)
+        return rows[xp.where(self.source < self.spec.T, self.source, self.spec.T)][None]
+
+    def spread_finals(self, xp: Namespace, dfinal: Any) -> Any:
+        """The final states' gradient (sequences, W-1, D) as a row, zero elsewhere."""
+        return xp.concat([self._entries(xp, dfinal), self._zeros(xp, dfinal, 1)], 0)[self.final][None]
+
+    def unpack(self, xp: Namespace, row: Any) -> Any:
+        """The row at the steps of x; zeros outside of every sequence."""
+        taken = row[0][self.place] if self.source.shape[0] else row[0]
+        return xp.where(self.inside[:, None], taken, taken * 0)[None]
+
+    def states_at(self, xp: Namespace, row: Any, places: Any) -> Any:
+        """The row at the entries of a state: (sequences, D, W-1)."""
+        entries = xp.reshape(row[0][places], (self.spec.sequences, self.spec.W - 1, self.spec.D))
+        return xp.moveaxis(entries, 1, 2)
+
+    @property
+    def entries(self) -> int:
+        """Entries of a state of all sequences."""
+        return self.spec.sequences * (self.spec.W - 1)
+
+    def _entries(self, xp: Namespace, states: Any) -> Any:
+        return xp.reshape(states, (self.entries, self.spec.D))
+
+    def _zeros(self, xp: Namespace, like: Any, steps: int) -> Any:
+        return xp.zeros(like, (steps, self.spec.D), self.spec.compute_dtype)
+
+
+def pack(xp: Namespace, spec: Spec, cu_seqlens: Any) -> Packing:
+    """The packing of a call; what cu_seqlens says beyond x is cut off."""
+    T, S, before = spec.T, spec.sequences, spec.W - 1
+    entries = S * before
+
+    def count(n: int) -> Any:
+        return xp.cumsum(xp.zeros(cu_seqlens, (n,), "int32") + 1, 0) - 1
+
+    def clamp(array: Any, low: Any, high: Any) -> Any:
+        array = xp.where(array < low, low, array)
+        return xp.where(array > high, high, array)
+
+    bounds = clamp(cu_seqlens, 0, T)
+    starts = bounds + count(S + 1) * before  # of the sequences, with their states, in the row
+    step, place = count(T), count(T + entries)
+
+    owner = bisect(xp, bounds, step)
+    inside = (owner >= 0) & (owner < S)
+    place_of_step = clamp(step + (owner + 1) * before, 0, max(T + entries - 1, 0))
+
+    at = bisect(xp, starts, place)
+    known = (at >= 0) & (at < S)
+    s = clamp(at, 0, max(S - 1, 0))
+    offset = place - starts[s]
+    of_x = clamp(bounds[s] + offset - before, 0, max(T - 1, 0))
+    source = xp.where(offset < before, T + s * before + offset, of_x)
+    last = place - (starts[xp.where(s < S, s + 1, s)] - before)  # which of the final steps
+
+    entry, owner_of_entry = count(entries), count(entries)
+    if before:
+        owner_of_entry = entry // before
+        entry = entry - owner_of_entry * before
+    return Packing(
+        spec,
+        source=xp.where(known, source, T + entries),
+        final=xp.where(known & (last >= 0), s * before + last, entries),
+        place=place_of_step,
+        inside=inside,
+        initials=starts[owner_of_entry] + entry,
+        finals=starts[owner_of_entry + 1] - before + entry,
+    )
+
+
+def bisect(xp: Namespace, bounds: Any, values: Any) -> Any:
+    """For each value, the last place in the sorted bounds that is not above it; -1 where all are."""
+    low = values * 0 - 1
+    high = low + 1 + bounds.shape[0]
+    for _ in range(bounds.shape[0].bit_length()):
+        middle = (low + high) // 2
+        inner = xp.where(middle < 0, middle * 0, middle)
+        above = (bounds[inner] > values) & (middle >= 0)
+        stop = high - low <= 1
+        low, high = xp.where(above | stop, low, middle), xp.where(above & ~stop, middle, high)
+    return low

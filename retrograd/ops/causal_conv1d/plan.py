@@ -1,0 +1,126 @@
+"""Tile sizes: a pure function of the spec and the architecture.
+
+A tile's shape and its warps depend on D and the dtypes. How many steps of time a program takes depends on the size of
+the call, but kernels are told at run time, and every element comes out of the same additions whatever it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from retrograd.core.arch import Arch
+from retrograd.core.dtypes import BYTES
+
+from .spec import Spec
+
+LONGEST_WALK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What one program works on where channels are contiguous: a tile of lanes that walk over time.
+
+    Attributes:
+        lanes: parts of its time that a program walks over side by side.
+        channels: channels of a tile, a power of two.
+        unroll: steps that are loaded together.
+        num_warps: warps a program.
+        stages: depth of the compiler's software pipeline; 1 is none.
+        parallel: lanes, over all of a call, that are worth having; a call gets about as many if it is large enough.
+    """
+
+    lanes: int
+    channels: int
+    unroll: int
+    num_warps: int
+    stages: int = 1
+    parallel: int = 4096
+
+    def steps(self, spec: Spec) -> int:
+        """Steps that a lane walks over, a power of two."""
+        steps = spec.B * spec.T * -(-spec.D // self.channels)
+        wanted = power_of_two(steps // self.parallel)
+        return max(self.unroll, min(LONGEST_WALK, wanted, power_of_two(-(-spec.T // self.lanes))))
+
+    def chunks(self, spec: Spec) -> int:
+        """Programs that share the time of a row."""
+        return -(-spec.T // (self.lanes * self.steps(spec)))
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """What one program works on where time is contiguous: tiles of vectors of time, one after another.
+
+    Attributes:
+        channels: channels of a tile.
+        blocks: vectors of time of a tile.
+        vector: steps of a vector: 16 bytes.
+        num_warps: warps a program.
+        parallel: tiles, over all of a call, that are worth having side by side.
+    """
+
+    channels: int
+    blocks: int
+    vector: int
+    num_warps: int
+    parallel: int = 4096
+
+    def tiles(self, spec: Spec) -> int:
+        """Tiles that a program takes, a power of two."""
+        each = -(-spec.T // (self.blocks * self.vector))
+        wanted = power_of_two(spec.B * each * -(-spec.D // self.channels) // self.parallel)
+        return max(1, min(LONGEST_WALK, wanted, power_of_two(each)))
+
+    def chunks(self, spec: Spec) -> int:
+        """Programs that share the time of a row."""
+        return -(-spec.T // (self.tiles(spec) * self.blocks * self.vector))
+
+
+# Bytes of an element -> lanes, channels, unroll, warps, lanes worth having.
+FORWARD = {2: (4, 256, 4, 8, 4096), 4: (4, 128, 8, 4, 16384)}
+BACKWARD = {2: (2, 256, 8, 4, 1024), 4: (4, 128, 4, 4, 8192)}
+# Bytes of an element -> channels, blocks, warps, tiles worth having.
+FORWARD_TIME = {2: (32, 16, 4, 8192), 4: (32, 16, 4, 8192)}
+BACKWARD_TIME = {2: (32, 16, 8, 4096), 4: (32, 16, 8, 4096)}
+FEWEST_CHANNELS = 16
+
+
+def forward(spec: Spec, arch: Arch) -> Walk:
+    """The forward pass, channels contiguous."""
+    return _walk(spec, arch, FORWARD)
+
+
+def backward(spec: Spec, arch: Arch) -> Walk:
+    """The backward pass, channels contiguous."""
+    return _walk(spec, arch, BACKWARD)
+
+
+def forward_time(spec: Spec, arch: Arch) -> Vectors:
+    """The forward pass, time contiguous."""
+    return _vectors(spec, arch, FORWARD_TIME)
+
+
+def backward_time(spec: Spec, arch: Arch) -> Vectors:
+    """The backward pass, time contiguous."""
+    return _vectors(spec, arch, BACKWARD_TIME)
+
+
+def _walk(spec: Spec, arch: Arch, table: dict[int, tuple[int, int, int, int, int]]) -> Walk:
+    lanes, channels, unroll, warps, parallel = table[BYTES[spec.x.dtype]]
+    narrow = min(channels, max(FEWEST_CHANNELS, power_of_two(spec.D)))
+    return Walk(lanes * channels // narrow, narrow, unroll, _warps(warps, arch), parallel=parallel)
+
+
+def _vectors(spec: Spec, arch: Arch, table: dict[int, tuple[int, int, int, int]]) -> Vectors:
+    channels, blocks, warps, parallel = table[BYTES[spec.x.dtype]]
+    return Vectors(channels, blocks, 16 // BYTES[spec.x.dtype], _warps(warps, arch), parallel)
+
+
+def _warps(warps: int, arch: Arch) -> int:
+    """As many threads whatever the warp's size."""
+    return max(1, warps * 32 // arch.warp_size)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n, and at least 1."""
+    return 1 << max(n - 1, 0).bit_length()

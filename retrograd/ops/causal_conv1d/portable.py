@@ -1,0 +1,117 @@
+"""causal_conv1d without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
+
+Both passes work on rows with W-1 steps before their first: (B, W-1 + T, D). Packed sequences are gathered into one such
+row in which each has its state before it (`packing.py`); so no tap reaches into another sequence, and the formulas are
+those of an ordinary batch. `xp` is one of `retrograd.core.xp`'s namespaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from retrograd.core.xp import Namespace
+
+from .packing import Packing, pack
+from .spec import Spec
+
+Arrays = Mapping[str, Any]
+
+
+def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
+    """y and, where it is returned, final_state."""
+    packing = pack(xp, spec, arrays["cu_seqlens"]) if spec.packed else None
+    padded = with_states(xp, spec, arrays, packing)
+    y = pre_activation(xp, spec, arrays, padded)
+    if spec.silu:
+        y = xp.silu(y)
+    made = {"y": xp.astype(y if packing is None else packing.unpack(xp, y), spec.x.dtype)}
+    if spec.return_final_state:
+        if packing is None:
+            final = xp.moveaxis(padded[:, spec.T :], 1, 2)
+        else:
+            final = packing.states_at(xp, padded[:, spec.W - 1 :], packing.finals)
+        made["final_state"] = xp.astype(final, spec.x.dtype)
+    return made
+
+
+def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) -> dict[str, Any]:
+    """The gradients wanted; the formulas are in README.md."""
+    packing = pack(xp, spec, arrays["cu_seqlens"]) if spec.packed else None
+    padded = with_states(xp, spec, arrays, packing) if "x" in arrays else None
+    dpre = xp.astype(arrays["dy"], spec.compute_dtype)
+    if packing is not None:
+        dpre = packing.spread(xp, dpre)
+    if spec.silu:
+        dpre = dpre * silu_grad(xp, pre_activation(xp, spec, arrays, padded))
+    made: dict[str, Any] = {}
+    if wanted & {"x", "initial_state"}:
+        made |= input_gradients(xp, spec, arrays, packing, dpre)
+    if "weight" in wanted:
+        T = dpre.shape[1]
+        taps = [xp.sum(padded[:, k : k + T] * dpre, (0, 1)) for k in range(spec.W)]  # type: ignore[index]
+        made["dweight"] = xp.astype(xp.stack(taps, 1), spec.weight.dtype)
+    if spec.bias is not None and "bias" in wanted:
+        made["dbias"] = xp.astype(xp.sum(dpre, (0, 1)), spec.bias.dtype)
+    return made
+
+
+def with_states(xp: Namespace, spec: Spec, arrays: Arrays, packing: Packing | None) -> Any:
+    """The rows with W-1 steps before the first: the initial state or zeros."""
+    x = xp.astype(arrays["x"], spec.compute_dtype)
+    initial = arrays.get("initial_state")
+    if initial is not None:
+        initial = xp.moveaxis(xp.astype(initial, spec.compute_dtype), 1, 2)
+    if packing is not None:
+        return packing.gather(xp, x, initial)
+    if initial is None:
+        initial = xp.zeros(x, (spec.B, spec.W - 1, spec.D), spec.compute_dtype)
+    return xp.concat([initial, x], 1)
+
+
+def pre_activation(xp: Namespace, spec: Spec, arrays: Arrays, padded: Any) -> Any:
+    """bias + sum over k of weight[:, k] times the input W-1-k steps before."""
+    T = padded.shape[1] - (spec.W - 1)
+    weight = xp.astype(arrays["weight"], spec.compute_dtype)
+    pre = padded[:, :T] * weight[:, 0]
+    for k in range(1, spec.W):
+        pre = pre + padded[:, k : k + T] * weight[:, k]
+    return pre if spec.bias is None else pre + xp.astype(arrays["bias"], spec.compute_dtype)
+
+
+def input_gradients(xp: Namespace, spec: Spec, arrays: Arrays, packing: Packing | None, dpre: Any) -> dict[str, Any]:
+    """dx and, where there is one, dinitial_state: two parts of the gradient of the rows with their states."""
+    W, state = spec.W, spec.state
+    weight = xp.astype(arrays["weight"], spec.compute_dtype)
+    rows = shifted(xp, dpre * weight[:, 0], 0, W - 1)
+    for k in range(1, W):
+        rows = rows + shifted(xp, dpre * weight[:, k], k, W - 1 - k)
+    dfinal = None
+    if spec.return_final_state:
+        dfinal = xp.moveaxis(xp.astype(arrays["dfinal_state"], spec.compute_dtype), 1, 2)
+    if packing is None:
+        if dfinal is not None:
+            rows = rows + shifted(xp, dfinal, spec.T, 0)
+        dx, dinitial = rows[:, W - 1 :], xp.moveaxis(rows[:, : W - 1], 1, 2)
+    else:
+        rows = rows[:, W - 1 :]
+        if dfinal is not None:
+            rows = rows + packing.spread_finals(xp, dfinal)
+        dx, dinitial = packing.unpack(xp, rows), packing.states_at(xp, rows, packing.initials)
+    made = {"dx": xp.astype(dx, spec.x.dtype)}
+    if spec.initial_state is not None:
+        made["dinitial_state"] = xp.astype(dinitial, state.dtype)
+    return made
+
+
+def shifted(xp: Namespace, array: Any, before: int, after: int) -> Any:
+    """The array with so many steps of zeros before and after it."""
+    B, _, D = array.shape
+    pads = [xp.zeros(array, (B, steps, D), str(array.dtype).removeprefix("torch.")) for steps in (before, after)]
+    return xp.concat([pads[0], array, pads[1]], 1)
+
+
+def silu_grad(xp: Namespace, z: Any) -> Any:
+    """The derivative of silu."""
+    sigmoid = xp.sigmoid(z)
+    return sigmoid * (1 + z * (1 - sigmoid))

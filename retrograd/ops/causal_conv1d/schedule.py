@@ -1,0 +1,200 @@
+"""Which kernels run, in which order, on which arrays: a program for each pass, the same for PyTorch and JAX.
+
+The kernels follow the strides: where the steps of a channel lie next to each other in memory, those that read vectors
+of time run; they give the same bits as the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from triton import knobs
+
+from retrograd.core.arch import Arch
+from retrograd.core.program import Array, Launch, Program, Scalar
+from retrograd.core.reduce import sum_rows_launch
+from retrograd.core.rows import Layout, Strides, dense
+
+from . import backward as backward_kernels
+from . import forward as forward_kernels
+from . import plan
+from .spec import Spec
+
+Layouts = Mapping[str, Layout]
+STATE_CHANNELS = 128  # of a program of the kernels for states, one warp each
+
+# Array -> kernel parameter, where it is not the array's own name.
+SHORT = {"initial_state": "initial", "final_state": "final", "dinitial_state": "dinitial", "dfinal_state": "dfinal"}
+
+
+def forward(spec: Spec, inputs: Sequence[str], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
+    """The arguments -> y and, where it is returned, final_state."""
+    given = _inputs(spec, inputs, layouts)
+    reads = "x weight bias initial_state"
+    if _in_time(spec, layouts, "x"):
+        vectors = plan.forward_time(spec, arch)
+        main = Launch(
+            forward_kernels.forward_time,
+            grid=_grid(spec, vectors),
+            arrays=_pointers(given + outputs, f"{reads} y"),
+            scalars={**_strides(given, layouts, reads), "T": spec.T, "tiles": vectors.tiles(spec)},
+            constants={**_constants(spec, arch), **_vectors(spec, vectors), **_activation(spec, arch)},
+            num_warps=vectors.num_warps,
+            overlap=arch.overlaps_launches,
+        )
+    else:
+        walk = plan.forward(spec, arch)
+        reads += " cu_seqlens"
+        main = Launch(
+            forward_kernels.forward_channels,
+            grid=_grid(spec, walk),
+            arrays=_pointers(given + outputs, f"{reads} y"),
+            scalars={**_strides(given, layouts, reads), **_lengths(spec, walk)},
+            constants={**_constants(spec, arch), **_walk(walk), **_activation(spec, arch)},
+            num_warps=walk.num_warps,
+            overlap=arch.overlaps_launches,
+        )
+    if not spec.return_final_state:
+        return Program(given, outputs, (), (main,))
+    reads = "x initial_state cu_seqlens"
+    states = Launch(
+        forward_kernels.final_states,
+        grid=_state_grid(spec),
+        arrays=_pointers(given + outputs, f"{reads} final_state"),
+        scalars={**_strides(given, layouts, reads), "T": spec.T},
+        constants={**_constants(spec, arch), "BLOCK_D": STATE_CHANNELS},
+        num_warps=1,
+        overlap=arch.overlaps_launches,
+    )
+    return Program(given, outputs, (), (main, states))
+
+
+def backward(spec: Spec, inputs: Sequence[str], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
+    """The gradients of the results, and arguments -> the gradients that `outputs` names."""
+    given = _inputs(spec, inputs, layouts)
+    made = {array.name: array for array in outputs}
+    in_time = {name: name in inputs and _in_time(spec, layouts, name) for name in ("x", "dy")}
+    tile = plan.backward_time(spec, arch) if any(in_time.values()) else plan.backward(spec, arch)
+    partials = spec.B * tile.chunks(spec)
+    scratch = tuple(
+        Array(f"{name}_partial", (partials, *made[name].shape), "float32")
+        for name in ("dweight", "dbias")
+        if name in made and (partials != 1 or made[name].dtype != "float32")
+    )
+    pointers = {f"{array.name.removesuffix('_partial')}_ptr": array.name for array in scratch}
+    reads = "dy dfinal_state x weight bias initial_state"
+    launches = []
+    if made.keys() & {"dx", "dweight", "dbias"}:
+        if isinstance(tile, plan.Vectors):
+            launch = Launch(
+                backward_kernels.backward_time,
+                grid=_grid(spec, tile),
+                arrays=_pointers(given + outputs, f"{reads} dx dweight dbias") | pointers,
+                scalars={**_strides(given, layouts, reads), "T": spec.T, "tiles": tile.tiles(spec)},
+                constants={
+                    **_constants(spec, arch),
+                    **_vectors(spec, tile),
+                    **_activation(spec, arch),
+                    "X_IN_TIME": in_time["x"],
+                    "DY_IN_TIME": in_time["dy"],
+                },
+                num_warps=tile.num_warps,
+                overlap=arch.overlaps_launches,
+            )
+        else:
+            launch = Launch(
+                backward_kernels.backward_channels,
+                grid=_grid(spec, tile),
+                arrays=_pointers(given + outputs, f"{reads} cu_seqlens dx dweight dbias") | pointers,
+                scalars={**_strides(given, layouts, f"{reads} cu_seqlens"), **_lengths(spec, tile)},
+                constants={**_constants(spec, arch), **_walk(tile), **_activation(spec, arch)},
+                num_warps=tile.num_warps,
+                overlap=arch.overlaps_launches,
+            )
+        launches.append(launch)
+    if "dinitial_state" in made:
+        launches.append(
+            Launch(
+                backward_kernels.initial_gradients,
+                grid=_state_grid(spec),
+                arrays=_pointers(given + outputs, f"{reads} cu_seqlens dinitial_state"),
+                scalars={**_strides(given, layouts, f"{reads} cu_seqlens"), "T": spec.T},
+                constants={**_constants(spec, arch), "BLOCK_D": STATE_CHANNELS, **_activation(spec, arch)},
+                num_warps=1,
+                overlap=arch.overlaps_launches,
+            )
+        )
+    for array in scratch:
+        total = array.name.removesuffix("_partial")
+        launches.append(sum_rows_launch(array.name, total, partials, prod(array.shape[1:]), arch))
+    return Program(given, outputs, scratch, tuple(launches))
+
+
+def _inputs(spec: Spec, names: Sequence[str], layouts: Layouts) -> tuple[Array, ...]:
+    arrays = []
+    for name in names:
+        param = {"dy": spec.x, "dfinal_state": spec.state}.get(name) or getattr(spec, name)
+        aligned = layouts[name].aligned if name in layouts else True
+        arrays.append(Array(name, param.shape, param.dtype, aligned))
+    return tuple(arrays)
+
+
+def _in_time(spec: Spec, layouts: Layouts, name: str) -> bool:
+    """Whether the steps of a channel lie next to each other, and channels do not; packed sequences begin anywhere."""
+    if spec.packed:
+        return False
+    _, time, channel = layouts[name].strides if name in layouts else dense(spec.x.shape)
+    return time == 1 and (channel != 1 or spec.D == 1)
+
+
+def _grid(spec: Spec, tile: plan.Walk | plan.Vectors) -> int:
+    return spec.B * tile.chunks(spec) * -(-spec.D // tile.channels)
+
+
+def _state_grid(spec: Spec) -> int:
+    return spec.sequences * -(-spec.D // STATE_CHANNELS)
+
+
+def _lengths(spec: Spec, walk: plan.Walk) -> dict[str, Scalar]:
+    return {"T": spec.T, "sequences": spec.sequences, "steps": walk.steps(spec)}
+
+
+def _constants(spec: Spec, arch: Arch) -> dict[str, Any]:
+    return {"D": spec.D, "W": spec.W, "OVERLAP": arch.overlaps_launches}
+
+
+def _activation(spec: Spec, arch: Arch) -> dict[str, Any]:
+    """Triton's interpreter has no instructions to speed up."""
+    return {"SILU": spec.silu, "FAST": arch.backend == "cuda" and not knobs.runtime.interpret}
+
+
+def _walk(walk: plan.Walk) -> dict[str, int]:
+    return {"LANES": walk.lanes, "BLOCK_D": walk.channels, "UNROLL": walk.unroll, "STAGES": walk.stages}
+
+
+def _vectors(spec: Spec, vectors: plan.Vectors) -> dict[str, Any]:
+    return {
+        "CHANNELS": vectors.channels,
+        "BLOCKS": vectors.blocks,
+        "VECTOR": vectors.vector,
+        "EVEN": spec.T % vectors.vector == 0,
+    }
+
+
+def _pointers(arrays: tuple[Array, ...], names: str) -> dict[str, str | None]:
+    there = {array.name for array in arrays}
+    return {f"{SHORT.get(name, name)}_ptr": name if name in there else None for name in names.split()}
+
+
+def _strides(arrays: tuple[Array, ...], layouts: Layouts, names: str) -> dict[str, Scalar]:
+    """Each array's strides; of an absent one, zeros."""
+    shapes = {array.name: array.shape for array in arrays}
+
+    def strides(name: str) -> Strides:
+        if name not in shapes:
+            return (0, 0, 0)
+        return tuple(layouts[name].strides) if name in layouts else dense(shapes[name])
+
+    return {f"{SHORT.get(name, name)}_strides": strides(name) for name in names.split()}

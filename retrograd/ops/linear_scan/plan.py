@@ -1,0 +1,79 @@
+"""Tile sizes and ways: a pure function of the spec and the architecture.
+
+A tile decides the order of the arithmetic. It depends on D and the dtypes alone, never on B, T or how many sequences
+are packed, so a sequence has the same bits wherever it stands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from retrograd.core.arch import Arch
+
+from .spec import Spec
+
+BLOCK = 1024  # elements of a program that clears or sums
+FEW_CHANNELS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one program works on: `rows` runs of `steps` steps, one after the other in time, of `channels` channels.
+
+    Attributes:
+        steps: steps that a thread holds in registers.
+        levels: log2 of the rows; a group of tiles has as many tiles.
+        channels: neighbouring channels; rows * channels threads.
+    """
+
+    steps: int
+    levels: int
+    channels: int
+
+    @property
+    def rows(self) -> int:
+        """Runs of a tile."""
+        return 1 << self.levels
+
+    @property
+    def time(self) -> int:
+        """Steps of a tile."""
+        return self.steps << self.levels
+
+    def num_warps(self, arch: Arch) -> int:
+        """Warps with a thread for each run."""
+        return max(1, self.rows * self.channels // arch.warp_size)
+
+    def constants(self) -> dict[str, int]:
+        """As kernels take it."""
+        return {"STEPS": self.steps, "LEVELS": self.levels, "CHANNELS": self.channels}
+
+
+def forward(spec: Spec) -> Tile:
+    """The forward pass's tile: a and b in registers. Few channels make many tiles in time, so these are longer."""
+    if spec.complex:
+        return Tile(steps=16, levels=4, channels=16)
+    return Tile(steps=64 if spec.channels <= FEW_CHANNELS else 32, levels=3, channels=16)
+
+
+def backward(spec: Spec) -> Tile:
+    """The backward pass's tile: dh, a and h in registers."""
+    if spec.complex:
+        return Tile(steps=8, levels=4, channels=16)
+    return Tile(steps=32, levels=3, channels=16)
+
+
+def one_pass(arch: Arch) -> bool:
+    """Whether tiles hand on their state while they hold their data, so that a and b are read once.
+
+    NVIDIA starts programs in the order of their numbers, and a 64-bit word arrives whole; elsewhere neither has been
+    tried, and three kernels find the states first. The bits are the same.
+    """
+    return arch.backend == "cuda"
+
+
+def tiles(spec: Spec, tile: Tile) -> int:
+    """Tiles of a row; at least one, which writes the final state. Packed: slots for the tiles of all sequences."""
+    if spec.cu_seqlens is not None:
+        return spec.time // tile.time + spec.sequences
+    return max(1, -(-spec.time // tile.time))

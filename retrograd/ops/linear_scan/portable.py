@@ -1,0 +1,318 @@
+"""The linear scan without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
+
+Time is cut into chunks of CHUNK steps from where the recurrence begins. First all chunks go side by side, step by step,
+from a state of zero, with the product of their decays; then one short scan carries the state from chunk to chunk. The
+chunks of a packed sequence are its own, so it has the same bits packed as alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from retrograd.core.xp import Namespace
+
+from .spec import Spec
+
+CHUNK = 64
+
+
+Number = tuple[Any, ...]  # (value,), or (real part, imaginary part): a CPU's complex product depends on its place
+
+
+def forward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """(a, b, initial_state, cu_seqlens) -> (h, final_state)."""
+    b = _parts(spec, xp.astype(arrays["b"], spec.state_dtype))
+    a = _parts(spec, xp.broadcast_to(xp.astype(arrays["a"], spec.state_dtype), spec.b.shape))
+    state = _states(xp, spec, arrays.get("initial_state"), b[0])
+    h, final = scan(xp, _Chunks.of(xp, spec, spec.reverse, arrays.get("cu_seqlens"), b[0]), a, b, state)
+    made = {"h": _result(xp, h, spec.b.dtype)}
+    return made | ({"final_state": _result(xp, final, spec.state_dtype)} if spec.return_final_state else {})
+
+
+def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
+    """(dh, dfinal_state, a, h, initial_state, cu_seqlens) -> (da, db, dinitial_state); formulas in README.md."""
+    dh = _parts(spec, xp.astype(arrays["dh"], spec.state_dtype))
+    a = _conj(_parts(spec, xp.broadcast_to(xp.astype(arrays["a"], spec.state_dtype), spec.b.shape)))
+    chunks = _Chunks.of(xp, spec, not spec.reverse, arrays.get("cu_seqlens"), dh[0])
+    forwards = _Chunks.of(xp, spec, spec.reverse, arrays.get("cu_seqlens"), dh[0])
+    ones = tuple(x + (1 - i) for i, x in enumerate(_states(xp, spec, None, dh[0])))
+    decays = tuple(chunks.shifted(xp, x, first) for x, first in zip(a, ones, strict=True))
+    g, last = scan(xp, chunks, decays, dh, _states(xp, spec, arrays.get("dfinal_state"), dh[0]))
+    made = {}
+    if "a" in wanted:
+        h = _parts(spec, xp.astype(arrays["h"], spec.state_dtype))
+        initial = _states(xp, spec, arrays.get("initial_state"), dh[0])
+        earlier = tuple(forwards.shifted(xp, x, first) for x, first in zip(h, initial, strict=True))
+        da = _multiply(_conj(earlier), g)
+        axes = tuple(axis for axis, shared in ((0, spec.shares_batch), (2, spec.shares_channels)) if shared)
+        if axes:
+            da = tuple(xp.reshape(xp.sum(x, axes), spec.a.shape) for x in da)
+        made["da"] = _result(xp, da, spec.a.dtype)
+    if "b" in wanted:
+        made["db"] = _result(xp, g, spec.b.dtype)
+    if "initial_state" in wanted and spec.initial_state is not None:
+        ends = tuple(chunks.last(xp, x, empty) for x, empty in zip(a, ones, strict=True))
+        made["dinitial_state"] = _result(xp, _multiply(ends, last), spec.initial_state.dtype)
+    return made
+
+
+def scan(xp: Namespace, chunks: _Chunks, a: Number, b: Number, state: Number) -> tuple[Number, Number]:
+    """All states (B, T, D) and the last ones (sequences, D), from the first ones."""
+    # (size, sequences, chunks, D); a step behind the end is the identity.
+    a = tuple(chunks.cut(xp, x, 1 - i) for i, x in enumerate(a))
+    b = tuple(chunks.cut(xp, x, 0) for x in b)
+    parts = len(a)
+    none = xp.zeros(b[0], tuple(b[0].shape[1:]), chunks.dtype)
+
+    def step(carry: Any, x: Any) -> Any:
+        P, l, a, b = carry[:parts], carry[parts:], x[:parts], x[parts:]  # noqa: E741
+        carry = (*_multiply(P, a), *_add(_multiply(a, l), b))
+        return carry, carry
+
+    identity = (none + 1, *(none,) * (2 * parts - 1))
+    over, within = xp.scan(step, identity, (*a, *b), False)
+
+    def carry_over(carry: Any, x: Any) -> Any:
+        P, l, initial, first = x[:parts], x[parts : 2 * parts], x[2 * parts : -1], x[-1]  # noqa: E741
+        H = _where(xp, first, initial, carry)
+        return _advance(xp, P, H, l), H
+
+    over = tuple(xp.moveaxis(x, 1, 0) for x in over)
+    first = chunks.firsts(xp, none)
+    initial = tuple(chunks.starts(xp, x) for x in state)
+    nothing = (xp.zeros(none, tuple(over[0].shape[1:]), chunks.dtype),) * parts
+    _, H = xp.scan(carry_over, nothing, (*over, *initial, first), False)
+    after = _advance(xp, over[:parts], H, over[parts:])
+    h = _advance(xp, within[:parts], tuple(xp.moveaxis(x, 0, 1)[None] for x in H), within[parts:])
+    return tuple(chunks.join(xp, x) for x in h), tuple(chunks.ends(xp, x) for x in after)
+
+
+def _multiply(x: Number, y: Number) -> Number:
+    if len(x) == 1:
+        return (x[0] * y[0],)
+    return x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0]
+
+
+def _add(x: Number, y: Number) -> Number:
+    return tuple(a + b for a, b in zip(x, y, strict=True))
+
+
+def _conj(x: Number) -> Number:
+    return x if len(x) == 1 else (x[0], -x[1])
+
+
+def _where(xp: Namespace, condition: Any, x: Number, y: Number) -> Number:
+    return tuple(xp.where(condition, a, b) for a, b in zip(x, y, strict=True))
+
+
+def _advance(xp: Namespace, P: Number, x: Number, l: Number) -> Number:  # noqa: E741
+    """P * x + l, and l where x is 0: no state stays no state, even if the product P has overflowed."""
+    nothing = x[0] == 0 if len(x) == 1 else (x[0] == 0) & (x[1] == 0)
+    return _where(xp, nothing, l, _add(_multiply(P, x), l))
+
+
+def _parts(spec: Spec, x: Any) -> Number:
+    return (x.real, x.imag) if spec.complex else (x,)
+
+
+def _result(xp: Namespace, x: Number, dtype: str) -> Any:
+    return xp.dense(xp.astype(xp.complex(*x) if len(x) == 2 else x[0], dtype))
+
+
+def _states(xp: Namespace, spec: Spec, states: Any, like: Any) -> Number:
+    """States (sequences, D) in the dtype of the arithmetic; zeros where there are none."""
+    if states is None:
+        return (xp.zeros(like, (spec.sequences, spec.channels), _real(spec)),) * (2 if spec.complex else 1)
+    return _parts(spec, xp.astype(states, spec.state_dtype))
+
+
+def _real(spec: Spec) -> str:
+    """Dtype of the arithmetic's real numbers."""
+    return {"complex64": "float32", "complex128": "float64"}.get(spec.state_dtype, spec.state_dtype)
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """How time is cut, for one direction: rows of a batch, which are all as long as each other.
+
+    Attributes:
+        time: T.
+        size: steps of a chunk; no more than there are.
+        reverse: whether the recurrence begins at the last step.
+        dtype: of the arithmetic.
+    """
+
+    time: int
+    size: int
+    reverse: bool
+    dtype: str
+
+    @staticmethod
+    def of(xp: Namespace, spec: Spec, reverse: bool, cu_seqlens: Any, like: Any) -> _Chunks:
+        size = max(1, min(CHUNK, spec.time))
+        if cu_seqlens is None:
+            return _Chunks(spec.time, size, reverse, _real(spec))
+        return _Packed.from_bounds(xp, spec, size, reverse, cu_seqlens, like)
+
+    def cut(self, xp: Namespace, x: Any, other: int) -> Any:
+        """(B, T, D) -> (size, B, chunks, D), each chunk in the order of the recurrence, `other` behind the end."""
+        B, T, D = x.shape
+        chunks = max(1, -(-T // self.size))
+        missing = xp.zeros(x, (B, chunks * self.size - T, D), self.dtype) + other
+        if self.reverse:
+            x = xp.concat([missing, x], 1)[:, self._backwards(xp, x, chunks * self.size)]
+        else:
+            x = xp.concat([x, missing], 1)
+        return xp.moveaxis(xp.reshape(x, (B, chunks, self.size, D)), 2, 0)
+
+    def join(self, xp: Namespace, x: Any) -> Any:
+        """The inverse of `cut`."""
+        x = xp.moveaxis(x, 0, 2)
+        B, chunks, _, D = x.shape
+        x = xp.reshape(x, (B, chunks * self.size, D))[:, : self.time]
+        return x[:, self._backwards(xp, x, self.time)] if self.reverse else x
+
+    def firsts(self, xp: Namespace, like: Any) -> Any:
+        """Whether a chunk is the first of its sequence, (chunks, 1, 1)."""
+        chunks = max(1, -(-self.time // self.size))
+        return (_numbers(xp, like, chunks) == 0)[:, None, None]
+
+    def starts(self, xp: Namespace, state: Any) -> Any:
+        """Each chunk's sequence's first state."""
+        return xp.broadcast_to(state[None], (max(1, -(-self.time // self.size)), *state.shape))
+
+    def ends(self, xp: Namespace, after: Any) -> Any:
+        """The last state of each sequence, from those after each chunk."""
+        return after[-1]
+
+    def shifted(self, xp: Namespace, x: Any, first: Any) -> Any:
+        """What x was one step before, in the order of the recurrence; `first` (sequences, D) in its first step."""
+        if self.time == 0:
+            return x
+        first = first[:, None]
+        return xp.concat([x[:, 1:], first] if self.reverse else [first, x[:, :-1]], 1)
+
+    def last(self, xp: Namespace, x: Any, empty: Any) -> Any:
+        """x in the last step of each sequence; `empty` where it has none."""
+        if self.time == 0:
+            return empty
+        return x[:, 0] if self.reverse else x[:, -1]
+
+    def _backwards(self, xp: Namespace, like: Any, size: int) -> Any:
+        return size - 1 - _numbers(xp, like, size)
+
+
+@dataclass(frozen=True)
+class _Packed(_Chunks):
+    """Packed sequences: the chunks of sequence s begin at chunk bounds[s] // size + s, enough for every length.
+
+    Attributes:
+        bounds: (sequences + 1,), rising from 0 to T at most.
+        times: (chunks * size,), the time of every step of every chunk.
+        exists: (chunks * size,), whether the step is one of a sequence.
+        sequence: (chunks,), whose chunk it is; first: whether it is that sequence's first.
+        places: (T,), where in the chunks a time stands; inside: whether it is one of a sequence.
+    """
+
+    bounds: Any
+    times: Any
+    exists: Any
+    sequence: Any
+    first: Any
+    places: Any
+    inside: Any
+    owner: Any
+
+    @staticmethod
+    def from_bounds(xp: Namespace, spec: Spec, size: int, reverse: bool, cu_seqlens: Any, like: Any) -> _Packed:
+        T, S = spec.time, spec.sequences
+        given = xp.where(cu_seqlens < 0, cu_seqlens * 0, cu_seqlens)
+        given = xp.where(given > T, given * 0 + T, given)
+        _, (bounds,) = xp.scan(_rise(xp), (given[0],), (given,), False)
+        chunks = T // size + S
+        sequences = _numbers(xp, like, S)
+        origins = bounds[:-1] // size + sequences
+        number = _numbers(xp, like, chunks)
+        sequence = _owner(xp, number, origins)
+        inner = number - origins[sequence]
+        local = inner[:, None] * size + _numbers(xp, like, size)[None, :]
+        lengths = bounds[1:] - bounds[:-1]
+        length = lengths[sequence][:, None]
+        exists = (local >= 0) & (local < length)
+        clipped = xp.where(exists, local, local * 0)
+        times = bounds[sequence][:, None] + (length - 1 - clipped if reverse else clipped)
+        times = xp.where(exists, times, times * 0)
+
+        t = _numbers(xp, like, T)
+        owner = _owner(xp, t, bounds[:-1])
+        # Of sequences that begin at one place, the last is the one that is not empty.
+        inside = (t >= bounds[:-1][owner]) & (t < bounds[1:][owner])
+        step = bounds[1:][owner] - 1 - t if reverse else t - bounds[:-1][owner]
+        step = xp.where(inside, step, step * 0)
+        places = (origins[owner] + step // size) * size + step % size
+        return _Packed(
+            T, size, reverse, _real(spec), bounds, xp.reshape(times, (-1,)), xp.reshape(exists, (-1,)), sequence,
+            inner == 0, places, inside, owner,
+        )  # fmt: skip
+
+    def cut(self, xp: Namespace, x: Any, other: int) -> Any:
+        D = x.shape[2]
+        if self.time == 0:
+            x = xp.zeros(x, (1, 1, D), self.dtype)
+        x = xp.where(self.exists[:, None], x[0][self.times], xp.zeros(x, (1, D), self.dtype) + other)
+        return xp.moveaxis(xp.reshape(x, (1, -1, self.size, D)), 2, 0)
+
+    def join(self, xp: Namespace, x: Any) -> Any:
+        D = x.shape[-1]
+        flat = xp.reshape(xp.moveaxis(x, 0, 2), (-1, D))[self.places]
+        return xp.where(self.inside[:, None], flat, xp.zeros(x, (1, D), self.dtype))[None]
+
+    def firsts(self, xp: Namespace, like: Any) -> Any:
+        return self.first[:, None, None]
+
+    def starts(self, xp: Namespace, state: Any) -> Any:
+        return state[self.sequence][:, None]
+
+    def ends(self, xp: Namespace, after: Any) -> Any:
+        lengths = self.bounds[1:] - self.bounds[:-1]
+        origins = self.bounds[:-1] // self.size + _numbers(xp, after, lengths.shape[0])
+        inner = xp.where(lengths > 0, (lengths - 1) // self.size, lengths * 0)
+        return after[origins + inner][:, 0]
+
+    def shifted(self, xp: Namespace, x: Any, first: Any) -> Any:
+        if self.time == 0:
+            return x
+        start, stop = self.bounds[:-1][self.owner], self.bounds[1:][self.owner]
+        t = _numbers(xp, x, self.time)
+        begins = t == (stop - 1 if self.reverse else start)
+        neighbour = t + (1 if self.reverse else -1)
+        neighbour = xp.where(begins | ~self.inside, t, neighbour)
+        return xp.where(begins[:, None], first[self.owner], x[0][neighbour])[None]
+
+    def last(self, xp: Namespace, x: Any, empty: Any) -> Any:
+        if self.time == 0:
+            return empty
+        start, stop = self.bounds[:-1], self.bounds[1:]
+        t = xp.where(stop > start, start if self.reverse else stop - 1, start * 0)
+        return xp.where((stop > start)[:, None], x[0][t], empty)
+
+
+def _numbers(xp: Namespace, like: Any, size: int) -> Any:
+    """0 to size - 1."""
+    return xp.cumsum(xp.zeros(like, (size,), "int32") + 1, 0) - 1
+
+
+def _owner(xp: Namespace, place: Any, begins: Any) -> Any:
+    """For each place, the last of the rising `begins` that is not after it; 0 where none is."""
+    count = xp.sum(xp.astype(place[:, None] >= begins[None, :], "int32"), 1)
+    return xp.where(count > 0, count - 1, count)
+
+
+def _rise(xp: Namespace) -> Any:
+    def step(carry: Any, x: Any) -> Any:
+        highest = xp.where(x[0] > carry[0], x[0], carry[0])
+        return (highest,), (highest,)
+
+    return step

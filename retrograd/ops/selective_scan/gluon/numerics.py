@@ -1,0 +1,75 @@
+"""Special functions in fp32 by single instructions, and tiles put together from rows."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+LOG2E = gl.constexpr(1.4426950408889634)
+LN2 = gl.constexpr(0.6931471805599453)
+
+# Newer releases of Triton call them async_load and barrier.
+copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+
+
+@gluon.jit
+def ex2(x):
+    """2**x in one special-function instruction; denormals are flushed."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def reciprocal(x):
+    """1 / x in one special-function instruction."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x))."""
+    return reciprocal(1.0 + ex2(x * -LOG2E))
+
+
+@gluon.jit
+def log1p_unit(e):
+    """log(1 + e) for e in [0, 1]: e times a polynomial of degree 7, relative error 3e-7; no special function."""
+    p = e * -0.00853909645229578 + 0.044089239090681076
+    p = p * e + -0.10768117010593414
+    p = p * e + 0.17745204269886017
+    p = p * e + -0.24495449662208557
+    p = p * e + 0.33275479078292847
+    p = p * e + -0.4999740421772003
+    p = p * e + 0.9999998211860657
+    return p * e
+
+
+@gluon.jit
+def softplus(x):
+    """log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|))."""
+    return gl.maximum(x, 0.0) + log1p_unit(ex2(-gl.abs(x) * LOG2E))
+
+
+@gluon.jit
+def softplus_and_slope(x):
+    """softplus(x) and its derivative, sigmoid(x), which share an exponential."""
+    e = ex2(-gl.abs(x) * LOG2E)
+    r = reciprocal(1.0 + e)
+    return gl.maximum(x, 0.0) + log1p_unit(e), gl.where(x >= 0, r, e * r)
+
+
+@gluon.jit
+def forget(x):
+    """x itself, as a value that the compiler knows nothing of, so that what is made of it is not kept in registers."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=1)
+
+
+@gluon.jit
+def stack4(a, b, c, d):
+    """Four vectors (D,) as the columns of (D, 4)."""
+    return gl.join(gl.join(a, c), gl.join(b, d)).reshape([a.shape[0], 4])
+
+
+@gluon.jit
+def stack8(a, b, c, d, e, f, g, h):
+    """Eight vectors (D,) as the columns of (D, 8); a thread's elements stay its own."""
+    return gl.join(stack4(a, c, e, g), stack4(b, d, f, h)).reshape([a.shape[0], 8])

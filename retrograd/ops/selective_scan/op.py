@@ -1,0 +1,116 @@
+"""selective_scan as both frameworks see it: its arrays and options, its checks, its two passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from retrograd.core.arch import Arch
+from retrograd.core.op import Layouts, Params
+from retrograd.core.program import Array, Program
+from retrograd.core.xp import Namespace
+
+from . import portable
+from . import spec as specs
+from .spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The forward pass: y, the final state where it is asked for, and the state that enters every chunk."""
+
+    spec: Spec
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The arguments that are there."""
+        return tuple(self.spec.arrays())
+
+    @property
+    def outputs(self) -> tuple[Array, ...]:
+        """y, final_state, states."""
+        spec = self.spec
+        final = (Array("final_state", spec.state.shape, spec.state.dtype),) if spec.return_final_state else ()
+        return (
+            Array("y", spec.x.shape, spec.x.dtype),
+            *final,
+            Array("states", spec.kept.shape, spec.kept.dtype),
+        )
+
+    def program(self, layouts: Layouts, arch: Arch) -> Program | None:
+        """The kernels; None for dtypes that they do not take."""
+        from . import schedule
+
+        if not specs.takes_kernels(self.spec):
+            return None
+        return schedule.forward(self.spec, self.inputs, self.outputs, layouts, arch)
+
+    def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The same without a kernel."""
+        return portable.forward(xp, self.spec, arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The backward pass: the gradients of the arguments `wanted`."""
+
+    spec: Spec
+    wanted: frozenset[str]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The gradients of the results, the arguments but for the initial state, and the kept states."""
+        results = ("dy", "dfinal_state") if self.spec.return_final_state else ("dy",)
+        return (*results, *(name for name in self.spec.arrays() if name != "initial_state"), "states")
+
+    @property
+    def outputs(self) -> tuple[Array, ...]:
+        """The gradients wanted of the arguments that are there."""
+        given = self.spec.arrays().items()
+        return tuple(Array(f"d{name}", param.shape, param.dtype) for name, param in given if name in self.wanted)
+
+    def program(self, layouts: Layouts, arch: Arch) -> Program | None:
+        """The kernels; None for dtypes that they do not take."""
+        from . import schedule
+
+        if not specs.takes_kernels(self.spec):
+            return None
+        return schedule.backward(self.spec, self.inputs, self.outputs, layouts, arch)
+
+    def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The same without a kernel."""
+        return portable.backward(xp, self.spec, arrays)
+
+
+class SelectiveScan:
+    """The op."""
+
+    name = specs.OP
+    arguments: tuple[str, ...] = specs.ARGUMENTS
+    indices = frozenset({"cu_seqlens"})
+    options: Mapping[str, str] = {"dt_softplus": "bool", "return_final_state": "bool"}
+    results: tuple[str, ...] = ("y", "final_state")
+    kept: tuple[str, ...] = ("states",)
+    batch_axis: Mapping[str, int] = dict.fromkeys(
+        ("x", "dt", "B", "C", "z", "initial_state", "y", "final_state", "states"), 0
+    )
+
+    def spec(self, params: Params, options: Mapping[str, Any]) -> Spec:
+        """Check a call. Raises ValueError or TypeError."""
+        return Spec.of(params, options)
+
+    def shared(self, spec: Spec) -> frozenset[str]:
+        """The arguments without an axis of examples in this call."""
+        return frozenset(name for name in "BC" if spec.constant(name))
+
+    def forward(self, spec: Spec) -> Forward:
+        """The forward pass."""
+        return Forward(spec)
+
+    def backward(self, spec: Spec, wanted: frozenset[str]) -> Backward:
+        """The backward pass."""
+        return Backward(spec, wanted - self.indices)
+
+
+OP = SelectiveScan()

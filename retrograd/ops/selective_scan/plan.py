@@ -1,0 +1,101 @@
+"""Tile sizes: a pure function of the spec and the architecture.
+
+Nothing here looks at the batch, the number of packed sequences or the number of steps: a sequence meets the same
+binary, and its sums are taken in the same order, wherever it lies.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from retrograd.core.arch import Arch
+
+from .spec import Spec
+
+# States that a thread holds: more of them mean fewer sums across threads, and more registers.
+FORWARD_STATES = 16
+BACKWARD_STATES = 8
+# Channels of a program, at most. In the backward pass they also are how many the partial sums of dB and dC are over.
+FORWARD_CHANNELS = 32
+BACKWARD_CHANNELS = 16
+# More would leave a thread less than the 255 registers that it needs.
+MOST_WARPS = 8
+# Steps of an unrolled loop. In the backward pass their states and decays are in registers at once.
+FORWARD_GROUP = 8
+BACKWARD_GROUP = 4
+MANY_STATES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one program works on.
+
+    Attributes:
+        unit: channels that share B and C; a program's channels lie in one unit.
+        channels: channels of a program, a power of two.
+        states: states of a channel, rounded up to a power of two.
+        group: steps of an unrolled loop.
+        num_warps: warps a program.
+    """
+
+    unit: int
+    channels: int
+    states: int
+    group: int
+    num_warps: int
+
+    @property
+    def max_registers(self) -> int:
+        """As many a thread as an NVIDIA program of this size may have."""
+        return min(255, 65_536 // (32 * self.num_warps))
+
+    @property
+    def blocks_a_unit(self) -> int:
+        """Programs that share a unit of channels."""
+        return -(-self.unit // self.channels) if self.unit else 0
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n, and at least 1."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def unit(spec: Spec) -> int:
+    """Channels that share B and C."""
+    return math.gcd(*(spec.channels // spec.groups(name) for name in ("B", "C")))
+
+
+def forward(spec: Spec, arch: Arch) -> Tile:
+    """The forward pass's tile: one warp, and as many channels as it has registers for."""
+    states = power_of_two(spec.N)
+    channels = max(1, min(FORWARD_CHANNELS, FORWARD_STATES * arch.warp_size // states))
+    return Tile(unit(spec), min(channels, power_of_two(unit(spec))), states, FORWARD_GROUP, num_warps=1)
+
+
+def backward(spec: Spec, arch: Arch) -> Tile:
+    """The backward pass's tile: few channels would mean many partial sums, so many states take more warps."""
+    states = power_of_two(spec.N)
+    channels = max(BACKWARD_CHANNELS, min(FORWARD_CHANNELS, BACKWARD_STATES * arch.warp_size // states))
+    channels = min(channels, MOST_WARPS * BACKWARD_STATES * arch.warp_size // states)
+    channels = min(channels, power_of_two(unit(spec)))
+    warps = max(1, states * channels // (BACKWARD_STATES * arch.warp_size))
+    # Sums over more threads take registers too.
+    many = states > (MANY_STATES if channels >= BACKWARD_CHANNELS else MANY_STATES // 2)
+    group = BACKWARD_GROUP // 2 if many else BACKWARD_GROUP
+    return Tile(unit(spec), channels, states, group, num_warps=warps)
+
+
+@dataclass(frozen=True, slots=True)
+class SumTile:
+    """What a program of the second stage of dB and dC works on: steps, and partial sums that it asks for at once."""
+
+    rows: int
+    blocks: int
+    num_warps: int = 4
+
+
+def sum_blocks(spec: Spec, blocks_a_group: int) -> SumTile:
+    """About 4,096 elements at a time."""
+    blocks = min(16, power_of_two(blocks_a_group))
+    return SumTile(rows=max(1, min(16, 4096 // (blocks * power_of_two(spec.N)))), blocks=blocks)

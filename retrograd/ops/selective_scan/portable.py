@@ -1,0 +1,260 @@
+"""The selective scan without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
+
+`xp` is one of `retrograd.core.xp`'s namespaces. Time is cut in chunks and these in blocks. What needs no state (decays,
+inputs, sums over states or channels) is computed for a whole block at once; only h = e * h + v goes step by step.
+Within a block arrays lie as (steps, batch, states, channels).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from retrograd.core.xp import Namespace
+
+from .chunks import cut_time
+from .spec import Spec
+
+Arrays = Mapping[str, Any]
+# Steps of a block, at most; a chunk is a whole number of blocks.
+BLOCK = 32
+
+
+def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
+    """The outputs y, final_state and states, by name."""
+    x, delta, _ = _inputs(xp, spec, arrays)
+    if 0 in spec.x.shape:
+        return _without_steps(xp, spec, arrays)
+    time = cut_time(xp, spec, arrays)
+    maths = _Maths(xp, spec, arrays)
+    marks = len(time.starts)
+
+    def chunk(carry: Any, given: Any) -> Any:
+        entering = time.enter(carry[0], given[:marks])
+        (after,), (y,) = xp.scan(maths.forward, (entering,), maths.blocks(given[marks:]), False)
+        return (after,), (entering, maths.whole(y), *((after,) if spec.packed else ()))
+
+    matrices = [time.cut(arrays[name]) for name in ("B", "C") if not spec.constant(name)]
+    xs = (*time.starts, time.cut(delta), time.cut(delta * x), *matrices)
+    (last,), (states, y, *after) = xp.scan(chunk, (time.initial,), xs, False)
+
+    y = _skip(spec, arrays, time.join(y), x)
+    if spec.z is not None:
+        y = y * xp.silu(xp.astype(arrays["z"], spec.compute_dtype))
+    made = {"y": xp.astype(y, spec.x.dtype), "states": xp.moveaxis(xp.moveaxis(states, 0, 1), -1, -2)}
+    if spec.return_final_state:
+        made["final_state"] = xp.moveaxis(time.at_ends(last, *after or (None,)), -1, -2)
+    return {name: xp.dense(array) for name, array in made.items()}
+
+
+def backward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
+    """Every gradient by name; the formulas are in README.md."""
+    if 0 in spec.x.shape:
+        return _gradients_without_steps(xp, spec, arrays)
+    x, delta, slope = _inputs(xp, spec, arrays)
+    time = cut_time(xp, spec, arrays)
+    maths = _Maths(xp, spec, arrays)
+    marks = len(time.ends)
+    dout = xp.astype(arrays["dy"], spec.compute_dtype)
+    z = None if spec.z is None else xp.astype(arrays["z"], spec.compute_dtype)
+    dy = dout if z is None else dout * xp.silu(z)
+
+    def chunk(carry: Any, given: Any) -> Any:
+        g, *sums = carry
+        g = time.leave(g, given[:marks])
+        blocks = maths.blocks(given[marks + 1 :])
+        _, (starts,) = xp.scan(maths.entering, (given[marks],), blocks, False)
+        carry, made = xp.scan(maths.backward, (g, *sums), (starts, *blocks), True)
+        return carry, (*(maths.whole(array) for array in made), *((carry[0],) if spec.packed else ()))
+
+    varying = [name for name in ("B", "C") if not spec.constant(name)]
+    entering = xp.moveaxis(xp.moveaxis(arrays["states"], 1, 0), -1, -2)
+    cut = [time.cut(array) for array in (delta, delta * x, *(arrays[name] for name in varying), x, dy)]
+    (first, dA, *constants), made = xp.scan(
+        chunk, (time.final_gradient, *maths.no_sums()), (*time.ends, entering, *cut), True
+    )
+    y, dxB, ddelta, *matrices = (time.join(array) for array in made[: 3 + len(varying)])
+
+    draw = ddelta if slope is None else ddelta * slope
+    gradients = {"dx": dxB * delta, "ddt": draw, "dA": xp.moveaxis(dA, 0, 1)}
+    for name in ("B", "C"):
+        if spec.constant(name):
+            gradients[f"d{name}"] = xp.moveaxis(constants.pop(0), 0, 1)
+        else:
+            gradients[f"d{name}"] = xp.reshape(matrices.pop(0), arrays[name].shape)
+    if spec.D is not None:
+        gradients["dx"] = gradients["dx"] + arrays["D"] * dy
+        gradients["dD"] = xp.sum(dy * x, (0, 1))
+    if z is not None:
+        s = xp.sigmoid(z)
+        gradients["dz"] = dout * _skip(spec, arrays, y, x) * s * (1 + z * (1 - s))
+    if spec.dt_bias is not None:
+        gradients["ddt_bias"] = xp.sum(draw, (0, 1))
+    if spec.initial_state is not None:
+        gradients["dinitial_state"] = xp.moveaxis(time.at_starts(first, made[-1]), -1, -2)
+    return _as_arguments(xp, spec, gradients)
+
+
+def _as_arguments(xp: Namespace, spec: Spec, gradients: Mapping[str, Any]) -> dict[str, Any]:
+    """Gradients in the dtypes of the arguments."""
+    dtypes = {f"d{name}": param.dtype for name, param in spec.arrays().items()}
+    return {name: xp.dense(xp.astype(array, dtypes[name])) for name, array in gradients.items()}
+
+
+def _without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
+    """The outputs where x is empty: each state stays as it is."""
+    made = {"y": arrays["x"], "states": xp.zeros(arrays["x"], spec.kept.shape, spec.state_dtype)}
+    if spec.return_final_state:
+        zeros = xp.zeros(arrays["x"], spec.state.shape, spec.state_dtype)
+        made["final_state"] = arrays["initial_state"] if spec.initial_state is not None else zeros
+    return made
+
+
+def _gradients_without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
+    """As `_without_steps`: the gradient of a final state is that of the initial one, all others are zero."""
+    given = {name: param for name, param in spec.arrays().items() if name != "cu_seqlens"}
+    gradients = {f"d{name}": xp.zeros(arrays["x"], param.shape, param.dtype) for name, param in given.items()}
+    if spec.initial_state is not None and spec.return_final_state:
+        gradients["dinitial_state"] = arrays["dfinal_state"]
+    return gradients
+
+
+def update(
+    xp: Namespace, state: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, dt_bias: Any, dt_softplus: bool
+) -> tuple[Any, Any]:
+    """One step: (y, the new state)."""
+    is_complex = "complex" in str(A.dtype)
+    real = "float64" if str(x.dtype).endswith("float64") else "float32"
+    compute = {"float32": "complex64", "float64": "complex128"}[real] if is_complex else real
+    u, delta = xp.astype(x, real), xp.astype(dt, real)
+    if dt_bias is not None:
+        delta = delta + dt_bias
+    if dt_softplus:
+        delta = xp.softplus(delta)
+    batch, channels = x.shape
+
+    def of_channels(matrix: Any) -> Any:
+        """(batch, N) or (batch, groups, N) as (batch, channels, N)."""
+        groups, N = (matrix.shape[1] if len(matrix.shape) == 3 else 1), matrix.shape[-1]
+        matrix = xp.reshape(xp.astype(matrix, compute), (batch, groups, 1, N))
+        return xp.reshape(xp.broadcast_to(matrix, (batch, groups, channels // groups, N)), (batch, channels, N))
+
+    new = xp.exp(delta[..., None] * A) * state + (delta * u)[..., None] * of_channels(B)
+    y = xp.sum(of_channels(C) * new, -1)
+    y = 2 * y.real if is_complex else y
+    if D is not None:
+        y = y + D * u
+    if z is not None:
+        y = y * xp.silu(xp.astype(z, real))
+    return y, new
+
+
+def _inputs(xp: Namespace, spec: Spec, arrays: Arrays) -> tuple[Any, Any, Any]:
+    """x and delta, and the derivative of delta with respect to dt, None where that is 1."""
+    x, raw = (xp.astype(arrays[name], spec.compute_dtype) for name in ("x", "dt"))
+    if spec.dt_bias is not None:
+        raw = raw + arrays["dt_bias"]
+    return (x, xp.softplus(raw), xp.sigmoid(raw)) if spec.dt_softplus else (x, raw, None)
+
+
+def _skip(spec: Spec, arrays: Arrays, y: Any, x: Any) -> Any:
+    return y if spec.D is None else y + arrays["D"] * x
+
+
+class _Maths:
+    """A block's forward and backward: what it carries is (states, channels), what it makes (steps, ...)."""
+
+    def __init__(self, xp: Namespace, spec: Spec, arrays: Arrays) -> None:
+        self.xp = xp
+        self.spec = spec
+        self.A = xp.moveaxis(arrays["A"], 0, 1)
+        self.constants = {n: xp.moveaxis(arrays[n], 0, 1) for n in ("B", "C") if spec.constant(n)}
+        self.block = min(BLOCK, spec.chunk)
+
+    def blocks(self, given: Any) -> tuple[Any, ...]:
+        """Arrays of a chunk, cut into blocks along a new leading axis."""
+        return tuple(self.xp.reshape(a, (-1, self.block, *a.shape[1:])) for a in given)
+
+    def whole(self, array: Any) -> Any:
+        """What was made of a chunk's blocks, as one chunk."""
+        return self.xp.reshape(array, (-1, *array.shape[2:]))
+
+    def no_sums(self) -> tuple[Any, ...]:
+        """The gradients of A and of constant B and C before the first block."""
+        zero = self.xp.zeros(self.A, self.A.shape, self.spec.state_dtype)
+        return (zero,) * (1 + len(self.constants))
+
+    def matrices(self, given: Any) -> tuple[Any, Any, Any]:
+        """B and C, so that they multiply (steps, batch, states, channels), and what else was given."""
+        rest = list(given)
+        B, C = (self.constants[n] if n in self.constants else self._spread(n, rest.pop(0)) for n in ("B", "C"))
+        return B, C, rest
+
+    def _spread(self, name: str, matrix: Any) -> Any:
+        matrix = self.xp.astype(matrix, self.spec.state_dtype)
+        groups = self.spec.groups(name)
+        if groups == 1:
+            return self.xp.reshape(matrix, (*matrix.shape[:2], self.spec.N, 1))
+        shape = (*matrix.shape[:2], self.spec.N, groups, self.spec.channels // groups)
+        spread = self.xp.broadcast_to(self.xp.moveaxis(matrix, -1, -2)[..., None], shape)
+        return self.xp.reshape(spread, (*shape[:3], self.spec.channels))
+
+    def _gathered(self, name: str, product: Any, factor: Any) -> Any:
+        """The sum over the channels of each group of product * factor, as B or C has it."""
+        groups = self.spec.groups(name)
+        shape = (*product.shape[:3], groups, self.spec.channels // groups)
+        return self.xp.moveaxis(self.xp.sum(self.xp.reshape(product * factor[:, :, None], shape), -1), -1, -2)
+
+    def _states(self, h: Any, delta: Any, dxs: Any, B: Any) -> tuple[Any, Any]:
+        """The decays of a block, and its states: the one that enters, then one after each step."""
+        decay = self.xp.exp(delta[:, :, None] * self.A)
+        return decay, self.xp.recurrence(decay, dxs[:, :, None] * B, h, False)
+
+    def forward(self, carry: Any, given: Any) -> Any:
+        """The state moves on by a block; makes y."""
+        delta, dxs, *matrices = given
+        B, C, _ = self.matrices(matrices)
+        _, states = self._states(carry[0], delta, dxs, B)
+        y = self.xp.sum(C * states[1:], -2)
+        return (states[-1],), (2 * y.real if self.spec.complex else y,)
+
+    def entering(self, carry: Any, given: Any) -> Any:
+        """The state moves on by a block; makes the state that enters it."""
+        if self.block == self.spec.chunk:
+            return carry, (carry[0],)
+        delta, dxs, *matrices = given
+        B, _, _ = self.matrices(matrices)
+        _, states = self._states(carry[0], delta, dxs, B)
+        return (states[-1],), (carry[0],)
+
+    def backward(self, carry: Any, given: Any) -> Any:
+        """The gradient of the state moves back by a block; makes y and what the block's inputs need."""
+        xp, A = self.xp, self.A
+        g, dA, *constants = carry
+        h, delta, dxs, *rest = given
+        B, C, (x, dy) = self.matrices(rest)
+        decay, states = self._states(h, delta, dxs, B)
+        y = xp.sum(C * states[1:], -2)
+        if self.spec.complex:
+            y, dy = 2 * y.real, 2 * dy
+            A, B, C, decay, states = (xp.conj(array) for array in (A, B, C, decay, states))
+
+        dyC = dy[:, :, None] * C
+        passed = xp.recurrence(decay, decay * dyC, g, True)  # e g of each step, then what came from the next block
+        gs = dyC + passed[1:]
+        dlog = passed[:-1] * states[:-1]  # the gradient of delta A
+        dA = dA + xp.sum(dlog * delta[:, :, None], (0, 1))
+        dxB, ddelta = _real(xp.sum(gs * B, -2)), _real(xp.sum(dlog * A, -2))
+        made = [y, dxB, ddelta + dxB * x]
+        left = iter(constants)
+        sums = []
+        for name, product, factor in (("B", gs, dxs), ("C", states[1:], dy)):
+            if name in self.constants:
+                sums.append(next(left) + xp.sum(product * factor[:, :, None], (0, 1)))
+            else:
+                made.append(self._gathered(name, product, factor))
+        return (passed[0], dA, *sums), tuple(made)
+
+
+def _real(array: Any) -> Any:
+    return array.real if "complex" in str(array.dtype) else array

@@ -1,0 +1,73 @@
+"""The selective scan by its definition, in plain PyTorch: one step after the other, differentiated by autograd."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+
+def selective_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    return_final_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """See `retrograd.selective_scan`; this one computes in the dtype of A."""
+    real = A.real.dtype
+    u = x.to(real)
+    delta = dt.to(real) if dt_bias is None else dt.to(real) + dt_bias
+    if dt_softplus:
+        delta = softplus(delta)
+    channels = x.shape[-1]
+    B, C = (_of_channels(matrix.to(A.dtype), x.shape[:2], channels) for matrix in (B, C))
+
+    if cu_seqlens is None:
+        state = A.new_zeros(x.shape[0], *A.shape) if initial_state is None else initial_state
+        y, final = _scan(u, delta, A, B, C, state)
+    else:
+        bounds = cu_seqlens.tolist()
+        ys, finals = [], []
+        for s, (start, end) in enumerate(pairwise(bounds)):
+            state = A.new_zeros(1, *A.shape) if initial_state is None else initial_state[s : s + 1]
+            own = slice(start, end)
+            y, final = _scan(u[:, own], delta[:, own], A, B[:, own], C[:, own], state)
+            ys.append(y)
+            finals.append(final)
+        y, final = torch.cat(ys, 1), torch.cat(finals)
+
+    if D is not None:
+        y = y + D * u
+    if z is not None:
+        y = y * silu(z.to(real))
+    y = y.to(x.dtype)
+    return (y, final) if return_final_state else y
+
+
+def _scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    ys = []
+    for u_t, delta_t, B_t, C_t in zip(*(v.unbind(1) for v in (u, delta, B, C)), strict=True):
+        state = torch.exp(delta_t[..., None] * A) * state + (delta_t * u_t)[..., None] * B_t
+        y_t = (C_t * state).sum(-1)
+        ys.append(2 * y_t.real if y_t.is_complex() else y_t)
+    return torch.stack(ys, 1) if ys else u * 1, state
+
+
+def _of_channels(matrix: Tensor, rows: tuple[int, ...], channels: int) -> Tensor:
+    """B or C as (batch, time, channels or 1, state), whichever of its three forms it has."""
+    if matrix.dim() == 2:
+        return matrix.expand(*rows, *matrix.shape)
+    if matrix.dim() == 3:
+        return matrix.unsqueeze(2)
+    return matrix.repeat_interleave(channels // matrix.shape[2], 2)

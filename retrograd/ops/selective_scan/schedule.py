@@ -1,0 +1,194 @@
+"""Which kernels run, in which order, on which arrays: a program for each pass, the same for PyTorch and JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from retrograd.core.arch import Arch
+from retrograd.core.op import Layouts, Param
+from retrograd.core.program import Array, Launch, Program, Scalar
+from retrograd.core.reduce import sum_rows_launch
+from retrograd.core.rows import Strides, dense
+
+from . import backward as backward_kernels
+from . import forward as forward_kernels
+from . import plan
+from .gluon import launches as gluon
+from .spec import Spec
+
+FORWARD = "x dt A B C D z dt_bias initial_state cu_seqlens y final_state states"
+BACKWARD = (
+    "dy dfinal_state x dt A B C D z dt_bias cu_seqlens states entering dx ddt dz dinitial_state"
+    " dBC_partial dA_partial dB_partial dC_partial dD_partial ddt_bias_partial"
+)
+
+
+def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
+    """The arguments -> y, final_state, states."""
+    inputs = _inputs(names, spec, layouts)
+    if gluon.takes_forward(spec, arch, layouts):
+        return Program(inputs, outputs, (), (gluon.forward_launch(spec, inputs + outputs, layouts),))
+    tile = plan.forward(spec, arch)
+    initial = _strides("initial_state", spec.initial_state, layouts)
+    launch = Launch(
+        forward_kernels.forward_scan,
+        grid=spec.sequences * _blocks(spec, tile),
+        arrays=_pointers(FORWARD, inputs, outputs),
+        scalars={
+            **_geometry(spec, tile, layouts, ("x", "dt", "z", "B", "C")),
+            "initial_row_stride": initial[0],
+            "initial_tile_strides": initial[1:],
+        },
+        constants=_constants(spec, tile, arch),
+        num_warps=tile.num_warps,
+        max_registers=tile.max_registers,
+        overlap=arch.overlaps_launches,
+    )
+    return Program(inputs, outputs, (), (launch,))
+
+
+def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
+    """The gradients of the results, the arguments, states -> the gradients wanted."""
+    inputs = _inputs(names, spec, layouts)
+    in_gluon = gluon.takes_backward(spec, arch, layouts)
+    tile = plan.backward(spec, arch)
+    made = {array.name for array in outputs}
+    blocks = spec.channels // gluon.backward_channels(spec) if in_gluon else _blocks(spec, tile)
+    rows = spec.batch * spec.time
+    parts = [name for name in ("C", "B") if not spec.constant(name)]
+    # Partial sums over sequences, each (sequences, the gradient's shape).
+    sums = {name: spec[name] for name in ("A", "D", "dt_bias", *(n for n in "BC" if spec.constant(n)))}
+    sums = {name: param for name, param in sums.items() if param is not None and f"d{name}" in made}
+    sizes = {
+        **(
+            {}
+            if in_gluon
+            else {"entering": (spec.sequences * blocks, spec.chunk // tile.group, tile.states, tile.channels)}
+        ),
+        **({"dBC_partial": (rows, blocks, len(parts), spec.N)} if {f"d{name}" for name in parts} & made else {}),
+        **{f"d{name}_partial": (spec.sequences, *param.shape) for name, param in sums.items() if param},
+    }
+    scratch = tuple(Array(name, shape, "float32") for name, shape in sizes.items())
+    final = _strides("dfinal_state", spec.state, layouts) if spec.return_final_state else (0, 0, 0)
+    arrays = inputs + outputs + scratch
+    launches = [
+        gluon.backward_launch(spec, arrays, layouts)
+        if in_gluon
+        else Launch(
+            backward_kernels.backward_scan,
+            grid=spec.sequences * blocks,
+            arrays=_pointers(BACKWARD, inputs, outputs, scratch),
+            scalars={
+                **_geometry(spec, tile, layouts, ("x", "dt", "z", "B", "C", "dy")),
+                "final_row_stride": final[0],
+                "final_tile_strides": final[1:],
+                "scratch_tile_strides": (1, tile.channels),
+            },
+            constants=_constants(spec, tile, arch),
+            num_warps=tile.num_warps,
+            max_registers=tile.max_registers,
+            overlap=arch.overlaps_launches,
+        )
+    ]
+    for part, name in enumerate(parts):
+        if f"d{name}" in made:
+            launches.append(_sum_blocks(spec, name, rows, blocks, part, len(parts), arch))
+    for name, param in sums.items():
+        columns = spec.channels * (spec.N if param and len(param.shape) == 2 else 1)
+        launches.append(sum_rows_launch(f"d{name}_partial", f"d{name}", spec.sequences, columns, arch))
+    return Program(inputs, outputs, scratch, tuple(launches))
+
+
+def _sum_blocks(spec: Spec, name: str, rows: int, blocks: int, part: int, parts: int, arch: Arch) -> Launch:
+    """The second stage of dB or dC: the sum over the channel blocks of each group."""
+    groups = spec.groups(name)
+    tile = plan.sum_blocks(spec, blocks // groups)
+    return Launch(
+        backward_kernels.sum_blocks,
+        grid=-(-rows // tile.rows) * groups,
+        arrays={"partial_ptr": "dBC_partial", "out_ptr": f"d{name}"},
+        scalars={
+            "rows": rows,
+            "groups": groups,
+            "blocks_a_group": blocks // groups,
+            "part": part,
+            "parts": parts,
+        },
+        constants={
+            "N": spec.N,
+            "BLOCK_N": plan.power_of_two(spec.N),
+            "ROWS": tile.rows,
+            "BLOCKS": tile.blocks,
+            "OVERLAP": arch.overlaps_launches,
+        },
+        num_warps=tile.num_warps,
+        overlap=arch.overlaps_launches,
+    )
+
+
+def _blocks(spec: Spec, tile: plan.Tile) -> int:
+    """Programs that share a sequence."""
+    return spec.channels // max(tile.unit, 1) * tile.blocks_a_unit
+
+
+def _inputs(names: tuple[str, ...], spec: Spec, layouts: Layouts) -> tuple[Array, ...]:
+    params = {**spec.arrays(), "dy": spec.x, "dfinal_state": spec.state, "states": spec.kept}
+    return tuple(
+        Array(name, params[name].shape, params[name].dtype, layouts[name].aligned if name in layouts else True)
+        for name in names
+    )
+
+
+def _pointers(names: str, *arrays: tuple[Array, ...]) -> dict[str, str | None]:
+    there = {array.name for group in arrays for array in group}
+    return {f"{name}_ptr": name if name in there else None for name in names.split()}
+
+
+def _strides(name: str, param: Param | None, layouts: Layouts) -> Strides:
+    """An array's strides; zeros where it is absent."""
+    if param is None:
+        return (0, 0, 0)
+    return layouts[name].strides if name in layouts else dense(param.shape)
+
+
+def _geometry(spec: Spec, tile: plan.Tile, layouts: Layouts, per_row: tuple[str, ...]) -> dict[str, Scalar]:
+    """Sizes, and strides as the kernels take them."""
+    params: Mapping[str, Param | None] = {**spec.arrays(), "dy": spec.x}
+    strides = {name: _strides(name, params.get(name), layouts) for name in ("x", "dt", "z", "dy")}
+    tiles: dict[str, Strides] = {"A": _strides("A", spec.A, layouts)}
+    for name in ("B", "C"):
+        own = _strides(name, spec[name], layouts)
+        if spec.constant(name):
+            tiles[name], strides[name] = own, (0, 0, 0, 0)
+        else:
+            tiles[name], strides[name] = (0, 0), own if len(own) == 4 else (*own[:2], 0, own[2])
+    scalars: dict[str, Scalar] = {
+        "T": spec.time,
+        "sequences": spec.sequences,
+        "channels": spec.channels,
+        "unit": tile.unit,
+        "blocks_a_unit": tile.blocks_a_unit,
+        "channels_a_B": spec.channels // spec.groups("B"),
+        "channels_a_C": spec.channels // spec.groups("C"),
+        "row_strides": tuple(strides[name][0] for name in per_row),
+        "D_stride": _strides("D", spec.D, layouts)[0],
+        "dt_bias_stride": _strides("dt_bias", spec.dt_bias, layouts)[0],
+        "state_tile_strides": (spec.N, 1),
+    }
+    scalars |= {f"{name}_strides": strides[name][1:] for name in per_row}
+    return scalars | {f"{name}_tile_strides": own for name, own in tiles.items()}
+
+
+def _constants(spec: Spec, tile: plan.Tile, arch: Arch) -> dict[str, Any]:
+    return {
+        "N": spec.N,
+        "BLOCK_N": tile.states,
+        "BLOCK_D": tile.channels,
+        "KEEP": spec.chunk,
+        "GROUP": tile.group,
+        "SOFTPLUS": spec.dt_softplus,
+        "B_CONSTANT": spec.constant("B"),
+        "C_CONSTANT": spec.constant("C"),
+        "OVERLAP": arch.overlaps_launches,
+    }

@@ -1,0 +1,272 @@
+"""What a call of selective_scan asks for: dims, dtypes and options, every check, and the bytes, FLOPs and
+exponentials it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from retrograd.core.dtypes import BYTES, FLOATS, KERNEL_FLOATS
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.core.op import Param, Params
+
+OP = "selective_scan"
+ARGUMENTS = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state", "cu_seqlens")
+REQUIRED = ARGUMENTS[:5]
+MAX_N = 256
+
+Pass = Literal["fwd", "bwd"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A checked call: shape and dtype of each array, None where absent, and the options.
+
+    Raises:
+        ValueError, TypeError: on construction, for arrays and options that do not fit together.
+    """
+
+    x: Param
+    dt: Param
+    A: Param
+    B: Param
+    C: Param
+    D: Param | None = None
+    z: Param | None = None
+    dt_bias: Param | None = None
+    initial_state: Param | None = None
+    cu_seqlens: Param | None = None
+    dt_softplus: bool = False
+    return_final_state: bool = False
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @classmethod
+    def of(cls, params: Params, options: Mapping[str, Any]) -> Spec:
+        """From shapes and dtypes by argument, None where absent, and the options by name."""
+        for name in REQUIRED:
+            if params.get(name) is None:
+                raise bad_type(OP, name, None, "an array")
+        return cls(**{name: params.get(name) for name in ARGUMENTS}, **options)  # type: ignore[arg-type]
+
+    def arrays(self) -> dict[str, Param]:
+        """The arguments that are there, in order."""
+        given = ((name, self[name]) for name in ARGUMENTS)
+        return {name: param for name, param in given if param is not None}
+
+    def __getitem__(self, name: str) -> Param | None:
+        """An argument by name."""
+        param: Param | None = getattr(self, name)
+        return param
+
+    @property
+    def batch(self) -> int:
+        """Rows of x."""
+        return self.x.shape[0]
+
+    @property
+    def time(self) -> int:
+        """Steps of a row of x; with packed sequences, of all of them."""
+        return self.x.shape[1]
+
+    @property
+    def channels(self) -> int:
+        """Channels."""
+        return self.x.shape[2]
+
+    @property
+    def N(self) -> int:
+        """States a channel."""
+        return self.A.shape[1]
+
+    @property
+    def packed(self) -> bool:
+        """Whether several sequences lie one after the other in the one row of x."""
+        return self.cu_seqlens is not None
+
+    @property
+    def sequences(self) -> int:
+        """Independent recurrences: rows, or packed sequences."""
+        return self.batch if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+
+    def constant(self, name: str) -> bool:
+        """Whether B or C is the same at all steps: (D, N)."""
+        return len(self._matrix(name).shape) == 2
+
+    def groups(self, name: str) -> int:
+        """Groups of channels that share B or C at a step; 1 where it is constant in time."""
+        shape = self._matrix(name).shape
+        return shape[2] if len(shape) == 4 else 1
+
+    def _matrix(self, name: str) -> Param:
+        return self.B if name == "B" else self.C
+
+    @property
+    def complex(self) -> bool:
+        """Whether A, B, C and the states are complex."""
+        return self.A.dtype.startswith("complex")
+
+    @property
+    def compute_dtype(self) -> str:
+        """Dtype of the real arithmetic."""
+        return "float64" if self.x.dtype == "float64" else "float32"
+
+    @property
+    def state_dtype(self) -> str:
+        """Dtype of the states."""
+        if self.complex:
+            return "complex128" if self.compute_dtype == "float64" else "complex64"
+        return self.compute_dtype
+
+    @property
+    def chunk(self) -> int:
+        """Steps between two states that the forward pass keeps: as few as 2 bytes a channel and step allow."""
+        numbers = self.N * (2 if self.complex else 1)
+        return max(16, min(128, 2 * (1 << max(numbers - 1, 0).bit_length())))
+
+    @property
+    def chunks(self) -> int:
+        """Places for kept states in a row.
+
+        A sequence of a packed row owns the places from start // chunk + its number on. It never needs more than
+        end // chunk - start // chunk + 1 of them, so it ends where the next one begins, or before.
+        """
+        if self.packed:
+            return self.time // self.chunk + self.sequences
+        return -(-self.time // self.chunk)
+
+    @property
+    def kept(self) -> Param:
+        """The state that enters every chunk; what lies in places without a chunk has no meaning."""
+        return Param((self.batch, self.chunks, self.channels, self.N), self.state_dtype)
+
+    @property
+    def state(self) -> Param:
+        """The state of every sequence."""
+        return Param((self.sequences, self.channels, self.N), self.state_dtype)
+
+    def bytes_moved(self, which: Pass) -> int:
+        """The fewest bytes a pass moves: each array read once, each result written once, the kept states included."""
+        arguments = sum(_bytes(param) for param in self.arrays().values())
+        final = _bytes(self.state) if self.return_final_state else 0
+        forward = arguments + _bytes(self.x) + final + _bytes(self.kept)
+        if which == "fwd":
+            return forward
+        unread = _bytes(self.initial_state) if self.initial_state else 0
+        gradients = arguments - (_bytes(self.cu_seqlens) if self.cu_seqlens else 0)
+        return forward - unread + gradients
+
+    def flops(self, which: Pass) -> int:
+        """Multiplications and additions of a pass, real ones; exponentials are counted apart."""
+        steps = self.batch * self.time * self.channels
+        per_state, per_step = (6, 10) if which == "fwd" else (18, 20)
+        return steps * (per_state * self.N * (4 if self.complex else 1) + per_step)
+
+    def exps(self, which: Pass) -> int:
+        """Exponentials that a pass cannot do without: one a state and step, one each for softplus and gate."""
+        steps = self.batch * self.time * self.channels
+        return steps * (self.N + self.dt_softplus + (self.z is not None))
+
+
+def _bytes(param: Param) -> int:
+    return math.prod(param.shape) * BYTES[param.dtype]
+
+
+def check(spec: Spec) -> None:
+    """Raise what the user needs to read if the arrays and options do not fit together."""
+    for name in ("dt_softplus", "return_final_state"):
+        if not isinstance(getattr(spec, name), bool):
+            raise bad_type(OP, name, getattr(spec, name), "a bool")
+    x, A = spec.x, spec.A
+    if len(x.shape) != 3:
+        raise bad_shape(OP, "x", x.shape, "(batch, time, channels)")
+    if x.dtype not in FLOATS:
+        raise bad_dtype(OP, "x", x.dtype, FLOATS)
+    batch, _, channels = x.shape
+    double = x.dtype == "float64"
+    real, pair = ("float64", "complex128") if double else ("float32", "complex64")
+    if len(A.shape) != 2 or A.shape[0] != channels:
+        raise bad_shape(OP, "A", A.shape, f"(channels={channels}, state)")
+    if A.dtype not in (real, pair):
+        raise bad_dtype(OP, "A", A.dtype, (real, pair))
+    N = A.shape[1]
+    if not 1 <= N <= MAX_N:
+        raise bad_shape(OP, "A", A.shape, f"(channels={channels}, state) with 1 to {MAX_N} states")
+
+    activation = tuple(dict.fromkeys((x.dtype, real)))
+    for name, matrix in (("B", spec.B), ("C", spec.C)):
+        _check_input_matrix(name, matrix, x, N, (pair,) if spec.complex else activation, real)
+    for name, param in (("dt", spec.dt), ("z", spec.z)):
+        if param is not None:
+            _expect(name, param, x.shape, f"the shape of x, {x.shape}", activation)
+    for name, param in (("D", spec.D), ("dt_bias", spec.dt_bias)):
+        if param is not None:
+            _expect(name, param, (channels,), f"(channels={channels},)", (real,))
+    cu_seqlens = spec.cu_seqlens
+    if cu_seqlens is not None:
+        if len(cu_seqlens.shape) != 1 or cu_seqlens.shape[0] < 2:
+            raise bad_shape(OP, "cu_seqlens", cu_seqlens.shape, "(sequences + 1,) with at least one sequence")
+        if cu_seqlens.dtype != "int32":
+            raise bad_dtype(OP, "cu_seqlens", cu_seqlens.dtype, ("int32",))
+        if batch != 1:
+            raise bad_shape(OP, "x", x.shape, "a batch of 1, since cu_seqlens is given")
+    if spec.initial_state is not None:
+        rows = f"sequences={spec.sequences}" if spec.packed else f"batch={batch}"
+        expected = f"({rows}, channels={channels}, state={N})"
+        _expect("initial_state", spec.initial_state, spec.state.shape, expected, (spec.state_dtype,))
+
+
+def _check_input_matrix(name: str, param: Param, x: Param, N: int, activation: tuple[str, ...], parameter: str) -> None:
+    """B or C: at every step, at every step and group, or constant."""
+    batch, time, channels = x.shape
+    shape = param.shape
+    steps = f"(batch={batch}, time={time}"
+    expected = f"{steps}, state={N}) or {steps}, groups, state={N}) or (channels={channels}, state={N})"
+    if len(shape) == 2:
+        _expect(name, param, (channels, N), expected, activation[:1] if "complex" in activation[0] else (parameter,))
+    elif len(shape) == 3:
+        _expect(name, param, (batch, time, N), expected, activation)
+    elif len(shape) == 4:
+        _expect(name, param, (batch, time, shape[2], N), expected, activation)
+        if shape[2] < 1 or channels % shape[2]:
+            raise bad_value(OP, f"{name}.shape[2]", shape[2], f"groups that divide the channels, {channels}")
+    else:
+        raise bad_shape(OP, name, shape, expected)
+
+
+def _expect(name: str, param: Param, shape: tuple[int, ...], expected: str, dtypes: tuple[str, ...]) -> None:
+    if param.shape != shape:
+        raise bad_shape(OP, name, param.shape, expected)
+    if param.dtype not in dtypes:
+        raise bad_dtype(OP, name, param.dtype, dtypes)
+
+
+def check_update(state: Any, x: Any, **others: Any) -> None:
+    """Raise what the user needs to read if the arrays of `selective_state_update` do not fit together."""
+    op = "selective_state_update"
+    if len(state.shape) != 3:
+        raise bad_shape(op, "state", state.shape, "(batch, channels, state)")
+    batch, channels, N = state.shape
+    each = (batch, channels)
+    expected = {"x": each, "dt": each, "z": each, "A": (channels, N), "D": (channels,), "dt_bias": (channels,)}
+    for name, array in {"x": x, **others}.items():
+        if array is None:
+            continue
+        shape = tuple(array.shape)
+        if name in expected and shape != expected[name]:
+            raise bad_shape(op, name, shape, f"{expected[name]}, since state has shape {tuple(state.shape)}")
+        if name in ("B", "C") and not (
+            shape == (batch, N)
+            or (len(shape) == 3 and shape[::2] == (batch, N) and shape[1] > 0 and channels % shape[1] == 0)
+        ):
+            raise bad_shape(
+                op, name, shape, f"({batch}, {N}) or ({batch}, groups, {N}) with groups that divide {channels}"
+            )
+
+
+def takes_kernels(spec: Spec) -> bool:
+    """Whether the kernels take a call's dtypes."""
+    return spec.x.dtype in KERNEL_FLOATS and not spec.complex

@@ -1,0 +1,76 @@
+"""The registered operators of an op, with the arguments that a case's call gives them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+
+from .contract import drawn
+from .draw import gradients_of, leaves, options, outputs
+from .layouts import laid_out
+
+FORWARD = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+class Recorder(TorchDispatchMode):
+    """A dispatch mode that notes the calls of the library's operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note, and call on."""
+        if func.namespace == "retrograd":
+            self.calls.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
+def forward_arguments(room: Room, case: Case, device: str, seed: int, layout: str | None) -> tuple[Any, ...]:
+    """What the forward operator takes, in the order of its schema; every number requires a gradient."""
+    inputs, _ = drawn(room, case, device, seed)
+    given: dict[str, Any] = {**options(case), **leaves(laid_out(layout, inputs) if layout else inputs)}
+    defaults = inspect.signature(room.torch).parameters
+    schema = forward_operator(room)._schema
+    return tuple(
+        given[argument.name] if argument.name in given else defaults[argument.name].default
+        for argument in schema.arguments
+    )
+
+
+def forward_operator(room: Room) -> Any:
+    """The registered operator."""
+    return getattr(torch.ops.retrograd, room.name).default
+
+
+def check_forward(
+    room: Room, case: Case, device: str, seed: int, layout: str | None = None, tests: Sequence[str] = FORWARD
+) -> None:
+    """`torch.library.opcheck` accepts the forward operator."""
+    torch.library.opcheck(
+        forward_operator(room), forward_arguments(room, case, device, seed, layout), test_utils=tuple(tests)
+    )
+
+
+def check_backward(room: Room, case: Case, device: str, seed: int, layout: str | None, alone: bool) -> None:
+    """`torch.library.opcheck` accepts the backward operator; `alone`, for the first argument's gradient alone."""
+    inputs, gradients = drawn(room, case, device, seed)
+    given = leaves(laid_out(layout, inputs) if layout else inputs)
+    if alone:
+        given = {name: tensor.requires_grad_(place == 0) if tensor.requires_grad else tensor
+                 for place, (name, tensor) in enumerate(given.items())}  # fmt: skip
+    with Recorder() as recorder:
+        gradients_of(outputs(room.torch, given, options(case)), given, gradients)
+    calls = [(func, args) for func, args in recorder.calls if func is not forward_operator(room)]
+    assert len(calls) == 1, f"{room.name}, {case.name}: {len(calls)} calls of a backward operator"
+    for func, args in calls:
+        detached = [arg.detach() if isinstance(arg, Tensor) else arg for arg in args]
+        torch.library.opcheck(func, tuple(detached))

@@ -1,0 +1,64 @@
+"""What `benchmarks/gpu.py` makes of the contract's report."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+OPS = ["linear_scan", "selective_scan"]
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_script", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def case(name: str, classname: str = "tests.test_contract", failed: bool = True) -> str:
+    return f'<testcase classname="{classname}" name="{name}">{"<failure/>" if failed else ""}</testcase>'
+
+
+@pytest.mark.parametrize(
+    ("cases", "red"),
+    [
+        ([case("test_a[linear_scan-plain-cuda]"), case("test_a[selective_scan-x]", failed=False)], {"linear_scan"}),
+        ([case("test_large", "tests.test_selective_scan_gpu")], {"selective_scan"}),
+        ([case("test_a[linear_scan-plain-cuda]"), case("test_streams")], set(OPS)),
+        ([], set(OPS)),  # it failed, and no test of it did
+        (None, set(OPS)),
+    ],
+)
+def test_red_ops(script: ModuleType, cases: list[str] | None, red: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(name: str, command: list[str]) -> bool:
+        assert "linear_scan or selective_scan" in command
+        (report,) = (word.removeprefix("--junitxml=") for word in command if word.startswith("--junitxml="))
+        if cases is not None:
+            Path(report).write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
+        return False
+
+    monkeypatch.setattr(script, "step", step)
+    assert script.red_ops(OPS, 2) == red
+
+
+def test_a_green_contract(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(*given: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(script, "step", step)
+    assert script.red_ops(OPS, 2) == set()
+
+
+def test_a_verdict_counts_for_its_commit(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "contract.json"
+    path.write_text('{"commit": "abc1234", "green": ["linear_scan"]}')
+    monkeypatch.setenv("RETROGRAD_COMMIT", "abc1234")
+    assert script.told_red(path, OPS) == {"selective_scan"}
+    monkeypatch.setenv("RETROGRAD_COMMIT", "abc1234-dirty")
+    assert script.told_red(path, OPS) == set(OPS)

@@ -1,0 +1,230 @@
+"""The peers of the recurrences compute what the ops compute; formulas stand in for those that need a GPU."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from bench_rooms import ROOMS, conv_case, linear_scan, scan_case, selective_case, selective_scan
+from bench_sample import LIMITS, fake_clock
+from torch import Tensor
+
+from retrograd.bench.environment import Stamp
+from retrograd.bench.measure import Timing
+from retrograd.bench.peers import NotApplicableError, Peer, peers
+from retrograd.bench.record import Record
+from retrograd.bench.results import LIMITS as LIMIT_ROWS
+from retrograd.bench.results import Row, Speeds, append, read
+from retrograd.bench.run import own_function, time_cases
+from retrograd.bench.selection import bench_cases, chosen_peers, sets_for, sparse, thinned
+from retrograd.core import cases
+from retrograd.core.cases import Case
+
+TEST = frozenset({"test"})
+
+
+def record(op: str, rows: list[Row], notes: list[str], framework: Any = "torch") -> Record:
+    stamp = Stamp("NVIDIA H200", "abc1234", "2026-01-01T00:00:00Z")
+    return Record(ROOMS[op], framework, stamp, LIMITS, rows.append, notes.append)
+
+
+def timed(op: str, case: Case, names: list[str] | None) -> set[str]:
+    """The peers whose results were those of the op, on a CPU."""
+    rows: list[Row] = []
+    notes: list[str] = []
+    time_cases(record(op, rows, notes), [case], chosen_peers(op, "torch", names), fake_clock(), "cpu")
+    assert not notes, notes
+    return {row.impl for row in rows if row.device_ms is not None and row.op != LIMIT_ROWS}
+
+
+def hgrn(x: Tensor, g: Tensor) -> tuple[Tensor, None]:
+    return linear_scan(g.exp(), x), None
+
+
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor,
+    delta_bias: Tensor,
+    delta_softplus: bool,
+) -> Tensor:
+    assert all(tensor.is_contiguous() for tensor in (u, delta, z, B, C))
+    x, dt, gate = (tensor.transpose(1, 2) for tensor in (u, delta, z))
+    B, C = (tensor[:, 0].transpose(1, 2) for tensor in (B, C))
+    return selective_scan(x, dt, A, B, C, D, gate, delta_bias, delta_softplus).transpose(1, 2).contiguous()
+
+
+def test_a_peer_is_timed_on_inputs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fla.ops.hgrn", SimpleNamespace(chunk_hgrn=hgrn))
+    assert timed("linear_scan", scan_case(2, 7, 5, TEST), ["fla"]) == {"retrograd", "fla"}
+    monkeypatch.setitem(sys.modules, "selective_scan_cuda", SimpleNamespace(fwd=None))
+    interface = SimpleNamespace(selective_scan_fn=selective_scan_fn)
+    monkeypatch.setitem(sys.modules, "mamba_ssm.ops.selective_scan_interface", interface)
+    for dtype in ("float32", "bfloat16"):
+        small = selective_case(2, 6, 5, 3, dtype, TEST)
+        assert timed("selective_scan", small, ["mamba_ssm"]) == {"retrograd", "mamba_ssm"}
+
+
+def test_convolution() -> None:
+    assert timed("causal_conv1d", conv_case(2, 9, 6, TEST), ["torch"]) == {"retrograd", "torch"}
+
+
+@pytest.mark.slow
+def test_compiled_convolution() -> None:
+    assert timed("causal_conv1d", conv_case(2, 9, 6, TEST), ["torch.compile"]) == {"retrograd", "torch.compile"}
+
+
+@pytest.mark.slow
+def test_torch_associative_scan() -> None:
+    names = ["torch.associative_scan"]
+    assert timed("linear_scan", scan_case(2, 8, 5, TEST), names) == {"retrograd", *names}
+    (peer,) = chosen_peers("linear_scan", "torch", names)
+    with pytest.raises(NotApplicableError, match="some lengths alone"):
+        peer.build(scan_case(8, 96, 2048))
+
+
+def test_peers_in_jax() -> None:
+    jax = pytest.importorskip("jax")
+    import jax.numpy as jnp
+
+    drawn = {name: torch.rand(2, 7, 5) for name in "ab"} | {"initial_state": torch.randn(2, 5)}
+    for reverse in (False, True):
+        for name in ("lax.scan", "lax.associative_scan"):
+            case = scan_case(2, 7, 5, TEST, initial_state=name == "lax.scan", reverse=reverse)
+            (peer,) = chosen_peers("linear_scan", "jax", [name])
+            given = {argument: drawn[argument] for argument in case.inputs}
+            found = peer.build(case)({key: jnp.asarray(tensor.numpy()) for key, tensor in given.items()})  # type: ignore[operator]
+            torch.testing.assert_close(torch.tensor(jax.device_get(found)), linear_scan(**given, reverse=reverse))
+    case = conv_case(2, 9, 6, TEST, dtype="float32")
+    given = {name: torch.randn(tensor.shape) for name, tensor in case.inputs.items()}
+    expected = ROOMS["causal_conv1d"].torch(**given, activation="silu")
+    (peer,) = chosen_peers("causal_conv1d", "jax", ["xla"])
+    found = peer.build(case)({key: jnp.asarray(tensor.numpy()) for key, tensor in given.items()})  # type: ignore[operator]
+    torch.testing.assert_close(torch.tensor(jax.device_get(found)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_not_installed_is_left_out() -> None:
+    assert "fla" not in sys.modules
+    with pytest.raises(NotApplicableError, match="fla is not installed"):
+        peers("linear_scan", "torch")[0].build(ROOMS["linear_scan"].cases[-1])
+    with pytest.raises(NotApplicableError, match="selective_scan_cuda is not installed"):
+        peers("selective_scan", "torch")[0].build(ROOMS["selective_scan"].cases[-1])
+
+
+def test_a_peer_says_what_it_does_not_take() -> None:
+    case = scan_case(2, 7, 5, TEST, initial_state=True)
+    for framework in ("torch", "jax"):
+        (first, *_) = peers("linear_scan", framework)
+        with pytest.raises(NotApplicableError, match="it takes no initial_state"):
+            first.build(case)
+    packed = cases.Tensor((3,), "int32", values=(0, 3, 7))
+    with pytest.raises(NotApplicableError, match="it takes no cu_seqlens"):
+        peers("selective_scan", "torch")[0].build(Case("packed", {"x": packed, "cu_seqlens": packed}))
+
+
+def packed(x: Tensor, *, cu_seqlens: Tensor) -> Tensor:
+    assert cu_seqlens.dtype == torch.int32
+    return x * cu_seqlens[-1]
+
+
+def test_inputs_of_every_kind() -> None:
+    """Integers have no gradient, complex numbers have, in both frameworks."""
+    import dataclasses
+
+    inputs = {"x": cases.Tensor((1, 7, 2), "complex64", law="decay"),
+              "cu_seqlens": cases.Tensor((3,), "int32", values=(0, 3, 7))}  # fmt: skip
+    case = Case("kinds", inputs, {}, TEST, {"B": 1, "T": 7, "D": 2})
+    for framework in ("torch", "jax"):
+        rows: list[Row] = []
+        notes: list[str] = []
+        recorded = record("linear_scan", rows, notes, framework)
+        recorded.room = dataclasses.replace(
+            ROOMS["linear_scan"], torch=packed, jax=lambda: lambda x, cu_seqlens: x * cu_seqlens[-1]
+        )
+        recorded.room = dataclasses.replace(recorded.room, cases=[case])
+        again = Peer("again", lambda case: lambda given: given["x"] * given["cu_seqlens"][-1])
+        if framework == "torch":
+            assert time_cases(recorded, [case], [again], fake_clock(), "cpu") == []
+        else:
+            run_jax = pytest.importorskip("retrograd.bench.run_jax")
+            clock = run_jax.Clock(lambda call: call() and 64.0, lambda call: call() is not None and 7.0)
+            assert run_jax.time_cases(recorded, [case], [again], clock) == []
+        assert not notes
+        assert {row.impl for row in rows if row.op != LIMIT_ROWS} == {"retrograd", "again"}
+
+
+def test_which_cases_are_timed() -> None:
+    scan = ROOMS["linear_scan"]
+    chosen = bench_cases(scan)
+    curve = [case.shape["T"] for case in sparse(scan, chosen) if case.shape["B"] == 8]
+    assert len(thinned(scan, chosen)) == 3
+    assert {64, 256, 1024, 4096, 16384, 65536} <= set(curve)
+    assert len(curve) < 9
+    for room in ROOMS.values():
+        for case in bench_cases(room):
+            held = sets_for(room, case) * (room.bytes_moved(case, "fwd") + room.bytes_moved(case, "bwd"))
+            assert held < 45e9
+
+
+def test_sets_apart_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large sets are given one to a call."""
+    import dataclasses
+
+    run_jax = pytest.importorskip("retrograd.bench.run_jax")
+    monkeypatch.setattr(run_jax, "APART_BYTES", 0)
+    rows: list[Row] = []
+    notes: list[str] = []
+    recorded = record("linear_scan", rows, notes, "jax")
+    (scan, step_by_step) = chosen_peers("linear_scan", "jax", None)
+    case = scan_case(2, 7, 5, TEST)
+    own = step_by_step.build(case)
+    recorded.room = dataclasses.replace(ROOMS["linear_scan"], jax=lambda: lambda a, b: own({"a": a, "b": b}))  # type: ignore[operator]
+    clock = run_jax.Clock(lambda call: len(call()), lambda call: call() is not None and 7.0)
+    assert run_jax.time_cases(recorded, [case], [scan], clock) == []
+    assert not notes
+    timed = [row for row in rows if row.limit_ms and row.op != LIMIT_ROWS]
+    assert [(row.impl, row.pass_, row.device_ms) for row in timed] == [
+        (impl, which, 1.0) for impl in ("retrograd", "lax.associative_scan") for which in ("fwd", "bwd")
+    ]
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("op", list(ROOMS))
+def test_plots(op: str, framework: Any, tmp_path: Path) -> None:
+    """Every shape of the recurrences can be drawn, whatever bounds it and however far apart the peers are."""
+    pytest.importorskip("matplotlib")
+    from retrograd.bench.plot import draw
+
+    room = ROOMS[op]
+    rows: list[Row] = []
+    recorded = record(op, rows, [], framework)
+    recorded.add_limits()
+    for case in bench_cases(room):
+        for which in ("fwd", "bwd"):
+            least, _ = LIMITS.of(room.bytes_moved(case, which), 0, room.exps(case, which) if room.exps else 0)
+            for place, peer in enumerate([Peer("retrograd", lambda case: print), *peers(op, framework)]):
+                recorded.add(case, which, peer, Timing(least * 1.2 * 6**place, "graph"), 5.0)
+    speeds = Speeds(rows)
+    bounds = {row.bound for row in rows if row.op == op}
+    assert bounds == ({"bytes", "exp"} if op == "selective_scan" else {"bytes"})
+    assert all(speed[1] == "Gexp/s" for row in rows if row.bound == "exp" and (speed := speeds.of(row)))
+    file = tmp_path / "rows.jsonl"
+    for row in rows:
+        append(file, row)
+    for name in (framework, "both"):
+        draw(read(file), tmp_path / "picture.png", name)
+        assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_own_function_takes_every_input() -> None:
+    room = ROOMS["linear_scan"]
+    case = room.cases[-1]
+    inputs = {name: torch.rand(tensor.shape) for name, tensor in case.inputs.items()}
+    (found,) = own_function(room, case)(inputs)
+    torch.testing.assert_close(found, linear_scan(inputs["a"], inputs["b"]))

@@ -1,0 +1,85 @@
+"""causal_conv1d's kernels for contiguous time, which no dense case takes: built everywhere, chosen by strides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from retrograd.core.arch import SUPPORTED
+from retrograd.core.build import build
+from retrograd.core.op import Param
+from retrograd.core.program import Program
+from retrograd.core.rows import Layout
+from retrograd.ops.causal_conv1d import plan
+from retrograd.ops.causal_conv1d.op import OP
+from retrograd.ops.causal_conv1d.spec import Spec
+from retrograd.testing.programs import binary
+from retrograd.testing.resources import resources
+
+SHAPE = (8, 4096, 4096)
+SPEC = Spec(Param(SHAPE, "bfloat16"), Param((4096, 4), "bfloat16"), activation="silu")
+STATES = replace(
+    SPEC,
+    x=Param((2, 1003, 96), "float32"),
+    weight=Param((96, 3), "float32"),
+    bias=Param((96,), "float32"),
+    initial_state=Param((2, 96, 2), "float32"),
+    return_final_state=True,
+)
+LAYOUTS = {"x": ("x",), "dy": ("dy",), "both": ("x", "dy")}
+
+
+def programs(spec: Spec, in_time: tuple[str, ...], arch: str) -> list[Program]:
+    """The forward and the backward program where some arrays have contiguous time."""
+    _, T, D = spec.x.shape
+    layouts = {name: Layout((T * D, 1, T)) for name in in_time}
+    wanted = frozenset(name for name in OP.arguments if getattr(spec, name) is not None)
+    made = [call.program(layouts, SUPPORTED[arch]) for call in (OP.forward(spec), OP.backward(spec, wanted))]
+    return [program for program in made if program is not None]
+
+
+def names(spec: Spec, in_time: tuple[str, ...]) -> list[str]:
+    return [program.launches[0].kernel.__name__ for program in programs(spec, in_time, "sm_90")]
+
+
+def test_the_kernels_follow_the_strides() -> None:
+    assert names(SPEC, ()) == ["forward_channels", "backward_channels"]
+    assert names(SPEC, ("x",)) == ["forward_time", "backward_time"]
+    assert names(SPEC, ("dy",)) == ["forward_channels", "backward_time"]
+    packed = replace(SPEC, x=Param((1, *SHAPE[1:]), "bfloat16"), cu_seqlens=Param((9,), "int32"))
+    assert names(packed, ("x", "dy")) == ["forward_channels", "backward_channels"]
+
+
+@pytest.mark.parametrize("in_time", [(), *LAYOUTS.values()], ids=["none", *LAYOUTS])
+@pytest.mark.parametrize("arch", SUPPORTED)
+def test_a_row_meets_the_same_binaries_in_every_batch(arch: str, in_time: tuple[str, ...]) -> None:
+    def binaries(B: int) -> list[object]:
+        spec = replace(SPEC, x=Param((B, *SHAPE[1:]), "bfloat16"))
+        return [binary(p, p.launches[0]) for p in programs(spec, in_time, arch)]
+
+    for B in (1, 2, 3, 64, 1021):
+        assert binaries(B) == binaries(8)
+
+
+@pytest.mark.parametrize("T", [1, 7, 1000, 4096, 2**20])
+def test_every_step_belongs_to_one_program(T: int) -> None:
+    for B in (1, 8, 1000):
+        spec = replace(SPEC, x=Param((B, T, 4096), "bfloat16"))
+        for tile in (plan.forward(spec, SUPPORTED["sm_90"]), plan.backward(spec, SUPPORTED["sm_90"])):
+            steps = tile.steps(spec)
+            assert steps % tile.unroll == 0
+            assert (tile.chunks(spec) - 1) * tile.lanes * steps < T <= tile.chunks(spec) * tile.lanes * steps
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("spec", [SPEC, STATES], ids=["bench", "states"])
+@pytest.mark.parametrize("in_time", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("arch", SUPPORTED)
+def test_a_kernel_keeps_its_registers_and_its_shared_memory(arch: str, in_time: tuple[str, ...], spec: Spec) -> None:
+    for program in programs(spec, in_time, arch):
+        for launch in program.launches:
+            found = resources(build(launch, program.arrays, SUPPORTED[arch]))
+            assert found.spills == 0, f"{launch.kernel.__name__}: registers spill to memory: {found}"
+            assert found.stack == 0, f"{launch.kernel.__name__}: the kernel needs a stack: {found}"
+            assert found.shared <= SUPPORTED[arch].shared_memory

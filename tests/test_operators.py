@@ -1,0 +1,40 @@
+"""The registered operators keep PyTorch's rules: schema, shape inference, autograd registration, tracing."""
+
+from __future__ import annotations
+
+import pytest
+from parameters import CASE, FEW, SMALL, each_case
+
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+from retrograd.testing import operators
+from retrograd.testing.layouts import layouts_of
+
+
+# opcheck compares the gradients of a contiguous and an expanded gradient within fp32's epsilon, which long sums in
+# another order do not keep: the large cases are left to the budget.
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, cuda=SMALL))
+def test_opcheck_accepts_the_forward_operator(room: Room, case: Case, device: str, seed: int) -> None:
+    operators.check_forward(room, case, device, seed)
+
+
+def strided(room: Room, case: Case) -> list[str]:
+    """The layouts of the inputs; opcheck fails on an empty view whose strides are not dense, whatever the operator."""
+    empty = any(0 in tensor.shape for tensor in case.inputs.values())
+    return [] if empty else [layout for layout in layouts_of(room, case) if layout not in room.gradients_only]
+
+
+@pytest.mark.parametrize((*CASE, "layout"), each_case(cpu=SMALL, cuda=SMALL, each=strided))
+def test_opcheck_accepts_the_forward_operator_on_any_strides(
+    room: Room, case: Case, device: str, layout: str, seed: int
+) -> None:
+    operators.check_forward(room, case, device, seed, layout, ("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["all", "first-alone"])
+@pytest.mark.parametrize("layout", [None, "transposed", "permuted", "sliced"])
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, cuda=SMALL, only=FEW))
+def test_opcheck_accepts_the_backward_operator(
+    room: Room, case: Case, device: str, layout: str | None, alone: bool, seed: int
+) -> None:
+    operators.check_backward(room, case, device, seed, layout, alone)
