@@ -87,7 +87,7 @@ def red_ops(ops: list[str], jobs: int) -> set[str]:
     several = ["-n", str(jobs)] if importlib.util.find_spec("xdist") else []
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        tests = ["-m", "gpu", "-k", " or ".join(ops), "-q", f"--junitxml={report}"]
+        tests = ["-m", "gpu and not slow", "-k", " or ".join(ops), "-q", f"--junitxml={report}"]
         if step("contract", [sys.executable, "-m", "pytest", *tests, *several]):
             return set()
         if not report.exists():

@@ -48,8 +48,8 @@ def each_binary() -> list[Any]:
 @pytest.mark.parametrize(("arch", "program", "launch"), each_binary())
 def test_a_kernel_keeps_its_registers_and_its_shared_memory(arch: str, program: Program, launch: Launch) -> None:
     found = resources(build(launch, program.arrays, SUPPORTED[arch]))
-    assert found.spills == 0, f"registers spill to memory: {found}"
-    assert found.stack == 0, f"the kernel needs a stack: {found}"
+    assert found.spills <= launch.parked, f"registers spill to memory: {found}"
+    assert found.stack == 0 or launch.parked, f"the kernel needs a stack: {found}"
     assert found.shared <= SUPPORTED[arch].shared_memory
 
 

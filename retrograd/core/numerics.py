@@ -105,3 +105,11 @@ def forget(x):
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
     else:
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=1)
+
+
+@triton.jit
+def add_compensated(total, lost, x):
+    """Kahan's summation: total + x, and what the rounding of it lost, to be taken off the next x."""
+    y = x - lost
+    added = total + y
+    return added, (added - total) - y

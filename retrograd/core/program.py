@@ -51,6 +51,8 @@ class Launch:
         num_warps: warps a program.
         num_stages: depth of the software pipeline that the compiler builds.
         max_registers: registers a thread may take, so that more programs fit on a multiprocessor; NVIDIA only.
+        parked: instructions that may put values which no inner loop changes out of the registers and back, for a kernel
+            that fills all of them by design.
         overlap: launch while the kernel before it drains; the kernel then calls `numerics.wait_for_previous` before it
             touches memory. Only where `Arch.overlaps_launches`; it changes no result.
     """
@@ -63,6 +65,7 @@ class Launch:
     num_warps: int = 4
     num_stages: int = 1
     max_registers: int | None = None
+    parked: int = 0
     overlap: bool = False
 
     def __post_init__(self) -> None:

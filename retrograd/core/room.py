@@ -27,6 +27,7 @@ class Room:
         torch: the public PyTorch function.
         jax: loads jax and returns the public JAX function.
         reference: the definition, plain PyTorch.
+        plain: what sets the error budget, where the reference in the case's dtypes does not round as any kernel has to.
         programs: a case's forward and backward program on an architecture, needs no GPU; None where the portable path
             is taken.
         bytes_moved: the fewest bytes a case's pass moves through device memory.
@@ -53,6 +54,7 @@ class Room:
     bytes_moved: Callable[[Case, Pass], int]
     flops: Callable[[Case, Pass], int]
     exps: Callable[[Case, Pass], int] | None = None
+    plain: Callable[..., Any] | None = None
     time_axis: Mapping[str, int] = field(default_factory=dict)
     sequence_axis: Mapping[str, int] = field(default_factory=dict)
     gradients_only: frozenset[str] = frozenset()

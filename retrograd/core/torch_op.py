@@ -34,8 +34,12 @@ def bind(op: Op) -> Callable[[Tensors, Options], Results]:
     direct = _direct(op)
     operator = _register(op)
     count = len(op.results)
+    numbers = [place for place, name in enumerate(op.arguments) if name in op.indices]
 
     def call(tensors: Tensors, options: Options) -> Results:
+        for place in numbers:  # a few numbers are sooner copied than reached by strides
+            if isinstance(tensors[place], Tensor):
+                tensors = (*tensors[:place], tensors[place].contiguous(), *tensors[place + 1 :])  # type: ignore[union-attr]
         if launches_directly(tensors):
             if torch.is_grad_enabled():
                 return direct(*tensors, options)

@@ -124,7 +124,7 @@ def check_state_passing(room: Room, case: Case, device: str, seed: int) -> None:
         for i in range(min(draws_for(case), FEW_DRAWS)):
             inputs, gradients = drawn(room, case, device, seed * 1000 + i)
             plain = call(in_two_parts(room, case, room.reference, first), inputs, options(case), gradients)
-            _, exact = plain_and_exact(room.reference, case, inputs, gradients)
+            _, exact = plain_and_exact(room.reference, case, inputs, gradients, room.plain)
             with poisoned():
                 found = call(in_two_parts(room, case, room.torch, first), inputs, options(case), gradients)
             draws.append((found, plain, exact))
@@ -165,7 +165,7 @@ def check_layout(room: Room, case: Case, layout: str, device: str, seed: int, on
             if which != "gradients":
                 inputs = laid_out(layout, inputs)
             gradients = list(laid_out(layout, named_outputs(gradients)).values())
-            plain, exact = plain_and_exact(room.reference, case, inputs, gradients)
+            plain, exact = plain_and_exact(room.reference, case, inputs, gradients, room.plain)
             with poisoned():
                 draws.append((call(room.torch, inputs, options(case), gradients), plain, exact))
         where = f"{room.name}, {case.name}: {layout} {which}"

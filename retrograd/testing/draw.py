@@ -132,10 +132,14 @@ def draw_gradients(reference: Function, case: Case, inputs: Mapping[str, Tensor]
 
 
 def plain_and_exact(
-    reference: Function, case: Case, inputs: Mapping[str, Tensor], gradients: Sequence[Tensor]
+    reference: Function,
+    case: Case,
+    inputs: Mapping[str, Tensor],
+    gradients: Sequence[Tensor],
+    plain: Function | None = None,
 ) -> tuple[Arrays, Arrays]:
-    """The reference in the dtypes of the case, and in float64, on the same inputs and gradients."""
+    """The plain computation in the dtypes of the case, by default the reference's, and the reference in float64."""
     given, came_in = {name: tensor.contiguous() for name, tensor in inputs.items()}, [g.contiguous() for g in gradients]
-    plain = call(reference, given, options(case), came_in)
+    rounded = call(plain or reference, given, options(case), came_in)
     exact = {name: upcast(tensor) for name, tensor in given.items()}
-    return plain, call(reference, exact, options(case, torch.float64), [upcast(g) for g in came_in])
+    return rounded, call(reference, exact, options(case, torch.float64), [upcast(g) for g in came_in])

@@ -37,7 +37,7 @@ def check_transformed(room: Room, case: Case, transform: str, device: str, seed:
         draws.append(
             (
                 jax_call.named(made, jax_call.wanted(inputs), found, gradients[0].device),
-                *plain_and_exact(room.reference, case, inputs, gradients),
+                *plain_and_exact(room.reference, case, inputs, gradients, room.plain),
             )
         )
     assert_within_budget(draws, f"{room.name}, {case.name}: {transform}", SLACK)
@@ -128,7 +128,7 @@ def check_vmap(room: Room, case: Case, shared: bool, device: str, seed: int) -> 
         made, found = run(arrays, gradients)
         for j, (inputs, came_in) in enumerate(examples):
             result = jax_call.named([a[j] for a in made], own, [a[j] for a in found], came_in[0].device)
-            draws.append((result, *plain_and_exact(room.reference, case, inputs, came_in)))
+            draws.append((result, *plain_and_exact(room.reference, case, inputs, came_in, room.plain)))
     where = f"{room.name}, {case.name}: vmap, {'shared parameters' if shared else 'all batched'}"
     assert_within_budget(draws, where, SLACK)
 
@@ -152,7 +152,7 @@ def check_export(room: Room, case: Case, device: str, seed: int) -> None:
             unchecked = [jax.export.DisabledSafetyCheck.custom_call(TARGET)]
             exported = jax.export.export(function, disabled_checks=unchecked)(*arrays)
         result = jax_call.named(exported.call(*arrays), (), (), gradients[0].device)
-        draws.append((result, *plain_and_exact(room.reference, case, inputs, gradients)))
+        draws.append((result, *plain_and_exact(room.reference, case, inputs, gradients, room.plain)))
     assert_within_budget(draws, f"{room.name}, {case.name}: exported")
 
 

@@ -10,7 +10,7 @@ leave as sums over a program's channels, the gradients of parameters as sums ove
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import let_next_start, sigmoid, wait_for_previous
+from retrograd.core.numerics import add_compensated, let_next_start, sigmoid, wait_for_previous
 
 from .forward import (
     LOG2E,
@@ -190,6 +190,8 @@ def backward_scan(
     dA = tl.zeros([BLOCK_D, BLOCK_N], tl.float32)
     dD = tl.zeros([BLOCK_D], tl.float32)
     dbias = tl.zeros([BLOCK_D], tl.float32)
+    dD_lost = tl.zeros([BLOCK_D], tl.float32)
+    dbias_lost = tl.zeros([BLOCK_D], tl.float32)
     entering_ptr += tl.program_id(0).to(tl.int64) * (KEEP // GROUP * BLOCK_N * BLOCK_D)
 
     chunks = tl.cdiv(length, KEEP)
@@ -236,6 +238,7 @@ def backward_scan(
             noted = entering_ptr + (groups - 2 - back) * (BLOCK_N * BLOCK_D)
             h = load_tile(noted, own_n, own_d, everywhere & (back < groups - 1), scratch_tile_strides)
 
+            of_group = tl.zeros([BLOCK_D, BLOCK_N], tl.float32)
             for i in tl.static_range(GROUP - 1, -1, -1):
                 t = group + i
                 here = in_d & (t < length)
@@ -258,13 +261,13 @@ def backward_scan(
                 dxB = tl.sum(g * B_t, axis=1)  # the gradient of delta x
                 g *= decays[i]
                 dlog = g * states[i]  # the gradient of delta A
-                dA += dlog * deltas[i][:, None]
+                of_group += dlog * deltas[i][:, None]
                 ddelta = tl.sum(dlog * A, axis=1) * LN2 + dxB * xs[i]
                 if SOFTPLUS:
                     ddelta *= sigmoid(raws[i])
                 ddelta = tl.where(here, ddelta, 0.0)
-                dbias += ddelta
-                dD += dy * xs[i]
+                dbias, dbias_lost = add_compensated(dbias, dbias_lost, ddelta)
+                dD, dD_lost = add_compensated(dD, dD_lost, dy * xs[i])
                 store_steps(dx_ptr, start + t, channels, d, dxB * deltas[i] + skip * dy, here)
                 store_steps(ddt_ptr, start + t, channels, d, ddelta, here)
                 if B_CONSTANT:
@@ -277,6 +280,7 @@ def backward_scan(
                         tl.store(at, tl.sum(dC_t, axis=0), mask=in_matrix)
                     if not B_CONSTANT:
                         tl.store(at + B_PART * N, tl.sum(dB_t, axis=0), mask=in_matrix)
+            dA += of_group
 
     size = tl.cast(channels, tl.int64) * N
     store_states(dinitial_state_ptr, number, size, n, d, g, in_tile, state_tile_strides)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -23,8 +25,9 @@ def selective_scan(
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     return_final_state: bool = False,
+    exp: Callable[[Tensor], Tensor] = torch.exp,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """See `retrograd.selective_scan`; this one computes in the dtype of A."""
+    """See `retrograd.selective_scan`; this one computes in the dtype of A, the decays by `exp`."""
     real = A.real.dtype
     u = x.to(real)
     delta = dt.to(real) if dt_bias is None else dt.to(real) + dt_bias
@@ -35,14 +38,14 @@ def selective_scan(
 
     if cu_seqlens is None:
         state = A.new_zeros(x.shape[0], *A.shape) if initial_state is None else initial_state
-        y, final = _scan(u, delta, A, B, C, state)
+        y, final = _scan(u, delta, A, B, C, state, exp)
     else:
         bounds = cu_seqlens.tolist()
         ys, finals = [], []
         for s, (start, end) in enumerate(pairwise(bounds)):
             state = A.new_zeros(1, *A.shape) if initial_state is None else initial_state[s : s + 1]
             own = slice(start, end)
-            y, final = _scan(u[:, own], delta[:, own], A, B[:, own], C[:, own], state)
+            y, final = _scan(u[:, own], delta[:, own], A, B[:, own], C[:, own], state, exp)
             ys.append(y)
             finals.append(final)
         y, final = torch.cat(ys, 1), torch.cat(finals)
@@ -55,10 +58,29 @@ def selective_scan(
     return (y, final) if return_final_state else y
 
 
-def _scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def hardware_exp(x: Tensor) -> Tensor:
+    """Exp, off by up to 2^-22, relative: what PTX states of ex2.approx.f32, the exponential that GPUs have in hardware.
+
+    The sine stands for chance; it is 0 where x is, since the exponential of 0 is exact.
+    """
+    return torch.exp(x) * (1 + 2.0**-22 * torch.sin(1e5 * x.real.detach()))
+
+
+plain = partial(selective_scan, exp=hardware_exp)
+
+
+def _scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    state: Tensor,
+    exp: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
     ys = []
     for u_t, delta_t, B_t, C_t in zip(*(v.unbind(1) for v in (u, delta, B, C)), strict=True):
-        state = torch.exp(delta_t[..., None] * A) * state + (delta_t * u_t)[..., None] * B_t
+        state = exp(delta_t[..., None] * A) * state + (delta_t * u_t)[..., None] * B_t
         y_t = (C_t * state).sum(-1)
         ys.append(2 * y_t.real if y_t.is_complex() else y_t)
     return torch.stack(ys, 1) if ys else u * 1, state

@@ -65,6 +65,7 @@ ROOM = Room(
     bytes_moved=bytes_moved,
     flops=flops,
     exps=exps,
+    plain=reference.plain,
     time_axis={"x": 1, "dt": 1, "B": 1, "C": 1, "z": 1},
     sequence_axis={"initial_state": 0},
 )

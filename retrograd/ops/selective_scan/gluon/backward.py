@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from .channel_sum import add_step, own_layout, place, selectors
 from .forward import fill_outside, sequence
-from .numerics import LN2, LOG2E, block_barrier, copy_async, ex2, forget, sigmoid, softplus, stack8
+from .numerics import LN2, LOG2E, add_compensated, block_barrier, copy_async, ex2, forget, sigmoid, softplus, stack8
 
 
 @gluon.jit
@@ -182,10 +182,13 @@ def backward_scan(
     g = gl.zeros([BLOCK_D, N], gl.float32, OWN)
     if dfinal_state_ptr is not None:
         g = gl.load(dfinal_state_ptr + pid_b.to(gl.int64) * channels * N + own).to(gl.float32)
-    dA = gl.zeros([BLOCK_D, N], gl.float32, OWN)
+    dA_f = gl.allocate_shared_memory(gl.float32, [BLOCK_D, N], STATE)  # registers are scarcer
+    dA_f.store(gl.zeros([BLOCK_D, N], gl.float32, OWN))
 
     dD = gl.zeros([PASS, BLOCK_D], gl.float32, VEC)
     dbias = gl.zeros([PASS, BLOCK_D], gl.float32, VEC)
+    dD_lost = gl.zeros([PASS, BLOCK_D], gl.float32, VEC)
+    dbias_lost = gl.zeros([PASS, BLOCK_D], gl.float32, VEC)
     HELD: gl.constexpr = gl.BlockedLayout([1, 4], [128 // N, N // 4], [WARPS, 1], [1, 0])
     kept = (
         gl.arange(0, BLOCK_D, gl.SliceLayout(1, HELD))[:, None] * N + gl.arange(0, N, gl.SliceLayout(0, HELD))[None, :]
@@ -354,6 +357,7 @@ def backward_scan(
                 for t in gl.static_range(4, 8):
                     h, _ = forward_step(t, h, a2, delta_j, dx_j, B_j, OWN)
         # scan
+        dA = gl.zeros([BLOCK_D, N], gl.float32, OWN)
         for i in range(GROUPS):
             j = GROUPS - 1 - i
             delta_j = delta_f.index(j)._reinterpret(gl.float32, [8, BLOCK_D], FLAT)
@@ -416,6 +420,7 @@ def backward_scan(
                 )
         block_barrier()
         # finish
+        dA_f.store(dA_f.load(OWN) + dA)
         for part in gl.static_range(PARTS):
             x = x_s.index(part).load(VEC).to(gl.float32)
             gy = gy_f._reinterpret(gl.float32, [PARTS, PASS, BLOCK_D], ROWS).index(part).load(VEC)
@@ -441,8 +446,8 @@ def backward_scan(
                 y = dx_f._reinterpret(gl.float32, [PARTS, PASS, BLOCK_D], ROWS).index(part).load(VEC)
                 dz = gate_f.index(part).load(VEC) * (y + skip * x)
                 gl.store(dz_ptr + at + offsets, dz.to(dz_ptr.dtype.element_ty), mask=inside)
-            dD += gy * x
-            dbias += ddt
+            dD, dD_lost = add_compensated(dD, dD_lost, gy * x)
+            dbias, dbias_lost = add_compensated(dbias, dbias_lost, ddt)
         block_barrier()
         if chunk > 0:
             copy_async(h_f.index(0), states_ptr + (forget(slot) + (chunk - 1)) * (channels * N) + d0 * N + kept)
@@ -461,7 +466,7 @@ def backward_scan(
     if dinitial_state_ptr is not None:
         gl.store(dinitial_state_ptr + pid_b.to(gl.int64) * channels * N + own, g)
     if dA_partial_ptr is not None:
-        gl.store(dA_partial_ptr + pid_b.to(gl.int64) * channels * N + own, dA)
+        gl.store(dA_partial_ptr + pid_b.to(gl.int64) * channels * N + own, dA_f.load(OWN))
     at_d = pid_b.to(gl.int64) * channels + d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))
     if dD_partial_ptr is not None:
         gl.store(dD_partial_ptr + at_d, gl.sum(dD, 0))

@@ -26,6 +26,7 @@ STAGES = 5
 # Registers hold the backward pass to 8 warps a multiprocessor; its shared memory is cut for two programs of 4.
 BACKWARD_CHANNELS = 64
 SMALL_BACKWARD_CHANNELS = 32  # where 64 do not divide the channels, or fp32 takes the shared memory
+PARKED = 16  # of 2,500 instructions; pointers and strides, none in the loops over steps
 LARGE_SHARED = 227 * KIB  # that of data-centre chips since Hopper; on older ones these kernels were never run
 
 
@@ -112,6 +113,7 @@ def backward_launch(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> 
             "WARPS": warps,
         },
         num_warps=warps,
+        parked=PARKED,
     )
 
 
