@@ -19,10 +19,9 @@ from retrograd.testing.resources import resources
 pytestmark = pytest.mark.compile
 
 
-# Architectures -> tags of the cases whose binaries are built in every run; the others are `slow`. A room without
-# `strided` cases is built for the others by what it is timed on.
-QUICK = {"sm_90": {"test", "gpu", "bench"}, "gfx942": {"strided", "gpu", "bench"}}
-QUICK_ELSEWHERE = {"strided", "bench"}
+# Architectures -> tags of the cases whose binaries are built in every run; the others are `slow`.
+QUICK = {"sm_90": {"strided", "gpu", "bench"}}
+QUICK_ELSEWHERE = {"bench"}
 
 
 def each_binary() -> list[Any]:
@@ -53,7 +52,7 @@ def test_a_kernel_keeps_its_registers_and_its_shared_memory(arch: str, program: 
     assert found.shared <= SUPPORTED[arch].shared_memory
 
 
-@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("arch", ["sm_90", pytest.param("gfx942", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("room", "case"),
     [

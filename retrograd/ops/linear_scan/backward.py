@@ -55,7 +55,18 @@ def channel_sum(x, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
         return (tl.sum(tl.reshape(x[0], [ROWS, CHANNELS]), 1),)
 
 
-@triton.jit(do_not_specialize=["T", "sequences", "blocks"])
+@triton.jit(
+    do_not_specialize=[
+        "T",
+        "sequences",
+        "blocks",
+        "dh_strides",
+        "dfinal_strides",
+        "a_strides",
+        "h_strides",
+        "initial_strides",
+    ]
+)
 def scan_tiles(
     dh_ptr,
     dfinal_ptr,
@@ -170,7 +181,7 @@ def scan_tiles(
         store(dinitial_ptr, tl.cast(s, tl.int64) * D + channel, multiply(decay, g), last)
 
 
-@triton.jit(do_not_specialize=["T", "sequences", "blocks"])
+@triton.jit(do_not_specialize=["T", "sequences", "blocks", "dh_strides", "a_strides"])
 def reduce_tiles(
     dh_ptr,
     a_ptr,

@@ -45,7 +45,7 @@ def run_maps(a, b, lane, COMPLEX: tl.constexpr):
     return P, l
 
 
-@triton.jit(do_not_specialize=["T", "sequences", "blocks"])
+@triton.jit(do_not_specialize=["T", "sequences", "blocks", "a_strides", "b_strides", "initial_strides"])
 def scan_tiles(
     a_ptr,
     b_ptr,
@@ -111,7 +111,7 @@ def scan_tiles(
         store(final_ptr, tl.cast(s, tl.int64) * D + channel, h, last)
 
 
-@triton.jit(do_not_specialize=["T", "sequences", "blocks"])
+@triton.jit(do_not_specialize=["T", "sequences", "blocks", "a_strides", "b_strides"])
 def reduce_tiles(
     a_ptr,
     b_ptr,

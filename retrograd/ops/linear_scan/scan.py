@@ -428,7 +428,7 @@ def fill_outside(
                 store(ptr, offset, zero, mask & (rows < T))
 
 
-@triton.jit(do_not_specialize=["T", "sequences", "blocks"])
+@triton.jit(do_not_specialize=["T", "sequences", "blocks", "initial_strides"])
 def carry_states(
     P_ptr,
     l_ptr,
