@@ -18,6 +18,8 @@ from retrograd.testing.compare import assert_same_bits, assert_within_budget
 from retrograd.testing.draw import Arrays, call, options, plain_and_exact
 from retrograd.testing.interpreter import as_float16, forget_plans
 
+pytestmark = pytest.mark.slow  # test_kernels.py has the contract in every run
+
 EACH = [pytest.param(as_float16(ROOM.case(name)), id=name) for name in ("width_3", "states", "packed_states")]
 
 

@@ -15,12 +15,18 @@ from retrograd.testing.interpreter import as_float16
 from retrograd.testing.layouts import layouts_of
 from retrograd.testing.parts import is_packed
 
+# The interpreter takes its time: every run has the cases that stand for others, the rest are `slow`.
 CASES: list[Any] = [
-    pytest.param(room, as_float16(case), id=f"{room.name}-{case.name}")
+    pytest.param(
+        room,
+        as_float16(case),
+        id=f"{room.name}-{case.name}",
+        marks=() if room.stands_for_others(case) else pytest.mark.slow,
+    )
     for room in rooms()
     for case in room.tagged("interpreter")
 ]
-# The interpreter takes its time: it makes no more draws of a case than these.
+# It makes no more draws of a case than these.
 MOST_DRAWS = 8
 each_case = pytest.mark.parametrize(("room", "case"), CASES)
 
@@ -32,7 +38,7 @@ def those(only: Callable[[Room, Case], bool]) -> list[Any]:
 
 few = pytest.mark.parametrize(("room", "case"), those(Room.stands_for_others))
 LAID_OUT = [
-    pytest.param(*parameters.values, layout, id=f"{parameters.id}-{layout}")
+    pytest.param(*parameters.values, layout, id=f"{parameters.id}-{layout}", marks=parameters.marks)
     for parameters in CASES
     for layout in layouts_of(*parameters.values)
 ]

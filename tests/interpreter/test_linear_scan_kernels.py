@@ -16,6 +16,8 @@ from retrograd.ops.linear_scan import plan, reference
 from retrograd.ops.linear_scan.op import OP
 from retrograd.testing.compare import assert_same_bits
 
+pytestmark = pytest.mark.slow  # test_kernels.py has the contract in every run
+
 Arrays = dict[str, Tensor]
 
 TILE = plan.Tile(steps=2, levels=2, channels=4)  # tiles of 8 steps, groups of 32

@@ -27,6 +27,8 @@ from retrograd.testing.interpreter import as_float16
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from selective_scan_calls import Arrays, call, case_spec, packed_and_alone
 
+pytestmark = pytest.mark.slow  # test_kernels.py has the contract in every run
+
 SMALL = [pytest.param(as_float16(case), id=case.name) for case in CASES if "interpreter" in case.tags]
 STRIDED = [pytest.param(as_float16(case), id=case.name) for case in CASES if "strided" in case.tags]
 
