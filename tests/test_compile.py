@@ -20,7 +20,7 @@ pytestmark = pytest.mark.compile
 
 
 # Architectures -> tags of the cases whose binaries are built in every run; the others are `slow`.
-QUICK = {"sm_90": {"strided", "gpu", "bench"}}
+QUICK = {"sm_90": {"strided", "bench"}}
 QUICK_ELSEWHERE = {"bench"}
 
 

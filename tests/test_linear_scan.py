@@ -107,6 +107,7 @@ def test_what_does_not_fit_together_is_refused_by_name(change: dict[str, Any], t
         OP.spec(params, options)
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", SUPPORTED)
 @pytest.mark.parametrize("name", COMPILED)

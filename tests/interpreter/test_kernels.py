@@ -37,10 +37,18 @@ def those(only: Callable[[Room, Case], bool]) -> list[Any]:
 
 
 few = pytest.mark.parametrize(("room", "case"), those(Room.stands_for_others))
+# Where some cases stand for others, so do some layouts.
+TELLING = ("channels_first", "sliced", "broadcast")
 LAID_OUT = [
-    pytest.param(*parameters.values, layout, id=f"{parameters.id}-{layout}", marks=parameters.marks)
+    pytest.param(
+        *parameters.values,
+        layout,
+        id=f"{parameters.id}-{layout}",
+        marks=pytest.mark.slow if room.tagged("strided") and layout not in TELLING else parameters.marks,
+    )
     for parameters in CASES
-    for layout in layouts_of(*parameters.values)
+    for room, case in [parameters.values]
+    for layout in layouts_of(room, case)
 ]
 
 

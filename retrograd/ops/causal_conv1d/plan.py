@@ -6,14 +6,15 @@ the call, but kernels are told at run time, and every element comes out of the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from retrograd.core.arch import Arch
+from retrograd.core.arch import KIB, Arch
 from retrograd.core.dtypes import BYTES
 
 from .spec import Spec
 
 LONGEST_WALK = 1024
+HOPPER_SHARED = 227 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,10 @@ def forward(spec: Spec, arch: Arch) -> Walk:
 
 def backward(spec: Spec, arch: Arch) -> Walk:
     """The backward pass, channels contiguous."""
-    return _walk(spec, arch, BACKWARD)
+    walk = _walk(spec, arch, BACKWARD)
+    # Before Hopper the compiler needs more registers for the same tile with its activation, and spills some.
+    fits = arch.shared_memory >= HOPPER_SHARED or not spec.silu
+    return walk if fits else replace(walk, unroll=max(1, walk.unroll // 2))
 
 
 def forward_time(spec: Spec, arch: Arch) -> Vectors:

@@ -238,7 +238,6 @@ def backward_scan(
             noted = entering_ptr + (groups - 2 - back) * (BLOCK_N * BLOCK_D)
             h = load_tile(noted, own_n, own_d, everywhere & (back < groups - 1), scratch_tile_strides)
 
-            of_group = tl.zeros([BLOCK_D, BLOCK_N], tl.float32)
             for i in tl.static_range(GROUP - 1, -1, -1):
                 t = group + i
                 here = in_d & (t < length)
@@ -261,7 +260,7 @@ def backward_scan(
                 dxB = tl.sum(g * B_t, axis=1)  # the gradient of delta x
                 g *= decays[i]
                 dlog = g * states[i]  # the gradient of delta A
-                of_group += dlog * deltas[i][:, None]
+                dA += dlog * deltas[i][:, None]
                 ddelta = tl.sum(dlog * A, axis=1) * LN2 + dxB * xs[i]
                 if SOFTPLUS:
                     ddelta *= sigmoid(raws[i])
@@ -280,7 +279,6 @@ def backward_scan(
                         tl.store(at, tl.sum(dC_t, axis=0), mask=in_matrix)
                     if not B_CONSTANT:
                         tl.store(at + B_PART * N, tl.sum(dB_t, axis=0), mask=in_matrix)
-            dA += of_group
 
     size = tl.cast(channels, tl.int64) * N
     store_states(dinitial_state_ptr, number, size, n, d, g, in_tile, state_tile_strides)
