@@ -88,7 +88,7 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
             constants=_constants(spec, tile, arch),
             num_warps=tile.num_warps,
             max_registers=tile.max_registers,
-            parked=4,  # what the compilers for sm_80 and sm_100 leave over at 255 registers
+            parked=20,  # what the compilers for sm_80 and sm_100 leave over at 255 registers
             overlap=arch.overlaps_launches,
         )
     ]
