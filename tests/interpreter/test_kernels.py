@@ -36,19 +36,19 @@ def those(only: Callable[[Room, Case], bool]) -> list[Any]:
     return [parameters for parameters in CASES if only(*parameters.values)]
 
 
-few = pytest.mark.parametrize(("room", "case"), those(Room.stands_for_others))
-# Where some cases stand for others, so do some layouts.
-TELLING = ("channels_first", "sliced", "broadcast")
+def quick(only: Callable[[Room, Case], bool]) -> list[Any]:
+    """As `those`, but `slow` in rooms whose kernels go step by step: there the interpreter takes seconds a call."""
+    return [
+        pytest.param(*p.values, id=p.id, marks=pytest.mark.slow if p.values[0].tagged("strided") else p.marks)
+        for p in those(only)
+    ]
+
+
+few = pytest.mark.parametrize(("room", "case"), quick(Room.stands_for_others))
 LAID_OUT = [
-    pytest.param(
-        *parameters.values,
-        layout,
-        id=f"{parameters.id}-{layout}",
-        marks=pytest.mark.slow if room.tagged("strided") and layout not in TELLING else parameters.marks,
-    )
-    for parameters in CASES
-    for room, case in [parameters.values]
-    for layout in layouts_of(room, case)
+    pytest.param(*parameters.values, layout, id=f"{parameters.id}-{layout}", marks=parameters.marks)
+    for parameters in quick(lambda room, case: True)
+    for layout in layouts_of(*parameters.values)
 ]
 
 
@@ -62,19 +62,19 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(room: Room, case: Case, se
     contract.check_batch_invariance(room, case, "cpu", seed)
 
 
-@pytest.mark.parametrize(("room", "case"), those(lambda room, case: is_packed(case) and room.stands_for_others(case)))
+@pytest.mark.parametrize(("room", "case"), quick(lambda room, case: is_packed(case) and room.stands_for_others(case)))
 def test_a_packed_sequence_has_the_same_bits_alone(room: Room, case: Case, seed: int) -> None:
     contract.check_packed(room, case, "cpu", seed)
 
 
 @pytest.mark.parametrize(
-    ("room", "case"), those(lambda room, case: contract.passes_state(room, case) and room.stands_for_others(case))
+    ("room", "case"), quick(lambda room, case: contract.passes_state(room, case) and room.stands_for_others(case))
 )
 def test_a_sequence_in_two_parts_has_the_results_of_the_whole(room: Room, case: Case, seed: int) -> None:
     contract.check_state_passing(room, case, "cpu", seed)
 
 
-@pytest.mark.parametrize(("room", "case"), those(lambda room, case: bool(room.structures)))
+@pytest.mark.parametrize(("room", "case"), quick(lambda room, case: bool(room.structures)))
 def test_every_sequence_of_kernels_gives_the_same_bits(room: Room, case: Case, seed: int) -> None:
     contract.check_structures(room, case, "cpu", seed)
 
