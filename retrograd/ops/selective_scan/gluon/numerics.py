@@ -11,6 +11,11 @@ LN2 = gl.constexpr(0.6931471805599453)
 copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
+# They also made this method public.
+_descriptor = gl.shared_memory_descriptor
+if not hasattr(_descriptor, "_reinterpret"):
+    _descriptor._reinterpret = _descriptor.reinterpret
+
 
 @gluon.jit
 def ex2(x):
