@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -22,11 +21,11 @@ class Namespace:
     sigmoid: Callable[[Any], Any]
     sum_to: Callable[[Any, tuple[int, ...]], Any]  # sums leading axes away, down to the given trailing shape
     sum: Callable[[Any, int | tuple[int, ...]], Any]  # over axes, which vanish
-    cumsum: Callable[[Any, int], Any]
+    arange: Callable[[Any, int], Any]  # 0 to size - 1, on the device of the first argument
+    clip: Callable[[Any, int, int], Any]
     exp: Callable[[Any], Any]
     softplus: Callable[[Any], Any]
     where: Callable[[Any, Any, Any], Any]
-    einsum: Callable[..., Any]
     conj: Callable[[Any], Any]
     complex: Callable[[Any, Any], Any]  # from real and imaginary part; `.real` and `.imag` take it apart
     moveaxis: Callable[[Any, int, int], Any]
@@ -40,6 +39,12 @@ class Namespace:
     # recurrence(decay, added, h, reverse): h = decay[t] * h + added[t] along the leading axis; every h, the one that is
     # given too: it stands first, or last in reverse.
     recurrence: Callable[[Any, Any, Any, bool], Any]
+
+
+def silu_grad(xp: Namespace, z: Any) -> Any:
+    """The derivative of silu."""
+    sigmoid = xp.sigmoid(z)
+    return sigmoid * (1 + z * (1 - sigmoid))
 
 
 def torch_namespace() -> Namespace:
@@ -57,11 +62,11 @@ def torch_namespace() -> Namespace:
         sigmoid=_torch_sigmoid,
         sum_to=lambda x, shape: x.reshape(_rows(x.shape, shape), *shape).sum(0),
         sum=lambda x, axis: x.sum(axis),
-        cumsum=lambda x, axis: x.cumsum(axis),
+        arange=lambda like, size: torch.arange(size, device=like.device),
+        clip=lambda x, low, high: x.clamp(low, high),
         exp=torch.exp,
         softplus=lambda x: x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())),
         where=torch.where,
-        einsum=torch.einsum,
         conj=lambda x: x.conj().resolve_conj(),
         complex=torch.complex,
         moveaxis=torch.moveaxis,
@@ -129,11 +134,11 @@ def jax_namespace() -> Namespace:
         sigmoid=jax.nn.sigmoid,
         sum_to=lambda x, shape: x.reshape(_rows(x.shape, shape), *shape).sum(0),
         sum=lambda x, axis: jnp.sum(x, axis=axis),
-        cumsum=lambda x, axis: jnp.cumsum(x, axis=axis),
+        arange=lambda like, size: jnp.arange(size),
+        clip=jnp.clip,
         exp=jnp.exp,
         softplus=jax.nn.softplus,
         where=jnp.where,
-        einsum=partial(jnp.einsum, precision="highest"),
         conj=jnp.conj,
         complex=jax.lax.complex,
         moveaxis=jnp.moveaxis,

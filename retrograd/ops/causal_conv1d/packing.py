@@ -75,30 +75,23 @@ def pack(xp: Namespace, spec: Spec, cu_seqlens: Any) -> Packing:
     T, S, before = spec.T, spec.sequences, spec.W - 1
     entries = S * before
 
-    def count(n: int) -> Any:
-        return xp.cumsum(xp.zeros(cu_seqlens, (n,), "int32") + 1, 0) - 1
-
-    def clamp(array: Any, low: Any, high: Any) -> Any:
-        array = xp.where(array < low, low, array)
-        return xp.where(array > high, high, array)
-
-    bounds = clamp(cu_seqlens, 0, T)
-    starts = bounds + count(S + 1) * before  # of the sequences, with their states, in the row
-    step, place = count(T), count(T + entries)
+    bounds = xp.clip(cu_seqlens, 0, T)
+    starts = bounds + xp.arange(cu_seqlens, S + 1) * before  # of the sequences, with their states, in the row
+    step, place = xp.arange(cu_seqlens, T), xp.arange(cu_seqlens, T + entries)
 
     owner = bisect(xp, bounds, step)
     inside = (owner >= 0) & (owner < S)
-    place_of_step = clamp(step + (owner + 1) * before, 0, max(T + entries - 1, 0))
+    place_of_step = xp.clip(step + (owner + 1) * before, 0, max(T + entries - 1, 0))
 
     at = bisect(xp, starts, place)
     known = (at >= 0) & (at < S)
-    s = clamp(at, 0, max(S - 1, 0))
+    s = xp.clip(at, 0, max(S - 1, 0))
     offset = place - starts[s]
-    of_x = clamp(bounds[s] + offset - before, 0, max(T - 1, 0))
+    of_x = xp.clip(bounds[s] + offset - before, 0, max(T - 1, 0))
     source = xp.where(offset < before, T + s * before + offset, of_x)
     last = place - (starts[xp.where(s < S, s + 1, s)] - before)  # which of the final steps
 
-    entry, owner_of_entry = count(entries), count(entries)
+    entry, owner_of_entry = xp.arange(cu_seqlens, entries), xp.arange(cu_seqlens, entries)
     if before:
         owner_of_entry = entry // before
         entry = entry - owner_of_entry * before

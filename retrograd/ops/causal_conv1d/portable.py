@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from retrograd.core.xp import Namespace
+from retrograd.core.xp import Namespace, silu_grad
 
 from .packing import Packing, pack
 from .spec import Spec
@@ -109,9 +109,3 @@ def shifted(xp: Namespace, array: Any, before: int, after: int) -> Any:
     B, _, D = array.shape
     pads = [xp.zeros(array, (B, steps, D), str(array.dtype).removeprefix("torch.")) for steps in (before, after)]
     return xp.concat([pads[0], array, pads[1]], 1)
-
-
-def silu_grad(xp: Namespace, z: Any) -> Any:
-    """The derivative of silu."""
-    sigmoid = xp.sigmoid(z)
-    return sigmoid * (1 + z * (1 - sigmoid))

@@ -177,7 +177,7 @@ class _Chunks:
     def firsts(self, xp: Namespace, like: Any) -> Any:
         """Whether a chunk is the first of its sequence, (chunks, 1, 1)."""
         chunks = max(1, -(-self.time // self.size))
-        return (_numbers(xp, like, chunks) == 0)[:, None, None]
+        return (xp.arange(like, chunks) == 0)[:, None, None]
 
     def starts(self, xp: Namespace, state: Any) -> Any:
         """Each chunk's sequence's first state."""
@@ -201,7 +201,7 @@ class _Chunks:
         return x[:, 0] if self.reverse else x[:, -1]
 
     def _backwards(self, xp: Namespace, like: Any, size: int) -> Any:
-        return size - 1 - _numbers(xp, like, size)
+        return size - 1 - xp.arange(like, size)
 
 
 @dataclass(frozen=True)
@@ -228,16 +228,15 @@ class _Packed(_Chunks):
     @staticmethod
     def from_bounds(xp: Namespace, spec: Spec, size: int, reverse: bool, cu_seqlens: Any, like: Any) -> _Packed:
         T, S = spec.time, spec.sequences
-        given = xp.where(cu_seqlens < 0, cu_seqlens * 0, cu_seqlens)
-        given = xp.where(given > T, given * 0 + T, given)
+        given = xp.clip(cu_seqlens, 0, T)
         _, (bounds,) = xp.scan(_rise(xp), (given[0],), (given,), False)
         chunks = T // size + S
-        sequences = _numbers(xp, like, S)
+        sequences = xp.arange(like, S)
         origins = bounds[:-1] // size + sequences
-        number = _numbers(xp, like, chunks)
+        number = xp.arange(like, chunks)
         sequence = _owner(xp, number, origins)
         inner = number - origins[sequence]
-        local = inner[:, None] * size + _numbers(xp, like, size)[None, :]
+        local = inner[:, None] * size + xp.arange(like, size)[None, :]
         lengths = bounds[1:] - bounds[:-1]
         length = lengths[sequence][:, None]
         exists = (local >= 0) & (local < length)
@@ -245,7 +244,7 @@ class _Packed(_Chunks):
         times = bounds[sequence][:, None] + (length - 1 - clipped if reverse else clipped)
         times = xp.where(exists, times, times * 0)
 
-        t = _numbers(xp, like, T)
+        t = xp.arange(like, T)
         owner = _owner(xp, t, bounds[:-1])
         # Of sequences that begin at one place, the last is the one that is not empty.
         inside = (t >= bounds[:-1][owner]) & (t < bounds[1:][owner])
@@ -277,7 +276,7 @@ class _Packed(_Chunks):
 
     def ends(self, xp: Namespace, after: Any) -> Any:
         lengths = self.bounds[1:] - self.bounds[:-1]
-        origins = self.bounds[:-1] // self.size + _numbers(xp, after, lengths.shape[0])
+        origins = self.bounds[:-1] // self.size + xp.arange(after, lengths.shape[0])
         inner = xp.where(lengths > 0, (lengths - 1) // self.size, lengths * 0)
         return after[origins + inner][:, 0]
 
@@ -285,7 +284,7 @@ class _Packed(_Chunks):
         if self.time == 0:
             return x
         start, stop = self.bounds[:-1][self.owner], self.bounds[1:][self.owner]
-        t = _numbers(xp, x, self.time)
+        t = xp.arange(x, self.time)
         begins = t == (stop - 1 if self.reverse else start)
         neighbour = t + (1 if self.reverse else -1)
         neighbour = xp.where(begins | ~self.inside, t, neighbour)
@@ -297,11 +296,6 @@ class _Packed(_Chunks):
         start, stop = self.bounds[:-1], self.bounds[1:]
         t = xp.where(stop > start, start if self.reverse else stop - 1, start * 0)
         return xp.where((stop > start)[:, None], x[0][t], empty)
-
-
-def _numbers(xp: Namespace, like: Any, size: int) -> Any:
-    """0 to size - 1."""
-    return xp.cumsum(xp.zeros(like, (size,), "int32") + 1, 0) - 1
 
 
 def _owner(xp: Namespace, place: Any, begins: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrograd.core.xp import Namespace
+from retrograd.core.xp import Namespace, silu_grad
 
 from .spec import Spec
 
@@ -49,10 +49,10 @@ def backward(
 
     dgate = None
     if spec.gate_first:
-        dgate = _result(xp, ds * xp.astype(s, compute) * _silu_grad(xp, z), spec.gate.dtype)  # type: ignore[union-attr]
+        dgate = _result(xp, ds * xp.astype(s, compute) * silu_grad(xp, z), spec.gate.dtype)  # type: ignore[union-attr]
         ds = ds * xp.silu(z)
     elif spec.gate_last:
-        dgate = _result(xp, dy * _scale(xp, spec, x_hat, weight, bias) * _silu_grad(xp, z), spec.gate.dtype)  # type: ignore[union-attr]
+        dgate = _result(xp, dy * _scale(xp, spec, x_hat, weight, bias) * silu_grad(xp, z), spec.gate.dtype)  # type: ignore[union-attr]
     if dsum is not None:
         ds = ds + xp.astype(dsum, compute)
 
@@ -81,8 +81,3 @@ def _gate_input(xp: Namespace, spec: Spec, s: Any, gate: Any) -> Any:
 def _scale(xp: Namespace, spec: Spec, x_hat: Any, weight: Any, bias: Any) -> Any:
     v = x_hat if weight is None else x_hat * (xp.astype(weight, spec.compute_dtype) + spec.options.weight_offset)
     return v if bias is None else v + xp.astype(bias, spec.compute_dtype)
-
-
-def _silu_grad(xp: Namespace, z: Any) -> Any:
-    sigmoid = xp.sigmoid(z)
-    return sigmoid * (1 + z * (1 - sigmoid))

@@ -78,22 +78,21 @@ class Packed(Rows):
 
     def __init__(self, xp: Namespace, spec: Spec, arrays: Arrays) -> None:
         super().__init__(xp, spec, arrays)
-        bounds = arrays["cu_seqlens"]
-        bounds = xp.where(bounds < 0, 0, xp.where(bounds > spec.time, spec.time, bounds))
+        bounds = xp.clip(arrays["cu_seqlens"], 0, spec.time)
         begin, end = bounds[:-1], bounds[1:]
-        number = self._range(spec.sequences)
+        number = xp.arange(self.like, spec.sequences)
         self.first = begin // spec.chunk + number  # chunk of each sequence
         self.last = end // spec.chunk + number
 
-        chunk = self._range(spec.chunks)
+        chunk = xp.arange(self.like, spec.chunks)
         owner = xp.sum(xp.astype(self.first[None] <= chunk[:, None], "int32"), 1) - 1
         owner = xp.where(owner < 0, 0, owner)
-        step = (chunk - self.first[owner])[:, None] * spec.chunk + self._range(spec.chunk)
+        step = (chunk - self.first[owner])[:, None] * spec.chunk + xp.arange(self.like, spec.chunk)
         taken = (step >= 0) & (step < (end - begin)[owner][:, None])
         self.taken = taken[:, :, None]
         self.source = xp.where(taken, begin[owner][:, None] + step, 0)
 
-        time = self._range(spec.time)
+        time = xp.arange(self.like, spec.time)
         own = xp.sum(xp.astype(end[None] <= time[:, None], "int32"), 1)
         inside = own < spec.sequences
         own = xp.where(inside, own, 0)
@@ -107,9 +106,6 @@ class Packed(Rows):
         self.starts = (starts, self.initial[owner][:, None])
         self.ends = (ends, self.final_gradient[owner][:, None])
         self.initial, self.final_gradient = self.initial[:1], self.final_gradient[:1]
-
-    def _range(self, size: int) -> Any:
-        return self.xp.cumsum(self.xp.zeros(self.like, (size,), "int32") + 1, 0) - 1
 
     def cut(self, array: Any) -> Any:
         """(1, time, ...) as (chunks, steps, 1, ...)."""
