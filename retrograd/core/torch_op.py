@@ -8,7 +8,7 @@ a fixed number of tensors, so a result that is not there is an empty tensor ther
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ Tensors = Sequence[Tensor | None]
 Options = Sequence[Any]
 Results = tuple[Tensor | None, ...]  # one for each of the op's results, None where it is not there
 Keys = tuple[Key | None, ...]
+Shapes = Sequence[tuple[Sequence[int], torch.dtype] | None]  # shape and dtype of each argument
 
 
 def bind(op: Op) -> Callable[[Tensors, Options], Results]:
@@ -103,27 +104,19 @@ class _Pass:
 
 
 class _Prepared:
-    """A checked call with the layout of its inputs."""
+    """A checked call with the layout of its inputs.
 
-    def __init__(self, op: Op, spec: Any, keys: Keys) -> None:
-        first = keys[0]
-        assert first is not None
-        self.op = op
-        self.spec = spec
-        self.device = first[3]
-        self.forward = _Pass(op.forward(spec), op.arguments, (*op.results, *op.kept), self.device)
-        self.run = self.forward.runner(keys)
-        self.there = tuple(array.name for array in self.forward.call.outputs)
+    Attributes:
+        run: runs the forward pass on tensors of this layout.
+        saved: what the backward pass reads beside the gradients that come in.
+        backward: the backward pass for the gradients wanted.
+    """
+
+    def __init__(self, op: Op, params: Shapes, keys: Keys, device: torch.device, options: Options) -> None:
+        spec = _spec(op, params, options)
+        self.run = _Pass(op.forward(spec), op.arguments, (*op.results, *op.kept), device).runner(keys)
         self.saved = saved_names(op, op.backward(spec, differentiable(op)))
-        self.backwards: dict[Any, _Pass] = {}
-
-    def backward(self, wanted: frozenset[str]) -> _Pass:
-        """The backward pass for the gradients wanted; it is given gradients of all results, then what is saved."""
-        if wanted not in self.backwards:
-            names = (*gradients_of_results(self.op), *self.saved)
-            makes = [f"d{name}" for name in self.op.arguments]
-            self.backwards[wanted] = _Pass(self.op.backward(self.spec, wanted), names, makes, self.device)
-        return self.backwards[wanted]
+        self.backward = cache(lambda wanted: _backward(op, params, device, wanted, *options))
 
 
 # The options are arguments of their own, so that `typed` tells 1 from True and from 1.0.
@@ -135,11 +128,19 @@ def _prepare(op: Op, keys: Keys, *options: Any) -> _Prepared:
         if key_ is not None and key_[3] != first[3]:
             expected = f"{first[3]}, the device of {op.arguments[0]}"
             raise bad_value(op.name, f"device of {name}", str(key_[3]), expected)
-    params = [None if k is None else (tuple(k[0]), k[2]) for k in keys]
-    return _Prepared(op, _spec(op, params, options), keys)
+    params = tuple([None if k is None else (tuple(k[0]), k[2]) for k in keys])
+    return _Prepared(op, params, keys, first[3], options)
 
 
-def _spec(op: Op, shapes: Sequence[tuple[Sequence[int], torch.dtype] | None], options: Options) -> Any:
+@lru_cache(maxsize=4096, typed=True)
+def _backward(op: Op, params: Shapes, device: torch.device, wanted: frozenset[str], *options: Any) -> _Pass:
+    """The backward pass for the gradients wanted; it is given gradients of all results, then what is saved."""
+    spec = _spec(op, params, options)
+    names = (*gradients_of_results(op), *saved_names(op, op.backward(spec, differentiable(op))))
+    return _Pass(op.backward(spec, wanted), names, [f"d{name}" for name in op.arguments], device)
+
+
+def _spec(op: Op, shapes: Shapes, options: Options) -> Any:
     params: Params = {
         name: None if p is None else Param(tuple(p[0]), dtype_name(p[1]))
         for name, p in zip(op.arguments, shapes, strict=True)
@@ -239,24 +240,24 @@ def _register(op: Op) -> Callable[..., tuple[Tensor, ...]]:
     made = [f"d{name}" for name in op.arguments if name not in op.indices]
     gradients = ", ".join(["Tensor"] * len(made))
 
-    def spec_of(given: Sequence[Any]) -> tuple[Any, frozenset[str]]:
+    def told_of(given: Sequence[Any]) -> tuple[Shapes, frozenset[str], Options]:
         told, rest = given[: 2 * arguments], given[2 * arguments :]
-        params = [None if told[i] is None else (told[i], told[i + 1]) for i in range(0, len(told), 2)]
-        wanted = frozenset(name for name, want in zip(op.arguments, rest[0], strict=True) if want)
-        return _spec(op, params, rest[1:]), wanted
+        params = tuple([None if told[i] is None else (tuple(told[i]), told[i + 1]) for i in range(0, len(told), 2)])
+        wanted = frozenset([name for name, want in zip(op.arguments, rest[0], strict=True) if want])
+        return params, wanted, rest[1:]
 
     def run_backward(*given: Any) -> tuple[Tensor, ...]:
-        by_name = dict(zip(reads, given, strict=False))
-        spec, wanted = spec_of(given[len(reads) :])
-        call = op.backward(spec, wanted)
+        params, wanted, options = told_of(given[len(reads) :])
         like = next(t for t in given if t is not None)
-        names = (*gradients_of_results(op), *saved_names(op, call))
-        results = _Pass(call, names, made, like.device).run([by_name[name] for name in names])
-        return tuple(_absent(like) if t is None else t for t in results)
+        backward = _backward(op, params, like.device, wanted, *options)
+        by_name = dict(zip(reads, given, strict=False))
+        results = dict(zip(backward.makes, backward.run([by_name[name] for name in backward.names]), strict=True))
+        return tuple(_absent(like) if (t := results[name]) is None else t for name in made)
 
     def fake_backward(*given: Any) -> tuple[Tensor, ...]:
-        spec, wanted = spec_of(given[len(reads) :])
-        return _empty(next(t for t in given if t is not None), op.backward(spec, wanted), made)
+        params, wanted, options = told_of(given[len(reads) :])
+        call = op.backward(_spec(op, params, options), wanted)
+        return _empty(next(t for t in given if t is not None), call, made)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         given = inputs[:arguments]
