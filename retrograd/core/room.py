@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Literal
 
 from .arch import Arch
 from .cases import Case
+from .op import Op, Param
 from .program import Program
 
 Pass = Literal["fwd", "bwd"]
@@ -60,6 +62,33 @@ class Room:
     gradients_only: frozenset[str] = frozenset()
     structures: Mapping[str, Callable[[], AbstractContextManager[None]]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, op: Op, package: str, **rest: Any) -> Room:
+        """The room of an op whose specs tell the cost of a pass; `rest` is what `op` does not know.
+
+        Args:
+            op: the op.
+            package: the room's; its module `jax_op` has the JAX function under the op's name.
+            rest: the other attributes.
+        """
+
+        def programs(case: Case, arch: Arch) -> tuple[Program, Program] | None:
+            """With dense inputs, all gradients wanted."""
+            spec = spec_of(op, case)
+            forward = op.forward(spec).program({}, arch)
+            backward = op.backward(spec, frozenset(case.inputs) - op.indices).program({}, arch)
+            return None if forward is None or backward is None else (forward, backward)
+
+        return cls(
+            name=op.name,
+            arguments=op.arguments,
+            jax=lambda: getattr(import_module(f"{package}.jax_op"), op.name),
+            programs=programs,
+            bytes_moved=lambda case, which: spec_of(op, case).bytes_moved(which),
+            flops=lambda case, which: spec_of(op, case).flops(which),
+            **rest,
+        )
+
     def case(self, name: str) -> Case:
         """The case of that name."""
         for case in self.cases:
@@ -74,3 +103,8 @@ class Room:
     def tagged(self, *tags: str) -> list[Case]:
         """The cases that carry any of the tags."""
         return [case for case in self.cases if case.tags.intersection(tags)]
+
+
+def spec_of(op: Op, case: Case) -> Any:
+    """The spec of a case."""
+    return op.spec({name: Param(tensor.shape, tensor.dtype) for name, tensor in case.inputs.items()}, case.options)

@@ -2,64 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from retrograd.core.arch import Arch
-from retrograd.core.cases import Case
-from retrograd.core.op import Param
-from retrograd.core.program import Program
-from retrograd.core.room import Pass, Room
+from retrograd.core.room import Room
 
 from . import reference
 from .cases import CASES
 from .op import OP
-from .spec import NAME, Spec
 from .torch_op import causal_conv1d
 
-
-def spec_of(case: Case) -> Spec:
-    """The spec of a case."""
-    params = {name: Param(tensor.shape, tensor.dtype) for name, tensor in case.inputs.items()}
-    return Spec(**params, **case.options)  # type: ignore[arg-type]
-
-
-def programs(case: Case, arch: Arch) -> tuple[Program, Program] | None:
-    """The forward and the backward program of a case with dense inputs, all gradients wanted."""
-    spec = spec_of(case)
-    forward = OP.forward(spec).program({}, arch)
-    backward = OP.backward(spec, frozenset(case.inputs) - OP.indices).program({}, arch)
-    return None if forward is None or backward is None else (forward, backward)
-
-
-def load_jax() -> Callable[..., Any]:
-    """The JAX function."""
-    from .jax_op import causal_conv1d
-
-    return causal_conv1d
-
-
-def bytes_moved(case: Case, which: Pass) -> int:
-    """The fewest bytes a pass moves."""
-    return spec_of(case).bytes_moved(which)
-
-
-def flops(case: Case, which: Pass) -> int:
-    """The floating-point operations of a pass."""
-    return spec_of(case).flops(which)
-
-
-ROOM = Room(
-    name=NAME,
-    arguments=OP.arguments,
+ROOM = Room.of(
+    OP,
+    __package__,
     batch_axis={"x": 0, "initial_state": 0},
     cases=CASES,
     torch=causal_conv1d,
-    jax=load_jax,
     reference=reference.causal_conv1d,
-    programs=programs,
-    bytes_moved=bytes_moved,
-    flops=flops,
     time_axis={"x": 1},
     sequence_axis={"initial_state": 0},
 )
