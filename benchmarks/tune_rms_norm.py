@@ -27,6 +27,7 @@ from retrograd.bench.measure import device_ms, input_sets
 from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.build import build
 from retrograd.core.program import Program
+from retrograd.core.tiles import power_of_two
 from retrograd.core.torch_launch import DTYPES, arch_of, prepare
 from retrograd.ops.rms_norm import plan, schedule
 from retrograd.ops.rms_norm.spec import Param, Spec
@@ -41,7 +42,7 @@ Shape = tuple[int, int, int]  # rows, warps, stages
 
 def shapes(which: str, N: int) -> Iterator[Shape]:
     """Tile shapes worth a try: 4 to 32 elements a thread."""
-    columns = plan.power_of_two(N)
+    columns = power_of_two(N)
     for warps, each, stages in product((1, 2, 4, 8, 16, 32), (4, 8, 16, 32), (1, 2, 3, 4)):
         elements = warps * 32 * each
         if which == "forward" and stages > 1:
@@ -83,7 +84,7 @@ def compile_one(job: tuple[str, str, int, Shape, str]) -> tuple[str, int, Shape,
     shared = 0
     for programs in (1, 132, 256, 512, 1024, 2048):  # the second stage's tile depends on the number of programs
         made = program(
-            kind, which, 65536, N, plan.Tile(rows, plan.power_of_two(N), warps, stages, programs), SUPPORTED[name]
+            kind, which, 65536, N, plan.Tile(rows, power_of_two(N), warps, stages, programs), SUPPORTED[name]
         )
         for launch in made.launches:
             shared = max(shared, build(launch, made.arrays, SUPPORTED[name]).metadata.shared)
@@ -139,7 +140,7 @@ def main() -> None:
                     continue
                 bounded = [p for p in PROGRAMS if p * shape[1] <= 16 * 528]
                 for programs in bounded if which == "backward" else [UNBOUNDED]:
-                    tile = plan.Tile(shape[0], plan.power_of_two(N), shape[1], shape[2], programs)
+                    tile = plan.Tile(shape[0], power_of_two(N), shape[1], shape[2], programs)
                     made = program(options.kind, which, M, N, tile, arch)
                     names = [a.name for a in made.inputs]
                     run = prepare(made, names, [a.name for a in made.outputs], arch, device)

@@ -8,6 +8,7 @@ import triton.language as tl
 from .arch import Arch
 from .numerics import let_next_start, wait_for_previous
 from .program import Launch
+from .tiles import power_of_two
 
 # 8 columns of fp32 are one 32-byte sector; all rows are asked for at once, so their latency is paid once.
 COLUMNS = 8
@@ -38,7 +39,7 @@ def sum_rows(
 
 def sum_rows_launch(partial: str, out: str, rows: int, columns: int, arch: Arch) -> Launch:
     """Reduce the array `partial` (rows, columns), fp32, to `out` (columns,) in the dtype of `out`."""
-    tile_rows = min(TILE_ROWS, max(16, 1 << max(rows - 1, 0).bit_length()))
+    tile_rows = min(TILE_ROWS, max(16, power_of_two(rows)))
     return Launch(
         sum_rows,
         grid=-(-columns // COLUMNS),

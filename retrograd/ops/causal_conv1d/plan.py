@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from retrograd.core.arch import KIB, Arch
 from retrograd.core.dtypes import BYTES
+from retrograd.core.tiles import power_of_two, warps_of
 
 from .spec import Spec
 
@@ -112,19 +113,9 @@ def backward_time(spec: Spec, arch: Arch) -> Vectors:
 def _walk(spec: Spec, arch: Arch, table: dict[int, tuple[int, int, int, int, int]]) -> Walk:
     lanes, channels, unroll, warps, parallel = table[BYTES[spec.x.dtype]]
     narrow = min(channels, max(FEWEST_CHANNELS, power_of_two(spec.D)))
-    return Walk(lanes * channels // narrow, narrow, unroll, _warps(warps, arch), parallel=parallel)
+    return Walk(lanes * channels // narrow, narrow, unroll, warps_of(warps, arch), parallel=parallel)
 
 
 def _vectors(spec: Spec, arch: Arch, table: dict[int, tuple[int, int, int, int]]) -> Vectors:
     channels, blocks, warps, parallel = table[BYTES[spec.x.dtype]]
-    return Vectors(channels, blocks, 16 // BYTES[spec.x.dtype], _warps(warps, arch), parallel)
-
-
-def _warps(warps: int, arch: Arch) -> int:
-    """As many threads whatever the warp's size."""
-    return max(1, warps * 32 // arch.warp_size)
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n, and at least 1."""
-    return 1 << max(n - 1, 0).bit_length()
+    return Vectors(channels, blocks, 16 // BYTES[spec.x.dtype], warps_of(warps, arch), parallel)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from retrograd.core.arch import KIB, Arch
 from retrograd.core.dtypes import BYTES
+from retrograd.core.tiles import power_of_two, warps_of
 
 from .spec import Spec
 
@@ -91,11 +92,6 @@ MOST_ROWS = 128
 FEW_TILES = 4
 
 
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n, and at least 1."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def whole_forward(spec: Spec) -> bool:
     """Whether the forward pass holds a row in registers."""
     return power_of_two(spec.N) <= WHOLE_FORWARD[_extra_arrays(spec) > 0]
@@ -116,11 +112,11 @@ def again(spec: Spec, arch: Arch) -> bool:
 def forward(spec: Spec, arch: Arch) -> Tile:
     """The forward pass's tile."""
     if not whole_forward(spec):
-        return Tile(rows=1, columns=2048 if _extra_arrays(spec) else 4096, num_warps=_warps(8, arch), stages=2)
+        return Tile(rows=1, columns=2048 if _extra_arrays(spec) else 4096, num_warps=warps_of(8, arch), stages=2)
     columns = power_of_two(spec.N)
     table = FORWARD["gated" if spec.gate else "plain"]
     rows, warps = table.get(max(columns, min(table)), (1, 32))
-    return Tile(_rows(rows, columns, min(table)), columns, _warps(warps, arch))
+    return Tile(_rows(rows, columns, min(table)), columns, warps_of(warps, arch))
 
 
 def backward(spec: Spec, arch: Arch) -> Tile:
@@ -136,7 +132,7 @@ def backward(spec: Spec, arch: Arch) -> Tile:
     rows = _rows(rows, columns, min(table))
     if spec.N % 8:
         rows = max(1, rows // 2)  # rows that begin anywhere are read element by element, which takes more addresses
-    return _within_shared_memory(Tile(rows, columns, _warps(warps, arch), stages, programs), spec, arch)
+    return _within_shared_memory(Tile(rows, columns, warps_of(warps, arch), stages, programs), spec, arch)
 
 
 def _rows(rows: int, columns: int, narrowest: int) -> int:
@@ -189,18 +185,13 @@ def ring_backward(spec: Spec, arch: Arch) -> Ring:
 def backward_columns(spec: Spec, arch: Arch) -> Tile:
     """The tile of the backward pass that owns columns."""
     stages = 2 if arch.backend == "cuda" else 1
-    tile = Tile(rows=4, columns=1024, num_warps=_warps(8, arch), stages=stages, programs=64)
+    tile = Tile(rows=4, columns=1024, num_warps=warps_of(8, arch), stages=stages, programs=64)
     return _within_shared_memory(tile, spec, arch)
 
 
 def backward_row_means(spec: Spec, arch: Arch) -> Tile:
     """The tile that finds the row means."""
-    return Tile(rows=1, columns=4096, num_warps=_warps(8, arch), stages=2)
-
-
-def _warps(warps: int, arch: Arch) -> int:
-    """As many threads whatever the warp's size."""
-    return max(1, warps * 32 // arch.warp_size)
+    return Tile(rows=1, columns=4096, num_warps=warps_of(8, arch), stages=2)
 
 
 def _extra_arrays(spec: Spec) -> int:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from retrograd.core.arch import Arch
+from retrograd.core.tiles import power_of_two
 
 from .spec import Spec
 
@@ -54,11 +55,6 @@ class Tile:
     def blocks_a_unit(self) -> int:
         """Programs that share a unit of channels."""
         return -(-self.unit // self.channels) if self.unit else 0
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n, and at least 1."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def unit(spec: Spec) -> int:

@@ -10,6 +10,7 @@ from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch, Program, Scalar
 from retrograd.core.reduce import sum_rows_launch
 from retrograd.core.rows import Strides, dense
+from retrograd.core.tiles import power_of_two
 
 from . import backward as backward_kernels
 from . import forward as forward_kernels
@@ -118,7 +119,7 @@ def _sum_blocks(spec: Spec, name: str, rows: int, blocks: int, part: int, parts:
         },
         constants={
             "N": spec.N,
-            "BLOCK_N": plan.power_of_two(spec.N),
+            "BLOCK_N": power_of_two(spec.N),
             "ROWS": tile.rows,
             "BLOCKS": tile.blocks,
             "OVERLAP": arch.overlaps_launches,

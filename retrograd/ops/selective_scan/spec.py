@@ -11,6 +11,7 @@ from typing import Any, Literal
 from retrograd.core.dtypes import BYTES, FLOATS, KERNEL_FLOATS
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
 from retrograd.core.op import Param, Params
+from retrograd.core.tiles import power_of_two
 
 OP = "selective_scan"
 ARGUMENTS = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state", "cu_seqlens")
@@ -125,7 +126,7 @@ class Spec:
     def chunk(self) -> int:
         """Steps between two states that the forward pass keeps: as few as 2 bytes a channel and step allow."""
         numbers = self.N * (2 if self.complex else 1)
-        return max(16, min(128, 2 * (1 << max(numbers - 1, 0).bit_length())))
+        return max(16, min(128, 2 * power_of_two(numbers)))
 
     @property
     def chunks(self) -> int:
