@@ -26,11 +26,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from retrograd.bench.measure import device_ms, input_sets
 from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.build import build
+from retrograd.core.op import Param
 from retrograd.core.program import Program
 from retrograd.core.tiles import power_of_two
 from retrograd.core.torch_launch import DTYPES, arch_of, prepare
 from retrograd.ops.rms_norm import plan, schedule
-from retrograd.ops.rms_norm.spec import Param, Spec
+from retrograd.ops.rms_norm.spec import Spec
 
 ROWS = (4096, 8192, 16384, 32768, 65536)
 COLUMNS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)

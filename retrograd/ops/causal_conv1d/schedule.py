@@ -6,23 +6,23 @@ of time run; they give the same bits as the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from triton import knobs
 
 from retrograd.core.arch import Arch
+from retrograd.core.op import Layouts
 from retrograd.core.program import Array, Launch, Program, Scalar
 from retrograd.core.reduce import sum_rows_launch
-from retrograd.core.rows import Layout, Strides, dense
+from retrograd.core.rows import Strides, dense
 
 from . import backward as backward_kernels
 from . import forward as forward_kernels
 from . import plan
 from .spec import Spec
 
-Layouts = Mapping[str, Layout]
 STATE_CHANNELS = 128  # of a program of the kernels for states, one warp each
 
 # Array -> kernel parameter, where it is not the array's own name.

@@ -12,7 +12,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .spec import Param, Spec
+from retrograd.core.op import Param
+
+from .spec import Spec
 
 TILES = frozenset({"x", "residual", "gate", "y", "sum", "s", "dy", "dsum", "dx", "dresidual", "dgate"})
 PARAMETERS = frozenset({"weight", "bias", "dweight", "dbias"})

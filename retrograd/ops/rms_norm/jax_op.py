@@ -16,13 +16,14 @@ from jaxtyping import Float
 
 from retrograd.core.arch import Arch
 from retrograd.core.errors import bad_type
+from retrograd.core.op import Param
 from retrograd.core.program import Array, Program
 from retrograd.core.xla_launch import primitive, vary_alike
 from retrograd.core.xp import jax_namespace
 
 from . import portable
 from .jax_batch import fold_of
-from .spec import OP, Options, Param, Spec
+from .spec import OP, Options, Spec
 
 Arrays = Sequence[Any]
 Axes = Sequence[int | None]

@@ -7,12 +7,13 @@ from typing import Any
 
 from retrograd.core.arch import Arch
 from retrograd.core.cases import Case
+from retrograd.core.op import Param
 from retrograd.core.program import Program
 from retrograd.core.room import Pass, Room
 
 from . import reference
 from .cases import CASES
-from .spec import OP, Options, Param, Spec
+from .spec import OP, Options, Spec
 from .torch_op import ARGUMENTS, rms_norm
 
 

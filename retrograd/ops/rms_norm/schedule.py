@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from retrograd.core.arch import Arch
+from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch, Program, Scalar
 from retrograd.core.reduce import sum_rows_launch
-from retrograd.core.rows import Layout, Strides, collapse, dense, is_dense
+from retrograd.core.rows import Strides, collapse, dense, is_dense
 
 from . import backward as backward_kernels
 from . import forward as forward_kernels
 from . import plan
-from .spec import Param, Spec
-
-Layouts = Mapping[str, Layout]  # by argument; an array that is not named is dense
+from .spec import Spec
 
 
 def forward(spec: Spec, layouts: Layouts, arch: Arch) -> Program:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from retrograd.core.dtypes import BYTES, FLOATS, accumulator
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.core.op import Param
 
 OP = "rms_norm"
 # Largest row the kernels are built and tested for.
@@ -26,14 +27,6 @@ class Options:
     group_size: int | None = None
     norm_before_gate: bool = False
     out_dtype: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Param:
-    """Shape and dtype of an array."""
-
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from retrograd.core.dtypes import KERNEL_FLOATS
 from retrograd.core.errors import bad_type, bad_value
+from retrograd.core.op import Param
 from retrograd.core.torch_launch import (
     DTYPES,
     Key,
@@ -27,7 +28,7 @@ from retrograd.core.torch_launch import (
 from retrograd.core.xp import torch_namespace
 
 from . import portable
-from .spec import OP, Options, Param, Spec
+from .spec import OP, Options, Spec
 
 # eps, weight_offset, group_size, norm_before_gate, out_dtype
 Static = tuple[float, float, int | None, bool, torch.dtype | None]
