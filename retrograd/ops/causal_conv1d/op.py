@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrograd.core.arch import Arch
+from retrograd.core.arrays import arrays_of
 from retrograd.core.errors import bad_type
 from retrograd.core.op import Layouts, Params
 from retrograd.core.program import Array, Program
@@ -30,10 +31,7 @@ class Forward:
     @property
     def outputs(self) -> tuple[Array, ...]:
         """The results that are there."""
-        spec = self.spec
-        y = Array("y", spec.x.shape, spec.x.dtype)
-        state = Array("final_state", spec.state.shape, spec.state.dtype)
-        return (y, state) if spec.return_final_state else (y,)
+        return arrays_of({}, y=self.spec.x, final_state=self.spec.state if self.spec.return_final_state else None)
 
     def program(self, layouts: Layouts, arch: Arch) -> Program | None:
         """The kernels, for widths and dtypes that have them."""
@@ -73,9 +71,8 @@ class Backward:
     @property
     def outputs(self) -> tuple[Array, ...]:
         """The gradients of the arguments that are there and wanted."""
-        params = {name: getattr(self.spec, name) for name in CausalConv1d.arguments if name in self.wanted}
-        there = {name: p for name, p in params.items() if p is not None and name not in CausalConv1d.indices}
-        return tuple(Array(f"d{name}", param.shape, param.dtype) for name, param in there.items())
+        made = [name for name in CausalConv1d.arguments if name in self.wanted - CausalConv1d.indices]
+        return arrays_of({}, **{f"d{name}": getattr(self.spec, name) for name in made})
 
     def program(self, layouts: Layouts, arch: Arch) -> Program | None:
         """The kernels, for widths and dtypes that have them."""

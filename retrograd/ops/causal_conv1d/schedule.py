@@ -13,10 +13,10 @@ from typing import Any
 from triton import knobs
 
 from retrograd.core.arch import Arch
+from retrograd.core.arrays import arrays_of, pointers_to, strides_of
 from retrograd.core.op import Layouts
 from retrograd.core.program import Array, Launch, Program, Scalar
 from retrograd.core.reduce import sum_rows_launch
-from retrograd.core.rows import Strides, dense
 
 from . import backward as backward_kernels
 from . import forward as forward_kernels
@@ -133,19 +133,15 @@ def backward(spec: Spec, inputs: Sequence[str], outputs: tuple[Array, ...], layo
 
 
 def _inputs(spec: Spec, names: Sequence[str], layouts: Layouts) -> tuple[Array, ...]:
-    arrays = []
-    for name in names:
-        param = {"dy": spec.x, "dfinal_state": spec.state}.get(name) or getattr(spec, name)
-        aligned = layouts[name].aligned if name in layouts else True
-        arrays.append(Array(name, param.shape, param.dtype, aligned))
-    return tuple(arrays)
+    gradients = {"dy": spec.x, "dfinal_state": spec.state}
+    return arrays_of(layouts, **{name: gradients.get(name) or getattr(spec, name) for name in names})
 
 
 def _in_time(spec: Spec, layouts: Layouts, name: str) -> bool:
     """Whether the steps of a channel lie next to each other, and channels do not; packed sequences begin anywhere."""
     if spec.packed:
         return False
-    _, time, channel = layouts[name].strides if name in layouts else dense(spec.x.shape)
+    _, time, channel = strides_of(name, spec.x.shape, layouts)
     return time == 1 and (channel != 1 or spec.D == 1)
 
 
@@ -184,17 +180,10 @@ def _vectors(spec: Spec, vectors: plan.Vectors) -> dict[str, Any]:
 
 
 def _pointers(arrays: tuple[Array, ...], names: str) -> dict[str, str | None]:
-    there = {array.name for array in arrays}
-    return {f"{SHORT.get(name, name)}_ptr": name if name in there else None for name in names.split()}
+    return pointers_to(arrays, **{f"{SHORT.get(name, name)}_ptr": name for name in names.split()})
 
 
 def _strides(arrays: tuple[Array, ...], layouts: Layouts, names: str) -> dict[str, Scalar]:
     """Each array's strides; of an absent one, zeros."""
-    shapes = {array.name: array.shape for array in arrays}
-
-    def strides(name: str) -> Strides:
-        if name not in shapes:
-            return (0, 0, 0)
-        return tuple(layouts[name].strides) if name in layouts else dense(shapes[name])
-
-    return {f"{SHORT.get(name, name)}_strides": strides(name) for name in names.split()}
+    strides = {array.name: strides_of(array.name, array.shape, layouts) for array in arrays}
+    return {f"{SHORT.get(name, name)}_strides": strides.get(name, (0, 0, 0)) for name in names.split()}

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrograd.core.arch import Arch
+from retrograd.core.arrays import arrays_of
 from retrograd.core.errors import bad_type
-from retrograd.core.op import Layouts, Param, Params
+from retrograd.core.op import Layouts, Params
 from retrograd.core.program import Array, Program
 from retrograd.core.xp import Namespace
 
@@ -32,7 +33,7 @@ class Forward:
     def outputs(self) -> tuple[Array, ...]:
         """h, and the final state where it is asked for."""
         final = self.spec.final_state if self.spec.return_final_state else None
-        return _arrays(h=self.spec.b, final_state=final)
+        return arrays_of({}, h=self.spec.b, final_state=final)
 
     def program(self, layouts: Layouts, arch: Arch) -> Program | None:
         """The kernels; None for float64."""
@@ -72,7 +73,7 @@ class Backward:
         """The gradients that are wanted."""
         spec = self.spec
         params = {"a": spec.a, "b": spec.b, "initial_state": spec.initial_state}
-        return _arrays(**{f"d{name}": param for name, param in params.items() if name in self.wanted})
+        return arrays_of({}, **{f"d{name}": param for name, param in params.items() if name in self.wanted})
 
     def program(self, layouts: Layouts, arch: Arch) -> Program | None:
         """The kernels; None for float64."""
@@ -122,7 +123,3 @@ class LinearScan:
 
 
 OP = LinearScan()
-
-
-def _arrays(**params: Param | None) -> tuple[Array, ...]:
-    return tuple(Array(name, param.shape, param.dtype) for name, param in params.items() if param is not None)

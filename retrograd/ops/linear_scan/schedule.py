@@ -7,9 +7,10 @@ from math import prod
 from typing import Any
 
 from retrograd.core.arch import Arch
+from retrograd.core.arrays import arrays_of, pointers_to, strides_of
 from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch, Program, Scalar
-from retrograd.core.rows import Strides, dense
+from retrograd.core.rows import Strides
 
 from . import backward as backward_kernels
 from . import forward as forward_kernels
@@ -19,8 +20,8 @@ from .spec import Spec
 
 def forward(spec: Spec, layouts: Layouts, arch: Arch) -> Program:
     """(a, b, initial_state, cu_seqlens) -> (h, final_state)."""
-    inputs = _arrays(layouts, a=spec.a, b=spec.b, initial_state=spec.initial_state, cu_seqlens=spec.cu_seqlens)
-    outputs = _arrays({}, h=spec.b, final_state=spec.final_state if spec.return_final_state else None)
+    inputs = arrays_of(layouts, a=spec.a, b=spec.b, initial_state=spec.initial_state, cu_seqlens=spec.cu_seqlens)
+    outputs = arrays_of({}, h=spec.b, final_state=spec.final_state if spec.return_final_state else None)
     names = {
         "a_ptr": "a",
         "b_ptr": "b",
@@ -35,7 +36,7 @@ def forward(spec: Spec, layouts: Layouts, arch: Arch) -> Program:
 def backward(spec: Spec, layouts: Layouts, arch: Arch, wanted: frozenset[str]) -> Program:
     """(dh, dfinal_state, a, h, initial_state, cu_seqlens) -> (da, db, dinitial_state), those that are wanted."""
     wants_a = "a" in wanted
-    inputs = _arrays(
+    inputs = arrays_of(
         layouts,
         dh=spec.b,
         dfinal_state=spec.final_state if spec.return_final_state else None,
@@ -44,7 +45,7 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, wanted: frozenset[str]) -
         initial_state=spec.initial_state if wants_a else None,
         cu_seqlens=spec.cu_seqlens,
     )
-    outputs = _arrays(
+    outputs = arrays_of(
         {},
         da=spec.a if wants_a else None,
         db=spec.b if "b" in wanted else None,
@@ -54,7 +55,7 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, wanted: frozenset[str]) -
     sums = wants_a and (spec.shares_batch or spec.shares_channels)
     rows = -(-spec.channels // tile.channels) if spec.shares_channels else 1
     rows *= spec.batch if spec.shares_batch else 1
-    partial = _arrays({}, da_partial=Param((rows, *spec.a.shape), _partial_dtype(spec)) if sums else None)
+    partial = arrays_of({}, da_partial=Param((rows, *spec.a.shape), spec.state_dtype) if sums else None)
     names = {
         "dh_ptr": "dh",
         "dfinal_ptr": "dfinal_state",
@@ -112,7 +113,7 @@ def _scan(
     one_pass = not alone and plan.one_pass(arch)
     parts = 2 if spec.complex else 1
     number = Param((slots, spec.channels), spec.state_dtype)
-    scratch += _arrays(
+    scratch += arrays_of(
         {},
         words=Param((slots, 3 * parts, spec.channels, 2), "float32") if one_pass else None,
         bounds=Param((spec.sequences + 1,), "float32") if spec.cu_seqlens else None,
@@ -120,11 +121,7 @@ def _scan(
         tile_l=None if alone or one_pass else number,
         tile_state=None if alone or one_pass else number,
     )
-    there = {array.name for array in (*inputs, *outputs, *scratch)}
-
-    def pointers(**wanted: str) -> dict[str, str | None]:
-        return {parameter: name if name in there else None for parameter, name in wanted.items()}
-
+    there = (*inputs, *outputs, *scratch)
     strides = {array.name: _strides(spec, array, layouts) for array in inputs}
     shape: dict[str, Scalar] = {
         "T": spec.time,
@@ -158,7 +155,8 @@ def _scan(
             Launch(
                 scan.prepare,
                 grid=max(1, -(-words // plan.BLOCK)) if slots * blocks else 0,
-                arrays=pointers(
+                arrays=pointers_to(
+                    there,
                     a_ptr=first,
                     b_ptr=second,
                     initial_ptr="initial_state",
@@ -179,36 +177,24 @@ def _scan(
         )
     if not alone and not one_pass:
         maps = {parameter: names[parameter] for parameter in kernels[0].arg_names[:2]}
-        reduced = pointers(**maps, bounds_ptr="bounds", P_ptr="tile_P", l_ptr="tile_l")
+        reduced = pointers_to(there, **maps, bounds_ptr="bounds", P_ptr="tile_P", l_ptr="tile_l")
         launches.append(launch(reduce_kernel, slots * blocks, reduced, {"REVERSE": reverse}))
         begins = names["dfinal_ptr" if "dfinal_ptr" in names else "initial_ptr"]
-        carried = pointers(
-            P_ptr="tile_P", l_ptr="tile_l", initial_ptr=begins, bounds_ptr="bounds", state_ptr="tile_state"
+        carried = pointers_to(
+            there, P_ptr="tile_P", l_ptr="tile_l", initial_ptr=begins, bounds_ptr="bounds", state_ptr="tile_state"
         )
         launches.append(launch(scan.carry_states, spec.sequences * blocks, carried, {}))
     order = scan_kernel.arg_names
     between = {"words_ptr": "words", "bounds_ptr": "bounds", "state_ptr": "tile_state"}
-    all_pointers = pointers(**{p: ({**names, **between})[p] for p in order if p.endswith("_ptr")})
+    all_pointers = pointers_to(there, **{p: ({**names, **between})[p] for p in order if p.endswith("_ptr")})
     launches.append(launch(scan_kernel, slots * blocks, all_pointers, {"REVERSE": reverse, **constants}))
     return Program(inputs, outputs, scratch, tuple(launches))
 
 
 def _strides(spec: Spec, array: Array, layouts: Layouts) -> Strides:
     """An array's strides as kernels take them: 0 along what is shared."""
-    strides = layouts[array.name].strides if array.name in layouts else dense(array.shape)
+    strides = strides_of(array.name, array.shape, layouts)
     if array.name != "a":
         return strides
     batch, time, channel = strides
     return 0 if spec.shares_batch else batch, time, 0 if spec.shares_channels else channel
-
-
-def _partial_dtype(spec: Spec) -> str:
-    return spec.state_dtype
-
-
-def _arrays(layouts: Layouts, **params: Param | None) -> tuple[Array, ...]:
-    return tuple(
-        Array(name, param.shape, param.dtype, layouts[name].aligned if name in layouts else True)
-        for name, param in params.items()
-        if param is not None
-    )

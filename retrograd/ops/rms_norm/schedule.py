@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from retrograd.core.arch import Arch
+from retrograd.core.arrays import arrays_of, pointers_to, strides_of
 from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch, Program, Scalar
 from retrograd.core.reduce import sum_rows_launch
-from retrograd.core.rows import Strides, collapse, dense, is_dense
+from retrograd.core.rows import Strides, collapse, is_dense
 
 from . import backward as backward_kernels
 from . import forward as forward_kernels
@@ -18,8 +19,8 @@ from .spec import Spec
 
 def forward(spec: Spec, layouts: Layouts, arch: Arch) -> Program:
     """(x, residual, gate, weight, bias) -> (y, sum, rstd), each where it is there."""
-    inputs = _arrays(layouts, x=spec.x, residual=spec.residual, gate=spec.gate, weight=spec.weight, bias=spec.bias)
-    outputs = _arrays(
+    inputs = arrays_of(layouts, x=spec.x, residual=spec.residual, gate=spec.gate, weight=spec.weight, bias=spec.bias)
+    outputs = arrays_of(
         {},
         y=Param(spec.x.shape, spec.out_dtype),
         sum=Param(spec.x.shape, spec.sum_dtype) if spec.residual else None,
@@ -32,7 +33,7 @@ def forward(spec: Spec, layouts: Layouts, arch: Arch) -> Program:
     launch = Launch(
         forward_kernels.forward_whole if whole else forward_kernels.forward_looped,
         grid=spec.heads * -(-spec.rows // tile.rows),
-        arrays=_pointers(inputs + outputs, "x residual gate weight bias y sum rstd"),
+        arrays=pointers_to(inputs + outputs, "x residual gate weight bias y sum rstd"),
         scalars={**_geometry(spec, layouts, inputs), "eps": float(spec.options.eps), **_offset(spec)},
         constants={
             **_flags(spec, arch),
@@ -58,7 +59,7 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
     where the gate comes last, rstd always.
     """
     s = Param(spec.x.shape, spec.sum_dtype)
-    inputs = _arrays(
+    inputs = arrays_of(
         layouts,
         dy=Param(spec.x.shape, spec.out_dtype),
         dsum=s if prenorm else None,
@@ -68,7 +69,7 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
         bias=spec.bias if spec.gate_last else None,
         rstd=_rstd(spec),
     )
-    outputs = _arrays(
+    outputs = arrays_of(
         {},
         dx=spec.x,
         dresidual=spec.residual if spec.separate_dresidual else None,
@@ -82,7 +83,7 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
     tile = (plan.backward if whole else plan.backward_columns)(spec, arch)
     programs = tile.programs_for(spec.rows)
     partial = Param((programs, spec.heads, spec.N), "float32")
-    scratch = _arrays(
+    scratch = arrays_of(
         {},
         dweight_partial=partial if _two_stages(spec.weight, parameters, programs) else None,
         dbias_partial=partial if _two_stages(spec.bias, parameters, programs) else None,
@@ -91,9 +92,14 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
     arrays = inputs + outputs + scratch
     scalars = {**_geometry(spec, layouts, inputs), **_offset(spec)}
     reads = "dy dsum s gate weight bias rstd" + ("" if whole else " c")
-    pointers = _pointers(arrays, f"{reads} dx dresidual dgate")
-    for name in ("dweight", "dbias"):
-        pointers[f"{name}_partial_ptr"] = _pointer(arrays, f"{name}_partial") or _pointer(arrays, name)
+    partials = {array.name for array in scratch}
+    sums = {name: f"{name}_partial" if f"{name}_partial" in partials else name for name in ("dweight", "dbias")}
+    pointers = pointers_to(
+        arrays,
+        f"{reads} dx dresidual dgate",
+        dweight_partial_ptr=sums["dweight"],
+        dbias_partial_ptr=sums["dbias"],
+    )
     launches = []
     if not whole:
         means = plan.backward_row_means(spec, arch)
@@ -101,7 +107,7 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
             Launch(
                 backward_kernels.backward_row_means,
                 grid=spec.rows * spec.heads,
-                arrays=_pointers(arrays, "dy s gate weight rstd c"),
+                arrays=pointers_to(arrays, "dy s gate weight rstd c"),
                 scalars=scalars,
                 constants={**_flags(spec, arch), **_tile(means, "stages")},
                 num_warps=means.num_warps,
@@ -119,9 +125,9 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
             overlap=arch.overlaps_launches,
         )
     )
-    for name in ("dweight", "dbias"):
-        if any(array.name == f"{name}_partial" for array in scratch):
-            launches.append(sum_rows_launch(f"{name}_partial", name, programs, spec.heads * spec.N, arch))
+    for name, partial_sums in sums.items():
+        if partial_sums != name:
+            launches.append(sum_rows_launch(partial_sums, name, programs, spec.heads * spec.N, arch))
     return Program(inputs, outputs, scratch, tuple(launches))
 
 
@@ -132,7 +138,7 @@ def _ring_forward(spec: Spec, arch: Arch, arrays: tuple[Array, ...]) -> Launch:
     return Launch(
         forward_ring,
         grid=min(ring.programs, spec.rows),
-        arrays=_pointers(arrays, "x weight y rstd"),
+        arrays=pointers_to(arrays, "x weight y rstd"),
         scalars={"rows": spec.rows, "eps": float(spec.options.eps), **_offset(spec)},
         constants={"N": spec.N, "RING": ring.slots, "OVERLAP": arch.overlaps_launches},
         num_warps=ring.num_warps,
@@ -147,11 +153,11 @@ def _ring_backward(
 
     ring = plan.ring_backward(spec, arch)
     programs = min(ring.programs, spec.rows)
-    scratch = _arrays({}, dweight_partial=Param((programs, spec.N), "float32") if parameters else None)
+    scratch = arrays_of({}, dweight_partial=Param((programs, spec.N), "float32") if parameters else None)
     launch = Launch(
         backward_ring,
         grid=programs,
-        arrays=_pointers(inputs + outputs + scratch, "dy s weight rstd dx dweight_partial"),
+        arrays=pointers_to(inputs + outputs + scratch, "dy s weight rstd dx dweight_partial"),
         scalars={"rows": spec.rows, **_offset(spec)},
         constants={
             "N": spec.N,
@@ -189,22 +195,6 @@ def _rstd(spec: Spec) -> Param:
     return Param((spec.rows * spec.heads,), "float32")
 
 
-def _arrays(layouts: Layouts, **params: Param | None) -> tuple[Array, ...]:
-    return tuple(
-        Array(name, param.shape, param.dtype, layouts[name].aligned if name in layouts else True)
-        for name, param in params.items()
-        if param is not None
-    )
-
-
-def _pointer(arrays: tuple[Array, ...], name: str) -> str | None:
-    return name if any(array.name == name for array in arrays) else None
-
-
-def _pointers(arrays: tuple[Array, ...], names: str) -> dict[str, str | None]:
-    return {f"{name}_ptr": _pointer(arrays, name) for name in names.split()}
-
-
 def _offset(spec: Spec) -> dict[str, Scalar]:
     return {"weight_offset": float(spec.options.weight_offset)}
 
@@ -224,7 +214,7 @@ def _tile(tile: plan.Tile, *wanted: str) -> dict[str, int]:
 
 def _geometry(spec: Spec, layouts: Layouts, inputs: tuple[Array, ...]) -> dict[str, Scalar]:
     """Row counts and, for each input, strides as the kernels take them: (inner rows ..., outer rows, head, column)."""
-    strides = {a.name: layouts[a.name].strides if a.name in layouts else dense(a.shape) for a in inputs}
+    strides = {array.name: strides_of(array.name, array.shape, layouts) for array in inputs}
     tiled = [name for name, s in strides.items() if name not in ("weight", "bias", "rstd")]
     # A single row, of whatever rank, has the stride that it would have among others: it decides the alignment hints.
     lead = spec.lead or (1,)

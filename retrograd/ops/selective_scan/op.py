@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrograd.core.arch import Arch
+from retrograd.core.arrays import arrays_of
 from retrograd.core.op import Layouts, Params
 from retrograd.core.program import Array, Program
 from retrograd.core.xp import Namespace
@@ -31,12 +32,8 @@ class Forward:
     def outputs(self) -> tuple[Array, ...]:
         """y, final_state, states."""
         spec = self.spec
-        final = (Array("final_state", spec.state.shape, spec.state.dtype),) if spec.return_final_state else ()
-        return (
-            Array("y", spec.x.shape, spec.x.dtype),
-            *final,
-            Array("states", spec.kept.shape, spec.kept.dtype),
-        )
+        final = spec.state if spec.return_final_state else None
+        return arrays_of({}, y=spec.x, final_state=final, states=spec.kept)
 
     def program(self, layouts: Layouts, arch: Arch) -> Program | None:
         """The kernels; None for dtypes that they do not take."""
@@ -68,7 +65,7 @@ class Backward:
     def outputs(self) -> tuple[Array, ...]:
         """The gradients wanted of the arguments that are there."""
         given = self.spec.arrays().items()
-        return tuple(Array(f"d{name}", param.shape, param.dtype) for name, param in given if name in self.wanted)
+        return arrays_of({}, **{f"d{name}": param for name, param in given if name in self.wanted})
 
     def program(self, layouts: Layouts, arch: Arch) -> Program | None:
         """The kernels; None for dtypes that they do not take."""

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from retrograd.core.arch import Arch
+from retrograd.core.arrays import arrays_of, pointers_to, strides_of
 from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch, Program, Scalar
 from retrograd.core.reduce import sum_rows_launch
-from retrograd.core.rows import Strides, dense
+from retrograd.core.rows import Strides
 from retrograd.core.tiles import power_of_two
 
 from . import backward as backward_kernels
@@ -35,7 +36,7 @@ def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layo
     launch = Launch(
         forward_kernels.forward_scan,
         grid=spec.sequences * _blocks(spec, tile),
-        arrays=_pointers(FORWARD, inputs, outputs),
+        arrays=pointers_to(inputs + outputs, FORWARD),
         scalars={
             **_geometry(spec, tile, layouts, ("x", "dt", "z", "B", "C")),
             "initial_row_stride": initial[0],
@@ -79,7 +80,7 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
         else Launch(
             backward_kernels.backward_scan,
             grid=spec.sequences * blocks,
-            arrays=_pointers(BACKWARD, inputs, outputs, scratch),
+            arrays=pointers_to(arrays, BACKWARD),
             scalars={
                 **_geometry(spec, tile, layouts, ("x", "dt", "z", "B", "C", "dy")),
                 "final_row_stride": final[0],
@@ -136,22 +137,12 @@ def _blocks(spec: Spec, tile: plan.Tile) -> int:
 
 def _inputs(names: tuple[str, ...], spec: Spec, layouts: Layouts) -> tuple[Array, ...]:
     params = {**spec.arrays(), "dy": spec.x, "dfinal_state": spec.state, "states": spec.kept}
-    return tuple(
-        Array(name, params[name].shape, params[name].dtype, layouts[name].aligned if name in layouts else True)
-        for name in names
-    )
-
-
-def _pointers(names: str, *arrays: tuple[Array, ...]) -> dict[str, str | None]:
-    there = {array.name for group in arrays for array in group}
-    return {f"{name}_ptr": name if name in there else None for name in names.split()}
+    return arrays_of(layouts, **{name: params[name] for name in names})
 
 
 def _strides(name: str, param: Param | None, layouts: Layouts) -> Strides:
     """An array's strides; zeros where it is absent."""
-    if param is None:
-        return (0, 0, 0)
-    return layouts[name].strides if name in layouts else dense(param.shape)
+    return (0, 0, 0) if param is None else strides_of(name, param.shape, layouts)
 
 
 def _geometry(spec: Spec, tile: plan.Tile, layouts: Layouts, per_row: tuple[str, ...]) -> dict[str, Scalar]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from retrograd.core.arch import KIB, Arch
+from retrograd.core.arrays import pointers_to, strides_of
 from retrograd.core.dtypes import BYTES
 from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch
-from retrograd.core.rows import Strides, dense, is_dense
+from retrograd.core.rows import Strides, is_dense
 
 from ..spec import Spec
 from .backward import backward_scan
@@ -74,7 +75,7 @@ def forward_launch(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> L
     return Launch(
         forward_scan,
         grid=spec.sequences * (spec.channels // FORWARD_CHANNELS),
-        arrays=_pointers(FORWARD, arrays),
+        arrays=pointers_to(arrays, FORWARD),
         scalars=_geometry(spec, layouts, ("x", "dt", "z")),
         constants={
             "N": spec.N,
@@ -102,7 +103,7 @@ def backward_launch(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> 
     return Launch(
         backward_scan,
         grid=spec.sequences * (spec.channels // channels),
-        arrays=_pointers(BACKWARD, arrays),
+        arrays=pointers_to(arrays, BACKWARD),
         scalars=_geometry(spec, layouts, ("dy", "x", "dt", "z")),
         constants={
             "N": spec.N,
@@ -121,14 +122,9 @@ def _warps(channels: int, spec: Spec) -> int:
     return channels * spec.N // (32 * STATES)
 
 
-def _pointers(names: str, arrays: tuple[Array, ...]) -> dict[str, str | None]:
-    there = {array.name for array in arrays}
-    return {f"{name}_ptr": name if name in there else None for name in names.split()}
-
-
 def _geometry(spec: Spec, layouts: Layouts, rows: tuple[str, ...]) -> dict[str, int | tuple[int, ...]]:
     params: dict[str, Param] = {**spec.arrays(), "dy": spec.x}
-    strides = {n: layouts[n].strides if n in layouts else dense(p.shape) for n, p in params.items()}
+    strides = {name: strides_of(name, param.shape, layouts) for name, param in params.items()}
     unit = 16 // BYTES[spec.x.dtype]
     scalars: dict[str, int | tuple[int, ...]] = {
         "T": spec.time,
