@@ -168,6 +168,7 @@ def _scan(
                     "words": words,
                     "T": spec.time,
                     "sequences": spec.sequences,
+                    # Read by no kernel: XLA makes one call of two that are equal, and two scans would share its words.
                     "direction": int(reverse),
                 },
                 constants={"BLOCK": plan.BLOCK, "OVERLAP": arch.overlaps_launches},
