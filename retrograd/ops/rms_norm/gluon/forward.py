@@ -10,9 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Newer releases of Triton call them async_load and barrier.
-copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+from retrograd.core.gluon import block_barrier, copy_async
 
 
 @gluon.jit

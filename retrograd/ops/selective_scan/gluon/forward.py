@@ -13,7 +13,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from .numerics import LOG2E, block_barrier, copy_async, ex2, sigmoid, softplus, stack8
+from retrograd.core.gluon import block_barrier, copy_async
+
+from .numerics import LOG2E, ex2, sigmoid, softplus, stack8
 
 
 @gluon.jit

@@ -2,19 +2,13 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+# backward.py takes them from here.
+from retrograd.core.gluon import block_barrier as block_barrier
+from retrograd.core.gluon import copy_async as copy_async
 
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
-
-# Newer releases of Triton call them async_load and barrier.
-copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-
-# They also made this method public.
-_descriptor = gl.shared_memory_descriptor
-if not hasattr(_descriptor, "_reinterpret"):
-    _descriptor._reinterpret = _descriptor.reinterpret
 
 
 @gluon.jit
@@ -52,14 +46,6 @@ def log1p_unit(e):
 def softplus(x):
     """log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|))."""
     return gl.maximum(x, 0.0) + log1p_unit(ex2(-gl.abs(x) * LOG2E))
-
-
-@gluon.jit
-def softplus_and_slope(x):
-    """softplus(x) and its derivative, sigmoid(x), which share an exponential."""
-    e = ex2(-gl.abs(x) * LOG2E)
-    r = reciprocal(1.0 + e)
-    return gl.maximum(x, 0.0) + log1p_unit(e), gl.where(x >= 0, r, e * r)
 
 
 @gluon.jit
