@@ -7,11 +7,10 @@ from typing import Literal, overload
 import jax
 from jaxtyping import Array, Float, Int32
 
-from retrograd.core.errors import bad_shape
 from retrograd.core.jax_op import bind
 
 from .op import OP
-from .spec import NAME
+from .update import update
 
 _call = bind(OP)
 
@@ -86,10 +85,4 @@ def causal_conv1d_update(
         >>> y.shape, state.shape
         ((2, 64), (2, 64, 3))
     """
-    if isinstance(x, jax.Array) and x.ndim not in (2, 3):
-        raise bad_shape(f"{NAME}_update", "x", x.shape, "(batch, channels) or (batch, time, channels)")
-    single = isinstance(x, jax.Array) and x.ndim == 2
-    y, new_state = causal_conv1d(
-        x[:, None] if single else x, weight, bias, activation=activation, initial_state=state, return_final_state=True
-    )
-    return (y[:, 0] if single else y), new_state
+    return update(causal_conv1d, jax.Array, x, state, weight, bias, activation)

@@ -7,11 +7,10 @@ from typing import Literal, overload
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from retrograd.core.errors import bad_shape
 from retrograd.core.torch_op import bind
 
 from .op import OP
-from .spec import NAME
+from .update import update
 
 _call = bind(OP)
 
@@ -121,10 +120,4 @@ def causal_conv1d_update(
         >>> y.shape, state.shape
         (torch.Size([2, 64]), torch.Size([2, 64, 3]))
     """
-    if isinstance(x, Tensor) and x.dim() not in (2, 3):
-        raise bad_shape(f"{NAME}_update", "x", x.shape, "(batch, channels) or (batch, time, channels)")
-    single = isinstance(x, Tensor) and x.dim() == 2
-    y, new_state = causal_conv1d(
-        x[:, None] if single else x, weight, bias, activation=activation, initial_state=state, return_final_state=True
-    )
-    return (y[:, 0] if single else y), new_state
+    return update(causal_conv1d, Tensor, x, state, weight, bias, activation)
