@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from .errors import bad_type
 from .op import Call, Op, Param, differentiable, saved_names
 from .program import Array, Program
 from .xla_launch import primitive, vary_alike
-from .xp import Namespace, jax_namespace
+from .xp import jax_namespace
 
 Arrays = Sequence[Any]
 Axes = Sequence[int | None]
@@ -32,19 +32,25 @@ def bind(op: Op) -> Callable[[Arrays, Sequence[Any]], Results]:
     derived = _derived(op)
 
     def call(arrays: Arrays, options: Sequence[Any]) -> Results:
-        params: dict[str, Param | None] = {}
-        for place, (name, array) in enumerate(zip(op.arguments, arrays, strict=True)):
-            if array is None and place:
-                params[name] = None
-            elif isinstance(array, jax.Array | np.ndarray):
-                params[name] = Param(tuple(array.shape), str(array.dtype))
-            else:
-                raise bad_type(op.name, name, array, "a jax.Array")
+        params = params_of(op.name, dict(zip(op.arguments, arrays, strict=True)))
         spec = op.spec(params, dict(zip(op.options, options, strict=True)))
         results: Results = derived(spec, *vary_alike(arrays))
         return results
 
     return call
+
+
+def params_of(op: str, arrays: Mapping[str, Any]) -> dict[str, Param | None]:
+    """Shape and dtype of each argument, None where it is absent; the first has to be there."""
+    params: dict[str, Param | None] = {}
+    for place, (name, array) in enumerate(arrays.items()):
+        if array is None and place:
+            params[name] = None
+        elif isinstance(array, jax.Array | np.ndarray):
+            params[name] = Param(tuple(array.shape), str(array.dtype))
+        else:
+            raise bad_type(op, name, array, "a jax.Array")
+    return params
 
 
 def _derived(op: Op) -> Callable[..., Results]:
@@ -105,7 +111,7 @@ class Bound:
 
     def portable(self, *arrays: Any) -> list[Any]:
         """The same in plain JAX."""
-        made = self.call.portable(_xp(), dict(zip(self.call.inputs, arrays, strict=True)))
+        made = self.call.portable(jax_namespace(), dict(zip(self.call.inputs, arrays, strict=True)))
         return [made[array.name].astype(array.dtype) for array in self.call.outputs]
 
     def batch(self, arrays: Arrays, axes: Axes) -> tuple[Arrays, Sequence[int]]:
@@ -211,8 +217,3 @@ class Backward(Bound):
 
 def _only(arrays: Arrays, there: Sequence[bool]) -> list[Any]:
     return [array for array, is_there in zip(arrays, there, strict=True) if is_there]
-
-
-@lru_cache(maxsize=1)
-def _xp() -> Namespace:
-    return jax_namespace()

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .errors import bad_type, bad_value
+from .errors import bad_value
 from .op import Call, Op, Param, Params, differentiable, gradients_of_results, saved_names
+from .torch_arguments import absent, concrete, not_a_tensor
 from .torch_launch import DTYPES, Key, Runner, arch_of, dtype_name, key, launches_directly, layouts, prepare
 from .xp import torch_namespace
 
@@ -46,7 +47,7 @@ def bind(op: Op) -> Callable[[Tensors, Options], Results]:
                 return direct(*tensors, options)
             return tuple(_forward(op, tensors, options)[1][:count])
         if not all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors) or tensors[0] is None:
-            raise _not_a_tensor(op, tensors)
+            raise not_a_tensor(op.name, op.arguments, tensors)
         made: Results = operator(*tensors, *options)[:count]
         return made
 
@@ -145,16 +146,7 @@ def _spec(op: Op, shapes: Shapes, options: Options) -> Any:
         name: None if p is None else Param(tuple(p[0]), dtype_name(p[1]))
         for name, p in zip(op.arguments, shapes, strict=True)
     }
-    return op.spec(params, dict(zip(op.options, map(_concrete, options), strict=True)))
-
-
-def _concrete(option: Any) -> Any:
-    """An option's value: while a graph with dynamic shapes is traced, numbers come as symbols; a dtype by its name."""
-    if isinstance(option, torch.SymInt):
-        return int(option)
-    if isinstance(option, torch.SymFloat):
-        return float(option)
-    return dtype_name(option) if isinstance(option, torch.dtype) else option
+    return op.spec(params, dict(zip(op.options, map(concrete, options), strict=True)))
 
 
 def _forward(op: Op, tensors: Tensors, options: Options) -> tuple[_Prepared, list[Tensor | None]]:
@@ -162,18 +154,11 @@ def _forward(op: Op, tensors: Tensors, options: Options) -> tuple[_Prepared, lis
     try:
         keys = tuple([None if t is None else key(t) for t in tensors])
     except AttributeError:
-        raise _not_a_tensor(op, tensors) from None
+        raise not_a_tensor(op.name, op.arguments, tensors) from None
     if keys[0] is None:
-        raise _not_a_tensor(op, tensors)
+        raise not_a_tensor(op.name, op.arguments, tensors)
     prepared = _prepare(op, keys, *options)
     return prepared, prepared.run(tensors)
-
-
-def _not_a_tensor(op: Op, tensors: Sequence[Any]) -> TypeError:
-    for place, (name, tensor) in enumerate(zip(op.arguments, tensors, strict=True)):
-        if not isinstance(tensor, Tensor) and (tensor is not None or place == 0):
-            return bad_type(op.name, name, tensor, "a torch.Tensor")
-    return bad_type(op.name, op.arguments[0], tensors[0], "a strided torch.Tensor")
 
 
 def resolved(tensor: Tensor) -> Tensor:
@@ -227,7 +212,7 @@ def _register(op: Op) -> Callable[..., tuple[Tensor, ...]]:
 
     def run(*given: Any) -> tuple[Tensor, ...]:
         _, made = _forward(op, given[:arguments], given[arguments:])
-        return tuple(_absent(given[0]) if t is None else t for t in made)
+        return tuple(absent(given[0]) if t is None else t for t in made)
 
     def fake(*given: Any) -> tuple[Tensor, ...]:
         spec = _spec(op, [None if t is None else (t.shape, t.dtype) for t in given[:arguments]], given[arguments:])
@@ -252,7 +237,7 @@ def _register(op: Op) -> Callable[..., tuple[Tensor, ...]]:
         backward = _backward(op, params, like.device, wanted, *options)
         by_name = dict(zip(reads, given, strict=False))
         results = dict(zip(backward.makes, backward.run([by_name[name] for name in backward.names]), strict=True))
-        return tuple(_absent(like) if (t := results[name]) is None else t for name in made)
+        return tuple(absent(like) if (t := results[name]) is None else t for name in made)
 
     def fake_backward(*given: Any) -> tuple[Tensor, ...]:
         params, wanted, options = told_of(given[len(reads) :])
@@ -303,10 +288,6 @@ def _register(op: Op) -> Callable[..., tuple[Tensor, ...]]:
 def _empty(like: Tensor, call: Call, names: Sequence[str]) -> tuple[Tensor, ...]:
     there = {array.name: array for array in call.outputs}
     return tuple(
-        like.new_empty(there[name].shape, dtype=DTYPES[there[name].dtype]) if name in there else _absent(like)
+        like.new_empty(there[name].shape, dtype=DTYPES[there[name].dtype]) if name in there else absent(like)
         for name in names
     )
-
-
-def _absent(like: Tensor) -> Tensor:
-    return like.new_empty((0,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -119,6 +120,7 @@ def _torch_mean(x: Any) -> Any:
     return x.mean(-1, keepdim=True)
 
 
+@cache
 def jax_namespace() -> Namespace:
     """JAX's functions."""
     import jax

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array as JaxArray
 from jaxtyping import Float
 
 from retrograd.core.arch import Arch
-from retrograd.core.errors import bad_type
-from retrograd.core.op import Param
+from retrograd.core.jax_op import params_of
 from retrograd.core.program import Array, Program
 from retrograd.core.xla_launch import primitive, vary_alike
 from retrograd.core.xp import jax_namespace
@@ -92,18 +90,11 @@ def rms_norm(
         (2, 16, 64)
     """
     arrays = {"x": x, "weight": weight, "bias": bias, "residual": residual, "gate": gate}
-    params: dict[str, Param | None] = {}
-    for name, array in arrays.items():
-        if array is None and name != "x":
-            params[name] = None
-        elif isinstance(array, jax.Array | np.ndarray):
-            params[name] = Param(tuple(array.shape), str(array.dtype))
-        else:
-            raise bad_type(OP, name, array, "a jax.Array")
+    params = params_of(OP, arrays)
     out_name = None if out_dtype is None else str(jnp.dtype(out_dtype))
     options = Options(eps, weight_offset, group_size, norm_before_gate, out_name)
     spec = Spec(**params, options=options)  # type: ignore[arg-type]
-    y, s = _rms_norm(spec, *vary_alike((x, weight, bias, residual, gate)))
+    y, s = _rms_norm(spec, *vary_alike(list(arrays.values())))
     if not prenorm:
         return y
     return y, x if s is None else s
@@ -171,7 +162,8 @@ class Forward:
     def portable(self, *arrays: Any) -> list[Any]:
         """The same in plain JAX."""
         given = dict(zip(self.names(), arrays, strict=True))
-        results = portable.forward(_xp(), self.spec, *map(given.get, ("x", "weight", "bias", "residual", "gate")))
+        names = ("x", "weight", "bias", "residual", "gate")
+        results = portable.forward(jax_namespace(), self.spec, *map(given.get, names))
         return [r for r in results if r is not None]
 
     def batch(self, arrays: Arrays, axes: Axes) -> tuple[Arrays, Sequence[int]]:
@@ -218,7 +210,7 @@ class Backward:
         """The same in plain JAX."""
         given = dict(zip(self.names(), arrays, strict=True))
         names = ("dy", "dsum", "s", "weight", "bias", "gate", "rstd")
-        made = portable.backward(_xp(), self.spec, *map(given.get, names))
+        made = portable.backward(jax_namespace(), self.spec, *map(given.get, names))
         results = dict(zip(("dx", "dresidual", "dgate", "dweight", "dbias"), made, strict=True))
         return [results[output.name] for output in self.outputs()]
 
@@ -237,11 +229,6 @@ def _bind_folded(
     results = primitive.bind(*inputs, call=type(call)(fold.folded))
     made = [fold.out_of(o.name, result, o.shape) for o, result in zip(call.outputs(), results, strict=True)]
     return made, [0] * len(made)
-
-
-@lru_cache(maxsize=1)
-def _xp() -> Any:
-    return jax_namespace()
 
 
 def _rstd(spec: Spec) -> Array:

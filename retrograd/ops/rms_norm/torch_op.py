@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from retrograd.core.dtypes import KERNEL_FLOATS
 from retrograd.core.errors import bad_type, bad_value
 from retrograd.core.op import Param
+from retrograd.core.torch_arguments import absent, concrete, not_a_tensor
 from retrograd.core.torch_launch import (
     DTYPES,
     Key,
@@ -140,7 +141,7 @@ def rms_norm(
             _, y, s, _ = _forward(tensors, static)
     else:
         if not all(t is None or isinstance(t, Tensor) for t in (*tensors, x)):
-            raise _not_a_tensor(tensors)
+            raise not_a_tensor(OP, ARGUMENTS, tensors)
         y, s, _ = torch.ops.retrograd.rms_norm(*tensors, *static)
     if not prenorm:
         return y
@@ -205,21 +206,12 @@ def _prepare(keys: Keys, *static: Any) -> _Prepared:
 
 
 def _spec(params: Sequence[tuple[Sequence[int], torch.dtype] | None], static: Sequence[Any]) -> Spec:
-    eps, weight_offset, group_size, norm_before_gate, out_dtype = map(_concrete, static)
+    out_dtype = static[-1]
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise bad_type(OP, "out_dtype", out_dtype, "a torch.dtype or None")
-    out_name = None if out_dtype is None else dtype_name(out_dtype)
-    options = Options(eps, weight_offset, group_size, norm_before_gate, out_name)
     x, weight, bias, residual, gate = (None if p is None else Param(tuple(p[0]), dtype_name(p[1])) for p in params)
     assert x is not None
-    return Spec(x, weight, bias, residual, gate, options)
-
-
-def _concrete(option: Any) -> Any:
-    """An option's value: while a graph with dynamic shapes is traced, numbers come as symbols."""
-    if isinstance(option, torch.SymInt):
-        return int(option)
-    return float(option) if isinstance(option, torch.SymFloat) else option
+    return Spec(x, weight, bias, residual, gate, Options(*map(concrete, static)))
 
 
 def _forward(tensors: Tensors, static: Static) -> tuple[_Prepared, Tensor, Tensor | None, Tensor]:
@@ -234,20 +226,13 @@ def _forward(tensors: Tensors, static: Static) -> tuple[_Prepared, Tensor, Tenso
             None if gate is None else key(gate),
         )
     except AttributeError:
-        raise _not_a_tensor(tensors) from None
+        raise not_a_tensor(OP, ARGUMENTS, tensors) from None
     prepared = _prepare(keys, *static)
     if prepared.run is None:
         y, s, rstd = portable.forward(torch_namespace(), prepared.spec, *tensors)
         return prepared, y, s, rstd
     y, s, rstd = prepared.run(tensors)
     return prepared, y, s, rstd
-
-
-def _not_a_tensor(tensors: Sequence[Any]) -> TypeError:
-    for name, tensor in zip(ARGUMENTS, tensors, strict=True):
-        if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
-            return bad_type(OP, name, tensor, "a torch.Tensor")
-    return bad_type(OP, "x", tensors[0], "a strided torch.Tensor")
 
 
 def _backward(spec: Spec, run: Runner | None, saved: Tensors) -> Tensors:
@@ -327,14 +312,14 @@ def _rms_norm_op(
 ) -> tuple[Tensor, Tensor, Tensor]:
     static = (eps, weight_offset, group_size, norm_before_gate, out_dtype)
     _, y, s, rstd = _forward((x, weight, bias, residual, gate), static)
-    return y, _absent(x) if s is None else s, rstd
+    return y, absent(x) if s is None else s, rstd
 
 
 @_rms_norm_op.register_fake
 def _(x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, gate: Tensor | None,
       *static: Any) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     spec = _spec([None if t is None else (t.shape, t.dtype) for t in (x, weight, bias, residual, gate)], static)
-    s = _absent(x) if residual is None else x.new_empty(x.shape, dtype=residual.dtype)
+    s = absent(x) if residual is None else x.new_empty(x.shape, dtype=residual.dtype)
     rstd = x.new_empty((spec.rows * spec.heads,), dtype=DTYPES[spec.compute_dtype])
     return x.new_empty(x.shape, dtype=y_dtype(spec)), s, rstd
 
@@ -367,7 +352,7 @@ def _rms_norm_backward_op(
     if not parameters:
         dweight = dbias = None
     results = (dx, dresidual, dgate, dweight, dbias)
-    return tuple(_absent(s) if t is None else t for t in results)  # type: ignore[return-value]
+    return tuple(absent(s) if t is None else t for t in results)  # type: ignore[return-value]
 
 
 @_rms_norm_backward_op.register_fake
@@ -377,12 +362,12 @@ def _(dy: Tensor, dsum: Tensor | None, s: Tensor, gate: Tensor | None, weight: T
     parameters = rest[-1]
 
     def like(tensor: Tensor | None, wanted: bool = True) -> Tensor:
-        return tensor.new_empty(tensor.shape) if tensor is not None and wanted else _absent(s)
+        return tensor.new_empty(tensor.shape) if tensor is not None and wanted else absent(s)
 
     separate = residual_dtype is not None and residual_dtype != x_dtype
     return (
         s.new_empty(s.shape, dtype=x_dtype),
-        s.new_empty(s.shape, dtype=residual_dtype) if separate else _absent(s),
+        s.new_empty(s.shape, dtype=residual_dtype) if separate else absent(s),
         like(gate),
         like(weight, parameters),
         like(bias, parameters),
@@ -415,10 +400,6 @@ def _backward_through_op(ctx: Any, dy: Tensor, dsum: Tensor, _drstd: Tensor) -> 
 
 
 _rms_norm_op.register_autograd(_backward_through_op, setup_context=_setup_context)
-
-
-def _absent(like: Tensor) -> Tensor:
-    return like.new_empty((0,))
 
 
 def _saved_params(
