@@ -21,11 +21,8 @@ import jax.numpy as jnp
 import torch
 import typer
 
-try:
-    from retrograd import linear_scan
-    from retrograd.jax import linear_scan as linear_scan_jax
-except ImportError:
-    linear_scan = linear_scan_jax = None
+from retrograd import linear_scan
+from retrograd.jax import linear_scan as linear_scan_jax
 
 Array = Any  # a torch.Tensor or a jax.Array
 Elements = Sequence[Array]
@@ -238,8 +235,6 @@ ALGORITHMS = {
 def measured_in(framework: str) -> dict[str, Callable[[Array, Array], Array]]:
     """The algorithms that a framework has here, compiled in JAX."""
     here = {name: own.run for name, own in ALGORITHMS.items() if framework in own.frameworks}
-    if linear_scan is None:
-        here.pop("linear_scan")
     return {name: jax.jit(run) for name, run in here.items()} if framework == "jax" else here
 
 
