@@ -411,12 +411,12 @@ def backward_scan(
                 total = gl.sum(sums_f._reinterpret(gl.float32, [WARPS, CW, N], CUBE).load(SUM), 0)
                 d = forget(gl.arange(0, CW, gl.SliceLayout(1, gl.SliceLayout(0, SUM))))[:, None]
                 n = forget(gl.arange(0, N, gl.SliceLayout(0, gl.SliceLayout(0, SUM))))[None, :]
-                t, which, state = place(d, n)
+                t, which, state, valid = place(d, n, N)
                 at = (row + start + j * 8) * (blocks * 2 * N) + pid_d * (2 * N)
                 gl.store(
                     dBC_partial_ptr + at + t * (blocks * 2 * N) + which * N + state,
                     total,
-                    mask=(t < length - start - j * 8) & (d < 16),
+                    mask=(t < length - start - j * 8) & valid,
                 )
         block_barrier()
         # finish

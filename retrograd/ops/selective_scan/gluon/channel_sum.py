@@ -1,12 +1,18 @@
-"""Sums over the channels of a warp on the tensor cores, with nothing but a constant 0/1 matrix; for N = 8 and 16.
+"""Sums over the channels of a warp on the tensor cores, with nothing but a constant 0/1 matrix; N = 8, 16, 32 and 64.
 
-A thread holds 8 states of one channel (`own_layout`): lane bits 0 and 1 are channels; for N = 16, bit 2 says which
-half of the states; the rest are channels again. A quad of lanes is so 4 channels of the same 8 states. In a product
+A thread holds 8 states of one channel (`own_layout`): lane bits 0 and 1 are channels, the next log2(N / 8) say which 8
+of the states, the rest are channels again. A quad of lanes is so 4 channels of the same 8 states. In a product
 m16n8k8, dC's terms pc and dB's terms pb are the A operand (registers pc_i, pb_i, pc_i+4, pb_i+4; row = quad, and
 quad + 8 for pb) and the selector is B, so that D[q, i] is the sum of pc_i over quad q and D[q + 8, i] that of pb_i.
-Quads of the same states are added by exchanges, in which a lane gives away the sums that its partner keeps, until one
-finished sum a lane is left: for N = 16, 4 products and 3 shuffles make 2 x 16 sums over 16 channels. For N = 8 the two
-halves of a warp end with the same sums.
+After 4 products a lane has 4 of these, dC and dB of an even and an odd column i. Quads of the same states are added by
+exchanges, in which a lane gives away the sums that its partner keeps:
+
+| N | exchanges over lane bits | shuffles | sums left a lane | steps in a tile of 8 registers a thread |
+|---|---|---|---|---|
+| 8 | 2, 3; then 4, where both keep the sum | 4 | 1 | 8 |
+| 16 | 3, 4 | 3 | 1 | 8 |
+| 32 | 4 | 2 | 2 | 4 |
+| 64 | none | 0 | 4 | 2 |
 
 The tensor cores read the upper 19 bits of a float. With SPLIT, what is cut off goes through them too, which gives the
 sums fp32's precision for twice the products.
@@ -21,20 +27,27 @@ MMA = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
 @gluon.constexpr_function
 def own_layout(channels, N, warps):
     """(channels, N): 8 states of one channel a thread."""
-    lanes = [[1, 0], [2, 0], [0, 8], [4, 0], [8, 0]] if N == 16 else [[1 << i, 0] for i in range(5)]
+    parts = (N // 8).bit_length() - 1  # lane bits that say which 8 states
+    lanes = [[1, 0], [2, 0]] + [[0, 8 << i] for i in range(parts)] + [[4 << i, 0] for i in range(3 - parts)]
     across = [[(256 // N) << i, 0] for i in range((warps - 1).bit_length())]
     return gl.DistributedLinearLayout([[0, 1], [0, 2], [0, 4]], lanes, across, [], [channels, N])
 
 
 @gluon.constexpr_function
+def steps_a_tile(N):
+    """Steps whose sums fill a tile of 8 registers a thread."""
+    return min(8, 128 // N)
+
+
+@gluon.constexpr_function
 def _text(t, N, split):
-    """Operands: $0-7 the sums of 8 steps, $8-15 the same registers as input, $16-23 pc, $24-31 pb, $32-39 selectors."""
+    """Operands: $0-7 the sums of a tile, $8-15 the same registers as input, $16-23 pc, $24-31 pb, $32-39 selectors."""
     lines = [
         "{ .reg .b32 c<8>, b<8>, lc<8>, lb<8>, lane, m, n, x<4>;",
         ".reg .f32 d<4>, zero, fx, fy; .reg .pred upper<5>;",
         "mov.f32 zero, 0f00000000; mov.u32 lane, %laneid;",
     ]
-    bits = {16: (3, 4), 8: (2, 3)}[N]
+    bits = {8: (2, 3), 16: (3, 4), 32: (4,), 64: ()}[N]
     for bit in bits:
         lines += [f"and.b32 m, lane, {1 << bit}; setp.ne.u32 upper{bit}, m, 0;"]
     for i in range(8):
@@ -63,7 +76,7 @@ def _text(t, N, split):
     if N == 8:  # both partners keep the last sum
         lines += ["shfl.sync.bfly.b32 n, x0, 16, 31, 0xffffffff; mov.b32 fx, x0; mov.b32 fy, n; add.rn.f32 fx, fx, fy;"]
         lines += ["mov.b32 x0, fx;"]
-    lines += [f"mov.b32 ${t}, x0;"]
+    lines += [f"mov.b32 ${t * left + r}, x{r};" for r in range(left)]
     return "\n".join(lines) + "\n}"
 
 
@@ -83,13 +96,22 @@ def selectors(BLOCK_D: gl.constexpr, N: gl.constexpr, OWN: gl.constexpr):
 
 @gluon.jit
 def add_step(sums, pc, pb, selector, t: gl.constexpr, N: gl.constexpr, SPLIT: gl.constexpr):
-    """Put step t's sums over the warp's channels of pc (dC) and pb (dB) into `sums`, where `place` tells."""
+    """Put the sums over the warp's channels of pc (dC) and pb (dB) into `sums` as step t < steps_a_tile(N) of it.
+
+    Where they are, `place` tells.
+    """
     return gl.inline_asm_elementwise(
         _text(t, N, SPLIT), _constraints(), [sums, pc, pb, selector], dtype=gl.float32, is_pure=True, pack=8
     )
 
 
 @gluon.jit
-def place(d, n):
-    """What element (d, n) of `sums` is, d < 16 counted in its warp: step, 0 for dC or 1 for dB, and state."""
-    return n % 8, (d // 4) % 2, 8 * (n // 8) + 2 * (d % 4) + d // 8
+def place(d, n, N: gl.constexpr):
+    """What element (d, n) of `sums` is, d counted in its warp.
+
+    Step within the tile, 0 for dC or 1 for dB, and state; and whether it is the one to take, not its copy.
+    """
+    t = n % 8 // (8 // steps_a_tile(N))
+    which = (n // 2) % 2 if N == 64 else (d // 4) % 2
+    state = 8 * (n // 8) + 2 * (d % 4) + (d // 8 if N <= 16 else n % 2)
+    return t, which, state, d < 16
