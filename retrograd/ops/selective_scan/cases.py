@@ -133,6 +133,7 @@ GPU_CASES: list[Case] = [
     case("gpu_eight", (2, 400, 160, 8), given=MAMBA, tags=GPU),
     case("gpu_32", (2, 400, 64, 32), given=MAMBA, tags=GPU),
     case("gpu_64", (2, 400, 64, 64), tags=GPU, **ALL),
+    case("gpu_64_groups", (2, 700, 64, 64), groups=2, dtype="float16", tags=GPU, **ALL),
     case("gpu_256", (1, 550, 24, 256), given=MAMBA, tags=GPU),
     case("gpu_groups", (2, 300, 192, 16), groups=3, tags=GPU, **ALL),
     case("gpu_constant", (2, 300, 128, 16), constant="BC", tags=GPU, **ALL),

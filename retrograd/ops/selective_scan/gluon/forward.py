@@ -121,6 +121,9 @@ def forward_scan(
     WIDE: gl.constexpr = 8 * BLOCK_D // (32 * WARPS)  # channels a thread prepares
     OWN: gl.constexpr = gl.BlockedLayout([1, STATES], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     VEC: gl.constexpr = gl.BlockedLayout([1, WIDE], [32 * WIDE // BLOCK_D, BLOCK_D // WIDE], [WARPS, 1], [1, 0])
+    # A copy is of 4 bytes at least, so with 64 states of 16-bit rows half of the threads copy nothing.
+    PIECE: gl.constexpr = max(WIDE, 32 // x_ptr.dtype.element_ty.primitive_bitwidth)
+    COPY: gl.constexpr = gl.BlockedLayout([1, PIECE], [32 * PIECE // BLOCK_D, BLOCK_D // PIECE], [WARPS, 1], [1, 0])
     NV: gl.constexpr = gl.BlockedLayout([1, 4], [128 // N, N // 4], [WARPS, 1], [1, 0])
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -155,6 +158,7 @@ def forward_scan(
     C_f = gl.allocate_shared_memory(gl.float32, [8, N], FLAT)
 
     vd = gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))[None, :]
+    copy_d = gl.arange(0, BLOCK_D, gl.SliceLayout(0, COPY))[None, :]
     vn = gl.arange(0, N, gl.SliceLayout(0, NV))[None, :]
     steps = gl.arange(0, 8, gl.SliceLayout(1, VEC))[:, None]
     bias = gl.zeros([1, BLOCK_D], gl.float32, VEC)
@@ -175,9 +179,9 @@ def forward_scan(
     groups = gl.cdiv(length, 8)
     for g in gl.static_range(STAGES - 1):
         early = gl.to_tensor(g)
-        fetch(early, g, length, x_ptr, x_strides[1] * UNIT, x_s, vd, VEC)
-        fetch(early, g, length, dt_ptr, dt_strides[1] * UNIT, dt_s, vd, VEC)
-        fetch(early, g, length, z_ptr, z_strides[1] * UNIT, z_s, vd, VEC)
+        fetch(early, g, length, x_ptr, x_strides[1] * UNIT, x_s, copy_d, COPY)
+        fetch(early, g, length, dt_ptr, dt_strides[1] * UNIT, dt_s, copy_d, COPY)
+        fetch(early, g, length, z_ptr, z_strides[1] * UNIT, z_s, copy_d, COPY)
         fetch(early, g, length, B_ptr, B_strides[1] * 4, B_s, vn, NV)
         fetch(early, g, length, C_ptr, C_strides[1] * 4, C_s, vn, NV)
         async_copy.commit_group()
@@ -220,9 +224,9 @@ def forward_scan(
         # Everything has been read: store.
         block_barrier()
         late = g + STAGES - 1
-        fetch(late, before, length, x_ptr, x_strides[1] * UNIT, x_s, vd, VEC)
-        fetch(late, before, length, dt_ptr, dt_strides[1] * UNIT, dt_s, vd, VEC)
-        fetch(late, before, length, z_ptr, z_strides[1] * UNIT, z_s, vd, VEC)
+        fetch(late, before, length, x_ptr, x_strides[1] * UNIT, x_s, copy_d, COPY)
+        fetch(late, before, length, dt_ptr, dt_strides[1] * UNIT, dt_s, copy_d, COPY)
+        fetch(late, before, length, z_ptr, z_strides[1] * UNIT, z_s, copy_d, COPY)
         fetch(late, before, length, B_ptr, B_strides[1] * 4, B_s, vn, NV)
         fetch(late, before, length, C_ptr, C_strides[1] * 4, C_s, vn, NV)
         async_copy.commit_group()

@@ -33,7 +33,7 @@ LARGE_SHARED = 227 * KIB  # that of data-centre chips since Hopper; on older one
 
 def takes_forward(spec: Spec, arch: Arch, layouts: Layouts) -> bool:
     """Whether the forward kernel is for this call."""
-    return spec.N in (8, 16, 32) and _suits(spec, arch, layouts)
+    return spec.N in (8, 16, 32, 64) and _suits(spec, arch, layouts)
 
 
 def takes_backward(spec: Spec, arch: Arch, layouts: Layouts) -> bool:
