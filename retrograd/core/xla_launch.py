@@ -154,7 +154,7 @@ def _opaque(launch: Launch, arrays: dict[str, Array], arch: Arch) -> bytes:
     metadata = compiled.metadata
     kernel = gpu_triton.TritonKernel(
         metadata.name,
-        launch.num_warps,
+        metadata.num_warps,  # a kernel that gives warps kinds has more than it was launched with
         1,
         metadata.shared,
         compiled.asm["ptx"],

@@ -7,7 +7,7 @@ from retrograd.core.arrays import pointers_to, strides_of
 from retrograd.core.dtypes import BYTES
 from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch
-from retrograd.core.rows import Strides, is_dense
+from retrograd.core.rows import is_dense
 
 from ..spec import Spec
 from .backward import backward_scan
@@ -22,56 +22,58 @@ ROWS = ("x", "dt", "z", "dy")  # arrays (batch, time, channels)
 DENSE = ("A", "D", "dt_bias", "initial_state", "dfinal_state", "states")
 
 FORWARD_CHANNELS = 32
-STATES = 8  # a thread
 STAGES = 5
-# Registers hold the backward pass to 8 warps a multiprocessor; its shared memory is cut for two programs of 4.
-BACKWARD_CHANNELS = 64
-SMALL_BACKWARD_CHANNELS = 32  # where 64 do not divide the channels, or fp32 takes the shared memory
-PARKED = 16  # of 2,500 instructions; pointers and strides, none in the loops over steps
+# A backward program walks back with 1,024 states in 4 warps; 4 more make its steps and 4 finish them. It has a
+# multiprocessor to itself, by its shared memory and its registers.
+BACKWARD_STATES = 1024
+BACKWARD_WARPS = 4  # of each kind
+REGISTERS = 168  # a thread, on average; those that make and finish take theirs, and the rest goes to those that walk
+MAKE_REGISTERS = 160
+MAKE_REGISTERS_64 = 184
+FINISH_REGISTERS = 112
 LARGE_SHARED = 227 * KIB  # that of data-centre chips since Hopper; on older ones these kernels were never run
 
 
 def takes_forward(spec: Spec, arch: Arch, layouts: Layouts) -> bool:
     """Whether the forward kernel is for this call."""
-    return spec.N in (8, 16, 32, 64) and _suits(spec, arch, layouts)
+    return spec.N in (8, 16, 32, 64) and _suits(spec, arch, layouts, FORWARD_CHANNELS)
 
 
 def takes_backward(spec: Spec, arch: Arch, layouts: Layouts) -> bool:
     """Whether the backward kernel is for this call."""
-    return spec.N in (8, 16) and _suits(spec, arch, layouts)
+    return spec.N in (8, 16, 32, 64) and _suits(spec, arch, layouts, backward_channels(spec))
 
 
-def _suits(spec: Spec, arch: Arch, layouts: Layouts) -> bool:
-    """Whether copies of 16 bytes reach everything, and every program's channels share B and C."""
+def _suits(spec: Spec, arch: Arch, layouts: Layouts, channels: int) -> bool:
+    """Whether copies of 16 bytes, and 32 bits of them, reach everything, and a program's channels share B and C."""
     if arch.backend != "cuda" or arch.shared_memory < LARGE_SHARED:
         return False
     if spec.complex or spec.constant("B") or spec.constant("C"):
         return False
-    if not spec.channels or any(spec.channels // spec.groups(name) % FORWARD_CHANNELS for name in "BC"):
+    if not spec.channels or any(spec.channels // spec.groups(name) % channels for name in "BC"):
         return False
     params: dict[str, Param] = {**spec.arrays(), "dy": spec.x}
     if any(params[name].dtype != spec.x.dtype for name in ROWS if name in params):
         return False
-    for name, param in params.items():
-        if (layout := layouts.get(name)) is None:
+    for name in (*ROWS, "B", "C"):
+        if name not in params:
             continue
-        if not layout.aligned:
+        strides = strides_of(name, params[name].shape, layouts)
+        unit = 16 // BYTES[params[name].dtype] if name in ROWS else 4
+        if strides[-1] != 1 or any(stride % unit for stride in strides[:-1]):
             return False
-        if name in ROWS and not _in_units(layout.strides[:2], layout.strides[2:], 16 // BYTES[param.dtype]):
+        if spec.time * strides[1] // unit >= 2**31:
             return False
-        if name in "BC" and not _in_units(layout.strides[:-1], layout.strides[-1:], 4):
-            return False
+    if not all(layouts[name].aligned for name in params if name in layouts):
+        return False
     held = {**spec.arrays(), "dfinal_state": spec.state}
     return all(is_dense(held[name].shape, layouts[name].strides) for name in DENSE if name in layouts and name in held)
 
 
-def _in_units(outer: Strides, last: Strides, unit: int) -> bool:
-    return all(stride == 1 for stride in last) and not any(stride % unit for stride in outer)
-
-
 def forward_launch(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> Launch:
     """y, final_state and states."""
-    warps = _warps(FORWARD_CHANNELS, spec)
+    states = 8 if spec.N <= 16 else 16  # a thread's; more mean fewer sums across threads, and fewer threads
+    warps = FORWARD_CHANNELS * spec.N // (32 * states)
     return Launch(
         forward_scan,
         grid=spec.sequences * (spec.channels // FORWARD_CHANNELS),
@@ -80,7 +82,7 @@ def forward_launch(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> L
         constants={
             "N": spec.N,
             "BLOCK_D": FORWARD_CHANNELS,
-            "STATES": STATES,
+            "STATES": states,
             "KEEP": spec.chunk,
             "STAGES": STAGES,
             "SOFTPLUS": spec.dt_softplus,
@@ -92,14 +94,12 @@ def forward_launch(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> L
 
 def backward_channels(spec: Spec) -> int:
     """Channels of a backward program."""
-    fits = all(spec.channels // spec.groups(name) % BACKWARD_CHANNELS == 0 for name in "BC")
-    return BACKWARD_CHANNELS if fits and BYTES[spec.x.dtype] == 2 else SMALL_BACKWARD_CHANNELS
+    return BACKWARD_STATES // spec.N
 
 
 def backward_launch(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> Launch:
     """Gradients, and sums over channels or a sequence."""
     channels = backward_channels(spec)
-    warps = _warps(channels, spec)
     return Launch(
         backward_scan,
         grid=spec.sequences * (spec.channels // channels),
@@ -109,17 +109,16 @@ def backward_launch(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> 
             "N": spec.N,
             "BLOCK_D": channels,
             "KEEP": spec.chunk,
+            "MIDDLE": spec.N <= 32,  # more states and longer chunks leave no shared memory for it
             "SOFTPLUS": spec.dt_softplus,
             "SPLIT": spec.x.dtype == "float32" or spec.B.dtype == "float32" or spec.C.dtype == "float32",
-            "WARPS": warps,
+            "WARPS": BACKWARD_WARPS,
+            "MAKE_REGISTERS": MAKE_REGISTERS_64 if spec.N == 64 else MAKE_REGISTERS,
+            "FINISH_REGISTERS": FINISH_REGISTERS,
         },
-        num_warps=warps,
-        parked=PARKED,
+        num_warps=BACKWARD_WARPS,
+        max_registers=REGISTERS,
     )
-
-
-def _warps(channels: int, spec: Spec) -> int:
-    return channels * spec.N // (32 * STATES)
 
 
 def _geometry(spec: Spec, layouts: Layouts, rows: tuple[str, ...]) -> dict[str, int | tuple[int, ...]]:

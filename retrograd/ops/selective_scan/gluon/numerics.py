@@ -3,10 +3,6 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-# backward.py takes them from here.
-from retrograd.core.gluon import block_barrier as block_barrier
-from retrograd.core.gluon import copy_async as copy_async
-
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 

@@ -1,0 +1,133 @@
+"""Selective scan, backward: what comes after the adjoint of a group of 8 steps."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from retrograd.core.gluon import block_barrier
+
+from .channel_sum import place, steps_a_tile
+from .numerics import LN2, LOG2E, add_compensated, ex2
+from .steps import place_of, vector_layout
+
+
+@gluon.constexpr_function
+def sum_layout(tiles, N, warps):
+    """(tiles, channels, N): a thread holds an element of every tile, so adding these is its own."""
+    return gl.BlockedLayout([tiles, 1, max(1, N // 32)], [1, max(1, 32 // N), min(32, N)], [1, warps, 1], [2, 1, 0])
+
+
+@gluon.jit
+def one_minus_exp(delta):
+    """1 - exp(-delta) for delta >= 0, which is softplus' slope where delta is its value."""
+    p = delta * 0.0001984127 - 0.0013888889
+    p = p * delta + 0.0083333333
+    p = p * delta - 0.041666667
+    p = p * delta + 0.16666667
+    p = p * delta - 0.5
+    p = p * delta + 1.0
+    return gl.where(delta < 0.4, p * delta, 1.0 - ex2(delta * -LOG2E))
+
+
+@gluon.jit
+def finish(
+    D_ptr,
+    dx_ptr,
+    ddt_ptr,
+    dz_ptr,
+    dBC_partial_ptr,
+    dD_partial_ptr,
+    ddt_bias_partial_ptr,
+    d0,
+    channel,
+    row,
+    length,
+    channels,
+    gate_f,
+    rows,
+    results,
+    done,
+    free,
+    empty,
+    N: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    KEEP: gl.constexpr,
+    SOFTPLUS: gl.constexpr,
+    WARPS: gl.constexpr,
+):
+    """Write the gradients of the groups that `walk_back` has done.
+
+    Args:
+        d0: the program's first channel.
+        channel: and where it is in arrays (sequences, D).
+        row, length: the sequence's first row and its length.
+        gate_f, rows, results: as `make` and `walk_back` have them, in shared memory like all that follows.
+        done, free, empty: `walk_back`'s and `make`'s barriers.
+    """
+    GROUPS: gl.constexpr = KEEP // 8
+    TILES: gl.constexpr = 8 // steps_a_tile(N)
+    CW: gl.constexpr = BLOCK_D // WARPS
+    VEC: gl.constexpr = vector_layout(BLOCK_D, WARPS)
+    SUM: gl.constexpr = sum_layout(WARPS, N, WARPS)
+    PAIR: gl.constexpr = gl.SliceLayout(0, SUM)
+    ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    CUBE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    y_f, ddx_f, dlog_f, sums_f = results
+    t = gl.arange(0, 8, gl.SliceLayout(1, VEC))[:, None]
+    d = d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))[None, :]
+    step_of, which, state, valid = place(
+        gl.arange(0, CW, gl.SliceLayout(1, PAIR))[:, None], gl.arange(0, N, gl.SliceLayout(0, PAIR))[None, :], N
+    )
+    skip = gl.zeros([1, BLOCK_D], gl.float32, VEC)
+    if D_ptr is not None:
+        skip = gl.load(D_ptr + d).to(gl.float32)
+    dD = gl.zeros([8, BLOCK_D], gl.float32, VEC)
+    dbias = gl.zeros([8, BLOCK_D], gl.float32, VEC)
+    dD_lost = gl.zeros([8, BLOCK_D], gl.float32, VEC)
+    dbias_lost = gl.zeros([8, BLOCK_D], gl.float32, VEC)
+
+    blocks = channels // BLOCK_D
+    chunks = gl.cdiv(length, KEEP)
+    for number in range(chunks * GROUPS):
+        k = number // GROUPS
+        j = GROUPS - 1 - number % GROUPS
+        at = place_of(k, j, GROUPS)
+        time = (chunks - 1 - k) * KEEP + j * 8
+        left = length - time
+        mbarrier.wait(done, number & 1)
+        y = y_f._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
+        ddx = ddx_f._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
+        dlog = dlog_f._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
+        if dBC_partial_ptr is not None:
+            for tile in gl.static_range(TILES):
+                sums = gl.sum(sums_f.index(tile)._reinterpret(gl.float32, [WARPS, CW, N], CUBE).load(SUM), 0)
+                step = step_of + tile * (8 // TILES)
+                line = (row + time) * blocks + d0 // BLOCK_D + (step * blocks).to(gl.int64)  # of (rows, blocks)
+                gl.store(dBC_partial_ptr + line * (2 * N) + which * N + state, sums, mask=valid & (step < left))
+        delta = rows[0].index(at).load(VEC)
+        x = rows[1].index(at).load(VEC).to(gl.float32)
+        gy = rows[2].index(at).load(VEC)
+        if gate_f is not None:
+            gate = gate_f.index(at).load(VEC)
+        block_barrier()
+        mbarrier.arrive(free, count=1)
+        mbarrier.arrive(empty.index(number % (GROUPS + 1)), count=1)
+        ddt = dlog * LN2 + ddx * x
+        if SOFTPLUS:
+            ddt = ddt * one_minus_exp(delta)
+        ddt = gl.where(t < left, ddt, 0.0)
+        to = (row + time) * channels + (t * (channels // 8)).to(gl.int64) * 8 + d
+        if dx_ptr is not None:
+            gl.store(dx_ptr + to, (gy * skip + ddx * delta).to(dx_ptr.dtype.element_ty), mask=t < left)
+        if ddt_ptr is not None:
+            gl.store(ddt_ptr + to, ddt.to(ddt_ptr.dtype.element_ty), mask=t < left)
+        if gate_f is not None:
+            gl.store(dz_ptr + to, (gate * (y + skip * x)).to(dz_ptr.dtype.element_ty), mask=t < left)
+        dD, dD_lost = add_compensated(dD, dD_lost, gy * x)
+        dbias, dbias_lost = add_compensated(dbias, dbias_lost, ddt)
+
+    line = channel + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))
+    if dD_partial_ptr is not None:
+        gl.store(dD_partial_ptr + line, gl.sum(dD, 0))
+    if ddt_bias_partial_ptr is not None:
+        gl.store(ddt_bias_partial_ptr + line, gl.sum(dbias, 0))

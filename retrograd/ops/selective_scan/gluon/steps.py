@@ -1,0 +1,48 @@
+"""What the three kinds of warps of a backward program share: groups of 8 steps in shared memory.
+
+A chunk is GROUPS groups. `make` comes to the groups of a chunk from the first to the last, because states run that
+way; `walk_back` and `finish` from the last to the first, and meanwhile `make` is at the chunk before. So the place that
+one chunk's last group leaves takes the next chunk's second group, and so on: GROUPS + 1 places are enough, filled
+upwards by one chunk and downwards by the next.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .numerics import ex2
+
+
+@gluon.constexpr_function
+def vector_layout(channels, warps):
+    """(8, channels) over all threads."""
+    wide = max(1, channels // (4 * warps))
+    return gl.BlockedLayout([1, wide], [32 * wide // channels, channels // wide], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def copy_layout(columns, wide, warps):
+    """(rows, columns), `wide` elements of a row a thread."""
+    return gl.BlockedLayout([1, wide], [32 * wide // columns, columns // wide], [warps, 1], [1, 0])
+
+
+@gluon.jit
+def place_of(k, j, GROUPS: gl.constexpr):
+    """Where group j of the k-th chunk from the end lies."""
+    return gl.where(k % 2 == 0, j, GROUPS - j)
+
+
+@gluon.jit
+def rows_of(memory, place, COLUMNS: gl.constexpr):
+    """The 8 steps (8, COLUMNS) of a place; `.index` of it gives a step."""
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    return memory.index(place)._reinterpret(memory.dtype, [8, COLUMNS], FLAT)
+
+
+@gluon.jit
+def forward_step(t, h, a2, delta_f, x_f, B_f, OWN: gl.constexpr):
+    """A step of the recurrence: the new states, and the decay."""
+    delta = delta_f.index(t).load(gl.SliceLayout(1, OWN))
+    dx = delta * x_f.index(t).load(gl.SliceLayout(1, OWN)).to(gl.float32)
+    b = B_f.index(t).load(gl.SliceLayout(0, OWN))
+    decay = ex2(delta[:, None] * a2)
+    return decay * h + dx[:, None] * b[None, :], decay
