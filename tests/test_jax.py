@@ -12,6 +12,7 @@ pytest.importorskip("jax")
 
 from parameters import CASE, FEW, SMALL, each_case
 
+from retrograd.core.arch import SUPPORTED
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.testing import contract, jax_contract
@@ -48,7 +49,11 @@ def test_differentiating_a_gradient_is_refused(room: Room, case: Case, device: s
     jax_contract.check_double_backward(room, case, device, seed)
 
 
-@pytest.mark.parametrize(CASE, each_case(cpu=()))
+def has_kernels(room: Room, case: Case) -> bool:
+    return room.programs(case, SUPPORTED["sm_90"]) is not None
+
+
+@pytest.mark.parametrize(CASE, each_case(cpu=(), only=has_kernels))
 def test_both_frameworks_run_the_same_kernels_to_the_same_bits(room: Room, case: Case, device: str, seed: int) -> None:
     inputs, gradients = contract.drawn(room, case, device, seed)
     torch_result, jax_result = (run(room, case, f, inputs, gradients) for f in ("torch", "jax"))

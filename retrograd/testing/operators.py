@@ -54,10 +54,16 @@ def forward_operator(room: Room) -> Any:
 def check_forward(
     room: Room, case: Case, device: str, seed: int, layout: str | None = None, tests: Sequence[str] = FORWARD
 ) -> None:
-    """`torch.library.opcheck` accepts the forward operator."""
-    torch.library.opcheck(
-        forward_operator(room), forward_arguments(room, case, device, seed, layout), test_utils=tuple(tests)
-    )
+    """`torch.library.opcheck` accepts the forward operator.
+
+    It compares gradients of a broadcast dy with those of a dense one, element by element. On a GPU these may come from
+    two kernels, each within its error budget, and sums of 16-bit inputs may have passed tensor cores that keep 11 bits
+    of each term: a thousandth of terms of the order of 1 is allowed for, where opcheck by itself has 1e-5.
+    """
+    arguments = forward_arguments(room, case, device, seed, layout)
+    short = any(isinstance(arg, Tensor) and arg.dtype in (torch.bfloat16, torch.float16) for arg in arguments)
+    tolerances: dict[str, Any] = {"rtol": 1.6e-2, "atol": 1e-3} if device == "cuda" and short else {}
+    torch.library.opcheck(forward_operator(room), arguments, test_utils=tuple(tests), **tolerances)
 
 
 def check_backward(room: Room, case: Case, device: str, seed: int, layout: str | None, alone: bool) -> None:

@@ -224,4 +224,12 @@ def forward_scan(
         final = final_state_ptr + number.to(tl.int64) * channels * N
         store_tile(final, h, n, d, in_tile, state_tile_strides)
     if cu_seqlens_ptr is not None:
-        fill_outside(y_ptr, number, sequences, first, first + length, T, channels, d, in_d)
+        stop = first + length
+        fill_outside(y_ptr, number, sequences, first, stop, T, channels, d, in_d)
+        # Places that belong to no chunk: before the first sequence's, and up to the next sequence's.
+        zeros = tl.zeros_like(h)
+        after = tl.where(number == sequences - 1, T // KEEP + sequences, stop // KEEP + number + 1)
+        for p in range(tl.where(number == 0, 0, place).to(tl.int32), place.to(tl.int32)):
+            store_tile(states_ptr + tl.cast(p, tl.int64) * channels * N, zeros, n, d, in_tile, state_tile_strides)
+        for p in range((place + tl.cdiv(length, KEEP)).to(tl.int32), after):
+            store_tile(states_ptr + tl.cast(p, tl.int64) * channels * N, zeros, n, d, in_tile, state_tile_strides)

@@ -51,7 +51,11 @@ def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layo
 
 
 def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
-    """The gradients of the results, the arguments, states -> the gradients wanted."""
+    """The gradients of the results, the arguments, states -> the gradients wanted.
+
+    All others are computed as well: a kernel without them would be another binary, in which the compiler fuses other
+    multiplications with additions, and a gradient's bits would depend on what else is asked for.
+    """
     inputs = _inputs(names, spec, layouts)
     in_gluon = gluon.takes_backward(spec, arch, layouts)
     tile = plan.backward(spec, arch)
@@ -59,19 +63,24 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
     blocks = spec.channels // gluon.backward_channels(spec) if in_gluon else _blocks(spec, tile)
     rows = spec.batch * spec.time
     parts = [name for name in ("C", "B") if not spec.constant(name)]
+    alike = {name: spec[name] for name in ("x", "dt", "z", "initial_state")}
+    unwanted = {f"d{name}": param for name, param in alike.items() if param and f"d{name}" not in made}
     # Partial sums over sequences, each (sequences, the gradient's shape).
-    sums = {name: spec[name] for name in ("A", "D", "dt_bias", *(n for n in "BC" if spec.constant(n)))}
-    sums = {name: param for name, param in sums.items() if param is not None and f"d{name}" in made}
+    summed = {name: spec[name] for name in ("A", "D", "dt_bias", *(n for n in "BC" if spec.constant(n)))}
+    sums = {name: param for name, param in summed.items() if param}
     sizes = {
         **(
             {}
             if in_gluon
             else {"entering": (spec.sequences * blocks, spec.chunk // tile.group, tile.states, tile.channels)}
         ),
-        **({"dBC_partial": (rows, blocks, len(parts), spec.N)} if {f"d{name}" for name in parts} & made else {}),
-        **{f"d{name}_partial": (spec.sequences, *param.shape) for name, param in sums.items() if param},
+        **({"dBC_partial": (rows, blocks, len(parts), spec.N)} if parts else {}),
+        **{f"d{name}_partial": (spec.sequences, *param.shape) for name, param in sums.items()},
     }
-    scratch = tuple(Array(name, shape, "float32") for name, shape in sizes.items())
+    scratch = (
+        *(Array(name, shape, "float32") for name, shape in sizes.items()),
+        *(Array(name, param.shape, param.dtype) for name, param in unwanted.items()),
+    )
     final = _strides("dfinal_state", spec.state, layouts) if spec.return_final_state else (0, 0, 0)
     arrays = inputs + outputs + scratch
     launches = [
@@ -98,8 +107,9 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
         if f"d{name}" in made:
             launches.append(_sum_blocks(spec, name, rows, blocks, part, len(parts), arch))
     for name, param in sums.items():
-        columns = spec.channels * (spec.N if param and len(param.shape) == 2 else 1)
-        launches.append(sum_rows_launch(f"d{name}_partial", f"d{name}", spec.sequences, columns, arch))
+        if f"d{name}" in made:
+            columns = spec.channels * (spec.N if len(param.shape) == 2 else 1)
+            launches.append(sum_rows_launch(f"d{name}_partial", f"d{name}", spec.sequences, columns, arch))
     return Program(inputs, outputs, scratch, tuple(launches))
 
 

@@ -244,7 +244,15 @@ def forward_scan(
         gl.store(out_ptr + steps * channels + vd, out.to(y_ptr.dtype.element_ty), mask=steps < length - last * 8)
     if cu_seqlens_ptr is not None:
         line = gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))
-        end = (row + length).to(gl.int32)
-        fill_outside(y_ptr - row * channels, pid_b, sequences, row.to(gl.int32), end, T, channels, line)
+        begin = row.to(gl.int32)
+        end = begin + length
+        fill_outside(y_ptr - row * channels, pid_b, sequences, begin, end, T, channels, line)
+        # Places that belong to no chunk: before the first sequence's, and up to the next sequence's.
+        place = slot.to(gl.int32)
+        after = gl.where(pid_b == sequences - 1, T // KEEP + sequences, end // KEEP + pid_b + 1)
+        for p in range(gl.where(pid_b == 0, 0, place), place):
+            gl.store(states_ptr + p.to(gl.int64) * (channels * N) + own, gl.zeros_like(h))  # type: ignore[attr-defined]
+        for p in range(place + gl.cdiv(length, KEEP), after):
+            gl.store(states_ptr + p.to(gl.int64) * (channels * N) + own, gl.zeros_like(h))  # type: ignore[attr-defined]
     if final_state_ptr is not None:
         gl.store(final_state_ptr + pid_b.to(gl.int64) * channels * N + own, h)
