@@ -104,7 +104,9 @@ def prepare(
     allocations = [(array.shape, dense(array.shape), DTYPES[array.dtype]) for array in made]
     given = [place for place, name in enumerate(inputs) if any(array.name == name for array in program.inputs)]
     places = {name: place for place, name in enumerate((*(inputs[i] for i in given), *(array.name for array in made)))}
-    returned = [next((i for i, array in enumerate(made) if array.name == name), len(made)) for name in outputs]
+    returned = [
+        next((i for i, array in enumerate(program.outputs) if array.name == name), len(made)) for name in outputs
+    ]
 
     steps: list[tuple[Any, int, list[Any], Callable[[Any], tuple[Any, ...]], list[Any]]] = []
     with torch.cuda.device(device):

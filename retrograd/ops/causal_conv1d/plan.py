@@ -14,7 +14,8 @@ from retrograd.core.tiles import power_of_two, warps_of
 
 from .spec import Spec
 
-LONGEST_WALK = 1024
+# A sum over longer walks would lose digits of dweight.
+LONGEST_WALK = 256
 HOPPER_SHARED = 227 * KIB
 
 

@@ -45,12 +45,6 @@ def softplus(x):
 
 
 @gluon.jit
-def forget(x):
-    """x itself, as a value that the compiler knows nothing of, so that what is made of it is not kept in registers."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=1)
-
-
-@gluon.jit
 def add_compensated(total, lost, x):
     """Kahan's summation: total + x, and what the rounding of it lost, to be taken off the next x."""
     y = x - lost
