@@ -14,7 +14,7 @@ from retrograd.core.tiles import power_of_two, warps_of
 
 from .spec import Spec
 
-# A sum over longer walks would lose digits of dweight.
+# Steps whose products a thread adds up: more would lose digits of dweight.
 LONGEST_WALK = 256
 HOPPER_SHARED = 227 * KIB
 
@@ -72,7 +72,7 @@ class Vectors:
         """Tiles that a program takes, a power of two."""
         each = -(-spec.T // (self.blocks * self.vector))
         wanted = power_of_two(spec.B * each * -(-spec.D // self.channels) // self.parallel)
-        return max(1, min(LONGEST_WALK, wanted, power_of_two(each)))
+        return max(1, min(LONGEST_WALK // self.vector, wanted, power_of_two(each)))
 
     def chunks(self, spec: Spec) -> int:
         """Programs that share the time of a row."""
