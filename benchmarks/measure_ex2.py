@@ -22,7 +22,7 @@ def ex2(x_ptr, y_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 def main() -> None:
     print(f"{torch.cuda.get_device_name()}: ex2.approx.ftz.f32 of random x, relative error in units of 2^-24")
     print(f"{'x from':>12} {'to':>12} {'mean':>6} {'std':>6} {'most':>6}")
-    for power in range(-20, 5):
+    for power in range(-20, 4):
         most = 2.0**power
         x = -(most * (0.5 + 0.5 * torch.rand(COUNT, device="cuda", dtype=torch.float64))).float()
         y = torch.empty_like(x)
