@@ -1,0 +1,138 @@
+"""Scans where 32-bit offsets would not do: many rows, and rows that are long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from retrograd.ops.linear_scan import reference as linear_reference
+from retrograd.ops.linear_scan.torch_op import linear_scan
+from retrograd.ops.selective_scan.torch_op import selective_scan
+from retrograd.testing.compare import assert_within_budget
+from retrograd.testing.draw import Arrays, call, leaves, normal
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+COUNT = 2**31 + 2**24  # elements of an array
+D = 2048
+MAMBA = {"dt_softplus": True}
+SUMS = ("A", "D", "dt_bias")  # gradients that are sums over rows
+
+
+def drawn(shape: tuple[int, ...], generator: torch.Generator, scale: float = 1.0) -> Tensor:
+    """Normal numbers in bfloat16, drawn in parts, since fp32 takes twice the memory."""
+    made = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
+    for part in made.view(-1).split(2**28):
+        part.copy_(normal(part.shape, generator) * scale)
+    return made
+
+
+def scan_inputs(rows: int, steps: int, generator: torch.Generator) -> Arrays:
+    """Decays in (0, 1), which forget within some dozens of steps, and inputs."""
+    decays = drawn((rows, steps, D), generator)
+    for part in decays.view(-1).split(2**28):
+        part.copy_(torch.sigmoid(part.float()))
+    return {"a": decays, "b": drawn((rows, steps, D), generator)}
+
+
+def mamba_inputs(rows: int, steps: int, generator: torch.Generator) -> Arrays:
+    """What Mamba's layer gives, 16 states."""
+    inputs = {name: drawn((rows, steps, D), generator) for name in ("x", "dt", "z")}
+    inputs |= {name: drawn((rows, steps, 16), generator) for name in ("B", "C")}
+    inputs |= {name: normal((D,), generator) for name in ("D", "dt_bias")}
+    return inputs | {"A": -normal((D, 16), generator).abs()}
+
+
+def row(inputs: Arrays, number: int) -> Arrays:
+    """One row of what has rows."""
+    return {name: tensor[number : number + 1] if tensor.dim() == 3 else tensor for name, tensor in inputs.items()}
+
+
+@pytest.mark.parametrize(
+    ("function", "draw", "options"),
+    [(linear_scan, scan_inputs, {}), (selective_scan, mamba_inputs, MAMBA)],
+    ids=["linear_scan", "selective_scan"],
+)
+def test_rows_beyond_32_bits_have_the_bits_that_they_have_alone(
+    function: Callable[..., Tensor], draw: Callable[..., Arrays], options: dict[str, Any], seed: int
+) -> None:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    steps = 512
+    rows = COUNT // (steps * D)
+    inputs = draw(rows, steps, generator)
+    dy = drawn((rows, steps, D), generator)
+    result = call(function, inputs, options, [dy])
+    for number in (0, rows // 2, rows - 2, rows - 1):
+        alone = call(function, row(inputs, number), options, [dy[number : number + 1]])
+        for name, tensor in alone.items():
+            if name.removeprefix("d ") not in SUMS:
+                assert torch.equal(result[name][number : number + 1], tensor), f"row {number}: {name}"
+
+
+def test_sums_over_rows_beyond_32_bits_are_those_of_the_rows(seed: int) -> None:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    steps = 512
+    rows = COUNT // (steps * D)
+    inputs = mamba_inputs(rows, steps, generator)
+    dy = drawn((rows, steps, D), generator)
+    result = call(selective_scan, inputs, MAMBA, [dy])
+    exact = {name: torch.zeros_like(result[f"d {name}"], dtype=torch.float64) for name in SUMS}
+    for number in range(rows):
+        alone = call(selective_scan, row(inputs, number), MAMBA, [dy[number : number + 1]])
+        for name in SUMS:
+            exact[name] += alone[f"d {name}"]
+    for name in SUMS:
+        # 2,000 rows in tiles of 1,024 and a tree of 10 levels: at most 12 roundings of 2^-24, of sums whose terms are
+        # sqrt(2,000) times as large as what is left of them.
+        error = (result[f"d {name}"] - exact[name]).norm() / exact[name].norm()
+        assert error < 12 * 2.0**-24 * 45, f"d {name}: {error}"
+
+
+def test_a_row_longer_than_32_bits_has_the_results_of_its_parts(seed: int) -> None:
+    """Cut where a chunk begins, a selective scan has the same bits in two calls that pass the state on."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    steps = COUNT // D
+    cut = steps // 2 // 1024 * 1024
+    inputs = mamba_inputs(1, steps, generator)
+    dy = drawn((1, steps, D), generator)
+    result = call(selective_scan, inputs, MAMBA, [dy])
+
+    def part(start: int, stop: int) -> Arrays:
+        return leaves({n: t[:, start:stop].contiguous() if t.dim() == 3 else t for n, t in inputs.items()})
+
+    first, second = part(0, cut), part(cut, steps)
+    y, state = selective_scan(**first, dt_softplus=True, return_final_state=True)
+    handed = state.detach().requires_grad_()
+    late = selective_scan(**second, dt_softplus=True, initial_state=handed)
+    late.backward(dy[:, cut:])
+    torch.autograd.backward([y, state], [dy[:, :cut], handed.grad])
+    assert torch.equal(result["y"][:, :cut], y)
+    assert torch.equal(result["y"][:, cut:], late)
+    for name in ("x", "dt", "z", "B", "C"):
+        for (start, stop), leaf in (((0, cut), first[name]), ((cut, steps), second[name])):
+            assert leaf.grad is not None
+            assert torch.equal(result[f"d {name}"][:, start:stop], leaf.grad), f"d {name} of {start} to {stop}"
+
+
+def test_a_linear_scan_longer_than_32_bits_keeps_its_error_budget_at_its_end(seed: int) -> None:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    steps = COUNT // D
+    inputs = scan_inputs(1, steps, generator)
+    dy = drawn((1, steps, D), generator)
+    result = call(linear_scan, inputs, {}, [dy])
+    # A decay of sigmoid(2) a step forgets, to 2^-24, within 132 steps; few are slower for long.
+    judged, before = 256, 2048
+    piece = {name: tensor[:, -(judged + before) :] for name, tensor in inputs.items()}
+    plain = call(linear_reference.linear_scan, piece, {}, [dy[:, -(judged + before) :]])
+    exact = call(
+        linear_reference.linear_scan,
+        {name: tensor.double() for name, tensor in piece.items()},
+        {},
+        [dy[:, -(judged + before) :].double()],
+    )
+    found, plain, exact = ({n: t[:, -judged:] for n, t in arrays.items()} for arrays in (result, plain, exact))
+    assert_within_budget([(found, plain, exact)], "the last steps")
