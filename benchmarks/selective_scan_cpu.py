@@ -2,11 +2,14 @@
 
     python benchmarks/selective_scan_cpu.py [torch] [jax]
 
-Prints milliseconds of forward and of forward and backward, the fastest of a few runs, and their ratio.
+Prints milliseconds of forward and of forward and backward, medians of a few runs, and their ratio. In PyTorch there are
+two loops: the reference, whose step is a few operations on (B, D, N), and the usual one, which first makes decays and
+inputs of all steps, (B, D, T, N).
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -15,19 +18,19 @@ from typing import Any
 BATCH, TIME, CHANNELS, N = 2, 1024, 512, 16
 
 
-def fastest(run: Callable[[], Any], times: int) -> float:
+def median(run: Callable[[], Any], times: int) -> float:
     run()
     found = []
     for _ in range(times):
         start = time.perf_counter()
         run()
         found.append(time.perf_counter() - start)
-    return 1000 * min(found)
+    return 1000 * statistics.median(found)
 
 
 def report(name: str, loop: tuple[Callable[[], Any], ...], portable: tuple[Callable[[], Any], ...]) -> None:
-    ours = [fastest(run, 7) for run in portable]
-    theirs = [fastest(run, 3) for run in loop]
+    ours = [median(run, 7) for run in portable]
+    theirs = [median(run, 3) for run in loop]
     ours.append(ours[1] - ours[0])
     theirs.append(theirs[1] - theirs[0])
     for which, a, b in zip(("forward", "both", "backward"), theirs, ours, strict=True):
@@ -61,7 +64,19 @@ def in_torch() -> None:
 
         return forward, lambda: torch.autograd.grad(forward(), leaves, dy)
 
-    report("torch", runs(loop), runs(selective_scan))
+    def usual(x: Any, dt: Any, A: Any, B: Any, C: Any, dt_softplus: bool) -> Any:
+        delta = torch.nn.functional.softplus(dt).transpose(1, 2)
+        decay = torch.exp(torch.einsum("bdt,dn->bdtn", delta, A))
+        inputs = torch.einsum("bdt,btn,bdt->bdtn", delta, B, x.transpose(1, 2))
+        h, ys = torch.zeros(BATCH, CHANNELS, N), []
+        for t in range(TIME):
+            h = decay[:, :, t] * h + inputs[:, :, t]
+            ys.append(torch.einsum("bdn,bn->bd", h, C[:, t]))
+        return torch.stack(ys, 1)
+
+    portable = runs(selective_scan)
+    report("torch", runs(loop), portable)
+    report("usual", runs(usual), portable)
 
 
 def in_jax() -> None:
