@@ -98,12 +98,11 @@ def finish(
         y = y_f._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
         ddx = ddx_f._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
         dlog = dlog_f._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
-        if dBC_partial_ptr is not None:
-            for tile in gl.static_range(TILES):
-                sums = gl.sum(sums_f.index(tile)._reinterpret(gl.float32, [WARPS, CW, N], CUBE).load(SUM), 0)
-                step = step_of + tile * (8 // TILES)
-                line = (row + time) * blocks + d0 // BLOCK_D + (step * blocks).to(gl.int64)  # of (rows, blocks)
-                gl.store(dBC_partial_ptr + line * (2 * N) + which * N + state, sums, mask=valid & (step < left))
+        for tile in gl.static_range(TILES):
+            sums = gl.sum(sums_f.index(tile)._reinterpret(gl.float32, [WARPS, CW, N], CUBE).load(SUM), 0)
+            step = step_of + tile * (8 // TILES)
+            line = (row + time) * blocks + d0 // BLOCK_D + (step * blocks).to(gl.int64)  # of (rows, blocks)
+            gl.store(dBC_partial_ptr + line * (2 * N) + which * N + state, sums, mask=valid & (step < left))
         delta = rows[0].index(at).load(VEC)
         x = rows[1].index(at).load(VEC).to(gl.float32)
         gy = rows[2].index(at).load(VEC)
@@ -117,10 +116,8 @@ def finish(
             ddt = ddt * one_minus_exp(delta)
         ddt = gl.where(t < left, ddt, 0.0)
         to = (row + time) * channels + (t * (channels // 8)).to(gl.int64) * 8 + d
-        if dx_ptr is not None:
-            gl.store(dx_ptr + to, (gy * skip + ddx * delta).to(dx_ptr.dtype.element_ty), mask=t < left)
-        if ddt_ptr is not None:
-            gl.store(ddt_ptr + to, ddt.to(ddt_ptr.dtype.element_ty), mask=t < left)
+        gl.store(dx_ptr + to, (gy * skip + ddx * delta).to(dx_ptr.dtype.element_ty), mask=t < left)
+        gl.store(ddt_ptr + to, ddt.to(ddt_ptr.dtype.element_ty), mask=t < left)
         if gate_f is not None:
             gl.store(dz_ptr + to, (gate * (y + skip * x)).to(dz_ptr.dtype.element_ty), mask=t < left)
         dD, dD_lost = add_compensated(dD, dD_lost, gy * x)

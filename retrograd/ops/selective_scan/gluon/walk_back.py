@@ -144,5 +144,4 @@ def walk_back(
 
     if dinitial_state_ptr is not None:
         gl.store(dinitial_state_ptr + first + own, g)
-    if dA_partial_ptr is not None:
-        gl.store(dA_partial_ptr + first + own, dA_total)
+    gl.store(dA_partial_ptr + first + own, dA_total)
