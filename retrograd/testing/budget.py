@@ -37,7 +37,7 @@ from .draw import upcast
 
 # Draws are added until a call has had this many rows, and its smallest array this many elements, or to MOST_DRAWS.
 ROWS = 16
-ELEMENTS = 128
+ELEMENTS = 512
 MOST_DRAWS = 128
 # What tells wrong elements from right ones, such as a wrong stride, is no matter of the last bits: a few draws show it,
 # with this many times the budget.
