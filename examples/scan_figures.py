@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from os import cpu_count
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -164,15 +165,14 @@ def times(scans: Mapping[str, Mapping[str, Scan]], longest: int) -> dict[str, di
 
 
 def milliseconds(run: Scan, a: Array, b: Array) -> float:
-    """The best of at least three runs; more while they are short."""
+    """The median of at least three runs; more while they are short."""
     jax.block_until_ready(run(a, b))
-    best, spent, runs = float("inf"), 0.0, 0
-    while runs < 3 or spent < 0.05:
+    found: list[float] = []
+    while len(found) < 3 or sum(found) < 0.05:
         start = perf_counter()
         jax.block_until_ready(run(a, b))
-        took = perf_counter() - start
-        best, spent, runs = min(best, took), spent + took, runs + 1
-    return 1e3 * best
+        found.append(perf_counter() - start)
+    return 1e3 * median(found)
 
 
 def powers(shortest: int, factor: int, longest: int) -> list[int]:
