@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 COUNT = 2**31 + 2**24  # elements of an array
 D = 2048
+STEPS = 512  # of a row, where there are many
+ROWS = COUNT // (STEPS * D)
 MAMBA = {"dt_softplus": True}
 SUMS = ("A", "D", "dt_bias")  # gradients that are sums over rows
 
@@ -61,12 +63,10 @@ def test_rows_beyond_32_bits_have_the_bits_that_they_have_alone(
     function: Callable[..., Tensor], draw: Callable[..., Arrays], options: dict[str, Any], seed: int
 ) -> None:
     generator = torch.Generator("cuda").manual_seed(seed)
-    steps = 512
-    rows = COUNT // (steps * D)
-    inputs = draw(rows, steps, generator)
-    dy = drawn((rows, steps, D), generator)
+    inputs = draw(ROWS, STEPS, generator)
+    dy = drawn((ROWS, STEPS, D), generator)
     result = call(function, inputs, options, [dy])
-    for number in (0, rows // 2, rows - 2, rows - 1):
+    for number in (0, ROWS // 2, ROWS - 2, ROWS - 1):
         alone = call(function, row(inputs, number), options, [dy[number : number + 1]])
         for name, tensor in alone.items():
             if name.removeprefix("d ") not in SUMS:
@@ -75,13 +75,11 @@ def test_rows_beyond_32_bits_have_the_bits_that_they_have_alone(
 
 def test_sums_over_rows_beyond_32_bits_are_those_of_the_rows(seed: int) -> None:
     generator = torch.Generator("cuda").manual_seed(seed)
-    steps = 512
-    rows = COUNT // (steps * D)
-    inputs = mamba_inputs(rows, steps, generator)
-    dy = drawn((rows, steps, D), generator)
+    inputs = mamba_inputs(ROWS, STEPS, generator)
+    dy = drawn((ROWS, STEPS, D), generator)
     result = call(selective_scan, inputs, MAMBA, [dy])
     exact = {name: torch.zeros_like(result[f"d {name}"], dtype=torch.float64) for name in SUMS}
-    for number in range(rows):
+    for number in range(ROWS):
         alone = call(selective_scan, row(inputs, number), MAMBA, [dy[number : number + 1]])
         for name in SUMS:
             exact[name] += alone[f"d {name}"]

@@ -20,7 +20,7 @@ from .channel_sum import steps_a_tile
 from .finish import finish
 from .forward import fill_outside, sequence
 from .make import STAGES, make
-from .steps import copy_layout, vector_layout
+from .steps import tile_layout, vector_layout
 from .walk_back import walk_back
 
 
@@ -161,5 +161,5 @@ def backward_scan(
         fill_outside(dx_ptr, pid_b, sequences, begin, begin + length, T, channels, line)
         fill_outside(ddt_ptr, pid_b, sequences, begin, begin + length, T, channels, line)
         fill_outside(dz_ptr, pid_b, sequences, begin, begin + length, T, channels, line)
-        pair = pid_d * (2 * N) + gl.arange(0, 2 * N, gl.SliceLayout(0, copy_layout(N, 4, WARPS)))
+        pair = pid_d * (2 * N) + gl.arange(0, 2 * N, gl.SliceLayout(0, tile_layout(N, 4, WARPS)))
         fill_outside(dBC_partial_ptr, pid_b, sequences, begin, begin + length, T, channels // BLOCK_D * 2 * N, pair)

@@ -5,9 +5,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from retrograd.core.gluon import block_barrier
+from retrograd.core.numerics import add_compensated
 
 from .channel_sum import place, steps_a_tile
-from .numerics import LN2, LOG2E, add_compensated, ex2
+from .numerics import LN2, LOG2E, ex2
 from .steps import place_of, vector_layout
 
 

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from retrograd.core.gluon import block_barrier, copy_async
 
 from .numerics import LOG2E, ex2, sigmoid, softplus, stack8
+from .steps import tile_layout
 
 
 @gluon.jit
@@ -120,11 +121,11 @@ def forward_scan(
     LANES: gl.constexpr = N // STATES
     WIDE: gl.constexpr = 8 * BLOCK_D // (32 * WARPS)  # channels a thread prepares
     OWN: gl.constexpr = gl.BlockedLayout([1, STATES], [32 // LANES, LANES], [WARPS, 1], [1, 0])
-    VEC: gl.constexpr = gl.BlockedLayout([1, WIDE], [32 * WIDE // BLOCK_D, BLOCK_D // WIDE], [WARPS, 1], [1, 0])
+    VEC: gl.constexpr = tile_layout(BLOCK_D, WIDE, WARPS)
     # A copy is of 4 bytes at least, so with 64 states of 16-bit rows half of the threads copy nothing.
     PIECE: gl.constexpr = max(WIDE, 32 // x_ptr.dtype.element_ty.primitive_bitwidth)
-    COPY: gl.constexpr = gl.BlockedLayout([1, PIECE], [32 * PIECE // BLOCK_D, BLOCK_D // PIECE], [WARPS, 1], [1, 0])
-    NV: gl.constexpr = gl.BlockedLayout([1, 4], [128 // N, N // 4], [WARPS, 1], [1, 0])
+    COPY: gl.constexpr = tile_layout(BLOCK_D, PIECE, WARPS)
+    NV: gl.constexpr = tile_layout(N, 4, WARPS)
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
 

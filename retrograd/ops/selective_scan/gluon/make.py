@@ -9,7 +9,7 @@ from retrograd.core.gluon import block_barrier, copy_async
 
 from .channel_sum import own_layout
 from .numerics import LOG2E, sigmoid, softplus
-from .steps import copy_layout, forward_step, place_of, rows_of, vector_layout
+from .steps import forward_step, place_of, rows_of, state_offsets, tile_layout, vector_layout
 
 STAGES = gl.constexpr(2)  # copies of a group: one in use, one under way
 
@@ -34,8 +34,8 @@ def fetch_group(number, chunks, length, channels, arrays, states_ptr, raw, kept_
     """Begin to copy a group, the number-th that is made; with the first of a chunk, the state that enters it."""
     GROUPS: gl.constexpr = KEEP // 8
     WIDE: gl.constexpr = 128 // arrays[0][0].dtype.element_ty.primitive_bitwidth  # elements in the 16 bytes of a copy
-    COPY: gl.constexpr = copy_layout(BLOCK_D, WIDE, WARPS)
-    NV: gl.constexpr = copy_layout(N, 4, WARPS)
+    COPY: gl.constexpr = tile_layout(BLOCK_D, WIDE, WARPS)
+    NV: gl.constexpr = tile_layout(N, 4, WARPS)
     if number < chunks * GROUPS:
         k = number // GROUPS
         j = number % GROUPS
@@ -58,7 +58,7 @@ def prepare(stage, left, bias_ptr, d0, raw, N: gl.constexpr, BLOCK_D: gl.constex
             WARPS: gl.constexpr):  # fmt: skip
     """What came, as the other warps want it: delta, 0 past the `left` steps, x, g_y = dy silu(z), B, C, dy silu'(z)."""
     VEC: gl.constexpr = vector_layout(BLOCK_D, WARPS)
-    NV: gl.constexpr = copy_layout(N, 4, WARPS)
+    NV: gl.constexpr = tile_layout(N, 4, WARPS)
     dy_s, x_s, dt_s, z_s, B_s, C_s = raw
     gy = dy_s.index(stage).load(VEC).to(gl.float32)
     delta = dt_s.index(stage).load(VEC).to(gl.float32)
@@ -132,8 +132,7 @@ def make(
     OWN: gl.constexpr = own_layout(BLOCK_D, N, WARPS)
     entry_f, middle_f = entering
 
-    own = gl.arange(0, BLOCK_D, gl.SliceLayout(1, OWN))[:, None] * N + gl.arange(0, N, gl.SliceLayout(0, OWN))[None, :]
-    a2 = gl.load(A_ptr + own) * LOG2E
+    a2 = gl.load(A_ptr + state_offsets(BLOCK_D, N, OWN)) * LOG2E
     h = gl.zeros([BLOCK_D, N], gl.float32, OWN)
     chunks = gl.cdiv(length, KEEP)
     groups = chunks * GROUPS

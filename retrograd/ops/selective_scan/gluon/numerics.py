@@ -45,14 +45,6 @@ def softplus(x):
 
 
 @gluon.jit
-def add_compensated(total, lost, x):
-    """Kahan's summation: total + x, and what the rounding of it lost, to be taken off the next x."""
-    y = x - lost
-    added = total + y
-    return added, (added - total) - y
-
-
-@gluon.jit
 def stack4(a, b, c, d):
     """Four vectors (D,) as the columns of (D, 4)."""
     return gl.join(gl.join(a, c), gl.join(b, d)).reshape([a.shape[0], 4])

@@ -1,4 +1,4 @@
-"""What the three kinds of warps of a backward program share: groups of 8 steps in shared memory.
+"""Layouts, and what the three kinds of warps of a backward program share: groups of 8 steps in shared memory.
 
 A chunk is GROUPS groups. `make` comes to the groups of a chunk from the first to the last, because states run that
 way; `walk_back` and `finish` from the last to the first, and meanwhile `make` is at the chunk before. So the place that
@@ -13,16 +13,22 @@ from .numerics import ex2
 
 
 @gluon.constexpr_function
-def vector_layout(channels, warps):
-    """(8, channels) over all threads."""
-    wide = max(1, channels // (4 * warps))
-    return gl.BlockedLayout([1, wide], [32 * wide // channels, channels // wide], [warps, 1], [1, 0])
+def tile_layout(columns, wide, warps):
+    """(rows, columns), `wide` elements of a row a thread."""
+    return gl.BlockedLayout([1, wide], [32 * wide // columns, columns // wide], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
-def copy_layout(columns, wide, warps):
-    """(rows, columns), `wide` elements of a row a thread."""
-    return gl.BlockedLayout([1, wide], [32 * wide // columns, columns // wide], [warps, 1], [1, 0])
+def vector_layout(channels, warps):
+    """(8, channels) over all threads."""
+    return tile_layout(channels, max(1, channels // (4 * warps)), warps)
+
+
+@gluon.jit
+def state_offsets(BLOCK_D: gl.constexpr, N: gl.constexpr, LAYOUT: gl.constexpr):
+    """Where a program's states (BLOCK_D, N) lie from its first on."""
+    d = gl.arange(0, BLOCK_D, gl.SliceLayout(1, LAYOUT))[:, None]
+    return d * N + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))[None, :]
 
 
 @gluon.jit

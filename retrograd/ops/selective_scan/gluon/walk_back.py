@@ -8,7 +8,7 @@ from retrograd.core.gluon import block_barrier
 
 from .channel_sum import add_step, own_layout, selectors, steps_a_tile
 from .numerics import LOG2E, stack4
-from .steps import forward_step, place_of, rows_of
+from .steps import forward_step, place_of, rows_of, state_offsets
 
 
 @gluon.jit
@@ -56,6 +56,14 @@ def walk_half(t: gl.constexpr, h0, g, dA, sums, a2, selector, group, N: gl.const
 
 
 @gluon.jit
+def store_half(results, half: gl.constexpr, y, ddx, dlog):
+    """The sums over states of 4 steps, each (channels, 4)."""
+    results[0].index(half).permute([1, 0]).store(y)
+    results[1].index(half).permute([1, 0]).store(ddx)
+    results[2].index(half).permute([1, 0]).store(dlog)
+
+
+@gluon.jit
 def walk_back(
     A_ptr,
     dfinal_state_ptr,
@@ -89,10 +97,10 @@ def walk_back(
     """
     GROUPS: gl.constexpr = KEEP // 8
     OWN: gl.constexpr = own_layout(BLOCK_D, N, WARPS)
-    own = gl.arange(0, BLOCK_D, gl.SliceLayout(1, OWN))[:, None] * N + gl.arange(0, N, gl.SliceLayout(0, OWN))[None, :]
+    own = state_offsets(BLOCK_D, N, OWN)
     delta_f, x_f, gy_f, B_f, C_f = rows
     entry_f, middle_f = entering
-    y_f, ddx_f, dlog_f, sums_f = results
+    sums_f = results[3]
     a2 = gl.load(A_ptr + own) * LOG2E
     selector = selectors(BLOCK_D, N, OWN)
     g = gl.zeros([BLOCK_D, N], gl.float32, OWN)
@@ -119,11 +127,9 @@ def walk_back(
                 for t in gl.static_range(4):
                     h4, _ = forward_step(t, h4, a2, group[0], group[1], group[3], OWN)
             zeros = gl.zeros([BLOCK_D, N], gl.float32, OWN)
-            g, dA, sums3, sums2, y, u, w = walk_half(4, h4, g, dA, zeros, a2, selector, group, N, OWN, SPLIT)
+            g, dA, sums3, sums2, y, ddx, dlog = walk_half(4, h4, g, dA, zeros, a2, selector, group, N, OWN, SPLIT)
             mbarrier.wait(free, (k * GROUPS + i + 1) & 1)
-            y_f.index(1).permute([1, 0]).store(y)
-            ddx_f.index(1).permute([1, 0]).store(u)
-            dlog_f.index(1).permute([1, 0]).store(w)
+            store_half(results, 1, y, ddx, dlog)
             if N == 64:
                 sums_f.index(3).store(sums3)
                 sums_f.index(2).store(sums2)
@@ -131,10 +137,8 @@ def walk_back(
                 sums_f.index(1).store(sums2)
             h0 = entry_f.index(place).load(OWN)
             more = sums2 if N <= 16 else zeros  # a tile that has room for all 8 steps
-            g, dA, sums1, sums0, y, u, w = walk_half(0, h0, g, dA, more, a2, selector, group, N, OWN, SPLIT)
-            y_f.index(0).permute([1, 0]).store(y)
-            ddx_f.index(0).permute([1, 0]).store(u)
-            dlog_f.index(0).permute([1, 0]).store(w)
+            g, dA, sums1, sums0, y, ddx, dlog = walk_half(0, h0, g, dA, more, a2, selector, group, N, OWN, SPLIT)
+            store_half(results, 0, y, ddx, dlog)
             if N == 64:
                 sums_f.index(1).store(sums1)
             sums_f.index(0).store(sums0)
