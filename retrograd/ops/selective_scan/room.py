@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from unittest import mock
+
 from retrograd.core.room import Room, spec_of
 
 from . import reference
 from .cases import CASES
+from .gluon import spans
 from .op import OP
+from .spec import Spec
 from .torch_op import selective_scan
+
+
+@contextmanager
+def spans_of(pieces: int) -> Iterator[None]:
+    """Programs walk so many pieces of a sequence."""
+
+    def span(spec: Spec, programs: int) -> int:
+        return pieces * spans.PIECE // spec.chunk
+
+    with mock.patch.multiple(spans, forward_span=span, backward_span=span):
+        yield
+
 
 ROOM = Room.of(
     OP,
@@ -20,4 +39,9 @@ ROOM = Room.of(
     plain=reference.plain,
     time_axis={"x": 1, "dt": 1, "B": 1, "C": 1, "z": 1},
     sequence_axis={"initial_state": 0},
+    structures={
+        "whole sequences": partial(spans_of, 2**20),
+        "spans of a piece": partial(spans_of, 1),
+        "spans of three pieces": partial(spans_of, 3),
+    },
 )

@@ -17,8 +17,10 @@ from . import backward as backward_kernels
 from . import forward as forward_kernels
 from . import plan
 from .gluon import launches as gluon
+from .gluon.spans import PIECE
 from .spec import Spec
 
+FP32 = "float32"
 FORWARD = "x dt A B C D z dt_bias initial_state cu_seqlens y final_state states"
 BACKWARD = (
     "dy dfinal_state x dt A B C D z dt_bias cu_seqlens states entering dx ddt dz dinitial_state"
@@ -30,7 +32,7 @@ def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layo
     """The arguments -> y, final_state, states."""
     inputs = _inputs(names, spec, layouts)
     if gluon.takes_forward(spec, arch, layouts):
-        return Program(inputs, outputs, (), (gluon.forward_launch(spec, inputs + outputs, layouts),))
+        return Program(inputs, outputs, (), gluon.forward_launches(spec, inputs + outputs, layouts))
     tile = plan.forward(spec, arch)
     initial = _strides("initial_state", spec.initial_state, layouts)
     launch = Launch(
@@ -65,51 +67,50 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
     parts = [name for name in ("C", "B") if not spec.constant(name)]
     alike = {name: spec[name] for name in ("x", "dt", "z", "initial_state")}
     unwanted = {f"d{name}": param for name, param in alike.items() if param and f"d{name}" not in made}
-    # Partial sums over sequences, each (sequences, the gradient's shape).
+    # Partial sums over sequences, or pieces of them, each (rows, the gradient's shape).
     summed = {name: spec[name] for name in ("A", "D", "dt_bias", *(n for n in "BC" if spec.constant(n)))}
     sums = {name: param for name, param in summed.items() if param}
+    sum_rows = spec.batch * spec.places(PIECE) if in_gluon else spec.sequences
+    entering = Array("entering", (spec.sequences * blocks, spec.chunk // tile.group, tile.states, tile.channels), FP32)
     sizes = {
-        **(
-            {}
-            if in_gluon
-            else {"entering": (spec.sequences * blocks, spec.chunk // tile.group, tile.states, tile.channels)}
-        ),
         **({"dBC_partial": (rows, blocks, len(parts), spec.N)} if parts else {}),
-        **{f"d{name}_partial": (spec.sequences, *param.shape) for name, param in sums.items()},
+        **{f"d{name}_partial": (sum_rows, *param.shape) for name, param in sums.items()},
     }
     scratch = (
-        *(Array(name, shape, "float32") for name, shape in sizes.items()),
+        gluon.leaving(spec) if in_gluon else entering,
+        *(Array(name, shape, FP32) for name, shape in sizes.items()),
         *(Array(name, param.shape, param.dtype) for name, param in unwanted.items()),
     )
     final = _strides("dfinal_state", spec.state, layouts) if spec.return_final_state else (0, 0, 0)
     arrays = inputs + outputs + scratch
-    launches = [
-        gluon.backward_launch(spec, arrays, layouts)
-        if in_gluon
-        else Launch(
-            backward_kernels.backward_scan,
-            grid=spec.sequences * blocks,
-            arrays=pointers_to(arrays, BACKWARD),
-            scalars={
-                **_geometry(spec, tile, layouts, ("x", "dt", "z", "B", "C", "dy")),
-                "final_row_stride": final[0],
-                "final_tile_strides": final[1:],
-                "scratch_tile_strides": (1, tile.channels),
-            },
-            constants=_constants(spec, tile, arch),
-            num_warps=tile.num_warps,
-            max_registers=tile.max_registers,
-            parked=20,  # what the compilers for sm_80 and sm_100 leave over at 255 registers
-            overlap=arch.overlaps_launches,
-        )
-    ]
+    if in_gluon:
+        launches = list(gluon.backward_launches(spec, arrays, layouts))
+    else:
+        launches = [
+            Launch(
+                backward_kernels.backward_scan,
+                grid=spec.sequences * blocks,
+                arrays=pointers_to(arrays, BACKWARD),
+                scalars={
+                    **_geometry(spec, tile, layouts, ("x", "dt", "z", "B", "C", "dy")),
+                    "final_row_stride": final[0],
+                    "final_tile_strides": final[1:],
+                    "scratch_tile_strides": (1, tile.channels),
+                },
+                constants=_constants(spec, tile, arch),
+                num_warps=tile.num_warps,
+                max_registers=tile.max_registers,
+                parked=20,  # what the compilers for sm_80 and sm_100 leave over at 255 registers
+                overlap=arch.overlaps_launches,
+            )
+        ]
     for part, name in enumerate(parts):
         if f"d{name}" in made:
             launches.append(_sum_blocks(spec, name, rows, blocks, part, len(parts), arch))
     for name, param in sums.items():
         if f"d{name}" in made:
             columns = spec.channels * (spec.N if len(param.shape) == 2 else 1)
-            launches.append(sum_rows_launch(f"d{name}_partial", f"d{name}", spec.sequences, columns, arch))
+            launches.append(sum_rows_launch(f"d{name}_partial", f"d{name}", sum_rows, columns, arch))
     return Program(inputs, outputs, scratch, tuple(launches))
 
 

@@ -128,16 +128,20 @@ class Spec:
         numbers = self.N * (2 if self.complex else 1)
         return max(16, min(128, 2 * power_of_two(numbers)))
 
-    @property
-    def chunks(self) -> int:
-        """Places for kept states in a row.
+    def places(self, steps: int) -> int:
+        """Places of a row in an array that has one for every so many steps of a sequence.
 
-        A sequence of a packed row owns the places from start // chunk + its number on. It never needs more than
-        end // chunk - start // chunk + 1 of them, so it ends where the next one begins, or before.
+        A sequence of a packed row owns the places from start // steps + its number on. It never needs more than
+        end // steps - start // steps + 1 of them, so it ends where the next one begins, or before.
         """
         if self.packed:
-            return self.time // self.chunk + self.sequences
-        return -(-self.time // self.chunk)
+            return self.time // steps + self.sequences
+        return -(-self.time // steps)
+
+    @property
+    def chunks(self) -> int:
+        """Places for kept states in a row."""
+        return self.places(self.chunk)
 
     @property
     def kept(self) -> Param:

@@ -1,7 +1,7 @@
 """Selective scan, backward, on NVIDIA GPUs since Hopper. Symbols and formulas: README.md of the room.
 
-One program walks one sequence for BLOCK_D channels, from the last chunk of KEEP steps to the first. Its warps are of
-three kinds, each with its own registers, that work side by side on groups of 8 steps:
+One program walks one span of a sequence for BLOCK_D channels, from the last chunk of KEEP steps to the first. Its
+warps are of three kinds, each with its own registers, that work side by side on groups of 8 steps:
     make       over (time, channel): delta, x, g_y = dy silu(z), B and C, in fp32 where they are computed with; and over
                (channel, state) the states that enter every 4 steps, from the state that was kept before the chunk
     walk_back  over (channel, state), groups from the last: states and decays again, into registers; then the adjoint
@@ -9,24 +9,27 @@ three kinds, each with its own registers, that work side by side on groups of 8 
                sums over states in the thread and by shuffles, sums over channels on the tensor cores (channel_sum.py)
     finish     over (time, channel): dx, ddt and dz from the sums over states
 `steps.py` says where a group lies in shared memory. dB and dC leave as fp32 sums over the program's channels, dA, dD
-and ddt_bias as sums over its sequence; second stages add these in a fixed order.
+and ddt_bias as sums over PIECE steps; second stages add these in a fixed order.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .channel_sum import steps_a_tile
+from .channel_sum import own_layout, steps_a_tile
 from .finish import finish
-from .forward import fill_outside, sequence
 from .make import STAGES, make
-from .steps import tile_layout, vector_layout
+from .sequences import fill_outside, fill_places, first_place, last_span, sequence
+from .steps import state_offsets, tile_layout, vector_layout
 from .walk_back import walk_back
 
 
 @gluon.jit(
-    do_not_specialize=["T", "sequences", "dy_strides", "x_strides", "dt_strides", "z_strides", "B_strides", "C_strides"]
-)
+    do_not_specialize=[
+        "T", "sequences", "span", "spans",
+        "dy_strides", "x_strides", "dt_strides", "z_strides", "B_strides", "C_strides",
+    ]
+)  # fmt: skip
 def backward_scan(
     dy_ptr,
     dfinal_state_ptr,
@@ -40,6 +43,7 @@ def backward_scan(
     dt_bias_ptr,
     cu_seqlens_ptr,
     states_ptr,
+    leaving_ptr,
     dx_ptr,
     ddt_ptr,
     dz_ptr,
@@ -50,6 +54,8 @@ def backward_scan(
     ddt_bias_partial_ptr,
     T,
     sequences,
+    span,
+    spans,
     channels,
     channels_a_B,
     channels_a_C,
@@ -62,6 +68,7 @@ def backward_scan(
     N: gl.constexpr,
     BLOCK_D: gl.constexpr,
     KEEP: gl.constexpr,
+    PIECE: gl.constexpr,
     MIDDLE: gl.constexpr,
     SOFTPLUS: gl.constexpr,
     SPLIT: gl.constexpr,
@@ -69,21 +76,30 @@ def backward_scan(
     MAKE_REGISTERS: gl.constexpr,
     FINISH_REGISTERS: gl.constexpr,
 ):
-    """Strides as in the forward pass; gradients are dense.
+    """Strides and spans as in the forward pass; gradients are dense.
 
+    leaving (sequences, spans - 1, D, N): the gradient of the state that leaves a span, but for the last (walk.py).
     dBC_partial (rows, channels / BLOCK_D, 2, N): of dC, then of dB. The other partial sums have a leading axis of
-    sequences: dA_partial (sequences, D, N), dD_partial and ddt_bias_partial (sequences, D).
+    places, one for every PIECE steps: dA_partial (places, D, N), dD_partial and ddt_bias_partial (places, D).
     """
     GROUPS: gl.constexpr = KEEP // 8
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     STATE: gl.constexpr = gl.SwizzledSharedLayout(4, 2, 4, [1, 0])
     WIDE: gl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth  # the unit of strides
 
-    pid_d = gl.program_id(0) % (channels // BLOCK_D)
-    pid_b = gl.program_id(0) // (channels // BLOCK_D)
-    row, length, slot = sequence(pid_b, T, cu_seqlens_ptr, KEEP)
+    blocks = channels // BLOCK_D
+    pid_d = gl.program_id(0) % blocks
+    part = gl.program_id(0) // blocks % spans
+    pid_b = gl.program_id(0) // blocks // spans
+    start, whole = sequence(pid_b, T, cu_seqlens_ptr)
+    begin = part * span * KEEP
+    length = gl.minimum(gl.maximum(whole - begin, 0), span * KEEP)
+    row = start + begin
+    place = first_place(pid_b, start, T, cu_seqlens_ptr, KEEP) + part * span
+    piece = first_place(pid_b, start, T, cu_seqlens_ptr, PIECE) + part * span // (PIECE // KEEP)
     d0 = pid_d * BLOCK_D
-    channel = pid_b.to(gl.int64) * channels + d0  # in arrays (sequences, D)
+    state = pid_b.to(gl.int64) * channels + d0  # in arrays (sequences, D)
+    leaving = (pid_b.to(gl.int64) * (spans - 1) + part) * channels + d0
     batch = (pid_b if cu_seqlens_ptr is None else pid_b * 0).to(gl.int64)
     first = row - batch * T  # time within its batch
     dy_ptr += (batch * dy_strides[0] + first * dy_strides[1]) * WIDE + d0
@@ -140,26 +156,33 @@ def backward_scan(
     results = (y_f, ddx_f, dlog_f, sums_f)
     gl.warp_specialize(
         [
-            (walk_back, (A_ptr + d0 * N, dfinal_state_ptr, dinitial_state_ptr, dA_partial_ptr, channel * N, length,
-                         rows, entering, results, full, done, free, N, BLOCK_D, KEEP, MIDDLE, SPLIT, WARPS)),
+            (walk_back, (A_ptr + d0 * N, dfinal_state_ptr, leaving_ptr, dinitial_state_ptr, dA_partial_ptr,
+                         state * N, leaving * N, (piece * channels + d0) * N, channels,
+                         part == 0, part == last_span(whole, span, KEEP), length,
+                         rows, entering, results, full, done, free, N, BLOCK_D, KEEP, PIECE, MIDDLE, SPLIT, WARPS)),
             (make, ((dy_ptr, dy_strides[1]), (x_ptr, x_strides[1]), (dt_ptr, dt_strides[1]), (z_ptr, z_strides[1]),
                     (B_ptr, B_strides[1]), (C_ptr, C_strides[1]), A_ptr + d0 * N, dt_bias_ptr, d0,
-                    states_ptr + slot * (channels * N) + d0 * N, channels, length,
+                    states_ptr + place * (channels * N) + d0 * N, channels, length,
                     raw, kept_s, gate_f, rows, entering, full, empty,
                     N, BLOCK_D, KEEP, MIDDLE, SOFTPLUS, WARPS)),
             (finish, (D_ptr, dx_ptr, ddt_ptr, dz_ptr, dBC_partial_ptr, dD_partial_ptr, ddt_bias_partial_ptr,
-                      d0, channel, row, length, channels, gate_f, rows, results, done, free, empty,
-                      N, BLOCK_D, KEEP, SOFTPLUS, WARPS)),
+                      d0, piece, row, length, channels, gate_f, rows, results, done, free, empty,
+                      N, BLOCK_D, KEEP, PIECE, SOFTPLUS, WARPS)),
         ],
         [WARPS, WARPS],
         [MAKE_REGISTERS, FINISH_REGISTERS],
     )  # fmt: skip
 
     if cu_seqlens_ptr is not None:
-        line = d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, vector_layout(BLOCK_D, WARPS)))
-        begin = row.to(gl.int32)
-        fill_outside(dx_ptr, pid_b, sequences, begin, begin + length, T, channels, line)
-        fill_outside(ddt_ptr, pid_b, sequences, begin, begin + length, T, channels, line)
-        fill_outside(dz_ptr, pid_b, sequences, begin, begin + length, T, channels, line)
-        pair = pid_d * (2 * N) + gl.arange(0, 2 * N, gl.SliceLayout(0, tile_layout(N, 4, WARPS)))
-        fill_outside(dBC_partial_ptr, pid_b, sequences, begin, begin + length, T, channels // BLOCK_D * 2 * N, pair)
+        if part == 0:
+            line = d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, vector_layout(BLOCK_D, WARPS)))
+            begin = start.to(gl.int32)
+            fill_outside(dx_ptr, pid_b, sequences, begin, begin + whole, T, channels, line)
+            fill_outside(ddt_ptr, pid_b, sequences, begin, begin + whole, T, channels, line)
+            fill_outside(dz_ptr, pid_b, sequences, begin, begin + whole, T, channels, line)
+            pair = pid_d * (2 * N) + gl.arange(0, 2 * N, gl.SliceLayout(0, tile_layout(N, 4, WARPS)))
+            fill_outside(dBC_partial_ptr, pid_b, sequences, begin, begin + whole, T, blocks * 2 * N, pair)
+            own = d0 * N + state_offsets(BLOCK_D, N, own_layout(BLOCK_D, N, WARPS))
+            fill_places(dA_partial_ptr, pid_b, sequences, begin, whole, T, channels * N, own, PIECE)
+            fill_places(dD_partial_ptr, pid_b, sequences, begin, whole, T, channels, line, PIECE)
+            fill_places(ddt_bias_partial_ptr, pid_b, sequences, begin, whole, T, channels, line, PIECE)

@@ -5,7 +5,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from retrograd.core.gluon import block_barrier
-from retrograd.core.numerics import add_compensated
 
 from .channel_sum import place, steps_a_tile
 from .numerics import LN2, LOG2E, ex2
@@ -40,7 +39,7 @@ def finish(
     dD_partial_ptr,
     ddt_bias_partial_ptr,
     d0,
-    channel,
+    piece,
     row,
     length,
     channels,
@@ -53,6 +52,7 @@ def finish(
     N: gl.constexpr,
     BLOCK_D: gl.constexpr,
     KEEP: gl.constexpr,
+    PIECE: gl.constexpr,
     SOFTPLUS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
@@ -60,8 +60,8 @@ def finish(
 
     Args:
         d0: the program's first channel.
-        channel: and where it is in arrays (sequences, D).
-        row, length: the sequence's first row and its length.
+        piece: the place of the span's first piece.
+        row, length: the span's first row and its length.
         gate_f, rows, results: as `make` and `walk_back` have them, in shared memory like all that follows.
         done, free, empty: `walk_back`'s and `make`'s barriers.
     """
@@ -84,8 +84,6 @@ def finish(
         skip = gl.load(D_ptr + d).to(gl.float32)
     dD = gl.zeros([8, BLOCK_D], gl.float32, VEC)
     dbias = gl.zeros([8, BLOCK_D], gl.float32, VEC)
-    dD_lost = gl.zeros([8, BLOCK_D], gl.float32, VEC)
-    dbias_lost = gl.zeros([8, BLOCK_D], gl.float32, VEC)
 
     blocks = channels // BLOCK_D
     chunks = gl.cdiv(length, KEEP)
@@ -121,11 +119,13 @@ def finish(
         gl.store(ddt_ptr + to, ddt.to(ddt_ptr.dtype.element_ty), mask=t < left)
         if gate_f is not None:
             gl.store(dz_ptr + to, (gate * (y + skip * x)).to(dz_ptr.dtype.element_ty), mask=t < left)
-        dD, dD_lost = add_compensated(dD, dD_lost, gy * x)
-        dbias, dbias_lost = add_compensated(dbias, dbias_lost, ddt)
-
-    line = channel + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))
-    if dD_partial_ptr is not None:
-        gl.store(dD_partial_ptr + line, gl.sum(dD, 0))
-    if ddt_bias_partial_ptr is not None:
-        gl.store(ddt_bias_partial_ptr + line, gl.sum(dbias, 0))
+        dD += gy * x
+        dbias += ddt
+        if time % PIECE == 0:
+            sums_at = (piece + time // PIECE) * channels + d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))
+            if dD_partial_ptr is not None:
+                gl.store(dD_partial_ptr + sums_at, gl.sum(dD, 0))
+            if ddt_bias_partial_ptr is not None:
+                gl.store(ddt_bias_partial_ptr + sums_at, gl.sum(dbias, 0))
+            dD = gl.zeros([8, BLOCK_D], gl.float32, VEC)
+            dbias = gl.zeros([8, BLOCK_D], gl.float32, VEC)

@@ -10,14 +10,38 @@ from retrograd.core.program import Array, Launch
 from retrograd.core.rows import is_dense
 
 from ..spec import Spec
+from . import spans
 from .backward import backward_scan
 from .forward import forward_scan
+from .walk import walk
 
 FORWARD = "x dt A B C D z dt_bias initial_state cu_seqlens y final_state states"
 BACKWARD = (
-    "dy dfinal_state x dt A B C D z dt_bias cu_seqlens states dx ddt dz dinitial_state"
+    "dy dfinal_state x dt A B C D z dt_bias cu_seqlens states leaving dx ddt dz dinitial_state"
     " dBC_partial dA_partial dD_partial ddt_bias_partial"
 )
+FORWARD_WALK = {
+    "drive": "x",
+    "dt": "dt",
+    "A": "A",
+    "vector": "B",
+    "z": "",
+    "dt_bias": "dt_bias",
+    "start": "initial_state",
+    "cu_seqlens": "cu_seqlens",
+    "out": "states",
+}
+BACKWARD_WALK = {
+    "drive": "dy",
+    "dt": "dt",
+    "A": "A",
+    "vector": "C",
+    "z": "z",
+    "dt_bias": "dt_bias",
+    "start": "dfinal_state",
+    "cu_seqlens": "cu_seqlens",
+    "out": "leaving",
+}
 ROWS = ("x", "dt", "z", "dy")  # arrays (batch, time, channels)
 DENSE = ("A", "D", "dt_bias", "initial_state", "dfinal_state", "states")
 
@@ -31,6 +55,11 @@ REGISTERS = 168  # a thread, on average; those that make and finish take theirs,
 MAKE_REGISTERS = 160
 MAKE_REGISTERS_64 = 184
 FINISH_REGISTERS = 112
+# The walk of the states alone: few states a thread, so that all schedulers have some where channels are few.
+WALK_CHANNELS = 8
+WALK_STATES = 2
+WALK_STEPS = 32  # of a group; a chunk, where that is shorter
+WALK_STAGES = 4
 LARGE_SHARED = 227 * KIB  # that of data-centre chips since Hopper; on older ones these kernels were never run
 
 
@@ -70,15 +99,18 @@ def _suits(spec: Spec, arch: Arch, layouts: Layouts, channels: int) -> bool:
     return all(is_dense(held[name].shape, layouts[name].strides) for name in DENSE if name in layouts and name in held)
 
 
-def forward_launch(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> Launch:
+def forward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> tuple[Launch, ...]:
     """y, final_state and states."""
     states = 8 if spec.N <= 16 else 16  # a thread's; more mean fewer sums across threads, and fewer threads
     warps = FORWARD_CHANNELS * spec.N // (32 * states)
-    return Launch(
+    programs = spec.sequences * (spec.channels // FORWARD_CHANNELS)
+    span = spans.forward_span(spec, programs)
+    count = spans.count(spec, span)
+    scan = Launch(
         forward_scan,
-        grid=spec.sequences * (spec.channels // FORWARD_CHANNELS),
+        grid=programs * count,
         arrays=pointers_to(arrays, FORWARD),
-        scalars=_geometry(spec, layouts, ("x", "dt", "z")),
+        scalars=_geometry(spec, layouts, ("x", "dt", "z"), "BC") | {"span": span, "spans": count},
         constants={
             "N": spec.N,
             "BLOCK_D": FORWARD_CHANNELS,
@@ -90,6 +122,9 @@ def forward_launch(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> L
         },
         num_warps=warps,
     )
+    if count == 1:
+        return (scan,)
+    return _walk(spec, arrays, layouts, FORWARD_WALK, span, back=False), scan
 
 
 def backward_channels(spec: Spec) -> int:
@@ -97,18 +132,29 @@ def backward_channels(spec: Spec) -> int:
     return BACKWARD_STATES // spec.N
 
 
-def backward_launch(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> Launch:
-    """Gradients, and sums over channels or a sequence."""
+def leaving(spec: Spec) -> Array:
+    """The gradient of the state that leaves a span, of all spans but the last."""
+    programs = spec.sequences * (spec.channels // backward_channels(spec))
+    count = spans.count(spec, spans.backward_span(spec, programs))
+    return Array("leaving", (spec.sequences, count - 1, spec.channels, spec.N), "float32")
+
+
+def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> tuple[Launch, ...]:
+    """Gradients, and sums over channels or a piece of a sequence."""
     channels = backward_channels(spec)
-    return Launch(
+    programs = spec.sequences * (spec.channels // channels)
+    span = spans.backward_span(spec, programs)
+    count = spans.count(spec, span)
+    scan = Launch(
         backward_scan,
-        grid=spec.sequences * (spec.channels // channels),
+        grid=programs * count,
         arrays=pointers_to(arrays, BACKWARD),
-        scalars=_geometry(spec, layouts, ("dy", "x", "dt", "z")),
+        scalars=_geometry(spec, layouts, ("dy", "x", "dt", "z"), "BC") | {"span": span, "spans": count},
         constants={
             "N": spec.N,
             "BLOCK_D": channels,
             "KEEP": spec.chunk,
+            "PIECE": spans.PIECE,
             "MIDDLE": spec.N <= 32,  # more states and longer chunks leave no shared memory for it
             "SOFTPLUS": spec.dt_softplus,
             "SPLIT": spec.x.dtype == "float32" or spec.B.dtype == "float32" or spec.C.dtype == "float32",
@@ -119,9 +165,50 @@ def backward_launch(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> 
         num_warps=BACKWARD_WARPS,
         max_registers=REGISTERS,
     )
+    if count == 1:
+        return (scan,)
+    return _walk(spec, arrays, layouts, BACKWARD_WALK, span, back=True), scan
 
 
-def _geometry(spec: Spec, layouts: Layouts, rows: tuple[str, ...]) -> dict[str, int | tuple[int, ...]]:
+def _walk(
+    spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, names: dict[str, str], span: int, *, back: bool
+) -> Launch:
+    """What enters the spans."""
+    there = {array.name for array in arrays}
+    steps = min(WALK_STEPS, spec.chunk)
+    channels = max(WALK_CHANNELS, 128 // spec.N)  # two warps at least, to copy with
+    warps = channels * spec.N // (32 * WALK_STATES)
+    drive, vector = names["drive"], names["vector"]
+    geometry = _geometry(spec, layouts, (drive, "dt", "z"), vector)
+    wanted = ("T", "channels", "dt_strides", "z_strides")
+    return Launch(
+        walk,
+        grid=spec.sequences * (spec.channels // channels),
+        arrays={f"{parameter}_ptr": name if name in there else None for parameter, name in names.items()},
+        scalars={
+            **{name: geometry[name] for name in wanted},
+            "channels_a_vector": geometry[f"channels_a_{vector}"],
+            "drive_strides": geometry[f"{drive}_strides"],
+            "vector_strides": geometry[f"{vector}_strides"],
+            "span": span,
+            "spans": spans.count(spec, span),
+        },
+        constants={
+            "N": spec.N,
+            "BLOCK_D": channels,
+            "STATES": WALK_STATES,
+            "KEEP": spec.chunk,
+            "STEPS": steps,
+            "STAGES": WALK_STAGES,
+            "SOFTPLUS": spec.dt_softplus,
+            "BACK": back,
+            "WARPS": warps,
+        },
+        num_warps=warps,
+    )
+
+
+def _geometry(spec: Spec, layouts: Layouts, rows: tuple[str, ...], matrices: str) -> dict[str, int | tuple[int, ...]]:
     params: dict[str, Param] = {**spec.arrays(), "dy": spec.x}
     strides = {name: strides_of(name, param.shape, layouts) for name, param in params.items()}
     unit = 16 // BYTES[spec.x.dtype]
@@ -129,13 +216,12 @@ def _geometry(spec: Spec, layouts: Layouts, rows: tuple[str, ...]) -> dict[str, 
         "T": spec.time,
         "sequences": spec.sequences,
         "channels": spec.channels,
-        "channels_a_B": spec.channels // spec.groups("B"),
-        "channels_a_C": spec.channels // spec.groups("C"),
     }
     for name in rows:
         own = strides.get(name, (0, 0, 0))
         scalars[f"{name}_strides"] = (own[0] // unit, own[1] // unit)
-    for name in "BC":
+    for name in matrices:
+        scalars[f"channels_a_{name}"] = spec.channels // spec.groups(name)
         own = strides[name]
         own = own if len(own) == 4 else (*own[:2], 0, own[2])
         scalars[f"{name}_strides"] = (own[0] // 4, own[1] // 4, own[2] // 4)

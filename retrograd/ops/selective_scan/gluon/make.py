@@ -8,24 +8,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from retrograd.core.gluon import block_barrier, copy_async
 
 from .channel_sum import own_layout
-from .numerics import LOG2E, sigmoid, softplus
-from .steps import forward_step, place_of, rows_of, state_offsets, tile_layout, vector_layout
+from .numerics import LOG2E, step_size, through_gate
+from .steps import fetch, forward_step, place_of, rows_of, state_offsets, tile_layout, vector_layout
 
 STAGES = gl.constexpr(2)  # copies of a group: one in use, one under way
-
-
-@gluon.jit
-def fetch(array, time, length, tiles, stage, COLUMNS: gl.constexpr, UNIT: gl.constexpr, COPY: gl.constexpr):
-    """Begin to copy 8 steps, a tile (8, COLUMNS), to shared memory; steps past the end come as zeros.
-
-    array: a pointer to the sequence's first step, and from one step to the next in UNIT elements; a sequence has less
-    than 2**31 times as many, so that 32 bits hold the way.
-    """
-    ptr, stride = array
-    if ptr is not None:
-        t = time + gl.arange(0, 8, gl.SliceLayout(1, COPY))[:, None]
-        columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, COPY))[None, :]
-        copy_async(tiles.index(stage), ptr + columns + (t * stride).to(gl.int64) * UNIT, mask=t < length)
 
 
 @gluon.jit
@@ -61,19 +47,14 @@ def prepare(stage, left, bias_ptr, d0, raw, N: gl.constexpr, BLOCK_D: gl.constex
     NV: gl.constexpr = tile_layout(N, 4, WARPS)
     dy_s, x_s, dt_s, z_s, B_s, C_s = raw
     gy = dy_s.index(stage).load(VEC).to(gl.float32)
-    delta = dt_s.index(stage).load(VEC).to(gl.float32)
+    bias = gl.zeros([1, BLOCK_D], gl.float32, VEC)
     if bias_ptr is not None:
-        delta += gl.load(bias_ptr + d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))[None, :]).to(gl.float32)
-    if SOFTPLUS:
-        delta = softplus(delta)
-    delta = gl.where(gl.arange(0, 8, gl.SliceLayout(1, VEC))[:, None] < left, delta, 0.0)
+        bias = gl.load(bias_ptr + d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))[None, :]).to(gl.float32)
+    within = gl.arange(0, 8, gl.SliceLayout(1, VEC))[:, None] < left
+    delta = step_size(dt_s.index(stage).load(VEC), bias, within, SOFTPLUS)
     gate = gy
     if z_s is not None:
-        z = z_s.index(stage).load(VEC).to(gl.float32)
-        s = sigmoid(z)
-        zs = z * s
-        gate = gy * (s + zs * (1.0 - s))
-        gy = gy * zs
+        gy, gate = through_gate(gy, z_s.index(stage).load(VEC).to(gl.float32))
     b = B_s.index(stage).load(NV).to(gl.float32)
     c = C_s.index(stage).load(NV).to(gl.float32)
     return delta, x_s.index(stage).load(VEC), gy, b, c, gate

@@ -45,6 +45,29 @@ def softplus(x):
 
 
 @gluon.jit
+def step_size(dt, bias, mask, SOFTPLUS: gl.constexpr):
+    """Delta in fp32; 0 where the mask is false, which leaves the state as it is."""
+    delta = dt.to(gl.float32) + bias
+    if SOFTPLUS:
+        delta = softplus(delta)
+    return gl.where(mask, delta, 0.0)
+
+
+@gluon.jit
+def through_gate(dy, z):
+    """dy silu(z), and dy silu'(z)."""
+    s = sigmoid(z)
+    zs = z * s
+    return dy * zs, dy * (s + zs * (1.0 - s))
+
+
+@gluon.jit
+def next_state(decay, h, dx, b):
+    """decay h + dx b. Which product is rounded is written out, so that whoever computes a state finds its bits."""
+    return gl.fma(decay, h, dx[:, None] * b[None, :])
+
+
+@gluon.jit
 def stack4(a, b, c, d):
     """Four vectors (D,) as the columns of (D, 4)."""
     return gl.join(gl.join(a, c), gl.join(b, d)).reshape([a.shape[0], 4])

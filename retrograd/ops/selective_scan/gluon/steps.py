@@ -9,7 +9,9 @@ upwards by one chunk and downwards by the next.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .numerics import ex2
+from retrograd.core.gluon import copy_async
+
+from .numerics import ex2, next_state
 
 
 @gluon.constexpr_function
@@ -32,6 +34,20 @@ def state_offsets(BLOCK_D: gl.constexpr, N: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def fetch(array, time, length, tiles, stage, COLUMNS: gl.constexpr, UNIT: gl.constexpr, COPY: gl.constexpr):
+    """Begin to copy the steps from `time` on, a tile (steps, COLUMNS), to shared memory; those past the end are zeros.
+
+    array: a pointer to the first step, and from one step to the next in UNIT elements; a sequence has less than 2**31
+    times as many, so that 32 bits hold the way.
+    """
+    ptr, stride = array
+    if ptr is not None:
+        t = time + gl.arange(0, tiles.shape[1], gl.SliceLayout(1, COPY))[:, None]
+        columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, COPY))[None, :]
+        copy_async(tiles.index(stage), ptr + columns + (t * stride).to(gl.int64) * UNIT, mask=t < length)
+
+
+@gluon.jit
 def place_of(k, j, GROUPS: gl.constexpr):
     """Where group j of the k-th chunk from the end lies."""
     return gl.where(k % 2 == 0, j, GROUPS - j)
@@ -51,4 +67,4 @@ def forward_step(t, h, a2, delta_f, x_f, B_f, OWN: gl.constexpr):
     dx = delta * x_f.index(t).load(gl.SliceLayout(1, OWN)).to(gl.float32)
     b = B_f.index(t).load(gl.SliceLayout(0, OWN))
     decay = ex2(delta[:, None] * a2)
-    return decay * h + dx[:, None] * b[None, :], decay
+    return next_state(decay, h, dx, b), decay

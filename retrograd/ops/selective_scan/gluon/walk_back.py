@@ -25,7 +25,7 @@ def adjoint_step(t: gl.constexpr, g, dA, sums, before, h, decay, a2, selector, g
     b = group[3].index(t).load(gl.SliceLayout(0, OWN))[None, :]
     c = group[4].index(t).load(gl.SliceLayout(0, OWN))[None, :]
     y = gl.sum(h * c, 1)
-    g = gy * c + g
+    g = gl.fma(gy, c, g)  # written out for walk.py, as in `next_state`
     sums = add_step(sums, gy * h, g * dx, selector, t % steps_a_tile(N), N, SPLIT)
     ddx = gl.sum(g * b, 1)
     g = g * decay
@@ -67,9 +67,15 @@ def store_half(results, half: gl.constexpr, y, ddx, dlog):
 def walk_back(
     A_ptr,
     dfinal_state_ptr,
+    leaving_ptr,
     dinitial_state_ptr,
     dA_partial_ptr,
-    first,
+    state,
+    leaving,
+    piece,
+    channels,
+    is_first,
+    is_last,
     length,
     rows,
     entering,
@@ -80,16 +86,19 @@ def walk_back(
     N: gl.constexpr,
     BLOCK_D: gl.constexpr,
     KEEP: gl.constexpr,
+    PIECE: gl.constexpr,
     MIDDLE: gl.constexpr,
     SPLIT: gl.constexpr,
     WARPS: gl.constexpr,
 ):
-    """From the gradient of the final state to that of the initial state; each group's sums go to `results`.
+    """From the gradient of the state that leaves a span to that of the one that enters; sums go to `results`.
 
     Args:
         A_ptr: that of the program's first channel.
-        first: where the program's states begin in arrays (sequences, D, N).
-        length: of the sequence.
+        state, leaving, piece: where the program's states begin in arrays (sequences, D, N), in `leaving` and, those of
+            the span's first piece, in dA_partial.
+        is_first, is_last: whether the span is its sequence's first, and its last.
+        length: of the span.
         rows: delta, x, g_y, B and C of every place, in shared memory like all that follows.
         entering: the states that enter a group and, with MIDDLE, its second half.
         results: y, the gradients of delta x and of delta log2(e) A, each in halves, and sums over channels.
@@ -105,12 +114,15 @@ def walk_back(
     selector = selectors(BLOCK_D, N, OWN)
     g = gl.zeros([BLOCK_D, N], gl.float32, OWN)
     if dfinal_state_ptr is not None:
-        g = gl.load(dfinal_state_ptr + first + own).to(gl.float32)
-    dA_total = gl.zeros([BLOCK_D, N], gl.float32, OWN)
+        if is_last:
+            g = gl.load(dfinal_state_ptr + state + own).to(gl.float32)
+    if (length > 0) & (is_last == 0):
+        g = gl.load(leaving_ptr + leaving + own)
+    dA = gl.zeros([BLOCK_D, N], gl.float32, OWN)
 
-    for k in range(gl.cdiv(length, KEEP)):
+    chunks = gl.cdiv(length, KEEP)
+    for k in range(chunks):
         mbarrier.wait(full, k & 1)
-        dA = gl.zeros([BLOCK_D, N], gl.float32, OWN)  # a chunk at a time, as one long chain of additions loses digits
         for i in range(GROUPS):
             place = place_of(k, GROUPS - 1 - i, GROUPS)
             group = (
@@ -144,8 +156,11 @@ def walk_back(
             sums_f.index(0).store(sums0)
             block_barrier()
             mbarrier.arrive(done, count=1)
-        dA_total += dA
+        chunk = chunks - 1 - k
+        if chunk % (PIECE // KEEP) == 0:
+            gl.store(dA_partial_ptr + piece + (chunk // (PIECE // KEEP)).to(gl.int64) * (channels * N) + own, dA)
+            dA = gl.zeros([BLOCK_D, N], gl.float32, OWN)
 
     if dinitial_state_ptr is not None:
-        gl.store(dinitial_state_ptr + first + own, g)
-    gl.store(dA_partial_ptr + first + own, dA_total)
+        if is_first:
+            gl.store(dinitial_state_ptr + state + own, g)

@@ -1,0 +1,176 @@
+"""Selective scan: what enters every span of time, by a walk of the states alone, on NVIDIA GPUs.
+
+Forward, it is the state; with BACK the gradient of the state that leaves a span, from the end. A program walks one
+sequence for BLOCK_D channels, STATES states a thread, which are few, so that there are threads for all schedulers. The
+arithmetic of a state is that of forward.py and of walk_back.py to the bit.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from retrograd.core.gluon import block_barrier
+
+from .numerics import LOG2E, ex2, next_state, step_size, through_gate
+from .sequences import first_place, last_span, sequence
+from .steps import fetch, state_offsets, tile_layout
+
+
+@gluon.jit
+def fetch_group(time, length, stage, arrays, raw, N: gl.constexpr, BLOCK_D: gl.constexpr, WARPS: gl.constexpr):
+    """Begin to copy the group that starts at `time`, if there is one."""
+    UNIT: gl.constexpr = 128 // arrays[0][0].dtype.element_ty.primitive_bitwidth
+    COPY: gl.constexpr = tile_layout(BLOCK_D, UNIT, WARPS)
+    end = gl.where(time < 0, time, length)
+    for i in gl.static_range(3):
+        fetch(arrays[i], time, end, raw[i], stage, BLOCK_D, UNIT, COPY)
+    fetch(arrays[3], time, end, raw[3], stage, N, 4, tile_layout(N, 4, WARPS))
+    async_copy.commit_group()
+
+
+@gluon.jit
+def prepare(time, length, stage, raw, bias, BLOCK_D: gl.constexpr, N: gl.constexpr, STEPS: gl.constexpr,
+            SOFTPLUS: gl.constexpr, BACK: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
+    """Delta, what drives the states, which is delta x or g_y, and through which vector: B or C."""
+    VEC: gl.constexpr = tile_layout(BLOCK_D, BLOCK_D * STEPS // (32 * WARPS), WARPS)
+    within = time + gl.arange(0, STEPS, gl.SliceLayout(1, VEC))[:, None] < length
+    delta = step_size(raw[1].index(stage).load(VEC), bias, within, SOFTPLUS)
+    drive = raw[0].index(stage).load(VEC).to(gl.float32)
+    if not BACK:
+        drive = delta * drive
+    elif raw[2] is not None:
+        drive, _ = through_gate(drive, raw[2].index(stage).load(VEC).to(gl.float32))
+    return delta, drive, raw[3].index(stage).load(tile_layout(N, 4, WARPS)).to(gl.float32)
+
+
+@gluon.jit
+def put(values, rows):
+    """Store what `prepare` returns."""
+    ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    for i in gl.static_range(3):
+        rows[i]._reinterpret(gl.float32, rows[i].shape, ROWS).store(values[i])
+
+
+@gluon.jit
+def step(t: gl.constexpr, h, a2, rows, OWN: gl.constexpr, BACK: gl.constexpr):
+    """The state after a step, or the gradient of the state before it."""
+    decay = ex2(rows[0].index(t).load(gl.SliceLayout(1, OWN))[:, None] * a2)
+    drive = rows[1].index(t).load(gl.SliceLayout(1, OWN))
+    vector = rows[2].index(t).load(gl.SliceLayout(0, OWN))
+    if BACK:
+        return gl.fma(drive[:, None], vector[None, :], h) * decay
+    else:
+        return next_state(decay, h, drive, vector)
+
+
+@gluon.jit(do_not_specialize=["T", "span", "spans", "drive_strides", "dt_strides", "z_strides", "vector_strides"])
+def walk(
+    drive_ptr,
+    dt_ptr,
+    A_ptr,
+    vector_ptr,
+    z_ptr,
+    dt_bias_ptr,
+    start_ptr,
+    cu_seqlens_ptr,
+    out_ptr,
+    T,
+    span,
+    spans,
+    channels,
+    channels_a_vector,
+    drive_strides,
+    dt_strides,
+    z_strides,
+    vector_strides,
+    N: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    STATES: gl.constexpr,
+    KEEP: gl.constexpr,
+    STEPS: gl.constexpr,
+    STAGES: gl.constexpr,
+    SOFTPLUS: gl.constexpr,
+    BACK: gl.constexpr,
+    WARPS: gl.constexpr,
+):
+    """Forward, drive is x, vector B, start the initial state, out `states`: the places of the spans' first chunks.
+
+    With BACK drive is dy, vector C, start the gradient of the final state, out (sequences, spans - 1, D, N). Strides
+    and spans are as in the forward pass.
+    """
+    OWN: gl.constexpr = gl.BlockedLayout([1, STATES], [32 * STATES // N, N // STATES], [WARPS, 1], [1, 0])
+    VEC: gl.constexpr = tile_layout(BLOCK_D, BLOCK_D * STEPS // (32 * WARPS), WARPS)
+    ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    UNIT: gl.constexpr = 128 // drive_ptr.dtype.element_ty.primitive_bitwidth
+
+    pid_d = gl.program_id(0) % (channels // BLOCK_D)
+    pid_b = gl.program_id(0) // (channels // BLOCK_D)
+    row, length = sequence(pid_b, T, cu_seqlens_ptr)
+    d0 = pid_d * BLOCK_D
+    batch = (pid_b if cu_seqlens_ptr is None else pid_b * 0).to(gl.int64)
+    first = row - batch * T
+    drive = (drive_ptr + (batch * drive_strides[0] + first * drive_strides[1]) * UNIT + d0, drive_strides[1])
+    dt = (dt_ptr + (batch * dt_strides[0] + first * dt_strides[1]) * UNIT + d0, dt_strides[1])
+    group = d0 // channels_a_vector
+    vector = (
+        vector_ptr + (batch * vector_strides[0] + first * vector_strides[1] + group * vector_strides[2]) * 4,
+        vector_strides[1],
+    )
+    drive_s = gl.allocate_shared_memory(drive_ptr.dtype.element_ty, [STAGES, STEPS, BLOCK_D], ROWS)
+    dt_s = gl.allocate_shared_memory(dt_ptr.dtype.element_ty, [STAGES, STEPS, BLOCK_D], ROWS)
+    vector_s = gl.allocate_shared_memory(vector_ptr.dtype.element_ty, [STAGES, STEPS, N], ROWS)
+    z = (z_ptr, z_strides[1])
+    if z_ptr is not None:
+        z = (z_ptr + (batch * z_strides[0] + first * z_strides[1]) * UNIT + d0, z_strides[1])
+        z_s = gl.allocate_shared_memory(z_ptr.dtype.element_ty, [STAGES, STEPS, BLOCK_D], ROWS)
+    else:
+        z_s: gl.constexpr = None  # type: ignore[no-redef]
+    delta_f = gl.allocate_shared_memory(gl.float32, [STEPS, BLOCK_D], FLAT)
+    drive_f = gl.allocate_shared_memory(gl.float32, [STEPS, BLOCK_D], FLAT)
+    vector_f = gl.allocate_shared_memory(gl.float32, [STEPS, N], FLAT)
+    arrays = (drive, dt, z, vector)
+    raw = (drive_s, dt_s, z_s, vector_s)
+    rows = (delta_f, drive_f, vector_f)
+
+    bias = gl.zeros([1, BLOCK_D], gl.float32, VEC)
+    if dt_bias_ptr is not None:
+        bias = gl.load(dt_bias_ptr + d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))[None, :]).to(gl.float32)
+    own = d0 * N + state_offsets(BLOCK_D, N, OWN)
+    a2 = gl.load(A_ptr + own) * LOG2E
+    h = gl.zeros([BLOCK_D, N], gl.float32, OWN)
+    if start_ptr is not None:
+        h = gl.load(start_ptr + pid_b.to(gl.int64) * (channels * N) + own).to(gl.float32)
+
+    # The walk goes as far as to the last span, or back to the second.
+    each = span * (KEEP // STEPS)  # groups
+    if BACK:
+        time = (gl.cdiv(length, STEPS) - 1) * STEPS
+        groups = gl.maximum(gl.cdiv(length, STEPS) - each, 0)
+        way: gl.constexpr = -STEPS
+        out_ptr += pid_b.to(gl.int64) * (spans - 1) * (channels * N)
+    else:
+        time = length * 0
+        groups = last_span(length, span, KEEP) * each
+        way: gl.constexpr = STEPS  # type: ignore[no-redef]
+        out_ptr += first_place(pid_b, row, T, cu_seqlens_ptr, KEEP) * (channels * N)
+    for i in gl.static_range(STAGES - 1):
+        fetch_group(time + i * way, length, i, arrays, raw, N, BLOCK_D, WARPS)
+    async_copy.wait_group(STAGES - 2)
+    block_barrier()
+    put(prepare(time, length, 0, raw, bias, BLOCK_D, N, STEPS, SOFTPLUS, BACK, WARPS), rows)
+    for g in range(groups):
+        async_copy.wait_group(STAGES - 3)
+        block_barrier()
+        values = prepare(time + way, length, (g + 1) % STAGES, raw, bias, BLOCK_D, N, STEPS, SOFTPLUS, BACK, WARPS)
+        for i in gl.static_range(STEPS):
+            h = step(STEPS - 1 - i if BACK else i, h, a2, rows, OWN, BACK)
+        block_barrier()
+        fetch_group(time + (STAGES - 1) * way, length, (g + STAGES - 1) % STAGES, arrays, raw, N, BLOCK_D, WARPS)
+        put(values, rows)
+        if BACK:
+            if time // STEPS % each == 0:
+                gl.store(out_ptr + (time // STEPS // each - 1).to(gl.int64) * (channels * N) + own, h)
+        elif (g + 1) % each == 0:
+            gl.store(out_ptr + ((g + 1) // each * span).to(gl.int64) * (channels * N) + own, h)
+        time += way
