@@ -37,7 +37,7 @@ def scan_step(t: gl.constexpr, h, a2, delta_f, dx_f, B_f, C_f, OWN: gl.constexpr
     dx = dx_f.index(t).load(gl.SliceLayout(1, OWN))
     b = B_f.index(t).load(gl.SliceLayout(0, OWN))
     c = C_f.index(t).load(gl.SliceLayout(0, OWN))
-    h = next_state(ex2(delta[:, None] * a2), h, dx, b)
+    h = next_state(ex2(delta[:, None] * a2), h, dx[:, None], b[None, :])
     return h, gl.sum(h * c[None, :], 1)
 
 

@@ -64,7 +64,7 @@ def through_gate(dy, z):
 @gluon.jit
 def next_state(decay, h, dx, b):
     """decay h + dx b. Which product is rounded is written out, so that whoever computes a state finds its bits."""
-    return gl.fma(decay, h, dx[:, None] * b[None, :])
+    return gl.fma(decay, h, dx * b)
 
 
 @gluon.jit

@@ -67,4 +67,4 @@ def forward_step(t, h, a2, delta_f, x_f, B_f, OWN: gl.constexpr):
     dx = delta * x_f.index(t).load(gl.SliceLayout(1, OWN)).to(gl.float32)
     b = B_f.index(t).load(gl.SliceLayout(0, OWN))
     decay = ex2(delta[:, None] * a2)
-    return next_state(decay, h, dx, b), decay
+    return next_state(decay, h, dx[:, None], b[None, :]), decay

@@ -45,22 +45,45 @@ def prepare(time, length, stage, raw, bias, BLOCK_D: gl.constexpr, N: gl.constex
 
 @gluon.jit
 def put(values, rows):
-    """Store what `prepare` returns."""
-    ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    """Store what `prepare` returns, (steps, columns), as (steps / 4, columns, 4): a thread reads 4 steps at once."""
+    CUBE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     for i in gl.static_range(3):
-        rows[i]._reinterpret(gl.float32, rows[i].shape, ROWS).store(values[i])
+        steps = values[i].reshape([rows[i].shape[0], 4, rows[i].shape[1]]).permute([0, 2, 1])
+        rows[i]._reinterpret(gl.float32, rows[i].shape, CUBE).store(steps)
 
 
 @gluon.jit
-def step(t: gl.constexpr, h, a2, rows, OWN: gl.constexpr, BACK: gl.constexpr):
-    """The state after a step, or the gradient of the state before it."""
-    decay = ex2(rows[0].index(t).load(gl.SliceLayout(1, OWN))[:, None] * a2)
-    drive = rows[1].index(t).load(gl.SliceLayout(1, OWN))
-    vector = rows[2].index(t).load(gl.SliceLayout(0, OWN))
+def apart(x, LAYOUT: gl.constexpr):
+    """The four tiles (D, N) of (D, N, 4)."""
+    even, odd = gl.split(x.reshape([x.shape[0], x.shape[1], 2, 2]))
+    first, third = gl.split(even)
+    second, fourth = gl.split(odd)
+    return (
+        gl.convert_layout(first, LAYOUT, assert_trivial=True),
+        gl.convert_layout(second, LAYOUT, assert_trivial=True),
+        gl.convert_layout(third, LAYOUT, assert_trivial=True),
+        gl.convert_layout(fourth, LAYOUT, assert_trivial=True),
+    )
+
+
+@gluon.jit
+def four_steps(q, h, a2, rows, FOUR: gl.constexpr, BACK: gl.constexpr):
+    """The state after 4 steps, or the gradient of the state before them."""
+    OWN: gl.constexpr = gl.SliceLayout(2, FOUR)
+    delta = rows[0].index(q).load(gl.SliceLayout(1, FOUR))[:, None, :]
+    drive = rows[1].index(q).load(gl.SliceLayout(1, FOUR))[:, None, :]
+    vector = rows[2].index(q).load(gl.SliceLayout(0, FOUR))[None, :, :]
+    decay = apart(ex2(delta * a2[:, :, None]), OWN)
+    drive, vector = gl.broadcast(drive, vector)
+    drive = apart(drive, OWN)
+    vector = apart(vector, OWN)
     if BACK:
-        return gl.fma(drive[:, None], vector[None, :], h) * decay
+        for t in gl.static_range(3, -1, -1):
+            h = gl.fma(drive[t], vector[t], h) * decay[t]
     else:
-        return next_state(decay, h, drive, vector)
+        for t in gl.static_range(4):
+            h = next_state(decay[t], h, drive[t], vector[t])
+    return h
 
 
 @gluon.jit(do_not_specialize=["T", "span", "spans", "drive_strides", "dt_strides", "z_strides", "vector_strides"])
@@ -98,10 +121,10 @@ def walk(
     With BACK drive is dy, vector C, start the gradient of the final state, out (sequences, spans - 1, D, N). Strides
     and spans are as in the forward pass.
     """
-    OWN: gl.constexpr = gl.BlockedLayout([1, STATES], [32 * STATES // N, N // STATES], [WARPS, 1], [1, 0])
+    FOUR: gl.constexpr = gl.BlockedLayout([1, STATES, 4], [32 * STATES // N, N // STATES, 1], [WARPS, 1, 1], [2, 1, 0])
+    OWN: gl.constexpr = gl.SliceLayout(2, FOUR)
     VEC: gl.constexpr = tile_layout(BLOCK_D, BLOCK_D * STEPS // (32 * WARPS), WARPS)
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     UNIT: gl.constexpr = 128 // drive_ptr.dtype.element_ty.primitive_bitwidth
 
     pid_d = gl.program_id(0) % (channels // BLOCK_D)
@@ -126,9 +149,9 @@ def walk(
         z_s = gl.allocate_shared_memory(z_ptr.dtype.element_ty, [STAGES, STEPS, BLOCK_D], ROWS)
     else:
         z_s: gl.constexpr = None  # type: ignore[no-redef]
-    delta_f = gl.allocate_shared_memory(gl.float32, [STEPS, BLOCK_D], FLAT)
-    drive_f = gl.allocate_shared_memory(gl.float32, [STEPS, BLOCK_D], FLAT)
-    vector_f = gl.allocate_shared_memory(gl.float32, [STEPS, N], FLAT)
+    delta_f = gl.allocate_shared_memory(gl.float32, [STEPS // 4, BLOCK_D, 4], ROWS)
+    drive_f = gl.allocate_shared_memory(gl.float32, [STEPS // 4, BLOCK_D, 4], ROWS)
+    vector_f = gl.allocate_shared_memory(gl.float32, [STEPS // 4, N, 4], ROWS)
     arrays = (drive, dt, z, vector)
     raw = (drive_s, dt_s, z_s, vector_s)
     rows = (delta_f, drive_f, vector_f)
@@ -163,8 +186,8 @@ def walk(
         async_copy.wait_group(STAGES - 3)
         block_barrier()
         values = prepare(time + way, length, (g + 1) % STAGES, raw, bias, BLOCK_D, N, STEPS, SOFTPLUS, BACK, WARPS)
-        for i in gl.static_range(STEPS):
-            h = step(STEPS - 1 - i if BACK else i, h, a2, rows, OWN, BACK)
+        for i in gl.static_range(STEPS // 4):
+            h = four_steps(STEPS // 4 - 1 - i if BACK else i, h, a2, rows, FOUR, BACK)
         block_barrier()
         fetch_group(time + (STAGES - 1) * way, length, (g + STAGES - 1) % STAGES, arrays, raw, N, BLOCK_D, WARPS)
         put(values, rows)
