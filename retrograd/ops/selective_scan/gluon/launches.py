@@ -176,7 +176,7 @@ def _walk(
     """What enters the spans."""
     there = {array.name for array in arrays}
     steps = min(WALK_STEPS, spec.chunk)
-    channels = max(WALK_CHANNELS, 128 // spec.N)  # two warps at least, to copy with
+    channels = max(WALK_CHANNELS, 128 // spec.N)
     warps = channels * spec.N // (32 * WALK_STATES)
     drive, vector = names["drive"], names["vector"]
     geometry = _geometry(spec, layouts, (drive, "dt", "z"), vector)

@@ -32,7 +32,7 @@ def fetch_group(time, length, stage, arrays, raw, N: gl.constexpr, BLOCK_D: gl.c
 def prepare(time, length, stage, raw, bias, BLOCK_D: gl.constexpr, N: gl.constexpr, STEPS: gl.constexpr,
             SOFTPLUS: gl.constexpr, BACK: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
     """Delta, what drives the states, which is delta x or g_y, and through which vector: B or C."""
-    VEC: gl.constexpr = tile_layout(BLOCK_D, BLOCK_D * STEPS // (32 * WARPS), WARPS)
+    VEC: gl.constexpr = tile_layout(BLOCK_D, 1, WARPS)
     within = time + gl.arange(0, STEPS, gl.SliceLayout(1, VEC))[:, None] < length
     delta = step_size(raw[1].index(stage).load(VEC), bias, within, SOFTPLUS)
     drive = raw[0].index(stage).load(VEC).to(gl.float32)
@@ -40,7 +40,7 @@ def prepare(time, length, stage, raw, bias, BLOCK_D: gl.constexpr, N: gl.constex
         drive = delta * drive
     elif raw[2] is not None:
         drive, _ = through_gate(drive, raw[2].index(stage).load(VEC).to(gl.float32))
-    return delta, drive, raw[3].index(stage).load(tile_layout(N, 4, WARPS)).to(gl.float32)
+    return delta, drive, raw[3].index(stage).load(tile_layout(N, 2, WARPS)).to(gl.float32)
 
 
 @gluon.jit
@@ -121,9 +121,9 @@ def walk(
     With BACK drive is dy, vector C, start the gradient of the final state, out (sequences, spans - 1, D, N). Strides
     and spans are as in the forward pass.
     """
-    FOUR: gl.constexpr = gl.BlockedLayout([1, STATES, 4], [32 * STATES // N, N // STATES, 1], [WARPS, 1, 1], [2, 1, 0])
+    FOUR: gl.constexpr = gl.BlockedLayout([1, 1, 4], [32 * STATES // N, N // STATES, 1], [WARPS, 1, 1], [2, 1, 0])
     OWN: gl.constexpr = gl.SliceLayout(2, FOUR)
-    VEC: gl.constexpr = tile_layout(BLOCK_D, BLOCK_D * STEPS // (32 * WARPS), WARPS)
+    VEC: gl.constexpr = tile_layout(BLOCK_D, 1, WARPS)
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     UNIT: gl.constexpr = 128 // drive_ptr.dtype.element_ty.primitive_bitwidth
 
