@@ -13,18 +13,14 @@ from . import reference
 from .cases import CASES
 from .gluon import spans
 from .op import OP
-from .spec import Spec
 from .torch_op import selective_scan
 
 
 @contextmanager
 def spans_of(pieces: int) -> Iterator[None]:
     """Programs walk so many pieces of a sequence."""
-
-    def span(spec: Spec, programs: int) -> int:
-        return pieces * spans.PIECE // spec.chunk
-
-    with mock.patch.multiple(spans, forward_span=span, backward_span=span):
+    planned = partial(spans.spans, pieces=pieces)
+    with mock.patch.multiple(spans, forward=planned, backward=planned):
         yield
 
 

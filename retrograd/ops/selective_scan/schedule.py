@@ -32,7 +32,10 @@ def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layo
     """The arguments -> y, final_state, states."""
     inputs = _inputs(names, spec, layouts)
     if gluon.takes_forward(spec, arch, layouts):
-        return Program(inputs, outputs, (), gluon.forward_launches(spec, inputs + outputs, layouts))
+        scratch = gluon.forward_scratch(spec)
+        return Program(
+            inputs, outputs, scratch, gluon.forward_launches(spec, inputs + outputs + scratch, layouts, arch)
+        )
     tile = plan.forward(spec, arch)
     initial = _strides("initial_state", spec.initial_state, layouts)
     launch = Launch(
@@ -77,7 +80,7 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
         **{f"d{name}_partial": (sum_rows, *param.shape) for name, param in sums.items()},
     }
     scratch = (
-        gluon.leaving(spec) if in_gluon else entering,
+        gluon.backward_scratch(spec) if in_gluon else entering,
         *(Array(name, shape, FP32) for name, shape in sizes.items()),
         *(Array(name, param.shape, param.dtype) for name, param in unwanted.items()),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from retrograd.core.arch import KIB, Arch
 from retrograd.core.arrays import pointers_to, strides_of
 from retrograd.core.dtypes import BYTES
@@ -15,7 +17,7 @@ from .backward import backward_scan
 from .forward import forward_scan
 from .walk import walk
 
-FORWARD = "x dt A B C D z dt_bias initial_state cu_seqlens y final_state states"
+FORWARD = "x dt A B C D z dt_bias initial_state cu_seqlens entering arrived y final_state states"
 BACKWARD = (
     "dy dfinal_state x dt A B C D z dt_bias cu_seqlens states leaving dx ddt dz dinitial_state"
     " dBC_partial dA_partial dD_partial ddt_bias_partial"
@@ -25,11 +27,12 @@ FORWARD_WALK = {
     "dt": "dt",
     "A": "A",
     "vector": "B",
-    "z": "",
+    "z": None,
     "dt_bias": "dt_bias",
     "start": "initial_state",
     "cu_seqlens": "cu_seqlens",
-    "out": "states",
+    "out": "entering",
+    "arrived": "arrived",
 }
 BACKWARD_WALK = {
     "drive": "dy",
@@ -41,6 +44,7 @@ BACKWARD_WALK = {
     "start": "dfinal_state",
     "cu_seqlens": "cu_seqlens",
     "out": "leaving",
+    "arrived": None,
 }
 ROWS = ("x", "dt", "z", "dy")  # arrays (batch, time, channels)
 DENSE = ("A", "D", "dt_bias", "initial_state", "dfinal_state", "states")
@@ -56,10 +60,10 @@ MAKE_REGISTERS = 160
 MAKE_REGISTERS_64 = 184
 FINISH_REGISTERS = 112
 # The walk of the states alone: few states a thread, so that all schedulers have some where channels are few.
-WALK_CHANNELS = 8
+WALK_CHANNELS = 16
 WALK_STATES = 2
 WALK_STEPS = 32  # of a group; a chunk, where that is shorter
-WALK_STAGES = 4
+WALK_STAGES = 6
 LARGE_SHARED = 227 * KIB  # that of data-centre chips since Hopper; on older ones these kernels were never run
 
 
@@ -99,18 +103,26 @@ def _suits(spec: Spec, arch: Arch, layouts: Layouts, channels: int) -> bool:
     return all(is_dense(held[name].shape, layouts[name].strides) for name in DENSE if name in layouts and name in held)
 
 
-def forward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> tuple[Launch, ...]:
+def forward_scratch(spec: Spec) -> tuple[Array, ...]:
+    """What enters the spans but for the first, and whether it is there."""
+    count = spans.forward(spec, FORWARD_CHANNELS).count - 1
+    return (
+        Array("entering", (spec.sequences, count, spec.channels, spec.N), "float32"),
+        Array("arrived", (spec.sequences, count, spec.channels // WALK_CHANNELS), "int32"),
+    )
+
+
+def forward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch) -> tuple[Launch, ...]:
     """y, final_state and states."""
     states = 8 if spec.N <= 16 else 16  # a thread's; more mean fewer sums across threads, and fewer threads
     warps = FORWARD_CHANNELS * spec.N // (32 * states)
-    programs = spec.sequences * (spec.channels // FORWARD_CHANNELS)
-    span = spans.forward_span(spec, programs)
-    count = spans.count(spec, span)
+    plan = spans.forward(spec, FORWARD_CHANNELS)
+    several = plan.count > 1
     scan = Launch(
         forward_scan,
-        grid=programs * count,
+        grid=plan.programs * plan.count,
         arrays=pointers_to(arrays, FORWARD),
-        scalars=_geometry(spec, layouts, ("x", "dt", "z"), "BC") | {"span": span, "spans": count},
+        scalars={**_geometry(spec, layouts, ("x", "dt", "z"), "BC"), **plan.scalars},
         constants={
             "N": spec.N,
             "BLOCK_D": FORWARD_CHANNELS,
@@ -119,12 +131,14 @@ def forward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) ->
             "STAGES": STAGES,
             "SOFTPLUS": spec.dt_softplus,
             "WARPS": warps,
+            "WALK_D": WALK_CHANNELS,
+            "OVERLAP": arch.overlaps_launches,
         },
         num_warps=warps,
+        # It waits for its states one by one, while the walk goes on beside it.
+        overlap=several and arch.overlaps_launches,
     )
-    if count == 1:
-        return (scan,)
-    return _walk(spec, arrays, layouts, FORWARD_WALK, span, back=False), scan
+    return (_walk(spec, arrays, layouts, FORWARD_WALK, plan, back=False), scan) if several else (scan,)
 
 
 def backward_channels(spec: Spec) -> int:
@@ -132,24 +146,21 @@ def backward_channels(spec: Spec) -> int:
     return BACKWARD_STATES // spec.N
 
 
-def leaving(spec: Spec) -> Array:
+def backward_scratch(spec: Spec) -> Array:
     """The gradient of the state that leaves a span, of all spans but the last."""
-    programs = spec.sequences * (spec.channels // backward_channels(spec))
-    count = spans.count(spec, spans.backward_span(spec, programs))
-    return Array("leaving", (spec.sequences, count - 1, spec.channels, spec.N), "float32")
+    count = spans.backward(spec, backward_channels(spec)).count - 1
+    return Array("leaving", (spec.sequences, count, spec.channels, spec.N), "float32")
 
 
 def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> tuple[Launch, ...]:
     """Gradients, and sums over channels or a piece of a sequence."""
     channels = backward_channels(spec)
-    programs = spec.sequences * (spec.channels // channels)
-    span = spans.backward_span(spec, programs)
-    count = spans.count(spec, span)
+    plan = spans.backward(spec, channels)
     scan = Launch(
         backward_scan,
-        grid=programs * count,
+        grid=plan.programs * plan.count,
         arrays=pointers_to(arrays, BACKWARD),
-        scalars=_geometry(spec, layouts, ("dy", "x", "dt", "z"), "BC") | {"span": span, "spans": count},
+        scalars={**_geometry(spec, layouts, ("dy", "x", "dt", "z"), "BC"), **plan.scalars},
         constants={
             "N": spec.N,
             "BLOCK_D": channels,
@@ -165,40 +176,41 @@ def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -
         num_warps=BACKWARD_WARPS,
         max_registers=REGISTERS,
     )
-    if count == 1:
-        return (scan,)
-    return _walk(spec, arrays, layouts, BACKWARD_WALK, span, back=True), scan
+    several = plan.count > 1
+    return (_walk(spec, arrays, layouts, BACKWARD_WALK, plan, back=True), scan) if several else (scan,)
 
 
 def _walk(
-    spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, names: dict[str, str], span: int, *, back: bool
+    spec: Spec,
+    arrays: tuple[Array, ...],
+    layouts: Layouts,
+    names: Mapping[str, str | None],
+    plan: spans.Spans,
+    *,
+    back: bool,
 ) -> Launch:
-    """What enters the spans."""
+    """What enters the spans; `names` says which array is which parameter."""
     there = {array.name for array in arrays}
-    steps = min(WALK_STEPS, spec.chunk)
-    channels = max(WALK_CHANNELS, 128 // spec.N)
-    warps = channels * spec.N // (32 * WALK_STATES)
-    drive, vector = names["drive"], names["vector"]
+    drive, vector = ("dy", "C") if back else ("x", "B")
     geometry = _geometry(spec, layouts, (drive, "dt", "z"), vector)
-    wanted = ("T", "channels", "dt_strides", "z_strides")
+    warps = WALK_CHANNELS * spec.N // (32 * WALK_STATES)
     return Launch(
         walk,
-        grid=spec.sequences * (spec.channels // channels),
+        grid=spec.sequences * (spec.channels // WALK_CHANNELS),
         arrays={f"{parameter}_ptr": name if name in there else None for parameter, name in names.items()},
         scalars={
-            **{name: geometry[name] for name in wanted},
+            **{name: geometry[name] for name in ("T", "channels", "dt_strides", "z_strides")},
             "channels_a_vector": geometry[f"channels_a_{vector}"],
             "drive_strides": geometry[f"{drive}_strides"],
             "vector_strides": geometry[f"{vector}_strides"],
-            "span": span,
-            "spans": spans.count(spec, span),
+            **plan.scalars,
         },
         constants={
             "N": spec.N,
-            "BLOCK_D": channels,
+            "BLOCK_D": WALK_CHANNELS,
             "STATES": WALK_STATES,
             "KEEP": spec.chunk,
-            "STEPS": steps,
+            "STEPS": min(WALK_STEPS, spec.chunk),
             "STAGES": WALK_STAGES,
             "SOFTPLUS": spec.dt_softplus,
             "BACK": back,

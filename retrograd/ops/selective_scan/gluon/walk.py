@@ -9,10 +9,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from retrograd.core.gluon import block_barrier
+from retrograd.core.gluon import block_barrier, fence
+from retrograd.core.numerics import let_next_start
 
 from .numerics import LOG2E, ex2, next_state, step_size, through_gate
-from .sequences import first_place, last_span, sequence
+from .sequences import last_span, sequence
 from .steps import fetch, state_offsets, tile_layout
 
 
@@ -97,6 +98,7 @@ def walk(
     start_ptr,
     cu_seqlens_ptr,
     out_ptr,
+    arrived_ptr,
     T,
     span,
     spans,
@@ -116,10 +118,11 @@ def walk(
     BACK: gl.constexpr,
     WARPS: gl.constexpr,
 ):
-    """Forward, drive is x, vector B, start the initial state, out `states`: the places of the spans' first chunks.
+    """What enters all spans but the first, or with BACK leaves all but the last: out (sequences, spans - 1, D, N).
 
-    With BACK drive is dy, vector C, start the gradient of the final state, out (sequences, spans - 1, D, N). Strides
-    and spans are as in the forward pass.
+    Forward, drive is x, vector B, start the initial state; with BACK they are dy, C and the gradient of the final
+    state. Strides and spans are as in the forward pass. Where there is arrived (sequences, spans - 1, D / BLOCK_D), the
+    next kernel may run beside this one: a mark there says that a program's part of `out` can be read.
     """
     FOUR: gl.constexpr = gl.BlockedLayout([1, 1, 4], [32 * STATES // N, N // STATES, 1], [WARPS, 1, 1], [2, 1, 0])
     OWN: gl.constexpr = gl.SliceLayout(2, FOUR)
@@ -165,18 +168,25 @@ def walk(
     if start_ptr is not None:
         h = gl.load(start_ptr + pid_b.to(gl.int64) * (channels * N) + own).to(gl.float32)
 
+    out_ptr += pid_b.to(gl.int64) * (spans - 1) * (channels * N)
+    if arrived_ptr is not None:
+        arrived_ptr += pid_b.to(gl.int64) * (spans - 1) * (channels // BLOCK_D) + pid_d
+        for number in range(spans - 1):
+            gl.store(arrived_ptr + number * (channels // BLOCK_D), 0)
+        fence()
+        block_barrier()
+        let_next_start(True)
+
     # The walk goes as far as to the last span, or back to the second.
     each = span * (KEEP // STEPS)  # groups
     if BACK:
         time = (gl.cdiv(length, STEPS) - 1) * STEPS
         groups = gl.maximum(gl.cdiv(length, STEPS) - each, 0)
         way: gl.constexpr = -STEPS
-        out_ptr += pid_b.to(gl.int64) * (spans - 1) * (channels * N)
     else:
         time = length * 0
         groups = last_span(length, span, KEEP) * each
         way: gl.constexpr = STEPS  # type: ignore[no-redef]
-        out_ptr += first_place(pid_b, row, T, cu_seqlens_ptr, KEEP) * (channels * N)
     for i in gl.static_range(STAGES - 1):
         fetch_group(time + i * way, length, i, arrays, raw, N, BLOCK_D, WARPS)
     async_copy.wait_group(STAGES - 2)
@@ -191,9 +201,10 @@ def walk(
         block_barrier()
         fetch_group(time + (STAGES - 1) * way, length, (g + STAGES - 1) % STAGES, arrays, raw, N, BLOCK_D, WARPS)
         put(values, rows)
-        if BACK:
-            if time // STEPS % each == 0:
-                gl.store(out_ptr + (time // STEPS // each - 1).to(gl.int64) * (channels * N) + own, h)
-        elif (g + 1) % each == 0:
-            gl.store(out_ptr + ((g + 1) // each * span).to(gl.int64) * (channels * N) + own, h)
+        number = time // STEPS // each - 1 if BACK else (g + 1) // each - 1
+        if (time // STEPS if BACK else g + 1) % each == 0:
+            gl.store(out_ptr + number.to(gl.int64) * (channels * N) + own, h)
+            if arrived_ptr is not None:
+                block_barrier()
+                gl.atomic_xchg(arrived_ptr + number * (channels // BLOCK_D), 1, sem="release")
         time += way
