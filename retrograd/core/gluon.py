@@ -1,6 +1,5 @@
 """Gluon's names, which differ between the releases of Triton that are supported."""
 
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
@@ -12,9 +11,3 @@ block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 _descriptor = gl.shared_memory_descriptor
 if not hasattr(_descriptor, "_reinterpret"):
     _descriptor._reinterpret = _descriptor.reinterpret
-
-
-@gluon.jit
-def fence():
-    """What this thread has written before can be seen on the whole GPU before anything that it does after."""
-    gl.inline_asm_elementwise("fence.acq_rel.gpu; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)

@@ -32,7 +32,7 @@ def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layo
     """The arguments -> y, final_state, states."""
     inputs = _inputs(names, spec, layouts)
     if gluon.takes_forward(spec, arch, layouts):
-        scratch = gluon.forward_scratch(spec)
+        scratch = (gluon.forward_scratch(spec),)
         return Program(
             inputs, outputs, scratch, gluon.forward_launches(spec, inputs + outputs + scratch, layouts, arch)
         )
@@ -87,7 +87,7 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
     final = _strides("dfinal_state", spec.state, layouts) if spec.return_final_state else (0, 0, 0)
     arrays = inputs + outputs + scratch
     if in_gluon:
-        launches = list(gluon.backward_launches(spec, arrays, layouts))
+        launches = list(gluon.backward_launches(spec, arrays, layouts, arch))
     else:
         launches = [
             Launch(

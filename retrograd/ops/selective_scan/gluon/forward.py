@@ -14,14 +14,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from retrograd.core.gluon import block_barrier
-from retrograd.core.numerics import wait_for_previous
+from retrograd.core.numerics import let_next_start, wait_for_previous
 
 from .numerics import LOG2E, ex2, next_state, sigmoid, stack8, step_size
 from .sequences import fill_outside, fill_places, first_place, last_span, sequence
 from .steps import fetch, tile_layout
-
-# A state that never comes would stop the GPU: after so many looks, some ten seconds, the program goes on with NaN.
-MOST_LOOKS = gl.constexpr(1 << 24)
 
 
 @gluon.jit
@@ -45,20 +42,6 @@ def scan_step(t: gl.constexpr, h, a2, delta_f, dx_f, B_f, C_f, OWN: gl.constexpr
     return h, gl.sum(h * c[None, :], 1)
 
 
-@gluon.jit
-def wait_for(marks, COUNT: gl.constexpr):
-    """Wait for the walk; whether it came."""
-    there = 1
-    for i in gl.static_range(COUNT):
-        mark = gl.atomic_add(marks + i, 0, sem="acquire")
-        looks = 0
-        while (mark == 0) & (looks < MOST_LOOKS):
-            mark = gl.atomic_add(marks + i, 0, sem="acquire")
-            looks += 1
-        there = there & mark
-    return there != 0
-
-
 @gluon.jit(
     do_not_specialize=[
         "T", "sequences", "span", "spans", "x_strides", "dt_strides", "z_strides", "B_strides", "C_strides",
@@ -76,7 +59,6 @@ def forward_scan(
     initial_state_ptr,
     cu_seqlens_ptr,
     entering_ptr,
-    arrived_ptr,
     y_ptr,
     final_state_ptr,
     states_ptr,
@@ -99,13 +81,12 @@ def forward_scan(
     STAGES: gl.constexpr,
     SOFTPLUS: gl.constexpr,
     WARPS: gl.constexpr,
-    WALK_D: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
     """y (B, T, D), final_state (B, D, N), and states: what enters every KEEP-th step, (places, D, N).
 
     A sequence is walked by `spans` programs, `span` chunks each. `entering` (sequences, spans - 1, D, N) has what
-    enters all but the first, from the moment that `arrived` says so: walk.py, for WALK_D channels a program.
+    enters all but the first (walk.py).
     Strides are (batch, time) of x, dt and z in units of 16 bytes, and (batch, time, group) of B and C in units of 4
     elements: so the compiler knows what they are multiples of, whatever they are. Channels and states are dense.
     """
@@ -120,11 +101,12 @@ def forward_scan(
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
 
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
     blocks = channels // BLOCK_D
     pid_d = gl.program_id(0) % blocks
-    number = gl.program_id(0) // blocks
-    pid_b = number % sequences
-    part = number // sequences  # the slowest to change, since what enters the first spans is known first
+    part = gl.program_id(0) // blocks % spans
+    pid_b = gl.program_id(0) // blocks // spans
     start, whole = sequence(pid_b, T, cu_seqlens_ptr)
     begin = part * span * KEEP
     length = gl.minimum(gl.maximum(whole - begin, 0), span * KEEP)
@@ -173,10 +155,7 @@ def forward_scan(
         h = gl.zeros([BLOCK_D, N], gl.float32, OWN)
     if (part > 0) & (length > 0):
         entry = pid_b.to(gl.int64) * (spans - 1) + part - 1
-        marks = arrived_ptr + entry * (channels // WALK_D) + d0 // WALK_D
-        came = wait_for(marks, BLOCK_D // WALK_D)
-        h = gl.load(entering_ptr + entry * (channels * N) + own, cache_modifier=".cg")
-        h = gl.where(came, h, float("nan"))
+        h = gl.load(entering_ptr + entry * (channels * N) + own)
     y_ptr += row * channels + d0
 
     groups = gl.cdiv(length, 8)
@@ -253,4 +232,3 @@ def forward_scan(
     if final_state_ptr is not None:
         if part == last_span(whole, span, KEEP):
             gl.store(final_state_ptr + pid_b.to(gl.int64) * channels * N + own, h)
-    wait_for_previous(OVERLAP)  # lest this kernel ends before the walk has

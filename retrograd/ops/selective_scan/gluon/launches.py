@@ -17,12 +17,12 @@ from .backward import backward_scan
 from .forward import forward_scan
 from .walk import walk
 
-FORWARD = "x dt A B C D z dt_bias initial_state cu_seqlens entering arrived y final_state states"
+FORWARD = "x dt A B C D z dt_bias initial_state cu_seqlens entering y final_state states"
 BACKWARD = (
     "dy dfinal_state x dt A B C D z dt_bias cu_seqlens states leaving dx ddt dz dinitial_state"
     " dBC_partial dA_partial dD_partial ddt_bias_partial"
 )
-FORWARD_WALK = {
+FORWARD_WALK: Mapping[str, str | None] = {
     "drive": "x",
     "dt": "dt",
     "A": "A",
@@ -32,9 +32,8 @@ FORWARD_WALK = {
     "start": "initial_state",
     "cu_seqlens": "cu_seqlens",
     "out": "entering",
-    "arrived": "arrived",
 }
-BACKWARD_WALK = {
+BACKWARD_WALK: Mapping[str, str | None] = {
     "drive": "dy",
     "dt": "dt",
     "A": "A",
@@ -44,7 +43,6 @@ BACKWARD_WALK = {
     "start": "dfinal_state",
     "cu_seqlens": "cu_seqlens",
     "out": "leaving",
-    "arrived": None,
 }
 ROWS = ("x", "dt", "z", "dy")  # arrays (batch, time, channels)
 DENSE = ("A", "D", "dt_bias", "initial_state", "dfinal_state", "states")
@@ -103,13 +101,10 @@ def _suits(spec: Spec, arch: Arch, layouts: Layouts, channels: int) -> bool:
     return all(is_dense(held[name].shape, layouts[name].strides) for name in DENSE if name in layouts and name in held)
 
 
-def forward_scratch(spec: Spec) -> tuple[Array, ...]:
-    """What enters the spans but for the first, and whether it is there."""
+def forward_scratch(spec: Spec) -> Array:
+    """What enters the spans of a sequence, but for the first."""
     count = spans.forward(spec, FORWARD_CHANNELS).count - 1
-    return (
-        Array("entering", (spec.sequences, count, spec.channels, spec.N), "float32"),
-        Array("arrived", (spec.sequences, count, spec.channels // WALK_CHANNELS), "int32"),
-    )
+    return Array("entering", (spec.sequences, count, spec.channels, spec.N), "float32")
 
 
 def forward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch) -> tuple[Launch, ...]:
@@ -117,7 +112,6 @@ def forward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, ar
     states = 8 if spec.N <= 16 else 16  # a thread's; more mean fewer sums across threads, and fewer threads
     warps = FORWARD_CHANNELS * spec.N // (32 * states)
     plan = spans.forward(spec, FORWARD_CHANNELS)
-    several = plan.count > 1
     scan = Launch(
         forward_scan,
         grid=plan.programs * plan.count,
@@ -131,14 +125,13 @@ def forward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, ar
             "STAGES": STAGES,
             "SOFTPLUS": spec.dt_softplus,
             "WARPS": warps,
-            "WALK_D": WALK_CHANNELS,
             "OVERLAP": arch.overlaps_launches,
         },
         num_warps=warps,
-        # It waits for its states one by one, while the walk goes on beside it.
-        overlap=several and arch.overlaps_launches,
+        overlap=arch.overlaps_launches,
     )
-    return (_walk(spec, arrays, layouts, FORWARD_WALK, plan, back=False), scan) if several else (scan,)
+    ahead = (_walk(spec, arrays, layouts, arch, plan, back=False),)
+    return (*(ahead if plan.count > 1 else ()), scan)
 
 
 def backward_channels(spec: Spec) -> int:
@@ -152,7 +145,7 @@ def backward_scratch(spec: Spec) -> Array:
     return Array("leaving", (spec.sequences, count, spec.channels, spec.N), "float32")
 
 
-def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -> tuple[Launch, ...]:
+def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch) -> tuple[Launch, ...]:
     """Gradients, and sums over channels or a piece of a sequence."""
     channels = backward_channels(spec)
     plan = spans.backward(spec, channels)
@@ -172,24 +165,27 @@ def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts) -
             "WARPS": BACKWARD_WARPS,
             "MAKE_REGISTERS": MAKE_REGISTERS_64 if spec.N == 64 else MAKE_REGISTERS,
             "FINISH_REGISTERS": FINISH_REGISTERS,
+            "OVERLAP": arch.overlaps_launches,
         },
         num_warps=BACKWARD_WARPS,
         max_registers=REGISTERS,
+        overlap=arch.overlaps_launches,
     )
-    several = plan.count > 1
-    return (_walk(spec, arrays, layouts, BACKWARD_WALK, plan, back=True), scan) if several else (scan,)
+    ahead = (_walk(spec, arrays, layouts, arch, plan, back=True),)
+    return (*(ahead if plan.count > 1 else ()), scan)
 
 
 def _walk(
     spec: Spec,
     arrays: tuple[Array, ...],
     layouts: Layouts,
-    names: Mapping[str, str | None],
+    arch: Arch,
     plan: spans.Spans,
     *,
     back: bool,
 ) -> Launch:
-    """What enters the spans; `names` says which array is which parameter."""
+    """What enters the spans."""
+    names = BACKWARD_WALK if back else FORWARD_WALK
     there = {array.name for array in arrays}
     drive, vector = ("dy", "C") if back else ("x", "B")
     geometry = _geometry(spec, layouts, (drive, "dt", "z"), vector)
@@ -215,8 +211,10 @@ def _walk(
             "SOFTPLUS": spec.dt_softplus,
             "BACK": back,
             "WARPS": warps,
+            "OVERLAP": arch.overlaps_launches,
         },
         num_warps=warps,
+        overlap=arch.overlaps_launches,
     )
 
 

@@ -14,9 +14,10 @@ from ..spec import Spec
 PIECE = 128  # steps whose dA, dD and ddt_bias leave as one partial sum; the longest chunk, a multiple of the others
 # Programs that an H200 runs at once. Other GPUs are near enough.
 MULTIPROCESSORS = 132
-# Fewer forward programs than this leave the scan bound by its latency.
-FEW_PROGRAMS = 3 * MULTIPROCESSORS // 2
-FORWARD_SPANS = 16
+# Forward, of which a multiprocessor runs several; fewer than FEW leave the scan bound by its latency.
+FORWARD_PROGRAMS = 4 * MULTIPROCESSORS
+FEW = 3 * MULTIPROCESSORS // 2
+# Backward, in which it runs one.
 MOST_WAVES = 8
 # In steps of a backward program: what it takes to begin and to end, and a step of the walk ahead, at least and for
 # as many channels as fill the GPU.
@@ -50,10 +51,10 @@ def spans(spec: Spec, channels: int, pieces: int) -> Spans:
 
 
 def forward(spec: Spec, channels: int) -> Spans:
-    """The forward pass's: enough to follow the walk closely."""
+    """The forward pass's."""
     whole = _pieces(spec)
-    programs = spec.sequences * (spec.channels // channels)
-    return spans(spec, channels, whole if programs >= FEW_PROGRAMS else max(1, whole // FORWARD_SPANS))
+    programs = max(1, spec.sequences * (spec.channels // channels))
+    return spans(spec, channels, whole if programs >= FEW else max(1, round(whole * programs / FORWARD_PROGRAMS)))
 
 
 def backward(spec: Spec, channels: int) -> Spans:
@@ -63,13 +64,27 @@ def backward(spec: Spec, channels: int) -> Spans:
 
     def time(pieces: int) -> float:
         count = -(-whole // pieces)
-        waves = -(-programs * count // MULTIPROCESSORS)
+        last = whole - (count - 1) * pieces
         ahead = max(WALK, WALK_FULL * programs / MULTIPROCESSORS) if count > 1 else 0
-        return waves * (pieces * PIECE + BEGIN) + ahead * whole * PIECE
+        return in_turn(programs * (count - 1), pieces * PIECE + BEGIN, programs, last * PIECE + BEGIN) + (
+            ahead * whole * PIECE
+        )
 
-    counts = (waves * MULTIPROCESSORS // programs for waves in range(1, MOST_WAVES + 1))
-    candidates = {whole, *(-(-whole // max(1, count)) for count in counts)}
+    counts = [max(1, waves * MULTIPROCESSORS // programs) for waves in range(1, MOST_WAVES + 1)]
+    candidates = {whole, *(-(-whole // count) for count in counts), *(max(1, whole // count) for count in counts)}
     return spans(spec, channels, min(sorted(candidates, reverse=True), key=time))
+
+
+def in_turn(many: int, long: int, more: int, short: int) -> int:
+    """When multiprocessors are ready that take so many long programs in turn, then some more short ones."""
+    waves, rest = divmod(many, MULTIPROCESSORS)
+    free = MULTIPROCESSORS - rest
+    beside = free * (long // short)  # short ones that end before the last long ones do
+    if rest and more <= beside:
+        return (waves + 1) * long
+    if rest:
+        return (waves + 1) * long + -(-(more - beside) // MULTIPROCESSORS) * short
+    return waves * long + -(-more // MULTIPROCESSORS) * short
 
 
 def _pieces(spec: Spec) -> int:

@@ -9,8 +9,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from retrograd.core.gluon import block_barrier, fence
-from retrograd.core.numerics import let_next_start
+from retrograd.core.gluon import block_barrier
+from retrograd.core.numerics import let_next_start, wait_for_previous
 
 from .numerics import LOG2E, ex2, next_state, step_size, through_gate
 from .sequences import last_span, sequence
@@ -98,7 +98,6 @@ def walk(
     start_ptr,
     cu_seqlens_ptr,
     out_ptr,
-    arrived_ptr,
     T,
     span,
     spans,
@@ -117,12 +116,12 @@ def walk(
     SOFTPLUS: gl.constexpr,
     BACK: gl.constexpr,
     WARPS: gl.constexpr,
+    OVERLAP: gl.constexpr,
 ):
     """What enters all spans but the first, or with BACK leaves all but the last: out (sequences, spans - 1, D, N).
 
     Forward, drive is x, vector B, start the initial state; with BACK they are dy, C and the gradient of the final
-    state. Strides and spans are as in the forward pass. Where there is arrived (sequences, spans - 1, D / BLOCK_D), the
-    next kernel may run beside this one: a mark there says that a program's part of `out` can be read.
+    state. Strides and spans are as in the forward pass.
     """
     FOUR: gl.constexpr = gl.BlockedLayout([1, 1, 4], [32 * STATES // N, N // STATES, 1], [WARPS, 1, 1], [2, 1, 0])
     OWN: gl.constexpr = gl.SliceLayout(2, FOUR)
@@ -130,6 +129,8 @@ def walk(
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     UNIT: gl.constexpr = 128 // drive_ptr.dtype.element_ty.primitive_bitwidth
 
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
     pid_d = gl.program_id(0) % (channels // BLOCK_D)
     pid_b = gl.program_id(0) // (channels // BLOCK_D)
     row, length = sequence(pid_b, T, cu_seqlens_ptr)
@@ -169,13 +170,6 @@ def walk(
         h = gl.load(start_ptr + pid_b.to(gl.int64) * (channels * N) + own).to(gl.float32)
 
     out_ptr += pid_b.to(gl.int64) * (spans - 1) * (channels * N)
-    if arrived_ptr is not None:
-        arrived_ptr += pid_b.to(gl.int64) * (spans - 1) * (channels // BLOCK_D) + pid_d
-        for number in range(spans - 1):
-            gl.store(arrived_ptr + number * (channels // BLOCK_D), 0)
-        fence()
-        block_barrier()
-        let_next_start(True)
 
     # The walk goes as far as to the last span, or back to the second.
     each = span * (KEEP // STEPS)  # groups
@@ -204,7 +198,4 @@ def walk(
         number = time // STEPS // each - 1 if BACK else (g + 1) // each - 1
         if (time // STEPS if BACK else g + 1) % each == 0:
             gl.store(out_ptr + number.to(gl.int64) * (channels * N) + own, h)
-            if arrived_ptr is not None:
-                block_barrier()
-                gl.atomic_xchg(arrived_ptr + number * (channels // BLOCK_D), 1, sem="release")
         time += way
