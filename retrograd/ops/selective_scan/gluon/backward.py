@@ -16,8 +16,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from retrograd.core.numerics import wait_for_previous
-
 from .channel_sum import own_layout, steps_a_tile
 from .finish import finish
 from .make import STAGES, make
@@ -77,7 +75,6 @@ def backward_scan(
     WARPS: gl.constexpr,
     MAKE_REGISTERS: gl.constexpr,
     FINISH_REGISTERS: gl.constexpr,
-    OVERLAP: gl.constexpr,
 ):
     """Strides and spans as in the forward pass; gradients are dense.
 
@@ -90,7 +87,6 @@ def backward_scan(
     STATE: gl.constexpr = gl.SwizzledSharedLayout(4, 2, 4, [1, 0])
     WIDE: gl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth  # the unit of strides
 
-    wait_for_previous(OVERLAP)  # the next kernel starts late: its programs would take the room of this one's
     blocks = channels // BLOCK_D
     pid_d = gl.program_id(0) % blocks
     part = gl.program_id(0) // blocks % spans

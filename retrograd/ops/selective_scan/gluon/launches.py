@@ -165,11 +165,9 @@ def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, a
             "WARPS": BACKWARD_WARPS,
             "MAKE_REGISTERS": MAKE_REGISTERS_64 if spec.N == 64 else MAKE_REGISTERS,
             "FINISH_REGISTERS": FINISH_REGISTERS,
-            "OVERLAP": arch.overlaps_launches,
         },
         num_warps=BACKWARD_WARPS,
         max_registers=REGISTERS,
-        overlap=arch.overlaps_launches,
     )
     ahead = (_walk(spec, arrays, layouts, arch, plan, back=True),)
     return (*(ahead if plan.count > 1 else ()), scan)
