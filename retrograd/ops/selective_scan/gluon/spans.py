@@ -22,8 +22,8 @@ MOST_WAVES = 8
 # In steps of a backward program: what it takes to begin and to end, and a step of the walk ahead, at least and for
 # as many channels as fill the GPU.
 BEGIN = 24
-WALK = 0.05
-WALK_FULL = 0.2
+WALK = 0.07
+WALK_FULL = 0.16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def forward(spec: Spec, channels: int) -> Spans:
     """The forward pass's."""
     whole = _pieces(spec)
     programs = max(1, spec.sequences * (spec.channels // channels))
-    return spans(spec, channels, whole if programs >= FEW else max(1, round(whole * programs / FORWARD_PROGRAMS)))
+    return spans(spec, channels, whole if programs >= FEW else max(1, whole // max(1, FORWARD_PROGRAMS // programs)))
 
 
 def backward(spec: Spec, channels: int) -> Spans:
@@ -65,10 +65,8 @@ def backward(spec: Spec, channels: int) -> Spans:
     def time(pieces: int) -> float:
         count = -(-whole // pieces)
         last = whole - (count - 1) * pieces
-        ahead = max(WALK, WALK_FULL * programs / MULTIPROCESSORS) if count > 1 else 0
-        return in_turn(programs * (count - 1), pieces * PIECE + BEGIN, programs, last * PIECE + BEGIN) + (
-            ahead * whole * PIECE
-        )
+        walk = max(WALK, WALK_FULL * programs / MULTIPROCESSORS) * (whole - pieces) * PIECE
+        return walk + in_turn(programs * (count - 1), pieces * PIECE + BEGIN, programs, last * PIECE + BEGIN)
 
     counts = [max(1, waves * MULTIPROCESSORS // programs) for waves in range(1, MOST_WAVES + 1)]
     candidates = {whole, *(-(-whole // count) for count in counts), *(max(1, whole // count) for count in counts)}
