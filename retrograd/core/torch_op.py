@@ -8,7 +8,9 @@ a fixed number of tensors, so a result that is not there is an empty tensor ther
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .errors import bad_value
-from .op import Call, Op, Param, Params, differentiable, gradients_of_results, saved_names
+from .op import Call, Op, Param, Params, differentiable, gradient_names, gradients_of_results, saved_names
 from .torch_arguments import absent, concrete, not_a_tensor
 from .torch_launch import DTYPES, Key, Runner, arch_of, dtype_name, key, launches_directly, layouts, prepare
 from .xp import torch_namespace
@@ -59,10 +61,10 @@ class _Pass:
 
     Attributes:
         names: the arrays that it is given, in order.
-        makes: the arrays that it returns, in order; None where one is not there.
+        makes: the arrays that it returns, in order; None, and a name of what is not there, stand for None.
     """
 
-    def __init__(self, call: Call, names: Sequence[str], makes: Sequence[str], device: torch.device) -> None:
+    def __init__(self, call: Call, names: Sequence[str], makes: Sequence[str | None], device: torch.device) -> None:
         self.call = call
         self.names = tuple(names)
         self.makes = tuple(makes)
@@ -89,9 +91,8 @@ class _Pass:
     def portable(self, tensors: Tensors) -> list[Tensor | None]:
         """Run without a kernel; the results are dense, and tensors of their own."""
         given = {name: t for name, t in zip(self.names, tensors, strict=True) if t is not None}
-        with torch.autocast(self.device.type, enabled=False):  # sums are kept in float32 there too
+        with _no_autocast(self.device.type):  # sums are kept in float32 there too
             made = self.call.portable(torch_namespace(), given)
-        there = {array.name: DTYPES[array.dtype] for array in self.call.outputs}
         storages = {t.untyped_storage().data_ptr() for t in given.values()}
 
         def own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -101,7 +102,13 @@ class _Pass:
             storages.add(tensor.untyped_storage().data_ptr())
             return tensor
 
-        return [own(made[name], there[name]) if name in there else None for name in self.makes]
+        owned = {array.name: own(made[array.name], DTYPES[array.dtype]) for array in self.call.outputs}
+        return [None if name is None else owned.get(name) for name in self.makes]
+
+
+def _no_autocast(device: str) -> AbstractContextManager[Any]:
+    """A context without autocast; some devices, such as `meta`, never have it."""
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 class _Prepared:
@@ -109,15 +116,31 @@ class _Prepared:
 
     Attributes:
         run: runs the forward pass on tensors of this layout.
-        saved: what the backward pass reads beside the gradients that come in.
-        backward: the backward pass for the gradients wanted.
+        saved: the places of what the backward pass reads beside the gradients that come in, among the arguments, the
+            results and the kept arrays.
+        backward: the backward pass, by which of the arguments need a gradient.
     """
 
     def __init__(self, op: Op, params: Shapes, keys: Keys, device: torch.device, options: Options) -> None:
         spec = _spec(op, params, options)
-        self.run = _Pass(op.forward(spec), op.arguments, (*op.results, *op.kept), device).runner(keys)
-        self.saved = saved_names(op, op.backward(spec, differentiable(op)))
-        self.backward = cache(lambda wanted: _backward(op, params, device, wanted, *options))
+        forward, backward = op.forward(spec), op.backward(spec, differentiable(op))
+        made = (*op.results, *op.kept)
+        self.run = _Pass(forward, op.arguments, made, device).runner(keys)
+        self.saved = itemgetter(*[(*op.arguments, *made).index(name) for name in saved_names(op, backward)])
+        self.device = device
+        self.read = {array.name: array for array in forward.outputs if f"d{array.name}" in backward.inputs}
+
+        @cache
+        def pass_for(needs: tuple[bool, ...]) -> _Pass:
+            wanted = frozenset([name for name, need in zip(op.arguments, needs, strict=False) if need])
+            return _backward(op, params, device, wanted - op.indices, *options)
+
+        self.backward = pass_for
+
+    def zeros(self, result: str) -> Tensor | None:
+        """The gradient of a result that no loss reads, where the backward pass reads it."""
+        array = self.read.get(result)
+        return None if array is None else torch.zeros(array.shape, dtype=DTYPES[array.dtype], device=self.device)
 
 
 # The options are arguments of their own, so that `typed` tells 1 from True and from 1.0.
@@ -135,10 +158,15 @@ def _prepare(op: Op, keys: Keys, *options: Any) -> _Prepared:
 
 @lru_cache(maxsize=4096, typed=True)
 def _backward(op: Op, params: Shapes, device: torch.device, wanted: frozenset[str], *options: Any) -> _Pass:
-    """The backward pass for the gradients wanted; it is given gradients of all results, then what is saved."""
+    """The backward pass for the arguments' gradients wanted; it is given the results' gradients, then what is saved."""
     spec = _spec(op, params, options)
     names = (*gradients_of_results(op), *saved_names(op, op.backward(spec, differentiable(op))))
-    return _Pass(op.backward(spec, wanted), names, [f"d{name}" for name in op.arguments], device)
+    return _Pass(op.backward(spec, wanted), names, _wanted_names(op, spec, wanted), device)
+
+
+def _wanted_names(op: Op, spec: Any, wanted: frozenset[str]) -> list[str | None]:
+    """For each argument, the name of its gradient where it is wanted."""
+    return [made if name in wanted else None for name, made in zip(op.arguments, gradient_names(op, spec), strict=True)]
 
 
 def _spec(op: Op, shapes: Shapes, options: Options) -> Any:
@@ -163,22 +191,21 @@ def _forward(op: Op, tensors: Tensors, options: Options) -> tuple[_Prepared, lis
 
 def resolved(tensor: Tensor) -> Tensor:
     """The tensor as its memory says: conjugations and negations that PyTorch has put off are carried out."""
-    return tensor.resolve_conj().resolve_neg()
+    # To ask costs the host less than to resolve nothing.
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def _direct(op: Op) -> Callable[..., Results]:
     """The direct path: kernels launched without PyTorch's dispatcher."""
     count = len(op.results)
     arguments = len(op.arguments)
-    all_names = (*op.arguments, *op.results, *op.kept)
 
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         prepared: _Prepared = ctx.prepared
-        needs = ctx.needs_input_grad
-        wanted = frozenset([name for name, need in zip(op.arguments, needs, strict=False) if need])
-        came = [None if g is None else resolved(g) for g in gradients]
-        made = prepared.backward(wanted - op.indices).run((*came, *ctx.saved_tensors))
-        return (*[g if need else None for g, need in zip(made, needs, strict=False)], None)
+        came = [
+            prepared.zeros(name) if g is None else resolved(g) for name, g in zip(op.results, gradients, strict=True)
+        ]
+        return (*prepared.backward(ctx.needs_input_grad).run((*came, *ctx.saved_tensors)), None)
 
     refuse_twice = once_differentiable(backward)
 
@@ -186,13 +213,15 @@ def _direct(op: Op) -> Callable[..., Results]:
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Results:
             tensors = given[:arguments]
-            ctx.prepared, made = _forward(op, tensors, given[arguments])
-            by_name = dict(zip(all_names, (*tensors, *made), strict=True))
-            ctx.save_for_backward(*[by_name[name] for name in ctx.prepared.saved])
+            prepared, made = _forward(op, tensors, given[arguments])
+            ctx.prepared = prepared
+            there = (*tensors, *made)
+            ctx.save_for_backward(*prepared.saved(there))
+            ctx.set_materialize_grads(False)
             return tuple(made[:count])
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
             # Grad mode is on only where a second derivative was asked for; it is refused when it is taken.
             result: tuple[Tensor | None, ...] = (refuse_twice if torch.is_grad_enabled() else backward)(ctx, *gradients)
             return result
@@ -237,12 +266,14 @@ def _register(op: Op) -> Callable[..., tuple[Tensor, ...]]:
         backward = _backward(op, params, like.device, wanted, *options)
         by_name = dict(zip(reads, given, strict=False))
         results = dict(zip(backward.makes, backward.run([by_name[name] for name in backward.names]), strict=True))
-        return tuple(absent(like) if (t := results[name]) is None else t for name in made)
+        return tuple(absent(like) if (t := results.get(name)) is None else t for name in made)
 
     def fake_backward(*given: Any) -> tuple[Tensor, ...]:
         params, wanted, options = told_of(given[len(reads) :])
-        call = op.backward(_spec(op, params, options), wanted)
-        return _empty(next(t for t in given if t is not None), call, made)
+        spec = _spec(op, params, options)
+        names = _wanted_names(op, spec, wanted)
+        like = next(t for t in given if t is not None)
+        return _empty(like, op.backward(spec, wanted), [name if name in names else None for name in made])
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         given = inputs[:arguments]
@@ -250,22 +281,23 @@ def _register(op: Op) -> Callable[..., tuple[Tensor, ...]]:
         ctx.options = inputs[arguments:]
         params = [None if t is None else (t.shape, t.dtype) for t in given]
         spec = _spec(op, params, ctx.options)
-        saved = saved_names(op, op.backward(spec, differentiable(op)))
-        ctx.names = saved
-        ctx.results = [array.name for array in op.forward(spec).outputs if array.name in op.results]
+        reads = op.backward(spec, differentiable(op))
+        saved = saved_names(op, reads)
+        ctx.names = (*gradients_of_results(op), *saved)
+        ctx.reads = reads.inputs
+        ctx.gradients = gradient_names(op, spec)
         by_name = dict(zip((*op.arguments, *outputs), (*given, *output), strict=True))
         ctx.save_for_backward(*(by_name[name] for name in saved))
 
     def backward(ctx: Any, *came: Tensor) -> tuple[Tensor | None, ...]:
         needs = ctx.needs_input_grad[:arguments]
-        by_name = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        for name, gradient in zip(op.results, came, strict=False):
-            by_name[f"d{name}"] = gradient if name in ctx.results else None
+        by_name = dict(zip(ctx.names, (*came[: len(op.results)], *ctx.saved_tensors), strict=True))
         wanted = [bool(need) and name not in op.indices for name, need in zip(op.arguments, needs, strict=True)]
-        results = backward_operator(*map(by_name.get, reads), *ctx.told, wanted, *ctx.options)
+        given = [by_name[name] if name in ctx.reads else None for name in reads]
+        results = backward_operator(*given, *ctx.told, wanted, *ctx.options)
         found: Mapping[str, Tensor] = dict(zip(made, results, strict=True))
         return (
-            *(found[f"d{name}"] if want else None for name, want in zip(op.arguments, wanted, strict=True)),
+            *(found[name] if want else None for name, want in zip(ctx.gradients, wanted, strict=True)),
             *(None for _ in ctx.options),
         )
 
@@ -285,7 +317,7 @@ def _register(op: Op) -> Callable[..., tuple[Tensor, ...]]:
     return operator
 
 
-def _empty(like: Tensor, call: Call, names: Sequence[str]) -> tuple[Tensor, ...]:
+def _empty(like: Tensor, call: Call, names: Sequence[str | None]) -> tuple[Tensor, ...]:
     there = {array.name: array for array in call.outputs}
     return tuple(
         like.new_empty(there[name].shape, dtype=DTYPES[there[name].dtype]) if name in there else absent(like)
