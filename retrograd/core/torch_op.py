@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from .errors import bad_value
 from .op import Call, Op, Param, Params, differentiable, gradient_names, gradients_of_results, saved_names
-from .torch_arguments import absent, concrete, not_a_tensor
+from .torch_arguments import absent, concrete, not_a_tensor, resolved
 from .torch_launch import DTYPES, Key, Runner, arch_of, dtype_name, key, launches_directly, layouts, prepare
 from .xp import torch_namespace
 
@@ -116,8 +116,7 @@ class _Prepared:
 
     Attributes:
         run: runs the forward pass on tensors of this layout.
-        saved: the places of what the backward pass reads beside the gradients that come in, among the arguments, the
-            results and the kept arrays.
+        saved: from arguments, results and kept arrays to what the backward pass reads of them.
         backward: the backward pass, by which of the arguments need a gradient.
     """
 
@@ -126,7 +125,7 @@ class _Prepared:
         forward, backward = op.forward(spec), op.backward(spec, differentiable(op))
         made = (*op.results, *op.kept)
         self.run = _Pass(forward, op.arguments, made, device).runner(keys)
-        self.saved = itemgetter(*[(*op.arguments, *made).index(name) for name in saved_names(op, backward)])
+        self.saved = _taker([(*op.arguments, *made).index(name) for name in saved_names(op, backward)])
         self.device = device
         self.read = {array.name: array for array in forward.outputs if f"d{array.name}" in backward.inputs}
 
@@ -141,6 +140,11 @@ class _Prepared:
         """The gradient of a result that no loss reads, where the backward pass reads it."""
         array = self.read.get(result)
         return None if array is None else torch.zeros(array.shape, dtype=DTYPES[array.dtype], device=self.device)
+
+
+def _taker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Takes what stands at some places; `itemgetter` does so soonest, but gives one thing by itself."""
+    return itemgetter(*places) if len(places) > 1 else lambda given: tuple(given[place] for place in places)
 
 
 # The options are arguments of their own, so that `typed` tells 1 from True and from 1.0.
@@ -187,12 +191,6 @@ def _forward(op: Op, tensors: Tensors, options: Options) -> tuple[_Prepared, lis
         raise not_a_tensor(op.name, op.arguments, tensors)
     prepared = _prepare(op, keys, *options)
     return prepared, prepared.run(tensors)
-
-
-def resolved(tensor: Tensor) -> Tensor:
-    """The tensor as its memory says: conjugations and negations that PyTorch has put off are carried out."""
-    # To ask costs the host less than to resolve nothing.
-    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def _direct(op: Op) -> Callable[..., Results]:

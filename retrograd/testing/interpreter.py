@@ -29,10 +29,8 @@ def prepare(
 
     def run(tensors: Sequence[Any]) -> list[Any]:
         made = torch_launch.interpret(program, [tensors[place] for place in places])
-        by_name: dict[str | None, Any] = {
-            array.name: tensor for array, tensor in zip(program.outputs, made, strict=True)
-        }
-        return [by_name.get(name) for name in outputs]
+        by_name = {array.name: tensor for array, tensor in zip(program.outputs, made, strict=True)}
+        return [None if name is None else by_name.get(name) for name in outputs]
 
     return run
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from retrograd.core.arch import Arch
 from retrograd.core.arrays import arrays_of
-from retrograd.core.dtypes import KERNEL_FLOATS
 from retrograd.core.op import Fold, Layouts, Param, Params, fold
 from retrograd.core.program import Array, Program
 from retrograd.core.xp import Namespace
@@ -18,7 +17,7 @@ from .spec import OP as NAME
 from .spec import Spec
 
 PARAMETERS = ("weight", "bias")
-TILES = ("x", "residual", "gate", "y", "sum", "rstd")  # what has the rows of x
+TILES = ("x", "residual", "gate", "y", "sum", "rstd")  # they have the rows of x
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Forward:
 
     def program(self, layouts: Layouts, arch: Arch) -> Program | None:
         """The kernels; None for float64."""
-        if self.spec.x.dtype not in KERNEL_FLOATS:
+        if not self.spec.has_kernels:
             return None
         from . import schedule
 
@@ -73,7 +72,10 @@ class Backward:
 
     @property
     def outputs(self) -> tuple[Array, ...]:
-        """The gradients of tiles, wanted or not, and of the parameters, both or none."""
+        """The gradients of x, residual and gate, wanted or not, and of the parameters, both or none.
+
+        dresidual is not there where dx serves as it.
+        """
         spec = self.spec
         return arrays_of(
             {},
@@ -86,7 +88,7 @@ class Backward:
 
     def program(self, layouts: Layouts, arch: Arch) -> Program | None:
         """The kernels; None for float64."""
-        if self.spec.x.dtype not in KERNEL_FLOATS:
+        if not self.spec.has_kernels:
             return None
         from . import schedule
 

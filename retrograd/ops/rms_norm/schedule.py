@@ -49,19 +49,16 @@ def backward(spec: Spec, names: Sequence[str], outputs: tuple[Array, ...], layou
     tile = (plan.backward if whole else plan.backward_columns)(spec, arch)
     programs = tile.programs_for(spec.rows)
     partial = Param((programs, spec.heads, spec.N), "float32")
-    in_two = {array.name for array in outputs if _in_two_stages(array, programs)}
-    scratch = arrays_of(
-        {},
-        dweight_partial=partial if "dweight" in in_two else None,
-        dbias_partial=partial if "dbias" in in_two else None,
-        c=None if whole else spec.rstd,
-    )
+    in_two_stages = [a.name for a in outputs if a.name in ("dweight", "dbias") and _in_two_stages(a, programs)]
+    partials = {name: f"{name}_partial" for name in in_two_stages}
+    scratch = arrays_of({}, **dict.fromkeys(partials.values(), partial), c=None if whole else spec.rstd)
     arrays = inputs + outputs + scratch
     scalars = {**_geometry(spec, layouts, inputs, {_s(spec): "s"}), **_offset(spec)}
-    sums = {name: f"{name}_partial" if name in in_two else name for name in ("dweight", "dbias")}
-    pointers = _pointers(spec, arrays, "dy dsum s gate weight bias rstd" + ("" if whole else " c")) | pointers_to(
-        arrays, "dx dresidual dgate", dweight_partial_ptr=sums["dweight"], dbias_partial_ptr=sums["dbias"]
-    )
+    pointers = {
+        **_pointers(spec, arrays, "dy dsum s gate weight bias rstd" + ("" if whole else " c")),
+        **pointers_to(arrays, "dx dresidual dgate"),
+        **pointers_to(arrays, **{f"{name}_partial_ptr": partials.get(name, name) for name in ("dweight", "dbias")}),
+    }
     launches = []
     if not whole:
         means = plan.backward_row_means(spec, arch)
@@ -87,9 +84,8 @@ def backward(spec: Spec, names: Sequence[str], outputs: tuple[Array, ...], layou
             overlap=arch.overlaps_launches,
         )
     )
-    for name, partial_sums in sums.items():
-        if partial_sums != name:
-            launches.append(sum_rows_launch(partial_sums, name, programs, spec.heads * spec.N, arch))
+    for name, partial_sums in partials.items():
+        launches.append(sum_rows_launch(partial_sums, name, programs, spec.heads * spec.N, arch))
     return Program(inputs, outputs, scratch, tuple(launches))
 
 
@@ -144,7 +140,7 @@ def _dense(layouts: Layouts, arrays: tuple[Array, ...]) -> bool:
 
 
 def _in_two_stages(gradient: Array, programs: int) -> bool:
-    """Whether a parameter's gradient is summed in two stages.
+    """Whether the gradient of a parameter is summed in two stages.
 
     One program a head has the whole sum and writes the gradient itself, where its dtype is that of the partial sums: a
     row must not meet another binary in a small batch.

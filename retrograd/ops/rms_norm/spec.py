@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from retrograd.core.dtypes import BYTES, FLOATS, accumulator
+from retrograd.core.dtypes import BYTES, FLOATS, KERNEL_FLOATS, accumulator
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
 from retrograd.core.op import Param, Params
 
@@ -110,6 +110,11 @@ class Spec:
     def rstd(self) -> Param:
         """What the forward pass keeps of each row."""
         return Param((*self.x.shape[:-1], self.groups), self.compute_dtype)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels take its dtypes."""
+        return self.x.dtype in KERNEL_FLOATS
 
     @property
     def gate_first(self) -> bool:
