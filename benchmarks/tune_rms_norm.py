@@ -30,7 +30,8 @@ from retrograd.core.op import Param
 from retrograd.core.program import Program
 from retrograd.core.tiles import power_of_two
 from retrograd.core.torch_launch import DTYPES, arch_of, prepare
-from retrograd.ops.rms_norm import plan, schedule
+from retrograd.ops.rms_norm import plan
+from retrograd.ops.rms_norm.op import OP
 from retrograd.ops.rms_norm.spec import Spec
 
 ROWS = (4096, 8192, 16384, 32768, 65536)
@@ -68,15 +69,17 @@ def near(path: Path) -> dict[tuple[str, int], set[Shape]]:
 def spec_of(kind: str, M: int, N: int) -> Spec:
     x = Param((M, N), "bfloat16")
     residual, gate = (x if kind == name else None for name in ("prenorm", "gated"))
-    return Spec(x, Param((N,), "float32"), residual=residual, gate=gate)
+    return Spec(x, x.dtype, Param((N,), "float32"), residual=residual, gate=gate, prenorm=kind == "prenorm")
 
 
 def program(kind: str, which: str, M: int, N: int, tile: plan.Tile, arch: Arch) -> Program:
     whole = mock.patch.object(plan, f"whole_{which}", return_value=True)
     with whole, mock.patch.object(plan, which, return_value=tile):
-        if which == "forward":
-            return schedule.forward(spec_of(kind, M, N), {}, arch)
-        return schedule.backward(spec_of(kind, M, N), {}, arch, prenorm=kind == "prenorm", parameters=True)
+        spec = spec_of(kind, M, N)
+        call = OP.forward(spec) if which == "forward" else OP.backward(spec, frozenset(OP.arguments))
+        made = call.program({}, arch)
+        assert made is not None
+        return made
 
 
 def compile_one(job: tuple[str, str, int, Shape, str]) -> tuple[str, int, Shape, int]:

@@ -90,6 +90,10 @@ WRONG_TYPES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: rms_norm(X, gate=X, norm_before_gate=1),  # type: ignore[call-overload]
         "rms_norm: norm_before_gate is int, expected a bool",
     ),
+    "prenorm an int": (
+        lambda: rms_norm(X, prenorm=1),  # type: ignore[call-overload]
+        "rms_norm: prenorm is int, expected a bool",
+    ),
     "out_dtype a string": (
         lambda: rms_norm(X, out_dtype="float16"),  # type: ignore[call-overload]
         "rms_norm: out_dtype is str, expected a torch.dtype or None",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from .arch import Arch
 from .errors import bad_type
-from .op import Call, Op, Param, differentiable, saved_names
+from .op import Call, Fold, Op, Param, differentiable, gradient_names, saved_names
 from .program import Array, Program
 from .xla_launch import primitive, vary_alike
 from .xp import jax_namespace
@@ -72,7 +72,7 @@ def _derived(op: Op) -> Callable[..., Results]:
         by_name = {**saved, **gradients}
         inputs = [by_name[name] for name in call.call.inputs]
         made = dict(zip((a.name for a in call.outputs()), primitive.bind(*inputs, call=call), strict=True))
-        return tuple(_conj(made[f"d{name}"]) if f"d{name}" in made else None for name in op.arguments)
+        return tuple(_conj(made[name]) if name in made else None for name in gradient_names(op, spec))
 
     function.defvjp(forward_rule, backward_rule)
     return function
@@ -115,78 +115,36 @@ class Bound:
         return [made[array.name].astype(array.dtype) for array in self.call.outputs]
 
     def batch(self, arrays: Arrays, axes: Axes) -> tuple[Arrays, Sequence[int]]:
-        """The call on a batch of inputs: as one call with more examples in its batch, or one after the other."""
+        """The call on a batch of inputs: folded into one call, or one after the other."""
         size = next(a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None)
         batched = [a if axis is None else jnp.moveaxis(a, axis, 0) for a, axis in zip(arrays, axes, strict=True)]
-        if self._folds(axes):
-            made = self._folded(batched, axes, size)
+        there = [axis is not None for axis in axes]
+        fold = self._fold(there, size)
+        if fold is not None:
+            made = self._folded(fold, batched, there, size)
         else:
-            there = [axis is not None for axis in axes]
             made = jax.lax.map(partial(self._one, batched, there), _only(batched, there))
         return made, [0] * len(made)
 
-    def _axis(self, name: str) -> int | None:
-        """The axis of independent examples in an array of this call."""
-        axes = self.op.batch_axis
-        return axes[name] if name in axes else axes.get(name.removeprefix("d"))
-
-    def _folds(self, axes: Axes) -> bool:
-        """Whether a larger batch does the same: what examples share does not differ, and no result is shared."""
+    def _fold(self, there: Sequence[bool], size: int) -> Fold | None:
+        """The first fold that shares no input that differs, and no output; none where numbers cut arrays into parts."""
         if any(name in self.op.indices for name in self.call.inputs):
-            return False
-        shared = [name for name, axis in zip(self.call.inputs, axes, strict=True) if axis is not None]
-        made = [array.name for array in self.call.outputs]
-        return all(self._examples(name) is not None for name in (*shared, *made))
-
-    def _examples(self, name: str) -> int | None:
-        """The examples that an array of this call holds, or None where all share it."""
-        axis = self._axis(name)
-        shared = self.op.shared(self.spec)
-        if axis is None or name in shared or name.removeprefix("d") in shared:
             return None
-        param = self.param(name)
-        return None if param is None else param.shape[axis]
+        own = {*_only(self.call.inputs, there), *(array.name for array in self.call.outputs)}
+        return next((fold for fold in self.op.folds(self.spec, size) if own <= fold.axes.keys()), None)
 
-    def param(self, name: str) -> Param | None:
-        """Shape and dtype of an argument, a result or a gradient of one."""
-        forward = {array.name: Param(array.shape, array.dtype) for array in self.op.forward(self.spec).outputs}
-        own = {array.name: Param(array.shape, array.dtype) for array in self.call.outputs}
-        found: Param | None = own.get(name) or forward.get(name) or forward.get(name.removeprefix("d"))
-        return found or getattr(self.spec, name, None)
-
-    def _folded(self, batched: Arrays, axes: Axes, size: int) -> list[Any]:
-        def join(array: Any, axis: int) -> Any:
-            array = jnp.moveaxis(array, 0, axis)
-            shape = array.shape
-            return array.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
-
+    def _folded(self, fold: Fold, batched: Arrays, there: Sequence[bool], size: int) -> list[Any]:
         inputs = []
-        for name, array, axis in zip(self.call.inputs, batched, axes, strict=True):
-            if self._examples(name) is None:
-                inputs.append(array)
-            else:
-                whole = jnp.broadcast_to(array, (size, *array.shape)) if axis is None else array
-                inputs.append(join(whole, self._axis(name) or 0))
-        results = primitive.bind(*inputs, call=self._grown(size))
-        made = []
-        for output, array in zip(self.call.outputs, results, strict=True):
-            axis = self._axis(output.name) or 0
-            split = array.reshape(*array.shape[:axis], size, array.shape[axis] // size, *array.shape[axis + 1 :])
-            made.append(jnp.moveaxis(split, axis, 0))
-        return made
-
-    def _grown(self, size: int) -> Bound:
-        """The call with `size` times as many examples."""
-        params = {}
-        for name in self.op.arguments:
-            param = getattr(self.spec, name)
-            if param is not None and self._examples(name) is not None:
-                axis = self.op.batch_axis[name]
-                shape = param.shape
-                param = replace(param, shape=(*shape[:axis], size * shape[axis], *shape[axis + 1 :]))
-            params[name] = param
-        options = {name: getattr(self.spec, name) for name in self.op.options}
-        return self.again(self.op.spec(params, options))
+        for name, array, is_there in zip(self.call.inputs, batched, there, strict=True):
+            if name in fold.axes:
+                whole = array if is_there else jnp.broadcast_to(array, (size, *array.shape))
+                array = _joined(whole, fold.axes[name])
+            inputs.append(array)
+        results = primitive.bind(*inputs, call=self.again(fold.spec))
+        return [
+            _split(array, fold.axes[output.name], size, output.shape)
+            for output, array in zip(self.call.outputs, results, strict=True)
+        ]
 
     def again(self, spec: Any) -> Bound:
         """The same pass of another call."""
@@ -215,5 +173,21 @@ class Backward(Bound):
         return Backward(self.op, self.op.backward(spec, differentiable(self.op)), spec)
 
 
-def _only(arrays: Arrays, there: Sequence[bool]) -> list[Any]:
+def _joined(array: Any, axis: int | None) -> Any:
+    """An array whose first axis counts calls, with the calls one after the other along `axis`."""
+    if axis is None:
+        return array
+    array = jnp.moveaxis(array, 0, axis)
+    shape = array.shape
+    return array.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+
+
+def _split(array: Any, axis: int | None, size: int, shape: tuple[int, ...]) -> Any:
+    """The reverse of `_joined`, for `size` calls with an array of `shape` each."""
+    if axis is None:
+        return array
+    return jnp.moveaxis(array.reshape(*shape[:axis], size, *shape[axis:]), axis, 0)
+
+
+def _only(arrays: Sequence[Any], there: Sequence[bool]) -> list[Any]:
     return [array for array, is_there in zip(arrays, there, strict=True) if is_there]

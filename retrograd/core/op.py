@@ -6,8 +6,8 @@ with one; neither knows any mathematics.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from .arch import Arch
@@ -38,8 +38,9 @@ class Call(Protocol):
     def inputs(self) -> tuple[str, ...]:
         """The arrays that are there to be read, in order.
 
-        A backward call names the gradient of a result `d<result>`; everything else that it reads is an argument of
-        the op or an output of its forward call, under that name.
+        A backward call names the gradient of a result `d<result>`: one that is not read, because the user cannot reach
+        the result, is not named. Everything else that it reads is an argument of the op or an output of its forward
+        call, under that name.
         """
 
     @property
@@ -56,6 +57,20 @@ class Call(Protocol):
         """The outputs by name, from the inputs by name, without a kernel."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Several calls as one, for `jax.vmap`.
+
+    Attributes:
+        spec: the one call.
+        axes: array -> the axis along which the calls follow each other, or None where each has a place along a new
+            first axis. What is not named here is shared by all calls.
+    """
+
+    spec: Any
+    axes: Mapping[str, int | None]
+
+
 class Op(Protocol):
     """One op, as a room defines it.
 
@@ -66,8 +81,6 @@ class Op(Protocol):
         options: its other arguments, in order, with their types in an operator schema, such as `bool`, `float`, `str?`.
         results: every array that a forward call may return to the user, in order.
         kept: every other output of a forward call; the backward call reads it.
-        batch_axis: argument, result or kept array -> the axis along which independent examples lie; a gradient has the
-            axis of what it is the gradient of. What is not named here is shared by all examples.
     """
 
     name: str
@@ -76,7 +89,6 @@ class Op(Protocol):
     options: Mapping[str, str]
     results: tuple[str, ...]
     kept: tuple[str, ...]
-    batch_axis: Mapping[str, int]
 
     def __hash__(self) -> int: ...
 
@@ -86,14 +98,17 @@ class Op(Protocol):
         Raises ValueError or TypeError, see `errors`.
         """
 
-    def shared(self, spec: Any) -> frozenset[str]:
-        """The arguments named in `batch_axis` that all examples of this call share nevertheless."""
-
     def forward(self, spec: Any) -> Call:
         """The forward pass; its outputs are results and kept arrays, those that are there."""
 
     def backward(self, spec: Any, wanted: frozenset[str]) -> Call:
         """The backward pass. Gradients of all results come in; it makes at least those of the arguments `wanted`."""
+
+    def same_gradient(self, spec: Any) -> Mapping[str, str]:
+        """Argument -> another argument whose gradient is its own too, so that none is made for it."""
+
+    def folds(self, spec: Any, size: int) -> Iterable[Fold]:
+        """Ways to fold `size` calls into one, the cheapest first; without one that fits, they run one by one."""
 
 
 def differentiable(op: Op) -> frozenset[str]:
@@ -109,3 +124,34 @@ def gradients_of_results(op: Op) -> tuple[str, ...]:
 def saved_names(op: Op, backward: Call) -> tuple[str, ...]:
     """The arguments and outputs of the forward call that a backward call reads."""
     return tuple(name for name in backward.inputs if name not in gradients_of_results(op))
+
+
+def gradient_names(op: Op, spec: Any) -> tuple[str, ...]:
+    """The name that a backward call has for the gradient of each argument."""
+    same = op.same_gradient(spec)
+    return tuple(f"d{same.get(name, name)}" for name in op.arguments)
+
+
+def fold(op: Op, spec: Any, axes: Mapping[str, int | None], size: int, **options: Any) -> Fold:
+    """The fold of `size` calls along `axes`, in which gradients lie as what they are gradients of.
+
+    Args:
+        op: the op.
+        spec: each of the calls.
+        axes: as `Fold.axes`, of arguments, results and kept arrays.
+        size: how many calls.
+        options: those that the one call has in place of theirs.
+    """
+
+    def folded(name: str) -> Param | None:
+        param: Param | None = getattr(spec, name)
+        if param is None or name not in axes:
+            return param
+        axis, shape = axes[name], param.shape
+        if axis is None:
+            return replace(param, shape=(size, *shape))
+        return replace(param, shape=(*shape[:axis], size * shape[axis], *shape[axis + 1 :]))
+
+    theirs = {name: getattr(spec, name) for name in op.options}
+    gradients = {f"d{name}": axis for name, axis in axes.items()}
+    return Fold(op.spec({name: folded(name) for name in op.arguments}, theirs | options), gradients | dict(axes))

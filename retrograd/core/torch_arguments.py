@@ -29,6 +29,12 @@ def not_a_tensor(op: str, arguments: Sequence[str], given: Sequence[Any]) -> Typ
     return bad_type(op, arguments[0], given[0], "a strided torch.Tensor")
 
 
+def resolved(tensor: Tensor) -> Tensor:
+    """The tensor as its memory says: conjugations and negations that PyTorch has put off are carried out."""
+    # To ask costs the host less than to resolve nothing.
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
+
+
 def absent(like: Tensor) -> Tensor:
     """What an operator returns for a result that is not there, since it returns no None."""
     return like.new_empty((0,))

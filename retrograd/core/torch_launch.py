@@ -83,7 +83,7 @@ def launches_directly(tensors: Sequence[torch.Tensor | None]) -> bool:
 
 
 def prepare(
-    program: Program, inputs: Sequence[str], outputs: Sequence[str], arch: Arch, device: torch.device
+    program: Program, inputs: Sequence[str], outputs: Sequence[str | None], arch: Arch, device: torch.device
 ) -> Runner:
     """Compile a program for a device and return the function that runs it.
 

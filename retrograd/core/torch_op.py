@@ -8,24 +8,18 @@ a fixed number of tensors, so a result that is not there is an empty tensor ther
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .errors import bad_value
-from .op import Call, Op, Param, Params, differentiable, gradients_of_results, saved_names
-from .torch_arguments import absent, concrete, not_a_tensor
-from .torch_launch import DTYPES, Key, Runner, arch_of, dtype_name, key, launches_directly, layouts, prepare
-from .xp import torch_namespace
+from .op import Call, Op, differentiable, gradient_names, gradients_of_results, saved_names
+from .torch_arguments import absent, not_a_tensor, resolved
+from .torch_launch import DTYPES, launches_directly
+from .torch_pass import Options, Prepared, Shapes, Tensors, backward_pass, run_forward, spec_of, wanted_names
 
-Tensors = Sequence[Tensor | None]
-Options = Sequence[Any]
 Results = tuple[Tensor | None, ...]  # one for each of the op's results, None where it is not there
-Keys = tuple[Key | None, ...]
-Shapes = Sequence[tuple[Sequence[int], torch.dtype] | None]  # shape and dtype of each argument
 
 
 def bind(op: Op) -> Callable[[Tensors, Options], Results]:
@@ -45,7 +39,7 @@ def bind(op: Op) -> Callable[[Tensors, Options], Results]:
         if launches_directly(tensors):
             if torch.is_grad_enabled():
                 return direct(*tensors, options)
-            return tuple(_forward(op, tensors, options)[1][:count])
+            return tuple(run_forward(op, tensors, options)[1][:count])
         if not all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors) or tensors[0] is None:
             raise not_a_tensor(op.name, op.arguments, tensors)
         made: Results = operator(*tensors, *options)[:count]
@@ -54,131 +48,17 @@ def bind(op: Op) -> Callable[[Tensors, Options], Results]:
     return call
 
 
-class _Pass:
-    """A pass on one device: runs its kernels where there are any for the layout of its inputs, else the portable path.
-
-    Attributes:
-        names: the arrays that it is given, in order.
-        makes: the arrays that it returns, in order; None where one is not there.
-    """
-
-    def __init__(self, call: Call, names: Sequence[str], makes: Sequence[str], device: torch.device) -> None:
-        self.call = call
-        self.names = tuple(names)
-        self.makes = tuple(makes)
-        self.device = device
-        self.runners: dict[Any, Runner] = {}
-
-    def run(self, tensors: Tensors) -> list[Tensor | None]:
-        """Run on tensors of any layout."""
-        layout = tuple([None if t is None else (t.stride(), t.data_ptr() & 15) for t in tensors])
-        try:
-            runner = self.runners[layout]
-        except KeyError:
-            runner = self.runners[layout] = self.runner(tuple(None if t is None else key(t) for t in tensors))
-        return runner(tensors)
-
-    def runner(self, keys: Keys) -> Runner:
-        """What runs it on tensors of a layout."""
-        arch = arch_of(self.device)
-        program = None if arch is None else self.call.program(layouts(self.names, keys), arch)
-        if program is None or arch is None:
-            return self.portable
-        return prepare(program, self.names, self.makes, arch, self.device)
-
-    def portable(self, tensors: Tensors) -> list[Tensor | None]:
-        """Run without a kernel; the results are dense, and tensors of their own."""
-        given = {name: t for name, t in zip(self.names, tensors, strict=True) if t is not None}
-        with torch.autocast(self.device.type, enabled=False):  # sums are kept in float32 there too
-            made = self.call.portable(torch_namespace(), given)
-        there = {array.name: DTYPES[array.dtype] for array in self.call.outputs}
-        storages = {t.untyped_storage().data_ptr() for t in given.values()}
-
-        def own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-            tensor = tensor.to(dtype).contiguous()
-            if tensor.untyped_storage().data_ptr() in storages:
-                tensor = tensor.clone()
-            storages.add(tensor.untyped_storage().data_ptr())
-            return tensor
-
-        return [own(made[name], there[name]) if name in there else None for name in self.makes]
-
-
-class _Prepared:
-    """A checked call with the layout of its inputs.
-
-    Attributes:
-        run: runs the forward pass on tensors of this layout.
-        saved: what the backward pass reads beside the gradients that come in.
-        backward: the backward pass for the gradients wanted.
-    """
-
-    def __init__(self, op: Op, params: Shapes, keys: Keys, device: torch.device, options: Options) -> None:
-        spec = _spec(op, params, options)
-        self.run = _Pass(op.forward(spec), op.arguments, (*op.results, *op.kept), device).runner(keys)
-        self.saved = saved_names(op, op.backward(spec, differentiable(op)))
-        self.backward = cache(lambda wanted: _backward(op, params, device, wanted, *options))
-
-
-# The options are arguments of their own, so that `typed` tells 1 from True and from 1.0.
-@lru_cache(maxsize=4096, typed=True)
-def _prepare(op: Op, keys: Keys, *options: Any) -> _Prepared:
-    first = keys[0]
-    assert first is not None
-    for name, key_ in zip(op.arguments, keys, strict=True):
-        if key_ is not None and key_[3] != first[3]:
-            expected = f"{first[3]}, the device of {op.arguments[0]}"
-            raise bad_value(op.name, f"device of {name}", str(key_[3]), expected)
-    params = tuple([None if k is None else (tuple(k[0]), k[2]) for k in keys])
-    return _Prepared(op, params, keys, first[3], options)
-
-
-@lru_cache(maxsize=4096, typed=True)
-def _backward(op: Op, params: Shapes, device: torch.device, wanted: frozenset[str], *options: Any) -> _Pass:
-    """The backward pass for the gradients wanted; it is given gradients of all results, then what is saved."""
-    spec = _spec(op, params, options)
-    names = (*gradients_of_results(op), *saved_names(op, op.backward(spec, differentiable(op))))
-    return _Pass(op.backward(spec, wanted), names, [f"d{name}" for name in op.arguments], device)
-
-
-def _spec(op: Op, shapes: Shapes, options: Options) -> Any:
-    params: Params = {
-        name: None if p is None else Param(tuple(p[0]), dtype_name(p[1]))
-        for name, p in zip(op.arguments, shapes, strict=True)
-    }
-    return op.spec(params, dict(zip(op.options, map(concrete, options), strict=True)))
-
-
-def _forward(op: Op, tensors: Tensors, options: Options) -> tuple[_Prepared, list[Tensor | None]]:
-    """The prepared call, and its results and kept arrays."""
-    try:
-        keys = tuple([None if t is None else key(t) for t in tensors])
-    except AttributeError:
-        raise not_a_tensor(op.name, op.arguments, tensors) from None
-    if keys[0] is None:
-        raise not_a_tensor(op.name, op.arguments, tensors)
-    prepared = _prepare(op, keys, *options)
-    return prepared, prepared.run(tensors)
-
-
-def resolved(tensor: Tensor) -> Tensor:
-    """The tensor as its memory says: conjugations and negations that PyTorch has put off are carried out."""
-    return tensor.resolve_conj().resolve_neg()
-
-
 def _direct(op: Op) -> Callable[..., Results]:
     """The direct path: kernels launched without PyTorch's dispatcher."""
     count = len(op.results)
     arguments = len(op.arguments)
-    all_names = (*op.arguments, *op.results, *op.kept)
 
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        prepared: _Prepared = ctx.prepared
-        needs = ctx.needs_input_grad
-        wanted = frozenset([name for name, need in zip(op.arguments, needs, strict=False) if need])
-        came = [None if g is None else resolved(g) for g in gradients]
-        made = prepared.backward(wanted - op.indices).run((*came, *ctx.saved_tensors))
-        return (*[g if need else None for g, need in zip(made, needs, strict=False)], None)
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        prepared: Prepared = ctx.prepared
+        came = [
+            prepared.zeros(name) if g is None else resolved(g) for name, g in zip(op.results, gradients, strict=True)
+        ]
+        return (*prepared.backward(ctx.needs_input_grad).run((*came, *ctx.saved_tensors)), None)
 
     refuse_twice = once_differentiable(backward)
 
@@ -186,13 +66,15 @@ def _direct(op: Op) -> Callable[..., Results]:
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Results:
             tensors = given[:arguments]
-            ctx.prepared, made = _forward(op, tensors, given[arguments])
-            by_name = dict(zip(all_names, (*tensors, *made), strict=True))
-            ctx.save_for_backward(*[by_name[name] for name in ctx.prepared.saved])
+            prepared, made = run_forward(op, tensors, given[arguments])
+            ctx.prepared = prepared
+            there = (*tensors, *made)
+            ctx.save_for_backward(*prepared.saved(there))
+            ctx.set_materialize_grads(False)
             return tuple(made[:count])
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
             # Grad mode is on only where a second derivative was asked for; it is refused when it is taken.
             result: tuple[Tensor | None, ...] = (refuse_twice if torch.is_grad_enabled() else backward)(ctx, *gradients)
             return result
@@ -211,11 +93,11 @@ def _register(op: Op) -> Callable[..., tuple[Tensor, ...]]:
     returned = ", ".join(["Tensor"] * len(outputs))
 
     def run(*given: Any) -> tuple[Tensor, ...]:
-        _, made = _forward(op, given[:arguments], given[arguments:])
+        _, made = run_forward(op, given[:arguments], given[arguments:])
         return tuple(absent(given[0]) if t is None else t for t in made)
 
     def fake(*given: Any) -> tuple[Tensor, ...]:
-        spec = _spec(op, [None if t is None else (t.shape, t.dtype) for t in given[:arguments]], given[arguments:])
+        spec = spec_of(op, [None if t is None else (t.shape, t.dtype) for t in given[:arguments]], given[arguments:])
         return _empty(given[0], op.forward(spec), outputs)
 
     # A backward call: gradients of the results, arguments and outputs where they are saved, and what the spec says.
@@ -234,38 +116,41 @@ def _register(op: Op) -> Callable[..., tuple[Tensor, ...]]:
     def run_backward(*given: Any) -> tuple[Tensor, ...]:
         params, wanted, options = told_of(given[len(reads) :])
         like = next(t for t in given if t is not None)
-        backward = _backward(op, params, like.device, wanted, *options)
+        backward = backward_pass(op, params, like.device, wanted, *options)
         by_name = dict(zip(reads, given, strict=False))
         results = dict(zip(backward.makes, backward.run([by_name[name] for name in backward.names]), strict=True))
-        return tuple(absent(like) if (t := results[name]) is None else t for name in made)
+        return tuple(absent(like) if (t := results.get(name)) is None else t for name in made)
 
     def fake_backward(*given: Any) -> tuple[Tensor, ...]:
         params, wanted, options = told_of(given[len(reads) :])
-        call = op.backward(_spec(op, params, options), wanted)
-        return _empty(next(t for t in given if t is not None), call, made)
+        spec = spec_of(op, params, options)
+        names = wanted_names(op, spec, wanted)
+        like = next(t for t in given if t is not None)
+        return _empty(like, op.backward(spec, wanted), [name if name in names else None for name in made])
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         given = inputs[:arguments]
         ctx.told = [part for t in given for part in ((None, None) if t is None else (t.shape, t.dtype))]
         ctx.options = inputs[arguments:]
         params = [None if t is None else (t.shape, t.dtype) for t in given]
-        spec = _spec(op, params, ctx.options)
-        saved = saved_names(op, op.backward(spec, differentiable(op)))
-        ctx.names = saved
-        ctx.results = [array.name for array in op.forward(spec).outputs if array.name in op.results]
+        spec = spec_of(op, params, ctx.options)
+        reads = op.backward(spec, differentiable(op))
+        saved = saved_names(op, reads)
+        ctx.names = (*gradients_of_results(op), *saved)
+        ctx.reads = reads.inputs
+        ctx.gradients = gradient_names(op, spec)
         by_name = dict(zip((*op.arguments, *outputs), (*given, *output), strict=True))
         ctx.save_for_backward(*(by_name[name] for name in saved))
 
     def backward(ctx: Any, *came: Tensor) -> tuple[Tensor | None, ...]:
         needs = ctx.needs_input_grad[:arguments]
-        by_name = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        for name, gradient in zip(op.results, came, strict=False):
-            by_name[f"d{name}"] = gradient if name in ctx.results else None
+        by_name = dict(zip(ctx.names, (*came[: len(op.results)], *ctx.saved_tensors), strict=True))
         wanted = [bool(need) and name not in op.indices for name, need in zip(op.arguments, needs, strict=True)]
-        results = backward_operator(*map(by_name.get, reads), *ctx.told, wanted, *ctx.options)
+        given = [by_name[name] if name in ctx.reads else None for name in reads]
+        results = backward_operator(*given, *ctx.told, wanted, *ctx.options)
         found: Mapping[str, Tensor] = dict(zip(made, results, strict=True))
         return (
-            *(found[f"d{name}"] if want else None for name, want in zip(op.arguments, wanted, strict=True)),
+            *(found[name] if want else None for name, want in zip(ctx.gradients, wanted, strict=True)),
             *(None for _ in ctx.options),
         )
 
@@ -285,7 +170,7 @@ def _register(op: Op) -> Callable[..., tuple[Tensor, ...]]:
     return operator
 
 
-def _empty(like: Tensor, call: Call, names: Sequence[str]) -> tuple[Tensor, ...]:
+def _empty(like: Tensor, call: Call, names: Sequence[str | None]) -> tuple[Tensor, ...]:
     there = {array.name: array for array in call.outputs}
     return tuple(
         like.new_empty(there[name].shape, dtype=DTYPES[there[name].dtype]) if name in there else absent(like)

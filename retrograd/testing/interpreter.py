@@ -22,7 +22,7 @@ ACTIVE = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def prepare(
-    program: Program, inputs: Sequence[str], outputs: Sequence[str], arch: Arch, device: torch.device
+    program: Program, inputs: Sequence[str], outputs: Sequence[str | None], arch: Arch, device: torch.device
 ) -> torch_launch.Runner:
     """As `torch_launch.prepare`, for the interpreter; its outputs and scratch start as NaN."""
     places = [inputs.index(array.name) for array in program.inputs]
@@ -30,7 +30,7 @@ def prepare(
     def run(tensors: Sequence[Any]) -> list[Any]:
         made = torch_launch.interpret(program, [tensors[place] for place in places])
         by_name = {array.name: tensor for array, tensor in zip(program.outputs, made, strict=True)}
-        return [by_name.get(name) for name in outputs]
+        return [None if name is None else by_name.get(name) for name in outputs]
 
     return run
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from retrograd.core.arch import Arch
 from retrograd.core.arrays import arrays_of
 from retrograd.core.errors import bad_type
-from retrograd.core.op import Layouts, Params
+from retrograd.core.op import Fold, Layouts, Params, fold
 from retrograd.core.program import Array, Program
 from retrograd.core.xp import Namespace
 
@@ -96,17 +96,12 @@ class CausalConv1d:
     options: Mapping[str, str] = {"activation": "str?", "return_final_state": "bool"}
     results: tuple[str, ...] = ("y", "final_state")
     kept: tuple[str, ...] = ()
-    batch_axis: Mapping[str, int] = {"x": 0, "initial_state": 0, "y": 0, "final_state": 0}
 
     def spec(self, params: Params, options: Mapping[str, Any]) -> Spec:
         """Check a call."""
         if params["weight"] is None:
             raise bad_type(NAME, "weight", None, "an array")
         return Spec(**params, **options)  # type: ignore[arg-type]
-
-    def shared(self, spec: Spec) -> frozenset[str]:
-        """The arguments without an axis of examples in this call."""
-        return frozenset()
 
     def forward(self, spec: Spec) -> Forward:
         """The forward pass."""
@@ -115,6 +110,14 @@ class CausalConv1d:
     def backward(self, spec: Spec, wanted: frozenset[str]) -> Backward:
         """The backward pass."""
         return Backward(spec, wanted)
+
+    def same_gradient(self, spec: Spec) -> Mapping[str, str]:
+        """Each argument has its own."""
+        return {}
+
+    def folds(self, spec: Spec, size: int) -> Iterator[Fold]:
+        """The calls as more rows."""
+        yield fold(self, spec, dict.fromkeys(("x", "initial_state", "y", "final_state"), 0), size)
 
 
 OP = CausalConv1d()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from retrograd.core.arch import Arch
 from retrograd.core.arrays import arrays_of
 from retrograd.core.errors import bad_type
-from retrograd.core.op import Layouts, Params
+from retrograd.core.op import Fold, Layouts, Params, fold
 from retrograd.core.program import Array, Program
 from retrograd.core.xp import Namespace
 
@@ -97,7 +97,6 @@ class LinearScan:
     options: Mapping[str, str] = {"reverse": "bool", "return_final_state": "bool"}
     results: tuple[str, ...] = ("h", "final_state")
     kept: tuple[str, ...] = ()
-    batch_axis: Mapping[str, int] = {"a": 0, "b": 0, "initial_state": 0, "h": 0, "final_state": 0}
 
     def spec(self, params: Params, options: Mapping[str, Any]) -> Spec:
         """Check a call."""
@@ -109,10 +108,6 @@ class LinearScan:
         assert b is not None
         return Spec(a, b, params.get("initial_state"), params.get("cu_seqlens"), **options)
 
-    def shared(self, spec: Spec) -> frozenset[str]:
-        """The arguments without an axis of examples in this call."""
-        return frozenset({"a"}) if spec.shares_batch else frozenset()
-
     def forward(self, spec: Spec) -> Forward:
         """The forward pass."""
         return Forward(spec)
@@ -120,6 +115,15 @@ class LinearScan:
     def backward(self, spec: Spec, wanted: frozenset[str]) -> Backward:
         """The backward pass."""
         return Backward(spec, wanted)
+
+    def same_gradient(self, spec: Spec) -> Mapping[str, str]:
+        """Each argument has its own."""
+        return {}
+
+    def folds(self, spec: Spec, size: int) -> Iterator[Fold]:
+        """The calls as more rows, unless rows share a and calls do not."""
+        own = () if spec.shares_batch else ("a",)
+        yield fold(self, spec, dict.fromkeys((*own, "b", "initial_state", "h", "final_state"), 0), size)
 
 
 OP = LinearScan()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retrograd.core.arch import Arch
@@ -17,15 +18,9 @@ from . import plan
 from .spec import Spec
 
 
-def forward(spec: Spec, layouts: Layouts, arch: Arch) -> Program:
-    """(x, residual, gate, weight, bias) -> (y, sum, rstd), each where it is there."""
-    inputs = arrays_of(layouts, x=spec.x, residual=spec.residual, gate=spec.gate, weight=spec.weight, bias=spec.bias)
-    outputs = arrays_of(
-        {},
-        y=Param(spec.x.shape, spec.out_dtype),
-        sum=Param(spec.x.shape, spec.sum_dtype) if spec.residual else None,
-        rstd=_rstd(spec),
-    )
+def forward(spec: Spec, names: Sequence[str], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
+    """The arguments -> y, sum, rstd."""
+    inputs = _inputs(spec, names, layouts)
     if plan.takes_ring(spec, arch) and _dense(layouts, inputs):
         return Program(inputs, outputs, (), (_ring_forward(spec, arch, inputs + outputs),))
     whole = plan.whole_forward(spec)
@@ -34,7 +29,7 @@ def forward(spec: Spec, layouts: Layouts, arch: Arch) -> Program:
         forward_kernels.forward_whole if whole else forward_kernels.forward_looped,
         grid=spec.heads * -(-spec.rows // tile.rows),
         arrays=pointers_to(inputs + outputs, "x residual gate weight bias y sum rstd"),
-        scalars={**_geometry(spec, layouts, inputs), "eps": float(spec.options.eps), **_offset(spec)},
+        scalars={**_geometry(spec, layouts, inputs), "eps": float(spec.eps), **_offset(spec)},
         constants={
             **_flags(spec, arch),
             **_tile(tile, "rows" if whole else "stages"),
@@ -45,61 +40,25 @@ def forward(spec: Spec, layouts: Layouts, arch: Arch) -> Program:
     return Program(inputs, outputs, (), (launch,))
 
 
-def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters: bool) -> Program:
-    """(dy, dsum, s, gate, weight, bias, rstd) -> (dx, dresidual, dgate, dweight, dbias), each where it is there.
-
-    Args:
-        spec: the forward call.
-        layouts: of the inputs named above.
-        arch: the architecture to plan for.
-        prenorm: whether a gradient of the returned sum comes in, as dsum.
-        parameters: whether the gradients of weight and bias are wanted.
-
-    dresidual is there only where its dtype is not that of dx; elsewhere the two are the same array. bias is read only
-    where the gate comes last, rstd always.
-    """
-    s = Param(spec.x.shape, spec.sum_dtype)
-    inputs = arrays_of(
-        layouts,
-        dy=Param(spec.x.shape, spec.out_dtype),
-        dsum=s if prenorm else None,
-        s=s,
-        gate=spec.gate,
-        weight=spec.weight,
-        bias=spec.bias if spec.gate_last else None,
-        rstd=_rstd(spec),
-    )
-    outputs = arrays_of(
-        {},
-        dx=spec.x,
-        dresidual=spec.residual if spec.separate_dresidual else None,
-        dgate=spec.gate,
-        dweight=spec.weight if parameters else None,
-        dbias=spec.bias if parameters else None,
-    )
+def backward(spec: Spec, names: Sequence[str], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
+    """The gradients of the results, what was normalised, the parameters, rstd -> the gradients wanted."""
+    inputs = _inputs(spec, names, layouts)
     if plan.takes_ring(spec, arch) and _dense(layouts, inputs):
-        return _ring_backward(spec, arch, inputs, outputs, parameters)
+        return _ring_backward(spec, arch, inputs, outputs)
     whole = plan.whole_backward(spec, arch)
     tile = (plan.backward if whole else plan.backward_columns)(spec, arch)
     programs = tile.programs_for(spec.rows)
     partial = Param((programs, spec.heads, spec.N), "float32")
-    scratch = arrays_of(
-        {},
-        dweight_partial=partial if _two_stages(spec.weight, parameters, programs) else None,
-        dbias_partial=partial if _two_stages(spec.bias, parameters, programs) else None,
-        c=None if whole else _rstd(spec),
-    )
+    in_two_stages = [a.name for a in outputs if a.name in ("dweight", "dbias") and _in_two_stages(a, programs)]
+    partials = {name: f"{name}_partial" for name in in_two_stages}
+    scratch = arrays_of({}, **dict.fromkeys(partials.values(), partial), c=None if whole else spec.rstd)
     arrays = inputs + outputs + scratch
-    scalars = {**_geometry(spec, layouts, inputs), **_offset(spec)}
-    reads = "dy dsum s gate weight bias rstd" + ("" if whole else " c")
-    partials = {array.name for array in scratch}
-    sums = {name: f"{name}_partial" if f"{name}_partial" in partials else name for name in ("dweight", "dbias")}
-    pointers = pointers_to(
-        arrays,
-        f"{reads} dx dresidual dgate",
-        dweight_partial_ptr=sums["dweight"],
-        dbias_partial_ptr=sums["dbias"],
-    )
+    scalars = {**_geometry(spec, layouts, inputs, {_s(spec): "s"}), **_offset(spec)}
+    pointers = {
+        **_pointers(spec, arrays, "dy dsum s gate weight bias rstd" + ("" if whole else " c")),
+        **pointers_to(arrays, "dx dresidual dgate"),
+        **pointers_to(arrays, **{f"{name}_partial_ptr": partials.get(name, name) for name in ("dweight", "dbias")}),
+    }
     launches = []
     if not whole:
         means = plan.backward_row_means(spec, arch)
@@ -107,7 +66,7 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
             Launch(
                 backward_kernels.backward_row_means,
                 grid=spec.rows * spec.heads,
-                arrays=pointers_to(arrays, "dy s gate weight rstd c"),
+                arrays=_pointers(spec, arrays, "dy s gate weight rstd c"),
                 scalars=scalars,
                 constants={**_flags(spec, arch), **_tile(means, "stages")},
                 num_warps=means.num_warps,
@@ -125,9 +84,8 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, prenorm: bool, parameters
             overlap=arch.overlaps_launches,
         )
     )
-    for name, partial_sums in sums.items():
-        if partial_sums != name:
-            launches.append(sum_rows_launch(partial_sums, name, programs, spec.heads * spec.N, arch))
+    for name, partial_sums in partials.items():
+        launches.append(sum_rows_launch(partial_sums, name, programs, spec.heads * spec.N, arch))
     return Program(inputs, outputs, scratch, tuple(launches))
 
 
@@ -139,25 +97,24 @@ def _ring_forward(spec: Spec, arch: Arch, arrays: tuple[Array, ...]) -> Launch:
         forward_ring,
         grid=min(ring.programs, spec.rows),
         arrays=pointers_to(arrays, "x weight y rstd"),
-        scalars={"rows": spec.rows, "eps": float(spec.options.eps), **_offset(spec)},
+        scalars={"rows": spec.rows, "eps": float(spec.eps), **_offset(spec)},
         constants={"N": spec.N, "RING": ring.slots, "OVERLAP": arch.overlaps_launches},
         num_warps=ring.num_warps,
         overlap=arch.overlaps_launches,
     )
 
 
-def _ring_backward(
-    spec: Spec, arch: Arch, inputs: tuple[Array, ...], outputs: tuple[Array, ...], parameters: bool
-) -> Program:
+def _ring_backward(spec: Spec, arch: Arch, inputs: tuple[Array, ...], outputs: tuple[Array, ...]) -> Program:
     from .gluon.backward import backward_ring
 
     ring = plan.ring_backward(spec, arch)
     programs = min(ring.programs, spec.rows)
+    parameters = any(array.name == "dweight" for array in outputs)
     scratch = arrays_of({}, dweight_partial=Param((programs, spec.N), "float32") if parameters else None)
     launch = Launch(
         backward_ring,
         grid=programs,
-        arrays=pointers_to(inputs + outputs + scratch, "dy s weight rstd dx dweight_partial"),
+        arrays=_pointers(spec, inputs + outputs + scratch, "dy s weight rstd dx dweight_partial"),
         scalars={"rows": spec.rows, **_offset(spec)},
         constants={
             "N": spec.N,
@@ -182,21 +139,32 @@ def _dense(layouts: Layouts, arrays: tuple[Array, ...]) -> bool:
     )
 
 
-def _two_stages(param: Param | None, parameters: bool, programs: int) -> bool:
-    """Whether a parameter's gradient is summed in two stages.
+def _in_two_stages(gradient: Array, programs: int) -> bool:
+    """Whether the gradient of a parameter is summed in two stages.
 
     One program a head has the whole sum and writes the gradient itself, where its dtype is that of the partial sums: a
     row must not meet another binary in a small batch.
     """
-    return param is not None and parameters and (programs != 1 or param.dtype != "float32")
+    return programs != 1 or gradient.dtype != "float32"
 
 
-def _rstd(spec: Spec) -> Param:
-    return Param((spec.rows * spec.heads,), "float32")
+def _inputs(spec: Spec, names: Sequence[str], layouts: Layouts) -> tuple[Array, ...]:
+    gradients = {"dy": Param(spec.x.shape, spec.out_dtype), "dsum": spec.sum}
+    return arrays_of(layouts, **{name: gradients.get(name) or getattr(spec, name) for name in names})
+
+
+def _s(spec: Spec) -> str:
+    """What is normalised, which the kernels of the backward pass call s."""
+    return "sum" if spec.residual else "x"
+
+
+def _pointers(spec: Spec, arrays: tuple[Array, ...], names: str) -> dict[str, str | None]:
+    """As `pointers_to`, for the kernels of the backward pass."""
+    return pointers_to(arrays, **{f"{name}_ptr": _s(spec) if name == "s" else name for name in names.split()})
 
 
 def _offset(spec: Spec) -> dict[str, Scalar]:
-    return {"weight_offset": float(spec.options.weight_offset)}
+    return {"weight_offset": float(spec.weight_offset)}
 
 
 def _flags(spec: Spec, arch: Arch) -> dict[str, Any]:
@@ -212,9 +180,15 @@ def _tile(tile: plan.Tile, *wanted: str) -> dict[str, int]:
     return {"BLOCK_N": tile.columns, **{name.upper(): getattr(tile, name) for name in wanted}}
 
 
-def _geometry(spec: Spec, layouts: Layouts, inputs: tuple[Array, ...]) -> dict[str, Scalar]:
-    """Row counts and, for each input, strides as the kernels take them: (inner rows ..., outer rows, head, column)."""
-    strides = {array.name: strides_of(array.name, array.shape, layouts) for array in inputs}
+def _geometry(
+    spec: Spec, layouts: Layouts, inputs: tuple[Array, ...], called: Mapping[str, str] | None = None
+) -> dict[str, Scalar]:
+    """Row counts and, for each input, strides as the kernels take them: (inner rows ..., outer rows, head, column).
+
+    `called`: array -> the kernels' name for it, where they have another.
+    """
+    called = called or {}
+    strides = {called.get(a.name, a.name): strides_of(a.name, a.shape, layouts) for a in inputs}
     tiled = [name for name, s in strides.items() if name not in ("weight", "bias", "rstd")]
     # A single row, of whatever rank, has the stride that it would have among others: it decides the alignment hints.
     lead = spec.lead or (1,)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from retrograd.core.dtypes import BYTES, FLOATS, accumulator
+from retrograd.core.dtypes import BYTES, FLOATS, KERNEL_FLOATS, accumulator
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
-from retrograd.core.op import Param
+from retrograd.core.op import Param, Params
 
 OP = "rms_norm"
 # Largest row the kernels are built and tested for.
@@ -19,37 +20,40 @@ Pass = Literal["fwd", "bwd"]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """The options of a call; see `retrograd.rms_norm` for their meaning."""
-
-    eps: float = 1e-6
-    weight_offset: float = 0.0
-    group_size: int | None = None
-    norm_before_gate: bool = False
-    out_dtype: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Spec:
     """A checked call.
 
     Attributes:
         x, weight, bias, residual, gate: shape and dtype of each array, None where absent.
-        options: the options.
+        out_dtype: dtype of y.
+        eps, weight_offset, group_size, norm_before_gate, prenorm: see `retrograd.rms_norm`.
 
     Raises:
         ValueError, TypeError: on construction, for arrays and options that do not fit together.
     """
 
     x: Param
+    out_dtype: str
     weight: Param | None = None
     bias: Param | None = None
     residual: Param | None = None
     gate: Param | None = None
-    options: Options = Options()
+    eps: float = 1e-6
+    weight_offset: float = 0.0
+    group_size: int | None = None
+    norm_before_gate: bool = False
+    prenorm: bool = False
 
     def __post_init__(self) -> None:
         check(self)
+
+    @classmethod
+    def of(cls, params: Params, options: Mapping[str, Any]) -> Spec:
+        """From shapes and dtypes by argument, and options by name; without `out_dtype`, y has the dtype of x."""
+        x = params["x"]
+        assert x is not None
+        out_dtype = options.get("out_dtype")
+        return cls(**{**params, **options, "out_dtype": x.dtype if out_dtype is None else out_dtype})
 
     @property
     def width(self) -> int:
@@ -59,15 +63,18 @@ class Spec:
     @property
     def N(self) -> int:
         """Columns that are normalised together."""
-        return self.width if self.options.group_size is None else self.options.group_size
+        return self.width if self.group_size is None else self.group_size
+
+    @property
+    def groups(self) -> int:
+        """Parts that the columns of x are normalised in."""
+        return 1 if self.group_size is None else self.width // self.group_size
 
     @property
     def heads(self) -> int:
         """Rows of the weight: heads, groups, or 1 where all rows share one weight."""
-        if self.options.group_size is not None:
-            return self.width // self.options.group_size
         per_head = [p.shape[0] for p in (self.weight, self.bias) if p is not None and len(p.shape) == 2]
-        return per_head[0] if per_head else 1
+        return per_head[0] if per_head else self.groups
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -77,17 +84,12 @@ class Spec:
     @property
     def per_head(self) -> bool:
         """Whether x has a dimension of heads, each with its own weight."""
-        return self.heads > 1 and self.options.group_size is None
+        return self.heads > 1 and self.group_size is None
 
     @property
     def rows(self) -> int:
         """Rows of each head, M."""
         return math.prod(self.lead)
-
-    @property
-    def out_dtype(self) -> str:
-        """Dtype of y."""
-        return self.options.out_dtype or self.x.dtype
 
     @property
     def sum_dtype(self) -> str:
@@ -100,14 +102,29 @@ class Spec:
         return accumulator(self.x.dtype)
 
     @property
+    def sum(self) -> Param | None:
+        """The sum of x and the residual, where there is one."""
+        return Param(self.x.shape, self.sum_dtype) if self.residual else None
+
+    @property
+    def rstd(self) -> Param:
+        """What the forward pass keeps of each row."""
+        return Param((*self.x.shape[:-1], self.groups), self.compute_dtype)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels take its dtypes."""
+        return self.x.dtype in KERNEL_FLOATS
+
+    @property
     def gate_first(self) -> bool:
         """The gate multiplies what is normalised."""
-        return self.gate is not None and not self.options.norm_before_gate
+        return self.gate is not None and not self.norm_before_gate
 
     @property
     def gate_last(self) -> bool:
         """The gate multiplies what comes out."""
-        return self.gate is not None and self.options.norm_before_gate
+        return self.gate is not None and self.norm_before_gate
 
     @property
     def separate_dresidual(self) -> bool:
@@ -115,11 +132,11 @@ class Spec:
         return self.residual is not None and self.residual.dtype != self.x.dtype
 
     @property
-    def shares_dresidual(self) -> bool:
-        """Whether dx serves as dresidual too."""
-        return self.residual is not None and not self.separate_dresidual
+    def has_dsum(self) -> bool:
+        """Whether a gradient of the sum comes into the backward pass: the sum is returned, and is not x itself."""
+        return self.prenorm and self.residual is not None
 
-    def bytes_moved(self, which: Pass, prenorm: bool = False) -> int:
+    def bytes_moved(self, which: Pass) -> int:
         """The fewest bytes a pass moves: each array read once, each result written once; rstd and weights included."""
         size = math.prod(self.x.shape)
         x, y, s = BYTES[self.x.dtype], BYTES[self.out_dtype], BYTES[self.sum_dtype]
@@ -129,7 +146,7 @@ class Spec:
         rstd = BYTES["float32"] * self.rows * self.heads
         if which == "fwd":
             return size * (x + gate + y + (residual + s if residual else 0)) + parameters + rstd
-        dsum = s if prenorm else 0
+        dsum = s if self.has_dsum else 0
         dresidual = residual if self.separate_dresidual else 0
         return size * (y + s + dsum + 2 * gate + x + dresidual) + 2 * parameters + rstd
 
@@ -141,12 +158,12 @@ class Spec:
 
 def check(spec: Spec) -> None:
     """Raise what the user needs to read if the arrays and options do not fit together."""
-    x, options = spec.x, spec.options
+    x = spec.x
     if len(x.shape) == 0:
         raise bad_shape(OP, "x", x.shape, "at least one dimension (..., N)")
     if x.dtype not in FLOATS:
         raise bad_dtype(OP, "x", x.dtype, FLOATS)
-    check_options(options, x)
+    check_options(spec)
     N = x.shape[-1]
     shared, per_head = f"(N={N},)", f"(heads={x.shape[-2]}, N={N})" if len(x.shape) > 1 else None
     for name, param in (("weight", spec.weight), ("bias", spec.bias)):
@@ -155,15 +172,15 @@ def check(spec: Spec) -> None:
         fits = param.shape == (N,) or (per_head is not None and param.shape == tuple(x.shape[-2:]))
         if not fits:
             raise bad_shape(OP, name, param.shape, f"{shared} or {per_head}" if per_head else shared)
-        if len(param.shape) == 2 and options.group_size is not None:
+        if len(param.shape) == 2 and spec.group_size is not None:
             raise bad_shape(OP, name, param.shape, f"{shared}, since group_size is given")
         allowed = dict.fromkeys(("float32", x.dtype)) if x.dtype != "float64" else ("float64",)
         if param.dtype not in allowed:
             raise bad_dtype(OP, name, param.dtype, allowed)
     if spec.weight and spec.bias and spec.weight.shape != spec.bias.shape:
         raise bad_shape(OP, "bias", spec.bias.shape, f"the shape of weight, {spec.weight.shape}")
-    if spec.weight is None and options.weight_offset != 0:
-        raise bad_value(OP, "weight_offset", options.weight_offset, "0.0, since weight is None")
+    if spec.weight is None and spec.weight_offset != 0:
+        raise bad_value(OP, "weight_offset", spec.weight_offset, "0.0, since weight is None")
     for name, other in (("residual", spec.residual), ("gate", spec.gate)):
         if other is None:
             continue
@@ -174,17 +191,18 @@ def check(spec: Spec) -> None:
             raise bad_dtype(OP, name, other.dtype, same_kind)
 
 
-def check_options(options: Options, x: Param) -> None:
+def check_options(spec: Spec) -> None:
     """Raise for an option that no x, or not this x, can be used with."""
+    x = spec.x
     for name in ("eps", "weight_offset"):
-        value = getattr(options, name)
+        value = getattr(spec, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise bad_type(OP, name, value, "a float")
         if not math.isfinite(value):
             raise bad_value(OP, name, value, "a finite number")
-    if options.eps < SMALLEST_EPS:
-        raise bad_value(OP, "eps", options.eps, f"at least {SMALLEST_EPS:.4g}, the smallest normal float32")
-    group_size = options.group_size
+    if spec.eps < SMALLEST_EPS:
+        raise bad_value(OP, "eps", spec.eps, f"at least {SMALLEST_EPS:.4g}, the smallest normal float32")
+    group_size = spec.group_size
     if group_size is not None:
         if isinstance(group_size, bool) or not isinstance(group_size, int):
             raise bad_type(OP, "group_size", group_size, "an int or None")
@@ -193,9 +211,9 @@ def check_options(options: Options, x: Param) -> None:
     N = x.shape[-1] if group_size is None else group_size
     if N > MAX_N:
         raise bad_shape(OP, "x", x.shape, f"at most {MAX_N} columns to normalise together")
-    if not isinstance(options.norm_before_gate, bool):
-        raise bad_type(OP, "norm_before_gate", options.norm_before_gate, "a bool")
-    if options.out_dtype is not None:
-        allowed = FLOATS[:3] if x.dtype != "float64" else ("float64",)
-        if options.out_dtype not in allowed:
-            raise bad_dtype(OP, "out_dtype", options.out_dtype, allowed)
+    for name in ("norm_before_gate", "prenorm"):
+        if not isinstance(getattr(spec, name), bool):
+            raise bad_type(OP, name, getattr(spec, name), "a bool")
+    allowed = FLOATS[:3] if x.dtype != "float64" else ("float64",)
+    if spec.out_dtype not in allowed:
+        raise bad_dtype(OP, "out_dtype", spec.out_dtype, allowed)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from retrograd.core.arch import Arch
 from retrograd.core.arrays import arrays_of
-from retrograd.core.op import Layouts, Params
+from retrograd.core.op import Fold, Layouts, Params, fold
 from retrograd.core.program import Array, Program
 from retrograd.core.xp import Namespace
 
@@ -80,6 +80,9 @@ class Backward:
         return portable.backward(xp, self.spec, arrays)
 
 
+BATCHED = ("x", "dt", "z", "initial_state", "y", "final_state", "states")
+
+
 class SelectiveScan:
     """The op."""
 
@@ -89,17 +92,10 @@ class SelectiveScan:
     options: Mapping[str, str] = {"dt_softplus": "bool", "return_final_state": "bool"}
     results: tuple[str, ...] = ("y", "final_state")
     kept: tuple[str, ...] = ("states",)
-    batch_axis: Mapping[str, int] = dict.fromkeys(
-        ("x", "dt", "B", "C", "z", "initial_state", "y", "final_state", "states"), 0
-    )
 
     def spec(self, params: Params, options: Mapping[str, Any]) -> Spec:
         """Check a call. Raises ValueError or TypeError."""
         return Spec.of(params, options)
-
-    def shared(self, spec: Spec) -> frozenset[str]:
-        """The arguments without an axis of examples in this call."""
-        return frozenset(name for name in "BC" if spec.constant(name))
 
     def forward(self, spec: Spec) -> Forward:
         """The forward pass."""
@@ -108,6 +104,15 @@ class SelectiveScan:
     def backward(self, spec: Spec, wanted: frozenset[str]) -> Backward:
         """The backward pass."""
         return Backward(spec, wanted - self.indices)
+
+    def same_gradient(self, spec: Spec) -> Mapping[str, str]:
+        """Each argument has its own."""
+        return {}
+
+    def folds(self, spec: Spec, size: int) -> Iterator[Fold]:
+        """The calls as more rows."""
+        own = [name for name in "BC" if not spec.constant(name)]
+        yield fold(self, spec, dict.fromkeys((*own, *BATCHED), 0), size)
 
 
 OP = SelectiveScan()

@@ -1,0 +1,162 @@
+"""The passes of an op on PyTorch tensors: a call is checked once, and planned once for each layout of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, lru_cache
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import bad_value
+from .op import Call, Op, Param, Params, differentiable, gradient_names, gradients_of_results, saved_names
+from .torch_arguments import concrete, not_a_tensor
+from .torch_launch import DTYPES, Key, Runner, arch_of, dtype_name, key, layouts, prepare
+from .xp import torch_namespace
+
+Tensors = Sequence[Tensor | None]
+Options = Sequence[Any]
+Keys = tuple[Key | None, ...]
+Shapes = Sequence[tuple[Sequence[int], torch.dtype] | None]  # shape and dtype of each argument
+
+
+class Pass:
+    """A pass on one device: runs its kernels where there are any for the layout of its inputs, else the portable path.
+
+    Attributes:
+        names: the arrays that it is given, in order.
+        makes: the arrays that it returns, in order; None, and a name of what is not there, stand for None.
+    """
+
+    def __init__(self, call: Call, names: Sequence[str], makes: Sequence[str | None], device: torch.device) -> None:
+        self.call = call
+        self.names = tuple(names)
+        self.makes = tuple(makes)
+        self.device = device
+        self.runners: dict[Any, Runner] = {}
+
+    def run(self, tensors: Tensors) -> list[Tensor | None]:
+        """Run on tensors of any layout."""
+        layout = tuple([None if t is None else (t.stride(), t.data_ptr() & 15) for t in tensors])
+        try:
+            runner = self.runners[layout]
+        except KeyError:
+            runner = self.runners[layout] = self.runner(tuple(None if t is None else key(t) for t in tensors))
+        return runner(tensors)
+
+    def runner(self, keys: Keys) -> Runner:
+        """What runs it on tensors of a layout."""
+        arch = arch_of(self.device)
+        program = None if arch is None else self.call.program(layouts(self.names, keys), arch)
+        if program is None or arch is None:
+            return self.portable
+        return prepare(program, self.names, self.makes, arch, self.device)
+
+    def portable(self, tensors: Tensors) -> list[Tensor | None]:
+        """Run without a kernel; the results are dense, and tensors of their own."""
+        given = {name: t for name, t in zip(self.names, tensors, strict=True) if t is not None}
+        with _no_autocast(self.device.type):  # sums are kept in float32 there too
+            made = self.call.portable(torch_namespace(), given)
+        storages = {t.untyped_storage().data_ptr() for t in given.values()}
+
+        def own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+            tensor = tensor.to(dtype).contiguous()
+            if tensor.untyped_storage().data_ptr() in storages:
+                tensor = tensor.clone()
+            storages.add(tensor.untyped_storage().data_ptr())
+            return tensor
+
+        owned = {array.name: own(made[array.name], DTYPES[array.dtype]) for array in self.call.outputs}
+        return [None if name is None else owned.get(name) for name in self.makes]
+
+
+def _no_autocast(device: str) -> AbstractContextManager[Any]:
+    """A context without autocast; some devices, such as `meta`, never have it."""
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
+class Prepared:
+    """A checked call with the layout of its inputs.
+
+    Attributes:
+        run: runs the forward pass on tensors of this layout.
+        saved: from arguments, results and kept arrays to what the backward pass reads of them.
+        backward: the backward pass, by which of the arguments need a gradient.
+        read: the results whose gradients it reads, by name.
+    """
+
+    def __init__(self, op: Op, params: Shapes, keys: Keys, device: torch.device, options: Options) -> None:
+        spec = spec_of(op, params, options)
+        forward, backward = op.forward(spec), op.backward(spec, differentiable(op))
+        made = (*op.results, *op.kept)
+        self.run = Pass(forward, op.arguments, made, device).runner(keys)
+        self.saved = _taker([(*op.arguments, *made).index(name) for name in saved_names(op, backward)])
+        self.device = device
+        self.read = {array.name: array for array in forward.outputs if f"d{array.name}" in backward.inputs}
+
+        @cache
+        def pass_for(needs: tuple[bool, ...]) -> Pass:
+            wanted = frozenset([name for name, need in zip(op.arguments, needs, strict=False) if need])
+            return backward_pass(op, params, device, wanted - op.indices, *options)
+
+        self.backward = pass_for
+
+    def zeros(self, result: str) -> Tensor | None:
+        """The gradient of a result that no loss reads, where the backward pass reads it."""
+        array = self.read.get(result)
+        return None if array is None else torch.zeros(array.shape, dtype=DTYPES[array.dtype], device=self.device)
+
+
+def _taker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Takes what stands at some places; `itemgetter` does so soonest, but gives one thing by itself."""
+    return itemgetter(*places) if len(places) > 1 else lambda given: tuple(given[place] for place in places)
+
+
+# The options are arguments of their own, so that `typed` tells 1 from True and from 1.0.
+@lru_cache(maxsize=4096, typed=True)
+def _prepare(op: Op, keys: Keys, *options: Any) -> Prepared:
+    first = keys[0]
+    assert first is not None
+    for name, key_ in zip(op.arguments, keys, strict=True):
+        if key_ is not None and key_[3] != first[3]:
+            expected = f"{first[3]}, the device of {op.arguments[0]}"
+            raise bad_value(op.name, f"device of {name}", str(key_[3]), expected)
+    params = tuple([None if k is None else (tuple(k[0]), k[2]) for k in keys])
+    return Prepared(op, params, keys, first[3], options)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def backward_pass(op: Op, params: Shapes, device: torch.device, wanted: frozenset[str], *options: Any) -> Pass:
+    """The backward pass for the arguments' gradients wanted; it is given the results' gradients, then what is saved."""
+    spec = spec_of(op, params, options)
+    names = (*gradients_of_results(op), *saved_names(op, op.backward(spec, differentiable(op))))
+    return Pass(op.backward(spec, wanted), names, wanted_names(op, spec, wanted), device)
+
+
+def wanted_names(op: Op, spec: Any, wanted: frozenset[str]) -> list[str | None]:
+    """For each argument, the name of its gradient where it is wanted."""
+    return [made if name in wanted else None for name, made in zip(op.arguments, gradient_names(op, spec), strict=True)]
+
+
+def spec_of(op: Op, shapes: Shapes, options: Options) -> Any:
+    """The checked call."""
+    params: Params = {
+        name: None if p is None else Param(tuple(p[0]), dtype_name(p[1]))
+        for name, p in zip(op.arguments, shapes, strict=True)
+    }
+    return op.spec(params, dict(zip(op.options, map(concrete, options), strict=True)))
+
+
+def run_forward(op: Op, tensors: Tensors, options: Options) -> tuple[Prepared, list[Tensor | None]]:
+    """The prepared call, and its results and kept arrays."""
+    try:
+        keys = tuple([None if t is None else key(t) for t in tensors])
+    except AttributeError:
+        raise not_a_tensor(op.name, op.arguments, tensors) from None
+    if keys[0] is None:
+        raise not_a_tensor(op.name, op.arguments, tensors)
+    prepared = _prepare(op, keys, *options)
+    return prepared, prepared.run(tensors)
