@@ -17,6 +17,7 @@ from .spec import Spec
 # Steps whose products a thread adds up: more would lose digits of dweight.
 LONGEST_WALK = 256
 HOPPER_SHARED = 227 * KIB
+MOST_REGISTERS = 128  # a thread of 4 programs of 4 warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Walk:
         num_warps: warps a program.
         stages: depth of the compiler's software pipeline; 1 is none.
         parallel: lanes, over all of a call, that are worth having; a call gets about as many if it is large enough.
+        max_registers: registers a thread may take, so that as many programs as planned fit on a multiprocessor.
     """
 
     lanes: int
@@ -38,6 +40,7 @@ class Walk:
     num_warps: int
     stages: int = 1
     parallel: int = 4096
+    max_registers: int | None = None
 
     def steps(self, spec: Spec) -> int:
         """Steps that a lane walks over, a power of two."""
@@ -97,8 +100,15 @@ def backward(spec: Spec, arch: Arch) -> Walk:
     """The backward pass, channels contiguous."""
     walk = _walk(spec, arch, BACKWARD)
     # Before Hopper the compiler needs more registers for the same tile with its activation, and spills some.
-    fits = arch.shared_memory >= HOPPER_SHARED or not spec.silu
-    return walk if fits else replace(walk, unroll=max(1, walk.unroll // 2))
+    if arch.shared_memory < HOPPER_SHARED:
+        return replace(walk, unroll=max(1, walk.unroll // 2)) if spec.silu else walk
+    # Beside a bias the compiler takes 136 registers of its own accord: 3 programs a multiprocessor instead of 4.
+    # With states, fp32 weights or a tile that D does not fill it would spill some of them.
+    halves = BYTES[spec.x.dtype] == BYTES[spec.weight.dtype] == 2 and spec.D % walk.channels == 0
+    stateless = spec.initial_state is None and not spec.return_final_state
+    if arch.name == "sm_90" and halves and stateless and spec.bias is not None:
+        return replace(walk, max_registers=MOST_REGISTERS)
+    return walk
 
 
 def forward_time(spec: Spec, arch: Arch) -> Vectors:

@@ -111,6 +111,7 @@ def backward(spec: Spec, inputs: Sequence[str], outputs: tuple[Array, ...], layo
                 scalars={**_strides(given, layouts, f"{reads} cu_seqlens"), **_lengths(spec, tile)},
                 constants={**_constants(spec, arch), **_walk(tile), **_activation(spec, arch)},
                 num_warps=tile.num_warps,
+                max_registers=tile.max_registers,
                 overlap=arch.overlaps_launches,
             )
         launches.append(launch)
