@@ -60,7 +60,7 @@ def backward(spec: Spec) -> Tile:
     """The backward pass's tile: dh, a and h in registers."""
     if spec.complex:
         return Tile(steps=8, levels=4, channels=16)
-    return Tile(steps=32, levels=3, channels=16)
+    return Tile(steps=48 if spec.channels <= FEW_CHANNELS else 32, levels=3, channels=16)
 
 
 def one_pass(arch: Arch) -> bool:

@@ -14,11 +14,8 @@ from ..spec import Spec
 PIECE = 128  # steps whose dA, dD and ddt_bias leave as one partial sum; the longest chunk, a multiple of the others
 # Programs that an H200 runs at once. Other GPUs are near enough.
 MULTIPROCESSORS = 132
-# Forward, of which a multiprocessor runs several; fewer than FEW leave the scan bound by its latency.
-FORWARD_PROGRAMS = 4 * MULTIPROCESSORS
-FEW = 3 * MULTIPROCESSORS // 2
-# Backward, in which it runs one.
-MOST_WAVES = 8
+FORWARD_PROGRAMS = 4 * MULTIPROCESSORS  # one alone on a multiprocessor is bound by its latency
+MOST_WAVES = 8  # backward, of programs that have a multiprocessor to themselves
 # In steps of a backward program: what it takes to begin and to end, and a step of the walk ahead, at least and for
 # as many channels as fill the GPU.
 BEGIN = 24
@@ -54,7 +51,8 @@ def forward(spec: Spec, channels: int) -> Spans:
     """The forward pass's."""
     whole = _pieces(spec)
     programs = max(1, spec.sequences * (spec.channels // channels))
-    return spans(spec, channels, whole if programs >= FEW else max(1, whole // max(1, FORWARD_PROGRAMS // programs)))
+    several = programs <= MULTIPROCESSORS
+    return spans(spec, channels, max(1, whole // (FORWARD_PROGRAMS // programs)) if several else whole)
 
 
 def backward(spec: Spec, channels: int) -> Spans:
