@@ -43,6 +43,7 @@ class Room:
             gradients alone are laid out.
         structures: name -> a context within which calls are planned to run by another sequence of kernels. A plan may
             choose among them by the size of the batch, because they give the same bits.
+        tensor_core_sums: whether sums of 16-bit inputs may pass tensor cores, which keep 11 bits of each term.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Room:
     sequence_axis: Mapping[str, int] = field(default_factory=dict)
     gradients_only: frozenset[str] = frozenset()
     structures: Mapping[str, Callable[[], AbstractContextManager[None]]] = field(default_factory=dict)
+    tensor_core_sums: bool = False
 
     @classmethod
     def of(cls, op: Op, package: str, **rest: Any) -> Room:

@@ -35,6 +35,7 @@ ROOM = Room.of(
     plain=reference.plain,
     time_axis={"x": 1, "dt": 1, "B": 1, "C": 1, "z": 1},
     sequence_axis={"initial_state": 0},
+    tensor_core_sums=True,
     structures={
         "whole sequences": partial(spans_of, 2**20),
         "spans of a piece": partial(spans_of, 1),
