@@ -128,6 +128,10 @@ TEST_CASES: list[Case] = [
 GPU_CASES: list[Case] = [
     case("gpu_mamba", (3, 500, 200, 16), given=MAMBA, tags=GPU),
     case("gpu_fp32", (2, 777, 192, 16), dtype="float32", tags=GPU, **ALL),
+    case("gpu_plain", (2, 300, 128, 16), given=frozenset(), tags=GPU),
+    case("gpu_gate", (1, 270, 128, 8), given={"z"}, dtype="float16", tags=GPU, return_final_state=True),
+    case("gpu_bias", (2, 300, 64, 32), given={"dt_bias", "D"}, tags=GPU, initial_state=True),
+    case("gpu_matrices_fp32", (2, 260, 128, 16), matrix_dtype="float32", given=MAMBA, tags=GPU),
     case("gpu_odd", (2, 300, 130, 16), given=MAMBA, tags=GPU),
     case("gpu_fp16", (2, 513, 128, 16), dtype="float16", tags=GPU, **ALL),
     case("gpu_eight", (2, 400, 256, 8), given=MAMBA, tags=GPU),

@@ -73,14 +73,14 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
     # Partial sums over sequences, or pieces of them, each (rows, the gradient's shape).
     summed = {name: spec[name] for name in ("A", "D", "dt_bias", *(n for n in "BC" if spec.constant(n)))}
     sums = {name: param for name, param in summed.items() if param}
-    sum_rows = spec.batch * spec.places(PIECE) if in_gluon else spec.sequences
-    entering = Array("entering", (spec.sequences * blocks, spec.chunk // tile.group, tile.states, tile.channels), FP32)
+    summands = spec.batch * spec.places(PIECE) if in_gluon else spec.sequences
+    chunk_states = (spec.sequences * blocks, spec.chunk // tile.group, tile.states, tile.channels)
     sizes = {
         **({"dBC_partial": (rows, blocks, len(parts), spec.N)} if parts else {}),
-        **{f"d{name}_partial": (sum_rows, *param.shape) for name, param in sums.items()},
+        **{f"d{name}_partial": (summands, *param.shape) for name, param in sums.items()},
     }
     scratch = (
-        gluon.backward_scratch(spec) if in_gluon else entering,
+        gluon.backward_scratch(spec) if in_gluon else Array("entering", chunk_states, FP32),
         *(Array(name, shape, FP32) for name, shape in sizes.items()),
         *(Array(name, param.shape, param.dtype) for name, param in unwanted.items()),
     )
@@ -113,7 +113,7 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
     for name, param in sums.items():
         if f"d{name}" in made:
             columns = spec.channels * (spec.N if len(param.shape) == 2 else 1)
-            launches.append(sum_rows_launch(f"d{name}_partial", f"d{name}", sum_rows, columns, arch))
+            launches.append(sum_rows_launch(f"d{name}_partial", f"d{name}", summands, columns, arch))
     return Program(inputs, outputs, scratch, tuple(launches))
 
 

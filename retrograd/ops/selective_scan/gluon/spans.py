@@ -25,10 +25,12 @@ WALK_FULL = 0.16
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Attributes:
-    programs: what all sequences would take, walked whole.
-    chunks: of a span.
-    count: spans of a sequence; of the longest there may be, where sequences are packed.
+    """How a pass cuts its sequences.
+
+    Attributes:
+        programs: what all sequences would take, walked whole.
+        chunks: of a span.
+        count: spans of a sequence; of the longest there may be, where sequences are packed.
     """
 
     programs: int
@@ -48,7 +50,7 @@ def spans(spec: Spec, channels: int, pieces: int) -> Spans:
 
 
 def forward(spec: Spec, channels: int) -> Spans:
-    """The forward pass's."""
+    """The forward pass: as many programs as a GPU runs at once, where whole sequences would leave most of it idle."""
     whole = _pieces(spec)
     programs = max(1, spec.sequences * (spec.channels // channels))
     several = programs <= MULTIPROCESSORS
@@ -56,7 +58,7 @@ def forward(spec: Spec, channels: int) -> Spans:
 
 
 def backward(spec: Spec, channels: int) -> Spans:
-    """The backward pass's: those that take the least time."""
+    """The backward pass: the spans that take the least time, the walk ahead of them included."""
     whole = _pieces(spec)
     programs = max(1, spec.sequences * (spec.channels // channels))
 
