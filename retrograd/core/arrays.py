@@ -18,13 +18,13 @@ def arrays_of(layouts: Layouts, /, **params: Param | None) -> tuple[Array, ...]:
     )
 
 
-def pointers_to(arrays: Iterable[Array], names: str = "", **others: str) -> dict[str, str | None]:
+def pointers_to(arrays: Iterable[Array], names: str = "", **others: str | None) -> dict[str, str | None]:
     """Pointer parameter -> array, None where it is not there.
 
     Args:
         arrays: those that are there.
         names: of the arrays whose parameter is `<name>_ptr`.
-        others: parameter -> array.
+        others: parameter -> array, or None.
     """
     there = {array.name for array in arrays}
     wanted = {f"{name}_ptr": name for name in names.split()} | others

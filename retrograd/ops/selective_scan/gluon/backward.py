@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from .channel_sum import own_layout, steps_a_tile
 from .finish import finish
 from .make import STAGES, make
-from .sequences import fill_outside, fill_places, first_place, last_span, sequence
+from .sequences import at_row, fill_outside, fill_places, first_place, last_span, span_of
 from .steps import state_offsets, tile_layout, vector_layout
 from .walk_back import walk_back
 
@@ -88,25 +88,17 @@ def backward_scan(
     WIDE: gl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth  # the unit of strides
 
     blocks = channels // BLOCK_D
-    pid_d = gl.program_id(0) % blocks
-    part = gl.program_id(0) // blocks % spans
-    pid_b = gl.program_id(0) // blocks // spans
-    start, whole = sequence(pid_b, T, cu_seqlens_ptr)
-    begin = part * span * KEEP
-    length = gl.minimum(gl.maximum(whole - begin, 0), span * KEEP)
-    row = start + begin
-    place = first_place(pid_b, start, T, cu_seqlens_ptr, KEEP) + part * span
+    pid_d, pid_b, part, start, whole, row, length, place = span_of(T, cu_seqlens_ptr, span, spans, blocks, KEEP)
     piece = first_place(pid_b, start, T, cu_seqlens_ptr, PIECE) + part * span // (PIECE // KEEP)
     d0 = pid_d * BLOCK_D
     state = pid_b.to(gl.int64) * channels + d0  # in arrays (sequences, D)
     leaving = (pid_b.to(gl.int64) * (spans - 1) + part) * channels + d0
-    batch = (pid_b if cu_seqlens_ptr is None else pid_b * 0).to(gl.int64)
-    first = row - batch * T  # time within its batch
-    dy_ptr += (batch * dy_strides[0] + first * dy_strides[1]) * WIDE + d0
-    x_ptr += (batch * x_strides[0] + first * x_strides[1]) * WIDE + d0
-    dt_ptr += (batch * dt_strides[0] + first * dt_strides[1]) * WIDE + d0
-    B_ptr += (batch * B_strides[0] + first * B_strides[1] + d0 // channels_a_B * B_strides[2]) * 4
-    C_ptr += (batch * C_strides[0] + first * C_strides[1] + d0 // channels_a_C * C_strides[2]) * 4
+    dy = at_row(dy_ptr, dy_strides, pid_b, row, T, cu_seqlens_ptr, d0, WIDE)
+    x = at_row(x_ptr, x_strides, pid_b, row, T, cu_seqlens_ptr, d0, WIDE)
+    dt = at_row(dt_ptr, dt_strides, pid_b, row, T, cu_seqlens_ptr, d0, WIDE)
+    z = (z_ptr, z_strides[1])
+    B = at_row(B_ptr, B_strides, pid_b, row, T, cu_seqlens_ptr, d0 // channels_a_B * B_strides[2] * 4, 4)
+    C = at_row(C_ptr, C_strides, pid_b, row, T, cu_seqlens_ptr, d0 // channels_a_C * C_strides[2] * 4, 4)
 
     # As they come.
     dy_s = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [STAGES, 8, BLOCK_D], ROWS)
@@ -115,7 +107,7 @@ def backward_scan(
     B_s = gl.allocate_shared_memory(B_ptr.dtype.element_ty, [STAGES, 8, N], ROWS)
     C_s = gl.allocate_shared_memory(C_ptr.dtype.element_ty, [STAGES, 8, N], ROWS)
     if z_ptr is not None:
-        z_ptr += (batch * z_strides[0] + first * z_strides[1]) * WIDE + d0
+        z = at_row(z_ptr, z_strides, pid_b, row, T, cu_seqlens_ptr, d0, WIDE)
         z_s = gl.allocate_shared_memory(z_ptr.dtype.element_ty, [STAGES, 8, BLOCK_D], ROWS)
     else:
         z_s: gl.constexpr = None  # type: ignore[no-redef]
@@ -160,8 +152,7 @@ def backward_scan(
                          state * N, leaving * N, (piece * channels + d0) * N, channels,
                          part == 0, part == last_span(whole, span, KEEP), length,
                          rows, entering, results, full, done, free, N, BLOCK_D, KEEP, PIECE, MIDDLE, SPLIT, WARPS)),
-            (make, ((dy_ptr, dy_strides[1]), (x_ptr, x_strides[1]), (dt_ptr, dt_strides[1]), (z_ptr, z_strides[1]),
-                    (B_ptr, B_strides[1]), (C_ptr, C_strides[1]), A_ptr + d0 * N, dt_bias_ptr, d0,
+            (make, (dy, x, dt, z, B, C, A_ptr + d0 * N, dt_bias_ptr, d0,
                     states_ptr + place * (channels * N) + d0 * N, channels, length,
                     raw, kept_s, gate_f, rows, entering, full, empty,
                     N, BLOCK_D, KEEP, MIDDLE, SOFTPLUS, WARPS)),

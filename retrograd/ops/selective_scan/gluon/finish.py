@@ -8,7 +8,7 @@ from retrograd.core.gluon import block_barrier
 
 from .channel_sum import place, steps_a_tile
 from .numerics import LN2, LOG2E, ex2
-from .steps import place_of, vector_layout
+from .steps import per_channel, place_of, vector_layout
 
 
 @gluon.constexpr_function
@@ -79,9 +79,7 @@ def finish(
     step_of, which, state, valid = place(
         gl.arange(0, CW, gl.SliceLayout(1, PAIR))[:, None], gl.arange(0, N, gl.SliceLayout(0, PAIR))[None, :], N
     )
-    skip = gl.zeros([1, BLOCK_D], gl.float32, VEC)
-    if D_ptr is not None:
-        skip = gl.load(D_ptr + d).to(gl.float32)
+    skip = per_channel(D_ptr, d0, BLOCK_D, VEC)
     dD = gl.zeros([8, BLOCK_D], gl.float32, VEC)
     dbias = gl.zeros([8, BLOCK_D], gl.float32, VEC)
 

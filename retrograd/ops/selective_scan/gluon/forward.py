@@ -17,8 +17,8 @@ from retrograd.core.gluon import block_barrier
 from retrograd.core.numerics import let_next_start, wait_for_previous
 
 from .numerics import LOG2E, ex2, next_state, sigmoid, stack8, step_size
-from .sequences import fill_outside, fill_places, first_place, last_span, sequence
-from .steps import fetch, tile_layout
+from .sequences import at_row, fill_outside, fill_places, last_span, span_of
+from .steps import fetch, per_channel, tile_layout
 
 
 @gluon.jit
@@ -104,30 +104,21 @@ def forward_scan(
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     blocks = channels // BLOCK_D
-    pid_d = gl.program_id(0) % blocks
-    part = gl.program_id(0) // blocks % spans
-    pid_b = gl.program_id(0) // blocks // spans
-    start, whole = sequence(pid_b, T, cu_seqlens_ptr)
-    begin = part * span * KEEP
-    length = gl.minimum(gl.maximum(whole - begin, 0), span * KEEP)
-    row = start + begin
-    place = first_place(pid_b, start, T, cu_seqlens_ptr, KEEP) + part * span
+    pid_d, pid_b, part, start, whole, row, length, place = span_of(T, cu_seqlens_ptr, span, spans, blocks, KEEP)
     d0 = pid_d * BLOCK_D
-    batch = (pid_b if cu_seqlens_ptr is None else pid_b * 0).to(gl.int64)
-    first = row - batch * T  # time within its batch
     UNIT: gl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth
-    x = (x_ptr + (batch * x_strides[0] + first * x_strides[1]) * UNIT + d0, x_strides[1])
-    dt = (dt_ptr + (batch * dt_strides[0] + first * dt_strides[1]) * UNIT + d0, dt_strides[1])
-    B = (B_ptr + (batch * B_strides[0] + first * B_strides[1] + d0 // channels_a_B * B_strides[2]) * 4, B_strides[1])
-    C = (C_ptr + (batch * C_strides[0] + first * C_strides[1] + d0 // channels_a_C * C_strides[2]) * 4, C_strides[1])
+    x = at_row(x_ptr, x_strides, pid_b, row, T, cu_seqlens_ptr, d0, UNIT)
+    dt = at_row(dt_ptr, dt_strides, pid_b, row, T, cu_seqlens_ptr, d0, UNIT)
+    z = (z_ptr, z_strides[1])
+    B = at_row(B_ptr, B_strides, pid_b, row, T, cu_seqlens_ptr, d0 // channels_a_B * B_strides[2] * 4, 4)
+    C = at_row(C_ptr, C_strides, pid_b, row, T, cu_seqlens_ptr, d0 // channels_a_C * C_strides[2] * 4, 4)
 
     x_s = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAGES, 8, BLOCK_D], ROWS)
     dt_s = gl.allocate_shared_memory(dt_ptr.dtype.element_ty, [STAGES, 8, BLOCK_D], ROWS)
     B_s = gl.allocate_shared_memory(B_ptr.dtype.element_ty, [STAGES, 8, N], ROWS)
     C_s = gl.allocate_shared_memory(C_ptr.dtype.element_ty, [STAGES, 8, N], ROWS)
-    z = (z_ptr, z_strides[1])
     if z_ptr is not None:
-        z = (z_ptr + (batch * z_strides[0] + first * z_strides[1]) * UNIT + d0, z_strides[1])
+        z = at_row(z_ptr, z_strides, pid_b, row, T, cu_seqlens_ptr, d0, UNIT)
         z_s = gl.allocate_shared_memory(z_ptr.dtype.element_ty, [STAGES, 8, BLOCK_D], ROWS)
     else:
         z_s = x_s
@@ -139,12 +130,8 @@ def forward_scan(
 
     vd = gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))[None, :]
     steps = gl.arange(0, 8, gl.SliceLayout(1, VEC))[:, None]
-    bias = gl.zeros([1, BLOCK_D], gl.float32, VEC)
-    skip = gl.zeros([1, BLOCK_D], gl.float32, VEC)
-    if dt_bias_ptr is not None:
-        bias = gl.load(dt_bias_ptr + d0 + vd).to(gl.float32)
-    if D_ptr is not None:
-        skip = gl.load(D_ptr + d0 + vd).to(gl.float32)
+    bias = per_channel(dt_bias_ptr, d0, BLOCK_D, VEC)
+    skip = per_channel(D_ptr, d0, BLOCK_D, VEC)
     own_d = gl.arange(0, BLOCK_D, gl.SliceLayout(1, OWN))[:, None]
     own_n = gl.arange(0, N, gl.SliceLayout(0, OWN))[None, :]
     own = (d0 + own_d) * N + own_n

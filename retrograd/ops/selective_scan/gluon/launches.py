@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from retrograd.core.arch import KIB, Arch
 from retrograd.core.arrays import pointers_to, strides_of
 from retrograd.core.dtypes import BYTES
@@ -22,28 +20,6 @@ BACKWARD = (
     "dy dfinal_state x dt A B C D z dt_bias cu_seqlens states leaving dx ddt dz dinitial_state"
     " dBC_partial dA_partial dD_partial ddt_bias_partial"
 )
-FORWARD_WALK: Mapping[str, str | None] = {
-    "drive": "x",
-    "dt": "dt",
-    "A": "A",
-    "vector": "B",
-    "z": None,
-    "dt_bias": "dt_bias",
-    "start": "initial_state",
-    "cu_seqlens": "cu_seqlens",
-    "out": "entering",
-}
-BACKWARD_WALK: Mapping[str, str | None] = {
-    "drive": "dy",
-    "dt": "dt",
-    "A": "A",
-    "vector": "C",
-    "z": "z",
-    "dt_bias": "dt_bias",
-    "start": "dfinal_state",
-    "cu_seqlens": "cu_seqlens",
-    "out": "leaving",
-}
 ROWS = ("x", "dt", "z", "dy")  # arrays (batch, time, channels)
 DENSE = ("A", "D", "dt_bias", "initial_state", "dfinal_state", "states")
 
@@ -183,15 +159,26 @@ def _walk(
     back: bool,
 ) -> Launch:
     """What enters the spans."""
-    names = BACKWARD_WALK if back else FORWARD_WALK
-    there = {array.name for array in arrays}
-    drive, vector = ("dy", "C") if back else ("x", "B")
+    ahead, after = ("x", "B", "initial_state", "entering"), ("dy", "C", "dfinal_state", "leaving")
+    drive, vector, start, out = after if back else ahead
+    pointers = pointers_to(
+        arrays,
+        drive_ptr=drive,
+        dt_ptr="dt",
+        A_ptr="A",
+        vector_ptr=vector,
+        z_ptr="z" if back else None,
+        dt_bias_ptr="dt_bias",
+        start_ptr=start,
+        cu_seqlens_ptr="cu_seqlens",
+        out_ptr=out,
+    )
     geometry = _geometry(spec, layouts, (drive, "dt", "z"), vector)
     warps = WALK_CHANNELS * spec.N // (32 * WALK_STATES)
     return Launch(
         walk,
         grid=spec.sequences * (spec.channels // WALK_CHANNELS),
-        arrays={f"{parameter}_ptr": name if name in there else None for parameter, name in names.items()},
+        arrays=pointers,
         scalars={
             **{name: geometry[name] for name in ("T", "channels", "dt_strides", "z_strides")},
             "channels_a_vector": geometry[f"channels_a_{vector}"],

@@ -9,7 +9,16 @@ from retrograd.core.gluon import block_barrier, copy_async
 
 from .channel_sum import own_layout
 from .numerics import LOG2E, step_size, through_gate
-from .steps import fetch, forward_step, place_of, rows_of, state_offsets, tile_layout, vector_layout
+from .steps import (
+    fetch,
+    forward_step,
+    per_channel,
+    place_of,
+    rows_of,
+    state_offsets,
+    tile_layout,
+    vector_layout,
+)
 
 STAGES = gl.constexpr(2)  # copies of a group: one in use, one under way
 
@@ -47,9 +56,7 @@ def prepare(stage, left, bias_ptr, d0, raw, N: gl.constexpr, BLOCK_D: gl.constex
     NV: gl.constexpr = tile_layout(N, 4, WARPS)
     dy_s, x_s, dt_s, z_s, B_s, C_s = raw
     gy = dy_s.index(stage).load(VEC).to(gl.float32)
-    bias = gl.zeros([1, BLOCK_D], gl.float32, VEC)
-    if bias_ptr is not None:
-        bias = gl.load(bias_ptr + d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))[None, :]).to(gl.float32)
+    bias = per_channel(bias_ptr, d0, BLOCK_D, VEC)
     within = gl.arange(0, 8, gl.SliceLayout(1, VEC))[:, None] < left
     delta = step_size(dt_s.index(stage).load(VEC), bias, within, SOFTPLUS)
     gate = gy

@@ -34,6 +34,15 @@ def state_offsets(BLOCK_D: gl.constexpr, N: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def per_channel(ptr, d0, BLOCK_D: gl.constexpr, LAYOUT: gl.constexpr):
+    """A parameter (D,) as (1, BLOCK_D) in fp32, from channel d0 on; zeros where it is absent."""
+    values = gl.zeros([1, BLOCK_D], gl.float32, LAYOUT)
+    if ptr is not None:
+        values = gl.load(ptr + d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, LAYOUT))[None, :]).to(gl.float32)
+    return values
+
+
+@gluon.jit
 def fetch(array, time, length, tiles, stage, COLUMNS: gl.constexpr, UNIT: gl.constexpr, COPY: gl.constexpr):
     """Begin to copy the steps from `time` on, a tile (steps, COLUMNS), to shared memory; those past the end are zeros.
 

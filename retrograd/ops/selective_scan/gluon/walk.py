@@ -13,8 +13,8 @@ from retrograd.core.gluon import block_barrier
 from retrograd.core.numerics import let_next_start, wait_for_previous
 
 from .numerics import LOG2E, ex2, next_state, step_size, through_gate
-from .sequences import last_span, sequence
-from .steps import fetch, state_offsets, tile_layout
+from .sequences import at_row, last_span, sequence
+from .steps import fetch, per_channel, state_offsets, tile_layout
 
 
 @gluon.jit
@@ -135,21 +135,16 @@ def walk(
     pid_b = gl.program_id(0) // (channels // BLOCK_D)
     row, length = sequence(pid_b, T, cu_seqlens_ptr)
     d0 = pid_d * BLOCK_D
-    batch = (pid_b if cu_seqlens_ptr is None else pid_b * 0).to(gl.int64)
-    first = row - batch * T
-    drive = (drive_ptr + (batch * drive_strides[0] + first * drive_strides[1]) * UNIT + d0, drive_strides[1])
-    dt = (dt_ptr + (batch * dt_strides[0] + first * dt_strides[1]) * UNIT + d0, dt_strides[1])
-    group = d0 // channels_a_vector
-    vector = (
-        vector_ptr + (batch * vector_strides[0] + first * vector_strides[1] + group * vector_strides[2]) * 4,
-        vector_strides[1],
-    )
+    drive = at_row(drive_ptr, drive_strides, pid_b, row, T, cu_seqlens_ptr, d0, UNIT)
+    dt = at_row(dt_ptr, dt_strides, pid_b, row, T, cu_seqlens_ptr, d0, UNIT)
+    z = (z_ptr, z_strides[1])
+    group = d0 // channels_a_vector * vector_strides[2] * 4
+    vector = at_row(vector_ptr, vector_strides, pid_b, row, T, cu_seqlens_ptr, group, 4)
     drive_s = gl.allocate_shared_memory(drive_ptr.dtype.element_ty, [STAGES, STEPS, BLOCK_D], ROWS)
     dt_s = gl.allocate_shared_memory(dt_ptr.dtype.element_ty, [STAGES, STEPS, BLOCK_D], ROWS)
     vector_s = gl.allocate_shared_memory(vector_ptr.dtype.element_ty, [STAGES, STEPS, N], ROWS)
-    z = (z_ptr, z_strides[1])
     if z_ptr is not None:
-        z = (z_ptr + (batch * z_strides[0] + first * z_strides[1]) * UNIT + d0, z_strides[1])
+        z = at_row(z_ptr, z_strides, pid_b, row, T, cu_seqlens_ptr, d0, UNIT)
         z_s = gl.allocate_shared_memory(z_ptr.dtype.element_ty, [STAGES, STEPS, BLOCK_D], ROWS)
     else:
         z_s: gl.constexpr = None  # type: ignore[no-redef]
@@ -160,9 +155,7 @@ def walk(
     raw = (drive_s, dt_s, z_s, vector_s)
     rows = (delta_f, drive_f, vector_f)
 
-    bias = gl.zeros([1, BLOCK_D], gl.float32, VEC)
-    if dt_bias_ptr is not None:
-        bias = gl.load(dt_bias_ptr + d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))[None, :]).to(gl.float32)
+    bias = per_channel(dt_bias_ptr, d0, BLOCK_D, VEC)
     own = d0 * N + state_offsets(BLOCK_D, N, OWN)
     a2 = gl.load(A_ptr + own) * LOG2E
     h = gl.zeros([BLOCK_D, N], gl.float32, OWN)
