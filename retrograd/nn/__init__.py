@@ -1,0 +1,27 @@
+"""Modules made of retrograd's ops: what a Mamba language model is built of. The JAX face is `retrograd.jax.nn`.
+
+Parameter names, shapes and initialisation are those of state-spaces/mamba, so that its checkpoints load by key.
+"""
+
+from .block import Block
+from .config import MambaConfig
+from .files import load, save
+from .generate import generate
+from .mamba import Mamba, MambaState
+from .mixer import Mixer
+from .model import Backbone, LanguageModel
+from .norm import RMSNorm
+
+__all__ = [
+    "Backbone",
+    "Block",
+    "LanguageModel",
+    "Mamba",
+    "MambaConfig",
+    "MambaState",
+    "Mixer",
+    "RMSNorm",
+    "generate",
+    "load",
+    "save",
+]

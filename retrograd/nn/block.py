@@ -1,0 +1,57 @@
+"""A layer of the model: the sum with the residual stream, its norm, a mixer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .mixer import Mixer
+from .norm import RMSNorm
+
+
+class Block(nn.Module):
+    """Addition, norm, mixer, in this order, so that the addition is fused into the norm.
+
+    What a mixer makes is added to the stream by the block after it; `Backbone` adds the last one's in its own norm.
+
+    Args:
+        norm: of the stream.
+        mixer: what mixes along time, see `Mixer`.
+        residual_in_fp32: whether the stream is float32.
+
+    Example:
+        >>> import torch
+        >>> from retrograd.nn import Block, Mamba, RMSNorm
+        >>> block = Block(RMSNorm(64), Mamba(64))
+        >>> x, stream, _ = block(torch.randn(2, 10, 64), None)
+        >>> (x + stream).shape
+        torch.Size([2, 10, 64])
+    """
+
+    def __init__(self, norm: RMSNorm, mixer: Mixer, *, residual_in_fp32: bool = True) -> None:
+        super().__init__()
+        self.norm = norm
+        self.mixer = mixer
+        self.residual_in_fp32 = residual_in_fp32
+
+    def forward(
+        self, x: Tensor, stream: Tensor | None, state: Any = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Any]:
+        """(B, T, d_model) and the stream, None before the first block -> (out, stream, state)."""
+        h, stream = self._add_and_norm(x, stream)
+        out, state = self.mixer(h, state, cu_seqlens=cu_seqlens)
+        return out, stream, state
+
+    def step(self, x: Tensor, stream: Tensor | None, state: Any) -> tuple[Tensor, Tensor, Any]:
+        """The same for one step, x (B, d_model)."""
+        h, stream = self._add_and_norm(x, stream)
+        out, state = self.mixer.step(h, state)
+        return out, stream, state
+
+    def _add_and_norm(self, x: Tensor, stream: Tensor | None) -> tuple[Tensor, Tensor]:
+        if stream is not None:
+            return self.norm(x, stream)
+        stream = x.to(torch.float32) if self.residual_in_fp32 else x
+        return self.norm(stream, out_dtype=x.dtype), stream

@@ -1,0 +1,123 @@
+"""What a Mamba language model is made of, and its form in a checkpoint's config.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+OURS = "MambaConfig"
+# What config.json says beside: read for agreement, written so that state-spaces/mamba reads our files.
+FIXED: Mapping[str, Any] = {"rms_norm": True, "d_intermediate": 0, "attn_layer_idx": [], "attn_cfg": {}}
+EITHER = ("fused_add_norm",)  # how it is computed, not what
+OUTER = ("d_model", "n_layer", "vocab_size", "residual_in_fp32", "pad_vocab_size_multiple", "tie_embeddings")
+
+
+@dataclass(frozen=True, slots=True)
+class MambaConfig:
+    """A Mamba language model. Hashable, so that it can be a static argument of `jax.jit`.
+
+    Attributes:
+        d_model: channels of the residual stream.
+        n_layer: blocks.
+        vocab_size: tokens, before padding.
+        d_state: states of a channel, N.
+        d_conv: width of the convolution, W.
+        expand: channels of a block are expand * d_model.
+        dt_rank: rank of the projection to dt; ceil(d_model / 16) for "auto".
+        dt_min, dt_max, dt_init_floor: softplus of dt's bias is drawn between these, its logarithm evenly.
+        dt_init: dt's projection is drawn evenly ("random") or "constant".
+        dt_scale: a factor on its range.
+        conv_bias: whether the convolution has a bias.
+        bias: whether the projections in and out have one.
+        residual_in_fp32: whether the residual stream is float32 beside activations of 16 bits.
+        pad_vocab_size_multiple: the embedding has rows up to the next multiple of it.
+        tie_embeddings: whether the head is the embedding.
+
+    Raises:
+        ValueError: for sizes below 1.
+
+    Example:
+        >>> from retrograd.nn import MambaConfig
+        >>> config = MambaConfig(d_model=768, n_layer=24)  # mamba-130m
+        >>> config.d_inner, config.rank, config.padded_vocab_size
+        (1536, 48, 50280)
+    """
+
+    d_model: int = 768
+    n_layer: int = 24
+    vocab_size: int = 50277
+    d_state: int = 16
+    d_conv: int = 4
+    expand: int = 2
+    dt_rank: int | Literal["auto"] = "auto"
+    dt_min: float = 0.001
+    dt_max: float = 0.1
+    dt_init: Literal["random", "constant"] = "random"
+    dt_scale: float = 1.0
+    dt_init_floor: float = 1e-4
+    conv_bias: bool = True
+    bias: bool = False
+    residual_in_fp32: bool = True
+    pad_vocab_size_multiple: int = 8
+    tie_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "n_layer", "vocab_size", "d_state", "d_conv", "expand", "pad_vocab_size_multiple"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{OURS}: {name} is {value!r}, expected an integer of at least 1")
+        if self.dt_rank != "auto" and (not isinstance(self.dt_rank, int) or self.dt_rank < 1):
+            raise ValueError(f"{OURS}: dt_rank is {self.dt_rank!r}, expected 'auto' or an integer of at least 1")
+        if self.dt_init not in ("random", "constant"):
+            raise ValueError(f"{OURS}: dt_init is {self.dt_init!r}, expected 'random' or 'constant'")
+        if not 0 < self.dt_min <= self.dt_max:
+            raise ValueError(f"{OURS}: dt_min is {self.dt_min} and dt_max {self.dt_max}, expected 0 < dt_min <= dt_max")
+
+    @property
+    def d_inner(self) -> int:
+        """Channels of a block."""
+        return self.expand * self.d_model
+
+    @property
+    def rank(self) -> int:
+        """dt_rank as a number."""
+        return math.ceil(self.d_model / 16) if self.dt_rank == "auto" else self.dt_rank
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding."""
+        multiple = self.pad_vocab_size_multiple
+        return math.ceil(self.vocab_size / multiple) * multiple
+
+    @property
+    def ssm_cfg(self) -> dict[str, Any]:
+        """The arguments of a `Mamba` block, but for d_model."""
+        return {name: value for name, value in asdict(self).items() if name not in OUTER}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As config.json has it in state-spaces/mamba."""
+        own = {name: getattr(self, name) for name in OUTER}
+        return own | {"ssm_cfg": self.ssm_cfg, "fused_add_norm": True} | dict(FIXED)
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> MambaConfig:
+        """From what config.json holds.
+
+        Raises:
+            ValueError: for a key that is not known, and for a model that is not one of Mamba-1 blocks with RMSNorm.
+        """
+        given = dict(given)
+        inner = dict(given.pop("ssm_cfg", None) or {})
+        if (layer := inner.pop("layer", "Mamba1")) != "Mamba1":
+            raise ValueError(f"{OURS}: ssm_cfg's layer is {layer!r}, expected 'Mamba1'")
+        for name, expected in FIXED.items():
+            if (value := given.pop(name, expected)) != expected:
+                raise ValueError(f"{OURS}: {name} is {value!r}, expected {expected!r}")
+        for name in EITHER:
+            given.pop(name, None)
+        known = {field.name for field in fields(cls)}
+        for name in (*given.keys() - set(OUTER), *inner.keys() - (known - set(OUTER))):
+            raise ValueError(f"{OURS}: {name!r} is not known, expected {', '.join(sorted(known))}")
+        return cls(**given, **inner)

@@ -1,0 +1,211 @@
+"""The Mamba block: projection, short convolution, selective scan, gate, projection."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int32
+from torch import Tensor, nn
+
+import retrograd
+
+from .mixer import Mixer
+
+
+class MambaState(NamedTuple):
+    """What a block knows of the steps before; its size does not depend on their number.
+
+    Attributes:
+        conv: (B, d_inner, d_conv - 1), the last inputs of the convolution, oldest first, in the activations' dtype.
+        ssm: (B, d_inner, d_state), float32.
+    """
+
+    conv: Tensor
+    ssm: Tensor
+
+
+class Mamba(Mixer):
+    """Mamba-1's block.
+
+    ::
+
+        x, z  = in_proj(u)
+        x     = silu(causal_conv1d(x))
+        dt, B, C = x_proj(x)
+        y     = selective_scan(x, dt_proj(dt), A, B, C, D, z)         A = -exp(A_log), delta = softplus(dt + bias)
+        out   = out_proj(y)
+
+    Args:
+        d_model: channels of input and output.
+        d_state: states of a channel, N.
+        d_conv: width of the convolution, W.
+        expand: the block has expand * d_model channels, d_inner.
+        dt_rank: R; ceil(d_model / 16) for "auto".
+        dt_min, dt_max, dt_init_floor: softplus of dt's bias is drawn between these, its logarithm evenly.
+        dt_init: dt's projection is drawn evenly ("random") or "constant".
+        dt_scale: a factor on its range.
+        conv_bias: whether the convolution has a bias.
+        bias: whether the projections in and out have one.
+        device, dtype: of the parameters; A_log and D are float32 at first.
+
+    Source: Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces (2023), section 3.4. Names,
+    shapes and initialisation are those of state-spaces/mamba.
+
+    Example:
+        >>> import torch
+        >>> from retrograd.nn import Mamba
+        >>> block = Mamba(64)
+        >>> u = torch.randn(2, 100, 64)
+        >>> y, _ = block(u)
+        >>> first, state = block(u[:, :60], block.initial_state(2))
+        >>> then, state = block(u[:, 60:], state)
+        >>> torch.allclose(y, torch.cat((first, then), dim=1), atol=1e-5)
+        True
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: int = 2,
+        dt_rank: int | Literal["auto"] = "auto",
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        dt_init: Literal["random", "constant"] = "random",
+        dt_scale: float = 1.0,
+        dt_init_floor: float = 1e-4,
+        conv_bias: bool = True,
+        bias: bool = False,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if dt_init not in ("random", "constant"):
+            raise ValueError(f"Mamba: dt_init is {dt_init!r}, expected 'random' or 'constant'")
+        self.d_inner = expand * d_model
+        self.d_state = d_state
+        self.rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
+        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias, device=device, dtype=dtype)
+        # It holds weight and bias under the names that checkpoints have; `causal_conv1d` computes.
+        self.conv1d = nn.Conv1d(
+            self.d_inner, self.d_inner, d_conv, groups=self.d_inner, bias=conv_bias, device=device, dtype=dtype
+        )
+        self.x_proj = nn.Linear(self.d_inner, self.rank + 2 * d_state, bias=False, device=device, dtype=dtype)
+        self.dt_proj = nn.Linear(self.rank, self.d_inner, device=device, dtype=dtype)
+        self.A_log = nn.Parameter(torch.empty(self.d_inner, d_state, device=device, dtype=torch.float32))
+        self.D = nn.Parameter(torch.ones(self.d_inner, device=device, dtype=torch.float32))
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, device=device, dtype=dtype)
+        self._initialise(dt_min, dt_max, dt_init, dt_scale, dt_init_floor)
+
+    @torch.no_grad()
+    def _initialise(self, dt_min: float, dt_max: float, dt_init: str, dt_scale: float, dt_init_floor: float) -> None:
+        for projection in (self.in_proj, self.out_proj):
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+        bound = self.rank**-0.5 * dt_scale
+        if dt_init == "constant":
+            nn.init.constant_(self.dt_proj.weight, bound)
+        else:
+            nn.init.uniform_(self.dt_proj.weight, -bound, bound)
+        bias = self.dt_proj.bias
+        delta = torch.empty(bias.shape, device=bias.device, dtype=torch.float32)
+        delta = delta.uniform_(math.log(dt_min), math.log(dt_max)).exp().clamp(min=dt_init_floor)
+        bias.copy_(delta + torch.log(-torch.expm1(-delta)))  # the inverse of softplus
+        self.A_log.copy_(torch.arange(1, self.d_state + 1, device=self.A_log.device).log().expand_as(self.A_log))
+
+    def initial_state(self, batch: int, dtype: torch.dtype | None = None) -> MambaState:
+        """Zeros, for so many sequences; the convolution's inputs in `dtype`, that of the weights by default."""
+        weight = self.conv1d.weight
+        past = weight.shape[-1] - 1
+        return MambaState(
+            torch.zeros(batch, self.d_inner, past, device=weight.device, dtype=dtype or weight.dtype),
+            torch.zeros(batch, self.d_inner, self.d_state, device=weight.device),
+        )
+
+    def forward(
+        self,
+        u: Float[Tensor, "B T d_model"],
+        state: MambaState | None = None,
+        *,
+        cu_seqlens: Int32[Tensor, " S+1"] | None = None,
+    ) -> tuple[Float[Tensor, "B T d_model"], MambaState | None]:
+        """All steps of a sequence.
+
+        Args:
+            u: (B, T, d_model).
+            state: what came before, with gradients; its batch is S where sequences are packed.
+            cu_seqlens: (S + 1,) int32, for B = 1: where each of the packed sequences begins, and where the last ends.
+
+        Returns:
+            (out, state): out (B, T, d_model), and the state after the last step, or None where none came in.
+
+        Raises:
+            ValueError, TypeError: from the ops, naming the argument, what was expected and what came.
+        """
+        x, z = self.in_proj(u).chunk(2, dim=-1)
+        conv, ssm = state if state is not None else (None, None)
+        time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": state is not None}
+        x = retrograd.causal_conv1d(
+            x,
+            self.conv1d.weight.squeeze(1),
+            self.conv1d.bias,
+            activation="silu",
+            initial_state=conv if conv is None else conv.to(x.dtype),
+            **time,
+        )
+        if state is not None:
+            x, conv = x
+        dt, B, C = self._select(x)
+        y = retrograd.selective_scan(
+            x,
+            dt,
+            self.A,
+            B,
+            C,
+            D=self.D.float(),
+            z=z,
+            dt_bias=self.dt_proj.bias.float(),
+            dt_softplus=True,
+            initial_state=ssm,
+            **time,
+        )
+        if conv is None:
+            return self.out_proj(y), None
+        y, ssm = y
+        return self.out_proj(y), MambaState(conv, ssm)
+
+    def step(self, u: Float[Tensor, "B d_model"], state: MambaState) -> tuple[Float[Tensor, "B d_model"], MambaState]:
+        """One step of generation: (out, the state after it)."""
+        x, z = self.in_proj(u).chunk(2, dim=-1)
+        x, conv = retrograd.causal_conv1d_update(
+            x, state.conv.to(x.dtype), self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"
+        )
+        dt, B, C = self._select(x)
+        y, ssm = retrograd.selective_state_update(
+            state.ssm,
+            x,
+            dt,
+            self.A,
+            B,
+            C,
+            D=self.D.float(),
+            z=z,
+            dt_bias=self.dt_proj.bias.float(),
+            dt_softplus=True,
+        )
+        return self.out_proj(y), MambaState(conv, ssm)
+
+    @property
+    def A(self) -> Float[Tensor, "D N"]:
+        """The states' rates, negative, float32."""
+        return -torch.exp(self.A_log.float())
+
+    def _select(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """dt without its bias, B and C."""
+        dt, B, C = self.x_proj(x).split((self.rank, self.d_state, self.d_state), dim=-1)
+        return F.linear(dt, self.dt_proj.weight), B, C

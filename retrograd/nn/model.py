@@ -1,0 +1,157 @@
+"""A language model of blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, overload
+
+import torch
+from jaxtyping import Float, Int, Int32
+from torch import Tensor, nn
+
+from .block import Block
+from .config import MambaConfig
+from .mamba import Mamba
+from .norm import RMSNorm
+
+EMBEDDING_STD = 0.02
+State = Sequence[Any]  # of each layer
+
+
+class Backbone(nn.Module):
+    """Tokens to normalised features: embedding, blocks, norm.
+
+    Args:
+        config: sizes.
+        device, dtype: of the parameters, see `Mamba`.
+    """
+
+    def __init__(
+        self,
+        config: MambaConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        d = config.d_model
+        self.embedding = nn.Embedding(config.padded_vocab_size, d, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(
+            Block(
+                RMSNorm(d, device=device, dtype=dtype),
+                Mamba(d, **config.ssm_cfg, device=device, dtype=dtype),
+                residual_in_fp32=config.residual_in_fp32,
+            )
+            for _ in range(config.n_layer)
+        )
+        self.norm_f = RMSNorm(d, device=device, dtype=dtype)
+        self._initialise()
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        nn.init.normal_(self.embedding.weight, std=EMBEDDING_STD)
+        for block in self.blocks:
+            # A sum of n_layer terms should not grow with their number.
+            if isinstance(block.mixer, Mamba):
+                block.mixer.out_proj.weight /= math.sqrt(len(self.layers))
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The layers."""
+        return [layer for layer in self.layers if isinstance(layer, Block)]
+
+    def forward(
+        self, tokens: Int[Tensor, "B T"], state: State | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Float[Tensor, "B T d_model"], State | None]:
+        """Features of all steps, and the state after the last where one came in."""
+        x, stream = self.embedding(tokens), None
+        after = []
+        for layer, before in zip(self.blocks, state or [None] * len(self.layers), strict=True):
+            x, stream, own = layer(x, stream, before, cu_seqlens=cu_seqlens)
+            after.append(own)
+        assert stream is not None
+        features, _ = self.norm_f(x, stream)
+        return features, after if state is not None else None
+
+    def step(self, tokens: Int[Tensor, " B"], state: State) -> tuple[Float[Tensor, "B d_model"], State]:
+        """Features of one step, and the state after it."""
+        x, stream = self.embedding(tokens), None
+        after = []
+        for layer, before in zip(self.blocks, state, strict=True):
+            x, stream, own = layer.step(x, stream, before)
+            after.append(own)
+        assert stream is not None
+        features, _ = self.norm_f(x, stream)
+        return features, after
+
+
+class LanguageModel(nn.Module):
+    """Tokens to logits of the next token.
+
+    Args:
+        config: sizes.
+        device, dtype: of the parameters; A_log and D are float32 at first.
+
+    Source: Gu and Dao, Mamba (2023), section 3.4 and appendix E.2.
+
+    Example:
+        >>> import torch
+        >>> from retrograd.nn import LanguageModel, MambaConfig
+        >>> model = LanguageModel(MambaConfig(d_model=64, n_layer=2, vocab_size=256))
+        >>> tokens = torch.randint(256, (2, 100))
+        >>> logits = model(tokens)
+        >>> logits.shape
+        torch.Size([2, 100, 256])
+        >>> first, state = model(tokens[:, :60], model.initial_state(2))
+        >>> step, state = model.step(tokens[:, 60], state)
+        >>> torch.allclose(step, logits[:, 60], atol=1e-4)
+        True
+    """
+
+    def __init__(
+        self,
+        config: MambaConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = Backbone(config, device=device, dtype=dtype)
+        self.lm_head = nn.Linear(config.d_model, config.padded_vocab_size, bias=False, device=device, dtype=dtype)
+        if config.tie_embeddings:
+            self.lm_head.weight = self.backbone.embedding.weight
+
+    def initial_state(self, batch: int, dtype: torch.dtype | None = None) -> State:
+        """The state before the first token of so many sequences; activations of it in `dtype`."""
+        return [block.mixer.initial_state(batch, dtype) for block in self.backbone.blocks]
+
+    @overload
+    def forward(self, tokens: Tensor, state: None = None, *, cu_seqlens: Tensor | None = None) -> Tensor: ...
+
+    @overload
+    def forward(self, tokens: Tensor, state: State, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]: ...
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B T"],
+        state: State | None = None,
+        *,
+        cu_seqlens: Int32[Tensor, " S+1"] | None = None,
+    ) -> Tensor | tuple[Tensor, State | None]:
+        """Logits (B, T, padded vocabulary); with a state that came in, (logits, the state after the last token).
+
+        Args:
+            tokens: (B, T), integers.
+            state: what came before, from `initial_state` or an earlier call, with gradients.
+            cu_seqlens: (S + 1,) int32, for B = 1: where each of the packed sequences begins, and where the last ends.
+        """
+        features, after = self.backbone(tokens, state, cu_seqlens=cu_seqlens)
+        logits = self.lm_head(features)
+        return logits if state is None else (logits, after)
+
+    def step(self, tokens: Int[Tensor, " B"], state: State) -> tuple[Float[Tensor, "B vocabulary"], State]:
+        """One step of generation: the logits (B, padded vocabulary) after one more token, and the state."""
+        features, after = self.backbone.step(tokens, state)
+        return self.lm_head(features), after

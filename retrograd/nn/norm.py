@@ -1,0 +1,74 @@
+"""RMSNorm as a module."""
+
+from __future__ import annotations
+
+from typing import overload
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+import retrograd
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalisation of the last dimension, with the residual addition before it fused in.
+
+    Args:
+        d: length of the last dimension.
+        eps: added to the mean of squares.
+        device, dtype: of the weight.
+
+    Attributes:
+        weight: (d,), ones at first.
+
+    Example:
+        >>> import torch
+        >>> from retrograd.nn import RMSNorm
+        >>> norm = RMSNorm(64)
+        >>> norm(torch.randn(2, 10, 64)).shape
+        torch.Size([2, 10, 64])
+        >>> y, stream = norm(torch.randn(2, 10, 64), torch.zeros(2, 10, 64))
+    """
+
+    def __init__(
+        self,
+        d: int,
+        eps: float = 1e-5,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(d, device=device, dtype=dtype))
+
+    @overload
+    def forward(self, x: Tensor, residual: None = None, *, out_dtype: torch.dtype | None = None) -> Tensor: ...
+
+    @overload
+    def forward(
+        self, x: Tensor, residual: Tensor, *, out_dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch d"],
+        residual: Float[Tensor, "*batch d"] | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The norm of x, or of x + residual together with that sum.
+
+        Args:
+            x: (..., d).
+            residual: (..., d); float32 beside an x of 16 bits keeps the sum in float32.
+            out_dtype: of the norm; that of x by default.
+        """
+        if residual is None:
+            return retrograd.rms_norm(x, self.weight, eps=self.eps, out_dtype=out_dtype)
+        return retrograd.rms_norm(x, self.weight, residual=residual, eps=self.eps, prenorm=True, out_dtype=out_dtype)
+
+    def extra_repr(self) -> str:
+        """For `print`."""
+        return f"{self.weight.shape[0]}, eps={self.eps}"
