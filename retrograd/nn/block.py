@@ -53,5 +53,4 @@ class Block(nn.Module):
     def _add_and_norm(self, x: Tensor, stream: Tensor | None) -> tuple[Tensor, Tensor]:
         if stream is not None:
             return self.norm(x, stream)
-        stream = x.to(torch.float32) if self.residual_in_fp32 else x
-        return self.norm(stream, out_dtype=x.dtype), stream
+        return self.norm(x), x.to(torch.float32) if self.residual_in_fp32 else x

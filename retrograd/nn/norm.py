@@ -44,30 +44,23 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(d, device=device, dtype=dtype))
 
     @overload
-    def forward(self, x: Tensor, residual: None = None, *, out_dtype: torch.dtype | None = None) -> Tensor: ...
+    def forward(self, x: Tensor, residual: None = None) -> Tensor: ...
 
     @overload
-    def forward(
-        self, x: Tensor, residual: Tensor, *, out_dtype: torch.dtype | None = None
-    ) -> tuple[Tensor, Tensor]: ...
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
 
     def forward(
-        self,
-        x: Float[Tensor, "*batch d"],
-        residual: Float[Tensor, "*batch d"] | None = None,
-        *,
-        out_dtype: torch.dtype | None = None,
+        self, x: Float[Tensor, "*batch d"], residual: Float[Tensor, "*batch d"] | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The norm of x, or of x + residual together with that sum.
 
         Args:
             x: (..., d).
             residual: (..., d); float32 beside an x of 16 bits keeps the sum in float32.
-            out_dtype: of the norm; that of x by default.
         """
         if residual is None:
-            return retrograd.rms_norm(x, self.weight, eps=self.eps, out_dtype=out_dtype)
-        return retrograd.rms_norm(x, self.weight, residual=residual, eps=self.eps, prenorm=True, out_dtype=out_dtype)
+            return retrograd.rms_norm(x, self.weight, eps=self.eps)
+        return retrograd.rms_norm(x, self.weight, residual=residual, eps=self.eps, prenorm=True)
 
     def extra_repr(self) -> str:
         """For `print`."""
