@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .mixer import Mixer
 from .norm import RMSNorm
+from .wide import wide
 
 
 class Block(nn.Module):
@@ -53,4 +53,4 @@ class Block(nn.Module):
     def _add_and_norm(self, x: Tensor, stream: Tensor | None) -> tuple[Tensor, Tensor]:
         if stream is not None:
             return self.norm(x, stream)
-        return self.norm(x), x.to(torch.float32) if self.residual_in_fp32 else x
+        return self.norm(x), wide(x) if self.residual_in_fp32 else x

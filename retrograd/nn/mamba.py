@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import retrograd
 
 from .mixer import Mixer
+from .wide import wide
 
 
 class MambaState(NamedTuple):
@@ -124,7 +125,7 @@ class Mamba(Mixer):
         past = weight.shape[-1] - 1
         return MambaState(
             torch.zeros(batch, self.d_inner, past, device=weight.device, dtype=dtype or weight.dtype),
-            torch.zeros(batch, self.d_inner, self.d_state, device=weight.device),
+            torch.zeros(batch, self.d_inner, self.d_state, device=weight.device, dtype=wide(weight).dtype),
         )
 
     def forward(
@@ -167,9 +168,9 @@ class Mamba(Mixer):
             self.A,
             B,
             C,
-            D=self.D.float(),
+            D=wide(self.D),
             z=z,
-            dt_bias=self.dt_proj.bias.float(),
+            dt_bias=wide(self.dt_proj.bias),
             dt_softplus=True,
             initial_state=ssm,
             **time,
@@ -193,17 +194,17 @@ class Mamba(Mixer):
             self.A,
             B,
             C,
-            D=self.D.float(),
+            D=wide(self.D),
             z=z,
-            dt_bias=self.dt_proj.bias.float(),
+            dt_bias=wide(self.dt_proj.bias),
             dt_softplus=True,
         )
         return self.out_proj(y), MambaState(conv, ssm)
 
     @property
     def A(self) -> Float[Tensor, "D N"]:
-        """The states' rates, negative, float32."""
-        return -torch.exp(self.A_log.float())
+        """The states' rates, negative."""
+        return -torch.exp(wide(self.A_log))
 
     def _select(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """dt without its bias, B and C."""

@@ -1,0 +1,327 @@
+"""retrograd.nn: the modules compute what the paper says, and read the checkpoints of state-spaces/mamba."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from retrograd.nn import Block, LanguageModel, Mamba, MambaConfig, RMSNorm, generate, load, save
+from retrograd.nn.mixer import Mixer
+from retrograd.ops.selective_scan.reference import selective_scan as reference_scan
+
+CONFIG = MambaConfig(d_model=32, n_layer=3, vocab_size=61, d_state=8)
+
+
+def model(config: MambaConfig = CONFIG, seed: int = 0) -> LanguageModel:
+    torch.manual_seed(seed)
+    return LanguageModel(config)
+
+
+def tokens(batch: int, time: int, seed: int = 1) -> Tensor:
+    return torch.randint(CONFIG.vocab_size, (batch, time), generator=torch.Generator().manual_seed(seed))
+
+
+def plain_logits(weights: dict[str, Tensor], config: MambaConfig, ids: Tensor) -> Tensor:
+    """The model by its definition, with nothing of the modules."""
+
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+
+    stream = weights["backbone.embedding.weight"][ids]
+    for layer in range(config.n_layer):
+        p = {name.removeprefix(f"backbone.layers.{layer}."): value for name, value in weights.items()}
+        u = norm(stream, p["norm.weight"])
+        x, z = (u @ p["mixer.in_proj.weight"].T).chunk(2, dim=-1)
+        padded = F.pad(x.transpose(1, 2), (config.d_conv - 1, 0))
+        x = F.silu(F.conv1d(padded, p["mixer.conv1d.weight"], p["mixer.conv1d.bias"], groups=config.d_inner))
+        x = x.transpose(1, 2)
+        dt, B, C = (x @ p["mixer.x_proj.weight"].T).split((config.rank, config.d_state, config.d_state), dim=-1)
+        dt = dt @ p["mixer.dt_proj.weight"].T
+        A = -torch.exp(p["mixer.A_log"])
+        D, bias = p["mixer.D"], p["mixer.dt_proj.bias"]
+        y = reference_scan(x, dt, A, B, C, D=D, z=z, dt_bias=bias, dt_softplus=True)
+        assert isinstance(y, Tensor)
+        stream = stream + y @ p["mixer.out_proj.weight"].T
+    return norm(stream, weights["backbone.norm_f.weight"]) @ weights["backbone.embedding.weight"].T
+
+
+def test_the_model_and_every_gradient_are_those_of_the_definition() -> None:
+    ours, ids = model().double(), tokens(2, 17)
+    weights = {name: p.detach().clone().requires_grad_() for name, p in ours.named_parameters()}
+    expected = plain_logits(weights, CONFIG, ids)
+    logits = ours(ids)
+    torch.testing.assert_close(logits, expected)
+    pull = torch.randn(expected.shape, dtype=torch.float64)
+    logits.backward(pull)
+    expected.backward(pull)
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, weights[name].grad)
+
+
+def test_a_sequence_in_pieces_gives_what_it_gives_whole() -> None:
+    ours, ids = model().double(), tokens(2, 23)
+    whole, state = ours(ids, ours.initial_state(2))
+    torch.testing.assert_close(whole, ours(ids))
+    first, middle = ours(ids[:, :2], ours.initial_state(2))  # fewer steps than the convolution is wide
+    then, last = ours(ids[:, 2:], middle)
+    torch.testing.assert_close(torch.cat((first, then), 1), whole)
+    for a, b in zip(state, last, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_gradients_go_through_the_state() -> None:
+    ours, ids = model().double(), tokens(2, 11)
+    ours(ids).square().sum().backward()
+    whole = {name: p.grad for name, p in ours.named_parameters()}
+    ours.zero_grad(set_to_none=True)
+    first, middle = ours(ids[:, :5], ours.initial_state(2))
+    then, _ = ours(ids[:, 5:], middle)
+    torch.cat((first, then), 1).square().sum().backward()
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, whole[name])
+
+
+def test_packed_sequences_do_not_see_each_other() -> None:
+    ours, ids = model().double(), tokens(1, 30)
+    ends = [0, 7, 7, 9, 30]
+    cu_seqlens = torch.tensor(ends, dtype=torch.int32)
+    packed, states = ours(ids, ours.initial_state(4), cu_seqlens=cu_seqlens)
+    torch.testing.assert_close(packed, ours(ids, cu_seqlens=cu_seqlens))
+    for number, (start, stop) in enumerate(itertools.pairwise(ends)):
+        if start == stop:
+            continue
+        alone, state = ours(ids[:, start:stop], ours.initial_state(1))
+        torch.testing.assert_close(packed[:, start:stop], alone)
+        for mine, own in zip(states, state, strict=True):
+            torch.testing.assert_close(mine.conv[number], own.conv[0])
+            torch.testing.assert_close(mine.ssm[number], own.ssm[0])
+
+
+def test_steps_give_what_the_whole_forward_gives() -> None:
+    ours, ids = model().double(), tokens(3, 9)
+    state, rows = ours.initial_state(3), []
+    for t in range(9):
+        row, state = ours.step(ids[:, t], state)
+        rows.append(row)
+    torch.testing.assert_close(torch.stack(rows, 1), ours(ids))
+
+
+def test_generation_takes_the_tokens_that_the_whole_forward_takes() -> None:
+    ours, prompt = model(), tokens(2, 5)
+    made = torch.stack(list(generate(ours, prompt, 12, temperature=0.0)), 1)
+    text = prompt
+    for _ in range(12):
+        text = torch.cat((text, ours(text)[:, -1, : CONFIG.vocab_size].argmax(-1, keepdim=True)), 1)
+    assert torch.equal(torch.cat((prompt, made), 1), text)
+
+
+def test_generation_draws_from_the_seed_and_within_the_vocabulary() -> None:
+    ours, prompt = model(), tokens(4, 3)
+
+    def drawn(seed: int) -> Tensor:
+        return torch.stack(list(generate(ours, prompt, 40, generator=torch.Generator().manual_seed(seed))), 1)
+
+    assert torch.equal(drawn(3), drawn(3))
+    assert not torch.equal(drawn(3), drawn(4))
+    assert drawn(5).max() < CONFIG.vocab_size  # the embedding has rows beyond it
+    with pytest.raises(ValueError, match="temperature is -1"):
+        next(generate(ours, prompt, 1, temperature=-1))
+    with pytest.raises(ValueError, match="prompt has shape"):
+        next(generate(ours, prompt[:, :0], 1))
+
+
+def layout_of_mamba_130m(d: int, layers: int, vocab: int) -> dict[str, tuple[int, ...]]:
+    inner, rank, N, W = 2 * d, math.ceil(d / 16), 16, 4
+    mixer = {
+        "A_log": (inner, N),
+        "D": (inner,),
+        "in_proj.weight": (2 * inner, d),
+        "conv1d.weight": (inner, 1, W),
+        "conv1d.bias": (inner,),
+        "x_proj.weight": (rank + 2 * N, inner),
+        "dt_proj.weight": (inner, rank),
+        "dt_proj.bias": (inner,),
+        "out_proj.weight": (d, inner),
+    }
+    layout: dict[str, tuple[int, ...]] = {"backbone.embedding.weight": (vocab, d)}
+    for layer in range(layers):
+        layout |= {f"backbone.layers.{layer}.mixer.{name}": shape for name, shape in mixer.items()}
+        layout[f"backbone.layers.{layer}.norm.weight"] = (d,)
+    return layout | {"backbone.norm_f.weight": (d,), "lm_head.weight": (vocab, d)}
+
+
+def test_names_and_shapes_are_those_of_mamba_130m() -> None:
+    ours = LanguageModel(MambaConfig(d_model=768, n_layer=24, vocab_size=50277), device="meta")
+    assert {name: tuple(p.shape) for name, p in ours.state_dict().items()} == layout_of_mamba_130m(768, 24, 50280)
+    assert sum(p.numel() for p in ours.parameters()) == 129_135_360
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_checkpoint_of_state_spaces_loads_by_key(tmp_path: Path, dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    weights = {name: torch.randn(shape).to(dtype) / 8 for name, shape in layout_of_mamba_130m(32, 2, 64).items()}
+    weights["lm_head.weight"] = weights["backbone.embedding.weight"]
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    theirs = {
+        "d_model": 32,
+        "n_layer": 2,
+        "vocab_size": 61,
+        "ssm_cfg": {},
+        "rms_norm": True,
+        "residual_in_fp32": True,
+        "fused_add_norm": True,
+        "pad_vocab_size_multiple": 8,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(theirs))
+    ours = load(tmp_path, dtype=torch.float64)
+    exact = {name: value.double() for name, value in weights.items()}
+    for name in exact:
+        if name.endswith(("A_log", ".D")):
+            assert ours.state_dict()[name].dtype == dtype
+    torch.testing.assert_close(ours.double()(tokens(2, 9)), plain_logits(exact, ours.config, tokens(2, 9)))
+    assert ours.lm_head.weight is ours.backbone.embedding.weight
+    assert all(p.requires_grad for p in ours.parameters())
+
+
+def test_a_saved_model_is_read_back_to_the_bit(tmp_path: Path) -> None:
+    for config in (CONFIG, MambaConfig(d_model=32, n_layer=2, vocab_size=61, tie_embeddings=False, bias=True)):
+        ours = model(config)
+        save(ours, tmp_path)
+        again = load(tmp_path)
+        assert again.config == config
+        assert again.state_dict().keys() == ours.state_dict().keys()
+        assert torch.equal(again(tokens(1, 9)), ours(tokens(1, 9)))
+
+
+def broken(ours: LanguageModel, name: str, value: Tensor | None) -> dict[str, Tensor]:
+    weights = {key: p for key, p in ours.state_dict().items() if key != name}
+    return weights if value is None else weights | {name: value}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("backbone.layers.1.mixer.D", None, "backbone.layers.1.mixer.D is missing"),
+        ("backbone.norm_f.weight", torch.ones(31), r"backbone.norm_f.weight has shape \(31,\), expected \(32,\)"),
+        ("backbone.norm_f.bias", torch.ones(32), "backbone.norm_f.bias is not a parameter"),
+    ],
+)
+def test_weights_of_another_model_are_refused(tmp_path: Path, name: str, value: Tensor | None, says: str) -> None:
+    ours = model()
+    save(ours, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"neither model.safetensors nor pytorch_model.bin"):
+        load(tmp_path)
+    torch.save(broken(ours, name, value), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=says):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rms_norm": False}, "rms_norm is False, expected True"),
+        ({"ssm_cfg": {"layer": "Mamba2"}}, "layer is 'Mamba2', expected 'Mamba1'"),
+        ({"attn_layer_idx": [3]}, r"attn_layer_idx is \[3\]"),
+        ({"d_modle": 3}, "'d_modle' is not known"),
+        ({"ssm_cfg": {"d_model": 3}}, "'d_model' is not known"),
+        ({"n_layer": 0}, "n_layer is 0, expected an integer of at least 1"),
+        ({"ssm_cfg": {"dt_rank": 0}}, "dt_rank is 0"),
+        ({"ssm_cfg": {"dt_init": "zero"}}, "dt_init is 'zero'"),
+        ({"ssm_cfg": {"dt_min": 0.2}}, "expected 0 < dt_min <= dt_max"),
+    ],
+)
+def test_configs_that_are_not_ours_are_refused_by_name(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        MambaConfig.from_dict(given)
+
+
+def test_initialisation_draws_delta_between_its_bounds_and_halves_nothing_else() -> None:
+    torch.manual_seed(0)
+    block = Mamba(64, dt_min=0.01, dt_max=0.03)
+    delta = F.softplus(block.dt_proj.bias)
+    assert 0.0099 < delta.min() < 0.012
+    assert 0.027 < delta.max() < 0.0301
+    assert torch.equal(block.A[5], -torch.arange(1.0, 17.0).log().exp())
+    assert block.dt_proj.weight.abs().max() <= block.rank**-0.5
+    deep = model(MambaConfig(d_model=64, n_layer=16, vocab_size=61))
+    bound = (2 * 64) ** -0.5 / 4  # nn.Linear's, divided by sqrt(16)
+    for layer in deep.backbone.blocks:
+        assert isinstance(layer.mixer, Mamba)
+        assert 0.9 * bound < layer.mixer.out_proj.weight.abs().max() <= bound
+    assert deep.backbone.embedding.weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_the_residual_stream_is_float32_beside_activations_of_16_bits() -> None:
+    block = Block(RMSNorm(32), Mamba(32)).bfloat16()
+    x = torch.randn(2, 5, 32, dtype=torch.bfloat16)
+    out, stream, _ = block(x, None)
+    assert (out.dtype, stream.dtype) == (torch.bfloat16, torch.float32)
+    _, again, _ = block(out, stream)
+    assert torch.equal(again, out.float() + stream)
+    narrow = Block(RMSNorm(32), Mamba(32), residual_in_fp32=False).bfloat16()
+    assert narrow(x, None)[1].dtype == torch.bfloat16
+
+
+def test_a_block_takes_any_mixer() -> None:
+    class Mean(Mixer):
+        def initial_state(self, batch: int, dtype: torch.dtype | None = None) -> int:
+            return 0
+
+        def forward(self, u: Tensor, state: Any = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Any]:
+            return u.cumsum(1), state
+
+        def step(self, u: Tensor, state: Any) -> tuple[Tensor, Any]:
+            return u, state
+
+    out, _, _ = Block(RMSNorm(8), Mean())(torch.ones(1, 3, 8), None)
+    torch.testing.assert_close(out[0, :, 0], torch.tensor([1.0, 2.0, 3.0]), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_model_compiles_whole(dynamic: bool) -> None:
+    ours, ids = model(), tokens(2, 12)
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    expected = ours(ids)
+    torch.testing.assert_close(compiled(ids), expected)
+    compiled(ids).square().sum().backward()
+    grads = [p.grad.clone() for p in ours.parameters() if p.grad is not None]
+    ours.zero_grad()
+    expected.square().sum().backward()
+    for mine, theirs in zip(grads, (p.grad for p in ours.parameters()), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_autocast_and_checkpointing_change_no_gradient_s_meaning() -> None:
+    ours, ids = model(), tokens(2, 12)
+    again = copy.deepcopy(ours)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = ours(ids)
+    assert logits.dtype == torch.bfloat16
+    logits.float().square().mean().backward()
+    again(ids).square().mean().backward()
+    for (name, mine), exact in zip(ours.named_parameters(), again.parameters(), strict=True):
+        assert mine.grad is not None
+        assert exact.grad is not None
+        assert mine.grad.dtype == torch.float32
+        # bf16 rounds to 2^-9; some twenty roundings lie between a weight and the loss.
+        assert (mine.grad - exact.grad).norm() <= 20 * 2**-8 * exact.grad.norm(), name
+
+
+def test_two_backward_passes_give_the_same_bits() -> None:
+    def gradients() -> list[Tensor]:
+        ours = model()
+        F.cross_entropy(ours(tokens(4, 40)).flatten(0, 1), tokens(4, 40, seed=2).flatten()).backward()
+        return [p.grad for p in ours.parameters() if p.grad is not None]
+
+    for first, second in zip(gradients(), gradients(), strict=True):
+        assert torch.equal(first, second)
