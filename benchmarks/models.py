@@ -1,0 +1,214 @@
+"""Whole training steps of Mamba language models, with random weights, on a GPU.
+
+    python benchmarks/models.py [--results DIR] [--models 130m,790m] [--impls ...] [--peers DIR]
+    python benchmarks/models.py --plot-only --results DIR
+
+A step is forward, loss, backward, AdamW and clearing the gradients, on B 8, T 2048 in bf16. Each row is measured in a
+process of its own, since transformers chooses its kernels when it is imported. `--peers` is a folder with mamba_ssm and
+causal_conv1d, see benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+MODELS = {"130m": {"d_model": 768, "n_layer": 24}, "790m": {"d_model": 1536, "n_layer": 48}}
+VOCABULARY = 50280
+BATCH, TIME = 8, 2048
+WARM_UP, STEPS = 3, 10
+SLOW, CUDA, INSTALLED, PATCHED = (
+    "transformers",
+    "transformers, mamba_ssm",
+    "transformers, retrograd",
+    "transformers, retrograd and its norms",
+)
+NN, COMPILED = "retrograd.nn", "retrograd.nn, torch.compile"
+IMPLS = (CUDA, INSTALLED, PATCHED, NN, COMPILED, SLOW)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("."), help="folder of models.jsonl and models.png")
+    parser.add_argument("--models", default=",".join(MODELS), help=", ".join(MODELS))
+    parser.add_argument("--impls", default=";".join(IMPLS), help=f"with semicolons: {'; '.join(IMPLS)}")
+    parser.add_argument("--peers", help="folder with mamba_ssm and causal_conv1d")
+    parser.add_argument("--plot-only", action="store_true")
+    parser.add_argument("--one", nargs=2, metavar=("MODEL", "IMPL"), help="measure this in this process")
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(measure(*given.one, given.peers)))
+        return 0
+    rows = given.results / "models.jsonl"
+    failed = [] if given.plot_only else run(given.models.split(","), given.impls.split(";"), given.peers, rows)
+    try:
+        draw(rows)
+    except ImportError:
+        print("not drawn: no matplotlib here", flush=True)
+    return 1 if failed else 0
+
+
+def run(models: list[str], impls: list[str], peers: str | None, path: Path) -> list[str]:
+    """Measure each in a process of its own; returns what failed."""
+    from retrograd.bench.environment import stamp, versions
+
+    failed = []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for impl in impls:
+        for model in models:
+            began = time.perf_counter()
+            command = [sys.executable, __file__, "--one", model, impl, *(["--peers", peers] if peers else [])]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                failed.append(f"{model} {impl}")
+                print(f"{model} {impl}: failed\n{done.stderr[-1500:]}", flush=True)
+                continue
+            row = json.loads(done.stdout.splitlines()[-1])
+            now = stamp(row["gpu"])
+            row |= {"versions": versions(("torch", "triton", "transformers", "mamba_ssm", "causal_conv1d"))}
+            row |= {"commit": now.commit, "date": now.date}
+            with path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(
+                f"{model:5} {impl:40} {row['device_ms']:9.1f} ms  {row['tokens_s']:9.0f} tokens/s"
+                f"  {row['peak_gib']:6.1f} GiB  {row['kernels']}  ({time.perf_counter() - began:.0f} s)",
+                flush=True,
+            )
+    return failed
+
+
+def measure(name: str, impl: str, peers: str | None) -> dict[str, Any]:
+    """The row of one model and implementation."""
+    import torch
+
+    if impl == CUDA:
+        if peers:
+            sys.path.insert(0, peers)
+        import causal_conv1d  # noqa: F401  # a missing peer is an error here, in transformers a warning
+        import mamba_ssm.ops.selective_scan_interface  # noqa: F401
+    torch.manual_seed(0)
+    loss, parameters, kernels = (of_nn if impl in (NN, COMPILED) else of_transformers)(name, impl)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+    tokens = torch.randint(VOCABULARY, (BATCH, TIME), device="cuda")
+
+    def step() -> None:
+        loss(tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    slow = impl == SLOW
+    for _ in range(0 if slow else WARM_UP):
+        step()
+    torch.cuda.reset_peak_memory_stats()
+    ms = statistics.median(timed(step) for _ in range(1 if slow else STEPS))
+    return {
+        "op": "model",
+        "case": f"mamba-{name}",
+        "shape": {"B": BATCH, "T": TIME},
+        "dtype": "bfloat16",
+        "pass": "step",
+        "impl": impl,
+        "framework": "torch",
+        "device_ms": round(ms, 2),
+        "tokens_s": round(BATCH * TIME / ms * 1000),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+        "parameters": sum(p.numel() for p in parameters),
+        "kernels": kernels,
+        "gpu": torch.cuda.get_device_name(),
+    }
+
+
+def timed(step: Callable[[], None]) -> float:
+    """Milliseconds of one step, from an idle GPU until it is idle again."""
+    import torch
+
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - start)
+
+
+def of_transformers(name: str, impl: str) -> tuple[Callable[[Any], Any], list[Any], str]:
+    """Tokens -> loss, the parameters, and where the scan comes from."""
+    import torch
+
+    if impl in (INSTALLED, PATCHED):
+        import retrograd.compat
+
+        retrograd.compat.install()
+    from transformers import MambaConfig, MambaForCausalLM
+    from transformers.models.mamba import modeling_mamba
+
+    sizes = MODELS[name]
+    config = MambaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=sizes["d_model"],
+        num_hidden_layers=sizes["n_layer"],
+        state_size=16,
+        use_cache=False,
+    )
+    with torch.device("cuda"):
+        model = MambaForCausalLM(config).to(torch.bfloat16).train()
+    if impl == PATCHED:
+        import retrograd.compat.transformers
+
+        retrograd.compat.transformers.patch(model)
+    if impl == SLOW:
+        model.gradient_checkpointing_enable()  # without, (B, T, D, N) of every layer is kept: more than the GPU has
+    scan = inspect.getclosurevars(modeling_mamba.mamba_selective_scan).nonlocals["implementation"]
+    return lambda tokens: model(input_ids=tokens, labels=tokens).loss, list(model.parameters()), scan.__module__
+
+
+def of_nn(name: str, impl: str) -> tuple[Callable[[Any], Any], list[Any], str]:
+    """The same for retrograd.nn."""
+    import torch
+    import torch.nn.functional as F
+
+    from retrograd.nn import LanguageModel, MambaConfig
+
+    model = LanguageModel(MambaConfig(**MODELS[name], vocab_size=VOCABULARY), device="cuda", dtype=torch.bfloat16)
+
+    def loss(tokens: torch.Tensor) -> torch.Tensor:
+        after = F.pad(tokens[:, 1:], (0, 1), value=-100)  # as transformers shifts them
+        return F.cross_entropy(model(tokens).float().flatten(0, 1), after.flatten(), ignore_index=-100)
+
+    compiled = torch.compile(loss, fullgraph=True) if impl == COMPILED else loss
+    return compiled, list(model.parameters()), "retrograd"
+
+
+def draw(path: Path) -> None:
+    """Bars of tokens a second, with the peak memory written on them."""
+    from matplotlib.figure import Figure
+
+    rows = {(row["case"], row["impl"]): row for row in map(json.loads, path.read_text().splitlines())}
+    cases = list(dict.fromkeys(case for case, _ in rows))
+    figure = Figure(figsize=(9, 1 + 1.9 * len(cases)), dpi=130, layout="constrained")
+    for axes, case in zip(figure.subplots(len(cases), 1, squeeze=False)[:, 0], cases, strict=True):
+        shown = [impl for impl in reversed(IMPLS) if (case, impl) in rows]
+        speeds = [rows[case, impl]["tokens_s"] / 1000 for impl in shown]
+        bars = axes.barh(shown, speeds, color=["#d1495b" if "retrograd" in impl else "#30638e" for impl in shown])
+        marks = [f" {s:.1f}, {rows[case, impl]['peak_gib']:.0f} GiB" for s, impl in zip(speeds, shown, strict=True)]
+        axes.bar_label(bars, marks, fontsize=8)
+        axes.set_title(f"{case}, a training step of B {BATCH}, T {TIME}, bf16", fontsize=9, loc="left")
+        axes.set_xlabel("thousand tokens a second")
+        axes.margins(x=0.15)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    figure.suptitle(next(iter(rows.values()))["gpu"], fontsize=9, x=0.99, ha="right")
+    figure.savefig(path.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
