@@ -82,7 +82,7 @@ def run(models: list[str], impls: list[str], peers: str | None, path: Path) -> l
                 file.write(json.dumps(row) + "\n")
             print(
                 f"{model:5} {impl:40} {row['device_ms']:9.1f} ms  {row['tokens_s']:9.0f} tokens/s"
-                f"  {row['peak_gib']:6.1f} GiB  {row['kernels']}  ({time.perf_counter() - began:.0f} s)",
+                f"  {row['peak_gib']:6.1f} GiB  {row['kernels']}  losses {row['losses']}  ({time.perf_counter() - began:.0f} s)",
                 flush=True,
             )
     return failed
@@ -102,8 +102,12 @@ def measure(name: str, impl: str, peers: str | None) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
     tokens = torch.randint(VOCABULARY, (BATCH, TIME), device="cuda")
 
+    losses: list[torch.Tensor] = []
+
     def step() -> None:
-        loss(tokens).backward()
+        losses.append(loss(tokens))
+        losses[-1].backward()
+        losses[-1] = losses[-1].detach()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -125,6 +129,7 @@ def measure(name: str, impl: str, peers: str | None) -> dict[str, Any]:
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
         "parameters": sum(p.numel() for p in parameters),
         "kernels": kernels,
+        "losses": [round(float(value), 3) for value in losses[: WARM_UP + 1]],
         "gpu": torch.cuda.get_device_name(),
     }
 
