@@ -82,7 +82,7 @@ def run(models: list[str], impls: list[str], peers: str | None, path: Path) -> l
                 file.write(json.dumps(row) + "\n")
             print(
                 f"{model:5} {impl:40} {row['device_ms']:9.1f} ms  {row['tokens_s']:9.0f} tokens/s"
-                f"  {row['peak_gib']:6.1f} GiB  {row['kernels']}  losses {row['losses']}  ({time.perf_counter() - began:.0f} s)",
+                f"  {row['peak_gib']:6.1f} GiB  {row['kernels']}  {row['losses']}  ({time.perf_counter() - began:.0f} s)",
                 flush=True,
             )
     return failed
