@@ -80,11 +80,9 @@ def run(models: list[str], impls: list[str], peers: str | None, path: Path) -> l
             row |= {"commit": now.commit, "date": now.date}
             with path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-            print(
-                f"{model:5} {impl:40} {row['device_ms']:9.1f} ms  {row['tokens_s']:9.0f} tokens/s"
-                f"  {row['peak_gib']:6.1f} GiB  {row['kernels']}  {row['losses']}  ({time.perf_counter() - began:.0f} s)",
-                flush=True,
-            )
+            speed = f"{row['device_ms']:9.1f} ms  {row['tokens_s']:9.0f} tokens/s  {row['peak_gib']:6.1f} GiB"
+            took = f"{time.perf_counter() - began:.0f} s"
+            print(f"{model:5} {impl:40} {speed}  {row['kernels']}  {row['losses']}  ({took})", flush=True)
     return failed
 
 
