@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .op import Call, Op, differentiable, gradient_names, gradients_of_results, saved_names
 from .torch_arguments import absent, not_a_tensor, resolved
@@ -60,8 +59,6 @@ def _direct(op: Op) -> Callable[..., Results]:
         ]
         return (*prepared.backward(ctx.needs_input_grad).run((*came, *ctx.saved_tensors)), None)
 
-    refuse_twice = once_differentiable(backward)
-
     class Direct(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Results:
@@ -75,13 +72,28 @@ def _direct(op: Op) -> Callable[..., Results]:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-            # Grad mode is on only where a second derivative was asked for; it is refused when it is taken.
-            result: tuple[Tensor | None, ...] = (refuse_twice if torch.is_grad_enabled() else backward)(ctx, *gradients)
-            return result
+            if not torch.is_grad_enabled():
+                return backward(ctx, *gradients)
+            # A second derivative may be taken; cut off from the graph it would be silently zero.
+            with torch.no_grad():
+                made = backward(ctx, *gradients)
+            return tuple(None if g is None else _Once.apply(g, torch.empty(0, requires_grad=True)) for g in made)
 
     # Function.apply without its look for function transforms: `launches_directly` has made sure that there are none.
     apply: Callable[..., Results] = super(torch.autograd.Function, Direct).apply
     return apply
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that refuses to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, anchor: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        raise RuntimeError("retrograd has no second derivatives: double backward through one of its ops")
 
 
 def _register(op: Op) -> Callable[..., tuple[Tensor, ...]]:
