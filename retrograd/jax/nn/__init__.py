@@ -1,0 +1,49 @@
+"""The Mamba language model of `retrograd.nn` as pure functions of its parameters.
+
+The parameters are a flat dict under the names of PyTorch's state_dict; a block's own are that dict less the prefix.
+`MambaConfig` is a static argument of `jax.jit`, a state is a pytree.
+
+Example:
+    A step of training, in mixed precision:
+
+    >>> import jax, jax.numpy as jnp
+    >>> from functools import partial
+    >>> from retrograd.jax import nn
+    >>> config = nn.MambaConfig(d_model=32, n_layer=2, vocab_size=256)
+    >>> params = nn.init(jax.random.key(0), config)
+    >>> def loss(params, config, tokens):
+    ...     logits = nn.language_model(params, config, tokens[:, :-1], dtype=jnp.bfloat16).astype(jnp.float32)
+    ...     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)
+    ...     return -picked.mean()
+    >>> @partial(jax.jit, static_argnums=1)
+    ... def train(params, config, tokens):
+    ...     value, gradients = jax.value_and_grad(loss)(params, config, tokens)
+    ...     return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+    >>> tokens = jax.random.randint(jax.random.key(1), (2, 65), 0, 256)
+    >>> before, params = train(params, config, tokens)
+    >>> after, params = train(params, config, tokens)
+    >>> bool(after < before)
+    True
+"""
+
+from retrograd.nn.config import MambaConfig
+
+from .convert import from_torch, to_torch
+from .mamba import MambaState, mamba, mamba_step
+from .model import block, block_step, initial_state, language_model, step
+from .parameters import init
+
+__all__ = [
+    "MambaConfig",
+    "MambaState",
+    "block",
+    "block_step",
+    "from_torch",
+    "init",
+    "initial_state",
+    "language_model",
+    "mamba",
+    "mamba_step",
+    "step",
+    "to_torch",
+]

@@ -1,0 +1,69 @@
+"""Parameters from a PyTorch model, and back to one."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import Array
+from torch import Tensor
+
+from retrograd.nn.config import MambaConfig
+from retrograd.nn.model import LanguageModel
+
+from .parameters import HEAD, Params, check, check_config, model_shapes
+
+
+def from_torch(model: LanguageModel) -> dict[str, Array]:
+    """The parameters of a PyTorch model, copied, to the bit, to JAX's default device.
+
+    With `retrograd.nn.load`, the way to read a checkpoint.
+
+    Example:
+        >>> import retrograd.nn
+        >>> from retrograd.jax import nn
+        >>> config = nn.MambaConfig(d_model=64, n_layer=2, vocab_size=256)
+        >>> params = nn.from_torch(retrograd.nn.LanguageModel(config))
+        >>> params["backbone.norm_f.weight"].shape
+        (64,)
+    """
+    weights = model.state_dict()
+    if model.config.tie_embeddings:
+        del weights[HEAD]  # one array, under one name
+    return {name: _to_jax(tensor) for name, tensor in weights.items()}
+
+
+def to_torch(params: Params, config: MambaConfig) -> LanguageModel:
+    """The PyTorch model of parameters, copied, to the bit, on the CPU.
+
+    With `retrograd.nn.save`, the way to write a checkpoint.
+
+    Raises:
+        ValueError, TypeError: for parameters of other names, shapes or dtypes.
+
+    Example:
+        >>> import jax
+        >>> from retrograd.jax import nn
+        >>> config = nn.MambaConfig(d_model=64, n_layer=2, vocab_size=256)
+        >>> model = nn.to_torch(nn.init(jax.random.key(0), config), config)
+        >>> model.backbone.norm_f.weight.shape
+        torch.Size([64])
+    """
+    check_config("to_torch", config)
+    check("to_torch", params, model_shapes(config))
+    model = LanguageModel(config, device="meta")
+    model.load_state_dict({name: _to_torch(array) for name, array in params.items()}, strict=False, assign=True)
+    if config.tie_embeddings:
+        model.lm_head.weight = model.backbone.embedding.weight
+    return model
+
+
+# By way of bytes: numpy has no bfloat16 of its own, which torch could read or write.
+def _to_jax(tensor: Tensor) -> Array:
+    dtype = jnp.dtype(str(tensor.dtype).removeprefix("torch."))
+    return jnp.array(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().view(dtype))
+
+
+def _to_torch(array: Array) -> Tensor:
+    dtype: torch.dtype = getattr(torch, str(array.dtype))
+    return torch.from_numpy(np.array(array, order="C").view(np.uint8)).view(dtype)

@@ -1,0 +1,44 @@
+"""The rows of tokens in a table, with a gradient whose sums have a fixed order."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from retrograd.jax import linear_scan
+
+
+@jax.custom_vjp
+def embed(weight: Float[Array, "V d"], tokens: Int[Array, " *batch"]) -> Float[Array, "*batch d"]:
+    """weight[tokens]; rows of NaN for a token outside of the table, since a jitted function cannot raise.
+
+    JAX's own gradient is a scatter-add, which XLA makes of atomic additions on a GPU. This one sorts the tokens and
+    sums the rows of each by `linear_scan`, in float32 at least.
+    """
+    rows: Array = weight.at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    return rows
+
+
+def _forward(weight: Array, tokens: Array) -> tuple[Array, tuple[Array, Array]]:
+    return embed(weight, tokens), (weight, tokens)
+
+
+def _backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
+    weight, tokens = saved
+    if not tokens.size:
+        return jnp.zeros_like(weight), None
+    numbers = tokens.reshape(-1)
+    order = jnp.argsort(numbers, stable=True)
+    numbers = numbers[order]
+    terms = gradient.reshape(len(numbers), -1)[order].astype(jnp.promote_types(gradient.dtype, jnp.float32))
+    same = jnp.pad(numbers[1:] == numbers[:-1], (1, 0))  # as the one before it: its sum goes on
+    sums = linear_scan(same[None, :, None].astype(terms.dtype), terms[None])[0]
+    row = jnp.arange(weight.shape[0])
+    last = jnp.searchsorted(numbers, row, side="right") - 1
+    occurs = (last >= 0) & (numbers[last] == row)
+    return jnp.where(occurs[:, None], sums[last], 0).astype(weight.dtype), None
+
+
+embed.defvjp(_forward, _backward)

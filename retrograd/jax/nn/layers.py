@@ -1,0 +1,34 @@
+"""Linear layers and norms of a dict of parameters, and which dtype their weights take part in."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+from retrograd.jax import rms_norm
+
+from .parameters import Params
+
+EPS = 1e-5  # of `retrograd.nn.RMSNorm`
+
+
+def linear(params: Params, name: str, x: Array) -> Array:
+    """x times the weight transposed, plus the bias where there is one, in the dtype of x."""
+    y = x @ params[f"{name}.weight"].astype(x.dtype).T
+    bias = params.get(f"{name}.bias")
+    return y if bias is None else y + bias.astype(x.dtype)
+
+
+def norm(weight: Array, x: Array, residual: Array | None = None) -> tuple[Array, Array]:
+    """(the norm of x + residual in the dtype of x, that sum in the dtype of residual)."""
+    return rms_norm(x, beside(weight, x), residual=residual, eps=EPS, prenorm=True)
+
+
+def beside(weight: Array, x: Array) -> Array:
+    """A weight as a fused op takes it: in its own dtype, or that of x where x has more bits."""
+    return weight.astype(jnp.promote_types(weight.dtype, x.dtype))
+
+
+def at_least_float32(array: Array) -> Array:
+    """float64 as it is."""
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))

@@ -1,0 +1,224 @@
+"""A language model of Mamba blocks: tokens to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, overload
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int, Int32
+
+from retrograd.core.errors import bad_dtype, bad_shape
+from retrograd.nn.config import MambaConfig
+
+from .embedding import embed
+from .layers import at_least_float32, norm
+from .mamba import MambaState, mamba, mamba_state, mamba_step
+from .parameters import (
+    EMBEDDING,
+    HEAD,
+    NORM,
+    Params,
+    block_shapes,
+    check,
+    check_config,
+    layer_prefix,
+    model_shapes,
+    under,
+)
+
+State = Sequence[MambaState]  # of each layer
+
+
+def block(
+    params: Params,
+    config: MambaConfig,
+    x: Float[Array, "B T d_model"],
+    stream: Float[Array, "B T d_model"] | None,
+    state: MambaState | None = None,
+    *,
+    cu_seqlens: Int32[Array, " S+1"] | None = None,
+) -> tuple[Float[Array, "B T d_model"], Float[Array, "B T d_model"], MambaState | None]:
+    """A layer: addition, norm, `mamba`, in this order, so that the addition is fused into the norm.
+
+    What `mamba` makes is added to the stream by the block after it. To keep less for the backward pass, wrap it:
+    `jax.checkpoint(nn.block, static_argnums=1)`.
+
+    Args:
+        params: its own, `norm.weight` and `mixer.*`.
+        config: sizes.
+        x: (B, T, d_model), what the block before made.
+        stream: (B, T, d_model), None before the first block.
+        state, cu_seqlens: see `mamba`.
+
+    Returns:
+        (out, stream, state).
+    """
+    return _block("block", partial(mamba, cu_seqlens=cu_seqlens), params, config, x, stream, state)
+
+
+def block_step(
+    params: Params,
+    config: MambaConfig,
+    x: Float[Array, "B d_model"],
+    stream: Float[Array, "B d_model"] | None,
+    state: MambaState,
+) -> tuple[Float[Array, "B d_model"], Float[Array, "B d_model"], MambaState]:
+    """One step of `block`."""
+    return _block("block_step", mamba_step, params, config, x, stream, state)
+
+
+def _block(
+    where: str,
+    mixer: Callable[..., Any],
+    params: Params,
+    config: MambaConfig,
+    x: Array,
+    stream: Array | None,
+    state: MambaState | None,
+) -> tuple[Array, Array, Any]:
+    check_config(where, config)
+    check(where, params, block_shapes(config))
+    h, total = norm(params["norm.weight"], x, stream)
+    if stream is None and config.residual_in_fp32:
+        total = at_least_float32(x)
+    out, after = mixer(under(params, "mixer."), config, h, state)
+    return out, total, after
+
+
+@overload
+def language_model(
+    params: Params,
+    config: MambaConfig,
+    tokens: Int[Array, "B T"],
+    state: None = None,
+    *,
+    cu_seqlens: Int32[Array, " S+1"] | None = None,
+    dtype: DTypeLike | None = None,
+) -> Float[Array, "B T vocabulary"]: ...
+
+
+@overload
+def language_model(
+    params: Params,
+    config: MambaConfig,
+    tokens: Int[Array, "B T"],
+    state: State,
+    *,
+    cu_seqlens: Int32[Array, " S+1"] | None = None,
+    dtype: DTypeLike | None = None,
+) -> tuple[Float[Array, "B T vocabulary"], State]: ...
+
+
+def language_model(
+    params: Params,
+    config: MambaConfig,
+    tokens: Int[Array, "B T"],
+    state: State | None = None,
+    *,
+    cu_seqlens: Int32[Array, " S+1"] | None = None,
+    dtype: DTypeLike | None = None,
+) -> Array | tuple[Array, State]:
+    """Logits (B, T, padded vocabulary); with a state that came in, (logits, the state after the last token).
+
+    Args:
+        params: from `init` or `from_torch`.
+        config: sizes; a static argument of `jax.jit`.
+        tokens: (B, T), integers below the padded vocabulary. Another number gives NaN from there on: under `jax.jit`
+            nothing can be raised.
+        state: what came before, from `initial_state` or an earlier call, with gradients.
+        cu_seqlens: (S + 1,) int32, for B = 1: where each of the packed sequences begins, and where the last ends.
+        dtype: of the activations, by default that of the embedding. bfloat16 beside float32 parameters is mixed
+            precision: weights of products are cast, those of norms, convolutions and scans are not, gradients have the
+            dtype of the parameters.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what was expected and what came.
+
+    Products of float32 have the precision of `jax.default_matmul_precision`. The embedding's gradient has sums of a
+    fixed order, as those of the ops.
+
+    Source: Gu and Dao, Mamba (2023), section 3.4 and appendix E.2.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import nn
+        >>> config = nn.MambaConfig(d_model=64, n_layer=2, vocab_size=256)
+        >>> params = nn.init(jax.random.key(0), config)
+        >>> tokens = jax.random.randint(jax.random.key(1), (2, 100), 0, 256)
+        >>> logits = nn.language_model(params, config, tokens)
+        >>> logits.shape
+        (2, 100, 256)
+        >>> first, state = nn.language_model(params, config, tokens[:, :60], nn.initial_state(config, 2))
+        >>> then, state = nn.step(params, config, tokens[:, 60], state)
+        >>> bool(jnp.allclose(then, logits[:, 60], atol=1e-4))
+        True
+    """
+    _check_call("language_model", params, config, tokens, 2, state)
+    layer = partial(block, cu_seqlens=cu_seqlens)
+    logits, after = _logits(layer, params, config, tokens, state or [None] * config.n_layer, dtype)
+    return logits if state is None else (logits, after)
+
+
+def step(
+    params: Params,
+    config: MambaConfig,
+    tokens: Int[Array, " B"],
+    state: State,
+    *,
+    dtype: DTypeLike | None = None,
+) -> tuple[Float[Array, "B vocabulary"], State]:
+    """One step of generation: the logits (B, padded vocabulary) after one more token, and the state.
+
+    Args:
+        params, config, dtype: see `language_model`.
+        tokens: (B,).
+        state: from `initial_state`, `language_model` or an earlier step.
+
+    Raises:
+        ValueError, TypeError: as `language_model`.
+    """
+    _check_call("step", params, config, tokens, 1, state)
+    return _logits(block_step, params, config, tokens, state, dtype)
+
+
+def initial_state(config: MambaConfig, batch: int, dtype: DTypeLike = jnp.float32) -> State:
+    """The state before the first token of so many sequences, for activations of `dtype`."""
+    check_config("initial_state", config)
+    return [mamba_state(config, batch, dtype) for _ in range(config.n_layer)]
+
+
+def _logits(
+    layer: Callable[..., Any],
+    params: Params,
+    config: MambaConfig,
+    tokens: Array,
+    state: Sequence[MambaState | None],
+    dtype: DTypeLike | None,
+) -> tuple[Array, State]:
+    x, stream = embed(params[EMBEDDING], tokens), None
+    if dtype is not None:
+        x = x.astype(dtype)
+    after = []
+    for number, before in enumerate(state):
+        x, stream, own = layer(under(params, layer_prefix(number)), config, x, stream, before)
+        after.append(own)
+    features, _ = norm(params[NORM], x, stream)
+    head = params[EMBEDDING if config.tie_embeddings else HEAD]
+    return features @ head.astype(features.dtype).T, after
+
+
+def _check_call(
+    where: str, params: Params, config: MambaConfig, tokens: Array, dimensions: int, state: State | None
+) -> None:
+    check_config(where, config)
+    check(where, params, model_shapes(config))
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise bad_dtype(where, "tokens", str(tokens.dtype), ("int32", "another integer"))
+    if tokens.ndim != dimensions:
+        raise bad_shape(where, "tokens", tokens.shape, ("(batch,)", "(batch, time)")[dimensions - 1])
+    if state is not None and len(state) != config.n_layer:
+        raise ValueError(f"{where}: state has {len(state)} layers, expected n_layer={config.n_layer}")

@@ -1,0 +1,155 @@
+"""The parameters of a model: a flat dict from the names in PyTorch's state_dict to arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type
+from retrograd.nn.config import MambaConfig
+from retrograd.nn.model import EMBEDDING_STD
+
+Params = Mapping[str, Array]
+Shapes = dict[str, tuple[int, ...]]
+
+EMBEDDING, NORM, HEAD = "backbone.embedding.weight", "backbone.norm_f.weight", "lm_head.weight"
+
+
+def layer_prefix(number: int) -> str:
+    """What the names of a layer's parameters begin with."""
+    return f"backbone.layers.{number}."
+
+
+def under(params: Params, prefix: str) -> Params:
+    """The parameters of a part, by the names they have there."""
+    return {name.removeprefix(prefix): array for name, array in params.items() if name.startswith(prefix)}
+
+
+def mamba_shapes(config: MambaConfig) -> Shapes:
+    """Names and shapes of a Mamba block's parameters."""
+    d, inner, N, R = config.d_model, config.d_inner, config.d_state, config.rank
+    shapes: Shapes = {
+        "in_proj.weight": (2 * inner, d),
+        "conv1d.weight": (inner, 1, config.d_conv),
+        "x_proj.weight": (R + 2 * N, inner),
+        "dt_proj.weight": (inner, R),
+        "dt_proj.bias": (inner,),
+        "A_log": (inner, N),
+        "D": (inner,),
+        "out_proj.weight": (d, inner),
+    }
+    if config.conv_bias:
+        shapes["conv1d.bias"] = (inner,)
+    if config.bias:
+        shapes |= {"in_proj.bias": (2 * inner,), "out_proj.bias": (d,)}
+    return shapes
+
+
+def block_shapes(config: MambaConfig) -> Shapes:
+    """Names and shapes of a layer's parameters."""
+    mixer = {f"mixer.{name}": shape for name, shape in mamba_shapes(config).items()}
+    return {"norm.weight": (config.d_model,)} | mixer
+
+
+def model_shapes(config: MambaConfig) -> Shapes:
+    """Names and shapes of a language model's parameters."""
+    table = (config.padded_vocab_size, config.d_model)
+    shapes: Shapes = {EMBEDDING: table, NORM: (config.d_model,)}
+    for number in range(config.n_layer):
+        shapes |= {layer_prefix(number) + name: shape for name, shape in block_shapes(config).items()}
+    return shapes if config.tie_embeddings else shapes | {HEAD: table}
+
+
+def check_config(where: str, config: Any) -> None:
+    """Raise TypeError for anything else in its place."""
+    if not isinstance(config, MambaConfig):
+        raise bad_type(where, "config", config, "a MambaConfig, after params")
+
+
+def check(where: str, params: Any, shapes: Shapes) -> None:
+    """Raise what the user needs to read for parameters of other names, shapes or dtypes."""
+    if not isinstance(params, Mapping):
+        raise bad_type(where, "params", params, "a dict from names to arrays")
+    for name in sorted(shapes.keys() - params.keys()):
+        raise ValueError(f"{where}: params[{name!r}] is missing, expected an array of shape {shapes[name]}")
+    for name, array in params.items():
+        argument = f"params[{name!r}]"
+        if name not in shapes:
+            raise ValueError(f"{where}: {argument} is not a parameter of this config")
+        if not isinstance(array, Array | np.ndarray):
+            raise bad_type(where, argument, array, "a jax.Array")
+        if array.shape != shapes[name]:
+            raise bad_shape(where, argument, array.shape, f"{shapes[name]}")
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise bad_dtype(where, argument, str(array.dtype), ("float32", "bfloat16", "float16"))
+
+
+def init(key: Array, config: MambaConfig) -> dict[str, Array]:
+    """Parameters drawn from the distributions of `retrograd.nn.LanguageModel`, float32.
+
+    Args:
+        key: from `jax.random.key`.
+        config: sizes.
+
+    Returns:
+        Arrays under the names and with the shapes of PyTorch's state_dict, less `lm_head.weight` where embeddings are
+        tied: there is one array, so that its gradient is whole.
+
+    Raises:
+        TypeError: for a config that is not a `MambaConfig`.
+
+    Example:
+        >>> import jax
+        >>> from retrograd.jax import nn
+        >>> params = nn.init(jax.random.key(0), nn.MambaConfig(d_model=64, n_layer=2, vocab_size=256))
+        >>> params["backbone.layers.0.mixer.in_proj.weight"].shape
+        (256, 64)
+    """
+    check_config("init", config)
+    shapes = model_shapes(config)
+    keys = jax.random.split(key, len(shapes))
+    return {
+        name: _draw(key, ".".join(name.split(".")[-2:]), shape, config)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))  # so that the layers share what is compiled
+def _draw(key: Array, name: str, shape: tuple[int, ...], config: MambaConfig) -> Array:
+    def uniform(bound: float) -> Array:
+        return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+    match name:
+        case "embedding.weight":
+            return EMBEDDING_STD * jax.random.normal(key, shape)
+        case "norm.weight" | "norm_f.weight" | "mixer.D":
+            return jnp.ones(shape)
+        case "in_proj.bias" | "out_proj.bias":
+            return jnp.zeros(shape)
+        case "mixer.A_log":
+            return jnp.tile(jnp.log(jnp.arange(1.0, config.d_state + 1)), (config.d_inner, 1))
+        case "dt_proj.weight":
+            bound = config.rank**-0.5 * config.dt_scale
+            return jnp.full(shape, bound) if config.dt_init == "constant" else uniform(bound)
+        case "dt_proj.bias":
+            return _dt_bias(key, shape, config)
+        case "out_proj.weight":
+            # A sum of n_layer terms should not grow with their number.
+            return uniform((config.d_inner * config.n_layer) ** -0.5)
+        case "conv1d.bias":
+            return uniform(config.d_conv**-0.5)
+        case _:  # in_proj, x_proj, conv1d and an untied head, by PyTorch's default: the last axis is the fan-in
+            return uniform(shape[-1] ** -0.5)
+
+
+def _dt_bias(key: Array, shape: tuple[int, ...], config: MambaConfig) -> Array:
+    low, high = math.log(config.dt_min), math.log(config.dt_max)
+    delta = jnp.exp(jax.random.uniform(key, shape, minval=low, maxval=high)).clip(min=config.dt_init_floor)
+    return delta + jnp.log(-jnp.expm1(-delta))  # the inverse of softplus

@@ -1,0 +1,375 @@
+"""What a user of `retrograd.jax.nn` is promised: PyTorch's model, as pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jax")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import retrograd.nn
+from retrograd.jax import nn
+from retrograd.jax.nn.embedding import embed
+from retrograd.testing.compare import assert_same_bits, assert_within_budget
+from retrograd.testing.draw import Arrays
+from retrograd.testing.jax_call import to_jax, to_torch
+
+CONFIG = nn.MambaConfig(d_model=16, n_layer=2, vocab_size=29, d_state=4)
+OTHER = replace(CONFIG, bias=True, conv_bias=False, tie_embeddings=False, residual_in_fp32=False, dt_init="constant")
+B, T = 2, 13
+DRAWS = 6  # an error budget of one draw of so small a model is a matter of luck
+CPU = torch.device("cpu")
+
+Run = Callable[..., jax.Array]  # (params, tokens) -> logits
+
+
+class Draw:
+    """Weights, tokens and a gradient of the logits; what comes of them in float64, and in PyTorch's modules."""
+
+    def __init__(self, config: nn.MambaConfig, seed: int, dtype: torch.dtype = torch.float32) -> None:
+        torch.manual_seed(seed)
+        model = retrograd.nn.LanguageModel(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * torch.randn_like(parameter)  # norms, D and the rows of A differ
+        self.params = nn.from_torch(model)
+        self.tokens = torch.randint(config.vocab_size, (B, T))
+        self.gradient = torch.randn(B, T, config.padded_vocab_size)
+        weights = {name: model.get_parameter(name).detach().double().requires_grad_() for name in self.params}
+        self.exact = self.pulled_back(definition(weights, config, self.tokens), weights)
+        if dtype != torch.float32:
+            for module in model.modules():
+                if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+                    module.weight.data = module.weight.to(dtype)
+        own = {name: model.get_parameter(name) for name in self.params}
+        self.plain = self.pulled_back(model(self.tokens), own)
+
+    def pulled_back(self, logits: Tensor, weights: Arrays) -> Arrays:
+        found = torch.autograd.grad(logits, list(weights.values()), self.gradient.to(logits.dtype))
+        return {"logits": logits.detach()} | {f"d {name}": g for name, g in zip(weights, found, strict=True)}
+
+    def result(self, run: Run) -> Arrays:
+        """Logits and gradients of a JAX function."""
+        made, gradients = run(self.params, to_jax(self.tokens.int()), to_jax(self.gradient))
+        return {"logits": to_torch(made, CPU)} | {f"d {name}": to_torch(g, CPU) for name, g in gradients.items()}
+
+
+def definition(weights: Arrays, config: nn.MambaConfig, tokens: Tensor) -> Tensor:
+    """Logits as the paper has them, a step at a time, in the dtype of the weights."""
+
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+
+    stream = weights["backbone.embedding.weight"][tokens]
+    for number in range(config.n_layer):
+        prefix = f"backbone.layers.{number}."
+        own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        mixer = {name.removeprefix("mixer."): value for name, value in own.items()}
+        stream = stream + mamba(mixer, config, norm(stream, own["norm.weight"]))
+    head = weights.get("lm_head.weight", weights["backbone.embedding.weight"])
+    return norm(stream, weights["backbone.norm_f.weight"]) @ head.T
+
+
+def mamba(w: Arrays, config: nn.MambaConfig, u: Tensor) -> Tensor:
+    R, N, W = config.rank, config.d_state, config.d_conv
+    x, z = F.linear(u, w["in_proj.weight"], w.get("in_proj.bias")).chunk(2, dim=-1)
+    past = F.pad(x.transpose(1, 2), (W - 1, 0))
+    x = F.silu(F.conv1d(past, w["conv1d.weight"], w.get("conv1d.bias"), groups=config.d_inner)).transpose(1, 2)
+    dt, input_matrix, output_matrix = (x @ w["x_proj.weight"].T).split((R, N, N), dim=-1)
+    delta = F.softplus(dt @ w["dt_proj.weight"].T + w["dt_proj.bias"])
+    h, ys = torch.zeros(1, dtype=u.dtype), []
+    for t in range(u.shape[1]):
+        step = delta[:, t, :, None]
+        h = torch.exp(-step * w["A_log"].exp()) * h + step * input_matrix[:, t, None] * x[:, t, :, None]
+        ys.append((h * output_matrix[:, t, None]).sum(-1))
+    y = (torch.stack(ys, dim=1) + w["D"] * x) * F.silu(z)
+    return F.linear(y, w["out_proj.weight"], w.get("out_proj.bias"))
+
+
+@pytest.fixture(scope="module")
+def draws() -> list[Draw]:
+    first = np.random.SeedSequence().generate_state(1)[0] % 10**6
+    print(f"inputs drawn from seed {first}")
+    return [Draw(CONFIG, int(first) + number) for number in range(DRAWS)]
+
+
+def with_gradients(run: Run) -> Run:
+    """(logits, gradients by parameter) of a function (params, tokens) -> logits, jitted."""
+
+    def both(params: Any, tokens: jax.Array, gradient: jax.Array) -> Any:
+        logits, pull_back = jax.vjp(lambda params: run(params, tokens), params)
+        return logits, pull_back(gradient.astype(logits.dtype))[0]
+
+    return jax.jit(both)
+
+
+def assert_right(run: Run, draws: list[Draw]) -> None:
+    """Logits and all gradients are as near to float64 as PyTorch's modules are."""
+    compiled = with_gradients(run)
+    assert_within_budget([(draw.result(compiled), draw.plain, draw.exact) for draw in draws], "retrograd.jax.nn")
+
+
+def test_logits_and_gradients_are_those_of_the_pytorch_model(draws: list[Draw]) -> None:
+    assert_right(lambda params, tokens: nn.language_model(params, CONFIG, tokens), draws)
+
+
+def test_so_are_those_of_a_model_with_the_other_options(seed: int) -> None:
+    draws = [Draw(OTHER, seed + number) for number in range(DRAWS)]
+    assert_right(lambda params, tokens: nn.language_model(params, OTHER, tokens), draws)
+
+
+@pytest.mark.parametrize("residual_in_fp32", [True, False])
+def test_bfloat16_activations_beside_float32_parameters_keep_the_error_budget(
+    residual_in_fp32: bool, seed: int
+) -> None:
+    config = replace(CONFIG, residual_in_fp32=residual_in_fp32)
+    draws = [Draw(config, seed + number, torch.bfloat16) for number in range(DRAWS)]
+    assert_right(lambda params, tokens: nn.language_model(params, config, tokens, dtype=jnp.bfloat16), draws)
+
+
+def test_a_sequence_in_two_pieces_has_logits_and_gradients_of_the_whole(draws: list[Draw]) -> None:
+    def run(params: Any, tokens: jax.Array) -> jax.Array:
+        first, state = nn.language_model(params, CONFIG, tokens[:, :5], nn.initial_state(CONFIG, B))
+        then, _ = nn.language_model(params, CONFIG, tokens[:, 5:], state)
+        return jnp.concatenate((first, then), axis=1)
+
+    assert_right(run, draws)
+
+
+def test_packed_sequences_have_what_each_has_alone(draws: list[Draw]) -> None:
+    """In two pieces, so that the states of packed sequences are right too; an empty sequence stands between them."""
+
+    def run(params: Any, tokens: jax.Array) -> jax.Array:
+        state = nn.initial_state(CONFIG, B + 1)
+        pieces = []
+        for piece in (tokens[:, :5], tokens[:, 5:]):
+            length = piece.shape[1]
+            starts = jnp.array([0, length, length, 2 * length], jnp.int32)
+            made, state = nn.language_model(params, CONFIG, piece.reshape(1, -1), state, cu_seqlens=starts)
+            pieces.append(made.reshape(B, length, -1))
+        return jnp.concatenate(pieces, axis=1)
+
+    assert_right(run, draws)
+
+
+def test_packed_sequences_need_no_state(draws: list[Draw]) -> None:
+    starts = jnp.array([0, T, 2 * T], jnp.int32)
+
+    def run(params: Any, tokens: jax.Array) -> jax.Array:
+        return nn.language_model(params, CONFIG, tokens.reshape(1, -1), cu_seqlens=starts).reshape(B, T, -1)
+
+    assert_right(run, draws)
+
+
+def test_steps_of_generation_give_the_logits_of_the_whole(draws: list[Draw]) -> None:
+    @jax.jit
+    def run(params: Any, tokens: jax.Array) -> jax.Array:
+        logits, state = nn.language_model(params, CONFIG, tokens[:, :3], nn.initial_state(CONFIG, B))
+
+        def step(state: Any, token: jax.Array) -> Any:
+            made, state = nn.step(params, CONFIG, token, state)
+            return state, made
+
+        _, then = jax.lax.scan(step, state, tokens[:, 3:].T)
+        return jnp.concatenate((logits, then.swapaxes(0, 1)), axis=1)
+
+    results = [{"logits": to_torch(run(draw.params, to_jax(draw.tokens.int())), CPU)} for draw in draws]
+    assert_within_budget([(made, draw.plain, draw.exact) for made, draw in zip(results, draws, strict=True)], "step")
+
+
+def test_a_checkpointed_block_has_the_same_gradients(draws: list[Draw]) -> None:
+    layer = jax.checkpoint(nn.block, static_argnums=1)
+
+    def run(params: Any, tokens: jax.Array) -> jax.Array:
+        x, stream = embed(params["backbone.embedding.weight"], tokens), None
+        for number in range(CONFIG.n_layer):
+            prefix = f"backbone.layers.{number}."
+            own = {name.removeprefix(prefix): p for name, p in params.items() if name.startswith(prefix)}
+            x, stream, _ = layer(own, CONFIG, x, stream)
+        features = retrograd.jax.rms_norm(x, params["backbone.norm_f.weight"], residual=stream, eps=1e-5)
+        return features @ params["backbone.embedding.weight"].T
+
+    assert_right(run, draws)
+
+
+def test_a_jitted_step_of_adam_learns_a_batch_and_repeats_to_the_bit() -> None:
+    tokens = jax.random.randint(jax.random.key(1), (B, T + 1), 0, CONFIG.vocab_size)
+
+    def loss(params: Any) -> jax.Array:
+        logits = nn.language_model(params, CONFIG, tokens[:, :-1], dtype=jnp.bfloat16).astype(jnp.float32)
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1).mean()
+
+    @jax.jit
+    def train(number: jax.Array, params: Any, mean: Any, square: Any) -> Any:
+        value, g = jax.value_and_grad(loss)(params)
+        mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, g)
+        square = jax.tree.map(lambda s, g: 0.99 * s + 0.01 * g * g, square, g)
+        fixed_mean, fixed_square = 1 - 0.9**number, 1 - 0.99**number
+        moved = jax.tree.map(
+            lambda p, m, s: p - 0.01 * m / fixed_mean / (jnp.sqrt(s / fixed_square) + 1e-8), params, mean, square
+        )
+        return value, moved, mean, square
+
+    def trained() -> tuple[list[float], Arrays]:
+        params = nn.init(jax.random.key(0), CONFIG)
+        mean = square = jax.tree.map(jnp.zeros_like, params)
+        values = []
+        for number in range(1, 31):
+            value, params, mean, square = train(jnp.float32(number), params, mean, square)
+            values.append(float(value))
+        return values, {name: to_torch(p, CPU) for name, p in params.items()}
+
+    values, params = trained()
+    assert abs(values[0] - math.log(CONFIG.padded_vocab_size)) < 0.2  # knows nothing at first
+    assert values[-1] < values[0] / 2
+    assert_same_bits(trained()[1], params, "trained again")
+
+
+def test_the_gradient_has_no_scattered_additions() -> None:
+    """XLA makes atomic additions of them on a GPU, whose order is not fixed."""
+    params = jax.eval_shape(partial(nn.init, config=CONFIG), jax.random.key(0))
+    tokens = jax.ShapeDtypeStruct((B, T), jnp.int32)
+    run = with_gradients(lambda params, tokens: nn.language_model(params, CONFIG, tokens))
+    text = run.lower(params, tokens, jax.ShapeDtypeStruct((B, T, CONFIG.padded_vocab_size), jnp.float32)).as_text()  # type: ignore[attr-defined]
+    assert "scatter" not in text
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_gradient_of_the_embedding_is_the_sum_over_each_tokens_places(dtype: Any, seed: int) -> None:
+    """In float32 whatever the activations' dtype: sums of small integers are exact then, and were not in bfloat16."""
+    generator = np.random.default_rng(seed)
+    tokens = generator.integers(-2, 12, size=(3, 400))  # some are not in the table, and some rows do not occur
+    gradient = generator.integers(-9, 10, size=(3, 400, 5)).astype(np.float32)
+    weight = jnp.zeros((16, 5))
+    x, pull_back = jax.vjp(lambda weight: embed(weight, jnp.array(tokens)).astype(dtype), weight)
+    inside = tokens >= 0
+    assert np.array_equal(np.isnan(x).any(-1), ~inside)
+    expected = np.zeros((16, 5), np.float32)
+    np.add.at(expected, tokens[inside], gradient[inside])
+    assert np.array_equal(pull_back(jnp.array(gradient, dtype))[0], expected)
+
+
+def test_a_token_outside_of_the_vocabulary_gives_nan_from_there_on() -> None:
+    params = nn.init(jax.random.key(0), CONFIG)
+    tokens = jnp.array([[1, 2, CONFIG.padded_vocab_size, 3], [1, 2, -1, 3], [1, 2, 3, 4]])
+    unknown = jnp.isnan(nn.language_model(params, CONFIG, tokens)).any(-1)
+    assert unknown.tolist() == [[False, False, True, True], [False, False, True, True], [False] * 4]
+
+
+@pytest.mark.parametrize("config", [CONFIG, OTHER], ids=["default", "other"])
+def test_names_and_shapes_are_those_of_the_state_dict(config: nn.MambaConfig) -> None:
+    drawn = jax.eval_shape(partial(nn.init, config=config), jax.random.key(0))
+    weights = retrograd.nn.LanguageModel(config, device="meta").state_dict()
+    if config.tie_embeddings:
+        del weights["lm_head.weight"]
+    assert {name: p.shape for name, p in drawn.items()} == {name: tuple(w.shape) for name, w in weights.items()}
+
+
+@pytest.mark.parametrize("config", [CONFIG, OTHER], ids=["default", "other"])
+def test_init_draws_from_the_distributions_of_the_modules(config: nn.MambaConfig) -> None:
+    """Mean and mean square of both samples agree within 6 standard errors of their difference; constants agree."""
+    config = replace(config, d_model=64, n_layer=4)
+    torch.manual_seed(0)
+    theirs, again = (by_kind(nn.from_torch(retrograd.nn.LanguageModel(config))) for _ in range(2))
+    for name, ours in by_kind(nn.init(jax.random.key(0), config)).items():
+        if np.array_equal(theirs[name], again[name]):
+            np.testing.assert_allclose(ours, theirs[name], rtol=2e-7, err_msg=name)  # log is rounded either way
+            continue
+        assert ours.size >= 256, name
+        for power in (1, 2):
+            a, b = ours**power, theirs[name] ** power
+            assert abs(a.mean() - b.mean()) < 6 * math.sqrt((a.var() + b.var()) / a.size), (name, power)
+
+
+def by_kind(params: Any) -> dict[str, np.ndarray]:
+    """The elements of all layers' parameters of one name together, in float64."""
+    found: dict[str, list[np.ndarray]] = {}
+    for name, array in params.items():
+        found.setdefault(".".join(name.split(".")[-2:]), []).append(np.ravel(array).astype(np.float64))
+    return {name: np.concatenate(arrays) for name, arrays in found.items()}
+
+
+def test_no_two_parameters_are_drawn_alike() -> None:
+    params = nn.init(jax.random.key(0), replace(CONFIG, tie_embeddings=False))
+    drawn = [np.ravel(p)[:8] / np.abs(p).max() for p in params.values() if np.ptp(p[..., :1]) > 0]
+    for place, first in enumerate(drawn):
+        assert not any(np.allclose(first, other) for other in drawn[:place])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("config", [CONFIG, OTHER], ids=["default", "other"])
+def test_checkpoints_pass_between_the_frameworks_to_the_bit(
+    config: nn.MambaConfig, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = retrograd.nn.LanguageModel(config, dtype=dtype)
+    retrograd.nn.save(model, tmp_path / "torch")
+    params = nn.from_torch(retrograd.nn.load(tmp_path / "torch"))
+    retrograd.nn.save(nn.to_torch(params, config), tmp_path / "jax")
+    assert_same_bits(retrograd.nn.load(tmp_path / "jax").state_dict(), model.state_dict(), "read again")
+
+
+def test_a_converted_model_shares_no_memory() -> None:
+    model = retrograd.nn.LanguageModel(CONFIG)
+    params = nn.from_torch(model)
+    back = nn.to_torch(params, CONFIG)
+    before = back.backbone.norm_f.weight.detach().clone()
+    with torch.no_grad():
+        model.backbone.norm_f.weight.zero_()
+    assert bool((params["backbone.norm_f.weight"] == 1).all())
+    with torch.no_grad():
+        back.backbone.norm_f.weight += 1
+    assert bool((params["backbone.norm_f.weight"] == 1).all())
+    assert torch.equal(before, torch.ones(CONFIG.d_model))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+def test_bfloat16_parameters_run_with_activations_of_another_dtype(dtype: Any) -> None:
+    params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), nn.init(jax.random.key(0), CONFIG))
+    assert nn.language_model(params, CONFIG, jnp.ones((B, T), int)).dtype == jnp.bfloat16
+    assert nn.language_model(params, CONFIG, jnp.ones((B, T), int), dtype=dtype).dtype == dtype
+
+
+def test_the_state_has_the_dtypes_that_a_loop_needs() -> None:
+    """`lax.scan` asks that a step returns the dtypes it was given."""
+    params = nn.init(jax.random.key(0), CONFIG)
+    before = nn.initial_state(CONFIG, B, jnp.bfloat16)
+    _, after = nn.step(params, CONFIG, jnp.ones(B, int), before, dtype=jnp.bfloat16)
+    assert jax.tree.map(lambda a: a.dtype, after) == jax.tree.map(lambda a: a.dtype, before)
+
+
+def test_an_empty_sequence_leaves_the_state_and_has_gradients_of_zero() -> None:
+    params = nn.init(jax.random.key(0), CONFIG)
+    none, before = jnp.zeros((B, 0), int), nn.initial_state(CONFIG, B)
+    logits, after = nn.language_model(params, CONFIG, none, before)
+    assert logits.shape == (B, 0, CONFIG.padded_vocab_size)
+    assert all(bool((a == b).all()) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True))
+    gradients = jax.grad(lambda params: nn.language_model(params, CONFIG, none).sum())(params)
+    assert not any(bool(g.any()) for g in gradients.values())
+
+
+PARAMS = jax.tree.map(lambda p: np.zeros(p.shape, p.dtype), jax.eval_shape(partial(nn.init, config=CONFIG), jax.random.key(0)))
+NAME = "backbone.layers.1.mixer.x_proj.weight"
+TOKENS = np.zeros((B, T), np.int32)
+
+
+def changed(**by: Any) -> dict[str, Any]:
+    return {**PARAMS, NAME: by["to"]}
+
+
+ERRORS: list[tuple[str, Callable[[], Any], str]] = [
+    ("missing", lambda: nn.language_model({n: p for n, p in PARAMS.items() if n != NAME}, CONFIG, TOKENS), "missing"),
+    ("shape", lambda: nn.language_model(changed(to=PARAMS[NAME].T), CONFIG, TOKENS), "x"),
+]
