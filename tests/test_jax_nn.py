@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,10 @@ from retrograd.testing.jax_call import to_jax, to_torch
 
 CONFIG = nn.MambaConfig(d_model=16, n_layer=2, vocab_size=29, d_state=4)
 OTHER = replace(CONFIG, bias=True, conv_bias=False, tie_embeddings=False, residual_in_fp32=False, dt_init="constant")
+ONE = replace(CONFIG, n_layer=1)  # compiled in half the time
+WIDE = [replace(config, d_model=64, n_layer=4) for config in (CONFIG, OTHER)]  # some hundred numbers of each kind
 B, T = 2, 13
-DRAWS = 6  # an error budget of one draw of so small a model is a matter of luck
+DRAWS = 12  # an error budget of one draw of so small a model is a matter of luck
 CPU = torch.device("cpu")
 
 Run = Callable[..., jax.Array]  # (params, tokens) -> logits
@@ -44,7 +46,7 @@ class Draw:
         model = retrograd.nn.LanguageModel(config)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter += 0.1 * torch.randn_like(parameter)  # norms, D and the rows of A differ
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)  # norms, D and the rows of A differ
         self.params = nn.from_torch(model)
         self.tokens = torch.randint(config.vocab_size, (B, T))
         self.gradient = torch.randn(B, T, config.padded_vocab_size)
@@ -54,7 +56,7 @@ class Draw:
             for module in model.modules():
                 if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
                     module.weight.data = module.weight.to(dtype)
-        own = {name: model.get_parameter(name) for name in self.params}
+        own: Arrays = {name: model.get_parameter(name) for name in self.params}
         self.plain = self.pulled_back(model(self.tokens), own)
 
     def pulled_back(self, logits: Tensor, weights: Arrays) -> Arrays:
@@ -100,10 +102,21 @@ def mamba(w: Arrays, config: nn.MambaConfig, u: Tensor) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def draws() -> list[Draw]:
-    first = np.random.SeedSequence().generate_state(1)[0] % 10**6
-    print(f"inputs drawn from seed {first}")
-    return [Draw(CONFIG, int(first) + number) for number in range(DRAWS)]
+def first_seed() -> int:
+    """Where inputs are drawn from: fresh in every run, and shown where a test fails."""
+    seed = int(np.random.SeedSequence().generate_state(1)[0]) % 10**6
+    print(f"inputs drawn from seed {seed}")
+    return seed
+
+
+@pytest.fixture(scope="module")
+def draws(first_seed: int) -> list[Draw]:
+    return [Draw(CONFIG, first_seed + number) for number in range(DRAWS)]
+
+
+@pytest.fixture(scope="module")
+def draws_of_one(first_seed: int) -> list[Draw]:
+    return [Draw(ONE, first_seed + number) for number in range(DRAWS)]
 
 
 def with_gradients(run: Run) -> Run:
@@ -140,38 +153,38 @@ def test_bfloat16_activations_beside_float32_parameters_keep_the_error_budget(
     assert_right(lambda params, tokens: nn.language_model(params, config, tokens, dtype=jnp.bfloat16), draws)
 
 
-def test_a_sequence_in_two_pieces_has_logits_and_gradients_of_the_whole(draws: list[Draw]) -> None:
+def test_a_sequence_in_two_pieces_has_logits_and_gradients_of_the_whole(draws_of_one: list[Draw]) -> None:
     def run(params: Any, tokens: jax.Array) -> jax.Array:
-        first, state = nn.language_model(params, CONFIG, tokens[:, :5], nn.initial_state(CONFIG, B))
-        then, _ = nn.language_model(params, CONFIG, tokens[:, 5:], state)
+        first, state = nn.language_model(params, ONE, tokens[:, :5], nn.initial_state(ONE, B))
+        then, _ = nn.language_model(params, ONE, tokens[:, 5:], state)
         return jnp.concatenate((first, then), axis=1)
 
-    assert_right(run, draws)
+    assert_right(run, draws_of_one)
 
 
-def test_packed_sequences_have_what_each_has_alone(draws: list[Draw]) -> None:
+def test_packed_sequences_have_what_each_has_alone(draws_of_one: list[Draw]) -> None:
     """In two pieces, so that the states of packed sequences are right too; an empty sequence stands between them."""
 
     def run(params: Any, tokens: jax.Array) -> jax.Array:
-        state = nn.initial_state(CONFIG, B + 1)
+        state = nn.initial_state(ONE, B + 1)
         pieces = []
         for piece in (tokens[:, :5], tokens[:, 5:]):
             length = piece.shape[1]
             starts = jnp.array([0, length, length, 2 * length], jnp.int32)
-            made, state = nn.language_model(params, CONFIG, piece.reshape(1, -1), state, cu_seqlens=starts)
+            made, state = nn.language_model(params, ONE, piece.reshape(1, -1), state, cu_seqlens=starts)
             pieces.append(made.reshape(B, length, -1))
         return jnp.concatenate(pieces, axis=1)
 
-    assert_right(run, draws)
+    assert_right(run, draws_of_one)
 
 
-def test_packed_sequences_need_no_state(draws: list[Draw]) -> None:
+def test_packed_sequences_need_no_state(draws_of_one: list[Draw]) -> None:
     starts = jnp.array([0, T, 2 * T], jnp.int32)
 
     def run(params: Any, tokens: jax.Array) -> jax.Array:
-        return nn.language_model(params, CONFIG, tokens.reshape(1, -1), cu_seqlens=starts).reshape(B, T, -1)
+        return nn.language_model(params, ONE, tokens.reshape(1, -1), cu_seqlens=starts).reshape(B, T, -1)
 
-    assert_right(run, draws)
+    assert_right(run, draws_of_one)
 
 
 def test_steps_of_generation_give_the_logits_of_the_whole(draws: list[Draw]) -> None:
@@ -206,10 +219,10 @@ def test_a_checkpointed_block_has_the_same_gradients(draws: list[Draw]) -> None:
 
 
 def test_a_jitted_step_of_adam_learns_a_batch_and_repeats_to_the_bit() -> None:
-    tokens = jax.random.randint(jax.random.key(1), (B, T + 1), 0, CONFIG.vocab_size)
+    tokens = jax.random.randint(jax.random.key(1), (B, T + 1), 0, ONE.vocab_size)
 
     def loss(params: Any) -> jax.Array:
-        logits = nn.language_model(params, CONFIG, tokens[:, :-1], dtype=jnp.bfloat16).astype(jnp.float32)
+        logits = nn.language_model(params, ONE, tokens[:, :-1], dtype=jnp.bfloat16).astype(jnp.float32)
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1).mean()
 
     @jax.jit
@@ -224,7 +237,7 @@ def test_a_jitted_step_of_adam_learns_a_batch_and_repeats_to_the_bit() -> None:
         return value, moved, mean, square
 
     def trained() -> tuple[list[float], Arrays]:
-        params = nn.init(jax.random.key(0), CONFIG)
+        params = nn.init(jax.random.key(0), ONE)
         mean = square = jax.tree.map(jnp.zeros_like, params)
         values = []
         for number in range(1, 31):
@@ -233,7 +246,7 @@ def test_a_jitted_step_of_adam_learns_a_batch_and_repeats_to_the_bit() -> None:
         return values, {name: to_torch(p, CPU) for name, p in params.items()}
 
     values, params = trained()
-    assert abs(values[0] - math.log(CONFIG.padded_vocab_size)) < 0.2  # knows nothing at first
+    assert abs(values[0] - math.log(ONE.padded_vocab_size)) < 0.2  # knows nothing at first
     assert values[-1] < values[0] / 2
     assert_same_bits(trained()[1], params, "trained again")
 
@@ -278,10 +291,9 @@ def test_names_and_shapes_are_those_of_the_state_dict(config: nn.MambaConfig) ->
     assert {name: p.shape for name, p in drawn.items()} == {name: tuple(w.shape) for name, w in weights.items()}
 
 
-@pytest.mark.parametrize("config", [CONFIG, OTHER], ids=["default", "other"])
+@pytest.mark.parametrize("config", WIDE, ids=["default", "other"])
 def test_init_draws_from_the_distributions_of_the_modules(config: nn.MambaConfig) -> None:
     """Mean and mean square of both samples agree within 6 standard errors of their difference; constants agree."""
-    config = replace(config, d_model=64, n_layer=4)
     torch.manual_seed(0)
     theirs, again = (by_kind(nn.from_torch(retrograd.nn.LanguageModel(config))) for _ in range(2))
     for name, ours in by_kind(nn.init(jax.random.key(0), config)).items():
@@ -303,7 +315,7 @@ def by_kind(params: Any) -> dict[str, np.ndarray]:
 
 
 def test_no_two_parameters_are_drawn_alike() -> None:
-    params = nn.init(jax.random.key(0), replace(CONFIG, tie_embeddings=False))
+    params = nn.init(jax.random.key(0), WIDE[1])
     drawn = [np.ravel(p)[:8] / np.abs(p).max() for p in params.values() if np.ptp(p[..., :1]) > 0]
     for place, first in enumerate(drawn):
         assert not any(np.allclose(first, other) for other in drawn[:place])
@@ -330,16 +342,18 @@ def test_a_converted_model_shares_no_memory() -> None:
         model.backbone.norm_f.weight.zero_()
     assert bool((params["backbone.norm_f.weight"] == 1).all())
     with torch.no_grad():
-        back.backbone.norm_f.weight += 1
+        back.backbone.norm_f.weight.add_(1)
     assert bool((params["backbone.norm_f.weight"] == 1).all())
     assert torch.equal(before, torch.ones(CONFIG.d_model))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
-def test_bfloat16_parameters_run_with_activations_of_another_dtype(dtype: Any) -> None:
+@pytest.mark.parametrize("dtype", [None, jnp.float32, jnp.float16])
+def test_bfloat16_parameters_run_with_activations_of_any_dtype(dtype: Any) -> None:
     params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), nn.init(jax.random.key(0), CONFIG))
-    assert nn.language_model(params, CONFIG, jnp.ones((B, T), int)).dtype == jnp.bfloat16
-    assert nn.language_model(params, CONFIG, jnp.ones((B, T), int), dtype=dtype).dtype == dtype
+    run = jax.jit(nn.language_model, static_argnums=1, static_argnames="dtype")
+    logits = run(params, CONFIG, jnp.ones((B, T), int), dtype=dtype)
+    assert logits.dtype == (dtype or jnp.bfloat16)
+    assert bool(jnp.isfinite(logits).all())
 
 
 def test_the_state_has_the_dtypes_that_a_loop_needs() -> None:
@@ -360,16 +374,106 @@ def test_an_empty_sequence_leaves_the_state_and_has_gradients_of_zero() -> None:
     assert not any(bool(g.any()) for g in gradients.values())
 
 
-PARAMS = jax.tree.map(lambda p: np.zeros(p.shape, p.dtype), jax.eval_shape(partial(nn.init, config=CONFIG), jax.random.key(0)))
+SHAPES = jax.eval_shape(partial(nn.init, config=CONFIG), jax.random.key(0))
+PARAMS: dict[str, Any] = {name: np.zeros(shape.shape, np.float32) for name, shape in SHAPES.items()}
 NAME = "backbone.layers.1.mixer.x_proj.weight"
-TOKENS = np.zeros((B, T), np.int32)
+TOKENS: Any = np.zeros((B, T), np.int32)
+STATE = nn.initial_state(CONFIG, B)
+NOTHING: Any = {}
+PAIR: Any = (1, 2)
+U: Any = np.zeros((B, T, CONFIG.d_model), np.float32)
+BLOCK = {n.removeprefix("backbone.layers.0."): p for n, p in PARAMS.items() if n.startswith("backbone.layers.0.")}
+MIXER = {n.removeprefix("mixer."): p for n, p in BLOCK.items() if n.startswith("mixer.")}
 
 
-def changed(**by: Any) -> dict[str, Any]:
-    return {**PARAMS, NAME: by["to"]}
+def forward(params: Any = PARAMS, config: Any = CONFIG, tokens: Any = TOKENS, state: Any = None, **options: Any) -> Any:
+    return nn.language_model(params, config, tokens, state, **options)
 
 
-ERRORS: list[tuple[str, Callable[[], Any], str]] = [
-    ("missing", lambda: nn.language_model({n: p for n, p in PARAMS.items() if n != NAME}, CONFIG, TOKENS), "missing"),
-    ("shape", lambda: nn.language_model(changed(to=PARAMS[NAME].T), CONFIG, TOKENS), "x"),
-]
+def step(tokens: Any, state: Any) -> Any:
+    params: Any = PARAMS
+    return nn.step(params, CONFIG, tokens, state)
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "missing parameter": (
+        lambda: forward({n: p for n, p in PARAMS.items() if n != NAME}),
+        ValueError,
+        rf"language_model: params\['{NAME}'\] is missing, expected an array of shape \(9, 32\)",
+    ),
+    "unknown parameter": (
+        lambda: forward(PARAMS | {"lm_head.weight": PARAMS["backbone.embedding.weight"]}),
+        ValueError,
+        r"language_model: params\['lm_head.weight'\] is not a parameter of this config",
+    ),
+    "transposed parameter": (
+        lambda: forward(PARAMS | {NAME: PARAMS[NAME].T}),
+        ValueError,
+        rf"language_model: params\['{NAME}'\] has shape \(32, 9\), expected \(9, 32\)",
+    ),
+    "parameter of integers": (lambda: forward(PARAMS | {NAME: PARAMS[NAME].astype(int)}), TypeError, "has dtype int64"),
+    "parameter of PyTorch": (
+        lambda: forward(PARAMS | {NAME: torch.zeros(PARAMS[NAME].shape)}),
+        TypeError,
+        "is Tensor, expected a jax.Array",
+    ),
+    "nested parameters": (lambda: forward({"backbone": PARAMS}), ValueError, "'backbone.embedding.weight'] is missing"),
+    "parameters in a list": (lambda: forward(list(PARAMS.values())), TypeError, "params is list, expected a dict"),
+    "config first": (
+        lambda: forward(CONFIG, PARAMS),
+        TypeError,
+        "config is dict, expected a MambaConfig, after",
+    ),
+    "init without a config": (lambda: nn.init(jax.random.key(0), NOTHING), TypeError, "init: config is dict"),
+    "tokens of floats": (
+        lambda: forward(tokens=TOKENS.astype(float)),
+        TypeError,
+        "tokens has dtype float64",
+    ),
+    "tokens in a list": (lambda: forward(tokens=[[1, 2]]), TypeError, "tokens is list, expected a jax.Array"),
+    "tokens without a batch": (
+        lambda: forward(tokens=TOKENS[0]),
+        ValueError,
+        r"expected \(batch, time\)",
+    ),
+    "steps with time": (
+        lambda: nn.step(PARAMS, CONFIG, TOKENS, STATE),
+        ValueError,
+        r"step: tokens has shape .* \(batch,\)",
+    ),
+    "step without a state": (lambda: step(TOKENS[:, 0], None), TypeError, "step: state is NoneType"),
+    "a layer's state alone": (lambda: forward(state=STATE[0]), TypeError, "state is MambaState, expected a sequence"),
+    "states of too few layers": (
+        lambda: forward(state=STATE[:1]),
+        ValueError,
+        "1 layers, expected n_layer=2",
+    ),
+    "states of another kind": (lambda: forward(state=[None, None]), TypeError, r"state\[0\] is NoneType"),
+    "states of another batch": (
+        lambda: forward(state=nn.initial_state(CONFIG, B + 1)),
+        ValueError,
+        r"initial_state has shape \(3, 32, 3\), expected \(batch=2, channels=32, width-1=3\)",
+    ),
+    "a step's of another batch": (
+        lambda: step(TOKENS[:1, 0], STATE),
+        ValueError,
+        r"initial_state has shape \(2, 32, 3\), expected \(batch=1, channels=32, width-1=3\)",
+    ),
+    "packing of a batch": (lambda: forward(cu_seqlens=jnp.array([0, T], jnp.int32)), ValueError, "batch=1.*cu_seqlens"),
+    "activations of integers": (lambda: forward(dtype=jnp.int32), TypeError, "x has dtype int32"),
+    "a block of another width": (lambda: nn.block(BLOCK, CONFIG, U[..., 1:], None), ValueError, "weight has shape"),
+    "a mixer of another width": (
+        lambda: nn.mamba(MIXER, CONFIG, U[..., 1:]),
+        ValueError,
+        r"mamba: u has shape \(2, 13, 15\), expected \(batch, time, d_model=16\)",
+    ),
+    "a mixer's state as a pair": (lambda: nn.mamba(MIXER, CONFIG, U, PAIR), TypeError, "mamba: state is tuple"),
+    "conversion of a missing parameter": (lambda: nn.to_torch({}, CONFIG), ValueError, "to_torch: params.* is missing"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_bad_input_is_refused_by_name(case: str) -> None:
+    call, error, text = ERRORS[case]
+    with pytest.raises(error, match=text):
+        call()

@@ -17,7 +17,7 @@ def embed(weight: Float[Array, "V d"], tokens: Int[Array, " *batch"]) -> Float[A
     JAX's own gradient is a scatter-add, which XLA makes of atomic additions on a GPU. This one sorts the tokens and
     sums the rows of each by `linear_scan`, in float32 at least.
     """
-    rows: Array = weight.at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    rows: Array = jnp.asarray(weight).at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
     return rows
 
 

@@ -9,12 +9,12 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int32
 
-from retrograd.core.errors import bad_shape
+from retrograd.core.errors import bad_shape, bad_type
 from retrograd.jax import causal_conv1d, causal_conv1d_update, selective_scan, selective_state_update
 from retrograd.nn.config import MambaConfig
 
 from .layers import beside, linear
-from .parameters import Params, check, check_config, mamba_shapes
+from .parameters import Params, check, check_array, check_config, mamba_shapes
 
 
 class MambaState(NamedTuple):
@@ -74,10 +74,7 @@ def mamba(
         >>> out.shape
         (2, 100, 64)
     """
-    check_config("mamba", config)
-    check("mamba", params, mamba_shapes(config))
-    if u.ndim != 3 or u.shape[2] != config.d_model:
-        raise bad_shape("mamba", "u", u.shape, f"(batch, time, d_model={config.d_model})")
+    _check("mamba", params, config, u, ("batch", "time"), state)
     x: Any
     y: Any
     x, z = jnp.split(linear(params, "in_proj", u), 2, axis=-1)
@@ -99,10 +96,9 @@ def mamba_step(
     params: Params, config: MambaConfig, u: Float[Array, "B d_model"], state: MambaState
 ) -> tuple[Float[Array, "B d_model"], MambaState]:
     """One step of `mamba`, for generation: (out, the state after it)."""
-    check_config("mamba_step", config)
-    check("mamba_step", params, mamba_shapes(config))
-    if u.ndim != 2 or u.shape[1] != config.d_model:
-        raise bad_shape("mamba_step", "u", u.shape, f"(batch, d_model={config.d_model})")
+    if state is None:
+        raise bad_type("mamba_step", "state", state, "a MambaState")
+    _check("mamba_step", params, config, u, ("batch",), state)
     x, z = jnp.split(linear(params, "in_proj", u), 2, axis=-1)
     x, conv = causal_conv1d_update(x, state.conv.astype(x.dtype), *_taps(params, x), activation="silu")
     y, ssm = selective_state_update(state.ssm, x, **_select(params, config, x), z=z, dt_softplus=True)
@@ -115,6 +111,18 @@ def mamba_state(config: MambaConfig, batch: int, dtype: DTypeLike = jnp.float32)
         jnp.zeros((batch, config.d_inner, config.d_conv - 1), dtype),
         jnp.zeros((batch, config.d_inner, config.d_state), jnp.promote_types(dtype, jnp.float32)),
     )
+
+
+def _check(
+    where: str, params: Params, config: MambaConfig, u: Array, axes: tuple[str, ...], state: MambaState | None
+) -> None:
+    check_config(where, config)
+    check(where, params, mamba_shapes(config))
+    check_array(where, "u", u)
+    if u.ndim != len(axes) + 1 or u.shape[-1] != config.d_model:
+        raise bad_shape(where, "u", u.shape, f"({', '.join(axes)}, d_model={config.d_model})")
+    if state is not None and not isinstance(state, MambaState):
+        raise bad_type(where, "state", state, "a MambaState")
 
 
 def _taps(params: Params, x: Array) -> tuple[Array, Array | None]:

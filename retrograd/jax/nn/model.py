@@ -11,7 +11,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Int32
 
-from retrograd.core.errors import bad_dtype, bad_shape
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type
 from retrograd.nn.config import MambaConfig
 
 from .embedding import embed
@@ -24,6 +24,7 @@ from .parameters import (
     Params,
     block_shapes,
     check,
+    check_array,
     check_config,
     layer_prefix,
     model_shapes,
@@ -181,6 +182,8 @@ def step(
     Raises:
         ValueError, TypeError: as `language_model`.
     """
+    if state is None:
+        raise bad_type("step", "state", state, "a sequence of a MambaState for each layer")
     _check_call("step", params, config, tokens, 1, state)
     return _logits(block_step, params, config, tokens, state, dtype)
 
@@ -216,9 +219,17 @@ def _check_call(
 ) -> None:
     check_config(where, config)
     check(where, params, model_shapes(config))
+    check_array(where, "tokens", tokens)
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise bad_dtype(where, "tokens", str(tokens.dtype), ("int32", "another integer"))
     if tokens.ndim != dimensions:
         raise bad_shape(where, "tokens", tokens.shape, ("(batch,)", "(batch, time)")[dimensions - 1])
-    if state is not None and len(state) != config.n_layer:
+    if state is None:
+        return
+    if isinstance(state, MambaState) or not isinstance(state, Sequence):
+        raise bad_type(where, "state", state, "a sequence of a MambaState for each layer")
+    if len(state) != config.n_layer:
         raise ValueError(f"{where}: state has {len(state)} layers, expected n_layer={config.n_layer}")
+    for number, own in enumerate(state):
+        if not isinstance(own, MambaState):
+            raise bad_type(where, f"state[{number}]", own, "a MambaState")

@@ -73,6 +73,12 @@ def check_config(where: str, config: Any) -> None:
         raise bad_type(where, "config", config, "a MambaConfig, after params")
 
 
+def check_array(where: str, argument: str, array: Any) -> None:
+    """Raise TypeError for anything but an array."""
+    if not isinstance(array, Array | np.ndarray):
+        raise bad_type(where, argument, array, "a jax.Array")
+
+
 def check(where: str, params: Any, shapes: Shapes) -> None:
     """Raise what the user needs to read for parameters of other names, shapes or dtypes."""
     if not isinstance(params, Mapping):
@@ -83,8 +89,7 @@ def check(where: str, params: Any, shapes: Shapes) -> None:
         argument = f"params[{name!r}]"
         if name not in shapes:
             raise ValueError(f"{where}: {argument} is not a parameter of this config")
-        if not isinstance(array, Array | np.ndarray):
-            raise bad_type(where, argument, array, "a jax.Array")
+        check_array(where, argument, array)
         if array.shape != shapes[name]:
             raise bad_shape(where, argument, array.shape, f"{shapes[name]}")
         if not jnp.issubdtype(array.dtype, jnp.floating):
