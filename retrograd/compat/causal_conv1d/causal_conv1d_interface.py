@@ -1,0 +1,151 @@
+"""`causal_conv1d.causal_conv1d_interface`: the convolution with time last, and its update for generation."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import retrograd
+from retrograd.compat.checks import activation_of, expect, expect_dims
+from retrograd.compat.dtypes import beside
+from retrograd.compat.rows import INTEGERS, check_indices, read_rows, write_rows, zero_padding
+from retrograd.core.errors import bad_dtype, bad_shape, bad_value
+
+
+def causal_conv1d_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Depthwise causal convolution along time, on `retrograd.causal_conv1d`.
+
+    Args:
+        x: (batch, dim, seqlen), any strides; (batch, seqlen, dim) in memory, seen transposed, is the faster one.
+        weight: (dim, width).
+        bias: (dim,).
+        seq_idx: (batch, seqlen) int32: which sequence a step belongs to, for rows that hold several one after another;
+            a run of equal numbers is a sequence. Negative ones stand for padding, whose results are 0. On a GPU this
+            makes the host wait for the number of sequences.
+        initial_states: (batch, dim, width - 1): the inputs before the first; not with `seq_idx`.
+        return_final_states: also return the last width - 1 inputs; not with `seq_idx`.
+        final_states_out: (batch, dim, width - 1): where these are written to.
+        activation: None, "silu" or "swish", which is the same.
+
+    Returns:
+        out (batch, dim, seqlen) in the dtype of x, or (out, final_states). Gradients flow through both.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: naming the argument.
+    """
+    me = "causal_conv1d_fn"
+    silu = activation_of(me, activation)
+    expect_dims(me, "x", x, "(batch, dim, seqlen)")
+    expect_dims(me, "weight", weight, "(dim, width)")
+    batch, dim, steps = x.shape
+    width = weight.shape[1]
+    expect(me, "weight", weight, (dim, width), "(dim, width)")
+    expect(me, "bias", bias, (dim,), "(dim,)")
+    expect(me, "seq_idx", seq_idx, (batch, steps), "(batch, seqlen)")
+    for name, states in (("initial_states", initial_states), ("final_states_out", final_states_out)):
+        expect(me, name, states, (batch, dim, width - 1), "(batch, dim, width - 1)")
+    if final_states_out is not None and not return_final_states:
+        raise bad_value(me, "return_final_states", return_final_states, "True, since final_states_out is given")
+
+    by_step, weight, bias = x.transpose(1, 2), beside(x, weight), beside(x, bias)
+    if seq_idx is not None:
+        if initial_states is not None:
+            raise ValueError(f"{me}: initial_states is given, expected None, since seq_idx is given")
+        if return_final_states:
+            raise bad_value(me, "return_final_states", return_final_states, "False, since seq_idx is given")
+        cu_seqlens = _cu_seqlens(me, seq_idx)
+        packed = by_step.reshape(1, batch * steps, dim)
+        y = retrograd.causal_conv1d(packed, weight, bias, activation=silu, cu_seqlens=cu_seqlens)
+        return torch.where(seq_idx[..., None] < 0, 0, y.view(batch, steps, dim)).transpose(1, 2)
+    initial = None if initial_states is None else initial_states.to(x.dtype)
+    if not return_final_states:
+        return retrograd.causal_conv1d(by_step, weight, bias, activation=silu, initial_state=initial).transpose(1, 2)
+    y, final = retrograd.causal_conv1d(
+        by_step, weight, bias, activation=silu, initial_state=initial, return_final_state=True
+    )
+    return y.transpose(1, 2), final if final_states_out is None else final_states_out.copy_(final)
+
+
+def _cu_seqlens(function: str, seq_idx: Tensor) -> Tensor:
+    """Where the runs of equal numbers begin, and where the last one ends, in all rows one after another."""
+    if seq_idx.dtype not in INTEGERS:
+        raise bad_dtype(function, "seq_idx", str(seq_idx.dtype), map(str, INTEGERS))
+    begins = F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True)[:, : seq_idx.shape[1]].flatten()
+    return F.pad(begins.nonzero().flatten(), (0, 1), value=begins.numel()).int()
+
+
+@torch.no_grad()
+def causal_conv1d_update(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    cache_seqlens: Tensor | None = None,
+    conv_state_indices: Tensor | None = None,
+) -> Tensor:
+    """One step of generation, or a few; `conv_state` is written in place. Has no gradient.
+
+    Args:
+        x: (batch, dim), or (batch, dim, seqlen).
+        conv_state: (batch, dim, state_len), state_len >= width - 1: the last inputs, the newest at the end.
+        weight: (dim, width).
+        bias: (dim,).
+        activation: None, "silu" or "swish", which is the same.
+        cache_seqlens: (batch,) int32: conv_state is then a ring, whose next place is cache_seqlens % state_len.
+        conv_state_indices: (batch,) int32: the rows of a larger conv_state that belong to the rows of x; negative ones
+            stand for padding, whose results are 0 and which change no state.
+
+    Returns:
+        out, shaped as x, in its dtype.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: naming the argument.
+    """
+    me = "causal_conv1d_update"
+    silu = activation_of(me, activation)
+    expect_dims(me, "x", x, "(batch, dim)", "(batch, dim, seqlen)")
+    expect_dims(me, "conv_state", conv_state, "(batch, dim, state_len)")
+    expect_dims(me, "weight", weight, "(dim, width)")
+    steps = x[..., None] if x.ndim == 2 else x
+    batch, dim, count = steps.shape
+    width, length = weight.shape[1], conv_state.shape[2]
+    rows = batch if conv_state_indices is None else conv_state.shape[0]
+    expect(me, "conv_state", conv_state, (rows, dim, length), "(batch, dim, state_len)")
+    if length < width - 1:
+        raise bad_shape(me, "conv_state", conv_state.shape, f"a state_len of at least width - 1 = {width - 1}")
+    expect(me, "weight", weight, (dim, width), "(dim, width)")
+    expect(me, "bias", bias, (dim,), "(dim,)")
+    check_indices(me, "cache_seqlens", cache_seqlens, batch)
+    check_indices(me, "conv_state_indices", conv_state_indices, batch)
+
+    state = read_rows(conv_state, conv_state_indices)
+    if cache_seqlens is None:
+        before, new = state[..., length - (width - 1) :], torch.cat([state, steps.to(state.dtype)], -1)[..., count:]
+    else:
+        before = state.gather(2, _ring(cache_seqlens, 1 - width, 0, state))
+        last = min(count, length)  # an input that the ring would forget at once has no place in it
+        places = _ring(cache_seqlens, count - last, count, state)
+        new = state.scatter(2, places, steps[..., count - last :].to(state.dtype))
+    y, _ = retrograd.causal_conv1d_update(
+        steps.transpose(1, 2), before.to(x.dtype), beside(x, weight), beside(x, bias), activation=silu
+    )
+    write_rows(conv_state, conv_state_indices, new)
+    y = zero_padding(conv_state_indices, y)
+    return y[:, 0] if x.ndim == 2 else y.transpose(1, 2)
+
+
+def _ring(cache_seqlens: Tensor, start: int, end: int, state: Tensor) -> Tensor:
+    """The places of the steps from start up to end, counted from the next one, in every row and channel of a state."""
+    steps = torch.arange(start, end, device=state.device) + cache_seqlens[:, None].long()
+    return steps.remainder(state.shape[2])[:, None].expand(-1, state.shape[1], -1)

@@ -1,0 +1,38 @@
+"""What the packages accept beside an input, in the dtypes that retrograd's ops take."""
+
+from __future__ import annotations
+
+from typing import overload
+
+import torch
+from torch import Tensor
+
+
+def arithmetic(x: Tensor) -> torch.dtype:
+    """The dtype that an op computes in for this input."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+@overload
+def beside(x: Tensor, tensor: Tensor) -> Tensor: ...
+@overload
+def beside(x: Tensor, tensor: None) -> None: ...
+@overload
+def beside(x: Tensor, tensor: Tensor | None) -> Tensor | None: ...
+def beside(x: Tensor, tensor: Tensor | None) -> Tensor | None:
+    """An activation or a norm's or filter's parameter: as it is where it is like x, else in the arithmetic's dtype."""
+    return tensor if tensor is None or tensor.dtype == x.dtype else tensor.to(arithmetic(x))
+
+
+@overload
+def full(x: Tensor, tensor: Tensor) -> Tensor: ...
+@overload
+def full(x: Tensor, tensor: None) -> None: ...
+@overload
+def full(x: Tensor, tensor: Tensor | None) -> Tensor | None: ...
+def full(x: Tensor, tensor: Tensor | None) -> Tensor | None:
+    """A parameter of the scan, in the arithmetic's dtype; complex stays complex."""
+    if tensor is None:
+        return None
+    dtype = arithmetic(x)
+    return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)

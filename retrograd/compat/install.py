@@ -1,0 +1,95 @@
+"""Registers stand-ins for the packages `mamba_ssm` and `causal_conv1d`, and takes them away again."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+import warnings
+from types import ModuleType
+
+PACKAGES = ("causal_conv1d", "mamba_ssm")
+# What the modules of transformers call the functions that they look up when they are imported.
+LOOKED_UP = {"causal_conv1d_fn", "mamba_selective_scan"}
+
+_replaced: dict[
+    str, dict[str, ModuleType]
+] = {}  # package -> the entries of sys.modules that a stand-in took the place of
+
+
+def install(*, force: bool = False) -> tuple[str, ...]:
+    """Let `import mamba_ssm` and `import causal_conv1d` find retrograd's functions where the packages are missing.
+
+    Libraries that look for these packages then run on retrograd's kernels, or on its portable path where there is no
+    GPU: in transformers 5 the models Mamba, FalconMamba and Jamba, and the convolutions of many others. Of
+    `mamba_ssm` there is what belongs to Mamba-1 and the RMS norms, not Mamba-2's functions.
+
+    A library decides when it is imported, so call this first. For a model of transformers whose module is already
+    imported it comes too late: the model keeps what it had, and a warning names the module.
+
+    Args:
+        force: also stand in for a package that is really installed; by default it is left alone.
+
+    Returns:
+        The packages that retrograd stands in for now.
+
+    Example:
+        >>> import retrograd.compat
+        >>> retrograd.compat.install()
+        ('causal_conv1d', 'mamba_ssm')
+        >>> from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+        >>> selective_scan_fn.__module__
+        'retrograd.compat.mamba_ssm.ops.selective_scan_interface'
+        >>> retrograd.compat.uninstall()
+    """
+    new = [name for name in PACKAGES if name not in _replaced and (force or not _is_there(name))]
+    for name in new:
+        stand_ins = _stand_ins(name)
+        _replaced[name] = _take(name)
+        sys.modules.update(stand_ins)
+    if new:
+        _warn_of_models_imported_before()
+    return tuple(_replaced)
+
+
+def uninstall() -> None:
+    """Undo `install`: `sys.modules` holds again what it held before. What was looked up meanwhile stays as it is."""
+    while _replaced:
+        name, before = _replaced.popitem()
+        _take(name)
+        sys.modules.update(before)
+
+
+def _is_there(package: str) -> bool:
+    """Whether a package of this name is imported, or could be."""
+    return sys.modules.get(package) is not None or importlib.util.find_spec(package) is not None
+
+
+def _stand_ins(package: str) -> dict[str, ModuleType]:
+    """Our modules by the names that they stand in for."""
+    own = importlib.import_module(f"{__package__}.{package}")
+    names = [info.name for info in pkgutil.walk_packages(own.__path__, f"{own.__name__}.")]
+    prefix = f"{__package__}."
+    return {name.removeprefix(prefix): importlib.import_module(name) for name in (own.__name__, *names)}
+
+
+def _take(package: str) -> dict[str, ModuleType]:
+    """Remove a package and its modules from `sys.modules`, and return them."""
+    names = [name for name in sys.modules if name == package or name.startswith(f"{package}.")]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def _warn_of_models_imported_before() -> None:
+    late = [
+        name
+        for name, module in sys.modules.items()
+        if name.startswith("transformers.models.") and not LOOKED_UP.isdisjoint(vars(module))
+    ]
+    if late:
+        warnings.warn(
+            "retrograd.compat.install() came after the import of modules that have already looked for the packages "
+            f"and keep what they found: {', '.join(sorted(late))}. Call it before they are imported.",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,235 @@
+"""`mamba_ssm.ops.selective_scan_interface`: Mamba-1's scan with time last, and the inner part of its block."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import retrograd
+from retrograd.compat.checks import expect, expect_dims, refuse
+from retrograd.compat.dtypes import beside, full
+from retrograd.compat.recompute import recomputed_in_backward
+from retrograd.core.errors import bad_dtype, bad_shape, bad_value
+from retrograd.core.torch_launch import launches_directly
+
+
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Mamba-1's selective scan, on `retrograd.selective_scan`.
+
+    Args:
+        u: (batch, dim, seqlen), any strides; (batch, seqlen, dim) in memory, seen transposed, is the faster one.
+        delta: like u.
+        A: (dim, dstate), real or complex.
+        B: (dim, dstate), (batch, dstate, seqlen) or (batch, ngroups, dstate, seqlen). Where A is complex, the first is
+            complex too, and the others are real with 2 seqlen at the end: real and imaginary parts in turn.
+        C: like B; the two need not have the same of these forms.
+        D: (dim,).
+        z: like u: a gate.
+        delta_bias: (dim,).
+        delta_softplus: whether softplus makes the step size positive.
+        return_last_state: also return the state after the last step.
+
+    Returns:
+        out (batch, dim, seqlen) in the dtype of u, or (out, last_state), (batch, dim, dstate) in float32 or complex64.
+        Gradients flow through both; mamba_ssm's ignore the state.
+
+    Raises:
+        ValueError, TypeError: naming the argument.
+    """
+    me = "selective_scan_fn"
+    expect_dims(me, "u", u, "(batch, dim, seqlen)")
+    expect_dims(me, "A", A, "(dim, dstate)")
+    batch, dim, steps = u.shape
+    expect(me, "A", A, (dim, A.shape[1]), "(dim, dstate)")
+    for name, tensor in (("delta", delta), ("z", z)):
+        expect(me, name, tensor, (batch, dim, steps), "(batch, dim, seqlen)")
+    for name, tensor in (("D", D), ("delta_bias", delta_bias)):
+        expect(me, name, tensor, (dim,), "(dim,)")
+    scan = partial(
+        retrograd.selective_scan,
+        u.transpose(1, 2),
+        beside(u, delta).transpose(1, 2),
+        full(u, A),
+        _matrix(me, "B", B, u, A),
+        _matrix(me, "C", C, u, A),
+        D=full(u, D),
+        z=None if z is None else beside(u, z).transpose(1, 2),
+        dt_bias=full(u, delta_bias),
+        dt_softplus=bool(delta_softplus),
+    )
+    if not return_last_state:
+        return scan().transpose(1, 2)
+    out, last_state = scan(return_final_state=True)
+    return out.transpose(1, 2), last_state
+
+
+def mamba_inner_fn(
+    xz: Tensor,
+    conv1d_weight: Tensor,
+    conv1d_bias: Tensor | None,
+    x_proj_weight: Tensor,
+    delta_proj_weight: Tensor,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    A: Tensor,
+    B: Tensor | None = None,
+    C: Tensor | None = None,
+    D: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    B_proj_bias: Tensor | None = None,
+    C_proj_bias: Tensor | None = None,
+    delta_softplus: bool = True,
+    checkpoint_lvl: int = 1,
+    b_rms_weight: Tensor | None = None,
+    c_rms_weight: Tensor | None = None,
+    dt_rms_weight: Tensor | None = None,
+    b_c_dt_rms_eps: float = 1e-6,
+) -> Tensor:
+    """The inner part of a Mamba-1 block: convolution, projections to the step sizes, B and C, scan, gate, projection.
+
+    All gradients are those of this function; mamba_ssm's leave the norms of B, C and the step sizes out. Under
+    autocast the projections run in its dtype and the rest in that of xz, as in mamba_ssm.
+
+    Args:
+        xz: (batch, 2 dim, seqlen): the input of the convolution and the gate. The transposed view of a
+            (batch, seqlen, 2 dim) projection is taken without a copy.
+        conv1d_weight: (dim, 1, width).
+        conv1d_bias: (dim,).
+        x_proj_weight: (delta_rank + 2 dstate, dim): to the step sizes, B and C; 4 dstate where A is complex.
+        delta_proj_weight: (dim, delta_rank).
+        out_proj_weight: (dim_out, dim).
+        out_proj_bias: (dim_out,).
+        A: (dim, dstate), real or complex.
+        B: None, or given instead of projected, in one of the forms that `selective_scan_fn` takes.
+        C: like B.
+        D: (dim,).
+        delta_bias: (dim,).
+        B_proj_bias: (dstate,), added to the projected B.
+        C_proj_bias: (dstate,), added to the projected C.
+        delta_softplus: whether softplus makes the step size positive.
+        checkpoint_lvl: 1 computes the convolution and the step sizes again in the backward pass instead of keeping
+            them, with the same results to the bit; 0 keeps them. Under torch.compile, and where the caller has hooks
+            on saved tensors (activation checkpointing, offloading), these decide, and 1 is as 0.
+        b_rms_weight: (dstate,): an RMS norm of the projected B.
+        c_rms_weight: (dstate,): an RMS norm of the projected C.
+        dt_rms_weight: (dim,): an RMS norm of the step sizes, after their projection and before delta_bias.
+        b_c_dt_rms_eps: eps of these norms.
+
+    Returns:
+        (batch, seqlen, dim_out).
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: naming the argument.
+    """
+    me = "mamba_inner_fn"
+    if checkpoint_lvl not in (0, 1):
+        raise bad_value(me, "checkpoint_lvl", checkpoint_lvl, "0 or 1")
+    expect_dims(me, "xz", xz, "(batch, 2 dim, seqlen)")
+    expect_dims(me, "A", A, "(dim, dstate)")
+    expect_dims(me, "conv1d_weight", conv1d_weight, "(dim, 1, width)")
+    expect_dims(me, "delta_proj_weight", delta_proj_weight, "(dim, delta_rank)")
+    expect_dims(me, "x_proj_weight", x_proj_weight, "(delta_rank + 2 dstate, dim)")
+    expect_dims(me, "out_proj_weight", out_proj_weight, "(dim_out, dim)")
+    batch, _, steps = xz.shape
+    dim, rank = delta_proj_weight.shape
+    states = A.shape[1] * (2 if A.is_complex() else 1)
+    expect(me, "xz", xz, (batch, 2 * dim, steps), "(batch, 2 dim, seqlen)")
+    expect(me, "A", A, (dim, A.shape[1]), "(dim, dstate)")
+    expect(me, "conv1d_weight", conv1d_weight, (dim, 1, conv1d_weight.shape[2]), "(dim, 1, width)")
+    expect(me, "x_proj_weight", x_proj_weight, (rank + 2 * states, dim), "(delta_rank + 2 dstate, dim)")
+    expect(me, "out_proj_weight", out_proj_weight, (out_proj_weight.shape[0], dim), "(dim_out, dim)")
+    expect(me, "out_proj_bias", out_proj_bias, out_proj_weight.shape[:1], "(dim_out,)")
+    for name, tensor in (
+        ("conv1d_bias", conv1d_bias),
+        ("D", D),
+        ("delta_bias", delta_bias),
+        ("dt_rms_weight", dt_rms_weight),
+    ):
+        expect(me, name, tensor, (dim,), "(dim,)")
+    given = {"B": (B, B_proj_bias, b_rms_weight), "C": (C, C_proj_bias, c_rms_weight)}
+    for name, (matrix, bias, weight) in given.items():
+        if matrix is not None:
+            refuse(me, f", since {name} is given", **{f"{name}_proj_bias": bias, f"{name.lower()}_rms_weight": weight})
+        if A.is_complex():
+            refuse(me, ", since A is complex", **{f"{name.lower()}_rms_weight": weight})
+        for part, tensor in ((f"{name}_proj_bias", bias), (f"{name.lower()}_rms_weight", weight)):
+            expect(me, part, tensor, (states,), "(dstate,)")
+
+    by_step, z = xz.transpose(1, 2).chunk(2, dim=-1)
+    conv_weight, conv_bias = beside(xz, conv1d_weight.squeeze(1)), beside(xz, conv1d_bias)
+
+    def convolution(by_step: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return retrograd.causal_conv1d(by_step, weight, bias, activation="silu")
+
+    def step_sizes(low_rank: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(low_rank, weight.to(low_rank.dtype))
+
+    def normalised(rows: Tensor, weight: Tensor) -> Tensor:
+        return retrograd.rms_norm(rows, beside(rows, weight), eps=b_c_dt_rms_eps)
+
+    with recomputed_in_backward(checkpoint_lvl == 1 and launches_directly([xz, conv1d_weight])) as again:
+        x = again(convolution, by_step, conv_weight, conv_bias)
+        low_rank, *projected = F.linear(x, x_proj_weight).split([rank, states, states], dim=-1)
+        dt = again(step_sizes, low_rank, delta_proj_weight)
+        if dt_rms_weight is not None:
+            dt = again(normalised, dt, dt_rms_weight)
+        matrices = []
+        for (name, (matrix, bias, weight)), rows in zip(given.items(), projected, strict=True):
+            if matrix is not None:
+                matrices.append(_matrix(me, name, matrix, xz, A))
+                continue
+            rows = rows if bias is None else rows + bias.to(rows.dtype)
+            rows = rows if weight is None else normalised(rows, weight)
+            matrices.append(_pairs(rows, xz) if A.is_complex() else beside(xz, rows))
+        y = retrograd.selective_scan(
+            x,
+            beside(x, dt),
+            full(xz, A),
+            *matrices,
+            D=full(xz, D),
+            z=z,
+            dt_bias=full(xz, delta_bias),
+            dt_softplus=bool(delta_softplus),
+        )
+    out_bias = None if out_proj_bias is None else out_proj_bias.to(out_proj_weight.dtype)
+    return F.linear(y, out_proj_weight, out_bias)
+
+
+def _matrix(function: str, name: str, matrix: Tensor, u: Tensor, A: Tensor) -> Tensor:
+    """B or C in one of mamba_ssm's forms, as retrograd takes it: time before states."""
+    batch, dim, steps = u.shape[0], A.shape[0], u.shape[2]
+    last, end = (2 * steps, "2 seqlen") if A.is_complex() else (steps, "seqlen")
+    layouts = ("(dim, dstate)", f"(batch, dstate, {end})", f"(batch, ngroups, dstate, {end})")
+    expect_dims(function, name, matrix, *layouts)
+    if matrix.ndim == 2:
+        expect(function, name, matrix, (dim, A.shape[1]), layouts[0])
+        if matrix.is_complex() != A.is_complex():
+            raise bad_dtype(function, name, str(matrix.dtype), [str(A.dtype)])
+        return full(u, matrix)
+    groups = matrix.shape[1:-2]
+    expect(function, name, matrix, (batch, *groups, A.shape[1], last), layouts[matrix.ndim - 2])
+    if matrix.is_complex():
+        raise bad_dtype(function, name, str(matrix.dtype), ["a real dtype"])
+    if groups and (groups[0] < 1 or dim % groups[0]):
+        raise bad_shape(function, name, matrix.shape, f"groups that divide dim = {dim}")
+    by_step = _pairs(matrix, u) if A.is_complex() else beside(u, matrix)
+    return by_step.movedim(-1, 1)
+
+
+def _pairs(parts: Tensor, u: Tensor) -> Tensor:
+    """Complex numbers whose real and imaginary parts come in turn."""
+    return torch.view_as_complex(full(u, parts).unflatten(-1, (-1, 2)).contiguous())

@@ -1,0 +1,1 @@
+"""`mamba_ssm.ops.triton`: the functions that are Triton kernels there."""

@@ -1,0 +1,139 @@
+"""`mamba_ssm.ops.triton.layer_norm`: the RMS norm with a residual stream. LayerNorm is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import retrograd
+from retrograd.compat.checks import expect, expect_dims, refuse
+from retrograd.compat.dtypes import beside
+from retrograd.core.errors import bad_value
+
+
+def rms_norm_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    x1: None = None,
+    weight1: None = None,
+    bias1: None = None,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    rowscale: Tensor | None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    return_dropout_mask: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """RMS norm of dropout(x * rowscale) + residual, on `retrograd.rms_norm`.
+
+    Args:
+        x: (..., dim).
+        weight: (dim,).
+        bias: (dim,), or None.
+        residual: like x: the residual stream, in any floating dtype.
+        x1, weight1, bias1: refused: a second branch.
+        eps: added to the mean square.
+        dropout_p: probability with which an element of x is dropped.
+        rowscale: shaped as x without its last dimension: a factor of each row of x.
+        prenorm: also return the sum that is normalised, in the dtype of the residual, of x without one.
+        residual_in_fp32: that sum is in float32 where there is no residual.
+        return_dropout_mask: refused.
+
+    Returns:
+        y shaped as x, in its dtype, or (y, sum).
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: naming the argument.
+    """
+    me = "rms_norm_fn"
+    refuse(me, "", x1=x1, weight1=weight1, bias1=bias1, return_dropout_mask=return_dropout_mask)
+    if not isinstance(x, Tensor) or x.ndim == 0:
+        expect_dims(me, "x", x, "(..., dim)")
+    expect(me, "weight", weight, x.shape[-1:], "(dim,)")
+    expect(me, "bias", bias, x.shape[-1:], "(dim,)")
+    expect(me, "residual", residual, x.shape, "the shape of x")
+    expect(me, "rowscale", rowscale, x.shape[:-1], "the rows of x")
+    if not 0 <= dropout_p < 1:
+        raise bad_value(me, "dropout_p", dropout_p, "at least 0 and below 1")
+    if rowscale is not None:
+        x = (x * rowscale[..., None]).to(x.dtype)
+    if dropout_p:
+        x = F.dropout(x, dropout_p)
+    y, total = retrograd.rms_norm(x, beside(x, weight), bias=beside(x, bias), residual=residual, eps=eps, prenorm=True)
+    if not prenorm:
+        return y
+    return y, total.float() if residual is None and residual_in_fp32 else total
+
+
+def layer_norm_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    x1: None = None,
+    weight1: None = None,
+    bias1: None = None,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    rowscale: Tensor | None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    is_rms_norm: bool = False,
+    return_dropout_mask: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`rms_norm_fn` where is_rms_norm is True; LayerNorm is refused."""
+    if not is_rms_norm:
+        raise NotImplementedError("layer_norm_fn: is_rms_norm is False, expected True: there is no LayerNorm here")
+    return rms_norm_fn(
+        x,
+        weight,
+        bias,
+        residual,
+        x1,
+        weight1,
+        bias1,
+        eps,
+        dropout_p,
+        rowscale,
+        prenorm,
+        residual_in_fp32,
+        return_dropout_mask,
+    )
+
+
+class RMSNorm(nn.Module):
+    """`rms_norm_fn` with its weight, (hidden_size,), and no bias."""
+
+    def __init__(
+        self, hidden_size: int, eps: float = 1e-5, dropout_p: float = 0.0, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__()
+        self.eps = eps
+        self.drop = nn.Dropout(dropout_p) if dropout_p > 0 else None
+        self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the weight to 1."""
+        nn.init.ones_(self.weight)
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The norm, with dropout in training."""
+        return rms_norm_fn(
+            x,
+            self.weight,
+            None,
+            residual=residual,
+            eps=self.eps,
+            dropout_p=self.drop.p if self.drop is not None and self.training else 0.0,
+            prenorm=prenorm,
+            residual_in_fp32=residual_in_fp32,
+        )

@@ -1,0 +1,84 @@
+"""`mamba_ssm.ops.triton.selective_state_update`: one step of generation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import retrograd
+from retrograd.compat.checks import expect, expect_dims
+from retrograd.compat.rows import check_indices, read_rows, write_rows, zero_padding
+from retrograd.core.errors import bad_shape
+
+
+@torch.no_grad()
+def selective_state_update(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    state_batch_indices: Tensor | None = None,
+) -> Tensor:
+    """One step of the selective scan; `state` is written in place. Has no gradient.
+
+    Args:
+        state: (batch, dim, dstate) or (batch, nheads, dim, dstate).
+        x: (batch, dim) or (batch, nheads, dim).
+        dt: like x.
+        A: (dim, dstate) or (nheads, dim, dstate).
+        B: (batch, dstate) or (batch, ngroups, dstate); ngroups divides nheads.
+        C: like B.
+        D: (dim,) or (nheads, dim).
+        z: like x: a gate.
+        dt_bias: like D.
+        dt_softplus: whether softplus makes the step size positive.
+        state_batch_indices: (batch,) int32: the rows of a larger state that belong to the rows of x; negative ones
+            stand for padding, whose results are 0 and which change no state.
+
+    Returns:
+        out, shaped as x, in its dtype.
+
+    Raises:
+        ValueError, TypeError: naming the argument.
+    """
+    me = "selective_state_update"
+    expect_dims(me, "state", state, "(batch, dim, dstate)", "(batch, nheads, dim, dstate)")
+    heads, dims = state.shape[1:-1], "(nheads, dim" if state.ndim == 4 else "(dim"
+    expect_dims(me, "x", x, f"(batch, {dims[1:]})")
+    batch, dstate = x.shape[0], state.shape[-1]
+    if state_batch_indices is None:
+        expect(me, "state", state, (batch, *heads, dstate), f"(batch, {dims[1:]}, dstate)")
+    for name, tensor in (("x", x), ("dt", dt), ("z", z)):
+        expect(me, name, tensor, (batch, *heads), f"(batch, {dims[1:]})")
+    expect(me, "A", A, (*heads, dstate), f"{dims}, dstate)")
+    for name, tensor in (("D", D), ("dt_bias", dt_bias)):
+        expect(me, name, tensor, heads, f"{dims})")
+    for name, tensor in (("B", B), ("C", C)):
+        expect_dims(me, name, tensor, "(batch, dstate)", "(batch, ngroups, dstate)")
+        groups = tensor.shape[1:-1]
+        expect(me, name, tensor, (batch, *groups, dstate), "(batch, dstate) or (batch, ngroups, dstate)")
+        if groups and (groups[0] < 1 or (heads[0] if state.ndim == 4 else 1) % groups[0]):
+            raise bad_shape(me, name, tensor.shape, "ngroups that divide nheads, 1 without heads")
+    check_indices(me, "state_batch_indices", state_batch_indices, batch)
+
+    # A head's channels lie side by side, so that heads are no more than groups of channels.
+    y, new = retrograd.selective_state_update(
+        read_rows(state, state_batch_indices).flatten(1, -2),
+        x.flatten(1),
+        dt.flatten(1),
+        A.flatten(0, -2),
+        B,
+        C,
+        D=None if D is None else D.flatten(),
+        z=None if z is None else z.flatten(1),
+        dt_bias=None if dt_bias is None else dt_bias.flatten(),
+        dt_softplus=bool(dt_softplus),
+    )
+    write_rows(state, state_batch_indices, new.view(batch, *heads, dstate))
+    return zero_padding(state_batch_indices, y.view(x.shape))

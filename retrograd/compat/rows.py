@@ -1,0 +1,44 @@
+"""Rows of a pool of states, for requests that say by an index which of them is theirs. No index is read on the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from retrograd.core.errors import bad_dtype
+
+from .checks import expect
+
+INTEGERS = (torch.int32, torch.int64)
+
+
+def check_indices(function: str, name: str, indices: Tensor | None, batch: int) -> None:
+    """Raise unless there is one integer for each request, or none at all."""
+    expect(function, name, indices, (batch,), "(batch,)")
+    if indices is not None and indices.dtype not in INTEGERS:
+        raise bad_dtype(function, name, str(indices.dtype), map(str, INTEGERS))
+
+
+def read_rows(pool: Tensor, indices: Tensor | None) -> Tensor:
+    """The row of each request; any row for a negative index, which stands for padding."""
+    return pool if indices is None else pool[indices.clamp(min=0).long()]
+
+
+def write_rows(pool: Tensor, indices: Tensor | None, rows: Tensor) -> None:
+    """Write the rows back, those of padding aside."""
+    if indices is None:
+        pool.copy_(rows)
+        return
+    # Padding writes to row 0 too, but what that row gets anyway: equal values may collide.
+    first = _like(indices == 0, rows)
+    anyway = torch.where(first.any(0), torch.where(first, rows, 0).sum(0, dtype=rows.dtype), pool[0])
+    pool[indices.clamp(min=0).long()] = torch.where(_like(indices < 0, rows), anyway, rows)
+
+
+def zero_padding(indices: Tensor | None, out: Tensor) -> Tensor:
+    """The results, 0 for padding."""
+    return out if indices is None else torch.where(_like(indices < 0, out), 0, out)
+
+
+def _like(mask: Tensor, rows: Tensor) -> Tensor:
+    return mask.view(-1, *[1] * (rows.ndim - 1)).expand_as(rows)

@@ -1,0 +1,109 @@
+"""Tiny models of transformers with random weights, on their own functions or on retrograd's."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+import retrograd.compat
+
+VOCABULARY = 50
+TOKENS = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+MAMBA = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "time_step_rank": 4}
+JAMBA = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "mamba_d_state": 8,
+    "mamba_dt_rank": 4,
+}
+MAMBA2 = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+    "head_dim": 8,
+    "num_heads": 8,
+    "n_groups": 2,
+    "chunk_size": 8,
+}
+# A model's package in transformers -> what its classes are called, and its configuration.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("Mamba", MAMBA),
+    "falcon_mamba": ("FalconMamba", MAMBA),
+    "jamba": ("Jamba", JAMBA),
+    "mamba2": ("Mamba2", MAMBA2),
+}
+STAND_INS = {
+    "causal_conv1d_fn": "causal_conv1d",
+    "causal_conv1d_update": "causal_conv1d",
+    "mamba_inner_fn": "mamba_ssm",
+    "selective_scan_fn": "mamba_ssm",
+    "selective_state_update": "mamba_ssm.ops.triton.selective_state_update",
+}
+
+
+def slow(name: str) -> Any:
+    """A model on transformers' own functions."""
+    return _model(name)
+
+
+def ours(name: str) -> tuple[Any, Counter[str]]:
+    """A model that was imported after `install`, and how often each of our functions has been called."""
+    calls: Counter[str] = Counter()
+    with _counted(calls), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # other tests have imported models before
+        retrograd.compat.install(force=True)
+        try:
+            return _model(name), calls
+        finally:
+            retrograd.compat.uninstall()
+
+
+def _model(name: str) -> Any:
+    """A model whose module is imported anew, so that it looks for the packages now."""
+    import transformers
+
+    prefix, options = MODELS[name]
+    full = f"transformers.models.{name}.modeling_{name}"
+    sys.modules.pop(full, None)
+    module = importlib.import_module(full)
+    del sys.modules[full]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{prefix}Config")(**TOKENS, **options)
+    return getattr(module, f"{prefix}ForCausalLM")(config)
+
+
+@contextmanager
+def _counted(calls: Counter[str]) -> Iterator[None]:
+    """Count the calls of the stand-ins' functions, by whoever looks them up in here."""
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    with ExitStack() as stack:
+        for name, path in STAND_INS.items():
+            module = importlib.import_module(f"retrograd.compat.{path}")
+            stack.enter_context(mock.patch.object(module, name, counting(name, getattr(module, name))))
+        yield

@@ -1,0 +1,228 @@
+"""`retrograd.compat.transformers.patch`: a patched model computes what it computed, with the same parameters."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from compat_models import JAMBA, MAMBA, MAMBA2, TOKENS, VOCABULARY
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers", reason="the package transformers is not installed")
+
+from retrograd.compat.transformers import RMSNorm, patch, unpatch  # noqa: E402
+
+ATTENTION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+# Model -> its configuration, the class of its norms, and how many there are.
+MODELS: dict[str, tuple[dict[str, Any], str, int]] = {
+    "Llama": (ATTENTION, "LlamaRMSNorm", 5),
+    "Qwen3": (ATTENTION, "Qwen3RMSNorm", 9),
+    "Gemma": (ATTENTION, "GemmaRMSNorm", 5),
+    "Gemma2": (ATTENTION, "Gemma2RMSNorm", 9),
+    "Gemma3": (ATTENTION, "Gemma3RMSNorm", 13),
+    "Mamba": (MAMBA, "MambaRMSNorm", 3),
+    "FalconMamba": (MAMBA, "FalconMambaRMSNorm", 3),
+    "Jamba": (JAMBA, "JambaRMSNorm", 13),
+}
+TEXT = {"Gemma3": "Gemma3Text"}  # the prefix of its configuration
+# Two computations in float32 that round in different places: some tens of units of 2^-24 in every layer.
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def model_of(name: str) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{TEXT.get(name, name)}Config")(**TOKENS, **MODELS[name][0])
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if "norm" in parameter_name:  # weights of 1 would hide what is done with them
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def quietly(model: Any) -> Any:
+    """Patched; what is left as it is does not matter here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return patch(model)
+
+
+def norms(model: nn.Module) -> list[str]:
+    return [type(module).__name__ for module in model.modules() if "RMSNorm" in type(module).__name__]
+
+
+def answer(model: Any, seed: int) -> tuple[Tensor, dict[str, Tensor | None]]:
+    ids = torch.randint(2, VOCABULARY, (2, 10), generator=torch.Generator().manual_seed(seed))
+    model.zero_grad()
+    result = model.eval()(ids, labels=ids, use_cache=False)
+    result.loss.backward()
+    return result.logits.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_patched_model_has_the_same_logits_gradients_and_parameters(name: str, seed: int) -> None:
+    model = model_of(name)
+    _, original, count = MODELS[name]
+    assert norms(model).count(original) == count
+    expected, keys, parameters = answer(model, seed), list(model.state_dict()), list(model.parameters())
+    assert quietly(model) is model
+    assert (norms(model).count(original), norms(model).count("RMSNorm")) == (0, count)
+    assert list(model.state_dict()) == keys
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    torch.testing.assert_close(answer(model, seed), expected, **CLOSE)
+    unpatch(model)
+    assert norms(model).count(original) == count
+    assert torch.equal(answer(model, seed)[0], expected[0])
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma"])
+@pytest.mark.parametrize("x", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weight", [torch.float32, torch.bfloat16])
+def test_results_keep_the_dtypes_and_values_of_the_original(
+    name: str, x: torch.dtype, weight: torch.dtype, seed: int
+) -> None:
+    module = model_of(name).model.norm.to(weight)
+    hidden = torch.randn(7, 32, generator=torch.Generator().manual_seed(seed)).to(x)
+    expected = module(hidden)
+    y = patch(nn.Sequential(module))(hidden)
+    assert y.dtype == expected.dtype
+    # The original rounds to x's dtype, the weight's 1 + w, and the product: three roundings.
+    eps = max(torch.finfo(x).eps, torch.finfo(weight).eps)
+    torch.testing.assert_close(y.float(), expected.float(), rtol=3 * eps, atol=0)
+
+
+def test_a_patched_model_is_copied_saved_and_patched_again(seed: int) -> None:
+    model = patch(model_of("Llama"))
+    assert patch(model) is model
+    stored = io.BytesIO()
+    torch.save(model, stored)
+    stored.seek(0)
+    expected = answer(model, seed)[0]
+    for other in (copy.deepcopy(model), torch.load(stored, weights_only=False)):
+        assert torch.equal(answer(other, seed)[0], expected)
+        assert "LlamaRMSNorm" in norms(unpatch(other))
+
+
+def test_hooks_of_a_norm_still_run() -> None:
+    model = model_of("Llama")
+    called = []
+    model.model.norm.register_forward_hook(lambda *_: called.append(True))
+    answer(patch(model), 0)
+    assert called
+
+
+class Norm(nn.Module):
+    """A norm that does as it says, to be made worse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.eps = 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight
+
+
+class ShiftedRMSNorm(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 1.001
+
+
+class MeanRMSNorm(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(-1, keepdim=True))
+
+
+class OtherEpsRMSNorm(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 2 * self.eps).rsqrt() * self.weight
+
+
+class WeightlessRMSNorm(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / self.weight
+
+
+class FailingRMSNorm(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        raise KeyError("no")
+
+
+class GatedRMSNorm(Norm):
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+class BiasedRMSNorm(Norm):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(8))
+
+
+class NamelessRMSNorm(Norm):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.eps
+
+
+def replaced() -> nn.Module:
+    module: nn.Module = transformers.models.llama.modeling_llama.LlamaRMSNorm(8)
+    module.forward = lambda x: x
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (ShiftedRMSNorm(), "computes something else"),
+        (MeanRMSNorm(), "computes something else"),
+        (OtherEpsRMSNorm(), "computes something else"),
+        (WeightlessRMSNorm(), "computes something else"),
+        (FailingRMSNorm(), "could not be tried out .KeyError"),
+        (GatedRMSNorm(), "takes more than one tensor"),
+        (BiasedRMSNorm(), "other parameters"),
+        (NamelessRMSNorm(), "no number named variance_epsilon or eps"),
+        (replaced(), "forward is replaced"),
+    ],
+    ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
+)
+def test_a_norm_that_differs_is_left_with_a_warning_that_says_why(module: nn.Module, why: str) -> None:
+    good = transformers.models.llama.modeling_llama.LlamaRMSNorm(8)
+    before = type(module)
+    with pytest.warns(RuntimeWarning, match=rf"inner \({before.__name__}\): .*{why}") as caught:
+        patch(nn.ModuleDict({"inner": module, "good": good}))
+    assert (type(module), type(good)) == (before, RMSNorm)
+    assert caught[0].filename == __file__
+
+
+def test_gated_norms_of_mamba_2_stay_and_its_others_are_replaced() -> None:
+    model = transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**TOKENS, **MAMBA2))
+    with pytest.warns(RuntimeWarning, match="MambaRMSNormGated.*takes more than one tensor"):
+        patch(model)
+    assert norms(model).count("RMSNorm") == 3
+
+
+def test_a_model_on_the_meta_device_is_recognised_too() -> None:
+    with torch.device("meta"):
+        model = transformers.models.llama.modeling_llama.LlamaRMSNorm(8)
+    assert type(patch(nn.Sequential(model))[0]) is RMSNorm
+
+
+def test_what_has_no_norm_to_replace_is_an_error() -> None:
+    with pytest.raises(ValueError, match="model has no RMSNorm"):
+        patch(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="computes something else"):
+        patch(nn.Sequential(ShiftedRMSNorm()))
+    with pytest.raises(TypeError, match="model is str, expected"):
+        patch("gpt2")  # type: ignore[type-var]

@@ -1,0 +1,157 @@
+"""Models of transformers compute with retrograd's functions what they compute with their own.
+
+How far apart two computations in float32 may be is told by the model: by how far its results move when every parameter
+moves by one unit in its last place, which is the least that rounding does. A different order of sums does a few times
+that, in every layer.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from compat_models import MODELS, VOCABULARY, ours, slow
+from torch import Tensor
+
+pytest.importorskip("transformers", reason="the package transformers is not installed")
+
+ULP = 2.0**-23
+TIMES = 4  # that movement; 1 is the most that was seen
+STEPS = 20
+
+# What each model calls: in training, in evaluation, and for every token that it generates.
+CONVOLUTION_AND_SCAN = {"causal_conv1d_fn", "selective_scan_fn"}
+UPDATES = {"causal_conv1d_update", "selective_state_update"}
+TRAINING = {
+    "mamba": {"mamba_inner_fn"},
+    "falcon_mamba": {"mamba_inner_fn", *CONVOLUTION_AND_SCAN},  # the first declines, and leaves it to the others
+    "jamba": CONVOLUTION_AND_SCAN,
+    "mamba2": {"causal_conv1d_fn"},
+}
+EVALUATION = {name: {"causal_conv1d_fn"} if name == "mamba2" else CONVOLUTION_AND_SCAN for name in MODELS}
+
+each_model = pytest.mark.parametrize("name", MODELS)
+
+
+def tokens(seed: int, batch: int = 2, time: int = 21) -> Tensor:
+    return torch.randint(2, VOCABULARY, (batch, time), generator=torch.Generator().manual_seed(seed))
+
+
+def three(name: str) -> tuple[Any, Any, Any, Counter[str]]:
+    """A model on its own functions, the same with its parameters an ulp off, the same on ours; and our calls."""
+    model, moved, (mine, calls) = slow(name), slow(name), ours(name)
+    mine.load_state_dict(model.state_dict())
+    signs = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p, q in zip(model.parameters(), moved.parameters(), strict=True):
+            q.copy_(p * (1 + ULP * (2 * torch.randint(2, p.shape, generator=signs) - 1)))
+    return model, moved, mine, calls
+
+
+def assert_as_close(mine: Tensor, model: Tensor, moved: Tensor, what: str) -> None:
+    """`mine` differs from `model` by no more than what the smallest movement of the parameters can do."""
+    scale = (moved - model).norm().item() + ULP * model.norm().item()
+    assert (mine - model).norm().item() <= TIMES * scale, what
+
+
+@each_model
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_logits_and_all_gradients_are_those_of_the_slow_path(name: str, training: bool, seed: int) -> None:
+    *models, calls = three(name)
+    found = []
+    for model in models:
+        model.train(training)
+        result = model(tokens(seed), labels=tokens(seed), use_cache=False)
+        result.loss.backward()
+        found.append({"logits": result.logits.detach()} | {n: p.grad for n, p in model.named_parameters()})
+    model, moved, mine = found
+    assert set(calls) == (TRAINING if training else EVALUATION)[name]
+    for what, value in model.items():
+        if value is None:
+            assert mine[what] is None, what
+        else:
+            assert_as_close(mine[what], value, moved[what], what)
+
+
+@each_model
+def test_twenty_steps_of_training_give_the_losses_of_the_slow_path(name: str, seed: int) -> None:
+    *models, _ = three(name)
+    losses = []
+    for model in models:
+        model.train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
+        found = []
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            ids = tokens(seed + step, time=12)
+            loss = model(ids, labels=ids, use_cache=False).loss
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach())
+        losses.append(torch.stack(found))
+    model, moved, mine = losses
+    assert_as_close(mine, model, moved, "losses")
+
+
+@each_model
+@pytest.mark.parametrize("padded", [False, True])
+def test_greedy_generation_gives_the_tokens_and_scores_of_the_slow_path(name: str, padded: bool, seed: int) -> None:
+    *models, calls = three(name)
+    prompt = tokens(seed, time=9)
+    mask = torch.ones_like(prompt)
+    mask[0, :3] = 0 if padded else 1
+    options = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True, "output_scores": True}
+    made = [model.eval().generate(prompt, attention_mask=mask, **options) for model in models]
+    model, moved, mine = (torch.stack(each.scores) for each in made)
+    assert torch.equal(made[2].sequences, made[0].sequences)
+    assert_as_close(mine, model, moved, "scores")
+    assert calls.keys() >= UPDATES
+
+
+@each_model
+def test_a_model_in_bfloat16_trains_and_generates(name: str, seed: int) -> None:
+    mine, _ = ours(name)
+    mine.bfloat16().train()
+    ids = tokens(seed)
+    loss = mine(ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    # Random weights know nothing: the loss is near that of a uniform guess, and every gradient is a number.
+    assert abs(loss.item() - torch.tensor(VOCABULARY).log().item()) < 1
+    assert all(p.grad is None or p.grad.isfinite().all() for p in mine.parameters())
+    assert mine.eval().generate(ids, max_new_tokens=3, do_sample=False).shape == (2, 24)
+
+
+def test_activation_checkpointing_changes_no_bit(seed: int) -> None:
+    found = []
+    for checkpointing in (False, True):
+        mine, _ = ours("mamba")
+        if checkpointing:
+            mine.gradient_checkpointing_enable()
+        mine.train()
+        mine(tokens(seed), labels=tokens(seed)).loss.backward()
+        found.append([p.grad for p in mine.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+INSTALLED = """
+import retrograd.compat
+retrograd.compat.install()
+import torch
+from transformers import MambaConfig, MambaForCausalLM
+from transformers.utils.import_utils import is_mamba_2_ssm_available
+assert not is_mamba_2_ssm_available()
+model = MambaForCausalLM(MambaConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, eos_token_id=None))
+ids = torch.arange(8)[None]
+model.train()(ids, labels=ids).loss.backward()
+model.eval().generate(ids, max_new_tokens=2, do_sample=False)
+"""
+
+
+def test_install_before_the_model_is_imported_is_all_that_a_user_does() -> None:
+    run = subprocess.run([sys.executable, "-c", INSTALLED], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "falling back" not in run.stderr
