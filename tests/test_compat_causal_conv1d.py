@@ -154,6 +154,7 @@ REFUSALS: list[tuple[str, dict[str, Any]]] = [
     ("x", {"x": zeros(BATCH, DIM)}),
     ("weight", {"weight": zeros(DIM, 1, WIDTH)}),
     ("weight", {"weight": None}),
+    ("weight", {"weight": zeros(DIM, WIDTH, dtype=torch.complex128)}),
     ("bias", {"bias": zeros(WIDTH)}),
     ("seq_idx", {"seq_idx": INDEX[:1]}),
     ("seq_idx", {"seq_idx": INDEX.double()}),

@@ -163,7 +163,7 @@ UPDATE_REFUSALS: dict[str, Any] = {
     "state": zeros(BATCH + 1, DIM, STATES),
     "x": zeros(BATCH, DIM, 1),
     "dt": zeros(BATCH, 1),
-    "A": zeros(DIM, 1),
+    "A": zeros(DIM, STATES, dtype=torch.complex128),
     "B": zeros(BATCH, 2, STATES),
     "C": zeros(1, STATES),
     "D": zeros(1),
@@ -177,6 +177,13 @@ UPDATE_REFUSALS: dict[str, Any] = {
 def test_selective_scan_fn_names_what_it_refuses(draw: Draw, name: str) -> None:
     with pytest.raises((ValueError, TypeError), match=rf"^selective_scan_fn: {name} "):
         selective_scan_fn(**(scan_inputs(draw) | {name: SCAN_REFUSALS[name]}))
+
+
+@pytest.mark.parametrize("name", ["u", "delta", "D", "z", "delta_bias", "B"])
+def test_no_imaginary_part_is_dropped(draw: Draw, name: str) -> None:
+    given = scan_inputs(draw)
+    with pytest.raises(TypeError, match=f"^selective_scan_fn: {name} has dtype torch.complex128, expected real"):
+        selective_scan_fn(**(given | {name: given[name] + 0j}))
 
 
 @pytest.mark.parametrize("name", UPDATE_REFUSALS)

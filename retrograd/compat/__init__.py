@@ -4,6 +4,6 @@
 norms of a loaded model.
 """
 
-from .install import install, uninstall
+from .stand_ins import install, uninstall
 
 __all__ = ["install", "uninstall"]

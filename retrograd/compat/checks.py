@@ -5,19 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from retrograd.core.errors import bad_shape, bad_type
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type
+
+Kind = Literal["real", "real or complex", "int32 or int64"]
 
 
-def expect(function: str, name: str, tensor: Any, shape: Sequence[int], dims: str) -> None:
-    """Raise unless it is a tensor of this shape; `dims` names its dimensions. None passes."""
-    if tensor is None:
-        return
+def expect(function: str, name: str, tensor: Any, shape: Sequence[int], dims: str, kind: Kind = "real") -> None:
+    """Raise unless it is a tensor of this shape and kind; `dims` names its dimensions."""
     if not isinstance(tensor, Tensor):
         raise bad_type(function, name, tensor, "a torch.Tensor")
     if tuple(tensor.shape) != tuple(shape):
         raise bad_shape(function, name, tensor.shape, f"{dims} = {tuple(shape)}")
+    integer = kind == "int32 or int64" and tensor.dtype in (torch.int32, torch.int64)
+    real = kind.startswith("real") and tensor.is_floating_point()
+    if not (integer or real or (kind == "real or complex" and tensor.is_complex())):
+        raise bad_dtype(function, name, str(tensor.dtype), [kind])
+
+
+def expect_if_given(
+    function: str, name: str, tensor: Any, shape: Sequence[int], dims: str, kind: Kind = "real"
+) -> None:
+    """The same for an argument that may be None."""
+    if tensor is not None:
+        expect(function, name, tensor, shape, dims, kind)
 
 
 def expect_dims(function: str, name: str, tensor: Any, *dims: str) -> None:

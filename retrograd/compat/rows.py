@@ -5,19 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from retrograd.core.errors import bad_dtype
-
-from .checks import expect
-
-INTEGERS = (torch.int32, torch.int64)
-
-
-def check_indices(function: str, name: str, indices: Tensor | None, batch: int) -> None:
-    """Raise unless there is one integer for each request, or none at all."""
-    expect(function, name, indices, (batch,), "(batch,)")
-    if indices is not None and indices.dtype not in INTEGERS:
-        raise bad_dtype(function, name, str(indices.dtype), map(str, INTEGERS))
-
 
 def read_rows(pool: Tensor, indices: Tensor | None) -> Tensor:
     """The row of each request; any row for a negative index, which stands for padding."""

@@ -95,7 +95,7 @@ def patch(model: Model) -> Model:
     if not isinstance(model, nn.Module):
         raise bad_type("patch", "model", model, "a torch.nn.Module")
     found: dict[nn.Module, Norm] = {}
-    left: list[str] = []
+    left: dict[tuple[str, str], list[str]] = {}  # class and reason -> names of modules
     patched = 0
     for name, module in model.named_modules():
         if isinstance(module, RMSNorm):
@@ -105,14 +105,17 @@ def patch(model: Model) -> Model:
             if isinstance(norm, Norm):
                 found[module] = norm
             else:
-                left.append(f"{name} ({type(module).__name__}): {norm}")
+                left.setdefault((type(module).__name__, norm), []).append(name)
     for module, norm in found.items():
         module.norm = norm  # type: ignore[assignment]
         module.__class__ = RMSNorm
+    told = "; ".join(
+        f"{kind} ({', '.join(names[:2])}; {len(names)} in all): {why}" for (kind, why), names in left.items()
+    )
     if not found and not patched:
-        raise ValueError(f"patch: model has no RMSNorm that could be replaced. {'; '.join(left)}".rstrip())
+        raise ValueError(f"patch: model has no RMSNorm that could be replaced. {told}".rstrip())
     if left:
-        warnings.warn(f"patch left as they are: {'; '.join(left)}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"patch left as they are: {told}", RuntimeWarning, stacklevel=2)
     return model
 
 
@@ -133,7 +136,7 @@ def recognise(module: nn.Module) -> Norm | str:
     if "forward" in vars(module):
         return "its forward is replaced already"
     if not isinstance(weight, nn.Parameter) or weight.ndim != 1 or len(list(module.parameters())) != 1:
-        return "it has other parameters than a weight of one dimension"
+        return "it has not just one parameter, a weight of one dimension"
     if not isinstance(eps, float):
         return f"it has no number named {' or '.join(EPS_NAMES)}"
     if len(inspect.signature(type(module).forward).parameters) != 2:

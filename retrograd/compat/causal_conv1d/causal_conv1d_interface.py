@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import retrograd
-from retrograd.compat.checks import activation_of, expect, expect_dims
+from retrograd.compat.checks import activation_of, expect, expect_dims, expect_if_given
 from retrograd.compat.dtypes import beside
-from retrograd.compat.rows import INTEGERS, check_indices, read_rows, write_rows, zero_padding
-from retrograd.core.errors import bad_dtype, bad_shape, bad_value
+from retrograd.compat.rows import read_rows, write_rows, zero_padding
+from retrograd.core.errors import bad_shape, bad_value
 
 
 def causal_conv1d_fn(
@@ -50,10 +50,10 @@ def causal_conv1d_fn(
     batch, dim, steps = x.shape
     width = weight.shape[1]
     expect(me, "weight", weight, (dim, width), "(dim, width)")
-    expect(me, "bias", bias, (dim,), "(dim,)")
-    expect(me, "seq_idx", seq_idx, (batch, steps), "(batch, seqlen)")
+    expect_if_given(me, "bias", bias, (dim,), "(dim,)")
+    expect_if_given(me, "seq_idx", seq_idx, (batch, steps), "(batch, seqlen)", "int32 or int64")
     for name, states in (("initial_states", initial_states), ("final_states_out", final_states_out)):
-        expect(me, name, states, (batch, dim, width - 1), "(batch, dim, width - 1)")
+        expect_if_given(me, name, states, (batch, dim, width - 1), "(batch, dim, width - 1)")
     if final_states_out is not None and not return_final_states:
         raise bad_value(me, "return_final_states", return_final_states, "True, since final_states_out is given")
 
@@ -63,7 +63,7 @@ def causal_conv1d_fn(
             raise ValueError(f"{me}: initial_states is given, expected None, since seq_idx is given")
         if return_final_states:
             raise bad_value(me, "return_final_states", return_final_states, "False, since seq_idx is given")
-        cu_seqlens = _cu_seqlens(me, seq_idx)
+        cu_seqlens = _cu_seqlens(seq_idx)
         packed = by_step.reshape(1, batch * steps, dim)
         y = retrograd.causal_conv1d(packed, weight, bias, activation=silu, cu_seqlens=cu_seqlens)
         return torch.where(seq_idx[..., None] < 0, 0, y.view(batch, steps, dim)).transpose(1, 2)
@@ -76,10 +76,8 @@ def causal_conv1d_fn(
     return y.transpose(1, 2), final if final_states_out is None else final_states_out.copy_(final)
 
 
-def _cu_seqlens(function: str, seq_idx: Tensor) -> Tensor:
+def _cu_seqlens(seq_idx: Tensor) -> Tensor:
     """Where the runs of equal numbers begin, and where the last one ends, in all rows one after another."""
-    if seq_idx.dtype not in INTEGERS:
-        raise bad_dtype(function, "seq_idx", str(seq_idx.dtype), map(str, INTEGERS))
     begins = F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True)[:, : seq_idx.shape[1]].flatten()
     return F.pad(begins.nonzero().flatten(), (0, 1), value=begins.numel()).int()
 
@@ -125,9 +123,9 @@ def causal_conv1d_update(
     if length < width - 1:
         raise bad_shape(me, "conv_state", conv_state.shape, f"a state_len of at least width - 1 = {width - 1}")
     expect(me, "weight", weight, (dim, width), "(dim, width)")
-    expect(me, "bias", bias, (dim,), "(dim,)")
-    check_indices(me, "cache_seqlens", cache_seqlens, batch)
-    check_indices(me, "conv_state_indices", conv_state_indices, batch)
+    expect_if_given(me, "bias", bias, (dim,), "(dim,)")
+    expect_if_given(me, "cache_seqlens", cache_seqlens, (batch,), "(batch,)", "int32 or int64")
+    expect_if_given(me, "conv_state_indices", conv_state_indices, (batch,), "(batch,)", "int32 or int64")
 
     state = read_rows(conv_state, conv_state_indices)
     if cache_seqlens is None:

@@ -18,7 +18,7 @@ __all__ = ["mamba_inner_fn", "selective_scan_fn"]
 
 @functools.wraps(selective_scan_interface.mamba_inner_fn)
 def mamba_inner_fn(*args: Any, **kwargs: Any) -> Tensor | None:
-    """What transformers calls: `ops.selective_scan_interface.mamba_inner_fn`, but None where dt_rms_weight is given.
+    """What transformers calls: `ops.selective_scan_interface.mamba_inner_fn`, but None for a `dt_rms_weight` by name.
 
     transformers' FalconMamba normalises the step sizes before their projection, as it was trained; mamba_ssm's fused
     function does so after it and computes another model. None is transformers' word for "there is no fused function":

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import retrograd
-from retrograd.compat.checks import expect, expect_dims, refuse
+from retrograd.compat.checks import expect, expect_dims, expect_if_given, refuse
 from retrograd.compat.dtypes import beside, full
 from retrograd.compat.recompute import recomputed_in_backward
 from retrograd.core.errors import bad_dtype, bad_shape, bad_value
@@ -54,11 +54,12 @@ def selective_scan_fn(
     expect_dims(me, "u", u, "(batch, dim, seqlen)")
     expect_dims(me, "A", A, "(dim, dstate)")
     batch, dim, steps = u.shape
-    expect(me, "A", A, (dim, A.shape[1]), "(dim, dstate)")
-    for name, tensor in (("delta", delta), ("z", z)):
-        expect(me, name, tensor, (batch, dim, steps), "(batch, dim, seqlen)")
+    expect(me, "u", u, (batch, dim, steps), "(batch, dim, seqlen)")
+    expect(me, "delta", delta, (batch, dim, steps), "(batch, dim, seqlen)")
+    expect(me, "A", A, (dim, A.shape[1]), "(dim, dstate)", "real or complex")
+    expect_if_given(me, "z", z, (batch, dim, steps), "(batch, dim, seqlen)")
     for name, tensor in (("D", D), ("delta_bias", delta_bias)):
-        expect(me, name, tensor, (dim,), "(dim,)")
+        expect_if_given(me, name, tensor, (dim,), "(dim,)")
     scan = partial(
         retrograd.selective_scan,
         u.transpose(1, 2),
@@ -148,18 +149,19 @@ def mamba_inner_fn(
     dim, rank = delta_proj_weight.shape
     states = A.shape[1] * (2 if A.is_complex() else 1)
     expect(me, "xz", xz, (batch, 2 * dim, steps), "(batch, 2 dim, seqlen)")
-    expect(me, "A", A, (dim, A.shape[1]), "(dim, dstate)")
+    expect(me, "A", A, (dim, A.shape[1]), "(dim, dstate)", "real or complex")
     expect(me, "conv1d_weight", conv1d_weight, (dim, 1, conv1d_weight.shape[2]), "(dim, 1, width)")
+    expect(me, "delta_proj_weight", delta_proj_weight, (dim, rank), "(dim, delta_rank)")
     expect(me, "x_proj_weight", x_proj_weight, (rank + 2 * states, dim), "(delta_rank + 2 dstate, dim)")
     expect(me, "out_proj_weight", out_proj_weight, (out_proj_weight.shape[0], dim), "(dim_out, dim)")
-    expect(me, "out_proj_bias", out_proj_bias, out_proj_weight.shape[:1], "(dim_out,)")
+    expect_if_given(me, "out_proj_bias", out_proj_bias, out_proj_weight.shape[:1], "(dim_out,)")
     for name, tensor in (
         ("conv1d_bias", conv1d_bias),
         ("D", D),
         ("delta_bias", delta_bias),
         ("dt_rms_weight", dt_rms_weight),
     ):
-        expect(me, name, tensor, (dim,), "(dim,)")
+        expect_if_given(me, name, tensor, (dim,), "(dim,)")
     given = {"B": (B, B_proj_bias, b_rms_weight), "C": (C, C_proj_bias, c_rms_weight)}
     for name, (matrix, bias, weight) in given.items():
         if matrix is not None:
@@ -167,7 +169,7 @@ def mamba_inner_fn(
         if A.is_complex():
             refuse(me, ", since A is complex", **{f"{name.lower()}_rms_weight": weight})
         for part, tensor in ((f"{name}_proj_bias", bias), (f"{name.lower()}_rms_weight", weight)):
-            expect(me, part, tensor, (states,), "(dstate,)")
+            expect_if_given(me, part, tensor, (states,), "(dstate,)")
 
     by_step, z = xz.transpose(1, 2).chunk(2, dim=-1)
     conv_weight, conv_bias = beside(xz, conv1d_weight.squeeze(1)), beside(xz, conv1d_bias)
@@ -216,14 +218,12 @@ def _matrix(function: str, name: str, matrix: Tensor, u: Tensor, A: Tensor) -> T
     layouts = ("(dim, dstate)", f"(batch, dstate, {end})", f"(batch, ngroups, dstate, {end})")
     expect_dims(function, name, matrix, *layouts)
     if matrix.ndim == 2:
-        expect(function, name, matrix, (dim, A.shape[1]), layouts[0])
+        expect(function, name, matrix, (dim, A.shape[1]), layouts[0], "real or complex")
         if matrix.is_complex() != A.is_complex():
             raise bad_dtype(function, name, str(matrix.dtype), [str(A.dtype)])
         return full(u, matrix)
     groups = matrix.shape[1:-2]
     expect(function, name, matrix, (batch, *groups, A.shape[1], last), layouts[matrix.ndim - 2])
-    if matrix.is_complex():
-        raise bad_dtype(function, name, str(matrix.dtype), ["a real dtype"])
     if groups and (groups[0] < 1 or dim % groups[0]):
         raise bad_shape(function, name, matrix.shape, f"groups that divide dim = {dim}")
     by_step = _pairs(matrix, u) if A.is_complex() else beside(u, matrix)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.compat.checks import expect, expect_dims, refuse
+from retrograd.compat.checks import expect, expect_dims, expect_if_given, refuse
 from retrograd.compat.dtypes import beside
 from retrograd.core.errors import bad_value
 
@@ -55,10 +55,10 @@ def rms_norm_fn(
     if not isinstance(x, Tensor) or x.ndim == 0:
         expect_dims(me, "x", x, "(..., dim)")
     expect(me, "weight", weight, x.shape[-1:], "(dim,)")
-    expect(me, "bias", bias, x.shape[-1:], "(dim,)")
-    expect(me, "residual", residual, x.shape, "the shape of x")
-    expect(me, "rowscale", rowscale, x.shape[:-1], "the rows of x")
-    if not 0 <= dropout_p < 1:
+    expect_if_given(me, "bias", bias, x.shape[-1:], "(dim,)")
+    expect_if_given(me, "residual", residual, x.shape, "the shape of x")
+    expect_if_given(me, "rowscale", rowscale, x.shape[:-1], "the rows of x")
+    if not isinstance(dropout_p, int | float) or not 0 <= dropout_p < 1:
         raise bad_value(me, "dropout_p", dropout_p, "at least 0 and below 1")
     if rowscale is not None:
         x = (x * rowscale[..., None]).to(x.dtype)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.compat.checks import expect, expect_dims
+from retrograd.compat.checks import expect, expect_dims, expect_if_given
 from retrograd.compat.dtypes import beside
 
 
@@ -42,8 +42,8 @@ def rmsnorm_fn(
     if not isinstance(x, Tensor) or x.ndim == 0:
         expect_dims(me, "x", x, "(..., dim)")
     expect(me, "weight", weight, x.shape[-1:], "(dim,)")
-    expect(me, "bias", bias, x.shape[-1:], "(dim,)")
-    expect(me, "z", z, x.shape, "the shape of x")
+    expect_if_given(me, "bias", bias, x.shape[-1:], "(dim,)")
+    expect_if_given(me, "z", z, x.shape, "the shape of x")
     return retrograd.rms_norm(
         x,
         beside(x, weight),

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 import retrograd
-from retrograd.compat.checks import expect, expect_dims
-from retrograd.compat.rows import check_indices, read_rows, write_rows, zero_padding
+from retrograd.compat.checks import expect, expect_dims, expect_if_given
+from retrograd.compat.rows import read_rows, write_rows, zero_padding
 from retrograd.core.errors import bad_shape
 
 
@@ -52,20 +52,21 @@ def selective_state_update(
     heads, dims = state.shape[1:-1], "(nheads, dim" if state.ndim == 4 else "(dim"
     expect_dims(me, "x", x, f"(batch, {dims[1:]})")
     batch, dstate = x.shape[0], state.shape[-1]
-    if state_batch_indices is None:
-        expect(me, "state", state, (batch, *heads, dstate), f"(batch, {dims[1:]}, dstate)")
-    for name, tensor in (("x", x), ("dt", dt), ("z", z)):
+    rows = batch if state_batch_indices is None else state.shape[0]
+    expect(me, "state", state, (rows, *heads, dstate), f"(batch, {dims[1:]}, dstate)")
+    for name, tensor in (("x", x), ("dt", dt)):
         expect(me, name, tensor, (batch, *heads), f"(batch, {dims[1:]})")
+    expect_if_given(me, "z", z, (batch, *heads), f"(batch, {dims[1:]})")
     expect(me, "A", A, (*heads, dstate), f"{dims}, dstate)")
-    for name, tensor in (("D", D), ("dt_bias", dt_bias)):
-        expect(me, name, tensor, heads, f"{dims})")
+    for name, optional in (("D", D), ("dt_bias", dt_bias)):
+        expect_if_given(me, name, optional, heads, f"{dims})")
     for name, tensor in (("B", B), ("C", C)):
         expect_dims(me, name, tensor, "(batch, dstate)", "(batch, ngroups, dstate)")
         groups = tensor.shape[1:-1]
         expect(me, name, tensor, (batch, *groups, dstate), "(batch, dstate) or (batch, ngroups, dstate)")
         if groups and (groups[0] < 1 or (heads[0] if state.ndim == 4 else 1) % groups[0]):
             raise bad_shape(me, name, tensor.shape, "ngroups that divide nheads, 1 without heads")
-    check_indices(me, "state_batch_indices", state_batch_indices, batch)
+    expect_if_given(me, "state_batch_indices", state_batch_indices, (batch,), "(batch,)", "int32 or int64")
 
     # A head's channels lie side by side, so that heads are no more than groups of channels.
     y, new = retrograd.selective_state_update(

@@ -13,9 +13,8 @@ PACKAGES = ("causal_conv1d", "mamba_ssm")
 # What the modules of transformers call the functions that they look up when they are imported.
 LOOKED_UP = {"causal_conv1d_fn", "mamba_selective_scan"}
 
-_replaced: dict[
-    str, dict[str, ModuleType]
-] = {}  # package -> the entries of sys.modules that a stand-in took the place of
+# Package -> the entries of sys.modules that a stand-in took the place of.
+_replaced: dict[str, dict[str, ModuleType]] = {}
 
 
 def install(*, force: bool = False) -> tuple[str, ...]:
