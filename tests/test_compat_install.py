@@ -132,6 +132,13 @@ def test_a_package_whose_import_is_blocked_is_not_installed(monkeypatch: pytest.
     assert sys.modules["mamba_ssm"] is None
 
 
+def test_a_mere_directory_of_its_name_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mamba_ssm").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.util.find_spec("mamba_ssm") is not None
+    assert retrograd.compat.install() == PACKAGES
+
+
 def test_a_function_is_pickled_by_its_own_name_and_a_module_is_reloaded() -> None:
     retrograd.compat.install()
     module = importlib.import_module("mamba_ssm.ops.selective_scan_interface")

@@ -62,7 +62,10 @@ def uninstall() -> None:
 
 def _is_there(package: str) -> bool:
     """Whether a package of this name is imported, or could be."""
-    return sys.modules.get(package) is not None or importlib.util.find_spec(package) is not None
+    if sys.modules.get(package) is not None:
+        return True
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # a mere directory of this name on the path has no origin
 
 
 def _stand_ins(package: str) -> dict[str, ModuleType]:
