@@ -34,12 +34,7 @@ def trained(device: str, dtype: torch.dtype, *, compiled: bool = False) -> tuple
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(("dtype", "roundings"), [(torch.float32, 2**-22), (torch.bfloat16, 2**-9)])
 def test_gradients_on_a_gpu_are_those_of_float64(dtype: torch.dtype, roundings: float, compiled: bool) -> None:
-    allow = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        loss, gradients = trained("cuda", dtype, compiled=compiled)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allow
+    loss, gradients = trained("cuda", dtype, compiled=compiled)
     exact, expected = trained("cpu", dtype)
     # In float32 it is the hardware's exponential that rounds most, to 2^-22.
     # Some twenty roundings lie between a weight and the loss; they add up like a walk, with a factor for bad luck.
