@@ -4,8 +4,9 @@ BIN := .venv/bin
 JOBS ?= 2
 OP ?= rms_norm
 RESULTS ?=
+TORCH ?= torch==2.13.0
 
-.PHONY: test check lint newest gpu clean
+.PHONY: test check train lint newest gpu clean
 
 # All that needs no GPU: the tests, then the kernels in Triton's interpreter.
 test: .venv/installed
@@ -15,6 +16,11 @@ test: .venv/installed
 # Every output and gradient against float64 on this machine.
 check: .venv/installed
 	$(BIN)/retrograd check
+
+# A small language model, into runs/. A thread that waits should sleep, not spin: where other processes want the cores
+# too, spinning threads keep the one that they wait for from running.
+train: .venv/installed
+	OMP_WAIT_POLICY=passive $(BIN)/retrograd train
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -37,6 +43,6 @@ clean:
 # torch comes first and by this name: the CPU build then satisfies retrograd's range, and no CUDA build is fetched.
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet triton==3.6.0 -e ".[dev]"
 	touch $@

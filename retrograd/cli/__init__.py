@@ -1,4 +1,4 @@
-"""The command line: `retrograd info`, `retrograd check`, `retrograd bench`."""
+"""The command line: `retrograd info`, `check`, `bench`, `train`, `generate`."""
 
 from __future__ import annotations
 

@@ -6,7 +6,9 @@ import typer
 
 from .bench import bench
 from .check import check
+from .generate import generate
 from .info import info
+from .train import train
 
 app = typer.Typer(
     help="Training kernels for sequence models, reproducible to the bit.",
@@ -17,3 +19,5 @@ app = typer.Typer(
 app.command()(info)
 app.command()(check)
 app.command()(bench)
+app.command()(train)
+app.command()(generate)

@@ -1,0 +1,56 @@
+"""`retrograd generate`: text from a model that `retrograd train` left, as it comes."""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from safetensors import SafetensorError
+
+from retrograd import nn
+
+from .console import fail, has_cuda, one_of
+
+BYTES = 256
+
+
+def generate(
+    folder: Annotated[Path, typer.Argument(help="A run, or a folder with config.json and model.safetensors.")],
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "def ",
+    tokens: Annotated[int, typer.Option(help="Bytes to add.")] = 200,
+    temperature: Annotated[float, typer.Option(help="Of the draw; 0 takes the likeliest byte.")] = 0.7,
+    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default, where there is one.")] = None,
+) -> None:
+    """Print a prompt and what the model makes of it, byte by byte, with a state whose size is constant."""
+    chosen = one_of("--device", device or ("cuda" if has_cuda() else "cpu"), ("cpu", "cuda"))
+    if chosen == "cuda" and not has_cuda():
+        fail("--device is cuda, but PyTorch sees no GPU here")
+    if not prompt:
+        fail("--prompt is empty, expected at least one byte")
+    if tokens < 0:
+        fail(f"--tokens is {tokens}, expected 0 or more")
+    if not temperature >= 0:
+        fail(f"--temperature is {temperature}, expected 0 or more")
+    try:
+        model = nn.load(folder, device=chosen)
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        fail(f"{folder} holds no model that can be read: {error}")
+    if model.config.vocab_size != BYTES:
+        fail(f"{folder} holds a model of {model.config.vocab_size} tokens, expected {BYTES}: one for each byte")
+    # A character of several bytes is printed when its last one is there.
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    given = torch.tensor([list(prompt.encode(errors="surrogateescape"))], device=chosen)
+    generator = torch.Generator(chosen).manual_seed(seed)
+    typer.echo(prompt.encode(errors="surrogateescape"), nl=False)
+    for token in nn.generate(model, given, tokens, temperature=temperature, generator=generator):
+        typer.echo(printable(decoder.decode(bytes([int(token)]))).encode(), nl=False)
+    typer.echo(decoder.decode(b"", final=True).encode())
+
+
+def printable(text: str) -> str:
+    """The text without control characters, which would change the terminal: a young model makes any byte."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,0 +1,220 @@
+"""`retrograd train`: a small byte-level Mamba language model on the source of the standard library, or on your text."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from retrograd import nn
+from retrograd.train import Row, Settings, Trainer, free, parameters, reproducible, start, stdlib, text_at
+from retrograd.train import preset as preset_of
+
+from .console import err, fail, has_cuda, one_of, out
+from .generate import printable
+
+PROMPTS = ("def ", "class ", "import ")
+SAMPLE_BYTES = 200
+SAMPLE_TEMPERATURE = 0.7
+
+
+def train(
+    data: Annotated[
+        Path | None, typer.Option(help="A text file or a folder. The standard library's source by default.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="cpu, gpu or tiny. gpu by default, where there is one.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps. The preset's by default.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of parameters and data order. 0 by default.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of activations: float32 or bfloat16. The preset's by default.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default, where there is one.")] = None,
+    compile_: Annotated[bool | None, typer.Option("--compile", help="Run the model through torch.compile.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of the run's folder. <preset>-<seed> by default.")] = None,
+    out_folder: Annotated[Path, typer.Option("--out", help="Where runs are kept.")] = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+) -> None:
+    """Train a byte-level Mamba language model; samples are printed, the rest is left in runs/<name>/."""
+    given = {
+        "data": None if data is None else str(data),
+        "preset": preset,
+        "steps": steps,
+        "seed": seed,
+        "dtype": dtype,
+        "device": device,
+        "compile": compile_,
+    }
+    if find_spec("matplotlib") is None:
+        fail('matplotlib is not installed; pip install "retrograd[train]"')
+    folder = new_run(given, name, out_folder) if resume is None else old_run(given, name, resume)
+    settings = settings_of(folder)
+    with reproducible(settings.threads):
+        try:
+            trainer = Trainer(folder, settings)
+        except (ValueError, OSError) as error:
+            fail(str(error))
+        try:
+            stopped = train_with_bar(trainer)
+        except FloatingPointError as error:
+            err.print(f"retrograd: {error}", markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(1) from None
+        except torch.OutOfMemoryError:
+            err.print("retrograd: the GPU's memory is too small for this preset; --preset cpu is smaller")
+            raise typer.Exit(1) from None
+        if stopped is None:
+            show_results(trainer)
+        trainer.draw()
+    if stopped is not None:
+        command = f"{program()} train --resume {folder}"
+        said = f"Stopped and saved at step {trainer.step}. To go on:\n    {command}"
+        err.print(said, markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(128 + stopped)
+    files = "curve.png, metrics.jsonl, model.safetensors"
+    out.print(f"\n{folder}/ has {files}. More text:", markup=False, highlight=False, soft_wrap=True)
+    out.print(f'    {program()} generate {folder} --prompt "def "', markup=False, highlight=False, soft_wrap=True)
+
+
+def new_run(given: Mapping[str, Any], name: str | None, out_folder: Path) -> Path:
+    """Make the folder of a new run, with its text and settings."""
+    device = one_of("--device", given["device"] or ("cuda" if has_cuda() else "cpu"), ("cpu", "cuda"))
+    need_device(device)
+    preset_name = given["preset"] or ("gpu" if device == "cuda" else "cpu")
+    seed = given["seed"] or 0
+    if name is not None and (Path(name).name != name or name in ("", "..")):
+        fail(f"--name is {name!r}, expected the name of a folder; --out says where it lies")
+    try:
+        preset = preset_of(preset_name)
+        changed = {key: given[key] for key in ("steps", "dtype") if given[key] is not None}
+        split = stdlib() if given["data"] is None else text_at(Path(given["data"]))
+        settings = Settings(
+            name=preset_name,
+            preset=replace(preset, **changed),
+            data=given["data"],
+            source=split.source,
+            seed=seed,
+            device=device,
+            compile=bool(given["compile"]),
+            threads=torch.get_num_threads(),
+        )
+        folder = free(out_folder / f"{preset_name}-{seed}") if name is None else out_folder / name
+        start(folder, settings, split)
+    except FileExistsError:
+        fail(f"{folder} exists; --resume {folder} goes on with it, another --name makes another run")
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    return folder
+
+
+def old_run(given: Mapping[str, Any], name: str | None, folder: Path) -> Path:
+    """The folder of a run that is there, if nothing was asked for that it is not."""
+    settings = settings_of(folder)
+    preset = settings.preset
+    own = {
+        "data": settings.data,
+        "preset": settings.name,
+        "steps": preset.steps,
+        "seed": settings.seed,
+        "dtype": preset.dtype,
+        "device": settings.device,
+        "compile": settings.compile,
+    }
+    for option, value in given.items():
+        if value is not None and value != own[option]:
+            fail(f"--{option} is {value!r}, but the run in {folder} has {own[option]!r}; a run keeps its settings")
+    if name is not None:
+        fail("--name is for a new run, --resume for one that is there: expected one of them")
+    need_device(settings.device)
+    return folder
+
+
+def settings_of(folder: Path) -> Settings:
+    """The settings of a run, or the end of the command."""
+    try:
+        return Settings.read(folder)
+    except ValueError as error:
+        fail(str(error))
+
+
+def need_device(device: str) -> None:
+    """End the command where there is no such device."""
+    if device == "cuda" and not has_cuda():
+        fail("the device is cuda, but PyTorch sees no GPU here")
+
+
+def train_with_bar(trainer: Trainer) -> int | None:
+    """Train; the number of the signal where one stopped it."""
+    settings, preset = trainer.settings, trainer.preset
+    about = f"{parameters(trainer.model):,} parameters on {settings.device}, {preset.dtype}"
+    err.print(f"{trainer.folder}: {about}", markup=False, highlight=False, soft_wrap=True)
+    err.print(f"text: {settings.source}", markup=False, highlight=False, soft_wrap=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=err) as progress, stopping() as signals:
+        task = progress.add_task("", total=preset.steps, completed=trainer.step)
+        smooth: float | None = None
+
+        def report(row: Row) -> None:
+            nonlocal smooth
+            if "loss" in row:
+                smooth = row["loss"] if smooth is None else 0.95 * smooth + 0.05 * row["loss"]
+                progress.update(
+                    task, completed=row["step"], description=f"loss {smooth:.3f}  {row['tokens_per_s']:,} tokens/s"
+                )
+            else:
+                bits = row["held_out_bits_per_byte"]
+                progress.console.print(f"step {row['step']}: {bits:.3f} bits per byte held out", highlight=False)
+
+        trainer.run(report, lambda: bool(signals))
+    return signals[0] if signals and trainer.step < preset.steps else None
+
+
+@contextmanager
+def stopping() -> Iterator[list[int]]:
+    """The signals that asked to stop, as they come; the second of them ends the process at once."""
+    signals: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        signal.signal(number, before[number])
+        err.print("stopping after this step", style="yellow")
+
+    before = {int(number): signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def show_results(trainer: Trainer) -> None:
+    """Both models' bits per byte, and samples."""
+    row = trainer.finish(lambda _: None)
+    bits, bigram, size = (row[key] for key in ("held_out_bits_per_byte", "bigram_bits_per_byte", "held_out_bytes"))
+    out.print(f"\nheld out, {size:,} bytes: {bits:.3f} bits per byte; a bigram model {bigram:.3f}", highlight=False)
+    generator = torch.Generator(trainer.settings.device).manual_seed(trainer.settings.seed)
+    for prompt in PROMPTS:
+        given = torch.tensor([list(prompt.encode())], device=trainer.settings.device)
+        made = nn.generate(trainer.model, given, SAMPLE_BYTES, temperature=SAMPLE_TEMPERATURE, generator=generator)
+        text = prompt + printable(bytes(int(token) for token in made).decode(errors="replace"))
+        out.rule()
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
+    out.rule()
+
+
+def program() -> str:
+    """This command, as the user can type it again."""
+    typed = sys.argv[0]
+    if os.path.basename(typed) != "retrograd" or shutil.which("retrograd") == os.path.abspath(typed):
+        return "retrograd"
+    return os.path.relpath(typed)

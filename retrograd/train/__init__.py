@@ -1,0 +1,26 @@
+"""A byte-level language model, trained: the same bits from run to run, also where a run was stopped and went on."""
+
+from .data import Split, Windows, stdlib, text_at
+from .loop import Trainer, parameters
+from .metrics import Row
+from .presets import PRESETS, Preset, preset
+from .reproducible import reproducible
+from .runs import free, start
+from .settings import Settings
+
+__all__ = [
+    "PRESETS",
+    "Preset",
+    "Row",
+    "Settings",
+    "Split",
+    "Trainer",
+    "Windows",
+    "free",
+    "parameters",
+    "preset",
+    "reproducible",
+    "start",
+    "stdlib",
+    "text_at",
+]

@@ -1,0 +1,37 @@
+"""The model to be better than: a byte's probability from the byte before it."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+SYMBOLS = 256
+PART = 1 << 20  # bytes counted at once
+
+
+class Bigram:
+    """Counts of pairs of bytes, each plus one.
+
+    Args:
+        text: (size,) uint8, the training bytes.
+
+    Example:
+        >>> import numpy as np, torch
+        >>> from retrograd.train.bigram import Bigram
+        >>> model = Bigram(np.frombuffer(b"abababab", np.uint8))
+        >>> round(model.bits_per_byte(torch.tensor([[97, 98]])), 3)  # log2((4 + 256) / (4 + 1))
+        5.7
+    """
+
+    def __init__(self, text: np.ndarray) -> None:
+        counts = np.ones(SYMBOLS * SYMBOLS, np.int64)
+        for start in range(0, len(text) - 1, PART):
+            part = text[start : start + PART + 1].astype(np.int64)
+            counts += np.bincount(part[:-1] * SYMBOLS + part[1:], minlength=SYMBOLS * SYMBOLS)
+        table = counts.reshape(SYMBOLS, SYMBOLS)
+        self.bits = np.log2(table.sum(1, keepdims=True)) - np.log2(table)
+
+    def bits_per_byte(self, windows: Tensor) -> float:
+        """The mean of -log2 p(byte | byte before) over all bytes of (B, T + 1) windows but the first of each."""
+        given = windows.numpy()
+        return float(self.bits[given[:, :-1], given[:, 1:]].mean())

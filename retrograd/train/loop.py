@@ -1,0 +1,189 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from retrograd.nn import LanguageModel
+
+from . import checkpoint, metrics
+from .bigram import Bigram
+from .data import HELD_OUT, TRAINING, Windows
+from .metrics import CURVE, METRICS, VERDICT, Row
+from .presets import Preset
+from .settings import Settings
+
+
+class Trainer:
+    """A run in a folder, from its last checkpoint or from the start.
+
+    Args:
+        folder: of the run, with its text and settings, see `start`.
+        settings: of the run.
+
+    Attributes:
+        model: the model, parameters in float32.
+        step: steps done.
+
+    Raises:
+        ValueError: for a text shorter than one window, and a checkpoint of another shape.
+    """
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.preset = preset = settings.preset
+        self.training = Windows(folder / TRAINING, preset.time)
+        self.held_out = Windows(folder / HELD_OUT, preset.time)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            self.model = LanguageModel(preset.model)  # on the CPU, so that a seed means the same on every device
+        self.model.to(settings.device)
+        self.optimizer = adamw(self.model, preset)
+        self.step = 0
+        if (folder / checkpoint.CURRENT).exists():
+            self.step = checkpoint.read(folder, self.model, self.optimizer)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: lr_factor(step, preset), last_epoch=self.step - 1
+        )
+        metrics.cut(folder / METRICS, self.step)
+        self._forward = torch.compile(self.model) if settings.compile else self.model
+
+    def run(self, report: Callable[[Row], None], stop: Callable[[], bool]) -> bool:
+        """Train to the last step, or until `stop` says so; either way the last step done is in a checkpoint.
+
+        Args:
+            report: gets every row of the metrics as it is written.
+            stop: asked after every step.
+
+        Returns:
+            Whether the last step is done.
+
+        Raises:
+            FloatingPointError: the loss is not a finite number; the last checkpoint stays.
+        """
+        preset = self.preset
+        losses: list[Tensor] = []
+        rates: list[float] = []
+        since = time.perf_counter()
+        while self.step < preset.steps:
+            rates.append(float(self.schedule.get_last_lr()[0]))
+            losses.append(self.train_step())
+            last = self.step == preset.steps or stop()
+            due = self.step % preset.every == 0
+            if last or due or self.step % preset.log_every == 0:
+                values = torch.stack(losses).tolist()  # waits for the device
+                self._log(values, rates, time.perf_counter() - since, report)
+                if due and self.step < preset.steps:
+                    bits = self.bits_per_byte(preset.eval_windows)
+                    self._write([self._row(self.step) | {"held_out_bits_per_byte": bits}], report)
+                if last or due:
+                    checkpoint.write(self.folder, self.step, self.model, self.optimizer)
+                losses, rates, since = [], [], time.perf_counter()
+            if last:
+                break
+        return self.step == preset.steps
+
+    def train_step(self) -> Tensor:
+        """One step; gives its loss in nats, still on the device."""
+        preset = self.preset
+        windows = self.training.batch(self.settings.seed, self.step, preset.batch).to(self.settings.device)
+        loss = self._loss(self._forward, windows)
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), preset.clip)
+        self.optimizer.step()
+        self.schedule.step()
+        self.step += 1
+        return loss.detach()
+
+    def finish(self, report: Callable[[Row], None]) -> Row:
+        """Judge the model and the bigram model on the same held-out bytes."""
+        row = self._row(self.step) | {
+            "held_out_bits_per_byte": self.bits_per_byte(self.preset.final_windows),
+            VERDICT: self.bigram,
+            "held_out_bytes": self._held_out(self.preset.final_windows)[:, 1:].numel(),
+        }
+        self._write([row], report)
+        return row
+
+    @cached_property
+    def bigram(self) -> float:
+        """Bits per byte of the bigram model on the bytes of the last evaluation."""
+        return Bigram(self.training.bytes).bits_per_byte(self._held_out(self.preset.final_windows))
+
+    def draw(self) -> None:
+        """The loss curve, from the metrics."""
+        title = f"preset {self.settings.name}, {parameters(self.model):,} parameters, on {self.settings.device}"
+        metrics.draw(metrics.read(self.folder / METRICS), self.folder / CURVE, title=title, bigram=self.bigram)
+
+    @torch.no_grad()
+    def bits_per_byte(self, most: int) -> float:
+        """The mean over so many windows that lie at even distances in the held-out text."""
+        windows = self._held_out(most)
+        total = 0.0
+        for part in windows.split(self.preset.batch):
+            total += self._loss(self.model, part.to(self.settings.device)).item() * len(part)
+        return total / len(windows) / math.log(2)
+
+    def _held_out(self, most: int) -> Tensor:
+        return self.held_out.take(self.held_out.spread(most))
+
+    def _loss(self, model: Callable[[Tensor], Tensor], windows: Tensor) -> Tensor:
+        device, dtype = self.settings.device, getattr(torch, self.preset.dtype)
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            logits = model(windows[:, :-1])
+        return F.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
+
+    def _row(self, step: int) -> dict[str, Any]:
+        return {"step": step, "tokens": step * self.preset.batch * self.preset.time}
+
+    def _log(self, losses: list[float], rates: list[float], seconds: float, report: Callable[[Row], None]) -> None:
+        first = self.step - len(losses) + 1
+        speed = round(len(losses) * self.preset.batch * self.preset.time / seconds)
+        rows = []
+        for step, (loss, lr) in enumerate(zip(losses, rates, strict=True), first):
+            if not math.isfinite(loss):
+                raise FloatingPointError(f"the loss of step {step} is {loss}; a lower learning rate may help")
+            of_step = {"loss": loss, "bits_per_byte": loss / math.log(2), "lr": lr, "tokens_per_s": speed}
+            rows.append(self._row(step) | of_step)
+        self._write(rows, report)
+
+    def _write(self, rows: Sequence[Row], report: Callable[[Row], None]) -> None:
+        metrics.append(self.folder / METRICS, rows)
+        for row in rows:
+            report(row)
+
+
+def adamw(model: LanguageModel, preset: Preset) -> torch.optim.AdamW:
+    """AdamW; norms, biases, D and A_log do not decay."""
+    named = list(model.named_parameters())
+    decays = [(name, p) for name, p in named if p.dim() > 1 and not name.endswith("A_log")]
+    others = [(name, p) for name, p in named if p.dim() <= 1 or name.endswith("A_log")]
+    groups = [
+        {"params": decays, "weight_decay": preset.weight_decay, "initial_lr": preset.lr},
+        {"params": others, "weight_decay": 0.0, "initial_lr": preset.lr},
+    ]
+    return torch.optim.AdamW(groups, lr=preset.lr, betas=preset.betas, fused=True)
+
+
+def parameters(model: nn.Module) -> int:
+    """How many numbers a model learns."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def lr_factor(step: int, preset: Preset) -> float:
+    """The learning rate of a step, counted from 0, over the highest: a line up, then half a cosine down to 0."""
+    warmup = max(1, round(preset.warmup * preset.steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, preset.steps - warmup)))

@@ -1,0 +1,71 @@
+"""What a run measures, as JSON lines, and its picture."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+METRICS, CURVE = "metrics.jsonl", "curve.png"
+VERDICT = "bigram_bits_per_byte"  # it stands in the last row of a run that is finished
+Row = Mapping[str, Any]
+
+
+def append(path: Path, rows: Sequence[Row]) -> None:
+    """Add rows."""
+    with path.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def read(path: Path) -> list[Row]:
+    """The rows; a last line that a kill cut short is left out."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def cut(path: Path, step: int) -> None:
+    """Drop what will be written again: the rows of later steps, and the verdict at the end."""
+    rows = [row for row in read(path) if row["step"] <= step and VERDICT not in row]
+    beside = path.with_suffix(".new")
+    beside.unlink(missing_ok=True)
+    append(beside, rows)
+    os.replace(beside, path)
+
+
+def draw(rows: Sequence[Row], path: Path, *, title: str, bigram: float) -> None:
+    """Draw bits per byte against bytes read: training, smoothed, and held out, with the bigram model's as a line."""
+    from matplotlib.figure import Figure
+
+    training = [(row["tokens"], row["bits_per_byte"]) for row in rows if "bits_per_byte" in row]
+    held_out = [(row["tokens"], row["held_out_bits_per_byte"]) for row in rows if "held_out_bits_per_byte" in row]
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    if training:
+        tokens, bits = zip(*training, strict=True)
+        axes.plot(tokens, bits, color="#8d96a3", linewidth=0.5, alpha=0.5)
+        axes.plot(tokens, smoothed(bits), color="#30638e", linewidth=1.5, label="training, smoothed")
+    if held_out:
+        axes.plot(*zip(*held_out, strict=True), "o-", color="#d1495b", markersize=4, label="held out")
+    axes.axhline(bigram, color="#00798c", linestyle="--", label=f"bigram, held out: {bigram:.2f}")
+    values = [bits for _, bits in (*training[len(training) // 50 :], *held_out)]
+    axes.set_ylim(0.95 * min((*values, bigram)), 1.05 * max((*values, bigram)))
+    axes.set_xlabel("bytes trained on")
+    axes.set_ylabel("bits per byte")
+    axes.set_title(title, loc="left")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    beside = path.with_suffix(".new")
+    figure.savefig(beside, dpi=150, format="png")
+    os.replace(beside, path)
+
+
+def smoothed(values: Sequence[float], share: float = 0.02) -> list[float]:
+    """Running mean, exponential, over about this share of the values."""
+    keep = 1 - 1 / max(1.0, share * len(values))
+    made, sum_, weight = [], 0.0, 0.0
+    for value in values:
+        sum_, weight = keep * sum_ + value, keep * weight + 1
+        made.append(sum_ / weight)
+    return made

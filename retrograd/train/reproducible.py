@@ -1,0 +1,31 @@
+"""What it takes for two runs to agree to the bit, beyond retrograd's own kernels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.utils import deterministic
+
+
+@contextmanager
+def reproducible(threads: int) -> Iterator[None]:
+    """PyTorch's deterministic algorithms, and so many CPU threads; as before at the end.
+
+    On a GPU it has to be entered before the first matrix product: cuBLAS reads its workspace's size once.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    fill = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    threads_before = torch.get_num_threads()
+    torch.use_deterministic_algorithms(True)
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # kernels write all that they read
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+        torch.set_num_threads(threads_before)

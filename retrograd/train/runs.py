@@ -1,0 +1,36 @@
+"""The folder of a run, made."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from .data import HELD_OUT, TRAINING, Split, Windows, write
+from .settings import Settings
+
+
+def start(folder: Path, settings: Settings, split: Split) -> None:
+    """Make a run's folder, with its settings and its text; there is none if that fails.
+
+    Raises:
+        FileExistsError: there is something at this place.
+        ValueError: the text is too short for one window.
+    """
+    folder.mkdir(parents=True)
+    try:
+        write(split, folder)
+        for name in (TRAINING, HELD_OUT):
+            Windows(folder / name, settings.preset.time)
+        settings.write(folder)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+
+
+def free(folder: Path) -> Path:
+    """This folder, or where it is taken the first of `-2`, `-3`, ... that is not."""
+    made, number = folder, 1
+    while made.exists():
+        number += 1
+        made = folder.with_name(f"{folder.name}-{number}")
+    return made

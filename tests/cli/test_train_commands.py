@@ -1,0 +1,259 @@
+"""`retrograd train` and `retrograd generate`: what they print, leave and refuse, and what signals do to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train_runs import METRICS, bits, go_on, new_trainer, train, write_text
+from typer.testing import CliRunner
+
+from retrograd.cli.app import app
+from retrograd.nn import LanguageModel, MambaConfig, load, save
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+COMMAND = (sys.executable, "-c", "import sys; from retrograd.cli import main; sys.exit(main())")
+
+
+def run(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(*arguments: str | Path) -> str:
+    """The one line of a command that ends with status 2."""
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("retrograd: ")
+    return str(line)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Callable[..., tuple[str | Path, ...]]:
+    """The arguments of a run of the tiny preset, four steps by default."""
+    text = write_text(tmp_path / "text.txt")
+
+    def arguments(*more: str | Path, steps: int = 4) -> tuple[str | Path, ...]:
+        options = ("--preset", "tiny", "--data", text, "--device", "cpu", "--steps", str(steps), "--out", tmp_path)
+        return ("train", *options, *more)
+
+    return arguments
+
+
+def test_train_leaves_a_curve_metrics_and_a_model(tmp_path: Path, tiny: Any) -> None:
+    result = run(*tiny())
+    assert result.exit_code == 0, result.output
+    assert "bits per byte; a bigram model" in result.stdout
+    for prompt in ("def ", "class ", "import "):
+        assert prompt in result.stdout
+    folder = tmp_path / "tiny-0"
+    assert f"generate {folder}" in result.stdout
+    assert (folder / "curve.png").stat().st_size > 1000
+    assert len((folder / METRICS).read_text().splitlines()) == 5
+    assert load(folder).config.vocab_size == 256
+
+
+def test_a_second_run_takes_the_next_free_name_and_gives_the_same_bits(tmp_path: Path, tiny: Any) -> None:
+    for _ in range(2):
+        assert run(*tiny()).exit_code == 0
+    assert bits(tmp_path / "tiny-0") == bits(tmp_path / "tiny-0-2")
+
+
+def test_a_folder_is_text_too(tmp_path: Path) -> None:
+    write_text(tmp_path / "folder" / "a" / "one.txt")
+    write_text(tmp_path / "folder" / "two.txt", seed=1)
+    options = ("--preset", "tiny", "--steps", "1", "--device", "cpu", "--out", tmp_path / "runs")
+    result = run("train", "--data", tmp_path / "folder", *options)
+    assert result.exit_code == 0, result.output
+    assert "2 files" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--preset", "huge"), "preset is 'huge', expected tiny or cpu or gpu"),
+        (("--steps", "0"), "steps is 0, expected 1 or more"),
+        (("--seed", "-1"), "seed is -1, expected 0 or more"),
+        (("--dtype", "float16"), "dtype is 'float16', expected float32 or bfloat16"),
+        (("--device", "tpu"), "--device is 'tpu', expected cpu or cuda"),
+        (("--name", "a/b"), "--name is 'a/b', expected the name of a folder"),
+        (("--name", ""), "--name is '', expected the name of a folder"),
+        (("--data", "/no/such/place"), "data is '/no/such/place', expected a file or a folder that exists"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_bad_options_get_one_line_and_leave_nothing(tmp_path: Path, tiny: Any, options: Any, said: str) -> None:
+    assert said in refused(*tiny(), *options)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_bad_text_gets_one_line_and_leaves_nothing(tmp_path: Path, tiny: Any) -> None:
+    (tmp_path / "empty" / "folder").mkdir(parents=True)
+    (tmp_path / "empty" / "file").touch()
+    write_text(tmp_path / "short", words=1)
+    write_text(tmp_path / "long_enough_for_training_alone", words=60)
+    before = set(tmp_path.rglob("*"))
+    assert "a folder without text" in refused(*tiny("--data", tmp_path / "empty"))
+    assert "the training text has 0 bytes, expected at least 33" in refused(
+        *tiny("--data", tmp_path / "empty" / "file")
+    )
+    assert "expected at least 33, one window" in refused(*tiny("--data", tmp_path / "short"))
+    assert "the held-out text has" in refused(*tiny("--data", tmp_path / "long_enough_for_training_alone"))
+    assert set(tmp_path.rglob("*")) == before
+
+
+@without_gpu
+def test_a_gpu_that_is_not_there_gets_one_line(tiny: Any) -> None:
+    assert "the device is cuda, but PyTorch sees no GPU here" in refused(*tiny("--device", "cuda"))
+    assert "sees no GPU" in refused("generate", "anywhere", "--device", "cuda")
+
+
+def test_a_name_that_is_taken_gets_one_line(tmp_path: Path, tiny: Any) -> None:
+    (tmp_path / "taken").mkdir()
+    assert f"{tmp_path / 'taken'} exists; --resume" in refused(*tiny("--name", "taken"))
+
+
+def test_resume_refuses_what_it_cannot_go_on_with(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(new_trainer(folder, steps=2))
+    assert "is not the folder of a run" in refused("train", "--resume", tmp_path)
+    for option, value, own in (("steps", "30", "2"), ("seed", "1", "0"), ("dtype", "bfloat16", "'float32'")):
+        line = refused("train", "--resume", folder, f"--{option}", value)
+        assert f"--{option} is" in line
+        assert f"has {own}; a run keeps its settings" in line
+    assert "--compile is True" in refused("train", "--resume", folder, "--compile")
+    assert "expected one of them" in refused("train", "--resume", folder, "--name", "run")
+    (folder / "training.bin").unlink()
+    assert "training.bin" in refused("train", "--resume", folder)
+    (folder / "settings.json").write_text("{}")
+    assert "cannot be read" in refused("train", "--resume", folder)
+
+
+def test_resume_refuses_a_checkpoint_of_another_shape(tmp_path: Path) -> None:
+    train(new_trainer(tmp_path / "run", steps=2))
+    save(LanguageModel(MambaConfig(d_model=8, n_layer=1, vocab_size=256)), tmp_path / "run" / "checkpoint")
+    assert "another shape" in refused("train", "--resume", tmp_path / "run")
+
+
+def wait_for(process: subprocess.Popen[str], path: Path) -> None:
+    """Until something is written at this place."""
+    end = time.monotonic() + 60
+    while not path.exists() or not path.stat().st_size:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def started(arguments: tuple[str | Path, ...]) -> subprocess.Popen[str]:
+    """The command in a process of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, tiny: Any, number: signal.Signals) -> None:
+    process = started(tiny(steps=100_000))
+    wait_for(process, tmp_path / "tiny-0" / METRICS)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    trainer = go_on(tmp_path / "tiny-0")
+    assert trainer.step > 0
+    assert f"Stopped and saved at step {trainer.step}" in said
+    assert f"train --resume {tmp_path / 'tiny-0'}" in said
+
+
+def test_a_kill_leaves_a_checkpoint_from_which_the_same_bits_are_reached(tmp_path: Path, tiny: Any) -> None:
+    process = started(tiny(steps=100_000))
+    wait_for(process, tmp_path / "tiny-0" / "model.safetensors")
+    process.kill()
+    process.wait()
+    trainer = go_on(tmp_path / "tiny-0")
+    end = trainer.step + 2
+    train(trainer, stop_after=end)
+    train(new_trainer(tmp_path / "whole", steps=100_000), stop_after=end)
+    assert bits(tmp_path / "tiny-0") == bits(tmp_path / "whole")
+
+
+def test_resume_from_the_command_line_ends_in_the_bits_of_a_run_never_stopped(tmp_path: Path) -> None:
+    train(new_trainer(tmp_path / "whole", steps=4))
+    train(new_trainer(tmp_path / "stopped", steps=4), stop_after=3)
+    for _ in range(2):  # a run that is finished is judged again, and stays as it is
+        result = run("train", "--resume", tmp_path / "stopped")
+        assert result.exit_code == 0, result.output
+        assert bits(tmp_path / "stopped") == bits(tmp_path / "whole")
+        assert len((tmp_path / "stopped" / METRICS).read_text().splitlines()) == 5
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A run; its model is scaled up, so that its choices are clear."""
+    trainer = new_trainer(tmp_path / "run", steps=4)
+    train(trainer)
+    with torch.no_grad():
+        trainer.model.lm_head.weight *= 4
+    save(trainer.model, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_generate_prints_what_the_full_forward_gives(trained: Path) -> None:
+    prompt, count = "def é", 40
+    result = run(
+        "generate", trained, "--prompt", prompt, "--tokens", str(count), "--temperature", "0", "--device", "cpu"
+    )
+    assert result.exit_code == 0, result.output
+    model = load(trained)
+    tokens = list(prompt.encode())
+    with torch.no_grad():
+        for _ in range(count):
+            tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    text = bytes(tokens).decode(errors="replace")
+    assert result.stdout == "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text) + "\n"
+
+
+def test_generate_draws_what_the_full_forward_draws(trained: Path) -> None:
+    prompt, count = "def ", 40
+    given = ("--prompt", prompt, "--tokens", str(count), "--temperature", "0.5", "--seed", "3", "--device", "cpu")
+    results = [run("generate", trained, *given).stdout for _ in range(2)]
+    model, generator = load(trained), torch.Generator().manual_seed(3)
+    tokens = list(prompt.encode())
+    with torch.no_grad():
+        for _ in range(count):
+            logits = model(torch.tensor([tokens]))[0, -1]
+            tokens.append(int(torch.multinomial(torch.softmax(logits / 0.5, -1), 1, generator=generator)))
+    text = bytes(tokens).decode(errors="replace")
+    expected = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text) + "\n"
+    assert results == [expected, expected]
+
+
+def test_generate_streams(trained: Path) -> None:
+    process = started(("generate", trained, "--tokens", "1000000", "--device", "cpu"))
+    assert process.stdout is not None
+    assert process.stdout.read(30).startswith("def ")
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
+
+
+def test_generate_refuses_bad_input(tmp_path: Path, trained: Path) -> None:
+    assert "holds no model that can be read" in refused("generate", tmp_path / "nowhere")
+    assert "--prompt is empty" in refused("generate", trained, "--prompt", "")
+    assert "--tokens is -1" in refused("generate", trained, "--tokens", "-1")
+    assert "--temperature is -1.0" in refused("generate", trained, "--temperature", "-1")
+    assert "--temperature is nan" in refused("generate", trained, "--temperature", "nan")
+    save(LanguageModel(MambaConfig(d_model=8, n_layer=1, vocab_size=300)), tmp_path / "words")
+    assert "a model of 300 tokens, expected 256" in refused("generate", tmp_path / "words")
+    weights = tmp_path / "words" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    assert "holds no model that can be read" in refused("generate", tmp_path / "words")

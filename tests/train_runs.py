@@ -1,0 +1,56 @@
+"""A small text, and runs on it with the tiny preset."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from retrograd.train import PRESETS, Row, Settings, Trainer, reproducible, start, text_at
+
+WORDS = ("def ", "return ", "self", "(", ")", ":\n    ", "x", " = ", "é", "\n")
+WEIGHTS, OPTIMISER, METRICS = "model.safetensors", "checkpoint/optimizer.safetensors", "metrics.jsonl"
+
+
+def write_text(path: Path, words: int = 2000, seed: int = 0) -> Path:
+    """A file of words, drawn."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(random.Random(seed).choices(WORDS, k=words)).encode())
+    return path
+
+
+def new_trainer(folder: Path, **changed: Any) -> Trainer:
+    """A run that has not begun; `changed` are fields of the preset, or of the settings."""
+    text = write_text(folder.parent / "text.txt")
+    of_settings = {key: changed.pop(key) for key in ("seed", "compile") if key in changed}
+    given: dict[str, Any] = {"seed": 0, "compile": False} | of_settings
+    settings = Settings(
+        name="tiny",
+        preset=replace(PRESETS["tiny"], **changed),
+        data=str(text),
+        source="drawn",
+        device="cpu",
+        threads=1,
+        **given,
+    )
+    start(folder, settings, text_at(text))
+    return Trainer(folder, settings)
+
+
+def go_on(folder: Path) -> Trainer:
+    """A run that is there, from its last checkpoint."""
+    return Trainer(folder, Settings.read(folder))
+
+
+def train(trainer: Trainer, stop_after: int | None = None) -> list[Row]:
+    """Train to the end, or until so many steps are done; the rows that were reported."""
+    rows: list[Row] = []
+    with reproducible(trainer.settings.threads):
+        trainer.run(rows.append, lambda: trainer.step == stop_after)
+    return rows
+
+
+def bits(folder: Path) -> tuple[bytes, bytes]:
+    """Model and optimiser as the checkpoint has them."""
+    return (folder / WEIGHTS).read_bytes(), (folder / OPTIMISER).read_bytes()
