@@ -11,6 +11,7 @@ import typer
 from safetensors import SafetensorError
 
 from retrograd import nn
+from retrograd.train.settings import MOST_SEEDS
 
 from .console import fail, has_cuda, one_of
 
@@ -33,6 +34,8 @@ def generate(
         fail("--prompt is empty, expected at least one byte")
     if tokens < 0:
         fail(f"--tokens is {tokens}, expected 0 or more")
+    if not 0 <= seed < MOST_SEEDS:
+        fail(f"--seed is {seed}, expected 0 to 2^63 - 1")
     if not temperature >= 0:
         fail(f"--temperature is {temperature}, expected 0 or more")
     try:

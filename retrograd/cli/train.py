@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -16,6 +17,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from retrograd import nn
@@ -68,22 +70,25 @@ def train(
         try:
             stopped = train_with_bar(trainer)
         except FloatingPointError as error:
-            err.print(f"retrograd: {error}", markup=False, highlight=False, soft_wrap=True)
+            say(err, f"retrograd: {error}")
             raise typer.Exit(1) from None
         except torch.OutOfMemoryError:
-            err.print("retrograd: the GPU's memory is too small for this preset; --preset cpu is smaller")
+            say(err, "retrograd: the GPU's memory is too small for this preset; --preset cpu is smaller")
             raise typer.Exit(1) from None
         if stopped is None:
             show_results(trainer)
         trainer.draw()
+    where = shlex.quote(str(folder))
     if stopped is not None:
-        command = f"{program()} train --resume {folder}"
-        said = f"Stopped and saved at step {trainer.step}. To go on:\n    {command}"
-        err.print(said, markup=False, highlight=False, soft_wrap=True)
+        say(err, f"Stopped and saved at step {trainer.step}. To go on:\n    {program()} train --resume {where}")
         raise typer.Exit(128 + stopped)
-    files = "curve.png, metrics.jsonl, model.safetensors"
-    out.print(f"\n{folder}/ has {files}. More text:", markup=False, highlight=False, soft_wrap=True)
-    out.print(f'    {program()} generate {folder} --prompt "def "', markup=False, highlight=False, soft_wrap=True)
+    say(out, f"\n{folder}/ has curve.png, metrics.jsonl, model.safetensors. More text:")
+    say(out, f'    {program()} generate {where} --prompt "def "')
+
+
+def say(console: Console, text: str) -> None:
+    """Print text as it is, also where it is longer than a line."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def new_run(given: Mapping[str, Any], name: str | None, out_folder: Path) -> Path:
@@ -109,9 +114,9 @@ def new_run(given: Mapping[str, Any], name: str | None, out_folder: Path) -> Pat
             threads=torch.get_num_threads(),
         )
         folder = free(out_folder / f"{preset_name}-{seed}") if name is None else out_folder / name
+        if folder.exists():
+            fail(f"{folder} exists; --resume {folder} goes on with it, another --name makes another run")
         start(folder, settings, split)
-    except FileExistsError:
-        fail(f"{folder} exists; --resume {folder} goes on with it, another --name makes another run")
     except (ValueError, OSError) as error:
         fail(str(error))
     return folder
@@ -157,8 +162,8 @@ def train_with_bar(trainer: Trainer) -> int | None:
     """Train; the number of the signal where one stopped it."""
     settings, preset = trainer.settings, trainer.preset
     about = f"{parameters(trainer.model):,} parameters on {settings.device}, {preset.dtype}"
-    err.print(f"{trainer.folder}: {about}", markup=False, highlight=False, soft_wrap=True)
-    err.print(f"text: {settings.source}", markup=False, highlight=False, soft_wrap=True)
+    say(err, f"{trainer.folder}: {about}")
+    say(err, f"text: {settings.source}")
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=err) as progress, stopping() as signals:
         task = progress.add_task("", total=preset.steps, completed=trainer.step)
@@ -208,7 +213,7 @@ def show_results(trainer: Trainer) -> None:
         made = nn.generate(trainer.model, given, SAMPLE_BYTES, temperature=SAMPLE_TEMPERATURE, generator=generator)
         text = prompt + printable(bytes(int(token) for token in made).decode(errors="replace"))
         out.rule()
-        out.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(out, text)
     out.rule()
 
 

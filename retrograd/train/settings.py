@@ -11,6 +11,7 @@ from typing import Any
 from .presets import Preset
 
 SETTINGS = "settings.json"
+MOST_SEEDS = 2**63
 DTYPES = ("float32", "bfloat16")
 
 
@@ -29,7 +30,7 @@ class Settings:
         threads: of the CPU; sums are cut where their work is.
 
     Raises:
-        ValueError: for a number of steps below 1, a negative seed, a dtype that is not one of `DTYPES`.
+        ValueError: for less than 1 step, a seed that 63 bits do not hold, a dtype that is not one of `DTYPES`.
     """
 
     name: str
@@ -44,8 +45,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.preset.steps < 1:
             raise ValueError(f"steps is {self.preset.steps}, expected 1 or more")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}, expected 0 or more")
+        if not 0 <= self.seed < MOST_SEEDS:
+            raise ValueError(f"seed is {self.seed}, expected 0 to 2^63 - 1")
         if self.preset.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.preset.dtype!r}, expected {' or '.join(DTYPES)}")
 

@@ -82,7 +82,9 @@ def test_a_folder_is_text_too(tmp_path: Path) -> None:
     [
         (("--preset", "huge"), "preset is 'huge', expected tiny or cpu or gpu"),
         (("--steps", "0"), "steps is 0, expected 1 or more"),
-        (("--seed", "-1"), "seed is -1, expected 0 or more"),
+        (("--seed", "-1"), "seed is -1, expected 0 to 2^63 - 1"),
+        (("--seed", str(2**63)), "expected 0 to 2^63 - 1"),
+        (("--out", __file__), "Not a directory"),
         (("--dtype", "float16"), "dtype is 'float16', expected float32 or bfloat16"),
         (("--device", "tpu"), "--device is 'tpu', expected cpu or cuda"),
         (("--name", "a/b"), "--name is 'a/b', expected the name of a folder"),
@@ -251,6 +253,7 @@ def test_generate_refuses_bad_input(tmp_path: Path, trained: Path) -> None:
     assert "--prompt is empty" in refused("generate", trained, "--prompt", "")
     assert "--tokens is -1" in refused("generate", trained, "--tokens", "-1")
     assert "--temperature is -1.0" in refused("generate", trained, "--temperature", "-1")
+    assert "--seed is -1" in refused("generate", trained, "--seed", "-1")
     assert "--temperature is nan" in refused("generate", trained, "--temperature", "nan")
     save(LanguageModel(MambaConfig(d_model=8, n_layer=1, vocab_size=300)), tmp_path / "words")
     assert "a model of 300 tokens, expected 256" in refused("generate", tmp_path / "words")
