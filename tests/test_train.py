@@ -227,7 +227,7 @@ def test_a_model_learns_more_than_a_bigram_model(tmp_path: Path) -> None:
     start(tmp_path / "pairs", settings, text_at(text))
     trainer = go_on(tmp_path / "pairs")
     train(trainer)
-    row = trainer.finish(lambda _: None)
+    row = trainer.finish()
     assert row["bigram_bits_per_byte"] == pytest.approx(1, abs=0.05)
     assert row["held_out_bits_per_byte"] < 0.5  # the best is the entropy of one letter in twenty, 0.29
 
@@ -235,7 +235,7 @@ def test_a_model_learns_more_than_a_bigram_model(tmp_path: Path) -> None:
 def test_a_run_leaves_metrics_and_a_picture(tmp_path: Path) -> None:
     trainer = new_trainer(tmp_path / "run")
     assert trainer.bits_per_byte(8) == pytest.approx(8, abs=0.2)  # before training, each of 256 bytes is as likely
-    rows = [*train(trainer), trainer.finish(lambda _: None)]
+    rows = [*train(trainer), trainer.finish()]
     trainer.draw()
     assert read(tmp_path / "run" / METRICS) == rows
     steps = [row["step"] for row in rows if "loss" in row]

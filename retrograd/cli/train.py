@@ -204,7 +204,7 @@ def stopping() -> Iterator[list[int]]:
 
 def show_results(trainer: Trainer) -> None:
     """Both models' bits per byte, and samples."""
-    row = trainer.finish(lambda _: None)
+    row = trainer.finish()
     bits, bigram, size = (row[key] for key in ("held_out_bits_per_byte", "bigram_bits_per_byte", "held_out_bytes"))
     out.print(f"\nheld out, {size:,} bytes: {bits:.3f} bits per byte; a bigram model {bigram:.3f}", highlight=False)
     generator = torch.Generator(trainer.settings.device).manual_seed(trainer.settings.seed)

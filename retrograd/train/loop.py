@@ -36,6 +36,20 @@ class Trainer:
 
     Raises:
         ValueError: for a text shorter than one window, and a checkpoint of another shape.
+        OSError: for files that are not there.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from retrograd.train import Settings, Trainer, preset, reproducible, start, stdlib
+        >>> folder, text = Path(tempfile.mkdtemp()) / "run", stdlib()
+        >>> settings = Settings(name="tiny", preset=preset("tiny"), source=text.source)
+        >>> start(folder, settings, text)
+        >>> with reproducible(settings.threads):
+        ...     trainer = Trainer(folder, settings)
+        ...     trainer.run(report=lambda row: None, stop=lambda: False)
+        >>> trainer.step, (folder / "model.safetensors").exists()
+        (20, True)
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
@@ -58,15 +72,12 @@ class Trainer:
         metrics.cut(folder / METRICS, self.step)
         self._forward = torch.compile(self.model) if settings.compile else self.model
 
-    def run(self, report: Callable[[Row], None], stop: Callable[[], bool]) -> bool:
+    def run(self, report: Callable[[Row], None], stop: Callable[[], bool]) -> None:
         """Train to the last step, or until `stop` says so; either way the last step done is in a checkpoint.
 
         Args:
             report: gets every row of the metrics as it is written.
             stop: asked after every step.
-
-        Returns:
-            Whether the last step is done.
 
         Raises:
             FloatingPointError: the loss is not a finite number; the last checkpoint stays.
@@ -78,7 +89,7 @@ class Trainer:
         while self.step < preset.steps:
             rates.append(float(self.schedule.get_last_lr()[0]))
             losses.append(self.train_step())
-            last = self.step == preset.steps or stop()
+            last = stop() or self.step == preset.steps
             due = self.step % preset.every == 0
             if last or due or self.step % preset.log_every == 0:
                 values = torch.stack(losses).tolist()  # waits for the device
@@ -91,7 +102,6 @@ class Trainer:
                 losses, rates, since = [], [], time.perf_counter()
             if last:
                 break
-        return self.step == preset.steps
 
     def train_step(self) -> Tensor:
         """One step; gives its loss in nats, still on the device."""
@@ -106,14 +116,14 @@ class Trainer:
         self.step += 1
         return loss.detach()
 
-    def finish(self, report: Callable[[Row], None]) -> Row:
-        """Judge the model and the bigram model on the same held-out bytes."""
+    def finish(self) -> Row:
+        """Judge the model and the bigram model on the same held-out bytes; the row is the last of the metrics."""
         row = self._row(self.step) | {
             "held_out_bits_per_byte": self.bits_per_byte(self.preset.final_windows),
             VERDICT: self.bigram,
             "held_out_bytes": self._held_out(self.preset.final_windows)[:, 1:].numel(),
         }
-        self._write([row], report)
+        metrics.append(self.folder / METRICS, [row])
         return row
 
     @cached_property

@@ -35,12 +35,12 @@ class Settings:
 
     name: str
     preset: Preset
-    data: str | None
     source: str
-    seed: int
-    device: str
-    compile: bool
-    threads: int
+    data: str | None = None
+    seed: int = 0
+    device: str = "cpu"
+    compile: bool = False
+    threads: int = 1
 
     def __post_init__(self) -> None:
         if self.preset.steps < 1:
