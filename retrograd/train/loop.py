@@ -57,7 +57,7 @@ class Trainer:
         self.settings = settings
         self.preset = preset = settings.preset
         self.training = Windows(folder / TRAINING, preset.time)
-        self.held_out = Windows(folder / HELD_OUT, preset.time)
+        self.held_out = Windows(folder / HELD_OUT, preset.eval_time)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             self.model = LanguageModel(preset.model)  # on the CPU, so that a seed means the same on every device

@@ -27,6 +27,7 @@ class Preset:
         dtype: of activations, `float32` or `bfloat16`; parameters are float32.
         every: steps between two evaluations, each with a checkpoint.
         log_every: steps between two looks at the loss; each of them waits for the device.
+        eval_time: bytes that a held-out window predicts.
         eval_windows: held-out windows of an evaluation.
         final_windows: held-out windows of the last one, on which the bigram model is judged too.
     """
@@ -43,6 +44,7 @@ class Preset:
     dtype: str = "float32"
     every: int
     log_every: int = 1
+    eval_time: int
     eval_windows: int = 32
     final_windows: int = 256
 
@@ -65,17 +67,19 @@ PRESETS: Mapping[str, Preset] = {
         steps=20,
         lr=1e-2,
         every=5,
+        eval_time=32,
         eval_windows=4,
         final_windows=8,
     ),
     # Two to three minutes on two CPU cores; README.md has what was tried.
     "cpu": Preset(
-        model=MambaConfig(d_model=128, n_layer=4, vocab_size=BYTES, d_state=8),
-        batch=8,
-        time=256,
-        steps=600,
+        model=MambaConfig(d_model=128, n_layer=3, vocab_size=BYTES, d_state=4),
+        batch=16,
+        time=128,
+        steps=1000,
         lr=1e-2,
-        every=60,
+        every=100,
+        eval_time=256,
     ),
     # For one GPU of 80 GB or more.
     "gpu": Preset(
@@ -86,6 +90,7 @@ PRESETS: Mapping[str, Preset] = {
         lr=1e-3,
         dtype="bfloat16",
         every=100,
+        eval_time=2048,
         log_every=10,
     ),
 }

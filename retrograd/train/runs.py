@@ -19,8 +19,8 @@ def start(folder: Path, settings: Settings, split: Split) -> None:
     folder.mkdir(parents=True)
     try:
         write(split, folder)
-        for name in (TRAINING, HELD_OUT):
-            Windows(folder / name, settings.preset.time)
+        Windows(folder / TRAINING, settings.preset.time)
+        Windows(folder / HELD_OUT, settings.preset.eval_time)
         settings.write(folder)
     except BaseException:
         shutil.rmtree(folder)
