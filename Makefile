@@ -17,10 +17,10 @@ test: .venv/installed
 check: .venv/installed
 	$(BIN)/retrograd check
 
-# A small language model, into runs/. A thread that waits should sleep, not spin: where other processes want the cores
-# too, spinning threads keep the one that they wait for from running.
+# A small language model, into runs/. A thread that waits soon sleeps: where other processes want the cores too, threads
+# that spin for long keep the one that they wait for from running.
 train: .venv/installed
-	OMP_WAIT_POLICY=passive $(BIN)/retrograd train
+	GOMP_SPINCOUNT=1000 $(BIN)/retrograd train
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -37,6 +37,7 @@ def cut(path: Path, step: int) -> None:
 def draw(rows: Sequence[Row], path: Path, *, title: str, bigram: float) -> None:
     """Draw bits per byte against bytes read: training, smoothed, and held out, with the bigram model's as a line."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     training = [(row["tokens"], row["bits_per_byte"]) for row in rows if "bits_per_byte" in row]
     held_out = [(row["tokens"], row["held_out_bits_per_byte"]) for row in rows if "held_out_bits_per_byte" in row]
@@ -51,7 +52,8 @@ def draw(rows: Sequence[Row], path: Path, *, title: str, bigram: float) -> None:
     axes.axhline(bigram, color="#00798c", linestyle="--", label=f"bigram, held out: {bigram:.2f}")
     values = [bits for _, bits in (*training[len(training) // 50 :], *held_out)]
     axes.set_ylim(0.95 * min((*values, bigram)), 1.05 * max((*values, bigram)))
-    axes.set_xlabel("bytes trained on")
+    axes.xaxis.set_major_formatter(EngFormatter("B"))
+    axes.set_xlabel("text trained on")
     axes.set_ylabel("bits per byte")
     axes.set_title(title, loc="left")
     axes.grid(alpha=0.3)
@@ -61,7 +63,7 @@ def draw(rows: Sequence[Row], path: Path, *, title: str, bigram: float) -> None:
     os.replace(beside, path)
 
 
-def smoothed(values: Sequence[float], share: float = 0.02) -> list[float]:
+def smoothed(values: Sequence[float], share: float = 0.01) -> list[float]:
     """Running mean, exponential, over about this share of the values."""
     keep = 1 - 1 / max(1.0, share * len(values))
     made, sum_, weight = [], 0.0, 0.0

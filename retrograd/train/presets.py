@@ -77,7 +77,7 @@ PRESETS: Mapping[str, Preset] = {
         batch=16,
         time=128,
         steps=1000,
-        lr=1e-2,
+        lr=7e-3,
         every=100,
         eval_time=256,
     ),
