@@ -201,13 +201,13 @@ def draw(path: Path) -> None:
     cases = list(dict.fromkeys(case for case, _ in rows))
     figure = Figure(figsize=(9, 1 + 1.9 * len(cases)), dpi=130, layout="constrained")
     for axes, case in zip(figure.subplots(len(cases), 1, squeeze=False)[:, 0], cases, strict=True):
-        shown = [impl for impl in reversed(IMPLS) if (case, impl) in rows]
+        shown = [impl for impl in (*reversed(IMPLS[:-1]), SLOW) if (case, impl) in rows]  # from the bottom up
         speeds = [rows[case, impl]["tokens_s"] / 1000 for impl in shown]
         bars = axes.barh(shown, speeds, color=["#d1495b" if "retrograd" in impl else "#30638e" for impl in shown])
-        marks = [f" {s:.1f}, {note(rows[case, impl])}" for s, impl in zip(speeds, shown, strict=True)]
+        marks = [f" {s:.3g}, {note(rows[case, impl])}" for s, impl in zip(speeds, shown, strict=True)]
         axes.bar_label(bars, marks, fontsize=8)
         axes.set_title(f"{case}, a training step of B {BATCH}, T {TIME}, bf16", fontsize=9, loc="left")
-        axes.set_xlabel("thousand tokens a second")
+        axes.set_xlabel("thousand tokens a second", fontsize=8)
         axes.margins(x=0.15)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)

@@ -36,3 +36,10 @@ def full(x: Tensor, tensor: Tensor | None) -> Tensor | None:
         return None
     dtype = arithmetic(x)
     return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)
+
+
+def widened(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A parameter in half precision beside activations of another dtype, exactly, as `rms_norm` takes it."""
+    if parameter is None or parameter.dtype == dtype or parameter.dtype not in (torch.bfloat16, torch.float16):
+        return parameter
+    return parameter.to(torch.promote_types(dtype, torch.float32))

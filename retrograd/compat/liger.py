@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from retrograd import rms_norm
+from retrograd.compat.dtypes import widened
 from retrograd.core.errors import bad_type, bad_value
 
 __all__ = ["LigerRMSNorm", "liger_fused_add_rms_norm", "liger_rms_norm"]
@@ -65,7 +66,7 @@ def liger_rms_norm(
         torch.Size([64])
     """
     _check("liger_rms_norm", casting_mode, W, X=X)
-    return rms_norm(X, _widened(W, X), eps=eps, weight_offset=0.0 if W is None else offset)
+    return rms_norm(X, widened(W, X.dtype), eps=eps, weight_offset=0.0 if W is None else offset)
 
 
 def liger_fused_add_rms_norm(
@@ -101,7 +102,7 @@ def liger_fused_add_rms_norm(
     _check("liger_fused_add_rms_norm", casting_mode, W, X=X, R=R)
     stream = R.to(torch.promote_types(X.dtype, R.dtype)) if R.is_floating_point() else R
     offset = 0.0 if W is None else offset
-    Y, S = rms_norm(X, _widened(W, X), residual=stream, eps=eps, weight_offset=offset, prenorm=True)
+    Y, S = rms_norm(X, widened(W, X.dtype), residual=stream, eps=eps, weight_offset=offset, prenorm=True)
     return Y, S.to(X.dtype)
 
 
@@ -175,10 +176,3 @@ def _check(name: str, casting_mode: Any, weight: Any = None, **tensors: Any) -> 
             raise bad_type(name, argument, tensor, "a torch.Tensor")
     if casting_mode not in CASTING_MODES and casting_mode not in CASTING_NUMBERS:
         raise bad_value(name, "casting_mode", casting_mode, " or ".join(map(repr, CASTING_MODES)))
-
-
-def _widened(weight: Tensor | None, x: Tensor) -> Tensor | None:
-    """A weight in half precision beside an x of another dtype, exactly, as `rms_norm` takes it."""
-    if weight is None or weight.dtype == x.dtype or weight.dtype not in (torch.bfloat16, torch.float16):
-        return weight
-    return weight.to(torch.promote_types(x.dtype, torch.float32))

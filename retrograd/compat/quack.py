@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from retrograd import rms_norm
+from retrograd.compat.dtypes import widened
 from retrograd.core.dtypes import KERNEL_FLOATS, accumulator
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
 from retrograd.core.torch_launch import dtype_name
@@ -68,7 +69,7 @@ def rmsnorm(
     """
     _check_tensors("rmsnorm", {"weight": weight, "bias": bias, "residual": residual}, x=x)
     dtype = _stream_dtype("rmsnorm", x, residual, residual_dtype)
-    weight, bias, residual = _widened(weight, x.dtype), _widened(bias, x.dtype), _addend(residual, dtype)
+    weight, bias, residual = widened(weight, x.dtype), widened(bias, x.dtype), _addend(residual, dtype)
     result = rms_norm(  # type: ignore[call-overload]
         x, weight, bias=bias, residual=residual, eps=eps, weight_offset=weight_offset, prenorm=prenorm,
         out_dtype=out_dtype,
@@ -114,7 +115,7 @@ def rmsnorm_fwd(
         raise bad_type("rmsnorm_fwd", "out_dtype", out_dtype, "a torch.dtype or None")
     _check_numbers("rmsnorm_fwd", eps=eps, weight_offset=weight_offset)
     dtype = _stream_dtype("rmsnorm_fwd", x, residual, residual_dtype)
-    weight, bias, added = _widened(weight, x.dtype), _widened(bias, x.dtype), _addend(residual, dtype)
+    weight, bias, added = widened(weight, x.dtype), widened(bias, x.dtype), _addend(residual, dtype)
     with torch.no_grad():
         out, s, rstd = torch.ops.retrograd.rms_norm(
             x, weight, bias, added, None, eps, weight_offset, None, False, True, out_dtype
@@ -166,7 +167,7 @@ def rmsnorm_bwd(
         raise bad_value("rmsnorm_bwd", "has_bias", has_bias, "False, since weight is None")
     # A gradient of s in another dtype: the sum is made in the wider one, and rounded to both.
     wide = x.dtype if dresidual_out is None else torch.promote_types(x.dtype, dresidual_out.dtype)
-    s, w = x.to(wide), _widened(weight, wide)
+    s, w = x.to(wide), widened(weight, wide)
     dsum = None if dresidual_out is None else dresidual_out.to(wide)
     x_, sum_ = (s, None) if dsum is None else (None, s)
     with torch.no_grad():
@@ -205,13 +206,6 @@ def _addend(residual: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     if residual is None or residual.dtype == dtype:
         return residual
     return residual.to(torch.promote_types(residual.dtype, torch.float32))
-
-
-def _widened(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A parameter in half precision beside activations of another dtype, exactly, as `rms_norm` takes it."""
-    if parameter is None or parameter.dtype == dtype or parameter.dtype not in (torch.bfloat16, torch.float16):
-        return parameter
-    return parameter.to(torch.promote_types(dtype, torch.float32))
 
 
 def _shapes_and_dtypes(**arguments: Tensor | None) -> dict[str, Any]:
