@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,25 @@ def test_autocast_and_checkpointing_change_no_gradient_s_meaning() -> None:
         assert mine.grad.dtype == torch.float32
         # bf16 rounds to 2^-9; some twenty roundings lie between a weight and the loss.
         assert (mine.grad - exact.grad).norm() <= 20 * 2**-8 * exact.grad.norm(), name
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda m: m(torch.zeros(2, 5)), TypeError, "tokens has dtype torch.float32, expected torch.int64"),
+        (lambda m: m(tokens(2, 5)[0]), ValueError, r"tokens has shape \(5,\), expected \(batch, time\)"),
+        (lambda m: m.step(tokens(2, 5), m.initial_state(2)), ValueError, r"expected \(batch\)"),
+        (lambda m: m(tokens(2, 5), m.initial_state(2)[:1]), TypeError, "expected a sequence of 3 states"),
+        (lambda m: m(tokens(2, 5), m.initial_state(3)), ValueError, "initial_state has shape"),
+        (lambda m: m.backbone.blocks[0].mixer(torch.zeros(2, 5, 31)), ValueError, r"expected .*d_model=32"),
+        (lambda m: m.backbone.blocks[0].mixer.step(torch.zeros(2, 5, 32), None), ValueError, "u has shape"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_by_name(
+    call: Callable[[LanguageModel], Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        call(model())
 
 
 def test_two_backward_passes_give_the_same_bits() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import retrograd
 
+from .checks import check_features
 from .mixer import Mixer
 from .wide import wide
 
@@ -148,6 +149,7 @@ class Mamba(Mixer):
         Raises:
             ValueError, TypeError: from the ops, naming the argument, what was expected and what came.
         """
+        check_features("Mamba", u, ("batch", "time"), self.in_proj.in_features)
         x, z = self.in_proj(u).chunk(2, dim=-1)
         conv, ssm = state if state is not None else (None, None)
         time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": state is not None}
@@ -182,6 +184,7 @@ class Mamba(Mixer):
 
     def step(self, u: Float[Tensor, "B d_model"], state: MambaState) -> tuple[Float[Tensor, "B d_model"], MambaState]:
         """One step of generation: (out, the state after it)."""
+        check_features("Mamba", u, ("batch",), self.in_proj.in_features)
         x, z = self.in_proj(u).chunk(2, dim=-1)
         x, conv = retrograd.causal_conv1d_update(
             x, state.conv.to(x.dtype), self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int, Int32
 from torch import Tensor, nn
 
 from .block import Block
+from .checks import check_state, check_tokens
 from .config import MambaConfig
 from .mamba import Mamba
 from .norm import RMSNorm
@@ -65,9 +66,12 @@ class Backbone(nn.Module):
         self, tokens: Int[Tensor, "B T"], state: State | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Float[Tensor, "B T d_model"], State | None]:
         """Features of all steps, and the state after the last where one came in."""
+        check_tokens("LanguageModel", tokens, ("batch", "time"))
+        if state is not None:
+            check_state("LanguageModel", state, len(self.layers))
         x, stream = self.embedding(tokens), None
         after = []
-        for layer, before in zip(self.blocks, state or [None] * len(self.layers), strict=True):
+        for layer, before in zip(self.blocks, [None] * len(self.layers) if state is None else state, strict=True):
             x, stream, own = layer(x, stream, before, cu_seqlens=cu_seqlens)
             after.append(own)
         assert stream is not None
@@ -76,6 +80,8 @@ class Backbone(nn.Module):
 
     def step(self, tokens: Int[Tensor, " B"], state: State) -> tuple[Float[Tensor, "B d_model"], State]:
         """Features of one step, and the state after it."""
+        check_tokens("LanguageModel", tokens, ("batch",))
+        check_state("LanguageModel", state, len(self.layers))
         x, stream = self.embedding(tokens), None
         after = []
         for layer, before in zip(self.blocks, state, strict=True):
