@@ -7,13 +7,16 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import checkpoint
 
 from retrograd.nn import Block, LanguageModel, Mamba, MambaConfig, RMSNorm, generate, load, save
 from retrograd.nn.mixer import Mixer
@@ -302,7 +305,7 @@ def test_the_model_compiles_whole(dynamic: bool) -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def test_autocast_and_checkpointing_change_no_gradient_s_meaning() -> None:
+def test_autocast_changes_gradients_by_roundings_alone() -> None:
     ours, ids = model(), tokens(2, 12)
     again = copy.deepcopy(ours)
     with torch.autocast("cpu", torch.bfloat16):
@@ -316,6 +319,38 @@ def test_autocast_and_checkpointing_change_no_gradient_s_meaning() -> None:
         assert mine.grad.dtype == torch.float32
         # bf16 rounds to 2^-9; some twenty roundings lie between a weight and the loss.
         assert (mine.grad - exact.grad).norm() <= 20 * 2**-8 * exact.grad.norm(), name
+
+
+def gradients_of(ours: LanguageModel) -> list[Tensor]:
+    ours.zero_grad()
+    ours(tokens(2, 12)).square().mean().backward()
+    return [p.grad.clone() for p in ours.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointed_blocks_have_the_same_gradients_to_the_bit(use_reentrant: bool) -> None:
+    ours = model()
+    plain, run = gradients_of(ours), Block.forward
+
+    def checkpointed(block: Block, *args: Any, **options: Any) -> Any:
+        return checkpoint(partial(run, block, **options), *args, use_reentrant=use_reentrant)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Block, "forward", checkpointed)
+        again = gradients_of(ours)
+    assert len(again) == len(plain) > 0
+    assert all(torch.equal(a, b) for a, b in zip(again, plain, strict=True))
+
+
+@pytest.mark.parametrize("wrap", [checkpoint_wrapper, partial(torch.compile, backend="aot_eager")])
+def test_layers_may_be_wrapped_one_by_one(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    ours = model()
+    plain, ids = gradients_of(ours), tokens(2, 12)
+    expected, _ = ours.step(ids[:, 0], ours.initial_state(2))
+    for number, layer in enumerate(ours.backbone.layers):
+        ours.backbone.layers[number] = wrap(layer)
+    torch.testing.assert_close(gradients_of(ours), plain)
+    torch.testing.assert_close(ours.step(ids[:, 0], ours.initial_state(2))[0], expected)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 from jaxtyping import Float, Int, Int32
@@ -59,8 +59,8 @@ class Backbone(nn.Module):
 
     @property
     def blocks(self) -> list[Block]:
-        """The layers."""
-        return [layer for layer in self.layers if isinstance(layer, Block)]
+        """The layers, those among them that are wrapped, by `torch.compile` or for activation checkpointing."""
+        return cast(list[Block], list(self.layers))
 
     def forward(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, *, cu_seqlens: Tensor | None = None
