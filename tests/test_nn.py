@@ -242,11 +242,33 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, name: str, value: 
         ({"ssm_cfg": {"dt_rank": 0}}, "dt_rank is 0"),
         ({"ssm_cfg": {"dt_init": "zero"}}, "dt_init is 'zero'"),
         ({"ssm_cfg": {"dt_min": 0.2}}, "expected 0 < dt_min <= dt_max"),
+        ({"ssm_cfg": {"dt_min": "0.01"}}, "dt_min is '0.01', expected a finite number"),
+        ({"ssm_cfg": {"dt_max": math.inf}}, "dt_max is inf, expected a finite number"),
+        ({"ssm_cfg": {"dt_scale": -1.0}}, "dt_scale is -1.0, expected a finite number of at least 0"),
+        ({"d_model": True}, "d_model is True, expected an integer"),
+        ({"d_model": 64.0}, "d_model is 64.0, expected an integer"),
+        ({"tie_embeddings": None}, "tie_embeddings is None, expected True or False"),
+        ({"residual_in_fp32": "false"}, "residual_in_fp32 is 'false', expected True or False"),
     ],
 )
 def test_configs_that_are_not_ours_are_refused_by_name(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         MambaConfig.from_dict(given)
+
+
+def test_a_config_that_is_not_a_mapping_is_refused() -> None:
+    lists: Any = [32]
+    with pytest.raises(TypeError, match="config is list, expected a mapping"):
+        MambaConfig.from_dict(lists)
+    with pytest.raises(TypeError, match="ssm_cfg is list, expected a mapping"):
+        MambaConfig.from_dict({"ssm_cfg": lists})
+
+
+@pytest.mark.parametrize("sizes", [{"d_state": 0}, {"d_conv": 0}, {"expand": 0}, {"dt_rank": 0}, {"dt_min": 0}])
+def test_a_block_refuses_the_sizes_that_a_config_refuses(sizes: dict[str, Any]) -> None:
+    (name,) = sizes
+    with pytest.raises(ValueError, match=f"{name} is 0"):
+        Mamba(32, **sizes)
 
 
 def test_initialisation_draws_delta_between_its_bounds_and_halves_nothing_else() -> None:

@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from retrograd.core.errors import bad_type, bad_value
+
 OURS = "MambaConfig"
-# What config.json says beside: read for agreement, written so that state-spaces/mamba reads our files.
+# What config.json says beside: read for agreement, written so that it is a config of state-spaces/mamba too.
 FIXED: Mapping[str, Any] = {"rms_norm": True, "d_intermediate": 0, "attn_layer_idx": [], "attn_cfg": {}}
 EITHER = ("fused_add_norm",)  # how it is computed, not what
+SIZES = ("d_model", "n_layer", "vocab_size", "d_state", "d_conv", "expand", "pad_vocab_size_multiple")
+SWITCHES = ("conv_bias", "bias", "residual_in_fp32", "tie_embeddings")
+NUMBERS = ("dt_min", "dt_max", "dt_scale", "dt_init_floor")
 OUTER = ("d_model", "n_layer", "vocab_size", "residual_in_fp32", "pad_vocab_size_multiple", "tie_embeddings")
 
 
@@ -36,7 +41,7 @@ class MambaConfig:
         tie_embeddings: whether the head is the embedding.
 
     Raises:
-        ValueError: for sizes below 1.
+        ValueError: for sizes below 1, numbers below 0, and values of another type.
 
     Example:
         >>> from retrograd.nn import MambaConfig
@@ -64,14 +69,20 @@ class MambaConfig:
     tie_embeddings: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "n_layer", "vocab_size", "d_state", "d_conv", "expand", "pad_vocab_size_multiple"):
+        for name in SIZES:
+            if not _is_size(value := getattr(self, name)):
+                raise bad_value(OURS, name, value, "an integer of at least 1")
+        if self.dt_rank != "auto" and not _is_size(self.dt_rank):
+            raise bad_value(OURS, "dt_rank", self.dt_rank, "'auto' or an integer of at least 1")
+        for name in SWITCHES:
+            if not isinstance(value := getattr(self, name), bool):
+                raise bad_value(OURS, name, value, "True or False")
+        for name in NUMBERS:
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{OURS}: {name} is {value!r}, expected an integer of at least 1")
-        if self.dt_rank != "auto" and (not isinstance(self.dt_rank, int) or self.dt_rank < 1):
-            raise ValueError(f"{OURS}: dt_rank is {self.dt_rank!r}, expected 'auto' or an integer of at least 1")
+            if not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise bad_value(OURS, name, value, "a finite number of at least 0")
         if self.dt_init not in ("random", "constant"):
-            raise ValueError(f"{OURS}: dt_init is {self.dt_init!r}, expected 'random' or 'constant'")
+            raise bad_value(OURS, "dt_init", self.dt_init, "'random' or 'constant'")
         if not 0 < self.dt_min <= self.dt_max:
             raise ValueError(f"{OURS}: dt_min is {self.dt_min} and dt_max {self.dt_max}, expected 0 < dt_min <= dt_max")
 
@@ -107,9 +118,15 @@ class MambaConfig:
 
         Raises:
             ValueError: for a key that is not known, and for a model that is not one of Mamba-1 blocks with RMSNorm.
+            TypeError: for anything but a mapping.
         """
+        if not isinstance(given, Mapping):
+            raise bad_type(OURS, "config", given, "a mapping")
         given = dict(given)
-        inner = dict(given.pop("ssm_cfg", None) or {})
+        inner = given.pop("ssm_cfg", None) or {}
+        if not isinstance(inner, Mapping):
+            raise bad_type(OURS, "ssm_cfg", inner, "a mapping")
+        inner = dict(inner)
         if (layer := inner.pop("layer", "Mamba1")) != "Mamba1":
             raise ValueError(f"{OURS}: ssm_cfg's layer is {layer!r}, expected 'Mamba1'")
         for name, expected in FIXED.items():
@@ -118,6 +135,10 @@ class MambaConfig:
         for name in EITHER:
             given.pop(name, None)
         known = {field.name for field in fields(cls)}
-        for name in (*given.keys() - set(OUTER), *inner.keys() - (known - set(OUTER))):
+        for name in sorted((given.keys() - set(OUTER)) | (inner.keys() - (known - set(OUTER)))):
             raise ValueError(f"{OURS}: {name!r} is not known, expected {', '.join(sorted(known))}")
         return cls(**given, **inner)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

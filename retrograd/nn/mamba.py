@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import retrograd
 
 from .checks import check_features
+from .config import MambaConfig
 from .mixer import Mixer
 from .wide import wide
 
@@ -53,6 +54,9 @@ class Mamba(Mixer):
         bias: whether the projections in and out have one.
         device, dtype: of the parameters; A_log and D are float32 at first.
 
+    Raises:
+        ValueError: as `MambaConfig`.
+
     Source: Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces (2023), section 3.4. Names,
     shapes and initialisation are those of state-spaces/mamba.
 
@@ -87,11 +91,21 @@ class Mamba(Mixer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if dt_init not in ("random", "constant"):
-            raise ValueError(f"Mamba: dt_init is {dt_init!r}, expected 'random' or 'constant'")
-        self.d_inner = expand * d_model
-        self.d_state = d_state
-        self.rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
+        sizes = MambaConfig(
+            d_model=d_model,
+            d_state=d_state,
+            d_conv=d_conv,
+            expand=expand,
+            dt_rank=dt_rank,
+            dt_min=dt_min,
+            dt_max=dt_max,
+            dt_init=dt_init,
+            dt_scale=dt_scale,
+            dt_init_floor=dt_init_floor,
+            conv_bias=conv_bias,
+            bias=bias,
+        )
+        self.d_inner, self.d_state, self.rank = sizes.d_inner, d_state, sizes.rank
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias, device=device, dtype=dtype)
         # It holds weight and bias under the names that checkpoints have; `causal_conv1d` computes.
         self.conv1d = nn.Conv1d(
