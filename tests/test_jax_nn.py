@@ -352,6 +352,18 @@ def test_a_converted_model_shares_no_memory() -> None:
     assert torch.equal(before, torch.ones(CONFIG.d_model))
 
 
+def test_a_model_is_converted_whole_or_refused() -> None:
+    model = retrograd.nn.LanguageModel(ONE)
+    compiled: Any = torch.compile(model)
+    assert nn.from_torch(compiled).keys() == nn.from_torch(model).keys()
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight + 1)
+    with pytest.raises(ValueError, match=r"from_torch: lm_head.weight is not backbone.embedding.weight"):
+        nn.from_torch(model)
+    other: Any = torch.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match="from_torch: model is Linear, expected a LanguageModel"):
+        nn.from_torch(other)
+
+
 @pytest.mark.parametrize("dtype", [None, jnp.float32])
 def test_bfloat16_parameters_run_with_activations_of_any_dtype(dtype: Any) -> None:
     params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), nn.init(jax.random.key(0), ONE))

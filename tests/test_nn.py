@@ -7,9 +7,10 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -188,9 +189,6 @@ def test_a_checkpoint_of_state_spaces_loads_by_key(tmp_path: Path, dtype: torch.
     (tmp_path / "config.json").write_text(json.dumps(theirs))
     ours = load(tmp_path, dtype=torch.float64)
     exact = {name: value.double() for name, value in weights.items()}
-    for name in exact:
-        if name.endswith(("A_log", ".D")):
-            assert ours.state_dict()[name].dtype == dtype
     torch.testing.assert_close(ours.double()(tokens(2, 9)), plain_logits(exact, ours.config, tokens(2, 9)))
     assert ours.lm_head.weight is ours.backbone.embedding.weight
     assert all(p.requires_grad for p in ours.parameters())
@@ -206,6 +204,63 @@ def test_a_saved_model_is_read_back_to_the_bit(tmp_path: Path) -> None:
         assert torch.equal(again(tokens(1, 9)), ours(tokens(1, 9)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_checkpoint_of_16_bits_is_cast_with_its_states_rates_in_float32_at_least(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    save(model().half(), tmp_path)
+    assert {p.dtype for p in load(tmp_path).parameters()} == {torch.float16}
+    for name, parameter in load(tmp_path, dtype=dtype).named_parameters():
+        states = name.endswith((".A_log", ".D"))
+        assert parameter.dtype == (torch.promote_types(dtype, torch.float32) if states else dtype)
+    integers: Any = torch.int64
+    with pytest.raises(ValueError, match=r"dtype is torch.int64, expected a torch.dtype of floats"):
+        load(tmp_path, dtype=integers)
+
+
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, tie_embeddings=False)], ids=["tied", "untied"])
+def test_a_compiled_model_is_saved_as_the_model_that_it_wraps(tmp_path: Path, config: MambaConfig) -> None:
+    ours: Any = model(config)
+    expected = ours(tokens(1, 9))
+    ours.backbone.layers[1] = torch.compile(ours.backbone.layers[1])
+    save(cast(LanguageModel, torch.compile(ours)), tmp_path)
+    assert torch.equal(load(tmp_path)(tokens(1, 9)), expected)
+
+
+def test_the_head_stays_the_embedding_wherever_the_model_goes() -> None:
+    def tied(ours: LanguageModel) -> bool:
+        return ours.lm_head.weight is ours.backbone.embedding.weight
+
+    assert tied(model().half())
+    assert tied(copy.deepcopy(model()))
+    assert tied(LanguageModel(CONFIG, device="meta").to_empty(device="cpu"))
+    assert not tied(model(replace(CONFIG, tie_embeddings=False)).half())
+    classifier: Any = model()
+    classifier.lm_head = nn.Linear(32, 5)
+    assert classifier.half()(tokens(1, 3)).shape == (1, 3, 5)
+    classifier.lm_head = nn.Identity()
+    assert classifier.float()(tokens(1, 3)).shape == (1, 3, 32)
+
+
+def test_a_head_that_should_be_the_embedding_and_is_not_is_never_dropped(tmp_path: Path) -> None:
+    ours = model()
+    save(ours, tmp_path)
+    ours.lm_head.weight = nn.Parameter(ours.lm_head.weight + 1)
+    with pytest.raises(ValueError, match=r"save: lm_head.weight is not backbone.embedding.weight"):
+        save(ours, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(ours.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"lm_head.weight is not backbone.embedding.weight"):
+        load(tmp_path)
+
+
+def test_only_a_language_model_is_saved(tmp_path: Path) -> None:
+    linear: Any = nn.Linear(2, 2)
+    with pytest.raises(TypeError, match="save: model is Linear, expected a LanguageModel"):
+        save(linear, tmp_path)
+
+
 def broken(ours: LanguageModel, name: str, value: Tensor | None) -> dict[str, Tensor]:
     weights = {key: p for key, p in ours.state_dict().items() if key != name}
     return weights if value is None else weights | {name: value}
@@ -217,6 +272,7 @@ def broken(ours: LanguageModel, name: str, value: Tensor | None) -> dict[str, Te
         ("backbone.layers.1.mixer.D", None, "backbone.layers.1.mixer.D is missing"),
         ("backbone.norm_f.weight", torch.ones(31), r"backbone.norm_f.weight has shape \(31,\), expected \(32,\)"),
         ("backbone.norm_f.bias", torch.ones(32), "backbone.norm_f.bias is not a parameter"),
+        ("backbone.norm_f.weight", torch.ones(32, dtype=torch.int64), "is torch.int64, expected a tensor of floats"),
     ],
 )
 def test_weights_of_another_model_are_refused(tmp_path: Path, name: str, value: Tensor | None, says: str) -> None:

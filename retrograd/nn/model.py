@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, cast, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Self, cast, overload
 
 import torch
 from jaxtyping import Float, Int, Int32
@@ -128,6 +128,15 @@ class LanguageModel(nn.Module):
         self.lm_head = nn.Linear(config.d_model, config.padded_vocab_size, bias=False, device=device, dtype=dtype)
         if config.tie_embeddings:
             self.lm_head.weight = self.backbone.embedding.weight
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """What `to`, `half`, `to_empty` and the like do; they may put new parameters, which have to be one again."""
+        head, embedding = self.lm_head, self.backbone.embedding
+        tied = getattr(head, "weight", None) is embedding.weight
+        super()._apply(fn, recurse)
+        if tied:
+            head.weight = embedding.weight
+        return self
 
     def initial_state(self, batch: int, dtype: torch.dtype | None = None) -> State:
         """The state before the first token of so many sequences; activations of it in `dtype`."""

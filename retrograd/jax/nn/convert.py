@@ -9,15 +9,20 @@ from jax import Array
 from torch import Tensor
 
 from retrograd.nn.config import MambaConfig
+from retrograd.nn.files import stored
 from retrograd.nn.model import LanguageModel
 
-from .parameters import HEAD, Params, check, check_config, model_shapes
+from .parameters import Params, check, check_config, model_shapes
 
 
 def from_torch(model: LanguageModel) -> dict[str, Array]:
     """The parameters of a PyTorch model, copied, to the bit, to JAX's default device.
 
     With `retrograd.nn.load`, the way to read a checkpoint.
+
+    Raises:
+        TypeError: for another module.
+        ValueError: for a model whose parameters are no longer those of its config.
 
     Example:
         >>> import retrograd.nn
@@ -27,10 +32,7 @@ def from_torch(model: LanguageModel) -> dict[str, Array]:
         >>> params["backbone.norm_f.weight"].shape
         (64,)
     """
-    weights = model.state_dict()
-    if model.config.tie_embeddings:
-        del weights[HEAD]  # one array, under one name
-    return {name: _to_jax(tensor) for name, tensor in weights.items()}
+    return {name: _to_jax(tensor) for name, tensor in stored(model, "from_torch").items()}
 
 
 def to_torch(params: Params, config: MambaConfig) -> LanguageModel:
