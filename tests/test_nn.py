@@ -138,10 +138,6 @@ def test_generation_draws_from_the_seed_and_within_the_vocabulary() -> None:
     assert torch.equal(drawn(3), drawn(3))
     assert not torch.equal(drawn(3), drawn(4))
     assert drawn(5).max() < CONFIG.vocab_size  # the embedding has rows beyond it
-    with pytest.raises(ValueError, match="temperature is -1"):
-        next(generate(ours, prompt, 1, temperature=-1))
-    with pytest.raises(ValueError, match="prompt has shape"):
-        next(generate(ours, prompt[:, :0], 1))
 
 
 def layout_of_mamba_130m(d: int, layers: int, vocab: int) -> dict[str, tuple[int, ...]]:
@@ -441,6 +437,20 @@ def test_layers_may_be_wrapped_one_by_one(wrap: Callable[[nn.Module], nn.Module]
         (lambda m: m(tokens(2, 5), m.initial_state(3)), ValueError, "initial_state has shape"),
         (lambda m: m.backbone.blocks[0].mixer(torch.zeros(2, 5, 31)), ValueError, r"expected .*d_model=32"),
         (lambda m: m.backbone.blocks[0].mixer.step(torch.zeros(2, 5, 32), None), ValueError, "u has shape"),
+        (lambda m: m.backbone.blocks[0].mixer.step(torch.zeros(2, 32), None), TypeError, "Mamba: state is NoneType"),
+        (lambda m: m.backbone.blocks[0].mixer(torch.zeros(2, 5, 32), (1, 2)), TypeError, "Mamba: state is tuple"),
+        (lambda m: m.backbone.blocks[0].mixer([1.0]), TypeError, r"u is list, expected a torch.Tensor"),
+        (lambda m: m([[1, 2]]), TypeError, r"tokens is list, expected a torch.Tensor"),
+        # Before the first token is asked for:
+        (
+            lambda m: generate(m, tokens(2, 0), 1),
+            ValueError,
+            r"prompt has shape \(2, 0\), .*at least one token",
+        ),
+        (lambda m: generate(m, tokens(2, 3)[0], 1), ValueError, r"generate: prompt has shape \(3,\)"),
+        (lambda m: generate(m, tokens(2, 3).float(), 1), TypeError, "generate: prompt has dtype torch.float32"),
+        (lambda m: generate(m, tokens(2, 3), 1, temperature=-1), ValueError, "temperature is -1"),
+        (lambda m: generate(m, tokens(2, 3), 1, temperature=math.nan), ValueError, "temperature is nan"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused_by_name(

@@ -8,10 +8,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from retrograd.core.errors import bad_shape, bad_value
+
+from .checks import check_tokens
 from .model import LanguageModel
 
 
-@torch.no_grad()
 def generate(
     model: LanguageModel,
     prompt: Int[Tensor, "B T"],
@@ -30,7 +32,7 @@ def generate(
         generator: of random numbers, on the model's device.
 
     Raises:
-        ValueError: for an empty prompt or a negative temperature.
+        ValueError, TypeError: at the call, for a prompt that is not such or is empty, and a negative temperature.
 
     Example:
         >>> import torch
@@ -39,10 +41,18 @@ def generate(
         >>> len(list(generate(model, torch.tensor([[100, 101, 102]]), 5)))
         5
     """
-    if prompt.dim() != 2 or prompt.shape[1] < 1:
-        raise ValueError(f"generate: prompt has shape {tuple(prompt.shape)}, expected (batch, at least one token)")
-    if temperature < 0:
-        raise ValueError(f"generate: temperature is {temperature}, expected 0 or more")
+    check_tokens("generate", prompt, ("batch", "time"), "prompt")
+    if prompt.shape[1] < 1:
+        raise bad_shape("generate", "prompt", prompt.shape, "(batch, at least one token)")
+    if not temperature >= 0:
+        raise bad_value("generate", "temperature", temperature, "0 or more")
+    return _generate(model, prompt, count, temperature, generator)
+
+
+@torch.no_grad()
+def _generate(
+    model: LanguageModel, prompt: Tensor, count: int, temperature: float, generator: torch.Generator | None
+) -> Iterator[Tensor]:
     features, state = model.backbone(prompt, model.initial_state(prompt.shape[0]))
     logits = model.lm_head(features[:, -1])
     for number in range(count):

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor, nn
 
 import retrograd
+from retrograd.core.errors import bad_type
 
 from .checks import check_features
 from .config import MambaConfig
@@ -165,6 +166,8 @@ class Mamba(Mixer):
         """
         check_features("Mamba", u, ("batch", "time"), self.in_proj.in_features)
         x, z = self.in_proj(u).chunk(2, dim=-1)
+        if state is not None and not isinstance(state, MambaState):
+            raise bad_type("Mamba", "state", state, "a MambaState")
         conv, ssm = state if state is not None else (None, None)
         time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": state is not None}
         x = retrograd.causal_conv1d(
@@ -199,6 +202,8 @@ class Mamba(Mixer):
     def step(self, u: Float[Tensor, "B d_model"], state: MambaState) -> tuple[Float[Tensor, "B d_model"], MambaState]:
         """One step of generation: (out, the state after it)."""
         check_features("Mamba", u, ("batch",), self.in_proj.in_features)
+        if not isinstance(state, MambaState):
+            raise bad_type("Mamba", "state", state, "a MambaState")
         x, z = self.in_proj(u).chunk(2, dim=-1)
         x, conv = retrograd.causal_conv1d_update(
             x, state.conv.to(x.dtype), self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"
