@@ -319,6 +319,16 @@ def by_kind(params: Any) -> dict[str, np.ndarray]:
     return {name: np.concatenate(arrays) for name, arrays in found.items()}
 
 
+@pytest.mark.parametrize("config", WIDE, ids=["default", "other"])
+def test_init_draws_the_same_float32_where_jax_has_64_bits(config: nn.MambaConfig) -> None:
+    expected = nn.init(jax.random.key(0), config)
+    with jax.enable_x64(True):
+        drawn = nn.init(jax.random.key(0), config)
+    for name, array in drawn.items():
+        assert array.dtype == jnp.float32, name
+        assert np.array_equal(array, expected[name]), name
+
+
 def test_no_two_parameters_are_drawn_alike() -> None:
     params = nn.init(jax.random.key(0), WIDE[1])
     drawn = [np.ravel(p)[:8] / np.abs(p).max() for p in params.values() if np.ptp(p[..., :1]) > 0]

@@ -97,7 +97,7 @@ def check(where: str, params: Any, shapes: Shapes) -> None:
 
 
 def init(key: Array, config: MambaConfig) -> dict[str, Array]:
-    """Parameters drawn from the distributions of `retrograd.nn.LanguageModel`, float32.
+    """Parameters drawn from the distributions of `retrograd.nn.LanguageModel`, float32 whatever `jax_enable_x64` says.
 
     Args:
         key: from `jax.random.key`.
@@ -129,20 +129,20 @@ def init(key: Array, config: MambaConfig) -> dict[str, Array]:
 @partial(jax.jit, static_argnums=(1, 2, 3))  # so that the layers share what is compiled
 def _draw(key: Array, name: str, shape: tuple[int, ...], config: MambaConfig) -> Array:
     def uniform(bound: float) -> Array:
-        return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+        return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
     match name:
         case "embedding.weight":
-            return EMBEDDING_STD * jax.random.normal(key, shape)
+            return EMBEDDING_STD * jax.random.normal(key, shape, jnp.float32)
         case "norm.weight" | "norm_f.weight" | "mixer.D":
-            return jnp.ones(shape)
+            return jnp.ones(shape, jnp.float32)
         case "in_proj.bias" | "out_proj.bias":
-            return jnp.zeros(shape)
+            return jnp.zeros(shape, jnp.float32)
         case "mixer.A_log":
-            return jnp.tile(jnp.log(jnp.arange(1.0, config.d_state + 1)), (config.d_inner, 1))
+            return jnp.tile(jnp.log(jnp.arange(1, config.d_state + 1, dtype=jnp.float32)), (config.d_inner, 1))
         case "dt_proj.weight":
             bound = config.rank**-0.5 * config.dt_scale
-            return jnp.full(shape, bound) if config.dt_init == "constant" else uniform(bound)
+            return jnp.full(shape, bound, jnp.float32) if config.dt_init == "constant" else uniform(bound)
         case "dt_proj.bias":
             return _dt_bias(key, shape, config)
         case "out_proj.weight":
@@ -156,5 +156,5 @@ def _draw(key: Array, name: str, shape: tuple[int, ...], config: MambaConfig) ->
 
 def _dt_bias(key: Array, shape: tuple[int, ...], config: MambaConfig) -> Array:
     low, high = math.log(config.dt_min), math.log(config.dt_max)
-    delta = jnp.exp(jax.random.uniform(key, shape, minval=low, maxval=high)).clip(min=config.dt_init_floor)
+    delta = jnp.exp(jax.random.uniform(key, shape, jnp.float32, low, high)).clip(min=config.dt_init_floor)
     return delta + jnp.log(-jnp.expm1(-delta))  # the inverse of softplus
