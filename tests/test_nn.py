@@ -24,6 +24,9 @@ from retrograd.nn.mixer import Mixer
 from retrograd.ops.selective_scan.reference import selective_scan as reference_scan
 
 CONFIG = MambaConfig(d_model=32, n_layer=3, vocab_size=61, d_state=8)
+OTHER = replace(
+    CONFIG, d_conv=3, expand=3, dt_rank=5, bias=True, conv_bias=False, tie_embeddings=False, residual_in_fp32=False
+)
 
 
 def model(config: MambaConfig = CONFIG, seed: int = 0) -> LanguageModel:
@@ -45,9 +48,9 @@ def plain_logits(weights: dict[str, Tensor], config: MambaConfig, ids: Tensor) -
     for layer in range(config.n_layer):
         p = {name.removeprefix(f"backbone.layers.{layer}."): value for name, value in weights.items()}
         u = norm(stream, p["norm.weight"])
-        x, z = (u @ p["mixer.in_proj.weight"].T).chunk(2, dim=-1)
+        x, z = F.linear(u, p["mixer.in_proj.weight"], p.get("mixer.in_proj.bias")).chunk(2, dim=-1)
         padded = F.pad(x.transpose(1, 2), (config.d_conv - 1, 0))
-        x = F.silu(F.conv1d(padded, p["mixer.conv1d.weight"], p["mixer.conv1d.bias"], groups=config.d_inner))
+        x = F.silu(F.conv1d(padded, p["mixer.conv1d.weight"], p.get("mixer.conv1d.bias"), groups=config.d_inner))
         x = x.transpose(1, 2)
         dt, B, C = (x @ p["mixer.x_proj.weight"].T).split((config.rank, config.d_state, config.d_state), dim=-1)
         dt = dt @ p["mixer.dt_proj.weight"].T
@@ -55,14 +58,19 @@ def plain_logits(weights: dict[str, Tensor], config: MambaConfig, ids: Tensor) -
         D, bias = p["mixer.D"], p["mixer.dt_proj.bias"]
         y = reference_scan(x, dt, A, B, C, D=D, z=z, dt_bias=bias, dt_softplus=True)
         assert isinstance(y, Tensor)
-        stream = stream + y @ p["mixer.out_proj.weight"].T
-    return norm(stream, weights["backbone.norm_f.weight"]) @ weights["backbone.embedding.weight"].T
+        stream = stream + F.linear(y, p["mixer.out_proj.weight"], p.get("mixer.out_proj.bias"))
+    head = weights["backbone.embedding.weight" if config.tie_embeddings else "lm_head.weight"]
+    return norm(stream, weights["backbone.norm_f.weight"]) @ head.T
 
 
-def test_the_model_and_every_gradient_are_those_of_the_definition() -> None:
-    ours, ids = model().double(), tokens(2, 17)
+@pytest.mark.parametrize("config", [CONFIG, OTHER], ids=["default", "other"])
+def test_the_model_and_every_gradient_are_those_of_the_definition(config: MambaConfig) -> None:
+    ours, ids = model(config).double(), tokens(2, 17)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)  # norms, biases and D are constant at first
     weights = {name: p.detach().clone().requires_grad_() for name, p in ours.named_parameters()}
-    expected = plain_logits(weights, CONFIG, ids)
+    expected = plain_logits(weights, config, ids)
     logits = ours(ids)
     torch.testing.assert_close(logits, expected)
     pull = torch.randn(expected.shape, dtype=torch.float64)
