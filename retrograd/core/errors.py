@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 
@@ -24,3 +25,11 @@ def bad_dtype(op: str, argument: str, got: str, expected: Iterable[str]) -> Type
 def bad_type(op: str, argument: str, got: Any, expected: str) -> TypeError:
     """Something that is not an array, or an option of the wrong Python type."""
     return TypeError(f"{op}: {argument} is {type(got).__name__}, expected {expected}")
+
+
+def check_rising(op: str, argument: str, numbers: Sequence[int], limit: int) -> None:
+    """Raise for numbers that fall, or that are not from 0 to a limit."""
+    for place, (before, number) in enumerate(pairwise((0, *numbers, limit))):
+        if number < before:
+            at, got = (place, number) if place < len(numbers) else (place - 1, before)
+            raise bad_value(op, f"{argument}[{at}]", got, f"numbers that do not fall, from 0 to {limit}")

@@ -6,7 +6,7 @@ with one; neither knows any mathematics.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -77,7 +77,8 @@ class Op(Protocol):
     Attributes:
         name: what users call it.
         arguments: its array arguments, in the order of the public function; the first is required.
-        indices: the arguments that hold int32 numbers and have no gradient.
+        indices: the arguments that hold int32 numbers and have no gradient, each with what its numbers, which do not
+            fall, may reach in a call.
         options: its other arguments, in order, with their types in an operator schema, such as `bool`, `float`, `str?`.
         results: every array that a forward call may return to the user, in order.
         kept: every other output of a forward call; the backward call reads it.
@@ -85,7 +86,7 @@ class Op(Protocol):
 
     name: str
     arguments: tuple[str, ...]
-    indices: frozenset[str]
+    indices: Mapping[str, Callable[[Any], int]]
     options: Mapping[str, str]
     results: tuple[str, ...]
     kept: tuple[str, ...]
@@ -113,7 +114,7 @@ class Op(Protocol):
 
 def differentiable(op: Op) -> frozenset[str]:
     """The arguments that have a gradient."""
-    return frozenset(op.arguments) - op.indices
+    return frozenset(op.arguments).difference(op.indices)
 
 
 def gradients_of_results(op: Op) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ class Room:
             """With dense inputs, all gradients wanted."""
             spec = spec_of(op, case)
             forward = op.forward(spec).program({}, arch)
-            backward = op.backward(spec, frozenset(case.inputs) - op.indices).program({}, arch)
+            backward = op.backward(spec, frozenset(case.inputs).difference(op.indices)).program({}, arch)
             return None if forward is None or backward is None else (forward, backward)
 
         return cls(

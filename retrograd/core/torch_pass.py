@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import bad_value
+from .errors import bad_value, check_rising
 from .op import Call, Op, Param, Params, differentiable, gradient_names, gradients_of_results, saved_names
 from .torch_arguments import concrete, not_a_tensor
 from .torch_launch import DTYPES, Key, Runner, arch_of, dtype_name, key, layouts, prepare
@@ -95,14 +95,21 @@ class Prepared:
         self.run = Pass(forward, op.arguments, made, device).runner(keys)
         self.saved = _taker([(*op.arguments, *made).index(name) for name in saved_names(op, backward)])
         self.device = device
+        self.limits = {name: limit(spec) for name, limit in op.indices.items()}
         self.read = {array.name: array for array in forward.outputs if f"d{array.name}" in backward.inputs}
 
         @cache
         def pass_for(needs: tuple[bool, ...]) -> Pass:
             wanted = frozenset([name for name, need in zip(op.arguments, needs, strict=False) if need])
-            return backward_pass(op, params, device, wanted - op.indices, *options)
+            return backward_pass(op, params, device, wanted.difference(op.indices), *options)
 
         self.backward = pass_for
+
+    def check_indices(self, op: Op, tensors: Tensors) -> None:
+        """Raise for numbers that fall, or reach beyond what they index."""
+        for name, limit in self.limits.items():
+            if (tensor := tensors[op.arguments.index(name)]) is not None:
+                check_rising(op.name, name, tensor.tolist(), limit)
 
     def zeros(self, result: str) -> Tensor | None:
         """The gradient of a result that no loss reads, where the backward pass reads it."""
@@ -159,4 +166,6 @@ def run_forward(op: Op, tensors: Tensors, options: Options) -> tuple[Prepared, l
     if keys[0] is None:
         raise not_a_tensor(op.name, op.arguments, tensors)
     prepared = _prepare(op, keys, *options)
+    if op.indices and prepared.device.type == "cpu":  # elsewhere, to look would be to wait
+        prepared.check_indices(op, tensors)
     return prepared, prepared.run(tensors)

@@ -80,7 +80,7 @@ def run(inputs: Arrays, options: dict[str, bool], seed: int, arch: str = "sm_90"
     made = go(OP.forward(spec), inputs)
     generator = torch.Generator().manual_seed(seed + 1)
     gradients = {f"d{name}": torch.randn(t.shape, dtype=t.dtype, generator=generator) for name, t in made.items()}
-    wanted = frozenset(inputs) - OP.indices
+    wanted = frozenset(inputs).difference(OP.indices)
     return made | gradients | go(OP.backward(spec, wanted), inputs | made | gradients)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ class Backward:
     @property
     def outputs(self) -> tuple[Array, ...]:
         """The gradients of the arguments that are there and wanted."""
-        made = [name for name in CausalConv1d.arguments if name in self.wanted - CausalConv1d.indices]
+        made = [name for name in CausalConv1d.arguments if name in self.wanted.difference(CausalConv1d.indices)]
         return arrays_of({}, **{f"d{name}": getattr(self.spec, name) for name in made})
 
     def program(self, layouts: Layouts, arch: Arch) -> Program | None:
@@ -92,7 +92,7 @@ class CausalConv1d:
 
     name: str = NAME
     arguments: tuple[str, ...] = ("x", "weight", "bias", "initial_state", "cu_seqlens")
-    indices: frozenset[str] = frozenset({"cu_seqlens"})
+    indices: Mapping[str, Callable[[Spec], int]] = {"cu_seqlens": lambda spec: spec.T}
     options: Mapping[str, str] = {"activation": "str?", "return_final_state": "bool"}
     results: tuple[str, ...] = ("y", "final_state")
     kept: tuple[str, ...] = ()

@@ -69,6 +69,7 @@ def causal_conv1d(
         initial_state: (B, D, W - 1) in the dtype of x: the inputs before the first, oldest first; zeros by default.
         cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
             up to cu_seqlens[i + 1]. States are then (S, D, W - 1). Steps outside of every sequence give zeros.
+            The numbers must not fall or pass T: a CPU tells, a GPU would have to wait for it and does not look.
         return_final_state: also return the last W - 1 inputs, to go on from.
 
     Returns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ class LinearScan:
 
     name = NAME
     arguments: tuple[str, ...] = ("a", "b", "initial_state", "cu_seqlens")
-    indices = frozenset({"cu_seqlens"})
+    indices: Mapping[str, Callable[[Spec], int]] = {"cu_seqlens": lambda spec: spec.time}
     options: Mapping[str, str] = {"reverse": "bool", "return_final_state": "bool"}
     results: tuple[str, ...] = ("h", "final_state")
     kept: tuple[str, ...] = ()

@@ -69,6 +69,7 @@ def linear_scan(
         reverse: go from the last step to the first: h[t] = a[t] * h[t + 1] + b[t].
         cu_seqlens: (S + 1,) int32, for B = 1: b holds S sequences one after another, the i-th from step cu_seqlens[i]
             up to cu_seqlens[i + 1]. States are then (S, D). Steps outside of every sequence give zeros.
+            The numbers must not fall or pass T: a CPU tells, a GPU would have to wait for it and does not look.
         return_final_state: also return the state after the last step (the first, with `reverse`).
 
     Returns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +104,7 @@ class RMSNorm:
 
     name = NAME
     arguments: tuple[str, ...] = ("x", "weight", "bias", "residual", "gate")
-    indices: frozenset[str] = frozenset()
+    indices: Mapping[str, Callable[[Spec], int]] = {}
     options: Mapping[str, str] = {
         "eps": "float",
         "weight_offset": "float",

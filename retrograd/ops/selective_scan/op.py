@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ class SelectiveScan:
 
     name = specs.OP
     arguments: tuple[str, ...] = specs.ARGUMENTS
-    indices = frozenset({"cu_seqlens"})
+    indices: Mapping[str, Callable[[Spec], int]] = {"cu_seqlens": lambda spec: spec.time}
     options: Mapping[str, str] = {"dt_softplus": "bool", "return_final_state": "bool"}
     results: tuple[str, ...] = ("y", "final_state")
     kept: tuple[str, ...] = ("states",)
@@ -103,7 +103,7 @@ class SelectiveScan:
 
     def backward(self, spec: Spec, wanted: frozenset[str]) -> Backward:
         """The backward pass."""
-        return Backward(spec, wanted - self.indices)
+        return Backward(spec, wanted.difference(self.indices))
 
     def same_gradient(self, spec: Spec) -> Mapping[str, str]:
         """Each argument has its own."""

@@ -107,6 +107,7 @@ def selective_scan(
         initial_state: (B, D, N), float32 (complex64 for complex A); zeros by default.
         cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
             up to cu_seqlens[i + 1]. States are then (S, D, N). Steps outside of every sequence give zeros.
+            The numbers must not fall or pass T: a CPU tells, a GPU would have to wait for it and does not look.
         return_final_state: also return the state after the last step.
 
     Returns:
