@@ -294,6 +294,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, name: str, value: 
     ("given", "says"),
     [
         ({"rms_norm": False}, "rms_norm is False, expected True"),
+        ({"rms_norm": None}, "rms_norm is None, expected True"),
         ({"ssm_cfg": {"layer": "Mamba2"}}, "layer is 'Mamba2', expected 'Mamba1'"),
         ({"attn_layer_idx": [3]}, r"attn_layer_idx is \[3\]"),
         ({"d_modle": 3}, "'d_modle' is not known"),
@@ -313,7 +314,18 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, name: str, value: 
 )
 def test_configs_that_are_not_ours_are_refused_by_name(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        MambaConfig.from_dict(given)
+        MambaConfig.from_dict({"d_model": 64, "n_layer": 2, "vocab_size": 256} | given)
+
+
+def test_a_config_without_its_sizes_is_refused() -> None:
+    with pytest.raises(ValueError, match="MambaConfig: n_layer is missing"):
+        MambaConfig.from_dict({"d_model": 64, "vocab_size": 256})
+
+
+def test_what_says_nothing_of_the_model_may_stand_in_a_config() -> None:
+    sizes: dict[str, Any] = {"d_model": 64, "n_layer": 2, "vocab_size": 256}
+    beside = {"ssm_cfg": {"use_fast_path": True}, "fused_add_norm": False, "attn_layer_idx": None, "attn_cfg": None}
+    assert MambaConfig.from_dict(sizes | beside) == MambaConfig(**sizes)
 
 
 def test_a_config_that_is_not_a_mapping_is_refused() -> None:
@@ -466,6 +478,12 @@ def test_inputs_that_do_not_fit_are_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=says):
         call(model())
+
+
+def test_the_smallest_temperature_draws_the_most_probable_token() -> None:
+    ours, prompt = model(), tokens(2, 5)
+    coldest = list(generate(ours, prompt, 4, temperature=1e-44))
+    assert torch.equal(torch.stack(coldest), torch.stack(list(generate(ours, prompt, 4, temperature=0.0))))
 
 
 def test_two_backward_passes_give_the_same_bits() -> None:

@@ -12,10 +12,11 @@ from retrograd.core.errors import bad_type, bad_value
 OURS = "MambaConfig"
 # What config.json says beside: read for agreement, written so that it is a config of state-spaces/mamba too.
 FIXED: Mapping[str, Any] = {"rms_norm": True, "d_intermediate": 0, "attn_layer_idx": [], "attn_cfg": {}}
-EITHER = ("fused_add_norm",)  # how it is computed, not what
+EITHER = ("fused_add_norm", "use_fast_path")  # how it is computed, not what
 SIZES = ("d_model", "n_layer", "vocab_size", "d_state", "d_conv", "expand", "pad_vocab_size_multiple")
 SWITCHES = ("conv_bias", "bias", "residual_in_fp32", "tie_embeddings")
 NUMBERS = ("dt_min", "dt_max", "dt_scale", "dt_init_floor")
+REQUIRED = ("d_model", "n_layer", "vocab_size")
 OUTER = ("d_model", "n_layer", "vocab_size", "residual_in_fp32", "pad_vocab_size_multiple", "tie_embeddings")
 
 
@@ -117,7 +118,8 @@ class MambaConfig:
         """From what config.json holds.
 
         Raises:
-            ValueError: for a key that is not known, and for a model that is not one of Mamba-1 blocks with RMSNorm.
+            ValueError: for a key that is not known, a size that is missing, and a model that is not one of Mamba-1
+                blocks with RMSNorm.
             TypeError: for anything but a mapping.
         """
         if not isinstance(given, Mapping):
@@ -130,13 +132,17 @@ class MambaConfig:
         if (layer := inner.pop("layer", "Mamba1")) != "Mamba1":
             raise ValueError(f"{OURS}: ssm_cfg's layer is {layer!r}, expected 'Mamba1'")
         for name, expected in FIXED.items():
-            if (value := given.pop(name, expected)) != expected:
+            value = given.pop(name, expected)
+            if value != expected and (value or expected):  # null is what empty is
                 raise ValueError(f"{OURS}: {name} is {value!r}, expected {expected!r}")
         for name in EITHER:
             given.pop(name, None)
+            inner.pop(name, None)
         known = {field.name for field in fields(cls)}
         for name in sorted((given.keys() - set(OUTER)) | (inner.keys() - (known - set(OUTER)))):
             raise ValueError(f"{OURS}: {name!r} is not known, expected {', '.join(sorted(known))}")
+        for name in sorted(set(REQUIRED) - given.keys()):
+            raise ValueError(f"{OURS}: {name} is missing")
         return cls(**given, **inner)
 
 

@@ -66,5 +66,6 @@ def sample(logits: Tensor, temperature: float, generator: torch.Generator | None
     """A token of each row."""
     if temperature == 0:
         return logits.argmax(-1)
-    probabilities = torch.softmax(logits.float() / temperature, dim=-1)
+    below = logits.float() - logits.amax(-1, keepdim=True).float()  # the smallest temperature makes no infinity of it
+    probabilities = torch.softmax(below / temperature, dim=-1)
     return torch.multinomial(probabilities, 1, generator=generator).squeeze(1)
