@@ -102,6 +102,51 @@ def test_results_keep_the_dtypes_and_values_of_the_original(
     torch.testing.assert_close(y.float(), expected.float(), rtol=3 * eps, atol=0)
 
 
+class WeightsRMSNorm(nn.Module):
+    """Idefics' rule: a weight in half precision decides on the dtype, not the wider of the two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.eps = 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * (x.float().square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return self.weight * (x if self.weight.dtype == torch.float32 else x.to(self.weight.dtype))
+
+
+class WideRMSNorm(WeightsRMSNorm):
+    """Its results are in float32, whatever comes in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float() * (x.float().square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight.float()
+
+
+@pytest.mark.parametrize("kind", [WeightsRMSNorm, WideRMSNorm])
+def test_results_keep_a_dtype_that_is_neither_the_input_s_nor_the_wider_one(kind: type[nn.Module]) -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    for weight in dtypes:
+        module = kind().to(weight)
+        inputs = [torch.randn(3, 8).to(x) for x in dtypes]
+        expected = [module(x).dtype for x in inputs]
+        patched = patch(nn.Sequential(module))
+        assert type(module) is RMSNorm
+        assert [patched(x).dtype for x in inputs] == expected
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_changes_nothing(default: torch.dtype) -> None:
+    module = transformers.models.llama.modeling_llama.LlamaRMSNorm(8)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        patch(nn.Sequential(module))
+    finally:
+        torch.set_default_dtype(before)
+    assert type(module) is RMSNorm
+    assert module(torch.randn(2, 8).bfloat16()).dtype == torch.float32  # of its weight, as before
+
+
 def test_a_patched_model_is_copied_saved_and_patched_again(seed: int) -> None:
     model = patch(model_of("Llama"))
     assert patch(model) is model
@@ -182,6 +227,11 @@ def replaced() -> nn.Module:
     return module
 
 
+def without_eps() -> nn.Module:
+    module: nn.Module = transformers.models.llama.modeling_llama.LlamaRMSNorm(8, eps=0.0)
+    return module
+
+
 @pytest.mark.parametrize(
     ("module", "why"),
     [
@@ -194,6 +244,7 @@ def replaced() -> nn.Module:
         (BiasedRMSNorm(), "not just one parameter"),
         (NamelessRMSNorm(), "no number named variance_epsilon or eps"),
         (replaced(), "forward is replaced"),
+        (without_eps(), "could not be tried out .ValueError: rms_norm: eps is 0.0"),
     ],
     ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from .dtypes import beside
 Model = TypeVar("Model", bound=nn.Module)
 
 EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -29,17 +31,17 @@ class Norm:
         original: its class.
         eps: added to the mean square.
         weight_offset: added to the weight.
-        promotes: whether the result has the wider of the dtypes of input and weight, not that of the input.
+        out_dtypes: dtypes of input and weight -> that of the result.
     """
 
     original: type[nn.Module]
     eps: float
     weight_offset: float
-    promotes: bool
+    out_dtypes: Mapping[tuple[torch.dtype, torch.dtype], torch.dtype] = field(hash=False)
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         """The norm of x."""
-        out_dtype = torch.promote_types(x.dtype, weight.dtype) if self.promotes else x.dtype
+        out_dtype = self.out_dtypes.get((x.dtype, weight.dtype), x.dtype)  # beside float64 there is float64 alone
         return retrograd.rms_norm(
             x, beside(x, weight), eps=self.eps, weight_offset=self.weight_offset, out_dtype=out_dtype
         )
@@ -146,11 +148,13 @@ def recognise(module: nn.Module) -> Norm | str:
 
 @torch.no_grad()
 def _probe(module: nn.Module, width: int, eps: float) -> Norm | str:
+    # Whatever the default dtype is: the device and the dtype are said each time.
+    fp32: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
     generator = torch.Generator().manual_seed(0)
-    weight = torch.rand(width, generator=generator, device="cpu") + 0.5
+    weight = torch.rand(width, generator=generator, **fp32) + 0.5
     # In the smallest rows eps outweighs the squares, so that a wrong one shows.
-    sizes = torch.tensor([[0.1 * eps**0.5], [eps**0.5], [1.0], [30.0]], device="cpu")
-    x = torch.randn(4, width, generator=generator, device="cpu") * sizes
+    sizes = torch.tensor([[0.1 * eps**0.5], [eps**0.5], [1.0], [30.0]], **fp32)
+    x = torch.randn(4, width, generator=generator, **fp32) * sizes
 
     def original(x: Tensor, weight: Tensor) -> Tensor:
         probe = copy.copy(module)
@@ -160,13 +164,13 @@ def _probe(module: nn.Module, width: int, eps: float) -> Norm | str:
 
     try:
         with torch.autocast("cpu", enabled=False):
-            promotes = original(x.bfloat16(), weight).dtype == torch.float32
+            out_dtypes = {(a, b): original(x.to(a), weight.to(b)).dtype for a in DTYPES for b in DTYPES}
             expected = original(x, weight)
+            for offset in (0.0, 1.0):
+                norm = Norm(type(module), eps, offset, out_dtypes)
+                # Two orders of the same sum in float32 are apart by some 1e-6; another formula, by far more.
+                if expected.shape == x.shape and torch.allclose(norm(x, weight), expected, rtol=1e-5, atol=0):
+                    return norm
     except Exception as error:
         return f"it could not be tried out ({type(error).__name__}: {error})"
-    for offset in (0.0, 1.0):
-        norm = Norm(type(module), eps, offset, promotes)
-        # Two orders of the same sum in float32 are apart by some 1e-6; another formula, by far more.
-        if expected.shape == x.shape and torch.allclose(norm(x, weight), expected, rtol=1e-5, atol=0):
-            return norm
     return "it computes something else"
