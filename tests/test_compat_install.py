@@ -158,6 +158,11 @@ def test_a_model_that_was_imported_before_is_named_in_a_warning(monkeypatch: pyt
     assert caught[0].filename == __file__
 
 
+def test_a_model_whose_import_is_blocked_is_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.models.mamba.modeling_mamba", None)
+    assert retrograd.compat.install() == PACKAGES
+
+
 def test_install_imports_neither_transformers_nor_triton() -> None:
     script = "import retrograd.compat, sys; retrograd.compat.install(); print(*sys.modules)"
     names = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()

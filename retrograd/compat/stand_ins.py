@@ -78,15 +78,15 @@ def _stand_ins(package: str) -> dict[str, ModuleType]:
 
 def _take(package: str) -> dict[str, ModuleType]:
     """Remove a package and its modules from `sys.modules`, and return them."""
-    names = [name for name in sys.modules if name == package or name.startswith(f"{package}.")]
+    names = [name for name in list(sys.modules) if name == package or name.startswith(f"{package}.")]
     return {name: sys.modules.pop(name) for name in names}
 
 
 def _warn_of_models_imported_before() -> None:
     late = [
         name
-        for name, module in sys.modules.items()
-        if name.startswith("transformers.models.") and not LOOKED_UP.isdisjoint(vars(module))
+        for name, module in list(sys.modules.items())  # a copy, since other threads may import meanwhile
+        if name.startswith("transformers.models.") and not LOOKED_UP.isdisjoint(getattr(module, "__dict__", ()))
     ]
     if late:
         warnings.warn(
