@@ -54,6 +54,21 @@ def test_the_sum_of_rms_norm_fn_has_the_dtype_of_the_residual(draw: Draw) -> Non
         assert (y.dtype, total.dtype) == (torch.bfloat16, dtype)
 
 
+@pytest.mark.parametrize("scaled", ["rowscale", "dropout_p"])
+def test_a_scaled_input_of_rms_norm_fn_is_rounded_as_a_part_of_the_sum_alone(draw: Draw, scaled: str) -> None:
+    x, residual = draw(64, DIM).detach().bfloat16(), draw(64, DIM).detach().float()
+    factor = draw(64).detach().float() if scaled == "rowscale" else torch.full((64,), 1 / 0.7)
+    options: dict[str, Any] = {"rowscale": factor} if scaled == "rowscale" else {"dropout_p": 0.3}
+    y, total = layer_norm.rms_norm_fn(x, torch.ones(DIM), None, residual, prenorm=True, **options)
+    meant = x.double() * factor.double()[:, None]
+    kept = meant if scaled == "rowscale" else torch.where(total == residual, 0, meant)
+    assert (y.dtype, total.dtype) == (torch.bfloat16, torch.float32)
+    # Two roundings to float32, of the product and of the sum; bfloat16 for the product would be 2^-9.
+    assert ((total - residual.double() - kept).abs() <= 2.0**-22 * (meant.abs() + residual.abs())).all()
+    alone, narrow = layer_norm.rms_norm_fn(x, torch.ones(DIM), None, prenorm=True, **options)
+    assert alone.dtype == narrow.dtype == torch.bfloat16
+
+
 def test_dropout_of_rms_norm_fn_drops_and_scales() -> None:
     x = torch.ones(1000, 16)
     _, total = layer_norm.rms_norm_fn(x, torch.ones(16), None, dropout_p=0.5, prenorm=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import retrograd
 from retrograd.compat.checks import expect, expect_dims, expect_if_given, refuse
-from retrograd.compat.dtypes import beside
+from retrograd.compat.dtypes import arithmetic, beside
 from retrograd.core.errors import bad_value
 
 
@@ -60,14 +60,27 @@ def rms_norm_fn(
     expect_if_given(me, "rowscale", rowscale, x.shape[:-1], "the rows of x")
     if not isinstance(dropout_p, int | float) or not 0 <= dropout_p < 1:
         raise bad_value(me, "dropout_p", dropout_p, "at least 0 and below 1")
+    dtype, branch = x.dtype, x
+    if rowscale is not None or dropout_p:
+        branch = x.to(arithmetic(x))  # what is scaled is rounded once, as a part of the sum
     if rowscale is not None:
-        x = (x * rowscale[..., None]).to(x.dtype)
+        branch = branch * rowscale[..., None].to(branch.dtype)
     if dropout_p:
-        x = F.dropout(x, dropout_p)
-    y, total = retrograd.rms_norm(x, beside(x, weight), bias=beside(x, bias), residual=residual, eps=eps, prenorm=True)
+        branch = F.dropout(branch, dropout_p)
+    y, total = retrograd.rms_norm(
+        branch,
+        beside(branch, weight),
+        bias=beside(branch, bias),
+        residual=residual,
+        eps=eps,
+        prenorm=True,
+        out_dtype=dtype,
+    )
     if not prenorm:
         return y
-    return y, total.float() if residual is None and residual_in_fp32 else total
+    if residual is None:
+        total = total.to(torch.float32 if residual_in_fp32 else dtype)
+    return y, total
 
 
 def layer_norm_fn(
