@@ -208,6 +208,18 @@ def test_mamba_inner_fn_names_what_it_refuses(draw: Draw, name: str) -> None:
         mamba_inner_fn(**(inner_inputs(draw) | norms | {name: INNER_REFUSALS[name]}))
 
 
+@pytest.mark.parametrize("name", ["x_proj_weight", "out_proj_weight"])
+def test_without_autocast_a_projection_of_another_dtype_is_refused(draw: Draw, name: str) -> None:
+    inputs = inner_inputs(draw)
+    with pytest.raises(TypeError, match=f"^mamba_inner_fn: {name} has dtype torch.float32, expected torch.float64"):
+        mamba_inner_fn(**(inputs | {name: inputs[name].float()}))
+
+
+def test_mamba_inner_fn_takes_the_meta_device(draw: Draw) -> None:
+    inputs = {name: t.detach().to("meta") for name, t in inner_inputs(draw).items()}
+    assert mamba_inner_fn(**inputs).shape == (BATCH, STEPS, 5)
+
+
 @pytest.mark.parametrize("which", ["B_proj_bias", "b_rms_weight"])
 def test_what_belongs_to_the_projected_B_is_refused_where_B_is_given(draw: Draw, which: str) -> None:
     with pytest.raises(NotImplementedError, match=f"mamba_inner_fn: {which} is not supported, since B is given"):

@@ -103,7 +103,8 @@ def mamba_inner_fn(
     """The inner part of a Mamba-1 block: convolution, projections to the step sizes, B and C, scan, gate, projection.
 
     All gradients are those of this function; mamba_ssm's leave the norms of B, C and the step sizes out. Under
-    autocast the projections run in its dtype and the rest in that of xz, as in mamba_ssm.
+    autocast the projections run in its dtype and the rest in that of xz, as in mamba_ssm; without, x_proj_weight and
+    out_proj_weight have the dtype of xz.
 
     Args:
         xz: (batch, 2 dim, seqlen): the input of the convolution and the gate. The transposed view of a
@@ -170,6 +171,12 @@ def mamba_inner_fn(
             refuse(me, ", since A is complex", **{f"{name.lower()}_rms_weight": weight})
         for part, tensor in ((f"{name}_proj_bias", bias), (f"{name.lower()}_rms_weight", weight)):
             expect_if_given(me, part, tensor, (states,), "(dstate,)")
+
+    device = xz.device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        for name, tensor in (("x_proj_weight", x_proj_weight), ("out_proj_weight", out_proj_weight)):
+            if tensor.dtype != xz.dtype:
+                raise bad_dtype(me, name, str(tensor.dtype), [f"{xz.dtype}, the dtype of xz, since autocast is off"])
 
     by_step, z = xz.transpose(1, 2).chunk(2, dim=-1)
     conv_weight, conv_bias = beside(xz, conv1d_weight.squeeze(1)), beside(xz, conv1d_bias)
