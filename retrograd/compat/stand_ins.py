@@ -21,7 +21,7 @@ def install(*, force: bool = False) -> tuple[str, ...]:
     """Let `import mamba_ssm` and `import causal_conv1d` find retrograd's functions where the packages are missing.
 
     Libraries that look for these packages then run on retrograd's kernels, or on its portable path where there is no
-    GPU: in transformers 5 the models Mamba, FalconMamba and Jamba, and the convolutions of many others. Of
+    GPU: in transformers 5.15 and later the models Mamba, FalconMamba and Jamba, and the convolutions of many others. Of
     `mamba_ssm` there is what belongs to Mamba-1 and the RMS norms, not Mamba-2's functions.
 
     A library decides when it is imported, so call this first. For a model of transformers whose module is already
