@@ -90,6 +90,17 @@ def test_install_tells_what_it_stands_in_for_and_may_be_called_again() -> None:
     assert present() == modules
 
 
+def test_install_puts_back_what_somebody_else_took_out() -> None:
+    retrograd.compat.install()
+    modules = present()
+    for name in modules:
+        del sys.modules[name]
+    assert retrograd.compat.install() == PACKAGES
+    assert present() == modules
+    retrograd.compat.uninstall()
+    assert present() == {}
+
+
 def test_uninstall_leaves_nothing_and_may_be_called_again() -> None:
     retrograd.compat.install()
     retrograd.compat.uninstall()

@@ -43,10 +43,10 @@ def install(*, force: bool = False) -> tuple[str, ...]:
         >>> retrograd.compat.uninstall()
     """
     new = [name for name in PACKAGES if name not in _replaced and (force or not _is_there(name))]
-    for name in new:
-        stand_ins = _stand_ins(name)
-        _replaced[name] = _take(name)
-        sys.modules.update(stand_ins)
+    stand_ins = [_stand_ins(name) for name in (*_replaced, *new)]
+    _replaced.update({name: _take(name) for name in new})
+    for modules in stand_ins:  # those of an earlier call too: somebody may have taken them out of sys.modules
+        sys.modules.update(modules)
     if new:
         _warn_of_models_imported_before()
     return tuple(_replaced)
