@@ -221,6 +221,12 @@ class NamelessRMSNorm(Norm):
         del self.eps
 
 
+class ParentRMSNorm(Norm):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.Identity()
+
+
 def replaced() -> nn.Module:
     module: nn.Module = transformers.models.llama.modeling_llama.LlamaRMSNorm(8)
     module.forward = lambda x: x
@@ -242,6 +248,7 @@ def without_eps() -> nn.Module:
         (FailingRMSNorm(), "could not be tried out .KeyError"),
         (GatedRMSNorm(), "takes more than one tensor"),
         (BiasedRMSNorm(), "not just one parameter"),
+        (ParentRMSNorm(), "it has modules of its own"),
         (NamelessRMSNorm(), "no number named variance_epsilon or eps"),
         (replaced(), "forward is replaced"),
         (without_eps(), "could not be tried out .ValueError: rms_norm: eps is 0.0"),

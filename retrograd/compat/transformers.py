@@ -72,7 +72,8 @@ def patch(model: Model) -> Model:
     and a warning says which and why. The results' dtypes are those of the original; the numbers differ by rounding,
     since retrograd rounds once, at the end.
 
-    Modules are changed in place, by their class: parameters, hooks and the keys of `state_dict` stay the same.
+    Modules are changed in place, by their class: parameters, hooks and the keys of `state_dict` stay the same. The eps
+    is that of the module when it is patched.
 
     Args:
         model: any module; one that is patched already stays as it is.
@@ -139,6 +140,8 @@ def recognise(module: nn.Module) -> Norm | str:
         return "its forward is replaced already"
     if not isinstance(weight, nn.Parameter) or weight.ndim != 1 or len(list(module.parameters())) != 1:
         return "it has not just one parameter, a weight of one dimension"
+    if next(module.children(), None) is not None:
+        return "it has modules of its own"
     if not isinstance(eps, float):
         return f"it has no number named {' or '.join(EPS_NAMES)}"
     if len(inspect.signature(type(module).forward).parameters) != 2:
