@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -120,6 +121,32 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ValueError, match="cannot be read"):
         go_on(tmp_path / "run")
+
+
+@pytest.mark.parametrize("progress", ["[]", "{}", '{"step": null}'])
+def test_progress_that_names_no_step_is_refused(tmp_path: Path, progress: str) -> None:
+    train(new_trainer(tmp_path / "run", steps=2))
+    (tmp_path / "run" / "checkpoint" / "progress.json").write_text(progress)
+    with pytest.raises(ValueError, match="cannot be read"):
+        go_on(tmp_path / "run")
+
+
+def test_a_checkpoint_that_was_deleted_is_refused_and_no_new_start(tmp_path: Path) -> None:
+    train(new_trainer(tmp_path / "run", steps=2))
+    before = (tmp_path / "run" / METRICS).read_text()
+    shutil.rmtree((tmp_path / "run" / "checkpoint").resolve())
+    with pytest.raises(ValueError, match="checkpoint cannot be read"):
+        go_on(tmp_path / "run")
+    assert (tmp_path / "run" / METRICS).read_text() == before
+
+
+def test_a_copy_of_a_run_that_followed_its_links_goes_on(tmp_path: Path) -> None:
+    train(new_trainer(tmp_path / "run", steps=4), stop_after=2)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    for name in ("run", "copy"):
+        train(go_on(tmp_path / name))
+    assert bits(tmp_path / "copy") == bits(tmp_path / "run")
+    assert [p.name for p in (tmp_path / "copy").glob("checkpoint-*")] == ["checkpoint-4"]
 
 
 def test_every_byte_is_predicted_exactly_once_an_epoch(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ def write(run: Path, step: int, model: LanguageModel, optimizer: torch.optim.Opt
     (made / PROGRESS).write_text(json.dumps({"step": step}) + "\n")
     for path in (*made.iterdir(), made):
         sync(path)
+    if current.is_dir() and not current.is_symlink():  # a copy of a run that followed the links
+        os.replace(current, run / f"{CURRENT}-copied")
     link(current, made.name)
     for name in (CONFIG, WEIGHTS):
         if not (run / name).is_symlink():
@@ -58,7 +60,7 @@ def read(run: Path, model: LanguageModel, optimizer: torch.optim.Optimizer) -> i
             raise ValueError(f"{folder} is of another shape than the run's settings say")
         model.load_state_dict(saved.state_dict())
         restore(load_file(folder / OPTIMISER), optimizer)
-    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{folder} cannot be read: {error}") from None
     return step
 

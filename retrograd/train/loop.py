@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -64,7 +65,7 @@ class Trainer:
         self.model.to(settings.device)
         self.optimizer = adamw(self.model, preset)
         self.step = 0
-        if (folder / checkpoint.CURRENT).exists():
+        if os.path.lexists(folder / checkpoint.CURRENT):  # a link into nothing is damage, not a run that has not begun
             self.step = checkpoint.read(folder, self.model, self.optimizer)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: lr_factor(step, preset), last_epoch=self.step - 1
