@@ -282,6 +282,16 @@ def test_a_line_of_metrics_that_a_kill_cut_short_is_dropped(tmp_path: Path) -> N
     assert path.read_text() == whole
 
 
+@pytest.mark.parametrize("line", ["no JSON", "{}", "5"])
+def test_a_damaged_line_of_metrics_is_refused_by_its_number(tmp_path: Path, line: str) -> None:
+    train(new_trainer(tmp_path / "run"), stop_after=5)
+    path = tmp_path / "run" / METRICS
+    first, _, *rest = path.read_text().splitlines()
+    path.write_text("\n".join((first, line, *rest)) + "\n")
+    with pytest.raises(ValueError, match=r"metrics.jsonl: line 2 is no row"):
+        go_on(tmp_path / "run")
+
+
 def test_settings_come_back_from_their_file(tmp_path: Path) -> None:
     trainer = new_trainer(tmp_path / "run", lr=1 / 3)
     assert Settings.read(tmp_path / "run") == trainer.settings

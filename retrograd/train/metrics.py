@@ -20,9 +20,22 @@ def append(path: Path, rows: Sequence[Row]) -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows; a last line that a kill cut short is left out."""
+    """The rows; a last line that a kill cut short is left out.
+
+    Raises:
+        ValueError: for a line that is no row.
+    """
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if line.endswith("\n"):
+            try:
+                row = json.loads(line)
+                int(row["step"])
+            except (KeyError, TypeError, ValueError):
+                raise ValueError(f"{path}: line {number} is no row of metrics") from None
+            rows.append(row)
+    return rows
 
 
 def cut(path: Path, step: int) -> None:
