@@ -19,6 +19,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import SafetensorError
 
 from retrograd import nn
 from retrograd.train import Row, Settings, Trainer, free, parameters, reproducible, start, stdlib, text_at
@@ -62,28 +63,45 @@ def train(
         fail('matplotlib is not installed; pip install "retrograd[train]"')
     folder = new_run(given, name, out_folder) if resume is None else old_run(given, name, resume)
     settings = settings_of(folder)
-    with reproducible(settings.threads):
+    with failures_told(folder), reproducible(settings.threads):
         try:
             trainer = Trainer(folder, settings)
         except (ValueError, OSError) as error:
             fail(str(error))
-        try:
-            stopped = train_with_bar(trainer)
-        except FloatingPointError as error:
-            say(err, f"retrograd: {error}")
-            raise typer.Exit(1) from None
-        except torch.OutOfMemoryError:
-            say(err, "retrograd: the GPU's memory is too small for this preset; --preset cpu is smaller")
-            raise typer.Exit(1) from None
-        if stopped is None:
-            show_results(trainer)
+        stopped = train_with_bar(trainer)
+        verdict = trainer.finish() if stopped is None else None
         trainer.draw()
-    where = shlex.quote(str(folder))
+        if verdict is not None:
+            show_results(trainer, verdict)
     if stopped is not None:
-        say(err, f"Stopped and saved at step {trainer.step}. To go on:\n    {program()} train --resume {where}")
+        say(err, f"Stopped and saved at step {trainer.step}. {how_to_go_on(folder)}")
         raise typer.Exit(128 + stopped)
     say(out, f"\n{folder}/ has curve.png, metrics.jsonl, model.safetensors. More text:")
-    say(out, f'    {program()} generate {where} --prompt "def "')
+    say(out, f'    {program()} generate {shlex.quote(str(folder))} --prompt "def "')
+
+
+@contextmanager
+def failures_told(folder: Path) -> Iterator[None]:
+    """End the command with a line, not a traceback, where training fails or is interrupted at once."""
+    try:
+        yield
+    except FloatingPointError as error:
+        say(err, f"retrograd: {error}")
+        raise typer.Exit(1) from None
+    except torch.OutOfMemoryError:
+        say(err, "retrograd: the GPU's memory is too small for this preset; --preset cpu is smaller")
+        raise typer.Exit(1) from None
+    except (OSError, SafetensorError) as error:  # a full disk, say
+        say(err, f"retrograd: {error}\n{how_to_go_on(folder)}")
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        say(err, f"Stopped; what came after the last checkpoint will be done again. {how_to_go_on(folder)}")
+        raise typer.Exit(128 + signal.SIGINT) from None
+
+
+def how_to_go_on(folder: Path) -> str:
+    """What to type."""
+    return f"To go on:\n    {program()} train --resume {shlex.quote(str(folder))}"
 
 
 def say(console: Console, text: str) -> None:
@@ -202,10 +220,9 @@ def stopping() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def show_results(trainer: Trainer) -> None:
+def show_results(trainer: Trainer, verdict: Row) -> None:
     """Both models' bits per byte, and samples."""
-    row = trainer.finish()
-    bits, bigram, size = (row[key] for key in ("held_out_bits_per_byte", "bigram_bits_per_byte", "held_out_bytes"))
+    bits, bigram, size = (verdict[key] for key in ("held_out_bits_per_byte", "bigram_bits_per_byte", "held_out_bytes"))
     out.print(f"\nheld out, {size:,} bytes: {bits:.3f} bits per byte; a bigram model {bigram:.3f}", highlight=False)
     generator = torch.Generator(trainer.settings.device).manual_seed(trainer.settings.seed)
     for prompt in PROMPTS:

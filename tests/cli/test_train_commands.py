@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -16,8 +17,10 @@ import torch
 from train_runs import METRICS, bits, go_on, new_trainer, train, write_text
 from typer.testing import CliRunner
 
+from retrograd.cli import train as train_command
 from retrograd.cli.app import app
 from retrograd.nn import LanguageModel, MambaConfig, load, save
+from retrograd.train import checkpoint
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 COMMAND = (sys.executable, "-c", "import sys; from retrograd.cli import main; sys.exit(main())")
@@ -174,6 +177,49 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, tiny: Any, number:
     assert trainer.step > 0
     assert f"Stopped and saved at step {trainer.step}" in said
     assert f"train --resume {tmp_path / 'tiny-0'}" in said
+
+
+@pytest.mark.parametrize("moment", ["Trainer", "train_with_bar", "show_results"])
+def test_an_interrupt_before_the_first_step_or_after_the_last_says_how_to_go_on(
+    tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train_command, moment, interrupt)
+        result = run(*tiny())
+    assert result.exit_code == 130
+    assert f"train --resume {tmp_path / 'tiny-0'}" in result.stderr
+    assert run("train", "--resume", tmp_path / "tiny-0").exit_code == 0
+    assert run(*tiny()).exit_code == 0
+    assert bits(tmp_path / "tiny-0") == bits(tmp_path / "tiny-0-2")
+
+
+def test_a_full_disk_ends_the_run_with_a_line_and_not_its_checkpoint(
+    tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "save_file", full)
+        result = run(*tiny())
+    assert result.exit_code == 1
+    assert "No space left on device" in result.stderr
+    assert f"train --resume {tmp_path / 'tiny-0'}" in result.stderr
+    assert run("train", "--resume", tmp_path / "tiny-0").exit_code == 0
+
+
+def test_the_curve_is_there_also_where_nobody_reads_the_samples(
+    tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(train_command, "show_results", closed)
+    assert run(*tiny()).exit_code == 1
+    assert (tmp_path / "tiny-0" / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_kill_leaves_a_checkpoint_from_which_the_same_bits_are_reached(tmp_path: Path, tiny: Any) -> None:
