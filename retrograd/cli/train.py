@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors import SafetensorError
 
 from retrograd import nn
-from retrograd.train import Row, Settings, Trainer, free, parameters, reproducible, start, stdlib, text_at
+from retrograd.train import Row, Settings, Trainer, alone, free, parameters, reproducible, start, stdlib, text_at
 from retrograd.train import preset as preset_of
 
 from .console import err, fail, has_cuda, one_of, out
@@ -63,8 +63,9 @@ def train(
         fail('matplotlib is not installed; pip install "retrograd[train]"')
     folder = new_run(given, name, out_folder) if resume is None else old_run(given, name, resume)
     settings = settings_of(folder)
-    with failures_told(folder), reproducible(settings.threads):
+    with failures_told(folder), ExitStack() as held, reproducible(settings.threads):
         try:
+            held.enter_context(alone(folder))
             trainer = Trainer(folder, settings)
         except (ValueError, OSError) as error:
             fail(str(error))

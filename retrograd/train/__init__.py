@@ -5,7 +5,7 @@ from .loop import Trainer, parameters
 from .metrics import Row
 from .presets import PRESETS, Preset, preset
 from .reproducible import reproducible
-from .runs import free, start
+from .runs import alone, free, start
 from .settings import Settings
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Split",
     "Trainer",
     "Windows",
+    "alone",
     "free",
     "parameters",
     "preset",

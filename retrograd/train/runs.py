@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .data import HELD_OUT, TRAINING, Split, Windows, write
@@ -25,6 +28,28 @@ def start(folder: Path, settings: Settings, split: Split) -> None:
     except BaseException:
         shutil.rmtree(folder)
         raise
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a run, so that no other process trains it; the system lets go of it when this one ends, however it does.
+
+    Raises:
+        ValueError: another process holds it.
+    """
+    import fcntl  # not on Windows, where the other commands should still work
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process trains the run in {folder}") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def free(folder: Path) -> Path:

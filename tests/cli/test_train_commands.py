@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from retrograd.cli import train as train_command
 from retrograd.cli.app import app
 from retrograd.nn import LanguageModel, MambaConfig, load, save
-from retrograd.train import checkpoint
+from retrograd.train import alone, checkpoint
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 COMMAND = (sys.executable, "-c", "import sys; from retrograd.cli import main; sys.exit(main())")
@@ -141,6 +141,13 @@ def test_resume_refuses_what_it_cannot_go_on_with(tmp_path: Path) -> None:
     assert "training.bin" in refused("train", "--resume", folder)
     (folder / "settings.json").write_text("{}")
     assert "cannot be read" in refused("train", "--resume", folder)
+
+
+def test_a_run_that_another_process_trains_is_left_to_it(tmp_path: Path) -> None:
+    new_trainer(tmp_path / "run", steps=2)
+    with alone(tmp_path / "run"):
+        assert "another process trains the run" in refused("train", "--resume", tmp_path / "run")
+    assert run("train", "--resume", tmp_path / "run").exit_code == 0
 
 
 def test_resume_refuses_a_checkpoint_of_another_shape(tmp_path: Path) -> None:
