@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 
@@ -15,5 +16,8 @@ def main() -> int:
         return 2
     from .app import app
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a model makes any character, and a terminal may not know it
     app(prog_name="retrograd")
     return 0

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import torch
 import typer
-from safetensors import SafetensorError
 
 from retrograd import nn
 from retrograd.train.settings import MOST_SEEDS
@@ -40,8 +39,8 @@ def generate(
         fail(f"--temperature is {temperature}, expected 0 or more")
     try:
         model = nn.load(folder, device=chosen)
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
-        fail(f"{folder} holds no model that can be read: {error}")
+    except Exception as error:  # torch, pickle, json and safetensors each have their own for a file that is broken
+        fail(f"{folder} holds no model that can be read: {' '.join(str(error).split())}")
     if model.config.vocab_size != BYTES:
         fail(f"{folder} holds a model of {model.config.vocab_size} tokens, expected {BYTES}: one for each byte")
     # A character of several bytes is printed when its last one is there.

@@ -66,6 +66,7 @@ def sample(logits: Tensor, temperature: float, generator: torch.Generator | None
     """A token of each row."""
     if temperature == 0:
         return logits.argmax(-1)
-    below = logits.float() - logits.amax(-1, keepdim=True).float()  # the smallest temperature makes no infinity of it
-    probabilities = torch.softmax(below / temperature, dim=-1)
+    logits = logits.float()
+    below = logits - logits.amax(-1, keepdim=True)  # at most 0: a small temperature makes -inf of it, never NaN
+    probabilities = torch.softmax(below / max(temperature, torch.finfo(below.dtype).tiny), dim=-1)
     return torch.multinomial(probabilities, 1, generator=generator).squeeze(1)

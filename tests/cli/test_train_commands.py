@@ -292,6 +292,19 @@ def test_generate_draws_what_the_full_forward_draws(trained: Path) -> None:
     assert results == [expected, expected]
 
 
+def test_generate_at_the_smallest_temperature_takes_the_likeliest_byte(trained: Path) -> None:
+    given = ("generate", trained, "--tokens", "20", "--device", "cpu", "--temperature")
+    expected = run(*given, "0").stdout
+    for temperature in ("1e-10", "1e-40", "5e-324"):
+        assert run(*given, temperature).stdout == expected
+
+
+def test_a_terminal_that_does_not_know_a_character_gets_another() -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    result = subprocess.run([*COMMAND, "info"], capture_output=True, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+
+
 def test_generate_streams(trained: Path) -> None:
     process = started(("generate", trained, "--tokens", "1000000", "--device", "cpu"))
     assert process.stdout is not None
@@ -312,4 +325,9 @@ def test_generate_refuses_bad_input(tmp_path: Path, trained: Path) -> None:
     assert "a model of 300 tokens, expected 256" in refused("generate", tmp_path / "words")
     weights = tmp_path / "words" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
+    assert "holds no model that can be read" in refused("generate", tmp_path / "words")
+    weights.unlink()
+    (tmp_path / "words" / "pytorch_model.bin").write_text("no pickle")
+    assert "holds no model that can be read" in refused("generate", tmp_path / "words")
+    (tmp_path / "words" / "config.json").write_text('{"d_model": 1000000000000}')
     assert "holds no model that can be read" in refused("generate", tmp_path / "words")
