@@ -4,7 +4,7 @@ BIN := .venv/bin
 JOBS ?= 2
 OP ?= rms_norm
 RESULTS ?=
-TORCH ?= torch==2.13.0
+TORCH ?= torch>=2.9
 
 .PHONY: test check train lint newest gpu clean
 
@@ -40,9 +40,9 @@ gpu:
 clean:
 	rm -rf .venv .triton-newest
 
-# torch comes first and by this name: the CPU build then satisfies retrograd's range, and no CUDA build is fetched.
+# In one command, so that pip takes the newest torch that goes with this Triton: torch's CUDA builds each ask for one
+# version of it, its CPU builds for none.
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet triton==3.6.0 -e ".[dev]"
+	$(BIN)/pip install --quiet "$(TORCH)" triton==3.6.0 -e ".[dev]"
 	touch $@
