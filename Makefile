@@ -4,7 +4,8 @@ BIN := .venv/bin
 JOBS ?= 2
 OP ?= rms_norm
 RESULTS ?=
-TORCH ?= torch>=2.9
+TORCH ?= torch==2.13.0
+PACKAGES := triton==3.6.0 -e ".[dev]"
 
 .PHONY: test check train lint newest gpu clean
 
@@ -40,9 +41,9 @@ gpu:
 clean:
 	rm -rf .venv .triton-newest
 
-# In one command, so that pip takes the newest torch that goes with this Triton: torch's CUDA builds each ask for one
-# version of it, its CPU builds for none.
+# torch by this name is a CPU build where pip finds one, and no CUDA build is fetched. The CUDA build of that version asks
+# for another Triton; pip then takes the newest that goes with this one.
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet "$(TORCH)" triton==3.6.0 -e ".[dev]"
+	$(BIN)/pip install --quiet $(TORCH) $(PACKAGES) || $(BIN)/pip install --quiet $(PACKAGES)
 	touch $@
