@@ -46,7 +46,7 @@ def train(
     device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default, where there is one.")] = None,
     compile_: Annotated[bool | None, typer.Option("--compile", help="Run the model through torch.compile.")] = None,
     name: Annotated[str | None, typer.Option(help="Of the run's folder. <preset>-<seed> by default.")] = None,
-    out_folder: Annotated[Path, typer.Option("--out", help="Where runs are kept.")] = Path("runs"),
+    out_folder: Annotated[Path | None, typer.Option("--out", help="Where runs are kept. runs/ by default.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
 ) -> None:
     """Train a byte-level Mamba language model; samples are printed, the rest is left in runs/<name>/."""
@@ -61,7 +61,12 @@ def train(
     }
     if find_spec("matplotlib") is None:
         fail('matplotlib is not installed; pip install "retrograd[train]"')
-    folder = new_run(given, name, out_folder) if resume is None else old_run(given, name, resume)
+    if resume is None:
+        folder = new_run(given, name, out_folder or Path("runs"))
+    elif name is not None or out_folder is not None:
+        fail("--name and --out are for a new run, --resume for one that is there: expected one of them")
+    else:
+        folder = old_run(given, resume)
     settings = settings_of(folder)
     with failures_told(folder), ExitStack() as held, reproducible(settings.threads):
         try:
@@ -114,6 +119,8 @@ def new_run(given: Mapping[str, Any], name: str | None, out_folder: Path) -> Pat
     """Make the folder of a new run, with its text and settings."""
     device = one_of("--device", given["device"] or ("cuda" if has_cuda() else "cpu"), ("cpu", "cuda"))
     need_device(device)
+    if given["compile"]:
+        need_compiler(device)
     preset_name = given["preset"] or ("gpu" if device == "cuda" else "cpu")
     seed = given["seed"] or 0
     if name is not None and (Path(name).name != name or name in ("", "..")):
@@ -141,7 +148,7 @@ def new_run(given: Mapping[str, Any], name: str | None, out_folder: Path) -> Pat
     return folder
 
 
-def old_run(given: Mapping[str, Any], name: str | None, folder: Path) -> Path:
+def old_run(given: Mapping[str, Any], folder: Path) -> Path:
     """The folder of a run that is there, if nothing was asked for that it is not."""
     settings = settings_of(folder)
     preset = settings.preset
@@ -157,9 +164,9 @@ def old_run(given: Mapping[str, Any], name: str | None, folder: Path) -> Path:
     for option, value in given.items():
         if value is not None and value != own[option]:
             fail(f"--{option} is {value!r}, but the run in {folder} has {own[option]!r}; a run keeps its settings")
-    if name is not None:
-        fail("--name is for a new run, --resume for one that is there: expected one of them")
     need_device(settings.device)
+    if settings.compile:
+        need_compiler(settings.device)
     return folder
 
 
@@ -175,6 +182,12 @@ def need_device(device: str) -> None:
     """End the command where there is no such device."""
     if device == "cuda" and not has_cuda():
         fail("the device is cuda, but PyTorch sees no GPU here")
+
+
+def need_compiler(device: str) -> None:
+    """End the command where torch.compile has no compiler for a device."""
+    if device == "cpu" and shutil.which(compiler := os.environ.get("CXX", "g++")) is None:
+        fail(f"--compile needs a C++ compiler on a CPU, but {compiler} is not there; CXX names another")
 
 
 def train_with_bar(trainer: Trainer) -> int | None:

@@ -122,6 +122,13 @@ def test_a_gpu_that_is_not_there_gets_one_line(tiny: Any) -> None:
     assert "sees no GPU" in refused("generate", "anywhere", "--device", "cuda")
 
 
+def test_a_compiler_that_is_not_there_gets_one_line(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert "--compile needs a C++ compiler on a CPU, but /nowhere/c++ is not there" in refused(
+        *tiny("--compile", "--device", "cpu")
+    )
+
+
 def test_a_name_that_is_taken_gets_one_line(tmp_path: Path, tiny: Any) -> None:
     (tmp_path / "taken").mkdir()
     assert f"{tmp_path / 'taken'} exists; --resume" in refused(*tiny("--name", "taken"))
@@ -137,6 +144,7 @@ def test_resume_refuses_what_it_cannot_go_on_with(tmp_path: Path) -> None:
         assert f"has {own}; a run keeps its settings" in line
     assert "--compile is True" in refused("train", "--resume", folder, "--compile")
     assert "expected one of them" in refused("train", "--resume", folder, "--name", "run")
+    assert "expected one of them" in refused("train", "--resume", folder, "--out", tmp_path)
     (folder / "training.bin").unlink()
     assert "training.bin" in refused("train", "--resume", folder)
     (folder / "settings.json").write_text("{}")
