@@ -58,7 +58,7 @@ def main() -> int:
     elif arguments.contract:
         red = told_red(arguments.contract, arguments.ops)
     else:
-        red = red_ops(arguments.ops, arguments.jobs)
+        red = red_ops(arguments.ops, arguments.jobs, folder / "failures.txt")
         verdict = {"commit": commit(), "green": [op for op in arguments.ops if op not in red]}
         (folder / "contract.json").write_text(json.dumps(verdict) + "\n")
     print(f"contract: red {', '.join(sorted(red)) or 'none'}", flush=True)
@@ -81,8 +81,12 @@ def main() -> int:
     return 0 if not red and all(measured) else 1
 
 
-def red_ops(ops: list[str], jobs: int) -> set[str]:
-    """Run the contract of these ops; those that have failures, or all where a failure is no single op's."""
+def red_ops(ops: list[str], jobs: int, told: Path) -> set[str]:
+    """Run the contract of these ops; those that have failures, or all where a failure is no single op's.
+
+    What failed, and how, is left in the file `told`; there is none where nothing did.
+    """
+    told.unlink(missing_ok=True)
     # Most of the contract's time is the compiler's, so several processes share the GPU.
     several = ["-n", str(jobs)] if importlib.util.find_spec("xdist") else []
     with tempfile.TemporaryDirectory() as folder:
@@ -92,11 +96,12 @@ def red_ops(ops: list[str], jobs: int) -> set[str]:
             return set()
         if not report.exists():
             return set(ops)
-        failed = [
-            f"{case.get('classname')} {case.get('name')}"
+        failed = {
+            f"{case.get('classname')} {case.get('name')}": failure.text or ""
             for case in ElementTree.parse(report).iter("testcase")
-            if case.find("failure") is not None or case.find("error") is not None
-        ]
+            for failure in (*case.iter("failure"), *case.iter("error"))
+        }
+    told.write_text("\n\n".join(f"== {name}\n{text}" for name, text in failed.items()))
     named = [{op for op in ops if op in name} for name in failed]
     return set().union(*named) if named and all(named) else set(ops)
 

@@ -22,7 +22,7 @@ def script() -> ModuleType:
 
 
 def case(name: str, classname: str = "tests.test_contract", failed: bool = True) -> str:
-    return f'<testcase classname="{classname}" name="{name}">{"<failure/>" if failed else ""}</testcase>'
+    return f'<testcase classname="{classname}" name="{name}">{"<failure>how</failure>" if failed else ""}</testcase>'
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,9 @@ def case(name: str, classname: str = "tests.test_contract", failed: bool = True)
         (None, set(OPS)),
     ],
 )
-def test_red_ops(script: ModuleType, cases: list[str] | None, red: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_red_ops(
+    script: ModuleType, cases: list[str] | None, red: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def step(name: str, command: list[str]) -> bool:
         assert "linear_scan or selective_scan" in command
         (report,) = (word.removeprefix("--junitxml=") for word in command if word.startswith("--junitxml="))
@@ -44,15 +46,21 @@ def test_red_ops(script: ModuleType, cases: list[str] | None, red: set[str], mon
         return False
 
     monkeypatch.setattr(script, "step", step)
-    assert script.red_ops(OPS, 2) == red
+    told = tmp_path / "failures.txt"
+    assert script.red_ops(OPS, 2, told) == red
+    if cases is not None:
+        assert told.read_text().count("\nhow") == sum("failure" in one for one in cases)
 
 
-def test_a_green_contract(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_green_contract(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def step(*given: Any) -> bool:
         return True
 
     monkeypatch.setattr(script, "step", step)
-    assert script.red_ops(OPS, 2) == set()
+    told = tmp_path / "failures.txt"
+    told.write_text("of an earlier run")
+    assert script.red_ops(OPS, 2, told) == set()
+    assert not told.exists()
 
 
 def test_a_verdict_counts_for_its_commit(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
