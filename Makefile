@@ -9,7 +9,9 @@ PACKAGES := triton==3.6.0 -e ".[dev]"
 
 .PHONY: test check train lint newest gpu clean
 
-# All that needs no GPU: the tests, then the kernels in Triton's interpreter.
+# All that needs no GPU: the tests, then the kernels in Triton's interpreter. JOBS processes, each with one thread: threads
+# of several would wait for one another.
+test: export OMP_NUM_THREADS := 1
 test: .venv/installed
 	$(BIN)/pytest -n $(JOBS)
 	TRITON_INTERPRET=1 $(BIN)/pytest -n $(JOBS) tests/interpreter
