@@ -10,11 +10,10 @@ import torch
 import typer
 
 from retrograd import nn
+from retrograd.train.presets import BYTES
 from retrograd.train.settings import MOST_SEEDS
 
 from .console import fail, has_cuda, one_of
-
-BYTES = 256
 
 
 def generate(

@@ -41,6 +41,16 @@ def expect_dims(function: str, name: str, tensor: Any, *dims: str) -> None:
         raise bad_shape(function, name, tensor.shape, " or ".join(dims))
 
 
+def expect_norm(function: str, x: Any, weight: Any, bias: Any) -> None:
+    """Raise unless x has rows, and weight and the bias that may be given are a row long."""
+    if not isinstance(x, Tensor):
+        raise bad_type(function, "x", x, "a torch.Tensor")
+    if x.ndim == 0:
+        raise bad_shape(function, "x", x.shape, "(..., dim)")
+    expect(function, "weight", weight, x.shape[-1:], "(dim,)")
+    expect_if_given(function, "bias", bias, x.shape[-1:], "(dim,)")
+
+
 def refuse(function: str, why: str, **arguments: Any) -> None:
     """Raise for the first of these arguments that is given, and is not False."""
     for name, value in arguments.items():

@@ -29,7 +29,6 @@ def bad_type(op: str, argument: str, got: Any, expected: str) -> TypeError:
 
 def check_rising(op: str, argument: str, numbers: Sequence[int], limit: int) -> None:
     """Raise for numbers that fall, or that are not from 0 to a limit."""
-    for place, (before, number) in enumerate(pairwise((0, *numbers, limit))):
-        if number < before:
-            at, got = (place, number) if place < len(numbers) else (place - 1, before)
-            raise bad_value(op, f"{argument}[{at}]", got, f"numbers that do not fall, from 0 to {limit}")
+    for place, (before, number) in enumerate(pairwise((0, *numbers))):
+        if not before <= number <= limit:
+            raise bad_value(op, f"{argument}[{place}]", number, f"numbers that do not fall, from 0 to {limit}")

@@ -85,6 +85,7 @@ class Prepared:
         run: runs the forward pass on tensors of this layout.
         saved: from arguments, results and kept arrays to what the backward pass reads of them.
         backward: the backward pass, by which of the arguments need a gradient.
+        limits: places of the arguments whose numbers are looked at before each run, with what these may reach.
         read: the results whose gradients it reads, by name.
     """
 
@@ -95,7 +96,9 @@ class Prepared:
         self.run = Pass(forward, op.arguments, made, device).runner(keys)
         self.saved = _taker([(*op.arguments, *made).index(name) for name in saved_names(op, backward)])
         self.device = device
-        self.limits = {name: limit(spec) for name, limit in op.indices.items()}
+        # On a CPU alone: elsewhere, to look at numbers would be to wait for them.
+        indices = op.indices.items() if device.type == "cpu" else ()
+        self.limits = [(op.arguments.index(name), limit(spec)) for name, limit in indices]
         self.read = {array.name: array for array in forward.outputs if f"d{array.name}" in backward.inputs}
 
         @cache
@@ -104,12 +107,6 @@ class Prepared:
             return backward_pass(op, params, device, wanted.difference(op.indices), *options)
 
         self.backward = pass_for
-
-    def check_indices(self, op: Op, tensors: Tensors) -> None:
-        """Raise for numbers that fall, or reach beyond what they index."""
-        for name, limit in self.limits.items():
-            if (tensor := tensors[op.arguments.index(name)]) is not None:
-                check_rising(op.name, name, tensor.tolist(), limit)
 
     def zeros(self, result: str) -> Tensor | None:
         """The gradient of a result that no loss reads, where the backward pass reads it."""
@@ -166,6 +163,7 @@ def run_forward(op: Op, tensors: Tensors, options: Options) -> tuple[Prepared, l
     if keys[0] is None:
         raise not_a_tensor(op.name, op.arguments, tensors)
     prepared = _prepare(op, keys, *options)
-    if op.indices and prepared.device.type == "cpu":  # elsewhere, to look would be to wait
-        prepared.check_indices(op, tensors)
+    for place, limit in prepared.limits:
+        if (numbers := tensors[place]) is not None:
+            check_rising(op.name, op.arguments[place], numbers.tolist(), limit)
     return prepared, prepared.run(tensors)

@@ -59,10 +59,7 @@ def load(
         weights = torch.load(folder / PICKLED, map_location="cpu", weights_only=True)
     else:
         raise FileNotFoundError(f"{folder} has neither {WEIGHTS} nor {PICKLED}")
-    model = LanguageModel(config, device="meta")
-    model.load_state_dict(checked(weights, model, str(folder)), assign=True)
-    if config.tie_embeddings:
-        model.lm_head.weight = model.backbone.embedding.weight
+    model = built(weights, config, str(folder))
     for name, parameter in model.named_parameters():
         parameter.data = parameter.data.to(device, _dtype_of(name, dtype))
     return model
@@ -72,6 +69,19 @@ def _dtype_of(name: str, dtype: torch.dtype | None) -> torch.dtype | None:
     if dtype is None or not name.endswith((".A_log", ".D")):
         return dtype
     return torch.promote_types(dtype, torch.float32)
+
+
+def built(weights: Any, config: MambaConfig, source: str) -> LanguageModel:
+    """A model that has these tensors for parameters, no copies.
+
+    Raises:
+        ValueError: see `checked`.
+    """
+    model = LanguageModel(config, device="meta")
+    model.load_state_dict(checked(weights, model, source), assign=True)
+    if config.tie_embeddings:
+        model.lm_head.weight = model.backbone.embedding.weight
+    return model
 
 
 def checked(weights: Any, model: LanguageModel, source: str) -> dict[str, Tensor]:

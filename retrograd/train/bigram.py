@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-SYMBOLS = 256
+from .presets import BYTES
+
 PART = 1 << 20  # bytes counted at once
 
 
@@ -24,11 +25,11 @@ class Bigram:
     """
 
     def __init__(self, text: np.ndarray) -> None:
-        counts = np.ones(SYMBOLS * SYMBOLS, np.int64)
+        counts = np.ones(BYTES * BYTES, np.int64)
         for start in range(0, len(text) - 1, PART):
             part = text[start : start + PART + 1].astype(np.int64)
-            counts += np.bincount(part[:-1] * SYMBOLS + part[1:], minlength=SYMBOLS * SYMBOLS)
-        table = counts.reshape(SYMBOLS, SYMBOLS)
+            counts += np.bincount(part[:-1] * BYTES + part[1:], minlength=BYTES * BYTES)
+        table = counts.reshape(BYTES, BYTES)
         self.bits = np.log2(table.sum(1, keepdims=True)) - np.log2(table)
 
     def bits_per_byte(self, windows: Tensor) -> float:

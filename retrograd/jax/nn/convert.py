@@ -9,7 +9,7 @@ from jax import Array
 from torch import Tensor
 
 from retrograd.nn.config import MambaConfig
-from retrograd.nn.files import stored
+from retrograd.nn.files import built, stored
 from retrograd.nn.model import LanguageModel
 
 from .parameters import Params, check, check_config, model_shapes
@@ -53,11 +53,7 @@ def to_torch(params: Params, config: MambaConfig) -> LanguageModel:
     """
     check_config("to_torch", config)
     check("to_torch", params, model_shapes(config))
-    model = LanguageModel(config, device="meta")
-    model.load_state_dict({name: _to_torch(array) for name, array in params.items()}, strict=False, assign=True)
-    if config.tie_embeddings:
-        model.lm_head.weight = model.backbone.embedding.weight
-    return model
+    return built({name: _to_torch(array) for name, array in params.items()}, config, "to_torch")
 
 
 # By way of bytes: numpy has no bfloat16 of its own, which torch could read or write.

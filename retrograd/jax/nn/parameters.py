@@ -14,12 +14,13 @@ from jax import Array
 
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type
 from retrograd.nn.config import MambaConfig
+from retrograd.nn.files import EMBEDDING, HEAD
 from retrograd.nn.model import EMBEDDING_STD
 
 Params = Mapping[str, Array]
 Shapes = dict[str, tuple[int, ...]]
 
-EMBEDDING, NORM, HEAD = "backbone.embedding.weight", "backbone.norm_f.weight", "lm_head.weight"
+NORM = "backbone.norm_f.weight"
 
 
 def layer_prefix(number: int) -> str:

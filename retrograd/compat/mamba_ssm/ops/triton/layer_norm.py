@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.compat.checks import expect, expect_dims, expect_if_given, refuse
+from retrograd.compat.checks import expect_if_given, expect_norm, refuse
 from retrograd.compat.dtypes import arithmetic, beside
 from retrograd.core.errors import bad_value
 
@@ -52,10 +52,7 @@ def rms_norm_fn(
     """
     me = "rms_norm_fn"
     refuse(me, "", x1=x1, weight1=weight1, bias1=bias1, return_dropout_mask=return_dropout_mask)
-    if not isinstance(x, Tensor) or x.ndim == 0:
-        expect_dims(me, "x", x, "(..., dim)")
-    expect(me, "weight", weight, x.shape[-1:], "(dim,)")
-    expect_if_given(me, "bias", bias, x.shape[-1:], "(dim,)")
+    expect_norm(me, x, weight, bias)
     expect_if_given(me, "residual", residual, x.shape, "the shape of x")
     expect_if_given(me, "rowscale", rowscale, x.shape[:-1], "the rows of x")
     if not isinstance(dropout_p, int | float) or not 0 <= dropout_p < 1:

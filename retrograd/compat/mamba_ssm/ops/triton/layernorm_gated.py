@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.compat.checks import expect, expect_dims, expect_if_given
+from retrograd.compat.checks import expect_if_given, expect_norm
 from retrograd.compat.dtypes import beside
 
 
@@ -39,10 +39,7 @@ def rmsnorm_fn(
         ValueError, TypeError: naming the argument.
     """
     me = "rmsnorm_fn"
-    if not isinstance(x, Tensor) or x.ndim == 0:
-        expect_dims(me, "x", x, "(..., dim)")
-    expect(me, "weight", weight, x.shape[-1:], "(dim,)")
-    expect_if_given(me, "bias", bias, x.shape[-1:], "(dim,)")
+    expect_norm(me, x, weight, bias)
     expect_if_given(me, "z", z, x.shape, "the shape of x")
     return retrograd.rms_norm(
         x,
