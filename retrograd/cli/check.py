@@ -17,14 +17,13 @@ from retrograd.testing.verify import Check, verify
 
 from .console import (
     Framework,
+    chosen_device,
     chosen_framework,
     err,
     fail,
-    has_cuda,
     has_jax,
     jax_has_gpu,
     named_room,
-    one_of,
     out,
     table,
 )
@@ -40,10 +39,8 @@ def check(
     seed: Annotated[int, typer.Option(help="The inputs are drawn from it.")] = 0,
 ) -> None:
     """Verify outputs, gradients and repeatability on this machine; the exit status is 1 if anything fails."""
-    chosen_device = one_of("--device", device or ("cuda" if has_cuda() else "cpu"), ("cpu", "cuda"))
-    if chosen_device == "cuda" and not has_cuda():
-        fail("--device is cuda, but PyTorch sees no GPU here")
-    jobs = list(jobs_of(op, case, chosen_device, frameworks(framework, chosen_device)))
+    place = chosen_device(device)
+    jobs = list(jobs_of(op, case, place, frameworks(framework, place)))
     checks: list[tuple[Framework, Check]] = []
     errors: list[str] = []
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -52,7 +49,7 @@ def check(
         for room, one, kind in jobs:
             progress.update(task, description=f"{room.name} {one.name} ({kind})")
             try:
-                checks += [(kind, found) for found in verify(room, one, kind, chosen_device, seed)]
+                checks += [(kind, found) for found in verify(room, one, kind, place, seed)]
             except Exception as error:  # a case that raises is one that fails; the others still count
                 errors.append(f"{room.name} {one.name} ({kind}): {type(error).__name__}: {error}")
             progress.advance(task)
@@ -63,9 +60,7 @@ def check(
     for kind in dict.fromkeys(kind for kind, _ in checks):
         own = [found for k, found in checks if k == kind]
         within, repeat = sum(found.error <= found.budget for found in own), sum(found.repeats for found in own)
-        out.print(
-            f"{kind} on {chosen_device}: {len(own)} quantities, {within} within budget, {repeat} repeat to the bit"
-        )
+        out.print(f"{kind} on {place}: {len(own)} quantities, {within} within budget, {repeat} repeat to the bit")
     if failed or errors:
         out.print(f"[bold red]{failed} of {len(checks)} quantities failed, {len(errors)} cases raised an error")
         raise typer.Exit(1)

@@ -74,6 +74,19 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def chosen_device(value: str | None) -> str:
+    """A device that is there; the GPU by default, where there is one."""
+    device = one_of("--device", value or ("cuda" if has_cuda() else "cpu"), ("cpu", "cuda"))
+    need_device(device)
+    return device
+
+
+def need_device(device: str) -> None:
+    """End the command where there is no such device."""
+    if device == "cuda" and not has_cuda():
+        fail("the device is cuda, but PyTorch sees no GPU here")
+
+
 def jax_has_gpu() -> bool:
     """Whether JAX sees a GPU."""
     import jax

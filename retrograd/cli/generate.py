@@ -13,7 +13,7 @@ from retrograd import nn
 from retrograd.train.presets import BYTES
 from retrograd.train.settings import MOST_SEEDS
 
-from .console import fail, has_cuda, one_of
+from .console import chosen_device, fail
 
 
 def generate(
@@ -25,9 +25,7 @@ def generate(
     device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default, where there is one.")] = None,
 ) -> None:
     """Print a prompt and what the model makes of it, byte by byte, with a state whose size is constant."""
-    chosen = one_of("--device", device or ("cuda" if has_cuda() else "cpu"), ("cpu", "cuda"))
-    if chosen == "cuda" and not has_cuda():
-        fail("--device is cuda, but PyTorch sees no GPU here")
+    chosen = chosen_device(device)
     if not prompt:
         fail("--prompt is empty, expected at least one byte")
     if tokens < 0:

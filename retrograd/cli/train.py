@@ -25,7 +25,7 @@ from retrograd import nn
 from retrograd.train import Row, Settings, Trainer, alone, free, parameters, reproducible, start, stdlib, text_at
 from retrograd.train import preset as preset_of
 
-from .console import err, fail, has_cuda, one_of, out
+from .console import chosen_device, err, fail, need_device, out
 from .generate import printable
 
 PROMPTS = ("def ", "class ", "import ")
@@ -62,12 +62,11 @@ def train(
     if find_spec("matplotlib") is None:
         fail('matplotlib is not installed; pip install "retrograd[train]"')
     if resume is None:
-        folder = new_run(given, name, out_folder or Path("runs"))
+        folder, settings = new_run(given, name, out_folder or Path("runs"))
     elif name is not None or out_folder is not None:
         fail("--name and --out are for a new run, --resume for one that is there: expected one of them")
     else:
-        folder = old_run(given, resume)
-    settings = settings_of(folder)
+        folder, settings = resume, old_run(given, resume)
     with failures_told(folder), ExitStack() as held, reproducible(settings.threads):
         try:
             held.enter_context(alone(folder))
@@ -115,10 +114,9 @@ def say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def new_run(given: Mapping[str, Any], name: str | None, out_folder: Path) -> Path:
+def new_run(given: Mapping[str, Any], name: str | None, out_folder: Path) -> tuple[Path, Settings]:
     """Make the folder of a new run, with its text and settings."""
-    device = one_of("--device", given["device"] or ("cuda" if has_cuda() else "cpu"), ("cpu", "cuda"))
-    need_device(device)
+    device = chosen_device(given["device"])
     if given["compile"]:
         need_compiler(device)
     preset_name = given["preset"] or ("gpu" if device == "cuda" else "cpu")
@@ -145,12 +143,15 @@ def new_run(given: Mapping[str, Any], name: str | None, out_folder: Path) -> Pat
         start(folder, settings, split)
     except (ValueError, OSError) as error:
         fail(str(error))
-    return folder
+    return folder, settings
 
 
-def old_run(given: Mapping[str, Any], folder: Path) -> Path:
-    """The folder of a run that is there, if nothing was asked for that it is not."""
-    settings = settings_of(folder)
+def old_run(given: Mapping[str, Any], folder: Path) -> Settings:
+    """The settings of a run that is there, if nothing was asked for that it is not."""
+    try:
+        settings = Settings.read(folder)
+    except ValueError as error:
+        fail(str(error))
     preset = settings.preset
     own = {
         "data": settings.data,
@@ -167,21 +168,7 @@ def old_run(given: Mapping[str, Any], folder: Path) -> Path:
     need_device(settings.device)
     if settings.compile:
         need_compiler(settings.device)
-    return folder
-
-
-def settings_of(folder: Path) -> Settings:
-    """The settings of a run, or the end of the command."""
-    try:
-        return Settings.read(folder)
-    except ValueError as error:
-        fail(str(error))
-
-
-def need_device(device: str) -> None:
-    """End the command where there is no such device."""
-    if device == "cuda" and not has_cuda():
-        fail("the device is cuda, but PyTorch sees no GPU here")
+    return settings
 
 
 def need_compiler(device: str) -> None:

@@ -11,29 +11,13 @@ from typing import Any
 import pytest
 import torch
 from bench_sample import sample_rows
-from typer.testing import CliRunner
+from commands import refused, run, without_gpu
 
 import retrograd.cli
 from retrograd.bench.results import append
-from retrograd.cli.app import app
 from retrograd.ops import rooms
 
 ROOM = rooms.room("rms_norm")
-without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-
-
-def run(*arguments: str) -> Any:
-    return CliRunner().invoke(app, arguments)
-
-
-def refused(*arguments: str) -> str:
-    """The one line of a command that ends with status 2."""
-    result = run(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("retrograd: ")
-    return str(line)
 
 
 def test_info() -> None:

@@ -14,30 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from commands import refused, run, without_gpu
 from train_runs import METRICS, bits, go_on, new_trainer, train, write_text
-from typer.testing import CliRunner
 
 from retrograd.cli import train as train_command
-from retrograd.cli.app import app
 from retrograd.nn import LanguageModel, MambaConfig, load, save
 from retrograd.train import alone, checkpoint
 
-without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 COMMAND = (sys.executable, "-c", "import sys; from retrograd.cli import main; sys.exit(main())")
-
-
-def run(*arguments: str | Path) -> Any:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def refused(*arguments: str | Path) -> str:
-    """The one line of a command that ends with status 2."""
-    result = run(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("retrograd: ")
-    return str(line)
 
 
 @pytest.fixture
