@@ -10,26 +10,16 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from wall_clock import median
 
 BATCH, TIME, HIDDEN, LAYERS, VOCABULARY = 2, 512, 256, 4, 1000
 RUNS = {"theirs": 3, "ours": 7}  # a run of theirs takes a minute
 RESULTS = Path(__file__).parent / "results" / "cpu" / "compat.txt"
-
-
-def median(run: Callable[[], Any], times: int) -> float:
-    found = []
-    for _ in range(times):
-        start = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - start)
-    return 1000 * statistics.median(found)
 
 
 def measure(side: str) -> dict[str, float]:

@@ -9,26 +9,18 @@ inputs of all steps, (B, D, T, N).
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
+
+from wall_clock import median
 
 BATCH, TIME, CHANNELS, N = 2, 1024, 512, 16
 
 
-def median(run: Callable[[], Any], times: int) -> float:
-    run()
-    found = []
-    for _ in range(times):
-        start = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - start)
-    return 1000 * statistics.median(found)
-
-
 def report(name: str, loop: tuple[Callable[[], Any], ...], portable: tuple[Callable[[], Any], ...]) -> None:
+    for run in (*loop, *portable):
+        run()
     ours = [median(run, 7) for run in portable]
     theirs = [median(run, 3) for run in loop]
     ours.append(ours[1] - ours[0])

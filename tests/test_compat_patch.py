@@ -102,8 +102,8 @@ def test_results_keep_the_dtypes_and_values_of_the_original(
     torch.testing.assert_close(y.float(), expected.float(), rtol=3 * eps, atol=0)
 
 
-class WeightsRMSNorm(nn.Module):
-    """Idefics' rule: a weight in half precision decides on the dtype, not the wider of the two."""
+class Norm(nn.Module):
+    """A norm that does as it says, to be made another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,11 +111,18 @@ class WeightsRMSNorm(nn.Module):
         self.eps = 1e-6
 
     def forward(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight
+
+
+class WeightsRMSNorm(Norm):
+    """Idefics' rule: a weight in half precision decides on the dtype, not the wider of the two."""
+
+    def forward(self, x: Tensor) -> Tensor:
         x = x * (x.float().square().mean(-1, keepdim=True) + self.eps).rsqrt()
         return self.weight * (x if self.weight.dtype == torch.float32 else x.to(self.weight.dtype))
 
 
-class WideRMSNorm(WeightsRMSNorm):
+class WideRMSNorm(Norm):
     """Its results are in float32, whatever comes in."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -165,18 +172,6 @@ def test_hooks_of_a_norm_still_run() -> None:
     model.model.norm.register_forward_hook(lambda *_: called.append(True))
     answer(patch(model), 0)
     assert called
-
-
-class Norm(nn.Module):
-    """A norm that does as it says, to be made worse."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(8))
-        self.eps = 1e-6
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight
 
 
 class ShiftedRMSNorm(Norm):
