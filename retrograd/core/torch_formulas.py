@@ -28,7 +28,8 @@ DIFFERENTIATE = (TransformType.Grad, TransformType.Jvp)
 def differentiates(tensors: Tensors) -> bool:
     """Whether a call is under a transform that differentiates, or has tangents."""
     if torch.compiler.is_compiling():
-        return get_dynamic_layer_stack_depth() > 0  # which transforms they are cannot be asked there
+        # Which transforms they are, and which tensors have tangents, cannot be asked there.
+        return get_dynamic_layer_stack_depth() > 0 or forward_ad._current_level >= 0
     if any(interpreter.key() in DIFFERENTIATE for interpreter in get_interpreter_stack() or ()):
         return True
     if forward_ad._current_level < 0:

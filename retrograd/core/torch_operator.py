@@ -1,12 +1,15 @@
 """Registers an `Op` with PyTorch's dispatcher: for torch.compile, dispatch modes, `torch.vmap`, subclasses of Tensor.
 
-An operator returns a fixed number of tensors, so a result that is not there is an empty tensor.
+An operator returns a fixed number of tensors, so a result that is not there is an empty tensor. Kept arrays are flat
+there: tracing sets a guard on each size of a tensor, and theirs are no sizes of the user's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -43,11 +46,12 @@ def register(op: Op) -> Operators:
 
     def run(*given: Any) -> tuple[Tensor, ...]:
         _, made = run_forward(op, given[:arguments], given[arguments:])
+        made = [*made[: len(op.results)], *(None if t is None else t.view(-1) for t in made[len(op.results) :])]
         return tuple(absent(given[0]) if t is None else t for t in made)
 
     def fake(*given: Any) -> tuple[Tensor, ...]:
         spec = spec_of(op, [None if t is None else (t.shape, t.dtype) for t in given[:arguments]], given[arguments:])
-        return _empty(given[0], op.forward(spec), outputs)
+        return _empty(given[0], op.forward(spec), outputs, flat=op.kept)
 
     # A backward call: gradients of the results, arguments and outputs where they are saved, and what the spec says.
     reads = (*gradients_of_results(op), *op.arguments, *outputs)
@@ -67,6 +71,9 @@ def register(op: Op) -> Operators:
         like = next(t for t in given if t is not None)
         backward = backward_pass(op, params, like.device, wanted, *options)
         by_name = dict(zip(reads, given, strict=False))
+        for name, shape in kept_shapes(op, params, *options).items():
+            if (kept := by_name[name]) is not None:
+                by_name[name] = kept.view(shape)
         results = dict(zip(backward.makes, backward.run([by_name[name] for name in backward.names]), strict=True))
         return tuple(absent(like) if (t := results.get(name)) is None else t for name in made)
 
@@ -118,9 +125,18 @@ def register(op: Op) -> Operators:
     return Operators(getattr(torch.ops.retrograd, op.name), gradients_of)
 
 
-def _empty(like: Tensor, call: Call, names: Sequence[str | None]) -> tuple[Tensor, ...]:
+@lru_cache(maxsize=4096, typed=True)
+def kept_shapes(op: Op, params: Shapes, *options: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of the kept arrays of a call."""
+    outputs = op.forward(spec_of(op, params, options)).outputs
+    return {array.name: array.shape for array in outputs if array.name in op.kept}
+
+
+def _empty(like: Tensor, call: Call, names: Sequence[str | None], flat: Sequence[str] = ()) -> tuple[Tensor, ...]:
+    """Tensors of the shapes and dtypes that a call makes, to trace with."""
     there = {array.name: array for array in call.outputs}
+    shapes = {name: (prod(array.shape),) if name in flat else array.shape for name, array in there.items()}
     return tuple(
-        like.new_empty(there[name].shape, dtype=DTYPES[there[name].dtype]) if name in there else absent(like)
+        like.new_empty(shapes[name], dtype=DTYPES[there[name].dtype]) if name in there else absent(like)
         for name in names
     )
