@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .errors import bad_type
+from .errors import bad_type, bad_value
+from .op import Param
 from .torch_launch import dtype_name
 
 
@@ -27,6 +28,25 @@ def not_a_tensor(op: str, arguments: Sequence[str], given: Sequence[Any]) -> Typ
         if not isinstance(tensor, Tensor) and (tensor is not None or place == 0):
             return bad_type(op, name, tensor, "a torch.Tensor")
     return bad_type(op, arguments[0], given[0], "a strided torch.Tensor")
+
+
+def params_of(op: str, tensors: Mapping[str, Any]) -> dict[str, Param | None]:
+    """Shape and dtype of each argument, None where it is absent; all have to be on one device."""
+    params: dict[str, Param | None] = {}
+    first = None
+    for name, tensor in tensors.items():
+        if tensor is None:
+            params[name] = None
+            continue
+        if not isinstance(tensor, Tensor):
+            raise bad_type(op, name, tensor, "a torch.Tensor")
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            raise bad_type(op, name, tensor, "a strided torch.Tensor")
+        first = first or (name, tensor.device)
+        if tensor.device != first[1]:
+            raise bad_value(op, f"device of {name}", str(tensor.device), f"{first[1]}, the device of {first[0]}")
+        params[name] = Param(tuple(tensor.shape), dtype_name(tensor.dtype))
+    return params
 
 
 def resolved(tensor: Tensor) -> Tensor:

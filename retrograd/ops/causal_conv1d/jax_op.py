@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-import jax
 from jaxtyping import Array, Float, Int32
 
-from retrograd.core.jax_op import bind
+from retrograd.core.jax_op import bind, params_of
 
 from .op import OP
 from .update import update
@@ -85,4 +84,4 @@ def causal_conv1d_update(
         >>> y.shape, state.shape
         ((2, 64), (2, 64, 3))
     """
-    return update(causal_conv1d, jax.Array, x, state, weight, bias, activation)
+    return update(causal_conv1d, params_of, x, state, weight, bias, activation)

@@ -7,6 +7,7 @@ from typing import Literal, overload
 from jaxtyping import Float, Int32
 from torch import Tensor
 
+from retrograd.core.torch_arguments import params_of
 from retrograd.core.torch_op import bind
 
 from .op import OP
@@ -112,7 +113,7 @@ def causal_conv1d_update(
         (y, new_state): y has the shape of x.
 
     Raises:
-        ValueError, TypeError: as `causal_conv1d`; `state` is named `initial_state`.
+        ValueError, TypeError: as `causal_conv1d`.
 
     Example:
         >>> import torch, retrograd
@@ -121,4 +122,4 @@ def causal_conv1d_update(
         >>> y.shape, state.shape
         (torch.Size([2, 64]), torch.Size([2, 64, 3]))
     """
-    return update(causal_conv1d, Tensor, x, state, weight, bias, activation)
+    return update(causal_conv1d, params_of, x, state, weight, bias, activation)

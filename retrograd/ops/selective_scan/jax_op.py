@@ -7,12 +7,12 @@ from typing import Literal, overload
 from jaxtyping import Array as JaxArray
 from jaxtyping import Complex, Float, Int32
 
-from retrograd.core.jax_op import bind
+from retrograd.core.jax_op import bind, params_of
 from retrograd.core.xp import jax_namespace
 
 from . import portable
 from .op import OP
-from .spec import check_update
+from .spec import UPDATE, check_update
 
 _call = bind(OP)
 
@@ -123,6 +123,7 @@ def selective_state_update(
         >>> y.shape, state.shape
         ((2, 64), (2, 64, 16))
     """
-    check_update(state=state, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias)
-    y, new = portable.update(jax_namespace(), state, x, dt, A, B, C, D, z, dt_bias, dt_softplus)
-    return y.astype(x.dtype), new.astype(state.dtype)
+    arrays = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    check_update(params_of(UPDATE, arrays), dt_softplus)
+    y, new = portable.update(jax_namespace(), **arrays, dt_softplus=dt_softplus)
+    return y.astype(x.dtype), new
