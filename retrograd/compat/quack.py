@@ -12,6 +12,7 @@ Where results differ from quack's, beyond the last bits of float32:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from retrograd import rms_norm
+from retrograd.compat.checks import expect_tensors, flag
 from retrograd.compat.dtypes import widened
 from retrograd.core.dtypes import KERNEL_FLOATS, accumulator
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
@@ -114,6 +116,7 @@ def rmsnorm_fwd(
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise bad_type("rmsnorm_fwd", "out_dtype", out_dtype, "a torch.dtype or None")
     _check_numbers("rmsnorm_fwd", eps=eps, weight_offset=weight_offset)
+    with_rstd = flag("rmsnorm_fwd", "store_rstd", store_rstd)
     dtype = _stream_dtype("rmsnorm_fwd", x, residual, residual_dtype)
     weight, bias, added = widened(weight, x.dtype), widened(bias, x.dtype), _addend(residual, dtype)
     with torch.no_grad():
@@ -121,7 +124,7 @@ def rmsnorm_fwd(
             x, weight, bias, added, None, eps, weight_offset, None, False, True, out_dtype
         )
         s = (x if residual is None else s).to(dtype)
-    return out, s, rstd.squeeze(-1) if store_rstd else None
+    return out, s, rstd.squeeze(-1) if with_rstd else None
 
 
 def rmsnorm_bwd(
@@ -161,8 +164,13 @@ def rmsnorm_bwd(
     Example: see `rmsnorm_fwd`.
     """
     _check_tensors("rmsnorm_bwd", {"weight": weight, "dresidual_out": dresidual_out}, x=x, dout=dout, rstd=rstd)
+    _check_dtype("rmsnorm_bwd", "x", x.dtype, x)
     _check_gradients(x, dout, rstd, dresidual_out)
     _check_numbers("rmsnorm_bwd", weight_offset=weight_offset)
+    has_bias, has_residual = (
+        flag("rmsnorm_bwd", "has_bias", has_bias),
+        flag("rmsnorm_bwd", "has_residual", has_residual),
+    )
     if has_bias and weight is None:
         raise bad_value("rmsnorm_bwd", "has_bias", has_bias, "False, since weight is None")
     # A gradient of s in another dtype: the sum is made in the wider one, and rounded to both.
@@ -215,14 +223,11 @@ def _shapes_and_dtypes(**arguments: Tensor | None) -> dict[str, Any]:
 
 
 def _check_tensors(name: str, optional: Mapping[str, Any], **required: Any) -> None:
-    """Raise for what is no tensor, or lies on another device than x."""
-    for argument, tensor in (*required.items(), *optional.items()):
-        if not isinstance(tensor, Tensor) and (tensor is not None or argument in required):
-            raise bad_type(name, argument, tensor, "a torch.Tensor")
-        if tensor is not None and tensor.device != required["x"].device:
-            raise bad_value(
-                name, f"device of {argument}", str(tensor.device), f"{required['x'].device}, the device of x"
-            )
+    """Raise for what is no tensor with strides, or lies on another device than x."""
+    for argument, tensor in required.items():
+        if tensor is None:
+            raise bad_type(name, argument, None, "a torch.Tensor")
+    expect_tensors(name, **required, **optional)
 
 
 def _check_numbers(name: str, **numbers: Any) -> None:
@@ -230,6 +235,8 @@ def _check_numbers(name: str, **numbers: Any) -> None:
     for argument, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise bad_type(name, argument, number, "a float")
+        if not abs(number) <= sys.float_info.max:
+            raise bad_value(name, argument, number, "a finite number")
 
 
 def _check_dtype(name: str, argument: str, dtype: torch.dtype, x: Tensor) -> None:
