@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from retrograd.core.dtypes import BYTES, FLOATS, KERNEL_FLOATS
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_option
 from retrograd.core.op import Param, Params
 from retrograd.core.tiles import power_of_two
 
@@ -183,8 +183,7 @@ def _bytes(param: Param) -> int:
 def check(spec: Spec) -> None:
     """Raise what the user needs to read if the arrays and options do not fit together."""
     for name in ("dt_softplus", "return_final_state"):
-        if not isinstance(getattr(spec, name), bool):
-            raise bad_type(OP, name, getattr(spec, name), "a bool")
+        check_option(OP, name, getattr(spec, name), "bool")
     x, A = spec.x, spec.A
     if len(x.shape) != 3:
         raise bad_shape(OP, "x", x.shape, "(batch, time, channels)")
