@@ -27,22 +27,27 @@ def check_arguments(op: Op, tensors: Sequence[Any], options: Sequence[Any]) -> N
 
     A registered operator would report these in its own words, or take them: 1 for True, a `meta` tensor beside others.
     """
+    first = op.arguments[0]
     for place, (name, tensor) in enumerate(zip(op.arguments, tensors, strict=True)):
-        if tensor is None and place:
-            continue
-        if not isinstance(tensor, Tensor):
-            raise bad_type(op.name, name, tensor, "a torch.Tensor")
-        if tensor.is_nested or tensor.layout is not torch.strided:
-            layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-            raise bad_layout(op.name, name, layout, "strided")
-        check_device(op, name, tensor.device, tensors[0].device)
+        if tensor is not None or not place:
+            check_strided(op.name, name, tensor)
+            check_device(op.name, name, tensor.device, first, tensors[0].device)
     check_options(op, options)
 
 
-def check_device(op: Op, argument: str, device: torch.device, first: torch.device) -> None:
+def check_strided(op: str, argument: str, tensor: Any) -> None:
+    """Raise for what is no tensor, and for a tensor without strides: sparse, nested, of oneDNN."""
+    if not isinstance(tensor, Tensor):
+        raise bad_type(op, argument, tensor, "a torch.Tensor")
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise bad_layout(op, argument, layout, "strided")
+
+
+def check_device(op: str, argument: str, device: torch.device, first: str, its_device: torch.device) -> None:
     """Raise for an argument on another device than the first one."""
-    if device != first:
-        raise bad_value(op.name, f"device of {argument}", str(device), f"{first}, the device of {op.arguments[0]}")
+    if device != its_device:
+        raise bad_value(op, f"device of {argument}", str(device), f"{its_device}, the device of {first}")
 
 
 def check_options(op: Op, options: Sequence[Any]) -> None:

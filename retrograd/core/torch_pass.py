@@ -126,7 +126,7 @@ def _prepare(op: Op, keys: Keys, *options: Any) -> Prepared:
     assert first is not None
     for name, key_ in zip(op.arguments, keys, strict=True):
         if key_ is not None:
-            check_device(op, name, key_[3], first[3])
+            check_device(op.name, name, key_[3], op.arguments[0], first[3])
     params = tuple([None if k is None else (tuple(k[0]), k[2]) for k in keys])
     return Prepared(op, params, keys, first[3], options)
 
