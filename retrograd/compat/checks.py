@@ -1,4 +1,4 @@
-"""Checks that the stand-ins share; they speak of the packages' own layouts and names."""
+"""Checks that the stand-ins share, of tensors that are known to be some; in the packages' own layouts and names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from retrograd.core.dtypes import FLOATS
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
-from retrograd.core.torch_arguments import params_of
 from retrograd.core.torch_launch import dtype_name
 
 Kind = Literal["real", "real or complex", "int32 or int64"]
@@ -20,15 +19,8 @@ DTYPES: dict[Kind, tuple[str, ...]] = {
 }
 
 
-def expect_tensors(function: str, **tensors: Any) -> None:
-    """Raise unless those that are given are tensors with strides, on one device."""
-    params_of(function, tensors)
-
-
-def expect(function: str, name: str, tensor: Any, shape: Sequence[int], dims: str, kind: Kind = "real") -> None:
-    """Raise unless it is a tensor of this shape and kind; `dims` names its dimensions."""
-    if not isinstance(tensor, Tensor):
-        raise bad_type(function, name, tensor, "a torch.Tensor")
+def expect(function: str, name: str, tensor: Tensor, shape: Sequence[int], dims: str, kind: Kind = "real") -> None:
+    """Raise unless a tensor has this shape and kind; `dims` names its dimensions."""
     if tuple(tensor.shape) != tuple(shape):
         raise bad_shape(function, name, tensor.shape, f"{dims} = {tuple(shape)}")
     if (dtype := dtype_name(tensor.dtype)) not in DTYPES[kind]:
@@ -36,25 +28,21 @@ def expect(function: str, name: str, tensor: Any, shape: Sequence[int], dims: st
 
 
 def expect_if_given(
-    function: str, name: str, tensor: Any, shape: Sequence[int], dims: str, kind: Kind = "real"
+    function: str, name: str, tensor: Tensor | None, shape: Sequence[int], dims: str, kind: Kind = "real"
 ) -> None:
     """The same for an argument that may be None."""
     if tensor is not None:
         expect(function, name, tensor, shape, dims, kind)
 
 
-def expect_dims(function: str, name: str, tensor: Any, *dims: str) -> None:
-    """Raise unless it is a tensor with as many dimensions as one of the layouts."""
-    if not isinstance(tensor, Tensor):
-        raise bad_type(function, name, tensor, "a torch.Tensor")
+def expect_dims(function: str, name: str, tensor: Tensor, *dims: str) -> None:
+    """Raise unless a tensor has as many dimensions as one of the layouts."""
     if tensor.ndim not in [layout.count(",") + 1 for layout in dims]:
         raise bad_shape(function, name, tensor.shape, " or ".join(dims))
 
 
-def expect_norm(function: str, x: Any, weight: Any, bias: Any) -> None:
+def expect_norm(function: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Raise unless x has rows, and weight and the bias that may be given are a row long."""
-    if not isinstance(x, Tensor):
-        raise bad_type(function, "x", x, "a torch.Tensor")
     if x.ndim == 0:
         raise bad_shape(function, "x", x.shape, "(..., dim)")
     expect(function, "x", x, x.shape, "(..., dim)")

@@ -22,9 +22,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from retrograd import rms_norm
-from retrograd.compat.checks import expect_tensors
 from retrograd.compat.dtypes import REAL, widened
-from retrograd.core.errors import bad_type, bad_value
+from retrograd.core.errors import bad_value
+from retrograd.core.torch_arguments import check_tensors
 
 __all__ = ["LigerRMSNorm", "liger_fused_add_rms_norm", "liger_rms_norm"]
 
@@ -172,9 +172,6 @@ class LigerRMSNorm(nn.Module):
 
 def _check(name: str, casting_mode: Any, weight: Any = None, **tensors: Any) -> None:
     """Raise for what is no tensor, and for an unknown casting mode."""
-    for argument, tensor in tensors.items():
-        if tensor is None:
-            raise bad_type(name, argument, None, "a torch.Tensor")
-    expect_tensors(name, **tensors, W=weight)
+    check_tensors(name, tensors | {"W": weight}, required=len(tensors))
     if not isinstance(casting_mode, str | int) or casting_mode not in (*CASTING_MODES, *CASTING_NUMBERS):
         raise bad_value(name, "casting_mode", casting_mode, " or ".join(map(repr, CASTING_MODES)))

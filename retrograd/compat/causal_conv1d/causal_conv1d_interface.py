@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import retrograd
-from retrograd.compat.checks import activation_of, expect, expect_dims, expect_if_given, expect_tensors, flag
+from retrograd.compat.checks import activation_of, expect, expect_dims, expect_if_given, flag
 from retrograd.compat.dtypes import beside
 from retrograd.compat.rows import read_rows, write_rows, zero_padding
 from retrograd.core.errors import bad_shape, bad_value
+from retrograd.core.torch_arguments import check_tensors
 
 
 def causal_conv1d_fn(
@@ -47,14 +48,17 @@ def causal_conv1d_fn(
     silu = activation_of(me, activation)
     if not flag(me, "return_final_states", return_final_states):
         final_states_out = None
-    expect_tensors(
+    check_tensors(
         me,
-        x=x,
-        weight=weight,
-        bias=bias,
-        seq_idx=seq_idx,
-        initial_states=initial_states,
-        final_states_out=final_states_out,
+        {
+            "x": x,
+            "weight": weight,
+            "bias": bias,
+            "seq_idx": seq_idx,
+            "initial_states": initial_states,
+            "final_states_out": final_states_out,
+        },
+        required=2,
     )
     expect_dims(me, "x", x, "(batch, dim, seqlen)")
     expect_dims(me, "weight", weight, "(dim, width)")
@@ -124,14 +128,17 @@ def causal_conv1d_update(
     """
     me = "causal_conv1d_update"
     silu = activation_of(me, activation)
-    expect_tensors(
+    check_tensors(
         me,
-        x=x,
-        conv_state=conv_state,
-        weight=weight,
-        bias=bias,
-        cache_seqlens=cache_seqlens,
-        conv_state_indices=conv_state_indices,
+        {
+            "x": x,
+            "conv_state": conv_state,
+            "weight": weight,
+            "bias": bias,
+            "cache_seqlens": cache_seqlens,
+            "conv_state_indices": conv_state_indices,
+        },
+        required=3,
     )
     expect_dims(me, "x", x, "(batch, dim)", "(batch, dim, seqlen)")
     expect_dims(me, "conv_state", conv_state, "(batch, dim, state_len)")

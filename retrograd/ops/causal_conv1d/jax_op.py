@@ -6,7 +6,7 @@ from typing import Literal, overload
 
 from jaxtyping import Array, Float, Int32
 
-from retrograd.core.jax_op import bind, params_of
+from retrograd.core.jax_op import bind
 
 from .op import OP
 from .update import update
@@ -84,4 +84,4 @@ def causal_conv1d_update(
         >>> y.shape, state.shape
         ((2, 64), (2, 64, 3))
     """
-    return update(causal_conv1d, params_of, x, state, weight, bias, activation)
+    return update(causal_conv1d, x, state, weight, bias, activation)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from retrograd.core.dtypes import BYTES, FLOATS, KERNEL_FLOATS
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_option
 from retrograd.core.op import Param, Params
 from retrograd.core.tiles import power_of_two
 
@@ -182,7 +182,7 @@ def _bytes(param: Param) -> int:
 def check(spec: Spec) -> None:
     """Raise what the user needs to read if the arrays and options do not fit together."""
     for name in ("dt_softplus", "return_final_state"):
-        _check_bool(OP, name, getattr(spec, name))
+        check_option(OP, name, getattr(spec, name), "bool")
     _check_arrays(OP, ("batch", "time"), spec.arrays())
     x, cu_seqlens = spec.x, spec.cu_seqlens
     if cu_seqlens is not None:
@@ -199,10 +199,7 @@ def check(spec: Spec) -> None:
 
 def check_update(params: Params, dt_softplus: Any) -> None:
     """The same for `selective_state_update`, whose x is a step without a dimension of time."""
-    for name in ("state", *REQUIRED):
-        if params[name] is None:
-            raise bad_type(UPDATE, name, None, "an array")
-    _check_bool(UPDATE, "dt_softplus", dt_softplus)
+    check_option(UPDATE, "dt_softplus", dt_softplus, "bool")
     arrays = {name: param for name, param in params.items() if param is not None}
     _check_arrays(UPDATE, ("batch",), arrays)
     x, A = arrays["x"], arrays["A"]
@@ -276,11 +273,6 @@ def _expect(op: str, name: str, param: Param, shape: tuple[int, ...], expected: 
         raise bad_shape(op, name, param.shape, expected)
     if param.dtype not in dtypes:
         raise bad_dtype(op, name, param.dtype, dtypes)
-
-
-def _check_bool(op: str, name: str, option: Any) -> None:
-    if not isinstance(option, bool):
-        raise bad_type(op, name, option, "a bool")
 
 
 def takes_kernels(spec: Spec) -> bool:

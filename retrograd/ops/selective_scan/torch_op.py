@@ -7,7 +7,7 @@ from typing import Literal, overload
 from jaxtyping import Complex, Float, Int32
 from torch import Tensor
 
-from retrograd.core.torch_arguments import params_of
+from retrograd.core.torch_arguments import check_tensors, params_of
 from retrograd.core.torch_op import bind
 from retrograd.core.xp import torch_namespace
 
@@ -179,6 +179,7 @@ def selective_state_update(
         (torch.Size([2, 64]), torch.Size([2, 64, 16]))
     """
     arrays = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
-    check_update(params_of(UPDATE, arrays), dt_softplus)
+    check_tensors(UPDATE, arrays, required=6)
+    check_update(params_of(arrays), dt_softplus)
     y, new = portable.update(torch_namespace(), **arrays, dt_softplus=dt_softplus)
     return y.to(x.dtype), new

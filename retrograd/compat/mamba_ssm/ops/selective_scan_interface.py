@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import retrograd
-from retrograd.compat.checks import expect, expect_dims, expect_if_given, expect_tensors, flag, refuse
+from retrograd.compat.checks import expect, expect_dims, expect_if_given, flag, refuse
 from retrograd.compat.dtypes import beside, full
 from retrograd.compat.recompute import recomputed_in_backward
 from retrograd.core.errors import bad_dtype, bad_shape, bad_value
+from retrograd.core.torch_arguments import check_tensors
 from retrograd.core.torch_launch import launches_directly
 
 
@@ -51,7 +52,9 @@ def selective_scan_fn(
         ValueError, TypeError: naming the argument.
     """
     me = "selective_scan_fn"
-    expect_tensors(me, u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
+    check_tensors(
+        me, {"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias}, required=5
+    )
     softplus = flag(me, "delta_softplus", delta_softplus)
     last = flag(me, "return_last_state", return_last_state)
     expect_dims(me, "u", u, "(batch, dim, seqlen)")
@@ -142,25 +145,28 @@ def mamba_inner_fn(
         ValueError, TypeError, NotImplementedError: naming the argument.
     """
     me = "mamba_inner_fn"
-    expect_tensors(
+    check_tensors(
         me,
-        xz=xz,
-        conv1d_weight=conv1d_weight,
-        conv1d_bias=conv1d_bias,
-        x_proj_weight=x_proj_weight,
-        delta_proj_weight=delta_proj_weight,
-        out_proj_weight=out_proj_weight,
-        out_proj_bias=out_proj_bias,
-        A=A,
-        B=B,
-        C=C,
-        D=D,
-        delta_bias=delta_bias,
-        B_proj_bias=B_proj_bias,
-        C_proj_bias=C_proj_bias,
-        b_rms_weight=b_rms_weight,
-        c_rms_weight=c_rms_weight,
-        dt_rms_weight=dt_rms_weight,
+        {
+            "xz": xz,
+            "conv1d_weight": conv1d_weight,
+            "x_proj_weight": x_proj_weight,
+            "delta_proj_weight": delta_proj_weight,
+            "out_proj_weight": out_proj_weight,
+            "A": A,
+            "conv1d_bias": conv1d_bias,
+            "out_proj_bias": out_proj_bias,
+            "B": B,
+            "C": C,
+            "D": D,
+            "delta_bias": delta_bias,
+            "B_proj_bias": B_proj_bias,
+            "C_proj_bias": C_proj_bias,
+            "b_rms_weight": b_rms_weight,
+            "c_rms_weight": c_rms_weight,
+            "dt_rms_weight": dt_rms_weight,
+        },
+        required=6,
     )
     softplus = flag(me, "delta_softplus", delta_softplus)
     if not isinstance(checkpoint_lvl, int) or checkpoint_lvl not in (0, 1):

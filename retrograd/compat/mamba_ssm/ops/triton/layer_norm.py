@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.compat.checks import expect_if_given, expect_norm, expect_tensors, flag, refuse
+from retrograd.compat.checks import expect_if_given, expect_norm, flag, refuse
 from retrograd.compat.dtypes import arithmetic, beside
 from retrograd.core.errors import bad_value
+from retrograd.core.torch_arguments import check_tensors
 
 
 def rms_norm_fn(
@@ -52,7 +53,7 @@ def rms_norm_fn(
     """
     me = "rms_norm_fn"
     refuse(me, "", x1=x1, weight1=weight1, bias1=bias1, return_dropout_mask=return_dropout_mask)
-    expect_tensors(me, x=x, weight=weight, bias=bias, residual=residual, rowscale=rowscale)
+    check_tensors(me, {"x": x, "weight": weight, "bias": bias, "residual": residual, "rowscale": rowscale}, required=2)
     with_sum, in_fp32 = flag(me, "prenorm", prenorm), flag(me, "residual_in_fp32", residual_in_fp32)
     expect_norm(me, x, weight, bias)
     expect_if_given(me, "residual", residual, x.shape, "the shape of x")

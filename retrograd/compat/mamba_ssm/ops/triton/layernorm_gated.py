@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.compat.checks import expect_if_given, expect_norm, expect_tensors, flag
+from retrograd.compat.checks import expect_if_given, expect_norm, flag
 from retrograd.compat.dtypes import beside
+from retrograd.core.torch_arguments import check_tensors
 
 
 def rmsnorm_fn(
@@ -39,7 +40,7 @@ def rmsnorm_fn(
         ValueError, TypeError: naming the argument.
     """
     me = "rmsnorm_fn"
-    expect_tensors(me, x=x, weight=weight, bias=bias, z=z)
+    check_tensors(me, {"x": x, "weight": weight, "bias": bias, "z": z}, required=2)
     expect_norm(me, x, weight, bias)
     expect_if_given(me, "z", z, x.shape, "the shape of x")
     return retrograd.rms_norm(

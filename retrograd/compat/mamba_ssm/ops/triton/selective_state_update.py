@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 import retrograd
-from retrograd.compat.checks import expect, expect_dims, expect_if_given, expect_tensors, flag
+from retrograd.compat.checks import expect, expect_dims, expect_if_given, flag
 from retrograd.compat.dtypes import arithmetic, beside, full
 from retrograd.compat.rows import read_rows, write_rows, zero_padding
 from retrograd.core.errors import bad_shape
+from retrograd.core.torch_arguments import check_tensors
 
 
 @torch.no_grad()
@@ -49,18 +50,21 @@ def selective_state_update(
         ValueError, TypeError: naming the argument.
     """
     me = "selective_state_update"
-    expect_tensors(
+    check_tensors(
         me,
-        state=state,
-        x=x,
-        dt=dt,
-        A=A,
-        B=B,
-        C=C,
-        D=D,
-        z=z,
-        dt_bias=dt_bias,
-        state_batch_indices=state_batch_indices,
+        {
+            "state": state,
+            "x": x,
+            "dt": dt,
+            "A": A,
+            "B": B,
+            "C": C,
+            "D": D,
+            "z": z,
+            "dt_bias": dt_bias,
+            "state_batch_indices": state_batch_indices,
+        },
+        required=6,
     )
     softplus = flag(me, "dt_softplus", dt_softplus)
     expect_dims(me, "state", state, "(batch, dim, dstate)", "(batch, nheads, dim, dstate)")
