@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .op import Call, Op, differentiable, gradient_names, gradients_of_results, saved_names
-from .torch_arguments import absent, not_a_tensor, resolved
+from .torch_arguments import absent, check_arguments, resolved, without_gaps
 from .torch_launch import DTYPES, launches_directly
 from .torch_pass import Options, Prepared, Shapes, Tensors, backward_pass, run_forward, spec_of, wanted_names
 
@@ -33,14 +33,13 @@ def bind(op: Op) -> Callable[[Tensors, Options], Results]:
 
     def call(tensors: Tensors, options: Options) -> Results:
         for place in numbers:  # a few numbers are sooner copied than reached by strides
-            if isinstance(tensors[place], Tensor):
-                tensors = (*tensors[:place], tensors[place].contiguous(), *tensors[place + 1 :])  # type: ignore[union-attr]
+            if tensors[place] is not None:
+                tensors = (*tensors[:place], without_gaps(tensors[place]), *tensors[place + 1 :])
         if launches_directly(tensors):
             if torch.is_grad_enabled():
                 return direct(*tensors, options)
             return tuple(run_forward(op, tensors, options)[1][:count])
-        if not all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors) or tensors[0] is None:
-            raise not_a_tensor(op.name, op.arguments, tensors)
+        check_arguments(op, tensors, options)
         made: Results = operator(*tensors, *options)[:count]
         return made
 

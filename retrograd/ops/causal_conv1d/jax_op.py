@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-import jax
 from jaxtyping import Array, Float, Int32
 
 from retrograd.core.jax_arguments import arrays_of
 from retrograd.core.jax_op import bind
 
 from .op import OP
-from .update import update
+from .update import UPDATE, update
 
 _call = bind(OP)
 
@@ -92,7 +91,5 @@ def causal_conv1d_update(
         >>> y.shape, state.shape
         ((2, 64), (2, 64, 3))
     """
-    x, state, weight, bias = arrays_of(
-        f"{OP.name}_update", {"x": x, "state": state, "weight": weight, "bias": bias}, required=3
-    )
-    return update(causal_conv1d, jax.Array, x, state, weight, bias, activation)
+    arrays = arrays_of(UPDATE, {"x": x, "state": state, "weight": weight, "bias": bias}, required=3)
+    return update(causal_conv1d, **arrays, activation=activation)

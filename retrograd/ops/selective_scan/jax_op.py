@@ -7,13 +7,13 @@ from typing import Literal, overload
 from jaxtyping import Array as JaxArray
 from jaxtyping import Complex, Float, Int32
 
-from retrograd.core.jax_arguments import arrays_of
+from retrograd.core.jax_arguments import arrays_of, params_of
 from retrograd.core.jax_op import bind
 from retrograd.core.xp import jax_namespace
 
 from . import portable
 from .op import OP
-from .spec import check_update
+from .spec import UPDATE, check_update
 
 _call = bind(OP)
 
@@ -131,7 +131,7 @@ def selective_state_update(
         ((2, 64), (2, 64, 16))
     """
     arguments = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
-    state, x, dt, A, B, C, D, z, dt_bias = arrays_of("selective_state_update", arguments, required=6)
-    check_update(state=state, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias)
-    y, new = portable.update(jax_namespace(), state, x, dt, A, B, C, D, z, dt_bias, dt_softplus)
-    return y.astype(x.dtype), new.astype(state.dtype)
+    arrays = arrays_of(UPDATE, arguments, required=6)
+    check_update(params_of(arrays), dt_softplus)
+    y, new = portable.update(jax_namespace(), **arrays, dt_softplus=dt_softplus)
+    return y.astype(arrays["x"].dtype), new
