@@ -14,6 +14,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="draw inputs from this seed; a fresh one by default")
+    parser.addoption("--fuzz", type=int, default=300, help="about how many calls tests/fuzz makes in all")
 
 
 @pytest.fixture

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import builtins
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from types import NoneType
 from typing import Any
+
+# Type of an option in an operator schema -> what Python has for it, and what an error calls that.
+OPTION_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "bool": ((bool,), "a bool"),
+    "float": ((float, int), "a float"),
+    "SymInt?": ((int, NoneType), "an int or None"),
+    "str?": ((str, NoneType), "a str or None"),
+}
+MOST_BITS = {"float": 1023, "SymInt?": 63}  # of an int, so that it can become what the schema says
 
 
 def bad_value(op: str, argument: str, got: Any, expected: str) -> ValueError:
     """An argument of the right type whose value cannot be used."""
-    return ValueError(f"{op}: {argument} is {got!r}, expected {expected}")
+    long = isinstance(got, int) and got.bit_length() > MOST_BITS["SymInt?"]  # Python prints no int of any length
+    shown = f"an int of {got.bit_length()} bits" if long else repr(got)
+    return ValueError(f"{op}: {argument} is {shown}, expected {expected}")
 
 
 def bad_shape(op: str, argument: str, got: Iterable[int], expected: str) -> ValueError:
@@ -22,9 +36,26 @@ def bad_dtype(op: str, argument: str, got: str, expected: Iterable[str]) -> Type
     return TypeError(f"{op}: {argument} has dtype {got}, expected {' or '.join(expected)}")
 
 
+def bad_layout(op: str, argument: str, got: str, expected: str) -> TypeError:
+    """An array that is not stored as one block of numbers with strides."""
+    return TypeError(f"{op}: {argument} has layout {got}, expected {expected}")
+
+
 def bad_type(op: str, argument: str, got: Any, expected: str) -> TypeError:
     """Something that is not an array, or an option of the wrong Python type."""
-    return TypeError(f"{op}: {argument} is {type(got).__name__}, expected {expected}")
+    kind = type(got)
+    # numpy's bool has the name of Python's.
+    name = kind.__name__ if getattr(builtins, kind.__name__, kind) is kind else f"{kind.__module__}.{kind.__name__}"
+    return TypeError(f"{op}: {argument} is {name}, expected {expected}")
+
+
+def check_option(op: str, option: str, value: Any, kind: str) -> None:
+    """Raise for an option that is not of a type of OPTION_TYPES, or too large an int; True and False are no numbers."""
+    types, expected = OPTION_TYPES[kind]
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise bad_type(op, option, value, expected)
+    if kind in MOST_BITS and isinstance(value, int) and not -(2 ** MOST_BITS[kind]) < value < 2 ** MOST_BITS[kind]:
+        raise bad_value(op, option, value, f"at most {MOST_BITS[kind]} bits")
 
 
 def check_rising(op: str, argument: str, numbers: Sequence[int], limit: int) -> None:
@@ -32,3 +63,12 @@ def check_rising(op: str, argument: str, numbers: Sequence[int], limit: int) -> 
     for place, (before, number) in enumerate(pairwise((0, *numbers))):
         if not before <= number <= limit:
             raise bad_value(op, f"{argument}[{place}]", number, f"numbers that do not fall, from 0 to {limit}")
+
+
+def renamed(error: Exception, names: Mapping[str, str]) -> None:
+    """Let an error of the functions above speak of another op and its argument, by the names that it has now."""
+    text = str(error)
+    head = re.match(r"(\w+): (device of )?(\w+)", text)
+    if head is not None and head[1] in names:
+        op, device, argument = head.groups("")
+        error.args = (f"{names[op]}: {device}{names.get(argument, argument)}{text[head.end() :]}",)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .errors import bad_type
+from .errors import OPTION_TYPES, bad_layout, bad_type, bad_value, check_option
+from .op import Op, Param
 from .torch_launch import dtype_name
 
 
@@ -21,12 +22,58 @@ def concrete(option: Any) -> Any:
     return dtype_name(option) if isinstance(option, torch.dtype) else option
 
 
-def not_a_tensor(op: str, arguments: Sequence[str], given: Sequence[Any]) -> TypeError:
-    """The error for arguments of which one is no tensor that has strides; the first has to be there."""
-    for place, (name, tensor) in enumerate(zip(arguments, given, strict=True)):
-        if not isinstance(tensor, Tensor) and (tensor is not None or place == 0):
-            return bad_type(op, name, tensor, "a torch.Tensor")
-    return bad_type(op, arguments[0], given[0], "a strided torch.Tensor")
+def check_arguments(op: Op, tensors: Sequence[Any], options: Sequence[Any]) -> None:
+    """Raise for what is no tensor with strides, for tensors on several devices and for options of the wrong type.
+
+    A registered operator would report these in its own words, or take them: 1 for True, a `meta` tensor beside others.
+    """
+    check_tensors(op.name, dict(zip(op.arguments, tensors, strict=True)), required=1)
+    check_options(op, options)
+
+
+def check_tensors(op: str, tensors: Mapping[str, Any], required: int = 0) -> None:
+    """Raise for what is no tensor with strides, and for tensors on several devices; the first ones are required."""
+    there = {name: t for place, (name, t) in enumerate(tensors.items()) if t is not None or place < required}
+    first = next(iter(there), "")
+    for name, tensor in there.items():
+        check_strided(op, name, tensor)
+        check_device(op, name, tensor.device, first, there[first].device)
+
+
+def check_strided(op: str, argument: str, tensor: Any) -> None:
+    """Raise for what is no tensor, and for a tensor without strides: sparse, nested, of oneDNN."""
+    if not isinstance(tensor, Tensor):
+        raise bad_type(op, argument, tensor, "a torch.Tensor")
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise bad_layout(op, argument, layout, "strided")
+
+
+def check_device(op: str, argument: str, device: torch.device, first: str, its_device: torch.device) -> None:
+    """Raise for an argument on another device than the first one."""
+    if device != its_device:
+        raise bad_value(op, f"device of {argument}", str(device), f"{its_device}, the device of {first}")
+
+
+def check_options(op: Op, options: Sequence[Any]) -> None:
+    """Raise for an option of the wrong type; whether its value can be used is for the op to say."""
+    for (name, kind), value in zip(op.options.items(), options, strict=True):
+        if kind in OPTION_TYPES:
+            check_option(op.name, name, concrete(value), kind)
+
+
+def without_gaps(tensor: Any) -> Any:
+    """A tensor copied to where it is dense; what has no strides as it is, to be refused by name."""
+    strided = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.contiguous() if strided else tensor
+
+
+def params_of(tensors: Mapping[str, Tensor | None]) -> dict[str, Param | None]:
+    """Shape and dtype of each argument, None where it is absent."""
+    return {
+        name: None if tensor is None else Param(tuple(tensor.shape), dtype_name(tensor.dtype))
+        for name, tensor in tensors.items()
+    }
 
 
 def in_batches(gradients: Sequence[Tensor | None]) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import torch_formulas as formulas
 from .op import Op
-from .torch_arguments import in_batches, not_a_tensor, resolved
+from .torch_arguments import check_arguments, in_batches, resolved, without_gaps
 from .torch_launch import launches_directly
 from .torch_operator import Operators, register
 from .torch_pass import Options, Prepared, Tensors, run_forward, whole
@@ -34,14 +34,13 @@ def bind(op: Op) -> Callable[[Tensors, Options], Results]:
 
     def call(tensors: Tensors, options: Options) -> Results:
         for place in numbers:  # a few numbers are sooner copied than reached by strides
-            if isinstance(tensors[place], Tensor):
-                tensors = (*tensors[:place], tensors[place].contiguous(), *tensors[place + 1 :])  # type: ignore[union-attr]
+            if tensors[place] is not None:
+                tensors = (*tensors[:place], without_gaps(tensors[place]), *tensors[place + 1 :])
         if launches_directly(tensors):
             if torch.is_grad_enabled():
                 return direct(*tensors, options)
             return tuple(run_forward(op, tensors, options)[1][:count])
-        if not all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors) or tensors[0] is None:
-            raise not_a_tensor(op.name, op.arguments, tensors)
+        check_arguments(op, tensors, options)
         if formulas.differentiates(tensors):
             return formulas.results(op, tensors, options)
         return tuple(operators.forward(*tensors, *options)[:count])

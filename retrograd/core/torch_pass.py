@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import bad_value, check_rising
+from .errors import check_rising
 from .op import BackwardCall, Call, Op, Param, Params, differentiable, gradient_names, gradients_of_results, saved_names
-from .torch_arguments import concrete, not_a_tensor
+from .torch_arguments import check_arguments, check_device, concrete
 from .torch_launch import DTYPES, Key, Runner, arch_of, dtype_name, key, layouts, prepare
 from .xp import torch_namespace
 
@@ -139,9 +139,8 @@ def _prepare(op: Op, keys: Keys, *options: Any) -> Prepared:
     first = keys[0]
     assert first is not None
     for name, key_ in zip(op.arguments, keys, strict=True):
-        if key_ is not None and key_[3] != first[3]:
-            expected = f"{first[3]}, the device of {op.arguments[0]}"
-            raise bad_value(op.name, f"device of {name}", str(key_[3]), expected)
+        if key_ is not None:
+            check_device(op.name, name, key_[3], op.arguments[0], first[3])
     params = tuple([None if k is None else (tuple(k[0]), k[2]) for k in keys])
     return Prepared(op, params, keys, first[3], options)
 
@@ -182,11 +181,10 @@ def run_forward(op: Op, tensors: Tensors, options: Options) -> tuple[Prepared, l
     """The prepared call, and its results and kept arrays."""
     try:
         keys = tuple([None if t is None else key(t) for t in tensors])
-    except AttributeError:
-        raise not_a_tensor(op.name, op.arguments, tensors) from None
-    if keys[0] is None:
-        raise not_a_tensor(op.name, op.arguments, tensors)
-    prepared = _prepare(op, keys, *options)
+        prepared = _prepare(op, keys, *options)
+    except Exception:
+        check_arguments(op, tensors, options)  # tells what is no tensor, or no option, better than what failed on it
+        raise
     for place, limit in prepared.limits:
         if (numbers := tensors[place]) is not None:
             check_rising(op.name, op.arguments[place], numbers.tolist(), limit)

@@ -150,6 +150,8 @@ def jax_namespace() -> Namespace:
     import jax
     import jax.numpy as jnp
 
+    from .jax_sharding import vary_over, varying
+
     return Namespace(
         astype=lambda x, dtype: x.astype(dtype),
         reshape=jnp.reshape,
@@ -171,7 +173,7 @@ def jax_namespace() -> Namespace:
         broadcast_to=jnp.broadcast_to,
         concat=lambda xs, axis: jnp.concatenate(list(xs), axis),
         stack=lambda xs, axis: jnp.stack(list(xs), axis),
-        zeros=lambda like, shape, dtype: jnp.zeros(shape, dtype),
+        zeros=lambda like, shape, dtype: vary_over(varying(like), jnp.zeros(shape, dtype)),
         scan=lambda step, carry, xs, reverse: jax.lax.scan(step, carry, xs, reverse=reverse),
         recurrence=_jax_recurrence,
     )

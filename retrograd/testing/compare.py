@@ -20,7 +20,8 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
         return False
     if not a.numel():  # an empty tensor may have any strides, with which its bytes cannot be viewed
         return True
-    return torch.equal(*(tensor.resolve_conj().contiguous().view(-1).view(torch.uint8) for tensor in (a, b)))
+    resolved = (tensor.resolve_conj().resolve_neg().contiguous() for tensor in (a, b))
+    return torch.equal(*(tensor.view(-1).view(torch.uint8) for tensor in resolved))
 
 
 def assert_same_bits(result: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:

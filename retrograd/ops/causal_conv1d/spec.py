@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from retrograd.core.dtypes import BYTES, FLOATS, KERNEL_FLOATS, accumulator
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.core.errors import bad_dtype, bad_shape, bad_value, check_option
 from retrograd.core.op import Param
 
 NAME = "causal_conv1d"
@@ -157,10 +157,7 @@ def check_sequences(spec: Spec) -> None:
 
 def check_options(spec: Spec) -> None:
     """Raise for an option that no x can be used with."""
-    activation = spec.activation
-    if activation is not None and not isinstance(activation, str):
-        raise bad_type(NAME, "activation", activation, "a str or None")
-    if activation not in ACTIVATIONS:
-        raise bad_value(NAME, "activation", activation, " or ".join(map(repr, ACTIVATIONS)))
-    if not isinstance(spec.return_final_state, bool):
-        raise bad_type(NAME, "return_final_state", spec.return_final_state, "a bool")
+    check_option(NAME, "activation", spec.activation, "str?")
+    if spec.activation not in ACTIVATIONS:
+        raise bad_value(NAME, "activation", spec.activation, " or ".join(map(repr, ACTIVATIONS)))
+    check_option(NAME, "return_final_state", spec.return_final_state, "bool")

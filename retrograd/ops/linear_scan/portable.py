@@ -108,9 +108,11 @@ def _where(xp: Namespace, condition: Any, x: Number, y: Number) -> Number:
 
 
 def _advance(xp: Namespace, P: Number, x: Number, l: Number) -> Number:  # noqa: E741
-    """P * x + l, and l where x is 0: no state stays no state, even if the product P has overflowed."""
+    """P * x + l; where x is 0 a product P that has overflowed counts as 0, so that no state stays no state."""
+    # To select l where x is 0 would give the derivative with respect to x as 0 there, in place of P.
     nothing = x[0] == 0 if len(x) == 1 else (x[0] == 0) & (x[1] == 0)
-    return _where(xp, nothing, l, _add(_multiply(P, x), l))
+    P = tuple(xp.where(nothing & (part - part != 0), 0, part) for part in P)
+    return _add(_multiply(P, x), l)
 
 
 def _parts(spec: Spec, x: Any) -> Number:

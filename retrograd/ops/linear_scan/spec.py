@@ -7,7 +7,7 @@ from math import prod
 from typing import Literal
 
 from retrograd.core.dtypes import BYTES, KERNEL_FLOATS
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.core.errors import bad_dtype, bad_shape, bad_value, check_option
 from retrograd.core.op import Param
 
 OP = "linear_scan"
@@ -130,9 +130,7 @@ def check(spec: Spec) -> None:
     if a.dtype not in alike:
         raise bad_dtype(OP, "a", a.dtype, alike)
     for option in ("reverse", "return_final_state"):
-        value = getattr(spec, option)
-        if not isinstance(value, bool):
-            raise bad_type(OP, option, value, "a bool")
+        check_option(OP, option, getattr(spec, option), "bool")
     cu_seqlens = spec.cu_seqlens
     if cu_seqlens is not None:
         if cu_seqlens.dtype != "int32":

@@ -133,7 +133,7 @@ class Spec:
 
     @property
     def has_dsum(self) -> bool:
-        """Whether a gradient of the sum comes into the backward pass: the sum is returned, and is not x itself."""
+        """Whether a gradient of the sum comes into the backward pass: the sum is returned, and is not x."""
         return self.prenorm and self.residual is not None
 
     def bytes_moved(self, which: Pass) -> int:

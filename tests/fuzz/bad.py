@@ -1,0 +1,214 @@
+"""A bad call, as text: a good one with one thing spoilt. It has to be refused, with the op and the argument named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from inspect import Parameter, signature
+from typing import Any
+
+from hypothesis import strategies as st
+
+import retrograd
+from retrograd.core.cases import Case, Tensor
+from retrograd.core.torch_launch import DTYPES
+from retrograd.ops.rooms import room
+from retrograd.testing.draw import draw as draw_case
+from retrograd.testing.draw import options, outputs
+from retrograd.testing.parts import PACKED, length
+from retrograd.testing.verify import Framework
+
+from .good import Good, cases_of, is_double
+from .text import Pasted
+
+IMPORTS = """
+import numpy as np, torch, jax.numpy as jnp, retrograd, retrograd.jax
+from retrograd.testing.integration import PassThrough
+"""
+WAYS = ("", "with torch.no_grad(): ", "with PassThrough(): ")
+Change = tuple[str, str, tuple[str, ...]]  # an argument, what stands in its place, and which of them is to be named
+UPDATES = {"causal_conv1d": "causal_conv1d_update", "selective_scan": "selective_state_update"}
+
+# What stands where an array should, in either framework and in one of them.
+NO_ARRAYS = ("'text'", "3", "0.5", "[1.0, 2.0]", "object()", "10**400", "np.array('text')", "True", "{}")
+NO_ARRAYS_OF: dict[Framework, tuple[str, ...]] = {
+    "torch": ("np.ones((2, 3))", "jnp.ones(3)"),
+    "jax": ("torch.ones(3)",),
+}
+# No op takes numbers of these dtypes, and no op indices of those.
+NO_NUMBERS = ("int32", "bool", "int16", "uint8")
+NO_INDICES: dict[Framework, tuple[str, ...]] = {"torch": ("int64", "bool", "float32"), "jax": ("bool", "float32")}
+# What an option cannot be, by the type of its default ...
+NO_OPTIONS: dict[type, tuple[str, ...]] = {
+    bool: ("1", "0", "None", "'silu'", "1.0", "[]", "np.True_", "torch.tensor(True)", "10**400", "float('nan')"),
+    float: ("float('nan')", "float('inf')", "[1]", "None", "'1'", "True", "10**400", "1j", "{}", "torch.tensor(1.0)"),
+}
+# ... and by its name.
+NO_OPTIONS_NAMED = {
+    "activation": ("'relu'", "'SiLU'", "''", "1", "True", "b'silu'", "[]", "{}", "float('nan')"),
+    "group_size": ("0", "-1", "2.0", "True", "[2]", "'2'", "10**400", "10**5000", "float('nan')"),
+    "out_dtype": ("'garbage'", "'int32'", "3", "[]", "torch.int32", "object()"),
+    "eps": ("0.0", "-1", "1e-40"),
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Bad(Pasted):
+    """A call that has to be refused.
+
+    Attributes:
+        text: the call.
+        op: whose name the error begins with.
+        named: arguments of which the error names one.
+    """
+
+    text: str
+    op: str
+    named: tuple[str, ...]
+
+    def check(self) -> None:
+        """Assert that it is refused, by name."""
+        space: dict[str, Any] = {}
+        exec(IMPORTS, space)
+        try:
+            exec(self.text, space)
+        except (ValueError, TypeError) as error:
+            assert_names(self.op, self.named, error)
+        except Exception as error:
+            raise AssertionError(f"{type(error).__name__}, expected ValueError or TypeError: {error}") from error
+        else:
+            raise AssertionError("the call was taken")
+
+
+@dataclass(frozen=True, repr=False)
+class Bent(Pasted):
+    """A good call with one array of another shape or dtype: refused by name, or right all the same."""
+
+    call: Good
+
+    def check(self) -> None:
+        """Assert that it is either."""
+        op, case = room(self.call.op), self.call.case
+        try:
+            outputs(op.torch, draw_case(case, "cpu", self.call.seed), options(case))
+        except (ValueError, TypeError) as error:
+            assert_names(op.name, tuple(case.inputs), error)
+        else:
+            self.call.check()
+
+
+def assert_names(op: str, arguments: tuple[str, ...], error: Exception) -> None:
+    """Assert that an error names the op and one of its arguments."""
+    said = str(error)
+    assert said.startswith(f"{op}: "), f"the op is not named: {said}"
+    assert any(re.search(rf"\b{name}\b", said) for name in arguments), f"none of {arguments} is named: {said}"
+
+
+@st.composite
+def bad(draw: st.DrawFn, op: str, framework: Framework) -> Bad:
+    """A bad call of an op."""
+    case = draw(cases_of(op).filter(lambda case: framework == "torch" or not is_double(case)))
+    return draw(spoilt(op, case, framework, list(spoilt_packing(op, case, framework))))
+
+
+@st.composite
+def bad_update(draw: st.DrawFn, op: str, framework: Framework) -> Bad:
+    """A bad call of an op's step of generation."""
+    case = draw(cases_of(op).filter(lambda case: framework == "torch" or not is_double(case)))
+    update: Callable[[Case], Case] = import_module(f".{op}", __package__).update
+    return draw(spoilt(UPDATES[op], update(case), framework))
+
+
+@st.composite
+def bent(draw: st.DrawFn, op: str) -> Bent:
+    """A call of an op with one array bent: a dimension longer, shorter, more or less, or a dtype of another array."""
+    case = draw(cases_of(op))
+    name = draw(st.sampled_from(list(case.inputs)))
+    tensor = case.inputs[name]
+    shape = list(tensor.shape)
+    how = draw(st.sampled_from(("longer", "shorter", "one", "more", "less", "dtype")))
+    axis = draw(st.integers(0, len(shape) - 1))
+    if how == "dtype" or tensor.values is not None:
+        tensor = replace(tensor, dtype=draw(st.sampled_from(sorted(DTYPES))))
+    elif how in ("longer", "shorter", "one"):
+        shape[axis] = {"longer": shape[axis] + 1, "shorter": max(0, shape[axis] - 1), "one": 1}[how]
+    elif how == "more":
+        shape.insert(axis, draw(st.integers(0, 2)))
+    else:
+        del shape[axis]
+    inputs = {**case.inputs, name: replace(tensor, shape=tuple(shape))}
+    return Bent(Good(op, replace(case, inputs=inputs), seed=draw(st.integers(0, 10**6))))
+
+
+@st.composite
+def spoilt(draw: st.DrawFn, op: str, case: Case, framework: Framework, more: Sequence[Change] = ()) -> Bad:
+    """A case as text, with one argument replaced by what it cannot be; `more` are replacements too."""
+    parameters = signature(getattr(retrograd, op)).parameters
+    changes = [*spoilt_arrays(case, parameters, framework), *spoilt_options(parameters), *more]
+    name, value, named = draw(st.sampled_from(changes))
+    arguments = {name: array(tensor, framework) for name, tensor in case.inputs.items()}
+    arguments |= {name: option(value, framework) for name, value in case.options.items() if value is not None}
+    given = ", ".join(f"{name}={value}" for name, value in {**arguments, name: value}.items())
+    if framework == "jax":
+        return Bad(f"retrograd.jax.{op}({given})", op, named)
+    return Bad(f"{draw(st.sampled_from(WAYS))}retrograd.{op}({given})", op, named)
+
+
+def spoilt_arrays(case: Case, parameters: Mapping[str, Parameter], framework: Framework) -> Iterator[Change]:
+    """What no array can be."""
+    first, *others = case.inputs
+    for name, tensor in case.inputs.items():
+        good = array(tensor, framework)
+        required = parameters[name].default is Parameter.empty
+        dtypes = NO_NUMBERS if tensor.values is None else NO_INDICES[framework]
+        values = [*NO_ARRAYS, *NO_ARRAYS_OF[framework], *(["None"] if required else [])]
+        values += [array(replace(tensor, dtype=dtype), framework) for dtype in dtypes]
+        values += [f"{good}[None, None, None]"] if name != first else []
+        if framework == "torch":
+            values += [f"{good}.to_sparse()", f"torch.nested.nested_tensor([{good}, {good}])"]
+            if others:
+                yield name, f"{good}.to('meta')", tuple(others) if name == first else (name,)
+        for value in values:
+            yield name, value, (name,)
+
+
+def spoilt_options(parameters: Mapping[str, Parameter]) -> Iterator[Change]:
+    """What no option can be."""
+    for name, parameter in parameters.items():
+        for value in (*NO_OPTIONS.get(type(parameter.default), ()), *NO_OPTIONS_NAMED.get(name, ())):
+            yield name, value, (name,)
+
+
+def spoilt_packing(op: str, case: Case, framework: Framework) -> Iterator[Change]:
+    """Numbers between which no sequences can lie."""
+    if not room(op).time_axis:
+        return
+    steps = length(room(op), case)
+
+    def numbers(*values: int) -> str:
+        return array(Tensor((len(values),), "int32", values=values), framework)
+
+    if PACKED not in case.inputs:
+        rows = next(iter(case.inputs.values())).shape[0]
+        if rows > 1:
+            yield PACKED, numbers(0, steps), (*case.inputs, PACKED)
+        return
+    good = case.inputs[PACKED].values
+    assert good is not None
+    for values in ((*good[:-1], steps + 1), (-1, *good[1:]), (steps + 2, *good[1:]), (), (-(2**31), *good[1:])):
+        yield PACKED, numbers(*values), (PACKED,)
+
+
+def array(tensor: Tensor, framework: Framework) -> str:
+    """An array as text."""
+    what, of = ("ones", tensor.shape) if tensor.values is None else ("array", tensor.values)
+    if framework == "jax":
+        return f"jnp.{what}({of}, '{tensor.dtype}')"
+    return f"torch.{'ones' if what == 'ones' else 'tensor'}({of}, dtype=torch.{tensor.dtype})"
+
+
+def option(value: Any, framework: Framework) -> str:
+    """An option as text."""
+    return f"torch.{value}" if framework == "torch" and isinstance(value, str) and value in DTYPES else repr(value)

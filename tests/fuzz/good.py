@@ -1,0 +1,123 @@
+"""A good call: every output and gradient against the op's reference in float64, and the same bits on every way in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+from retrograd.core.torch_launch import DTYPES
+from retrograd.ops.rooms import room
+from retrograd.testing.budget import FEW_DRAWS, SLACK, draws_for
+from retrograd.testing.compare import assert_same_bits, assert_within_budget, same_form
+from retrograd.testing.contract import drawn, named_outputs
+from retrograd.testing.draw import Arrays, call, options, output_name, plain_and_exact
+from retrograd.testing.integration import PassThrough
+from retrograd.testing.layouts import LAYOUTS, REPEATING, laid_out
+from retrograd.testing.poison import poisoned
+from retrograd.testing.verify import Framework, run
+
+from .text import Pasted
+
+DENSE, NEGATED = "dense", "negated"
+WAYS = ("directly", "under a dispatch mode", "as a subclass")
+
+
+class Subclass(Tensor):
+    """Tensors that PyTorch's dispatcher has to be asked about."""
+
+
+@dataclass(frozen=True, repr=False)
+class Good(Pasted):
+    """A call that has to work; its text makes it again.
+
+    Attributes:
+        op: the op's name.
+        case: its arguments.
+        layouts: array -> how it lies in memory; results name their gradients.
+        way: the way into PyTorch that the call is repeated on.
+        seed: values are drawn from it.
+        framework: of the call.
+    """
+
+    op: str
+    case: Case
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    way: str = "directly"
+    seed: int = 0
+    framework: Framework = "torch"
+
+    def check(self) -> None:
+        """Assert that it works."""
+        op, case = room(self.op), self.case
+        draws: list[tuple[Arrays, Arrays, Arrays]] = []
+        for i in range(min(draws_for(case), FEW_DRAWS)):
+            inputs, gradients = drawn(op, case, "cpu", self.seed * 1000 + i)
+            inputs = self.laid_out(inputs)
+            gradients = list(self.laid_out(named_outputs(gradients)).values())
+            plain, exact = plain_and_exact(op.reference, case, inputs, gradients, op.plain)
+            found = run(op, case, self.framework, inputs, gradients)
+            same_form(op, case, found, plain)
+            draws.append((found, plain, exact))
+            if i == 0 and self.framework == "torch":
+                assert_same_bits(repeated(self.way, op, case, inputs, gradients), found, f"{self.op}: {self.way}")
+        assert_within_budget(draws, self.op, SLACK)
+
+    def laid_out(self, tensors: Arrays) -> Arrays:
+        """The tensors, each in its layout."""
+        return {name: lay(self.layouts.get(name, DENSE), tensor) for name, tensor in tensors.items()}
+
+
+def lay(layout: str, tensor: Tensor) -> Tensor:
+    """The tensor in a layout: one of the contract's, or negated in memory, with a negation that PyTorch has put off."""
+    if layout == NEGATED and tensor.is_floating_point():
+        return torch._neg_view(-tensor)
+    return laid_out(layout, {"": tensor})[""] if layout in LAYOUTS else tensor
+
+
+def repeated(way: str, op: Room, case: Case, inputs: Arrays, gradients: list[Tensor]) -> Arrays:
+    """The same call on one of WAYS."""
+    if way == "as a subclass":
+        inputs = {name: tensor.as_subclass(Subclass) for name, tensor in inputs.items()}
+    with poisoned(), PassThrough() if way == "under a dispatch mode" else nullcontext():
+        made = call(op.torch, inputs, options(case), gradients)
+    return {name: tensor.as_subclass(Tensor) for name, tensor in made.items()}
+
+
+def cases_of(op: str) -> st.SearchStrategy[Case]:
+    """The good calls of an op: `cases` of the file of its name."""
+    cases: Callable[[], st.SearchStrategy[Case]] = import_module(f".{op}", __package__).cases
+    return cases().map(lambda case: replace(case, shape={}))  # what is not read is not printed
+
+
+@st.composite
+def good(draw: st.DrawFn, op: str) -> Good:
+    """A good call of an op, of tensors that lie in memory in any way."""
+    case = draw(cases_of(op))
+    names = (*case.inputs, output_name(0), output_name(1))
+    never = REPEATING if room(op).gradients_only else frozenset[str]()
+    layouts = {}
+    for name in names:
+        allowed = (DENSE, NEGATED, *(layout for layout in LAYOUTS if name not in case.inputs or layout not in never))
+        layouts[name] = draw(st.sampled_from(allowed))
+    layouts = {name: layout for name, layout in layouts.items() if layout != DENSE}
+    return Good(op, case, layouts, draw(st.sampled_from(WAYS)), draw(st.integers(0, 10**6)))
+
+
+@st.composite
+def good_in_jax(draw: st.DrawFn, op: str) -> Good:
+    """A good call of an op in JAX, whose arrays are dense and, unless it is told so, never of float64."""
+    case = draw(cases_of(op).filter(lambda case: not is_double(case)))
+    return Good(op, case, seed=draw(st.integers(0, 10**6)), framework="jax")
+
+
+def is_double(case: Case) -> bool:
+    """Whether an argument is of float64 or complex128."""
+    return any(DTYPES[tensor.dtype] in (torch.float64, torch.complex128) for tensor in case.inputs.values())

@@ -1,0 +1,30 @@
+"""A call as Python that makes it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any
+
+
+class Pasted:
+    """A dataclass whose text is Python, without the fields that have their default."""
+
+    def __repr__(self) -> str:
+        return text(self)
+
+
+def text(value: Any) -> str:
+    """A value, its dataclasses without the fields that have their default."""
+    if is_dataclass(value):
+        told = {field.name: getattr(value, field.name) for field in fields(value)}
+        given = [f"{f.name}={text(told[f.name])}" for f in fields(value) if told[f.name] != default(f)]
+        return f"{type(value).__name__}({', '.join(given)})"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{text(name)}: {text(item)}" for name, item in value.items()) + "}"
+    return repr(value)
+
+
+def default(field: Field[Any]) -> Any:
+    """What a field has that is not given."""
+    return field.default if field.default_factory is MISSING else field.default_factory()

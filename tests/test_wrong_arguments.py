@@ -1,0 +1,172 @@
+"""What no op can use is refused by name on every way into PyTorch: direct, by the registered operator, compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from retrograd.core.op import Op
+from retrograd.core.room import Room
+from retrograd.ops.causal_conv1d.op import OP as CONV
+from retrograd.ops.linear_scan.op import OP as LINEAR
+from retrograd.ops.rms_norm.op import OP as NORM
+from retrograd.ops.rooms import room, rooms
+from retrograd.ops.selective_scan.op import OP as SCAN
+from retrograd.testing.draw import draw, options
+from retrograd.testing.integration import PassThrough
+
+OPS: dict[str, Op] = {op.name: op for op in (CONV, LINEAR, NORM, SCAN)}
+FIRST_CASE = {
+    "rms_norm": "plain_fp32",
+    "linear_scan": "states",
+    "causal_conv1d": "fp32",
+    "selective_scan": "packed_fp32",
+}
+
+
+class Subclass(Tensor):
+    pass
+
+
+def directly(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    return function(**given)
+
+
+def without_gradients(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    with torch.no_grad():
+        return function(**given)
+
+
+def under_a_dispatch_mode(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    with PassThrough():
+        return function(**given)
+
+
+def beside_a_subclass(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    def can_be_one(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested and value.dim() > 0
+
+    return function(**{name: v.as_subclass(Subclass) if can_be_one(v) else v for name, v in given.items()})
+
+
+def compiled(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(lambda given: function(**given), backend="eager")(given)
+
+
+WAYS = [directly, without_gradients, under_a_dispatch_mode, beside_a_subclass]
+
+# From a tensor to what cannot stand in its place, with the error that says so.
+NO_TENSORS: dict[str, tuple[Callable[[Tensor], Any], type[Exception], str]] = {
+    "sparse": (lambda t: t.to_sparse(), TypeError, "{name} has layout sparse_coo, expected strided"),
+    "compressed sparse": (
+        lambda t: torch.eye(3, dtype=t.dtype).to_sparse_csr(), TypeError,
+        "{name} has layout sparse_csr, expected strided"),
+    "nested": (lambda t: torch.nested.nested_tensor([t, t]), TypeError, "{name} has layout nested, expected strided"),
+    "jagged": (
+        lambda t: torch.nested.nested_tensor([t, t], layout=torch.jagged), TypeError,
+        "{name} has layout nested, expected strided"),
+    "of oneDNN": (
+        lambda t: t.float().to_mkldnn(), TypeError, "{name} has layout _mkldnn, expected strided"),
+    "of numpy": (lambda t: t.numpy(), TypeError, "{name} is ndarray, expected a torch.Tensor"),
+    "a list": (lambda t: t.tolist(), TypeError, "{name} is list, expected a torch.Tensor"),
+    "a number": (lambda t: 1.0, TypeError, "{name} is float, expected a torch.Tensor"),
+    "a text": (lambda t: "x", TypeError, "{name} is str, expected a torch.Tensor"),
+}  # fmt: skip
+EACH_ARGUMENT = [
+    pytest.param(each, name, id=f"{each.name}-{name}")
+    for each in rooms()
+    for name in each.case(FIRST_CASE[each.name]).inputs
+]
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "bool": (1, 0, 1.0, None, "silu", [], {}, np.True_, torch.tensor(True), 10**400),
+    "float": ([1], "1e-6", None, True, 1j, {}, torch.tensor(1e-6)),
+    "SymInt?": (2.0, [2], True, "2", torch.tensor(2)),
+    "str?": (1, True, b"silu", [], {}, torch.tensor(1)),
+    "ScalarType?": (1, "float32", [], np.float32),
+}
+EXPECTED = {
+    "bool": "a bool",
+    "float": "a float",
+    "SymInt?": "an int or None",
+    "str?": "a str or None",
+    "ScalarType?": "a torch.dtype or None",
+}
+EACH_OPTION = [
+    pytest.param(room(op.name), name, value, EXPECTED[kind], id=f"{op.name}-{name}-{str(value)[:20]}")
+    for op in OPS.values()
+    for name, kind in op.options.items()
+    for value in OPTIONS[kind]
+]
+
+
+def arguments(op: Room) -> dict[str, Any]:
+    case = op.case(FIRST_CASE[op.name])
+    return {**draw(case, "cpu", 0), **options(case)}
+
+
+def refusal(way: Callable[..., Any], op: Room, given: dict[str, Any], kind: type[Exception]) -> str:
+    with pytest.raises(kind) as raised:
+        way(op.torch, given)
+    assert raised.type is kind
+    return str(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors):UserWarning")
+@pytest.mark.parametrize("what", NO_TENSORS)
+@pytest.mark.parametrize(("op", "name"), EACH_ARGUMENT)
+def test_an_argument_that_is_no_tensor_with_strides_is_named(op: Room, name: str, what: str) -> None:
+    spoil, kind, text = NO_TENSORS[what]
+    given = arguments(op)
+    given[name] = spoil(given[name])
+    for way in WAYS:
+        assert refusal(way, op, given, kind) == f"{op.name}: " + text.format(name=name)
+
+
+@pytest.mark.parametrize(("op", "name"), EACH_ARGUMENT)
+def test_a_tensor_on_another_device_than_the_first_is_named(op: Room, name: str) -> None:
+    given = arguments(op)
+    first, *others = (argument for argument in op.arguments if isinstance(given.get(argument), Tensor))
+    given[name] = given[name].to("meta")
+    one, its, theirs = (others[0], "cpu", "meta") if name == first else (name, "meta", "cpu")
+    for way in (*WAYS, compiled):
+        said = refusal(way, op, given, ValueError)
+        assert said == f"{op.name}: device of {one} is '{its}', expected {theirs}, the device of {first}"
+
+
+@pytest.mark.parametrize("op", rooms(), ids=lambda op: op.name)
+def test_tensors_that_are_all_on_the_meta_device_have_results_there(op: Room) -> None:
+    given = {name: v.to("meta") if isinstance(v, Tensor) else v for name, v in arguments(op).items()}
+    for way in WAYS:
+        made = way(op.torch, given)
+        assert (made if isinstance(made, Tensor) else made[0]).is_meta
+
+
+@pytest.mark.parametrize(("op", "name", "value", "expected"), EACH_OPTION)
+def test_an_option_of_the_wrong_type_is_named(op: Room, name: str, value: Any, expected: str) -> None:
+    given = {**arguments(op), name: value}
+    said = f"numpy.{type(value).__name__}" if isinstance(value, np.bool) else type(value).__name__
+    for way in WAYS:
+        assert refusal(way, op, given, TypeError) == f"{op.name}: {name} is {said}, expected {expected}"
+
+
+@pytest.mark.parametrize(("op", "name", "value"), [("linear_scan", "reverse", 1), ("rms_norm", "eps", [1])])
+def test_a_compiled_function_says_the_same(op: str, name: str, value: Any) -> None:
+    given = {**arguments(room(op)), name: value}
+    assert refusal(compiled, room(op), given, TypeError).startswith(
+        f"{op}: {name} is {type(value).__name__}, expected "
+    )
+
+
+@pytest.mark.parametrize(("name", "bits"), [("eps", 1023), ("weight_offset", 1023), ("group_size", 63)])
+@pytest.mark.parametrize("value", [10**400, -(10**5000)], ids=["large", "too long to print"])
+def test_an_int_that_no_number_of_the_machine_can_hold_is_named(name: str, bits: int, value: int) -> None:
+    given = {**arguments(room("rms_norm")), name: value}
+    for way in WAYS:
+        said = refusal(way, room("rms_norm"), given, ValueError)
+        assert said.startswith(f"rms_norm: {name} is an int of {value.bit_length()} bits, expected ")
