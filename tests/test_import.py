@@ -23,12 +23,13 @@ print(json.dumps({"seconds": seconds, "modules": sorted(sys.modules), "cuda": to
 WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None  # as where it is not installed
-import torch, retrograd
+import jax, torch, retrograd.jax
 from retrograd import nn
 model = nn.LanguageModel(nn.MambaConfig(d_model=8, n_layer=1, vocab_size=16))
 model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
 a = torch.rand(1, 4, 2, requires_grad=True)
 retrograd.linear_scan(a, a).sum().backward()
+jax.grad(lambda x: retrograd.jax.rms_norm(x).sum())(jax.numpy.ones((2, 4)))
 from retrograd.cli.info import info
 info()
 """
@@ -56,5 +57,5 @@ def test_import_brings_neither_jax_nor_triton_nor_cuda(imported: dict[str, Any])
     assert imported["cuda"] is False
 
 
-def test_where_triton_is_not_installed_every_op_runs_on_the_portable_path() -> None:
+def test_where_triton_is_not_installed_both_frameworks_take_the_portable_path() -> None:
     assert "portable" in output_of(WITHOUT_TRITON)
