@@ -6,7 +6,7 @@ OP ?= rms_norm
 RESULTS ?=
 TORCH ?= torch==2.13.0
 PACKAGES := triton==3.6.0 -e ".[dev]"
-OLDEST := test_commands or test_import or checkpoint or saved or (budget and plain)
+OLDEST := test_commands or test_import or checkpoints or saved or (budget and plain)
 
 .PHONY: test check train lint oldest newest gpu clean
 
