@@ -18,7 +18,6 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
 from .arch import Arch, nvidia
-from .build import arguments, build, signature
 from .program import Array, Launch, Program
 
 TARGET = "triton_kernel_call_ffi"
@@ -157,6 +156,8 @@ def run(program: Program, arch: Arch, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _launch(launch: Launch, program: Program, arch: Arch, arrays: dict[str, Any]) -> dict[str, Any]:
+    from .build import arguments
+
     used = [value for value in arguments(launch) if isinstance(value, str)]
     reads = [name for name in used if name in arrays]
     writes = [name for name in used if name not in arrays]
@@ -173,6 +174,8 @@ def _launch(launch: Launch, program: Program, arch: Arch, arrays: dict[str, Any]
 def _opaque(launch: Launch, arrays: dict[str, Array], arch: Arch) -> bytes:
     """The launch in jax's own format: PTX, launch dimensions and parameters in the kernel's order."""
     from jaxlib import gpu_triton
+
+    from .build import arguments, build, signature
 
     compiled = build(launch, arrays, arch)
     metadata = compiled.metadata
