@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,27 +13,26 @@ from .errors import bad_type, check_rising
 from .op import Op, Param
 
 
-def arrays_of(op: str, arguments: Mapping[str, Any], required: int = 1) -> list[Any]:
+def arrays_of(op: str, arguments: Mapping[str, Any], required: int) -> dict[str, Any]:
     """The arguments as arrays of jax, None where one is absent; the first ones are required.
 
     An array of numpy becomes what `jax.numpy.asarray` makes of it: float32 of float64, unless `jax_enable_x64` is set.
     """
-    arrays: list[Any] = []
+    arrays: dict[str, Any] = {}
     for place, (name, given) in enumerate(arguments.items()):
         if isinstance(given, jax.Array) or (given is None and place >= required):
-            arrays.append(given)
+            arrays[name] = given
         elif isinstance(given, np.ndarray) and given.dtype.kind not in "OSUMm":
-            arrays.append(jnp.asarray(given))
+            arrays[name] = jnp.asarray(given)
         else:
             raise bad_type(op, name, given, "a jax.Array")
     return arrays
 
 
-def params_of(op: Op, arrays: Sequence[Any]) -> dict[str, Param | None]:
+def params_of(arrays: Mapping[str, Any]) -> dict[str, Param | None]:
     """Shape and dtype of each argument, None where it is absent."""
     return {
-        name: None if array is None else Param(tuple(array.shape), str(array.dtype))
-        for name, array in zip(op.arguments, arrays, strict=True)
+        name: None if array is None else Param(tuple(array.shape), str(array.dtype)) for name, array in arrays.items()
     }
 
 

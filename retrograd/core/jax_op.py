@@ -35,10 +35,10 @@ def bind(op: Op) -> Callable[[Arrays, Sequence[Any]], Results]:
 
     def call(arrays: Arrays, options: Sequence[Any]) -> Results:
         arguments = dict(zip(op.arguments, arrays, strict=True))
-        given = arrays_of(op.name, arguments)
-        spec = op.spec(params_of(op, given), dict(zip(op.options, options, strict=True)))
+        given = arrays_of(op.name, arguments, required=1)
+        spec = op.spec(params_of(given), dict(zip(op.options, options, strict=True)))
         check_numbers(op, spec, arguments)
-        results: Results = by_rows(op, spec, dict(zip(op.arguments, given, strict=True)), alike)
+        results: Results = by_rows(op, spec, given, alike)
         return results
 
     def alike(spec: Any, *arrays: Any) -> Results:

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from .jax_arguments import params_of
 from .op import Op
 
+
 def vary_alike(arrays: Sequence[Any]) -> list[Any]:
     """Mark arrays as varying over every manual axis of `shard_map` over which one of them does; None stays None.
 
@@ -59,7 +60,7 @@ def by_rows(op: Op, spec: Any, arrays: Mapping[str, Any], call: Callable[..., An
     options = {name: getattr(spec, name) for name in op.options}
 
     def part(*own: Any) -> Any:
-        return call(op.spec(params_of(op, own), options), *own)
+        return call(op.spec(params_of(dict(zip(arrays, own, strict=True))), options), *own)
 
     return jax.shard_map(part, in_specs=specs, out_specs=split)(*given)
 

@@ -6,10 +6,11 @@ from typing import Literal, overload
 
 from jaxtyping import Array, Float, Int32
 
+from retrograd.core.jax_arguments import arrays_of
 from retrograd.core.jax_op import bind
 
 from .op import OP
-from .update import update
+from .update import UPDATE, update
 
 _call = bind(OP)
 
@@ -84,4 +85,5 @@ def causal_conv1d_update(
         >>> y.shape, state.shape
         ((2, 64), (2, 64, 3))
     """
-    return update(causal_conv1d, x, state, weight, bias, activation)
+    arrays = arrays_of(UPDATE, {"x": x, "state": state, "weight": weight, "bias": bias}, required=3)
+    return update(causal_conv1d, **arrays, activation=activation)

@@ -7,7 +7,8 @@ from typing import Literal, overload
 from jaxtyping import Array as JaxArray
 from jaxtyping import Complex, Float, Int32
 
-from retrograd.core.jax_op import bind, params_of
+from retrograd.core.jax_arguments import arrays_of, params_of
+from retrograd.core.jax_op import bind
 from retrograd.core.xp import jax_namespace
 
 from . import portable
@@ -123,7 +124,8 @@ def selective_state_update(
         >>> y.shape, state.shape
         ((2, 64), (2, 64, 16))
     """
-    arrays = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
-    check_update(params_of(UPDATE, arrays), dt_softplus)
+    given = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    arrays = arrays_of(UPDATE, given, required=6)
+    check_update(params_of(arrays), dt_softplus)
     y, new = portable.update(jax_namespace(), **arrays, dt_softplus=dt_softplus)
-    return y.astype(x.dtype), new
+    return y.astype(arrays["x"].dtype), new
