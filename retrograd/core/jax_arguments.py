@@ -13,7 +13,7 @@ from .errors import bad_type, check_rising
 from .op import Op, Param
 
 
-def arrays_of(op: str, arguments: Mapping[str, Any], required: int) -> dict[str, Any]:
+def arrays_of(op: str, arguments: Mapping[str, Any], required: int = 1) -> dict[str, Any]:
     """The arguments as arrays of jax, None where one is absent; the first ones are required.
 
     An array of numpy becomes what `jax.numpy.asarray` makes of it: float32 of float64, unless `jax_enable_x64` is set.
@@ -30,7 +30,7 @@ def arrays_of(op: str, arguments: Mapping[str, Any], required: int) -> dict[str,
 
 
 def params_of(arrays: Mapping[str, Any]) -> dict[str, Param | None]:
-    """Shape and dtype of each argument, None where it is absent."""
+    """Shape and dtype of each array, None where it is absent."""
     return {
         name: None if array is None else Param(tuple(array.shape), str(array.dtype)) for name, array in arrays.items()
     }

@@ -35,7 +35,7 @@ def bind(op: Op) -> Callable[[Arrays, Sequence[Any]], Results]:
 
     def call(arrays: Arrays, options: Sequence[Any]) -> Results:
         arguments = dict(zip(op.arguments, arrays, strict=True))
-        given = arrays_of(op.name, arguments, required=1)
+        given = arrays_of(op.name, arguments)
         spec = op.spec(params_of(given), dict(zip(op.options, options, strict=True)))
         check_numbers(op, spec, arguments)
         results: Results = by_rows(op, spec, given, alike)

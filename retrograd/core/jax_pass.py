@@ -89,6 +89,16 @@ class Bound:
         """The same pass of another call."""
         raise NotImplementedError
 
+    def transpose(self, cotangents: Arrays, arrays: Arrays) -> list[Any]:
+        """The cotangent of each input in which the pass is linear; None for the others, which are saved arrays."""
+        came = {array.name: cotangent for array, cotangent in zip(self.call.outputs, cotangents, strict=True)}
+        made = self.transposed().named(dict(zip(self.call.inputs, arrays, strict=True)) | came)
+        return [made.get(name) for name in self.call.inputs]
+
+    def transposed(self) -> Bound:
+        """The transpose of a pass that is linear in some of its inputs."""
+        raise NotImplementedError
+
     def _one(self, batched: Arrays, there: Sequence[bool], rest: Arrays) -> list[Any]:
         left = iter(rest)
         inputs = [next(left) if is_there else array for array, is_there in zip(batched, there, strict=True)]
@@ -120,6 +130,10 @@ class Backward(Bound):
     def again(self, spec: Any) -> Bound:
         """The same pass of another call."""
         return Backward.of(self.op, spec)
+
+    def transposed(self) -> Bound:
+        """As a linear map of the gradients that come in."""
+        return Pushforward.of(self.op, self.spec, tuple(array.name for array in self.call.outputs))
 
 
 @dataclass(frozen=True)
@@ -181,11 +195,9 @@ class Pushforward(Bound):
         """The same pass of another call."""
         return Pushforward.of(self.op, spec, self.call.given)
 
-    def transpose(self, cotangents: Arrays, arrays: Arrays) -> list[Any]:
-        """The gradient of every input; None in the places of those that are saved."""
-        came = {array.name: cotangent for array, cotangent in zip(self.call.outputs, cotangents, strict=True)}
-        made = Backward.of(self.op, self.spec).named(dict(zip(self.call.inputs, arrays, strict=True)) | came)
-        return [made[name] if name in self.call.given else None for name in self.call.inputs]
+    def transposed(self) -> Bound:
+        """The backward pass."""
+        return Backward.of(self.op, self.spec)
 
 
 def _joined(array: Any, axis: int | None) -> Any:

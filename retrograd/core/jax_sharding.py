@@ -60,7 +60,7 @@ def by_rows(op: Op, spec: Any, arrays: Mapping[str, Any], call: Callable[..., An
     options = {name: getattr(spec, name) for name in op.options}
 
     def part(*own: Any) -> Any:
-        return call(op.spec(params_of(dict(zip(arrays, own, strict=True))), options), *own)
+        return call(op.spec(params_of(dict(zip(op.arguments, own, strict=True))), options), *own)
 
     return jax.shard_map(part, in_specs=specs, out_specs=split)(*given)
 

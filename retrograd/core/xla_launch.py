@@ -98,7 +98,8 @@ def _jitted_portable(call: Call) -> Callable[..., Any]:
 
 
 def _transpose(cotangents: Sequence[Any], *arrays: Any, call: Call) -> Sequence[Any]:
-    return call.transpose([ad.instantiate_zeros(cotangent) for cotangent in cotangents], arrays)
+    made = call.transpose([ad.instantiate_zeros(cotangent) for cotangent in cotangents], arrays)
+    return [found if ad.is_undefined_primal(a) else None for found, a in zip(made, arrays, strict=True)]
 
 
 ad.primitive_jvps[primitive] = _derivative
