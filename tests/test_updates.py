@@ -99,7 +99,7 @@ def test_a_wrong_argument_is_refused_by_its_name(
         getattr(MODULES[framework], function)(**given)
 
 
-@pytest.mark.parametrize("value", [1, "relu", np.True_, torch.tensor(True)], ids=repr)
+@pytest.mark.parametrize("value", [1, "relu", np.True_, torch.tensor(True), [True]], ids=repr)
 @pytest.mark.parametrize("function", OPTIONS)
 @pytest.mark.parametrize("framework", MODULES)
 def test_a_wrong_option_is_refused_by_its_name(framework: str, function: str, value: Any) -> None:
@@ -213,6 +213,17 @@ def test_one_step_in_float64_is_the_scan_of_one_step(seed: int) -> None:
     steps = {name: inputs[name][:, :1] for name in ("x", "dt", "B", "C", "z")}
     whole: dict[str, Any] = {**inputs, **steps, "dt_softplus": True, "return_final_state": True}
     torch.testing.assert_close(generated_in_torch(**whole), retrograd.selective_scan(**whole), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("function", SHAPES)
+def test_arrays_of_numpy_are_taken_by_jax(function: str, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    given = {name: draw.standard_normal(shape) for name, shape in SHAPES[function].items()}
+    update = getattr(retrograd.jax, function)
+    wanted = update(**{name: jnp.asarray(array) for name, array in given.items()})
+    for found, expected in zip(update(**given), wanted, strict=True):
+        assert found.dtype == expected.dtype == jnp.float32
+        assert (found == expected).all()
 
 
 def test_a_step_leaves_the_state_that_came_in_as_it_is() -> None:

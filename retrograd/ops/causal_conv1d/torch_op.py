@@ -122,5 +122,6 @@ def causal_conv1d_update(
         >>> y.shape, state.shape
         (torch.Size([2, 64]), torch.Size([2, 64, 3]))
     """
-    check_tensors(UPDATE, {"x": x, "state": state, "weight": weight, "bias": bias}, required=3)
-    return update(causal_conv1d, x, state, weight, bias, activation)
+    tensors = {"x": x, "state": state, "weight": weight, "bias": bias}
+    check_tensors(UPDATE, tensors, required=3)
+    return update(causal_conv1d, **tensors, activation=activation)
