@@ -40,7 +40,7 @@ def make(calls: st.SearchStrategy[Call], number: float, seed: int) -> None:
     """Draw so many calls and check each; a failure is made small and printed."""
 
     @hypothesis.seed(seed)
-    @settings(max_examples=max(1, round(number)), database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=max(2, round(number)), database=None, deadline=None, suppress_health_check=list(HealthCheck))
     @given(calls)
     def check(call: Call) -> None:
         hypothesis.note(f"To make it again, in tests/:\n\nfrom fuzz.paste import *\n{call!r}.check()\n")
