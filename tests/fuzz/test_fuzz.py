@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("hypothesis")
 
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -17,22 +16,22 @@ from retrograd.core.cases import Case
 from retrograd.core.cases import Tensor as Drawn
 from retrograd.ops.rooms import NAMES, room
 
+from . import bad as bads
 from . import good as goods
 from . import paste
 from .bad import Bad, Bent, bad, bent
+from .draws import each
 from .good import Good, good
 
 PLAIN = Good("rms_norm", Case("fuzzed", {"x": Drawn((3, 8), "float32"), "weight": Drawn((8,), "float32")}))
 
 
 @pytest.mark.parametrize("op", NAMES)
-def test_the_text_of_a_call_makes_it_again(op: str) -> None:
-    @settings(max_examples=20)
-    @given(st.one_of(good(op), bad(op, "torch"), bent(op)))
+def test_the_text_of_a_call_makes_it_again(op: str, seed: int) -> None:
     def check(call: Good | Bad | Bent) -> None:
         assert eval(repr(call), vars(paste)) == call
 
-    check()
+    each(st.one_of(good(op), bad(op, "torch"), bent(op)), 20, seed, check)
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
@@ -80,8 +79,6 @@ def test_an_array_that_is_spread_where_it_should_not_is_found(monkeypatch: pytes
     inputs = {**PLAIN.case.inputs, "weight": Drawn((1,), "float32")}
     call = Bent(replace(PLAIN, case=replace(PLAIN.case, inputs=inputs)))
     call.check()
-    from . import bad as bads
-
     taking = replace(room("rms_norm"), torch=lambda x, weight: room("rms_norm").torch(x, weight.abs().expand(8)))
     monkeypatch.setattr(bads, "room", lambda name: taking)
     monkeypatch.setattr(goods, "room", lambda name: taking)
