@@ -94,7 +94,7 @@ class Bent(Pasted):
         try:
             outputs(op.torch, draw_case(case, "cpu", self.call.seed), options(case))
         except (ValueError, TypeError) as error:
-            assert_names(op.name, tuple(case.inputs), error)
+            assert_names(op.name, (*case.inputs, *case.options), error)
         else:
             self.call.check()
 
