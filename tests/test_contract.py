@@ -10,6 +10,7 @@ from retrograd.core.room import Room
 from retrograd.testing import contract
 from retrograd.testing.layouts import layouts_of
 from retrograd.testing.parts import is_packed
+from retrograd.testing.verify import Framework
 
 
 @pytest.mark.parametrize(CASE, each_case())
@@ -30,6 +31,14 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(room: Room, case: Case, de
 @pytest.mark.parametrize(CASE, each_case(only=lambda room, case: is_packed(case)))
 def test_a_packed_sequence_has_the_same_bits_alone(room: Room, case: Case, device: str, seed: int) -> None:
     contract.check_packed(room, case, device, seed)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize(CASE, each_case(only=contract.leaves_steps_out))
+def test_steps_outside_of_every_sequence_give_zeros_and_reach_nothing(
+    room: Room, case: Case, device: str, framework: Framework, seed: int
+) -> None:
+    contract.check_outside(room, case, device, seed, framework)
 
 
 @pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=contract.passes_state))

@@ -119,6 +119,7 @@ TEST_CASES: list[Case] = [
     case("packed_plain", (1, 34, 32, 4), cu_seqlens=(0, 16, 34)),
     case("packed_groups", (1, 20, 32, 4), groups=2, cu_seqlens=(0, 3, 20), **ALL),
     case("packed_constant", (1, 20, 32, 4), constant="BC", cu_seqlens=(0, 3, 20), **ALL),
+    case("packed_outside", (1, 40, 32, 4), dtype="float32", cu_seqlens=(3, 3, 20, 31, 31), tags=SMALL, **ALL),
     case("packed_no_steps", (1, 0, 32, 4), cu_seqlens=(0, 0, 0), **ALL),
     case("packed_complex", (1, 30, 32, 3), is_complex=True, cu_seqlens=(0, 7, 7, 30), dtype="float32", **ALL),
     case("long", (2, 300, 32, 16), given=MAMBA),
@@ -142,6 +143,7 @@ GPU_CASES: list[Case] = [
     case("gpu_groups", (2, 300, 192, 16), groups=3, tags=GPU, **ALL),
     case("gpu_constant", (2, 300, 128, 16), constant="BC", tags=GPU, **ALL),
     case("gpu_packed", (1, 1000, 128, 16), cu_seqlens=(0, 1, 1, 500, 531, 999, 1000), tags=GPU, **ALL),
+    case("gpu_packed_outside", (1, 1000, 128, 16), cu_seqlens=(17, 17, 400, 929, 929), tags=GPU, **ALL),
     case("gpu_long", (1, 3_000, 64, 16), given=MAMBA, tags=GPU),
     case("gpu_complex", (1, 300, 64, 8), is_complex=True, dtype="float32", tags=GPU, **ALL),
 ]
