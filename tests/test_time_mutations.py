@@ -66,6 +66,13 @@ def test_a_packed_sequence_that_starts_from_the_first_state() -> None:
     breaks(contract.check_packed, broken(enter=lambda states, sequence: states[:1]), "packed")
 
 
+def test_a_state_that_is_multiplied_by_zero_in_the_next_packed_sequence() -> None:
+    def enters(states: Tensor, sequence: int) -> Tensor:
+        return states[sequence : sequence + 1] + 0.0 * states.sum(0)
+
+    breaks(contract.check_packed, broken(enter=enters), "packed")
+
+
 def by_place(a: Tensor, h: Tensor, wx: Tensor, place: int) -> Tensor:
     """Every fourth step, counted from the start of the array, is rounded once instead of twice."""
     once = (a.double() * h.double() + wx.double()).float()

@@ -61,12 +61,15 @@ def check_repeats(room: Room, case: Case, device: str, seed: int, runs: int = 3)
         assert_same_bits(again, first, f"{room.name}, {case.name}: two runs")
 
 
-def check_batch_invariance(room: Room, case: Case, device: str, seed: int) -> None:
+def check_batch_invariance(room: Room, case: Case, device: str, seed: int, layout: str | None = None) -> None:
     """Rows have the same outputs and gradients, to the bit, alone as in the batch; as views of it and copied out.
 
-    So they have in a batch that holds the same rows several times.
+    So they have in a batch that holds the same rows several times. With a `layout`, the batch lies in memory like that.
     """
     inputs, gradients = drawn(room, case, device, seed)
+    if layout is not None:
+        inputs = laid_out(layout, inputs)
+        gradients = list(laid_out(layout, named_outputs(gradients)).values())
     whole = call(room.torch, inputs, options(case), gradients)
     for start, stop in slices(room, case):
         expected = rows_of(room, case, whole, start, stop)
@@ -97,13 +100,12 @@ def check_packed(room: Room, case: Case, device: str, seed: int) -> None:
     bounds = inputs[PACKED].tolist()
     places = list(enumerate(pairwise(bounds)))
     for kept in (0, 1):
-        planted, came_in = copies_of(inputs), copies_of(named_outputs(gradients))
+        arrays = copies_of(inputs), copies_of(named_outputs(gradients))
         for place, (start, stop) in places[1 - kept :: 2]:
-            for arrays in (planted, came_in):
-                cut_up = having(room, case, arrays, time_axis, sequence_axis)
-                for tensor in sequence(room, case, cut_up, place, start, stop).values():
-                    tensor.fill_(torch.nan)
-        beside = call(room.torch, planted, options(case), list(came_in.values()))
+            for tensors in arrays:
+                theirs = having(room, case, tensors, time_axis, sequence_axis)
+                plant_nan(sequence(room, case, theirs, place, start, stop))
+        beside = call(room.torch, arrays[0], options(case), list(arrays[1].values()))
         for place, (start, stop) in places[kept::2]:
             expected = sequence(room, case, own, place, start, stop)
             found = sequence(room, case, beside, place, start, stop)
@@ -120,19 +122,18 @@ def check_packed(room: Room, case: Case, device: str, seed: int) -> None:
             where = f"{room.name}, {case.name}: sequence {place} {'copied' if copied else 'in place'}"
             assert_same_bits({name: alone[name] for name in expected}, expected, where)
 
+
 def check_outside(room: Room, case: Case, device: str, seed: int, framework: Framework = "torch") -> None:
     """Steps outside of every packed sequence give zeros, and reach no other number even where they hold NaN."""
     if not leaves_steps_out(room, case):
         return
     inputs, gradients = drawn(room, case, device, seed)
-    planted = {name: tensor.clone() for name, tensor in inputs.items()}
-    came_in = {name: tensor.clone() for name, tensor in named_outputs(gradients).items()}
-    for arrays in (planted, came_in):
-        for part in outside(room, case, arrays):
-            for tensor in part.values():
-                tensor.fill_(torch.nan)
+    arrays = copies_of(inputs), copies_of(named_outputs(gradients))
+    for tensors in arrays:
+        for part in outside(room, case, tensors):
+            plant_nan(part)
     expected = run(room, case, framework, inputs, gradients)
-    found = run(room, case, framework, planted, list(came_in.values()))
+    found = run(room, case, framework, arrays[0], list(arrays[1].values()))
     where = f"{room.name}, {case.name}, {framework}: outside of every sequence"
     for part in outside(room, case, found):
         for name, tensor in part.items():
@@ -148,6 +149,12 @@ def outside(room: Room, case: Case, arrays: Mapping[str, Tensor]) -> Iterator[Ar
     along_time = having(room, case, arrays, time_axis)
     for start, stop in ((0, bounds[0]), (bounds[-1], length(room, case))):
         yield cut(room, case, along_time, time_axis, start, stop)
+
+
+def plant_nan(tensors: Mapping[str, Tensor]) -> None:
+    """Fill the tensors with NaN."""
+    for tensor in tensors.values():
+        tensor.fill_(torch.nan)
 
 
 def leaves_steps_out(room: Room, case: Case) -> bool:

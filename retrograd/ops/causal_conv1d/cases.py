@@ -88,8 +88,8 @@ GPU_CASES: list[Case] = [
     case("gpu_width_2", (3, 1025, 520), 2, dtype="float16", tags=GPU),
     case("gpu_packed", (1, 6000, 512), lengths=(1, 2000, 0, 3, 3996), bias=True, initial=True, tags=GPU,
          **SILU, **FINAL),
-    case("gpu_packed_outside", (1, 6000, 512), before=100, lengths=(0, 2000, 3399, 0), bias=True, initial=True, tags=GPU,
-         **SILU, **FINAL),
+    case("gpu_packed_outside", (1, 6000, 512), before=100, lengths=(0, 2000, 3399, 0), bias=True, initial=True,
+         tags=GPU, **SILU, **FINAL),
     case("gpu_short_sequences", (1, 4096, 256), lengths=(7,) * 585 + (1,), initial=True, tags=GPU, **SILU, **FINAL),
 ]  # fmt: skip
 

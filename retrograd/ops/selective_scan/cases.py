@@ -108,7 +108,7 @@ TEST_CASES: list[Case] = [
     case("constant", (2, 10, 32, 4), constant="BC", given=MAMBA),
     case("constant_B", (2, 10, 32, 4), constant="B", given=MAMBA, tags=SMALL),
     case("constant_C", (2, 10, 32, 4), constant="C", groups=2, given=MAMBA),
-    case("complex", (2, 20, 32, 3), is_complex=True, dtype="float32", given=MAMBA),
+    case("complex", (2, 20, 32, 3), is_complex=True, dtype="float32", given=MAMBA, tags=STRIDED),
     case("complex_everything", (2, 20, 32, 3), is_complex=True, groups=2, **ALL),
     case("complex_constant", (2, 10, 32, 2), is_complex=True, dtype="float32", constant="BC"),
     case("states", (2, 37, 32, 4), dtype="float32", tags=STRIDED, **ALL),

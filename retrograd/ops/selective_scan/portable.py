@@ -215,7 +215,7 @@ class _Maths:
         delta, dxs, *matrices = given
         B, C, _ = self.matrices(matrices)
         _, states = self._states(carry[0], delta, dxs, B)
-        y = self.xp.sum(C * states[1:], -2)
+        y = self.xp.sum(self.xp.multiply(C, states[1:]), -2)
         return (states[-1],), (2 * y.real if self.spec.complex else y,)
 
     def entering(self, carry: Any, given: Any) -> Any:
@@ -234,17 +234,19 @@ class _Maths:
         h, delta, dxs, *rest = given
         B, C, (x, dy) = self.matrices(rest)
         decay, states = self._states(h, delta, dxs, B)
-        y = xp.sum(C * states[1:], -2)
+        y = xp.sum(xp.multiply(C, states[1:]), -2)
         if self.spec.complex:
             y, dy = 2 * y.real, 2 * dy
             A, B, C, decay, states = (xp.conj(array) for array in (A, B, C, decay, states))
 
         dyC = dy[:, :, None] * C
-        passed = xp.recurrence(decay, decay * dyC, g, True)  # e g of each step, then what came from the next block
+        passed = xp.recurrence(
+            decay, xp.multiply(decay, dyC), g, True
+        )  # e g of each step, then what came from the next block
         gs = dyC + passed[1:]
-        dlog = passed[:-1] * states[:-1]  # the gradient of delta A
+        dlog = xp.multiply(passed[:-1], states[:-1])  # the gradient of delta A
         dA = dA + xp.sum(dlog * delta[:, :, None], (0, 1))
-        dxB, ddelta = _real(xp.sum(gs * B, -2)), _real(xp.sum(dlog * A, -2))
+        dxB, ddelta = (_real(xp.sum(xp.multiply(a, b), -2)) for a, b in ((gs, B), (dlog, A)))
         made = [y, dxB, ddelta + dxB * x]
         left = iter(constants)
         sums = []
