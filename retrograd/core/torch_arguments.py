@@ -29,6 +29,13 @@ def not_a_tensor(op: str, arguments: Sequence[str], given: Sequence[Any]) -> Typ
     return bad_type(op, arguments[0], given[0], "a strided torch.Tensor")
 
 
+def in_batches(gradients: Sequence[Tensor | None]) -> bool:
+    """Whether gradients come in batches: under `torch.vmap`, or of `torch.autograd.grad(is_grads_batched=True)`."""
+    if torch._C._functorch.get_dynamic_layer_stack_depth():
+        return True
+    return any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in gradients)
+
+
 def resolved(tensor: Tensor) -> Tensor:
     """The tensor as its memory says: conjugations and negations that PyTorch has put off are carried out."""
     # To ask costs the host less than to resolve nothing.
