@@ -45,7 +45,7 @@ def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: froze
         h = _parts(spec, xp.astype(arrays["h"], spec.state_dtype))
         initial = _states(xp, spec, arrays.get("initial_state"), dh[0])
         earlier = tuple(forwards.shifted(xp, x, first) for x, first in zip(h, initial, strict=True))
-        da = _multiply(_conj(earlier), g)
+        da = tuple(forwards.clear(xp, x) for x in _multiply(_conj(earlier), g))
         axes = tuple(axis for axis, shared in ((0, spec.shares_batch), (2, spec.shares_channels)) if shared)
         if axes:
             da = tuple(xp.reshape(xp.sum(x, axes), spec.a.shape) for x in da)
@@ -176,6 +176,10 @@ class _Chunks:
         x = xp.reshape(x, (B, chunks * self.size, D))[:, : self.time]
         return x[:, self._backwards(xp, x, self.time)] if self.reverse else x
 
+    def clear(self, xp: Namespace, x: Any) -> Any:
+        """(B, T, D) with zeros at the steps outside of every sequence."""
+        return x
+
     def firsts(self, xp: Namespace, like: Any) -> Any:
         """Whether a chunk is the first of its sequence, (chunks, 1, 1)."""
         chunks = max(1, -(-self.time // self.size))
@@ -267,8 +271,10 @@ class _Packed(_Chunks):
 
     def join(self, xp: Namespace, x: Any) -> Any:
         D = x.shape[-1]
-        flat = xp.reshape(xp.moveaxis(x, 0, 2), (-1, D))[self.places]
-        return xp.where(self.inside[:, None], flat, xp.zeros(x, (1, D), self.dtype))[None]
+        return self.clear(xp, xp.reshape(xp.moveaxis(x, 0, 2), (-1, D))[self.places][None])
+
+    def clear(self, xp: Namespace, x: Any) -> Any:
+        return xp.where(self.inside[:, None], x, 0)
 
     def firsts(self, xp: Namespace, like: Any) -> Any:
         return self.first[:, None, None]
