@@ -7,7 +7,7 @@ from parameters import CASE, FEW, SMALL, each_case
 
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
-from retrograd.testing import integration
+from retrograd.testing import derivatives, integration
 
 
 @pytest.mark.parametrize(CASE, each_case(cpu=SMALL))
@@ -52,6 +52,18 @@ def test_an_output_without_a_gradient_counts_as_zero(room: Room, case: Case, dev
     integration.check_outputs_alone(room, case, device, seed)
 
 
-@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=FEW))
-def test_differentiating_a_gradient_is_refused(room: Room, case: Case, device: str, seed: int) -> None:
-    integration.check_double_backward(room, case, device, seed)
+@pytest.mark.parametrize((*CASE, "road"), each_case(cpu=SMALL, cuda=SMALL, each=derivatives.roads_of))
+def test_derivatives_of_any_order_are_right_on_every_road(
+    room: Room, case: Case, device: str, road: str, seed: int
+) -> None:
+    derivatives.check_road(room, case, road, device, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, cuda=SMALL, only=FEW))
+def test_gradients_in_batches_are_those_of_each_alone(room: Room, case: Case, device: str, seed: int) -> None:
+    derivatives.check_batched_gradients(room, case, device, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, cuda=SMALL, only=FEW))
+def test_a_second_derivative_is_refused_under_the_dispatcher(room: Room, case: Case, device: str, seed: int) -> None:
+    derivatives.check_refused_under_dispatch(room, case, device, seed)

@@ -57,6 +57,13 @@ class Call(Protocol):
         """The outputs by name, from the inputs by name, without a kernel."""
 
 
+class BackwardCall(Call, Protocol):
+    """A backward pass."""
+
+    def remade(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The kept arrays that it reads, from the other `inputs`, so that derivatives pass through them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fold:
     """Several calls as one, for `jax.vmap`.
@@ -82,6 +89,7 @@ class Op(Protocol):
         options: its other arguments, in order, with their types in an operator schema, such as `bool`, `float`, `str?`.
         results: every array that a forward call may return to the user, in order.
         kept: every other output of a forward call; the backward call reads it.
+        whole: options under which gradients of all results that a forward call makes come in; others stay as they are.
     """
 
     name: str
@@ -90,6 +98,7 @@ class Op(Protocol):
     options: Mapping[str, str]
     results: tuple[str, ...]
     kept: tuple[str, ...]
+    whole: Mapping[str, Any]
 
     def __hash__(self) -> int: ...
 
@@ -102,7 +111,7 @@ class Op(Protocol):
     def forward(self, spec: Any) -> Call:
         """The forward pass; its outputs are results and kept arrays, those that are there."""
 
-    def backward(self, spec: Any, wanted: frozenset[str]) -> Call:
+    def backward(self, spec: Any, wanted: frozenset[str]) -> BackwardCall:
         """The backward pass. Gradients of all results come in; it makes at least those of the arguments `wanted`."""
 
     def same_gradient(self, spec: Any) -> Mapping[str, str]:

@@ -76,6 +76,13 @@ def params_of(tensors: Mapping[str, Tensor | None]) -> dict[str, Param | None]:
     }
 
 
+def in_batches(gradients: Sequence[Tensor | None]) -> bool:
+    """Whether gradients come in batches: under `torch.vmap`, or of `torch.autograd.grad(is_grads_batched=True)`."""
+    if torch._C._functorch.get_dynamic_layer_stack_depth():
+        return True
+    return any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in gradients)
+
+
 def resolved(tensor: Tensor) -> Tensor:
     """The tensor as its memory says: conjugations and negations that PyTorch has put off are carried out."""
     # To ask costs the host less than to resolve nothing.

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 
 from .arch import Arch, amd, nvidia
 from .program import Program
@@ -70,11 +71,11 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 def launches_directly(tensors: Sequence[torch.Tensor | None]) -> bool:
     """Whether a call may launch its kernels itself, without PyTorch's dispatcher.
 
-    Not while a graph is traced, under a dispatch mode or a function transform, for a subclass of Tensor (a fake
-    tensor, a DTensor) or for a view that PyTorch has yet to negate or conjugate: these need the registered operator,
-    which costs the host more and computes the same.
+    Not while a graph is traced, under a dispatch mode or a function transform, in forward mode, for a subclass of
+    Tensor (a fake tensor, a DTensor) or for a view that PyTorch has yet to negate or conjugate: these need the
+    registered operator, which costs the host more and computes the same, or the formulas that it is made of.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return False
     for tensor in tensors:
         if tensor is not None and (type(tensor) not in PLAIN or tensor.is_neg() or tensor.is_conj()):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .errors import check_rising
-from .op import Call, Op, Param, Params, differentiable, gradient_names, gradients_of_results, saved_names
+from .op import BackwardCall, Call, Op, Param, Params, differentiable, gradient_names, gradients_of_results, saved_names
 from .torch_arguments import check_arguments, check_device, concrete
 from .torch_launch import DTYPES, Key, Runner, arch_of, dtype_name, key, layouts, prepare
 from .xp import torch_namespace
@@ -58,7 +58,7 @@ class Pass:
     def portable(self, tensors: Tensors) -> list[Tensor | None]:
         """Run without a kernel; the results are dense, and tensors of their own."""
         given = {name: t for name, t in zip(self.names, tensors, strict=True) if t is not None}
-        with _no_autocast(self.device.type):  # sums are kept in float32 there too
+        with no_autocast(self.device.type):  # sums are kept in float32 there too
             made = self.call.portable(torch_namespace(), given)
         storages = {t.untyped_storage().data_ptr() for t in given.values()}
 
@@ -73,7 +73,13 @@ class Pass:
         return [None if name is None else owned.get(name) for name in self.makes]
 
 
-def _no_autocast(device: str) -> AbstractContextManager[Any]:
+class BackwardPass(Pass):
+    """A backward pass on one device."""
+
+    call: BackwardCall
+
+
+def no_autocast(device: str) -> AbstractContextManager[Any]:
     """A context without autocast; some devices, such as `meta`, never have it."""
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
@@ -82,16 +88,22 @@ class Prepared:
     """A checked call with the layout of its inputs.
 
     Attributes:
+        op, params, options: what is called.
         run: runs the forward pass on tensors of this layout.
         saved: from arguments, results and kept arrays to what the backward pass reads of them.
         backward: the backward pass, by which of the arguments need a gradient.
         limits: places of the arguments whose numbers are looked at before each run, with what these may reach.
         read: the results whose gradients it reads, by name.
+        unread: the places of the other results that are made.
     """
 
     def __init__(self, op: Op, params: Shapes, keys: Keys, device: torch.device, options: Options) -> None:
         spec = spec_of(op, params, options)
         forward, backward = op.forward(spec), op.backward(spec, differentiable(op))
+        self.op = op
+        self.keys = keys
+        self.params = params
+        self.options = options
         made = (*op.results, *op.kept)
         self.run = Pass(forward, op.arguments, made, device).runner(keys)
         self.saved = _taker([(*op.arguments, *made).index(name) for name in saved_names(op, backward)])
@@ -100,9 +112,11 @@ class Prepared:
         indices = op.indices.items() if device.type == "cpu" else ()
         self.limits = [(op.arguments.index(name), limit(spec)) for name, limit in indices]
         self.read = {array.name: array for array in forward.outputs if f"d{array.name}" in backward.inputs}
+        there = {array.name for array in forward.outputs}.difference(self.read)
+        self.unread = [place for place, name in enumerate(op.results) if name in there]
 
         @cache
-        def pass_for(needs: tuple[bool, ...]) -> Pass:
+        def pass_for(needs: tuple[bool, ...]) -> BackwardPass:
             wanted = frozenset([name for name, need in zip(op.arguments, needs, strict=False) if need])
             return backward_pass(op, params, device, wanted.difference(op.indices), *options)
 
@@ -132,11 +146,21 @@ def _prepare(op: Op, keys: Keys, *options: Any) -> Prepared:
 
 
 @lru_cache(maxsize=4096, typed=True)
-def backward_pass(op: Op, params: Shapes, device: torch.device, wanted: frozenset[str], *options: Any) -> Pass:
+def backward_pass(op: Op, params: Shapes, device: torch.device, wanted: frozenset[str], *options: Any) -> BackwardPass:
     """The backward pass for the arguments' gradients wanted; it is given the results' gradients, then what is saved."""
     spec = spec_of(op, params, options)
     names = (*gradients_of_results(op), *saved_names(op, op.backward(spec, differentiable(op))))
-    return Pass(op.backward(spec, wanted), names, wanted_names(op, spec, wanted), device)
+    return BackwardPass(op.backward(spec, wanted), names, wanted_names(op, spec, wanted), device)
+
+
+def whole(prepared: Prepared) -> Prepared:
+    """The same call with a backward pass that reads the gradients of all results that are made.
+
+    One that the user cannot reach has a gradient in a second derivative, which passes through what was saved.
+    """
+    op = prepared.op
+    options = [op.whole.get(name, option) for name, option in zip(op.options, prepared.options, strict=True)]
+    return _prepare(op, prepared.keys, *options)
 
 
 def wanted_names(op: Op, spec: Any, wanted: frozenset[str]) -> list[str | None]:

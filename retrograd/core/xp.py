@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from typing import Any
@@ -80,6 +80,20 @@ def torch_namespace() -> Namespace:
     )
 
 
+@cache
+def differentiable_torch_namespace() -> Namespace:
+    """PyTorch's functions as autograd, `torch.vmap` and forward mode take them, with right derivatives everywhere."""
+    import torch
+
+    return replace(
+        torch_namespace(),
+        silu=torch.nn.functional.silu,
+        sigmoid=torch.sigmoid,
+        softplus=lambda x: torch.logaddexp(x, torch.zeros_like(x)),
+        recurrence=_torch_recurrence_out_of_place,
+    )
+
+
 def _torch_scan(step: Callable[[Any, Any], Any], carry: Any, xs: Any, reverse: bool) -> Any:
     import torch
 
@@ -105,6 +119,16 @@ def _torch_recurrence(decay: Any, added: Any, h: Any, reverse: bool) -> Any:
         torch.mul(decay_t, source, out=target)
         target += added_t
     return made
+
+
+def _torch_recurrence_out_of_place(decay: Any, added: Any, h: Any, reverse: bool) -> Any:
+    import torch
+
+    made = [h]
+    steps = list(zip(decay.unbind(), added.unbind(), strict=True))
+    for decay_t, added_t in reversed(steps) if reverse else steps:
+        made.append(decay_t * made[-1] + added_t)
+    return torch.stack(made[::-1] if reverse else made)
 
 
 def _torch_sigmoid(x: Any) -> Any:

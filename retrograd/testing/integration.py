@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from itertools import product
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -128,38 +127,3 @@ def check_outputs_alone(room: Room, case: Case, device: str, seed: int) -> None:
             for name, gradient in found.items():
                 where = f"{room.name}, {case.name}: with {output_name(used)} alone, {name}"
                 assert torch.equal(gradient, expected[name]), f"{where} is another"
-
-
-def check_double_backward(room: Room, case: Case, device: str, seed: int) -> None:
-    """Differentiating a gradient raises, on the direct path and through the operator; it is never silently zero."""
-    inputs, gradients = drawn(room, case, device, seed)
-    # What comes in is often a constant, in the gradient of a sum for one.
-    modes: tuple[AbstractContextManager[Any], ...] = (nullcontext(), PassThrough())
-    for mode, constant in product(modes, (False, True)):
-        given = leaves(inputs)
-        wanted = {name: tensor for name, tensor in given.items() if tensor.requires_grad}
-        came_in = [gradient.detach().requires_grad_(not constant) for gradient in gradients]
-        where = f"{room.name}, {case.name}, {type(mode).__name__}, {'constant' if constant else 'variable'} gradients"
-        try:
-            with mode:
-                made = outputs(room.torch, given, options(case))
-                found = torch.autograd.grad(made, list(wanted.values()), came_in, create_graph=True)
-        except RuntimeError as error:
-            assert_refuses(error, where)  # refusing at once is as clear
-            continue
-        for name, gradient in zip(wanted, found, strict=True):
-            # A gradient cut off from its graph would make a gradient penalty silently zero.
-            assert gradient.requires_grad, f"{where}: the gradient of {name} may be differentiated, to nothing"
-            try:
-                gradient.real.sum().backward(retain_graph=True)
-            except RuntimeError as error:
-                assert_refuses(error, where)
-            else:
-                raise AssertionError(f"{where}: the gradient of {name} was differentiated")
-
-
-def assert_refuses(error: RuntimeError, where: str) -> None:
-    """Assert that an error speaks of what is refused."""
-    text = str(error)
-    told = ("double backward", "no autograd formula", "twice")
-    assert any(words in text for words in told), f"{where}: the error does not say that it is double backward: {text}"

@@ -86,6 +86,10 @@ class Backward:
         """The gradients without a kernel."""
         return portable.backward(xp, self.spec, arrays, self.wanted)
 
+    def remade(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Nothing: no arrays are kept."""
+        return {}
+
 
 class CausalConv1d:
     """The op; see `core.op.Op`."""
@@ -96,6 +100,7 @@ class CausalConv1d:
     options: Mapping[str, str] = {"activation": "str?", "return_final_state": "bool"}
     results: tuple[str, ...] = ("y", "final_state")
     kept: tuple[str, ...] = ()
+    whole: Mapping[str, Any] = {}
 
     def spec(self, params: Params, options: Mapping[str, Any]) -> Spec:
         """Check a call."""

@@ -87,6 +87,10 @@ class Backward:
         """Without a kernel."""
         return portable.backward(xp, self.spec, arrays, self.wanted)
 
+    def remade(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Nothing: no arrays are kept."""
+        return {}
+
 
 class LinearScan:
     """The op; see `retrograd.core.op.Op`."""
@@ -97,6 +101,7 @@ class LinearScan:
     options: Mapping[str, str] = {"reverse": "bool", "return_final_state": "bool"}
     results: tuple[str, ...] = ("h", "final_state")
     kept: tuple[str, ...] = ()
+    whole: Mapping[str, Any] = {}
 
     def spec(self, params: Params, options: Mapping[str, Any]) -> Spec:
         """Check a call."""

@@ -98,6 +98,10 @@ class Backward:
         """Without a kernel."""
         return portable.backward(xp, self.spec, arrays)
 
+    def remade(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """rstd."""
+        return {"rstd": portable.rstd(xp, self.spec, arrays)}
+
 
 class RMSNorm:
     """The op; see `core.op.Op`."""
@@ -115,6 +119,7 @@ class RMSNorm:
     }
     results: tuple[str, ...] = ("y", "sum")
     kept: tuple[str, ...] = ("rstd",)
+    whole: Mapping[str, Any] = {"prenorm": True}
 
     def spec(self, params: Params, options: Mapping[str, Any]) -> Spec:
         """Check a call."""

@@ -20,7 +20,7 @@ def forward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, A
     if spec.residual:
         s = made["sum"] = _result(xp, xp.astype(s, compute) + xp.astype(arrays["residual"], compute), spec.sum_dtype)
     groups = xp.reshape(_gate_input(xp, spec, s, gate), _grouped(spec))
-    rstd = 1 / xp.sqrt(xp.mean(groups * groups) + spec.eps)
+    rstd = _rstd(xp, spec, groups)
     y = _scale(xp, spec, xp.reshape(groups * rstd, spec.x.shape), arrays)
     if spec.gate_last:
         y = y * xp.silu(xp.astype(gate, compute))
@@ -58,6 +58,17 @@ def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, 
         made["dbias"] = xp.sum_to(dv, spec.bias.shape)
     params = {f"d{name}": getattr(spec, name) for name in ("x", "residual", "gate", "weight", "bias")}
     return {name: _result(xp, made[name], param.dtype) for name, param in params.items() if param is not None}
+
+
+def rstd(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> Any:
+    """What the forward pass keeps of each row, from what was normalised and the gate."""
+    s = arrays["sum" if spec.residual else "x"]
+    groups = xp.reshape(_gate_input(xp, spec, s, arrays.get("gate")), _grouped(spec))
+    return xp.reshape(_rstd(xp, spec, groups), spec.rstd.shape)
+
+
+def _rstd(xp: Namespace, spec: Spec, groups: Any) -> Any:
+    return 1 / xp.sqrt(xp.mean(groups * groups) + spec.eps)
 
 
 def _result(xp: Namespace, array: Any, dtype: str) -> Any:

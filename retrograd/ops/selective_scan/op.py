@@ -57,9 +57,9 @@ class Backward:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The gradients of the results, the arguments but for the initial state, and the kept states."""
+        """The gradients of the results, the arguments and the kept states, which hold the initial one for kernels."""
         results = ("dy", "dfinal_state") if self.spec.return_final_state else ("dy",)
-        return (*results, *(name for name in self.spec.arrays() if name != "initial_state"), "states")
+        return (*results, *self.spec.arrays(), "states")
 
     @property
     def outputs(self) -> tuple[Array, ...]:
@@ -79,6 +79,10 @@ class Backward:
         """The same without a kernel."""
         return portable.backward(xp, self.spec, arrays)
 
+    def remade(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The states."""
+        return {"states": portable.forward(xp, self.spec, arrays)["states"]}
+
 
 BATCHED = ("x", "dt", "z", "initial_state", "y", "final_state", "states")
 
@@ -92,6 +96,7 @@ class SelectiveScan:
     options: Mapping[str, str] = {"dt_softplus": "bool", "return_final_state": "bool"}
     results: tuple[str, ...] = ("y", "final_state")
     kept: tuple[str, ...] = ("states",)
+    whole: Mapping[str, Any] = {}
 
     def spec(self, params: Params, options: Mapping[str, Any]) -> Spec:
         """Check a call. Raises ValueError or TypeError."""

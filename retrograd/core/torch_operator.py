@@ -1,0 +1,157 @@
+"""Registers an `Op` with PyTorch's dispatcher: for torch.compile, dispatch modes, `torch.vmap`, subclasses of Tensor.
+
+An operator returns a fixed number of tensors, so a result that is not there is an empty tensor. Kept arrays are flat
+there: tracing sets a guard on each size of a tensor, and theirs are no sizes of the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from .op import Call, Op, differentiable, gradient_names, gradients_of_results, saved_names
+from .torch_arguments import absent
+from .torch_launch import DTYPES
+from .torch_pass import Options, Shapes, backward_pass, run_forward, spec_of, wanted_names
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """An op's registered operators.
+
+    Attributes:
+        forward: from arguments and options, each in order, to results and kept arrays; an empty tensor stands for one
+            that is not there.
+        backward: (shapes, options, needs, arrays) -> the gradient of each argument that needs one, from the arrays that
+            the backward pass is given, by name.
+    """
+
+    forward: Callable[..., tuple[Tensor, ...]]
+    backward: Callable[[Shapes, Options, Sequence[bool], Mapping[str, Tensor | None]], list[Tensor | None]]
+
+
+def register(op: Op) -> Operators:
+    """Register `retrograd::<op>` and `retrograd::<op>_backward`, with shapes and derivative; called once an op."""
+    outputs = (*op.results, *op.kept)
+    arguments = len(op.arguments)
+    tensors = ", ".join(f"Tensor{'?' if place else ''} {name}" for place, name in enumerate(op.arguments))
+    options = "".join(f", {kind} {name}" for name, kind in op.options.items())
+    returned = ", ".join(["Tensor"] * len(outputs))
+
+    def run(*given: Any) -> tuple[Tensor, ...]:
+        _, made = run_forward(op, given[:arguments], given[arguments:])
+        made = [*made[: len(op.results)], *(None if t is None else t.view(-1) for t in made[len(op.results) :])]
+        return tuple(absent(given[0]) if t is None else t for t in made)
+
+    def fake(*given: Any) -> tuple[Tensor, ...]:
+        spec = spec_of(op, [None if t is None else (t.shape, t.dtype) for t in given[:arguments]], given[arguments:])
+        return _empty(given[0], op.forward(spec), outputs, flat=op.kept)
+
+    # A backward call: gradients of the results, arguments and outputs where they are saved, and what the spec says.
+    reads = (*gradients_of_results(op), *op.arguments, *outputs)
+    read = ", ".join(f"Tensor? {name}" for name in reads)
+    shapes = "".join(f", SymInt[]? {name}_shape, ScalarType? {name}_dtype" for name in op.arguments)
+    made = [f"d{name}" for name in op.arguments if name not in op.indices]
+    gradients = ", ".join(["Tensor"] * len(made))
+
+    def told_of(given: Sequence[Any]) -> tuple[Shapes, frozenset[str], Options]:
+        told, rest = given[: 2 * arguments], given[2 * arguments :]
+        params = tuple([None if told[i] is None else (tuple(told[i]), told[i + 1]) for i in range(0, len(told), 2)])
+        wanted = frozenset([name for name, want in zip(op.arguments, rest[0], strict=True) if want])
+        return params, wanted, rest[1:]
+
+    def run_backward(*given: Any) -> tuple[Tensor, ...]:
+        params, wanted, options = told_of(given[len(reads) :])
+        like = next(t for t in given if t is not None)
+        backward = backward_pass(op, params, like.device, wanted, *options)
+        by_name = dict(zip(reads, given, strict=False))
+        for name, shape in kept_shapes(op, params, *options).items():
+            if (kept := by_name[name]) is not None:
+                by_name[name] = kept.view(shape)
+        results = dict(zip(backward.makes, backward.run([by_name[name] for name in backward.names]), strict=True))
+        return tuple(absent(like) if (t := results.get(name)) is None else t for name in made)
+
+    def fake_backward(*given: Any) -> tuple[Tensor, ...]:
+        params, wanted, options = told_of(given[len(reads) :])
+        spec = spec_of(op, params, options)
+        names = wanted_names(op, spec, wanted)
+        like = next(t for t in given if t is not None)
+        return _empty(like, op.backward(spec, wanted), [name if name in names else None for name in made])
+
+    def gradients_of(
+        params: Shapes, options: Options, needs: Sequence[bool], arrays: Mapping[str, Tensor | None]
+    ) -> list[Tensor | None]:
+        spec = spec_of(op, params, options)
+        inputs = op.backward(spec, differentiable(op)).inputs
+        given = [arrays[name] if name in inputs else None for name in reads]
+        told = [part for param in params for part in (param or (None, None))]
+        wanted = [bool(need) and name not in op.indices for name, need in zip(op.arguments, needs, strict=True)]
+        found = dict(zip(made, backward_operator(*given, *told, wanted, *options), strict=True))
+        names = gradient_names(op, spec)
+        return [found[name] if want else None for name, want in zip(names, wanted, strict=True)]
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        given = inputs[:arguments]
+        ctx.params = [None if t is None else (t.shape, t.dtype) for t in given]
+        ctx.options = inputs[arguments:]
+        saved = saved_names(op, op.backward(spec_of(op, ctx.params, ctx.options), differentiable(op)))
+        ctx.names = (*gradients_of_results(op), *saved)
+        by_name = dict(zip((*op.arguments, *outputs), (*given, *output), strict=True))
+        ctx.save_for_backward(*(by_name[name] for name in saved))
+
+    def backward(ctx: Any, *came: Tensor) -> tuple[Tensor | None, ...]:
+        by_name = dict(zip(ctx.names, (*came[: len(op.results)], *ctx.saved_tensors), strict=True))
+        found = gradients_of(ctx.params, ctx.options, ctx.needs_input_grad[:arguments], by_name)
+        return (*found, *(None for _ in ctx.options))
+
+    name = f"retrograd::{op.name}"
+    forward_op = torch.library.custom_op(name, run, mutates_args=(), schema=f"({tensors}{options}) -> ({returned})")
+    backward_op = torch.library.custom_op(
+        f"{name}_backward",
+        run_backward,
+        mutates_args=(),
+        schema=f"({read}{shapes}, bool[] wanted{options}) -> ({gradients})",
+    )
+    forward_op.register_fake(fake)
+    backward_op.register_fake(fake_backward)
+    forward_op.register_autograd(backward, setup_context=setup_context)
+    operator = getattr(torch.ops.retrograd, op.name)
+    backward_operator = getattr(torch.ops.retrograd, f"{op.name}_backward")
+
+    @register_flop_formula(operator, get_raw=True)
+    def flops(*given: Any, out_val: Any = None) -> int:
+        params = [None if t is None else (t.shape, t.dtype) for t in given[:arguments]]
+        count: int = spec_of(op, params, given[arguments:]).flops("fwd")
+        return count
+
+    @register_flop_formula(backward_operator, get_raw=True)
+    def backward_flops(*given: Any, out_val: Any = None) -> int:
+        params, _, options = told_of(given[len(reads) :])
+        count: int = spec_of(op, params, options).flops("bwd")
+        return count
+
+    return Operators(operator, gradients_of)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def kept_shapes(op: Op, params: Shapes, *options: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of the kept arrays of a call."""
+    outputs = op.forward(spec_of(op, params, options)).outputs
+    return {array.name: array.shape for array in outputs if array.name in op.kept}
+
+
+def _empty(like: Tensor, call: Call, names: Sequence[str | None], flat: Sequence[str] = ()) -> tuple[Tensor, ...]:
+    """Tensors of the shapes and dtypes that a call makes, to trace with."""
+    there = {array.name: array for array in call.outputs}
+    shapes = {name: (prod(array.shape),) if name in flat else array.shape for name, array in there.items()}
+    return tuple(
+        like.new_empty(shapes[name], dtype=DTYPES[there[name].dtype]) if name in there else absent(like)
+        for name in names
+    )
