@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -47,25 +46,23 @@ def in_shard_map(function: Callable[..., jax.Array], rows: int, arguments: list[
     return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=ROWS)
 
 
-def main(way: str) -> None:
-    kind = AxisType.Explicit if way == "explicit mesh" else AxisType.Auto
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
+def main() -> None:
+    auto, explicit = (jax.make_mesh((2,), ("data",), axis_types=(kind,)) for kind in (AxisType.Auto, AxisType.Explicit))
     for name, (function, arguments, rows) in functions().items():
-        places = tuple(place for place, argument in enumerate(arguments) if name != "nn" or place)
+        floats = tuple(place for place, argument in enumerate(arguments) if name != "nn" or place)
 
-        def gradients(function: Callable[..., jax.Array], places: tuple[int, ...] = places) -> Any:
-            return jax.jit(jax.grad(lambda *given: function(*given).var(), places))
+        def gradients(function: Callable[..., jax.Array], floats: tuple[int, ...] = floats) -> Any:
+            return jax.jit(jax.grad(lambda *given: function(*given).var(), floats))
 
         expected = gradients(function)(*arguments)
-        if way == "shard_map":
-            found = gradients(in_shard_map(function, rows, arguments, mesh))(*arguments)
-        else:
-            with jax.set_mesh(mesh):
-                spread = [jax.device_put(a, ROWS if place < rows else WHOLE) for place, a in enumerate(arguments)]
-                found = gradients(function)(*spread)
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6, err_msg=name)
+        mapped = gradients(in_shard_map(function, rows, arguments, auto))(*arguments)
+        with jax.set_mesh(explicit):
+            spread = [jax.device_put(a, ROWS if place < rows else WHOLE) for place, a in enumerate(arguments)]
+            meshed = gradients(function)(*spread)
+        for way, found in (("shard_map", mapped), ("explicit mesh", meshed)):
+            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6, err_msg=f"{name}, {way}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -15,10 +15,9 @@ from parameters import CASE, FEW, SMALL, each_case
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
-from retrograd.testing import contract, jax_contract
+from retrograd.testing import contract, jax_contract, jax_derivatives
 from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.jax_contract import TRANSFORMS
-from retrograd.testing.jax_derivatives import check_derivatives
 from retrograd.testing.verify import run
 
 
@@ -45,11 +44,17 @@ def test_an_exported_call_keeps_the_error_budget(room: Room, case: Case, device:
     jax_contract.check_export(room, case, device, seed)
 
 
-@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=FEW))
+@pytest.mark.parametrize((*CASE, "road"), each_case(cpu=SMALL, cuda=SMALL, only=FEW, each=jax_derivatives.roads_of))
 def test_forward_mode_and_second_derivatives_are_those_of_the_definition(
-    room: Room, case: Case, device: str, seed: int
+    room: Room, case: Case, device: str, road: str, seed: int
 ) -> None:
-    check_derivatives(room, case, device, seed)
+    jax_derivatives.check_road(room, case, road, device, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize((*CASE, "road"), each_case(*jax_derivatives.ROADS, cpu=SMALL, cuda=(), only=FEW))
+def test_so_are_they_on_every_road(room: Room, case: Case, device: str, road: str, seed: int) -> None:
+    jax_derivatives.check_road(room, case, road, device, seed)
 
 
 def has_kernels(room: Room, case: Case) -> bool:
@@ -63,8 +68,7 @@ def test_both_frameworks_run_the_same_kernels_to_the_same_bits(room: Room, case:
     assert_same_bits(jax_result, torch_result, f"{room.name}, {case.name}: JAX and PyTorch")
 
 
-@pytest.mark.parametrize("way", ["shard_map", "explicit mesh"])
-def test_rows_on_two_devices_have_the_gradients_of_the_whole(way: str) -> None:
+def test_rows_on_two_devices_have_the_gradients_of_the_whole_in_shard_map_and_on_an_explicit_mesh() -> None:
     script = Path(__file__).parent / "shard_map_two_devices.py"
-    result = subprocess.run([sys.executable, script, way], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]

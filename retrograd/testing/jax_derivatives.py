@@ -1,12 +1,14 @@
-"""Forward mode and second derivatives in JAX, judged against PyTorch's double backward of the definition in float64.
+"""Derivatives of every order and kind in JAX: every road to them gives the reference's.
 
-Of a call f with a gradient g for each output, let J be the derivative of f, and H that of the gradients in the inputs.
-Forward mode gives J v, and each way to differentiate twice gives H v, for directions v.
+What they are, and their names, stand in `derivatives`: a road gives the Hessian times v (`dd x`, ...), or the tangents
+of the outputs along v (`t y`, ...).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,144 +19,157 @@ from torch import Tensor
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
 
-from . import jax_call
+from . import derivatives, jax_call
 from .budget import SLACK, draws_for
 from .compare import assert_within_budget
 from .contract import drawn
-from .draw import Arrays, Function, leaves, normal_as, options, output_name, outputs, upcast
+from .draw import Arrays, Function, normal_as, output_name, upcast
 
-DIRECTIONS = 2
 DRAWS = 2
+Named = Mapping[str, jax.Array]
 
 
-def check_derivatives(room: Room, case: Case, device: str, seed: int) -> None:
-    """Forward mode and every way to differentiate twice are right, `jax.vmap` over directions included.
+@dataclass(frozen=True)
+class Point:
+    """Where derivatives are taken, as `derivatives.Point`; gradients are in PyTorch's convention.
 
-    One argument, which the seed picks, is differentiated twice by itself too.
+    Attributes:
+        function: gives a tuple of outputs, from arrays by name.
+        inputs: those that have no derivative.
+        came_in: c.
+        x: those that have one.
+        v: a direction for each of them.
     """
-    draws = []
-    for i in range(min(draws_for(case), DRAWS)):
-        inputs, gradients = drawn(room, case, device, seed * 1000 + i)
-        wanted = jax_call.wanted(inputs)
-        alone = wanted[seed % len(wanted)]
-        generator = torch.Generator(device).manual_seed(seed * 1000 + i)
-        directions = [
-            {name: normal_as(inputs[name].shape, inputs[name].dtype, generator) for name in wanted}
-            for _ in range(DIRECTIONS)
-        ]
-        plain = twice(room.plain or room.reference, inputs, options(case), gradients, directions, alone)
-        exact = twice(
-            room.reference,
-            {name: upcast(tensor) for name, tensor in inputs.items()},
-            options(case, torch.float64),
-            [upcast(gradient) for gradient in gradients],
-            [{name: upcast(tensor) for name, tensor in direction.items()} for direction in directions],
-            alone,
-        )
-        found = jax_twice(room.jax(), case, inputs, gradients, directions, alone)
-        draws.append(({name: found[name] for name in exact}, plain, exact))
-    assert_within_budget(draws, f"{room.name}, {case.name}: derivatives", SLACK)
+
+    function: Callable[[Named], tuple[jax.Array, ...]]
+    inputs: Named
+    came_in: Sequence[jax.Array]
+    x: Named
+    v: Named
+
+    def outputs(self, x: Named) -> tuple[jax.Array, ...]:
+        """y."""
+        return self.function({**self.inputs, **x})
+
+    def scalar(self, x: Named) -> jax.Array:
+        """L."""
+        return inner(self.came_in, self.outputs(x))
+
+    def penalty(self, x: Named) -> jax.Array:
+        """P."""
+        return inner(gradient(self.scalar, x), self.v)
+
+    def along(self, function: Function, v: Named) -> Any:
+        """The tangents of a function's results."""
+        return jax.jvp(function, (self.x,), (v,))[1]
 
 
-def twice(
-    function: Function,
-    inputs: Mapping[str, Tensor],
-    options: Mapping[str, Any],
-    gradients: Sequence[Tensor],
-    directions: Sequence[Mapping[str, Tensor]],
-    alone: str,
-) -> Arrays:
-    """What `jax_twice` gives, by PyTorch's double backward; each quantity under the name of every way to it."""
-    given = leaves(inputs)
-    wanted = {name: tensor for name, tensor in given.items() if tensor.requires_grad}
-    came = [gradient.detach().clone().requires_grad_() for gradient in gradients]
-    first = _gradients(outputs(function, given, options), list(wanted.values()), came)
-    by_name = dict(zip(wanted, first, strict=True))
-    found: Arrays = {}
-    for number, direction in enumerate(directions):
-        along = _gradients([by_name[name] for name in direction], [*wanted.values(), *came], list(direction.values()))
-        for place, tensor in enumerate(along[len(wanted) :]):
-            found[f"{output_name(place)} along {number}"] = tensor.detach()
-        for way in ("reverse over reverse", "forward over reverse", "reverse over forward"):
-            if number == 0 or way == "forward over reverse":
-                for name, tensor in zip(wanted, along, strict=False):
-                    found[f"d {name} along {number}, {way}"] = tensor.detach()
-    (own,) = _gradients([by_name[alone]], [given[alone]], [directions[0][alone]])
-    found[f"d {alone} along itself"] = own.detach()
-    return found
-
-
-def _gradients(made: Sequence[Tensor], wanted: Sequence[Tensor], came: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The gradients, to be differentiated again; zeros where nothing depends on anything."""
-    pairs = [(tensor, gradient) for tensor, gradient in zip(made, came, strict=True) if tensor.requires_grad]
-    if not pairs:
-        return tuple(torch.zeros_like(tensor) for tensor in wanted)
-    differentiated, gradients = zip(*pairs, strict=True)
-    return torch.autograd.grad(
-        differentiated, wanted, gradients, create_graph=True, allow_unused=True, materialize_grads=True
-    )
-
-
-def jax_twice(
-    function: Function,
-    case: Case,
-    inputs: Mapping[str, Tensor],
-    gradients: Sequence[Tensor],
-    directions: Sequence[Mapping[str, Tensor]],
-    alone: str,
-) -> Arrays:
-    """J v and H v for each direction, H v along the first in three ways, and the part of H that has one argument."""
-    arrays = {name: jax_call.to_jax(tensor) for name, tensor in inputs.items()}
-    came = [jax_call.to_jax(gradient) for gradient in gradients]
-    along = [{name: jax_call.to_jax(tensor) for name, tensor in direction.items()} for direction in directions]
-    every = jax.tree.map(lambda *one: jnp.stack(one), *along)
-    run = _ways(function, tuple(case.inputs), tuple(case.options.items()), alone)
-    made = run({name: arrays[name] for name in along[0]}, arrays, came, along[0], every)
-    device = next(iter(inputs.values())).device
-    return {name: jax_call.to_torch(array, device) for name, array in made.items()}
-
-
-def _ways(function: Function, names: Sequence[str], given: Sequence[tuple[str, Any]], alone: str) -> Function:
-    def ways(x: Any, arrays: Any, came: Any, v: Any, every: Any) -> dict[str, jax.Array]:
-        def made(x: Any) -> tuple[jax.Array, ...]:
-            filled = {**arrays, **x}
-            return jax_call.outputs(function, names, [filled[name] for name in names], dict(given))
-
-        def weighed(x: Any) -> jax.Array:
-            return _product(came, made(x))
-
-        def gradient(x: Any) -> Any:
-            return jax.tree.map(jax_call.conjugate, jax.grad(weighed)(x))
-
-        def along(f: Function, v: Any) -> Any:
-            return jax.jvp(f, (x,), (v,))[1]
-
-        def second(f: Function) -> Any:
-            return jax.tree.map(jax_call.conjugate, jax.grad(f)(x))
-
-        pushed = jax.vmap(lambda v: along(made, v))(every)
-        turned = jax.vmap(lambda v: along(gradient, v))(every)
-        found = {}
-        for number in range(DIRECTIONS):
-            found |= {f"{output_name(place)} along {number}": array[number] for place, array in enumerate(pushed)}
-            found |= {f"d {n} along {number}, forward over reverse": array[number] for n, array in turned.items()}
-        reverse = second(lambda x: _product(gradient(x), v))
-        found |= {f"d {name} along 0, reverse over reverse": array for name, array in reverse.items()}
-        forward = second(lambda x: jax.jvp(weighed, (x,), (v,))[1])
-        found |= {f"d {name} along 0, reverse over forward": array for name, array in forward.items()}
-
-        def by_itself(one: jax.Array) -> jax.Array:
-            own = jax.grad(lambda one: weighed({**x, alone: one}))(one)
-            return _product([jax_call.conjugate(own)], [v[alone]])
-
-        found[f"d {alone} along itself"] = jax_call.conjugate(jax.grad(by_itself)(x[alone]))
-        return found
-
-    jitted: Function = jax.jit(ways)
-    return jitted
-
-
-def _product(a: Any, b: Any) -> jax.Array:
-    """The real part of the inner product."""
+def inner(a: Any, b: Any) -> jax.Array:
+    """The sum of Re <a, b>."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return sum((jnp.sum((jnp.conj(x) * y).real.astype(jnp.float32)) for x, y in pairs), jnp.zeros(()))
+
+
+def gradient(function: Function, x: Any) -> Any:
+    """Of a scalar."""
+    return jax.tree.map(jax_call.conjugate, jax.grad(function)(x))
+
+
+def forward(point: Point) -> Any:
+    """`jax.jvp`, under `jax.vmap` as in `jax.jacfwd`."""
+    return tangents(of_the_second(partial(point.along, point.outputs), point.v))
+
+
+def forward_over_reverse(point: Point) -> Any:
+    """`jax.jvp` of `jax.grad`, under `jax.vmap` as in `jax.hessian`."""
+    return hessian(of_the_second(partial(point.along, partial(gradient, point.scalar)), point.v))
+
+
+def reverse_over_reverse(point: Point) -> Any:
+    """`jax.grad` of `jax.grad`."""
+    return hessian(gradient(point.penalty, point.x))
+
+
+def reverse_over_forward(point: Point) -> Any:
+    """`jax.grad` of `jax.jvp`."""
+    return hessian(gradient(lambda x: jax.jvp(point.scalar, (x,), (point.v,))[1], point.x))
+
+
+def by_name(point: Point) -> Any:
+    """`jax.grad` of one argument's gradient after the other's."""
+
+    def penalty(x: Named) -> jax.Array:
+        own = {name: gradient(lambda one, name=name: point.scalar({**x, name: one}), x[name]) for name in x}
+        return inner(own, point.v)
+
+    return hessian(gradient(penalty, point.x))
+
+
+def of_the_second(linear: Function, v: Named) -> Any:
+    """A linear function of v, computed for 2 v and v side by side."""
+    made = jax.vmap(linear)({name: jnp.stack((2 * array, array)) for name, array in v.items()})
+    return jax.tree.map(lambda array: array[1], made)
+
+
+def hessian(found: Named) -> Named:
+    """dP/dx, named."""
+    return {f"dd {name}": array for name, array in found.items()}
+
+
+def tangents(found: Sequence[jax.Array]) -> Named:
+    """Tangents, named."""
+    return {f"t {output_name(place)}": array for place, array in enumerate(found)}
+
+
+Road = Callable[[Point], Any]
+ROADS: dict[str, Road] = {
+    road.__name__: road for road in (forward, reverse_over_reverse, forward_over_reverse, reverse_over_forward, by_name)
+}
+
+
+def roads_of(room: Room, case: Case) -> list[str]:
+    """The roads that a case is tried on where time is short: one or two, and all of them among an op's cases."""
+    names = list(ROADS)
+    own = [other.name for other in room.cases if room.stands_for_others(other)]
+    place = own.index(case.name)
+    return [names[(place + step) % len(names)] for step in ((0,) if len(own) > 2 * len(names) else (0, 3))]
+
+
+def check_road(room: Room, case: Case, road: str, device: str, seed: int) -> None:
+    """On a road, derivatives keep the error budget that the reference's double backward in the same dtypes sets."""
+    draws: list[tuple[Arrays, Arrays, Arrays]] = []
+    for i in range(min(draws_for(case), DRAWS)):
+        inputs, came_in = drawn(room, case, device, seed * 1000 + i)
+        generator = torch.Generator(device).manual_seed(seed * 1000 + i)
+        wanted = jax_call.wanted(inputs)
+        v = {name: normal_as(inputs[name].shape, inputs[name].dtype, generator) for name in wanted}
+        plain = derivatives.by_name(derivatives.point(room.plain or room.reference, case, inputs, came_in, v))
+        wide, wide_v = ({name: upcast(tensor) for name, tensor in given.items()} for given in (inputs, v))
+        wide_g = [upcast(gradient) for gradient in came_in]
+        exact = derivatives.by_name(derivatives.point(room.reference, case, wide, wide_g, wide_v, torch.float64))
+        if i == 0:
+            # A third of the time to compile, which is most of the check's.
+            run = jitted(room, case, ROADS[road], {"xla_backend_optimization_level": 0} if device == "cpu" else {})
+        made = run(arrays(inputs), [jax_call.to_jax(g) for g in came_in], arrays(v))
+        draws.append(({name: jax_call.to_torch(a, came_in[0].device) for name, a in made.items()}, plain, exact))
+    assert_within_budget(draws, f"{room.name}, {case.name}: {road}", SLACK)
+
+
+def jitted(room: Room, case: Case, road: Road, options: Mapping[str, Any]) -> Function:
+    """A road as a function of inputs, incoming gradients and directions, compiled with these options of XLA."""
+    function, names = room.jax(), tuple(case.inputs)
+
+    def outputs(given: Named) -> tuple[jax.Array, ...]:
+        return jax_call.outputs(function, names, [given[name] for name in names], case.options)
+
+    def walk(inputs: Named, came_in: Sequence[jax.Array], v: Named) -> Any:
+        rest = {name: array for name, array in inputs.items() if name not in v}
+        return road(Point(outputs, rest, came_in, {name: inputs[name] for name in v}, v))
+
+    made: Function = jax.jit(walk, compiler_options=dict(options))
+    return made
+
+
+def arrays(tensors: Mapping[str, Tensor]) -> dict[str, jax.Array]:
+    """The tensors as JAX's arrays."""
+    return {name: jax_call.to_jax(tensor) for name, tensor in tensors.items()}
