@@ -6,8 +6,9 @@ OP ?= rms_norm
 RESULTS ?=
 TORCH ?= torch==2.13.0
 PACKAGES := triton==3.6.0 -e ".[dev]"
+OLDEST := test_commands or test_import or checkpoints or saved or (budget and plain)
 
-.PHONY: test check train lint newest gpu clean
+.PHONY: test check train lint oldest newest gpu clean
 
 # All that needs no GPU: the tests, then the kernels in Triton's interpreter. JOBS processes, each with one thread: threads
 # of several would wait for one another.
@@ -30,6 +31,18 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The oldest packages that pyproject.toml allows, before the environment's own. Triton is the oldest there already; torch is
+# not, since no CPU build of the oldest is at hand.
+oldest: export OMP_NUM_THREADS := 1
+oldest: .oldest/installed
+	PYTHONPATH=.oldest $(BIN)/pytest -n $(JOBS) -k "$(OLDEST)" tests/cli/test_commands.py tests/test_contract.py tests/test_jax.py \
+	  tests/test_jax_nn.py tests/test_nn.py tests/test_import.py
+
+.oldest/installed: pyproject.toml tests/floors.py .venv/installed
+	rm -rf .oldest
+	$(BIN)/pip install --quiet --target .oldest $$($(BIN)/python tests/floors.py)
+	touch $@
+
 # The kernels have to compile with the newest Triton too.
 newest: .venv/installed
 	$(BIN)/pip install --quiet --upgrade --target .triton-newest triton
@@ -41,7 +54,7 @@ gpu:
 	$(PYTHON) benchmarks/gpu.py $(OP) $(if $(RESULTS),--results "$(RESULTS)")
 
 clean:
-	rm -rf .venv .triton-newest
+	rm -rf .venv .oldest .triton-newest
 
 # torch by this name is a CPU build where pip finds one, and no CUDA build is fetched. The CUDA build of that version asks
 # for another Triton; pip then takes the newest that goes with this one.

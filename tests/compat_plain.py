@@ -88,11 +88,12 @@ def mamba_inner(
     dt_rms_weight: Tensor | None = None,
     b_c_dt_rms_eps: float = 1e-6,
 ) -> Tensor:
-    """mamba_inner_fn."""
+    """mamba_inner_fn; what is given is not projected."""
     rank, numbers = delta_proj_weight.shape[1], A.shape[1] * (2 if A.is_complex() else 1)
     x, z = xz.chunk(2, 1)
     x = convolution(x, conv1d_weight[:, 0], conv1d_bias, silu=True)
-    dt, B_rows, C_rows = (x.mT @ x_proj_weight.T).split([rank, numbers, numbers], -1)
+    projected = x.mT @ x_proj_weight.T
+    dt, B_rows, C_rows = projected[..., :rank], projected[..., rank : rank + numbers], projected[..., -numbers:]
     dt = dt @ delta_proj_weight.T
     dt = dt if dt_rms_weight is None else rms_norm(dt, dt_rms_weight, eps=b_c_dt_rms_eps)
 

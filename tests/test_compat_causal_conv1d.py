@@ -53,6 +53,12 @@ def test_final_states_are_written_where_the_caller_says(draw: Draw) -> None:
     assert torch.equal(place, given["x"][..., -(WIDTH - 1) :])
 
 
+def test_where_final_states_would_go_is_not_looked_at_without_them(draw: Draw) -> None:
+    given, place = inputs(draw), zeros(BATCH, DIM, WIDTH - 1)
+    assert torch.equal(causal_conv1d_fn(**given, final_states_out=place), causal_conv1d_fn(**given))  # type: ignore[arg-type]
+    assert not place.any()
+
+
 SEQUENCES = torch.tensor([[0, 0, 0, 1, 2, 2, 2, 2, 2, 3, 3], [5, 5, 5, 5, 5, 5, 5, 5, 7, -1, -1]], dtype=torch.int32)
 
 
@@ -161,7 +167,6 @@ REFUSALS: list[tuple[str, dict[str, Any]]] = [
     ("initial_states", {"initial_states": zeros(BATCH, DIM, WIDTH)}),
     ("initial_states", {"initial_states": zeros(BATCH, DIM, WIDTH - 1), "seq_idx": INDEX}),
     ("return_final_states", {"return_final_states": True, "seq_idx": INDEX}),
-    ("return_final_states", {"final_states_out": zeros(BATCH, DIM, WIDTH - 1)}),
     ("final_states_out", {"final_states_out": zeros(BATCH, DIM), "return_final_states": True}),
     ("activation", {"activation": "gelu"}),
 ]

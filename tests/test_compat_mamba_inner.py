@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -50,9 +51,27 @@ INNER_OPTIONS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "b_c_dt_rms_eps": 0.1,
     },
     "norm and bias": lambda draw: {"B_proj_bias": draw(STATES), "b_rms_weight": draw(STATES)},
-    "given B": lambda draw: {"B": draw(DIM, STATES)},
-    "given C": lambda draw: {"C": draw(BATCH, GROUPS, STATES, STEPS)},
+    "given B": lambda draw: {"B": draw(DIM, STATES), "x_proj_weight": draw(RANK + STATES, DIM)},
+    "given B, bias of C": lambda draw: {
+        "B": draw(BATCH, STATES, STEPS),
+        "x_proj_weight": draw(RANK + STATES, DIM),
+        "C_proj_bias": draw(STATES),
+    },
+    "given C": lambda draw: {
+        "C": draw(BATCH, GROUPS, STATES, STEPS),
+        "x_proj_weight": draw(RANK + STATES, DIM),
+        "b_rms_weight": draw(STATES),
+    },
+    "given B and C": lambda draw: {
+        "B": draw(BATCH, STATES, STEPS),
+        "C": draw(DIM, STATES),
+        "x_proj_weight": draw(RANK, DIM),
+    },
     "complex": lambda draw: inner_inputs(draw, is_complex=True) | {"B_proj_bias": draw(2 * STATES)},
+    "complex, given C": lambda draw: (
+        inner_inputs(draw, is_complex=True)
+        | {"C": draw(BATCH, STATES, 2 * STEPS), "x_proj_weight": draw(RANK + 2 * STATES, DIM)}
+    ),
 }
 
 
@@ -202,10 +221,18 @@ INNER_REFUSALS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", INNER_REFUSALS)
 def test_mamba_inner_fn_names_what_it_refuses(draw: Draw, name: str) -> None:
-    norms = {"b_rms_weight": zeros(STATES)} if name == "b_c_dt_rms_eps" else {}
+    beside = {"b_rms_weight": zeros(STATES)} if name == "b_c_dt_rms_eps" else {}
+    if name in ("B", "C"):
+        beside = {"x_proj_weight": zeros(RANK + STATES, DIM)}
     named = "rms_norm: eps" if name == "b_c_dt_rms_eps" else f"mamba_inner_fn: {name}"
     with pytest.raises((ValueError, TypeError), match=rf"^{named} "):
-        mamba_inner_fn(**(inner_inputs(draw) | norms | {name: INNER_REFUSALS[name]}))
+        mamba_inner_fn(**(inner_inputs(draw) | beside | {name: INNER_REFUSALS[name]}))
+
+
+def test_a_given_matrix_has_no_rows_in_the_projection(draw: Draw) -> None:
+    text = f"x_proj_weight has shape {(RANK + 2 * STATES, DIM)}, expected (delta_rank + dstate, dim) = "
+    with pytest.raises(ValueError, match=f"^mamba_inner_fn: {re.escape(text)}"):
+        mamba_inner_fn(**inner_inputs(draw), B=draw(DIM, STATES))
 
 
 @pytest.mark.parametrize("name", ["x_proj_weight", "out_proj_weight"])
@@ -222,8 +249,9 @@ def test_mamba_inner_fn_takes_the_meta_device(draw: Draw) -> None:
 
 @pytest.mark.parametrize("which", ["B_proj_bias", "b_rms_weight"])
 def test_what_belongs_to_the_projected_B_is_refused_where_B_is_given(draw: Draw, which: str) -> None:
+    given = inner_inputs(draw) | {"x_proj_weight": draw(RANK + STATES, DIM), which: draw(STATES)}
     with pytest.raises(NotImplementedError, match=f"mamba_inner_fn: {which} is not supported, since B is given"):
-        mamba_inner_fn(**inner_inputs(draw), B=draw(DIM, STATES), **dict[str, Any]({which: draw(STATES)}))
+        mamba_inner_fn(**given, B=draw(DIM, STATES))
 
 
 def test_norms_of_complex_matrices_are_refused(draw: Draw) -> None:

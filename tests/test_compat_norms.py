@@ -54,6 +54,14 @@ def test_the_sum_of_rms_norm_fn_has_the_dtype_of_the_residual(draw: Draw) -> Non
         assert (y.dtype, total.dtype) == (torch.bfloat16, dtype)
 
 
+@pytest.mark.parametrize("in_fp32", [False, True])
+def test_the_stream_that_starts_with_x_may_be_written_into(in_fp32: bool) -> None:
+    x, weight = torch.ones(2, DIM), torch.ones(DIM)
+    _, total = layer_norm.rms_norm_fn(x, weight, None, prenorm=True, residual_in_fp32=in_fp32)
+    total += 1
+    assert torch.equal(x, torch.ones(2, DIM))
+
+
 @pytest.mark.parametrize("scaled", ["rowscale", "dropout_p"])
 def test_a_scaled_input_of_rms_norm_fn_is_rounded_as_a_part_of_the_sum_alone(draw: Draw, scaled: str) -> None:
     x, residual = draw(64, DIM).detach().bfloat16(), draw(64, DIM).detach().float()

@@ -8,8 +8,9 @@ from parameters import CASE, SMALL, each_case
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.testing import contract
-from retrograd.testing.layouts import layouts_of
-from retrograd.testing.parts import is_packed
+from retrograd.testing.layouts import REORDERED, layouts_of
+from retrograd.testing.parts import batch_size, is_packed
+from retrograd.testing.verify import Framework
 
 
 @pytest.mark.parametrize(CASE, each_case())
@@ -27,9 +28,28 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(room: Room, case: Case, de
     contract.check_batch_invariance(room, case, device, seed)
 
 
+def reordered(room: Room, case: Case) -> list[str]:
+    return [layout for layout in layouts_of(room, case) if layout in REORDERED and batch_size(room, case)]
+
+
+@pytest.mark.parametrize((*CASE, "layout"), each_case(cpu=SMALL, each=reordered))
+def test_a_row_has_the_same_bits_alone_and_in_a_batch_in_any_order_in_memory(
+    room: Room, case: Case, device: str, layout: str, seed: int
+) -> None:
+    contract.check_batch_invariance(room, case, device, seed, layout)
+
+
 @pytest.mark.parametrize(CASE, each_case(only=lambda room, case: is_packed(case)))
 def test_a_packed_sequence_has_the_same_bits_alone(room: Room, case: Case, device: str, seed: int) -> None:
     contract.check_packed(room, case, device, seed)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize(CASE, each_case(only=contract.leaves_steps_out))
+def test_steps_outside_of_every_sequence_give_zeros_and_reach_nothing(
+    room: Room, case: Case, device: str, framework: Framework, seed: int
+) -> None:
+    contract.check_outside(room, case, device, seed, framework)
 
 
 @pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=contract.passes_state))

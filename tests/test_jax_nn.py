@@ -476,6 +476,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "1 layers, expected n_layer=2",
     ),
     "states of another kind": (lambda: forward(state=[None, None]), TypeError, r"state\[0\] is NoneType"),
+    "states of nothing": (
+        lambda: forward(state=[nn.MambaState(NOTHING, NOTHING)] * 2),
+        TypeError,
+        r"mamba: state.conv is dict, expected a jax.Array",
+    ),
     "states of another batch": (
         lambda: forward(state=nn.initial_state(CONFIG, B + 1)),
         ValueError,

@@ -110,6 +110,13 @@ def test_sums_whose_order_depends_on_the_number_of_rows() -> None:
     breaks(contract.check_batch_invariance, split, "plain_fp32")
 
 
+def test_sums_whose_order_depends_on_the_layout_of_the_batch() -> None:
+    def plain(x: Tensor, weight: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight
+
+    breaks(contract.check_batch_invariance, plain, "plain_fp32", layout="transposed")
+
+
 def test_a_row_that_sees_its_neighbours() -> None:
     def leaks(x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight) + 1e-6 * x.mean(0, keepdim=True)

@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,11 +16,23 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.nn import Block, LanguageModel, Mamba, MambaConfig, RMSNorm, generate, load, save
+from retrograd.nn import (
+    Block,
+    LanguageModel,
+    Mamba,
+    MambaConfig,
+    MambaState,
+    RMSNorm,
+    checksums,
+    generate,
+    load,
+    save,
+)
 from retrograd.nn.mixer import Mixer
 from retrograd.ops.selective_scan.reference import selective_scan as reference_scan
 
@@ -222,6 +235,54 @@ def test_a_checkpoint_of_16_bits_is_cast_with_its_states_rates_in_float32_at_lea
         load(tmp_path, dtype=integers)
 
 
+@pytest.mark.parametrize("config", [CONFIG, OTHER], ids=["default", "other"])
+def test_a_model_is_loaded_for_its_shapes_alone(tmp_path: Path, config: MambaConfig) -> None:
+    ours = model(config)
+    save(ours, tmp_path)
+    shapes = load(tmp_path, device="meta", dtype=torch.bfloat16)
+    assert {p.device.type for p in shapes.parameters()} == {"meta"}
+    assert {name: p.shape for name, p in shapes.named_parameters()} == {n: p.shape for n, p in ours.named_parameters()}
+    assert shapes(tokens(2, 5).to("meta")).shape == (2, 5, 64)
+
+
+def test_a_config_of_more_layers_than_there_are_weights_for_is_refused_at_once(tmp_path: Path) -> None:
+    save(model(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_layer": 10**7, "d_model": 32}))
+    since = time.monotonic()
+    with pytest.raises(ValueError, match=r"backbone.layers.3.norm.weight is missing"):
+        load(tmp_path)
+    assert time.monotonic() - since < 5  # no time to make so many modules
+
+
+def test_files_that_are_listed_have_to_be_those_that_were(tmp_path: Path) -> None:
+    ours = model()
+    save(ours, tmp_path)
+    for name in ("config.json", "model.safetensors"):
+        checksums.write(tmp_path, ("config.json", "model.safetensors"))
+        load(tmp_path)
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole + b" ")
+        with pytest.raises(ValueError, match=f"{name} is not the file that SHA256SUMS beside it lists"):
+            load(tmp_path)
+        (tmp_path / name).write_bytes(whole)
+    save(model(seed=1), tmp_path)  # what is saved there later is listed no longer
+    load(tmp_path)
+    (tmp_path / "SHA256SUMS").write_bytes(b"-----BEGIN\xff\n")  # another's
+    load(tmp_path)
+
+
+def test_a_damaged_file_of_a_model_is_named(tmp_path: Path) -> None:
+    save(model(), tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"12345678")
+    with pytest.raises(ValueError, match=r"model.safetensors cannot be read"):
+        load(tmp_path)
+    for text in (b'{"d_model": \xff}', b"{", b"[" * 100_000):
+        (tmp_path / "config.json").write_bytes(text)
+        with pytest.raises(ValueError, match=r"config.json is not JSON"):
+            load(tmp_path)
+
+
 @pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, tie_embeddings=False)], ids=["tied", "untied"])
 def test_a_compiled_model_is_saved_as_the_model_that_it_wraps(tmp_path: Path, config: MambaConfig) -> None:
     ours: Any = model(config)
@@ -244,6 +305,28 @@ def test_the_head_stays_the_embedding_wherever_the_model_goes() -> None:
     assert classifier.half()(tokens(1, 3)).shape == (1, 3, 5)
     classifier.lm_head = nn.Identity()
     assert classifier.float()(tokens(1, 3)).shape == (1, 3, 32)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_the_head_stays_the_embedding_whatever_state_is_loaded(tmp_path: Path, assign: bool) -> None:
+    ours, other, ids = model(), model(seed=1), tokens(1, 9)
+    expected = other(ids)
+    compiled: Any = torch.compile(ours)
+    compiled.load_state_dict({f"_orig_mod.{name}": value for name, value in other.state_dict().items()}, assign=assign)
+    assert ours.lm_head.weight is ours.backbone.embedding.weight
+    assert ours.lm_head.weight.requires_grad
+    assert torch.equal(ours(ids), expected)
+    save(other, tmp_path)  # a file has the embedding alone
+    ours = model()
+    ours.load_state_dict(load_file(tmp_path / "model.safetensors"), assign=assign)
+    assert ours.lm_head.weight is ours.backbone.embedding.weight
+    assert torch.equal(ours(ids), expected)
+    state = other.state_dict() | {"lm_head.weight": other.lm_head.weight.detach() + 1}
+    with pytest.raises(RuntimeError, match=r"lm_head.weight differ, but they are one parameter"):
+        ours.load_state_dict(state, assign=assign)
+    untied = model(replace(CONFIG, tie_embeddings=False))
+    untied.load_state_dict(state, assign=assign)
+    assert not torch.equal(untied.lm_head.weight, untied.backbone.embedding.weight)
 
 
 def test_a_head_that_should_be_the_embedding_and_is_not_is_never_dropped(tmp_path: Path) -> None:
@@ -452,6 +535,35 @@ def test_layers_may_be_wrapped_one_by_one(wrap: Callable[[nn.Module], nn.Module]
     [
         (lambda m: m(torch.zeros(2, 5)), TypeError, "tokens has dtype torch.float32, expected torch.int64"),
         (lambda m: m(tokens(2, 5)[0]), ValueError, r"tokens has shape \(5,\), expected \(batch, time\)"),
+        (lambda m: m(torch.tensor([[3, 64]])), ValueError, r"tokens is 64, .* 0 to 63 \(vocab_size=61, padded to 64\)"),
+        (lambda m: m.step(torch.tensor([-1]), m.initial_state(1)), ValueError, "LanguageModel: tokens is -1, expected"),
+        (lambda m: LanguageModel(cast(Any, None)), TypeError, "LanguageModel: config is NoneType"),
+        (lambda m: RMSNorm(-1), ValueError, "RMSNorm: d is -1, expected an integer of at least 1"),
+        (lambda m: RMSNorm(8, eps=cast(Any, "a")), TypeError, "RMSNorm: eps is str, expected a float"),
+        (lambda m: RMSNorm(8, eps=cast(Any, [1])), TypeError, "RMSNorm: eps is list, expected a float"),
+        (lambda m: RMSNorm(8, eps=10**400), ValueError, "RMSNorm: eps is .*, expected a finite number"),
+        (
+            lambda m: m.backbone.blocks[0].mixer(torch.zeros(2, 5, 32, dtype=torch.bfloat16)),
+            TypeError,
+            "Mamba: u has dtype torch.bfloat16, expected torch.float32, that of the weights",
+        ),
+        (
+            lambda m: m.backbone.blocks[0].mixer.step(torch.zeros(2, 32).half(), m.initial_state(2)[0]),
+            TypeError,
+            "Mamba: u has dtype torch.float16",
+        ),
+        (
+            lambda m: m.backbone.blocks[0].mixer(torch.zeros(2, 5, 32), MambaState(*[cast(Any, None)] * 2)),
+            TypeError,
+            "Mamba: state.conv is NoneType, expected a torch.Tensor",
+        ),
+        (
+            lambda m: m.backbone.blocks[0].mixer.step(
+                torch.zeros(2, 32), m.initial_state(2)[0]._replace(ssm=cast(Any, None))
+            ),
+            TypeError,
+            "Mamba: state.ssm is NoneType, expected a torch.Tensor",
+        ),
         (lambda m: m.step(tokens(2, 5), m.initial_state(2)), ValueError, r"expected \(batch\)"),
         (lambda m: m(tokens(2, 5), m.initial_state(2)[:1]), TypeError, "expected a sequence of 3 states"),
         (lambda m: m(tokens(2, 5), m.initial_state(3)), ValueError, "initial_state has shape"),
@@ -471,6 +583,20 @@ def test_layers_may_be_wrapped_one_by_one(wrap: Callable[[nn.Module], nn.Module]
         (lambda m: generate(m, tokens(2, 3).float(), 1), TypeError, "generate: prompt has dtype torch.float32"),
         (lambda m: generate(m, tokens(2, 3), 1, temperature=-1), ValueError, "temperature is -1"),
         (lambda m: generate(m, tokens(2, 3), 1, temperature=math.nan), ValueError, "temperature is nan"),
+        (
+            lambda m: generate(m, tokens(2, 3), 1, temperature=10**400),
+            ValueError,
+            "temperature is .*, expected a finite",
+        ),
+        (lambda m: generate(m, tokens(2, 3), 1, temperature=cast(Any, "a")), TypeError, "temperature is str"),
+        (
+            lambda m: generate(m, tokens(2, 3), -5),
+            ValueError,
+            "generate: count is -5, expected an integer of at least 0",
+        ),
+        (lambda m: generate(m, tokens(2, 3), cast(Any, 2.5)), ValueError, "generate: count is 2.5"),
+        (lambda m: generate(cast(Any, None), tokens(2, 3), 1), TypeError, "generate: model is NoneType"),
+        (lambda m: generate(m, torch.tensor([[64]]), 1), ValueError, "generate: prompt is 64, expected numbers from 0"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused_by_name(
@@ -484,6 +610,15 @@ def test_the_smallest_temperature_draws_the_most_probable_token() -> None:
     ours, prompt = model(), tokens(2, 5)
     coldest = list(generate(ours, prompt, 4, temperature=1e-44))
     assert torch.equal(torch.stack(coldest), torch.stack(list(generate(ours, prompt, 4, temperature=0.0))))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_generation_from_a_model_of_nan_is_refused(temperature: float) -> None:
+    ours = model()
+    with torch.no_grad():
+        ours.backbone.norm_f.weight[3] = math.nan
+    with pytest.raises(ValueError, match="generate: model has NaN or infinite logits for token 0"):
+        next(generate(ours, tokens(2, 5), 3, temperature=temperature))
 
 
 def test_two_backward_passes_give_the_same_bits() -> None:

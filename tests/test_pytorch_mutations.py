@@ -10,9 +10,10 @@ from broken import SEED, breaks, room, scaled_gradient
 from torch import Tensor
 
 from retrograd import rms_norm
+from retrograd.core.torch_arguments import in_batches
 from retrograd.ops.rms_norm import reference
 from retrograd.ops.rms_norm.room import ROOM
-from retrograd.testing import integration
+from retrograd.testing import derivatives, integration
 
 
 def test_an_operator_that_computes_something_else() -> None:
@@ -86,22 +87,53 @@ def test_an_unread_output_that_still_sends_a_gradient() -> None:
     breaks(integration.check_outputs_alone, sends, "prenorm")
 
 
+class Detached(torch.autograd.Function):
+    """rms_norm, whose gradient is cut off from its graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return rms_norm(x, weight).detach()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        with torch.enable_grad():
+            leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+            found = torch.autograd.grad(rms_norm(*leaves), leaves, dy.detach())
+        return tuple(gradient.detach() for gradient in found)
+
+
 def test_a_second_derivative_that_is_silently_zero() -> None:
-    class Detached(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-            ctx.save_for_backward(x, weight)
-            return rms_norm(x, weight).detach()
+    with pytest.raises((AssertionError, RuntimeError)):
+        derivatives.check_road(room(Detached.apply), ROOM.case("plain_fp32"), "by_name", "cpu", SEED)
 
-        @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> Any:
-            with torch.enable_grad():
-                leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
-                found = torch.autograd.grad(rms_norm(*leaves), leaves, dy.detach())
-            return tuple(gradient.detach() for gradient in found)
 
-    breaks(integration.check_double_backward, lambda x, weight: Detached.apply(x, weight), "plain_fp32")
+@pytest.mark.parametrize("road", list(derivatives.ROADS))
+def test_a_derivative_that_is_another(road: str) -> None:
+    def other(x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight, eps=0.5)
+
+    breaks(derivatives.check_road, other, "plain_fp32", road=road)
+
+
+def test_gradients_in_batches_that_are_others() -> None:
+    def other(x: Tensor, weight: Tensor) -> Tensor:
+        return Doubled.apply(rms_norm(x, weight))
+
+    breaks(derivatives.check_batched_gradients, other, "plain_fp32")
+
+
+class Doubled(torch.autograd.Function):
+    """An identity, whose gradient is doubled where it comes in a batch."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return 2 * dy if in_batches([dy]) else dy
 
 
 def test_a_second_derivative_that_is_not_refused() -> None:
-    breaks(integration.check_double_backward, reference.rms_norm, "plain_fp32")
+    breaks(derivatives.check_refused_under_dispatch, reference.rms_norm, "plain_fp32")

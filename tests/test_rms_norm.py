@@ -30,9 +30,16 @@ def test_the_sum_returned_is_what_was_normalised() -> None:
     assert torch.equal(y, rms_norm(s))
 
 
-def test_without_a_residual_the_sum_is_x_itself() -> None:
-    x = torch.randn(5, 32)
-    assert rms_norm(x, prenorm=True)[1] is x
+def test_without_a_residual_the_stream_starts_as_a_copy_of_x_that_may_be_written_into() -> None:
+    x = torch.randn(5, 32, requires_grad=True)
+    before = x.detach().clone()
+    y, stream = rms_norm(x, prenorm=True)
+    assert torch.equal(stream, x)
+    stream += y
+    assert torch.equal(x, before)
+    (gradient,) = torch.autograd.grad(stream.sum(), x)
+    (expected,) = torch.autograd.grad((x + rms_norm(x)).sum(), x)
+    torch.testing.assert_close(gradient, expected)
 
 
 def test_a_row_of_zeros_gives_zeros_and_finite_gradients() -> None:

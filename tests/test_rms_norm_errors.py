@@ -146,3 +146,10 @@ def test_a_wrong_type_is_refused_after_an_equal_value_of_the_right_type() -> Non
 def test_arrays_on_two_devices_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^rms_norm: device of weight is 'meta', expected cpu, the device of x$"):
         rms_norm(X, torch.ones(64, device="meta"))
+
+
+@pytest.mark.parametrize("option", ["eps", "weight_offset"])
+def test_an_int_that_no_float_holds_is_refused_by_name(option: str) -> None:
+    large: Any = {option: 10**400}
+    with pytest.raises(ValueError, match=f"rms_norm: {option} is "):
+        rms_norm(X, W, **large)

@@ -38,6 +38,7 @@ def test_a_sound_op_passes(case: Any, seed: int) -> None:
         contract.check_repeats,
         contract.check_batch_invariance,
         contract.check_packed,
+        contract.check_outside,
         contract.check_state_passing,
         integration.check_subsets,
         integration.check_outputs_alone,
@@ -65,6 +66,13 @@ def test_a_packed_sequence_that_starts_from_the_first_state() -> None:
     breaks(contract.check_packed, broken(enter=lambda states, sequence: states[:1]), "packed")
 
 
+def test_a_state_that_is_multiplied_by_zero_in_the_next_packed_sequence() -> None:
+    def enters(states: Tensor, sequence: int) -> Tensor:
+        return states[sequence : sequence + 1] + 0.0 * states.sum(0)
+
+    breaks(contract.check_packed, broken(enter=enters), "packed")
+
+
 def by_place(a: Tensor, h: Tensor, wx: Tensor, place: int) -> Tensor:
     """Every fourth step, counted from the start of the array, is rounded once instead of twice."""
     once = (a.double() * h.double() + wx.double()).float()
@@ -77,8 +85,18 @@ def test_arithmetic_that_depends_on_where_a_packed_sequence_starts() -> None:
 
 
 def test_steps_outside_of_every_packed_sequence_that_are_not_zero() -> None:
-    breaks(contract.check_packed, broken(outside=1e-3), "packed_gaps")
-    breaks(contract.check_packed, broken(outside=float("nan")), "packed_gaps")
+    breaks(contract.check_outside, broken(outside=1e-3), "packed_gaps")
+    breaks(contract.check_outside, broken(outside=float("nan")), "packed_gaps")
+    breaks(contract.check_outside, broken(outside=-0.0), "packed_gaps")
+
+
+def test_a_step_outside_of_every_packed_sequence_that_is_multiplied_by_zero() -> None:
+    def masked(x: Tensor, a: Tensor, w: Tensor, **others: Any) -> Any:
+        times, bounds = torch.arange(x.shape[1])[:, None], others["cu_seqlens"]
+        inside = (times >= bounds[0]) & (times < bounds[-1])
+        return TOY.torch(x, a, w + 0.0 * (x * inside).sum((0, 1)), **others)
+
+    breaks(contract.check_outside, replace(TOY, torch=masked), "packed_gaps")
 
 
 @pytest.mark.parametrize("case", ["state", "reverse", "complex", "packed", "packed_gaps"])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
+
+from retrograd.bench.environment import versions
 
 from .bench import bench
 from .check import check
@@ -21,3 +25,19 @@ app.command()(check)
 app.command()(bench)
 app.command()(train)
 app.command()(generate)
+
+
+def show_version(asked: bool) -> None:
+    """Print the versions that a report of an error needs, in one line, and end."""
+    if asked:
+        typer.echo(", ".join(f"{name} {version}" for name, version in versions(("torch", "triton", "jax")).items()))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show versions and exit.")
+    ] = False,
+) -> None:
+    """What stands before a command."""

@@ -14,7 +14,7 @@ from retrograd.bench.results import LIMITS, Row, Speeds, append, latest, line, r
 from retrograd.bench.selection import bench_cases, chosen_peers
 from retrograd.core.room import Room
 
-from .console import chosen_framework, err, fail, has_cuda, jax_has_gpu, named_room, out, table
+from .console import chosen_framework, err, fail, has_cuda, jax_has_gpu, named_room, show, table
 
 
 def bench(
@@ -36,7 +36,7 @@ def bench(
             fail("--plot-only needs --plot FILE.png")
     else:
         rows, failed = measured_rows(room, cases.split(","), peers, chosen_framework(framework or "torch"), out_file)
-        out.print(table_of(rows, framework))
+        show(table_of(rows, framework))
         if failed:
             err.print(f"retrograd itself failed on {', '.join(failed)}", style="bold red", markup=False)
             raise typer.Exit(1)
@@ -107,7 +107,7 @@ def table_of(rows: Sequence[Row], framework: str | None) -> Table:
     )
     headings = [impl if kind == "torch" else f"{impl} ({kind})" for kind, impl in impls]
     columns = [Column(heading, justify="right", no_wrap=True) for heading in headings]
-    made = table(title, Column("case", no_wrap=True), "pass", "bound", *columns)
+    made = table(title, "case", "pass", "bound", *columns)
     cells = {(row.case, row.pass_, row.framework, row.impl): cell(row, speeds) for row in timed}
     for (case, pass_), bound in {(row.case, row.pass_): row.bound for row in timed}.items():
         made.add_row(case, pass_, bound, *(cells.get((case, pass_, *impl), "") for impl in impls))

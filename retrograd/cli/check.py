@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Annotated
 
 import typer
@@ -25,6 +26,7 @@ from .console import (
     jax_has_gpu,
     named_room,
     out,
+    show,
     table,
 )
 
@@ -53,7 +55,8 @@ def check(
             except Exception as error:  # a case that raises is one that fails; the others still count
                 errors.append(f"{room.name} {one.name} ({kind}): {type(error).__name__}: {error}")
             progress.advance(task)
-    out.print(table_of(checks))
+    for made in tables_of(checks):
+        show(made)
     for message in errors:
         out.print(f"[bold red]error[/] {escape(message)}", highlight=False)
     failed = sum(not found.passed for _, found in checks)
@@ -92,18 +95,16 @@ def jobs_of(ops: list[str] | None, cases: list[str] | None, device: str, kinds: 
                     yield room, case, kind
 
 
-def table_of(checks: list[tuple[Framework, Check]]) -> Table:
-    """A line for each quantity; a case is named on its first."""
-    names, numbers = ("op", "case", "framework", "quantity"), ("error", "budget")
-    columns = [Column(name, no_wrap=True) for name in names] + [Column(name, justify="right") for name in numbers]
-    made = table("Errors against float64, relative", *columns, "repeat")
-    before: tuple[str, ...] = ()
-    for kind, found in checks:
-        place = (found.op, found.case, kind)
-        repeat = "same bits" if found.repeats else "[bold red]differs"
-        error = f"{found.error:.2e}" if found.error <= found.budget else f"[bold red]{found.error:.2e}"
-        made.add_row(
-            *(("", "", "") if place == before else place), found.quantity, error, f"{found.budget:.2e}", repeat
-        )
-        before = place
-    return made
+def tables_of(checks: list[tuple[Framework, Check]]) -> Iterator[Table]:
+    """A table for each op and framework, with a line for each quantity; a case is named on its first."""
+    for (op, kind), group in groupby(checks, lambda check: (check[1].op, check[0])):
+        numbers = [Column(name, justify="right", no_wrap=True) for name in ("error", "budget")]
+        made = table(f"{op} in {kind}: errors against float64, relative", "case", "quantity", *numbers, "repeat")
+        before = ""
+        for _, found in group:
+            repeat = "same bits" if found.repeats else "[bold red]differs"
+            error = f"{found.error:.2e}" if found.error <= found.budget else f"[bold red]{found.error:.2e}"
+            case = "" if found.case == before else found.case
+            made.add_row(case, found.quantity, error, f"{found.budget:.2e}", repeat)
+            before = found.case
+        yield made

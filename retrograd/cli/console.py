@@ -10,8 +10,11 @@ from typing import Literal, NoReturn
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Column, Table
+from rich.text import Text
 
 from retrograd.core.room import Room
 from retrograd.ops import rooms
@@ -21,14 +24,43 @@ Framework = Literal["torch", "jax"]
 # PyTorch and JAX share the GPU in one process; without this, jax would take most of its memory at once.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-# Piped output has no width of its own; tables should not be cut to a terminal's 80 columns there.
-out = Console(width=None if sys.stdout.isatty() else 160)
+PIPED_WIDTH = 160  # piped output has no width of its own, unless COLUMNS says one
+LEAST_TEXT = 16  # columns of text are folded to this width, and no further
+
+out = Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPED_WIDTH)
 err = Console(stderr=True)  # progress and remarks, so that what is printed can be piped on
 
 
 def table(title: str, *columns: str | Column) -> Table:
-    """An empty table in the house style."""
-    return Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD)
+    """An empty table in the house style. A column given by its name is never folded; text comes in a `Column`."""
+    made = [Column(column, no_wrap=True) if isinstance(column, str) else column for column in columns]
+    return Table(*made, title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
+def show(made: Table) -> None:
+    """Print a table; where it is too wide, each row as lines of a heading and its cell, without the empty cells."""
+    if narrowest(made) <= out.width:
+        out.print(made)
+        return
+    out.print(made.title, style="table.title")
+    headings = [str(column.header) for column in made.columns]
+    for row in zip(*(column.cells for column in made.columns), strict=True):
+        lines = Table.grid(Column(no_wrap=True, style="bold"), Column(overflow="fold"), padding=(0, 2, 0, 0))
+        for heading, text in zip(headings, row, strict=True):
+            if text:
+                lines.add_row(heading, text)
+        out.print("", lines, sep="")
+    out.print()
+
+
+def narrowest(made: Table) -> int:
+    """The least width at which a table breaks no name and no number."""
+    width = Measurement.get(out, out.options.update(max_width=10**6), made).maximum
+    for column in made.columns:
+        if not column.no_wrap:
+            longest = max((cell_len(Text.from_markup(str(cell)).plain) for cell in column.cells), default=0)
+            width -= max(0, longest - LEAST_TEXT)
+    return width
 
 
 def fail(message: str) -> NoReturn:

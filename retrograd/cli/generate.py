@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import math
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -32,8 +34,8 @@ def generate(
         fail(f"--tokens is {tokens}, expected 0 or more")
     if not 0 <= seed < MOST_SEEDS:
         fail(f"--seed is {seed}, expected 0 to 2^63 - 1")
-    if not temperature >= 0:
-        fail(f"--temperature is {temperature}, expected 0 or more")
+    if not 0 <= temperature < math.inf:
+        fail(f"--temperature is {temperature}, expected a finite number of at least 0")
     try:
         model = nn.load(folder, device=chosen)
     except Exception as error:  # torch, pickle, json and safetensors each have their own for a file that is broken
@@ -44,9 +46,14 @@ def generate(
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     given = torch.tensor([list(prompt.encode(errors="surrogateescape"))], device=chosen)
     generator = torch.Generator(chosen).manual_seed(seed)
-    typer.echo(prompt.encode(errors="surrogateescape"), nl=False)
-    for token in nn.generate(model, given, tokens, temperature=temperature, generator=generator):
-        typer.echo(printable(decoder.decode(bytes([int(token)]))).encode(), nl=False)
+    made = nn.generate(model, given, tokens, temperature=temperature, generator=generator)
+    try:
+        first = next(made, None)  # before anything is printed: a model of NaN shows here
+        typer.echo(prompt.encode(errors="surrogateescape"), nl=False)
+        for token in chain(() if first is None else (first,), made):
+            typer.echo(printable(decoder.decode(bytes([int(token)]))).encode(), nl=False)
+    except ValueError as error:
+        fail(f"{folder}: {error}")
     typer.echo(decoder.decode(b"", final=True).encode())
 
 

@@ -6,13 +6,14 @@ import platform
 from collections.abc import Iterator
 
 import torch
+from rich.table import Column
 
 from retrograd.bench.environment import versions
 from retrograd.core.arch import Arch
 from retrograd.core.torch_launch import arch_of
 from retrograd.ops import rooms
 
-from .console import has_jax, out, table
+from .console import has_jax, show, table
 
 PACKAGES = ("torch", "triton", "jax", "jaxlib", "numpy")
 
@@ -23,21 +24,21 @@ def info() -> None:
     installed.add_row("python", platform.python_version())
     for name, version in versions(PACKAGES).items():
         installed.add_row(name, version)
-    out.print(installed)
+    show(installed)
 
     devices = list(torch_devices())
     if has_jax():
         devices += jax_devices()
-    listed = table("Devices", "framework", "device", "architecture")
+    listed = table("Devices", "framework", Column("device"), "architecture")
     for framework, device, arch, _ in devices:
         listed.add_row(framework, device, arch.name if arch else "-")
-    out.print(listed)
+    show(listed)
 
-    paths = table("Ops", "op", "framework", "device", "path", "why")
+    paths = table("Ops", "op", "framework", Column("device"), "path", Column("why"))
     for op in rooms.NAMES:
         for framework, device, arch, why in devices:
             paths.add_row(op, framework, device, "kernel" if arch else "portable", why)
-    out.print(paths)
+    show(paths)
 
 
 def torch_devices() -> Iterator[tuple[str, str, Arch | None, str]]:

@@ -150,7 +150,7 @@ def old_run(given: Mapping[str, Any], folder: Path) -> Settings:
     """The settings of a run that is there, if nothing was asked for that it is not."""
     try:
         settings = Settings.read(folder)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         fail(str(error))
     preset = settings.preset
     own = {

@@ -1,54 +1,62 @@
-"""Checks that the stand-ins share; they speak of the packages' own layouts and names."""
+"""Checks that the stand-ins share, of tensors that are known to be some; in the packages' own layouts and names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type
+from retrograd.core.dtypes import FLOATS
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.core.torch_launch import dtype_name
 
 Kind = Literal["real", "real or complex", "int32 or int64"]
+DTYPES: dict[Kind, tuple[str, ...]] = {
+    "real": FLOATS,
+    "real or complex": (*FLOATS, "complex64", "complex128"),
+    "int32 or int64": ("int32", "int64"),
+}
 
 
-def expect(function: str, name: str, tensor: Any, shape: Sequence[int], dims: str, kind: Kind = "real") -> None:
-    """Raise unless it is a tensor of this shape and kind; `dims` names its dimensions."""
-    if not isinstance(tensor, Tensor):
-        raise bad_type(function, name, tensor, "a torch.Tensor")
+def expect(function: str, name: str, tensor: Tensor, shape: Sequence[int], dims: str, kind: Kind = "real") -> None:
+    """Raise unless a tensor has this shape and kind; `dims` names its dimensions."""
     if tuple(tensor.shape) != tuple(shape):
         raise bad_shape(function, name, tensor.shape, f"{dims} = {tuple(shape)}")
-    integer = kind == "int32 or int64" and tensor.dtype in (torch.int32, torch.int64)
-    real = kind.startswith("real") and tensor.is_floating_point()
-    if not (integer or real or (kind == "real or complex" and tensor.is_complex())):
-        raise bad_dtype(function, name, str(tensor.dtype), [kind])
+    if (dtype := dtype_name(tensor.dtype)) not in DTYPES[kind]:
+        raise bad_dtype(function, name, dtype, DTYPES[kind])
 
 
 def expect_if_given(
-    function: str, name: str, tensor: Any, shape: Sequence[int], dims: str, kind: Kind = "real"
+    function: str, name: str, tensor: Tensor | None, shape: Sequence[int], dims: str, kind: Kind = "real"
 ) -> None:
     """The same for an argument that may be None."""
     if tensor is not None:
         expect(function, name, tensor, shape, dims, kind)
 
 
-def expect_dims(function: str, name: str, tensor: Any, *dims: str) -> None:
-    """Raise unless it is a tensor with as many dimensions as one of the layouts."""
-    if not isinstance(tensor, Tensor):
-        raise bad_type(function, name, tensor, "a torch.Tensor")
+def expect_dims(function: str, name: str, tensor: Tensor, *dims: str) -> None:
+    """Raise unless a tensor has as many dimensions as one of the layouts."""
     if tensor.ndim not in [layout.count(",") + 1 for layout in dims]:
         raise bad_shape(function, name, tensor.shape, " or ".join(dims))
 
 
-def expect_norm(function: str, x: Any, weight: Any, bias: Any) -> None:
+def expect_norm(function: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Raise unless x has rows, and weight and the bias that may be given are a row long."""
-    if not isinstance(x, Tensor):
-        raise bad_type(function, "x", x, "a torch.Tensor")
     if x.ndim == 0:
         raise bad_shape(function, "x", x.shape, "(..., dim)")
+    expect(function, "x", x, x.shape, "(..., dim)")
     expect(function, "weight", weight, x.shape[-1:], "(dim,)")
     expect_if_given(function, "bias", bias, x.shape[-1:], "(dim,)")
+
+
+def flag(function: str, name: str, value: Any) -> bool:
+    """An option that is true or false; like the packages, 0 and 1 are taken for these."""
+    if not isinstance(value, int):
+        raise bad_type(function, name, value, "a bool")
+    if value not in (0, 1):
+        raise bad_value(function, name, value, "a bool")
+    return bool(value)
 
 
 def refuse(function: str, why: str, **arguments: Any) -> None:
@@ -62,6 +70,6 @@ def activation_of(function: str, activation: Any) -> Literal["silu"] | None:
     """The packages' activation as retrograd's: silu has a second name there."""
     if activation is None:
         return None
-    if activation in ("silu", "swish"):
+    if isinstance(activation, str) and activation in ("silu", "swish"):
         return "silu"
     raise NotImplementedError(f"{function}: activation is {activation!r}, expected None, 'silu' or 'swish'")

@@ -7,6 +7,11 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from retrograd.core.dtypes import FLOATS
+from retrograd.core.torch_launch import DTYPES
+
+REAL = frozenset(DTYPES[name] for name in FLOATS)  # what the ops take
+
 
 def arithmetic(x: Tensor) -> torch.dtype:
     """The dtype that an op computes in for this input."""

@@ -22,8 +22,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from retrograd import rms_norm
-from retrograd.compat.dtypes import widened
-from retrograd.core.errors import bad_type, bad_value
+from retrograd.compat.dtypes import REAL, widened
+from retrograd.core.errors import bad_value
+from retrograd.core.torch_arguments import check_tensors
 
 __all__ = ["LigerRMSNorm", "liger_fused_add_rms_norm", "liger_rms_norm"]
 
@@ -100,7 +101,7 @@ def liger_fused_add_rms_norm(
         (torch.Size([2, 16, 64]), torch.Size([2, 16, 64]))
     """
     _check("liger_fused_add_rms_norm", casting_mode, W, X=X, R=R)
-    stream = R.to(torch.promote_types(X.dtype, R.dtype)) if R.is_floating_point() else R
+    stream = R.to(torch.promote_types(X.dtype, R.dtype)) if X.dtype in REAL and R.dtype in REAL else R
     offset = 0.0 if W is None else offset
     Y, S = rms_norm(X, widened(W, X.dtype), residual=stream, eps=eps, weight_offset=offset, prenorm=True)
     return Y, S.to(X.dtype)
@@ -171,8 +172,6 @@ class LigerRMSNorm(nn.Module):
 
 def _check(name: str, casting_mode: Any, weight: Any = None, **tensors: Any) -> None:
     """Raise for what is no tensor, and for an unknown casting mode."""
-    for argument, tensor in (tensors if weight is None else {**tensors, "W": weight}).items():
-        if not isinstance(tensor, Tensor):
-            raise bad_type(name, argument, tensor, "a torch.Tensor")
-    if casting_mode not in CASTING_MODES and casting_mode not in CASTING_NUMBERS:
+    check_tensors(name, tensors | {"W": weight}, required=len(tensors))
+    if not isinstance(casting_mode, str | int) or casting_mode not in (*CASTING_MODES, *CASTING_NUMBERS):
         raise bad_value(name, "casting_mode", casting_mode, " or ".join(map(repr, CASTING_MODES)))

@@ -12,7 +12,6 @@ Where results differ from quack's, beyond the last bits of float32:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,9 +19,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from retrograd import rms_norm
+from retrograd.compat.checks import flag
 from retrograd.compat.dtypes import widened
 from retrograd.core.dtypes import KERNEL_FLOATS, accumulator
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_option
+from retrograd.core.torch_arguments import check_tensors
 from retrograd.core.torch_launch import dtype_name
 
 __all__ = ["rmsnorm", "rmsnorm_bwd", "rmsnorm_fwd"]
@@ -67,7 +68,7 @@ def rmsnorm(
         >>> stream.grad.shape
         torch.Size([2, 16, 64])
     """
-    _check_tensors("rmsnorm", {"weight": weight, "bias": bias, "residual": residual}, x=x)
+    check_tensors("rmsnorm", {"x": x, "weight": weight, "bias": bias, "residual": residual}, required=1)
     dtype = _stream_dtype("rmsnorm", x, residual, residual_dtype)
     weight, bias, residual = widened(weight, x.dtype), widened(bias, x.dtype), _addend(residual, dtype)
     result = rms_norm(  # type: ignore[call-overload]
@@ -110,10 +111,12 @@ def rmsnorm_fwd(
         >>> dx.shape, dweight.shape
         (torch.Size([16, 64]), torch.Size([64]))
     """
-    _check_tensors("rmsnorm_fwd", {"weight": weight, "bias": bias, "residual": residual}, x=x)
+    check_tensors("rmsnorm_fwd", {"x": x, "weight": weight, "bias": bias, "residual": residual}, required=1)
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise bad_type("rmsnorm_fwd", "out_dtype", out_dtype, "a torch.dtype or None")
-    _check_numbers("rmsnorm_fwd", eps=eps, weight_offset=weight_offset)
+    check_option("rmsnorm_fwd", "eps", eps, "float")
+    check_option("rmsnorm_fwd", "weight_offset", weight_offset, "float")
+    with_rstd = flag("rmsnorm_fwd", "store_rstd", store_rstd)
     dtype = _stream_dtype("rmsnorm_fwd", x, residual, residual_dtype)
     weight, bias, added = widened(weight, x.dtype), widened(bias, x.dtype), _addend(residual, dtype)
     with torch.no_grad():
@@ -121,7 +124,7 @@ def rmsnorm_fwd(
             x, weight, bias, added, None, eps, weight_offset, None, False, True, out_dtype
         )
         s = (x if residual is None else s).to(dtype)
-    return out, s, rstd.squeeze(-1) if store_rstd else None
+    return out, s, rstd.squeeze(-1) if with_rstd else None
 
 
 def rmsnorm_bwd(
@@ -160,9 +163,15 @@ def rmsnorm_bwd(
 
     Example: see `rmsnorm_fwd`.
     """
-    _check_tensors("rmsnorm_bwd", {"weight": weight, "dresidual_out": dresidual_out}, x=x, dout=dout, rstd=rstd)
+    tensors = {"x": x, "dout": dout, "rstd": rstd, "weight": weight, "dresidual_out": dresidual_out}
+    check_tensors("rmsnorm_bwd", tensors, required=3)
+    _check_dtype("rmsnorm_bwd", "x", x.dtype, x)
     _check_gradients(x, dout, rstd, dresidual_out)
-    _check_numbers("rmsnorm_bwd", weight_offset=weight_offset)
+    check_option("rmsnorm_bwd", "weight_offset", weight_offset, "float")
+    has_bias, has_residual = (
+        flag("rmsnorm_bwd", "has_bias", has_bias),
+        flag("rmsnorm_bwd", "has_residual", has_residual),
+    )
     if has_bias and weight is None:
         raise bad_value("rmsnorm_bwd", "has_bias", has_bias, "False, since weight is None")
     # A gradient of s in another dtype: the sum is made in the wider one, and rounded to both.
@@ -212,24 +221,6 @@ def _shapes_and_dtypes(**arguments: Tensor | None) -> dict[str, Any]:
     """What the backward operator is told of the arguments of the forward call."""
     shapes = {f"{name}_shape": None if t is None else t.shape for name, t in arguments.items()}
     return shapes | {f"{name}_dtype": None if t is None else t.dtype for name, t in arguments.items()}
-
-
-def _check_tensors(name: str, optional: Mapping[str, Any], **required: Any) -> None:
-    """Raise for what is no tensor, or lies on another device than x."""
-    for argument, tensor in (*required.items(), *optional.items()):
-        if not isinstance(tensor, Tensor) and (tensor is not None or argument in required):
-            raise bad_type(name, argument, tensor, "a torch.Tensor")
-        if tensor is not None and tensor.device != required["x"].device:
-            raise bad_value(
-                name, f"device of {argument}", str(tensor.device), f"{required['x'].device}, the device of x"
-            )
-
-
-def _check_numbers(name: str, **numbers: Any) -> None:
-    """Raise for what is no number: an operator would, in words of its own."""
-    for argument, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise bad_type(name, argument, number, "a float")
 
 
 def _check_dtype(name: str, argument: str, dtype: torch.dtype, x: Tensor) -> None:

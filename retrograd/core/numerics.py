@@ -108,6 +108,16 @@ def forget(x):
 
 
 @triton.jit
+def rounded_product(x, y):
+    """x * y in fp32, rounded before anything is added to it.
+
+    Of a sum over lanes each lane has a copy. Where the compiler may fuse a lane's own product with the first addition,
+    copies differ in the last bit, and which of them a store to one place leaves there is not defined.
+    """
+    return tl.fma(x, y, 0.0)
+
+
+@triton.jit
 def add_compensated(total, lost, x):
     """Kahan's summation: total + x, and what the rounding of it lost, to be taken off the next x."""
     y = x - lost

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import OPTION_TYPES, bad_layout, bad_type, bad_value, check_option
-from .op import Op
+from .op import Op, Param
 from .torch_launch import dtype_name
 
 
@@ -27,12 +27,17 @@ def check_arguments(op: Op, tensors: Sequence[Any], options: Sequence[Any]) -> N
 
     A registered operator would report these in its own words, or take them: 1 for True, a `meta` tensor beside others.
     """
-    first = op.arguments[0]
-    for place, (name, tensor) in enumerate(zip(op.arguments, tensors, strict=True)):
-        if tensor is not None or not place:
-            check_strided(op.name, name, tensor)
-            check_device(op.name, name, tensor.device, first, tensors[0].device)
+    check_tensors(op.name, dict(zip(op.arguments, tensors, strict=True)), required=1)
     check_options(op, options)
+
+
+def check_tensors(op: str, tensors: Mapping[str, Any], required: int = 0) -> None:
+    """Raise for what is no tensor with strides, and for tensors on several devices; the first ones are required."""
+    there = {name: t for place, (name, t) in enumerate(tensors.items()) if t is not None or place < required}
+    first = next(iter(there), "")
+    for name, tensor in there.items():
+        check_strided(op, name, tensor)
+        check_device(op, name, tensor.device, first, there[first].device)
 
 
 def check_strided(op: str, argument: str, tensor: Any) -> None:
@@ -61,6 +66,14 @@ def without_gaps(tensor: Any) -> Any:
     """A tensor copied to where it is dense; what has no strides as it is, to be refused by name."""
     strided = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_nested
     return tensor.contiguous() if strided else tensor
+
+
+def params_of(tensors: Mapping[str, Tensor | None]) -> dict[str, Param | None]:
+    """Shape and dtype of each argument, None where it is absent."""
+    return {
+        name: None if tensor is None else Param(tuple(tensor.shape), dtype_name(tensor.dtype))
+        for name, tensor in tensors.items()
+    }
 
 
 def in_batches(gradients: Sequence[Tensor | None]) -> bool:

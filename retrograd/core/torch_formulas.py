@@ -15,8 +15,10 @@ from torch._C._functorch import (
     TransformType,
     get_dynamic_layer_stack_depth,
     get_interpreter_stack,
+    is_functorch_wrapped_tensor,
 )
 
+from .errors import check_rising
 from .op import Call, Op
 from .torch_launch import DTYPES
 from .torch_pass import BackwardPass, Options, Tensors, no_autocast, spec_of
@@ -40,11 +42,21 @@ def differentiates(tensors: Tensors) -> bool:
 def results(op: Op, tensors: Tensors, options: Options) -> tuple[Tensor | None, ...]:
     """The op's results, None where they are not there."""
     spec = spec_of(op, [None if t is None else (t.shape, t.dtype) for t in tensors], options)
+    for name, limit in op.indices.items():
+        numbers = tensors[op.arguments.index(name)]
+        if numbers is not None and _seen(numbers):
+            check_rising(op.name, name, numbers.tolist(), limit(spec))
     made = _made(op.forward(spec), dict(zip(op.arguments, tensors, strict=True)))
     given = {id(t) for t in tensors if t is not None}
     # As from a kernel, a result is never an argument itself.
     made = {name: t.clone() if id(t) in given else t for name, t in made.items()}
     return tuple(made.get(name) for name in op.results)
+
+
+def _seen(numbers: Tensor) -> bool:
+    """Whether numbers can be looked at: without a wait for a device, and not while they stand for others."""
+    traced = torch.compiler.is_compiling() or is_functorch_wrapped_tensor(numbers)
+    return numbers.device.type == "cpu" and not traced
 
 
 def gradients(backward: BackwardPass, given: Tensors) -> list[Tensor | None]:

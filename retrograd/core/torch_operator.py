@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from .op import Call, Op, differentiable, gradient_names, gradients_of_results, saved_names
 from .torch_arguments import absent
@@ -121,8 +122,22 @@ def register(op: Op) -> Operators:
     forward_op.register_fake(fake)
     backward_op.register_fake(fake_backward)
     forward_op.register_autograd(backward, setup_context=setup_context)
+    operator = getattr(torch.ops.retrograd, op.name)
     backward_operator = getattr(torch.ops.retrograd, f"{op.name}_backward")
-    return Operators(getattr(torch.ops.retrograd, op.name), gradients_of)
+
+    @register_flop_formula(operator, get_raw=True)
+    def flops(*given: Any, out_val: Any = None) -> int:
+        params = [None if t is None else (t.shape, t.dtype) for t in given[:arguments]]
+        count: int = spec_of(op, params, given[arguments:]).flops("fwd")
+        return count
+
+    @register_flop_formula(backward_operator, get_raw=True)
+    def backward_flops(*given: Any, out_val: Any = None) -> int:
+        params, _, options = told_of(given[len(reads) :])
+        count: int = spec_of(op, params, options).flops("bwd")
+        return count
+
+    return Operators(operator, gradients_of)
 
 
 @lru_cache(maxsize=4096, typed=True)

@@ -8,16 +8,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from itertools import compress
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
 from .arch import Arch, nvidia
-from .build import arguments, build, signature
 from .program import Array, Launch, Program
 
 TARGET = "triton_kernel_call_ffi"
@@ -27,6 +27,9 @@ class Call(Protocol):
     """One pass of a room's op, as a JAX primitive needs it. Hashable: equal calls share one compilation."""
 
     def __hash__(self) -> int: ...
+
+    def check(self, arrays: Sequence[Any]) -> None:
+        """Raise for arrays, as abstract values, that the call cannot take."""
 
     def outputs(self) -> Sequence[Array]:
         """What the call returns; the same on every path."""
@@ -40,14 +43,19 @@ class Call(Protocol):
     def batch(self, arrays: Sequence[Any], axes: Sequence[int | None]) -> tuple[Sequence[Any], Sequence[int]]:
         """The call on a batch of inputs: results, and the axis of the batch in each."""
 
+    def transpose(self, cotangents: Sequence[Any], arrays: Sequence[Any]) -> Sequence[Any]:
+        """For a linear call, the cotangent of every input, None where the call is not linear in it."""
+
 
 primitive = Primitive("retrograd")
 primitive.multiple_results = True
 
 
 @primitive.def_abstract_eval
-def _shapes(first: Any, *_: Any, call: Call) -> list[Any]:
-    """Results vary over the manual axes of `shard_map` over which the inputs do: all alike, after `vary_alike`."""
+def _shapes(*arrays: Any, call: Call) -> list[Any]:
+    """Results vary over the manual axes of `shard_map` over which the inputs do, which is the same for all of them."""
+    call.check(arrays)
+    first = arrays[0]
     return [
         first.update(
             shape=array.shape,
@@ -59,27 +67,42 @@ def _shapes(first: Any, *_: Any, call: Call) -> list[Any]:
     ]
 
 
-def vary_alike(arrays: Sequence[Any]) -> list[Any]:
-    """Mark arrays as varying over every manual axis of `shard_map` over which one of them does; None stays None.
-
-    An array that is the same on all devices, such as a weight, then gets a gradient that is summed over the devices.
-    """
-    varying = [frozenset() if array is None else jax.typeof(array).mat.varying for array in arrays]
-    axes = frozenset().union(*varying)
-    return [
-        array if axes == own or array is None else jax.lax.pcast(array, tuple(sorted(axes - own)), to="varying")
-        for array, own in zip(arrays, varying, strict=True)
-    ]
-
-
 @primitive.def_impl
 def _eager(*arrays: Any, call: Call) -> list[Any]:
-    return _jitted(call)(*arrays)
+    with jax.disable_jit(False):  # a primitive has no other way to run
+        return _jitted(call)(*arrays)
 
 
 @lru_cache(maxsize=4096)
 def _jitted(call: Call) -> Callable[..., Any]:
     return jax.jit(partial(primitive.bind, call=call))
+
+
+def _derivative(arrays: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[list[Any], Sequence[Any]]:
+    """Results by the kernels, their tangents by the portable formulas."""
+    moving = [not isinstance(tangent, ad.Zero) for tangent in tangents]
+
+    def portable(*given: Any) -> Any:
+        left = iter(given)
+        return _jitted_portable(call)(*(next(left) if m else a for a, m in zip(arrays, moving, strict=True)))
+
+    with jax.disable_jit(False):  # which would write out every step of a scan
+        pushed = jax.jvp(portable, list(compress(arrays, moving)), list(compress(tangents, moving)))[1]
+    return primitive.bind(*arrays, call=call), pushed
+
+
+@lru_cache(maxsize=4096)
+def _jitted_portable(call: Call) -> Callable[..., Any]:
+    return jax.jit(call.portable)
+
+
+def _transpose(cotangents: Sequence[Any], *arrays: Any, call: Call) -> Sequence[Any]:
+    made = call.transpose([ad.instantiate_zeros(cotangent) for cotangent in cotangents], arrays)
+    return [found if ad.is_undefined_primal(a) else None for found, a in zip(made, arrays, strict=True)]
+
+
+ad.primitive_jvps[primitive] = _derivative
+ad.primitive_transposes[primitive] = _transpose
 
 
 def _batch(arrays: Sequence[Any], axes: Sequence[int | None], *, call: Call) -> tuple[Sequence[Any], Sequence[int]]:
@@ -133,6 +156,8 @@ def run(program: Program, arch: Arch, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _launch(launch: Launch, program: Program, arch: Arch, arrays: dict[str, Any]) -> dict[str, Any]:
+    from .build import arguments
+
     used = [value for value in arguments(launch) if isinstance(value, str)]
     reads = [name for name in used if name in arrays]
     writes = [name for name in used if name not in arrays]
@@ -149,6 +174,8 @@ def _launch(launch: Launch, program: Program, arch: Arch, arrays: dict[str, Any]
 def _opaque(launch: Launch, arrays: dict[str, Array], arch: Arch) -> bytes:
     """The launch in jax's own format: PTX, launch dimensions and parameters in the kernel's order."""
     from jaxlib import gpu_triton
+
+    from .build import arguments, build, signature
 
     compiled = build(launch, arrays, arch)
     metadata = compiled.metadata

@@ -27,6 +27,7 @@ class Namespace:
     exp: Callable[[Any], Any]
     softplus: Callable[[Any], Any]
     where: Callable[[Any, Any, Any], Any]
+    multiply: Callable[[Any, Any], Any]  # of complex numbers too; real ones and complex by real have `*`
     conj: Callable[[Any], Any]
     complex: Callable[[Any, Any], Any]  # from real and imaginary part; `.real` and `.imag` take it apart
     moveaxis: Callable[[Any, int, int], Any]
@@ -57,17 +58,18 @@ def torch_namespace() -> Namespace:
         reshape=lambda x, shape: x.reshape(shape),
         # An empty tensor counts as contiguous whatever its strides are.
         dense=lambda x: x.contiguous() if x.numel() else x.new_empty(x.shape),
-        mean=_torch_mean,
+        mean=lambda x: _torch_row_sums(x)[..., None] / x.shape[-1],
         sqrt=torch.sqrt,
         silu=lambda x: x * _torch_sigmoid(x),
         sigmoid=_torch_sigmoid,
         sum_to=lambda x, shape: x.reshape(_rows(x.shape, shape), *shape).sum(0),
-        sum=lambda x, axis: x.sum(axis),
+        sum=_torch_sum,
         arange=lambda like, size: torch.arange(size, device=like.device),
         clip=lambda x, low, high: x.clamp(low, high),
         exp=torch.exp,
         softplus=lambda x: x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())),
         where=torch.where,
+        multiply=_torch_multiply,
         conj=lambda x: x.conj().resolve_conj(),
         complex=torch.complex,
         moveaxis=torch.moveaxis,
@@ -116,7 +118,10 @@ def _torch_recurrence(decay: Any, added: Any, h: Any, reverse: bool) -> Any:
     made[-1 if reverse else 0] = h
     for decay_t, added_t, before, after in reversed(steps) if reverse else steps:
         source, target = (after, before) if reverse else (before, after)
-        torch.mul(decay_t, source, out=target)
+        if decay_t.is_complex():
+            target.copy_(_torch_multiply(decay_t, source))
+        else:
+            torch.mul(decay_t, source, out=target)
         target += added_t
     return made
 
@@ -131,17 +136,43 @@ def _torch_recurrence_out_of_place(decay: Any, added: Any, h: Any, reverse: bool
     return torch.stack(made[::-1] if reverse else made)
 
 
+def _torch_multiply(x: Any, y: Any) -> Any:
+    import torch
+
+    if not (x.is_complex() and y.is_complex()):
+        return x * y
+    # A CPU's complex product depends on where in the array it stands; the real ones that it is made of do not.
+    return torch.complex(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
+
+
 def _torch_sigmoid(x: Any) -> Any:
     # On a CPU, torch.sigmoid computes what is left over after whole vectors in another way, so that its last bit
     # depends on where in the array an element lies; exp does not.
     return 1 / (1 + (-x).exp())
 
 
-def _torch_mean(x: Any) -> Any:
+def _torch_sum(x: Any, axis: int | tuple[int, ...]) -> Any:
+    """Over one axis in an order that neither the layout, the other axes' sizes nor the number of threads changes."""
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    if len(axes) > 1:
+        return x.sum(axes)
+    if axes[0] in (-1, x.dim() - 1):
+        return _torch_row_sums(x)
+    terms, odd = x.movedim(axes[0], 0), None
+    while (size := len(terms)) > 1:
+        if size % 2:
+            odd = terms[-1] if odd is None else odd + terms[-1]
+        terms = terms[: size // 2] + terms[size // 2 : size // 2 * 2]
+    return terms.sum(0) if odd is None else terms[0] + odd
+
+
+def _torch_row_sums(x: Any) -> Any:
+    """Sums over the last axis. A CPU adds up a dense row by itself, always in one order; other layouts in others."""
+    x = x.contiguous()
     if x.numel() and x.numel() == x.shape[-1]:
-        # A CPU sums one long row by itself in parts, as many as it has threads; of two rows, each goes to one thread.
-        return x.reshape(1, -1).expand(2, -1).mean(-1)[0].reshape(*x.shape[:-1], 1)
-    return x.mean(-1, keepdim=True)
+        # One long row by itself it sums in parts, as many as it has threads; of two rows, each goes to one thread.
+        return x.reshape(1, -1).expand(2, -1).sum(-1)[0].reshape(x.shape[:-1])
+    return x.sum(-1)
 
 
 @cache
@@ -149,6 +180,8 @@ def jax_namespace() -> Namespace:
     """JAX's functions."""
     import jax
     import jax.numpy as jnp
+
+    from .jax_sharding import vary_over, varying
 
     return Namespace(
         astype=lambda x, dtype: x.astype(dtype),
@@ -165,13 +198,14 @@ def jax_namespace() -> Namespace:
         exp=jnp.exp,
         softplus=jax.nn.softplus,
         where=jnp.where,
+        multiply=jnp.multiply,
         conj=jnp.conj,
         complex=jax.lax.complex,
         moveaxis=jnp.moveaxis,
         broadcast_to=jnp.broadcast_to,
         concat=lambda xs, axis: jnp.concatenate(list(xs), axis),
         stack=lambda xs, axis: jnp.stack(list(xs), axis),
-        zeros=lambda like, shape, dtype: jnp.zeros(shape, dtype),
+        zeros=lambda like, shape, dtype: vary_over(varying(like), jnp.zeros(shape, dtype)),
         scan=lambda step, carry, xs, reverse: jax.lax.scan(step, carry, xs, reverse=reverse),
         recurrence=_jax_recurrence,
     )

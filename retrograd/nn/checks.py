@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sized
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+
+from .config import MambaConfig, is_size
 
 INTEGERS = (torch.int64, torch.int32)
 
 
-def check_features(module: str, u: Tensor, axes: tuple[str, ...], channels: int) -> None:
-    """Raise unless u is a tensor (*axes, d_model)."""
+def check_features(module: str, u: Tensor, axes: tuple[str, ...], channels: int, dtype: torch.dtype) -> None:
+    """Raise unless u is a tensor (*axes, d_model) of the dtype of the weights, or autocast to it."""
     if not isinstance(u, Tensor):
         raise bad_type(module, "u", u, "a torch.Tensor")
     if u.ndim != len(axes) + 1 or u.shape[-1] != channels:
         raise bad_shape(module, "u", tuple(u.shape), f"({', '.join(axes)}, d_model={channels})")
+    # A quantised projection may have weights of integers.
+    if u.dtype != dtype and dtype.is_floating_point and not autocasts(u.device.type):
+        raise bad_dtype(module, "u", str(u.dtype), [f"{dtype}, that of the weights"])
+
+
+def autocasts(device: str) -> bool:
+    """Whether products on a device are autocast."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def check_tokens(module: str, tokens: Tensor, axes: tuple[str, ...], argument: str = "tokens") -> None:
@@ -31,7 +42,37 @@ def check_tokens(module: str, tokens: Tensor, axes: tuple[str, ...], argument: s
         raise bad_shape(module, argument, tuple(tokens.shape), f"({', '.join(axes)})")
 
 
+def check_vocabulary(module: str, tokens: Tensor, config: MambaConfig, argument: str = "tokens") -> None:
+    """Raise for a token that the embedding has no row for. It looks at the numbers: on a GPU that would be to wait."""
+    rows = config.padded_vocab_size
+    outside = tokens[(tokens < 0) | (tokens >= rows)]
+    if outside.numel():
+        padded = f", padded to {rows}" if rows != config.vocab_size else ""
+        expected = f"numbers from 0 to {rows - 1} (vocab_size={config.vocab_size}{padded})"
+        raise bad_value(module, argument, int(outside[0]), expected)
+
+
 def check_state(module: str, state: Any, layers: int) -> None:
     """Raise unless there is a state for each layer."""
     if not isinstance(state, Sized) or len(state) != layers:
         raise bad_type(module, "state", state, f"a sequence of {layers} states, one for each layer")
+
+
+def check_model(where: str, model: Any) -> None:
+    """Raise for another module than a language model, which may be wrapped by `torch.compile`."""
+    if not isinstance(getattr(model, "config", None), MambaConfig):
+        raise bad_type(where, "model", model, "a LanguageModel")
+
+
+def check_size(where: str, argument: str, value: Any, least: int = 1) -> None:
+    """Raise unless a value is an integer of at least so much."""
+    if not is_size(value, least):
+        raise bad_value(where, argument, value, f"an integer of at least {least}")
+
+
+def check_number(where: str, argument: str, value: Any) -> None:
+    """Raise unless a value is a number of at least 0 that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise bad_type(where, argument, value, "a float")
+    if not 0 <= value <= sys.float_info.max:
+        raise bad_value(where, argument, value, "a finite number of at least 0")

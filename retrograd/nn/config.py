@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
@@ -71,16 +72,16 @@ class MambaConfig:
 
     def __post_init__(self) -> None:
         for name in SIZES:
-            if not _is_size(value := getattr(self, name)):
+            if not is_size(value := getattr(self, name)):
                 raise bad_value(OURS, name, value, "an integer of at least 1")
-        if self.dt_rank != "auto" and not _is_size(self.dt_rank):
+        if self.dt_rank != "auto" and not is_size(self.dt_rank):
             raise bad_value(OURS, "dt_rank", self.dt_rank, "'auto' or an integer of at least 1")
         for name in SWITCHES:
             if not isinstance(value := getattr(self, name), bool):
                 raise bad_value(OURS, name, value, "True or False")
         for name in NUMBERS:
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value < math.inf:
+            if not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
                 raise bad_value(OURS, name, value, "a finite number of at least 0")
         if self.dt_init not in ("random", "constant"):
             raise bad_value(OURS, "dt_init", self.dt_init, "'random' or 'constant'")
@@ -146,5 +147,6 @@ class MambaConfig:
         return cls(**given, **inner)
 
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def is_size(value: Any, least: int = 1) -> bool:
+    """Whether a value is an integer of at least so much, and neither True nor False."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from retrograd.core.errors import bad_type, bad_value
+from retrograd.core.errors import bad_value
 
+from . import checksums
+from .checks import check_model
 from .config import MambaConfig
-from .model import LanguageModel
+from .model import LanguageModel, is_same
+from .shapes import EMBEDDING, HEAD, model_shapes
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 PICKLED = "pytorch_model.bin"
-HEAD, EMBEDDING = "lm_head.weight", "backbone.embedding.weight"
 COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module it wraps
 
 
@@ -32,14 +36,15 @@ def load(
     """The model in a folder on disk, such as a copy of `state-spaces/mamba-130m`.
 
     Args:
-        folder: it holds config.json, and model.safetensors or pytorch_model.bin.
-        device: where the parameters go.
+        folder: it holds config.json, and model.safetensors or pytorch_model.bin. Where it has a SHA256SUMS that lists
+            them, as the checkpoints of `retrograd.train` have, they are compared with it.
+        device: where the parameters go; "meta" for their shapes alone.
         dtype: to cast them to, A_log and D to float32 at least; by default all stay as they are in the file.
 
     Raises:
         FileNotFoundError: where one is not there.
-        TypeError, ValueError: for a dtype that is not of floats, a config that is not of a Mamba-1 model, and weights
-            of other names, shapes or kinds.
+        TypeError, ValueError: for a dtype that is not of floats, a config that is not of a Mamba-1 model, weights
+            of other names, shapes or kinds, and a file that is not the one that SHA256SUMS lists.
 
     Example:
         >>> import tempfile
@@ -52,17 +57,51 @@ def load(
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise bad_value("load", "dtype", dtype, "a torch.dtype of floats")
     folder = Path(folder)
-    config = MambaConfig.from_dict(json.loads((folder / CONFIG).read_text()))
-    if (folder / WEIGHTS).exists():
-        weights = load_file(folder / WEIGHTS)
-    elif (folder / PICKLED).exists():
-        weights = torch.load(folder / PICKLED, map_location="cpu", weights_only=True)
-    else:
-        raise FileNotFoundError(f"{folder} has neither {WEIGHTS} nor {PICKLED}")
-    model = built(weights, config, str(folder))
-    for name, parameter in model.named_parameters():
-        parameter.data = parameter.data.to(device, _dtype_of(name, dtype))
-    return model
+    while True:
+        place = (folder / CONFIG).resolve()
+        try:
+            config, weights = read_config(folder / CONFIG), read_weights(folder)
+            break
+        except FileNotFoundError:
+            if (folder / CONFIG).resolve() == place:
+                raise
+            # A training run has just put a new checkpoint in place of the one that was being read.
+    weights = checked(weights, config, str(folder))
+    return built({name: value.to(device, _dtype_of(name, dtype)) for name, value in weights.items()}, config)
+
+
+def read_config(path: Path) -> MambaConfig:
+    """A config.json.
+
+    Raises:
+        TypeError, ValueError: see `MambaConfig.from_dict`; the file is not JSON, or not the one that SHA256SUMS lists.
+        OSError: it is not there.
+    """
+    checksums.check(path)
+    try:
+        given = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    return MambaConfig.from_dict(given)
+
+
+def read_weights(folder: Path) -> Any:
+    """What a folder has for weights, on the CPU.
+
+    Raises:
+        ValueError: the file is damaged, or not the one that SHA256SUMS lists.
+        FileNotFoundError: there is none.
+    """
+    if (path := folder / WEIGHTS).exists():
+        checksums.check(path)
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path} cannot be read: {error}") from None
+    if (path := folder / PICKLED).exists():
+        checksums.check(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    raise FileNotFoundError(f"{folder} has neither {WEIGHTS} nor {PICKLED}")
 
 
 def _dtype_of(name: str, dtype: torch.dtype | None) -> torch.dtype | None:
@@ -71,21 +110,15 @@ def _dtype_of(name: str, dtype: torch.dtype | None) -> torch.dtype | None:
     return torch.promote_types(dtype, torch.float32)
 
 
-def built(weights: Any, config: MambaConfig, source: str) -> LanguageModel:
-    """A model that has these tensors for parameters, no copies.
-
-    Raises:
-        ValueError: see `checked`.
-    """
+def built(weights: Mapping[str, Tensor], config: MambaConfig) -> LanguageModel:
+    """A model that has these tensors, see `checked`, for parameters; no copies."""
     model = LanguageModel(config, device="meta")
-    model.load_state_dict(checked(weights, model, source), assign=True)
-    if config.tie_embeddings:
-        model.lm_head.weight = model.backbone.embedding.weight
+    model.load_state_dict(weights, assign=True)
     return model
 
 
-def checked(weights: Any, model: LanguageModel, source: str) -> dict[str, Tensor]:
-    """The weights under all names of the model, a tied head's among them.
+def checked(weights: Any, config: MambaConfig, source: str) -> dict[str, Tensor]:
+    """The weights, a tied head under the embedding's name alone.
 
     Raises:
         ValueError: for names, shapes or kinds that are not the model's, and a head that should be the embedding and
@@ -93,27 +126,28 @@ def checked(weights: Any, model: LanguageModel, source: str) -> dict[str, Tensor
     """
     if not isinstance(weights, dict):
         raise ValueError(f"{source}: there is a {type(weights).__name__}, expected a dict from names to tensors")
-    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    tied = model.config.tie_embeddings
-    if tied and EMBEDDING in weights:
-        weights = {HEAD: weights[EMBEDDING]} | weights
-    for name in sorted(expected.keys() - weights.keys()):
-        raise ValueError(f"{source}: {name} is missing")
-    for name, value in weights.items():
-        if name not in expected:
+    found = {}
+    for name, shape in model_shapes(config):  # ends at the first that is missing, however many the config asks for
+        if name not in weights:
+            raise ValueError(f"{source}: {name} is missing")
+        found[name] = _checked(weights[name], name, shape, source)
+    if config.tie_embeddings and HEAD in weights:
+        head = _checked(weights[HEAD], HEAD, tuple(found[EMBEDDING].shape), source)
+        if not is_same(head, found[EMBEDDING]):
+            raise ValueError(f"{source}: {HEAD} is not {EMBEDDING}, but the config has tie_embeddings")
+    for name in weights:
+        if name not in found and not (name == HEAD and config.tie_embeddings):
             raise ValueError(f"{source}: {name} is not a parameter of this model")
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"{source}: {name} is {kind}, expected a tensor of floats")
-        if tuple(value.shape) != expected[name]:
-            raise ValueError(f"{source}: {name} has shape {tuple(value.shape)}, expected {expected[name]}")
-    if tied and not _same(weights[HEAD], weights[EMBEDDING]):
-        raise ValueError(f"{source}: {HEAD} is not {EMBEDDING}, but the config has tie_embeddings")
-    return weights
+    return found
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() or (a.dtype == b.dtype and torch.equal(a, b))
+def _checked(value: Any, name: str, shape: tuple[int, ...], source: str) -> Tensor:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"{source}: {name} is {kind}, expected a tensor of floats")
+    if tuple(value.shape) != shape:
+        raise ValueError(f"{source}: {name} has shape {tuple(value.shape)}, expected {shape}")
+    return value
 
 
 def stored(model: LanguageModel, source: str) -> dict[str, Tensor]:
@@ -123,11 +157,9 @@ def stored(model: LanguageModel, source: str) -> dict[str, Tensor]:
         TypeError: for another module.
         ValueError: for a model whose parameters are no longer those of its config.
     """
-    if not isinstance(getattr(model, "config", None), MambaConfig):
-        raise bad_type(source, "model", model, "a LanguageModel")
+    check_model(source, model)
     weights = {name.replace(COMPILED, ""): value.detach() for name, value in model.state_dict().items()}
-    weights = checked(weights, LanguageModel(model.config, device="meta"), source)
-    return {name: value for name, value in weights.items() if name != HEAD or not model.config.tie_embeddings}
+    return checked(weights, model.config, source)
 
 
 def save(model: LanguageModel, folder: str | Path) -> None:
@@ -135,7 +167,7 @@ def save(model: LanguageModel, folder: str | Path) -> None:
 
     Args:
         model: the model, whole or in parts wrapped by `torch.compile`.
-        folder: made if it is not there.
+        folder: made if it is not there. A SHA256SUMS there no longer lists these two.
 
     Raises:
         TypeError: for another module.
@@ -144,6 +176,7 @@ def save(model: LanguageModel, folder: str | Path) -> None:
     weights = {name: value.contiguous() for name, value in stored(model, "save").items()}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    checksums.forget(folder, (CONFIG, WEIGHTS))
     beside = folder / f"{WEIGHTS}.new"
     save_file(weights, beside)
     os.replace(beside, folder / WEIGHTS)

@@ -154,7 +154,7 @@ class Mamba(Mixer):
         """All steps of a sequence.
 
         Args:
-            u: (B, T, d_model).
+            u: (B, T, d_model), of the dtype of the weights, unless products are autocast.
             state: what came before, with gradients; its batch is S where sequences are packed.
             cu_seqlens: (S + 1,) int32, for B = 1: where each of the packed sequences begins, and where the last ends.
 
@@ -162,12 +162,12 @@ class Mamba(Mixer):
             (out, state): out (B, T, d_model), and the state after the last step, or None where none came in.
 
         Raises:
-            ValueError, TypeError: from the ops, naming the argument, what was expected and what came.
+            ValueError, TypeError: naming the argument, what was expected and what came.
         """
-        check_features("Mamba", u, ("batch", "time"), self.in_proj.in_features)
+        self._check_features(u, ("batch", "time"))
+        if state is not None:
+            _check_state(state)
         x, z = self.in_proj(u).chunk(2, dim=-1)
-        if state is not None and not isinstance(state, MambaState):
-            raise bad_type("Mamba", "state", state, "a MambaState")
         conv, ssm = state if state is not None else (None, None)
         time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": state is not None}
         x = retrograd.causal_conv1d(
@@ -201,9 +201,8 @@ class Mamba(Mixer):
 
     def step(self, u: Float[Tensor, "B d_model"], state: MambaState) -> tuple[Float[Tensor, "B d_model"], MambaState]:
         """One step of generation: (out, the state after it)."""
-        check_features("Mamba", u, ("batch",), self.in_proj.in_features)
-        if not isinstance(state, MambaState):
-            raise bad_type("Mamba", "state", state, "a MambaState")
+        self._check_features(u, ("batch",))
+        _check_state(state)
         x, z = self.in_proj(u).chunk(2, dim=-1)
         x, conv = retrograd.causal_conv1d_update(
             x, state.conv.to(x.dtype), self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"
@@ -223,6 +222,9 @@ class Mamba(Mixer):
         )
         return self.out_proj(y), MambaState(conv, ssm)
 
+    def _check_features(self, u: Tensor, axes: tuple[str, ...]) -> None:
+        check_features("Mamba", u, axes, self.in_proj.in_features, self.in_proj.weight.dtype)
+
     @property
     def A(self) -> Float[Tensor, "D N"]:
         """The states' rates, negative."""
@@ -232,3 +234,11 @@ class Mamba(Mixer):
         """dt without its bias, B and C."""
         dt, B, C = self.x_proj(x).split((self.rank, self.d_state, self.d_state), dim=-1)
         return F.linear(dt, self.dt_proj.weight), B, C
+
+
+def _check_state(state: Any) -> None:
+    if not isinstance(state, MambaState):
+        raise bad_type("Mamba", "state", state, "a MambaState")
+    for name, tensor in state._asdict().items():
+        if not isinstance(tensor, Tensor):
+            raise bad_type("Mamba", f"state.{name}", tensor, "a torch.Tensor")

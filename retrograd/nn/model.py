@@ -10,8 +10,10 @@ import torch
 from jaxtyping import Float, Int, Int32
 from torch import Tensor, nn
 
+from retrograd.core.errors import bad_type
+
 from .block import Block
-from .checks import check_state, check_tokens
+from .checks import check_state, check_tokens, check_vocabulary
 from .config import MambaConfig
 from .mamba import Mamba
 from .norm import RMSNorm
@@ -36,6 +38,9 @@ class Backbone(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(config, MambaConfig):
+            raise bad_type("LanguageModel", "config", config, "a MambaConfig")
+        self.config = config
         d = config.d_model
         self.embedding = nn.Embedding(config.padded_vocab_size, d, device=device, dtype=dtype)
         self.layers = nn.ModuleList(
@@ -69,7 +74,7 @@ class Backbone(nn.Module):
         check_tokens("LanguageModel", tokens, ("batch", "time"))
         if state is not None:
             check_state("LanguageModel", state, len(self.layers))
-        x, stream = self.embedding(tokens), None
+        x, stream = self._embed(tokens), None
         after = []
         for layer, before in zip(self.blocks, [None] * len(self.layers) if state is None else state, strict=True):
             x, stream, own = layer(x, stream, before, cu_seqlens=cu_seqlens)
@@ -82,7 +87,7 @@ class Backbone(nn.Module):
         """Features of one step, and the state after it."""
         check_tokens("LanguageModel", tokens, ("batch",))
         check_state("LanguageModel", state, len(self.layers))
-        x, stream = self.embedding(tokens), None
+        x, stream = self._embed(tokens), None
         after = []
         for layer, before in zip(self.blocks, state, strict=True):
             x, stream, own = layer.step(x, stream, before)
@@ -90,6 +95,21 @@ class Backbone(nn.Module):
         assert stream is not None
         features, _ = self.norm_f(x, stream)
         return features, after
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        try:
+            rows: Tensor = self.embedding(tokens)
+        except IndexError:
+            check_vocabulary("LanguageModel", tokens, self.config)
+            raise
+        return rows
+
+
+def is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are one, or alike to the bit."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return (a.data_ptr() == b.data_ptr() and a.stride() == b.stride()) or torch.equal(a, b)
 
 
 class LanguageModel(nn.Module):
@@ -131,12 +151,29 @@ class LanguageModel(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """What `to`, `half`, `to_empty` and the like do; they may put new parameters, which have to be one again."""
-        head, embedding = self.lm_head, self.backbone.embedding
-        tied = getattr(head, "weight", None) is embedding.weight
+        tied = self._is_tied()
         super()._apply(fn, recurse)
         if tied:
-            head.weight = embedding.weight
+            self.lm_head.weight = self.backbone.embedding.weight
         return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, metadata: Any, *told: Any) -> None:
+        """What `load_state_dict` does for each module: a tied head and the embedding are given one parameter."""
+        if self._is_tied():
+            weight, errors = self.lm_head.weight, told[-1]
+            names = [prefix + name for name, p in self.named_parameters(remove_duplicate=False) if p is weight]
+            given = [state_dict[name] for name in names if isinstance(state_dict.get(name), Tensor)]
+            if not all(is_same(given[0], other) for other in given[1:]):
+                errors.append(f"{' and '.join(names)} differ, but they are one parameter of this model")
+            elif given:
+                one = given[0]
+                if metadata.get("assign_to_params_buffers") and not isinstance(one, nn.Parameter):
+                    one = nn.Parameter(one, requires_grad=weight.requires_grad)
+                state_dict |= dict.fromkeys(names, one)
+        super()._load_from_state_dict(state_dict, prefix, metadata, *told)
+
+    def _is_tied(self) -> bool:
+        return getattr(self.lm_head, "weight", None) is self.backbone.embedding.weight
 
     def initial_state(self, batch: int, dtype: torch.dtype | None = None) -> State:
         """The state before the first token of so many sequences; activations of it in `dtype`."""
@@ -158,9 +195,14 @@ class LanguageModel(nn.Module):
         """Logits (B, T, padded vocabulary); with a state that came in, (logits, the state after the last token).
 
         Args:
-            tokens: (B, T), integers.
+            tokens: (B, T), integers from 0 to below the padded vocabulary.
             state: what came before, from `initial_state` or an earlier call, with gradients.
             cu_seqlens: (S + 1,) int32, for B = 1: where each of the packed sequences begins, and where the last ends.
+
+        Raises:
+            ValueError, TypeError: naming the argument, what was expected and what came. Tokens outside the vocabulary
+                are named on a CPU; on a GPU, where to look at them would be to wait for them, PyTorch's embedding ends
+                the process's use of the GPU with a device-side assertion.
         """
         features, after = self.backbone(tokens, state, cu_seqlens=cu_seqlens)
         logits = self.lm_head(features)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 import retrograd
 
+from .checks import check_number, check_size
+
 
 class RMSNorm(nn.Module):
     """Root-mean-square normalisation of the last dimension, with the residual addition before it fused in.
@@ -21,6 +23,9 @@ class RMSNorm(nn.Module):
 
     Attributes:
         weight: (d,), ones at first.
+
+    Raises:
+        ValueError, TypeError: for a d that is no integer of at least 1, and an eps that is no number of at least 0.
 
     Example:
         >>> import torch
@@ -40,6 +45,8 @@ class RMSNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_size("RMSNorm", "d", d)
+        check_number("RMSNorm", "eps", eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(d, device=device, dtype=dtype))
 

@@ -6,7 +6,7 @@ that each of them can fail.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -35,7 +35,7 @@ from .parts import (
     time_axis,
 )
 from .poison import poisoned
-from .verify import Framework, verify
+from .verify import Framework, run, verify
 
 COPIES = 3  # of a batch, in one batch
 
@@ -61,12 +61,15 @@ def check_repeats(room: Room, case: Case, device: str, seed: int, runs: int = 3)
         assert_same_bits(again, first, f"{room.name}, {case.name}: two runs")
 
 
-def check_batch_invariance(room: Room, case: Case, device: str, seed: int) -> None:
+def check_batch_invariance(room: Room, case: Case, device: str, seed: int, layout: str | None = None) -> None:
     """Rows have the same outputs and gradients, to the bit, alone as in the batch; as views of it and copied out.
 
-    So they have in a batch that holds the same rows several times.
+    So they have in a batch that holds the same rows several times. With a `layout`, the batch lies in memory like that.
     """
     inputs, gradients = drawn(room, case, device, seed)
+    if layout is not None:
+        inputs = laid_out(layout, inputs)
+        gradients = list(laid_out(layout, named_outputs(gradients)).values())
     whole = call(room.torch, inputs, options(case), gradients)
     for start, stop in slices(room, case):
         expected = rows_of(room, case, whole, start, stop)
@@ -87,7 +90,7 @@ def check_batch_invariance(room: Room, case: Case, device: str, seed: int) -> No
 
 
 def check_packed(room: Room, case: Case, device: str, seed: int) -> None:
-    """A packed sequence has the outputs and gradients, to the bit, that it has alone; what lies in none has zeros."""
+    """A packed sequence has the outputs and gradients, to the bit, that it has alone, and beside sequences of NaN."""
     if not is_packed(case):
         return
     inputs, gradients = drawn(room, case, device, seed)
@@ -95,7 +98,20 @@ def check_packed(room: Room, case: Case, device: str, seed: int) -> None:
         together = call(room.torch, inputs, options(case), gradients)
     own = having(room, case, together, time_axis, sequence_axis)
     bounds = inputs[PACKED].tolist()
-    for place, (start, stop) in enumerate(pairwise(bounds)):
+    places = list(enumerate(pairwise(bounds)))
+    for kept in (0, 1):
+        arrays = copies_of(inputs), copies_of(named_outputs(gradients))
+        for place, (start, stop) in places[1 - kept :: 2]:
+            for tensors in arrays:
+                theirs = having(room, case, tensors, time_axis, sequence_axis)
+                plant_nan(sequence(room, case, theirs, place, start, stop))
+        beside = call(room.torch, arrays[0], options(case), list(arrays[1].values()))
+        for place, (start, stop) in places[kept::2]:
+            expected = sequence(room, case, own, place, start, stop)
+            found = sequence(room, case, beside, place, start, stop)
+            where = f"{room.name}, {case.name}: sequence {place} beside NaN"
+            assert_same_bits({name: found[name] for name in expected}, expected, where)
+    for place, (start, stop) in places:
         expected = sequence(room, case, own, place, start, stop)
         for copied in (False, True):
             part = sequence(room, case, inputs, place, start, stop)
@@ -105,10 +121,46 @@ def check_packed(room: Room, case: Case, device: str, seed: int) -> None:
             alone = call(room.torch, part, options(case), list(came_in.values()))
             where = f"{room.name}, {case.name}: sequence {place} {'copied' if copied else 'in place'}"
             assert_same_bits({name: alone[name] for name in expected}, expected, where)
+
+
+def check_outside(room: Room, case: Case, device: str, seed: int, framework: Framework = "torch") -> None:
+    """Steps outside of every packed sequence give zeros, and reach no other number even where they hold NaN."""
+    if not leaves_steps_out(room, case):
+        return
+    inputs, gradients = drawn(room, case, device, seed)
+    arrays = copies_of(inputs), copies_of(named_outputs(gradients))
+    for tensors in arrays:
+        for part in outside(room, case, tensors):
+            plant_nan(part)
+    expected = run(room, case, framework, inputs, gradients)
+    found = run(room, case, framework, arrays[0], list(arrays[1].values()))
+    where = f"{room.name}, {case.name}, {framework}: outside of every sequence"
+    for part in outside(room, case, found):
+        for name, tensor in part.items():
+            assert not tensor.any(), f"{where}, {name} is not zero"
+        assert_same_bits(part, {"y": torch.zeros_like(part["y"])}, f"{where}, beside zeros")
+    assert_same_bits(found, expected, f"{where}, with NaN and without")
+
+
+def outside(room: Room, case: Case, arrays: Mapping[str, Tensor]) -> Iterator[Arrays]:
+    """The steps before the first packed sequence and those after the last, as views."""
+    bounds = case.inputs[PACKED].values
+    assert bounds is not None
+    along_time = having(room, case, arrays, time_axis)
     for start, stop in ((0, bounds[0]), (bounds[-1], length(room, case))):
-        outside = cut(room, case, having(room, case, together, time_axis), time_axis, start, stop)
-        for name, tensor in outside.items():
-            assert not tensor.any(), f"{room.name}, {case.name}: {name} is not zero outside of every sequence"
+        yield cut(room, case, along_time, time_axis, start, stop)
+
+
+def plant_nan(tensors: Mapping[str, Tensor]) -> None:
+    """Fill the tensors with NaN."""
+    for tensor in tensors.values():
+        tensor.fill_(torch.nan)
+
+
+def leaves_steps_out(room: Room, case: Case) -> bool:
+    """Whether its packed sequences do not cover all steps."""
+    bounds = case.inputs[PACKED].values if is_packed(case) else None
+    return bounds is not None and (bounds[0] > 0 or bounds[-1] < length(room, case))
 
 
 def check_state_passing(room: Room, case: Case, device: str, seed: int) -> None:

@@ -1,9 +1,9 @@
-"""Model and optimiser of one step on disk, whole or not at all, whenever the process may be killed.
+"""Model, optimiser and metrics of one step on disk, whole or not at all, whenever the process may be killed.
 
 A run's folder holds `checkpoint-<step>/`, and a symbolic link `checkpoint` to it. The next one is written beside and
-brought to the disk, and only then a new link is renamed over the old one: model and optimiser change together.
+brought to the disk, and only then a new link is renamed over the old one: all that is in it changes together.
 `config.json` and `model.safetensors` in the run's folder lead through the same link, so that `retrograd.nn.load(run)`
-finds the last model.
+finds the last model. `SHA256SUMS` in it lists every file, and none is read that is another.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from retrograd.nn import LanguageModel, load, save
+from retrograd.nn import LanguageModel, checksums, load, save
 from retrograd.nn.files import CONFIG, WEIGHTS
+
+from .metrics import METRICS
 
 CURRENT = "checkpoint"
 OPTIMISER, PROGRESS = "optimizer.safetensors", "progress.json"
+FILES = (CONFIG, WEIGHTS, OPTIMISER, PROGRESS, METRICS)
 
 
 def write(run: Path, step: int, model: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
@@ -34,6 +37,8 @@ def write(run: Path, step: int, model: LanguageModel, optimizer: torch.optim.Opt
     save(model, made)
     save_file(moments(optimizer), made / OPTIMISER)
     (made / PROGRESS).write_text(json.dumps({"step": step}) + "\n")
+    shutil.copyfile(run / METRICS, made / METRICS)
+    checksums.write(made, FILES)
     for path in (*made.iterdir(), made):
         sync(path)
     if current.is_dir() and not current.is_symlink():  # a copy of a run that followed the links
@@ -46,23 +51,48 @@ def write(run: Path, step: int, model: LanguageModel, optimizer: torch.optim.Opt
     delete_others(run)
 
 
-def read(run: Path, model: LanguageModel, optimizer: torch.optim.Optimizer) -> int:
-    """Restore model and optimiser; gives the step.
+def read(run: Path, steps: int, model: LanguageModel, optimizer: torch.optim.Optimizer) -> int:
+    """Restore model, optimiser and metrics; gives the step, of so many.
 
     Raises:
-        ValueError: the checkpoint is damaged, or one of another model.
+        ValueError: the checkpoint is damaged, or one of another run.
     """
     folder = run / CURRENT
     try:
-        step = int(json.loads((folder / PROGRESS).read_text())["step"])
+        for name in FILES:
+            checksums.check(folder / name, listed=True)
+        step = read_step(folder / PROGRESS, steps)
         saved = load(folder)
         if saved.config != model.config:
             raise ValueError(f"{folder} is of another shape than the run's settings say")
         model.load_state_dict(saved.state_dict())
         restore(load_file(folder / OPTIMISER), optimizer)
-    except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        copy_over(folder / METRICS, run / METRICS)
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"{folder} cannot be read: {error}") from None
     return step
+
+
+def read_step(path: Path, steps: int) -> int:
+    """The step of a checkpoint, at most a run's last.
+
+    Raises:
+        ValueError: there is none, or another.
+    """
+    try:
+        step = json.loads(path.read_bytes())["step"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} names no step: {error}") from None
+    if type(step) is not int or not 0 <= step <= steps:
+        raise ValueError(f"{path}: step is {step!r}, expected an integer from 0 to {steps}, the run's steps")
+    return step
+
+
+def copy_over(path: Path, target: Path) -> None:
+    """A copy in place of a file, which is the old one or the new one at every moment."""
+    beside = target.with_name(f"{target.name}.new")
+    shutil.copyfile(path, beside)
+    os.replace(beside, target)
 
 
 def moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

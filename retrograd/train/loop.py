@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from retrograd.nn import LanguageModel
+from retrograd.nn import LanguageModel, checksums
 
 from . import checkpoint, metrics
 from .bigram import Bigram
@@ -22,6 +22,8 @@ from .data import HELD_OUT, TRAINING, Windows
 from .metrics import CURVE, METRICS, VERDICT, Row
 from .presets import Preset
 from .settings import Settings
+
+ADVICE = "a lower learning rate may help"
 
 
 class Trainer:
@@ -36,7 +38,8 @@ class Trainer:
         step: steps done.
 
     Raises:
-        ValueError: for a text shorter than one window, and a checkpoint of another shape.
+        ValueError: for a text shorter than one window, a checkpoint of another shape, and files that are not those that
+            the run's SHA256SUMS list.
         OSError: for files that are not there.
 
     Example:
@@ -57,6 +60,8 @@ class Trainer:
         self.folder = folder
         self.settings = settings
         self.preset = preset = settings.preset
+        for name in (TRAINING, HELD_OUT):
+            checksums.check(folder / name, listed=True)
         self.training = Windows(folder / TRAINING, preset.time)
         self.held_out = Windows(folder / HELD_OUT, preset.eval_time)
         with torch.random.fork_rng(devices=[]):
@@ -66,11 +71,12 @@ class Trainer:
         self.optimizer = adamw(self.model, preset)
         self.step = 0
         if os.path.lexists(folder / checkpoint.CURRENT):  # a link into nothing is damage, not a run that has not begun
-            self.step = checkpoint.read(folder, self.model, self.optimizer)
+            self.step = checkpoint.read(folder, preset.steps, self.model, self.optimizer)
+        else:
+            (folder / METRICS).unlink(missing_ok=True)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: lr_factor(step, preset), last_epoch=self.step - 1
         )
-        metrics.cut(folder / METRICS, self.step)
         self._forward = torch.compile(self.model) if settings.compile else self.model
 
     def run(self, report: Callable[[Row], None], stop: Callable[[], bool]) -> None:
@@ -81,7 +87,7 @@ class Trainer:
             stop: asked after every step.
 
         Raises:
-            FloatingPointError: the loss is not a finite number; the last checkpoint stays.
+            FloatingPointError: a loss is not a finite number; the last checkpoint stays.
         """
         preset = self.preset
         losses: list[Tensor] = []
@@ -144,6 +150,8 @@ class Trainer:
         total = 0.0
         for part in windows.split(self.preset.batch):
             total += self._loss(self.model, part.to(self.settings.device)).item() * len(part)
+        if not math.isfinite(total):
+            raise FloatingPointError(f"the held-out loss after step {self.step} is {total}; {ADVICE}")
         return total / len(windows) / math.log(2)
 
     def _held_out(self, most: int) -> Tensor:
@@ -164,7 +172,7 @@ class Trainer:
         rows = []
         for step, (loss, lr) in enumerate(zip(losses, rates, strict=True), first):
             if not math.isfinite(loss):
-                raise FloatingPointError(f"the loss of step {step} is {loss}; a lower learning rate may help")
+                raise FloatingPointError(f"the loss of step {step} is {loss}; {ADVICE}")
             of_step = {"loss": loss, "bits_per_byte": loss / math.log(2), "lr": lr, "tokens_per_s": speed}
             rows.append(self._row(step) | of_step)
         self._write(rows, report)

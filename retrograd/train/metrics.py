@@ -25,26 +25,17 @@ def read(path: Path) -> list[Row]:
     Raises:
         ValueError: for a line that is no row.
     """
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     rows = []
     for number, line in enumerate(lines, 1):
-        if line.endswith("\n"):
+        if line.endswith(b"\n"):
             try:
                 row = json.loads(line)
                 int(row["step"])
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, RecursionError):
                 raise ValueError(f"{path}: line {number} is no row of metrics") from None
             rows.append(row)
     return rows
-
-
-def cut(path: Path, step: int) -> None:
-    """Drop what will be written again: the rows of later steps, and the verdict at the end."""
-    rows = [row for row in read(path) if row["step"] <= step and VERDICT not in row]
-    beside = path.with_suffix(".new")
-    beside.unlink(missing_ok=True)
-    append(beside, rows)
-    os.replace(beside, path)
 
 
 def draw(rows: Sequence[Row], path: Path, *, title: str, bigram: float) -> None:

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from retrograd.nn import checksums
+
 from .data import HELD_OUT, TRAINING, Split, Windows, write
-from .settings import Settings
+from .settings import SETTINGS, Settings
 
 
 def start(folder: Path, settings: Settings, split: Split) -> None:
@@ -25,6 +27,7 @@ def start(folder: Path, settings: Settings, split: Split) -> None:
         Windows(folder / TRAINING, settings.preset.time)
         Windows(folder / HELD_OUT, settings.preset.eval_time)
         settings.write(folder)
+        checksums.write(folder, (SETTINGS, TRAINING, HELD_OUT))  # last: without it there is no run yet
     except BaseException:
         shutil.rmtree(folder)
         raise

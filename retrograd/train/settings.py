@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from retrograd.nn import checksums
+
 from .presets import Preset
 
 SETTINGS = "settings.json"
@@ -60,12 +62,14 @@ class Settings:
         """From a run's folder.
 
         Raises:
-            ValueError: there is none, or none that can be read.
+            ValueError: there is none, none that can be read, or another than the run began with.
         """
+        for name in (checksums.SUMS, SETTINGS):
+            if not (folder / name).is_file():
+                raise ValueError(f"{folder} is not the folder of a run: it has no {name}")
+        checksums.check(folder / SETTINGS, listed=True)
         try:
-            given: Mapping[str, Any] = json.loads((folder / SETTINGS).read_text())
+            given: Mapping[str, Any] = json.loads((folder / SETTINGS).read_bytes())
             return cls(**{**given, "preset": Preset.from_dict(given["preset"])})
-        except OSError:
-            raise ValueError(f"{folder} is not the folder of a run: it has no {SETTINGS}") from None
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{folder / SETTINGS} cannot be read: {error}") from None

@@ -3,6 +3,7 @@
 import builtins
 import dataclasses
 import itertools
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,14 @@ import pytest
 import torch
 from bench_sample import sample_rows
 from commands import refused, run, without_gpu
+from rich.table import Column
 
 import retrograd.cli
 from retrograd.bench.results import append
+from retrograd.cli import console
+from retrograd.cli.check import tables_of
 from retrograd.ops import rooms
+from retrograd.testing.verify import Check
 
 ROOM = rooms.room("rms_norm")
 
@@ -26,6 +31,66 @@ def test_info() -> None:
     assert torch.__version__ in result.stdout
     assert "rms_norm" in result.stdout
     assert "portable" in result.stdout
+
+
+CHECK = ("check", "--op", "causal_conv1d", "--case", "plain", "--device", "cpu", "--framework", "torch")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [(("info",), {"causal_conv1d", "framework", "portable", "Triton"}), (CHECK, {"plain", "weight", "bits"})],
+)
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_no_word_and_no_number_is_cut_however_narrow_the_terminal_is(
+    given: tuple[str, ...], words: set[str], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console.out, "width", width)
+    printed = run(*given).stdout
+    assert max(len(line.rstrip()) for line in printed.splitlines()) <= width
+    assert "…" not in printed
+    assert words <= set(printed.split())
+
+
+def test_a_table_too_wide_for_the_terminal_is_printed_as_headings_and_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console.out, "width", 20)
+    made = console.table("Title", "name", Column("text"), "empty")
+    made.add_row("causal_conv1d", "words that are folded", "")
+    with console.out.capture() as capture:
+        console.show(made)
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    assert lines == ["Title", "", "name  causal_conv1d", "text  words that are", "      folded", ""]
+
+
+def test_the_longest_names_of_every_op_fit_a_terminal_of_80_columns() -> None:
+    for name in rooms.NAMES:
+        room = rooms.room(name)
+        checks = [
+            Check(name, case.name, f"d {argument}", 1e-10, 1e-10, repeats=True)
+            for case in room.tagged("test", "gpu")
+            for argument in room.arguments
+        ]
+        (made,) = tables_of([("torch", check) for check in checks])
+        assert console.narrowest(made) <= 80
+
+
+def test_version_names_those_of_the_frameworks_too() -> None:
+    result = run("--version")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"retrograd {retrograd.__version__}, torch {torch.__version__}, triton ")
+    assert len(result.stdout.splitlines()) == 1
+
+
+def test_python_m_retrograd_is_the_command() -> None:
+    ran = subprocess.run([sys.executable, "-m", "retrograd", "check", "--op", "x"], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("retrograd: op is 'x', expected one of rms_norm")
+
+
+@pytest.mark.parametrize("command", [None, "info", "check", "bench", "train", "generate"])
+def test_help(command: str | None) -> None:
+    result = run(*([command] if command else []), "--help")
+    assert result.exit_code == 0, result.output
+    assert "--help" in result.stdout
 
 
 def test_check_passes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -18,8 +19,8 @@ from commands import refused, run, without_gpu
 from train_runs import METRICS, bits, go_on, new_trainer, train, write_text
 
 from retrograd.cli import train as train_command
-from retrograd.nn import LanguageModel, MambaConfig, load, save
-from retrograd.train import alone, checkpoint
+from retrograd.nn import LanguageModel, MambaConfig, checksums, load, save
+from retrograd.train import Trainer, alone, checkpoint
 
 COMMAND = (sys.executable, "-c", "import sys; from retrograd.cli import main; sys.exit(main())")
 
@@ -132,7 +133,7 @@ def test_resume_refuses_what_it_cannot_go_on_with(tmp_path: Path) -> None:
     (folder / "training.bin").unlink()
     assert "training.bin" in refused("train", "--resume", folder)
     (folder / "settings.json").write_text("{}")
-    assert "cannot be read" in refused("train", "--resume", folder)
+    assert "settings.json is not the file that SHA256SUMS beside it lists" in refused("train", "--resume", folder)
 
 
 def test_a_run_that_another_process_trains_is_left_to_it(tmp_path: Path) -> None:
@@ -145,6 +146,7 @@ def test_a_run_that_another_process_trains_is_left_to_it(tmp_path: Path) -> None
 def test_resume_refuses_a_checkpoint_of_another_shape(tmp_path: Path) -> None:
     train(new_trainer(tmp_path / "run", steps=2))
     save(LanguageModel(MambaConfig(d_model=8, n_layer=1, vocab_size=256)), tmp_path / "run" / "checkpoint")
+    checksums.write(tmp_path / "run" / "checkpoint", checkpoint.FILES)
     assert "another shape" in refused("train", "--resume", tmp_path / "run")
 
 
@@ -313,6 +315,7 @@ def test_generate_refuses_bad_input(tmp_path: Path, trained: Path) -> None:
     assert "--temperature is -1.0" in refused("generate", trained, "--temperature", "-1")
     assert "--seed is -1" in refused("generate", trained, "--seed", "-1")
     assert "--temperature is nan" in refused("generate", trained, "--temperature", "nan")
+    assert "--temperature is inf" in refused("generate", trained, "--temperature", "inf")
     save(LanguageModel(MambaConfig(d_model=8, n_layer=1, vocab_size=300)), tmp_path / "words")
     assert "a model of 300 tokens, expected 256" in refused("generate", tmp_path / "words")
     weights = tmp_path / "words" / "model.safetensors"
@@ -323,3 +326,41 @@ def test_generate_refuses_bad_input(tmp_path: Path, trained: Path) -> None:
     assert "holds no model that can be read" in refused("generate", tmp_path / "words")
     (tmp_path / "words" / "config.json").write_text('{"d_model": 1000000000000}')
     assert "holds no model that can be read" in refused("generate", tmp_path / "words")
+
+
+def test_generate_refuses_a_model_of_nan_with_one_line(tmp_path: Path, trained: Path) -> None:
+    model = load(trained)
+    with torch.no_grad():
+        model.backbone.norm_f.weight.fill_(float("nan"))
+    save(model, tmp_path / "nan")
+    for temperature in ("0", "0.7"):
+        line = refused("generate", tmp_path / "nan", "--temperature", temperature, "--device", "cpu")
+        assert f"{tmp_path / 'nan'}: generate: model has NaN or infinite logits for token 0" in line
+
+
+def test_generate_refuses_a_config_of_too_many_layers_at_once(trained: Path) -> None:
+    config = json.loads((trained / "config.json").read_text())
+    (trained / "config.json").write_text(json.dumps(config | {"n_layer": 10**7}))
+    assert "backbone.layers.2.norm.weight is missing" in refused("generate", trained)
+
+
+def test_generate_refuses_the_damaged_model_of_a_run(tmp_path: Path) -> None:
+    train(new_trainer(tmp_path / "run", steps=2))
+    path = tmp_path / "run" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    assert "model.safetensors is not the file that SHA256SUMS" in refused("generate", tmp_path / "run")
+
+
+def test_a_model_that_is_no_longer_a_number_ends_the_run_with_a_line(
+    tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(trainer: Any) -> torch.Tensor:
+        with torch.no_grad():
+            trainer.model.backbone.norm_f.weight.fill_(float("nan"))
+        trainer.step += 1
+        return torch.tensor(1.0)
+
+    monkeypatch.setattr(Trainer, "train_step", broken)
+    result = run(*tiny())
+    assert result.exit_code == 1
+    assert "the held-out loss after step 4 is nan" in result.stderr

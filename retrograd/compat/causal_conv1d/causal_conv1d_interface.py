@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import retrograd
-from retrograd.compat.checks import activation_of, expect, expect_dims, expect_if_given
+from retrograd.compat.checks import activation_of, expect, expect_dims, expect_if_given, flag
 from retrograd.compat.dtypes import beside
 from retrograd.compat.rows import read_rows, write_rows, zero_padding
 from retrograd.core.errors import bad_shape, bad_value
+from retrograd.core.torch_arguments import check_tensors
 
 
 def causal_conv1d_fn(
@@ -34,7 +35,7 @@ def causal_conv1d_fn(
             makes the host wait for the number of sequences.
         initial_states: (batch, dim, width - 1): the inputs before the first; not with `seq_idx`.
         return_final_states: also return the last width - 1 inputs; not with `seq_idx`.
-        final_states_out: (batch, dim, width - 1): where these are written to.
+        final_states_out: (batch, dim, width - 1): where these are written to; not looked at where they are not wanted.
         activation: None, "silu" or "swish", which is the same.
 
     Returns:
@@ -45,17 +46,30 @@ def causal_conv1d_fn(
     """
     me = "causal_conv1d_fn"
     silu = activation_of(me, activation)
+    if not flag(me, "return_final_states", return_final_states):
+        final_states_out = None
+    check_tensors(
+        me,
+        {
+            "x": x,
+            "weight": weight,
+            "bias": bias,
+            "seq_idx": seq_idx,
+            "initial_states": initial_states,
+            "final_states_out": final_states_out,
+        },
+        required=2,
+    )
     expect_dims(me, "x", x, "(batch, dim, seqlen)")
     expect_dims(me, "weight", weight, "(dim, width)")
     batch, dim, steps = x.shape
     width = weight.shape[1]
+    expect(me, "x", x, (batch, dim, steps), "(batch, dim, seqlen)")
     expect(me, "weight", weight, (dim, width), "(dim, width)")
     expect_if_given(me, "bias", bias, (dim,), "(dim,)")
     expect_if_given(me, "seq_idx", seq_idx, (batch, steps), "(batch, seqlen)", "int32 or int64")
     for name, states in (("initial_states", initial_states), ("final_states_out", final_states_out)):
         expect_if_given(me, name, states, (batch, dim, width - 1), "(batch, dim, width - 1)")
-    if final_states_out is not None and not return_final_states:
-        raise bad_value(me, "return_final_states", return_final_states, "True, since final_states_out is given")
 
     by_step, weight, bias = x.transpose(1, 2), beside(x, weight), beside(x, bias)
     if seq_idx is not None:
@@ -63,6 +77,8 @@ def causal_conv1d_fn(
             raise ValueError(f"{me}: initial_states is given, expected None, since seq_idx is given")
         if return_final_states:
             raise bad_value(me, "return_final_states", return_final_states, "False, since seq_idx is given")
+        if seq_idx.is_meta:
+            raise bad_value(me, "device of seq_idx", "meta", "one with numbers, since sequences are counted")
         cu_seqlens = _cu_seqlens(seq_idx)
         packed = by_step.reshape(1, batch * steps, dim)
         y = retrograd.causal_conv1d(packed, weight, bias, activation=silu, cu_seqlens=cu_seqlens)
@@ -112,12 +128,25 @@ def causal_conv1d_update(
     """
     me = "causal_conv1d_update"
     silu = activation_of(me, activation)
+    check_tensors(
+        me,
+        {
+            "x": x,
+            "conv_state": conv_state,
+            "weight": weight,
+            "bias": bias,
+            "cache_seqlens": cache_seqlens,
+            "conv_state_indices": conv_state_indices,
+        },
+        required=3,
+    )
     expect_dims(me, "x", x, "(batch, dim)", "(batch, dim, seqlen)")
     expect_dims(me, "conv_state", conv_state, "(batch, dim, state_len)")
     expect_dims(me, "weight", weight, "(dim, width)")
     steps = x[..., None] if x.ndim == 2 else x
     batch, dim, count = steps.shape
     width, length = weight.shape[1], conv_state.shape[2]
+    expect(me, "x", x, x.shape, "(batch, dim)")
     rows = batch if conv_state_indices is None else conv_state.shape[0]
     expect(me, "conv_state", conv_state, (rows, dim, length), "(batch, dim, state_len)")
     if length < width - 1:

@@ -11,8 +11,9 @@ from torch import Tensor
 from retrograd.nn.config import MambaConfig
 from retrograd.nn.files import built, stored
 from retrograd.nn.model import LanguageModel
+from retrograd.nn.shapes import model_shapes
 
-from .parameters import Params, check, check_config, model_shapes
+from .parameters import Params, check, check_config
 
 
 def from_torch(model: LanguageModel) -> dict[str, Array]:
@@ -52,8 +53,8 @@ def to_torch(params: Params, config: MambaConfig) -> LanguageModel:
         torch.Size([64])
     """
     check_config("to_torch", config)
-    check("to_torch", params, model_shapes(config))
-    return built({name: _to_torch(array) for name, array in params.items()}, config, "to_torch")
+    check("to_torch", params, dict(model_shapes(config)))
+    return built({name: _to_torch(array) for name, array in params.items()}, config)
 
 
 # By way of bytes: numpy has no bfloat16 of its own, which torch could read or write.

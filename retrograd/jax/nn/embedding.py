@@ -5,24 +5,33 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
+from retrograd.core.jax_sharding import explicit, vary_alike
 from retrograd.jax import linear_scan
 
 
-@jax.custom_vjp
 def embed(weight: Float[Array, "V d"], tokens: Int[Array, " *batch"]) -> Float[Array, "*batch d"]:
     """weight[tokens]; rows of NaN for a token outside of the table, since a jitted function cannot raise.
 
     JAX's own gradient is a scatter-add, which XLA makes of atomic additions on a GPU. This one sorts the tokens and
-    sums the rows of each by `linear_scan`, in float32 at least.
+    sums the rows of each by `linear_scan`, in float32 at least. It has reverse mode alone.
     """
+    if sharded := explicit(tokens):
+        return jax.shard_map(embed, in_specs=(PartitionSpec(), sharded), out_specs=sharded)(weight, tokens)
+    rows: Array = _embed(*vary_alike((weight, tokens)))
+    return rows
+
+
+@jax.custom_vjp
+def _embed(weight: Array, tokens: Array) -> Array:
     rows: Array = jnp.asarray(weight).at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
     return rows
 
 
 def _forward(weight: Array, tokens: Array) -> tuple[Array, tuple[Array, Array]]:
-    return embed(weight, tokens), (weight, tokens)
+    return _embed(weight, tokens), (weight, tokens)
 
 
 def _backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
@@ -41,4 +50,4 @@ def _backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]
     return jnp.where(occurs[:, None], sums[last], 0).astype(weight.dtype), None
 
 
-embed.defvjp(_forward, _backward)
+_embed.defvjp(_forward, _backward)

@@ -12,9 +12,10 @@ from jaxtyping import Float, Int32
 from retrograd.core.errors import bad_shape, bad_type
 from retrograd.jax import causal_conv1d, causal_conv1d_update, selective_scan, selective_state_update
 from retrograd.nn.config import MambaConfig
+from retrograd.nn.shapes import mamba_shapes
 
 from .layers import beside, linear
-from .parameters import Params, check, check_array, check_config, mamba_shapes
+from .parameters import Params, check, check_array, check_config
 
 
 class MambaState(NamedTuple):
@@ -121,8 +122,12 @@ def _check(
     check_array(where, "u", u)
     if u.ndim != len(axes) + 1 or u.shape[-1] != config.d_model:
         raise bad_shape(where, "u", u.shape, f"({', '.join(axes)}, d_model={config.d_model})")
-    if state is not None and not isinstance(state, MambaState):
+    if state is None:
+        return
+    if not isinstance(state, MambaState):
         raise bad_type(where, "state", state, "a MambaState")
+    for name, array in state._asdict().items():
+        check_array(where, f"state.{name}", array)
 
 
 def _taps(params: Params, x: Array) -> tuple[Array, Array | None]:

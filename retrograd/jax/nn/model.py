@@ -13,23 +13,12 @@ from jaxtyping import Float, Int, Int32
 
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type
 from retrograd.nn.config import MambaConfig
+from retrograd.nn.shapes import EMBEDDING, HEAD, NORM, block_shapes, layer_prefix, model_shapes
 
 from .embedding import embed
 from .layers import at_least_float32, norm
 from .mamba import MambaState, mamba, mamba_state, mamba_step
-from .parameters import (
-    EMBEDDING,
-    HEAD,
-    NORM,
-    Params,
-    block_shapes,
-    check,
-    check_array,
-    check_config,
-    layer_prefix,
-    model_shapes,
-    under,
-)
+from .parameters import Params, check, check_array, check_config, under
 
 State = Sequence[MambaState]  # of each layer
 
@@ -218,7 +207,7 @@ def _check_call(
     where: str, params: Params, config: MambaConfig, tokens: Array, dimensions: int, state: State | None
 ) -> None:
     check_config(where, config)
-    check(where, params, model_shapes(config))
+    check(where, params, dict(model_shapes(config)))
     check_array(where, "tokens", tokens)
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise bad_dtype(where, "tokens", str(tokens.dtype), ("int32", "another integer"))

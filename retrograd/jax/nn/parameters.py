@@ -14,58 +14,16 @@ from jax import Array
 
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type
 from retrograd.nn.config import MambaConfig
-from retrograd.nn.files import EMBEDDING, HEAD
 from retrograd.nn.model import EMBEDDING_STD
+from retrograd.nn.shapes import Shape, model_shapes
 
 Params = Mapping[str, Array]
-Shapes = dict[str, tuple[int, ...]]
-
-NORM = "backbone.norm_f.weight"
-
-
-def layer_prefix(number: int) -> str:
-    """What the names of a layer's parameters begin with."""
-    return f"backbone.layers.{number}."
+Shapes = Mapping[str, Shape]
 
 
 def under(params: Params, prefix: str) -> Params:
     """The parameters of a part, by the names they have there."""
     return {name.removeprefix(prefix): array for name, array in params.items() if name.startswith(prefix)}
-
-
-def mamba_shapes(config: MambaConfig) -> Shapes:
-    """Names and shapes of a Mamba block's parameters."""
-    d, inner, N, R = config.d_model, config.d_inner, config.d_state, config.rank
-    shapes: Shapes = {
-        "in_proj.weight": (2 * inner, d),
-        "conv1d.weight": (inner, 1, config.d_conv),
-        "x_proj.weight": (R + 2 * N, inner),
-        "dt_proj.weight": (inner, R),
-        "dt_proj.bias": (inner,),
-        "A_log": (inner, N),
-        "D": (inner,),
-        "out_proj.weight": (d, inner),
-    }
-    if config.conv_bias:
-        shapes["conv1d.bias"] = (inner,)
-    if config.bias:
-        shapes |= {"in_proj.bias": (2 * inner,), "out_proj.bias": (d,)}
-    return shapes
-
-
-def block_shapes(config: MambaConfig) -> Shapes:
-    """Names and shapes of a layer's parameters."""
-    mixer = {f"mixer.{name}": shape for name, shape in mamba_shapes(config).items()}
-    return {"norm.weight": (config.d_model,)} | mixer
-
-
-def model_shapes(config: MambaConfig) -> Shapes:
-    """Names and shapes of a language model's parameters."""
-    table = (config.padded_vocab_size, config.d_model)
-    shapes: Shapes = {EMBEDDING: table, NORM: (config.d_model,)}
-    for number in range(config.n_layer):
-        shapes |= {layer_prefix(number) + name: shape for name, shape in block_shapes(config).items()}
-    return shapes if config.tie_embeddings else shapes | {HEAD: table}
 
 
 def check_config(where: str, config: Any) -> None:
@@ -119,7 +77,7 @@ def init(key: Array, config: MambaConfig) -> dict[str, Array]:
         (256, 64)
     """
     check_config("init", config)
-    shapes = model_shapes(config)
+    shapes = dict(model_shapes(config))
     keys = jax.random.split(key, len(shapes))
     return {
         name: _draw(key, ".".join(name.split(".")[-2:]), shape, config)

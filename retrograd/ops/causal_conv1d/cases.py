@@ -24,10 +24,11 @@ def case(
     bias: bool = False,
     initial: bool = False,
     lengths: tuple[int, ...] | None = None,
+    before: int = 0,
     tags: frozenset[str] = TEST,
     **options: Any,
 ) -> Case:
-    """A case; `lengths` are those of the sequences that are packed in it."""
+    """A case; `lengths` are those of the sequences that are packed in it, `before` the steps before the first."""
     B, T, D = shape
     parameter = weight_dtype or dtype
     # As many taps of this size keep the variance of what comes in.
@@ -37,7 +38,7 @@ def case(
     if initial:
         inputs["initial_state"] = Tensor((B if lengths is None else len(lengths), D, width - 1), dtype)
     if lengths is not None:
-        bounds = (0, *accumulate(lengths))
+        bounds = tuple(accumulate(lengths, initial=before))
         inputs["cu_seqlens"] = Tensor((len(bounds),), "int32", values=bounds)
     return Case(name, inputs, options, tags, {"B": B, "T": T, "D": D, "W": width})
 
@@ -63,6 +64,8 @@ TEST_CASES: list[Case] = [
     case("packed", (1, 21, 16), lengths=(8, 1, 12), bias=True, tags=SMALL, **SILU),
     case("packed_states", (1, 17, 16), lengths=(5, 0, 2, 10, 0), initial=True, bias=True, tags=STRIDED,
          **SILU, **FINAL),
+    case("packed_outside", (1, 30, 16), before=3, lengths=(0, 12, 9, 0), initial=True, bias=True, tags=SMALL,
+         **SILU, **FINAL),
     case("packed_width_2", (1, 9, 8), 2, lengths=(3, 0, 0, 6), initial=True, dtype="float32", tags=SMALL, **FINAL),
     case("packed_nothing", (1, 0, 8), lengths=(0, 0), initial=True, tags=SMALL, **SILU, **FINAL),
     case("no_time", (2, 0, 8), initial=True, bias=True, tags=SMALL, **SILU, **FINAL),
@@ -85,6 +88,8 @@ GPU_CASES: list[Case] = [
     case("gpu_width_2", (3, 1025, 520), 2, dtype="float16", tags=GPU),
     case("gpu_packed", (1, 6000, 512), lengths=(1, 2000, 0, 3, 3996), bias=True, initial=True, tags=GPU,
          **SILU, **FINAL),
+    case("gpu_packed_outside", (1, 6000, 512), before=100, lengths=(0, 2000, 3399, 0), bias=True, initial=True,
+         tags=GPU, **SILU, **FINAL),
     case("gpu_short_sequences", (1, 4096, 256), lengths=(7,) * 585 + (1,), initial=True, tags=GPU, **SILU, **FINAL),
 ]  # fmt: skip
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-import jax
 from jaxtyping import Array, Float, Int32
 
+from retrograd.core.jax_arguments import arrays_of
 from retrograd.core.jax_op import bind
 
 from .op import OP
-from .update import update
+from .update import UPDATE, update
 
 _call = bind(OP)
 
@@ -56,6 +56,12 @@ def causal_conv1d(
     Shapes, options, results and errors are documented there. On an NVIDIA GPU it launches the same kernels as the
     PyTorch function; on a CPU or TPU it is plain JAX.
 
+    It has derivatives of every order, in reverse and in forward mode (`jax.jvp`, `jacfwd`, `jax.hessian`). First
+    gradients in reverse mode come from the kernels; all others from plain JAX, which is slower and takes more memory.
+
+    The numbers of `cu_seqlens` must not fall or pass T: an array on a CPU that is not traced is looked at. Of one that
+    is traced, as under `jax.jit`, or lies on a GPU, numbers that fall or pass T give results that mean nothing.
+
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from retrograd.jax import causal_conv1d
@@ -85,4 +91,5 @@ def causal_conv1d_update(
         >>> y.shape, state.shape
         ((2, 64), (2, 64, 3))
     """
-    return update(causal_conv1d, jax.Array, x, state, weight, bias, activation)
+    arrays = arrays_of(UPDATE, {"x": x, "state": state, "weight": weight, "bias": bias}, required=3)
+    return update(causal_conv1d, **arrays, activation=activation)

@@ -51,7 +51,11 @@ class Packing:
     def unpack(self, xp: Namespace, row: Any) -> Any:
         """The row at the steps of x; zeros outside of every sequence."""
         taken = row[0][self.place] if self.source.shape[0] else row[0]
-        return xp.where(self.inside[:, None], taken, taken * 0)[None]
+        return xp.where(self.inside[:, None], taken, 0)[None]
+
+    def steps_alone(self, xp: Namespace, row: Any) -> Any:
+        """The row with zeros where no step of x stands: there, taps reach into other sequences."""
+        return xp.where((self.source < self.spec.T)[:, None], row, 0)
 
     def states_at(self, xp: Namespace, row: Any, places: Any) -> Any:
         """The row at the entries of a state: (sequences, D, W-1)."""

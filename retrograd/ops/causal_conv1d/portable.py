@@ -39,17 +39,21 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) 
     """The gradients wanted; the formulas are in README.md."""
     packing = pack(xp, spec, arrays["cu_seqlens"]) if spec.packed else None
     padded = with_states(xp, spec, arrays, packing) if "x" in arrays else None
+
+    def of_steps(row: Any) -> Any:
+        return row if packing is None else packing.steps_alone(xp, row)
+
     dpre = xp.astype(arrays["dy"], spec.compute_dtype)
     if packing is not None:
         dpre = packing.spread(xp, dpre)
     if spec.silu:
-        dpre = dpre * silu_grad(xp, pre_activation(xp, spec, arrays, padded))
+        dpre = of_steps(dpre * silu_grad(xp, pre_activation(xp, spec, arrays, padded)))
     made: dict[str, Any] = {}
     if wanted & {"x", "initial_state"}:
         made |= input_gradients(xp, spec, arrays, packing, dpre)
     if "weight" in wanted:
         T = dpre.shape[1]
-        taps = [xp.sum(padded[:, k : k + T] * dpre, (0, 1)) for k in range(spec.W)]  # type: ignore[index]
+        taps = [xp.sum(of_steps(padded[:, k : k + T] * dpre), (0, 1)) for k in range(spec.W)]  # type: ignore[index]
         made["dweight"] = xp.astype(xp.stack(taps, 1), spec.weight.dtype)
     if spec.bias is not None and "bias" in wanted:
         made["dbias"] = xp.astype(xp.sum(dpre, (0, 1)), spec.bias.dtype)

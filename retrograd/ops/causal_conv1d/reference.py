@@ -25,7 +25,8 @@ def causal_conv1d(
         y, final = one(x, weight, bias, activation, initial_state)
     else:
         parts = [one(part, weight, bias, activation, s) for part, s in sequences(x, initial_state, cu_seqlens)]
-        y = torch.cat([x[:, :0], *(y for y, _ in parts)], 1)
+        before, after = x[:, : cu_seqlens[0]], x[:, cu_seqlens[-1] :]
+        y = torch.cat([torch.zeros_like(before), *(y for y, _ in parts), torch.zeros_like(after)], 1)
         state_shape = (0, x.shape[2], weight.shape[1] - 1)
         final = torch.cat([x.new_zeros(state_shape), *(final for _, final in parts)])
     return (y, final) if return_final_state else y

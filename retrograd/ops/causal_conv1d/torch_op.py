@@ -7,10 +7,11 @@ from typing import Literal, overload
 from jaxtyping import Float, Int32
 from torch import Tensor
 
+from retrograd.core.torch_arguments import check_tensors
 from retrograd.core.torch_op import bind
 
 from .op import OP
-from .update import update
+from .update import UPDATE, update
 
 _call = bind(OP)
 
@@ -112,7 +113,7 @@ def causal_conv1d_update(
         (y, new_state): y has the shape of x.
 
     Raises:
-        ValueError, TypeError: as `causal_conv1d`; `state` is named `initial_state`.
+        ValueError, TypeError: as `causal_conv1d`.
 
     Example:
         >>> import torch, retrograd
@@ -121,4 +122,6 @@ def causal_conv1d_update(
         >>> y.shape, state.shape
         (torch.Size([2, 64]), torch.Size([2, 64, 3]))
     """
-    return update(causal_conv1d, Tensor, x, state, weight, bias, activation)
+    tensors = {"x": x, "state": state, "weight": weight, "bias": bias}
+    check_tensors(UPDATE, tensors, required=3)
+    return update(causal_conv1d, **tensors, activation=activation)

@@ -71,7 +71,7 @@ TEST_CASES: list[Case] = [
     case("complex_shared", (4, 18, 33), a=(1, 18, 1), **C64, **BOTH),
     case("packed", (1, 60, 33), packed=(0, 1, 17, 17, 60), **BOTH, tags=STRIDED),
     case("packed_reverse", (1, 45, 9), packed=(0, 20, 45), reverse=True, tags=SMALL),
-    case("packed_outside", (1, 50, 65), packed=(3, 20, 41), **BOTH, tags=SMALL),
+    case("packed_outside", (1, 50, 65), packed=(3, 3, 20, 41, 41), **BOTH, tags=SMALL),
     case("packed_shared", (1, 40, 66), packed=(0, 7, 40), a=(1, 40, 1), **BOTH),
     case("packed_complex", (1, 40, 66), packed=(0, 33, 40), **C64, **BOTH, tags=SMALL),
     case("no_decay", (4, 28, 34), decay=Tensor((4, 28, 34), "float32", mean=1.0, std=0.0), **BOTH, tags=SMALL),
@@ -94,6 +94,7 @@ GPU_CASES: list[Case] = [
     case("gpu_complex", (4, 2_501, 33), **C64, **BOTH, tags=GPU),
     case("gpu_shared", (2, 2_500, 100), a=(1, 2_500, 1), **BOTH, tags=GPU),
     case("gpu_packed", (1, 7_000, 48), packed=(0, 511, 512, 512, 4_000, 6_990, 7_000), **BOTH, tags=GPU),
+    case("gpu_packed_outside", (1, 7_000, 48), packed=(100, 100, 3_000, 6_500, 6_500), **BOTH, tags=GPU),
     case("gpu_wide", (4, 1_000, 2_048), **BOTH, tags=GPU),
 ]
 

@@ -55,6 +55,12 @@ def linear_scan(
     Shapes, options, results and errors are documented there. On an NVIDIA GPU it launches the same kernels as the
     PyTorch function; on a CPU or TPU it is plain JAX.
 
+    It has derivatives of every order, in reverse and in forward mode (`jax.jvp`, `jacfwd`, `jax.hessian`). First
+    gradients in reverse mode come from the kernels; all others from plain JAX, which is slower and takes more memory.
+
+    The numbers of `cu_seqlens` must not fall or pass T: an array on a CPU that is not traced is looked at. Of one that
+    is traced, as under `jax.jit`, or lies on a GPU, numbers that fall or pass T give results that mean nothing.
+
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from retrograd.jax import linear_scan

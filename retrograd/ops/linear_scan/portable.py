@@ -45,7 +45,7 @@ def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: froze
         h = _parts(spec, xp.astype(arrays["h"], spec.state_dtype))
         initial = _states(xp, spec, arrays.get("initial_state"), dh[0])
         earlier = tuple(forwards.shifted(xp, x, first) for x, first in zip(h, initial, strict=True))
-        da = _multiply(_conj(earlier), g)
+        da = tuple(forwards.clear(xp, x) for x in _multiply(_conj(earlier), g))
         axes = tuple(axis for axis, shared in ((0, spec.shares_batch), (2, spec.shares_channels)) if shared)
         if axes:
             da = tuple(xp.reshape(xp.sum(x, axes), spec.a.shape) for x in da)
@@ -108,9 +108,11 @@ def _where(xp: Namespace, condition: Any, x: Number, y: Number) -> Number:
 
 
 def _advance(xp: Namespace, P: Number, x: Number, l: Number) -> Number:  # noqa: E741
-    """P * x + l, and l where x is 0: no state stays no state, even if the product P has overflowed."""
+    """P * x + l; where x is 0 a product P that has overflowed counts as 0, so that no state stays no state."""
+    # To select l where x is 0 would give the derivative with respect to x as 0 there, in place of P.
     nothing = x[0] == 0 if len(x) == 1 else (x[0] == 0) & (x[1] == 0)
-    return _where(xp, nothing, l, _add(_multiply(P, x), l))
+    P = tuple(xp.where(nothing & (part - part != 0), 0, part) for part in P)
+    return _add(_multiply(P, x), l)
 
 
 def _parts(spec: Spec, x: Any) -> Number:
@@ -173,6 +175,10 @@ class _Chunks:
         B, chunks, _, D = x.shape
         x = xp.reshape(x, (B, chunks * self.size, D))[:, : self.time]
         return x[:, self._backwards(xp, x, self.time)] if self.reverse else x
+
+    def clear(self, xp: Namespace, x: Any) -> Any:
+        """(B, T, D) with zeros at the steps outside of every sequence."""
+        return x
 
     def firsts(self, xp: Namespace, like: Any) -> Any:
         """Whether a chunk is the first of its sequence, (chunks, 1, 1)."""
@@ -265,8 +271,10 @@ class _Packed(_Chunks):
 
     def join(self, xp: Namespace, x: Any) -> Any:
         D = x.shape[-1]
-        flat = xp.reshape(xp.moveaxis(x, 0, 2), (-1, D))[self.places]
-        return xp.where(self.inside[:, None], flat, xp.zeros(x, (1, D), self.dtype))[None]
+        return self.clear(xp, xp.reshape(xp.moveaxis(x, 0, 2), (-1, D))[self.places][None])
+
+    def clear(self, xp: Namespace, x: Any) -> Any:
+        return xp.where(self.inside[:, None], x, 0)
 
     def firsts(self, xp: Namespace, like: Any) -> Any:
         return self.first[:, None, None]

@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from retrograd.core.errors import bad_value
 from retrograd.core.jax_op import bind
 
 from .op import OP
@@ -68,6 +69,9 @@ def rms_norm(
     NVIDIA GPU it launches the same kernels as the PyTorch function; on a CPU or TPU it is plain JAX. What the backward
     pass keeps beside its inputs is named `rms_norm_sum` and `rms_norm_rstd` for `jax.checkpoint` policies.
 
+    It has derivatives of every order, in reverse and in forward mode (`jax.jvp`, `jacfwd`, `jax.hessian`). First
+    gradients in reverse mode come from the kernels; all others from plain JAX, which is slower and takes more memory.
+
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from retrograd.jax import rms_norm
@@ -76,9 +80,12 @@ def rms_norm(
         >>> dx.shape
         (2, 16, 64)
     """
-    out_name = None if out_dtype is None else str(jnp.dtype(out_dtype))
+    try:
+        out_name = None if out_dtype is None else str(jnp.dtype(out_dtype))
+    except TypeError:
+        raise bad_value(OP.name, "out_dtype", out_dtype, "a dtype of jax.numpy") from None
     options = (eps, weight_offset, group_size, norm_before_gate, prenorm, out_name)
     y, s = _call((x, weight, bias, residual, gate), options)
     if not prenorm:
         return y
-    return y, x if residual is None else s
+    return y, jnp.asarray(x) if residual is None else s

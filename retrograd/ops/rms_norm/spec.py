@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -133,7 +134,7 @@ class Spec:
 
     @property
     def has_dsum(self) -> bool:
-        """Whether a gradient of the sum comes into the backward pass: the sum is returned, and is not x itself."""
+        """Whether a gradient of the sum comes into the backward pass: the sum is returned, and is not x."""
         return self.prenorm and self.residual is not None
 
     def bytes_moved(self, which: Pass) -> int:
@@ -198,7 +199,7 @@ def check_options(spec: Spec) -> None:
         value = getattr(spec, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise bad_type(OP, name, value, "a float")
-        if not math.isfinite(value):
+        if not -sys.float_info.max <= value <= sys.float_info.max:  # ints may be larger
             raise bad_value(OP, name, value, "a finite number")
     if spec.eps < SMALLEST_EPS:
         raise bad_value(OP, "eps", spec.eps, f"at least {SMALLEST_EPS:.4g}, the smallest normal float32")

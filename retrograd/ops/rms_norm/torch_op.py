@@ -89,7 +89,8 @@ def rms_norm(
         out_dtype: dtype of y; that of x by default.
 
     Returns:
-        y (..., N); with `prenorm`, (y, s), where s has the dtype of the residual (of x, without one).
+        y (..., N); with `prenorm`, (y, s), where s has the dtype of the residual. Without one s is a copy of x,
+        which may be written into.
 
     Raises:
         ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
@@ -112,4 +113,4 @@ def rms_norm(
     y, s = _call((x, weight, bias, residual, gate), options)
     if not prenorm:
         return y  # type: ignore[return-value]
-    return y, x if residual is None else s  # type: ignore[return-value]
+    return y, x.clone() if residual is None else s  # type: ignore[return-value]

@@ -10,7 +10,7 @@ leave as sums over a program's channels, the gradients of parameters as sums ove
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import add_compensated, let_next_start, sigmoid, wait_for_previous
+from retrograd.core.numerics import add_compensated, let_next_start, rounded_product, sigmoid, wait_for_previous
 
 from .forward import (
     LOG2E,
@@ -254,9 +254,9 @@ def backward_scan(
                         y = tl.sum(states[i + 1] * C_t, axis=1) + skip * xs[i]
                         store_steps(dz_ptr, start + t, channels, d, dy * y * s * (1.0 + z * (1.0 - s)), here)
                     dy *= z * s
-                dC_t = dy[:, None] * states[i + 1]
+                dC_t = rounded_product(dy[:, None], states[i + 1])
                 g += dy[:, None] * C_t
-                dB_t = g * (deltas[i] * xs[i])[:, None]
+                dB_t = rounded_product(g, (deltas[i] * xs[i])[:, None])
                 dxB = tl.sum(g * B_t, axis=1)  # the gradient of delta x
                 g *= decays[i]
                 dlog = g * states[i]  # the gradient of delta A

@@ -56,6 +56,10 @@ class Rows:
         array = self.xp.reshape(self.xp.moveaxis(array, 2, 0), (batch, chunks * steps, *rest))
         return array[:, : self.spec.time]
 
+    def clear(self, array: Any) -> Any:
+        """(batch, time, ...) with zeros at the steps outside of every sequence."""
+        return array
+
     def enter(self, state: Any, starts: Any) -> Any:
         """The state that enters a chunk, from the one that left the chunk before."""
         return state
@@ -115,10 +119,13 @@ class Packed(Rows):
 
     def join(self, array: Any) -> Any:
         """The way back; steps outside of any sequence are zeros."""
-        rest = array.shape[3:]
-        inside = self.xp.reshape(self.inside, (*self.inside.shape, *(1 for _ in rest)))
-        steps = self.xp.reshape(array, (-1, *rest))
-        return self.xp.where(inside, steps[self.place][None], 0)
+        steps = self.xp.reshape(array, (-1, *array.shape[3:]))
+        return self.clear(steps[self.place][None])
+
+    def clear(self, array: Any) -> Any:
+        """(1, time, ...) with zeros at the steps outside of every sequence."""
+        inside = self.xp.reshape(self.inside, (*self.inside.shape, *(1 for _ in array.shape[2:])))
+        return self.xp.where(inside, array, 0)
 
     def enter(self, state: Any, starts: Any) -> Any:
         """The state that enters a chunk, from the one that left the chunk before."""

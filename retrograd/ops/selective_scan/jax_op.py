@@ -7,12 +7,13 @@ from typing import Literal, overload
 from jaxtyping import Array as JaxArray
 from jaxtyping import Complex, Float, Int32
 
+from retrograd.core.jax_arguments import arrays_of, params_of
 from retrograd.core.jax_op import bind
 from retrograd.core.xp import jax_namespace
 
 from . import portable
 from .op import OP
-from .spec import check_update
+from .spec import UPDATE, check_update
 
 _call = bind(OP)
 
@@ -85,6 +86,12 @@ def selective_scan(
     PyTorch function; on a CPU or TPU it is plain JAX. What the backward pass keeps beside its inputs is named
     `selective_scan_states` for `jax.checkpoint` policies. Gradients of complex arrays follow JAX's convention.
 
+    It has derivatives of every order, in reverse and in forward mode (`jax.jvp`, `jacfwd`, `jax.hessian`). First
+    gradients in reverse mode come from the kernels; all others from plain JAX, which is slower and takes more memory.
+
+    The numbers of `cu_seqlens` must not fall or pass T: an array on a CPU that is not traced is looked at. Of one that
+    is traced, as under `jax.jit`, or lies on a GPU, numbers that fall or pass T give results that mean nothing.
+
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from retrograd.jax import selective_scan
@@ -123,6 +130,8 @@ def selective_state_update(
         >>> y.shape, state.shape
         ((2, 64), (2, 64, 16))
     """
-    check_update(state=state, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias)
-    y, new = portable.update(jax_namespace(), state, x, dt, A, B, C, D, z, dt_bias, dt_softplus)
-    return y.astype(x.dtype), new.astype(state.dtype)
+    arguments = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    arrays = arrays_of(UPDATE, arguments, required=6)
+    check_update(params_of(arrays), dt_softplus)
+    y, new = portable.update(jax_namespace(), **arrays, dt_softplus=dt_softplus)
+    return y.astype(arrays["x"].dtype), new

@@ -41,7 +41,7 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     y = _skip(spec, arrays, time.join(y), x)
     if spec.z is not None:
         y = y * xp.silu(xp.astype(arrays["z"], spec.compute_dtype))
-    made = {"y": xp.astype(y, spec.x.dtype), "states": xp.moveaxis(xp.moveaxis(states, 0, 1), -1, -2)}
+    made = {"y": xp.astype(time.clear(y), spec.x.dtype), "states": xp.moveaxis(xp.moveaxis(states, 0, 1), -1, -2)}
     if spec.return_final_state:
         made["final_state"] = xp.moveaxis(time.at_ends(last, *after or (None,)), -1, -2)
     return {name: xp.dense(array) for name, array in made.items()}
@@ -75,19 +75,19 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     )
     y, dxB, ddelta, *matrices = (time.join(array) for array in made[: 3 + len(varying)])
 
-    draw = ddelta if slope is None else ddelta * slope
-    gradients = {"dx": dxB * delta, "ddt": draw, "dA": xp.moveaxis(dA, 0, 1)}
+    draw = ddelta if slope is None else time.clear(ddelta * slope)
+    dx = dxB * delta if spec.D is None else dxB * delta + arrays["D"] * dy
+    gradients = {"dx": time.clear(dx), "ddt": draw, "dA": xp.moveaxis(dA, 0, 1)}
     for name in ("B", "C"):
         if spec.constant(name):
             gradients[f"d{name}"] = xp.moveaxis(constants.pop(0), 0, 1)
         else:
             gradients[f"d{name}"] = xp.reshape(matrices.pop(0), arrays[name].shape)
     if spec.D is not None:
-        gradients["dx"] = gradients["dx"] + arrays["D"] * dy
-        gradients["dD"] = xp.sum(dy * x, (0, 1))
+        gradients["dD"] = xp.sum(time.clear(dy * x), (0, 1))
     if z is not None:
         s = xp.sigmoid(z)
-        gradients["dz"] = dout * _skip(spec, arrays, y, x) * s * (1 + z * (1 - s))
+        gradients["dz"] = time.clear(dout * _skip(spec, arrays, y, x) * s * (1 + z * (1 - s)))
     if spec.dt_bias is not None:
         gradients["ddt_bias"] = xp.sum(draw, (0, 1))
     if spec.initial_state is not None:
@@ -215,7 +215,7 @@ class _Maths:
         delta, dxs, *matrices = given
         B, C, _ = self.matrices(matrices)
         _, states = self._states(carry[0], delta, dxs, B)
-        y = self.xp.sum(C * states[1:], -2)
+        y = self.xp.sum(self.xp.multiply(C, states[1:]), -2)
         return (states[-1],), (2 * y.real if self.spec.complex else y,)
 
     def entering(self, carry: Any, given: Any) -> Any:
@@ -234,17 +234,19 @@ class _Maths:
         h, delta, dxs, *rest = given
         B, C, (x, dy) = self.matrices(rest)
         decay, states = self._states(h, delta, dxs, B)
-        y = xp.sum(C * states[1:], -2)
+        y = xp.sum(xp.multiply(C, states[1:]), -2)
         if self.spec.complex:
             y, dy = 2 * y.real, 2 * dy
             A, B, C, decay, states = (xp.conj(array) for array in (A, B, C, decay, states))
 
         dyC = dy[:, :, None] * C
-        passed = xp.recurrence(decay, decay * dyC, g, True)  # e g of each step, then what came from the next block
+        passed = xp.recurrence(
+            decay, xp.multiply(decay, dyC), g, True
+        )  # e g of each step, then what came from the next block
         gs = dyC + passed[1:]
-        dlog = passed[:-1] * states[:-1]  # the gradient of delta A
+        dlog = xp.multiply(passed[:-1], states[:-1])  # the gradient of delta A
         dA = dA + xp.sum(dlog * delta[:, :, None], (0, 1))
-        dxB, ddelta = _real(xp.sum(gs * B, -2)), _real(xp.sum(dlog * A, -2))
+        dxB, ddelta = (_real(xp.sum(xp.multiply(a, b), -2)) for a, b in ((gs, B), (dlog, A)))
         made = [y, dxB, ddelta + dxB * x]
         left = iter(constants)
         sums = []

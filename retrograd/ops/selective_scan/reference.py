@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import pad, silu, softplus
 
 
 def selective_scan(
@@ -36,11 +36,12 @@ def selective_scan(
     channels = x.shape[-1]
     B, C = (_of_channels(matrix.to(A.dtype), x.shape[:2], channels) for matrix in (B, C))
 
+    bounds = [0, x.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
+    inside = slice(bounds[0], bounds[-1])
     if cu_seqlens is None:
         state = A.new_zeros(x.shape[0], *A.shape) if initial_state is None else initial_state
         y, final = _scan(u, delta, A, B, C, state, exp)
     else:
-        bounds = cu_seqlens.tolist()
         ys, finals = [], []
         for s, (start, end) in enumerate(pairwise(bounds)):
             state = A.new_zeros(1, *A.shape) if initial_state is None else initial_state[s : s + 1]
@@ -51,10 +52,10 @@ def selective_scan(
         y, final = torch.cat(ys, 1), torch.cat(finals)
 
     if D is not None:
-        y = y + D * u
+        y = y + D * u[:, inside]
     if z is not None:
-        y = y * silu(z.to(real))
-    y = y.to(x.dtype)
+        y = y * silu(z[:, inside].to(real))
+    y = pad(y.to(x.dtype), (0, 0, inside.start, x.shape[1] - inside.stop))
     return (y, final) if return_final_state else y
 
 

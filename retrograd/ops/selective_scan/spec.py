@@ -14,6 +14,7 @@ from retrograd.core.op import Param, Params
 from retrograd.core.tiles import power_of_two
 
 OP = "selective_scan"
+UPDATE = "selective_state_update"
 ARGUMENTS = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state", "cu_seqlens")
 REQUIRED = ARGUMENTS[:5]
 MAX_N = 256
@@ -113,14 +114,12 @@ class Spec:
     @property
     def compute_dtype(self) -> str:
         """Dtype of the real arithmetic."""
-        return "float64" if self.x.dtype == "float64" else "float32"
+        return _dtypes(self.x)[0]
 
     @property
     def state_dtype(self) -> str:
         """Dtype of the states."""
-        if self.complex:
-            return "complex128" if self.compute_dtype == "float64" else "complex64"
-        return self.compute_dtype
+        return state_dtype(self.x, self.A)
 
     @property
     def chunk(self) -> int:
@@ -184,91 +183,96 @@ def check(spec: Spec) -> None:
     """Raise what the user needs to read if the arrays and options do not fit together."""
     for name in ("dt_softplus", "return_final_state"):
         check_option(OP, name, getattr(spec, name), "bool")
-    x, A = spec.x, spec.A
-    if len(x.shape) != 3:
-        raise bad_shape(OP, "x", x.shape, "(batch, time, channels)")
-    if x.dtype not in FLOATS:
-        raise bad_dtype(OP, "x", x.dtype, FLOATS)
-    batch, _, channels = x.shape
-    double = x.dtype == "float64"
-    real, pair = ("float64", "complex128") if double else ("float32", "complex64")
-    if len(A.shape) != 2 or A.shape[0] != channels:
-        raise bad_shape(OP, "A", A.shape, f"(channels={channels}, state)")
-    if A.dtype not in (real, pair):
-        raise bad_dtype(OP, "A", A.dtype, (real, pair))
-    N = A.shape[1]
-    if not 1 <= N <= MAX_N:
-        raise bad_shape(OP, "A", A.shape, f"(channels={channels}, state) with 1 to {MAX_N} states")
-
-    activation = tuple(dict.fromkeys((x.dtype, real)))
-    for name, matrix in (("B", spec.B), ("C", spec.C)):
-        _check_input_matrix(name, matrix, x, N, (pair,) if spec.complex else activation, real)
-    for name, param in (("dt", spec.dt), ("z", spec.z)):
-        if param is not None:
-            _expect(name, param, x.shape, f"the shape of x, {x.shape}", activation)
-    for name, param in (("D", spec.D), ("dt_bias", spec.dt_bias)):
-        if param is not None:
-            _expect(name, param, (channels,), f"(channels={channels},)", (real,))
-    cu_seqlens = spec.cu_seqlens
+    _check_arrays(OP, ("batch", "time"), spec.arrays())
+    x, cu_seqlens = spec.x, spec.cu_seqlens
     if cu_seqlens is not None:
         if len(cu_seqlens.shape) != 1 or cu_seqlens.shape[0] < 2:
             raise bad_shape(OP, "cu_seqlens", cu_seqlens.shape, "(sequences + 1,) with at least one sequence")
         if cu_seqlens.dtype != "int32":
             raise bad_dtype(OP, "cu_seqlens", cu_seqlens.dtype, ("int32",))
-        if batch != 1:
+        if spec.batch != 1:
             raise bad_shape(OP, "x", x.shape, "a batch of 1, since cu_seqlens is given")
     if spec.initial_state is not None:
-        rows = f"sequences={spec.sequences}" if spec.packed else f"batch={batch}"
-        expected = f"({rows}, channels={channels}, state={N})"
-        _expect("initial_state", spec.initial_state, spec.state.shape, expected, (spec.state_dtype,))
+        rows = "sequences" if spec.packed else "batch"
+        _expect_state(OP, "initial_state", spec.initial_state, rows, spec.state)
 
 
-def _check_input_matrix(name: str, param: Param, x: Param, N: int, activation: tuple[str, ...], parameter: str) -> None:
-    """B or C: at every step, at every step and group, or constant."""
-    batch, time, channels = x.shape
-    shape = param.shape
-    steps = f"(batch={batch}, time={time}"
-    expected = f"{steps}, state={N}) or {steps}, groups, state={N}) or (channels={channels}, state={N})"
-    if len(shape) == 2:
-        _expect(name, param, (channels, N), expected, activation[:1] if "complex" in activation[0] else (parameter,))
-    elif len(shape) == 3:
-        _expect(name, param, (batch, time, N), expected, activation)
-    elif len(shape) == 4:
-        _expect(name, param, (batch, time, shape[2], N), expected, activation)
-        if shape[2] < 1 or channels % shape[2]:
-            raise bad_value(OP, f"{name}.shape[2]", shape[2], f"groups that divide the channels, {channels}")
-    else:
-        raise bad_shape(OP, name, shape, expected)
+def check_update(params: Params, dt_softplus: Any) -> None:
+    """The same for `selective_state_update`, whose x is a step without a dimension of time."""
+    check_option(UPDATE, "dt_softplus", dt_softplus, "bool")
+    arrays = {name: param for name, param in params.items() if param is not None}
+    _check_arrays(UPDATE, ("batch",), arrays)
+    x, A = arrays["x"], arrays["A"]
+    _expect_state(UPDATE, "state", arrays["state"], "batch", Param((x.shape[0], *A.shape), state_dtype(x, A)))
 
 
-def _expect(name: str, param: Param, shape: tuple[int, ...], expected: str, dtypes: tuple[str, ...]) -> None:
+def state_dtype(x: Param, A: Param) -> str:
+    """Dtype of the states."""
+    real, pair = _dtypes(x)
+    return pair if A.dtype == pair else real
+
+
+def _dtypes(x: Param) -> tuple[str, str]:
+    """Dtypes of the arithmetic, real and complex."""
+    return ("float64", "complex128") if x.dtype == "float64" else ("float32", "complex64")
+
+
+def _check_arrays(op: str, axes: tuple[str, ...], arrays: Mapping[str, Param]) -> None:
+    """All but states and packing; `axes` are those of x before its channels."""
+    x, A = arrays["x"], arrays["A"]
+    if len(x.shape) != len(axes) + 1:
+        raise bad_shape(op, "x", x.shape, f"({', '.join(axes)}, channels)")
+    if x.dtype not in FLOATS:
+        raise bad_dtype(op, "x", x.dtype, FLOATS)
+    channels = x.shape[-1]
+    real, pair = _dtypes(x)
+    if len(A.shape) != 2 or A.shape[0] != channels:
+        raise bad_shape(op, "A", A.shape, f"(channels={channels}, state)")
+    if A.dtype not in (real, pair):
+        raise bad_dtype(op, "A", A.dtype, (real, pair))
+    if not 1 <= A.shape[1] <= MAX_N:
+        raise bad_shape(op, "A", A.shape, f"(channels={channels}, state) with 1 to {MAX_N} states")
+
+    activation = tuple(dict.fromkeys((x.dtype, real)))
+    for name in ("B", "C"):
+        _check_input_matrix(op, name, axes, arrays, (pair,) if A.dtype == pair else activation)
+    for name in ("dt", "z"):
+        if name in arrays:
+            _expect(op, name, arrays[name], x.shape, f"the shape of x, {x.shape}", activation)
+    for name in ("D", "dt_bias"):
+        if name in arrays:
+            _expect(op, name, arrays[name], (channels,), f"(channels={channels},)", (real,))
+
+
+def _check_input_matrix(
+    op: str, name: str, axes: tuple[str, ...], arrays: Mapping[str, Param], dtypes: tuple[str, ...]
+) -> None:
+    """B or C: at every step, at every step and group, or, where there is time, constant as a parameter is."""
+    *lead, channels = arrays["x"].shape
+    N, param = arrays["A"].shape[1], arrays[name]
+    sizes = ", ".join(f"{axis}={size}" for axis, size in zip(axes, lead, strict=True))
+    forms = [f"({sizes}, state={N})", f"({sizes}, groups, state={N})"]
+    groups = param.shape[len(lead) : -1][:1]
+    shape = (*lead, *groups, N)
+    if "time" in axes:
+        forms.append(f"(channels={channels}, state={N})")
+        if len(param.shape) == 2:
+            shape, dtypes = (channels, N), dtypes[-1:]
+    _expect(op, name, param, shape, " or ".join(forms), dtypes)
+    if groups and (groups[0] < 1 or channels % groups[0]):
+        raise bad_value(op, f"{name}.shape[{len(lead)}]", groups[0], f"groups that divide the channels, {channels}")
+
+
+def _expect_state(op: str, name: str, param: Param, rows: str, state: Param) -> None:
+    count, channels, N = state.shape
+    _expect(op, name, param, state.shape, f"({rows}={count}, channels={channels}, state={N})", (state.dtype,))
+
+
+def _expect(op: str, name: str, param: Param, shape: tuple[int, ...], expected: str, dtypes: tuple[str, ...]) -> None:
     if param.shape != shape:
-        raise bad_shape(OP, name, param.shape, expected)
+        raise bad_shape(op, name, param.shape, expected)
     if param.dtype not in dtypes:
-        raise bad_dtype(OP, name, param.dtype, dtypes)
-
-
-def check_update(state: Any, x: Any, **others: Any) -> None:
-    """Raise what the user needs to read if the arrays of `selective_state_update` do not fit together."""
-    op = "selective_state_update"
-    if len(state.shape) != 3:
-        raise bad_shape(op, "state", state.shape, "(batch, channels, state)")
-    batch, channels, N = state.shape
-    each = (batch, channels)
-    expected = {"x": each, "dt": each, "z": each, "A": (channels, N), "D": (channels,), "dt_bias": (channels,)}
-    for name, array in {"x": x, **others}.items():
-        if array is None:
-            continue
-        shape = tuple(array.shape)
-        if name in expected and shape != expected[name]:
-            raise bad_shape(op, name, shape, f"{expected[name]}, since state has shape {tuple(state.shape)}")
-        if name in ("B", "C") and not (
-            shape == (batch, N)
-            or (len(shape) == 3 and shape[::2] == (batch, N) and shape[1] > 0 and channels % shape[1] == 0)
-        ):
-            raise bad_shape(
-                op, name, shape, f"({batch}, {N}) or ({batch}, groups, {N}) with groups that divide {channels}"
-            )
+        raise bad_dtype(op, name, param.dtype, dtypes)
 
 
 def takes_kernels(spec: Spec) -> bool:

@@ -7,12 +7,13 @@ from typing import Literal, overload
 from jaxtyping import Complex, Float, Int32
 from torch import Tensor
 
+from retrograd.core.torch_arguments import check_tensors, params_of
 from retrograd.core.torch_op import bind
 from retrograd.core.xp import torch_namespace
 
 from . import portable
 from .op import OP
-from .spec import check_update
+from .spec import UPDATE, check_update
 
 _call = bind(OP)
 
@@ -153,22 +154,21 @@ def selective_state_update(
     In plain PyTorch operations, so that `torch.compile` fuses it. No gradient is promised.
 
     Args:
-        state: (B, D, N), float32, or complex64 where A is.
-        x: (B, D), any floating dtype.
-        dt: (B, D).
-        A: (D, N).
-        B: (B, N), or (B, G, N) where channel d uses group d // (D / G).
-        C: like B.
-        D: (D,).
-        z: (B, D).
-        dt_bias: (D,).
-        dt_softplus: whether softplus makes delta positive.
+        state: (B, D, N), float32 (complex64 for complex A): zeros at first, or a final state of `selective_scan`.
+        x: (B, D), float32, bfloat16, float16 or float64.
+        dt: (B, D), like x or float32.
+        A, D, dt_bias, dt_softplus: as in `selective_scan`.
+        B: (B, N), or (B, G, N) where channel d uses group d // (D / G); like x or float32, complex64 for complex A.
+        C: like B; the two need not have the same of these forms.
+        z: (B, D), like x or float32.
+
+    Beside an x in float64 what is float32 here is float64, and complex64 is complex128, as in `selective_scan`.
 
     Returns:
         y (B, D) in the dtype of x, and the new state in the dtype of the old one.
 
     Raises:
-        ValueError: for shapes that do not fit together.
+        ValueError, TypeError: as `selective_scan`.
 
     Example:
         >>> import torch, retrograd
@@ -178,6 +178,8 @@ def selective_state_update(
         >>> y.shape, state.shape
         (torch.Size([2, 64]), torch.Size([2, 64, 16]))
     """
-    check_update(state=state, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias)
-    y, new = portable.update(torch_namespace(), state, x, dt, A, B, C, D, z, dt_bias, dt_softplus)
-    return y.to(x.dtype), new.to(state.dtype)
+    arrays = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    check_tensors(UPDATE, arrays, required=6)
+    check_update(params_of(arrays), dt_softplus)
+    y, new = portable.update(torch_namespace(), **arrays, dt_softplus=dt_softplus)
+    return y.to(x.dtype), new

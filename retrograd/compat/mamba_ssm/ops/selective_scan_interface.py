@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import retrograd
-from retrograd.compat.checks import expect, expect_dims, expect_if_given, refuse
+from retrograd.compat.checks import expect, expect_dims, expect_if_given, flag, refuse
 from retrograd.compat.dtypes import beside, full
 from retrograd.compat.recompute import recomputed_in_backward
 from retrograd.core.errors import bad_dtype, bad_shape, bad_value
+from retrograd.core.torch_arguments import check_tensors
 from retrograd.core.torch_launch import launches_directly
 
 
@@ -51,6 +52,11 @@ def selective_scan_fn(
         ValueError, TypeError: naming the argument.
     """
     me = "selective_scan_fn"
+    check_tensors(
+        me, {"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias}, required=5
+    )
+    softplus = flag(me, "delta_softplus", delta_softplus)
+    last = flag(me, "return_last_state", return_last_state)
     expect_dims(me, "u", u, "(batch, dim, seqlen)")
     expect_dims(me, "A", A, "(dim, dstate)")
     batch, dim, steps = u.shape
@@ -70,9 +76,9 @@ def selective_scan_fn(
         D=full(u, D),
         z=None if z is None else beside(u, z).transpose(1, 2),
         dt_bias=full(u, delta_bias),
-        dt_softplus=bool(delta_softplus),
+        dt_softplus=softplus,
     )
-    if not return_last_state:
+    if not last:
         return scan().transpose(1, 2)
     out, last_state = scan(return_final_state=True)
     return out.transpose(1, 2), last_state
@@ -111,7 +117,8 @@ def mamba_inner_fn(
             (batch, seqlen, 2 dim) projection is taken without a copy.
         conv1d_weight: (dim, 1, width).
         conv1d_bias: (dim,).
-        x_proj_weight: (delta_rank + 2 dstate, dim): to the step sizes, B and C; 4 dstate where A is complex.
+        x_proj_weight: (delta_rank + 2 dstate, dim): to the step sizes, B and C. One dstate less for each of B and C
+            that is given; each counts twice where A is complex.
         delta_proj_weight: (dim, delta_rank).
         out_proj_weight: (dim_out, dim).
         out_proj_bias: (dim_out,).
@@ -138,13 +145,37 @@ def mamba_inner_fn(
         ValueError, TypeError, NotImplementedError: naming the argument.
     """
     me = "mamba_inner_fn"
-    if checkpoint_lvl not in (0, 1):
+    check_tensors(
+        me,
+        {
+            "xz": xz,
+            "conv1d_weight": conv1d_weight,
+            "x_proj_weight": x_proj_weight,
+            "delta_proj_weight": delta_proj_weight,
+            "out_proj_weight": out_proj_weight,
+            "A": A,
+            "conv1d_bias": conv1d_bias,
+            "out_proj_bias": out_proj_bias,
+            "B": B,
+            "C": C,
+            "D": D,
+            "delta_bias": delta_bias,
+            "B_proj_bias": B_proj_bias,
+            "C_proj_bias": C_proj_bias,
+            "b_rms_weight": b_rms_weight,
+            "c_rms_weight": c_rms_weight,
+            "dt_rms_weight": dt_rms_weight,
+        },
+        required=6,
+    )
+    softplus = flag(me, "delta_softplus", delta_softplus)
+    if not isinstance(checkpoint_lvl, int) or checkpoint_lvl not in (0, 1):
         raise bad_value(me, "checkpoint_lvl", checkpoint_lvl, "0 or 1")
     expect_dims(me, "xz", xz, "(batch, 2 dim, seqlen)")
     expect_dims(me, "A", A, "(dim, dstate)")
     expect_dims(me, "conv1d_weight", conv1d_weight, "(dim, 1, width)")
     expect_dims(me, "delta_proj_weight", delta_proj_weight, "(dim, delta_rank)")
-    expect_dims(me, "x_proj_weight", x_proj_weight, "(delta_rank + 2 dstate, dim)")
+    expect_dims(me, "x_proj_weight", x_proj_weight, "(rows, dim)")
     expect_dims(me, "out_proj_weight", out_proj_weight, "(dim_out, dim)")
     batch, _, steps = xz.shape
     dim, rank = delta_proj_weight.shape
@@ -153,7 +184,9 @@ def mamba_inner_fn(
     expect(me, "A", A, (dim, A.shape[1]), "(dim, dstate)", "real or complex")
     expect(me, "conv1d_weight", conv1d_weight, (dim, 1, conv1d_weight.shape[2]), "(dim, 1, width)")
     expect(me, "delta_proj_weight", delta_proj_weight, (dim, rank), "(dim, delta_rank)")
-    expect(me, "x_proj_weight", x_proj_weight, (rank + 2 * states, dim), "(delta_rank + 2 dstate, dim)")
+    rows = [rank, *(states if matrix is None else 0 for matrix in (B, C))]
+    named = ("(delta_rank, dim)", "(delta_rank + dstate, dim)", "(delta_rank + 2 dstate, dim)")
+    expect(me, "x_proj_weight", x_proj_weight, (sum(rows), dim), named[(B is None) + (C is None)])
     expect(me, "out_proj_weight", out_proj_weight, (out_proj_weight.shape[0], dim), "(dim_out, dim)")
     expect_if_given(me, "out_proj_bias", out_proj_bias, out_proj_weight.shape[:1], "(dim_out,)")
     for name, tensor in (
@@ -163,9 +196,11 @@ def mamba_inner_fn(
         ("dt_rms_weight", dt_rms_weight),
     ):
         expect_if_given(me, name, tensor, (dim,), "(dim,)")
-    given = {"B": (B, B_proj_bias, b_rms_weight), "C": (C, C_proj_bias, c_rms_weight)}
-    for name, (matrix, bias, weight) in given.items():
+    ready: dict[str, Tensor] = {}
+    made_of = {"B": (B, B_proj_bias, b_rms_weight), "C": (C, C_proj_bias, c_rms_weight)}
+    for name, (matrix, bias, weight) in made_of.items():
         if matrix is not None:
+            ready[name] = _matrix(me, name, matrix, xz, A)
             refuse(me, f", since {name} is given", **{f"{name}_proj_bias": bias, f"{name.lower()}_rms_weight": weight})
         if A.is_complex():
             refuse(me, ", since A is complex", **{f"{name.lower()}_rms_weight": weight})
@@ -192,27 +227,26 @@ def mamba_inner_fn(
 
     with recomputed_in_backward(checkpoint_lvl == 1 and launches_directly([xz, conv1d_weight])) as again:
         x = again(convolution, by_step, conv_weight, conv_bias)
-        low_rank, *projected = F.linear(x, x_proj_weight).split([rank, states, states], dim=-1)
+        low_rank, *projected = F.linear(x, x_proj_weight).split(rows, dim=-1)
         dt = again(step_sizes, low_rank, delta_proj_weight)
         if dt_rms_weight is not None:
             dt = again(normalised, dt, dt_rms_weight)
-        matrices = []
-        for (name, (matrix, bias, weight)), rows in zip(given.items(), projected, strict=True):
-            if matrix is not None:
-                matrices.append(_matrix(me, name, matrix, xz, A))
+        for (name, (_, bias, weight)), each in zip(made_of.items(), projected, strict=True):
+            if name in ready:
                 continue
-            rows = rows if bias is None else rows + bias.to(rows.dtype)
-            rows = rows if weight is None else normalised(rows, weight)
-            matrices.append(_pairs(rows, xz) if A.is_complex() else beside(xz, rows))
+            each = each if bias is None else each + bias.to(each.dtype)
+            each = each if weight is None else normalised(each, weight)
+            ready[name] = _pairs(each, xz) if A.is_complex() else beside(xz, each)
         y = retrograd.selective_scan(
             x,
             beside(x, dt),
             full(xz, A),
-            *matrices,
+            ready["B"],
+            ready["C"],
             D=full(xz, D),
             z=z,
             dt_bias=full(xz, delta_bias),
-            dt_softplus=bool(delta_softplus),
+            dt_softplus=softplus,
         )
     out_bias = None if out_proj_bias is None else out_proj_bias.to(out_proj_weight.dtype)
     return F.linear(y, out_proj_weight, out_bias)

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.compat.checks import expect_if_given, expect_norm, refuse
+from retrograd.compat.checks import expect_if_given, expect_norm, flag, refuse
 from retrograd.compat.dtypes import arithmetic, beside
 from retrograd.core.errors import bad_value
+from retrograd.core.torch_arguments import check_tensors
 
 
 def rms_norm_fn(
@@ -52,6 +53,8 @@ def rms_norm_fn(
     """
     me = "rms_norm_fn"
     refuse(me, "", x1=x1, weight1=weight1, bias1=bias1, return_dropout_mask=return_dropout_mask)
+    check_tensors(me, {"x": x, "weight": weight, "bias": bias, "residual": residual, "rowscale": rowscale}, required=2)
+    with_sum, in_fp32 = flag(me, "prenorm", prenorm), flag(me, "residual_in_fp32", residual_in_fp32)
     expect_norm(me, x, weight, bias)
     expect_if_given(me, "residual", residual, x.shape, "the shape of x")
     expect_if_given(me, "rowscale", rowscale, x.shape[:-1], "the rows of x")
@@ -64,20 +67,18 @@ def rms_norm_fn(
         branch = branch * rowscale[..., None].to(branch.dtype)
     if dropout_p:
         branch = F.dropout(branch, dropout_p)
-    y, total = retrograd.rms_norm(
+    made = retrograd.rms_norm(  # type: ignore[call-overload]
         branch,
         beside(branch, weight),
         bias=beside(branch, bias),
         residual=residual,
         eps=eps,
-        prenorm=True,
+        prenorm=with_sum and residual is not None,
         out_dtype=dtype,
     )
-    if not prenorm:
-        return y
-    if residual is None:
-        total = total.to(torch.float32 if residual_in_fp32 else dtype)
-    return y, total
+    if with_sum and residual is None:  # a copy, which may be written into
+        return made, branch.to(torch.float32 if in_fp32 else dtype, copy=True)
+    return made
 
 
 def layer_norm_fn(
@@ -97,7 +98,7 @@ def layer_norm_fn(
     return_dropout_mask: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`rms_norm_fn` where is_rms_norm is True; LayerNorm is refused."""
-    if not is_rms_norm:
+    if not flag("layer_norm_fn", "is_rms_norm", is_rms_norm):
         raise NotImplementedError("layer_norm_fn: is_rms_norm is False, expected True: there is no LayerNorm here")
     return rms_norm_fn(
         x,

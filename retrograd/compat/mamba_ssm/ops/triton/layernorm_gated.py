@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.compat.checks import expect_if_given, expect_norm
+from retrograd.compat.checks import expect_if_given, expect_norm, flag
 from retrograd.compat.dtypes import beside
+from retrograd.core.torch_arguments import check_tensors
 
 
 def rmsnorm_fn(
@@ -39,6 +40,7 @@ def rmsnorm_fn(
         ValueError, TypeError: naming the argument.
     """
     me = "rmsnorm_fn"
+    check_tensors(me, {"x": x, "weight": weight, "bias": bias, "z": z}, required=2)
     expect_norm(me, x, weight, bias)
     expect_if_given(me, "z", z, x.shape, "the shape of x")
     return retrograd.rms_norm(
@@ -48,7 +50,7 @@ def rmsnorm_fn(
         gate=z,
         eps=eps,
         group_size=group_size,
-        norm_before_gate=bool(norm_before_gate),
+        norm_before_gate=flag(me, "norm_before_gate", norm_before_gate),
     )
 
 
@@ -63,7 +65,7 @@ def layernorm_fn(
     is_rms_norm: bool = False,
 ) -> Tensor:
     """`rmsnorm_fn` where is_rms_norm is True; LayerNorm is refused."""
-    if not is_rms_norm:
+    if not flag("layernorm_fn", "is_rms_norm", is_rms_norm):
         raise NotImplementedError("layernorm_fn: is_rms_norm is False, expected True: there is no LayerNorm here")
     return rmsnorm_fn(x, weight, bias, z, eps, group_size, norm_before_gate)
 

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 import retrograd
-from retrograd.compat.checks import expect, expect_dims, expect_if_given
+from retrograd.compat.checks import expect, expect_dims, expect_if_given, flag
+from retrograd.compat.dtypes import arithmetic, beside, full
 from retrograd.compat.rows import read_rows, write_rows, zero_padding
 from retrograd.core.errors import bad_shape
+from retrograd.core.torch_arguments import check_tensors
 
 
 @torch.no_grad()
@@ -48,6 +50,23 @@ def selective_state_update(
         ValueError, TypeError: naming the argument.
     """
     me = "selective_state_update"
+    check_tensors(
+        me,
+        {
+            "state": state,
+            "x": x,
+            "dt": dt,
+            "A": A,
+            "B": B,
+            "C": C,
+            "D": D,
+            "z": z,
+            "dt_bias": dt_bias,
+            "state_batch_indices": state_batch_indices,
+        },
+        required=6,
+    )
+    softplus = flag(me, "dt_softplus", dt_softplus)
     expect_dims(me, "state", state, "(batch, dim, dstate)", "(batch, nheads, dim, dstate)")
     heads, dims = state.shape[1:-1], "(nheads, dim" if state.ndim == 4 else "(dim"
     expect_dims(me, "x", x, f"(batch, {dims[1:]})")
@@ -70,16 +89,16 @@ def selective_state_update(
 
     # A head's channels lie side by side, so that heads are no more than groups of channels.
     y, new = retrograd.selective_state_update(
-        read_rows(state, state_batch_indices).flatten(1, -2),
+        read_rows(state, state_batch_indices).flatten(1, -2).to(arithmetic(x)),
         x.flatten(1),
-        dt.flatten(1),
-        A.flatten(0, -2),
-        B,
-        C,
-        D=None if D is None else D.flatten(),
-        z=None if z is None else z.flatten(1),
-        dt_bias=None if dt_bias is None else dt_bias.flatten(),
-        dt_softplus=bool(dt_softplus),
+        beside(x, dt).flatten(1),
+        full(x, A).flatten(0, -2),
+        beside(x, B),
+        beside(x, C),
+        D=None if D is None else full(x, D).flatten(),
+        z=None if z is None else beside(x, z).flatten(1),
+        dt_bias=None if dt_bias is None else full(x, dt_bias).flatten(),
+        dt_softplus=softplus,
     )
-    write_rows(state, state_batch_indices, new.view(batch, *heads, dstate))
+    write_rows(state, state_batch_indices, new.view(batch, *heads, dstate).to(state.dtype))
     return zero_padding(state_batch_indices, y.view(x.shape))

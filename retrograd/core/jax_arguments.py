@@ -1,0 +1,49 @@
+"""What a binding to JAX makes of arguments: arrays of jax, shapes and dtypes, numbers that can be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import bad_type, check_rising
+from .op import Op, Param
+
+
+def arrays_of(op: str, arguments: Mapping[str, Any], required: int = 1) -> dict[str, Any]:
+    """The arguments as arrays of jax, None where one is absent; the first ones are required.
+
+    An array of numpy becomes what `jax.numpy.asarray` makes of it: float32 of float64, unless `jax_enable_x64` is set.
+    """
+    arrays: dict[str, Any] = {}
+    for place, (name, given) in enumerate(arguments.items()):
+        if isinstance(given, jax.Array) or (given is None and place >= required):
+            arrays[name] = given
+        elif isinstance(given, np.ndarray) and given.dtype.kind not in "OSUMm":
+            arrays[name] = jnp.asarray(given)
+        else:
+            raise bad_type(op, name, given, "a jax.Array")
+    return arrays
+
+
+def params_of(arrays: Mapping[str, Any]) -> dict[str, Param | None]:
+    """Shape and dtype of each array, None where it is absent."""
+    return {
+        name: None if array is None else Param(tuple(array.shape), str(array.dtype)) for name, array in arrays.items()
+    }
+
+
+def check_numbers(op: Op, spec: Any, arguments: Mapping[str, Any]) -> None:
+    """Raise for numbers that fall or pass their limit, where they can be read without waiting: on a CPU, untraced."""
+    for name, limit in op.indices.items():
+        if (numbers := arguments[name]) is not None and _readable(numbers):
+            check_rising(op.name, name, np.asarray(numbers).tolist(), limit(spec))
+
+
+def _readable(array: Any) -> bool:
+    if isinstance(array, jax.core.Tracer):
+        return False
+    return isinstance(array, np.ndarray) or all(device.platform == "cpu" for device in array.devices())

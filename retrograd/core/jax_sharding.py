@@ -1,0 +1,71 @@
+"""Arrays that several devices share: on a mesh with explicit axes, and within `jax.shard_map`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from .jax_arguments import params_of
+from .op import Op
+
+
+def vary_alike(arrays: Sequence[Any]) -> list[Any]:
+    """Mark arrays as varying over every manual axis of `shard_map` over which one of them does; None stays None.
+
+    An array that is the same on all devices, such as a weight, then gets a gradient that is summed over the devices.
+    """
+    axes = frozenset[str]().union(*(varying(array) for array in arrays if array is not None))
+    return [None if array is None else vary_over(axes, array) for array in arrays]
+
+
+def varying(array: Any) -> frozenset[str]:
+    """The manual axes over which an array varies."""
+    axes: frozenset[str] = jax.typeof(array).mat.varying
+    return axes
+
+
+def vary_over(axes: frozenset[str], array: Any) -> Any:
+    """The array, varying over these manual axes too."""
+    more = tuple(sorted(axes - varying(array)))
+    return jax.lax.pcast(array, more, to="varying") if more else array
+
+
+def explicit(array: Any) -> PartitionSpec:
+    """How an array is sharded over explicit axes of a mesh; empty where it is not."""
+    spec = getattr(array, "aval", array).sharding.spec
+    return spec if any(part is not None for part in spec) else PartitionSpec()
+
+
+def by_rows(op: Op, spec: Any, arrays: Mapping[str, Any], call: Callable[..., Any]) -> Any:
+    """`call(spec, *arrays)`, on each device with its own rows where explicit axes of a mesh shard them.
+
+    Raises:
+        ValueError: for arrays that are sharded in another way.
+    """
+    sharded = {name: of for name, array in arrays.items() if array is not None and (of := explicit(array))}
+    if not sharded:
+        return call(spec, *arrays.values())
+    rows = next(iter(op.folds(spec, 1))).axes
+    axes = next(iter(sharded.values()))[0]
+    for name, own in sharded.items():
+        alike = axes is not None and own[0] == axes and not any(own[1:])
+        if not alike or name not in rows or arrays[name].ndim < 2:
+            raise bad_sharding(op.name, name, own)
+    split = PartitionSpec(axes)
+    specs = tuple(split if name in rows else PartitionSpec() for name in arrays)
+    given = [a if a is None else jax.sharding.reshard(a, s) for a, s in zip(arrays.values(), specs, strict=True)]
+    options = {name: getattr(spec, name) for name in op.options}
+
+    def part(*own: Any) -> Any:
+        return call(op.spec(params_of(dict(zip(op.arguments, own, strict=True))), options), *own)
+
+    return jax.shard_map(part, in_specs=specs, out_specs=split)(*given)
+
+
+def bad_sharding(op: str, name: str, sharded: PartitionSpec) -> ValueError:
+    """An array that is sharded over explicit axes of a mesh, but not along its rows alone."""
+    expected = "its first axis alone sharded, and alike in all arrays; within jax.shard_map it may be cut in any way"
+    return ValueError(f"{op}: {name} is sharded as {sharded}, expected {expected}")

@@ -1,0 +1,63 @@
+"""Small calls that run every kernel of an op, each forward and backward: what the sanitizers run.
+
+`python tests/sanitized.py rms_norm` runs those of an op, in PyTorch.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from retrograd.core.cases import Case
+from retrograd.ops.rooms import NAMES, room
+from retrograd.ops.selective_scan.cases import ALL, MAMBA, case
+from retrograd.testing.contract import drawn
+from retrograd.testing.draw import call, options
+from retrograd.testing.interpreter import forget_plans
+
+NAMED = {
+    "rms_norm": ("plain", "prenorm", "qk_norm_bias", "hidden_768", "looped_backward", "looped"),
+    "causal_conv1d": ("silu", "one_channel", "states", "packed_states", "short"),
+    "linear_scan": ("plain", "states", "shared_both", "packed", "packed_shared", "complex", "long"),
+    "selective_scan": ("mamba_fp32", "most_states", "packed", "constant_B"),
+}
+WHOLE = "whole sequences"
+# The Gluon kernels of selective_scan: in spans, and whole with chunks enough that every place is filled again.
+GLUON: list[Case] = [
+    case("gluon_8", (1, 70, 128, 8), given={"z"}, dtype="float16", return_final_state=True),
+    case("gluon_16", (1, 140, 64, 16), given=MAMBA),
+    case("gluon_16_groups", (1, 70, 128, 16), groups=2, dtype="float32", **ALL),
+    case("gluon_32", (1, 200, 32, 32), given=MAMBA),
+    case("gluon_64", (1, 270, 32, 64), **ALL),
+    case("gluon_packed", (1, 180, 64, 16), cu_seqlens=(3, 4, 4, 80, 170), **ALL),
+]
+
+
+def cases(op: str) -> list[Case]:
+    """The calls of an op."""
+    return [room(op).case(name) for name in NAMED[op]] + (GLUON if op == "selective_scan" else [])
+
+
+def run(op: str, case: Case) -> None:
+    """Forward and backward; inputs are drawn on the CPU, so that few kernels run that are not the op's."""
+    inputs, gradients = drawn(room(op), case, "cpu", seed=0)
+    given: dict[str, Any] = {name: tensor.cuda() for name, tensor in inputs.items()}
+    results = call(room(op).torch, given, options(case), [gradient.cuda() for gradient in gradients])
+    torch.cuda.synchronize()
+    for name, result in results.items():
+        assert result.cpu().isfinite().all(), f"{op}, {case.name}: {name} is not finite"
+
+
+if __name__ == "__main__":
+    for op in sys.argv[1:] or NAMES:
+        for one in cases(op):
+            run(op, one)
+            if one in GLUON:
+                with room(op).structures[WHOLE]():
+                    forget_plans()
+                    run(op, one)
+                forget_plans()
+            print(f"ran {op} {one.name}", flush=True)
+    print("finished", flush=True)

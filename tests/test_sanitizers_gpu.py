@@ -1,0 +1,82 @@
+"""Every kernel under compute-sanitizer's memcheck and racecheck, in small calls."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from retrograd.ops.rooms import NAMES
+from retrograd.testing import sanitizer
+from retrograd.testing.sanitizer import Findings, Tool
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(sanitizer.find() is None, reason="compute-sanitizer is not on this machine"),
+]
+
+TESTS = Path(__file__).parent
+CALLS = TESTS / "sanitized.py"
+KERNELS = TESTS / "sanitizer_kernels.py"
+KNOWN = sanitizer.known_hazards(TESTS / "known_hazards.toml")
+AT_ONCE = 4  # processes on the GPU
+
+
+@cache
+def everything() -> dict[tuple[Tool, str], Findings]:
+    """What each tool reports of the calls of each op, which have been compiled before."""
+    runs: list[tuple[Tool, str]] = [(tool, op) for tool in ("racecheck", "memcheck") for op in reversed(NAMES)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(compiled, NAMES))
+        return dict(zip(runs, pool.map(lambda one: sanitizer.run(one[0], CALLS, [one[1]]), runs), strict=True))
+
+
+def compiled(op: str) -> None:
+    subprocess.run([sys.executable, CALLS, op], env=sanitizer.environment(), check=True)
+
+
+@cache
+def of_kernel(name: str) -> Findings:
+    """What racecheck reports of one of the kernels that show how far it sees."""
+    return sanitizer.run("racecheck", KERNELS, [name])
+
+
+@pytest.mark.parametrize("op", NAMES)
+def test_no_kernel_reaches_beyond_an_array(op: str) -> None:
+    found = everything()["memcheck", op]
+    assert found.finished, found.text[-3000:]
+    assert not found.errors, "\n\n".join(found.errors)
+
+
+@pytest.mark.parametrize("op", NAMES)
+def test_accesses_to_shared_memory_are_ordered_but_for_those_whose_barrier_the_tool_does_not_see(op: str) -> None:
+    found = everything()["racecheck", op]
+    assert found.finished, found.text[-3000:]
+    assert not found.errors, "\n\n".join(found.errors)
+    unknown = [str(race) for race in found.races if not any(known.covers(race) for known in KNOWN)]
+    assert not unknown, "\n".join(unknown)
+
+
+def test_hazards_are_known_only_where_the_tool_objects_to_a_correct_kernel_too() -> None:
+    reported = any(race for op in NAMES for race in everything()["racecheck", op].races)
+    correct = [of_kernel(name) for name in ("handed_over", "relayed", "captured")]
+    assert all(found.finished for found in correct)
+    assert not reported or any(found.races for found in correct)
+
+
+@pytest.mark.parametrize("name", ["one_group", "copies_of_rounded"])
+def test_the_tool_accepts_what_a_barrier_of_the_block_orders(name: str) -> None:
+    found = of_kernel(name)
+    assert found.finished, found.text[-3000:]
+    assert not found.races
+
+
+@pytest.mark.parametrize("name", ["not_ordered", "copies"])
+def test_the_tool_finds_a_race(name: str) -> None:
+    found = of_kernel(name)
+    assert found.finished, found.text[-3000:]
+    assert found.races
