@@ -78,7 +78,7 @@ class Good(Pasted):
 
 
 def as_in_float32(op: Room, case: Case, inputs: Arrays, gradients: list[Tensor], exact: Arrays) -> Arrays:
-    """What sets the budget in float64, where the reference makes no error: 2^-29 of the one that it makes in float32."""
+    """What sets the budget in float64, where the reference has no error: 2^-29 of its error in float32."""
 
     def narrow(tensor: Tensor) -> Tensor:
         dtype = torch.complex64 if tensor.is_complex() else torch.float32
