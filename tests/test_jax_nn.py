@@ -280,6 +280,23 @@ def test_the_gradient_of_the_embedding_is_the_sum_over_each_tokens_places(dtype:
     assert np.array_equal(pull_back(jnp.array(gradient, dtype))[0], expected)
 
 
+def test_forward_mode_through_the_embedding_is_refused() -> None:
+    weight, tokens = jnp.ones((5, 4)), jnp.array([0, 3])
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(lambda weight: embed(weight, tokens), (weight,), (weight,))
+
+
+def test_a_gradient_through_the_embedding_has_a_gradient() -> None:
+    weight, tokens = jax.random.normal(jax.random.key(0), (5, 4)), jnp.array([[0, 3], [3, 1]])
+
+    def penalty(rows: Callable[[jax.Array], jax.Array], weight: jax.Array) -> jax.Array:
+        return (jax.grad(lambda weight: (rows(weight) ** 3).sum())(weight) ** 2).sum()
+
+    found = jax.grad(partial(penalty, lambda weight: embed(weight, tokens)))(weight)
+    expected = jax.grad(partial(penalty, lambda weight: weight[tokens]))(weight)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_a_token_outside_of_the_vocabulary_gives_nan_from_there_on() -> None:
     params = nn.init(jax.random.key(0), ONE)
     tokens = jnp.array([[1, 2, ONE.padded_vocab_size, 3], [1, 2, -1, 3], [1, 2, 3, 4]])

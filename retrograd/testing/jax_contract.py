@@ -113,9 +113,12 @@ def meshed(room: Room, case: Case) -> Function:
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     whole = jax.sharding.NamedSharding(mesh, SHARED)
 
+    def has_rows(name: str) -> bool:
+        return batch_axis(room, case, name) == 0 and len(case.inputs[name].shape) > 1
+
     def given(first: jax.Array, **rest: jax.Array) -> Any:
         names = tuple(case.inputs)
-        own = {name: rows if batch_axis(room, case, name) == 0 else whole for name in names}
+        own = {name: rows if has_rows(name) else whole for name in names}
         put = {name: jax.device_put(array, own[name]) for name, array in {names[0]: first, **rest}.items()}
         return function(put.pop(names[0]), **put)
 

@@ -129,7 +129,7 @@ def language_model(
         ValueError, TypeError: naming the argument, what was expected and what came.
 
     Products of float32 have the precision of `jax.default_matmul_precision`. The embedding's gradient has sums of a
-    fixed order, as those of the ops.
+    fixed order, as those of the ops; for it JAX refuses forward mode (`jax.jvp`). Gradients of gradients are there.
 
     Source: Gu and Dao, Mamba (2023), section 3.4 and appendix E.2.
 
