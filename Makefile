@@ -40,7 +40,7 @@ oldest: .oldest/installed
 
 .oldest/installed: pyproject.toml tests/floors.py .venv/installed
 	rm -rf .oldest
-	$(BIN)/pip install --quiet --target .oldest $$($(BIN)/python tests/floors.py)
+	$(BIN)/pip install --quiet --no-warn-conflicts --target .oldest $$($(BIN)/python tests/floors.py)
 	touch $@
 
 # The kernels have to compile with the newest Triton too.

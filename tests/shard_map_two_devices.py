@@ -3,31 +3,66 @@
 from __future__ import annotations
 
 import os
-import sys
+from collections.abc import Callable
+from typing import Any
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from retrograd.jax import rms_norm
+from retrograd.jax import causal_conv1d, linear_scan, nn, rms_norm, selective_scan
+
+ROWS, WHOLE = PartitionSpec("data"), PartitionSpec()
+CONFIG = nn.MambaConfig(d_model=8, n_layer=1, vocab_size=11, d_state=4)
 
 
-def main(check_vma: bool) -> None:
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    x, dy = jax.random.normal(jax.random.key(0), (2, 8, 64))
-    weight = jax.random.normal(jax.random.key(1), (64,))
-    rows, whole = PartitionSpec("data"), PartitionSpec()
-    sharded = jax.shard_map(rms_norm, mesh=mesh, in_specs=(rows, whole), out_specs=rows, check_vma=check_vma)
-    found, expected = (
-        jax.jit(jax.grad(lambda x, weight, f=f: (f(x, weight) * dy).sum(), (0, 1)))(x, weight)
-        for f in (sharded, rms_norm)
-    )
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+def drawn(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def functions() -> dict[str, tuple[Callable[..., jax.Array], list[Any], int]]:
+    """(a function, its arguments, how many of them have rows, which are the first)."""
+    x, dt, matrix = drawn(0, 4, 9, 8), drawn(1, 4, 9, 8), drawn(2, 4, 9, 4)
+    params, tokens = nn.init(jax.random.key(3), CONFIG), jnp.arange(36).reshape(4, 9) % 11
+    return {
+        "rms_norm": (rms_norm, [x, drawn(4, 8)], 1),
+        "linear_scan": (lambda b, a: linear_scan(jax.nn.sigmoid(a), b), [x, drawn(4, 1, 9, 8)], 1),
+        "causal_conv1d": (lambda x, w: causal_conv1d(x, w, activation="silu"), [x, drawn(4, 8, 3)], 1),
+        "selective_scan": (
+            lambda x, dt, B, A, D: selective_scan(x, dt, -jnp.exp(A), B, B, D=D, dt_softplus=True),
+            [x, dt, matrix, drawn(4, 8, 4), drawn(5, 8)],
+            3,
+        ),
+        "nn": (lambda tokens, params: nn.language_model(params, CONFIG, tokens), [tokens, params], 1),
+    }
+
+
+def in_shard_map(function: Callable[..., jax.Array], rows: int, arguments: list[Any], mesh: Mesh) -> Any:
+    specs = tuple(ROWS if place < rows else WHOLE for place in range(len(arguments)))
+    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=ROWS)
+
+
+def main() -> None:
+    auto, explicit = (jax.make_mesh((2,), ("data",), axis_types=(kind,)) for kind in (AxisType.Auto, AxisType.Explicit))
+    for name, (function, arguments, rows) in functions().items():
+        floats = tuple(place for place, argument in enumerate(arguments) if name != "nn" or place)
+
+        def gradients(function: Callable[..., jax.Array], floats: tuple[int, ...] = floats) -> Any:
+            return jax.jit(jax.grad(lambda *given: function(*given).var(), floats))
+
+        expected = gradients(function)(*arguments)
+        mapped = gradients(in_shard_map(function, rows, arguments, auto))(*arguments)
+        with jax.set_mesh(explicit):
+            spread = [jax.device_put(a, ROWS if place < rows else WHOLE) for place, a in enumerate(arguments)]
+            meshed = gradients(function)(*spread)
+        for way, found in (("shard_map", mapped), ("explicit mesh", meshed)):
+            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6, err_msg=f"{name}, {way}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] == "True")
+    main()

@@ -15,7 +15,7 @@ from parameters import CASE, FEW, SMALL, each_case
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
-from retrograd.testing import contract, jax_contract
+from retrograd.testing import contract, jax_contract, jax_derivatives
 from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.jax_contract import TRANSFORMS
 from retrograd.testing.verify import run
@@ -44,9 +44,17 @@ def test_an_exported_call_keeps_the_error_budget(room: Room, case: Case, device:
     jax_contract.check_export(room, case, device, seed)
 
 
-@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=FEW))
-def test_differentiating_a_gradient_is_refused(room: Room, case: Case, device: str, seed: int) -> None:
-    jax_contract.check_double_backward(room, case, device, seed)
+@pytest.mark.parametrize((*CASE, "road"), each_case(cpu=SMALL, cuda=SMALL, only=FEW, each=jax_derivatives.roads_of))
+def test_forward_mode_and_second_derivatives_are_those_of_the_definition(
+    room: Room, case: Case, device: str, road: str, seed: int
+) -> None:
+    jax_derivatives.check_road(room, case, road, device, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize((*CASE, "road"), each_case(*jax_derivatives.ROADS, cpu=SMALL, cuda=(), only=FEW))
+def test_so_are_they_on_every_road(room: Room, case: Case, device: str, road: str, seed: int) -> None:
+    jax_derivatives.check_road(room, case, road, device, seed)
 
 
 def has_kernels(room: Room, case: Case) -> bool:
@@ -60,8 +68,7 @@ def test_both_frameworks_run_the_same_kernels_to_the_same_bits(room: Room, case:
     assert_same_bits(jax_result, torch_result, f"{room.name}, {case.name}: JAX and PyTorch")
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_shard_map_over_rows_gives_the_gradients_of_the_whole(check_vma: bool) -> None:
+def test_rows_on_two_devices_have_the_gradients_of_the_whole_in_shard_map_and_on_an_explicit_mesh() -> None:
     script = Path(__file__).parent / "shard_map_two_devices.py"
-    result = subprocess.run([sys.executable, script, str(check_vma)], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]

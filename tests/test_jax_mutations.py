@@ -17,6 +17,7 @@ from retrograd.jax import rms_norm
 from retrograd.ops.rms_norm.room import ROOM
 from retrograd.testing import contract, jax_contract
 from retrograd.testing.jax_contract import TRANSFORMS
+from retrograd.testing.jax_derivatives import ROADS, check_road
 
 CASE = ROOM.case("plain_fp32")
 SEED = 7
@@ -74,9 +75,30 @@ def test_an_export_with_another_eps() -> None:
         jax_contract.check_export(room(lambda x, weight: rms_norm(x, weight, eps=2e-6)), CASE, "cpu", SEED)
 
 
-def test_a_second_derivative_that_is_not_refused() -> None:
-    def twice(x: Any, weight: Any) -> Any:
-        return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
+@pytest.mark.parametrize("road", [road for road in ROADS if road != "forward"])
+def test_second_derivatives_of_zero(road: str) -> None:
+    @jax.custom_jvp
+    def once(x: Any, weight: Any) -> Any:
+        return rms_norm(x, weight)
+
+    @once.defjvp
+    def derivative(primals: Any, tangents: Any) -> Any:
+        return rms_norm(*primals), jax.jvp(rms_norm, tuple(map(jax.lax.stop_gradient, primals)), tangents)[1]
+
+    check_road(ROOM, CASE, road, "cpu", SEED)
+    with pytest.raises(AssertionError):
+        check_road(room(once), CASE, road, "cpu", SEED)
+
+
+def test_a_tangent_of_the_wrong_sign() -> None:
+    @jax.custom_jvp
+    def turned(x: Any, weight: Any) -> Any:
+        return rms_norm(x, weight)
+
+    @turned.defjvp
+    def derivative(primals: Any, tangents: Any) -> Any:
+        y, tangent = jax.jvp(rms_norm, primals, tangents)
+        return y, -tangent
 
     with pytest.raises(AssertionError):
-        jax_contract.check_double_backward(room(twice), CASE, "cpu", SEED)
+        check_road(room(turned), CASE, "forward", "cpu", SEED)

@@ -11,15 +11,18 @@ import torch
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
-from retrograd.core.cases import Case
+from retrograd.core.cases import Case, Tensor
 from retrograd.core.op import Param
 from retrograd.core.xp import jax_namespace, torch_namespace
 from retrograd.ops.linear_scan import plan, portable, reference
+from retrograd.ops.linear_scan.cases import case as named
 from retrograd.ops.linear_scan.op import OP
 from retrograd.ops.linear_scan.room import ROOM
 from retrograd.ops.linear_scan.torch_op import linear_scan
+from retrograd.testing import contract
 from retrograd.testing.draw import draw
 from retrograd.testing.resources import resources
+from retrograd.testing.verify import Framework
 
 OPTIONS = {"reverse": False, "return_final_state": False}
 COMPILED = ("plain", "fp32_decay", "states", "long", "packed_long", "shared_both", "complex", "packed_complex")
@@ -127,3 +130,12 @@ def test_tiles_do_not_depend_on_how_many_or_how_long_sequences_are(case: Case) -
             param = Param((B, T, D), "float32")
             tiles.add(which(OP.spec({"a": param, "b": param}, OPTIONS)))
         assert len(tiles) == 1
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_errors_do_not_add_up_along_a_sequence_that_remembers_thousands_of_steps(
+    framework: Framework, seed: int
+) -> None:
+    shape = (1, 3000, 16)
+    remembers = named("remembers", shape, decay=Tensor(shape, "float32", mean=0.9997, std=0.0))
+    contract.check_errors(ROOM, remembers, "cpu", seed, framework)

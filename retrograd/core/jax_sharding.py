@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .jax_arguments import params_of
 from .op import Op
@@ -33,10 +33,10 @@ def vary_over(axes: frozenset[str], array: Any) -> Any:
     return jax.lax.pcast(array, more, to="varying") if more else array
 
 
-def explicit(array: Any) -> PartitionSpec:
-    """How an array is sharded over explicit axes of a mesh; empty where it is not."""
-    spec = getattr(array, "aval", array).sharding.spec
-    return spec if any(part is not None for part in spec) else PartitionSpec()
+def explicit(array: Any) -> NamedSharding | None:
+    """How an array is sharded over explicit axes of a mesh; None where it is not."""
+    sharding: NamedSharding = getattr(array, "aval", array).sharding
+    return sharding if any(sharding.spec) else None
 
 
 def by_rows(op: Op, spec: Any, arrays: Mapping[str, Any], call: Callable[..., Any]) -> Any:
@@ -49,23 +49,26 @@ def by_rows(op: Op, spec: Any, arrays: Mapping[str, Any], call: Callable[..., An
     if not sharded:
         return call(spec, *arrays.values())
     rows = next(iter(op.folds(spec, 1))).axes
-    axes = next(iter(sharded.values()))[0]
+    first = next(iter(sharded.values()))
+    mesh, split = first.mesh, PartitionSpec(first.spec[0])
     for name, own in sharded.items():
-        alike = axes is not None and own[0] == axes and not any(own[1:])
+        alike = first.spec[0] is not None and own.spec[0] == first.spec[0] and not any(own.spec[1:])
         if not alike or name not in rows or arrays[name].ndim < 2:
             raise bad_sharding(op.name, name, own)
-    split = PartitionSpec(axes)
     specs = tuple(split if name in rows else PartitionSpec() for name in arrays)
-    given = [a if a is None else jax.sharding.reshard(a, s) for a, s in zip(arrays.values(), specs, strict=True)]
+    given = [
+        None if array is None else jax.sharding.reshard(array, NamedSharding(mesh, spec))
+        for array, spec in zip(arrays.values(), specs, strict=True)
+    ]
     options = {name: getattr(spec, name) for name in op.options}
 
     def part(*own: Any) -> Any:
         return call(op.spec(params_of(dict(zip(op.arguments, own, strict=True))), options), *own)
 
-    return jax.shard_map(part, in_specs=specs, out_specs=split)(*given)
+    return jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=split)(*given)
 
 
-def bad_sharding(op: str, name: str, sharded: PartitionSpec) -> ValueError:
+def bad_sharding(op: str, name: str, own: NamedSharding) -> ValueError:
     """An array that is sharded over explicit axes of a mesh, but not along its rows alone."""
     expected = "its first axis alone sharded, and alike in all arrays; within jax.shard_map it may be cut in any way"
-    return ValueError(f"{op}: {name} is sharded as {sharded}, expected {expected}")
+    return ValueError(f"{op}: {name} is sharded as {own.spec}, expected {expected}")

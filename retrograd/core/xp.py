@@ -30,6 +30,10 @@ class Namespace:
     multiply: Callable[[Any, Any], Any]  # of complex numbers too; real ones and complex by real have `*`
     conj: Callable[[Any], Any]
     complex: Callable[[Any, Any], Any]  # from real and imaginary part; `.real` and `.imag` take it apart
+    # wide(x): real numbers of which `*`, `+` and `-` keep at least 10 bits more, but for float64, which stays;
+    # narrow(wide, dtype): rounded, and what the rounding lost, or 0 where that is not finite.
+    wide: Callable[[Any], Any]
+    narrow: Callable[[Any, str], tuple[Any, Any]]
     moveaxis: Callable[[Any, int, int], Any]
     broadcast_to: Callable[[Any, tuple[int, ...]], Any]
     concat: Callable[[Sequence[Any], int], Any]
@@ -72,6 +76,8 @@ def torch_namespace() -> Namespace:
         multiply=_torch_multiply,
         conj=lambda x: x.conj().resolve_conj(),
         complex=torch.complex,
+        wide=lambda x: x.double(),
+        narrow=_torch_narrow,
         moveaxis=torch.moveaxis,
         broadcast_to=lambda x, shape: x.expand(shape),
         concat=lambda xs, axis: torch.cat(list(xs), axis),
@@ -145,6 +151,13 @@ def _torch_multiply(x: Any, y: Any) -> Any:
     return torch.complex(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
 
 
+def _torch_narrow(wide: Any, dtype: str) -> tuple[Any, Any]:
+    import torch
+
+    rounded = wide.to(getattr(torch, dtype))
+    return rounded, torch.where(rounded.isfinite(), wide - rounded, 0).to(rounded.dtype)
+
+
 def _torch_sigmoid(x: Any) -> Any:
     # On a CPU, torch.sigmoid computes what is left over after whole vectors in another way, so that its last bit
     # depends on where in the array an element lies; exp does not.
@@ -182,6 +195,7 @@ def jax_namespace() -> Namespace:
     import jax.numpy as jnp
 
     from .jax_sharding import vary_over, varying
+    from .pair import Pair
 
     return Namespace(
         astype=lambda x, dtype: x.astype(dtype),
@@ -201,6 +215,8 @@ def jax_namespace() -> Namespace:
         multiply=jnp.multiply,
         conj=jnp.conj,
         complex=jax.lax.complex,
+        wide=lambda x: Pair(x, jnp.zeros_like(x)),
+        narrow=_jax_narrow,
         moveaxis=jnp.moveaxis,
         broadcast_to=jnp.broadcast_to,
         concat=lambda xs, axis: jnp.concatenate(list(xs), axis),
@@ -209,6 +225,12 @@ def jax_namespace() -> Namespace:
         scan=lambda step, carry, xs, reverse: jax.lax.scan(step, carry, xs, reverse=reverse),
         recurrence=_jax_recurrence,
     )
+
+
+def _jax_narrow(wide: Any, dtype: str) -> tuple[Any, Any]:
+    import jax.numpy as jnp
+
+    return wide.high, jnp.where(jnp.isfinite(wide.high), wide.low, 0)
 
 
 def _jax_recurrence(decay: Any, added: Any, h: Any, reverse: bool) -> Any:

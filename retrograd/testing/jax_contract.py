@@ -23,8 +23,10 @@ from .budget import FEW_DRAWS, SLACK, draws_for
 from .compare import assert_within_budget
 from .contract import drawn
 from .draw import Function, differentiable, draw, plain_and_exact
+from .parts import batch_axis
 
 EXAMPLES = 3  # in a vmapped batch
+SHARED = jax.sharding.PartitionSpec()
 
 
 def check_transformed(room: Room, case: Case, transform: str, device: str, seed: int) -> None:
@@ -33,7 +35,8 @@ def check_transformed(room: Room, case: Case, transform: str, device: str, seed:
     draws = []
     for i in range(min(draws_for(case), FEW_DRAWS)):
         inputs, gradients = drawn(room, case, device, seed * 1000 + i)
-        made, found = both([jax_call.to_jax(t) for t in inputs.values()], [jax_call.to_jax(g) for g in gradients])
+        with jax.disable_jit(transform == "unjitted"):
+            made, found = both([jax_call.to_jax(t) for t in inputs.values()], [jax_call.to_jax(g) for g in gradients])
         draws.append(
             (
                 jax_call.named(made, jax_call.wanted(inputs), found, gradients[0].device),
@@ -80,16 +83,21 @@ def scanned(room: Room, case: Case) -> Function:
     return jitted
 
 
+def unjitted(room: Room, case: Case) -> Function:
+    """No transformation, to be run under `jax.disable_jit`."""
+    return with_options(room, case)
+
+
 def sharded(room: Room, case: Case) -> Function:
-    """In `shard_map` over a mesh of one device."""
+    """In `shard_map` over a mesh of one device, which has all rows of the first argument; it shares the others."""
     mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:1])
-    spec = jax.sharding.PartitionSpec()
     names = tuple(case.inputs)
+    specs = tuple(jax.sharding.PartitionSpec("data") if name == names[0] else SHARED for name in names)
 
     def positional(*arrays: jax.Array) -> Any:
         return jax_call.outputs(room.jax(), names, arrays, case.options)
 
-    mapped = jax.shard_map(positional, mesh=mesh, in_specs=spec, out_specs=spec)
+    mapped = jax.shard_map(positional, mesh=mesh, in_specs=specs, out_specs=specs[0])
 
     def given(first: jax.Array, **rest: jax.Array) -> Any:
         return mapped(first, *(rest[name] for name in names[1:]))  # jit sorts them
@@ -98,7 +106,24 @@ def sharded(room: Room, case: Case) -> Function:
     return jitted
 
 
-TRANSFORMS = {function.__name__: function for function in (eager, checkpointed, scanned, sharded)}
+def meshed(room: Room, case: Case) -> Function:
+    """On a mesh of one device whose axis is explicit, along which the rows of the arguments lie."""
+    mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Explicit,), devices=jax.devices()[:1])
+    function = with_options(room, case)
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    whole = jax.sharding.NamedSharding(mesh, SHARED)
+
+    def given(first: jax.Array, **rest: jax.Array) -> Any:
+        names = tuple(case.inputs)
+        own = {name: rows if batch_axis(room, case, name) == 0 else whole for name in names}
+        put = {name: jax.device_put(array, own[name]) for name, array in {names[0]: first, **rest}.items()}
+        return function(put.pop(names[0]), **put)
+
+    jitted: Function = jax.jit(given)
+    return jitted
+
+
+TRANSFORMS = {function.__name__: function for function in (eager, unjitted, checkpointed, scanned, sharded, meshed)}
 
 
 def check_vmap(room: Room, case: Case, shared: bool, device: str, seed: int) -> None:
@@ -154,24 +179,3 @@ def check_export(room: Room, case: Case, device: str, seed: int) -> None:
         result = jax_call.named(exported.call(*arrays), (), (), gradients[0].device)
         draws.append((result, *plain_and_exact(room.reference, case, inputs, gradients, room.plain)))
     assert_within_budget(draws, f"{room.name}, {case.name}: exported")
-
-
-def check_double_backward(room: Room, case: Case, device: str, seed: int) -> None:
-    """Differentiating a gradient raises."""
-    inputs, gradients = drawn(room, case, device, seed)
-    both = jax_call.forward_and_backward(with_options(room, case), tuple(inputs), {})
-    came_in = [jax_call.to_jax(gradient) for gradient in gradients]
-
-    arrays = {name: jax_call.to_jax(tensor) for name, tensor in inputs.items()}
-
-    def penalty(given: dict[str, jax.Array]) -> jax.Array:
-        found = both([given.get(name, array) for name, array in arrays.items()], came_in)[1]
-        return sum((jnp.sum(g.real.astype(jnp.float32)) for g in found), jnp.zeros(()))
-
-    try:
-        jax.grad(penalty)({name: arrays[name] for name in jax_call.wanted(inputs)})
-    except (NotImplementedError, TypeError) as error:
-        if "differentiat" in str(error).lower():
-            return
-        raise AssertionError(f"{room.name}, {case.name}: the error does not say what is refused: {error}") from error
-    raise AssertionError(f"{room.name}, {case.name}: a gradient was differentiated")

@@ -19,7 +19,9 @@ def embed(weight: Float[Array, "V d"], tokens: Int[Array, " *batch"]) -> Float[A
     sums the rows of each by `linear_scan`, in float32 at least. It has reverse mode alone.
     """
     if sharded := explicit(tokens):
-        return jax.shard_map(embed, in_specs=(PartitionSpec(), sharded), out_specs=sharded)(weight, tokens)
+        specs = (PartitionSpec(), sharded.spec)
+        made: Array = jax.shard_map(embed, mesh=sharded.mesh, in_specs=specs, out_specs=sharded.spec)(weight, tokens)
+        return made
     rows: Array = _embed(*vary_alike((weight, tokens)))
     return rows
 

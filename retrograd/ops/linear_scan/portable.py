@@ -1,8 +1,9 @@
 """The linear scan without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
 
 Time is cut into chunks of CHUNK steps from where the recurrence begins. First all chunks go side by side, step by step,
-from a state of zero, with the product of their decays; then one short scan carries the state from chunk to chunk. The
-chunks of a packed sequence are its own, so it has the same bits packed as alone.
+from a state of zero; then one short scan carries the state from chunk to chunk, with the products of their decays; and
+then all chunks go again, from the states that enter them. The chunks of a packed sequence are its own, so it has the
+same bits packed as alone.
 """
 
 from __future__ import annotations
@@ -60,33 +61,45 @@ def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: froze
 
 def scan(xp: Namespace, chunks: _Chunks, a: Number, b: Number, state: Number) -> tuple[Number, Number]:
     """All states (B, T, D) and the last ones (sequences, D), from the first ones."""
-    # (size, sequences, chunks, D); a step behind the end is the identity.
+    # (size, B, chunks, D); a step behind the end is the identity.
     a = tuple(chunks.cut(xp, x, 1 - i) for i, x in enumerate(a))
     b = tuple(chunks.cut(xp, x, 0) for x in b)
+    h = tuple(chunks.starts(xp, x) for x in state)
+    if chunks.time > chunks.size:
+        h = entering(xp, chunks, a, b, h)
+
+    def step(h: Any, x: Any) -> Any:
+        h = _add(_multiply(x[: len(a)], h), x[len(a) :])
+        return h, h
+
+    last, h = xp.scan(step, tuple(xp.moveaxis(x, 0, 1) for x in h), (*a, *b), False)
+    return tuple(chunks.join(xp, x) for x in h), tuple(chunks.ends(xp, xp.moveaxis(x, 1, 0)) for x in last)
+
+
+def entering(xp: Namespace, chunks: _Chunks, a: Number, b: Number, initial: Number) -> Number:
+    """The state that enters each chunk (chunks, B, D), from those that enter their sequences."""
     parts = len(a)
-    none = xp.zeros(b[0], tuple(b[0].shape[1:]), chunks.dtype)
+    none = (xp.zeros(b[0], tuple(b[0].shape[1:]), chunks.dtype),) * parts
 
     def step(carry: Any, x: Any) -> Any:
-        P, l, a, b = carry[:parts], carry[parts:], x[:parts], x[parts:]  # noqa: E741
-        carry = (*_multiply(P, a), *_add(_multiply(a, l), b))
-        return carry, carry
+        (P, left), (a, b) = ((y[:parts], y[parts:]) for y in (carry, x))
+        # What is rounded off the products adds up along all of time.
+        return (*_multiply(tuple(xp.wide(part) for part in a), P), *_add(_multiply(a, left), b)), ()
 
-    identity = (none + 1, *(none,) * (2 * parts - 1))
-    over, within = xp.scan(step, identity, (*a, *b), False)
+    one = tuple(xp.wide(x + (1 - i)) for i, x in enumerate(none))
+    made, _ = xp.scan(step, (*one, *none), (*a, *b), False)
+    P, lost = zip(*(xp.narrow(x, chunks.dtype) for x in made[:parts]), strict=True)
 
     def carry_over(carry: Any, x: Any) -> Any:
-        P, l, initial, first = x[:parts], x[parts : 2 * parts], x[2 * parts : -1], x[-1]  # noqa: E741
+        P, lost, l, initial, first = (*(x[i * parts : (i + 1) * parts] for i in range(4)), x[-1])  # noqa: E741
         H = _where(xp, first, initial, carry)
-        return _advance(xp, P, H, l), H
+        P, lost = (_unless_overflown(xp, part, H) for part in (P, lost))
+        return _add(_multiply(P, H), _add(_multiply(lost, H), l)), H
 
-    over = tuple(xp.moveaxis(x, 1, 0) for x in over)
-    first = chunks.firsts(xp, none)
-    initial = tuple(chunks.starts(xp, x) for x in state)
-    nothing = (xp.zeros(none, tuple(over[0].shape[1:]), chunks.dtype),) * parts
-    _, H = xp.scan(carry_over, nothing, (*over, *initial, first), False)
-    after = _advance(xp, over[:parts], H, over[parts:])
-    h = _advance(xp, within[:parts], tuple(xp.moveaxis(x, 0, 1)[None] for x in H), within[parts:])
-    return tuple(chunks.join(xp, x) for x in h), tuple(chunks.ends(xp, x) for x in after)
+    over = tuple(xp.moveaxis(x, 1, 0) for x in (*P, *lost, *made[parts:]))
+    nothing = tuple(xp.zeros(x, tuple(x.shape[1:]), chunks.dtype) for x in initial)
+    _, H = xp.scan(carry_over, nothing, (*over, *initial, chunks.firsts(xp, none[0])), False)
+    return H
 
 
 def _multiply(x: Number, y: Number) -> Number:
@@ -107,12 +120,11 @@ def _where(xp: Namespace, condition: Any, x: Number, y: Number) -> Number:
     return tuple(xp.where(condition, a, b) for a, b in zip(x, y, strict=True))
 
 
-def _advance(xp: Namespace, P: Number, x: Number, l: Number) -> Number:  # noqa: E741
-    """P * x + l; where x is 0 a product P that has overflowed counts as 0, so that no state stays no state."""
-    # To select l where x is 0 would give the derivative with respect to x as 0 there, in place of P.
-    nothing = x[0] == 0 if len(x) == 1 else (x[0] == 0) & (x[1] == 0)
-    P = tuple(xp.where(nothing & (part - part != 0), 0, part) for part in P)
-    return _add(_multiply(P, x), l)
+def _unless_overflown(xp: Namespace, P: Number, H: Number) -> Number:
+    """P; 0 where it has overflowed and H is 0, so that no state stays no state."""
+    # To select a result where H is 0 would give the derivative with respect to H as 0 there, in place of P.
+    nothing = H[0] == 0 if len(H) == 1 else (H[0] == 0) & (H[1] == 0)
+    return tuple(xp.where(nothing & (part - part != 0), 0, part) for part in P)
 
 
 def _parts(spec: Spec, x: Any) -> Number:

@@ -1,0 +1,50 @@
+"""Numbers of JAX in more precision than they have: where float64 is switched off, float32 is all there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["high", "low"], meta_fields=[])
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The numbers `high + low`, `high` being the sum rounded.
+
+    Every product that is rounded off again from a sum is exact, so a compiler may fuse them and change nothing.
+    Source: Dekker, A floating-point technique for extending the available precision (1971).
+    """
+
+    high: Any
+    low: Any
+
+    def __mul__(self, other: Pair) -> Pair:
+        (a, b), (c, d) = _halves(self.high), _halves(other.high)
+        rest = a * d + b * c + b * d + (self.high * other.low + self.low * other.high)
+        return _rounded(a * c, rest)
+
+    def __add__(self, other: Pair) -> Pair:
+        total = self.high + other.high
+        part = total - self.high
+        lost = (self.high - (total - part)) + (other.high - part)
+        return _rounded(total, lost + (self.low + other.low))
+
+    def __sub__(self, other: Pair) -> Pair:
+        return self + Pair(-other.high, -other.low)
+
+
+def _rounded(high: Any, low: Any) -> Pair:
+    """The sum of two numbers of which the first is larger."""
+    total = high + low
+    return Pair(total, low - (total - high))
+
+
+def _halves(x: Any) -> tuple[Any, Any]:
+    """Two numbers whose sum is x, each of so few bits that a product of two of them is exact."""
+    info = jnp.finfo(x.dtype)
+    high = jax.lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=(info.nmant - 1) // 2)
+    return high, x - high
