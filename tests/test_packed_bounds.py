@@ -62,3 +62,13 @@ def test_where_nobody_looks_a_row_is_not_left(given: tuple[int, ...]) -> None:
     weight = jnp.ones((D, 4))
     expected = jax_conv(x, weight, cu_seqlens=jnp.array((0, 5, 9), jnp.int32))
     assert (jax_conv(x, weight, cu_seqlens=jnp.array(given, jnp.int32)) == expected).all()
+
+
+def test_a_packed_row_may_have_no_channels() -> None:
+    none = torch.zeros(1, T, 0, requires_grad=True)
+    h, state = linear_scan(none, none, cu_seqlens=numbers(2, 2, 5), return_final_state=True)
+    h.sum().backward()
+    assert h.shape == none.shape
+    assert state.shape == (2, 0)
+    assert none.grad is not None
+    assert none.grad.shape == none.shape
