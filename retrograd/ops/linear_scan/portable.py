@@ -279,11 +279,11 @@ class _Packed(_Chunks):
         if self.time == 0:
             x = xp.zeros(x, (1, 1, D), self.dtype)
         x = xp.where(self.exists[:, None], x[0][self.times], xp.zeros(x, (1, D), self.dtype) + other)
-        return xp.moveaxis(xp.reshape(x, (1, -1, self.size, D)), 2, 0)
+        return xp.moveaxis(xp.reshape(x, (1, self.sequence.shape[0], self.size, D)), 2, 0)
 
     def join(self, xp: Namespace, x: Any) -> Any:
         D = x.shape[-1]
-        return self.clear(xp, xp.reshape(xp.moveaxis(x, 0, 2), (-1, D))[self.places][None])
+        return self.clear(xp, xp.reshape(xp.moveaxis(x, 0, 2), (self.exists.shape[0], D))[self.places][None])
 
     def clear(self, xp: Namespace, x: Any) -> Any:
         return xp.where(self.inside[:, None], x, 0)
