@@ -23,6 +23,8 @@ pytestmark = pytest.mark.compile
 # Architectures -> tags of the cases whose binaries are built in every run; the others are `slow`.
 QUICK = {"sm_90": {"strided", "bench"}}
 QUICK_ELSEWHERE = {"bench"}
+# Of kernels that Triton takes minutes for, those of these cases and of the benchmarks.
+TAKES_LONG = {"scan_tiles": {"states"}}
 
 
 def each_binary() -> list[Any]:
@@ -37,7 +39,8 @@ def each_binary() -> list[Any]:
                     if binary not in found:
                         label = f"{name}-{room.name}-{case.name}-{launch.kernel.__name__}-{len(found)}"
                         found[binary] = (name, program, launch, label)
-                    if case.tags & QUICK.get(name, QUICK_ELSEWHERE):
+                    few = TAKES_LONG.get(launch.kernel.__name__, {case.name})
+                    if case.tags & (QUICK.get(name, QUICK_ELSEWHERE) if case.name in few else QUICK_ELSEWHERE):
                         quick.add(binary)
     return [
         pytest.param(*given, id=label, marks=() if binary in quick else pytest.mark.slow)

@@ -71,11 +71,11 @@ def test_a_binary_that_depends_on_the_number_of_rows(field: str) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
-def test_a_kernel_that_spills(arch: str) -> None:
+@pytest.mark.parametrize(("arch", "N"), [("sm_90", 4_096), ("gfx942", 16_384)])
+def test_a_kernel_that_spills(arch: str, N: int) -> None:
     (program, launch), *_ = programs.launches(ROOM, ROOM.case("gpu_prenorm"), SUPPORTED[arch])
     assert resources(build(launch, program.arrays, SUPPORTED[arch])).spills == 0
-    crowded = replace(launch, num_warps=1, constants={**launch.constants, "N": 32_768, "BLOCK_N": 32_768, "ROWS": 1})
+    crowded = replace(launch, num_warps=1, constants={**launch.constants, "N": N, "BLOCK_N": N, "ROWS": 1})
     found = resources(build(crowded, program.arrays, SUPPORTED[arch]))
     assert found.spills > 0
     assert found.stack > 0

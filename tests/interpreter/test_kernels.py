@@ -27,7 +27,7 @@ CASES: list[Any] = [
     for case in room.tagged("interpreter")
 ]
 # It makes no more draws of a case than these.
-MOST_DRAWS = 8
+MOST_DRAWS = 2
 each_case = pytest.mark.parametrize(("room", "case"), CASES)
 
 
