@@ -124,7 +124,7 @@ def rmsnorm_fwd(
             x, weight, bias, added, None, eps, weight_offset, None, False, True, out_dtype
         )
         s = (x if residual is None else s).to(dtype)
-    return out, s, rstd.squeeze(-1) if with_rstd else None
+    return out, s, rstd.view(x.shape[:-1]) if with_rstd else None
 
 
 def rmsnorm_bwd(
@@ -182,7 +182,7 @@ def rmsnorm_bwd(
     with torch.no_grad():
         ds, dw, db, *_ = torch.ops.retrograd.rms_norm_backward(
             dy=dout, dsum=dsum, x=x_, weight=w, bias=None, residual=None, gate=None,
-            y=None, sum=sum_, rstd=rstd.contiguous().unsqueeze(-1),
+            y=None, sum=sum_, rstd=rstd.contiguous().view(-1),
             **_shapes_and_dtypes(x=s, weight=w, bias=w if has_bias else None, residual=sum_, gate=None),
             wanted=[True, w is not None, has_bias, dsum is not None, False],
             eps=1e-6,  # it is in rstd already

@@ -39,10 +39,14 @@ def differentiates(tensors: Tensors) -> bool:
     return any(isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
-@torch.compiler.assume_constant_result  # the compiler has a guard of its own on it
 def _is_transformed() -> bool:
     """Whether a call is under any transform of `torch.func`."""
     return get_dynamic_layer_stack_depth() > 0
+
+
+# The compiler asks once, and has a guard of its own on it. This is the mark that `torch.compiler.assume_constant_result`
+# sets, which imports the compiler.
+_is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def results(op: Op, tensors: Tensors, options: Options) -> tuple[Tensor | None, ...]:

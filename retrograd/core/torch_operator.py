@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from .op import Call, Op, differentiable, gradient_names, gradients_of_results, saved_names
 from .torch_arguments import absent
+from .torch_flops import tell_flops
 from .torch_launch import DTYPES
 from .torch_pass import Options, Shapes, backward_pass, run_forward, spec_of, wanted_names
 
@@ -125,18 +125,18 @@ def register(op: Op) -> Operators:
     operator = getattr(torch.ops.retrograd, op.name)
     backward_operator = getattr(torch.ops.retrograd, f"{op.name}_backward")
 
-    @register_flop_formula(operator, get_raw=True)
-    def flops(*given: Any, out_val: Any = None) -> int:
+    def flops(*given: Any) -> int:
         params = [None if t is None else (t.shape, t.dtype) for t in given[:arguments]]
         count: int = spec_of(op, params, given[arguments:]).flops("fwd")
         return count
 
-    @register_flop_formula(backward_operator, get_raw=True)
-    def backward_flops(*given: Any, out_val: Any = None) -> int:
+    def backward_flops(*given: Any) -> int:
         params, _, options = told_of(given[len(reads) :])
         count: int = spec_of(op, params, options).flops("bwd")
         return count
 
+    tell_flops(operator, flops)
+    tell_flops(backward_operator, backward_flops)
     return Operators(operator, gradients_of)
 
 

@@ -21,7 +21,7 @@ CASES: list[Any] = [
         room,
         as_float16(case),
         id=f"{room.name}-{case.name}",
-        marks=() if room.stands_for_others(case) else pytest.mark.slow,
+        marks=() if room.stands_for_others(case) or not room.time_axis else pytest.mark.slow,
     )
     for room in rooms()
     for case in room.tagged("interpreter")
@@ -39,7 +39,7 @@ def those(only: Callable[[Room, Case], bool]) -> list[Any]:
 def quick(only: Callable[[Room, Case], bool]) -> list[Any]:
     """As `those`, but `slow` in rooms whose kernels go step by step: there the interpreter takes seconds a call."""
     return [
-        pytest.param(*p.values, id=p.id, marks=pytest.mark.slow if p.values[0].tagged("strided") else p.marks)
+        pytest.param(*p.values, id=p.id, marks=pytest.mark.slow if p.values[0].time_axis else p.marks)
         for p in those(only)
     ]
 

@@ -7,6 +7,7 @@ from typing import Any
 from retrograd.core.cases import Case, Tensor
 
 SMALL = frozenset({"test", "interpreter"})
+STRIDED = SMALL | {"strided"}
 TEST = frozenset({"test"})
 GPU = frozenset({"gpu"})
 
@@ -43,33 +44,33 @@ def case(
 
 
 TEST_CASES: list[Case] = [
-    case("plain", (4, 64), tags=SMALL),
+    case("plain", (4, 64), tags=STRIDED),
     case("plain_fp32", (3, 5, 48), dtype="float32", tags=SMALL),
     case("plain_fp16", (7, 32), dtype="float16", weight_dtype="float16", tags=SMALL),
     case("no_weight", (5, 40), weight=None, tags=SMALL),
     case("one_column", (6, 1), dtype="float32", eps=0.1, tags=SMALL),
     case("one_row", (100,), tags=SMALL),
-    case("odd_columns", (9, 67), tags=SMALL),
+    case("odd_columns", (9, 67), tags=STRIDED),
     case("bf16_weight", (4, 96), weight_dtype="bfloat16", tags=SMALL),
     case("gemma", (2, 3, 64), weight_offset=1.0, eps=1e-5, tags=SMALL),
     case("bias", (5, 33), bias=True, tags=SMALL),
     case("bias_alone", (5, 32), weight=None, bias=True, tags=SMALL),
     case("qk_norm", (2, 3, 4, 32), weight=(4, 32), tags=SMALL),
-    case("qk_norm_bias", (2, 5, 2, 16), weight=(2, 16), bias=True, dtype="float32", tags=SMALL),
+    case("qk_norm_bias", (2, 5, 2, 16), weight=(2, 16), bias=True, dtype="float32", tags=STRIDED),
     case("residual", (4, 64), residual="bfloat16", tags=SMALL),
     case("prenorm", (4, 64), residual="bfloat16", prenorm=True, tags=SMALL),
-    case("prenorm_fp32_stream", (4, 48), residual="float32", prenorm=True, tags=SMALL),
+    case("prenorm_fp32_stream", (4, 48), residual="float32", prenorm=True, tags=STRIDED),
     case("prenorm_narrow_stream", (4, 48), dtype="float32", residual="bfloat16", prenorm=True, tags=SMALL),
     case("prenorm_alone", (4, 48), prenorm=True, tags=SMALL),
     case("gate_before", (4, 64), gate="bfloat16", tags=SMALL),
-    case("gate_after", (4, 64), gate="bfloat16", norm_before_gate=True, bias=True, tags=SMALL),
+    case("gate_after", (4, 64), gate="bfloat16", norm_before_gate=True, bias=True, tags=STRIDED),
     case("gate_no_weight", (4, 40), gate="float32", weight=None, norm_before_gate=True, tags=SMALL),
     case("groups", (3, 5, 96), group_size=32, tags=SMALL),
-    case("mamba2", (2, 4, 96), gate="bfloat16", group_size=48, tags=SMALL),
+    case("mamba2", (2, 4, 96), gate="bfloat16", group_size=48, tags=STRIDED),
     case("mamba2_gate_after", (2, 4, 64), gate="float16", group_size=16, norm_before_gate=True, bias=True, tags=SMALL),
     case("out_fp32", (4, 64), out_dtype="float32", tags=SMALL),
     case("everything", (2, 3, 64), residual="float32", gate="bfloat16", bias=True, prenorm=True, group_size=32,
-         weight_offset=1.0, out_dtype="float16", tags=SMALL),
+         weight_offset=1.0, out_dtype="float16", tags=STRIDED),
     case("empty_rows", (0, 64), tags=SMALL),
     case("empty_batch_bias", (3, 0, 32), bias=True, residual="bfloat16", prenorm=True, tags=SMALL),
     case("hidden_768", (2, 37, 768)),
@@ -78,21 +79,21 @@ TEST_CASES: list[Case] = [
     case("many_rows", (1031, 128)),
     case("wide_8192", (5, 8192), dtype="float16"),
     case("looped_backward", (3, 20000)),
-    case("looped", (3, 40000), residual="bfloat16", prenorm=True, bias=True),
+    case("looped", (3, 40000), residual="bfloat16", prenorm=True, bias=True, tags=TEST | {"strided"}),
     case("widest", (2, 262144), dtype="float32"),
 ]  # fmt: skip
 
 GPU_CASES: list[Case] = [
     case("gpu_narrow", (40_000, 128), tags=GPU),
-    case("gpu_4096", (4_099, 4096), tags=GPU),
+    case("gpu_4096", (4_099, 4096), tags=GPU | {"strided"}),
     case("gpu_looped_gated", (129, 36_000), gate="bfloat16", tags=GPU),
-    case("gpu_qk_norm", (4, 1_021, 24, 128), weight=(24, 128), tags=GPU),
-    case("gpu_prenorm", (2_051, 5120), residual="float32", prenorm=True, tags=GPU),
+    case("gpu_qk_norm", (4, 1_021, 24, 128), weight=(24, 128), tags=GPU | {"strided"}),
+    case("gpu_prenorm", (2_051, 5120), residual="float32", prenorm=True, tags=GPU | {"strided"}),
     case("gpu_gated_8192", (515, 8192), gate="bfloat16", tags=GPU),
-    case("gpu_gated_5000", (300, 5000), gate="float16", dtype="float16", norm_before_gate=True, tags=GPU),
-    case("gpu_ring", (300, 20_000), tags=GPU),
+    case("gpu_gated_5000", (300, 5000), gate="float16", dtype="float16", norm_before_gate=True, tags=GPU | {"strided"}),
+    case("gpu_ring", (300, 20_000), tags=GPU | {"strided"}),
     case("gpu_ring_widest", (137, 32_768), dtype="float16", weight_dtype="float16", tags=GPU),
-    case("gpu_mamba2", (2_051, 4096), gate="bfloat16", group_size=512, tags=GPU),
+    case("gpu_mamba2", (2_051, 4096), gate="bfloat16", group_size=512, tags=GPU | {"strided"}),
 ]
 
 GRID_M = (4096, 8192, 16384, 32768, 65536)
