@@ -35,8 +35,8 @@ def vary_over(axes: frozenset[str], array: Any) -> Any:
 
 def explicit(array: Any) -> NamedSharding | None:
     """How an array is sharded over explicit axes of a mesh; None where it is not."""
-    sharding: NamedSharding = getattr(array, "aval", array).sharding
-    return sharding if any(sharding.spec) else None
+    sharding: NamedSharding | None = getattr(getattr(array, "aval", array), "sharding", None)  # numpy's have none
+    return sharding if sharding is not None and any(sharding.spec) else None
 
 
 def by_rows(op: Op, spec: Any, arrays: Mapping[str, Any], call: Callable[..., Any]) -> Any:
