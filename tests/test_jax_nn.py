@@ -506,7 +506,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a step's of another batch": (
         lambda: step(TOKENS[:1, 0], STATE),
         ValueError,
-        r"initial_state has shape \(2, 32, 3\), expected \(batch=1, channels=32, width-1=3\)",
+        r"causal_conv1d_update: state has shape \(2, 32, 3\), expected \(batch=1, channels=32, width-1=3\)",
     ),
     "packing of a batch": (lambda: forward(cu_seqlens=jnp.array([0, T], jnp.int32)), ValueError, "batch=1.*cu_seqlens"),
     "activations of integers": (lambda: forward(dtype=jnp.int32), TypeError, "x has dtype int32"),
