@@ -44,8 +44,8 @@ def _is_transformed() -> bool:
     return get_dynamic_layer_stack_depth() > 0
 
 
-# The compiler asks once, and has a guard of its own on it. `torch.compiler.assume_constant_result` sets this mark too, but
-# imports the compiler.
+# The compiler asks once, and has a guard of its own on it. `torch.compiler.assume_constant_result` sets this mark too,
+# but imports the compiler.
 _is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
