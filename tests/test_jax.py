@@ -10,11 +10,15 @@ import pytest
 
 pytest.importorskip("jax")
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from parameters import CASE, FEW, SMALL, each_case
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
+from retrograd.jax import linear_scan
 from retrograd.testing import contract, jax_contract, jax_derivatives
 from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.jax_contract import TRANSFORMS
@@ -55,6 +59,13 @@ def test_forward_mode_and_second_derivatives_are_those_of_the_definition(
 @pytest.mark.parametrize((*CASE, "road"), each_case(*jax_derivatives.ROADS, cpu=SMALL, cuda=(), only=FEW))
 def test_so_are_they_on_every_road(room: Room, case: Case, device: str, road: str, seed: int) -> None:
     jax_derivatives.check_road(room, case, road, device, seed)
+
+
+def test_a_state_of_zeros_moves_as_any_other() -> None:
+    a = jax.random.uniform(jax.random.key(0), (2, 200, 3), minval=0.9)
+    start = jnp.zeros((2, 3))
+    moved = jax.jvp(lambda h: linear_scan(a, jnp.zeros_like(a), initial_state=h), (start,), (start + 1,))[1]
+    np.testing.assert_allclose(moved, jnp.cumprod(a, 1), rtol=1e-5)
 
 
 def has_kernels(room: Room, case: Case) -> bool:
