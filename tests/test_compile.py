@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -20,9 +21,10 @@ from retrograd.testing.resources import resources
 pytestmark = pytest.mark.compile
 
 
-# Architectures -> tags of the cases whose binaries are built in every run; the others are `slow`.
-QUICK = {"sm_90": {"strided", "bench"}}
-QUICK_ELSEWHERE = {"bench"}
+# Every run builds the binaries of the cases with these tags for sm_90, and so many of each kernel for each of the other
+# architectures; the rest is `slow`.
+QUICK = {"strided", "bench"}
+ELSEWHERE = 3
 # Of kernels that Triton takes minutes for, those of these cases and of the benchmarks.
 TAKES_LONG = {"scan_tiles": {"states"}}
 
@@ -31,6 +33,7 @@ def each_binary() -> list[Any]:
     """(arch, program, launch): every binary that some case runs, once, under the name of the first such case."""
     found: dict[Any, tuple[str, Program, Launch, str]] = {}
     quick = set()
+    built: Counter[tuple[str, Any]] = Counter()
     for name, arch in SUPPORTED.items():
         for room in rooms():
             for case in room.cases:
@@ -40,8 +43,10 @@ def each_binary() -> list[Any]:
                         label = f"{name}-{room.name}-{case.name}-{launch.kernel.__name__}-{len(found)}"
                         found[binary] = (name, program, launch, label)
                     few = TAKES_LONG.get(launch.kernel.__name__, {case.name})
-                    if case.tags & (QUICK.get(name, QUICK_ELSEWHERE) if case.name in few else QUICK_ELSEWHERE):
+                    chosen = case.tags & (QUICK if case.name in few else {"bench"})
+                    if chosen and binary not in quick and (name == "sm_90" or built[name, launch.kernel] < ELSEWHERE):
                         quick.add(binary)
+                        built[name, launch.kernel] += 1
     return [
         pytest.param(*given, id=label, marks=() if binary in quick else pytest.mark.slow)
         for binary, (*given, label) in found.items()
