@@ -21,12 +21,12 @@ from retrograd.testing.resources import resources
 pytestmark = pytest.mark.compile
 
 
-# Every run builds the binaries of the cases with these tags for sm_90, and so many of each kernel for each of the other
-# architectures; the rest is `slow`.
-QUICK = {"strided", "bench"}
-ELSEWHERE = 3
-# Of kernels that Triton takes minutes for, those of these cases and of the benchmarks.
-TAKES_LONG = {"scan_tiles": {"states"}}
+# Tags of the cases whose binaries every run builds; the rest is `slow`.
+QUICK = {"sm_90": {"strided", "bench"}}
+QUICK_ELSEWHERE = {"bench"}
+ELSEWHERE = 3  # binaries of each kernel for each of the other architectures
+# Triton takes minutes for some binaries of these kernels: every run builds those of one case.
+TAKES_LONG = {"scan_tiles": "B8_T4096_D2048"}
 
 
 def each_binary() -> list[Any]:
@@ -42,9 +42,9 @@ def each_binary() -> list[Any]:
                     if binary not in found:
                         label = f"{name}-{room.name}-{case.name}-{launch.kernel.__name__}-{len(found)}"
                         found[binary] = (name, program, launch, label)
-                    few = TAKES_LONG.get(launch.kernel.__name__, {case.name})
-                    chosen = case.tags & (QUICK if case.name in few else {"bench"})
-                    if chosen and binary not in quick and (name == "sm_90" or built[name, launch.kernel] < ELSEWHERE):
+                    chosen = case.tags & QUICK.get(name, QUICK_ELSEWHERE)
+                    chosen = chosen and TAKES_LONG.get(launch.kernel.__name__, case.name) == case.name
+                    if chosen and binary not in quick and (name in QUICK or built[name, launch.kernel] < ELSEWHERE):
                         quick.add(binary)
                         built[name, launch.kernel] += 1
     return [
@@ -62,11 +62,19 @@ def test_a_kernel_keeps_its_registers_and_its_shared_memory(arch: str, program: 
     assert found.shared <= SUPPORTED[arch].shared_memory
 
 
+def takes_long(room: Room, case: Case) -> bool:
+    """Whether a case has a kernel that Triton takes long for, and is not its room's first."""
+    kernels = {launch.kernel.__name__ for _, launch in programs.launches(room, case, SUPPORTED["sm_90"])}
+    return case != room.cases[0] and not kernels.isdisjoint(TAKES_LONG)
+
+
 @pytest.mark.parametrize("arch", ["sm_90", pytest.param("gfx942", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("room", "case"),
     [
-        pytest.param(room, case, id=f"{room.name}-{case.name}")
+        pytest.param(
+            room, case, id=f"{room.name}-{case.name}", marks=pytest.mark.slow if takes_long(room, case) else ()
+        )
         for room in rooms()
         for case in filter(room.stands_for_others, room.tagged("test"))
         if len(case.inputs[room.arguments[0]].shape) > 1 and not is_packed(case)
