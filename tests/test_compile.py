@@ -42,8 +42,8 @@ def each_binary() -> list[Any]:
                     if binary not in found:
                         label = f"{name}-{room.name}-{case.name}-{launch.kernel.__name__}-{len(found)}"
                         found[binary] = (name, program, launch, label)
-                    chosen = case.tags & QUICK.get(name, QUICK_ELSEWHERE)
-                    chosen = chosen and TAKES_LONG.get(launch.kernel.__name__, case.name) == case.name
+                    chosen = bool(case.tags & QUICK.get(name, QUICK_ELSEWHERE))
+                    chosen &= TAKES_LONG.get(launch.kernel.__name__, case.name) == case.name
                     if chosen and binary not in quick and (name in QUICK or built[name, launch.kernel] < ELSEWHERE):
                         quick.add(binary)
                         built[name, launch.kernel] += 1
