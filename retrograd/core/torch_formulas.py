@@ -21,7 +21,7 @@ from torch._C._functorch import (
 from .errors import check_rising
 from .op import Call, Op
 from .torch_launch import DTYPES
-from .torch_pass import BackwardPass, Options, Tensors, no_autocast, spec_of
+from .torch_pass import BackwardPass, Options, Tensors, no_autocast, shapes_of, spec_of
 from .xp import differentiable_torch_namespace
 
 DIFFERENTIATE = (TransformType.Grad, TransformType.Jvp)
@@ -51,7 +51,7 @@ _is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def results(op: Op, tensors: Tensors, options: Options) -> tuple[Tensor | None, ...]:
     """The op's results, None where they are not there."""
-    spec = spec_of(op, [None if t is None else (t.shape, t.dtype) for t in tensors], options)
+    spec = spec_of(op, shapes_of(tensors), options)
     for name, limit in op.indices.items():
         numbers = tensors[op.arguments.index(name)]
         if numbers is not None and _seen(numbers):

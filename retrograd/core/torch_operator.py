@@ -19,7 +19,7 @@ from .op import Call, Op, differentiable, gradient_names, gradients_of_results, 
 from .torch_arguments import absent
 from .torch_flops import tell_flops
 from .torch_launch import DTYPES
-from .torch_pass import Options, Shapes, backward_pass, run_forward, spec_of, wanted_names
+from .torch_pass import Options, Shapes, backward_pass, run_forward, shapes_of, spec_of, wanted_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def register(op: Op) -> Operators:
         return tuple(absent(given[0]) if t is None else t for t in made)
 
     def fake(*given: Any) -> tuple[Tensor, ...]:
-        spec = spec_of(op, [None if t is None else (t.shape, t.dtype) for t in given[:arguments]], given[arguments:])
+        spec = spec_of(op, shapes_of(given[:arguments]), given[arguments:])
         return _empty(given[0], op.forward(spec), outputs, flat=op.kept)
 
     # A backward call: gradients of the results, arguments and outputs where they are saved, and what the spec says.
@@ -99,7 +99,7 @@ def register(op: Op) -> Operators:
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         given = inputs[:arguments]
-        ctx.params = [None if t is None else (t.shape, t.dtype) for t in given]
+        ctx.params = shapes_of(given)
         ctx.options = inputs[arguments:]
         saved = saved_names(op, op.backward(spec_of(op, ctx.params, ctx.options), differentiable(op)))
         ctx.names = (*gradients_of_results(op), *saved)
@@ -126,7 +126,7 @@ def register(op: Op) -> Operators:
     backward_operator = getattr(torch.ops.retrograd, f"{op.name}_backward")
 
     def flops(*given: Any) -> int:
-        params = [None if t is None else (t.shape, t.dtype) for t in given[:arguments]]
+        params = shapes_of(given[:arguments])
         count: int = spec_of(op, params, given[arguments:]).flops("fwd")
         return count
 

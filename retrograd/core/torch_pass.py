@@ -168,6 +168,11 @@ def wanted_names(op: Op, spec: Any, wanted: frozenset[str]) -> list[str | None]:
     return [made if name in wanted else None for name, made in zip(op.arguments, gradient_names(op, spec), strict=True)]
 
 
+def shapes_of(tensors: Tensors) -> Shapes:
+    """Shape and dtype of each tensor, None where it is absent."""
+    return [None if t is None else (t.shape, t.dtype) for t in tensors]
+
+
 def spec_of(op: Op, shapes: Shapes, options: Options) -> Any:
     """The checked call."""
     params: Params = {
