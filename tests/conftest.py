@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,15 @@ def seed(request: pytest.FixtureRequest) -> int:
     drawn = random.SystemRandom().randrange(10**6) if given is None else given
     print(f"inputs drawn from --seed {drawn}")
     return drawn
+
+
+@pytest.fixture
+def large_arrays() -> Iterator[None]:
+    """For tests of arrays of many gigabytes: the memory goes back, since other processes may share the GPU."""
+    import torch
+
+    yield
+    torch.cuda.empty_cache()
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

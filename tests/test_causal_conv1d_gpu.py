@@ -13,7 +13,7 @@ from retrograd.ops.causal_conv1d.torch_op import causal_conv1d
 from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import Arrays, call, normal
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("large_arrays")]
 
 D, W = 4096, 4
 STEPS = (2**31 + 2**20) // D

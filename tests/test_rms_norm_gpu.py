@@ -11,7 +11,7 @@ from retrograd.ops.rms_norm import reference
 from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import Arrays, call, normal
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("large_arrays")]
 
 N = 4096
 ROWS = (2**31 + 2**20) // N

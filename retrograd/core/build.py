@@ -49,9 +49,8 @@ def signature(launch: Launch, arrays: dict[str, Array]) -> Signature:
         if specialize and value == 1:
             constants.append((path, 1))
             return "constexpr"
-        divisor = value & -value if value else ALIGNMENT
-        if specialize and divisor > 1:
-            hints.append((path, min(divisor, ALIGNMENT)))
+        if specialize and (known := divisor(value)) > 1:
+            hints.append((path, known))
         return "i32" if abs(value) <= INT32_MAX else "i64"
 
     for place, parameter in enumerate(launch.kernel.params):
@@ -72,6 +71,11 @@ def signature(launch: Launch, arrays: dict[str, Array]) -> Signature:
             types.append((name, "constexpr"))
             constants.append(((place,), launch.constants.get(name)))
     return Signature(tuple(types), tuple(constants), tuple(hints))
+
+
+def divisor(value: int) -> int:
+    """The largest power of two up to 16 that divides an integer: what the compiler is told of it."""
+    return min(value & -value, ALIGNMENT) if value else ALIGNMENT
 
 
 def arguments(launch: Launch) -> list[Any]:

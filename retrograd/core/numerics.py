@@ -42,21 +42,20 @@ def row_offsets(rows, inner_dims, strides):
 
 @triton.jit
 def load_tile(ptr, rows, head, columns, inner_dims, strides, mask):
-    """Load the tile (rows, columns) of one head from a strided array; None stays None.
+    """Load the tile (rows, columns) of one head from an array of dense columns; None stays None.
 
-    `strides` holds the rows' strides as `row_offsets` takes them, then the head's, then the column's.
+    `strides` holds the rows' strides as `row_offsets` takes them, then the head's.
     """
     if ptr is None:
         return  # not `return None`: Triton has no None to return
     else:
         last: tl.constexpr = len(inner_dims)
         start = row_offsets(rows, inner_dims, strides) + tl.cast(head, tl.int64) * strides[last + 1]
-        offsets = start[:, None] + (columns.to(tl.int64) * strides[last + 2])[None, :]
-        return tl.load(ptr + offsets, mask=mask, other=0.0)
+        return tl.load(ptr + start[:, None] + columns[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
-def load_parameter(ptr, head, columns, strides, mask, ROWS: tl.constexpr):
+def load_parameter(ptr, head, columns, head_stride, mask, ROWS: tl.constexpr):
     """Load a parameter's row for one head as fp32, shaped (1, columns), to go with tiles of ROWS rows.
 
     Beside tiles of one row it is loaded as a tile itself, which gives it their layout and saves a trip through shared
@@ -65,7 +64,7 @@ def load_parameter(ptr, head, columns, strides, mask, ROWS: tl.constexpr):
     if ptr is None:
         return
     else:
-        offsets = tl.cast(head, tl.int64) * strides[0] + columns.to(tl.int64) * strides[1]
+        offsets = tl.cast(head, tl.int64) * head_stride + columns
         if ROWS == 1:
             return tl.load(ptr + offsets[None, :], mask=mask[None, :], other=0.0).to(tl.float32)
         else:

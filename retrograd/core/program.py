@@ -25,12 +25,14 @@ class Array:
         shape: its shape; an output is allocated dense, in row-major order.
         dtype: a name of `core.dtypes`.
         aligned: whether its first element lies on a 16-byte boundary. Arrays that a launcher allocates do.
+        copied: whether a launcher copies this input into dense memory first, since no launch reads it where it lies.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     aligned: bool = True
+    copied: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -103,7 +103,9 @@ def prepare(
     index = device.index
     made = (*program.outputs, *program.scratch)
     allocations = [(array.shape, dense(array.shape), DTYPES[array.dtype]) for array in made]
-    given = [place for place, name in enumerate(inputs) if any(array.name == name for array in program.inputs)]
+    read = {array.name: array for array in program.inputs}
+    given = [place for place, name in enumerate(inputs) if name in read]
+    copied = [place for place in given if read[inputs[place]].copied]
     places = {name: place for place, name in enumerate((*(inputs[i] for i in given), *(array.name for array in made)))}
     returned = [
         next((i for i, array in enumerate(program.outputs) if array.name == name), len(made)) for name in outputs
@@ -126,6 +128,8 @@ def prepare(
     current_device = torch.cuda.current_device
 
     def launch_all(tensors: Sequence[Any]) -> list[Any]:
+        if copied:
+            tensors = [dense_copy(tensor) if i in copied else tensor for i, tensor in enumerate(tensors)]
         new: list[Any] = [empty(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in allocations]
         addresses: list[Any] = [tensors[i].data_ptr() for i in given]
         addresses += [tensor.data_ptr() for tensor in new]
@@ -143,6 +147,11 @@ def prepare(
             return launch_all(tensors)
 
     return guarded if torch.cuda.device_count() > 1 else launch_all
+
+
+def dense_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in memory of its own, in row-major order."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def launcher(compiled: Any) -> tuple[Any, list[Any]]:
@@ -174,6 +183,7 @@ def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.T
         torch.full(array.shape, float("nan"), dtype=DTYPES[array.dtype])
         for array in (*program.outputs, *program.scratch)
     ]
+    tensors = [dense_copy(t) if array.copied else t for array, t in zip(program.inputs, tensors, strict=True)]
     # A kernel sees a complex number as two floats.
     seen = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in (*tensors, *made)]
     by_name = dict(zip(program.arrays, seen, strict=True))

@@ -76,7 +76,7 @@ def check_batch_invariance(room: Room, case: Case, device: str, seed: int, layou
         for copied in (False, True):
             part, part_gradients = take(room, case, inputs, gradients, start, stop)
             if copied:
-                part, part_gradients = copies_of(part), [gradient.clone() for gradient in part_gradients]
+                part, part_gradients = copies_of(part), list(copies_of(named_outputs(part_gradients)).values())
             alone = call(room.torch, part, options(case), part_gradients)
             where = f"{room.name}, {case.name}: rows {start}:{stop} {'copied' if copied else 'in place'}"
             assert_same_bits({name: alone[name] for name in expected}, expected, where)

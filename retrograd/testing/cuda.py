@@ -22,6 +22,7 @@ def check_graph(room: Room, case: Case, seed: int) -> None:
     with torch.cuda.stream(stream):  # loads the binaries, which a capture does not allow
         call(room.torch, inputs, options(case), gradients)
     torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.empty_cache()  # where processes share a GPU, memory may be short, and a capture cannot make room
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = call(room.torch, inputs, options(case), gradients)

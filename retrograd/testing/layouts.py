@@ -111,7 +111,6 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-REORDERED = ("transposed", "channels_first", "permuted")  # in which dimensions follow each other otherwise in memory
 REPEATING = frozenset({"broadcast_rows", "broadcast_columns", "broadcast"})
 
 

@@ -82,8 +82,8 @@ def backward_whole(
     dsum_strides,
     s_strides,
     gate_strides,
-    weight_strides,
-    bias_strides,
+    weight_head_stride,
+    bias_head_stride,
     inner_dims,
     rows,
     heads,
@@ -101,8 +101,8 @@ def backward_whole(
     wait_for_previous(OVERLAP)
     head = tl.program_id(0) % heads
     n = tl.arange(0, BLOCK_N)
-    weight = load_parameter(weight_ptr, head, n, weight_strides, n < N, ROWS)
-    bias = load_parameter(bias_ptr, head, n, bias_strides, n < N, ROWS)
+    weight = load_parameter(weight_ptr, head, n, weight_head_stride, n < N, ROWS)
+    bias = load_parameter(bias_ptr, head, n, bias_head_stride, n < N, ROWS)
     dweight = tl.zeros([ROWS, BLOCK_N], tl.float32)
     dbias = tl.zeros([ROWS, BLOCK_N], tl.float32)
 
@@ -156,7 +156,7 @@ def backward_row_means(
     dy_strides,
     s_strides,
     gate_strides,
-    weight_strides,
+    weight_head_stride,
     inner_dims,
     rows,
     heads,
@@ -181,7 +181,7 @@ def backward_row_means(
         dy = load_tile(dy_ptr, m, head, n, inner_dims, dy_strides, mask)
         s = load_tile(s_ptr, m, head, n, inner_dims, s_strides, mask)
         gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
-        weight = load_parameter(weight_ptr, head, n, weight_strides, n < N, 1)
+        weight = load_parameter(weight_ptr, head, n, weight_head_stride, n < N, 1)
         x_hat = gate_input(s, gate, GATE_FIRST) * rstd
         total += weighted(output_gradient(dy, gate, GATE_LAST), weight, weight_offset) * x_hat
     let_next_start(OVERLAP)
@@ -207,8 +207,8 @@ def backward_columns(
     dsum_strides,
     s_strides,
     gate_strides,
-    weight_strides,
-    bias_strides,
+    weight_head_stride,
+    bias_head_stride,
     inner_dims,
     rows,
     heads,
@@ -228,8 +228,8 @@ def backward_columns(
     program = tl.program_id(0) // blocks // heads
     programs = tl.num_programs(0) // blocks // heads
     n = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
-    weight = load_parameter(weight_ptr, head, n, weight_strides, n < N, ROWS)
-    bias = load_parameter(bias_ptr, head, n, bias_strides, n < N, ROWS)
+    weight = load_parameter(weight_ptr, head, n, weight_head_stride, n < N, ROWS)
+    bias = load_parameter(bias_ptr, head, n, bias_head_stride, n < N, ROWS)
     dweight = tl.zeros([ROWS, BLOCK_N], tl.float32)
     dbias = tl.zeros([ROWS, BLOCK_N], tl.float32)
 

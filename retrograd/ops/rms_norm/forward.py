@@ -54,8 +54,8 @@ def forward_whole(
     x_strides,
     residual_strides,
     gate_strides,
-    weight_strides,
-    bias_strides,
+    weight_head_stride,
+    bias_head_stride,
     inner_dims,
     rows,
     heads,
@@ -79,8 +79,8 @@ def forward_whole(
     x = load_tile(x_ptr, m, head, n, inner_dims, x_strides, mask)
     residual = load_tile(residual_ptr, m, head, n, inner_dims, residual_strides, mask)
     gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
-    weight = load_parameter(weight_ptr, head, n, weight_strides, n < N, ROWS)
-    bias = load_parameter(bias_ptr, head, n, bias_strides, n < N, ROWS)
+    weight = load_parameter(weight_ptr, head, n, weight_head_stride, n < N, ROWS)
+    bias = load_parameter(bias_ptr, head, n, bias_head_stride, n < N, ROWS)
 
     row = m.to(tl.int64) * heads + head
     out = row[:, None] * N + n[None, :]
@@ -107,8 +107,8 @@ def forward_looped(
     x_strides,
     residual_strides,
     gate_strides,
-    weight_strides,
-    bias_strides,
+    weight_head_stride,
+    bias_head_stride,
     inner_dims,
     rows,
     heads,
@@ -146,8 +146,8 @@ def forward_looped(
         x = load_tile(x_ptr, m, head, n, inner_dims, x_strides, mask)
         residual = load_tile(residual_ptr, m, head, n, inner_dims, residual_strides, mask)
         gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
-        weight = load_parameter(weight_ptr, head, n, weight_strides, n < N, 1)
-        bias = load_parameter(bias_ptr, head, n, bias_strides, n < N, 1)
+        weight = load_parameter(weight_ptr, head, n, weight_head_stride, n < N, 1)
+        bias = load_parameter(bias_ptr, head, n, bias_head_stride, n < N, 1)
         out = row[:, None] * N + n[None, :]
         s = add_residual(x, residual, sum_ptr)
         if residual is not None:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from retrograd.core.arch import Arch
 from retrograd.core.arrays import arrays_of, pointers_to, strides_of
+from retrograd.core.build import ALIGNMENT, divisor
 from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch, Program, Scalar
 from retrograd.core.reduce import sum_rows_launch
-from retrograd.core.rows import Strides, collapse, is_dense
+from retrograd.core.rows import Layout, Strides, collapse, is_dense
 
 from . import backward as backward_kernels
 from . import forward as forward_kernels
 from . import plan
 from .spec import Spec
 
+Read = Callable[[tuple[int, ...], Layout], bool]  # whether kernels read an array of a shape where it lies
+
 
 def forward(spec: Spec, names: Sequence[str], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
     """The arguments -> y, sum, rstd."""
-    inputs = _inputs(spec, names, layouts)
-    if plan.takes_ring(spec, arch) and _dense(layouts, inputs):
+    if plan.takes_ring(spec, arch):
+        inputs, _ = _inputs(spec, names, layouts, _in_one_piece)
         return Program(inputs, outputs, (), (_ring_forward(spec, arch, inputs + outputs),))
     whole = plan.whole_forward(spec)
+    inputs, layouts = _inputs(spec, names, layouts, _in_rows if whole else _in_aligned_rows)
     tile = plan.forward(spec, arch)
     launch = Launch(
         forward_kernels.forward_whole if whole else forward_kernels.forward_looped,
@@ -42,10 +47,11 @@ def forward(spec: Spec, names: Sequence[str], outputs: tuple[Array, ...], layout
 
 def backward(spec: Spec, names: Sequence[str], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
     """The gradients of the results, what was normalised, the parameters, rstd -> the gradients wanted."""
-    inputs = _inputs(spec, names, layouts)
-    if plan.takes_ring(spec, arch) and _dense(layouts, inputs):
+    if plan.takes_ring(spec, arch):
+        inputs, _ = _inputs(spec, names, layouts, _in_one_piece)
         return _ring_backward(spec, arch, inputs, outputs)
     whole = plan.whole_backward(spec, arch)
+    inputs, layouts = _inputs(spec, names, layouts, _in_rows if whole else _in_aligned_rows)
     tile = (plan.backward if whole else plan.backward_columns)(spec, arch)
     programs = tile.programs_for(spec.rows)
     partial = Param((programs, spec.heads, spec.N), "float32")
@@ -130,15 +136,6 @@ def _ring_backward(spec: Spec, arch: Arch, inputs: tuple[Array, ...], outputs: t
     return Program(inputs, outputs, scratch, (launch, *second))
 
 
-def _dense(layouts: Layouts, arrays: tuple[Array, ...]) -> bool:
-    """Whether the arrays lie row after row without gaps, each from a 16-byte boundary."""
-    return all(
-        array.name not in layouts
-        or (layouts[array.name].aligned and is_dense(array.shape, layouts[array.name].strides))
-        for array in arrays
-    )
-
-
 def _in_two_stages(gradient: Array, programs: int) -> bool:
     """Whether the gradient of a parameter is summed in two stages.
 
@@ -148,9 +145,57 @@ def _in_two_stages(gradient: Array, programs: int) -> bool:
     return programs != 1 or gradient.dtype != "float32"
 
 
-def _inputs(spec: Spec, names: Sequence[str], layouts: Layouts) -> tuple[Array, ...]:
+def _inputs(spec: Spec, names: Sequence[str], layouts: Layouts, read: Read) -> tuple[tuple[Array, ...], Layouts]:
+    """The arrays that a pass reads, and the layouts of those that it reads where they lie; the others are copied."""
     gradients = {"dy": Param(spec.x.shape, spec.out_dtype), "dsum": spec.sum}
-    return arrays_of(layouts, **{name: gradients.get(name) or getattr(spec, name) for name in names})
+    params = {name: gradients.get(name) or getattr(spec, name) for name in names}
+
+    def in_place(name: str) -> bool:
+        return (_in_one_piece if name == "rstd" else read)(params[name].shape, layouts[name])
+
+    kept = {name: layouts[name] for name in names if name in layouts and in_place(name)}
+    copied = [name in layouts and name not in kept for name in names]
+    arrays = arrays_of(kept, **params)
+    return tuple(replace(array, copied=c) for array, c in zip(arrays, copied, strict=True)), kept
+
+
+# The compiler shares the columns of a tile out to the threads by how the arrays lie in memory, and adds in the order
+# that follows from it. So that a row has the same bits wherever it lies, these tell what may lie otherwise than dense
+# memory without a change of that order.
+
+
+def _in_rows(shape: tuple[int, ...], layout: Layout) -> bool:
+    """For rows held whole: dense columns in rows that neither overlap nor are better aligned than dense ones.
+
+    Those that are worse aligned are read as the compiler writes the results, which are dense.
+    """
+    N = shape[-1]
+    if N == 1:
+        return True
+    if len(shape) == 1:
+        return layout.strides == (1,) and (layout.aligned or divisor(N) == ALIGNMENT)
+    rows = _row_strides(shape, layout)
+    return layout.strides[-1] == 1 and 1 not in rows and min(map(divisor, rows)) <= divisor(N)
+
+
+def _in_aligned_rows(shape: tuple[int, ...], layout: Layout) -> bool:
+    """For longer rows, of which a kernel may write nothing but a mean: they have to be aligned as dense ones are."""
+    if not _in_rows(shape, layout) or len(shape) == 1:
+        return _in_rows(shape, layout)
+    return divisor(shape[-1]) == 1 or (
+        layout.aligned and min(map(divisor, _row_strides(shape, layout))) == divisor(shape[-1])
+    )
+
+
+def _in_one_piece(shape: tuple[int, ...], layout: Layout) -> bool:
+    """For the ring: rows that lie one after the other, from a 16-byte boundary."""
+    return layout.aligned and is_dense(shape, layout.strides)
+
+
+def _row_strides(shape: tuple[int, ...], layout: Layout) -> Sequence[int]:
+    """How far apart the rows lie in each dimension; a single row's neighbour, where there is one row."""
+    rows = [stride for size, stride in zip(shape[:-1], layout.strides, strict=False) if size != 1]
+    return rows or [layout.strides[-2]]
 
 
 def _s(spec: Spec) -> str:
@@ -183,7 +228,7 @@ def _tile(tile: plan.Tile, *wanted: str) -> dict[str, int]:
 def _geometry(
     spec: Spec, layouts: Layouts, inputs: tuple[Array, ...], called: Mapping[str, str] | None = None
 ) -> dict[str, Scalar]:
-    """Row counts and, for each input, strides as the kernels take them: (inner rows ..., outer rows, head, column).
+    """Row counts and, for each input, strides as the kernels take them: (inner rows ..., outer rows, head).
 
     `called`: array -> the kernels' name for it, where they have another.
     """
@@ -195,15 +240,15 @@ def _geometry(
     dims, row_strides = collapse(lead, [strides[name][: len(spec.lead)] or (spec.width,) for name in tiled])
     scalars: dict[str, Scalar] = {"inner_dims": dims[:0:-1], "rows": spec.rows, "heads": spec.heads}
     for name, rows in zip(tiled, row_strides, strict=True):
-        scalars[f"{name}_strides"] = (*rows[::-1], *_head_and_column(spec, strides[name]))
+        scalars[f"{name}_strides"] = (*rows[::-1], _head(spec, strides[name]))
     for name in ("weight", "bias"):
         if name in strides:
-            scalars[f"{name}_strides"] = _head_and_column(spec, strides[name])
+            scalars[f"{name}_head_stride"] = _head(spec, strides[name])
     return scalars
 
 
-def _head_and_column(spec: Spec, strides: Strides) -> Strides:
-    column = 1 if spec.width == 1 else strides[-1]
+def _head(spec: Spec, strides: Strides) -> int:
+    """How far apart the heads or groups of a row lie."""
     if spec.per_head:
-        return strides[-2], column
-    return (spec.N * column if spec.heads > 1 else 0), column
+        return strides[-2]
+    return spec.N if spec.heads > 1 else 0
