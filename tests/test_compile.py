@@ -21,36 +21,43 @@ from retrograd.testing.resources import resources
 pytestmark = pytest.mark.compile
 
 
-# Tags of the cases whose binaries every run builds; the rest is `slow`.
-QUICK = {"sm_90": {"strided", "bench"}}
-QUICK_ELSEWHERE = {"bench"}
-ELSEWHERE = 1  # binary of each kernel for each of the other architectures
-# Triton takes minutes for some binaries of these kernels: every run builds those of one case.
-TAKES_LONG = {"scan_tiles": "B8_T4096_D2048"}
+# What every run builds; the rest is `slow`. On the architecture that plans are tuned for, so many binaries of a kernel,
+# those of benchmarks first; on the others one.
+TUNED_FOR = "sm_90"
+MOST = 5
+# Triton takes seconds to minutes for a binary of these kernels. Of each maker's other architectures the newest has one,
+# and the tuned one few, those of one case where that is named.
+TAKES_LONG = {"scan_tiles": "B8_T4096_D2048", "backward_scan": None}
+MOST_OF_THESE = 3
+NEWEST = ("sm_100", "gfx950")
+
+
+def builds(arch: str, kernel: str) -> int:
+    """How many binaries of a kernel every run builds."""
+    if arch == TUNED_FOR:
+        return MOST_OF_THESE if kernel in TAKES_LONG else MOST
+    return 0 if kernel in TAKES_LONG and arch not in NEWEST else 1
 
 
 def each_binary() -> list[Any]:
     """(arch, program, launch): every binary that some case runs, once, under the name of the first such case."""
     found: dict[Any, tuple[str, Program, Launch, str]] = {}
-    quick = set()
-    built: Counter[tuple[str, Any]] = Counter()
     for name, arch in SUPPORTED.items():
         for room in rooms():
-            for case in room.cases:
+            # Benchmarks first, then the cases that stand for others.
+            for case in sorted(room.cases, key=lambda c: ("bench" not in c.tags, "strided" not in c.tags)):
                 for program, launch in programs.launches(room, case, arch):
-                    binary = (name, programs.binary(program, launch))
-                    if binary not in found:
-                        label = f"{name}-{room.name}-{case.name}-{launch.kernel.__name__}-{len(found)}"
-                        found[binary] = (name, program, launch, label)
-                    chosen = bool(case.tags & QUICK.get(name, QUICK_ELSEWHERE))
-                    chosen &= TAKES_LONG.get(launch.kernel.__name__, case.name) == case.name
-                    if chosen and binary not in quick and (name in QUICK or built[name, launch.kernel] < ELSEWHERE):
-                        quick.add(binary)
-                        built[name, launch.kernel] += 1
-    return [
-        pytest.param(*given, id=label, marks=() if binary in quick else pytest.mark.slow)
-        for binary, (*given, label) in found.items()
-    ]
+                    label = f"{name}-{room.name}-{case.name}-{launch.kernel.__name__}-{len(found)}"
+                    found.setdefault((name, programs.binary(program, launch)), (name, program, launch, label))
+    built: Counter[tuple[str, Any]] = Counter()
+    parameters = []
+    for arch_name, program, launch, label in found.values():
+        kernel = launch.kernel.__name__
+        only = TAKES_LONG.get(kernel)
+        quick = (only is None or f"-{only}-" in label) and built[arch_name, launch.kernel] < builds(arch_name, kernel)
+        built[arch_name, launch.kernel] += quick
+        parameters.append(pytest.param(arch_name, program, launch, id=label, marks=() if quick else pytest.mark.slow))
+    return parameters
 
 
 @pytest.mark.parametrize(("arch", "program", "launch"), each_binary())
@@ -63,9 +70,8 @@ def test_a_kernel_keeps_its_registers_and_its_shared_memory(arch: str, program: 
 
 
 def takes_long(room: Room, case: Case) -> bool:
-    """Whether a case has a kernel that Triton takes long for, and is not its room's first."""
-    kernels = {launch.kernel.__name__ for _, launch in programs.launches(room, case, SUPPORTED["sm_90"])}
-    return case != room.cases[0] and not kernels.isdisjoint(TAKES_LONG)
+    """Whether a case has a kernel that Triton takes long for."""
+    return any(launch.kernel.__name__ in TAKES_LONG for _, launch in programs.launches(room, case, SUPPORTED["sm_90"]))
 
 
 @pytest.mark.parametrize("arch", ["sm_90", pytest.param("gfx942", marks=pytest.mark.slow)])

@@ -25,22 +25,27 @@ from retrograd.testing.jax_contract import TRANSFORMS
 from retrograd.testing.verify import run
 
 
-@pytest.mark.parametrize(CASE, each_case())
+@pytest.mark.parametrize(CASE, [*each_case(cpu=SMALL), *each_case(cuda=(), only=lambda _, case: case.name == "long")])
 def test_outputs_and_gradients_keep_their_error_budget(room: Room, case: Case, device: str, seed: int) -> None:
     contract.check_errors(room, case, device, seed, framework="jax")
 
 
-@pytest.mark.parametrize((*CASE, "transform"), each_case(*TRANSFORMS, cpu=SMALL, only=FEW))
+@pytest.mark.slow
+@pytest.mark.parametrize(CASE, each_case(cuda=(), only=lambda _, case: not case.tags.intersection(SMALL)))
+def test_so_they_do_in_larger_calls(room: Room, case: Case, device: str, seed: int) -> None:
+    contract.check_errors(room, case, device, seed, framework="jax")
+
+
+@pytest.mark.parametrize((*CASE, "transform"), each_case(*TRANSFORMS, cpu=SMALL, only=FEW, spread=2))
 def test_transformations_keep_the_meaning(room: Room, case: Case, device: str, transform: str, seed: int) -> None:
     jax_contract.check_transformed(room, case, transform, device, seed)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["all-batched", "shared-parameters"])
-@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=FEW))
+@pytest.mark.parametrize((*CASE, "batched"), each_case("all", "inputs", cpu=SMALL, only=FEW, spread=1))
 def test_vmap_gives_every_example_what_it_has_alone(
-    room: Room, case: Case, device: str, shared: bool, seed: int
+    room: Room, case: Case, device: str, batched: str, seed: int
 ) -> None:
-    jax_contract.check_vmap(room, case, shared, device, seed)
+    jax_contract.check_vmap(room, case, batched == "inputs", device, seed)
 
 
 @pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=FEW))

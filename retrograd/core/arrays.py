@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from .op import Layouts, Param
 from .program import Array
-from .rows import Strides, dense
+from .rows import Layout, Strides, dense
 
 
 def arrays_of(layouts: Layouts, /, **params: Param | None) -> tuple[Array, ...]:
@@ -16,6 +17,27 @@ def arrays_of(layouts: Layouts, /, **params: Param | None) -> tuple[Array, ...]:
         for name, param in params.items()
         if param is not None
     )
+
+
+def read_in_place(
+    params: Mapping[str, Param], layouts: Layouts, in_place: Callable[[str, Param, Layout], bool]
+) -> tuple[tuple[Array, ...], Layouts]:
+    """The arrays that a pass reads, and the layouts of those that its kernels read where they lie.
+
+    The launcher copies the others into dense memory.
+
+    Args:
+        params: shapes and dtypes by name.
+        layouts: of those that are not dense, or may not be.
+        in_place: whether the kernels read an array of this name in this layout.
+    """
+    kept = {
+        name: layouts[name]
+        for name, param in params.items()
+        if name in layouts and in_place(name, param, layouts[name])
+    }
+    arrays = arrays_of(kept, **params)
+    return tuple(replace(a, copied=a.name in layouts and a.name not in kept) for a in arrays), kept
 
 
 def pointers_to(arrays: Iterable[Array], names: str = "", **others: str | None) -> dict[str, str | None]:

@@ -24,6 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Tiles of 16 steps instead of 256: sooner interpreted, and small cases then have many of them.
     for name in ("forward", "backward"):
-        monkeypatch.setattr(linear_scan, name, lambda spec: linear_scan.Tile(steps=4, levels=2, channels=16))
+        monkeypatch.setattr(linear_scan, name, lambda spec: linear_scan.Tile(steps=4, levels=2, channels=32))
     with interpreted():
         yield

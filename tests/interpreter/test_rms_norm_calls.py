@@ -17,7 +17,7 @@ from retrograd.testing import contract
 # float16 stands for bfloat16, which the interpreter truncates.
 KERNELS = ("float32", "float16")
 PATIENT = settings(
-    max_examples=4, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=2, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -20,10 +20,12 @@ from retrograd.testing.draw import Arrays, call, options, plain_and_exact
 from retrograd.testing.interpreter import as_float16, forget_plans
 
 CASES = [pytest.param(as_float16(case), id=case.name) for case in ROOM.tagged("interpreter")]
-MOST_DRAWS = 2  # the interpreter takes its time
-STRIDED = [
-    pytest.param(as_float16(ROOM.case(name)), id=name) for name in ("odd_columns", "qk_norm", "prenorm", "gate_after")
+MOST_DRAWS = 1  # the interpreter takes its time, so every run has a few cases of what takes many calls
+FEW = [
+    pytest.param(as_float16(case), id=case.name, marks=() if ROOM.stands_for_others(case) else pytest.mark.slow)
+    for case in ROOM.tagged("interpreter")
 ]
+STRIDED = [pytest.param(as_float16(ROOM.case(name)), id=name) for name in ("odd_columns", "qk_norm", "gate_after")]
 
 
 @pytest.fixture(params=["whole", "in-parts"])
@@ -57,13 +59,13 @@ def test_many_tiles_and_programs_keep_the_error_budget(case: Case, seed: int) ->
 
 
 @pytest.mark.usefixtures("_small_tiles")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", FEW)
 def test_many_tiles_and_programs_give_a_row_the_same_bits_in_every_batch(case: Case, seed: int) -> None:
     contract.check_batch_invariance(ROOM, case, "cpu", seed)
 
 
 @pytest.mark.usefixtures("_small_tiles")
-@pytest.mark.parametrize("layout", ["transposed", "sliced"])
+@pytest.mark.parametrize("layout", ["sliced"])
 @pytest.mark.parametrize("case", STRIDED)
 def test_many_tiles_and_programs_reach_strided_arrays(case: Case, layout: str, seed: int) -> None:
     contract.check_layout(ROOM, case, layout, "cpu", seed)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from retrograd.core.arch import Arch
-from retrograd.core.arrays import arrays_of, pointers_to, strides_of
+from retrograd.core.arrays import arrays_of, pointers_to, read_in_place, strides_of
 from retrograd.core.build import ALIGNMENT, divisor
 from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch, Program, Scalar
@@ -150,13 +149,10 @@ def _inputs(spec: Spec, names: Sequence[str], layouts: Layouts, read: Read) -> t
     gradients = {"dy": Param(spec.x.shape, spec.out_dtype), "dsum": spec.sum}
     params = {name: gradients.get(name) or getattr(spec, name) for name in names}
 
-    def in_place(name: str) -> bool:
-        return (_in_one_piece if name == "rstd" else read)(params[name].shape, layouts[name])
+    def in_place(name: str, param: Param, layout: Layout) -> bool:
+        return (_in_one_piece if name == "rstd" else read)(param.shape, layout)
 
-    kept = {name: layouts[name] for name in names if name in layouts and in_place(name)}
-    copied = [name in layouts and name not in kept for name in names]
-    arrays = arrays_of(kept, **params)
-    return tuple(replace(array, copied=c) for array, c in zip(arrays, copied, strict=True)), kept
+    return read_in_place(params, layouts, in_place)
 
 
 # The compiler shares the columns of a tile out to the threads by how the arrays lie in memory, and adds in the order

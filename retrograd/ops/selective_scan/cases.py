@@ -10,6 +10,7 @@ SMALL = frozenset({"test", "interpreter"})
 STRIDED = frozenset({"test", "interpreter", "strided"})
 TEST = frozenset({"test"})
 GPU = frozenset({"gpu"})
+GPU_STRIDED = GPU | {"strided"}
 BENCH = frozenset({"bench"})
 
 MAMBA = frozenset({"z", "D", "dt_bias", "dt_softplus"})  # what Mamba's layer gives
@@ -134,7 +135,7 @@ GPU_CASES: list[Case] = [
     case("gpu_bias", (2, 300, 64, 32), given={"dt_bias", "D"}, tags=GPU, initial_state=True),
     case("gpu_matrices_fp32", (2, 260, 128, 16), matrix_dtype="float32", given=MAMBA, tags=GPU),
     case("gpu_odd", (2, 300, 130, 16), given=MAMBA, tags=GPU),
-    case("gpu_fp16", (2, 513, 128, 16), dtype="float16", tags=GPU, **ALL),
+    case("gpu_fp16", (2, 513, 128, 16), dtype="float16", tags=GPU_STRIDED, **ALL),
     case("gpu_eight", (2, 400, 256, 8), given=MAMBA, tags=GPU),
     case("gpu_32", (2, 400, 64, 32), given=MAMBA, tags=GPU),
     case("gpu_64", (2, 400, 64, 64), tags=GPU, **ALL),
@@ -142,7 +143,7 @@ GPU_CASES: list[Case] = [
     case("gpu_256", (1, 550, 24, 256), given=MAMBA, tags=GPU),
     case("gpu_groups", (2, 300, 192, 16), groups=3, tags=GPU, **ALL),
     case("gpu_constant", (2, 300, 128, 16), constant="BC", tags=GPU, **ALL),
-    case("gpu_packed", (1, 1000, 128, 16), cu_seqlens=(0, 1, 1, 500, 531, 999, 1000), tags=GPU, **ALL),
+    case("gpu_packed", (1, 1000, 128, 16), cu_seqlens=(0, 1, 1, 500, 531, 999, 1000), tags=GPU_STRIDED, **ALL),
     case("gpu_packed_outside", (1, 1000, 128, 16), cu_seqlens=(17, 17, 400, 929, 929), tags=GPU, **ALL),
     case("gpu_long", (1, 3_000, 64, 16), given=MAMBA, tags=GPU),
     case("gpu_complex", (1, 300, 64, 8), is_complex=True, dtype="float32", tags=GPU, **ALL),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from retrograd.core.arch import Arch
-from retrograd.core.arrays import arrays_of, pointers_to, strides_of
+from retrograd.core.arrays import pointers_to, read_in_place, strides_of
 from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch, Program, Scalar
 from retrograd.core.reduce import sum_rows_launch
@@ -30,8 +30,9 @@ BACKWARD = (
 
 def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
     """The arguments -> y, final_state, states."""
-    inputs = _inputs(names, spec, layouts)
-    if gluon.takes_forward(spec, arch, layouts):
+    in_gluon = gluon.takes_forward(spec, arch)
+    inputs, layouts = _inputs(names, spec, layouts, in_gluon)
+    if in_gluon:
         scratch = (gluon.forward_scratch(spec),)
         return Program(
             inputs, outputs, scratch, gluon.forward_launches(spec, inputs + outputs + scratch, layouts, arch)
@@ -61,8 +62,8 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
     All others are computed as well: a kernel without them would be another binary, in which the compiler fuses other
     multiplications with additions, and a gradient's bits would depend on what else is asked for.
     """
-    inputs = _inputs(names, spec, layouts)
-    in_gluon = gluon.takes_backward(spec, arch, layouts)
+    in_gluon = gluon.takes_backward(spec, arch)
+    inputs, layouts = _inputs(names, spec, layouts, in_gluon)
     tile = plan.backward(spec, arch)
     made = {array.name for array in outputs}
     blocks = spec.channels // gluon.backward_channels(spec) if in_gluon else _blocks(spec, tile)
@@ -149,9 +150,11 @@ def _blocks(spec: Spec, tile: plan.Tile) -> int:
     return spec.channels // max(tile.unit, 1) * tile.blocks_a_unit
 
 
-def _inputs(names: tuple[str, ...], spec: Spec, layouts: Layouts) -> tuple[Array, ...]:
+def _inputs(names: tuple[str, ...], spec: Spec, layouts: Layouts, in_gluon: bool) -> tuple[tuple[Array, ...], Layouts]:
+    """The arrays that a pass reads, and the layouts of those that it reads where they lie; the others are copied."""
     params = {**spec.arrays(), "dy": spec.x, "dfinal_state": spec.state, "states": spec.kept}
-    return arrays_of(layouts, **{name: params[name] for name in names})
+    read = {name: params[name] for name in names}
+    return read_in_place(read, layouts, gluon.in_place if in_gluon else lambda *_: True)
 
 
 def _strides(name: str, param: Param | None, layouts: Layouts) -> Strides:

@@ -7,7 +7,7 @@ from retrograd.core.arrays import pointers_to, strides_of
 from retrograd.core.dtypes import BYTES
 from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch
-from retrograd.core.rows import is_dense
+from retrograd.core.rows import Layout, Strides, dense, is_dense
 
 from ..spec import Spec
 from . import spans
@@ -23,6 +23,7 @@ BACKWARD = (
 ROWS = ("x", "dt", "z", "dy")  # arrays (batch, time, channels)
 DENSE = ("A", "D", "dt_bias", "initial_state", "dfinal_state", "states")
 
+STATES = (8, 16, 32, 64)  # N
 FORWARD_CHANNELS = 32
 STAGES = 5
 # A backward program walks back with 1,024 states in 4 warps; 4 more make its steps and 4 finish them. It has a
@@ -41,40 +42,48 @@ WALK_STAGES = 6
 LARGE_SHARED = 227 * KIB  # that of data-centre chips since Hopper; on older ones these kernels were never run
 
 
-def takes_forward(spec: Spec, arch: Arch, layouts: Layouts) -> bool:
+def takes_forward(spec: Spec, arch: Arch) -> bool:
     """Whether the forward kernel is for this call."""
-    return spec.N in (8, 16, 32, 64) and _suits(spec, arch, layouts, FORWARD_CHANNELS)
+    return _suits(spec, arch, FORWARD_CHANNELS)
 
 
-def takes_backward(spec: Spec, arch: Arch, layouts: Layouts) -> bool:
+def takes_backward(spec: Spec, arch: Arch) -> bool:
     """Whether the backward kernel is for this call."""
-    return spec.N in (8, 16, 32, 64) and _suits(spec, arch, layouts, backward_channels(spec))
+    return spec.N in STATES and _suits(spec, arch, backward_channels(spec))
 
 
-def _suits(spec: Spec, arch: Arch, layouts: Layouts, channels: int) -> bool:
-    """Whether copies of 16 bytes, and 32 bits of them, reach everything, and a program's channels share B and C."""
-    if arch.backend != "cuda" or arch.shared_memory < LARGE_SHARED:
+def _suits(spec: Spec, arch: Arch, channels: int) -> bool:
+    """Whether copies of 16 bytes, and 32 bits of them, reach everything, and a program's channels share B and C.
+
+    The layout has no say: kernels of two kinds would give a row other bits.
+    """
+    if arch.backend != "cuda" or arch.shared_memory < LARGE_SHARED or spec.N not in STATES:
         return False
     if spec.complex or spec.constant("B") or spec.constant("C"):
         return False
     if not spec.channels or any(spec.channels // spec.groups(name) % channels for name in "BC"):
         return False
-    params: dict[str, Param] = {**spec.arrays(), "dy": spec.x}
+    params = spec.arrays()
     if any(params[name].dtype != spec.x.dtype for name in ROWS if name in params):
         return False
-    for name in (*ROWS, "B", "C"):
-        if name not in params:
-            continue
-        strides = strides_of(name, params[name].shape, layouts)
-        unit = 16 // BYTES[params[name].dtype] if name in ROWS else 4
-        if strides[-1] != 1 or any(stride % unit for stride in strides[:-1]):
-            return False
-        if spec.time * strides[1] // unit >= 2**31:
-            return False
-    if not all(layouts[name].aligned for name in params if name in layouts):
+    return all(_reaches(name, param, dense(param.shape)) for name, param in params.items())
+
+
+def in_place(name: str, param: Param, layout: Layout) -> bool:
+    """Whether the kernels read an array where it lies."""
+    if name in DENSE:
+        return layout.aligned and is_dense(param.shape, layout.strides)
+    return layout.aligned and _reaches(name, param, layout.strides)
+
+
+def _reaches(name: str, param: Param, strides: Strides) -> bool:
+    """Whether 32 bits of copies reach every row of x and its like, of B and C."""
+    if name not in (*ROWS, "B", "C"):
+        return True
+    unit = 16 // BYTES[param.dtype] if name in ROWS else 4
+    if strides[-1] != 1 or any(stride % unit for stride in strides[:-1]):
         return False
-    held = {**spec.arrays(), "dfinal_state": spec.state}
-    return all(is_dense(held[name].shape, layouts[name].strides) for name in DENSE if name in layouts and name in held)
+    return param.shape[1] * strides[1] // unit < 2**31
 
 
 def forward_scratch(spec: Spec) -> Array:

@@ -1,0 +1,80 @@
+"""rms_norm adds a row up in one order, wherever the row lies in memory: read back from the binaries, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from retrograd.core.arch import SUPPORTED
+from retrograd.core.build import build
+from retrograd.core.cases import Case
+from retrograd.core.op import Param
+from retrograd.core.program import Program
+from retrograd.core.rows import Layout
+from retrograd.ops.rms_norm.op import OP
+from retrograd.ops.rms_norm.room import ROOM
+from retrograd.ops.rms_norm.spec import Spec
+from retrograd.testing.layouts import LAYOUTS
+from retrograd.testing.resources import reductions
+
+ARCH = SUPPORTED["sm_90"]
+COPIED = {"transposed", "channels_first", "every_third_column", "broadcast_columns", "broadcast"}
+
+
+def layout_of(param: Param, name: str) -> Layout:
+    tensor = LAYOUTS[name](torch.zeros(param.shape, dtype=getattr(torch, param.dtype)))
+    return Layout(tuple(tensor.stride()), tensor.data_ptr() % 16 == 0)
+
+
+def programs(case: Case, layout: str | None) -> Iterator[Program]:
+    """Both passes, where every array that a user gives lies in this layout."""
+    params = {name: Param(tensor.shape, tensor.dtype) for name, tensor in case.inputs.items()}
+    spec = OP.spec({name: params.get(name) for name in OP.arguments}, case.options)
+    assert isinstance(spec, Spec)
+    given = params | {"dy": Param(spec.x.shape, spec.out_dtype)} | ({"dsum": spec.sum} if spec.sum else {})
+    layouts = {name: layout_of(param, layout) for name, param in given.items()} if layout else {}
+    for call in (OP.forward(spec), OP.backward(spec, frozenset(OP.arguments))):
+        program = call.program(layouts, ARCH)
+        assert program is not None
+        yield program
+
+
+def sums(case: Case, layout: str | None) -> list[list[str]]:
+    return [
+        reductions(build(launch, program.arrays, ARCH))
+        for program in programs(case, layout)
+        for launch in program.launches
+        if launch.kernel.__name__ != "sum_rows"
+    ]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "name",
+    ["plain", "odd_columns"]
+    + [
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("everything", "qk_norm_bias", "looped", "widest", "gpu_ring")
+    ],
+)
+def test_a_row_is_added_up_in_the_same_order(name: str, layout: str) -> None:
+    assert sums(ROOM.case(name), layout) == sums(ROOM.case(name), None)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_of_dense_columns_are_read_where_they_lie(layout: str) -> None:
+    copied = {
+        array.name for program in programs(ROOM.case("gpu_4096"), layout) for array in program.inputs if array.copied
+    }
+    expected = {"x", "dy"} if layout in COPIED else set()
+    assert copied - {"weight", "rstd"} == expected
+
+
+def test_rows_that_overlap_are_copied() -> None:
+    spec = OP.spec({name: Param((5, 64), "float32") if name == "x" else None for name in OP.arguments}, {})
+    program = OP.forward(spec).program({"x": Layout((1, 1))}, ARCH)
+    assert program is not None
+    assert [array.copied for array in program.inputs] == [True]
