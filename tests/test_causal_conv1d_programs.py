@@ -72,14 +72,17 @@ def test_every_step_belongs_to_one_program(T: int) -> None:
             assert (tile.chunks(spec) - 1) * tile.lanes * steps < T <= tile.chunks(spec) * tile.lanes * steps
 
 
+EVERY_RUN = {("sm_90", "x", "bench"), ("sm_90", "dy", "states")}
+BUILDS = [
+    pytest.param(arch, in_time, spec, id="-".join(build), marks=() if build in EVERY_RUN else pytest.mark.slow)
+    for arch in SUPPORTED
+    for name, in_time in LAYOUTS.items()
+    for build, spec in (((arch, name, "bench"), SPEC), ((arch, name, "states"), STATES))
+]
+
+
 @pytest.mark.compile
-@pytest.mark.parametrize("spec", [SPEC, STATES], ids=["bench", "states"])
-@pytest.mark.parametrize(
-    "in_time", [LAYOUTS["x"], LAYOUTS["dy"], pytest.param(LAYOUTS["both"], marks=pytest.mark.slow)], ids=LAYOUTS
-)
-@pytest.mark.parametrize(
-    "arch", [arch if arch == "sm_90" else pytest.param(arch, marks=pytest.mark.slow) for arch in SUPPORTED]
-)
+@pytest.mark.parametrize(("arch", "in_time", "spec"), BUILDS)
 def test_a_kernel_keeps_its_registers_and_its_shared_memory(arch: str, in_time: tuple[str, ...], spec: Spec) -> None:
     for program in programs(spec, in_time, arch):
         for launch in program.launches:

@@ -25,14 +25,19 @@ from retrograd.testing.jax_contract import TRANSFORMS
 from retrograd.testing.verify import run
 
 
-@pytest.mark.parametrize(CASE, [*each_case(cpu=SMALL), *each_case(cuda=(), only=lambda _, case: case.name == "long")])
+def by_itself(room: Room, case: Case) -> bool:
+    """Whether a CPU tries the case in JAX in every run: both frameworks share the formulas, not the loops in time."""
+    return room.stands_for_others(case) or case.name == "long"
+
+
+@pytest.mark.parametrize(CASE, [*each_case(cuda=(), only=by_itself), *each_case(cpu=())])
 def test_outputs_and_gradients_keep_their_error_budget(room: Room, case: Case, device: str, seed: int) -> None:
     contract.check_errors(room, case, device, seed, framework="jax")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(CASE, each_case(cuda=(), only=lambda _, case: not case.tags.intersection(SMALL)))
-def test_so_they_do_in_larger_calls(room: Room, case: Case, device: str, seed: int) -> None:
+@pytest.mark.parametrize(CASE, each_case(cuda=(), only=lambda room, case: not by_itself(room, case)))
+def test_so_they_do_in_every_case(room: Room, case: Case, device: str, seed: int) -> None:
     contract.check_errors(room, case, device, seed, framework="jax")
 
 

@@ -175,7 +175,8 @@ def check_state_passing(room: Room, case: Case, device: str, seed: int) -> None:
         draws: list[tuple[Arrays, Arrays, Arrays]] = []
         for i in range(min(draws_for(case), FEW_DRAWS)):
             inputs, gradients = drawn(room, case, device, seed * 1000 + i)
-            plain = call(in_two_parts(room, case, room.reference, first), inputs, options(case), gradients)
+            plain_parts = in_two_parts(room, case, room.plain or room.reference, first)
+            plain = call(plain_parts, inputs, options(case), gradients)
             _, exact = plain_and_exact(room.reference, case, inputs, gradients, room.plain)
             with poisoned():
                 found = call(in_two_parts(room, case, room.torch, first), inputs, options(case), gradients)

@@ -128,11 +128,12 @@ ROADS: dict[str, Road] = {
 
 
 def roads_of(room: Room, case: Case) -> list[str]:
-    """The roads that a case is tried on where time is short: one or two, and all of them among an op's cases."""
+    """The roads that a case is tried on where time is short: few, and all of them among an op's cases."""
     names = list(ROADS)
     own = [other.name for other in room.cases if room.stands_for_others(other)]
-    place = own.index(case.name)
-    return [names[(place + step) % len(names)] for step in ((0,) if len(own) > 2 * len(names) else (0, 3))]
+    each = -(-len(names) // len(own))
+    place = own.index(case.name) * each
+    return [names[(place + step) % len(names)] for step in range(each)]
 
 
 def check_road(room: Room, case: Case, road: str, device: str, seed: int) -> None:

@@ -25,7 +25,7 @@ FEW = [
     pytest.param(as_float16(case), id=case.name, marks=() if ROOM.stands_for_others(case) else pytest.mark.slow)
     for case in ROOM.tagged("interpreter")
 ]
-STRIDED = [pytest.param(as_float16(ROOM.case(name)), id=name) for name in ("odd_columns", "qk_norm", "gate_after")]
+STRIDED = [pytest.param(as_float16(ROOM.case(name)), id=name) for name in ("odd_columns", "gate_after")]
 
 
 @pytest.fixture(params=["whole", "in-parts"])
