@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 PACKAGES := triton==3.6.0 -e ".[dev]"
 OLDEST := test_commands or test_import or checkpoints or saved or (budget and plain)
 
-.PHONY: test check train lint oldest newest gpu clean
+.PHONY: test check train lint architectures oldest newest gpu clean
 
 # All that needs no GPU: the tests, then the kernels in Triton's interpreter. JOBS processes, each with one thread: threads
 # of several would wait for one another. XLA compiles for longer than these calls run, so it does not optimise machine code.
@@ -31,6 +31,10 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The kernels for the architectures that no plan is tuned for; `make test` builds those for the other.
+architectures: .venv/installed
+	$(BIN)/pytest -n $(JOBS) -m "architectures and not slow"
 
 # The oldest packages that pyproject.toml allows, before the environment's own. Triton is the oldest there already; torch is
 # not, since no CPU build of the oldest is at hand.

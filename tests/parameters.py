@@ -24,7 +24,7 @@ def each_case(
     cuda: tuple[str, ...] = CUDA,
     only: Callable[[Room, Case], bool] = lambda room, case: True,
     each: Callable[[Room, Case], Sequence[Any]] | None = None,
-    spread: int | None = None,
+    spread: bool = False,
 ) -> list[Any]:
     """The cases with one of the tags of the device, as (room, case, device), and what the test needs beside.
 
@@ -34,17 +34,21 @@ def each_case(
         cuda: the tags on a GPU.
         only: which of these cases.
         each: gives the extra parameters of a case, where they depend on it.
-        spread: so many of the extra parameters for a case in every run, others for the next one, so that an op's cases
-            have them all; the rest is `slow`.
+        spread: share the extra parameters out among an op's cases on a device, a few for each; the rest is `slow`.
     """
     found = []
     for device, tags, marks in (("cpu", cpu, ()), ("cuda", cuda, (pytest.mark.gpu,))):
         for room in rooms():
-            for number, case in enumerate(case for case in room.tagged(*tags) if only(room, case)):
+            cases = [case for case in room.tagged(*tags) if only(room, case)]
+            for number, case in enumerate(cases):
                 more = [(one,) for one in (each(room, case) if each else extra)]
+                few = -(-len(more) // len(cases)) if spread else len(more)
                 for place, given in enumerate(more if each or extra else [()]):
                     name = "-".join(map(str, (room.name, case.name, device, *given)))
-                    now = spread is None or (place - number * spread) % len(more) < spread
-                    also = marks if now else (*marks, pytest.mark.slow)
-                    found.append(pytest.param(room, case, device, *given, id=name, marks=also))
+                    now = not spread or (place - number * few) % len(more) < few
+                    found.append(
+                        pytest.param(
+                            room, case, device, *given, id=name, marks=marks if now else (*marks, pytest.mark.slow)
+                        )
+                    )
     return found

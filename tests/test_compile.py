@@ -21,8 +21,8 @@ from retrograd.testing.resources import resources
 pytestmark = pytest.mark.compile
 
 
-# What every run builds; the rest is `slow`. On the architecture that plans are tuned for, so many binaries of a kernel,
-# those of benchmarks first; on the others one.
+# What is not `slow`: on the architecture that plans are tuned for, so many binaries of a kernel, those of benchmarks
+# first; on the others one, by `make architectures`.
 TUNED_FOR = "sm_90"
 MOST = 4
 # Triton takes seconds to minutes for a binary of these kernels. The tuned architecture has few of them, and of each
@@ -58,7 +58,11 @@ def each_binary() -> list[Any]:
             arch_name, launch.kernel
         ] < builds(arch_name, kernel)
         built[arch_name, launch.kernel] += quick
-        parameters.append(pytest.param(arch_name, program, launch, id=label, marks=() if quick else pytest.mark.slow))
+        marks = [
+            *([] if quick else [pytest.mark.slow]),
+            *([] if arch_name == TUNED_FOR else [pytest.mark.architectures]),
+        ]
+        parameters.append(pytest.param(arch_name, program, launch, id=label, marks=marks))
     return parameters
 
 

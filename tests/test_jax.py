@@ -41,12 +41,12 @@ def test_so_they_do_in_every_case(room: Room, case: Case, device: str, seed: int
     contract.check_errors(room, case, device, seed, framework="jax")
 
 
-@pytest.mark.parametrize((*CASE, "transform"), each_case(*TRANSFORMS, cpu=SMALL, only=FEW, spread=2))
+@pytest.mark.parametrize((*CASE, "transform"), each_case(*TRANSFORMS, cpu=SMALL, only=FEW, spread=True))
 def test_transformations_keep_the_meaning(room: Room, case: Case, device: str, transform: str, seed: int) -> None:
     jax_contract.check_transformed(room, case, transform, device, seed)
 
 
-@pytest.mark.parametrize((*CASE, "batched"), each_case("all", "inputs", cpu=SMALL, only=FEW, spread=1))
+@pytest.mark.parametrize((*CASE, "batched"), each_case("all", "inputs", cpu=SMALL, only=FEW, spread=True))
 def test_vmap_gives_every_example_what_it_has_alone(
     room: Room, case: Case, device: str, batched: str, seed: int
 ) -> None:

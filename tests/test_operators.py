@@ -42,7 +42,7 @@ def test_opcheck_accepts_the_forward_operator_on_any_strides(
 BACKWARD_CALLS = [f"{layout}-{which}" for layout in ("dense", "transposed", "permuted", "sliced") for which in WANTED]
 
 
-@pytest.mark.parametrize((*CASE, "how"), each_case(*BACKWARD_CALLS, cpu=SMALL, cuda=SMALL, only=FEW, spread=3))
+@pytest.mark.parametrize((*CASE, "how"), each_case(*BACKWARD_CALLS, cpu=SMALL, cuda=SMALL, only=FEW, spread=True))
 def test_opcheck_accepts_the_backward_operator(room: Room, case: Case, device: str, how: str, seed: int) -> None:
     layout, which = how.split("-")
     operators.check_backward(room, case, device, seed, None if layout == "dense" else layout, which == "first")

@@ -17,12 +17,11 @@ def test_the_registered_operator_gives_the_bits_of_the_direct_path(
     integration.check_operator(room, case, device, seed)
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=FEW))
+@pytest.mark.parametrize((*CASE, "shapes"), each_case("static", "dynamic", cpu=SMALL, only=FEW, spread=True))
 def test_it_compiles_without_a_graph_break_to_the_bits_of_eager(
-    room: Room, case: Case, device: str, dynamic: bool, seed: int
+    room: Room, case: Case, device: str, shapes: str, seed: int
 ) -> None:
-    integration.check_compile(room, case, device, seed, "aot_eager", dynamic)
+    integration.check_compile(room, case, device, seed, "aot_eager", shapes == "dynamic")
 
 
 @pytest.mark.slow

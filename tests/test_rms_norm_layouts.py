@@ -78,3 +78,11 @@ def test_rows_that_overlap_are_copied() -> None:
     program = OP.forward(spec).program({"x": Layout((1, 1))}, ARCH)
     assert program is not None
     assert [array.copied for array in program.inputs] == [True]
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_a_long_row_is_read_from_a_16_byte_boundary(aligned: bool) -> None:
+    spec = OP.spec({name: Param((20_000,), "float32") if name == "x" else None for name in OP.arguments}, {})
+    program = OP.forward(spec).program({"x": Layout((1,), aligned)}, ARCH)
+    assert program is not None
+    assert [array.copied for array in program.inputs] == [not aligned]

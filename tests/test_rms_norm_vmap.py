@@ -21,8 +21,15 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("own", ["x", "weight", "x and weight"])
-@pytest.mark.parametrize("name", SHAPES)
+OWN = ("x", "weight", "x and weight")
+CALLED = [
+    pytest.param(shapes, own, marks=() if OWN[place % len(OWN)] == own else pytest.mark.slow)
+    for place, shapes in enumerate(SHAPES)
+    for own in OWN
+]
+
+
+@pytest.mark.parametrize(("name", "own"), CALLED)
 def test_a_batch_of_calls_is_one_call_with_the_gradients_of_each(name: str, own: str, seed: int) -> None:
     keys = jax.random.split(jax.random.key(seed), 2)
     x, weight = (jax.random.normal(key, (CALLS, *shape)) for key, shape in zip(keys, SHAPES[name], strict=True))

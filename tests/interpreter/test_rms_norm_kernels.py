@@ -19,16 +19,32 @@ from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import Arrays, call, options, plain_and_exact
 from retrograd.testing.interpreter import as_float16, forget_plans
 
-CASES = [pytest.param(as_float16(case), id=case.name) for case in ROOM.tagged("interpreter")]
-MOST_DRAWS = 1  # the interpreter takes its time, so every run has a few cases of what takes many calls
-FEW = [
-    pytest.param(as_float16(case), id=case.name, marks=() if ROOM.stands_for_others(case) else pytest.mark.slow)
-    for case in ROOM.tagged("interpreter")
-]
+MOST_DRAWS = 1  # the interpreter takes its time, so every run has few cases of what takes many calls
+TELLING = ("plain", "odd_columns", "qk_norm_bias", "gate_after", "prenorm_fp32_stream")
+
+
+def interpreted(every_run: Callable[[str, Case], bool]) -> pytest.MarkDecorator:
+    """The cases, with tiles of both kinds; those not of every run are `slow`."""
+    return pytest.mark.parametrize(
+        ("_small_tiles", "case"),
+        [
+            pytest.param(
+                tiles,
+                as_float16(case),
+                id=f"{tiles}-{case.name}",
+                marks=() if every_run(tiles, case) else pytest.mark.slow,
+            )
+            for tiles in ("whole", "in-parts")
+            for case in ROOM.tagged("interpreter")
+        ],
+        indirect=["_small_tiles"],
+    )
+
+
 STRIDED = [pytest.param(as_float16(ROOM.case(name)), id=name) for name in ("odd_columns", "gate_after")]
 
 
-@pytest.fixture(params=["whole", "in-parts"])
+@pytest.fixture
 def _small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows a tile and three programs; `in-parts`, rows of more than 8 columns go 32 columns at a time."""
     shrink = {"forward": ("rows",), "backward": ("rows", "programs")}
@@ -52,23 +68,23 @@ def smaller(original: Callable[..., plan.Tile], fields: dict[str, int]) -> Calla
     return lambda *args: replace(original(*args), **fields)
 
 
+@interpreted(lambda tiles, case: tiles == "whole" or case.name in TELLING or bool(case.options.get("group_size")))
 @pytest.mark.usefixtures("_small_tiles")
-@pytest.mark.parametrize("case", CASES)
 def test_many_tiles_and_programs_keep_the_error_budget(case: Case, seed: int) -> None:
     contract.check_errors(ROOM, case, "cpu", seed, most_draws=MOST_DRAWS)
 
 
+@interpreted(lambda tiles, case: case.name in TELLING)
 @pytest.mark.usefixtures("_small_tiles")
-@pytest.mark.parametrize("case", FEW)
 def test_many_tiles_and_programs_give_a_row_the_same_bits_in_every_batch(case: Case, seed: int) -> None:
     contract.check_batch_invariance(ROOM, case, "cpu", seed)
 
 
 @pytest.mark.usefixtures("_small_tiles")
-@pytest.mark.parametrize("layout", ["sliced"])
+@pytest.mark.parametrize("_small_tiles", ["whole", "in-parts"], indirect=True)
 @pytest.mark.parametrize("case", STRIDED)
-def test_many_tiles_and_programs_reach_strided_arrays(case: Case, layout: str, seed: int) -> None:
-    contract.check_layout(ROOM, case, layout, "cpu", seed)
+def test_many_tiles_and_programs_reach_strided_arrays(case: Case, seed: int) -> None:
+    contract.check_layout(ROOM, case, "sliced", "cpu", seed)
 
 
 def packed_heads(tensor: Tensor) -> Tensor:

@@ -176,11 +176,12 @@ def _in_rows(shape: tuple[int, ...], layout: Layout) -> bool:
 
 def _in_aligned_rows(shape: tuple[int, ...], layout: Layout) -> bool:
     """For longer rows, of which a kernel may write nothing but a mean: they have to be aligned as dense ones are."""
-    if not _in_rows(shape, layout) or len(shape) == 1:
-        return _in_rows(shape, layout)
-    return divisor(shape[-1]) == 1 or (
-        layout.aligned and min(map(divisor, _row_strides(shape, layout))) == divisor(shape[-1])
-    )
+    if not _in_rows(shape, layout):
+        return False
+    if len(shape) == 1:
+        return layout.aligned
+    known = divisor(shape[-1])
+    return known == 1 or (layout.aligned and min(map(divisor, _row_strides(shape, layout))) == known)
 
 
 def _in_one_piece(shape: tuple[int, ...], layout: Layout) -> bool:
