@@ -58,6 +58,14 @@ def test_derivatives_of_any_order_are_right_on_every_road(
     derivatives.check_road(room, case, road, device, seed)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    (*CASE, "road"), each_case(cpu=SMALL, cuda=(), only=FEW, each=lambda _, case: derivatives.all_roads_of(case))
+)
+def test_so_are_they_in_every_case(room: Room, case: Case, device: str, road: str, seed: int) -> None:
+    derivatives.check_road(room, case, road, device, seed)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize((*CASE, "road"), each_case("by_name", "func_jvp", cpu=(), cuda=SMALL, only=FEW))
 def test_derivatives_of_what_kernels_made_are_right(room: Room, case: Case, device: str, road: str, seed: int) -> None:

@@ -17,7 +17,7 @@ from retrograd.testing import contract, integration
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-@settings(max_examples=40, deadline=None, database=None)
+@settings(max_examples=20, deadline=None, database=None)
 @given(calls(DTYPES), st.integers(0, 10**6))
 def test_any_call_keeps_the_error_budget_and_its_rows_apart(case: Case, seed: int) -> None:
     contract.check_errors(ROOM, case, "cpu", seed)

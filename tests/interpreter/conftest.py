@@ -22,8 +22,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # Tiles of 16 steps instead of 256: sooner interpreted, and small cases then have many of them.
+    # Tiles of 32 steps instead of 256: sooner interpreted, and small cases then have several of them.
     for name in ("forward", "backward"):
-        monkeypatch.setattr(linear_scan, name, lambda spec: linear_scan.Tile(steps=4, levels=2, channels=32))
+        monkeypatch.setattr(linear_scan, name, lambda spec: linear_scan.Tile(steps=4, levels=3, channels=32))
     with interpreted():
         yield
