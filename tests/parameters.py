@@ -34,21 +34,25 @@ def each_case(
         cuda: the tags on a GPU.
         only: which of these cases.
         each: gives the extra parameters of a case, where they depend on it.
-        spread: share the extra parameters out among an op's cases on a device, a few for each; the rest is `slow`.
+        spread: share the extra parameters out among those of an op's cases that have the same ones: a few for each, the
+            rest is `slow`.
     """
     found = []
     for device, tags, marks in (("cpu", cpu, ()), ("cuda", cuda, (pytest.mark.gpu,))):
         for room in rooms():
             cases = [case for case in room.tagged(*tags) if only(room, case)]
-            for number, case in enumerate(cases):
-                more = [(one,) for one in (each(room, case) if each else extra)]
-                few = -(-len(more) // len(cases)) if spread else len(more)
-                for place, given in enumerate(more if each or extra else [()]):
+            extras = {case.name: list(each(room, case) if each else extra) for case in cases}
+            for case in cases:
+                more = extras[case.name]
+                alike = [name for name, other in extras.items() if other == more]
+                few = -(-len(more) // len(alike)) if spread else len(more)
+                first = alike.index(case.name) * few
+                for place, given in enumerate([(one,) for one in more] if each or extra else [()]):
                     name = "-".join(map(str, (room.name, case.name, device, *given)))
-                    now = not spread or (place - number * few) % len(more) < few
+                    later = spread and (place - first) % len(more) >= few
                     found.append(
                         pytest.param(
-                            room, case, device, *given, id=name, marks=marks if now else (*marks, pytest.mark.slow)
+                            room, case, device, *given, id=name, marks=(*marks, pytest.mark.slow) if later else marks
                         )
                     )
     return found

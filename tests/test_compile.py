@@ -25,8 +25,8 @@ pytestmark = pytest.mark.compile
 # first; on the others one, by `make architectures`.
 TUNED_FOR = "sm_90"
 MOST = 4
-# Triton takes seconds to minutes for a binary of these kernels: the tuned architecture has one, and so has the newest
-# of each maker's others; where cases are named, theirs, on the tuned one and on the others.
+# Triton takes seconds to minutes for a binary of these kernels. One is built for the tuned architecture, and one for
+# the newest of each maker's others. Where cases are named: the first's for the tuned one, the second's for the others.
 TAKES_LONG = {"scan_tiles": ("B8_T4096_D2048", "complex"), "backward_scan": None, "forward_scan": None, "walk": None}
 NEWEST = ("sm_100", "gfx950")
 

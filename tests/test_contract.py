@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from parameters import CASE, FEW, SMALL, each_case
+from parameters import CASE, SMALL, each_case
 
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
@@ -66,7 +66,7 @@ def test_every_sequence_of_kernels_gives_the_same_bits(room: Room, case: Case, d
 @pytest.mark.parametrize(
     (*CASE, "layout"),
     [
-        *each_case(cpu=SMALL, cuda=(), only=FEW, each=layouts_of, spread=True),
+        *each_case(cpu=SMALL, cuda=(), each=layouts_of, spread=True),
         *each_case(cpu=(), each=layouts_of),
     ],
 )

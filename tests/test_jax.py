@@ -25,18 +25,18 @@ from retrograd.testing.jax_contract import TRANSFORMS
 from retrograd.testing.verify import run
 
 
-def by_itself(room: Room, case: Case) -> bool:
-    """Whether a CPU tries the case in JAX in every run: both frameworks share the formulas, not the loops in time."""
+def in_every_run(room: Room, case: Case) -> bool:
+    """Whether every run tries the case in JAX on a CPU: PyTorch has the same formulas, with other loops in time."""
     return room.stands_for_others(case) or case.name == "long"
 
 
-@pytest.mark.parametrize(CASE, [*each_case(cuda=(), only=by_itself), *each_case(cpu=())])
+@pytest.mark.parametrize(CASE, [*each_case(cuda=(), only=in_every_run), *each_case(cpu=())])
 def test_outputs_and_gradients_keep_their_error_budget(room: Room, case: Case, device: str, seed: int) -> None:
     contract.check_errors(room, case, device, seed, framework="jax")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(CASE, each_case(cuda=(), only=lambda room, case: not by_itself(room, case)))
+@pytest.mark.parametrize(CASE, each_case(cuda=(), only=lambda room, case: not in_every_run(room, case)))
 def test_so_they_do_in_every_case(room: Room, case: Case, device: str, seed: int) -> None:
     contract.check_errors(room, case, device, seed, framework="jax")
 
@@ -46,19 +46,7 @@ def test_transformations_keep_the_meaning(room: Room, case: Case, device: str, t
     jax_contract.check_transformed(room, case, transform, device, seed)
 
 
-def is_not_rms_norm(room: Room, case: Case) -> bool:
-    return room.name != "rms_norm"  # tests/test_rms_norm_vmap.py has it
-
-
-@pytest.mark.parametrize(
-    (*CASE, "batched"),
-    [
-        *each_case(
-            "all", "inputs", cpu=SMALL, cuda=(), only=lambda *of: FEW(*of) and is_not_rms_norm(*of), spread=True
-        ),
-        *each_case("all", "inputs", cpu=(), only=FEW, spread=True),
-    ],
-)
+@pytest.mark.parametrize((*CASE, "batched"), each_case("all", "inputs", cpu=SMALL, only=FEW, spread=True))
 def test_vmap_gives_every_example_what_it_has_alone(
     room: Room, case: Case, device: str, batched: str, seed: int
 ) -> None:
@@ -70,16 +58,12 @@ def test_an_exported_call_keeps_the_error_budget(room: Room, case: Case, device:
     jax_contract.check_export(room, case, device, seed)
 
 
-@pytest.mark.parametrize((*CASE, "road"), each_case(cpu=SMALL, cuda=SMALL, only=FEW, each=jax_derivatives.roads_of))
+@pytest.mark.parametrize(
+    (*CASE, "road"), each_case(*jax_derivatives.ROADS, cpu=SMALL, cuda=SMALL, only=FEW, spread=True)
+)
 def test_forward_mode_and_second_derivatives_are_those_of_the_definition(
     room: Room, case: Case, device: str, road: str, seed: int
 ) -> None:
-    jax_derivatives.check_road(room, case, road, device, seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize((*CASE, "road"), each_case(*jax_derivatives.ROADS, cpu=SMALL, cuda=(), only=FEW))
-def test_so_are_they_on_every_road(room: Room, case: Case, device: str, road: str, seed: int) -> None:
     jax_derivatives.check_road(room, case, road, device, seed)
 
 

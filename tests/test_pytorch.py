@@ -51,18 +51,10 @@ def test_an_output_without_a_gradient_counts_as_zero(room: Room, case: Case, dev
     integration.check_outputs_alone(room, case, device, seed)
 
 
-@pytest.mark.parametrize((*CASE, "road"), each_case(cpu=SMALL, cuda=(), each=derivatives.roads_of))
+@pytest.mark.parametrize((*CASE, "road"), each_case(cpu=SMALL, cuda=(), each=derivatives.roads_of, spread=True))
 def test_derivatives_of_any_order_are_right_on_every_road(
     room: Room, case: Case, device: str, road: str, seed: int
 ) -> None:
-    derivatives.check_road(room, case, road, device, seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    (*CASE, "road"), each_case(cpu=SMALL, cuda=(), only=FEW, each=lambda _, case: derivatives.all_roads_of(case))
-)
-def test_so_are_they_in_every_case(room: Room, case: Case, device: str, road: str, seed: int) -> None:
     derivatives.check_road(room, case, road, device, seed)
 
 

@@ -12,10 +12,11 @@ from retrograd.core.build import build
 from retrograd.core.cases import Case
 from retrograd.core.op import Param
 from retrograd.core.program import Program
+from retrograd.core.room import spec_of
 from retrograd.core.rows import Layout
+from retrograd.core.torch_launch import DTYPES, key, layouts
 from retrograd.ops.rms_norm.op import OP
 from retrograd.ops.rms_norm.room import ROOM
-from retrograd.ops.rms_norm.spec import Spec
 from retrograd.testing.layouts import LAYOUTS
 from retrograd.testing.resources import reductions
 
@@ -23,20 +24,15 @@ ARCH = SUPPORTED["sm_90"]
 COPIED = {"transposed", "channels_first", "every_third_column", "broadcast_columns", "broadcast"}
 
 
-def layout_of(param: Param, name: str) -> Layout:
-    tensor = LAYOUTS[name](torch.zeros(param.shape, dtype=getattr(torch, param.dtype)))
-    return Layout(tuple(tensor.stride()), tensor.data_ptr() % 16 == 0)
-
-
 def programs(case: Case, layout: str | None) -> Iterator[Program]:
     """Both passes, where every array that a user gives lies in this layout."""
-    params = {name: Param(tensor.shape, tensor.dtype) for name, tensor in case.inputs.items()}
-    spec = OP.spec({name: params.get(name) for name in OP.arguments}, case.options)
-    assert isinstance(spec, Spec)
-    given = params | {"dy": Param(spec.x.shape, spec.out_dtype)} | ({"dsum": spec.sum} if spec.sum else {})
-    layouts = {name: layout_of(param, layout) for name, param in given.items()} if layout else {}
+    spec = spec_of(OP, case)
+    given = {name: Param(tensor.shape, tensor.dtype) for name, tensor in case.inputs.items()}
+    given |= {"dy": Param(spec.x.shape, spec.out_dtype)} | ({"dsum": spec.sum} if spec.sum else {})
+    made = {name: torch.zeros(param.shape, dtype=DTYPES[param.dtype]) for name, param in given.items()}
+    lying = layouts(list(given), [key(LAYOUTS[layout](tensor)) for tensor in made.values()]) if layout else {}
     for call in (OP.forward(spec), OP.backward(spec, frozenset(OP.arguments))):
-        program = call.program(layouts, ARCH)
+        program = call.program(lying, ARCH)
         assert program is not None
         yield program
 

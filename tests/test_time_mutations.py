@@ -212,7 +212,10 @@ def test_a_case_of_other_rows_has_as_many_sequences_and_keeps_what_is_shared() -
     assert batch_size(TOY, TOY.case("shared_decay")) == 3
 
 
-@pytest.mark.parametrize("case", ["complex", "packed"])
+SLOW_CASES = [pytest.param(name, marks=pytest.mark.slow) for name in ("state", "shared_decay")]
+
+
+@pytest.mark.parametrize("case", ["complex", "packed", *SLOW_CASES])
 def test_jax_is_judged_by_the_same_reference(case: str, seed: int) -> None:
     pytest.importorskip("jax")
     contract.check_errors(TOY, TOY.case(case), "cpu", seed, "jax")

@@ -201,33 +201,13 @@ ROADS: dict[str, Road] = {
 
 
 def roads_of(room: Room, case: Case) -> list[str]:
-    """The roads that a case is tried on where time is short; a case of nothing, on one.
-
-    The cases of an op that stand for others share the roads out among them, those of complex numbers apart.
-    """
+    """The roads that a case is tried on; a case of nothing, on one."""
     if any(0 in tensor.shape for tensor in case.inputs.values()):
         return [by_name.__name__]
     if not room.stands_for_others(case):
         return []
-    names = all_roads_of(case)
-    own = [
-        other.name
-        for other in room.tagged("interpreter")
-        if room.stands_for_others(other) and is_complex(other) == is_complex(case)
-    ]
-    each = -(-len(names) // len(own))
-    place = own.index(case.name) * each
-    return [names[(place + step) % len(names)] for step in range(each)]
-
-
-def all_roads_of(case: Case) -> list[str]:
-    """The roads that make sense for a case."""
-    return [name for name, road in ROADS.items() if not (is_complex(case) and road in OF_REAL_NUMBERS)]
-
-
-def is_complex(case: Case) -> bool:
-    """Whether it has complex arrays."""
-    return any(tensor.dtype.startswith("complex") for tensor in case.inputs.values())
+    is_complex = any(tensor.dtype.startswith("complex") for tensor in case.inputs.values())
+    return [name for name, road in ROADS.items() if not (is_complex and road in OF_REAL_NUMBERS)]
 
 
 def check_road(room: Room, case: Case, road: str, device: str, seed: int) -> None:

@@ -127,15 +127,6 @@ ROADS: dict[str, Road] = {
 }
 
 
-def roads_of(room: Room, case: Case) -> list[str]:
-    """The roads that a case is tried on where time is short: few, and all of them among an op's cases."""
-    names = list(ROADS)
-    own = [other.name for other in room.cases if room.stands_for_others(other)]
-    each = -(-len(names) // len(own))
-    place = own.index(case.name) * each
-    return [names[(place + step) % len(names)] for step in range(each)]
-
-
 def check_road(room: Room, case: Case, road: str, device: str, seed: int) -> None:
     """On a road, derivatives keep the error budget that the reference's double backward in the same dtypes sets."""
     draws: list[tuple[Arrays, Arrays, Arrays]] = []

@@ -41,7 +41,17 @@ def interpreted(every_run: Callable[[str, Case], bool]) -> pytest.MarkDecorator:
     )
 
 
-STRIDED = [pytest.param(as_float16(ROOM.case(name)), id=name) for name in ("plain", "gate_after")]
+STRIDED = [
+    pytest.param(as_float16(ROOM.case(name)), layout, id=f"{name}-{layout}", marks=() if now else pytest.mark.slow)
+    for name, now in (
+        ("plain", True),
+        ("gate_after", True),
+        ("odd_columns", False),
+        ("qk_norm", False),
+        ("prenorm", False),
+    )
+    for layout, now in (("sliced", now), ("transposed", False))
+]
 
 
 @pytest.fixture
@@ -82,9 +92,9 @@ def test_many_tiles_and_programs_give_a_row_the_same_bits_in_every_batch(case: C
 
 @pytest.mark.usefixtures("_small_tiles")
 @pytest.mark.parametrize("_small_tiles", ["whole", "in-parts"], indirect=True)
-@pytest.mark.parametrize("case", STRIDED)
-def test_many_tiles_and_programs_reach_strided_arrays(case: Case, seed: int) -> None:
-    contract.check_layout(ROOM, case, "sliced", "cpu", seed)
+@pytest.mark.parametrize(("case", "layout"), STRIDED)
+def test_many_tiles_and_programs_reach_strided_arrays(case: Case, layout: str, seed: int) -> None:
+    contract.check_layout(ROOM, case, layout, "cpu", seed)
 
 
 def packed_heads(tensor: Tensor) -> Tensor:

@@ -160,7 +160,7 @@ class Ring:
 
 
 def takes_ring(spec: Spec, arch: Arch) -> bool:
-    """Whether a call's rows are for the ring: long, plain, of two-byte elements; the layouts have to be dense too."""
+    """Whether a call's rows are for the ring: long, plain, of two-byte elements."""
     two_bytes = BYTES[spec.x.dtype] == BYTES[spec.out_dtype] == 2
     plain = spec.weight is not None and spec.heads == 1 and not (spec.bias or spec.gate or spec.residual)
     room = arch.backend == "cuda" and arch.shared_memory >= 227 * KIB
