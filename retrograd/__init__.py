@@ -9,6 +9,7 @@ from retrograd.ops.causal_conv1d.torch_op import causal_conv1d, causal_conv1d_up
 from retrograd.ops.linear_scan.torch_op import linear_scan
 from retrograd.ops.rms_norm.torch_op import rms_norm
 from retrograd.ops.selective_scan.torch_op import selective_scan, selective_state_update
+from retrograd.ops.ssd.torch_op import ssd, ssd_update
 
 __all__ = [
     "__version__",
@@ -18,4 +19,6 @@ __all__ = [
     "rms_norm",
     "selective_scan",
     "selective_state_update",
+    "ssd",
+    "ssd_update",
 ]

@@ -13,6 +13,7 @@ from typing import Any
 OPTION_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "bool": ((bool,), "a bool"),
     "float": ((float, int), "a float"),
+    "float[]": ((tuple,), "a tuple of floats"),
     "SymInt?": ((int, NoneType), "an int or None"),
     "str?": ((str, NoneType), "a str or None"),
 }
@@ -54,6 +55,9 @@ def check_option(op: str, option: str, value: Any, kind: str) -> None:
     types, expected = OPTION_TYPES[kind]
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise bad_type(op, option, value, expected)
+    if isinstance(value, tuple):
+        for place, item in enumerate(value):
+            check_option(op, f"{option}[{place}]", item, kind.removesuffix("[]"))
     if kind in MOST_BITS and isinstance(value, int) and not -(2 ** MOST_BITS[kind]) < value < 2 ** MOST_BITS[kind]:
         raise bad_value(op, option, value, f"at most {MOST_BITS[kind]} bits")
 

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+LOG2E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def sigmoid(x):
@@ -21,6 +23,26 @@ def silu_grad(x):
     """The derivative of silu: sigmoid(x) * (1 + x * (1 - sigmoid(x)))."""
     s = sigmoid(x)
     return s * (1.0 + x * (1.0 - s))
+
+
+@triton.jit
+def log1p_unit(e):
+    """log(1 + e) for e in [0, 1], to the last bit or two: 2 artanh(e / (2 + e)) by its series."""
+    s = e / (2.0 + e)
+    q = s * s
+    p = q * (1.0 / 15.0) + 1.0 / 13.0
+    p = p * q + 1.0 / 11.0
+    p = p * q + 1.0 / 9.0
+    p = p * q + 1.0 / 7.0
+    p = p * q + 1.0 / 5.0
+    p = p * q + 1.0 / 3.0
+    return 2.0 * (s + s * q * p)
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x))."""
+    return tl.maximum(x, 0.0) + log1p_unit(tl.exp2(-tl.abs(x) * LOG2E))
 
 
 @triton.jit

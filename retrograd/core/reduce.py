@@ -13,6 +13,10 @@ from .tiles import power_of_two
 # 8 columns of fp32 are one 32-byte sector; all rows are asked for at once, so their latency is paid once.
 COLUMNS = 8
 TILE_ROWS = 1024
+# Of sums over blocks: how many are asked for at once, for how many steps, at most; and elements in all, about.
+BLOCKS = 16
+TILE_STEPS = 16
+ELEMENTS = 4096
 
 
 @triton.jit
@@ -46,6 +50,62 @@ def sum_rows_launch(partial: str, out: str, rows: int, columns: int, arch: Arch)
         arrays={"partial_ptr": partial, "out_ptr": out},
         scalars={"rows": rows, "columns": columns},
         constants={"TILE_ROWS": tile_rows, "COLUMNS": COLUMNS, "OVERLAP": arch.overlaps_launches},
+        num_warps=4,
+        overlap=arch.overlaps_launches,
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def sum_blocks(
+    partial_ptr,
+    out_ptr,
+    rows,
+    groups,
+    blocks_a_group,
+    part,
+    parts,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """out[r, g, n] = sum over the blocks b of group g of partial[r, b, part, n], BLOCKS of them at a time."""
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    group = tl.program_id(0) % groups
+    r = tl.program_id(0) // groups * ROWS + tl.arange(0, ROWS)
+    n = tl.arange(0, BLOCK_N)
+    b = tl.arange(0, BLOCKS)
+    total = tl.zeros([ROWS, BLOCKS, BLOCK_N], tl.float32)
+    at = r.to(tl.int64)[:, None] * (groups * blocks_a_group) + group * blocks_a_group + b[None, :]
+    for first in range(0, blocks_a_group, BLOCKS):
+        mask = ((r < rows)[:, None] & (first + b < blocks_a_group)[None, :])[:, :, None] & (n < N)[None, None, :]
+        offsets = (((at + first) * parts + part) * N)[:, :, None] + n[None, None, :]
+        total += tl.load(partial_ptr + offsets, mask=mask, other=0.0)
+    out = (r.to(tl.int64) * groups + group)[:, None] * N + n[None, :]
+    mask = (r < rows)[:, None] & (n < N)[None, :]
+    tl.store(out_ptr + out, tl.sum(total, axis=1).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def sum_blocks_launch(
+    partial: str, out: str, rows: int, groups: int, blocks: int, N: int, arch: Arch, part: int = 0, parts: int = 1
+) -> Launch:
+    """Reduce the array `partial` (rows, groups, blocks, parts, N), fp32, at `part`, to `out` (rows, groups, N)."""
+    at_once = min(BLOCKS, power_of_two(blocks))
+    tile_rows = max(1, min(TILE_STEPS, ELEMENTS // (at_once * power_of_two(N))))
+    return Launch(
+        sum_blocks,
+        grid=-(-rows // tile_rows) * groups,
+        arrays={"partial_ptr": partial, "out_ptr": out},
+        scalars={"rows": rows, "groups": groups, "blocks_a_group": blocks, "part": part, "parts": parts},
+        constants={
+            "N": N,
+            "BLOCK_N": power_of_two(N),
+            "ROWS": tile_rows,
+            "BLOCKS": at_once,
+            "OVERLAP": arch.overlaps_launches,
+        },
         num_warps=4,
         overlap=arch.overlaps_launches,
     )

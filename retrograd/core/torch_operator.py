@@ -46,7 +46,7 @@ def register(op: Op) -> Operators:
     returned = ", ".join(["Tensor"] * len(outputs))
 
     def run(*given: Any) -> tuple[Tensor, ...]:
-        _, made = run_forward(op, given[:arguments], given[arguments:])
+        _, made = run_forward(op, given[:arguments], hashable(given[arguments:]))
         made = [*made[: len(op.results)], *(None if t is None else t.view(-1) for t in made[len(op.results) :])]
         return tuple(absent(given[0]) if t is None else t for t in made)
 
@@ -65,7 +65,7 @@ def register(op: Op) -> Operators:
         told, rest = given[: 2 * arguments], given[2 * arguments :]
         params = tuple([None if told[i] is None else (tuple(told[i]), told[i + 1]) for i in range(0, len(told), 2)])
         wanted = frozenset([name for name, want in zip(op.arguments, rest[0], strict=True) if want])
-        return params, wanted, rest[1:]
+        return params, wanted, hashable(rest[1:])
 
     def run_backward(*given: Any) -> tuple[Tensor, ...]:
         params, wanted, options = told_of(given[len(reads) :])
@@ -138,6 +138,11 @@ def register(op: Op) -> Operators:
     tell_flops(operator, flops)
     tell_flops(backward_operator, backward_flops)
     return Operators(operator, gradients_of)
+
+
+def hashable(options: Options) -> Options:
+    """Options as the dispatcher gives them, its lists as tuples."""
+    return tuple([tuple(option) if isinstance(option, list) else option for option in options])
 
 
 @lru_cache(maxsize=4096, typed=True)

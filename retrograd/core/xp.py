@@ -24,6 +24,8 @@ class Namespace:
     sum: Callable[[Any, int | tuple[int, ...]], Any]  # over axes, which vanish
     arange: Callable[[Any, int], Any]  # 0 to size - 1, on the device of the first argument
     clip: Callable[[Any, int, int], Any]
+    cumsum: Callable[[Any, int, bool], Any]  # over an axis; from its end, where the last argument says so
+    matmul: Callable[[Any, Any], Any]  # of matrices in the last two axes; the others broadcast
     exp: Callable[[Any], Any]
     softplus: Callable[[Any], Any]
     where: Callable[[Any, Any, Any], Any]
@@ -70,6 +72,8 @@ def torch_namespace() -> Namespace:
         sum=_torch_sum,
         arange=lambda like, size: torch.arange(size, device=like.device),
         clip=lambda x, low, high: x.clamp(low, high),
+        cumsum=lambda x, axis, reverse: x.flip(axis).cumsum(axis).flip(axis) if reverse else x.cumsum(axis),
+        matmul=torch.matmul,
         exp=torch.exp,
         softplus=lambda x: x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())),
         where=torch.where,
@@ -209,6 +213,8 @@ def jax_namespace() -> Namespace:
         sum=lambda x, axis: jnp.sum(x, axis=axis),
         arange=lambda like, size: jnp.arange(size),
         clip=jnp.clip,
+        cumsum=lambda x, axis, reverse: jax.lax.cumsum(x, axis % x.ndim, reverse=reverse),
+        matmul=jnp.matmul,
         exp=jnp.exp,
         softplus=jax.nn.softplus,
         where=jnp.where,

@@ -9,6 +9,7 @@ from retrograd.ops.causal_conv1d.jax_op import causal_conv1d, causal_conv1d_upda
 from retrograd.ops.linear_scan.jax_op import linear_scan
 from retrograd.ops.rms_norm.jax_op import rms_norm
 from retrograd.ops.selective_scan.jax_op import selective_scan, selective_state_update
+from retrograd.ops.ssd.jax_op import ssd, ssd_update
 
 __all__ = [
     "causal_conv1d",
@@ -17,4 +18,6 @@ __all__ = [
     "rms_norm",
     "selective_scan",
     "selective_state_update",
+    "ssd",
+    "ssd_update",
 ]

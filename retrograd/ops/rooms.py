@@ -6,7 +6,7 @@ from importlib import import_module
 
 from retrograd.core.room import Room
 
-NAMES = ("rms_norm", "linear_scan", "causal_conv1d", "selective_scan")
+NAMES = ("rms_norm", "linear_scan", "causal_conv1d", "selective_scan", "ssd")
 
 
 def room(name: str) -> Room:

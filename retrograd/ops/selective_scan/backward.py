@@ -4,16 +4,15 @@
 first. In a chunk it goes forward once, to note the state that enters each group of GROUP steps; then over the groups
 from the last, whose states and decays it computes once more, into registers, before it goes back over them. dB and dC
 leave as sums over a program's channels, the gradients of parameters as sums over its sequence, all in fp32;
-`sum_blocks` and `core.reduce` add these in a fixed order.
+`core.reduce` adds these in a fixed order.
 """
 
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import add_compensated, let_next_start, rounded_product, sigmoid, wait_for_previous
+from retrograd.core.numerics import LOG2E, add_compensated, let_next_start, rounded_product, sigmoid, wait_for_previous
 
 from .forward import (
-    LOG2E,
     channels_of,
     fill_outside,
     load_per_channel,
@@ -298,36 +297,3 @@ def backward_scan(
             for part in tl.static_range(PARTS):
                 offset = (block * PARTS + part) * N
                 fill_partial(dBC_partial_ptr, number, sequences, first, stop, T, columns, offset, n, in_n)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def sum_blocks(
-    partial_ptr,
-    out_ptr,
-    rows,
-    groups,
-    blocks_a_group,
-    part,
-    parts,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """out[r, g, n] = sum over the blocks b of group g of partial[r, b, part, n], BLOCKS of them at a time."""
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
-    group = tl.program_id(0) % groups
-    r = tl.program_id(0) // groups * ROWS + tl.arange(0, ROWS)
-    n = tl.arange(0, BLOCK_N)
-    b = tl.arange(0, BLOCKS)
-    total = tl.zeros([ROWS, BLOCKS, BLOCK_N], tl.float32)
-    at = r.to(tl.int64)[:, None] * (groups * blocks_a_group) + group * blocks_a_group + b[None, :]
-    for first in range(0, blocks_a_group, BLOCKS):
-        mask = ((r < rows)[:, None] & (first + b < blocks_a_group)[None, :])[:, :, None] & (n < N)[None, None, :]
-        offsets = (((at + first) * parts + part) * N)[:, :, None] + n[None, None, :]
-        total += tl.load(partial_ptr + offsets, mask=mask, other=0.0)
-    out = (r.to(tl.int64) * groups + group)[:, None] * N + n[None, :]
-    mask = (r < rows)[:, None] & (n < N)[None, :]
-    tl.store(out_ptr + out, tl.sum(total, axis=1).to(out_ptr.dtype.element_ty), mask=mask)

@@ -10,9 +10,7 @@ to know which of them is 1, it would lay the tile out for the memory instead.
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import let_next_start, sigmoid, wait_for_previous
-
-LOG2E = tl.constexpr(1.4426950408889634)
+from retrograd.core.numerics import LOG2E, let_next_start, sigmoid, softplus, wait_for_previous
 
 
 @triton.jit
@@ -69,25 +67,11 @@ def matrix_at(tile, ptr, t, stride, n, n_stride, mask):
 
 
 @triton.jit
-def log1p_unit(e):
-    """log(1 + e) for e in [0, 1], to the last bit or two: 2 artanh(e / (2 + e)) by its series."""
-    s = e / (2.0 + e)
-    q = s * s
-    p = q * (1.0 / 15.0) + 1.0 / 13.0
-    p = p * q + 1.0 / 11.0
-    p = p * q + 1.0 / 9.0
-    p = p * q + 1.0 / 7.0
-    p = p * q + 1.0 / 5.0
-    p = p * q + 1.0 / 3.0
-    return 2.0 * (s + s * q * p)
-
-
-@triton.jit
 def step_size(raw, mask, SOFTPLUS: tl.constexpr):
     """Delta; 0 where the mask is false, which leaves the states as they are."""
     delta = raw
     if SOFTPLUS:
-        delta = tl.maximum(raw, 0.0) + log1p_unit(tl.exp2(-tl.abs(raw) * LOG2E))
+        delta = softplus(raw)
     return tl.where(mask, delta, 0.0)
 
 

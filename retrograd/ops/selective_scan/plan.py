@@ -80,18 +80,3 @@ def backward(spec: Spec, arch: Arch) -> Tile:
     many = states > (MANY_STATES if channels >= BACKWARD_CHANNELS else MANY_STATES // 2)
     group = BACKWARD_GROUP // 2 if many else BACKWARD_GROUP
     return Tile(unit(spec), channels, states, group, num_warps=warps)
-
-
-@dataclass(frozen=True, slots=True)
-class SumTile:
-    """What a program of the second stage of dB and dC works on: steps, and partial sums that it asks for at once."""
-
-    rows: int
-    blocks: int
-    num_warps: int = 4
-
-
-def sum_blocks(spec: Spec, blocks_a_group: int) -> SumTile:
-    """About 4,096 elements at a time."""
-    blocks = min(16, power_of_two(blocks_a_group))
-    return SumTile(rows=max(1, min(16, 4096 // (blocks * power_of_two(spec.N)))), blocks=blocks)

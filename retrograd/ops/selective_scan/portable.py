@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from retrograd.core.chunks import Rows, cut_time
 from retrograd.core.xp import Namespace
 
-from .chunks import cut_time
 from .spec import Spec
 
 Arrays = Mapping[str, Any]
@@ -25,7 +25,7 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     x, delta, _ = _inputs(xp, spec, arrays)
     if 0 in spec.x.shape:
         return _without_steps(xp, spec, arrays)
-    time = cut_time(xp, spec, arrays)
+    time = _cut_time(xp, spec, arrays)
     maths = _Maths(xp, spec, arrays)
     marks = len(time.starts)
 
@@ -52,7 +52,7 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     if 0 in spec.x.shape:
         return _gradients_without_steps(xp, spec, arrays)
     x, delta, slope = _inputs(xp, spec, arrays)
-    time = cut_time(xp, spec, arrays)
+    time = _cut_time(xp, spec, arrays)
     maths = _Maths(xp, spec, arrays)
     marks = len(time.ends)
     dout = xp.astype(arrays["dy"], spec.compute_dtype)
@@ -147,6 +147,18 @@ def update(
     if z is not None:
         y = y * xp.silu(xp.astype(z, real))
     return y, new
+
+
+def _cut_time(xp: Namespace, spec: Spec, arrays: Arrays) -> Rows:
+    """The chunks of a call, whose states are (sequences, states, channels)."""
+
+    def state(name: str) -> Any:
+        if name in arrays:
+            return xp.moveaxis(arrays[name], -1, -2)
+        sequences, channels, N = spec.state.shape
+        return xp.zeros(arrays["x"], (sequences, N, channels), spec.state_dtype)
+
+    return cut_time(xp, spec, state("initial_state"), state("dfinal_state"), arrays.get("cu_seqlens"))
 
 
 def _inputs(xp: Namespace, spec: Spec, arrays: Arrays) -> tuple[Any, Any, Any]:

@@ -7,11 +7,11 @@ from typing import Any
 
 from retrograd.core.arch import Arch
 from retrograd.core.arrays import pointers_to, read_in_place, strides_of
+from retrograd.core.chunks import places
 from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch, Program, Scalar
-from retrograd.core.reduce import sum_rows_launch
+from retrograd.core.reduce import sum_blocks_launch, sum_rows_launch
 from retrograd.core.rows import Strides
-from retrograd.core.tiles import power_of_two
 
 from . import backward as backward_kernels
 from . import forward as forward_kernels
@@ -74,7 +74,7 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
     # Partial sums over sequences, or pieces of them, each (rows, the gradient's shape).
     summed = {name: spec[name] for name in ("A", "D", "dt_bias", *(n for n in "BC" if spec.constant(n)))}
     sums = {name: param for name, param in summed.items() if param}
-    summands = spec.batch * spec.places(PIECE) if in_gluon else spec.sequences
+    summands = spec.batch * places(spec, PIECE) if in_gluon else spec.sequences
     chunk_states = (spec.sequences * blocks, spec.chunk // tile.group, tile.states, tile.channels)
     sizes = {
         **({"dBC_partial": (rows, blocks, len(parts), spec.N)} if parts else {}),
@@ -110,39 +110,14 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
         ]
     for part, name in enumerate(parts):
         if f"d{name}" in made:
-            launches.append(_sum_blocks(spec, name, rows, blocks, part, len(parts), arch))
+            groups = spec.groups(name)
+            out, each = f"d{name}", blocks // groups
+            launches.append(sum_blocks_launch("dBC_partial", out, rows, groups, each, spec.N, arch, part, len(parts)))
     for name, param in sums.items():
         if f"d{name}" in made:
             columns = spec.channels * (spec.N if len(param.shape) == 2 else 1)
             launches.append(sum_rows_launch(f"d{name}_partial", f"d{name}", summands, columns, arch))
     return Program(inputs, outputs, scratch, tuple(launches))
-
-
-def _sum_blocks(spec: Spec, name: str, rows: int, blocks: int, part: int, parts: int, arch: Arch) -> Launch:
-    """The second stage of dB or dC: the sum over the channel blocks of each group."""
-    groups = spec.groups(name)
-    tile = plan.sum_blocks(spec, blocks // groups)
-    return Launch(
-        backward_kernels.sum_blocks,
-        grid=-(-rows // tile.rows) * groups,
-        arrays={"partial_ptr": "dBC_partial", "out_ptr": f"d{name}"},
-        scalars={
-            "rows": rows,
-            "groups": groups,
-            "blocks_a_group": blocks // groups,
-            "part": part,
-            "parts": parts,
-        },
-        constants={
-            "N": spec.N,
-            "BLOCK_N": power_of_two(spec.N),
-            "ROWS": tile.rows,
-            "BLOCKS": tile.blocks,
-            "OVERLAP": arch.overlaps_launches,
-        },
-        num_warps=tile.num_warps,
-        overlap=arch.overlaps_launches,
-    )
 
 
 def _blocks(spec: Spec, tile: plan.Tile) -> int:

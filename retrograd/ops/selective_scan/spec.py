@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from retrograd.core.chunks import places
 from retrograd.core.dtypes import BYTES, FLOATS, KERNEL_FLOATS
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_option
 from retrograd.core.op import Param, Params
@@ -127,20 +128,10 @@ class Spec:
         numbers = self.N * (2 if self.complex else 1)
         return max(16, min(128, 2 * power_of_two(numbers)))
 
-    def places(self, steps: int) -> int:
-        """Places of a row in an array that has one for every so many steps of a sequence.
-
-        A sequence of a packed row owns the places from start // steps + its number on. It never needs more than
-        end // steps - start // steps + 1 of them, so it ends where the next one begins, or before.
-        """
-        if self.packed:
-            return self.time // steps + self.sequences
-        return -(-self.time // steps)
-
     @property
     def chunks(self) -> int:
         """Places for kept states in a row."""
-        return self.places(self.chunk)
+        return places(self, self.chunk)
 
     @property
     def kept(self) -> Param:

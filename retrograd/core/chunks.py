@@ -1,44 +1,53 @@
-"""How the portable path cuts time in chunks: rows side by side, or packed sequences each from its own start."""
+"""How portable paths cut time in chunks: rows side by side, or packed sequences each from its own start."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from retrograd.core.xp import Namespace
+from .xp import Namespace
 
-from .spec import Spec
 
-Arrays = Mapping[str, Any]
+class Sequences(Protocol):
+    """What a spec tells of its sequences."""
+
+    @property
+    def time(self) -> int:
+        """Steps of a row."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether several sequences lie one after the other in one row."""
+
+    @property
+    def sequences(self) -> int:
+        """How many there are."""
+
+    @property
+    def chunk(self) -> int:
+        """Steps of a chunk."""
+
+    @property
+    def chunks(self) -> int:
+        """Places for the chunks of a row."""
 
 
 class Rows:
     """Each row of the batch is a sequence; the last chunk is filled up with zeros, steps of which change no state.
 
-    States here are (batch, states, channels).
-
     Attributes:
-        initial: the state before the first chunk.
+        initial: the state before the first chunk, (batch, ...).
         final_gradient: the gradient of the state after the last chunk.
         starts: arrays over the chunks that `enter` needs.
         ends: arrays over the chunks that `leave` needs.
     """
 
-    def __init__(self, xp: Namespace, spec: Spec, arrays: Arrays) -> None:
+    def __init__(self, xp: Namespace, spec: Sequences, initial: Any, final_gradient: Any) -> None:
         self.xp = xp
         self.spec = spec
-        self.like = arrays["x"]
-        self.initial = self._state(arrays.get("initial_state"))
-        self.final_gradient = self._state(arrays.get("dfinal_state"))
+        self.initial = initial
+        self.final_gradient = final_gradient
         self.starts: tuple[Any, ...] = ()
         self.ends: tuple[Any, ...] = ()
-
-    def _state(self, state: Any) -> Any:
-        """A state of every row; zeros where there is none."""
-        if state is None:
-            sequences, channels, N = self.spec.state.shape
-            return self.xp.zeros(self.like, (sequences, N, channels), self.spec.state_dtype)
-        return self.xp.moveaxis(state, -1, -2)
 
     def cut(self, array: Any) -> Any:
         """(batch, time, ...) as (chunks, steps, batch, ...)."""
@@ -78,25 +87,25 @@ class Rows:
 
 
 class Packed(Rows):
-    """Sequences one after the other in one row. Each has the places that `Spec.chunks` tells, at least one."""
+    """Sequences one after the other in one row. Each has the places that `places` tells, at least one."""
 
-    def __init__(self, xp: Namespace, spec: Spec, arrays: Arrays) -> None:
-        super().__init__(xp, spec, arrays)
-        bounds = xp.clip(arrays["cu_seqlens"], 0, spec.time)
+    def __init__(self, xp: Namespace, spec: Sequences, initial: Any, final_gradient: Any, cu_seqlens: Any) -> None:
+        super().__init__(xp, spec, initial, final_gradient)
+        bounds = xp.clip(cu_seqlens, 0, spec.time)
         begin, end = bounds[:-1], bounds[1:]
-        number = xp.arange(self.like, spec.sequences)
+        number = xp.arange(cu_seqlens, spec.sequences)
         self.first = begin // spec.chunk + number  # chunk of each sequence
         self.last = end // spec.chunk + number
 
-        chunk = xp.arange(self.like, spec.chunks)
+        chunk = xp.arange(cu_seqlens, spec.chunks)
         owner = xp.sum(xp.astype(self.first[None] <= chunk[:, None], "int32"), 1) - 1
         owner = xp.where(owner < 0, 0, owner)
-        step = (chunk - self.first[owner])[:, None] * spec.chunk + xp.arange(self.like, spec.chunk)
+        step = (chunk - self.first[owner])[:, None] * spec.chunk + xp.arange(cu_seqlens, spec.chunk)
         taken = (step >= 0) & (step < (end - begin)[owner][:, None])
         self.taken = taken[:, :, None]
         self.source = xp.where(taken, begin[owner][:, None] + step, 0)
 
-        time = xp.arange(self.like, spec.time)
+        time = xp.arange(cu_seqlens, spec.time)
         own = xp.sum(xp.astype(end[None] <= time[:, None], "int32"), 1)
         inside = own < spec.sequences
         own = xp.where(inside, own, 0)
@@ -104,7 +113,7 @@ class Packed(Rows):
         self.inside = (inside & (step >= 0))[None]
         self.place = xp.where(self.inside[0], self.first[own] * spec.chunk + step, 0)
 
-        mark = (spec.chunks, 1, 1, 1)
+        mark = (spec.chunks, 1, *(1 for _ in initial.shape[1:]))
         starts = xp.reshape(self.first[owner] == chunk, mark)
         ends = xp.reshape(self.last[owner] == chunk, mark)
         self.starts = (starts, self.initial[owner][:, None])
@@ -144,6 +153,27 @@ class Packed(Rows):
         return before[self.first][:, 0]
 
 
-def cut_time(xp: Namespace, spec: Spec, arrays: Arrays) -> Rows:
-    """The chunks of a call."""
-    return (Packed if spec.packed else Rows)(xp, spec, arrays)
+def cut_time(xp: Namespace, spec: Sequences, initial: Any, final_gradient: Any, cu_seqlens: Any = None) -> Rows:
+    """The chunks of a call.
+
+    Args:
+        xp: the framework.
+        spec: the call.
+        initial: the state of every sequence, (sequences, ...).
+        final_gradient: the gradient of every sequence's last state, likewise.
+        cu_seqlens: of packed sequences.
+    """
+    if spec.packed:
+        return Packed(xp, spec, initial, final_gradient, cu_seqlens)
+    return Rows(xp, spec, initial, final_gradient)
+
+
+def places(spec: Sequences, steps: int) -> int:
+    """Places of a row in an array that has one for every so many steps of a sequence.
+
+    A sequence of a packed row owns the places from start // steps + its number on. It never needs more than
+    end // steps - start // steps + 1 of them, so it ends where the next one begins, or before.
+    """
+    if spec.packed:
+        return spec.time // steps + spec.sequences
+    return -(-spec.time // steps)

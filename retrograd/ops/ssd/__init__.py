@@ -1,0 +1,1 @@
+"""Mamba-2's SSD. Start with README.md in this folder."""

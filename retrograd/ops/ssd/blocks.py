@@ -1,0 +1,144 @@
+"""What the SSD kernels share: where a block of steps lies, and how its rows are read. Symbols: README.md.
+
+A block is Q steps of a sequence, counted from the sequence's start. Scratch arrays have a place for every block; a
+sequence of a packed row has places from start // Q + its number on (`core.chunks.places` says why that is enough).
+A slice is BLOCK_P channels of a head.
+"""
+
+import triton
+import triton.language as tl
+
+from retrograd.core.numerics import let_next_start, wait_for_previous
+
+
+@triton.jit
+def bounds_of(number, T, cu_seqlens_ptr):
+    """A sequence's row, first step and length; of a packed one, clamped to steps that exist."""
+    if cu_seqlens_ptr is None:
+        return tl.cast(number, tl.int64), 0, T
+    else:
+        start = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + number), 0), T)
+        stop = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + number + 1), start), T)
+        return tl.cast(number, tl.int64) * 0, start, stop - start
+
+
+@triton.jit
+def first_place(number, start, T, cu_seqlens_ptr, STEPS: tl.constexpr):
+    """A sequence's first place in an array with one for every STEPS steps."""
+    if cu_seqlens_ptr is None:
+        return number * tl.cdiv(T, STEPS)
+    else:
+        return start // STEPS + number
+
+
+@triton.jit
+def owner_of(place, T, sequences, cu_seqlens_ptr, STEPS: tl.constexpr):
+    """The number of the sequence whose place it may be, and the first step of the place within the sequence.
+
+    That step is negative, or past the end, where the place belongs to none.
+    """
+    if cu_seqlens_ptr is None:
+        blocks = tl.cdiv(T, STEPS)
+        return place // blocks, place % blocks * STEPS
+    else:
+        begun = 0
+        for first in range(0, sequences, 128):
+            i = first + tl.arange(0, 128)
+            start = tl.load(cu_seqlens_ptr + i, mask=i < sequences, other=0)
+            start = tl.minimum(tl.maximum(start, 0), T)
+            begun += tl.sum(((start // STEPS + i <= place) & (i < sequences)).to(tl.int32), axis=0)
+        number = tl.maximum(begun - 1, 0)
+        start = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + number), 0), T)
+        return number, (place - start // STEPS - number) * STEPS
+
+
+@triton.jit
+def block_of(H, G, HEADS: tl.constexpr):
+    """What a program takes: a place, a group, a block of heads among how many; the block's first head, and how many."""
+    heads_a_group = H // G
+    blocks_a_group = tl.cdiv(heads_a_group, HEADS)
+    blocks = G * blocks_a_group
+    block = tl.program_id(0) % blocks
+    first = block % blocks_a_group * HEADS
+    group = block // blocks_a_group
+    heads = tl.minimum(heads_a_group - first, HEADS)
+    return tl.program_id(0) // blocks, group, block, blocks, group * heads_a_group + first, heads
+
+
+@triton.jit
+def rows_at(ptr, strides, row, step, head, UNIT: tl.constexpr):
+    """Where a head's rows start, at a step of a row; strides (batch, time, head) are in UNIT elements."""
+    if ptr is None:
+        return
+    else:
+        offset = row * strides[0] + tl.cast(step, tl.int64) * strides[1] + tl.cast(head, tl.int64) * strides[2]
+        return ptr + offset * UNIT
+
+
+@triton.jit
+def load_rows(ptr, t, time_stride, columns, live, COUNT: tl.constexpr, UNIT: tl.constexpr):
+    """Rows (steps, columns) from `rows_at`; zeros in steps that do not live, and from column COUNT on."""
+    offsets = (t.to(tl.int64) * time_stride)[:, None] * UNIT + columns[None, :]
+    return tl.load(ptr + offsets, mask=live[:, None] & (columns < COUNT)[None, :], other=0.0)
+
+
+@triton.jit
+def load_state(ptr, place, head, H, p, n, there, P: tl.constexpr, N: tl.constexpr):
+    """Some channels and states of a head from an array (places, H, P, N); zeros where it is not there."""
+    at = ptr + (tl.cast(place, tl.int64) * H + head) * (P * N)
+    mask = (p < P)[:, None] & (n < N)[None, :] & there
+    return tl.load(at + (p * N)[:, None] + n[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def product(a, b, DTYPE: tl.constexpr, SPLIT: tl.constexpr):
+    """A matrix product of operands in DTYPE, in fp32; SPLIT: those of fp32 in two terms of tf32."""
+    return tl.dot(a.to(DTYPE), b.to(DTYPE), input_precision="tf32x3" if SPLIT else "ieee")
+
+
+@triton.jit
+def add_product(a, b, total, DTYPE: tl.constexpr, SPLIT: tl.constexpr):
+    """The same, added to fp32."""
+    return tl.dot(a.to(DTYPE), b.to(DTYPE), total, input_precision="tf32x3" if SPLIT else "ieee")
+
+
+@triton.jit
+def limited(delta, low, high):
+    """Within the limit; NaN stays NaN."""
+    return tl.where(delta < low, low, tl.where(delta > high, high, delta))
+
+
+@triton.jit
+def load_raw(dt_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H):
+    """dt + dt_bias of some heads, (steps, heads), fp32."""
+    offsets = tl.cast(row, tl.int64) * dt_strides[0] + (first + t).to(tl.int64)[:, None] * dt_strides[1]
+    raw = tl.load(dt_ptr + offsets + head.to(tl.int64)[None, :] * dt_strides[2], mask=live, other=0.0).to(tl.float32)
+    if dt_bias_ptr is not None:
+        raw += tl.load(dt_bias_ptr + head, mask=head < H, other=0.0)[None, :]
+    return raw
+
+
+@triton.jit(do_not_specialize=["T", "sequences"])
+def clear_outside(
+    cu_seqlens_ptr,
+    out_ptr,
+    T,
+    sequences,
+    columns,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Zeros in the rows of an array (T, columns) before the first packed sequence and behind the last."""
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    start = tl.load(cu_seqlens_ptr)
+    stop = tl.load(cu_seqlens_ptr + sequences)
+    outside = (t < T) & ((t < start) | (t >= stop))
+    if tl.sum(outside.to(tl.int32), axis=0) > 0:
+        for first in range(0, columns, COLUMNS):
+            column = first + tl.arange(0, COLUMNS)
+            at = out_ptr + t.to(tl.int64)[:, None] * columns + column[None, :]
+            zeros = tl.zeros([ROWS, COLUMNS], out_ptr.dtype.element_ty)
+            tl.store(at, zeros, mask=outside[:, None] & (column < columns)[None, :])

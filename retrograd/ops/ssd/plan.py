@@ -1,0 +1,83 @@
+"""Tile sizes of the Triton kernels: a pure function of the spec and the architecture.
+
+Nothing here looks at the batch, the number of packed sequences or the number of steps: a sequence meets the same
+binary, and its sums are taken in the same order, wherever it lies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from retrograd.core.arch import Arch
+from retrograd.core.dtypes import BYTES
+from retrograd.core.tiles import power_of_two, warps_of
+
+from .spec import Spec
+
+STEPS = 64  # of a block
+CHANNELS = 64  # of a slice, at most
+STATES = 128  # that one product has, at most
+CARRIED = 64  # states of a channel that one program carries, at most
+# Operands of 4 bytes are cut in two terms on their way to the tensor cores, which takes registers.
+SINGLE_STEPS = 32
+SINGLE_CHANNELS = 32
+SINGLE_STATES = 32
+LEAST = 16  # what a matrix product takes at least
+HEADS = 16  # over which a program sums dB and dC, at most
+PREPARED_HEADS = 16  # of a program that prepares step sizes, or finishes their gradients
+CLEARED_STEPS = 32  # of a program that writes zeros outside of packed sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one program works on.
+
+    Attributes:
+        steps: of a block, Q.
+        channels: of a slice of a head.
+        states: of a channel, in one product.
+        carried: states of a channel that one program carries.
+        num_warps: warps of a program that takes a block.
+        stages: blocks that a program which carries states loads ahead.
+    """
+
+    steps: int
+    channels: int
+    states: int
+    carried: int
+    num_warps: int
+    stages: int
+
+    def slices(self, spec: Spec) -> int:
+        """Slices of a head."""
+        return -(-spec.P // self.channels)
+
+    def state_blocks(self, spec: Spec) -> int:
+        """Products that it takes for all states of a channel."""
+        return -(-spec.N // self.states)
+
+    def tiles(self, spec: Spec) -> int:
+        """Programs that carry the state of a head."""
+        return self.slices(spec) * -(-spec.N // self.carried)
+
+
+def tile(spec: Spec, arch: Arch) -> Tile:
+    """The tile of a call."""
+    single = BYTES[spec.operand_dtype] == 4
+
+    def at_most(size: int, most: int) -> int:
+        return max(LEAST, min(power_of_two(size), most))
+
+    return Tile(
+        steps=SINGLE_STEPS if single else STEPS,
+        channels=at_most(spec.P, SINGLE_CHANNELS if single else CHANNELS),
+        states=at_most(spec.N, SINGLE_STATES if single else STATES),
+        carried=at_most(spec.N, SINGLE_STATES if single else CARRIED),
+        num_warps=warps_of(4 if single else 8, arch),
+        stages=2,
+    )
+
+
+def heads(spec: Spec) -> int:
+    """Heads of a group that one program takes."""
+    return min(HEADS, spec.heads // spec.groups)

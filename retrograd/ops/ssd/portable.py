@@ -1,0 +1,326 @@
+"""SSD without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
+
+`xp` is one of `retrograd.core.xp`'s namespaces. Time is cut in chunks; within one everything is a matrix product, in
+the dtype of the sums, and from one to the next goes a state. Arrays of steps lie as (batch, heads, steps, channels),
+those that the heads of a group share as (batch, groups, steps, states).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from retrograd.core.chunks import Rows, cut_time
+from retrograd.core.xp import Namespace, silu_grad
+
+from .spec import Spec
+
+Arrays = Mapping[str, Any]
+# exp(FLOOR) is 0: a decay below it loses nothing by being it, and sums that it is in keep their other digits.
+FLOOR = {"float32": -104.0, "float64": -746.0}
+
+
+def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
+    """The outputs y, final_state and states, by name."""
+    if 0 in spec.x.shape:
+        return _without_steps(xp, spec, arrays)
+    delta, _ = _step_sizes(xp, spec, arrays)
+    time = _cut_time(xp, spec, arrays)
+    maths = _Maths(xp, spec, arrays)
+    marks = len(time.starts)
+
+    def chunk(carry: Any, given: Any) -> Any:
+        h = time.enter(carry[0], given[:marks])
+        here = maths.chunk(*given[marks:])
+        y, after = maths.outputs(here, h), maths.next_state(here, h)
+        return (after,), (h, maths.steps_first(y), *((after,) if spec.packed else ()))
+
+    xs = (*time.starts, *(time.cut(array) for array in (arrays["x"], delta, arrays["B"], arrays["C"])))
+    (last,), (states, y, *after) = xp.scan(chunk, (time.initial,), xs, False)
+
+    y = time.join(y)
+    if spec.D is not None:
+        y = y + _skip(spec, arrays) * xp.astype(arrays["x"], spec.compute_dtype)
+    if spec.z is not None:
+        y = y * xp.silu(xp.astype(arrays["z"], spec.compute_dtype))
+    states = xp.astype(xp.moveaxis(states, 0, 1), spec.operand_dtype)
+    made = {"y": xp.astype(time.clear(y), spec.x.dtype), "states": states}
+    if spec.return_final_state:
+        made["final_state"] = time.at_ends(last, *after or (None,))
+    return {name: xp.dense(array) for name, array in made.items()}
+
+
+def backward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
+    """Every gradient by name; the formulas are in README.md."""
+    if 0 in spec.x.shape:
+        return _gradients_without_steps(xp, spec, arrays)
+    x = xp.astype(arrays["x"], spec.compute_dtype)
+    delta, slope = _step_sizes(xp, spec, arrays)
+    time = _cut_time(xp, spec, arrays)
+    maths = _Maths(xp, spec, arrays)
+    marks = len(time.ends)
+    dout = xp.astype(arrays["dy"], spec.compute_dtype)
+    z = None if spec.z is None else xp.astype(arrays["z"], spec.compute_dtype)
+    dy = dout if z is None else dout * xp.silu(z)
+
+    def chunk(carry: Any, given: Any) -> Any:
+        g = time.leave(carry[0], given[:marks])
+        h, dy, *rest = given[marks:]
+        here = maths.chunk(*rest)
+        made = maths.gradients(here, xp.astype(h, spec.compute_dtype), g, maths.heads_first(dy))
+        before = made.pop()
+        y = () if z is None else (maths.steps_first(maths.outputs(here, xp.astype(h, spec.compute_dtype))),)
+        return (before,), (*(maths.steps_first(array) for array in made), *y, *((before,) if spec.packed else ()))
+
+    cut = [time.cut(array) for array in (dy, arrays["x"], delta, arrays["B"], arrays["C"])]
+    xs = (*time.ends, xp.moveaxis(arrays["states"], 1, 0), *cut)
+    (first,), (*made, last) = xp.scan(chunk, (time.final_gradient,), xs, True)
+    if not spec.packed:
+        made.append(last)
+    dx, ddelta, dlog, dB, dC, *y = (time.join(array) for array in made)
+
+    dx = dx if spec.D is None else dx + _skip(spec, arrays) * dy
+    draw = time.clear((ddelta + dlog * arrays["A"]) * slope)
+    gradients = {"dx": time.clear(dx), "ddt": draw, "dA": xp.sum(time.clear(dlog * delta), (0, 1)), "dB": dB, "dC": dC}
+    if spec.D is not None:
+        axes = (0, 1) if len(spec.D.shape) == 2 else (0, 1, 3)
+        gradients["dD"] = xp.sum(time.clear(dy * x), axes)
+    if z is not None:
+        y_whole = y[0] if spec.D is None else y[0] + _skip(spec, arrays) * x
+        gradients["dz"] = time.clear(dout * y_whole * silu_grad(xp, z))
+    if spec.dt_bias is not None:
+        gradients["ddt_bias"] = xp.sum(draw, (0, 1))
+    if spec.initial_state is not None:
+        gradients["dinitial_state"] = time.at_starts(first, last)
+    dtypes = {f"d{name}": param.dtype for name, param in spec.arrays().items()}
+    return {name: xp.dense(xp.astype(array, dtypes[name])) for name, array in gradients.items()}
+
+
+def update(
+    xp: Namespace,
+    state: Any,
+    x: Any,
+    dt: Any,
+    A: Any,
+    B: Any,
+    C: Any,
+    D: Any,
+    z: Any,
+    dt_bias: Any,
+    dt_softplus: bool,
+    dt_limit: tuple[float, float],
+) -> tuple[Any, Any]:
+    """One step of the recurrence: (y, the new state)."""
+    real = str(A.dtype).removeprefix("torch.")
+    batch, heads, _ = x.shape
+    groups, N = B.shape[1:]
+    u, delta = xp.astype(x, real), xp.astype(dt, real)
+    delta = delta if dt_bias is None else delta + dt_bias
+    delta = _limited(xp, xp.softplus(delta) if dt_softplus else delta, dt_limit)
+
+    def of_heads(matrix: Any) -> Any:
+        """(batch, groups, N) as (batch, heads, 1, N)."""
+        matrix = xp.reshape(xp.astype(matrix, real), (batch, groups, 1, N))
+        return xp.reshape(xp.broadcast_to(matrix, (batch, groups, heads // groups, N)), (batch, heads, 1, N))
+
+    added = (delta[..., None] * u)[..., None] * of_heads(B)
+    new = xp.exp(delta * A)[..., None, None] * state + added
+    y = xp.sum(of_heads(C) * new, -1)
+    if D is not None:
+        y = y + (D if len(D.shape) == 2 else D[:, None]) * u
+    if z is not None:
+        y = y * xp.silu(xp.astype(z, real))
+    return y, new
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """What a chunk's sums are made of.
+
+    Attributes:
+        x: (batch, heads, steps, P).
+        delta: (batch, heads, steps).
+        B: (batch, groups, steps, N).
+        C: as B.
+        grow: exp of the log decays from the chunk's start through each step.
+        rest: exp of those after each step up to the chunk's end.
+        whole: exp of all of them, (batch, heads, 1, 1).
+        decay: (batch, heads, target, source), 0 where the source is later than the target.
+        scores: C B^T, of each head.
+    """
+
+    x: Any
+    delta: Any
+    B: Any
+    C: Any
+    grow: Any
+    rest: Any
+    whole: Any
+    decay: Any
+    scores: Any
+
+
+class _Maths:
+    """A chunk's outputs, its last state and its gradients."""
+
+    def __init__(self, xp: Namespace, spec: Spec, arrays: Arrays) -> None:
+        self.xp = xp
+        self.spec = spec
+        self.A = xp.reshape(arrays["A"], (1, spec.heads, 1))
+        step = xp.arange(arrays["A"], spec.chunk)
+        self.causal = step[:, None] >= step
+        self.later = step[:, None] > step
+
+    def heads_first(self, array: Any) -> Any:
+        """(steps, batch, heads, ...) as (batch, heads, steps, ...), in the dtype of the sums."""
+        return self.xp.moveaxis(self.xp.astype(array, self.spec.compute_dtype), 0, 2)
+
+    def steps_first(self, array: Any) -> Any:
+        """The way back."""
+        return self.xp.moveaxis(array, 2, 0)
+
+    def chunk(self, x: Any, delta: Any, B: Any, C: Any) -> _Chunk:
+        """From arrays (steps, batch, ...)."""
+        xp = self.xp
+        x, delta, B, C = (self.heads_first(array) for array in (x, delta, B, C))
+        log = delta * self.A
+        floor = FLOOR[self.spec.compute_dtype]
+        sums = xp.cumsum(xp.where(log < floor, floor, log), -1, False)
+        last = sums[..., -1:]
+        between = xp.where(self.causal, sums[..., :, None] - sums[..., None, :], float("-inf"))
+        scores = self.of_heads(xp.matmul(C, xp.moveaxis(B, -1, -2)))
+        return _Chunk(
+            x, delta, B, C, xp.exp(sums), xp.exp(last - sums), xp.exp(last)[..., None], xp.exp(between), scores
+        )
+
+    def outputs(self, here: _Chunk, h: Any) -> Any:
+        """Y without skip and gate, from the state that enters."""
+        within = self.xp.matmul(here.scores * here.decay * here.delta[..., None, :], here.x)
+        return within + self.from_states(here.C, h) * here.grow[..., None]
+
+    def next_state(self, here: _Chunk, h: Any) -> Any:
+        """The state that leaves."""
+        return h * here.whole + self.to_states(here.x * (here.rest * here.delta)[..., None], here.B)
+
+    def gradients(self, here: _Chunk, h: Any, g: Any, dy: Any) -> list[Any]:
+        """Dx without skip, d delta by its factor of x, d (delta A), dB, dC, and the gradient of the state that enters.
+
+        Args:
+            here: the chunk.
+            h: the state that enters.
+            g: the gradient of the state that leaves.
+            dy: the gradient of y.
+        """
+        xp = self.xp
+        pairs = xp.matmul(dy, xp.moveaxis(here.x, -1, -2)) * here.decay
+        weighted = here.scores * here.decay
+        dx = xp.matmul(xp.moveaxis(weighted, -1, -2), dy)  # to be multiplied by delta
+        later = self.from_states(here.B, g) * here.rest[..., None]
+        dys = dy * here.grow[..., None]
+
+        w = pairs * here.scores
+        out = xp.sum(dys * self.from_states(here.C, h), -1)  # through the state that enters
+        into = xp.sum(here.x * later, -1)  # through the state that leaves
+        both = here.whole[..., 0] * xp.sum(xp.sum(h * g, -1), -1)[..., None]
+        # A pair of steps reaches over those from after its source through its target.
+        reach = xp.where(self.later, w * here.delta[..., None, :], 0)
+        reach = xp.where(self.causal, xp.cumsum(reach, -1, False) - reach, 0)
+        before = here.delta * into
+        dlog = xp.sum(reach, -2) + xp.cumsum(out, -1, True) + (xp.cumsum(before, -1, False) - before) + both
+
+        dscores = self.of_groups(pairs * here.delta[..., None, :])
+        dC = xp.matmul(dscores, here.B) + self.through_states(dys, h)
+        added = here.x * (here.rest * here.delta)[..., None]
+        dB = xp.matmul(xp.moveaxis(dscores, -1, -2), here.C) + self.through_states(added, g)
+        dx = (dx + later) * here.delta[..., None]
+        return [dx, xp.sum(w, -2) + into, dlog, dB, dC, g * here.whole + self.to_states(dys, here.C)]
+
+    def of_heads(self, scores: Any) -> Any:
+        """(batch, groups, target, source) as (batch, heads, ...)."""
+        batch, groups, *steps = scores.shape
+        each = self.spec.heads // groups
+        spread = self.xp.broadcast_to(scores[:, :, None], (batch, groups, each, *steps))
+        return self.xp.reshape(spread, (batch, groups * each, *steps))
+
+    def of_groups(self, dscores: Any) -> Any:
+        """The sum over the heads of each group."""
+        batch, heads, *steps = dscores.shape
+        groups = self.spec.groups
+        return self.xp.sum(self.xp.reshape(dscores, (batch, groups, heads // groups, *steps)), 2)
+
+    def from_states(self, matrix: Any, state: Any) -> Any:
+        """B or C (batch, groups, steps, N) times the states (batch, heads, P, N): (batch, heads, steps, P)."""
+        xp, spec = self.xp, self.spec
+        batch, groups, steps, N = matrix.shape
+        rows = xp.reshape(state, (batch, groups, spec.heads // groups * spec.P, N))
+        made = xp.matmul(matrix, xp.moveaxis(rows, -1, -2))
+        made = xp.reshape(made, (batch, groups, steps, spec.heads // groups, spec.P))
+        return xp.reshape(xp.moveaxis(made, 2, 3), (batch, spec.heads, steps, spec.P))
+
+    def to_states(self, array: Any, matrix: Any) -> Any:
+        """(batch, heads, steps, P) and B or C, summed over the steps: (batch, heads, P, N)."""
+        batch, _, _, N = matrix.shape
+        made = self.xp.matmul(self.xp.moveaxis(self._beside(array), -1, -2), matrix)
+        return self.xp.reshape(made, (batch, self.spec.heads, self.spec.P, N))
+
+    def through_states(self, array: Any, state: Any) -> Any:
+        """(batch, heads, steps, P) times the states, summed over the heads of a group: (batch, groups, steps, N)."""
+        batch, heads, P, N = state.shape
+        groups = self.spec.groups
+        return self.xp.matmul(self._beside(array), self.xp.reshape(state, (batch, groups, heads // groups * P, N)))
+
+    def _beside(self, array: Any) -> Any:
+        """(batch, heads, steps, P) as (batch, groups, steps, heads of the group and P)."""
+        batch, heads, steps, P = array.shape
+        groups = self.spec.groups
+        array = self.xp.reshape(array, (batch, groups, heads // groups, steps, P))
+        return self.xp.reshape(self.xp.moveaxis(array, 2, 3), (batch, groups, steps, heads // groups * P))
+
+
+def _skip(spec: Spec, arrays: Arrays) -> Any:
+    """D as it multiplies x."""
+    D = arrays["D"]
+    return D if len(D.shape) == 2 else D[:, None]
+
+
+def _step_sizes(xp: Namespace, spec: Spec, arrays: Arrays) -> tuple[Any, Any]:
+    """Delta, and its derivative with respect to dt."""
+    raw = xp.astype(arrays["dt"], spec.compute_dtype)
+    raw = raw if spec.dt_bias is None else raw + arrays["dt_bias"]
+    one = xp.zeros(raw, raw.shape, spec.compute_dtype) + 1
+    delta, slope = (xp.softplus(raw), xp.sigmoid(raw)) if spec.dt_softplus else (raw, one)
+    low, high = spec.dt_limit
+    return _limited(xp, delta, spec.dt_limit), xp.where((delta < low) | (delta > high), 0, slope)
+
+
+def _limited(xp: Namespace, delta: Any, limit: tuple[float, float]) -> Any:
+    """Within the limit; NaN stays NaN."""
+    low, high = limit
+    return xp.where(delta < low, low, xp.where(delta > high, high, delta))
+
+
+def _cut_time(xp: Namespace, spec: Spec, arrays: Arrays) -> Rows:
+    def state(name: str) -> Any:
+        given = arrays.get(name)
+        return xp.zeros(arrays["x"], spec.state.shape, spec.state.dtype) if given is None else given
+
+    return cut_time(xp, spec, state("initial_state"), state("dfinal_state"), arrays.get("cu_seqlens"))
+
+
+def _without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
+    """The outputs where x is empty: each state stays as it is."""
+    made = {"y": arrays["x"], "states": xp.zeros(arrays["x"], spec.kept.shape, spec.kept.dtype)}
+    if spec.return_final_state:
+        zeros = xp.zeros(arrays["x"], spec.state.shape, spec.state.dtype)
+        made["final_state"] = arrays["initial_state"] if spec.initial_state is not None else zeros
+    return made
+
+
+def _gradients_without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
+    """As `_without_steps`: the gradient of a final state is that of the initial one, all others are zero."""
+    given = {name: param for name, param in spec.arrays().items() if name != "cu_seqlens"}
+    gradients = {f"d{name}": xp.zeros(arrays["x"], param.shape, param.dtype) for name, param in given.items()}
+    if spec.initial_state is not None and spec.return_final_state:
+        gradients["dinitial_state"] = arrays["dfinal_state"]
+    return gradients

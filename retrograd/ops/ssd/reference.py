@@ -1,0 +1,128 @@
+"""SSD by its definition, in plain PyTorch, one step after the other; and by blocks of matrix products, which sets the
+error budget. Both are differentiated by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from math import inf
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, silu, softplus
+
+BLOCK = 64  # steps of a block of the plain computation
+Scan = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def ssd(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, inf),
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    return_final_state: bool = False,
+    scan: Scan | None = None,
+    gated: Callable[[Tensor, torch.dtype], Tensor] = lambda y, dtype: y,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """See `retrograd.ssd`; this one computes in the dtype of A, the states by `scan`; y passes `gated` to its gate."""
+    scan = scan or by_steps
+    u = x.to(A.dtype)
+    delta = dt.to(A.dtype) if dt_bias is None else dt.to(A.dtype) + dt_bias
+    if dt_softplus:
+        delta = softplus(delta)
+    delta = delta.clamp(*dt_limit)
+    batch, time, heads, P = x.shape
+    bounds = [0, time] if cu_seqlens is None else cu_seqlens.tolist()
+    inside = slice(bounds[0], bounds[-1])
+    of_heads = [matrix.repeat_interleave(heads // matrix.shape[2], 2) for matrix in (B, C)]
+    rows = batch if cu_seqlens is None else 1
+    ys, finals = [], []
+    for s, (start, end) in enumerate(pairwise(bounds)):
+        own = slice(start, end)
+        if initial_state is None:
+            state = A.new_zeros(rows, heads, P, B.shape[-1])
+        else:
+            state = initial_state if cu_seqlens is None else initial_state[s : s + 1]
+        y, final = scan(x[:, own], delta[:, own], A, *(matrix[:, own] for matrix in of_heads), state)
+        ys.append(y)
+        finals.append(final)
+    y, final = torch.cat(ys, 1), torch.cat(finals)
+    if D is not None:
+        y = y + (D if D.dim() == 2 else D[:, None]) * u[:, inside]
+    if z is not None:
+        y = gated(y, _operand_dtype(x, B, C)) * silu(z[:, inside].to(A.dtype))
+    y = pad(y.to(x.dtype), (0, 0, 0, 0, inside.start, time - inside.stop))
+    return (y, final) if return_final_state else y
+
+
+def by_steps(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The definition: y (B, T, H, P) and the last state."""
+    x, B, C = (array.to(A.dtype) for array in (x, B, C))
+    ys = []
+    for x_t, delta_t, B_t, C_t in zip(*(v.unbind(1) for v in (x, delta, B, C)), strict=True):
+        decay = torch.exp(delta_t * A)
+        state = decay[..., None, None] * state + (delta_t[..., None] * x_t)[..., None] * B_t[..., None, :]
+        ys.append((state * C_t[..., None, :]).sum(-1))
+    return torch.stack(ys, 1) if ys else x * 1, state
+
+
+def by_blocks(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The same as matrix products, forward and backward of operands in the dtype of x, B and C, added up in fp32."""
+    dtype = _operand_dtype(x, B, C)
+    x, B, C = (array.to(A.dtype) for array in (x, B, C))
+    ys = []
+    for u, d, b, c in zip(*(array.split(BLOCK, 1) for array in (x, delta, B, C)), strict=True):
+        if not u.shape[1]:
+            continue
+        u, d, b, c = (array.transpose(1, 2) for array in (u, d, b, c))  # (batch, heads, steps, ...)
+        sums = (d * A[:, None]).cumsum(-1)
+        later = torch.ones(u.shape[2], u.shape[2], dtype=torch.bool, device=u.device).tril()
+        decay = (sums[..., :, None] - sums[..., None, :]).masked_fill(~later, -inf).exp()
+        scores = product(c, b.mT, dtype) * decay * d[..., None, :]
+        y = product(scores, u, dtype) + product(c, state.mT, dtype) * sums.exp()[..., None]
+        ys.append(y.transpose(1, 2))
+        put = (sums[..., -1:] - sums).exp() * d
+        state = decayed(state, sums[..., -1:, None].exp(), dtype) + product((u * put[..., None]).mT, b, dtype)
+    return torch.cat(ys, 1) if ys else x * 1, state
+
+
+def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """A matrix product of operands that are rounded to a dtype, as are those of its gradient's products."""
+    return with_rounded_gradient(_rounded(a, dtype) @ _rounded(b, dtype), dtype)
+
+
+def with_rounded_gradient(a: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same, whose gradient is rounded to a dtype."""
+    a = a.view_as(a)
+    if a.requires_grad:
+        a.register_hook(lambda gradient: gradient.to(dtype).to(gradient.dtype))
+    return a
+
+
+def decayed(state: Tensor, decay: Tensor, dtype: torch.dtype) -> Tensor:
+    """Their product, whose gradient multiplies the decay's by a state that was kept rounded to a dtype."""
+    kept = _rounded(state, dtype).detach()
+    return state * decay.detach() + (kept * decay - (kept * decay).detach())
+
+
+def _rounded(a: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rounded in value, with the gradient of what was not."""
+    return a + (a.to(dtype).to(a.dtype) - a).detach()
+
+
+def _operand_dtype(x: Tensor, B: Tensor, C: Tensor) -> torch.dtype:
+    """That of all three; fp32 where they differ."""
+    return x.dtype if x.dtype == B.dtype == C.dtype else torch.promote_types(x.dtype, torch.float32)
+
+
+plain = partial(ssd, scan=by_blocks, gated=with_rounded_gradient)

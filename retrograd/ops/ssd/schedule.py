@@ -1,0 +1,374 @@
+"""Which kernels run, in which order, on which arrays: a program for each pass, the same for PyTorch and JAX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import triton.language as tl
+
+from retrograd.core.arch import Arch
+from retrograd.core.arrays import pointers_to, read_in_place, strides_of
+from retrograd.core.build import divisor
+from retrograd.core.chunks import places
+from retrograd.core.op import Layouts, Param
+from retrograd.core.program import Array, Launch, Program, Scalar
+from retrograd.core.reduce import sum_blocks_launch, sum_rows_launch
+from retrograd.core.rows import Layout, is_dense
+
+from . import backward as backward_kernels
+from . import forward as forward_kernels
+from . import plan
+from . import states as state_kernels
+from .blocks import clear_outside
+from .plan import Tile
+from .spec import Spec
+
+FP32 = "float32"
+ROWS = ("x", "z", "dy", "B", "C")  # arrays of rows: (batch, time, heads or groups, columns)
+TRITON = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
+
+
+def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
+    """The arguments -> y, final_state, states."""
+    inputs, layouts = _inputs(names, spec, layouts)
+    tile = plan.tile(spec, arch)
+    scratch = (*_prepared(spec, tile), _states("entering", spec, tile))
+    of = _Launches(spec, tile, inputs + outputs + scratch, layouts, arch)
+    states = of.carry("x", "B", start="initial_state", out="entering", kept="states", last="final_state")
+    launches = (of.prepare(), states, of.outputs("x", "B", "C", "entering", out="y"), *of.clear("y"))
+    return Program(inputs, outputs, scratch, launches)
+
+
+def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
+    """The gradients of the results, the arguments, states -> the gradients wanted.
+
+    All others are computed as well: a kernel without them would be another binary, in which the compiler fuses other
+    multiplications with additions, and a gradient's bits would depend on what else is asked for.
+    """
+    inputs, layouts = _inputs(names, spec, layouts)
+    tile = plan.tile(spec, arch)
+    made = {array.name for array in outputs}
+    count, blocks = _places(spec, tile.steps), _head_blocks(spec)
+    steps = spec.batch * spec.time
+    alike = {name: spec[name] for name in ("x", "dt", "z", "initial_state")}
+    unwanted = {f"d{name}": param for name, param in alike.items() if param and f"d{name}" not in made}
+    # Sums over blocks of steps; those of D (heads,) have channels before heads, to be summed over them too.
+    partials = {"A": (count, spec.heads), "dt_bias": (count, spec.heads), "D": (count, spec.heads * spec.P)}
+    of_slices = (count, spec.heads * tile.slices(spec), tile.steps)
+    of_states = (count, spec.heads * tile.slices(spec) * tile.state_blocks(spec), tile.steps)
+    sizes = {
+        **dict.fromkeys(("targets", "sources", "own"), of_slices),
+        **dict.fromkeys(("before", "behind"), of_states),
+        "both": (count, spec.heads * tile.tiles(spec)),
+        "dC_partial": (steps, blocks, spec.N),
+        "dB_partial": (steps, blocks, spec.N),
+        **{f"d{name}_partial": shape for name, shape in partials.items() if spec[name]},
+    }
+    scratch = (
+        *_prepared(spec, tile),
+        _states("entering", spec, tile),
+        _states("leaving", spec, tile),
+        *(Array(name, shape, FP32) for name, shape in sizes.items()),
+        *(Array(name, param.shape, param.dtype) for name, param in unwanted.items()),
+        *((Array("dy_ungated", spec.x.shape, spec.operand_dtype),) if spec.z else ()),
+    )
+    of = _Launches(spec, tile, inputs + outputs + scratch, layouts, arch)
+    dy = "dy_ungated" if spec.z else "dy"
+    launches = [
+        of.prepare(),
+        of.carry("x", "B", start="states", out="entering", from_kept=True),
+        *((of.outputs("x", "B", "C", "entering", dout="dy"),) if spec.z else ()),
+        of.carry(dy, "C", start="dfinal_state", out="leaving", last="dinitial_state", back=True),
+        of.outputs(dy, "C", "B", "leaving", out="dx", back=True),
+        of.pairs(dy),
+        of.through_states(dy, "C", "entering", "dC_partial", "before", back=False),
+        of.through_states("x", "B", "leaving", "dB_partial", "behind", back=True),
+        of.finish(),
+    ]
+    for name in ("B", "C"):
+        if f"d{name}" in made:
+            each = blocks // spec.groups
+            launches.append(sum_blocks_launch(f"d{name}_partial", f"d{name}", steps, spec.groups, each, spec.N, arch))
+    for name, (rows, columns) in partials.items():
+        if f"d{name}" in made:
+            if name == "D" and not _wide_skip(spec):
+                rows, columns = rows * spec.P, spec.heads
+            launches.append(sum_rows_launch(f"d{name}_partial", f"d{name}", rows, columns, arch))
+    launches += of.clear(*(f"d{name}" for name in ("x", "dt", "B", "C", "z") if f"d{name}" in made))
+    return Program(inputs, outputs, scratch, tuple(launches))
+
+
+@dataclass(frozen=True)
+class _Launches:
+    """The launches of a pass, whose arrays these are."""
+
+    spec: Spec
+    tile: Tile
+    arrays: tuple[Array, ...]
+    layouts: Layouts
+    arch: Arch
+
+    def prepare(self) -> Launch:
+        """Step sizes, and sums of log decays."""
+        return self._of_steps(state_kernels.prepare, "dt A dt_bias cu_seqlens delta sums")
+
+    def finish(self) -> Launch:
+        """The gradients of step sizes, and of what they are made of."""
+        arrays = "dt A dt_bias cu_seqlens delta targets sources own before behind both ddt dA_partial ddt_bias_partial"
+        spec, tile = self.spec, self.tile
+        sizes = {"P_BLOCKS": tile.slices(spec), "N_BLOCKS": tile.state_blocks(spec), "TILES": tile.tiles(spec)}
+        return self._of_steps(backward_kernels.finish, arrays, **sizes)
+
+    def carry(
+        self,
+        drive: str,
+        vector: str,
+        *,
+        start: str,
+        out: str,
+        kept: str | None = None,
+        last: str | None = None,
+        back: bool = False,
+        from_kept: bool = False,
+    ) -> Launch:
+        """The states that enter the blocks, or, `back`, the gradients of those that leave them."""
+        spec, tile = self.spec, self.tile
+        sequences = _places(spec, spec.chunk) if from_kept else spec.sequences
+        return Launch(
+            state_kernels.carry_states,
+            grid=sequences * spec.heads * tile.tiles(spec),
+            arrays=pointers_to(
+                self.arrays,
+                drive_ptr=drive,
+                vector_ptr=vector,
+                delta_ptr="delta",
+                sums_ptr="sums",
+                start_ptr=start,
+                cu_seqlens_ptr="cu_seqlens",
+                states_ptr=out,
+                kept_ptr=kept,
+                last_ptr=last,
+                entering_ptr="entering" if back else None,
+                both_ptr="both" if back else None,
+            ),
+            scalars={
+                **self._sizes,
+                "heads_a_group": spec.heads // spec.groups,
+                "drive_strides": self._strides(drive),
+                "vector_strides": self._strides(vector),
+            },
+            constants={
+                "P": spec.P,
+                "N": spec.N,
+                "Q": tile.steps,
+                "KEEP": spec.chunk,
+                "BLOCK_P": tile.channels,
+                "BLOCK_N": tile.carried,
+                "DRIVE_UNIT": self._unit(drive),
+                "VECTOR_UNIT": self._unit(vector),
+                **self._multiplied,
+                "BACK": back,
+                "FROM_KEPT": from_kept,
+                "STAGES": tile.stages,
+            },
+            num_warps=4,
+            num_stages=tile.stages,
+            overlap=self.arch.overlaps_launches,
+        )
+
+    def outputs(
+        self,
+        u: str,
+        k: str,
+        q: str,
+        states: str,
+        *,
+        out: str | None = None,
+        dout: str | None = None,
+        back: bool = False,
+    ) -> Launch:
+        """The results of every block, or dx; with `dout`, the gradients of the gate."""
+        gates = {"dz_ptr": "dz", "dy_ptr": "dy_ungated"} if dout else {"dz_ptr": None, "dy_ptr": None}
+        arrays = pointers_to(
+            self.arrays,
+            "D cu_seqlens delta sums",
+            u_ptr=u,
+            k_ptr=k,
+            q_ptr=q,
+            z_ptr=None if back else "z",
+            dout_ptr=dout,
+            states_ptr=states,
+            out_ptr=out,
+            **gates,
+        )
+        rows = {"u": u, "k": k, "q": q, "z": "z", "dout": "dy"}
+        return self._of_blocks(forward_kernels.outputs, arrays, rows, BACK=back, WIDE_D=_wide_skip(self.spec))
+
+    def pairs(self, dy: str) -> Launch:
+        """Gradients by pairs of steps within a block."""
+        names = "x B C cu_seqlens delta sums dB_partial dC_partial dD_partial targets sources own"
+        arrays = pointers_to(self.arrays, names, dy_ptr=dy)
+        return self._of_blocks(backward_kernels.pairs, arrays, {"dy": dy, "x": "x", "B": "B", "C": "C"})
+
+    def through_states(self, u: str, q: str, states: str, partial: str, by_step: str, *, back: bool) -> Launch:
+        """Gradients by pairs of steps that a state connects."""
+        arrays = pointers_to(
+            self.arrays,
+            "cu_seqlens delta sums",
+            u_ptr=u,
+            q_ptr=q,
+            states_ptr=states,
+            partial_ptr=partial,
+            sums_by_step_ptr=by_step,
+        )
+        launch = self._of_blocks(backward_kernels.through_states, arrays, {"u": u, "q": q}, BACK=back)
+        return replace(launch, grid=launch.grid * self.tile.state_blocks(self.spec))
+
+    def clear(self, *names: str) -> list[Launch]:
+        """Zeros in arrays (1, time, ...) outside of packed sequences."""
+        if not self.spec.packed:
+            return []
+        arrays = {array.name: array for array in self.arrays}
+        return [
+            Launch(
+                clear_outside,
+                grid=-(-self.spec.time // plan.CLEARED_STEPS),
+                arrays={"cu_seqlens_ptr": "cu_seqlens", "out_ptr": name},
+                scalars={
+                    "T": self.spec.time,
+                    "sequences": self.spec.sequences,
+                    "columns": prod(arrays[name].shape[2:]),
+                },
+                constants={"ROWS": plan.CLEARED_STEPS, "COLUMNS": 128, "OVERLAP": self.arch.overlaps_launches},
+                num_warps=4,
+                overlap=self.arch.overlaps_launches,
+            )
+            for name in names
+        ]
+
+    def _of_steps(self, kernel: Any, names: str, **constants: int) -> Launch:
+        low, high = map(float, self.spec.dt_limit)
+        return Launch(
+            kernel,
+            grid=_places(self.spec, self.tile.steps) * -(-self.spec.heads // plan.PREPARED_HEADS),
+            arrays=pointers_to(self.arrays, names),
+            scalars={
+                **self._sizes,
+                "dt_strides": strides_of("dt", self.spec.dt.shape, self.layouts),
+                "low": low,
+                "high": high,
+            },
+            constants={
+                "Q": self.tile.steps,
+                "BLOCK_H": plan.PREPARED_HEADS,
+                "SOFTPLUS": self.spec.dt_softplus,
+                "OVERLAP": self.arch.overlaps_launches,
+                **constants,
+            },
+            num_warps=4,
+            overlap=self.arch.overlaps_launches,
+        )
+
+    def _of_blocks(self, kernel: Any, arrays: dict[str, str | None], rows: dict[str, str], **constants: Any) -> Launch:
+        """A program for every block of steps and some heads of a group; `rows`: parameter -> array of rows."""
+        spec, tile = self.spec, self.tile
+        return Launch(
+            kernel,
+            grid=_places(spec, tile.steps) * _head_blocks(spec),
+            arrays=arrays,
+            scalars={
+                **self._sizes,
+                "G": spec.groups,
+                **{f"{name}_strides": self._strides(array) for name, array in rows.items()},
+                "dD_strides": (spec.P, 1) if _wide_skip(spec) else (1, spec.heads),
+            },
+            constants={
+                "P": spec.P,
+                "N": spec.N,
+                "Q": tile.steps,
+                "BLOCK_P": tile.channels,
+                "BLOCK_N": tile.states,
+                "HEADS": max(plan.heads(spec), 1),
+                **{f"{name.upper()}_UNIT": self._unit(array) for name, array in rows.items()},
+                **self._multiplied,
+                **constants,
+            },
+            num_warps=tile.num_warps,
+            overlap=self.arch.overlaps_launches,
+        )
+
+    @property
+    def _sizes(self) -> dict[str, Scalar]:
+        return {"T": self.spec.time, "sequences": self.spec.sequences, "H": self.spec.heads}
+
+    @property
+    def _multiplied(self) -> dict[str, Any]:
+        """How operands are multiplied."""
+        return {
+            "DTYPE": TRITON[self.spec.operand_dtype],
+            "SPLIT": self.spec.operand_dtype == FP32 and self.arch.backend == "cuda",
+            "OVERLAP": self.arch.overlaps_launches,
+        }
+
+    def _param(self, name: str) -> Param | None:
+        """An array of rows."""
+        return self.spec.x if name in ("dy", "dy_ungated") else self.spec[name]
+
+    def _strides(self, name: str) -> tuple[int, ...]:
+        """Of batch, time and head, in units."""
+        param = self._param(name)
+        if param is None:
+            return (0, 0, 0)
+        return tuple(s // self._unit(name) for s in strides_of(name, param.shape, self.layouts)[:-1])
+
+    def _unit(self, name: str) -> int:
+        param = self._param(name)
+        return 1 if param is None else unit(param)
+
+
+def unit(param: Param) -> int:
+    """What the strides of rows are all multiples of where they lie densely."""
+    return divisor(param.shape[-1])
+
+
+def in_place(name: str, param: Param, layout: Layout) -> bool:
+    """Whether the kernels read an array where it lies: they are compiled for dense memory."""
+    if name == "dt":
+        return True
+    if name not in ROWS:
+        return layout.aligned and is_dense(param.shape, layout.strides)
+    *rows, columns = layout.strides
+    return layout.aligned and columns == 1 and not any(stride % unit(param) for stride in rows)
+
+
+def _inputs(names: tuple[str, ...], spec: Spec, layouts: Layouts) -> tuple[tuple[Array, ...], Layouts]:
+    """The arrays that a pass reads, and the layouts of those that it reads where they lie; the others are copied."""
+    params = {**spec.arrays(), "dy": spec.x, "dfinal_state": spec.state, "states": spec.kept}
+    return read_in_place({name: params[name] for name in names}, layouts, in_place)
+
+
+def _prepared(spec: Spec, tile: Tile) -> tuple[Array, Array]:
+    shape = (_places(spec, tile.steps), spec.heads, tile.steps)
+    return Array("delta", shape, FP32), Array("sums", shape, FP32)
+
+
+def _states(name: str, spec: Spec, tile: Tile) -> Array:
+    """A state for every block of steps."""
+    return Array(name, (_places(spec, tile.steps), spec.heads, spec.P, spec.N), spec.operand_dtype)
+
+
+def _places(spec: Spec, steps: int) -> int:
+    """Places in all rows for blocks of so many steps."""
+    return spec.batch * places(spec, steps)
+
+
+def _head_blocks(spec: Spec) -> int:
+    """Programs that share a block of steps."""
+    return spec.groups * -(-(spec.heads // spec.groups) // max(plan.heads(spec), 1))
+
+
+def _wide_skip(spec: Spec) -> bool:
+    """Whether D is (H, P)."""
+    return spec.D is not None and len(spec.D.shape) == 2

@@ -1,0 +1,162 @@
+"""SSD's step sizes, and the states that enter every block of steps: what goes in sequence. Symbols: README.md."""
+
+import triton
+import triton.language as tl
+
+from retrograd.core.numerics import LOG2E, let_next_start, softplus, wait_for_previous
+
+from .blocks import add_product, bounds_of, first_place, limited, load_raw, owner_of, rows_at
+
+# 2 to this power is 0: a log decay below it loses nothing by being it, and the sums that it is in keep their digits.
+FLOOR = tl.constexpr(-150.0)
+
+
+@triton.jit(do_not_specialize=["T", "sequences", "dt_strides", "low", "high"])
+def prepare(
+    dt_ptr,
+    A_ptr,
+    dt_bias_ptr,
+    cu_seqlens_ptr,
+    delta_ptr,
+    sums_ptr,
+    T,
+    sequences,
+    H,
+    dt_strides,
+    low,
+    high,
+    Q: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """delta (places, H, Q), 0 outside of the sequence; sums (places, H, Q) of delta A log2(e) from a block's start."""
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    blocks = tl.cdiv(H, BLOCK_H)
+    place = tl.program_id(0) // blocks
+    head = tl.program_id(0) % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
+    number, step = owner_of(place, T, sequences, cu_seqlens_ptr, Q)
+    row, first, length = bounds_of(number, T, cu_seqlens_ptr)
+    j = tl.arange(0, Q)
+    t = step + j
+    live = ((t >= 0) & (t < length))[:, None] & (head < H)[None, :]
+    delta = load_raw(dt_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H)
+    if SOFTPLUS:
+        delta = softplus(delta)
+    delta = tl.where(live, limited(delta, low, high), 0.0)
+    log = delta * (tl.load(A_ptr + head, mask=head < H, other=0.0) * LOG2E)[None, :]
+    log = tl.where(log < FLOOR, FLOOR, log)
+    at = (tl.cast(place, tl.int64) * H + head)[None, :] * Q + j[:, None]
+    in_array = (head < H)[None, :] & (j < Q)[:, None]
+    tl.store(delta_ptr + at, delta, mask=in_array)
+    tl.store(sums_ptr + at, tl.cumsum(log, axis=0), mask=in_array)
+
+
+@triton.jit(do_not_specialize=["T", "sequences", "drive_strides", "vector_strides"])
+def carry_states(
+    drive_ptr,
+    vector_ptr,
+    delta_ptr,
+    sums_ptr,
+    start_ptr,
+    cu_seqlens_ptr,
+    states_ptr,
+    kept_ptr,
+    last_ptr,
+    entering_ptr,
+    both_ptr,
+    T,
+    sequences,
+    H,
+    heads_a_group,
+    drive_strides,
+    vector_strides,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    Q: tl.constexpr,
+    KEEP: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    DRIVE_UNIT: tl.constexpr,
+    VECTOR_UNIT: tl.constexpr,
+    DTYPE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BACK: tl.constexpr,
+    FROM_KEPT: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """The state that enters every block: states (places, H, P, N); one program for BLOCK_P channels, BLOCK_N states.
+
+    Forward: driven by x and B, from the initial state; what enters every KEEP steps is also kept, and the last state is
+    stored. FROM_KEPT: a program for every kept state, from it up to the next.
+    BACK: the gradient of the state that leaves every block, driven by dy and C from the last step on,
+    from the gradient of the final state; the last one is that of the initial state. With the states that enter the
+    blocks, also what log decays have of pairs of a step before and one behind a block: both (places, H, tiles).
+    """
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    P_BLOCKS: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
+    N_BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    tiles = H * (P_BLOCKS * N_BLOCKS)
+    tile = tl.program_id(0) % tiles
+    head = tile // (P_BLOCKS * N_BLOCKS)
+    p = tile // N_BLOCKS % P_BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tile % N_BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_tile = (p < P)[:, None] & (n < N)[None, :]
+    within = p.to(tl.int64)[:, None] * N + n[None, :] + tl.cast(head, tl.int64) * (P * N)
+    size = tl.cast(H, tl.int64) * (P * N)
+    part = tl.program_id(0) // tiles
+    begin = 0
+    if FROM_KEPT:
+        number, begin = owner_of(part, T, sequences, cu_seqlens_ptr, KEEP)
+    else:
+        number = part
+    row, first, length = bounds_of(number, T, cu_seqlens_ptr)
+    place = first_place(number, first, T, cu_seqlens_ptr, Q)
+    kept_place = first_place(number, first, T, cu_seqlens_ptr, KEEP)
+    end = length
+    if FROM_KEPT:
+        end = tl.where(begin < 0, begin, tl.minimum(length, begin + KEEP))
+    drive_ptr = rows_at(drive_ptr, drive_strides, row, first, head, DRIVE_UNIT) + p[None, :]
+    vector_ptr = rows_at(vector_ptr, vector_strides, row, first, head // heads_a_group, VECTOR_UNIT) + n[None, :]
+    j = tl.arange(0, Q)
+
+    state = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
+    if FROM_KEPT:
+        state = tl.load(start_ptr + part.to(tl.int64) * size + within, mask=in_tile & (begin < end), other=0.0).to(
+            tl.float32
+        )
+    elif start_ptr is not None:
+        state = tl.load(start_ptr + tl.cast(number, tl.int64) * size + within, mask=in_tile, other=0.0)
+    blocks = tl.cdiv(tl.maximum(end - begin, 0), Q)
+    for i in tl.range(blocks, num_stages=STAGES):
+        c = begin // Q + (blocks - 1 - i if BACK else i)
+        at = states_ptr + (place + c).to(tl.int64) * size + within
+        tl.store(at, state.to(DTYPE), mask=in_tile)
+        if kept_ptr is not None:
+            if c % (KEEP // Q) == 0:
+                kept = kept_ptr + (kept_place + c // (KEEP // Q)).to(tl.int64) * size + within
+                tl.store(kept, state.to(DTYPE), mask=in_tile)
+        at = ((place + c).to(tl.int64) * H + head) * Q
+        sums = tl.load(sums_ptr + at + j)
+        whole = tl.exp2(tl.load(sums_ptr + at + Q - 1))
+        if both_ptr is not None:
+            entering = tl.load(entering_ptr + (place + c).to(tl.int64) * size + within, mask=in_tile, other=0.0)
+            both = tl.sum(tl.sum(state * entering.to(tl.float32), axis=1), axis=0)
+            tl.store(both_ptr + (place + c).to(tl.int64) * tiles + tile, both * whole)
+        t = c * Q + j
+        live = (t < length)[:, None]
+        steps = t.to(tl.int64)[:, None]
+        u = tl.load(drive_ptr + steps * drive_strides[1] * DRIVE_UNIT, mask=live & (p < P)[None, :], other=0.0)
+        k = tl.load(vector_ptr + steps * vector_strides[1] * VECTOR_UNIT, mask=live & (n < N)[None, :], other=0.0)
+        u = u.to(tl.float32)
+        if BACK:
+            u *= tl.exp2(sums)[:, None]
+        else:
+            last = tl.load(sums_ptr + at + Q - 1)
+            u *= (tl.exp2(last - sums) * tl.load(delta_ptr + at + j))[:, None]
+        state = add_product(tl.trans(u.to(DTYPE)), k, state * whole, DTYPE, SPLIT)
+    if last_ptr is not None:
+        tl.store(last_ptr + tl.cast(number, tl.int64) * size + within, state, mask=in_tile)
