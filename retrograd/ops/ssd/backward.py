@@ -17,6 +17,7 @@ from .blocks import (
     load_raw,
     load_rows,
     load_state,
+    outside,
     owner_of,
     product,
     rows_at,
@@ -32,8 +33,8 @@ def pairs(
     cu_seqlens_ptr,
     delta_ptr,
     sums_ptr,
-    dB_partial_ptr,
-    dC_partial_ptr,
+    dB_within_ptr,
+    dC_within_ptr,
     dD_partial_ptr,
     targets_ptr,
     sources_ptr,
@@ -63,7 +64,7 @@ def pairs(
 ):
     """Pairs of steps within a block; a program takes one, and up to HEADS heads of a group, over which it sums.
 
-    dB_partial, dC_partial: (B T, G, blocks of heads, N).
+    dB_within, dC_within: (B T, G, blocks of heads, N).
     dD_partial: (places, ...), with `dD_strides` of head and channel.
     Of slices, (places, slices, Q): `targets`, what log decays have of the pairs, by the target; `sources` and `own`,
     what delta has as a factor of x, by later targets and by the step itself.
@@ -118,9 +119,9 @@ def pairs(
         n = b * BLOCK_N + tl.arange(0, BLOCK_N)
         mask = live[:, None] & (n < N)[None, :]
         B = load_rows(B_ptr, t, B_strides[1], n, live, N, B_UNIT)
-        tl.store(dC_partial_ptr + at + n[None, :], product(dscores, B, DTYPE, SPLIT), mask=mask)
+        tl.store(dC_within_ptr + at + n[None, :], product(dscores, B, DTYPE, SPLIT), mask=mask)
         C = load_rows(C_ptr, t, C_strides[1], n, live, N, C_UNIT)
-        tl.store(dB_partial_ptr + at + n[None, :], product(tl.trans(dscores), C, DTYPE, SPLIT), mask=mask)
+        tl.store(dB_within_ptr + at + n[None, :], product(tl.trans(dscores), C, DTYPE, SPLIT), mask=mask)
 
 
 @triton.jit(do_not_specialize=["T", "sequences", "u_strides", "q_strides"])
@@ -131,6 +132,7 @@ def through_states(
     delta_ptr,
     sums_ptr,
     states_ptr,
+    within_ptr,
     partial_ptr,
     sums_by_step_ptr,
     T,
@@ -155,8 +157,8 @@ def through_states(
     """Pairs of a step in a block and one before or behind it; a program takes BLOCK_N states, else as in `pairs`.
 
     Forward: u, q = dy, C; states enter the blocks. BACK: u, q = x, B; states are gradients of those that leave them.
-    Added to partial (B T, G, blocks of heads, N): dC, or dB. Of slices and blocks of states, (places, slices, Q):
-    what log decays have of the pairs, by the target; what delta has as a factor of x.
+    partial (B T, G, blocks of heads, N) is dC, or dB, with what `within` has of it. Of slices and blocks of states,
+    (places, slices, Q): what log decays have of the pairs, by the target; what delta has as a factor of x.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
@@ -172,9 +174,9 @@ def through_states(
     t = step + j
     live = (t >= 0) & (t < length)
     q = load_rows(rows_at(q_ptr, q_strides, row, first, group, Q_UNIT), t, q_strides[1], n, live, N, Q_UNIT)
-    partial_ptr += ((row * T + first + t.to(tl.int64)) * blocks + block)[:, None] * N + n[None, :]
+    offsets = ((row * T + first + t.to(tl.int64)) * blocks + block)[:, None] * N + n[None, :]
     mask = live[:, None] & (n < N)[None, :]
-    total = tl.load(partial_ptr, mask=mask, other=0.0)
+    total = tl.load(within_ptr + offsets, mask=mask, other=0.0)
 
     for i in range(heads * P_BLOCKS):
         h = head + i // P_BLOCKS
@@ -193,7 +195,12 @@ def through_states(
         if BACK:
             u *= tl.load(delta_ptr + at + j)[:, None]
         total = add_product(u, state, total, DTYPE, SPLIT)
-    tl.store(partial_ptr, total, mask=mask)
+    tl.store(partial_ptr + offsets, total, mask=mask)
+    if cu_seqlens_ptr is not None:
+        cleared, in_none = outside(place, T, sequences, cu_seqlens_ptr, Q)
+        offsets = (cleared.to(tl.int64) * blocks + block)[:, None] * N + n[None, :]
+        zeros = tl.zeros([Q, BLOCK_N], tl.float32)
+        tl.store(partial_ptr + offsets, zeros, mask=in_none[:, None] & (n < N)[None, :])
 
 
 @triton.jit(do_not_specialize=["T", "sequences", "dt_strides", "low", "high"])
@@ -276,3 +283,8 @@ def finish(
     tl.store(dA_partial_ptr + wide * H + head, dA, mask=head < H)
     if ddt_bias_partial_ptr is not None:
         tl.store(ddt_bias_partial_ptr + wide * H + head, tl.sum(ddt, axis=0), mask=head < H)
+    if cu_seqlens_ptr is not None:
+        cleared, in_none = outside(place, T, sequences, cu_seqlens_ptr, Q)
+        out = ddt_ptr + cleared.to(tl.int64)[:, None] * H + head[None, :]
+        zeros = tl.zeros([Q, BLOCK_H], ddt_ptr.dtype.element_ty)
+        tl.store(out, zeros, mask=in_none[:, None] & (head < H)[None, :])

@@ -8,8 +8,6 @@ A slice is BLOCK_P channels of a head.
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import let_next_start, wait_for_previous
-
 
 @triton.jit
 def bounds_of(number, T, cu_seqlens_ptr):
@@ -118,27 +116,13 @@ def load_raw(dt_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H):
     return raw
 
 
-@triton.jit(do_not_specialize=["T", "sequences"])
-def clear_outside(
-    cu_seqlens_ptr,
-    out_ptr,
-    T,
-    sequences,
-    columns,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """Zeros in the rows of an array (T, columns) before the first packed sequence and behind the last."""
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
-    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+@triton.jit
+def outside(place, T, sequences, cu_seqlens_ptr, STEPS: tl.constexpr):
+    """Steps of a packed row that a place clears, and which of them are in no sequence.
+
+    There are places enough for all steps, so one more store a program fills what no sequence writes.
+    """
+    t = place * STEPS + tl.arange(0, STEPS)
     start = tl.load(cu_seqlens_ptr)
     stop = tl.load(cu_seqlens_ptr + sequences)
-    outside = (t < T) & ((t < start) | (t >= stop))
-    if tl.sum(outside.to(tl.int32), axis=0) > 0:
-        for first in range(0, columns, COLUMNS):
-            column = first + tl.arange(0, COLUMNS)
-            at = out_ptr + t.to(tl.int64)[:, None] * columns + column[None, :]
-            zeros = tl.zeros([ROWS, COLUMNS], out_ptr.dtype.element_ty)
-            tl.store(at, zeros, mask=outside[:, None] & (column < columns)[None, :])
+    return t, (t < T) & ((t < start) | (t >= stop))

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from retrograd.core.numerics import let_next_start, silu, silu_grad, wait_for_previous
 
-from .blocks import add_product, block_of, bounds_of, load_rows, load_state, owner_of, rows_at
+from .blocks import add_product, block_of, bounds_of, load_rows, load_state, outside, owner_of, rows_at
 
 
 @triton.jit(do_not_specialize=["T", "sequences", "u_strides", "z_strides", "dout_strides", "k_strides", "q_strides"])
@@ -71,10 +71,12 @@ def outputs(
     k_ptr = rows_at(k_ptr, k_strides, row, first, group, K_UNIT)
     q_ptr = rows_at(q_ptr, q_strides, row, first, group, Q_UNIT)
     scores = tl.zeros([Q, Q], tl.float32)
+    q = load_rows(q_ptr, t, q_strides[1], tl.arange(0, BLOCK_N), live, N, Q_UNIT)
     for b in range(N_BLOCKS):
         n = b * BLOCK_N + tl.arange(0, BLOCK_N)
         k = load_rows(k_ptr, t, k_strides[1], n, live, N, K_UNIT)
-        q = load_rows(q_ptr, t, q_strides[1], n, live, N, Q_UNIT)
+        if N_BLOCKS > 1:
+            q = load_rows(q_ptr, t, q_strides[1], n, live, N, Q_UNIT)
         scores = add_product(q, tl.trans(k), scores, DTYPE, SPLIT)
 
     for i in range(heads * P_BLOCKS):
@@ -116,3 +118,12 @@ def outputs(
             out *= silu(z)
         if out_ptr is not None:
             tl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=mask)
+        if cu_seqlens_ptr is not None:
+            cleared, in_none = outside(place, T, sequences, cu_seqlens_ptr, Q)
+            offsets = cleared.to(tl.int64)[:, None] * (H * P) + (h * P + p)[None, :]
+            zeros = tl.zeros([Q, BLOCK_P], tl.float32)
+            mask = in_none[:, None] & (p < P)[None, :]
+            if out_ptr is not None:
+                tl.store(out_ptr + offsets, zeros.to(out_ptr.dtype.element_ty), mask=mask)
+            if dz_ptr is not None:
+                tl.store(dz_ptr + offsets, zeros.to(dz_ptr.dtype.element_ty), mask=mask)

@@ -25,7 +25,6 @@ SINGLE_STATES = 32
 LEAST = 16  # what a matrix product takes at least
 HEADS = 16  # over which a program sums dB and dC, at most
 PREPARED_HEADS = 16  # of a program that prepares step sizes, or finishes their gradients
-CLEARED_STEPS = 32  # of a program that writes zeros outside of packed sequences
 
 
 @dataclass(frozen=True, slots=True)

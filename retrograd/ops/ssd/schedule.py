@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import triton.language as tl
@@ -21,7 +20,6 @@ from . import backward as backward_kernels
 from . import forward as forward_kernels
 from . import plan
 from . import states as state_kernels
-from .blocks import clear_outside
 from .plan import Tile
 from .spec import Spec
 
@@ -37,7 +35,7 @@ def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layo
     scratch = (*_prepared(spec, tile), _states("entering", spec, tile))
     of = _Launches(spec, tile, inputs + outputs + scratch, layouts, arch)
     states = of.carry("x", "B", start="initial_state", out="entering", kept="states", last="final_state")
-    launches = (of.prepare(), states, of.outputs("x", "B", "C", "entering", out="y"), *of.clear("y"))
+    launches = (of.prepare(), states, of.outputs("x", "B", "C", "entering", out="y"))
     return Program(inputs, outputs, scratch, launches)
 
 
@@ -62,8 +60,7 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
         **dict.fromkeys(("targets", "sources", "own"), of_slices),
         **dict.fromkeys(("before", "behind"), of_states),
         "both": (count, spec.heads * tile.tiles(spec)),
-        "dC_partial": (steps, blocks, spec.N),
-        "dB_partial": (steps, blocks, spec.N),
+        **dict.fromkeys(("dB_within", "dC_within", "dB_partial", "dC_partial"), (steps, blocks, spec.N)),
         **{f"d{name}_partial": shape for name, shape in partials.items() if spec[name]},
     }
     scratch = (
@@ -83,8 +80,8 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
         of.carry(dy, "C", start="dfinal_state", out="leaving", last="dinitial_state", back=True),
         of.outputs(dy, "C", "B", "leaving", out="dx", back=True),
         of.pairs(dy),
-        of.through_states(dy, "C", "entering", "dC_partial", "before", back=False),
-        of.through_states("x", "B", "leaving", "dB_partial", "behind", back=True),
+        of.through_states(dy, "C", "entering", "dC", "before", back=False),
+        of.through_states("x", "B", "leaving", "dB", "behind", back=True),
         of.finish(),
     ]
     for name in ("B", "C"):
@@ -96,7 +93,6 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
             if name == "D" and not _wide_skip(spec):
                 rows, columns = rows * spec.P, spec.heads
             launches.append(sum_rows_launch(f"d{name}_partial", f"d{name}", rows, columns, arch))
-    launches += of.clear(*(f"d{name}" for name in ("x", "dt", "B", "C", "z") if f"d{name}" in made))
     return Program(inputs, outputs, scratch, tuple(launches))
 
 
@@ -208,11 +204,11 @@ class _Launches:
 
     def pairs(self, dy: str) -> Launch:
         """Gradients by pairs of steps within a block."""
-        names = "x B C cu_seqlens delta sums dB_partial dC_partial dD_partial targets sources own"
+        names = "x B C cu_seqlens delta sums dB_within dC_within dD_partial targets sources own"
         arrays = pointers_to(self.arrays, names, dy_ptr=dy)
         return self._of_blocks(backward_kernels.pairs, arrays, {"dy": dy, "x": "x", "B": "B", "C": "C"})
 
-    def through_states(self, u: str, q: str, states: str, partial: str, by_step: str, *, back: bool) -> Launch:
+    def through_states(self, u: str, q: str, states: str, dq: str, by_step: str, *, back: bool) -> Launch:
         """Gradients by pairs of steps that a state connects."""
         arrays = pointers_to(
             self.arrays,
@@ -220,33 +216,12 @@ class _Launches:
             u_ptr=u,
             q_ptr=q,
             states_ptr=states,
-            partial_ptr=partial,
+            within_ptr=f"{dq}_within",
+            partial_ptr=f"{dq}_partial",
             sums_by_step_ptr=by_step,
         )
         launch = self._of_blocks(backward_kernels.through_states, arrays, {"u": u, "q": q}, BACK=back)
         return replace(launch, grid=launch.grid * self.tile.state_blocks(self.spec))
-
-    def clear(self, *names: str) -> list[Launch]:
-        """Zeros in arrays (1, time, ...) outside of packed sequences."""
-        if not self.spec.packed:
-            return []
-        arrays = {array.name: array for array in self.arrays}
-        return [
-            Launch(
-                clear_outside,
-                grid=-(-self.spec.time // plan.CLEARED_STEPS),
-                arrays={"cu_seqlens_ptr": "cu_seqlens", "out_ptr": name},
-                scalars={
-                    "T": self.spec.time,
-                    "sequences": self.spec.sequences,
-                    "columns": prod(arrays[name].shape[2:]),
-                },
-                constants={"ROWS": plan.CLEARED_STEPS, "COLUMNS": 128, "OVERLAP": self.arch.overlaps_launches},
-                num_warps=4,
-                overlap=self.arch.overlaps_launches,
-            )
-            for name in names
-        ]
 
     def _of_steps(self, kernel: Any, names: str, **constants: int) -> Launch:
         low, high = map(float, self.spec.dt_limit)

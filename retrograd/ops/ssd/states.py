@@ -160,3 +160,12 @@ def carry_states(
         state = add_product(tl.trans(u.to(DTYPE)), k, state * whole, DTYPE, SPLIT)
     if last_ptr is not None:
         tl.store(last_ptr + tl.cast(number, tl.int64) * size + within, state, mask=in_tile)
+    if kept_ptr is not None and cu_seqlens_ptr is not None:
+        # Places that belong to no chunk: before the first sequence's, and up to the next sequence's.
+        stop = first + length
+        after = tl.where(number == sequences - 1, T // KEEP + sequences, stop // KEEP + number + 1)
+        zeros = tl.zeros([BLOCK_P, BLOCK_N], DTYPE)
+        for i in range(tl.where(number == 0, 0, kept_place), kept_place):
+            tl.store(kept_ptr + tl.cast(i, tl.int64) * size + within, zeros, mask=in_tile)
+        for i in range(kept_place + tl.cdiv(length, KEEP), after):
+            tl.store(kept_ptr + tl.cast(i, tl.int64) * size + within, zeros, mask=in_tile)
