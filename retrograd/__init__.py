@@ -9,9 +9,10 @@ from retrograd.ops.causal_conv1d.torch_op import causal_conv1d, causal_conv1d_up
 from retrograd.ops.linear_scan.torch_op import linear_scan
 from retrograd.ops.rms_norm.torch_op import rms_norm
 from retrograd.ops.selective_scan.torch_op import selective_scan, selective_state_update
-from retrograd.ops.ssd.torch_op import ssd, ssd_update
+from retrograd.ops.ssd.torch_op import SsdWindow, ssd, ssd_prefill, ssd_step, ssd_update
 
 __all__ = [
+    "SsdWindow",
     "__version__",
     "causal_conv1d",
     "causal_conv1d_update",
@@ -20,5 +21,7 @@ __all__ = [
     "selective_scan",
     "selective_state_update",
     "ssd",
+    "ssd_prefill",
+    "ssd_step",
     "ssd_update",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .xp import Namespace
@@ -29,6 +30,21 @@ class Sequences(Protocol):
     @property
     def chunks(self) -> int:
         """Places for the chunks of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Sequences in chunks of so many steps."""
+
+    time: int
+    packed: bool
+    sequences: int
+    chunk: int
+
+    @property
+    def chunks(self) -> int:
+        """Places for the chunks of a row."""
+        return places(self, self.chunk)
 
 
 class Rows:

@@ -11,9 +11,10 @@ from retrograd.core.jax_arguments import arrays_of, params_of
 from retrograd.core.jax_op import bind
 from retrograd.core.xp import jax_namespace
 
-from . import portable
+from . import generation, portable
+from .generation import SsdWindow
 from .op import OP
-from .spec import NO_LIMIT, UPDATE, as_tuple, check_update
+from .spec import NO_LIMIT, PREFILL, STEP, UPDATE, as_tuple, check_update
 
 _call = bind(OP)
 
@@ -133,3 +134,58 @@ def ssd_update(
     check_update(params_of(arrays), dt_softplus, dt_limit)
     y, new = portable.update(jax_namespace(), **arrays, dt_softplus=dt_softplus, dt_limit=dt_limit)
     return y.astype(arrays["x"].dtype), new
+
+
+def ssd_prefill(
+    x: Float[JaxArray, "B T H P"],
+    dt: Float[JaxArray, "B T H"],
+    A: Float[JaxArray, " H"],
+    B: Float[JaxArray, "B T G N"],
+    C: Float[JaxArray, "B T G N"],
+    *,
+    D: Skip | None = None,
+    z: Float[JaxArray, "B T H P"] | None = None,
+    dt_bias: Float[JaxArray, " H"] | None = None,
+    dt_softplus: bool = False,
+    dt_limit: Limit = NO_LIMIT,
+    initial_state: States | None = None,
+) -> tuple[Float[JaxArray, "B T H P"], SsdWindow]:
+    """`ssd` on the beginning of a text, and the window from which `ssd_step` goes on; as `retrograd.ssd_prefill`."""
+    arrays = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    arrays["initial_state"] = initial_state
+    arrays = arrays_of(PREFILL, arrays, required=5)
+    options = {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
+    return generation.prefill(jax_namespace(), ssd, arrays, options)
+
+
+def ssd_step(
+    window: SsdWindow,
+    x: Float[JaxArray, "B H P"],
+    dt: Float[JaxArray, "B H"],
+    A: Float[JaxArray, " H"],
+    B: Float[JaxArray, "B G N"],
+    C: Float[JaxArray, "B G N"],
+    *,
+    D: Skip | None = None,
+    z: Float[JaxArray, "B H P"] | None = None,
+    dt_bias: Float[JaxArray, " H"] | None = None,
+    dt_softplus: bool = False,
+    dt_limit: Limit = NO_LIMIT,
+) -> tuple[Float[JaxArray, "B H P"], SsdWindow]:
+    """One step of generation with the bits of training: (y, the window behind it); as `retrograd.ssd_step`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from retrograd.jax import ssd_prefill, ssd_step
+        >>> x, dt, A, B = jnp.ones((1, 4, 8, 64)), jnp.ones((1, 4, 8)), -jnp.ones(8), jnp.ones((1, 4, 1, 128))
+        >>> y, window = ssd_prefill(x, dt, A, B, B)
+        >>> y, window = ssd_step(window, x[:, 0], dt[:, 0], A, B[:, 0], B[:, 0])
+        >>> int(window.steps[0])
+        5
+    """
+    arrays = {"state": window.state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    arrays = arrays_of(STEP, arrays, required=6)
+    check_update(params_of(arrays), dt_softplus, as_tuple(dt_limit), STEP)
+    rows = {name: arrays[name] for name in ("x", "dt", "B", "C")}
+    shared = {"A": A, "D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
+    return generation.step(jax_namespace(), ssd, window, rows, shared, z)

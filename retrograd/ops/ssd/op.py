@@ -36,7 +36,7 @@ class Forward:
         return arrays_of({}, y=spec.x, final_state=final, states=spec.kept)
 
     def program(self, layouts: Layouts, arch: Arch) -> Program | None:
-        """The kernels; None for dtypes that they do not take."""
+        """The kernels; None for what they do not take."""
         from . import schedule
 
         if not specs.takes_kernels(self.spec):
@@ -68,7 +68,7 @@ class Backward:
         return arrays_of({}, **{f"d{name}": param for name, param in given if name in self.wanted})
 
     def program(self, layouts: Layouts, arch: Arch) -> Program | None:
-        """The kernels; None for dtypes that they do not take."""
+        """The kernels; None for what they do not take."""
         from . import schedule
 
         if not specs.takes_kernels(self.spec):

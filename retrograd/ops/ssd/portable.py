@@ -1,8 +1,8 @@
 """SSD without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
 
-`xp` is one of `retrograd.core.xp`'s namespaces. Time is cut in chunks; within one everything is a matrix product, in
-the dtype of the sums, and from one to the next goes a state. Arrays of steps lie as (batch, heads, steps, channels),
-those that the heads of a group share as (batch, groups, steps, states).
+`xp` is one of `retrograd.core.xp`'s namespaces. Time is cut in chunks and these in blocks; within a block everything is
+a matrix product, in the dtype of the sums, and from one to the next goes a state. Arrays of steps lie as (batch, heads,
+steps, channels), those that the heads of a group share as (batch, groups, steps, states).
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from retrograd.core.chunks import Rows, cut_time
+from retrograd.core.chunks import Geometry, Rows, cut_time
 from retrograd.core.xp import Namespace, silu_grad
 
 from .spec import Spec
 
 Arrays = Mapping[str, Any]
+# Steps of a block. Pairs of steps cost as many operations a step as a block has, states P N / BLOCK.
+BLOCK = 32
 # exp(FLOOR) is 0: a decay below it loses nothing by being it, and sums that it is in keep their other digits.
 FLOOR = {"float32": -104.0, "float64": -746.0}
 
@@ -32,9 +34,8 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
 
     def chunk(carry: Any, given: Any) -> Any:
         h = time.enter(carry[0], given[:marks])
-        here = maths.chunk(*given[marks:])
-        y, after = maths.outputs(here, h), maths.next_state(here, h)
-        return (after,), (h, maths.steps_first(y), *((after,) if spec.packed else ()))
+        (after,), (y,) = xp.scan(maths.forward, (h,), maths.blocks(given[marks:]), False)
+        return (after,), (h, maths.whole(y), *((after,) if spec.packed else ()))
 
     xs = (*time.starts, *(time.cut(array) for array in (arrays["x"], delta, arrays["B"], arrays["C"])))
     (last,), (states, y, *after) = xp.scan(chunk, (time.initial,), xs, False)
@@ -66,12 +67,10 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
 
     def chunk(carry: Any, given: Any) -> Any:
         g = time.leave(carry[0], given[:marks])
-        h, dy, *rest = given[marks:]
-        here = maths.chunk(*rest)
-        made = maths.gradients(here, xp.astype(h, spec.compute_dtype), g, maths.heads_first(dy))
-        before = made.pop()
-        y = () if z is None else (maths.steps_first(maths.outputs(here, xp.astype(h, spec.compute_dtype))),)
-        return (before,), (*(maths.steps_first(array) for array in made), *y, *((before,) if spec.packed else ()))
+        blocks = maths.blocks(given[marks + 1 :])
+        _, (starts,) = xp.scan(maths.entering, (xp.astype(given[marks], spec.compute_dtype),), blocks[1:], False)
+        (before,), made = xp.scan(maths.backward, (g,), (starts, *blocks), True)
+        return (before,), (*(maths.whole(array) for array in made), *((before,) if spec.packed else ()))
 
     cut = [time.cut(array) for array in (dy, arrays["x"], delta, arrays["B"], arrays["C"])]
     xs = (*time.ends, xp.moveaxis(arrays["states"], 1, 0), *cut)
@@ -135,16 +134,16 @@ def update(
 
 
 @dataclass(frozen=True)
-class _Chunk:
-    """What a chunk's sums are made of.
+class _Block:
+    """What a block's sums are made of.
 
     Attributes:
         x: (batch, heads, steps, P).
         delta: (batch, heads, steps).
         B: (batch, groups, steps, N).
         C: as B.
-        grow: exp of the log decays from the chunk's start through each step.
-        rest: exp of those after each step up to the chunk's end.
+        grow: exp of the log decays from the block's start through each step.
+        rest: exp of those after each step up to the block's end.
         whole: exp of all of them, (batch, heads, 1, 1).
         decay: (batch, heads, target, source), 0 where the source is later than the target.
         scores: C B^T, of each head.
@@ -162,15 +161,41 @@ class _Chunk:
 
 
 class _Maths:
-    """A chunk's outputs, its last state and its gradients."""
+    """A block's outputs, its last state and its gradients."""
 
     def __init__(self, xp: Namespace, spec: Spec, arrays: Arrays) -> None:
         self.xp = xp
         self.spec = spec
         self.A = xp.reshape(arrays["A"], (1, spec.heads, 1))
-        step = xp.arange(arrays["A"], spec.chunk)
+        step = xp.arange(arrays["A"], BLOCK)
         self.causal = step[:, None] >= step
         self.later = step[:, None] > step
+
+    def blocks(self, given: Any) -> tuple[Any, ...]:
+        """Arrays of a chunk, cut into blocks along a new leading axis."""
+        return tuple(self.xp.reshape(a, (-1, BLOCK, *a.shape[1:])) for a in given)
+
+    def whole(self, array: Any) -> Any:
+        """What was made of a chunk's blocks, as one chunk."""
+        return self.xp.reshape(array, (-1, *array.shape[2:]))
+
+    def forward(self, carry: Any, given: Any) -> Any:
+        """The state moves on by a block; makes y."""
+        here = self.block(*given)
+        return (self.next_state(here, carry[0]),), (self.steps_first(self.outputs(here, carry[0])),)
+
+    def entering(self, carry: Any, given: Any) -> Any:
+        """The state moves on by a block; makes the state that enters it."""
+        return (self.next_state(self.block(*given), carry[0]),), carry
+
+    def backward(self, carry: Any, given: Any) -> Any:
+        """The gradient of the state moves back by a block; makes what the block's inputs need."""
+        h, dy, *rest = given
+        here = self.block(*rest)
+        *made, before = self.gradients(here, h, carry[0], self.heads_first(dy))
+        if self.spec.z is not None:
+            made.append(self.outputs(here, h))
+        return (before,), tuple(self.steps_first(array) for array in made)
 
     def heads_first(self, array: Any) -> Any:
         """(steps, batch, heads, ...) as (batch, heads, steps, ...), in the dtype of the sums."""
@@ -180,7 +205,7 @@ class _Maths:
         """The way back."""
         return self.xp.moveaxis(array, 2, 0)
 
-    def chunk(self, x: Any, delta: Any, B: Any, C: Any) -> _Chunk:
+    def block(self, x: Any, delta: Any, B: Any, C: Any) -> _Block:
         """From arrays (steps, batch, ...)."""
         xp = self.xp
         x, delta, B, C = (self.heads_first(array) for array in (x, delta, B, C))
@@ -190,24 +215,24 @@ class _Maths:
         last = sums[..., -1:]
         between = xp.where(self.causal, sums[..., :, None] - sums[..., None, :], float("-inf"))
         scores = self.of_heads(xp.matmul(C, xp.moveaxis(B, -1, -2)))
-        return _Chunk(
+        return _Block(
             x, delta, B, C, xp.exp(sums), xp.exp(last - sums), xp.exp(last)[..., None], xp.exp(between), scores
         )
 
-    def outputs(self, here: _Chunk, h: Any) -> Any:
+    def outputs(self, here: _Block, h: Any) -> Any:
         """Y without skip and gate, from the state that enters."""
         within = self.xp.matmul(here.scores * here.decay * here.delta[..., None, :], here.x)
         return within + self.from_states(here.C, h) * here.grow[..., None]
 
-    def next_state(self, here: _Chunk, h: Any) -> Any:
+    def next_state(self, here: _Block, h: Any) -> Any:
         """The state that leaves."""
         return h * here.whole + self.to_states(here.x * (here.rest * here.delta)[..., None], here.B)
 
-    def gradients(self, here: _Chunk, h: Any, g: Any, dy: Any) -> list[Any]:
+    def gradients(self, here: _Block, h: Any, g: Any, dy: Any) -> list[Any]:
         """Dx without skip, d delta by its factor of x, d (delta A), dB, dC, and the gradient of the state that enters.
 
         Args:
-            here: the chunk.
+            here: the block.
             h: the state that enters.
             g: the gradient of the state that leaves.
             dy: the gradient of y.
@@ -305,7 +330,10 @@ def _cut_time(xp: Namespace, spec: Spec, arrays: Arrays) -> Rows:
         given = arrays.get(name)
         return xp.zeros(arrays["x"], spec.state.shape, spec.state.dtype) if given is None else given
 
-    return cut_time(xp, spec, state("initial_state"), state("dfinal_state"), arrays.get("cu_seqlens"))
+    # Of rows shorter than a chunk, blocks without a step are left out; in others they change nothing.
+    steps = spec.chunk if spec.packed else min(spec.chunk, -(-spec.time // BLOCK) * BLOCK)
+    geometry = Geometry(spec.time, spec.packed, spec.sequences, steps)
+    return cut_time(xp, geometry, state("initial_state"), state("dfinal_state"), arrays.get("cu_seqlens"))
 
 
 def _without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:

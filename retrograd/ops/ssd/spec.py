@@ -14,6 +14,8 @@ from retrograd.core.op import Param, Params
 
 OP = "ssd"
 UPDATE = "ssd_update"
+STEP = "ssd_step"
+PREFILL = "ssd_prefill"
 ARGUMENTS = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state", "cu_seqlens")
 REQUIRED = ARGUMENTS[:5]
 NO_LIMIT = (0.0, math.inf)
@@ -121,7 +123,7 @@ class Spec:
     @property
     def chunk(self) -> int:
         """Steps between two states that the forward pass keeps: states then take at most as many bytes as x."""
-        return 128 if self.N <= 128 else 256
+        return chunk_of(self.N)
 
     @property
     def chunks(self) -> int:
@@ -157,6 +159,11 @@ class Spec:
         return steps * (self.heads * per_head + scores * self.groups * BLOCK * self.N)
 
 
+def chunk_of(states: int) -> int:
+    """Steps of a chunk, by the states of a channel."""
+    return 128 if states <= 128 else 256
+
+
 def _bytes(param: Param) -> int:
     return math.prod(param.shape) * BYTES[param.dtype]
 
@@ -179,13 +186,13 @@ def check(spec: Spec) -> None:
         _expect_state(OP, "initial_state", spec.initial_state, rows, spec.state)
 
 
-def check_update(params: Params, dt_softplus: Any, dt_limit: Any) -> None:
-    """The same for `ssd_update`, whose x is a step without a dimension of time."""
-    _check_step_options(UPDATE, dt_softplus, dt_limit)
+def check_update(params: Params, dt_softplus: Any, dt_limit: Any, op: str = UPDATE) -> None:
+    """The same for `ssd_update` and `ssd_step`, whose x is a step without a dimension of time."""
+    _check_step_options(op, dt_softplus, dt_limit)
     arrays = {name: param for name, param in params.items() if param is not None}
-    _check_arrays(UPDATE, ("batch",), arrays)
+    _check_arrays(op, ("batch",), arrays)
     x, N = arrays["x"], arrays["B"].shape[-1]
-    _expect_state(UPDATE, "state", arrays["state"], "batch", Param((*x.shape, N), accumulator(x.dtype)))
+    _expect_state(op, "state", arrays["state"], "batch", Param((*x.shape, N), accumulator(x.dtype)))
 
 
 def _check_step_options(op: str, dt_softplus: Any, dt_limit: Any) -> None:
@@ -248,5 +255,5 @@ def as_tuple(limit: Any) -> Any:
 
 
 def takes_kernels(spec: Spec) -> bool:
-    """Whether the kernels take a call's dtypes."""
-    return spec.x.dtype in KERNEL_FLOATS
+    """Whether the kernels take a call: its dtypes, and there is something to compute."""
+    return spec.x.dtype in KERNEL_FLOATS and 0 not in spec.x.shape

@@ -11,9 +11,10 @@ from retrograd.core.torch_arguments import check_tensors, params_of
 from retrograd.core.torch_op import bind
 from retrograd.core.xp import torch_namespace
 
-from . import portable
+from . import generation, portable
+from .generation import SsdWindow
 from .op import OP
-from .spec import NO_LIMIT, UPDATE, as_tuple, check_update
+from .spec import NO_LIMIT, PREFILL, STEP, UPDATE, as_tuple, check_update
 
 _call = bind(OP)
 
@@ -185,3 +186,96 @@ def ssd_update(
     check_update(params_of(arrays), dt_softplus, dt_limit)
     y, new = portable.update(torch_namespace(), **arrays, dt_softplus=dt_softplus, dt_limit=dt_limit)
     return y.to(x.dtype), new
+
+
+def ssd_prefill(
+    x: Float[Tensor, "B T H P"],
+    dt: Float[Tensor, "B T H"],
+    A: Float[Tensor, " H"],
+    B: Float[Tensor, "B T G N"],
+    C: Float[Tensor, "B T G N"],
+    *,
+    D: Skip | None = None,
+    z: Float[Tensor, "B T H P"] | None = None,
+    dt_bias: Float[Tensor, " H"] | None = None,
+    dt_softplus: bool = False,
+    dt_limit: Limit = NO_LIMIT,
+    initial_state: States | None = None,
+) -> tuple[Float[Tensor, "B T H P"], SsdWindow]:
+    """`ssd` on the beginning of a text, and the window from which `ssd_step` goes on.
+
+    Args:
+        x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_state: as in `ssd`; any T, 0 too.
+
+    Returns:
+        y (B, T, H, P), with the bits of `ssd` on all steps, and an `SsdWindow`.
+
+    Raises:
+        ValueError, TypeError: as `ssd`.
+
+    Example:
+        >>> import torch, retrograd
+        >>> x, dt, A = torch.randn(2, 200, 8, 64), torch.randn(2, 200, 8), -torch.rand(8)
+        >>> B, C = torch.randn(2, 200, 1, 128), torch.randn(2, 200, 1, 128)
+        >>> y, window = retrograd.ssd_prefill(x[:, :150], dt[:, :150], A, B[:, :150], C[:, :150], dt_softplus=True)
+        >>> window.steps
+        tensor([22, 22], dtype=torch.int32)
+    """
+    arrays = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    arrays["initial_state"] = initial_state
+    check_tensors(PREFILL, arrays, required=5)
+    options = {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
+    return generation.prefill(torch_namespace(), ssd, arrays, options)
+
+
+def ssd_step(
+    window: SsdWindow,
+    x: Float[Tensor, "B H P"],
+    dt: Float[Tensor, "B H"],
+    A: Float[Tensor, " H"],
+    B: Float[Tensor, "B G N"],
+    C: Float[Tensor, "B G N"],
+    *,
+    D: Skip | None = None,
+    z: Float[Tensor, "B H P"] | None = None,
+    dt_bias: Float[Tensor, " H"] | None = None,
+    dt_softplus: bool = False,
+    dt_limit: Limit = NO_LIMIT,
+) -> tuple[Float[Tensor, "B H P"], SsdWindow]:
+    """One step of generation with the bits of training: (y, the window behind it).
+
+    What `ssd` on the whole sequence gives at this step, to the bit, for a price: a call of `ssd` on a chunk of 128
+    steps (256 above N = 128). Where that matters less than time, see `ssd_update`. Sequences of a batch may be at
+    different steps. Shapes do not depend on the step, so that it can be captured in a CUDA graph. Values have to be
+    finite.
+
+    Args:
+        window: of `ssd_prefill`, or of the step before.
+        x: (B, H, P), in the dtype of the window's, as dt, B and C are.
+        dt: (B, H).
+        A, D, dt_bias, dt_softplus, dt_limit: as in `ssd`.
+        B: (B, G, N).
+        C: as B.
+        z: (B, H, P), like x or float32.
+
+    Returns:
+        y (B, H, P) in the dtype of x, and the new window.
+
+    Raises:
+        ValueError, TypeError: as `ssd`.
+
+    Example:
+        >>> import torch, retrograd
+        >>> x, dt, A = torch.randn(1, 5, 8, 64), torch.randn(1, 5, 8), -torch.rand(8)
+        >>> B, C = torch.randn(1, 5, 1, 128), torch.randn(1, 5, 1, 128)
+        >>> y, window = retrograd.ssd_prefill(x[:, :4], dt[:, :4], A, B[:, :4], C[:, :4], dt_softplus=True)
+        >>> last, window = retrograd.ssd_step(window, x[:, 4], dt[:, 4], A, B[:, 4], C[:, 4], dt_softplus=True)
+        >>> bool((last == retrograd.ssd(x, dt, A, B, C, dt_softplus=True)[:, 4]).all())
+        True
+    """
+    arrays = {"state": window.state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    check_tensors(STEP, arrays, required=6)
+    check_update(params_of(arrays), dt_softplus, as_tuple(dt_limit), STEP)
+    rows = {"x": x, "dt": dt, "B": B, "C": C}
+    shared = {"A": A, "D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
+    return generation.step(torch_namespace(), ssd, window, rows, shared, z)

@@ -1,0 +1,93 @@
+"""Generation with the bits of training: a window of the steps since the last border of a chunk, on any framework.
+
+A row depends on nothing after it, and a sequence continued at a border has the bits of the whole. So the next row comes
+from a call on the window, whose steps behind the newest one have finite values that reach nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from retrograd.core.xp import Namespace
+
+from .spec import chunk_of
+
+ROWS = ("x", "dt", "B", "C")
+Ssd = Callable[..., Any]
+
+
+class SsdWindow(NamedTuple):
+    """What `ssd_step` goes on from.
+
+    Attributes:
+        state: (batch, H, P, N), the state at the last border of a chunk.
+        x: (batch, chunk, H, P), of the steps since, the first `steps` of them.
+        dt: (batch, chunk, H), likewise.
+        B: (batch, chunk, G, N), likewise.
+        C: as B.
+        steps: (batch,) int32, how many of these there are: fewer than the chunk has.
+    """
+
+    state: Any
+    x: Any
+    dt: Any
+    B: Any
+    C: Any
+    steps: Any
+
+
+def prefill(xp: Namespace, ssd: Ssd, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, SsdWindow]:
+    """The rows of a sequence, and the window behind it."""
+    batch, time, heads, P = arrays["x"].shape
+    groups, N = arrays["B"].shape[2:]
+    chunk = chunk_of(N)
+    border = time // chunk * chunk
+    along = {name: arrays[name] for name in (*ROWS, "z") if arrays.get(name) is not None}
+    shared = {name: array for name, array in arrays.items() if name not in along}
+    before, since = ({n: a[:, part] for n, a in along.items()} for part in (slice(border), slice(border, None)))
+    y, state = ssd(**shared, **before, **options, return_final_state=True)
+    rest = ssd(**{**shared, "initial_state": state}, **since, **options)
+    shapes = {"x": (heads, P), "dt": (heads,), "B": (groups, N), "C": (groups, N)}
+
+    def filled(name: str) -> Any:
+        array = since[name]
+        zeros = xp.zeros(array, (batch, chunk - (time - border), *shapes[name]), _dtype(array))
+        return xp.concat([array, zeros], 1)
+
+    steps = xp.zeros(state, (batch,), "int32") + (time - border)
+    return xp.concat([y, rest], 1), SsdWindow(state, *(filled(name) for name in ROWS), steps)
+
+
+def step(
+    xp: Namespace, ssd: Ssd, window: SsdWindow, rows: Mapping[str, Any], shared: Mapping[str, Any], z: Any
+) -> tuple[Any, SsdWindow]:
+    """The next row, and the window behind it.
+
+    Args:
+        xp: the framework.
+        ssd: its function.
+        window: what came before.
+        rows: x, dt, B and C of the step.
+        shared: the other arguments and the options.
+        z: the gate of the step, if there is one.
+    """
+    batch, chunk = window.x.shape[:2]
+    newest = xp.arange(window.steps, chunk) == window.steps[:, None]
+
+    def with_row(name: str) -> Any:
+        kept, row = getattr(window, name), rows[name]
+        here = xp.reshape(newest, (batch, chunk, *(1 for _ in row.shape[1:])))
+        return xp.where(here, row[:, None], kept)
+
+    filled = {name: with_row(name) for name in ROWS}
+    gate = {} if z is None else {"z": xp.broadcast_to(z[:, None], (batch, chunk, *z.shape[1:]))}
+    y, state = ssd(**filled, **gate, **shared, initial_state=window.state, return_final_state=True)
+    row = y[xp.arange(window.steps, batch), window.steps]
+    full = window.steps == chunk - 1
+    state = xp.where(xp.reshape(full, (batch, 1, 1, 1)), state, window.state)
+    return row, SsdWindow(state, *filled.values(), xp.where(full, 0, window.steps + 1))
+
+
+def _dtype(array: Any) -> str:
+    return str(array.dtype).removeprefix("torch.")
