@@ -73,7 +73,7 @@ def torch_namespace() -> Namespace:
         arange=lambda like, size: torch.arange(size, device=like.device),
         clip=lambda x, low, high: x.clamp(low, high),
         cumsum=lambda x, axis, reverse: x.flip(axis).cumsum(axis).flip(axis) if reverse else x.cumsum(axis),
-        matmul=torch.matmul,
+        matmul=_torch_matmul,
         exp=torch.exp,
         softplus=lambda x: x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())),
         where=torch.where,
@@ -153,6 +153,16 @@ def _torch_multiply(x: Any, y: Any) -> Any:
         return x * y
     # A CPU's complex product depends on where in the array it stands; the real ones that it is made of do not.
     return torch.complex(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
+
+
+def _torch_matmul(a: Any, b: Any) -> Any:
+    """Of at least two rows and columns: a CPU has other functions for vectors, and one product alone may take them."""
+    import torch
+
+    rows, columns = a.shape[-2], b.shape[-1]
+    a = torch.cat([a, a], -2) if rows == 1 else a
+    b = torch.cat([b, b], -1) if columns == 1 else b
+    return torch.matmul(a, b)[..., :rows, :columns]
 
 
 def _torch_narrow(wide: Any, dtype: str) -> tuple[Any, Any]:

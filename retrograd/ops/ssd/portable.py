@@ -268,11 +268,11 @@ class _Maths:
         spread = self.xp.broadcast_to(scores[:, :, None], (batch, groups, each, *steps))
         return self.xp.reshape(spread, (batch, groups * each, *steps))
 
-    def of_groups(self, dscores: Any) -> Any:
+    def of_groups(self, array: Any) -> Any:
         """The sum over the heads of each group."""
-        batch, heads, *steps = dscores.shape
+        batch, heads, *rest = array.shape
         groups = self.spec.groups
-        return self.xp.sum(self.xp.reshape(dscores, (batch, groups, heads // groups, *steps)), 2)
+        return self.xp.sum(self.xp.reshape(array, (batch, groups, heads // groups, *rest)), 2)
 
     def from_states(self, matrix: Any, state: Any) -> Any:
         """B or C (batch, groups, steps, N) times the states (batch, heads, P, N): (batch, heads, steps, P)."""
@@ -291,9 +291,7 @@ class _Maths:
 
     def through_states(self, array: Any, state: Any) -> Any:
         """(batch, heads, steps, P) times the states, summed over the heads of a group: (batch, groups, steps, N)."""
-        batch, heads, P, N = state.shape
-        groups = self.spec.groups
-        return self.xp.matmul(self._beside(array), self.xp.reshape(state, (batch, groups, heads // groups * P, N)))
+        return self.of_groups(self.xp.matmul(array, state))
 
     def _beside(self, array: Any) -> Any:
         """(batch, heads, steps, P) as (batch, groups, steps, heads of the group and P)."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu, softplus
 
-BLOCK = 64  # steps of a block of the plain computation
+BLOCK = 32  # steps of a block of the plain computation, the fewest that any path has
 Scan = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
