@@ -224,7 +224,7 @@ def jax_namespace() -> Namespace:
         arange=lambda like, size: jnp.arange(size),
         clip=jnp.clip,
         cumsum=lambda x, axis, reverse: jax.lax.cumsum(x, axis % x.ndim, reverse=reverse),
-        matmul=jnp.matmul,
+        matmul=lambda a, b: jnp.matmul(a, b, precision="highest"),
         exp=jnp.exp,
         softplus=jax.nn.softplus,
         where=jnp.where,
