@@ -10,6 +10,7 @@ from retrograd.core.xp import Namespace
 from .spec import Spec
 
 Arrays = Mapping[str, Any]
+BLOCK = 32  # steps of a block, at most; a chunk is a whole number of blocks
 
 
 class Rows:
@@ -18,6 +19,7 @@ class Rows:
     States here are (batch, states, channels).
 
     Attributes:
+        steps: of a chunk; of a single one that is no longer than a block, as many as there are.
         initial: the state before the first chunk.
         final_gradient: the gradient of the state after the last chunk.
         starts: arrays over the chunks that `enter` needs.
@@ -28,6 +30,9 @@ class Rows:
         self.xp = xp
         self.spec = spec
         self.like = arrays["x"]
+        # Two at least: a loop of one step XLA takes apart, and then fuses other multiplications with additions.
+        few = not spec.packed and spec.time <= BLOCK
+        self.steps = min(spec.chunk, max(spec.time, 2)) if few else spec.chunk
         self.initial = self._state(arrays.get("initial_state"))
         self.final_gradient = self._state(arrays.get("dfinal_state"))
         self.starts: tuple[Any, ...] = ()
@@ -43,11 +48,11 @@ class Rows:
     def cut(self, array: Any) -> Any:
         """(batch, time, ...) as (chunks, steps, batch, ...)."""
         batch, time, *rest = array.shape
-        padding = self.spec.chunks * self.spec.chunk - time
+        padding = self.spec.chunks * self.steps - time
         if padding:
             zeros = self.xp.zeros(array, (batch, padding, *rest), str(array.dtype).removeprefix("torch."))
             array = self.xp.concat([array, zeros], 1)
-        array = self.xp.reshape(array, (batch, self.spec.chunks, self.spec.chunk, *rest))
+        array = self.xp.reshape(array, (batch, self.spec.chunks, self.steps, *rest))
         return self.xp.moveaxis(array, 0, 2)
 
     def join(self, array: Any) -> Any:

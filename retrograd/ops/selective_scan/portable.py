@@ -12,12 +12,10 @@ from typing import Any
 
 from retrograd.core.xp import Namespace
 
-from .chunks import cut_time
+from .chunks import BLOCK, Rows, cut_time
 from .spec import Spec
 
 Arrays = Mapping[str, Any]
-# Steps of a block, at most; a chunk is a whole number of blocks.
-BLOCK = 32
 
 
 def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
@@ -26,7 +24,7 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     if 0 in spec.x.shape:
         return _without_steps(xp, spec, arrays)
     time = cut_time(xp, spec, arrays)
-    maths = _Maths(xp, spec, arrays)
+    maths = _Maths(xp, spec, arrays, time)
     marks = len(time.starts)
 
     def chunk(carry: Any, given: Any) -> Any:
@@ -53,7 +51,7 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
         return _gradients_without_steps(xp, spec, arrays)
     x, delta, slope = _inputs(xp, spec, arrays)
     time = cut_time(xp, spec, arrays)
-    maths = _Maths(xp, spec, arrays)
+    maths = _Maths(xp, spec, arrays, time)
     marks = len(time.ends)
     dout = xp.astype(arrays["dy"], spec.compute_dtype)
     z = None if spec.z is None else xp.astype(arrays["z"], spec.compute_dtype)
@@ -119,36 +117,6 @@ def _gradients_without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[
     return gradients
 
 
-def update(
-    xp: Namespace, state: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, dt_bias: Any, dt_softplus: bool
-) -> tuple[Any, Any]:
-    """One step: (y, the new state)."""
-    is_complex = "complex" in str(A.dtype)
-    real = "float64" if str(x.dtype).endswith("float64") else "float32"
-    compute = {"float32": "complex64", "float64": "complex128"}[real] if is_complex else real
-    u, delta = xp.astype(x, real), xp.astype(dt, real)
-    if dt_bias is not None:
-        delta = delta + dt_bias
-    if dt_softplus:
-        delta = xp.softplus(delta)
-    batch, channels = x.shape
-
-    def of_channels(matrix: Any) -> Any:
-        """(batch, N) or (batch, groups, N) as (batch, channels, N)."""
-        groups, N = (matrix.shape[1] if len(matrix.shape) == 3 else 1), matrix.shape[-1]
-        matrix = xp.reshape(xp.astype(matrix, compute), (batch, groups, 1, N))
-        return xp.reshape(xp.broadcast_to(matrix, (batch, groups, channels // groups, N)), (batch, channels, N))
-
-    new = xp.exp(delta[..., None] * A) * state + (delta * u)[..., None] * of_channels(B)
-    y = xp.sum(of_channels(C) * new, -1)
-    y = 2 * y.real if is_complex else y
-    if D is not None:
-        y = y + D * u
-    if z is not None:
-        y = y * xp.silu(xp.astype(z, real))
-    return y, new
-
-
 def _inputs(xp: Namespace, spec: Spec, arrays: Arrays) -> tuple[Any, Any, Any]:
     """x and delta, and the derivative of delta with respect to dt, None where that is 1."""
     x, raw = (xp.astype(arrays[name], spec.compute_dtype) for name in ("x", "dt"))
@@ -164,12 +132,13 @@ def _skip(spec: Spec, arrays: Arrays, y: Any, x: Any) -> Any:
 class _Maths:
     """A block's forward and backward: what it carries is (states, channels), what it makes (steps, ...)."""
 
-    def __init__(self, xp: Namespace, spec: Spec, arrays: Arrays) -> None:
+    def __init__(self, xp: Namespace, spec: Spec, arrays: Arrays, time: Rows) -> None:
         self.xp = xp
         self.spec = spec
+        self.steps = time.steps
+        self.block = min(BLOCK, time.steps)
         self.A = xp.moveaxis(arrays["A"], 0, 1)
         self.constants = {n: xp.moveaxis(arrays[n], 0, 1) for n in ("B", "C") if spec.constant(n)}
-        self.block = min(BLOCK, spec.chunk)
 
     def blocks(self, given: Any) -> tuple[Any, ...]:
         """Arrays of a chunk, cut into blocks along a new leading axis."""
@@ -220,7 +189,7 @@ class _Maths:
 
     def entering(self, carry: Any, given: Any) -> Any:
         """The state moves on by a block; makes the state that enters it."""
-        if self.block == self.spec.chunk:
+        if self.block == self.steps:
             return carry, (carry[0],)
         delta, dxs, *matrices = given
         B, _, _ = self.matrices(matrices)
