@@ -7,7 +7,7 @@ from parameters import CASE, SMALL, each_case
 
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
-from retrograd.testing import contract
+from retrograd.testing import contract, generation
 from retrograd.testing.layouts import layouts_of
 from retrograd.testing.parts import batch_size, is_packed
 from retrograd.testing.verify import Framework
@@ -55,6 +55,38 @@ def test_steps_outside_of_every_sequence_give_zeros_and_reach_nothing(
 @pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=contract.passes_state))
 def test_a_sequence_in_two_parts_has_the_results_of_the_whole(room: Room, case: Case, device: str, seed: int) -> None:
     contract.check_state_passing(room, case, device, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case(only=generation.has_prefixes))
+def test_steps_have_the_same_bits_whatever_follows_them(room: Room, case: Case, device: str, seed: int) -> None:
+    generation.check_prefix(room, case, device, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case(only=generation.can_be_cut))
+def test_a_sequence_in_two_calls_has_the_bits_of_the_whole(room: Room, case: Case, device: str, seed: int) -> None:
+    generation.check_continue(room, case, device, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case(only=generation.goes_by_steps))
+def test_a_sequence_step_by_step_has_the_bits_of_the_whole(room: Room, case: Case, device: str, seed: int) -> None:
+    generation.check_step(room, case, device, seed)
+
+
+def generated_in_jax(room: Room, case: Case) -> bool:
+    """One case of each op, because XLA compiles every length that is tried."""
+    return f"{room.name}, {case.name}" in {
+        "causal_conv1d, states",
+        "linear_scan, complex",
+        "selective_scan, initial_state",
+    }
+
+
+@pytest.mark.parametrize(CASE, each_case(only=generated_in_jax))
+def test_parts_of_a_sequence_have_the_bits_of_the_whole_in_jax(room: Room, case: Case, device: str, seed: int) -> None:
+    generation.check_prefix(room, case, device, seed, "jax")
+    if generation.can_be_cut(room, case):
+        generation.check_continue(room, case, device, seed, "jax")
+        generation.check_step(room, case, device, seed, "jax")
 
 
 @pytest.mark.gpu

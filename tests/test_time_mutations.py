@@ -11,11 +11,11 @@ import pytest
 import torch
 from broken import SEED, as_if_dense, scaled_gradient
 from torch import Tensor
-from toy_room import CASES, TOY, D, broken
+from toy_room import CASES, TOY, D, Scan, broken, update
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.room import Room
-from retrograd.testing import contract, integration, programs
+from retrograd.testing import contract, generation, integration, programs
 from retrograd.testing.layouts import LAYOUTS, laid_out, layouts_of
 from retrograd.testing.parts import batch_size, is_packed
 
@@ -47,6 +47,13 @@ def test_a_sound_op_passes(case: Any, seed: int) -> None:
         check(TOY, case, "cpu", seed)
     for layout in layouts_of(TOY, case):
         contract.check_layout(TOY, case, layout, "cpu", seed)
+    for check, applies in (
+        (generation.check_prefix, generation.has_prefixes),
+        (generation.check_continue, generation.can_be_cut),
+        (generation.check_step, generation.goes_by_steps),
+    ):
+        if applies(TOY, case):
+            check(TOY, case, "cpu", seed)
 
 
 def test_a_state_that_leaks_into_the_next_packed_sequence() -> None:
@@ -113,6 +120,34 @@ def test_a_final_state_from_which_the_rest_cannot_go_on(case: str) -> None:
 def test_a_gradient_that_does_not_pass_through_the_final_state(case: str) -> None:
     drop = scaled_gradient(0.0)
     breaks(contract.check_state_passing, broken(leave=lambda last, before: drop(last)), case)
+
+
+def test_steps_that_depend_on_how_many_follow_them() -> None:
+    def counts_from_the_end(x: Tensor, a: Tensor, w: Tensor, **others: Any) -> Any:
+        return Scan(step=lambda a, h, wx, place: by_place(a, h, wx, x.shape[1] - place))(x, a, w, **others)
+
+    breaks(generation.check_prefix, replace(TOY, torch=counts_from_the_end), "plain")
+
+
+@pytest.mark.parametrize("case", ["plain", "reverse", "complex"])
+def test_a_final_state_that_is_off_in_its_last_bits(case: str) -> None:
+    breaks(generation.check_continue, broken(leave=lambda last, before: last * (1 + 2**-20)), case)
+
+
+def test_a_sequence_that_goes_on_to_the_bit_at_every_fourth_step_alone() -> None:
+    room = broken(step=by_place)
+    generation.check_continue(replace(room, continues=4), TOY.case("plain"), "cpu", SEED)
+    generation.check_prefix(room, TOY.case("plain"), "cpu", SEED)
+    breaks(generation.check_continue, room, "plain")
+    breaks(generation.check_step, room, "plain")
+
+
+def test_a_function_for_a_step_that_rounds_once_more_or_less() -> None:
+    def once(state: Tensor, x: Tensor, a: Tensor, w: Tensor) -> Any:
+        return update(state, x, a, w, step=lambda a, h, wx, place: by_place(a, h, wx, 3))
+
+    for case in ("plain", "state"):
+        breaks(generation.check_step, replace(TOY, update=once), case)
 
 
 def test_sums_that_change_in_a_large_batch() -> None:

@@ -208,11 +208,32 @@ def test_steps_of_generation_keep_the_error_budget_of_the_sequence(tried: Any, f
     assert_within_budget(draws, tried.name)
 
 
-def test_one_step_in_float64_is_the_scan_of_one_step(seed: int) -> None:
+def test_one_step_in_float64_is_the_scan_of_one_step_to_the_bit(seed: int) -> None:
     inputs = {name: upcast(tensor) for name, tensor in draw(GENERATED[1], "cpu", seed).items()}
     steps = {name: inputs[name][:, :1] for name in ("x", "dt", "B", "C", "z")}
     whole: dict[str, Any] = {**inputs, **steps, "dt_softplus": True, "return_final_state": True}
-    torch.testing.assert_close(generated_in_torch(**whole), retrograd.selective_scan(**whole), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(generated_in_torch(**whole), retrograd.selective_scan(**whole), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("function", SHAPES)
+def test_a_step_has_gradients(function: str, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    given = {name: torch.randn(shape, generator=generator) / 2 for name, shape in SHAPES[function].items()}
+
+    def positional(*tensors: Tensor) -> Any:
+        return getattr(retrograd, function)(**dict(zip(given, tensors, strict=True)))
+
+    exact = [tensor.double().requires_grad_() for tensor in given.values()]
+    assert torch.autograd.gradcheck(positional, exact, fast_mode=True)
+
+    def loss(*arrays: Any) -> Any:
+        made = getattr(retrograd.jax, function)(**dict(zip(given, arrays, strict=True)))
+        return sum((array * array).sum() for array in made)
+
+    wanted = torch.autograd.grad(sum((tensor * tensor).sum() for tensor in positional(*exact)), exact)
+    arrays = [jnp.asarray(tensor.numpy()) for tensor in given.values()]
+    for found, expected in zip(jax.jit(jax.grad(loss, range(len(arrays))))(*arrays), wanted, strict=True):
+        np.testing.assert_allclose(np.asarray(found), expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("function", SHAPES)

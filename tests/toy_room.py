@@ -127,6 +127,12 @@ def case(
     return Case(name, inputs, options, frozenset({"test", "interpreter", *(["strided"] if strided else [])}))
 
 
+def update(state: Tensor, x: Tensor, a: Tensor, w: Tensor, step: Callable[..., Tensor] = Scan().step) -> Any:
+    """One step: (y, the new state)."""
+    h = step(a, state, w * x, 0)
+    return h, h
+
+
 D = 64  # enough for a few draws to give a budget
 
 CASES = [
@@ -148,6 +154,8 @@ TOY = Room(
     batch_axis={"x": 0, "a": 0, "initial_state": 0},
     time_axis={"x": 1, "a": 1},
     sequence_axis={"initial_state": 0},
+    continues=1,
+    update=update,
     cases=CASES,
     torch=Scan(),
     jax=load_jax,

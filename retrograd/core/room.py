@@ -39,6 +39,11 @@ class Room:
             where its first argument has them; every other result is a state: one entry a sequence along its first axis.
         sequence_axis: argument -> the axis with one entry a sequence: the batch's, or as long as there are sequences
             where `cu_seqlens` cuts a batch of one into several.
+        continues: a sequence in two calls, the second from the state of the first, has the bits of the whole where the
+            cut is at a multiple of so many steps; 0 where it has not.
+        update: the public PyTorch function for one step of generation, where there is one: arguments have no time, and
+            `state` stands for `initial_state`.
+        jax_update: loads jax and returns the public JAX function for it.
         gradients_only: layouts of `testing.layouts` in which inputs say nothing about errors, so that the incoming
             gradients alone are laid out.
         structures: name -> a context within which calls are planned to run by another sequence of kernels. A plan may
@@ -60,6 +65,9 @@ class Room:
     plain: Callable[..., Any] | None = None
     time_axis: Mapping[str, int] = field(default_factory=dict)
     sequence_axis: Mapping[str, int] = field(default_factory=dict)
+    continues: int = 0
+    update: Callable[..., Any] | None = None
+    jax_update: Callable[[], Callable[..., Any]] | None = None
     gradients_only: frozenset[str] = frozenset()
     structures: Mapping[str, Callable[[], AbstractContextManager[None]]] = field(default_factory=dict)
     tensor_core_sums: bool = False
@@ -70,9 +78,14 @@ class Room:
 
         Args:
             op: the op.
-            package: the room's; its module `jax_op` has the JAX function under the op's name.
+            package: the room's; its module `jax_op` has the JAX functions under the names of the PyTorch ones.
             rest: the other attributes.
         """
+
+        def of_jax(name: str) -> Any:
+            return getattr(import_module(f"{package}.jax_op"), name)
+
+        update = rest.get("update")
 
         def programs(case: Case, arch: Arch) -> tuple[Program, Program] | None:
             """With dense inputs, all gradients wanted."""
@@ -84,7 +97,8 @@ class Room:
         return cls(
             name=op.name,
             arguments=op.arguments,
-            jax=lambda: getattr(import_module(f"{package}.jax_op"), op.name),
+            jax=lambda: of_jax(op.name),
+            jax_update=None if update is None else lambda: of_jax(update.__name__),
             programs=programs,
             bytes_moved=lambda case, which: spec_of(op, case).bytes_moved(which),
             flops=lambda case, which: spec_of(op, case).flops(which),

@@ -26,7 +26,7 @@ from .parts import (
     batch_size,
     cut,
     having,
-    in_two_parts,
+    in_parts,
     is_packed,
     length,
     repeated,
@@ -175,11 +175,11 @@ def check_state_passing(room: Room, case: Case, device: str, seed: int) -> None:
         draws: list[tuple[Arrays, Arrays, Arrays]] = []
         for i in range(min(draws_for(case), FEW_DRAWS)):
             inputs, gradients = drawn(room, case, device, seed * 1000 + i)
-            plain_parts = in_two_parts(room, case, room.plain or room.reference, first)
+            plain_parts = in_parts(room, case, room.plain or room.reference, (0, first, steps))
             plain = call(plain_parts, inputs, options(case), gradients)
             _, exact = plain_and_exact(room.reference, case, inputs, gradients, room.plain)
             with poisoned():
-                found = call(in_two_parts(room, case, room.torch, first), inputs, options(case), gradients)
+                found = call(in_parts(room, case, room.torch, (0, first, steps)), inputs, options(case), gradients)
             draws.append((found, plain, exact))
         where = f"{room.name}, {case.name}: {first} steps, then the rest from their state"
         assert_within_budget(draws, where, SLACK)

@@ -6,7 +6,8 @@ array that a part shares with the others (a parameter, a decay that is broadcast
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -111,23 +112,26 @@ def sequence(room: Room, case: Case, tensors: Mapping[str, Tensor], place: int, 
     return {name: tensor for name, tensor in alone.items() if name != PACKED}
 
 
-def in_two_parts(room: Room, case: Case, function: Function, steps: int) -> Function:
-    """The function on its first steps, and on the rest from the state that they leave; the other way on `reverse`."""
-    names = tuple(case.inputs)
-    ranges = [(0, steps), (steps, length(room, case))]
+def span(room: Room, case: Case, tensors: Mapping[str, Tensor], start: int, stop: int) -> Arrays:
+    """A range of steps, as views, counted from where the recurrence begins: from the end on `reverse`."""
     if case.options.get("reverse"):
-        ranges.reverse()
+        start, stop = length(room, case) - stop, length(room, case) - start
+    return cut(room, case, tensors, time_axis, start, stop)
+
+
+def in_parts(room: Room, case: Case, function: Function, bounds: Sequence[int]) -> Function:
+    """The function from one of the bounds to the next, each part from the state that the one before leaves."""
+    names = tuple(case.inputs)
 
     def parts(first: Tensor, **rest: Any) -> tuple[Tensor, Tensor]:
-        tensors = {names[0]: first} | {name: rest[name] for name in names[1:]}
-        options = {name: value for name, value in rest.items() if name not in tensors}
-        made = {}
-        for start, stop in ranges:
-            y, state = outputs(function, cut(room, case, tensors, time_axis, start, stop), options)
-            made[start, stop] = y
+        tensors = {names[0]: first} | {name: rest.pop(name) for name in (*names[1:], STATE) if name in rest}
+        made = []
+        for start, stop in pairwise(bounds):
+            y, state = outputs(function, span(room, case, tensors, start, stop), rest)
+            made.append(y)
             tensors = tensors | {STATE: state}
         axis = time_axis(room, case, "y")
         assert axis is not None
-        return torch.cat([made[key] for key in sorted(made)], axis), state
+        return torch.cat(made[::-1] if case.options.get("reverse") else made, axis), state
 
     return parts

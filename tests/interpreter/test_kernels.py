@@ -10,7 +10,7 @@ import pytest
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.ops.rooms import rooms
-from retrograd.testing import contract, integration
+from retrograd.testing import contract, generation, integration
 from retrograd.testing.interpreter import as_float16
 from retrograd.testing.layouts import layouts_of
 from retrograd.testing.parts import is_packed
@@ -84,6 +84,21 @@ def test_a_packed_sequence_has_the_same_bits_alone(room: Room, case: Case, seed:
 )
 def test_a_sequence_in_two_parts_has_the_results_of_the_whole(room: Room, case: Case, seed: int) -> None:
     contract.check_state_passing(room, case, "cpu", seed)
+
+
+@pytest.mark.parametrize(("room", "case"), quick(generation.has_prefixes))
+def test_steps_have_the_same_bits_whatever_follows_them(room: Room, case: Case, seed: int) -> None:
+    generation.check_prefix(room, case, "cpu", seed)
+
+
+@pytest.mark.parametrize(("room", "case"), quick(generation.can_be_cut))
+def test_a_sequence_in_two_calls_has_the_bits_of_the_whole(room: Room, case: Case, seed: int) -> None:
+    generation.check_continue(room, case, "cpu", seed)
+
+
+@pytest.mark.parametrize(("room", "case"), quick(generation.goes_by_steps))
+def test_a_sequence_step_by_step_has_the_bits_of_the_whole(room: Room, case: Case, seed: int) -> None:
+    generation.check_step(room, case, "cpu", seed)
 
 
 # Those of selective_scan are Gluon's, which has no interpreter.

@@ -84,6 +84,8 @@ def causal_conv1d_update(
 ) -> tuple[Array, Float[Array, "B D W-1"]]:
     """One step of generation, or a few, from a state; the same call as `retrograd.causal_conv1d_update`.
 
+    Its bits are those that the steps have in a longer sequence; without a kernel, as far as XLA compiles both alike.
+
     Example:
         >>> import jax.numpy as jnp
         >>> from retrograd.jax import causal_conv1d_update

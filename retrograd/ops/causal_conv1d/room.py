@@ -7,7 +7,7 @@ from retrograd.core.room import Room
 from . import reference
 from .cases import CASES
 from .op import OP
-from .torch_op import causal_conv1d
+from .torch_op import causal_conv1d, causal_conv1d_update
 
 ROOM = Room.of(
     OP,
@@ -18,4 +18,6 @@ ROOM = Room.of(
     reference=reference.causal_conv1d,
     time_axis={"x": 1},
     sequence_axis={"initial_state": 0},
+    continues=1,
+    update=causal_conv1d_update,
 )

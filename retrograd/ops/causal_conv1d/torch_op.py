@@ -102,7 +102,7 @@ def causal_conv1d_update(
     *,
     activation: Literal["silu"] | None = None,
 ) -> tuple[Tensor, Float[Tensor, "B D W-1"]]:
-    """One step of generation, or a few: `causal_conv1d` that goes on from a state, to the bit.
+    """One step of generation, or a few: `causal_conv1d` that goes on from a state, to the bit, with its gradients.
 
     Args:
         x: (B, D), or (B, T, D) for T steps.

@@ -153,7 +153,7 @@ class _Chunks:
 
     Attributes:
         time: T.
-        size: steps of a chunk; no more than there are.
+        size: steps of a chunk; no more than there are, but two.
         reverse: whether the recurrence begins at the last step.
         dtype: of the arithmetic.
     """
@@ -165,7 +165,8 @@ class _Chunks:
 
     @staticmethod
     def of(xp: Namespace, spec: Spec, reverse: bool, cu_seqlens: Any, like: Any) -> _Chunks:
-        size = max(1, min(CHUNK, spec.time))
+        # A loop of one step XLA takes apart, and then fuses other multiplications with additions.
+        size = min(CHUNK, max(spec.time, 2))
         if cu_seqlens is None:
             return _Chunks(spec.time, size, reverse, _real(spec))
         return _Packed.from_bounds(xp, spec, size, reverse, cu_seqlens, like)

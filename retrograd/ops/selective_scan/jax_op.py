@@ -9,11 +9,10 @@ from jaxtyping import Complex, Float, Int32
 
 from retrograd.core.jax_arguments import arrays_of, params_of
 from retrograd.core.jax_op import bind
-from retrograd.core.xp import jax_namespace
 
-from . import portable
 from .op import OP
 from .spec import UPDATE, check_update
+from .update import update
 
 _call = bind(OP)
 
@@ -122,6 +121,8 @@ def selective_state_update(
 ) -> tuple[JaxArray, JaxArray]:
     """One step of `selective_scan`, for generation: (y, the new state); as `retrograd.selective_state_update`.
 
+    Its bits are those that the step has in a longer sequence; without a kernel, as far as XLA compiles both alike.
+
     Example:
         >>> import jax.numpy as jnp
         >>> from retrograd.jax import selective_state_update
@@ -133,5 +134,4 @@ def selective_state_update(
     arguments = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
     arrays = arrays_of(UPDATE, arguments, required=6)
     check_update(params_of(arrays), dt_softplus)
-    y, new = portable.update(jax_namespace(), **arrays, dt_softplus=dt_softplus)
-    return y.astype(arrays["x"].dtype), new
+    return update(_call, arrays, dt_softplus)

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from retrograd.core.chunks import Rows, cut_time
+from retrograd.core.chunks import Geometry, Rows, cut_time
 from retrograd.core.xp import Namespace
 
 from .spec import Spec
 
 Arrays = Mapping[str, Any]
-# Steps of a block, at most; a chunk is a whole number of blocks.
-BLOCK = 32
+BLOCK = 32  # steps of a block, at most; a chunk is a whole number of blocks
 
 
 def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
@@ -26,7 +25,7 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     if 0 in spec.x.shape:
         return _without_steps(xp, spec, arrays)
     time = _cut_time(xp, spec, arrays)
-    maths = _Maths(xp, spec, arrays)
+    maths = _Maths(xp, spec, arrays, time)
     marks = len(time.starts)
 
     def chunk(carry: Any, given: Any) -> Any:
@@ -53,7 +52,7 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
         return _gradients_without_steps(xp, spec, arrays)
     x, delta, slope = _inputs(xp, spec, arrays)
     time = _cut_time(xp, spec, arrays)
-    maths = _Maths(xp, spec, arrays)
+    maths = _Maths(xp, spec, arrays, time)
     marks = len(time.ends)
     dout = xp.astype(arrays["dy"], spec.compute_dtype)
     z = None if spec.z is None else xp.astype(arrays["z"], spec.compute_dtype)
@@ -119,36 +118,6 @@ def _gradients_without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[
     return gradients
 
 
-def update(
-    xp: Namespace, state: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, dt_bias: Any, dt_softplus: bool
-) -> tuple[Any, Any]:
-    """One step: (y, the new state)."""
-    is_complex = "complex" in str(A.dtype)
-    real = "float64" if str(x.dtype).endswith("float64") else "float32"
-    compute = {"float32": "complex64", "float64": "complex128"}[real] if is_complex else real
-    u, delta = xp.astype(x, real), xp.astype(dt, real)
-    if dt_bias is not None:
-        delta = delta + dt_bias
-    if dt_softplus:
-        delta = xp.softplus(delta)
-    batch, channels = x.shape
-
-    def of_channels(matrix: Any) -> Any:
-        """(batch, N) or (batch, groups, N) as (batch, channels, N)."""
-        groups, N = (matrix.shape[1] if len(matrix.shape) == 3 else 1), matrix.shape[-1]
-        matrix = xp.reshape(xp.astype(matrix, compute), (batch, groups, 1, N))
-        return xp.reshape(xp.broadcast_to(matrix, (batch, groups, channels // groups, N)), (batch, channels, N))
-
-    new = xp.exp(delta[..., None] * A) * state + (delta * u)[..., None] * of_channels(B)
-    y = xp.sum(of_channels(C) * new, -1)
-    y = 2 * y.real if is_complex else y
-    if D is not None:
-        y = y + D * u
-    if z is not None:
-        y = y * xp.silu(xp.astype(z, real))
-    return y, new
-
-
 def _cut_time(xp: Namespace, spec: Spec, arrays: Arrays) -> Rows:
     """The chunks of a call, whose states are (sequences, states, channels)."""
 
@@ -158,7 +127,12 @@ def _cut_time(xp: Namespace, spec: Spec, arrays: Arrays) -> Rows:
         sequences, channels, N = spec.state.shape
         return xp.zeros(arrays["x"], (sequences, N, channels), spec.state_dtype)
 
-    return cut_time(xp, spec, state("initial_state"), state("dfinal_state"), arrays.get("cu_seqlens"))
+    # A single chunk that is no longer than a block has as many steps as there are; but two at least: a loop of one step
+    # XLA takes apart, and then fuses other multiplications with additions.
+    few = not spec.packed and spec.time <= BLOCK
+    steps = min(spec.chunk, max(spec.time, 2)) if few else spec.chunk
+    geometry = Geometry(spec.time, spec.packed, spec.sequences, steps)
+    return cut_time(xp, geometry, state("initial_state"), state("dfinal_state"), arrays.get("cu_seqlens"))
 
 
 def _inputs(xp: Namespace, spec: Spec, arrays: Arrays) -> tuple[Any, Any, Any]:
@@ -176,12 +150,13 @@ def _skip(spec: Spec, arrays: Arrays, y: Any, x: Any) -> Any:
 class _Maths:
     """A block's forward and backward: what it carries is (states, channels), what it makes (steps, ...)."""
 
-    def __init__(self, xp: Namespace, spec: Spec, arrays: Arrays) -> None:
+    def __init__(self, xp: Namespace, spec: Spec, arrays: Arrays, time: Rows) -> None:
         self.xp = xp
         self.spec = spec
+        self.steps = time.spec.chunk
+        self.block = min(BLOCK, self.steps)
         self.A = xp.moveaxis(arrays["A"], 0, 1)
         self.constants = {n: xp.moveaxis(arrays[n], 0, 1) for n in ("B", "C") if spec.constant(n)}
-        self.block = min(BLOCK, spec.chunk)
 
     def blocks(self, given: Any) -> tuple[Any, ...]:
         """Arrays of a chunk, cut into blocks along a new leading axis."""
@@ -232,7 +207,7 @@ class _Maths:
 
     def entering(self, carry: Any, given: Any) -> Any:
         """The state moves on by a block; makes the state that enters it."""
-        if self.block == self.spec.chunk:
+        if self.block == self.steps:
             return carry, (carry[0],)
         delta, dxs, *matrices = given
         B, _, _ = self.matrices(matrices)

@@ -13,7 +13,7 @@ from . import reference
 from .cases import CASES
 from .gluon import spans
 from .op import OP
-from .torch_op import selective_scan
+from .torch_op import selective_scan, selective_state_update
 
 
 @contextmanager
@@ -35,6 +35,8 @@ ROOM = Room.of(
     plain=reference.plain,
     time_axis={"x": 1, "dt": 1, "B": 1, "C": 1, "z": 1},
     sequence_axis={"initial_state": 0},
+    continues=1,
+    update=selective_state_update,
     tensor_core_sums=True,
     structures={
         "whole sequences": partial(spans_of, 2**20),

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from retrograd.core.torch_arguments import check_tensors, params_of
 from retrograd.core.torch_op import bind
-from retrograd.core.xp import torch_namespace
 
-from . import portable
 from .op import OP
 from .spec import UPDATE, check_update
+from .update import update
 
 _call = bind(OP)
 
@@ -151,7 +150,7 @@ def selective_state_update(
 ) -> tuple[Tensor, Tensor]:
     """One step of `selective_scan`, for generation: (y, the new state). Pure; the state that came in is not changed.
 
-    In plain PyTorch operations, so that `torch.compile` fuses it. No gradient is promised.
+    It is `selective_scan` of one step: it has the bits that the step has in a longer sequence, and the same gradients.
 
     Args:
         state: (B, D, N), float32 (complex64 for complex A): zeros at first, or a final state of `selective_scan`.
@@ -181,5 +180,4 @@ def selective_state_update(
     arrays = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
     check_tensors(UPDATE, arrays, required=6)
     check_update(params_of(arrays), dt_softplus)
-    y, new = portable.update(torch_namespace(), **arrays, dt_softplus=dt_softplus)
-    return y.to(x.dtype), new
+    return update(_call, arrays, dt_softplus)

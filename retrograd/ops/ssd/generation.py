@@ -1,4 +1,4 @@
-"""Generation with the bits of training: a window of the steps since the last border of a chunk, on any framework.
+"""Generation with the bits of training: a window of the steps since the last border, on any framework.
 
 A row depends on nothing after it, and a sequence continued at a border has the bits of the whole. So the next row comes
 from a call on the window, whose steps behind the newest one have finite values that reach nothing.
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from retrograd.core.xp import Namespace
 
-from .spec import chunk_of
+from .spec import BORDER
 
 ROWS = ("x", "dt", "B", "C")
 Ssd = Callable[..., Any]
@@ -21,12 +21,12 @@ class SsdWindow(NamedTuple):
     """What `ssd_step` goes on from.
 
     Attributes:
-        state: (batch, H, P, N), the state at the last border of a chunk.
-        x: (batch, chunk, H, P), of the steps since, the first `steps` of them.
-        dt: (batch, chunk, H), likewise.
-        B: (batch, chunk, G, N), likewise.
+        state: (batch, H, P, N), the state at the last border: a multiple of 128 steps.
+        x: (batch, 128, H, P), of the steps since, the first `steps` of them.
+        dt: (batch, 128, H), likewise.
+        B: (batch, 128, G, N), likewise.
         C: as B.
-        steps: (batch,) int32, how many of these there are: fewer than the chunk has.
+        steps: (batch,) int32, how many of these there are.
     """
 
     state: Any
@@ -41,8 +41,7 @@ def prefill(xp: Namespace, ssd: Ssd, arrays: Mapping[str, Any], options: Mapping
     """The rows of a sequence, and the window behind it."""
     batch, time, heads, P = arrays["x"].shape
     groups, N = arrays["B"].shape[2:]
-    chunk = chunk_of(N)
-    border = time // chunk * chunk
+    border = time // BORDER * BORDER
     along = {name: arrays[name] for name in (*ROWS, "z") if arrays.get(name) is not None}
     shared = {name: array for name, array in arrays.items() if name not in along}
     before, since = ({n: a[:, part] for n, a in along.items()} for part in (slice(border), slice(border, None)))
@@ -52,7 +51,7 @@ def prefill(xp: Namespace, ssd: Ssd, arrays: Mapping[str, Any], options: Mapping
 
     def filled(name: str) -> Any:
         array = since[name]
-        zeros = xp.zeros(array, (batch, chunk - (time - border), *shapes[name]), _dtype(array))
+        zeros = xp.zeros(array, (batch, BORDER - (time - border), *shapes[name]), _dtype(array))
         return xp.concat([array, zeros], 1)
 
     steps = xp.zeros(state, (batch,), "int32") + (time - border)
@@ -72,19 +71,19 @@ def step(
         shared: the other arguments and the options.
         z: the gate of the step, if there is one.
     """
-    batch, chunk = window.x.shape[:2]
-    newest = xp.arange(window.steps, chunk) == window.steps[:, None]
+    batch = window.x.shape[0]
+    newest = xp.arange(window.steps, BORDER) == window.steps[:, None]
 
     def with_row(name: str) -> Any:
         kept, row = getattr(window, name), rows[name]
-        here = xp.reshape(newest, (batch, chunk, *(1 for _ in row.shape[1:])))
+        here = xp.reshape(newest, (batch, BORDER, *(1 for _ in row.shape[1:])))
         return xp.where(here, row[:, None], kept)
 
     filled = {name: with_row(name) for name in ROWS}
-    gate = {} if z is None else {"z": xp.broadcast_to(z[:, None], (batch, chunk, *z.shape[1:]))}
+    gate = {} if z is None else {"z": xp.broadcast_to(z[:, None], (batch, BORDER, *z.shape[1:]))}
     y, state = ssd(**filled, **gate, **shared, initial_state=window.state, return_final_state=True)
     row = y[xp.arange(window.steps, batch), window.steps]
-    full = window.steps == chunk - 1
+    full = window.steps == BORDER - 1
     state = xp.where(xp.reshape(full, (batch, 1, 1, 1)), state, window.state)
     return row, SsdWindow(state, *filled.values(), xp.where(full, 0, window.steps + 1))
 

@@ -7,6 +7,7 @@ from retrograd.core.room import Room
 from . import reference
 from .cases import CASES
 from .op import OP
+from .spec import BORDER
 from .torch_op import ssd
 
 ROOM = Room.of(
@@ -18,6 +19,7 @@ ROOM = Room.of(
     reference=reference.ssd,
     plain=reference.plain,
     time_axis={"x": 1, "dt": 1, "B": 1, "C": 1, "z": 1},
+    continues=BORDER,
     sequence_axis={"initial_state": 0},
     tensor_core_sums=True,
 )

@@ -20,6 +20,8 @@ ARGUMENTS = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state", "cu
 REQUIRED = ARGUMENTS[:5]
 NO_LIMIT = (0.0, math.inf)
 MOST = 256  # of P and of N
+# A sequence that goes on from the state at a multiple of so many steps has the bits of the whole, on every path.
+BORDER = 128
 # Steps that FLOPs are counted for: within them pairs of steps meet, beyond them only states do.
 BLOCK = 64
 
@@ -123,7 +125,7 @@ class Spec:
     @property
     def chunk(self) -> int:
         """Steps between two states that the forward pass keeps: states then take at most as many bytes as x."""
-        return chunk_of(self.N)
+        return 128 if self.N <= 128 else 256
 
     @property
     def chunks(self) -> int:
@@ -157,11 +159,6 @@ class Spec:
         states, pairs, scores = (2, 1, 1) if which == "fwd" else (5, 2, 3)
         per_head = self.P * (2 * states * self.N + pairs * BLOCK)
         return steps * (self.heads * per_head + scores * self.groups * BLOCK * self.N)
-
-
-def chunk_of(states: int) -> int:
-    """Steps of a chunk, by the states of a channel."""
-    return 128 if states <= 128 else 256
 
 
 def _bytes(param: Param) -> int:

@@ -244,10 +244,9 @@ def ssd_step(
 ) -> tuple[Float[Tensor, "B H P"], SsdWindow]:
     """One step of generation with the bits of training: (y, the window behind it).
 
-    What `ssd` on the whole sequence gives at this step, to the bit, for a price: a call of `ssd` on a chunk of 128
-    steps (256 above N = 128). Where that matters less than time, see `ssd_update`. Sequences of a batch may be at
-    different steps. Shapes do not depend on the step, so that it can be captured in a CUDA graph. Values have to be
-    finite.
+    What `ssd` on the whole sequence gives at this step, to the bit, for a price: a call of `ssd` on 128 steps.
+    Where that matters less than time, see `ssd_update`. Sequences of a batch may be at different steps. Shapes do not
+    depend on the step, so that it can be captured in a CUDA graph. Values have to be finite.
 
     Args:
         window: of `ssd_prefill`, or of the step before.
