@@ -54,6 +54,7 @@ def pairs(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HEADS: tl.constexpr,
+    STAGES: tl.constexpr,
     DY_UNIT: tl.constexpr,
     X_UNIT: tl.constexpr,
     B_UNIT: tl.constexpr,
@@ -93,7 +94,7 @@ def pairs(
     scores = tl.where(same, 0.0, scores)
     dscores = tl.zeros([Q, Q], tl.float32)
 
-    for i in range(heads * P_BLOCKS):
+    for i in tl.range(heads * P_BLOCKS, num_stages=STAGES):
         h = head + i // P_BLOCKS
         p = i % P_BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
         at = (tl.cast(place, tl.int64) * H + h) * Q + j
@@ -147,6 +148,7 @@ def through_states(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HEADS: tl.constexpr,
+    STAGES: tl.constexpr,
     U_UNIT: tl.constexpr,
     Q_UNIT: tl.constexpr,
     BACK: tl.constexpr,
@@ -178,7 +180,7 @@ def through_states(
     mask = live[:, None] & (n < N)[None, :]
     total = tl.load(within_ptr + offsets, mask=mask, other=0.0)
 
-    for i in range(heads * P_BLOCKS):
+    for i in tl.range(heads * P_BLOCKS, num_stages=STAGES):
         h = head + i // P_BLOCKS
         p = i % P_BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
         at = (tl.cast(place, tl.int64) * H + h) * Q

@@ -41,6 +41,7 @@ def outputs(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HEADS: tl.constexpr,
+    STAGES: tl.constexpr,
     U_UNIT: tl.constexpr,
     K_UNIT: tl.constexpr,
     Q_UNIT: tl.constexpr,
@@ -79,7 +80,7 @@ def outputs(
             q = load_rows(q_ptr, t, q_strides[1], n, live, N, Q_UNIT)
         scores = add_product(q, tl.trans(k), scores, DTYPE, SPLIT)
 
-    for i in range(heads * P_BLOCKS):
+    for i in tl.range(heads * P_BLOCKS, num_stages=STAGES):
         h = head + i // P_BLOCKS
         p = i % P_BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
         at = (tl.cast(place, tl.int64) * H + h) * Q

@@ -37,7 +37,8 @@ class Tile:
         states: of a channel, in one product.
         carried: states of a channel that one program carries.
         num_warps: warps of a program that takes a block.
-        stages: blocks that a program which carries states loads ahead.
+        stages: depth of the pipeline over slices of a program that takes a block.
+        carry_stages: that over blocks of a program which carries states.
     """
 
     steps: int
@@ -46,6 +47,7 @@ class Tile:
     carried: int
     num_warps: int
     stages: int
+    carry_stages: int
 
     def slices(self, spec: Spec) -> int:
         """Slices of a head."""
@@ -73,7 +75,8 @@ def tile(spec: Spec, arch: Arch) -> Tile:
         states=at_most(spec.N, SINGLE_STATES if single else STATES),
         carried=at_most(spec.N, SINGLE_STATES if single else CARRIED),
         num_warps=warps_of(4 if single else 8, arch),
-        stages=2,
+        stages=1,
+        carry_stages=2,
     )
 
 

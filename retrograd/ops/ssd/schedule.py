@@ -167,10 +167,10 @@ class _Launches:
                 **self._multiplied,
                 "BACK": back,
                 "FROM_KEPT": from_kept,
-                "STAGES": tile.stages,
+                "STAGES": tile.carry_stages,
             },
             num_warps=4,
-            num_stages=tile.stages,
+            num_stages=tile.carry_stages,
             overlap=self.arch.overlaps_launches,
         )
 
@@ -266,11 +266,13 @@ class _Launches:
                 "BLOCK_P": tile.channels,
                 "BLOCK_N": tile.states,
                 "HEADS": max(plan.heads(spec), 1),
+                "STAGES": tile.stages,
                 **{f"{name.upper()}_UNIT": self._unit(array) for name, array in rows.items()},
                 **self._multiplied,
                 **constants,
             },
             num_warps=tile.num_warps,
+            num_stages=tile.stages,
             overlap=self.arch.overlaps_launches,
         )
 
