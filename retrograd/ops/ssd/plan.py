@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retrograd.core.arch import Arch
+from retrograd.core.arch import KIB, Arch
 from retrograd.core.dtypes import BYTES
-from retrograd.core.tiles import power_of_two, warps_of
+from retrograd.core.tiles import power_of_two
 
 from .spec import Spec
 
@@ -23,6 +23,7 @@ SINGLE_STEPS = 32
 SINGLE_CHANNELS = 32
 SINGLE_STATES = 32
 LEAST = 16  # what a matrix product takes at least
+DEEP_SHARED = 128 * KIB  # for a pipeline of three stages
 HEADS = 16  # over which a program sums dB and dC, at most
 PREPARED_HEADS = 16  # of a program that prepares step sizes, or finishes their gradients
 
@@ -37,6 +38,7 @@ class Tile:
         states: of a channel, in one product.
         carried: states of a channel that one program carries.
         num_warps: warps of a program that takes a block.
+        pair_warps: those of `pairs`, which has two matrices of pairs of steps in registers at once.
         stages: depth of the pipeline over slices of a program that takes a block.
         carry_stages: that over blocks of a program which carries states.
     """
@@ -46,6 +48,7 @@ class Tile:
     states: int
     carried: int
     num_warps: int
+    pair_warps: int
     stages: int
     carry_stages: int
 
@@ -69,13 +72,16 @@ def tile(spec: Spec, arch: Arch) -> Tile:
     def at_most(size: int, most: int) -> int:
         return max(LEAST, min(power_of_two(size), most))
 
+    # Fewer warps are faster where they have the registers.
+    few = arch.name in ("sm_80", "sm_90") and spec.z is None and spec.N <= STATES
     return Tile(
         steps=SINGLE_STEPS if single else STEPS,
         channels=at_most(spec.P, SINGLE_CHANNELS if single else CHANNELS),
         states=at_most(spec.N, SINGLE_STATES if single else STATES),
         carried=at_most(spec.N, SINGLE_STATES if single else CARRIED),
-        num_warps=warps_of(4 if single else 8, arch),
-        stages=1,
+        num_warps=4 if single or arch.backend == "hip" or few else 8,
+        pair_warps=4 if single or arch.backend == "hip" else 8,
+        stages=1 if single or arch.backend == "hip" else 3 if arch.shared_memory >= DEEP_SHARED else 2,
         carry_stages=2,
     )
 

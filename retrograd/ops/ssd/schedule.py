@@ -206,7 +206,8 @@ class _Launches:
         """Gradients by pairs of steps within a block."""
         names = "x B C cu_seqlens delta sums dB_within dC_within dD_partial targets sources own"
         arrays = pointers_to(self.arrays, names, dy_ptr=dy)
-        return self._of_blocks(backward_kernels.pairs, arrays, {"dy": dy, "x": "x", "B": "B", "C": "C"})
+        launch = self._of_blocks(backward_kernels.pairs, arrays, {"dy": dy, "x": "x", "B": "B", "C": "C"})
+        return replace(launch, num_warps=self.tile.pair_warps)
 
     def through_states(self, u: str, q: str, states: str, dq: str, by_step: str, *, back: bool) -> Launch:
         """Gradients by pairs of steps that a state connects."""
