@@ -22,7 +22,7 @@ import transformers
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 from wall_clock import median
 
-import retrograd
+from retrograd.ops.rooms import room
 
 BATCH, TIME, HEADS, P, N = 2, 1024, 8, 64, 64
 CHUNK = 256  # transformers' default for Mamba-2
@@ -58,7 +58,7 @@ def main() -> None:
         return mamba2_chunk_scan(given["x"], **named, chunk_size=CHUNK, dt_softplus=True)
 
     def ours() -> Any:
-        return retrograd.ssd(**given, dt_softplus=True)
+        return room("ssd").torch(**given, dt_softplus=True)
 
     def passes(forward: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
         return {"forward": forward, "both": lambda: torch.autograd.grad(forward(), leaves, dy)}
@@ -71,7 +71,7 @@ def main() -> None:
     ]
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        found = {name: {} for name in RUNS}
+        found: dict[str, dict[str, float]] = {name: {} for name in RUNS}
         for name, forward in (("transformers", theirs), ("retrograd", ours)):
             for which, run in passes(forward).items():
                 run()

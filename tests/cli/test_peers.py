@@ -177,7 +177,8 @@ def test_the_peer_of_ssd_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     def linear_attention(kind: str, q: Any, k: Any, v: Any, *, g: Any, scale: float, impl: str) -> tuple[Any, None]:
         assert (kind, impl) == ("simple_gla", "mosaic_gpu")
         q, k = (jnp.repeat(array, v.shape[2] // array.shape[2], 2) for array in (q, k))
-        return jnp.asarray(simple_gla(*(torch.tensor(jax.device_get(array)) for array in (q, k, v, g)), scale)[0]), None
+        q, k, v, g = (torch.tensor(jax.device_get(array)) for array in (q, k, v, g))
+        return jnp.asarray(simple_gla(q, k, v, g, scale)[0]), None
 
     monkeypatch.setitem(sys.modules, "jla.ops", SimpleNamespace(linear_attention=linear_attention))
     (peer,) = peers("ssd", "jax")
@@ -185,7 +186,7 @@ def test_the_peer_of_ssd_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     for case in (ssd_case("mamba", shape, dtype="float32"), ssd_case("plain", shape, dtype="float32", given=set())):
         given = draw(case, "cpu", 0)
         found = peer.build(case)({name: jnp.asarray(tensor.numpy()) for name, tensor in given.items()})  # type: ignore[operator]
-        torch.testing.assert_close(torch.tensor(jax.device_get(found)), ssd(**given, **case.options))
+        torch.testing.assert_close(torch.tensor(jax.device_get(found)), ROOMS["ssd"].reference(**given, **case.options))
 
 
 def test_what_is_not_installed_is_left_out() -> None:

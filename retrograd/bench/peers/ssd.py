@@ -43,7 +43,7 @@ def mamba_ssm(case: Case, reproducible: bool = False) -> Function:
             dt_bias=given.get("dt_bias"),
             dt_softplus=given_softplus,
         )
-        return SameMode.apply(made, reproducible)  # type: ignore[no-any-return]
+        return SameMode.apply(made, reproducible)
 
     return call
 
