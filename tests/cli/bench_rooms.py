@@ -1,4 +1,4 @@
-"""Rooms made up of formulas, with the arguments and benchmark shapes of the recurrences.
+"""Rooms made up of formulas, with the arguments and benchmark shapes of the recurrences; and ssd as it is.
 
 The peers are compared with these on a CPU; the plots are drawn with their cases.
 """
@@ -13,6 +13,7 @@ from torch.nn.functional import conv1d, silu, softplus
 from retrograd.core import cases
 from retrograd.core.cases import Case
 from retrograd.core.room import Pass, Room
+from retrograd.ops.rooms import room
 
 TEST, BENCH = frozenset({"test"}), frozenset({"bench"})
 
@@ -132,4 +133,5 @@ ROOMS = {
     "linear_scan": made_up("linear_scan", linear_scan, [*SCAN, scan_case(2, 7, 5, TEST)]),
     "causal_conv1d": made_up("causal_conv1d", causal_conv1d, [*CONV, conv_case(2, 9, 6, TEST)]),
     "selective_scan": made_up("selective_scan", selective_scan, [*SELECTIVE, selective_case(2, 6, 5, 3, tags=TEST)]),
+    "ssd": room("ssd"),
 }

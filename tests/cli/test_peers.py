@@ -1,5 +1,6 @@
 """The peers of the recurrences compute what the ops compute; formulas stand in for those that need a GPU."""
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,9 @@ from retrograd.bench.run import own_function, time_cases
 from retrograd.bench.selection import bench_cases, chosen_peers, sets_for, sparse, thinned
 from retrograd.core import cases
 from retrograd.core.cases import Case
+from retrograd.ops.ssd.cases import case as ssd_case
+from retrograd.ops.ssd.reference import ssd
+from retrograd.testing.draw import draw
 
 TEST = frozenset({"test"})
 
@@ -60,6 +64,28 @@ def selective_scan_fn(
     return selective_scan(x, dt, A, B, C, D, gate, delta_bias, delta_softplus).transpose(1, 2).contiguous()
 
 
+def simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float) -> tuple[Tensor, None]:
+    state, y = torch.zeros(*v[:, 0].shape, k.shape[-1]), []
+    for t in range(v.shape[1]):
+        state = g[:, t, :, None, None].exp() * state + v[:, t, ..., None].float() * k[:, t, :, None].float()
+        y.append(scale * (state * q[:, t, :, None].float()).sum(-1))
+    return torch.stack(y, 1).to(v.dtype), None
+
+
+def mamba_chunk_scan_combined(*given: Any, **options: Any) -> Tensor:
+    *inputs, chunk = given
+    assert chunk == 256
+    y = ssd(*inputs, **options)
+    assert isinstance(y, Tensor)
+    modes.append(os.environ["MAMBA_DETERMINISTIC"])
+    if y.requires_grad:
+        y.register_hook(lambda gradient: modes.append("backward " + os.environ["MAMBA_DETERMINISTIC"]))
+    return y
+
+
+modes: list[str] = []
+
+
 def test_a_peer_is_timed_on_inputs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fla.ops.hgrn", SimpleNamespace(chunk_hgrn=hgrn))
     assert timed("linear_scan", scan_case(2, 7, 5, TEST), ["fla"]) == {"retrograd", "fla"}
@@ -69,6 +95,41 @@ def test_a_peer_is_timed_on_inputs_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     for dtype in ("float32", "bfloat16"):
         small = selective_case(2, 6, 5, 3, dtype, TEST)
         assert timed("selective_scan", small, ["mamba_ssm"]) == {"retrograd", "mamba_ssm"}
+
+
+@pytest.fixture
+def peers_of_ssd(monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = SimpleNamespace(mamba_chunk_scan_combined=mamba_chunk_scan_combined)
+    monkeypatch.setitem(sys.modules, "mamba_ssm.ops.triton.ssd_combined", scan)
+    monkeypatch.setitem(
+        sys.modules, "mamba_ssm.utils.determinism", SimpleNamespace(use_deterministic_mode=lambda: False)
+    )
+    monkeypatch.setitem(sys.modules, "fla.ops.simple_gla", SimpleNamespace(chunk_simple_gla=simple_gla))
+    monkeypatch.setenv("MAMBA_DETERMINISTIC", "")
+    monkeypatch.setattr("retrograd.bench.run.sets_for", lambda room, case: 1)
+    monkeypatch.setattr("retrograd.bench.loop.tiny", lambda room, case: None)
+    modes.clear()
+
+
+@pytest.mark.usefixtures("peers_of_ssd")
+def test_peers_of_ssd() -> None:
+    small = (1, 5, 4, 3, 2, 2)
+    for case in (ssd_case("mamba", small), ssd_case("wide", small, wide_D=True)):
+        assert timed("ssd", case, None) == {"retrograd", "mamba_ssm", "mamba_ssm-det", "fla"}
+    gated = ssd_case("gated", small, given={"z"})
+    assert timed("ssd", gated, ["mamba_ssm"]) == {"retrograd", "mamba_ssm"}
+    with pytest.raises(NotApplicableError, match="it takes no z"):
+        peers("ssd", "torch")[2].build(gated)
+
+
+@pytest.mark.usefixtures("peers_of_ssd")
+def test_a_backward_pass_of_mamba_ssm_has_the_mode_of_its_forward_pass() -> None:
+    case = ssd_case("mamba", (1, 3, 2, 2, 1, 2), dtype="float32")
+    given = {name: torch.rand(tensor.shape, requires_grad=True) for name, tensor in case.inputs.items()}
+    made = [peer.build(case)(given) for peer in peers("ssd", "torch")[:2]]  # type: ignore[operator]
+    for y in made:
+        y.sum().backward()
+    assert modes == ["0", "1", "backward 0", "backward 1"]
 
 
 def test_convolution() -> None:
@@ -109,12 +170,35 @@ def test_peers_in_jax() -> None:
     torch.testing.assert_close(torch.tensor(jax.device_get(found)), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_the_peer_of_ssd_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+    import jax.numpy as jnp
+
+    def linear_attention(kind: str, q: Any, k: Any, v: Any, *, g: Any, scale: float, impl: str) -> tuple[Any, None]:
+        assert (kind, impl) == ("simple_gla", "mosaic_gpu")
+        q, k = (jnp.repeat(array, v.shape[2] // array.shape[2], 2) for array in (q, k))
+        q, k, v, g = (torch.tensor(jax.device_get(array)) for array in (q, k, v, g))
+        return jnp.asarray(simple_gla(q, k, v, g, scale)[0]), None
+
+    monkeypatch.setitem(sys.modules, "jla.ops", SimpleNamespace(linear_attention=linear_attention))
+    (peer,) = peers("ssd", "jax")
+    shape = (1, 5, 4, 3, 2, 2)
+    for case in (ssd_case("mamba", shape, dtype="float32"), ssd_case("plain", shape, dtype="float32", given=set())):
+        given = draw(case, "cpu", 0)
+        found = peer.build(case)({name: jnp.asarray(tensor.numpy()) for name, tensor in given.items()})  # type: ignore[operator]
+        torch.testing.assert_close(torch.tensor(jax.device_get(found)), ROOMS["ssd"].reference(**given, **case.options))
+
+
 def test_what_is_not_installed_is_left_out() -> None:
     assert "fla" not in sys.modules
     with pytest.raises(NotApplicableError, match="fla is not installed"):
         peers("linear_scan", "torch")[0].build(ROOMS["linear_scan"].cases[-1])
     with pytest.raises(NotApplicableError, match="selective_scan_cuda is not installed"):
         peers("selective_scan", "torch")[0].build(ROOMS["selective_scan"].cases[-1])
+    for framework in ("torch", "jax"):
+        for peer in peers("ssd", framework):
+            with pytest.raises(NotApplicableError, match="is not installed"):
+                peer.build(ROOMS["ssd"].cases[-1])
 
 
 def test_a_peer_says_what_it_does_not_take() -> None:
@@ -212,7 +296,7 @@ def test_plots(op: str, framework: Any, tmp_path: Path) -> None:
                 recorded.add(case, which, peer, Timing(least * 1.2 * 6**place, "graph"), 5.0)
     speeds = Speeds(rows)
     bounds = {row.bound for row in rows if row.op == op}
-    assert bounds == ({"bytes", "exp"} if op == "selective_scan" else {"bytes"})
+    assert bounds == {"bytes"} | {"selective_scan": {"exp"}, "ssd": {"flops"}}.get(op, set())
     assert all(speed[1] == "Gexp/s" for row in rows if row.bound == "exp" and (speed := speeds.of(row)))
     file = tmp_path / "rows.jsonl"
     for row in rows:

@@ -1,0 +1,105 @@
+"""What the forward pass of ssd keeps for the backward pass, beside its inputs and its output: ours and mamba_ssm's.
+
+    python3 benchmarks/ssd_kept.py [OUT.txt]
+
+Ours are the states that the spec tells, one every 128 or 256 steps. mamba_ssm keeps the running sums of decays, fp32,
+for every step and head, chunks of 256 steps filled up; its backward pass makes the states again. With a gate it would
+keep the result before it too. Both are counted without a GPU. On a GPU what autograd holds is measured too, and so is
+the most memory that is in use during forward and backward, less what was there before: it holds the results and the
+gradients, alike for both.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import prod
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from retrograd.bench.peers import Function, NotApplicableError
+from retrograd.bench.peers.ssd import CHUNK, mamba_ssm
+from retrograd.bench.run import own_function, results, wanted
+from retrograd.core.cases import Case
+from retrograd.core.dtypes import BYTES
+from retrograd.core.room import spec_of
+from retrograd.ops.rooms import room
+from retrograd.ops.ssd.op import OP
+from retrograd.testing.draw import Arrays, draw, leaves
+
+MIB = 2**20
+
+
+def ours(case: Case) -> int:
+    """Bytes that retrograd keeps."""
+    kept = spec_of(OP, case).kept
+    return prod(kept.shape) * BYTES[kept.dtype]
+
+
+def theirs(case: Case) -> int:
+    """Bytes that mamba_ssm keeps of a call without a gate."""
+    steps = -(-case.shape["T"] // CHUNK) * CHUNK
+    return case.shape["B"] * case.shape["H"] * steps * BYTES["float32"]
+
+
+def measured(function: Function, given: Arrays) -> tuple[int, int]:
+    """Bytes that autograd holds beside inputs and outputs, and the most bytes in use during both passes."""
+    saved: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        made = results(function, given)
+    for tensor in (*given.values(), *made):
+        saved.pop(tensor.untyped_storage().data_ptr(), None)
+    torch.autograd.grad(made, wanted(given), [torch.ones_like(y) for y in made])
+    return sum(saved.values()), torch.cuda.max_memory_allocated() - before
+
+
+def on_gpu(name: str, build: Callable[[Case], Function], case: Case) -> str:
+    """A case's measured figures."""
+    try:
+        function = build(case)
+    except NotApplicableError as reason:
+        return f"   {name}: {reason}"
+    given = leaves(draw(case, "cuda", 0))
+    measured(function, given)  # what the first call alone allocates
+    kept, most = measured(function, given)
+    return f"   {name}: {kept / MIB:.1f} MiB kept, {most / MIB:.0f} MiB at most"
+
+
+def table() -> Iterator[str]:
+    """Its lines."""
+    has_gpu = torch.cuda.is_available()
+    yield f"benchmarks/ssd_kept.py: {torch.cuda.get_device_name() if has_gpu else 'counted, without a GPU'}"
+    yield f"{'MiB':30}{'x':>9}{'retrograd':>11}{'mamba_ssm':>11}"
+    op = room("ssd")
+    for case in op.tagged("bench"):
+        x = case.inputs["x"]
+        sizes = (size / MIB for size in (prod(x.shape) * BYTES[x.dtype], ours(case), theirs(case)))
+        line = "{:30}{:9.1f}{:11.1f}{:11.1f}".format(case.name, *sizes)
+        if has_gpu:
+            line += on_gpu("retrograd", partial(own_function, op), case) + on_gpu("mamba_ssm", mamba_ssm, case)
+        yield line
+
+
+def main() -> None:
+    lines = []
+    for line in table():
+        lines.append(line)
+        print(line, flush=True)
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
