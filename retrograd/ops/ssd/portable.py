@@ -145,8 +145,7 @@ class _Block:
         grow: exp of the log decays from the block's start through each step.
         rest: exp of those after each step up to the block's end.
         whole: exp of all of them, (batch, heads, 1, 1).
-        decay: (batch, heads, target, source), 0 where the source is later than the target.
-        scores: C B^T, of each head.
+        sums: the log decays from the block's start through each step.
     """
 
     x: Any
@@ -156,6 +155,18 @@ class _Block:
     grow: Any
     rest: Any
     whole: Any
+    sums: Any
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Pairs of steps of a block, (batch, heads, target, source).
+
+    Attributes:
+        decay: 0 where the source is later than the target.
+        scores: C B^T, of each head.
+    """
+
     decay: Any
     scores: Any
 
@@ -182,7 +193,7 @@ class _Maths:
     def forward(self, carry: Any, given: Any) -> Any:
         """The state moves on by a block; makes y."""
         here = self.block(*given)
-        return (self.next_state(here, carry[0]),), (self.steps_first(self.outputs(here, carry[0])),)
+        return (self.next_state(here, carry[0]),), (self.steps_first(self.outputs(here, self.pairs(here), carry[0])),)
 
     def entering(self, carry: Any, given: Any) -> Any:
         """The state moves on by a block; makes the state that enters it."""
@@ -192,9 +203,10 @@ class _Maths:
         """The gradient of the state moves back by a block; makes what the block's inputs need."""
         h, dy, *rest = given
         here = self.block(*rest)
-        *made, before = self.gradients(here, h, carry[0], self.heads_first(dy))
+        pairs = self.pairs(here)
+        *made, before = self.gradients(here, pairs, h, carry[0], self.heads_first(dy))
         if self.spec.z is not None:
-            made.append(self.outputs(here, h))
+            made.append(self.outputs(here, pairs, h))
         return (before,), tuple(self.steps_first(array) for array in made)
 
     def heads_first(self, array: Any) -> Any:
@@ -213,38 +225,41 @@ class _Maths:
         floor = FLOOR[self.spec.compute_dtype]
         sums = xp.cumsum(xp.where(log < floor, floor, log), -1, False)
         last = sums[..., -1:]
-        between = xp.where(self.causal, sums[..., :, None] - sums[..., None, :], float("-inf"))
-        scores = self.of_heads(xp.matmul(C, xp.moveaxis(B, -1, -2)))
-        return _Block(
-            x, delta, B, C, xp.exp(sums), xp.exp(last - sums), xp.exp(last)[..., None], xp.exp(between), scores
-        )
+        return _Block(x, delta, B, C, xp.exp(sums), xp.exp(last - sums), xp.exp(last)[..., None], sums)
 
-    def outputs(self, here: _Block, h: Any) -> Any:
+    def pairs(self, here: _Block) -> _Pairs:
+        """Its pairs of steps."""
+        xp = self.xp
+        between = xp.where(self.causal, here.sums[..., :, None] - here.sums[..., None, :], float("-inf"))
+        return _Pairs(xp.exp(between), self.of_heads(xp.matmul(here.C, xp.moveaxis(here.B, -1, -2))))
+
+    def outputs(self, here: _Block, pairs: _Pairs, h: Any) -> Any:
         """Y without skip and gate, from the state that enters."""
-        within = self.xp.matmul(here.scores * here.decay * here.delta[..., None, :], here.x)
+        within = self.xp.matmul(pairs.scores * pairs.decay * here.delta[..., None, :], here.x)
         return within + self.from_states(here.C, h) * here.grow[..., None]
 
     def next_state(self, here: _Block, h: Any) -> Any:
         """The state that leaves."""
         return h * here.whole + self.to_states(here.x * (here.rest * here.delta)[..., None], here.B)
 
-    def gradients(self, here: _Block, h: Any, g: Any, dy: Any) -> list[Any]:
+    def gradients(self, here: _Block, pairs: _Pairs, h: Any, g: Any, dy: Any) -> list[Any]:
         """Dx without skip, d delta by its factor of x, d (delta A), dB, dC, and the gradient of the state that enters.
 
         Args:
             here: the block.
+            pairs: its pairs of steps.
             h: the state that enters.
             g: the gradient of the state that leaves.
             dy: the gradient of y.
         """
         xp = self.xp
-        pairs = xp.matmul(dy, xp.moveaxis(here.x, -1, -2)) * here.decay
-        weighted = here.scores * here.decay
+        dpairs = xp.matmul(dy, xp.moveaxis(here.x, -1, -2)) * pairs.decay
+        weighted = pairs.scores * pairs.decay
         dx = xp.matmul(xp.moveaxis(weighted, -1, -2), dy)  # to be multiplied by delta
         later = self.from_states(here.B, g) * here.rest[..., None]
         dys = dy * here.grow[..., None]
 
-        w = pairs * here.scores
+        w = dpairs * pairs.scores
         out = xp.sum(dys * self.from_states(here.C, h), -1)  # through the state that enters
         into = xp.sum(here.x * later, -1)  # through the state that leaves
         both = here.whole[..., 0] * xp.sum(xp.sum(h * g, -1), -1)[..., None]
@@ -254,7 +269,7 @@ class _Maths:
         before = here.delta * into
         dlog = xp.sum(reach, -2) + xp.cumsum(out, -1, True) + (xp.cumsum(before, -1, False) - before) + both
 
-        dscores = self.of_groups(pairs * here.delta[..., None, :])
+        dscores = self.of_groups(dpairs * here.delta[..., None, :])
         dC = xp.matmul(dscores, here.B) + self.through_states(dys, h)
         added = here.x * (here.rest * here.delta)[..., None]
         dB = xp.matmul(xp.moveaxis(dscores, -1, -2), here.C) + self.through_states(added, g)
