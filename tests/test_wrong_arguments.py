@@ -17,15 +17,17 @@ from retrograd.ops.linear_scan.op import OP as LINEAR
 from retrograd.ops.rms_norm.op import OP as NORM
 from retrograd.ops.rooms import room, rooms
 from retrograd.ops.selective_scan.op import OP as SCAN
+from retrograd.ops.ssd.op import OP as SSD
 from retrograd.testing.draw import draw, options
 from retrograd.testing.integration import PassThrough
 
-OPS: dict[str, Op] = {op.name: op for op in (CONV, LINEAR, NORM, SCAN)}
+OPS: dict[str, Op] = {op.name: op for op in (CONV, LINEAR, NORM, SCAN, SSD)}
 FIRST_CASE = {
     "rms_norm": "plain_fp32",
     "linear_scan": "states",
     "causal_conv1d": "fp32",
     "selective_scan": "packed_fp32",
+    "ssd": "packed_fp32",
 }
 
 
@@ -86,6 +88,7 @@ EACH_ARGUMENT = [
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "bool": (1, 0, 1.0, None, "silu", [], {}, np.True_, torch.tensor(True), 10**400),
     "float": ([1], "1e-6", None, True, 1j, {}, torch.tensor(1e-6)),
+    "float[]": ("x", None, True, 3.0, {}, np.zeros(2), torch.tensor(0.0)),
     "SymInt?": (2.0, [2], True, "2", torch.tensor(2)),
     "str?": (1, True, b"silu", [], {}, torch.tensor(1)),
     "ScalarType?": (1, "float32", [], np.float32),
@@ -93,6 +96,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 EXPECTED = {
     "bool": "a bool",
     "float": "a float",
+    "float[]": "a tuple of floats",
     "SymInt?": "an int or None",
     "str?": "a str or None",
     "ScalarType?": "a torch.dtype or None",

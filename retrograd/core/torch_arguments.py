@@ -14,15 +14,12 @@ from .torch_launch import dtype_name
 
 
 def concrete(option: Any) -> Any:
-    """An option's value: a dtype by its name, a list as a tuple.
-
-    While a graph with dynamic shapes is traced, numbers come as symbols.
-    """
+    """An option's value: a dtype by its name. While a graph with dynamic shapes is traced, numbers come as symbols."""
     if isinstance(option, torch.SymInt):
         return int(option)
     if isinstance(option, torch.SymFloat):
         return float(option)
-    if isinstance(option, list | tuple):
+    if isinstance(option, tuple):
         return tuple([concrete(item) for item in option])
     return dtype_name(option) if isinstance(option, torch.dtype) else option
 

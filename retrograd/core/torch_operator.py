@@ -51,7 +51,7 @@ def register(op: Op) -> Operators:
         return tuple(absent(given[0]) if t is None else t for t in made)
 
     def fake(*given: Any) -> tuple[Tensor, ...]:
-        spec = spec_of(op, shapes_of(given[:arguments]), given[arguments:])
+        spec = spec_of(op, shapes_of(given[:arguments]), hashable(given[arguments:]))
         return _empty(given[0], op.forward(spec), outputs, flat=op.kept)
 
     # A backward call: gradients of the results, arguments and outputs where they are saved, and what the spec says.
@@ -100,7 +100,7 @@ def register(op: Op) -> Operators:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         given = inputs[:arguments]
         ctx.params = shapes_of(given)
-        ctx.options = inputs[arguments:]
+        ctx.options = hashable(inputs[arguments:])
         saved = saved_names(op, op.backward(spec_of(op, ctx.params, ctx.options), differentiable(op)))
         ctx.names = (*gradients_of_results(op), *saved)
         by_name = dict(zip((*op.arguments, *outputs), (*given, *output), strict=True))
@@ -127,7 +127,7 @@ def register(op: Op) -> Operators:
 
     def flops(*given: Any) -> int:
         params = shapes_of(given[:arguments])
-        count: int = spec_of(op, params, given[arguments:]).flops("fwd")
+        count: int = spec_of(op, params, hashable(given[arguments:])).flops("fwd")
         return count
 
     def backward_flops(*given: Any) -> int:

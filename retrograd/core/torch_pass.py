@@ -133,9 +133,22 @@ def _taker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return itemgetter(*places) if len(places) > 1 else lambda given: tuple(given[place] for place in places)
 
 
-# The options are arguments of their own, so that `typed` tells 1 from True and from 1.0.
+def _prepared(op: Op, keys: Keys, options: Options) -> Prepared:
+    """A call, prepared once."""
+    inside = tuple([type(item) for place in _tuples(op) for item in options[place]])
+    return _prepare(op, keys, inside, *options)
+
+
+@cache
+def _tuples(op: Op) -> tuple[int, ...]:
+    """Places of the options that are tuples."""
+    return tuple([place for place, kind in enumerate(op.options.values()) if kind.endswith("[]")])
+
+
+# The options are arguments of their own, so that `typed` tells 1 from True and from 1.0; `inside`, the types of what is
+# in tuples among them, tells (1,) from (True,).
 @lru_cache(maxsize=4096, typed=True)
-def _prepare(op: Op, keys: Keys, *options: Any) -> Prepared:
+def _prepare(op: Op, keys: Keys, inside: tuple[type, ...], *options: Any) -> Prepared:
     first = keys[0]
     assert first is not None
     for name, key_ in zip(op.arguments, keys, strict=True):
@@ -160,7 +173,7 @@ def whole(prepared: Prepared) -> Prepared:
     """
     op = prepared.op
     options = [op.whole.get(name, option) for name, option in zip(op.options, prepared.options, strict=True)]
-    return _prepare(op, prepared.keys, *options)
+    return _prepared(op, prepared.keys, options)
 
 
 def wanted_names(op: Op, spec: Any, wanted: frozenset[str]) -> list[str | None]:
@@ -186,7 +199,7 @@ def run_forward(op: Op, tensors: Tensors, options: Options) -> tuple[Prepared, l
     """The prepared call, and its results and kept arrays."""
     try:
         keys = tuple([None if t is None else key(t) for t in tensors])
-        prepared = _prepare(op, keys, *options)
+        prepared = _prepared(op, keys, options)
     except Exception:
         check_arguments(op, tensors, options)  # tells what is no tensor, or no option, better than what failed on it
         raise
