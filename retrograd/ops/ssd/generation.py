@@ -55,7 +55,7 @@ def prefill(xp: Namespace, ssd: Ssd, arrays: Mapping[str, Any], options: Mapping
         return xp.concat([array, zeros], 1)
 
     steps = xp.zeros(state, (batch,), "int32") + (time - border)
-    return xp.concat([y, rest], 1), SsdWindow(state, *(filled(name) for name in ROWS), steps)
+    return xp.concat([y, rest], 1), SsdWindow(state, **{name: filled(name) for name in ROWS}, steps=steps)
 
 
 def step(
@@ -85,7 +85,7 @@ def step(
     row = y[xp.arange(window.steps, batch), window.steps]
     full = window.steps == BORDER - 1
     state = xp.where(xp.reshape(full, (batch, 1, 1, 1)), state, window.state)
-    return row, SsdWindow(state, *filled.values(), xp.where(full, 0, window.steps + 1))
+    return row, SsdWindow(state, **filled, steps=xp.where(full, 0, window.steps + 1))
 
 
 def _dtype(array: Any) -> str:

@@ -53,7 +53,8 @@ def ssd(
             state = A.new_zeros(rows, heads, P, B.shape[-1])
         else:
             state = initial_state if cu_seqlens is None else initial_state[s : s + 1]
-        y, final = scan(x[:, own], delta[:, own], A, *(matrix[:, own] for matrix in of_heads), state)
+        b, c = (matrix[:, own] for matrix in of_heads)
+        y, final = scan(x[:, own], delta[:, own], A, b, c, state)
         ys.append(y)
         finals.append(final)
     y, final = torch.cat(ys, 1), torch.cat(finals)
