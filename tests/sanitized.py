@@ -13,6 +13,7 @@ import torch
 from retrograd.core.cases import Case
 from retrograd.ops.rooms import NAMES, room
 from retrograd.ops.selective_scan.cases import ALL, MAMBA, case
+from retrograd.ops.ssd import cases as ssd
 from retrograd.testing.contract import drawn
 from retrograd.testing.draw import call, options
 from retrograd.testing.interpreter import forget_plans
@@ -22,6 +23,7 @@ NAMED = {
     "causal_conv1d": ("silu", "one_channel", "states", "packed_states", "short"),
     "linear_scan": ("plain", "states", "shared_both", "packed", "packed_shared", "complex", "long"),
     "selective_scan": ("mamba_fp32", "most_states", "packed", "constant_B"),
+    "ssd": ("one_head", "one_step"),
 }
 WHOLE = "whole sequences"
 # The Gluon kernels of selective_scan: in spans, and whole with chunks enough that every place is filled again.
@@ -33,11 +35,20 @@ GLUON: list[Case] = [
     case("gluon_64", (1, 270, 32, 64), **ALL),
     case("gluon_packed", (1, 180, 64, 16), cu_seqlens=(3, 4, 4, 80, 170), **ALL),
 ]
+# Few heads, in whole tiles and in some that are not full; a group of more heads than one program takes.
+SSD: list[Case] = [
+    ssd.case("tiles", (1, 150, 2, 64, 1, 128)),
+    ssd.case("not_full", (1, 270, 2, 72, 2, 136), dtype="float16", wide_D=True, **ssd.ALL),
+    ssd.case("single", (1, 140, 1, 40, 1, 40), dtype="float32", **ssd.ALL),
+    ssd.case("packed_gaps", (1, 180, 2, 64, 1, 64), cu_seqlens=(3, 4, 4, 140, 170), **ssd.ALL),
+    ssd.case("many_heads", (2, 70, 36, 16, 2, 16), given=ssd.MAMBA | {"z"}),
+]
+MORE = {"selective_scan": GLUON, "ssd": SSD}
 
 
 def cases(op: str) -> list[Case]:
     """The calls of an op."""
-    return [room(op).case(name) for name in NAMED[op]] + (GLUON if op == "selective_scan" else [])
+    return [room(op).case(name) for name in NAMED[op]] + MORE.get(op, [])
 
 
 def run(op: str, case: Case) -> None:

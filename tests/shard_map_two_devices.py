@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from retrograd.jax import causal_conv1d, linear_scan, nn, rms_norm, selective_scan
+from retrograd.jax import causal_conv1d, linear_scan, nn, rms_norm, selective_scan, ssd
 
 ROWS, WHOLE = PartitionSpec("data"), PartitionSpec()
 CONFIG = nn.MambaConfig(d_model=8, n_layer=1, vocab_size=11, d_state=4)
@@ -35,6 +35,11 @@ def functions() -> dict[str, tuple[Callable[..., jax.Array], list[Any], int]]:
         "selective_scan": (
             lambda x, dt, B, A, D: selective_scan(x, dt, -jnp.exp(A), B, B, D=D, dt_softplus=True),
             [x, dt, matrix, drawn(4, 8, 4), drawn(5, 8)],
+            3,
+        ),
+        "ssd": (
+            lambda x, dt, B, A, D: ssd(x, dt, -jnp.exp(A), B, B, D=D, dt_softplus=True, dt_limit=(0.1, 2.0)),
+            [drawn(0, 4, 9, 8, 2), dt, drawn(2, 4, 9, 2, 4), drawn(4, 8), drawn(5, 8)],
             3,
         ),
         "nn": (lambda tokens, params: nn.language_model(params, CONFIG, tokens), [tokens, params], 1),

@@ -23,6 +23,8 @@ from retrograd.jax import (
     rms_norm,
     selective_scan,
     selective_state_update,
+    ssd,
+    ssd_update,
 )
 
 OPS: dict[str, Callable[..., Any]] = {
@@ -34,20 +36,26 @@ OPS: dict[str, Callable[..., Any]] = {
         selective_scan,
         causal_conv1d_update,
         selective_state_update,
+        ssd,
+        ssd_update,
     )
 }
-B, T, D, N, W = 2, 5, 4, 3, 3
+B, T, D, N, W, H, P = 2, 5, 4, 3, 3, 4, 2
 SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "rms_norm": {"x": (B, T, D)},
     "linear_scan": {"a": (B, T, D), "b": (B, T, D)},
     "causal_conv1d": {"x": (B, T, D), "weight": (D, W)},
     "selective_scan": {"x": (B, T, D), "dt": (B, T, D), "A": (D, N), "B": (B, T, N), "C": (B, T, N)},
+    "ssd": {"x": (B, T, H, P), "dt": (B, T, H), "A": (H,), "B": (B, T, 1, N), "C": (B, T, 1, N)},
     "causal_conv1d_update": {"x": (B, D), "state": (B, D, W - 1), "weight": (D, W)},
     "selective_state_update": {
         "state": (B, D, N), "x": (B, D), "dt": (B, D), "A": (D, N), "B": (B, N), "C": (B, N),
     },
+    "ssd_update": {
+        "state": (B, H, P, N), "x": (B, H, P), "dt": (B, H), "A": (H,), "B": (B, 1, N), "C": (B, 1, N),
+    },
 }  # fmt: skip
-IN_TIME = ("linear_scan", "causal_conv1d", "selective_scan")
+IN_TIME = ("linear_scan", "causal_conv1d", "selective_scan", "ssd")
 
 
 def drawn(op: str, seed: int) -> dict[str, np.ndarray]:
@@ -58,7 +66,7 @@ def drawn(op: str, seed: int) -> dict[str, np.ndarray]:
 def packed(op: str, seed: int) -> dict[str, jax.Array]:
     """The arguments of a call that `cu_seqlens` may cut."""
     arrays = {name: jnp.asarray(array) for name, array in drawn(op, seed).items()}
-    return {name: array[:1] if array.ndim == 3 else array for name, array in arrays.items()}
+    return {name: array[:1] if array.ndim >= 3 else array for name, array in arrays.items()}
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrograd import causal_conv1d, linear_scan, selective_scan
+from retrograd import causal_conv1d, linear_scan, selective_scan, ssd
 from retrograd.jax import causal_conv1d as jax_conv
 
 T, D, N = 9, 8, 2
@@ -22,6 +22,9 @@ OPS = {
     "selective_scan": lambda bounds: selective_scan(
         X, X, -torch.ones(D, N), torch.zeros(1, T, N), torch.zeros(1, T, N), cu_seqlens=bounds
     ),
+    "ssd": lambda bounds: ssd(
+        X[..., None], X, -torch.ones(D), torch.zeros(1, T, 1, N), torch.zeros(1, T, 1, N), cu_seqlens=bounds
+    )[..., 0],
 }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from retrograd.ops.linear_scan import reference as linear_reference
 from retrograd.ops.linear_scan.torch_op import linear_scan
 from retrograd.ops.selective_scan.torch_op import selective_scan
+from retrograd.ops.ssd.torch_op import ssd
 from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import Arrays, call, leaves, normal
 
@@ -49,22 +50,35 @@ def mamba_inputs(rows: int, steps: int, generator: torch.Generator) -> Arrays:
     return inputs | {"A": -normal((D, 16), generator).abs()}
 
 
+def ssd_inputs(rows: int, steps: int, generator: torch.Generator, heads: int = D // 64) -> Arrays:
+    """What Mamba-2's layer gives, heads of 64 channels and 128 states."""
+    inputs = {"x": drawn((rows, steps, heads, 64), generator), "dt": drawn((rows, steps, heads), generator)}
+    inputs |= {name: drawn((rows, steps, 1, 128), generator) for name in ("B", "C")}
+    inputs |= {name: normal((heads,), generator) for name in ("D", "dt_bias")}
+    return inputs | {"A": -normal((heads,), generator).abs()}
+
+
+def drawn_as(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """A gradient of what has the shape of an argument."""
+    return drawn(tuple(tensor.shape), generator)
+
+
 def row(inputs: Arrays, number: int) -> Arrays:
     """One row of what has rows."""
-    return {name: tensor[number : number + 1] if tensor.dim() == 3 else tensor for name, tensor in inputs.items()}
+    return {name: tensor[number : number + 1] if tensor.dim() >= 3 else tensor for name, tensor in inputs.items()}
 
 
 @pytest.mark.parametrize(
     ("function", "draw", "options"),
-    [(linear_scan, scan_inputs, {}), (selective_scan, mamba_inputs, MAMBA)],
-    ids=["linear_scan", "selective_scan"],
+    [(linear_scan, scan_inputs, {}), (selective_scan, mamba_inputs, MAMBA), (ssd, ssd_inputs, MAMBA)],
+    ids=["linear_scan", "selective_scan", "ssd"],
 )
 def test_rows_beyond_32_bits_have_the_bits_that_they_have_alone(
     function: Callable[..., Tensor], draw: Callable[..., Arrays], options: dict[str, Any], seed: int
 ) -> None:
     generator = torch.Generator("cuda").manual_seed(seed)
     inputs = draw(ROWS, STEPS, generator)
-    dy = drawn((ROWS, STEPS, D), generator)
+    dy = drawn_as(next(iter(inputs.values())), generator)
     result = call(function, inputs, options, [dy])
     for number in (0, ROWS // 2, ROWS - 2, ROWS - 1):
         alone = call(function, row(inputs, number), options, [dy[number : number + 1]])
@@ -90,31 +104,46 @@ def test_sums_over_rows_beyond_32_bits_are_those_of_the_rows(seed: int) -> None:
         assert error < 12 * 2.0**-24 * 45, f"d {name}: {error}"
 
 
-def test_a_row_longer_than_32_bits_has_the_results_of_its_parts(seed: int) -> None:
-    """Cut where a chunk begins, a selective scan has the same bits in two calls that pass the state on."""
+@pytest.mark.parametrize(
+    ("function", "draw"), [(selective_scan, mamba_inputs), (ssd, ssd_inputs)], ids=["selective_scan", "ssd"]
+)
+def test_a_row_longer_than_32_bits_has_the_results_of_its_parts(
+    function: Any, draw: Callable[..., Arrays], seed: int
+) -> None:
     generator = torch.Generator("cuda").manual_seed(seed)
     steps = COUNT // D
-    cut = steps // 2 // 1024 * 1024
-    inputs = mamba_inputs(1, steps, generator)
-    dy = drawn((1, steps, D), generator)
-    result = call(selective_scan, inputs, MAMBA, [dy])
+    inputs = draw(1, steps, generator)
+    check_parts(function, inputs, drawn_as(inputs["x"], generator), steps // 2 // 1024 * 1024)
+
+
+def test_the_last_of_a_million_steps_of_ssd_have_the_bits_that_they_have_from_a_state_near_them(seed: int) -> None:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    steps = 2**20
+    inputs = ssd_inputs(1, steps, generator, heads=4)
+    check_parts(ssd, inputs, drawn_as(inputs["x"], generator), steps - 3 * 128)
+
+
+def check_parts(function: Any, inputs: Arrays, dy: Tensor, cut: int) -> None:
+    """Cut where a chunk begins, a row has the same bits in two calls that pass the state on."""
+    steps = dy.shape[1]
+    result = call(function, inputs, MAMBA, [dy])
 
     def part(start: int, stop: int) -> Arrays:
-        return leaves({n: t[:, start:stop].contiguous() if t.dim() == 3 else t for n, t in inputs.items()})
+        return leaves({n: t[:, start:stop].contiguous() if t.dim() >= 3 else t for n, t in inputs.items()})
 
     first, second = part(0, cut), part(cut, steps)
-    scan: Any = selective_scan
-    y, state = scan(**first, dt_softplus=True, return_final_state=True)
+    y, state = function(**first, **MAMBA, return_final_state=True)
     handed = state.detach().requires_grad_()
-    late = scan(**second, dt_softplus=True, initial_state=handed)
+    late = function(**second, **MAMBA, initial_state=handed)
     late.backward(dy[:, cut:])
     torch.autograd.backward([y, state], [dy[:, :cut], handed.grad])
     assert torch.equal(result["y"][:, :cut], y)
     assert torch.equal(result["y"][:, cut:], late)
-    for name in ("x", "dt", "z", "B", "C"):
-        for (start, stop), leaf in (((0, cut), first[name]), ((cut, steps), second[name])):
-            assert leaf.grad is not None
-            assert torch.equal(result[f"d {name}"][:, start:stop], leaf.grad), f"d {name} of {start} to {stop}"
+    for name in first:
+        if name not in SUMS:
+            for (start, stop), leaf in (((0, cut), first[name]), ((cut, steps), second[name])):
+                assert leaf.grad is not None
+                assert torch.equal(result[f"d {name}"][:, start:stop], leaf.grad), f"d {name} of {start} to {stop}"
 
 
 def test_a_linear_scan_longer_than_32_bits_keeps_its_error_budget_at_its_end(seed: int) -> None:

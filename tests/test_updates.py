@@ -17,6 +17,8 @@ import retrograd
 import retrograd.jax
 from retrograd.ops.selective_scan import reference
 from retrograd.ops.selective_scan.cases import case
+from retrograd.ops.ssd import reference as ssd_reference
+from retrograd.ops.ssd.cases import case as ssd_case
 from retrograd.testing.budget import draws_for
 from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import draw, options, outputs, upcast
@@ -34,8 +36,23 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
         "z": (2, 6),
         "dt_bias": (6,),
     },
+    "ssd_update": {
+        "state": (2, 6, 3, 4),
+        "x": (2, 6, 3),
+        "dt": (2, 6),
+        "A": (6,),
+        "B": (2, 2, 4),
+        "C": (2, 2, 4),
+        "D": (6, 3),
+        "z": (2, 6, 3),
+        "dt_bias": (6,),
+    },
 }
-OPTIONS = {"causal_conv1d_update": "activation", "selective_state_update": "dt_softplus"}
+OPTIONS = {
+    "causal_conv1d_update": "activation",
+    "selective_state_update": "dt_softplus",
+    "ssd_update": "dt_softplus",
+}
 OPTIONAL = {"bias", "D", "z", "dt_bias"}
 MODULES: dict[str, Any] = {"torch": retrograd, "jax": retrograd.jax}
 
@@ -150,12 +167,24 @@ GENERATED = [
     case("fp32 B, C", (2, 6, 32, 16), matrix_dtype="float32", initial_state=True, return_final_state=True),
     case("complex", (2, 6, 32, 16), dtype="float32", is_complex=True, initial_state=True, return_final_state=True),
 ]
+STATES: dict[str, Any] = {"initial_state": True, "return_final_state": True}
+GENERATED_BY_SSD = [
+    ssd_case("ssd, bfloat16, all", (2, 6, 16, 8, 2, 16), given=MAMBA, wide_D=True, dt_limit=(0.04, 0.08), **STATES),
+    ssd_case("ssd, fp32 B, C", (1, 6, 16, 8, 16, 32), dtype="float16", matrix_dtype="float32", given={"z"}, **STATES),
+]
+EACH_GENERATED = [
+    *(
+        pytest.param("selective_state_update", reference.selective_scan, reference.plain, c, id=c.name)
+        for c in GENERATED
+    ),
+    *(pytest.param("ssd_update", ssd_reference.ssd, ssd_reference.plain, c, id=c.name) for c in GENERATED_BY_SSD),
+]
 
 
 def generated(
     update: Callable[..., Any], stack: Callable[..., Any], x: Any, *, initial_state: Any, **given: Any
 ) -> tuple[Any, Any]:
-    """`selective_scan`, one step at a time."""
+    """A sequence, one step at a time."""
     del given["return_final_state"]
     over_time = {name for name in ("dt", "B", "C", "z") if name in given}
     state, ys = initial_state, []
@@ -166,11 +195,11 @@ def generated(
     return stack(ys, 1), state
 
 
-def generated_in_torch(x: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
-    return generated(retrograd.selective_state_update, torch.stack, x, **given)
+def generated_in_torch(x: Tensor, step: str = "selective_state_update", **given: Any) -> tuple[Tensor, Tensor]:
+    return generated(getattr(retrograd, step), torch.stack, x, **given)
 
 
-def generated_in_jax(x: Tensor, **given: Any) -> tuple[Tensor, ...]:
+def generated_in_jax(x: Tensor, step: str = "selective_state_update", **given: Any) -> tuple[Tensor, ...]:
     def there(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
@@ -178,7 +207,8 @@ def generated_in_jax(x: Tensor, **given: Any) -> tuple[Tensor, ...]:
             return jnp.asarray(value.float().numpy()).astype(jnp.bfloat16)
         return jnp.asarray(value.numpy())
 
-    update = jax.jit(retrograd.jax.selective_state_update, static_argnames="dt_softplus")
+    statics = [name for name in ("dt_softplus", "dt_limit") if name in given]
+    update = jax.jit(getattr(retrograd.jax, step), static_argnames=statics)
     made = generated(update, jnp.stack, there(x), **{name: there(value) for name, value in given.items()})
     return tuple(
         torch.tensor(np.asarray(array.astype(jnp.float32))).bfloat16()
@@ -189,8 +219,10 @@ def generated_in_jax(x: Tensor, **given: Any) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("function", [generated_in_torch, generated_in_jax])
-@pytest.mark.parametrize("tried", GENERATED, ids=lambda tried: tried.name)
-def test_steps_of_generation_keep_the_error_budget_of_the_sequence(tried: Any, function: Any, seed: int) -> None:
+@pytest.mark.parametrize(("step", "definition", "plain", "tried"), EACH_GENERATED)
+def test_steps_of_generation_keep_the_error_budget_of_the_sequence(
+    step: str, definition: Any, plain: Any, tried: Any, function: Any, seed: int
+) -> None:
     def named(function: Any, inputs: dict[str, Tensor], given: dict[str, Any]) -> dict[str, Tensor]:
         return dict(zip(("y", "state"), outputs(function, inputs, given), strict=True))
 
@@ -200,9 +232,9 @@ def test_steps_of_generation_keep_the_error_budget_of_the_sequence(tried: Any, f
         exact = {name: upcast(tensor) for name, tensor in inputs.items()}
         draws.append(
             (
-                named(function, inputs, options(tried)),
-                named(reference.plain, inputs, options(tried)),
-                named(reference.selective_scan, exact, options(tried, torch.float64)),
+                named(function, inputs, {**options(tried), "step": step}),
+                named(plain, inputs, options(tried)),
+                named(definition, exact, options(tried, torch.float64)),
             )
         )
     assert_within_budget(draws, tried.name)

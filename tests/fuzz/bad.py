@@ -24,12 +24,17 @@ from .good import Good, cases_of, is_double
 from .text import Pasted
 
 IMPORTS = """
+from math import inf
 import numpy as np, torch, jax.numpy as jnp, retrograd, retrograd.jax
 from retrograd.testing.integration import PassThrough
 """
 WAYS = ("", "with torch.no_grad(): ", "with PassThrough(): ")
 Change = tuple[str, str, tuple[str, ...]]  # an argument, what stands in its place, and which of them is to be named
-UPDATES = {"causal_conv1d": "causal_conv1d_update", "selective_scan": "selective_state_update"}
+UPDATES = {
+    "causal_conv1d": "causal_conv1d_update",
+    "selective_scan": "selective_state_update",
+    "ssd": "ssd_update",
+}
 
 # What stands where an array should, in either framework and in one of them.
 NO_ARRAYS = ("'text'", "3", "0.5", "[1.0, 2.0]", "object()", "10**400", "np.array('text')", "True", "{}")
@@ -51,7 +56,12 @@ NO_OPTIONS_NAMED = {
     "group_size": ("0", "-1", "2.0", "True", "[2]", "'2'", "10**400", "10**5000", "float('nan')"),
     "out_dtype": ("'garbage'", "'int32'", "3", "[]", "torch.int32", "object()"),
     "eps": ("0.0", "-1", "1e-40"),
-}
+    "dt_limit": (
+        "None", "True", "0.5", "'x'", "{}", "()", "(1.0,)", "[0, 1, 2]", "(2.0, 1.0)", "(float('nan'), 1.0)",
+        "(1.0, float('nan'))", "(False, 1.0)", "('0', '1')", "[[0.0], [1.0]]", "(None, 1.0)", "(0, 10**400)",
+        "(1j, 2.0)", "np.ones(2)", "torch.ones(2)", "jnp.ones(2)", "(torch.tensor(0.0), 1.0)", "(np.float32(0), 1.0)",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
