@@ -1,0 +1,131 @@
+"""ssd's kernels in Triton's interpreter on calls with few heads, which take more programs and loops than they look."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from retrograd.core.cases import Case
+from retrograd.ops.ssd import plan
+from retrograd.ops.ssd.blocks import bounds_of, first_place, owner_of
+from retrograd.ops.ssd.cases import ALL, case
+from retrograd.ops.ssd.room import ROOM
+from retrograd.testing import contract
+from retrograd.testing.budget import FEW_DRAWS, SLACK
+from retrograd.testing.compare import assert_within_budget
+from retrograd.testing.draw import call, options, plain_and_exact
+from retrograd.testing.interpreter import as_float16, forget_plans
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from ssd_calls import check_reset
+
+STEPS = 16  # of a place
+
+
+def check(tried: Case, seed: int, draws: int = 1) -> None:
+    """A few draws keep SLACK times the budget: wrong elements, such as of another slice, are no matter of last bits."""
+    tried = as_float16(tried)
+    made = []
+    for i in range(draws):
+        inputs, gradients = contract.drawn(ROOM, tried, "cpu", seed * 1000 + i)
+        plain, exact = plain_and_exact(ROOM.reference, tried, inputs, gradients, ROOM.plain)
+        made.append((call(ROOM.torch, inputs, options(tried), gradients), plain, exact))
+    assert_within_budget(made, tried.name, SLACK)
+
+
+QUICK = [
+    case("packed with gaps", (1, 84, 1, 4, 1, 4), cu_seqlens=(3, 3, 70, 71, 78), **ALL),
+    case("two slices of a head", (1, 10, 1, 80, 1, 4), wide_D=True, **ALL),
+    case("two products of states", (1, 10, 1, 4, 1, 144), **ALL),
+    case("fp32", (1, 40, 1, 36, 1, 36), dtype="float32", **ALL),
+    case("kept states", (1, 140, 1, 4, 1, 4), given=frozenset(), dt_limit=(0.08, 0.12), return_final_state=True),
+]
+SLOW = [
+    case("more sequences than are looked at together", (1, 140, 1, 4, 1, 4), cu_seqlens=(*range(136), 140), **ALL),
+    case("all slices", (2, 70, 2, 256, 1, 256), **ALL),
+    case("all slices, fp32", (1, 40, 2, 256, 2, 256), dtype="float32", **ALL),
+    case("kept states of many", (2, 260, 1, 4, 1, 132), **ALL),
+]
+
+
+@pytest.mark.parametrize(
+    "tried",
+    [
+        *(pytest.param(tried, id=tried.name) for tried in QUICK),
+        # Hundreds of programs, or of products: half a minute each.
+        *(pytest.param(tried, id=tried.name, marks=pytest.mark.slow) for tried in SLOW),
+    ],
+)
+def test_kernels_write_every_element_and_take_all_that_belongs_to_it(tried: Case, seed: int) -> None:
+    check(tried, seed, FEW_DRAWS if tried in SLOW else 1)
+
+
+def test_heads_of_a_group_may_take_several_programs(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    for name in ("HEADS", "PREPARED_HEADS"):
+        monkeypatch.setattr(plan, name, 2)
+    forget_plans()
+    check(case("heads", (1, 10, 3, 4, 1, 4), **ALL), seed)
+
+
+@pytest.mark.parametrize(("rate", "length"), [(1.0, 1e6), pytest.param(1e20, 1e20, marks=pytest.mark.slow)])
+def test_a_decay_to_nothing_forgets_all_and_spoils_nothing(rate: float, length: float, seed: int) -> None:
+    check_reset(rate, length, seed, rows=1, heads=1)
+
+
+@triton.jit
+def owners(cu_seqlens_ptr: Any, places_ptr: Any, T: Any, sequences: Any, STEPS: tl.constexpr) -> None:
+    """What a place and a sequence know of themselves: (place, 6)."""
+    place = tl.program_id(0)
+    number, step = owner_of(place, T, sequences, cu_seqlens_ptr, STEPS)
+    row, first, length = bounds_of(number, T, cu_seqlens_ptr)
+    mine = first_place(number, first, T, cu_seqlens_ptr, STEPS)
+    out = places_ptr + place * 6
+    tl.store(out, number)
+    tl.store(out + 1, step)
+    tl.store(out + 2, row)
+    tl.store(out + 3, first)
+    tl.store(out + 4, length)
+    tl.store(out + 5, mine)
+
+
+def test_each_of_many_sequences_has_the_places_of_its_steps_and_no_other_has_them(seed: int) -> None:
+    """More than 128, so that a place looks at two times 128 of them; the first begins late, the last ends early."""
+    count = 135
+    lengths = torch.randint(0, 3 * STEPS, (count,), generator=torch.Generator().manual_seed(seed))
+    lengths[torch.arange(count) % 5 < 4] = 0
+    bounds = torch.cat([torch.tensor([5]), 5 + lengths.cumsum(0)]).int()
+    T = int(bounds[-1]) + 7
+    places = T // STEPS + count
+    found = torch.full((places, 6), -(10**6), dtype=torch.int32)
+    owners[(places,)](bounds, found, T, count, STEPS)
+    taken: dict[int, int] = {}
+    for place, (number, step, row, first, length, mine) in enumerate(found.tolist()):
+        assert (row, first, length) == (0, bounds[number], lengths[number])
+        assert step == (place - mine) * STEPS
+        if 0 <= step < length:
+            taken.update({first + step + j: place for j in range(min(STEPS, length - step))})
+    assert sorted(taken) == list(range(5, T - 7))
+    assert len(set(taken.values())) == int((-(-lengths // STEPS)).sum())
+
+
+@pytest.mark.slow  # the cases that are packed with gaps are in every run
+@pytest.mark.parametrize("bounds", [(5, 9, 30), (0, 9, 20), (3, 3, 3), (-4, 9, 99), (0, 20, 10, 34), (34, 34, 34)])
+def test_steps_outside_of_any_sequence_get_zeros(bounds: tuple[int, ...], seed: int) -> None:
+    """No numbers keep a GPU from giving numbers, and from writing all of them."""
+    tried = as_float16(case("outside", (1, 34, 2, 4, 1, 4), cu_seqlens=(0,) * len(bounds), **ALL))
+    inputs, gradients = contract.drawn(ROOM, tried, "cpu", seed)
+    inputs["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("retrograd.core.torch_pass.check_rising", lambda *_: None)
+        made = call(ROOM.torch, inputs, options(tried), gradients)
+    for name, tensor in made.items():
+        assert torch.isfinite(tensor).all(), name
+        if name in ("y", "d x", "d dt", "d B", "d C", "d z"):
+            assert not tensor[:, : max(bounds[0], 0)].any(), name
+            assert not tensor[:, max(bounds) :].any(), name
