@@ -135,18 +135,18 @@ class _Launches:
         return Launch(
             state_kernels.carry_states,
             grid=sequences * spec.heads * tile.tiles(spec),
-            arrays=pointers_to(
-                self.arrays,
+            arrays=self._pointers(
+                state_kernels.carry_states,
                 drive_ptr=drive,
                 vector_ptr=vector,
                 delta_ptr="delta",
                 sums_ptr="sums",
                 start_ptr=start,
                 cu_seqlens_ptr="cu_seqlens",
+                entering_ptr="entering" if back else None,
                 states_ptr=out,
                 kept_ptr=kept,
                 last_ptr=last,
-                entering_ptr="entering" if back else None,
                 both_ptr="both" if back else None,
             ),
             scalars={
@@ -187,8 +187,8 @@ class _Launches:
     ) -> Launch:
         """The results of every block, or dx; with `dout`, the gradients of the gate."""
         gates = {"dz_ptr": "dz", "dy_ptr": "dy_ungated"} if dout else {"dz_ptr": None, "dy_ptr": None}
-        arrays = pointers_to(
-            self.arrays,
+        arrays = self._pointers(
+            forward_kernels.outputs,
             "D cu_seqlens delta sums",
             u_ptr=u,
             k_ptr=k,
@@ -205,14 +205,14 @@ class _Launches:
     def pairs(self, dy: str) -> Launch:
         """Gradients by pairs of steps within a block."""
         names = "x B C cu_seqlens delta sums dB_within dC_within dD_partial targets sources own"
-        arrays = pointers_to(self.arrays, names, dy_ptr=dy)
+        arrays = self._pointers(backward_kernels.pairs, names, dy_ptr=dy)
         launch = self._of_blocks(backward_kernels.pairs, arrays, {"dy": dy, "x": "x", "B": "B", "C": "C"})
         return replace(launch, num_warps=self.tile.pair_warps)
 
     def through_states(self, u: str, q: str, states: str, dq: str, by_step: str, *, back: bool) -> Launch:
         """Gradients by pairs of steps that a state connects."""
-        arrays = pointers_to(
-            self.arrays,
+        arrays = self._pointers(
+            backward_kernels.through_states,
             "cu_seqlens delta sums",
             u_ptr=u,
             q_ptr=q,
@@ -224,12 +224,17 @@ class _Launches:
         launch = self._of_blocks(backward_kernels.through_states, arrays, {"u": u, "q": q}, BACK=back)
         return replace(launch, grid=launch.grid * self.tile.state_blocks(self.spec))
 
+    def _pointers(self, kernel: Any, names: str = "", **others: str | None) -> dict[str, str | None]:
+        """Pointer parameter -> array, in the kernel's order."""
+        pointers = pointers_to(self.arrays, names, **others)
+        return {parameter: pointers[parameter] for parameter in kernel.arg_names if parameter in pointers}
+
     def _of_steps(self, kernel: Any, names: str, **constants: int) -> Launch:
         low, high = map(float, self.spec.dt_limit)
         return Launch(
             kernel,
             grid=_places(self.spec, self.tile.steps) * -(-self.spec.heads // plan.PREPARED_HEADS),
-            arrays=pointers_to(self.arrays, names),
+            arrays=self._pointers(kernel, names),
             scalars={
                 **self._sizes,
                 "dt_strides": strides_of("dt", self.spec.dt.shape, self.layouts),
