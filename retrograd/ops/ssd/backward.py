@@ -257,7 +257,7 @@ def finish(
     prefixed = tl.zeros([Q, BLOCK_H], tl.float32)
     dfactor = tl.zeros([Q, BLOCK_H], tl.float32)
     both = tl.zeros([BLOCK_H], tl.float32)
-    for i in tl.static_range(P_BLOCKS):
+    for i in range(P_BLOCKS):  # not unrolled: up to 64 loads ahead would not fit into registers
         at = ((wide * H + head) * P_BLOCKS + i)[None, :] * Q + j[:, None]
         later = tl.load(sources_ptr + at, mask=in_array, other=0.0)
         suffixed += tl.load(targets_ptr + at, mask=in_array, other=0.0) - delta * later
@@ -268,7 +268,7 @@ def finish(
             suffixed += tl.load(before_ptr + at, mask=in_array, other=0.0)
             prefixed += delta * behind
             dfactor += behind
-    for i in tl.static_range(TILES):
+    for i in range(TILES):
         both += tl.load(both_ptr + (wide * H + head) * TILES + i, mask=head < H, other=0.0)
     dlog = tl.cumsum(suffixed, axis=0, reverse=True) + (tl.cumsum(prefixed, axis=0) - prefixed) + both[None, :]
     A = tl.load(A_ptr + head, mask=head < H, other=0.0)[None, :]
