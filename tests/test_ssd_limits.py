@@ -211,6 +211,35 @@ def test_softplus_comes_before_the_limit_and_its_slope_into_the_gradient(seed: i
     assert torch.equal(found["dt"] != 0, WITHIN[:, None].expand(B, T, H))
 
 
+def test_within_a_limit_there_are_second_derivatives_and_outside_there_are_none() -> None:
+    names, given = zip(*arrays().items(), strict=True)
+    inputs = [tensor[:1].double() if tensor.dim() > 1 else tensor.double() for tensor in given]
+
+    def call(*tensors: Tensor) -> Tensor:
+        return retrograd.ssd(**dict(zip(names, tensors, strict=True)), dt_limit=(0.08, 0.55))
+
+    assert torch.autograd.gradgradcheck(call, [tensor.requires_grad_() for tensor in inputs], fast_mode=True)
+
+
+class Limited(torch.nn.Module):
+    """ssd with a limit as it stands in a configuration."""
+
+    def forward(self, given: dict[str, Any]) -> Tensor:
+        limit: Any = list(LIMIT)
+        return retrograd.ssd(**given, dt_limit=limit)
+
+
+def test_a_call_with_a_limit_is_exported_for_every_length() -> None:
+    def of(steps: int) -> dict[str, Any]:
+        return {n: t.repeat(1, steps // T, *[1] * (t.dim() - 2)) if n != "A" else t for n, t in arrays().items()}
+
+    length = torch.export.Dim("length", min=2, max=4096)
+    shapes = {name: None if name == "A" else {1: length} for name in arrays()}
+    exported = torch.export.export(Limited(), (of(40),), dynamic_shapes=(shapes,)).module()
+    for steps in (5, 200):
+        assert torch.equal(exported(of(steps)), Limited()(of(steps)))
+
+
 def test_a_step_size_that_is_no_number_is_not_made_one() -> None:
     given = arrays()
     given["dt"][0, 2, 1] = nan

@@ -17,7 +17,6 @@ from retrograd.ops.ssd.blocks import bounds_of, first_place, owner_of
 from retrograd.ops.ssd.cases import ALL, case
 from retrograd.ops.ssd.room import ROOM
 from retrograd.testing import contract
-from retrograd.testing.budget import FEW_DRAWS, SLACK
 from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import call, options, plain_and_exact
 from retrograd.testing.interpreter import as_float16, forget_plans
@@ -28,29 +27,31 @@ from ssd_calls import check_reset
 STEPS = 16  # of a place
 
 
-def check(tried: Case, seed: int, draws: int = 1) -> None:
-    """A few draws keep SLACK times the budget: wrong elements, such as of another slice, are no matter of last bits."""
+# Times the budget. An element of another slice, block or sequence is wrong by its own size, which is more than that;
+# an error that is lucky to be so many times smaller in the plain computation, in the one draw, is not met.
+SLACK = {"float16": 2.0**6, "float32": 2.0**12}
+
+
+def check(tried: Case, seed: int) -> None:
+    """One draw: what the contract judges closely, of more heads, takes the interpreter minutes."""
     tried = as_float16(tried)
-    made = []
-    for i in range(draws):
-        inputs, gradients = contract.drawn(ROOM, tried, "cpu", seed * 1000 + i)
-        plain, exact = plain_and_exact(ROOM.reference, tried, inputs, gradients, ROOM.plain)
-        made.append((call(ROOM.torch, inputs, options(tried), gradients), plain, exact))
-    assert_within_budget(made, tried.name, SLACK)
+    inputs, gradients = contract.drawn(ROOM, tried, "cpu", seed)
+    plain, exact = plain_and_exact(ROOM.reference, tried, inputs, gradients, ROOM.plain)
+    found = call(ROOM.torch, inputs, options(tried), gradients)
+    assert_within_budget([(found, plain, exact)], tried.name, SLACK[tried.inputs["x"].dtype])
 
 
+FP32: dict[str, Any] = {"dtype": "float32", **ALL}
 QUICK = [
-    case("packed with gaps", (1, 84, 1, 4, 1, 4), cu_seqlens=(3, 3, 70, 71, 78), **ALL),
-    case("two slices of a head", (1, 10, 1, 80, 1, 4), wide_D=True, **ALL),
-    case("two products of states", (1, 10, 1, 4, 1, 144), **ALL),
-    case("fp32", (1, 40, 1, 36, 1, 36), dtype="float32", **ALL),
-    case("kept states", (1, 140, 1, 4, 1, 4), given=frozenset(), dt_limit=(0.08, 0.12), return_final_state=True),
+    case("packed with gaps", (1, 75, 2, 4, 1, 4), cu_seqlens=(3, 3, 70, 71), **ALL),
+    case("slices and products", (1, 40, 1, 36, 1, 36), wide_D=True, **FP32),
+    case("kept states", (1, 140, 1, 4, 1, 4), dt_limit=(0.04, 0.08), **FP32),
 ]
 SLOW = [
-    case("more sequences than are looked at together", (1, 140, 1, 4, 1, 4), cu_seqlens=(*range(136), 140), **ALL),
+    case("more sequences than are looked at together", (1, 140, 1, 4, 1, 4), cu_seqlens=(*range(136), 140), **FP32),
     case("all slices", (2, 70, 2, 256, 1, 256), **ALL),
-    case("all slices, fp32", (1, 40, 2, 256, 2, 256), dtype="float32", **ALL),
-    case("kept states of many", (2, 260, 1, 4, 1, 132), **ALL),
+    case("all slices, fp32", (1, 40, 2, 256, 2, 256), **FP32),
+    case("kept states of many", (2, 260, 2, 4, 1, 132), **ALL),
 ]
 
 
@@ -58,19 +59,19 @@ SLOW = [
     "tried",
     [
         *(pytest.param(tried, id=tried.name) for tried in QUICK),
-        # Hundreds of programs, or of products: half a minute each.
+        # Hundreds of programs, or of products: up to a minute each.
         *(pytest.param(tried, id=tried.name, marks=pytest.mark.slow) for tried in SLOW),
     ],
 )
 def test_kernels_write_every_element_and_take_all_that_belongs_to_it(tried: Case, seed: int) -> None:
-    check(tried, seed, FEW_DRAWS if tried in SLOW else 1)
+    check(tried, seed)
 
 
 def test_heads_of_a_group_may_take_several_programs(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     for name in ("HEADS", "PREPARED_HEADS"):
         monkeypatch.setattr(plan, name, 2)
     forget_plans()
-    check(case("heads", (1, 10, 3, 4, 1, 4), **ALL), seed)
+    check(case("heads", (1, 10, 3, 4, 1, 4), **FP32), seed)
 
 
 @pytest.mark.parametrize(("rate", "length"), [(1.0, 1e6), pytest.param(1e20, 1e20, marks=pytest.mark.slow)])
