@@ -252,6 +252,8 @@ def finish(
     in_array = (j < Q)[:, None] & (head < H)[None, :]
     live = ((t >= 0) & (t < length))[:, None] & (head < H)[None, :]
     wide = tl.cast(place, tl.int64)
+    A = tl.load(A_ptr + head, mask=head < H, other=0.0)[None, :]
+    raw = load_raw(dt_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H)
     delta = tl.load(delta_ptr + (wide * H + head)[None, :] * Q + j[:, None], mask=in_array, other=0.0)
     suffixed = tl.zeros([Q, BLOCK_H], tl.float32)
     prefixed = tl.zeros([Q, BLOCK_H], tl.float32)
@@ -271,8 +273,8 @@ def finish(
     for i in range(TILES):
         both += tl.load(both_ptr + (wide * H + head) * TILES + i, mask=head < H, other=0.0)
     dlog = tl.cumsum(suffixed, axis=0, reverse=True) + (tl.cumsum(prefixed, axis=0) - prefixed) + both[None, :]
-    A = tl.load(A_ptr + head, mask=head < H, other=0.0)[None, :]
-    raw = load_raw(dt_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H)
+    dA = tl.sum(tl.where(live, dlog * delta, 0.0), axis=0)
+    tl.store(dA_partial_ptr + wide * H + head, dA, mask=head < H)
     unlimited = raw
     ddt = dfactor + dlog * A
     if SOFTPLUS:
@@ -281,8 +283,6 @@ def finish(
     ddt = tl.where(live & (unlimited == limited(unlimited, low, high)), ddt, 0.0)
     out = ddt_ptr + (row * T + first) * H + t.to(tl.int64)[:, None] * H + head[None, :]
     tl.store(out, ddt.to(ddt_ptr.dtype.element_ty), mask=live)
-    dA = tl.sum(tl.where(live, dlog * delta, 0.0), axis=0)
-    tl.store(dA_partial_ptr + wide * H + head, dA, mask=head < H)
     if ddt_bias_partial_ptr is not None:
         tl.store(ddt_bias_partial_ptr + wide * H + head, tl.sum(ddt, axis=0), mask=head < H)
     if cu_seqlens_ptr is not None:
