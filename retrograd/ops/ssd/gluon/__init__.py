@@ -1,0 +1,1 @@
+"""SSD's kernels for Hopper."""

@@ -1,0 +1,105 @@
+"""What the kernels for Hopper share: vectors of a block, copies of its rows, and where places belong. Symbols: ../README.md.
+
+A place is 128 steps of a sequence, two blocks of Q = 64. A slice is 64 channels of a head.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+
+from retrograd.core.gluon import copy_async
+
+Q = gl.constexpr(64)  # steps of a block
+PLACE = gl.constexpr(128)  # steps of a place
+VECTORS = gl.constexpr(5)  # of a block, which `prepare` makes
+
+
+@gluon.constexpr_function
+def products(columns):
+    """How a warpgroup holds a matrix product (64, columns)."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+
+
+@gluon.constexpr_function
+def wide_rows(columns, warps):
+    """(rows, columns) of 16-bit numbers, 16 bytes a thread."""
+    return gl.BlockedLayout([1, 8], [256 // columns, columns // 8], [warps, 1], [1, 0])
+
+
+@gluon.jit
+def ex2(x):
+    """2**x in one special-function instruction; denormals are flushed."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def rounded(x, DTYPE: gl.constexpr):
+    """fp32 in 16 bits, at this very point: a plain conversion would sink below the next product, which waits for it."""
+    if DTYPE == gl.bfloat16:
+        return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=DTYPE, is_pure=False, pack=2)
+    else:
+        return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=DTYPE, is_pure=False, pack=2)
+
+
+@gluon.jit
+def vector(memory, number: gl.constexpr, LAYOUT: gl.constexpr):
+    """A block's vector along rows or columns of a product, from memory (VECTORS or less, Q) flat.
+
+    Vectors lie in the order of `prepare.in_column_order`, in which a thread's elements along columns are side by side.
+    """
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    own = memory.slice(number * Q, Q)._reinterpret(gl.float32, [4, Q // 8, 2], FLAT).permute((1, 0, 2))
+    like = gl.reshape(gl.arange(0, Q, LAYOUT), [Q // 8, 4, 2])
+    return gl.convert_layout(gl.reshape(own.load(like.type.layout), [Q]), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def copy_rows(memory, ptr, stride, live, UNIT: gl.constexpr, WARPS: gl.constexpr):
+    """Begin to copy steps from `ptr` on, `stride` UNITs apart, to memory (steps, columns); from `live` on, zeros."""
+    COPY: gl.constexpr = wide_rows(memory.shape[1], WARPS)
+    t = gl.arange(0, memory.shape[0], gl.SliceLayout(1, COPY))[:, None]
+    columns = gl.arange(0, memory.shape[1], gl.SliceLayout(0, COPY))[None, :]
+    copy_async(memory, ptr + (t * (stride * UNIT) + columns), mask=t < live)
+
+
+@gluon.jit
+def sequence(number, T, cu_seqlens_ptr):
+    """A sequence's row, first step and length; of a packed one, clamped to steps that exist."""
+    if cu_seqlens_ptr is None:
+        return number.to(gl.int64), 0, T
+    else:
+        start = gl.minimum(gl.maximum(gl.load(cu_seqlens_ptr + number), 0), T)
+        stop = gl.minimum(gl.maximum(gl.load(cu_seqlens_ptr + number + 1), start), T)
+        return number.to(gl.int64) * 0, start, stop - start
+
+
+@gluon.jit
+def first_place(number, start, T, cu_seqlens_ptr):
+    """A sequence's first place; see `core.chunks.places`."""
+    if cu_seqlens_ptr is None:
+        return number * gl.cdiv(T, PLACE)
+    else:
+        return start // PLACE + number
+
+
+@gluon.jit
+def owner_of(place, T, sequences, cu_seqlens_ptr):
+    """The number of the sequence whose place it may be, and the first step of the place within the sequence.
+
+    That step is negative, or past the end, where the place belongs to none.
+    """
+    if cu_seqlens_ptr is None:
+        blocks = gl.cdiv(T, PLACE)
+        return place // blocks, place % blocks * PLACE
+    else:
+        # First places grow with the number: the last one that is not behind this place.
+        low = 0
+        high = sequences
+        while low + 1 < high:
+            middle = (low + high) // 2
+            start = gl.minimum(gl.maximum(gl.load(cu_seqlens_ptr + middle), 0), T)
+            before = start // PLACE + middle <= place
+            low = gl.where(before, middle, low)
+            high = gl.where(before, high, middle)
+        start = gl.minimum(gl.maximum(gl.load(cu_seqlens_ptr + low), 0), T)
+        return low, (place - start // PLACE - low) * PLACE

@@ -1,0 +1,75 @@
+"""SSD's vectors of a block for the kernels for Hopper, which read them as they lie. Symbols: ../README.md."""
+
+import triton
+import triton.language as tl
+
+from retrograd.core.numerics import LOG2E, let_next_start, softplus, wait_for_previous
+
+from ..blocks import bounds_of, limited, load_raw, owner_of
+from ..states import FLOOR
+
+
+@triton.jit
+def in_column_order(x, BLOCK_H: tl.constexpr, Q: tl.constexpr):
+    """(Q, heads) -> (heads, Q) with step 8 i + 2 k + b at k Q / 4 + 2 i + b.
+
+    What a thread has of the columns of a product then lies side by side, and is read 16 bytes at a time.
+    """
+    return tl.reshape(tl.permute(tl.reshape(x, [Q // 8, 4, 2, BLOCK_H]), [3, 1, 0, 2]), [BLOCK_H, Q])
+
+
+@triton.jit(do_not_specialize=["T", "sequences", "dt_strides", "low", "high"])
+def prepare(
+    dt_ptr,
+    A_ptr,
+    dt_bias_ptr,
+    cu_seqlens_ptr,
+    vectors_ptr,
+    delta_ptr,
+    T,
+    sequences,
+    H,
+    dt_strides,
+    low,
+    high,
+    Q: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """vectors (places, BLOCKS, H, 5, Q) in column order, and delta (places, H, BLOCKS Q) as it is; BLOCKS a place.
+
+    With s the sums of delta A log2(e) from a block's start, and e the last of them:
+    2^(e - s) delta; s - log2(delta); s; 2^s; delta. Outside of the sequence delta is 0, and its logarithm -inf.
+    """
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    blocks = tl.cdiv(H, BLOCK_H)
+    part = tl.program_id(0) // blocks
+    place = part // BLOCKS
+    head = tl.program_id(0) % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
+    number, step = owner_of(place, T, sequences, cu_seqlens_ptr, BLOCKS * Q)
+    row, first, length = bounds_of(number, T, cu_seqlens_ptr)
+    begin = part % BLOCKS * Q
+    j = tl.arange(0, Q)
+    t = step + begin + j
+    live = ((t >= 0) & (t < length))[:, None] & (head < H)[None, :]
+    delta = load_raw(dt_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H)
+    if SOFTPLUS:
+        delta = softplus(delta)
+    delta = tl.where(live, limited(delta, low, high), 0.0)
+    log = delta * (tl.load(A_ptr + head, mask=head < H, other=0.0) * LOG2E)[None, :]
+    log = tl.where(log < FLOOR, FLOOR, log)
+    sums = tl.cumsum(log, axis=0)
+    in_array = (head < H)[None, :]
+    at = ((tl.cast(place, tl.int64) * H + head) * BLOCKS * Q)[None, :] + begin + j[:, None]
+    tl.store(delta_ptr + at, delta, mask=in_array)
+    last = tl.sum(tl.where((j == Q - 1)[:, None], sums, 0.0), axis=0)[None, :]
+    at = ((tl.cast(part, tl.int64) * H + head) * (5 * Q))[:, None] + j[None, :]
+    in_array = (head < H)[:, None]
+    tl.store(vectors_ptr + at, in_column_order(tl.exp2(last - sums) * delta, BLOCK_H, Q), mask=in_array)
+    tl.store(vectors_ptr + at + Q, in_column_order(sums - tl.log2(delta), BLOCK_H, Q), mask=in_array)
+    tl.store(vectors_ptr + at + 2 * Q, in_column_order(sums, BLOCK_H, Q), mask=in_array)
+    tl.store(vectors_ptr + at + 3 * Q, in_column_order(tl.exp2(sums), BLOCK_H, Q), mask=in_array)
+    tl.store(vectors_ptr + at + 4 * Q, in_column_order(delta, BLOCK_H, Q), mask=in_array)
