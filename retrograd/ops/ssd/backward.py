@@ -218,9 +218,11 @@ def finish(
     before_ptr,
     behind_ptr,
     both_ptr,
+    dots_ptr,
     ddt_ptr,
     dA_partial_ptr,
     ddt_bias_partial_ptr,
+    dD_partial_ptr,
     T,
     sequences,
     H,
@@ -235,10 +237,10 @@ def finish(
     SOFTPLUS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """ddt (B, T, H), and a block's sums of dA and ddt_bias, (places, H).
+    """ddt (B, T, H), and a block's sums of dA, ddt_bias and, with `dots`, dD, (places, H).
 
     `targets`, `sources` and `own` are what `pairs` makes, `before` and `behind` what `through_states` makes of states
-    and of their gradients, `both` what `carry_states` makes.
+    and of their gradients, `both` what `carry_states` makes. Without `before`, it is in `targets`. `dots`: dy x.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
@@ -258,16 +260,20 @@ def finish(
     suffixed = tl.zeros([Q, BLOCK_H], tl.float32)
     prefixed = tl.zeros([Q, BLOCK_H], tl.float32)
     dfactor = tl.zeros([Q, BLOCK_H], tl.float32)
+    dots = tl.zeros([Q, BLOCK_H], tl.float32)
     both = tl.zeros([BLOCK_H], tl.float32)
     for i in range(P_BLOCKS):  # not unrolled: up to 64 loads ahead would not fit into registers
         at = ((wide * H + head) * P_BLOCKS + i)[None, :] * Q + j[:, None]
         later = tl.load(sources_ptr + at, mask=in_array, other=0.0)
         suffixed += tl.load(targets_ptr + at, mask=in_array, other=0.0) - delta * later
         dfactor += tl.load(own_ptr + at, mask=in_array, other=0.0) + later
+        if dots_ptr is not None:
+            dots += tl.load(dots_ptr + at, mask=in_array, other=0.0)
         for b in tl.static_range(N_BLOCKS):
             at = (((wide * H + head) * P_BLOCKS + i) * N_BLOCKS + b)[None, :] * Q + j[:, None]
             behind = tl.load(behind_ptr + at, mask=in_array, other=0.0)
-            suffixed += tl.load(before_ptr + at, mask=in_array, other=0.0)
+            if before_ptr is not None:
+                suffixed += tl.load(before_ptr + at, mask=in_array, other=0.0)
             prefixed += delta * behind
             dfactor += behind
     for i in range(TILES):
@@ -285,6 +291,8 @@ def finish(
     tl.store(out, ddt.to(ddt_ptr.dtype.element_ty), mask=live)
     if ddt_bias_partial_ptr is not None:
         tl.store(ddt_bias_partial_ptr + wide * H + head, tl.sum(ddt, axis=0), mask=head < H)
+    if dD_partial_ptr is not None:
+        tl.store(dD_partial_ptr + wide * H + head, tl.sum(tl.where(live, dots, 0.0), axis=0), mask=head < H)
     if cu_seqlens_ptr is not None:
         cleared, in_none = outside(place, T, sequences, cu_seqlens_ptr, Q)
         out = ddt_ptr + cleared.to(tl.int64)[:, None] * H + head[None, :]

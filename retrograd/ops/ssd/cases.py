@@ -133,6 +133,16 @@ GPU_CASES: list[Case] = [
     case("gpu_long", (1, 5000, 2, 64, 1, 128), tags=GPU, initial_state=True, return_final_state=True),
     case("gpu_states", (2, 1000, 4, 64, 1, 128), tags=GPU_STRIDED, initial_state=True, return_final_state=True),
     case("gpu_packed", (1, 900, 4, 64, 1, 128), cu_seqlens=(0, 300, 300, 301, 640, 900), tags=GPU_STRIDED, **ALL),
+    case(
+        "gpu_packed_states",
+        (1, 900, 3, 64, 1, 128),
+        dtype="float16",
+        cu_seqlens=(0, 300, 300, 301, 640, 900),
+        given=MAMBA,
+        tags=GPU_STRIDED,
+        initial_state=True,
+        return_final_state=True,
+    ),
     case("gpu_packed_groups", (1, 700, 8, 64, 4, 64), cu_seqlens=(5, 128, 384, 690), tags=GPU, return_final_state=True),
 ]
 

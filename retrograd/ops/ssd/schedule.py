@@ -20,6 +20,7 @@ from . import backward as backward_kernels
 from . import forward as forward_kernels
 from . import plan
 from . import states as state_kernels
+from .gluon import launches as gluon
 from .plan import Tile
 from .spec import Spec
 
@@ -31,6 +32,10 @@ TRITON = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
 def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
     """The arguments -> y, final_state, states."""
     inputs, layouts = _inputs(names, spec, layouts)
+    if gluon.takes_forward(spec, arch):
+        scratch = gluon.forward_scratch(spec)
+        launches = gluon.forward_launches(spec, inputs + outputs + scratch, layouts, arch)
+        return Program(inputs, outputs, scratch, launches)
     tile = plan.tile(spec, arch)
     scratch = (*_prepared(spec, tile), _states("entering", spec, tile))
     of = _Launches(spec, tile, inputs + outputs + scratch, layouts, arch)
@@ -46,34 +51,65 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
     multiplications with additions, and a gradient's bits would depend on what else is asked for.
     """
     inputs, layouts = _inputs(names, spec, layouts)
-    tile = plan.tile(spec, arch)
+    in_gluon = gluon.takes_backward(spec, arch)
     made = {array.name for array in outputs}
-    count, blocks = _places(spec, tile.steps), _head_blocks(spec)
-    steps = spec.batch * spec.time
     alike = {name: spec[name] for name in ("x", "dt", "z", "initial_state")}
     unwanted = {f"d{name}": param for name, param in alike.items() if param and f"d{name}" not in made}
-    # Sums over blocks of steps; those of D (heads,) have channels before heads, to be summed over them too.
-    partials = {"A": (count, spec.heads), "dt_bias": (count, spec.heads), "D": (count, spec.heads * spec.P)}
+    scratch = (
+        *(gluon.backward_scratch(spec) if in_gluon else _backward_scratch(spec, plan.tile(spec, arch))),
+        *(Array(name, param.shape, param.dtype) for name, param in unwanted.items()),
+    )
+    arrays = inputs + outputs + scratch
+    if in_gluon:
+        launches = list(gluon.backward_launches(spec, arrays, layouts, arch))
+    else:
+        launches = _backward_launches(spec, arrays, layouts, arch)
+    sizes = {array.name: array.shape for array in scratch}
+    for name in ("B", "C"):
+        if f"d{name}" in made:
+            steps, blocks, _ = sizes[f"d{name}_partial"]
+            each = blocks // spec.groups
+            launches.append(sum_blocks_launch(f"d{name}_partial", f"d{name}", steps, spec.groups, each, spec.N, arch))
+    for name in ("A", "dt_bias", "D"):
+        if f"d{name}" in made:
+            rows, columns = sizes[f"d{name}_partial"]
+            if name == "D" and not _wide_skip(spec):
+                # Channels come before heads, to be summed over them too.
+                rows, columns = rows * columns // spec.heads, spec.heads
+            launches.append(sum_rows_launch(f"d{name}_partial", f"d{name}", rows, columns, arch))
+    return Program(inputs, outputs, scratch, tuple(launches))
+
+
+def _backward_scratch(spec: Spec, tile: Tile) -> tuple[Array, ...]:
+    """What the backward kernels in Triton need beside their results."""
+    count, blocks = _places(spec, tile.steps), _head_blocks(spec)
     of_slices = (count, spec.heads * tile.slices(spec), tile.steps)
     of_states = (count, spec.heads * tile.slices(spec) * tile.state_blocks(spec), tile.steps)
+    # Sums over blocks of steps.
+    partials = {"A": (count, spec.heads), "dt_bias": (count, spec.heads), "D": (count, spec.heads * spec.P)}
     sizes = {
         **dict.fromkeys(("targets", "sources", "own"), of_slices),
         **dict.fromkeys(("before", "behind"), of_states),
         "both": (count, spec.heads * tile.tiles(spec)),
-        **dict.fromkeys(("dB_within", "dC_within", "dB_partial", "dC_partial"), (steps, blocks, spec.N)),
+        **dict.fromkeys(
+            ("dB_within", "dC_within", "dB_partial", "dC_partial"), (spec.batch * spec.time, blocks, spec.N)
+        ),
         **{f"d{name}_partial": shape for name, shape in partials.items() if spec[name]},
     }
-    scratch = (
+    return (
         *_prepared(spec, tile),
         _states("entering", spec, tile),
         _states("leaving", spec, tile),
         *(Array(name, shape, FP32) for name, shape in sizes.items()),
-        *(Array(name, param.shape, param.dtype) for name, param in unwanted.items()),
         *((Array("dy_ungated", spec.x.shape, spec.operand_dtype),) if spec.z else ()),
     )
-    of = _Launches(spec, tile, inputs + outputs + scratch, layouts, arch)
+
+
+def _backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch) -> list[Launch]:
+    """The backward kernels in Triton."""
+    of = _Launches(spec, plan.tile(spec, arch), arrays, layouts, arch)
     dy = "dy_ungated" if spec.z else "dy"
-    launches = [
+    return [
         of.prepare(),
         of.carry("x", "B", start="states", out="entering", from_kept=True),
         *((of.outputs("x", "B", "C", "entering", dout="dy"),) if spec.z else ()),
@@ -84,16 +120,6 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
         of.through_states("x", "B", "leaving", "dB", "behind", back=True),
         of.finish(),
     ]
-    for name in ("B", "C"):
-        if f"d{name}" in made:
-            each = blocks // spec.groups
-            launches.append(sum_blocks_launch(f"d{name}_partial", f"d{name}", steps, spec.groups, each, spec.N, arch))
-    for name, (rows, columns) in partials.items():
-        if f"d{name}" in made:
-            if name == "D" and not _wide_skip(spec):
-                rows, columns = rows * spec.P, spec.heads
-            launches.append(sum_rows_launch(f"d{name}_partial", f"d{name}", rows, columns, arch))
-    return Program(inputs, outputs, scratch, tuple(launches))
 
 
 @dataclass(frozen=True)
@@ -227,7 +253,7 @@ class _Launches:
     def _pointers(self, kernel: Any, names: str = "", **others: str | None) -> dict[str, str | None]:
         """Pointer parameter -> array, in the kernel's order."""
         pointers = pointers_to(self.arrays, names, **others)
-        return {parameter: pointers[parameter] for parameter in kernel.arg_names if parameter in pointers}
+        return {name: pointers.get(name) for name in kernel.arg_names if name.endswith("_ptr")}
 
     def _of_steps(self, kernel: Any, names: str, **constants: int) -> Launch:
         low, high = map(float, self.spec.dt_limit)
@@ -323,7 +349,8 @@ def in_place(name: str, param: Param, layout: Layout) -> bool:
     if name not in ROWS:
         return layout.aligned and is_dense(param.shape, layout.strides)
     *rows, columns = layout.strides
-    return layout.aligned and columns == 1 and not any(stride % unit(param) for stride in rows)
+    near = rows[1] < gluon.FARTHEST
+    return near and layout.aligned and columns == 1 and not any(stride % unit(param) for stride in rows)
 
 
 def _inputs(names: tuple[str, ...], spec: Spec, layouts: Layouts) -> tuple[tuple[Array, ...], Layouts]:

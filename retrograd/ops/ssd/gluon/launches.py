@@ -1,0 +1,236 @@
+"""The launches of this folder's kernels, and the calls that they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from retrograd.core.arch import Arch
+from retrograd.core.arrays import pointers_to, strides_of
+from retrograd.core.chunks import places
+from retrograd.core.op import Layouts
+from retrograd.core.program import Array, Launch, Scalar
+
+from .. import backward as backward_kernels
+from ..spec import Spec
+from .pairs import pairs
+from .prepare import prepare
+from .walk import walk
+
+FP32 = "float32"
+STEPS = 64  # of a block, Q
+PLACE = 128  # steps of a place
+CHANNELS = 64  # of a slice
+STATES = (64, 128)  # N
+UNIT = 8  # numbers of 16 bits in a copy of 16 bytes
+VECTORS = 5  # of a block
+PREPARED_HEADS = 16  # of a program that prepares step sizes
+FINISHED_HEADS = 8  # of one that finishes their gradients
+WALKED = 2  # slices of a program that walks
+SUMMED_HEADS = 40  # over which a program sums dB and dC, at most
+FARTHEST = 2**31 // PLACE  # numbers from a step to the next, so that 32 bits hold the way through a place
+
+# Registers a thread, on average, and of the warps of each kind.
+WALK_REGISTERS = 128
+CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS = 192, 88, 40
+PAIR_REGISTERS = 168
+
+
+def takes_forward(spec: Spec, arch: Arch) -> bool:
+    """Whether the forward kernels are for this call.
+
+    The layout has no say: kernels of two kinds would give a row other bits.
+    """
+    if arch.name != "sm_90" or spec.operand_dtype not in ("bfloat16", "float16"):
+        return False
+    if spec.P % CHANNELS or spec.N not in STATES or spec.z is not None:
+        return False
+    # The logarithm of delta is taken.
+    if not spec.dt_limit[0] >= 0:
+        return False
+    return spec.heads * spec.P < FARTHEST and spec.groups * spec.N < FARTHEST
+
+
+def takes_backward(spec: Spec, arch: Arch) -> bool:
+    """Whether the backward kernels are for this call."""
+    return takes_forward(spec, arch) and not (spec.D is not None and len(spec.D.shape) == 2)
+
+
+def slices(spec: Spec) -> int:
+    """Slices of a head."""
+    return spec.P // CHANNELS
+
+
+def heads(spec: Spec) -> int:
+    """Heads over which a program sums dB and dC: those of a group, in blocks of about the same size."""
+    each = spec.heads // spec.groups
+    return -(-each // -(-each // SUMMED_HEADS))
+
+
+def head_blocks(spec: Spec) -> int:
+    """Programs of `pairs` that share a place."""
+    return spec.groups * -(-(spec.heads // spec.groups) // heads(spec))
+
+
+def prepared(spec: Spec) -> tuple[Array, Array]:
+    """What `prepare` makes."""
+    count = spec.batch * places(spec, PLACE)
+    vectors = Array("vectors", (count, PLACE // STEPS, spec.heads, VECTORS, STEPS), FP32)
+    return vectors, Array("delta", (count, spec.heads, PLACE), FP32)
+
+
+def forward_scratch(spec: Spec) -> tuple[Array, ...]:
+    """What the forward pass needs beside its results."""
+    return prepared(spec)
+
+
+def backward_scratch(spec: Spec) -> tuple[Array, ...]:
+    """What the backward pass needs beside its results."""
+    count = spec.batch * places(spec, PLACE)
+    all_slices = spec.heads * slices(spec)
+    by_step = ("targets", "own", "dots", "sources", "behind")
+    partial = (spec.batch * spec.time, head_blocks(spec), spec.N)
+    return (
+        *prepared(spec),
+        Array("leaving", (count, spec.heads, spec.P, spec.N), spec.operand_dtype),
+        Array("both", (count, all_slices, 4), FP32),
+        *(Array(name, (count, all_slices, PLACE), FP32) for name in by_step),
+        *(Array(f"d{name}_partial", partial, FP32) for name in ("B", "C")),
+        *(Array(f"d{name}_partial", (count, spec.heads), FP32) for name in ("A", "dt_bias", "D") if spec[name]),
+    )
+
+
+def forward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch) -> tuple[Launch, ...]:
+    """y, final_state and states."""
+    of = _Launches(spec, arrays, layouts, arch)
+    return of.prepare(), of.walk("x", "B", "C", start="initial_state", out="y", states="states", last="final_state")
+
+
+def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch) -> tuple[Launch, ...]:
+    """Gradients, and sums over heads or a place."""
+    of = _Launches(spec, arrays, layouts, arch)
+    back = of.walk("dy", "C", "B", start="dfinal_state", out="dx", states="leaving", last="dinitial_state", back=True)
+    return (
+        of.prepare(),
+        back,
+        of.pairs("dy", "x", "C", "B", states="states", partial="dC_partial", for_b=False),
+        of.pairs("x", "dy", "B", "C", states="leaving", partial="dB_partial", for_b=True),
+        of.finish(),
+    )
+
+
+@dataclass(frozen=True)
+class _Launches:
+    """The launches of a pass, whose arrays these are."""
+
+    spec: Spec
+    arrays: tuple[Array, ...]
+    layouts: Layouts
+    arch: Arch
+
+    def prepare(self) -> Launch:
+        """The vectors of every block."""
+        programs = self._places * (PLACE // STEPS) * -(-self.spec.heads // PREPARED_HEADS)
+        constants = {"Q": STEPS, "BLOCKS": PLACE // STEPS, "BLOCK_H": PREPARED_HEADS}
+        return self._of_steps(prepare, "dt A dt_bias cu_seqlens vectors delta", programs, constants)
+
+    def finish(self) -> Launch:
+        """The gradients of step sizes, and of what they are made of."""
+        names = "dt A dt_bias cu_seqlens delta targets sources own behind both dots"
+        out = "ddt dA_partial ddt_bias_partial dD_partial"
+        count = slices(self.spec)
+        return self._of_steps(
+            backward_kernels.finish,
+            f"{names} {out}",
+            self._places * -(-self.spec.heads // FINISHED_HEADS),
+            {"Q": PLACE, "BLOCK_H": FINISHED_HEADS, "P_BLOCKS": count, "N_BLOCKS": 1, "TILES": 4 * count},
+        )
+
+    def walk(
+        self, u: str, k: str, q: str, *, start: str, out: str, states: str, last: str, back: bool = False
+    ) -> Launch:
+        """Results and states, or dx and the gradients of states."""
+        spec = self.spec
+        pairs_a_group = -(-(spec.heads // spec.groups * slices(spec)) // WALKED)
+        D = (0, 0) if spec.D is None else (spec.P, 1) if len(spec.D.shape) == 2 else (1, 0)
+        return Launch(
+            walk,
+            grid=spec.sequences * spec.groups * pairs_a_group,
+            arrays=self._pointers(
+                walk,
+                "vectors D cu_seqlens",
+                u_ptr=u,
+                k_ptr=k,
+                q_ptr=q,
+                start_ptr=start,
+                entering_ptr="states" if back else None,
+                out_ptr=out,
+                states_ptr=states,
+                both_ptr="both" if back else None,
+                last_ptr=last,
+            ),
+            scalars={
+                **self._sizes,
+                "G": spec.groups,
+                "u_strides": self._strides(u),
+                "k_strides": self._strides(k),
+                "q_strides": self._strides(q),
+                "D_strides": D,
+            },
+            constants={
+                "P": spec.P,
+                "N": spec.N,
+                "UNIT": UNIT,
+                "STAGES": 3,
+                "BACK": back,
+                "CARRY_REGISTERS": CARRY_REGISTERS,
+                "WEIGH_REGISTERS": WEIGH_REGISTERS,
+                "FETCH_REGISTERS": FETCH_REGISTERS,
+                "OVERLAP": self.arch.overlaps_launches,
+            },
+            num_warps=4,
+            max_registers=WALK_REGISTERS,
+            parked=128,
+            overlap=self.arch.overlaps_launches,
+        )
+
+    def _of_steps(self, kernel: Any, names: str, programs: int, constants: Mapping[str, int]) -> Launch:
+        low, high = map(float, self.spec.dt_limit)
+        return Launch(
+            kernel,
+            grid=programs,
+            arrays=self._pointers(kernel, names),
+            scalars={
+                **self._sizes,
+                "dt_strides": strides_of("dt", self.spec.dt.shape, self.layouts),
+                "low": low,
+                "high": high,
+            },
+            constants={
+                **constants,
+                "SOFTPLUS": self.spec.dt_softplus,
+                "OVERLAP": self.arch.overlaps_launches,
+            },
+            num_warps=4,
+            overlap=self.arch.overlaps_launches,
+        )
+
+    def _pointers(self, kernel: Any, names: str, **others: str | None) -> dict[str, str | None]:
+        """Pointer parameter -> array, in the kernel's order; None where it is not there."""
+        pointers = pointers_to(self.arrays, names, **others)
+        return {name: pointers.get(name) for name in kernel.arg_names if name.endswith("_ptr")}
+
+    @property
+    def _places(self) -> int:
+        return self.spec.batch * places(self.spec, PLACE)
+
+    @property
+    def _sizes(self) -> dict[str, Scalar]:
+        return {"T": self.spec.time, "sequences": self.spec.sequences, "H": self.spec.heads}
+
+    def _strides(self, name: str) -> tuple[int, ...]:
+        """Of batch, time and head or group, in units."""
+        param = self.spec.x if name == "dy" else self.spec[name]
+        assert param is not None
+        return tuple(stride // UNIT for stride in strides_of(name, param.shape, self.layouts)[:-1])

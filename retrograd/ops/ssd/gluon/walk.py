@@ -1,0 +1,375 @@
+"""SSD as a walk over a sequence's blocks, for Hopper: y and the states; mirrored dx and the states' gradients.
+
+A program walks with two slices of a group, each of whose states stays in the registers of a warpgroup. Symbols:
+../README.md. Everything is transposed, so that left operands of products come from registers. With u, k, q = x, B, C:
+
+    scores = k q^T, weighted for each slice     (source, target)    `weigh`, a warpgroup for both slices
+    out^T  = h q^T 2^s + u^T weighted scores    (channel, target)   `carry`, a warpgroup a slice
+    h      = 2^e h + (2^(e - s) delta u)^T k    (channel, state)    `carry`
+
+Mirrored, from the last block on, u, k, q = dy, C, B, and h is g, the gradient of the state that leaves the block:
+
+    out^T  = (g q^T 2^(e - s) + u^T weighted scores) delta;    g = 2^e g + (2^s u)^T k
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from retrograd.core.gluon import block_barrier, copy_async
+from retrograd.core.numerics import let_next_start, wait_for_previous
+
+from .blocks import (
+    PLACE,
+    VECTORS,
+    Q,
+    clear_rows,
+    copy_rows,
+    ex2,
+    first_place,
+    masked,
+    products,
+    rounded,
+    sequence,
+    store_rows,
+    vector,
+)
+
+CHANNELS = gl.constexpr(64)  # of a slice
+READ = gl.constexpr(4)  # of a block's vectors, from the first on
+SLICES = gl.constexpr(2)  # of a program
+SCORES = gl.constexpr(2)  # places for weighted scores, for each slice
+
+
+@gluon.jit
+def task(T, H, G, cu_seqlens_ptr, P: gl.constexpr):
+    """What a program walks: the first of its slices in a group, and how many there are; the group.
+
+    Then the sequence's number, row, first step, length and first place.
+    """
+    slices = H // G * (P // CHANNELS)
+    pairs = gl.cdiv(slices, SLICES)
+    group = gl.program_id(0) // pairs % G
+    number = gl.program_id(0) // pairs // G
+    row, first, length = sequence(number, T, cu_seqlens_ptr)
+    place = first_place(number, first, T, cu_seqlens_ptr)
+    return gl.program_id(0) % pairs * SLICES, slices, group, number, row, first, length, place
+
+
+@gluon.jit
+def slice_of(number, slices, group, H, G, P: gl.constexpr):
+    """Head and first channel of a group's slice; of the last one for those behind it."""
+    own = gl.minimum(number, slices - 1)
+    return group * (H // G) + own // (P // CHANNELS), own % (P // CHANNELS) * CHANNELS
+
+
+@gluon.jit
+def block_at(i, blocks, BACK: gl.constexpr):
+    """The block to which a walk comes i-th."""
+    return blocks - 1 - i if BACK else i
+
+
+@gluon.jit
+def is_border(c, i, BACK: gl.constexpr):
+    """Whether a walk comes to a place with this block."""
+    if BACK:
+        return (c % 2 == 1) | (i == 0)
+    else:
+        return c % 2 == 0
+
+
+@gluon.jit
+def turn(c, blocks):
+    """How many places a mirrored walk came to before this block's."""
+    return (blocks - 1) // 2 - c // 2
+
+
+@gluon.jit
+def fetch(
+    u_ptr, k_ptr, q_ptr, vectors_ptr, entering_ptr, cu_seqlens_ptr, u_s, k_s, q_s, vectors_s, states_s, full, empty,
+    states_empty, T, H, G, u_strides, k_strides, q_strides, P: gl.constexpr, N: gl.constexpr, UNIT: gl.constexpr,
+    STAGES: gl.constexpr, BACK: gl.constexpr,
+):  # fmt: skip
+    """Copy block after block to shared memory."""
+    LINE: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    slice, slices, group, number, row, first, length, place = task(T, H, G, cu_seqlens_ptr, P)
+    k_ptr += (row * k_strides[0] + first.to(gl.int64) * k_strides[1] + group * k_strides[2]) * UNIT
+    q_ptr += (row * q_strides[0] + first.to(gl.int64) * q_strides[1] + group * q_strides[2]) * UNIT
+    u_ptr += (row * u_strides[0] + first.to(gl.int64) * u_strides[1]) * UNIT
+    blocks = gl.cdiv(length, Q)
+    for i in range(blocks):
+        c = block_at(i, blocks, BACK)
+        stage = i % STAGES
+        live = length - c * Q
+        mbarrier.wait(empty.index(stage), ((i // STAGES) & 1) ^ 1)
+        step = (c * Q).to(gl.int64)
+        copy_rows(k_s.index(stage), k_ptr + step * k_strides[1] * UNIT, k_strides[1], live, UNIT, 4)
+        copy_rows(q_s.index(stage), q_ptr + step * q_strides[1] * UNIT, q_strides[1], live, UNIT, 4)
+        for w in gl.static_range(SLICES):
+            head, p = slice_of(slice + w, slices, group, H, G, P)
+            at = u_ptr + (step * u_strides[1] + head * u_strides[2]) * UNIT + p
+            copy_rows(u_s.index(stage * SLICES + w), at, u_strides[1], live, UNIT, 4)
+            own = vectors_ptr + ((place * 2 + c).to(gl.int64) * H + head) * (VECTORS * Q)
+            copy_async(vectors_s.index(stage * SLICES + w), own + gl.arange(0, READ * Q, LINE))
+        if entering_ptr is not None:
+            if is_border(c, i, BACK):
+                mbarrier.wait(states_empty, (turn(c, blocks) & 1) ^ 1)
+                for w in gl.static_range(SLICES):
+                    head, p = slice_of(slice + w, slices, group, H, G, P)
+                    state = entering_ptr + (((place + c // 2).to(gl.int64) * H + head) * P + p) * N
+                    copy_rows(states_s.index(w), state, N // UNIT, CHANNELS, UNIT, 4)
+        async_copy.commit_group()
+        if i > 0:
+            async_copy.wait_group(1)
+            fence_async_shared()
+            mbarrier.arrive(full.index((i - 1) % STAGES))
+    if blocks > 0:
+        async_copy.wait_group(0)
+        fence_async_shared()
+        mbarrier.arrive(full.index((blocks - 1) % STAGES))
+
+
+@gluon.jit
+def weigh(
+    cu_seqlens_ptr, k_s, q_s, vectors_s, scores_s, full, empty, scored, read, T, H, G, P: gl.constexpr,
+    N: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
+):  # fmt: skip
+    """The scores of every block, once for both slices, and weighted for each."""
+    MMA: gl.constexpr = products(Q)
+    SOURCE: gl.constexpr = gl.SliceLayout(1, MMA)
+    TARGET: gl.constexpr = gl.SliceLayout(0, MMA)
+    _, _, _, _, _, _, length, _ = task(T, H, G, cu_seqlens_ptr, P)
+    source = gl.arange(0, Q, SOURCE)[:, None]
+    target = gl.arange(0, Q, TARGET)[None, :]
+    # All bits of what is kept; of other pairs the weight may be infinite.
+    kept = gl.where(source >= target if BACK else source <= target, -1, 0).to(gl.int16)
+    zero = gl.zeros([Q, Q], gl.float32, MMA)
+    for i in range(gl.cdiv(length, Q)):
+        stage = i % STAGES
+        place = i % SCORES
+        mbarrier.wait(full.index(stage), (i // STAGES) & 1)
+        under_way = warpgroup_mma(
+            k_s.index(stage), q_s.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True
+        )
+        mbarrier.wait(read.index(place), ((i // SCORES) & 1) ^ 1)
+        scores = warpgroup_mma_wait(0, deps=[under_way])
+        for w in gl.static_range(SLICES):
+            own = vectors_s.index(stage * SLICES + w)
+            # delta is in the weights of sources, which mirrored are the targets.
+            if BACK:
+                between = vector(own, 2, SOURCE)[:, None] - vector(own, 1, TARGET)[None, :]
+            else:
+                between = vector(own, 2, TARGET)[None, :] - vector(own, 1, SOURCE)[:, None]
+            scores_s.index(place * SLICES + w).store(masked(scores * ex2(between), kept, scores_s.dtype))
+        fence_async_shared()
+        mbarrier.arrive(scored.index(place))
+        mbarrier.arrive(empty.index(stage))
+
+
+@gluon.jit
+def carry(
+    W: gl.constexpr, vectors_ptr, D_ptr, start_ptr, entering_ptr, cu_seqlens_ptr, out_ptr, states_ptr, both_ptr,
+    last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, empty, scored, read, states_empty, T, sequences, H,
+    G, D_strides, P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
+):  # fmt: skip
+    """The W-th slice: its state, and its results."""
+    DTYPE: gl.constexpr = out_ptr.dtype.element_ty
+    OUT: gl.constexpr = products(Q)  # (channel, target)
+    STATE: gl.constexpr = products(N)  # (channel, state)
+    OUT_LEFT: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
+    STATE_LEFT: gl.constexpr = gl.DotOperandLayout(0, STATE, 2)
+    TARGET: gl.constexpr = gl.SliceLayout(0, OUT)
+    SOURCE: gl.constexpr = gl.SliceLayout(0, OUT_LEFT)
+    slice, slices, group, number, row, first, length, place = task(T, H, G, cu_seqlens_ptr, P)
+    head, p = slice_of(slice + W, slices, group, H, G, P)
+    exists = slice + W < slices
+    zero = gl.zeros([CHANNELS, Q], gl.float32, OUT)
+
+    skip = gl.zeros([CHANNELS], gl.float32, gl.SliceLayout(1, OUT))
+    if D_ptr is not None:
+        channel = p + gl.arange(0, CHANNELS, gl.SliceLayout(1, OUT))
+        skip = gl.load(D_ptr + head * D_strides[0] + channel * D_strides[1])
+    state = gl.zeros([CHANNELS, N], gl.float32, STATE)
+    whole = ((number.to(gl.int64) * H + head) * P + p) * N  # where a sequence's state lies
+    if start_ptr is not None:
+        state = gl.load(start_ptr + whole + tile_offsets(CHANNELS, N, STATE))
+    blocks = gl.cdiv(length, Q)
+    for i in range(blocks):
+        c = block_at(i, blocks, BACK)
+        stage = i % STAGES
+        scores = i % SCORES
+        own = vectors_s.index(stage * SLICES + W)
+        at_block = vectors_ptr + ((place * 2 + c).to(gl.int64) * H + head) * (VECTORS * Q)
+        decay = gl.load(at_block + 4 * Q - 1)
+        # Before the first product: where old results are converted behind one, all products are waited for.
+        low = rounded(state, DTYPE)
+        left = gl.convert_layout(low, OUT_LEFT, assert_trivial=True)
+        mbarrier.wait(full.index(stage), (i // STAGES) & 1)
+        border = ((place + c // 2).to(gl.int64) * H + head) * P + p
+        if both_ptr is not None:
+            if is_border(c, i, BACK):
+                other = (place * 2 + c) ^ 1
+                other_decay = gl.load(vectors_ptr + (other.to(gl.int64) * H + head) * (VECTORS * Q) + 4 * Q - 1)
+                store_product(both_ptr + border // 16, state, states_s.index(W), decay * other_decay)
+                block_barrier()
+        result = warpgroup_mma(left, q_s.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+        if is_border(c, i, BACK):
+            states_s.index(W).store(low)
+            block_barrier()
+            if exists:
+                store_rows(states_ptr + border * N, states_s.index(W), N, CHANNELS, 4)
+            if entering_ptr is not None:
+                mbarrier.arrive(states_empty)
+        u_place = u_s.index(stage * SLICES + W)
+        u = u_place.permute((1, 0)).load(OUT_LEFT)
+        put = vector(own, 3 if BACK else 0, SOURCE)
+        driven = gl.convert_layout((u.to(gl.float32) * put[None, :]).to(DTYPE), STATE_LEFT, assert_trivial=True)
+        grow = vector(own, 0 if BACK else 3, TARGET)
+        result = warpgroup_mma_wait(0, deps=[result])
+        result = result * grow[None, :]
+        mbarrier.wait(scored.index(scores), (i // SCORES) & 1)
+        result = warpgroup_mma(u, scores_s.index(scores * SLICES + W), result, is_async=True)
+        state = warpgroup_mma(driven, k_s.index(stage), state * decay, is_async=True)
+        result = warpgroup_mma_wait(1, deps=[result])
+        mbarrier.arrive(read.index(scores))
+        result += gl.convert_layout(u.to(gl.float32), OUT, assert_trivial=True) * skip[:, None]
+        # They leave through the place of u, which all warps have read.
+        u_place.permute((1, 0)).store(result.to(DTYPE))
+        block_barrier()
+        at = out_ptr + ((row * T + first + (c * Q).to(gl.int64)) * H + head) * P + p
+        store_rows(at, u_place, H * P, gl.where(exists, length - c * Q, 0), 4)
+        state = warpgroup_mma_wait(0, deps=[state])
+        mbarrier.arrive(empty.index(stage))
+    if exists:
+        if last_ptr is not None:
+            gl.store(last_ptr + whole + tile_offsets(CHANNELS, N, STATE), state)
+        if cu_seqlens_ptr is not None:
+            clear_outside(out_ptr, number, sequences, first, length, T, H, head, p, P)
+            if not BACK:
+                clear_places(states_ptr, number, sequences, first, length, T, H, head, p, P, N)
+
+
+@gluon.jit
+def store_product(ptr, leaving, entering, decay):
+    """What log decays have of pairs of a step before a place and one behind it, in four parts: 16 channels each."""
+    rows = gl.sum(leaving * entering.load(leaving.type.layout).to(gl.float32), axis=1) * decay
+    parts = gl.sum(rows.reshape([4, CHANNELS // 4]), axis=1)
+    gl.store(ptr + gl.arange(0, 4, parts.type.layout), parts)
+
+
+@gluon.jit
+def tile_offsets(ROWS: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Of a dense tile."""
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))[:, None]
+    return rows * COLUMNS + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))[None, :]
+
+
+@gluon.jit
+def clear_outside(out_ptr, number, sequences, first, length, T, H, head, p, P: gl.constexpr):
+    """The first of packed sequences writes zeros before its start, the last behind its end."""
+    out_ptr += head * P + p
+    behind = first + length
+    clear_rows(out_ptr, H * P, gl.where(number == 0, first, 0), CHANNELS, 4)
+    count = gl.where(number == sequences - 1, T - behind, 0)
+    clear_rows(out_ptr + behind.to(gl.int64) * (H * P), H * P, count, CHANNELS, 4)
+
+
+@gluon.jit
+def clear_places(states_ptr, number, sequences, first, length, T, H, head, p, P: gl.constexpr, N: gl.constexpr):
+    """Each of packed sequences writes zeros to the places behind its own; the first also to those before."""
+    own = first // PLACE + number
+    for place in range(gl.where(number == 0, 0, own), own):
+        clear_rows(states_ptr + ((place.to(gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
+    behind = gl.where(number == sequences - 1, T // PLACE + sequences, (first + length) // PLACE + number + 1)
+    for place in range(own + gl.cdiv(length, PLACE), behind):
+        clear_rows(states_ptr + ((place.to(gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
+
+
+@gluon.jit(do_not_specialize=["T", "sequences", "u_strides", "k_strides", "q_strides"])
+def walk(
+    u_ptr,
+    k_ptr,
+    q_ptr,
+    vectors_ptr,
+    D_ptr,
+    start_ptr,
+    entering_ptr,
+    cu_seqlens_ptr,
+    out_ptr,
+    states_ptr,
+    both_ptr,
+    last_ptr,
+    T,
+    sequences,
+    H,
+    G,
+    u_strides,
+    k_strides,
+    q_strides,
+    D_strides,
+    P: gl.constexpr,
+    N: gl.constexpr,
+    UNIT: gl.constexpr,
+    STAGES: gl.constexpr,
+    BACK: gl.constexpr,
+    CARRY_REGISTERS: gl.constexpr,
+    WEIGH_REGISTERS: gl.constexpr,
+    FETCH_REGISTERS: gl.constexpr,
+    OVERLAP: gl.constexpr,
+):
+    """Forward: u, k, q = x, B, C, from the initial state; out y, last the final state, states what enters a place.
+
+    BACK: u, k, q = dy, C, B, from the gradient of the final state; out dx, last the gradient of the initial state,
+    states the gradient of what leaves a place. With `entering`, what enters the places, also what log decays have of
+    pairs of a step before and one behind a place: both (places, H P / 64, 4), to be summed.
+
+    Strides are (batch, time, head or group) in UNIT elements.
+    """
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    DTYPE: gl.constexpr = u_ptr.dtype.element_ty
+    STEPS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([Q, CHANNELS], DTYPE)
+    WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([Q, N], DTYPE)
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    u_s = gl.allocate_shared_memory(DTYPE, [STAGES * SLICES, Q, CHANNELS], STEPS)
+    k_s = gl.allocate_shared_memory(DTYPE, [STAGES, Q, N], WIDE)
+    q_s = gl.allocate_shared_memory(DTYPE, [STAGES, Q, N], WIDE)
+    vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES * SLICES, READ * Q], FLAT)
+    scores_s = gl.allocate_shared_memory(DTYPE, [SCORES * SLICES, Q, Q], STEPS)
+    states_s = gl.allocate_shared_memory(DTYPE, [SLICES, CHANNELS, N], WIDE)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    scored = gl.allocate_shared_memory(gl.int64, [SCORES, 1], BARRIER)
+    read = gl.allocate_shared_memory(gl.int64, [SCORES, 1], BARRIER)
+    states_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=SLICES + 1)
+    for i in gl.static_range(SCORES):
+        mbarrier.init(scored.index(i), count=1)
+        mbarrier.init(read.index(i), count=SLICES)
+    mbarrier.init(states_empty, count=SLICES)
+    gl.warp_specialize(
+        [
+            (carry, (0, vectors_ptr, D_ptr, start_ptr, entering_ptr, cu_seqlens_ptr, out_ptr, states_ptr, both_ptr,
+                     last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, empty, scored, read, states_empty,
+                     T, sequences, H, G, D_strides, P, N, STAGES, BACK)),
+            (carry, (1, vectors_ptr, D_ptr, start_ptr, entering_ptr, cu_seqlens_ptr, out_ptr, states_ptr, both_ptr,
+                     last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, empty, scored, read, states_empty,
+                     T, sequences, H, G, D_strides, P, N, STAGES, BACK)),
+            (weigh, (cu_seqlens_ptr, k_s, q_s, vectors_s, scores_s, full, empty, scored, read, T, H, G, P, N, STAGES,
+                     BACK)),
+            (fetch, (u_ptr, k_ptr, q_ptr, vectors_ptr, entering_ptr, cu_seqlens_ptr, u_s, k_s, q_s, vectors_s,
+                     states_s, full, empty, states_empty, T, H, G, u_strides, k_strides, q_strides, P, N, UNIT, STAGES,
+                     BACK)),
+        ],
+        [4, 4, 4],
+        [CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS],
+    )  # fmt: skip
