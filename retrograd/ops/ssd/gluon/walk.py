@@ -48,18 +48,26 @@ SCORES = gl.constexpr(2)  # places for weighted scores, for each slice
 
 
 @gluon.jit
-def task(T, H, G, cu_seqlens_ptr, P: gl.constexpr):
+def task(T, H, G, whole, span, spans, cu_seqlens_ptr, P: gl.constexpr):
     """What a program walks: the first of its slices in a group, and how many there are; the group.
 
-    Then the sequence's number, row, first step, length and first place.
+    Then the sequence's number, row, first step, length and first place; which of the walks that are cut into spans it
+    belongs to, and which span it is, or negative numbers; the span's first block in the walk, and how many it has.
     """
     slices = H // G * (P // CHANNELS)
     pairs = gl.cdiv(slices, SLICES)
-    group = gl.program_id(0) // pairs % G
-    number = gl.program_id(0) // pairs // G
+    cut = gl.program_id(0) - whole  # the first programs walk through a whole sequence
+    own = gl.where(cut < 0, gl.program_id(0), whole + cut // spans)
+    part = gl.where(cut < 0, 0, cut % spans)
+    group = own // pairs % G
+    number = own // pairs // G
     row, first, length = sequence(number, T, cu_seqlens_ptr)
     place = first_place(number, first, T, cu_seqlens_ptr)
-    return gl.program_id(0) % pairs * SLICES, slices, group, number, row, first, length, place
+    begin = part * span
+    count = gl.cdiv(length, Q)
+    if cut >= 0:
+        count = gl.minimum(gl.maximum(count - begin, 0), span)
+    return own % pairs * SLICES, slices, group, number, row, first, length, place, own - whole, part, begin, count
 
 
 @gluon.jit
@@ -70,14 +78,14 @@ def slice_of(number, slices, group, H, G, P: gl.constexpr):
 
 
 @gluon.jit
-def block_at(i, blocks, BACK: gl.constexpr):
+def block_at(i, length, BACK: gl.constexpr):
     """The block to which a walk comes i-th."""
-    return blocks - 1 - i if BACK else i
+    return gl.cdiv(length, Q) - 1 - i if BACK else i
 
 
 @gluon.jit
 def is_border(c, i, BACK: gl.constexpr):
-    """Whether a walk comes to a place with this block."""
+    """Whether a walk comes to a place with this block, its i-th."""
     if BACK:
         return (c % 2 == 1) | (i == 0)
     else:
@@ -85,29 +93,25 @@ def is_border(c, i, BACK: gl.constexpr):
 
 
 @gluon.jit
-def turn(c, blocks):
-    """How many places a mirrored walk came to before this block's."""
-    return (blocks - 1) // 2 - c // 2
-
-
-@gluon.jit
 def fetch(
-    u_ptr, k_ptr, q_ptr, vectors_ptr, entering_ptr, cu_seqlens_ptr, u_s, k_s, q_s, vectors_s, states_s, full, empty,
-    states_empty, T, H, G, u_strides, k_strides, q_strides, P: gl.constexpr, N: gl.constexpr, UNIT: gl.constexpr,
-    STAGES: gl.constexpr, BACK: gl.constexpr,
+    u_ptr, k_ptr, q_ptr, vectors_ptr, entering_ptr, cu_seqlens_ptr, u_s, k_s, q_s, vectors_s, states_s, full, done,
+    states_done, T, H, G, whole, span, spans, u_strides, k_strides, q_strides, P: gl.constexpr, N: gl.constexpr,
+    UNIT: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
     """Copy block after block to shared memory."""
     LINE: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    slice, slices, group, number, row, first, length, place = task(T, H, G, cu_seqlens_ptr, P)
+    slice, slices, group, _, row, first, length, place, _, _, begin, count = task(
+        T, H, G, whole, span, spans, cu_seqlens_ptr, P
+    )
     k_ptr += (row * k_strides[0] + first.to(gl.int64) * k_strides[1] + group * k_strides[2]) * UNIT
     q_ptr += (row * q_strides[0] + first.to(gl.int64) * q_strides[1] + group * q_strides[2]) * UNIT
     u_ptr += (row * u_strides[0] + first.to(gl.int64) * u_strides[1]) * UNIT
-    blocks = gl.cdiv(length, Q)
-    for i in range(blocks):
-        c = block_at(i, blocks, BACK)
+    borders = 0
+    for i in range(count):
+        c = block_at(begin + i, length, BACK)
         stage = i % STAGES
         live = length - c * Q
-        mbarrier.wait(empty.index(stage), ((i // STAGES) & 1) ^ 1)
+        mbarrier.wait(done.index(stage), ((i // STAGES) & 1) ^ 1)
         step = (c * Q).to(gl.int64)
         copy_rows(k_s.index(stage), k_ptr + step * k_strides[1] * UNIT, k_strides[1], live, UNIT, 4)
         copy_rows(q_s.index(stage), q_ptr + step * q_strides[1] * UNIT, q_strides[1], live, UNIT, 4)
@@ -118,8 +122,9 @@ def fetch(
             own = vectors_ptr + ((place * 2 + c).to(gl.int64) * H + head) * (VECTORS * Q)
             copy_async(vectors_s.index(stage * SLICES + w), own + gl.arange(0, READ * Q, LINE))
         if entering_ptr is not None:
-            if is_border(c, i, BACK):
-                mbarrier.wait(states_empty, (turn(c, blocks) & 1) ^ 1)
+            if is_border(c, begin + i, BACK):
+                mbarrier.wait(states_done, (borders & 1) ^ 1)
+                borders += 1
                 for w in gl.static_range(SLICES):
                     head, p = slice_of(slice + w, slices, group, H, G, P)
                     state = entering_ptr + (((place + c // 2).to(gl.int64) * H + head) * P + p) * N
@@ -129,28 +134,28 @@ def fetch(
             async_copy.wait_group(1)
             fence_async_shared()
             mbarrier.arrive(full.index((i - 1) % STAGES))
-    if blocks > 0:
+    if count > 0:
         async_copy.wait_group(0)
         fence_async_shared()
-        mbarrier.arrive(full.index((blocks - 1) % STAGES))
+        mbarrier.arrive(full.index((count - 1) % STAGES))
 
 
 @gluon.jit
 def weigh(
-    cu_seqlens_ptr, k_s, q_s, vectors_s, scores_s, full, empty, scored, read, T, H, G, P: gl.constexpr,
+    cu_seqlens_ptr, k_s, q_s, vectors_s, scores_s, full, done, scored, read, T, H, G, whole, span, spans, P: gl.constexpr,
     N: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
     """The scores of every block, once for both slices, and weighted for each."""
     MMA: gl.constexpr = products(Q)
     SOURCE: gl.constexpr = gl.SliceLayout(1, MMA)
     TARGET: gl.constexpr = gl.SliceLayout(0, MMA)
-    _, _, _, _, _, _, length, _ = task(T, H, G, cu_seqlens_ptr, P)
+    _, _, _, _, _, _, _, _, _, _, _, count = task(T, H, G, whole, span, spans, cu_seqlens_ptr, P)
     source = gl.arange(0, Q, SOURCE)[:, None]
     target = gl.arange(0, Q, TARGET)[None, :]
     # All bits of what is kept; of other pairs the weight may be infinite.
     kept = gl.where(source >= target if BACK else source <= target, -1, 0).to(gl.int16)
     zero = gl.zeros([Q, Q], gl.float32, MMA)
-    for i in range(gl.cdiv(length, Q)):
+    for i in range(count):
         stage = i % STAGES
         place = i % SCORES
         mbarrier.wait(full.index(stage), (i // STAGES) & 1)
@@ -169,14 +174,15 @@ def weigh(
             scores_s.index(place * SLICES + w).store(masked(scores * ex2(between), kept, scores_s.dtype))
         fence_async_shared()
         mbarrier.arrive(scored.index(place))
-        mbarrier.arrive(empty.index(stage))
+        mbarrier.arrive(done.index(stage))
 
 
 @gluon.jit
 def carry(
-    W: gl.constexpr, vectors_ptr, D_ptr, start_ptr, entering_ptr, cu_seqlens_ptr, out_ptr, states_ptr, both_ptr,
-    last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, empty, scored, read, states_empty, T, sequences, H,
-    G, D_strides, P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
+    W: gl.constexpr, vectors_ptr, D_ptr, start_ptr, ahead_ptr, cu_seqlens_ptr, out_ptr, states_ptr,
+    both_ptr, last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, done, scored, read, states_done, T,
+    sequences, H, G, whole, span, spans, D_strides, P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+    BACK: gl.constexpr,
 ):  # fmt: skip
     """The W-th slice: its state, and its results."""
     DTYPE: gl.constexpr = out_ptr.dtype.element_ty
@@ -186,7 +192,9 @@ def carry(
     STATE_LEFT: gl.constexpr = gl.DotOperandLayout(0, STATE, 2)
     TARGET: gl.constexpr = gl.SliceLayout(0, OUT)
     SOURCE: gl.constexpr = gl.SliceLayout(0, OUT_LEFT)
-    slice, slices, group, number, row, first, length, place = task(T, H, G, cu_seqlens_ptr, P)
+    slice, slices, group, number, row, first, length, place, cut, part, begin, count = task(
+        T, H, G, whole, span, spans, cu_seqlens_ptr, P
+    )
     head, p = slice_of(slice + W, slices, group, H, G, P)
     exists = slice + W < slices
     zero = gl.zeros([CHANNELS, Q], gl.float32, OUT)
@@ -196,12 +204,15 @@ def carry(
         channel = p + gl.arange(0, CHANNELS, gl.SliceLayout(1, OUT))
         skip = gl.load(D_ptr + head * D_strides[0] + channel * D_strides[1])
     state = gl.zeros([CHANNELS, N], gl.float32, STATE)
-    whole = ((number.to(gl.int64) * H + head) * P + p) * N  # where a sequence's state lies
-    if start_ptr is not None:
-        state = gl.load(start_ptr + whole + tile_offsets(CHANNELS, N, STATE))
-    blocks = gl.cdiv(length, Q)
-    for i in range(blocks):
-        c = block_at(i, blocks, BACK)
+    own_state = ((number.to(gl.int64) * H + head) * P + p) * N
+    if part > 0:
+        if ahead_ptr is not None:
+            at = (cut.to(gl.int64) * (spans - 1) + part - 1) * SLICES + W
+            state = gl.load(ahead_ptr + at * (CHANNELS * N) + tile_offsets(CHANNELS, N, STATE))
+    elif start_ptr is not None:
+        state = gl.load(start_ptr + own_state + tile_offsets(CHANNELS, N, STATE))
+    for i in range(count):
+        c = block_at(begin + i, length, BACK)
         stage = i % STAGES
         scores = i % SCORES
         own = vectors_s.index(stage * SLICES + W)
@@ -211,21 +222,21 @@ def carry(
         low = rounded(state, DTYPE)
         left = gl.convert_layout(low, OUT_LEFT, assert_trivial=True)
         mbarrier.wait(full.index(stage), (i // STAGES) & 1)
-        border = ((place + c // 2).to(gl.int64) * H + head) * P + p
         if both_ptr is not None:
-            if is_border(c, i, BACK):
+            if is_border(c, begin + i, BACK):
                 other = (place * 2 + c) ^ 1
                 other_decay = gl.load(vectors_ptr + (other.to(gl.int64) * H + head) * (VECTORS * Q) + 4 * Q - 1)
-                store_product(both_ptr + border // 16, state, states_s.index(W), decay * other_decay)
+                at = both_ptr + (((place + c // 2).to(gl.int64) * H + head) * P + p) // 16
+                store_product(at, state, states_s.index(W), decay * other_decay)
                 block_barrier()
         result = warpgroup_mma(left, q_s.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-        if is_border(c, i, BACK):
+        if is_border(c, begin + i, BACK):
             states_s.index(W).store(low)
             block_barrier()
-            if exists:
-                store_rows(states_ptr + border * N, states_s.index(W), N, CHANNELS, 4)
-            if entering_ptr is not None:
-                mbarrier.arrive(states_empty)
+            at = states_ptr + (((place + c // 2).to(gl.int64) * H + head) * P + p) * N
+            store_rows(at, states_s.index(W), N, gl.where(exists, CHANNELS, 0), 4)
+            if both_ptr is not None:
+                mbarrier.arrive(states_done)
         u_place = u_s.index(stage * SLICES + W)
         u = u_place.permute((1, 0)).load(OUT_LEFT)
         put = vector(own, 3 if BACK else 0, SOURCE)
@@ -239,17 +250,19 @@ def carry(
         result = warpgroup_mma_wait(1, deps=[result])
         mbarrier.arrive(read.index(scores))
         result += gl.convert_layout(u.to(gl.float32), OUT, assert_trivial=True) * skip[:, None]
-        # They leave through the place of u, which all warps have read.
+        # They leave through the place of u: a warp's channels, which no other warp has read.
         u_place.permute((1, 0)).store(result.to(DTYPE))
         block_barrier()
         at = out_ptr + ((row * T + first + (c * Q).to(gl.int64)) * H + head) * P + p
         store_rows(at, u_place, H * P, gl.where(exists, length - c * Q, 0), 4)
         state = warpgroup_mma_wait(0, deps=[state])
-        mbarrier.arrive(empty.index(stage))
-    if exists:
+        mbarrier.arrive(done.index(stage))
+    if exists & (begin + count == gl.cdiv(length, Q)):
         if last_ptr is not None:
-            gl.store(last_ptr + whole + tile_offsets(CHANNELS, N, STATE), state)
-        if cu_seqlens_ptr is not None:
+            if (count > 0) | (part == 0):
+                gl.store(last_ptr + own_state + tile_offsets(CHANNELS, N, STATE), state)
+    if cu_seqlens_ptr is not None:
+        if exists & (part == 0):
             clear_outside(out_ptr, number, sequences, first, length, T, H, head, p, P)
             if not BACK:
                 clear_places(states_ptr, number, sequences, first, length, T, H, head, p, P, N)
@@ -291,7 +304,7 @@ def clear_places(states_ptr, number, sequences, first, length, T, H, head, p, P:
         clear_rows(states_ptr + ((place.to(gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
 
 
-@gluon.jit(do_not_specialize=["T", "sequences", "u_strides", "k_strides", "q_strides"])
+@gluon.jit(do_not_specialize=["T", "sequences", "whole", "span", "spans", "u_strides", "k_strides", "q_strides"])
 def walk(
     u_ptr,
     k_ptr,
@@ -299,6 +312,7 @@ def walk(
     vectors_ptr,
     D_ptr,
     start_ptr,
+    ahead_ptr,
     entering_ptr,
     cu_seqlens_ptr,
     out_ptr,
@@ -309,6 +323,9 @@ def walk(
     sequences,
     H,
     G,
+    whole,
+    span,
+    spans,
     u_strides,
     k_strides,
     q_strides,
@@ -345,30 +362,30 @@ def walk(
     scores_s = gl.allocate_shared_memory(DTYPE, [SCORES * SLICES, Q, Q], STEPS)
     states_s = gl.allocate_shared_memory(DTYPE, [SLICES, CHANNELS, N], WIDE)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     scored = gl.allocate_shared_memory(gl.int64, [SCORES, 1], BARRIER)
     read = gl.allocate_shared_memory(gl.int64, [SCORES, 1], BARRIER)
-    states_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    states_done = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=SLICES + 1)
+        mbarrier.init(done.index(i), count=SLICES + 1)
     for i in gl.static_range(SCORES):
         mbarrier.init(scored.index(i), count=1)
         mbarrier.init(read.index(i), count=SLICES)
-    mbarrier.init(states_empty, count=SLICES)
+    mbarrier.init(states_done, count=SLICES)
     gl.warp_specialize(
         [
-            (carry, (0, vectors_ptr, D_ptr, start_ptr, entering_ptr, cu_seqlens_ptr, out_ptr, states_ptr, both_ptr,
-                     last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, empty, scored, read, states_empty,
-                     T, sequences, H, G, D_strides, P, N, STAGES, BACK)),
-            (carry, (1, vectors_ptr, D_ptr, start_ptr, entering_ptr, cu_seqlens_ptr, out_ptr, states_ptr, both_ptr,
-                     last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, empty, scored, read, states_empty,
-                     T, sequences, H, G, D_strides, P, N, STAGES, BACK)),
-            (weigh, (cu_seqlens_ptr, k_s, q_s, vectors_s, scores_s, full, empty, scored, read, T, H, G, P, N, STAGES,
-                     BACK)),
-            (fetch, (u_ptr, k_ptr, q_ptr, vectors_ptr, entering_ptr, cu_seqlens_ptr, u_s, k_s, q_s, vectors_s,
-                     states_s, full, empty, states_empty, T, H, G, u_strides, k_strides, q_strides, P, N, UNIT, STAGES,
-                     BACK)),
+            (carry, (0, vectors_ptr, D_ptr, start_ptr, ahead_ptr, cu_seqlens_ptr, out_ptr, states_ptr,
+                     both_ptr, last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, done, scored, read,
+                     states_done, T, sequences, H, G, whole, span, spans, D_strides, P, N, STAGES, BACK)),
+            (carry, (1, vectors_ptr, D_ptr, start_ptr, ahead_ptr, cu_seqlens_ptr, out_ptr, states_ptr,
+                     both_ptr, last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, done, scored, read,
+                     states_done, T, sequences, H, G, whole, span, spans, D_strides, P, N, STAGES, BACK)),
+            (weigh, (cu_seqlens_ptr, k_s, q_s, vectors_s, scores_s, full, done, scored, read, T, H, G, whole, span, spans,
+                     P, N, STAGES, BACK)),
+            (fetch, (u_ptr, k_ptr, q_ptr, vectors_ptr, entering_ptr, cu_seqlens_ptr, u_s, k_s, q_s, vectors_s, states_s,
+                     full, done, states_done, T, H, G, whole, span, spans, u_strides, k_strides, q_strides, P, N, UNIT,
+                     STAGES, BACK)),
         ],
         [4, 4, 4],
         [CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS],
