@@ -11,7 +11,9 @@ from retrograd.core.gluon import copy_async
 
 Q = gl.constexpr(64)  # steps of a block
 PLACE = gl.constexpr(128)  # steps of a place
-VECTORS = gl.constexpr(5)  # of a block, which `prepare` makes
+CHANNELS = gl.constexpr(64)  # of a slice
+SLICES = gl.constexpr(2)  # of a walk
+VECTORS = gl.constexpr(4)  # of a block, which `prepare` makes: 2^(e - s) delta; s; 2^s; delta
 
 
 @gluon.constexpr_function

@@ -14,8 +14,10 @@ from retrograd.core.program import Array, Launch, Scalar
 
 from .. import backward as backward_kernels
 from ..spec import Spec
+from .ahead import ahead
 from .pairs import pairs
 from .prepare import prepare
+from .spans import spans
 from .walk import walk
 
 FP32 = "float32"
@@ -24,7 +26,7 @@ PLACE = 128  # steps of a place
 CHANNELS = 64  # of a slice
 STATES = (64, 128)  # N
 UNIT = 8  # numbers of 16 bits in a copy of 16 bytes
-VECTORS = 5  # of a block
+VECTORS = 4  # of a block
 PREPARED_HEADS = 16  # of a program that prepares step sizes
 FINISHED_HEADS = 8  # of one that finishes their gradients
 WALKED = 2  # slices of a program that walks
@@ -34,7 +36,11 @@ FARTHEST = 2**31 // PLACE  # numbers from a step to the next, so that 32 bits ho
 # Registers a thread, on average, and of the warps of each kind.
 WALK_REGISTERS = 128
 CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS = 192, 88, 40
-PAIR_REGISTERS = 168
+PAIR_REGISTERS, PAIR_STAGES = 168, 2
+CONSUME_REGISTERS, COPY_REGISTERS = 232, 32
+AHEAD_REGISTERS = 128
+AHEAD_STATES = 32  # of a program that walks ahead
+AHEAD_STAGES = 8
 
 
 def takes_forward(spec: Spec, arch: Arch) -> bool:
@@ -45,9 +51,6 @@ def takes_forward(spec: Spec, arch: Arch) -> bool:
     if arch.name != "sm_90" or spec.operand_dtype not in ("bfloat16", "float16"):
         return False
     if spec.P % CHANNELS or spec.N not in STATES or spec.z is not None:
-        return False
-    # The logarithm of delta is taken.
-    if not spec.dt_limit[0] >= 0:
         return False
     return spec.heads * spec.P < FARTHEST and spec.groups * spec.N < FARTHEST
 
@@ -80,9 +83,20 @@ def prepared(spec: Spec) -> tuple[Array, Array]:
     return vectors, Array("delta", (count, spec.heads, PLACE), FP32)
 
 
+def walks(spec: Spec) -> int:
+    """Walks of a pass, through all sequences."""
+    return spec.sequences * spec.groups * -(-(spec.heads // spec.groups * slices(spec)) // WALKED)
+
+
+def ahead_of_spans(spec: Spec) -> Array:
+    """What enters the spans of walks, but for the first."""
+    plan = spans(spec, walks(spec), STEPS)
+    return Array("ahead", (plan.cut, plan.count - 1, WALKED, CHANNELS, spec.N), FP32)
+
+
 def forward_scratch(spec: Spec) -> tuple[Array, ...]:
     """What the forward pass needs beside its results."""
-    return prepared(spec)
+    return *prepared(spec), ahead_of_spans(spec)
 
 
 def backward_scratch(spec: Spec) -> tuple[Array, ...]:
@@ -93,6 +107,7 @@ def backward_scratch(spec: Spec) -> tuple[Array, ...]:
     partial = (spec.batch * spec.time, head_blocks(spec), spec.N)
     return (
         *prepared(spec),
+        ahead_of_spans(spec),
         Array("leaving", (count, spec.heads, spec.P, spec.N), spec.operand_dtype),
         Array("both", (count, all_slices, 4), FP32),
         *(Array(name, (count, all_slices, PLACE), FP32) for name in by_step),
@@ -104,7 +119,8 @@ def backward_scratch(spec: Spec) -> tuple[Array, ...]:
 def forward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch) -> tuple[Launch, ...]:
     """y, final_state and states."""
     of = _Launches(spec, arrays, layouts, arch)
-    return of.prepare(), of.walk("x", "B", "C", start="initial_state", out="y", states="states", last="final_state")
+    walk = of.walk("x", "B", "C", start="initial_state", out="y", states="states", last="final_state")
+    return (of.prepare(), *of.ahead("x", "B", start="initial_state"), walk)
 
 
 def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch) -> tuple[Launch, ...]:
@@ -113,6 +129,7 @@ def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, a
     back = of.walk("dy", "C", "B", start="dfinal_state", out="dx", states="leaving", last="dinitial_state", back=True)
     return (
         of.prepare(),
+        *of.ahead("dy", "C", start="dfinal_state", back=True),
         back,
         of.pairs("dy", "x", "C", "B", states="states", partial="dC_partial", for_b=False),
         of.pairs("x", "dy", "B", "C", states="leaving", partial="dB_partial", for_b=True),
@@ -147,19 +164,52 @@ class _Launches:
             {"Q": PLACE, "BLOCK_H": FINISHED_HEADS, "P_BLOCKS": count, "N_BLOCKS": 1, "TILES": 4 * count},
         )
 
+    def ahead(self, u: str, k: str, *, start: str, back: bool = False) -> tuple[Launch, ...]:
+        """What enters spans, if there are any."""
+        spec = self.spec
+        plan = spans(spec, walks(spec), STEPS)
+        if plan.count == 1:
+            return ()
+        launch = Launch(
+            ahead,
+            grid=plan.cut * WALKED * (spec.N // AHEAD_STATES),
+            arrays=self._pointers(ahead, "vectors cu_seqlens ahead", u_ptr=u, k_ptr=k, start_ptr=start),
+            scalars={
+                "T": spec.time,
+                "H": spec.heads,
+                "G": spec.groups,
+                **plan.scalars,
+                "u_strides": self._strides(u),
+                "k_strides": self._strides(k),
+            },
+            constants={
+                "P": spec.P,
+                "N": spec.N,
+                "COLUMNS": AHEAD_STATES,
+                "UNIT": UNIT,
+                "STAGES": AHEAD_STAGES,
+                "BACK": back,
+                "OVERLAP": self.arch.overlaps_launches,
+            },
+            num_warps=4,
+            max_registers=AHEAD_REGISTERS,
+            overlap=self.arch.overlaps_launches,
+        )
+        return (launch,)
+
     def walk(
         self, u: str, k: str, q: str, *, start: str, out: str, states: str, last: str, back: bool = False
     ) -> Launch:
         """Results and states, or dx and the gradients of states."""
         spec = self.spec
-        pairs_a_group = -(-(spec.heads // spec.groups * slices(spec)) // WALKED)
+        plan = spans(spec, walks(spec), STEPS)
         D = (0, 0) if spec.D is None else (spec.P, 1) if len(spec.D.shape) == 2 else (1, 0)
         return Launch(
             walk,
-            grid=spec.sequences * spec.groups * pairs_a_group,
+            grid=plan.programs,
             arrays=self._pointers(
                 walk,
-                "vectors D cu_seqlens",
+                "vectors D ahead cu_seqlens",
                 u_ptr=u,
                 k_ptr=k,
                 q_ptr=q,
@@ -173,6 +223,7 @@ class _Launches:
             scalars={
                 **self._sizes,
                 "G": spec.groups,
+                **plan.scalars,
                 "u_strides": self._strides(u),
                 "k_strides": self._strides(k),
                 "q_strides": self._strides(q),
@@ -192,6 +243,49 @@ class _Launches:
             num_warps=4,
             max_registers=WALK_REGISTERS,
             parked=128,
+            overlap=self.arch.overlaps_launches,
+        )
+
+    def pairs(
+        self, rows: str, columns: str, left: str, right: str, *, states: str, partial: str, for_b: bool
+    ) -> Launch:
+        """dC, or dB, and sums for what log decays and delta get."""
+        spec = self.spec
+        out = "sources behind" if for_b else "targets own dots"
+        return Launch(
+            pairs,
+            grid=self._places * head_blocks(spec),
+            arrays=self._pointers(
+                pairs,
+                f"vectors cu_seqlens {out}",
+                rows_ptr=rows,
+                columns_ptr=columns,
+                left_ptr=left,
+                right_ptr=right,
+                states_ptr=states,
+                partial_ptr=partial,
+            ),
+            scalars={
+                **self._sizes,
+                "G": spec.groups,
+                "rows_strides": self._strides(rows),
+                "columns_strides": self._strides(columns),
+                "left_strides": self._strides(left),
+                "right_strides": self._strides(right),
+            },
+            constants={
+                "P": spec.P,
+                "N": spec.N,
+                "HEADS": heads(spec),
+                "STAGES": PAIR_STAGES,
+                "FOR_B": for_b,
+                "UNIT": UNIT,
+                "CONSUME_REGISTERS": CONSUME_REGISTERS,
+                "COPY_REGISTERS": COPY_REGISTERS,
+                "OVERLAP": self.arch.overlaps_launches,
+            },
+            num_warps=4,
+            max_registers=PAIR_REGISTERS,
             overlap=self.arch.overlaps_launches,
         )
 

@@ -1,1 +1,429 @@
-pairs = None
+"""SSD, backward, on NVIDIA GPUs since Hopper: dC and dB, and what decays and step sizes get. Symbols: ../README.md.
+
+A program takes a place and some heads of a group, and walks over their slices. Its warps are of three kinds:
+    copy     brings a slice: rows and columns of x and dy, the state, the vectors
+    consume  twice, for 64 rows each: Z += V L delta;  acc += (rows scale) state;  row sums of both, as decays need them
+Of the blocks' pairs two are on the diagonal, and there L is made by exponentials. Of the other two one is empty, and in
+one, of the second block's targets and the first block's sources, L is a product of two factors <= 1, so that no
+exponential is needed. The rows that meet it are taken by the warps of the kernel itself, which have more registers.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from retrograd.core.gluon import block_barrier, copy_async
+from retrograd.core.numerics import forget, let_next_start, wait_for_previous
+
+from ..blocks import block_of, rows_at
+from .blocks import PLACE, VECTORS, Q, copy_rows, ex2, owner_of, products, rounded, sequence, vector
+
+WARPS = gl.constexpr(4)  # of each kind
+
+
+@gluon.jit
+def end_of(memory, number: gl.constexpr, LAYOUT: gl.constexpr):
+    """The last element of a block's vector, (1,)."""
+    return memory.slice(number * Q + Q - 1, 1).load(LAYOUT)
+
+
+@gluon.jit
+def part_sums(x):
+    """(64, 64) -> (64, 8): sums over the columns of a product that one thread holds."""
+    return gl.sum(gl.reshape(x, [x.shape[0], x.shape[1] // 8, 8]), 1)
+
+
+@gluon.jit
+def near_diagonal(x):
+    """(64, 64) -> (4, 8, 4, 8, 2): one half of a product, with the diagonal; a thread has the other half too."""
+    x = gl.permute(gl.reshape(x, [4, 2, 8, 4, 2, 8]), (0, 2, 3, 5, 1, 4))
+    even, odd = gl.split(x)
+    upper, _ = gl.split(even)
+    _, lower = gl.split(odd)
+    return gl.join(upper, lower)
+
+
+@gluon.jit
+def own_places(LAYOUT: gl.constexpr):
+    """Of the elements of a product (64, 64) in LAYOUT, row - column: a part that threads differ in, and the rest.
+
+    To be subtracted; apart, since the first takes two registers and comparing it with the second no other.
+    """
+    LIKE: gl.constexpr = gl.reshape(gl.zeros([Q, Q], gl.int32, LAYOUT), [Q, Q // 8, 4, 2]).type.layout
+    THREADS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, LIKE))
+    REST: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, LIKE))
+    row = gl.arange(0, Q, gl.SliceLayout(1, THREADS))[:, None]
+    pair = gl.arange(0, 4, gl.SliceLayout(0, THREADS))[None, :]
+    eight = gl.arange(0, Q // 8, gl.SliceLayout(1, REST))[:, None]
+    one = gl.arange(0, 2, gl.SliceLayout(0, REST))[None, :]
+    return forget(row - 2 * pair)[:, None, :, None], (8 * eight + one)[None, :, None, :]
+
+
+@gluon.jit
+def diagonal(x, places):
+    """The diagonal of a product (64, 64)."""
+    near = gl.where(near_diagonal(gl.reshape(places[0] == places[1], [Q, Q])), near_diagonal(x), 0.0)
+    return gl.reshape(gl.permute(gl.sum(gl.sum(near, 2), 2), (0, 2, 1)), [Q])
+
+
+@gluon.jit
+def where(condition, x, other: gl.constexpr):
+    """x (64, 64) where a condition on `own_places` holds."""
+    return gl.where(gl.convert_layout(gl.reshape(condition, [Q, Q]), x.type.layout, assert_trivial=True), x, other)
+
+
+@gluon.jit
+def put(memory, x):
+    """Park a product (64, 64), for `get` by the same threads: 16 bytes beside those of the next thread."""
+    memory.permute((2, 0, 3, 1, 5, 4, 6)).store(gl.reshape(x, [4, 2, 8, 4, 2, 4, 2]))
+
+
+@gluon.jit
+def get(memory, LAYOUT: gl.constexpr):
+    """What was `put`."""
+    LIKE: gl.constexpr = gl.reshape(gl.zeros([Q, Q], gl.float32, LAYOUT), [4, 2, 8, 4, 2, 4, 2]).type.layout
+    x = gl.reshape(memory.permute((2, 0, 3, 1, 5, 4, 6)).load(LIKE), [Q, Q])
+    return gl.convert_layout(x, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def add_product(acc, z, right, LAYOUT: gl.constexpr):
+    """acc + z right, with z in two terms of 16 bits."""
+    high = rounded(z, right.dtype)
+    low = rounded(z - high.to(gl.float32), right.dtype)
+    acc = warpgroup_mma(gl.convert_layout(high, LAYOUT, assert_trivial=True), right, acc, is_async=True)
+    acc = warpgroup_mma(gl.convert_layout(low, LAYOUT, assert_trivial=True), right, acc, is_async=True)
+    return warpgroup_mma_wait(0, deps=[acc])
+
+
+@gluon.jit
+def whereabouts(sizes, cu_seqlens_ptr, HEADS: gl.constexpr):
+    """What a program takes, as `block_of` says; the row and step at which its place begins, and its live steps."""
+    T, sequences, H, G = sizes
+    place, group, block, blocks, head, heads = block_of(H, G, HEADS)
+    number, step = owner_of(place, T, sequences, cu_seqlens_ptr)
+    row, first, length = sequence(number, T, cu_seqlens_ptr)
+    live = gl.where(step >= 0, gl.maximum(length - step, 0), 0)
+    return place, group, block, blocks, head, heads, row, first + step, live
+
+
+@gluon.jit
+def copy(rows, columns, vectors, states, slices, live, memory, barriers, P: gl.constexpr, N: gl.constexpr,
+         STAGES: gl.constexpr, FOR_B: gl.constexpr, UNIT: gl.constexpr):  # fmt: skip
+    """Copy slice after slice; steps from `live` on as zeros.
+
+    Args:
+        rows, columns: of the first head, (pointer, stride of a step, stride of a head).
+        vectors: of the first head, (pointer, heads from a block to the next).
+        states: pointer to those of the first slice.
+        slices: how many.
+        memory, barriers: as in `pairs`.
+    """
+    AHEAD: gl.constexpr = STAGES - 2  # slices under way while another is begun
+    SLICES: gl.constexpr = P // 64  # of a head
+    LINE: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
+    rows_s, columns_s, states_s, vectors_s, _, _ = memory
+    full, empty, _ = barriers
+    rows_ptr = rows[0]
+    columns_ptr = columns[0]
+    vectors_ptr = vectors[0]
+    states_ptr = states
+    for i in range(slices):
+        slot = i % STAGES
+        mbarrier.wait(empty.index(slot), ((i // STAGES) & 1) ^ 1)
+        # What is made of strides and `live` is made again each time: it would fill the registers.
+        copy_rows(rows_s.index(slot), rows_ptr, forget(rows[1]), forget(live), UNIT, WARPS)
+        copy_rows(columns_s.index(slot), columns_ptr, forget(columns[1]), forget(live), UNIT, WARPS)
+        copy_rows(states_s.index(slot), states_ptr, forget(gl.to_tensor(N // UNIT)), 64, UNIT, WARPS)
+        j = gl.arange(0, 2 * VECTORS * Q, LINE)
+        at = j // (VECTORS * Q) * (forget(vectors[1]) * (VECTORS * Q)) + j % (VECTORS * Q)
+        copy_async(vectors_s.index(slot), vectors_ptr + at)
+        async_copy.commit_group()
+        if i >= AHEAD:
+            async_copy.wait_group(AHEAD)
+            fence_async_shared()
+            block_barrier()
+            mbarrier.arrive(full.index((i - AHEAD) % STAGES), count=1)
+        states_ptr += 64 * N
+        if i % SLICES == SLICES - 1:
+            rows_ptr += rows[2].to(gl.int64) * UNIT - (SLICES - 1) * 64
+            columns_ptr += columns[2].to(gl.int64) * UNIT - (SLICES - 1) * 64
+            vectors_ptr += VECTORS * Q
+        else:
+            rows_ptr += 64
+            columns_ptr += 64
+    if AHEAD > 0:
+        async_copy.wait_group(0)
+        fence_async_shared()
+        block_barrier()
+        for i in range(gl.maximum(slices - AHEAD, 0), slices):
+            mbarrier.arrive(full.index(i % STAGES), count=1)
+
+
+@gluon.jit
+def consume(W: gl.constexpr, operands, live, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory,
+            scores_s, barriers, N: gl.constexpr, HEADS: gl.constexpr, STAGES: gl.constexpr, FOR_B: gl.constexpr,
+            UNIT: gl.constexpr):  # fmt: skip
+    """Block W's rows.
+
+    Args:
+        operands, live: (pointer, stride of a step) of `left` and `right`, and how many of their steps exist; for the
+            rows that meet both blocks, which copy them.
+        sums, slice_at: (targets, own, dots) or (sources, behind), and where the place's first step goes.
+        slices: how many.
+        sizes: (T, sequences, H, G).
+        memory, scores_s, barriers: as in `pairs`.
+    """
+    BOTH: gl.constexpr = (W == 1) != FOR_B  # these rows also meet the other block's columns
+    NEAR: gl.constexpr = W * VECTORS  # the first vector of the rows' block
+    FAR: gl.constexpr = (1 - W) * VECTORS  # of the other block
+    Z: gl.constexpr = products(Q)
+    ACC: gl.constexpr = products(N)
+    Z_LEFT: gl.constexpr = gl.DotOperandLayout(0, Z, 2)
+    ACC_LEFT: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
+    ROW: gl.constexpr = gl.SliceLayout(1, Z)
+    COLUMN: gl.constexpr = gl.SliceLayout(0, Z)
+    LEFT_ROW: gl.constexpr = gl.SliceLayout(1, Z_LEFT)
+    rows_s, columns_s, states_s, vectors_s, left_s, right_s = memory
+    full, empty, ready = barriers
+    DTYPE: gl.constexpr = rows_s.dtype
+
+    places = own_places(Z)
+    none = gl.zeros([Q, Q], gl.float32, Z)
+    acc = gl.zeros([Q, N], gl.float32, ACC)
+    z = gl.zeros([Q, Q], gl.float32, Z)
+    if BOTH:  # these warps have registers for it, and the others begin with the slices meanwhile
+        for w in gl.static_range(2):
+            for i in gl.static_range(2):
+                ptr, stride = operands[i]
+                target = (left_s if i == 0 else right_s).index(w)
+                copy_rows(target, ptr + w * Q * UNIT * stride, stride, live - w * Q, UNIT, WARPS)
+        async_copy.commit_group()
+        async_copy.wait_group(0)
+        fence_async_shared()
+        block_barrier()
+        mbarrier.arrive(ready, count=1)
+    mbarrier.wait(ready, 0)
+    left = left_s.index(W)
+    scores = warpgroup_mma(left, right_s.index(W).permute((1, 0)), none, use_acc=False)
+    if not FOR_B:
+        own_score = diagonal(scores, places)
+    # No decay lies between a step and itself, and of such a pair row sums less column sums would leave but rounding.
+    scores = where(places[0] < places[1] if FOR_B else places[0] > places[1], scores, 0.0)
+    put(scores_s.index(W), scores)
+    if BOTH:
+        z_far = gl.zeros([Q, Q], gl.float32, Z)
+        scores_far = warpgroup_mma(left, right_s.index(1 - W).permute((1, 0)), none, use_acc=False)
+        put(scores_s.index(2), scores_far)
+
+    for i in range(slices):
+        slot = i % STAGES
+        mbarrier.wait(full.index(slot), (i // STAGES) & 1)
+        vectors = vectors_s.index(slot)
+        columns = columns_s.index(slot)
+        state = states_s.index(slot)
+        rows = rows_s.index(slot).slice(W * Q, Q)
+        pairs_token = warpgroup_mma(rows, columns.slice(W * Q, Q).permute((1, 0)), none, use_acc=False, is_async=True)
+        # From the rows to the state, which is at the border of the place.
+        log = vector(vectors, NEAR + 1, LEFT_ROW)
+        if FOR_B:
+            to_end = ex2(end_of(vectors, NEAR + 1, LEFT_ROW) - log)
+            delta = vector(vectors, NEAR + 3, LEFT_ROW)
+        else:
+            to_end = vector(vectors, NEAR + 2, LEFT_ROW)
+        if BOTH:
+            scale = to_end * end_of(vectors, FAR + 2, LEFT_ROW)
+        else:
+            scale = to_end
+        factor = scale * delta if FOR_B else scale
+        scaled = rounded(rows.load(Z_LEFT).to(gl.float32) * factor[:, None], DTYPE)
+        acc = warpgroup_mma(gl.convert_layout(scaled, ACC_LEFT, assert_trivial=True), state, acc, is_async=True)
+        log = gl.convert_layout(log, ROW, assert_trivial=True)
+        scale = gl.convert_layout(scale, ROW, assert_trivial=True)
+        to_end = gl.convert_layout(to_end, ROW, assert_trivial=True)
+        if FOR_B:
+            delta = gl.convert_layout(delta, ROW, assert_trivial=True)
+            between = vector(vectors, NEAR + 1, COLUMN)[None, :] - log[:, None]
+        else:
+            between = log[:, None] - vector(vectors, NEAR + 1, COLUMN)[None, :]
+        places = own_places(Z)  # again, lest comparisons stay in registers
+        weights = ex2(where(places[0] <= places[1] if FOR_B else places[0] >= places[1], between, float("-inf")))
+        pair = warpgroup_mma_wait(1, deps=[pairs_token])
+        if not FOR_B:
+            dots = diagonal(pair, places)
+        pair *= weights
+        if FOR_B:
+            z += pair * delta[:, None]
+        else:
+            pair *= vector(vectors, NEAR + 3, COLUMN)[None, :]
+            z += pair
+        within = part_sums(pair * get(scores_s.index(W), Z))
+        if BOTH:
+            far_token = warpgroup_mma(rows, columns.slice((1 - W) * Q, Q).permute((1, 0)), none, use_acc=False,
+                                      is_async=True)  # fmt: skip
+            far_columns = vector(vectors, FAR + (2 if FOR_B else 0), COLUMN)
+            pair = warpgroup_mma_wait(0, deps=[far_token]) * far_columns[None, :]
+            z_far += pair * (to_end * delta if FOR_B else to_end)[:, None]
+            far = part_sums(pair * get(scores_s.index(2), Z))
+            within += far * gl.convert_layout(to_end, gl.SliceLayout(1, far.type.layout), assert_trivial=True)[:, None]
+        by_state_token = warpgroup_mma(left, state.permute((1, 0)), none, use_acc=False, is_async=True)
+        by_state, acc = warpgroup_mma_wait(0, deps=[by_state_token, acc])
+        # Read once more rather than kept in registers.
+        again = rows.load(Z_LEFT).to(gl.float32)
+        block_barrier()
+        mbarrier.arrive(empty.index(slot), count=1)
+        through = part_sums(by_state * gl.convert_layout(again, Z, assert_trivial=True))
+        SUMS: gl.constexpr = gl.SliceLayout(1, through.type.layout)
+        through *= gl.convert_layout(scale, SUMS, assert_trivial=True)[:, None]
+        t = slice_at + (forget(i) * PLACE + W * Q + gl.arange(0, Q, SUMS))  # else a pointer an array stays in registers
+        if FOR_B:
+            gl.store(sums[0] + t, gl.sum(within, 1))
+            gl.store(sums[1] + t, gl.sum(through, 1))
+        else:
+            gl.store(sums[0] + t, gl.sum(within + through, 1))
+            gl.store(sums[1] + t, gl.convert_layout(dots * own_score, SUMS, assert_trivial=True))
+            gl.store(sums[2] + t, gl.convert_layout(dots, SUMS, assert_trivial=True))
+
+    own = forget(gl.to_tensor(W))  # lest addresses from before the loop stay in registers
+    acc = add_product(acc, z, right_s.index(own), ACC_LEFT)
+    if BOTH:
+        acc = add_product(acc, z_far, right_s.index(1 - own), ACC_LEFT)
+    # Found once more rather than kept in registers.
+    T, sequences, H, G = sizes
+    sizes = (forget(T), sequences, forget(H), G)
+    _, _, block, blocks, _, _, row, at, live = whereabouts(sizes, cu_seqlens_ptr, HEADS)
+    t = W * Q + gl.arange(0, Q, gl.SliceLayout(1, ACC))
+    n = gl.arange(0, N, gl.SliceLayout(0, ACC))
+    out = partial_ptr + ((row * T + at) * blocks + block) * N
+    gl.store(out + t[:, None] * (blocks * N) + n[None, :], acc, mask=(t < live)[:, None])
+
+
+@gluon.jit
+def clear_outside(partial_ptr, place, block, blocks, T, sequences, cu_seqlens_ptr, N: gl.constexpr):
+    """Zeros for steps of a packed row in no sequence: a place takes as many as it has, and there are places enough."""
+    TILE: gl.constexpr = gl.BlockedLayout([1, 4], [128 // N, N // 4], [WARPS, 1], [1, 0])
+    LINES: gl.constexpr = 128 // N * WARPS
+    start = gl.load(cu_seqlens_ptr)
+    stop = gl.load(cu_seqlens_ptr + sequences)
+    begin = place * PLACE
+    end = gl.minimum(begin + PLACE, T)
+    if (begin < start) | (end > stop):
+        n = gl.arange(0, N, gl.SliceLayout(0, TILE))
+        zeros = gl.zeros([LINES, N], gl.float32, TILE)
+        for line in range(begin, end, LINES):
+            t = line + gl.arange(0, LINES, gl.SliceLayout(1, TILE))
+            at = (t.to(gl.int64) * blocks + block)[:, None] * N + n[None, :]
+            gl.store(partial_ptr + at, zeros, mask=((t < end) & ((t < start) | (t >= stop)))[:, None])
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "T", "sequences", "H", "rows_strides", "columns_strides", "left_strides", "right_strides",
+    ]
+)  # fmt: skip
+def pairs(
+    rows_ptr,
+    columns_ptr,
+    left_ptr,
+    right_ptr,
+    cu_seqlens_ptr,
+    vectors_ptr,
+    states_ptr,
+    partial_ptr,
+    targets_ptr,
+    own_ptr,
+    dots_ptr,
+    sources_ptr,
+    behind_ptr,
+    T,
+    sequences,
+    H,
+    G,
+    rows_strides,
+    columns_strides,
+    left_strides,
+    right_strides,
+    P: gl.constexpr,
+    N: gl.constexpr,
+    HEADS: gl.constexpr,
+    STAGES: gl.constexpr,
+    FOR_B: gl.constexpr,
+    UNIT: gl.constexpr,
+    CONSUME_REGISTERS: gl.constexpr,
+    COPY_REGISTERS: gl.constexpr,
+    OVERLAP: gl.constexpr,
+):
+    """dC, or FOR_B dB, summed over a program's heads, and sums of slices for what log decays and delta get.
+
+    Rows and columns are steps of (dy, x), `left` and `right` are (C, B), `states` enter the places; FOR_B, (x, dy),
+    (B, C), and gradients of the states that leave. Strides (batch, time, head or group) are in UNIT elements.
+    vectors (places, 2, H, 4, Q) as `prepare` makes them; states (places, H, P, N).
+    partial: (B T, blocks of heads, N).
+    Of slices, (places, H P / 64, 128): by the target, `targets`, what log decays have of pairs with sources before it;
+    `own`, what delta has of a step's pair with itself as a factor of x; `dots`, dy . x. FOR_B, by the source, what
+    delta has as a factor of x: `sources`, of targets behind it in the place; `behind`, of those past the place.
+    CONSUME_REGISTERS are for rows of one block of columns; those of two get what is left.
+    """
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    DTYPE: gl.constexpr = rows_ptr.dtype.element_ty
+    SLICES: gl.constexpr = P // 64
+    sizes = (T, sequences, H, G)
+    place, group, block, blocks, head, heads, row, at, live = whereabouts(sizes, cu_seqlens_ptr, HEADS)
+    slices = gl.where(live > 0, heads * SLICES, 0)
+    wide = place.to(gl.int64)
+    rows = (rows_at(rows_ptr, rows_strides, row, at, head, UNIT), rows_strides[1], rows_strides[2])
+    columns = (rows_at(columns_ptr, columns_strides, row, at, head, UNIT), columns_strides[1], columns_strides[2])
+    left = (rows_at(left_ptr, left_strides, row, at, group, UNIT), left_strides[1])
+    right = (rows_at(right_ptr, right_strides, row, at, group, UNIT), right_strides[1])
+    vectors = (vectors_ptr + (wide * 2 * H + head) * (VECTORS * Q), H)
+    states = states_ptr + (wide * H + head) * (P * N)
+    slice_at = (wide * H + head) * (SLICES * PLACE)
+    if FOR_B:
+        sums = (sources_ptr, behind_ptr)
+    else:
+        sums = (targets_ptr, own_ptr, dots_ptr)
+
+    ROWS: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    rows_s = gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, 64], ROWS)
+    columns_s = gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, 64], ROWS)
+    states_s = gl.allocate_shared_memory(DTYPE, [STAGES, 64, N], ROWS)
+    vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * VECTORS * Q], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    left_s = gl.allocate_shared_memory(DTYPE, [2, Q, N], ROWS)
+    right_s = gl.allocate_shared_memory(DTYPE, [2, Q, N], ROWS)
+    # left right^T, which no registers are left for: both blocks' own, and of the rows that meet both with the other's.
+    PARKED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [6, 5, 4, 3, 2, 1, 0])
+    scores_s = gl.allocate_shared_memory(gl.float32, [3, 2, 4, 4, 8, 4, 2, 2], PARKED)
+    # A slice is there; both who consume it have let it go; `left` and `right` are there.
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+
+    memory = (rows_s, columns_s, states_s, vectors_s, left_s, right_s)
+    barriers = (full, empty, ready)
+    gl.warp_specialize(
+        [
+            (consume, (0 if FOR_B else 1, (left, right), live, partial_ptr, sums, slice_at, slices, sizes,
+                       cu_seqlens_ptr, memory, scores_s, barriers, N, HEADS, STAGES, FOR_B, UNIT)),
+            (consume, (1 if FOR_B else 0, None, None, partial_ptr, sums, slice_at, slices, sizes,
+                       cu_seqlens_ptr, memory, scores_s, barriers, N, HEADS, STAGES, FOR_B, UNIT)),
+            (copy, (rows, columns, vectors, states, slices, live, memory, barriers,
+                    P, N, STAGES, FOR_B, UNIT)),
+        ],
+        [WARPS, WARPS],
+        [CONSUME_REGISTERS, COPY_REGISTERS],
+    )  # fmt: skip
+
+    if cu_seqlens_ptr is not None:
+        place, _, block, blocks, _, _ = block_of(forget(H), G, HEADS)
+        clear_outside(partial_ptr, place, block, blocks, T, sequences, cu_seqlens_ptr, N)

@@ -38,10 +38,10 @@ def prepare(
     SOFTPLUS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """vectors (places, BLOCKS, H, 5, Q) in column order, and delta (places, H, BLOCKS Q) as it is; BLOCKS a place.
+    """vectors (places, BLOCKS, H, 4, Q) in column order, and delta (places, H, BLOCKS Q) as it is; BLOCKS a place.
 
-    With s the sums of delta A log2(e) from a block's start, and e the last of them:
-    2^(e - s) delta; s - log2(delta); s; 2^s; delta. Outside of the sequence delta is 0, and its logarithm -inf.
+    With s the sums of delta A log2(e) from a block's start, and e the last of them: 2^(e - s) delta; s; 2^s; delta.
+    Outside of the sequence delta is 0.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
@@ -66,10 +66,9 @@ def prepare(
     at = ((tl.cast(place, tl.int64) * H + head) * BLOCKS * Q)[None, :] + begin + j[:, None]
     tl.store(delta_ptr + at, delta, mask=in_array)
     last = tl.sum(tl.where((j == Q - 1)[:, None], sums, 0.0), axis=0)[None, :]
-    at = ((tl.cast(part, tl.int64) * H + head) * (5 * Q))[:, None] + j[None, :]
+    at = ((tl.cast(part, tl.int64) * H + head) * (4 * Q))[:, None] + j[None, :]
     in_array = (head < H)[:, None]
     tl.store(vectors_ptr + at, in_column_order(tl.exp2(last - sums) * delta, BLOCK_H, Q), mask=in_array)
-    tl.store(vectors_ptr + at + Q, in_column_order(sums - tl.log2(delta), BLOCK_H, Q), mask=in_array)
-    tl.store(vectors_ptr + at + 2 * Q, in_column_order(sums, BLOCK_H, Q), mask=in_array)
-    tl.store(vectors_ptr + at + 3 * Q, in_column_order(tl.exp2(sums), BLOCK_H, Q), mask=in_array)
-    tl.store(vectors_ptr + at + 4 * Q, in_column_order(delta, BLOCK_H, Q), mask=in_array)
+    tl.store(vectors_ptr + at + Q, in_column_order(sums, BLOCK_H, Q), mask=in_array)
+    tl.store(vectors_ptr + at + 2 * Q, in_column_order(tl.exp2(sums), BLOCK_H, Q), mask=in_array)
+    tl.store(vectors_ptr + at + 3 * Q, in_column_order(delta, BLOCK_H, Q), mask=in_array)

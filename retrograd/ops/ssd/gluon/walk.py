@@ -26,61 +26,23 @@ from retrograd.core.gluon import block_barrier, copy_async
 from retrograd.core.numerics import let_next_start, wait_for_previous
 
 from .blocks import (
+    CHANNELS,
     PLACE,
+    SLICES,
     VECTORS,
     Q,
     clear_rows,
     copy_rows,
     ex2,
-    first_place,
     masked,
     products,
     rounded,
-    sequence,
     store_rows,
     vector,
 )
+from .sequences import block_at, blocks_of, slice_of, span_of, tile_offsets, walk_of
 
-CHANNELS = gl.constexpr(64)  # of a slice
-READ = gl.constexpr(4)  # of a block's vectors, from the first on
-SLICES = gl.constexpr(2)  # of a program
 SCORES = gl.constexpr(2)  # places for weighted scores, for each slice
-
-
-@gluon.jit
-def task(T, H, G, whole, span, spans, cu_seqlens_ptr, P: gl.constexpr):
-    """What a program walks: the first of its slices in a group, and how many there are; the group.
-
-    Then the sequence's number, row, first step, length and first place; which of the walks that are cut into spans it
-    belongs to, and which span it is, or negative numbers; the span's first block in the walk, and how many it has.
-    """
-    slices = H // G * (P // CHANNELS)
-    pairs = gl.cdiv(slices, SLICES)
-    cut = gl.program_id(0) - whole  # the first programs walk through a whole sequence
-    own = gl.where(cut < 0, gl.program_id(0), whole + cut // spans)
-    part = gl.where(cut < 0, 0, cut % spans)
-    group = own // pairs % G
-    number = own // pairs // G
-    row, first, length = sequence(number, T, cu_seqlens_ptr)
-    place = first_place(number, first, T, cu_seqlens_ptr)
-    begin = part * span
-    count = gl.cdiv(length, Q)
-    if cut >= 0:
-        count = gl.minimum(gl.maximum(count - begin, 0), span)
-    return own % pairs * SLICES, slices, group, number, row, first, length, place, own - whole, part, begin, count
-
-
-@gluon.jit
-def slice_of(number, slices, group, H, G, P: gl.constexpr):
-    """Head and first channel of a group's slice; of the last one for those behind it."""
-    own = gl.minimum(number, slices - 1)
-    return group * (H // G) + own // (P // CHANNELS), own % (P // CHANNELS) * CHANNELS
-
-
-@gluon.jit
-def block_at(i, length, BACK: gl.constexpr):
-    """The block to which a walk comes i-th."""
-    return gl.cdiv(length, Q) - 1 - i if BACK else i
 
 
 @gluon.jit
@@ -100,9 +62,9 @@ def fetch(
 ):  # fmt: skip
     """Copy block after block to shared memory."""
     LINE: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    slice, slices, group, _, row, first, length, place, _, _, begin, count = task(
-        T, H, G, whole, span, spans, cu_seqlens_ptr, P
-    )
+    walk, cut, part = span_of(whole, spans)
+    slice, slices, group, _, row, first, length, place = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
+    begin, count = blocks_of(length, cut, part, span)
     k_ptr += (row * k_strides[0] + first.to(gl.int64) * k_strides[1] + group * k_strides[2]) * UNIT
     q_ptr += (row * q_strides[0] + first.to(gl.int64) * q_strides[1] + group * q_strides[2]) * UNIT
     u_ptr += (row * u_strides[0] + first.to(gl.int64) * u_strides[1]) * UNIT
@@ -120,8 +82,14 @@ def fetch(
             at = u_ptr + (step * u_strides[1] + head * u_strides[2]) * UNIT + p
             copy_rows(u_s.index(stage * SLICES + w), at, u_strides[1], live, UNIT, 4)
             own = vectors_ptr + ((place * 2 + c).to(gl.int64) * H + head) * (VECTORS * Q)
-            copy_async(vectors_s.index(stage * SLICES + w), own + gl.arange(0, READ * Q, LINE))
+            copy_async(vectors_s.index(stage * SLICES + w), own + gl.arange(0, VECTORS * Q, LINE))
+        async_copy.commit_group()
+        if i > 0:
+            async_copy.wait_group(1)
+            fence_async_shared()
+            mbarrier.arrive(full.index((i - 1) % STAGES))
         if entering_ptr is not None:
+            # Behind the arrival: the block before may be a border too, which has to be gone through first.
             if is_border(c, begin + i, BACK):
                 mbarrier.wait(states_done, (borders & 1) ^ 1)
                 borders += 1
@@ -129,11 +97,7 @@ def fetch(
                     head, p = slice_of(slice + w, slices, group, H, G, P)
                     state = entering_ptr + (((place + c // 2).to(gl.int64) * H + head) * P + p) * N
                     copy_rows(states_s.index(w), state, N // UNIT, CHANNELS, UNIT, 4)
-        async_copy.commit_group()
-        if i > 0:
-            async_copy.wait_group(1)
-            fence_async_shared()
-            mbarrier.arrive(full.index((i - 1) % STAGES))
+                async_copy.commit_group()
     if count > 0:
         async_copy.wait_group(0)
         fence_async_shared()
@@ -149,7 +113,9 @@ def weigh(
     MMA: gl.constexpr = products(Q)
     SOURCE: gl.constexpr = gl.SliceLayout(1, MMA)
     TARGET: gl.constexpr = gl.SliceLayout(0, MMA)
-    _, _, _, _, _, _, _, _, _, _, _, count = task(T, H, G, whole, span, spans, cu_seqlens_ptr, P)
+    walk, cut, part = span_of(whole, spans)
+    _, _, _, _, _, _, length, _ = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
+    _, count = blocks_of(length, cut, part, span)
     source = gl.arange(0, Q, SOURCE)[:, None]
     target = gl.arange(0, Q, TARGET)[None, :]
     # All bits of what is kept; of other pairs the weight may be infinite.
@@ -166,12 +132,14 @@ def weigh(
         scores = warpgroup_mma_wait(0, deps=[under_way])
         for w in gl.static_range(SLICES):
             own = vectors_s.index(stage * SLICES + w)
-            # delta is in the weights of sources, which mirrored are the targets.
+            # delta belongs to sources, which mirrored are the targets.
             if BACK:
-                between = vector(own, 2, SOURCE)[:, None] - vector(own, 1, TARGET)[None, :]
+                weights = ex2(vector(own, 1, SOURCE)[:, None] - vector(own, 1, TARGET)[None, :])
+                weights *= vector(own, 3, TARGET)[None, :]
             else:
-                between = vector(own, 2, TARGET)[None, :] - vector(own, 1, SOURCE)[:, None]
-            scores_s.index(place * SLICES + w).store(masked(scores * ex2(between), kept, scores_s.dtype))
+                weights = ex2(vector(own, 1, TARGET)[None, :] - vector(own, 1, SOURCE)[:, None])
+                weights *= vector(own, 3, SOURCE)[:, None]
+            scores_s.index(place * SLICES + w).store(masked(scores * weights, kept, scores_s.dtype))
         fence_async_shared()
         mbarrier.arrive(scored.index(place))
         mbarrier.arrive(done.index(stage))
@@ -192,9 +160,9 @@ def carry(
     STATE_LEFT: gl.constexpr = gl.DotOperandLayout(0, STATE, 2)
     TARGET: gl.constexpr = gl.SliceLayout(0, OUT)
     SOURCE: gl.constexpr = gl.SliceLayout(0, OUT_LEFT)
-    slice, slices, group, number, row, first, length, place, cut, part, begin, count = task(
-        T, H, G, whole, span, spans, cu_seqlens_ptr, P
-    )
+    walk, cut, part = span_of(whole, spans)
+    slice, slices, group, number, row, first, length, place = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
+    begin, count = blocks_of(length, cut, part, span)
     head, p = slice_of(slice + W, slices, group, H, G, P)
     exists = slice + W < slices
     zero = gl.zeros([CHANNELS, Q], gl.float32, OUT)
@@ -208,16 +176,16 @@ def carry(
     if part > 0:
         if ahead_ptr is not None:
             at = (cut.to(gl.int64) * (spans - 1) + part - 1) * SLICES + W
-            state = gl.load(ahead_ptr + at * (CHANNELS * N) + tile_offsets(CHANNELS, N, STATE))
+            state = gl.load(ahead_ptr + at * (CHANNELS * N) + tile_offsets(CHANNELS, N, N, STATE))
     elif start_ptr is not None:
-        state = gl.load(start_ptr + own_state + tile_offsets(CHANNELS, N, STATE))
+        state = gl.load(start_ptr + own_state + tile_offsets(CHANNELS, N, N, STATE))
     for i in range(count):
         c = block_at(begin + i, length, BACK)
         stage = i % STAGES
         scores = i % SCORES
         own = vectors_s.index(stage * SLICES + W)
         at_block = vectors_ptr + ((place * 2 + c).to(gl.int64) * H + head) * (VECTORS * Q)
-        decay = gl.load(at_block + 4 * Q - 1)
+        decay = gl.load(at_block + 3 * Q - 1)
         # Before the first product: where old results are converted behind one, all products are waited for.
         low = rounded(state, DTYPE)
         left = gl.convert_layout(low, OUT_LEFT, assert_trivial=True)
@@ -225,7 +193,7 @@ def carry(
         if both_ptr is not None:
             if is_border(c, begin + i, BACK):
                 other = (place * 2 + c) ^ 1
-                other_decay = gl.load(vectors_ptr + (other.to(gl.int64) * H + head) * (VECTORS * Q) + 4 * Q - 1)
+                other_decay = gl.load(vectors_ptr + (other.to(gl.int64) * H + head) * (VECTORS * Q) + 3 * Q - 1)
                 at = both_ptr + (((place + c // 2).to(gl.int64) * H + head) * P + p) // 16
                 store_product(at, state, states_s.index(W), decay * other_decay)
                 block_barrier()
@@ -239,9 +207,9 @@ def carry(
                 mbarrier.arrive(states_done)
         u_place = u_s.index(stage * SLICES + W)
         u = u_place.permute((1, 0)).load(OUT_LEFT)
-        put = vector(own, 3 if BACK else 0, SOURCE)
+        put = vector(own, 2 if BACK else 0, SOURCE)
         driven = gl.convert_layout((u.to(gl.float32) * put[None, :]).to(DTYPE), STATE_LEFT, assert_trivial=True)
-        grow = vector(own, 0 if BACK else 3, TARGET)
+        grow = vector(own, 0 if BACK else 2, TARGET)
         result = warpgroup_mma_wait(0, deps=[result])
         result = result * grow[None, :]
         mbarrier.wait(scored.index(scores), (i // SCORES) & 1)
@@ -260,7 +228,7 @@ def carry(
     if exists & (begin + count == gl.cdiv(length, Q)):
         if last_ptr is not None:
             if (count > 0) | (part == 0):
-                gl.store(last_ptr + own_state + tile_offsets(CHANNELS, N, STATE), state)
+                gl.store(last_ptr + own_state + tile_offsets(CHANNELS, N, N, STATE), state)
     if cu_seqlens_ptr is not None:
         if exists & (part == 0):
             clear_outside(out_ptr, number, sequences, first, length, T, H, head, p, P)
@@ -274,13 +242,6 @@ def store_product(ptr, leaving, entering, decay):
     rows = gl.sum(leaving * entering.load(leaving.type.layout).to(gl.float32), axis=1) * decay
     parts = gl.sum(rows.reshape([4, CHANNELS // 4]), axis=1)
     gl.store(ptr + gl.arange(0, 4, parts.type.layout), parts)
-
-
-@gluon.jit
-def tile_offsets(ROWS: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Of a dense tile."""
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))[:, None]
-    return rows * COLUMNS + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))[None, :]
 
 
 @gluon.jit
@@ -342,6 +303,7 @@ def walk(
 ):
     """Forward: u, k, q = x, B, C, from the initial state; out y, last the final state, states what enters a place.
 
+    `ahead` (walks that are cut, spans - 1, 2, 64, N) is what enters all but the first of their spans (ahead.py).
     BACK: u, k, q = dy, C, B, from the gradient of the final state; out dx, last the gradient of the initial state,
     states the gradient of what leaves a place. With `entering`, what enters the places, also what log decays have of
     pairs of a step before and one behind a place: both (places, H P / 64, 4), to be summed.
@@ -358,7 +320,7 @@ def walk(
     u_s = gl.allocate_shared_memory(DTYPE, [STAGES * SLICES, Q, CHANNELS], STEPS)
     k_s = gl.allocate_shared_memory(DTYPE, [STAGES, Q, N], WIDE)
     q_s = gl.allocate_shared_memory(DTYPE, [STAGES, Q, N], WIDE)
-    vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES * SLICES, READ * Q], FLAT)
+    vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES * SLICES, VECTORS * Q], FLAT)
     scores_s = gl.allocate_shared_memory(DTYPE, [SCORES * SLICES, Q, Q], STEPS)
     states_s = gl.allocate_shared_memory(DTYPE, [SLICES, CHANNELS, N], WIDE)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)

@@ -1,0 +1,54 @@
+"""Which walks are cut into spans of time, so that the last programs do not leave multiprocessors idle.
+
+A span begins at a state that `ahead` finds by a walk of the states alone, with the bits of the walk. So these formulas
+may look at anything: they decide the time, never the bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..spec import Spec
+
+MULTIPROCESSORS = 132  # of an H200, each of which takes one program
+LEAST = 4  # blocks of a span; even, since a place has two
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """How a pass cuts its walks.
+
+    Attributes:
+        whole: walks that a program takes whole; they come first.
+        cut: the others.
+        blocks: of a span.
+        count: spans of a walk that is cut, of the longest there may be; 1 if none is.
+    """
+
+    whole: int
+    cut: int
+    blocks: int
+    count: int
+
+    @property
+    def programs(self) -> int:
+        """All of them."""
+        return self.whole + self.cut * self.count
+
+    @property
+    def scalars(self) -> dict[str, int]:
+        """As kernels take it."""
+        return {"whole": self.whole, "span": self.blocks, "spans": self.count}
+
+
+def spans(spec: Spec, walks: int, steps: int) -> Spans:
+    """Walks beyond full rounds of all multiprocessors are cut into as many spans as those have room for."""
+    blocks = max(1, -(-spec.time // steps))
+    cut = walks % MULTIPROCESSORS
+    room = MULTIPROCESSORS // cut if cut else 1
+    span = max(LEAST, -(-blocks // room))
+    span += span % 2
+    count = -(-blocks // span)
+    if count == 1:
+        return Spans(walks, 0, span, 1)
+    return Spans(walks - cut, cut, span, count)
