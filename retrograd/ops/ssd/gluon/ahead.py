@@ -17,10 +17,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.gluon import copy_async
 from retrograd.core.numerics import let_next_start, wait_for_previous
 
-from .blocks import CHANNELS, SLICES, VECTORS, Q, copy_rows, products, vector
+from .blocks import CHANNELS, SLICES, VECTORS, Q, copy_rows, products, vector, wide_rows
 from .sequences import block_at, slice_of, tile_offsets, walk_of
 
 LAG = gl.constexpr(4)  # blocks that are on their way
+DRIVERS = gl.constexpr(8)  # warps that weight u
 
 
 @gluon.jit
@@ -38,7 +39,7 @@ def blocks_ahead(length, span, spans):
 
 @gluon.jit
 def fetch(
-    u_ptr, k_ptr, vectors_ptr, cu_seqlens_ptr, u_s, k_s, put_s, full, done, T, H, G, whole, span, spans, u_strides,
+    u_ptr, k_ptr, vectors_ptr, cu_seqlens_ptr, u_s, k_s, vectors_s, full, done, T, H, G, whole, span, spans, u_strides,
     k_strides, P: gl.constexpr, N: gl.constexpr, COLUMNS: gl.constexpr, UNIT: gl.constexpr, STAGES: gl.constexpr,
     BACK: gl.constexpr,
 ):  # fmt: skip
@@ -49,6 +50,7 @@ def fetch(
     head, p = slice_of(slice + w, slices, group, H, G, P)
     u_ptr += (row * u_strides[0] + first.to(gl.int64) * u_strides[1] + head * u_strides[2]) * UNIT + p
     k_ptr += (row * k_strides[0] + first.to(gl.int64) * k_strides[1] + group * k_strides[2]) * UNIT + n
+    vectors_ptr += (place.to(gl.int64) * 2 * H + head) * (VECTORS * Q)
     blocks = blocks_ahead(length, span, spans)
     for i in range(blocks):
         c = block_at(i, length, BACK)
@@ -57,8 +59,8 @@ def fetch(
         mbarrier.wait(done.index(stage), ((i // STAGES) & 1) ^ 1)
         copy_rows(k_s.index(stage), k_ptr + step * k_strides[1] * UNIT, k_strides[1], length - c * Q, UNIT, 4)
         copy_rows(u_s.index(stage), u_ptr + step * u_strides[1] * UNIT, u_strides[1], length - c * Q, UNIT, 4)
-        own = vectors_ptr + (((place * 2 + c).to(gl.int64) * H + head) * VECTORS + (2 if BACK else 0)) * Q
-        copy_async(put_s.index(stage), own + gl.arange(0, Q, LINE))
+        own = vectors_ptr + c.to(gl.int64) * H * (VECTORS * Q)
+        copy_async(vectors_s.index(stage), own + gl.arange(0, VECTORS * Q, LINE))
         async_copy.commit_group()
         if i >= LAG:
             async_copy.wait_group(LAG)
@@ -72,49 +74,52 @@ def fetch(
 
 
 @gluon.jit
-def driven_by(u_s, put_s, full, i, blocks, STAGES: gl.constexpr, LAYOUT: gl.constexpr, PRODUCT: gl.constexpr):
-    """What a block puts into the states, when it is there; behind the last one, the last."""
-    i = gl.minimum(i, blocks - 1)
-    stage = i % STAGES
-    mbarrier.wait(full.index(stage), (i // STAGES) & 1)
-    u = u_s.index(stage).permute((1, 0)).load(LAYOUT)
-    put = vector(put_s.index(stage), 0, gl.SliceLayout(0, LAYOUT))
-    return gl.convert_layout((u.to(gl.float32) * put[None, :]).to(u.dtype), PRODUCT, assert_trivial=True)
+def drive(
+    cu_seqlens_ptr, u_s, vectors_s, full, driven, T, H, G, whole, span, spans, P: gl.constexpr, N: gl.constexpr,
+    COLUMNS: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
+):  # fmt: skip
+    """Weight u in its place: what a block puts into the states."""
+    ROWS: gl.constexpr = wide_rows(CHANNELS, DRIVERS)
+    walk, _, _, _ = part_of(whole, N, COLUMNS)
+    _, _, _, _, _, _, length, _ = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
+    for i in range(blocks_ahead(length, span, spans)):
+        stage = i % STAGES
+        mbarrier.wait(full.index(stage), (i // STAGES) & 1)
+        put = vector(vectors_s.index(stage), 2 if BACK else 0, gl.SliceLayout(1, ROWS))
+        u = u_s.index(stage).load(ROWS)
+        u_s.index(stage).store((u.to(gl.float32) * put[:, None]).to(u.dtype))
+        fence_async_shared()
+        mbarrier.arrive(driven.index(stage))
 
 
 @gluon.jit
 def carry(
-    vectors_ptr, start_ptr, cu_seqlens_ptr, ahead_ptr, u_s, k_s, put_s, full, done, T, H, G, whole, span, spans,
-    P: gl.constexpr, N: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
+    start_ptr, cu_seqlens_ptr, ahead_ptr, u_s, k_s, vectors_s, driven, done, T, H, G, whole, span, spans,
+    P: gl.constexpr, N: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The states, block after block."""
     STATE: gl.constexpr = products(COLUMNS)
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, products(Q), 2)
-    STATE_LEFT: gl.constexpr = gl.DotOperandLayout(0, STATE, 2)
     walk, cut, w, n = part_of(whole, N, COLUMNS)
-    slice, slices, group, number, _, _, length, place = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
-    head, p = slice_of(slice + w, slices, group, H, G, P)
+    slice, slices, group, number, _, _, length, _ = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
     state = gl.zeros([CHANNELS, COLUMNS], gl.float32, STATE)
     if start_ptr is not None:
+        head, p = slice_of(slice + w, slices, group, H, G, P)
         own = ((number.to(gl.int64) * H + head) * P + p) * N + n
         state = gl.load(start_ptr + own + tile_offsets(CHANNELS, COLUMNS, N, STATE))
     ahead_ptr += (cut.to(gl.int64) * (spans - 1) * SLICES + w) * (CHANNELS * N) + n
     blocks = blocks_ahead(length, span, spans)
-    vectors_ptr += (place.to(gl.int64) * 2 * H + head) * (VECTORS * Q) + 3 * Q - 1
-    if blocks > 0:
-        driven = driven_by(u_s, put_s, full, 0, blocks, STAGES, LEFT, STATE_LEFT)
-        decay = gl.load(vectors_ptr + block_at(0, length, BACK).to(gl.int64) * H * (VECTORS * Q))
-        for i in range(blocks):
-            state = warpgroup_mma(driven, k_s.index(i % STAGES), state * decay, is_async=True)
-            driven = driven_by(u_s, put_s, full, i + 1, blocks, STAGES, LEFT, STATE_LEFT)
-            c = block_at(gl.minimum(i + 1, blocks - 1), length, BACK)
-            decay = gl.load(vectors_ptr + c.to(gl.int64) * H * (VECTORS * Q))
-            state = warpgroup_mma_wait(0, deps=[state])
-            mbarrier.arrive(done.index(i % STAGES))
-            if (i + 1) % span == 0:
-                part = (i + 1) // span - 1
-                at = ahead_ptr + part.to(gl.int64) * (SLICES * CHANNELS * N)
-                gl.store(at + tile_offsets(CHANNELS, COLUMNS, N, STATE), state)
+    for i in range(blocks):
+        stage = i % STAGES
+        mbarrier.wait(driven.index(stage), (i // STAGES) & 1)
+        decay = vectors_s.index(stage).slice(3 * Q - 1, 1).load(gl.SliceLayout(1, STATE))
+        u = u_s.index(stage).permute((1, 0))
+        state = warpgroup_mma(u, k_s.index(stage), state * decay[:, None], is_async=True)
+        state = warpgroup_mma_wait(0, deps=[state])
+        mbarrier.arrive(done.index(stage))
+        if (i + 1) % span == 0:
+            part = (i + 1) // span - 1
+            at = ahead_ptr + part.to(gl.int64) * (SLICES * CHANNELS * N)
+            gl.store(at + tile_offsets(CHANNELS, COLUMNS, N, STATE), state)
 
 
 @gluon.jit(do_not_specialize=["T", "whole", "span", "spans", "u_strides", "k_strides"])
@@ -153,19 +158,24 @@ def ahead(
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     u_s = gl.allocate_shared_memory(DTYPE, [STAGES, Q, CHANNELS], STEPS)
     k_s = gl.allocate_shared_memory(DTYPE, [STAGES, Q, COLUMNS], WIDE)
-    put_s = gl.allocate_shared_memory(gl.float32, [STAGES, Q], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES, VECTORS * Q], FLAT)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    driven = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
+        mbarrier.init(driven.index(i), count=1)
         mbarrier.init(done.index(i), count=1)
     gl.warp_specialize(
         [
-            (carry, (vectors_ptr, start_ptr, cu_seqlens_ptr, ahead_ptr, u_s, k_s, put_s, full, done, T, H, G, whole,
-                     span, spans, P, N, COLUMNS, STAGES, BACK)),
-            (fetch, (u_ptr, k_ptr, vectors_ptr, cu_seqlens_ptr, u_s, k_s, put_s, full, done, T, H, G, whole, span,
+            (carry, (start_ptr, cu_seqlens_ptr, ahead_ptr, u_s, k_s, vectors_s, driven, done, T, H, G, whole, span,
+                     spans, P, N, COLUMNS, STAGES)),
+            (drive, (cu_seqlens_ptr, u_s, vectors_s, full, driven, T, H, G, whole, span, spans, P, N, COLUMNS, STAGES,
+                     BACK)),
+            (fetch, (u_ptr, k_ptr, vectors_ptr, cu_seqlens_ptr, u_s, k_s, vectors_s, full, done, T, H, G, whole, span,
                      spans, u_strides, k_strides, P, N, COLUMNS, UNIT, STAGES, BACK)),
         ],
-        [4],
-        [96],
+        [DRIVERS, 4],
+        [64, 64],
     )  # fmt: skip
