@@ -20,7 +20,6 @@ from retrograd.core.numerics import let_next_start, wait_for_previous
 from .blocks import CHANNELS, SLICES, VECTORS, Q, copy_rows, products, vector, wide_rows
 from .sequences import block_at, slice_of, tile_offsets, walk_of
 
-LAG = gl.constexpr(4)  # blocks that are on their way
 DRIVERS = gl.constexpr(8)  # warps that weight u
 
 
@@ -61,16 +60,7 @@ def fetch(
         copy_rows(u_s.index(stage), u_ptr + step * u_strides[1] * UNIT, u_strides[1], length - c * Q, UNIT, 4)
         own = vectors_ptr + c.to(gl.int64) * H * (VECTORS * Q)
         copy_async(vectors_s.index(stage), own + gl.arange(0, VECTORS * Q, LINE))
-        async_copy.commit_group()
-        if i >= LAG:
-            async_copy.wait_group(LAG)
-            fence_async_shared()
-            mbarrier.arrive(full.index((i - LAG) % STAGES))
-    async_copy.wait_group(0)
-    fence_async_shared()
-    begun = gl.maximum(blocks - LAG, 0)
-    for i in range(begun, blocks):
-        mbarrier.arrive(full.index(i % STAGES))
+        async_copy.mbarrier_arrive(full.index(stage), increment_count=False)
 
 
 @gluon.jit
@@ -88,7 +78,7 @@ def drive(
         put = vector(vectors_s.index(stage), 2 if BACK else 0, gl.SliceLayout(1, ROWS))
         u = u_s.index(stage).load(ROWS)
         u_s.index(stage).store((u.to(gl.float32) * put[:, None]).to(u.dtype))
-        fence_async_shared()
+        fence_async_shared()  # of u, and of k, which came with it
         mbarrier.arrive(driven.index(stage))
 
 
@@ -164,7 +154,7 @@ def ahead(
     driven = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(full.index(i), count=128)  # by each thread that copies, when its copies are there
         mbarrier.init(driven.index(i), count=1)
         mbarrier.init(done.index(i), count=1)
     gl.warp_specialize(
