@@ -110,3 +110,8 @@ def build(launch: Launch, arrays: dict[str, Array], arch: Arch, device: int = 0)
     if launch.max_registers and arch.backend == "cuda":
         options["maxnreg"] = launch.max_registers
     return _compile(launch.kernel, signature(launch, arrays), arch, tuple(options.items()), device)
+
+
+def descriptor_bytes(launch: Launch, compiled: Any) -> int:
+    """Bytes of memory that a launch needs for tensor descriptors: its programs make theirs."""
+    return launch.grid * int(getattr(compiled.metadata, "global_scratch_size", 0))

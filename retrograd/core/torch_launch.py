@@ -98,7 +98,7 @@ def prepare(
     Returns:
         A function from the input tensors to the output tensors; what the program does not read or make is None.
     """
-    from .build import arguments, build
+    from .build import arguments, build, descriptor_bytes
 
     index = device.index
     made = (*program.outputs, *program.scratch)
@@ -107,21 +107,25 @@ def prepare(
     given = [place for place, name in enumerate(inputs) if name in read]
     copied = [place for place in given if read[inputs[place]].copied]
     places = {name: place for place, name in enumerate((*(inputs[i] for i in given), *(array.name for array in made)))}
-    returned = [
-        next((i for i, array in enumerate(program.outputs) if array.name == name), len(made)) for name in outputs
-    ]
+    # What is not made comes from behind the last array, where None is.
+    returned = [next((i for i, array in enumerate(program.outputs) if array.name == name), -1) for name in outputs]
 
-    steps: list[tuple[Any, int, list[Any], Callable[[Any], tuple[Any, ...]], list[Any]]] = []
+    steps: list[tuple[Any, int, list[Any], int, list[Any], Callable[[Any], tuple[Any, ...]], list[Any]]] = []
+    absent = -1
     with torch.cuda.device(device):
         for launch in program.launches:
             if launch.grid == 0:
                 continue
-            start, first = launcher(build(launch, program.arrays, arch, index))
+            compiled = build(launch, program.arrays, arch, index)
+            start, first, then = launcher(compiled)
+            described = absent
+            if size := descriptor_bytes(launch, compiled):
+                described = len(places) + len(allocations) - len(made)
+                allocations.append(((size,), (1,), torch.uint8))
             values = arguments(launch)
             pointers = values[: len(launch.arrays)]
-            absent = len(places)
             addresses_of = itemgetter(*(absent if name is None else places[name] for name in pointers))
-            steps.append((start, launch.grid, first, addresses_of, values[len(pointers) :]))
+            steps.append((start, launch.grid, first, described, then, addresses_of, values[len(pointers) :]))
 
     empty = torch.empty_strided
     stream_of = torch._C._cuda_getCurrentRawStream
@@ -135,8 +139,8 @@ def prepare(
         addresses += [tensor.data_ptr() for tensor in new]
         addresses.append(None)
         stream = stream_of(index)
-        for start, grid, first, addresses_of, last in steps:
-            start(grid, 1, 1, stream, *first, *addresses_of(addresses), *last)
+        for start, grid, first, described, then, addresses_of, last in steps:
+            start(grid, 1, 1, stream, *first, addresses[described], *then, *addresses_of(addresses), *last)
         new.append(None)
         return [new[i] for i in returned]
 
@@ -154,22 +158,29 @@ def dense_copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def launcher(compiled: Any) -> tuple[Any, list[Any]]:
+def launcher(compiled: Any) -> tuple[Any, list[Any], list[Any]]:
     """The function that launches a binary, and what comes between the stream and the kernel's own arguments.
 
+    That is in two parts: the address of memory for the kernel's tensor descriptors, or None, comes between.
+
     `compiled.run` (which also loads the binary) takes the same arguments in every release of Triton that is supported.
-    In 3.6 it is a Python object that first allocates scratch memory, of which our kernels use none, and then calls a C
-    function: that one is called here.
+    In 3.6 it is a Python object that first allocates that memory by a callback, and then calls a C function: that one is
+    called here.
     """
     import triton
 
     run = compiled.run
     common = [compiled.packed_metadata, None, None, None]
     if triton.__version__.startswith("3.6.") and hasattr(run, "launch_pdl"):
-        if run.global_scratch_size or run.profile_scratch_size:
-            raise RuntimeError(f"{compiled.name}: a kernel that needs scratch memory cannot be launched directly")
-        return run.launch, [compiled.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *common]
-    return run, [compiled.function, *common]
+        if run.profile_scratch_size:
+            raise RuntimeError(f"{compiled.name}: a kernel that is profiled cannot be launched directly")
+        return run.launch, [compiled.function, run.launch_cooperative_grid, run.launch_pdl], [None, *common]
+
+    def start(gx: int, gy: int, gz: int, stream: int, function: int, _: int | None, *rest: Any) -> None:
+        triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.uint8, device="cuda"))
+        run(gx, gy, gz, stream, function, *rest)
+
+    return start, [compiled.function], common
 
 
 def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

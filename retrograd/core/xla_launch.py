@@ -156,7 +156,7 @@ def run(program: Program, arch: Arch, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _launch(launch: Launch, program: Program, arch: Arch, arrays: dict[str, Any]) -> dict[str, Any]:
-    from .build import arguments
+    from .build import arguments, build, descriptor_bytes
 
     used = [value for value in arguments(launch) if isinstance(value, str)]
     reads = [name for name in used if name in arrays]
@@ -165,19 +165,22 @@ def _launch(launch: Launch, program: Program, arch: Arch, arrays: dict[str, Any]
         raise ValueError(
             f"{launch.kernel.__name__}: pointers must name what is read before what is written, got {used}"
         )
-    results = jax.ffi.ffi_call(
-        TARGET, [jax.ShapeDtypeStruct(program.arrays[name].shape, program.arrays[name].dtype) for name in writes]
-    )(*(arrays[name] for name in reads), opaque=_opaque(launch, program.arrays, arch))
-    return dict(zip(writes, results, strict=True))
+    made = [jax.ShapeDtypeStruct(program.arrays[name].shape, program.arrays[name].dtype) for name in writes]
+    compiled = build(launch, program.arrays, arch)
+    size = descriptor_bytes(launch, compiled)
+    described = [jax.ShapeDtypeStruct((size,), "uint8")] if size else []
+    results = jax.ffi.ffi_call(TARGET, made + described)(
+        *(arrays[name] for name in reads), opaque=_opaque(launch, compiled, program.arrays, arch, bool(size))
+    )
+    return dict(zip(writes, results[: len(writes)], strict=True))
 
 
-def _opaque(launch: Launch, arrays: dict[str, Array], arch: Arch) -> bytes:
+def _opaque(launch: Launch, compiled: Any, arrays: dict[str, Array], arch: Arch, described: bool) -> bytes:
     """The launch in jax's own format: PTX, launch dimensions and parameters in the kernel's order."""
     from jaxlib import gpu_triton
 
-    from .build import arguments, build, signature
+    from .build import arguments, signature
 
-    compiled = build(launch, arrays, arch)
     metadata = compiled.metadata
     kernel = gpu_triton.TritonKernel(
         metadata.name,
@@ -199,5 +202,7 @@ def _opaque(launch: Launch, arrays: dict[str, Array], arch: Arch) -> bytes:
                 parameters.append(gpu_triton.create_array_parameter(0, 16 if arrays[item].aligned else 1))
             else:
                 parameters.append(gpu_triton.create_scalar_parameter(item, kind))
+    if described:  # the memory for tensor descriptors comes behind the kernel's own parameters
+        parameters.append(gpu_triton.create_array_parameter(0, 16))
     call = gpu_triton.TritonKernelCall(kernel, launch.grid, 1, 1, parameters)
     return zlib.compress(call.to_proto(metadata.name, b""))

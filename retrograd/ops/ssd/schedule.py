@@ -31,8 +31,9 @@ TRITON = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
 
 def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
     """The arguments -> y, final_state, states."""
-    inputs, layouts = _inputs(names, spec, layouts)
-    if gluon.takes_forward(spec, arch):
+    in_gluon = gluon.takes_forward(spec, arch)
+    inputs, layouts = _inputs(names, spec, layouts, in_gluon)
+    if in_gluon:
         scratch = gluon.forward_scratch(spec)
         launches = gluon.forward_launches(spec, inputs + outputs + scratch, layouts, arch)
         return Program(inputs, outputs, scratch, launches)
@@ -50,8 +51,8 @@ def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], lay
     All others are computed as well: a kernel without them would be another binary, in which the compiler fuses other
     multiplications with additions, and a gradient's bits would depend on what else is asked for.
     """
-    inputs, layouts = _inputs(names, spec, layouts)
     in_gluon = gluon.takes_backward(spec, arch)
+    inputs, layouts = _inputs(names, spec, layouts, in_gluon)
     made = {array.name for array in outputs}
     alike = {name: spec[name] for name in ("x", "dt", "z", "initial_state")}
     unwanted = {f"d{name}": param for name, param in alike.items() if param and f"d{name}" not in made}
@@ -349,14 +350,17 @@ def in_place(name: str, param: Param, layout: Layout) -> bool:
     if name not in ROWS:
         return layout.aligned and is_dense(param.shape, layout.strides)
     *rows, columns = layout.strides
-    near = rows[1] < gluon.FARTHEST
-    return near and layout.aligned and columns == 1 and not any(stride % unit(param) for stride in rows)
+    return layout.aligned and columns == 1 and not any(stride % unit(param) for stride in rows)
 
 
-def _inputs(names: tuple[str, ...], spec: Spec, layouts: Layouts) -> tuple[tuple[Array, ...], Layouts]:
+def _inputs(names: tuple[str, ...], spec: Spec, layouts: Layouts, in_gluon: bool) -> tuple[tuple[Array, ...], Layouts]:
     """The arrays that a pass reads, and the layouts of those that it reads where they lie; the others are copied."""
     params = {**spec.arrays(), "dy": spec.x, "dfinal_state": spec.state, "states": spec.kept}
-    return read_in_place({name: params[name] for name in names}, layouts, in_place)
+
+    def reads(name: str, param: Param, layout: Layout) -> bool:
+        return in_place(name, param, layout) and (not in_gluon or gluon.in_place(name, param, layout))
+
+    return read_in_place({name: params[name] for name in names}, layouts, reads)
 
 
 def _prepared(spec: Spec, tile: Tile) -> tuple[Array, Array]:

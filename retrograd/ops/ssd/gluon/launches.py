@@ -9,8 +9,9 @@ from typing import Any
 from retrograd.core.arch import Arch
 from retrograd.core.arrays import pointers_to, strides_of
 from retrograd.core.chunks import places
-from retrograd.core.op import Layouts
+from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch, Scalar
+from retrograd.core.rows import Layout
 
 from .. import backward as backward_kernels
 from ..spec import Spec
@@ -31,13 +32,13 @@ PREPARED_HEADS = 16  # of a program that prepares step sizes
 FINISHED_HEADS = 8  # of one that finishes their gradients
 WALKED = 2  # slices of a program that walks
 SUMMED_HEADS = 40  # over which a program sums dB and dC, at most
-FARTHEST = 2**31 // PLACE  # numbers from a step to the next, so that 32 bits hold the way through a place
+FARTHEST = 2**31 // STEPS  # numbers from a step to the next, so that 32 bits hold the way through a block
 
 # Registers a thread, on average, and of the warps of each kind.
 WALK_REGISTERS = 128
-CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS = 192, 88, 40
+CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS = 192, 104, 24
 PAIR_REGISTERS, PAIR_STAGES = 168, 2
-CONSUME_REGISTERS, COPY_REGISTERS = 232, 32
+CONSUME_REGISTERS = 240
 AHEAD_REGISTERS = 64
 AHEAD_STATES = 32  # of a program that walks ahead
 AHEAD_STAGES = 8
@@ -52,12 +53,20 @@ def takes_forward(spec: Spec, arch: Arch) -> bool:
         return False
     if spec.P % CHANNELS or spec.N not in STATES or spec.z is not None:
         return False
-    return spec.heads * spec.P < FARTHEST and spec.groups * spec.N < FARTHEST
+    return spec.time * spec.heads * VECTORS < 2**31  # coordinates in a sequence
 
 
 def takes_backward(spec: Spec, arch: Arch) -> bool:
     """Whether the backward kernels are for this call."""
     return takes_forward(spec, arch) and not (spec.D is not None and len(spec.D.shape) == 2)
+
+
+def in_place(name: str, param: Param, layout: Layout) -> bool:
+    """Whether the kernels read an array of rows where it lies: they see the heads of a step as one row."""
+    if name not in ("x", "dy", "B", "C"):
+        return True
+    near = layout.strides[1] < FARTHEST
+    return near and (name in "BC" or layout.strides[2] == param.shape[3])
 
 
 def slices(spec: Spec) -> int:
@@ -281,7 +290,7 @@ class _Launches:
                 "FOR_B": for_b,
                 "UNIT": UNIT,
                 "CONSUME_REGISTERS": CONSUME_REGISTERS,
-                "COPY_REGISTERS": COPY_REGISTERS,
+                "FETCH_REGISTERS": FETCH_REGISTERS,
                 "OVERLAP": self.arch.overlaps_launches,
             },
             num_warps=4,

@@ -1,7 +1,7 @@
 """SSD, backward, on NVIDIA GPUs since Hopper: dC and dB, and what decays and step sizes get. Symbols: ../README.md.
 
 A program takes a place and some heads of a group, and walks over their slices. Its warps are of three kinds:
-    copy     brings a slice: rows and columns of x and dy, the state, the vectors
+    fetch    brings a slice: rows and columns of x and dy, the state, the vectors
     consume  twice, for 64 rows each: Z += V L delta;  acc += (rows scale) state;  row sums of both, as decays need them
 Of the blocks' pairs two are on the diagonal, and there L is made by exponentials. Of the other two one is empty, and in
 one, of the second block's targets and the first block's sources, L is a product of two factors <= 1, so that no
@@ -10,19 +10,18 @@ exponential is needed. The rows that meet it are taken by the warps of the kerne
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from retrograd.core.gluon import block_barrier, copy_async
+from retrograd.core.gluon import block_barrier
 from retrograd.core.numerics import forget, let_next_start, wait_for_previous
 
 from ..blocks import block_of, rows_at
-from .blocks import PLACE, VECTORS, Q, copy_rows, ex2, owner_of, products, rounded, sequence, vector
+from .blocks import CHANNELS, PLACE, VECTORS, Q, ex2, owner_of, products, rounded, sequence, vector
 
 WARPS = gl.constexpr(4)  # of each kind
 
@@ -114,75 +113,51 @@ def whereabouts(sizes, cu_seqlens_ptr, HEADS: gl.constexpr):
 
 
 @gluon.jit
-def copy(rows, columns, vectors, states, slices, live, memory, barriers, P: gl.constexpr, N: gl.constexpr,
-         STAGES: gl.constexpr, FOR_B: gl.constexpr, UNIT: gl.constexpr):  # fmt: skip
-    """Copy slice after slice; steps from `live` on as zeros.
-
-    Args:
-        rows, columns: of the first head, (pointer, stride of a step, stride of a head).
-        vectors: of the first head, (pointer, heads from a block to the next).
-        states: pointer to those of the first slice.
-        slices: how many.
-        memory, barriers: as in `pairs`.
-    """
-    AHEAD: gl.constexpr = STAGES - 2  # slices under way while another is begun
-    SLICES: gl.constexpr = P // 64  # of a head
-    LINE: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
-    rows_s, columns_s, states_s, vectors_s, _, _ = memory
-    full, empty, _ = barriers
-    rows_ptr = rows[0]
-    columns_ptr = columns[0]
-    vectors_ptr = vectors[0]
-    states_ptr = states
+def fetch(arrays, live, first, slices, memory, barriers, H, P: gl.constexpr, STAGES: gl.constexpr):
+    """Copy `left` and `right`, and slice after slice, to shared memory; `first`: the program's first head."""
+    rows, columns, left, right, states, vectors = arrays
+    rows_s, columns_s, states_s, vectors_s, left_s, right_s = memory
+    full, empty, ready = barriers
+    BYTES: gl.constexpr = (
+        rows.block_type.nbytes
+        + columns.block_type.nbytes
+        + states.block_type.nbytes
+        + 2 * vectors.block_type.nbytes
+    )
+    if live > 0:
+        mbarrier.expect(ready, 2 * (left.block_type.nbytes + right.block_type.nbytes))
+        for w in gl.static_range(2):
+            tma.async_copy_global_to_shared(left, [w * Q, 0], ready, left_s.index(w))
+            tma.async_copy_global_to_shared(right, [w * Q, 0], ready, right_s.index(w))
+    else:
+        mbarrier.arrive(ready, count=1)
     for i in range(slices):
         slot = i % STAGES
+        head = first + i // (P // CHANNELS)
+        column = head * P + i % (P // CHANNELS) * CHANNELS
+        bar = full.index(slot)
         mbarrier.wait(empty.index(slot), ((i // STAGES) & 1) ^ 1)
-        # What is made of strides and `live` is made again each time: it would fill the registers.
-        copy_rows(rows_s.index(slot), rows_ptr, forget(rows[1]), forget(live), UNIT, WARPS)
-        copy_rows(columns_s.index(slot), columns_ptr, forget(columns[1]), forget(live), UNIT, WARPS)
-        copy_rows(states_s.index(slot), states_ptr, forget(gl.to_tensor(N // UNIT)), 64, UNIT, WARPS)
-        j = gl.arange(0, 2 * VECTORS * Q, LINE)
-        at = j // (VECTORS * Q) * (forget(vectors[1]) * (VECTORS * Q)) + j % (VECTORS * Q)
-        copy_async(vectors_s.index(slot), vectors_ptr + at)
-        async_copy.commit_group()
-        if i >= AHEAD:
-            async_copy.wait_group(AHEAD)
-            fence_async_shared()
-            block_barrier()
-            mbarrier.arrive(full.index((i - AHEAD) % STAGES), count=1)
-        states_ptr += 64 * N
-        if i % SLICES == SLICES - 1:
-            rows_ptr += rows[2].to(gl.int64) * UNIT - (SLICES - 1) * 64
-            columns_ptr += columns[2].to(gl.int64) * UNIT - (SLICES - 1) * 64
-            vectors_ptr += VECTORS * Q
-        else:
-            rows_ptr += 64
-            columns_ptr += 64
-    if AHEAD > 0:
-        async_copy.wait_group(0)
-        fence_async_shared()
-        block_barrier()
-        for i in range(gl.maximum(slices - AHEAD, 0), slices):
-            mbarrier.arrive(full.index(i % STAGES), count=1)
+        mbarrier.expect(bar, BYTES)
+        tma.async_copy_global_to_shared(rows, [0, column], bar, rows_s.index(slot))
+        tma.async_copy_global_to_shared(columns, [0, column], bar, columns_s.index(slot))
+        tma.async_copy_global_to_shared(states, [column, 0], bar, states_s.index(slot))
+        for w in gl.static_range(2):
+            own = (w * H + head) * (VECTORS * Q)
+            tma.async_copy_global_to_shared(vectors, [own], bar, vectors_s.index(slot * 2 + w))
 
 
 @gluon.jit
-def consume(W: gl.constexpr, operands, live, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory,
-            scores_s, barriers, N: gl.constexpr, HEADS: gl.constexpr, STAGES: gl.constexpr, FOR_B: gl.constexpr,
-            UNIT: gl.constexpr):  # fmt: skip
+def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory, scores_s, barriers,
+            N: gl.constexpr, HEADS: gl.constexpr, STAGES: gl.constexpr, FOR_B: gl.constexpr):  # fmt: skip
     """Block W's rows.
 
     Args:
-        operands, live: (pointer, stride of a step) of `left` and `right`, and how many of their steps exist; for the
-            rows that meet both blocks, which copy them.
         sums, slice_at: (targets, own, dots) or (sources, behind), and where the place's first step goes.
         slices: how many.
         sizes: (T, sequences, H, G).
         memory, scores_s, barriers: as in `pairs`.
     """
     BOTH: gl.constexpr = (W == 1) != FOR_B  # these rows also meet the other block's columns
-    NEAR: gl.constexpr = W * VECTORS  # the first vector of the rows' block
-    FAR: gl.constexpr = (1 - W) * VECTORS  # of the other block
     Z: gl.constexpr = products(Q)
     ACC: gl.constexpr = products(N)
     Z_LEFT: gl.constexpr = gl.DotOperandLayout(0, Z, 2)
@@ -198,17 +173,6 @@ def consume(W: gl.constexpr, operands, live, partial_ptr, sums, slice_at, slices
     none = gl.zeros([Q, Q], gl.float32, Z)
     acc = gl.zeros([Q, N], gl.float32, ACC)
     z = gl.zeros([Q, Q], gl.float32, Z)
-    if BOTH:  # these warps have registers for it, and the others begin with the slices meanwhile
-        for w in gl.static_range(2):
-            for i in gl.static_range(2):
-                ptr, stride = operands[i]
-                target = (left_s if i == 0 else right_s).index(w)
-                copy_rows(target, ptr + w * Q * UNIT * stride, stride, live - w * Q, UNIT, WARPS)
-        async_copy.commit_group()
-        async_copy.wait_group(0)
-        fence_async_shared()
-        block_barrier()
-        mbarrier.arrive(ready, count=1)
     mbarrier.wait(ready, 0)
     left = left_s.index(W)
     scores = warpgroup_mma(left, right_s.index(W).permute((1, 0)), none, use_acc=False)
@@ -225,20 +189,21 @@ def consume(W: gl.constexpr, operands, live, partial_ptr, sums, slice_at, slices
     for i in range(slices):
         slot = i % STAGES
         mbarrier.wait(full.index(slot), (i // STAGES) & 1)
-        vectors = vectors_s.index(slot)
+        near = vectors_s.index(slot * 2 + W)
+        far = vectors_s.index(slot * 2 + 1 - W)
         columns = columns_s.index(slot)
         state = states_s.index(slot)
         rows = rows_s.index(slot).slice(W * Q, Q)
         pairs_token = warpgroup_mma(rows, columns.slice(W * Q, Q).permute((1, 0)), none, use_acc=False, is_async=True)
         # From the rows to the state, which is at the border of the place.
-        log = vector(vectors, NEAR + 1, LEFT_ROW)
+        log = vector(near, 1, LEFT_ROW)
         if FOR_B:
-            to_end = ex2(end_of(vectors, NEAR + 1, LEFT_ROW) - log)
-            delta = vector(vectors, NEAR + 3, LEFT_ROW)
+            to_end = ex2(end_of(near, 1, LEFT_ROW) - log)
+            delta = vector(near, 3, LEFT_ROW)
         else:
-            to_end = vector(vectors, NEAR + 2, LEFT_ROW)
+            to_end = vector(near, 2, LEFT_ROW)
         if BOTH:
-            scale = to_end * end_of(vectors, FAR + 2, LEFT_ROW)
+            scale = to_end * end_of(far, 2, LEFT_ROW)
         else:
             scale = to_end
         factor = scale * delta if FOR_B else scale
@@ -249,9 +214,9 @@ def consume(W: gl.constexpr, operands, live, partial_ptr, sums, slice_at, slices
         to_end = gl.convert_layout(to_end, ROW, assert_trivial=True)
         if FOR_B:
             delta = gl.convert_layout(delta, ROW, assert_trivial=True)
-            between = vector(vectors, NEAR + 1, COLUMN)[None, :] - log[:, None]
+            between = vector(near, 1, COLUMN)[None, :] - log[:, None]
         else:
-            between = log[:, None] - vector(vectors, NEAR + 1, COLUMN)[None, :]
+            between = log[:, None] - vector(near, 1, COLUMN)[None, :]
         places = own_places(Z)  # again, lest comparisons stay in registers
         weights = ex2(where(places[0] <= places[1] if FOR_B else places[0] >= places[1], between, float("-inf")))
         pair = warpgroup_mma_wait(1, deps=[pairs_token])
@@ -261,17 +226,17 @@ def consume(W: gl.constexpr, operands, live, partial_ptr, sums, slice_at, slices
         if FOR_B:
             z += pair * delta[:, None]
         else:
-            pair *= vector(vectors, NEAR + 3, COLUMN)[None, :]
+            pair *= vector(near, 3, COLUMN)[None, :]
             z += pair
         within = part_sums(pair * get(scores_s.index(W), Z))
         if BOTH:
             far_token = warpgroup_mma(rows, columns.slice((1 - W) * Q, Q).permute((1, 0)), none, use_acc=False,
                                       is_async=True)  # fmt: skip
-            far_columns = vector(vectors, FAR + (2 if FOR_B else 0), COLUMN)
+            far_columns = vector(far, 2 if FOR_B else 0, COLUMN)
             pair = warpgroup_mma_wait(0, deps=[far_token]) * far_columns[None, :]
             z_far += pair * (to_end * delta if FOR_B else to_end)[:, None]
-            far = part_sums(pair * get(scores_s.index(2), Z))
-            within += far * gl.convert_layout(to_end, gl.SliceLayout(1, far.type.layout), assert_trivial=True)[:, None]
+            beyond = part_sums(pair * get(scores_s.index(2), Z))
+            within += beyond * gl.convert_layout(to_end, gl.SliceLayout(1, beyond.type.layout), assert_trivial=True)[:, None]
         by_state_token = warpgroup_mma(left, state.permute((1, 0)), none, use_acc=False, is_async=True)
         by_state, acc = warpgroup_mma_wait(0, deps=[by_state_token, acc])
         # Read once more rather than kept in registers.
@@ -356,7 +321,7 @@ def pairs(
     FOR_B: gl.constexpr,
     UNIT: gl.constexpr,
     CONSUME_REGISTERS: gl.constexpr,
-    COPY_REGISTERS: gl.constexpr,
+    FETCH_REGISTERS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
     """dC, or FOR_B dB, summed over a program's heads, and sums of slices for what log decays and delta get.
@@ -378,12 +343,12 @@ def pairs(
     place, group, block, blocks, head, heads, row, at, live = whereabouts(sizes, cu_seqlens_ptr, HEADS)
     slices = gl.where(live > 0, heads * SLICES, 0)
     wide = place.to(gl.int64)
-    rows = (rows_at(rows_ptr, rows_strides, row, at, head, UNIT), rows_strides[1], rows_strides[2])
-    columns = (rows_at(columns_ptr, columns_strides, row, at, head, UNIT), columns_strides[1], columns_strides[2])
-    left = (rows_at(left_ptr, left_strides, row, at, group, UNIT), left_strides[1])
-    right = (rows_at(right_ptr, right_strides, row, at, group, UNIT), right_strides[1])
-    vectors = (vectors_ptr + (wide * 2 * H + head) * (VECTORS * Q), H)
-    states = states_ptr + (wide * H + head) * (P * N)
+    rows_ptr = rows_at(rows_ptr, rows_strides, row, at, 0, UNIT)
+    columns_ptr = rows_at(columns_ptr, columns_strides, row, at, 0, UNIT)
+    left_ptr = rows_at(left_ptr, left_strides, row, at, group, UNIT)
+    right_ptr = rows_at(right_ptr, right_strides, row, at, group, UNIT)
+    states_ptr += wide * H * (P * N)
+    vectors_ptr += wide * H * (2 * VECTORS * Q)
     slice_at = (wide * H + head) * (SLICES * PLACE)
     if FOR_B:
         sums = (sources_ptr, behind_ptr)
@@ -391,10 +356,11 @@ def pairs(
         sums = (targets_ptr, own_ptr, dots_ptr)
 
     ROWS: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    LINE: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
     rows_s = gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, 64], ROWS)
     columns_s = gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, 64], ROWS)
     states_s = gl.allocate_shared_memory(DTYPE, [STAGES, 64, N], ROWS)
-    vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * VECTORS * Q], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES * 2, VECTORS * Q], LINE)
     left_s = gl.allocate_shared_memory(DTYPE, [2, Q, N], ROWS)
     right_s = gl.allocate_shared_memory(DTYPE, [2, Q, N], ROWS)
     # left right^T, which no registers are left for: both blocks' own, and of the rows that meet both with the other's.
@@ -409,19 +375,30 @@ def pairs(
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
 
+    # Descriptors of what is left of the sequence: steps past its end are read as zeros.
+    steps = gl.maximum(live, 1)
+    rows = tma.make_tensor_descriptor(rows_ptr, [steps, H * P], [rows_strides[1] * UNIT, 1], [PLACE, CHANNELS], ROWS)
+    columns = tma.make_tensor_descriptor(
+        columns_ptr, [steps, H * P], [columns_strides[1] * UNIT, 1], [PLACE, CHANNELS], ROWS
+    )
+    left = tma.make_tensor_descriptor(left_ptr, [steps, N], [left_strides[1] * UNIT, 1], [Q, N], ROWS)
+    right = tma.make_tensor_descriptor(right_ptr, [steps, N], [right_strides[1] * UNIT, 1], [Q, N], ROWS)
+    states = tma.make_tensor_descriptor(states_ptr, [H * P, N], [N, 1], [CHANNELS, N], ROWS)
+    vectors = tma.make_tensor_descriptor(vectors_ptr, [H * (2 * VECTORS * Q)], [1], [VECTORS * Q], LINE)
+
+    arrays = (rows, columns, left, right, states, vectors)
     memory = (rows_s, columns_s, states_s, vectors_s, left_s, right_s)
     barriers = (full, empty, ready)
     gl.warp_specialize(
         [
-            (consume, (0 if FOR_B else 1, (left, right), live, partial_ptr, sums, slice_at, slices, sizes,
-                       cu_seqlens_ptr, memory, scores_s, barriers, N, HEADS, STAGES, FOR_B, UNIT)),
-            (consume, (1 if FOR_B else 0, None, None, partial_ptr, sums, slice_at, slices, sizes,
-                       cu_seqlens_ptr, memory, scores_s, barriers, N, HEADS, STAGES, FOR_B, UNIT)),
-            (copy, (rows, columns, vectors, states, slices, live, memory, barriers,
-                    P, N, STAGES, FOR_B, UNIT)),
+            (consume, (0 if FOR_B else 1, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory, scores_s,
+                       barriers, N, HEADS, STAGES, FOR_B)),
+            (consume, (1 if FOR_B else 0, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory, scores_s,
+                       barriers, N, HEADS, STAGES, FOR_B)),
+            (fetch, (arrays, live, head, slices, memory, barriers, H, P, STAGES)),
         ],
-        [WARPS, WARPS],
-        [CONSUME_REGISTERS, COPY_REGISTERS],
+        [WARPS, 1],
+        [CONSUME_REGISTERS, FETCH_REGISTERS],
     )  # fmt: skip
 
     if cu_seqlens_ptr is not None:

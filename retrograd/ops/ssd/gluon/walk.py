@@ -14,15 +14,15 @@ Mirrored, from the last block on, u, k, q = dy, C, B, and h is g, the gradient o
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from retrograd.core.gluon import block_barrier, copy_async
+from retrograd.core.gluon import block_barrier
 from retrograd.core.numerics import let_next_start, wait_for_previous
 
 from .blocks import (
@@ -32,12 +32,10 @@ from .blocks import (
     VECTORS,
     Q,
     clear_rows,
-    copy_rows,
     ex2,
     masked,
     products,
     rounded,
-    store_rows,
     vector,
 )
 from .sequences import block_at, blocks_of, slice_of, span_of, tile_offsets, walk_of
@@ -56,52 +54,46 @@ def is_border(c, i, BACK: gl.constexpr):
 
 @gluon.jit
 def fetch(
-    u_ptr, k_ptr, q_ptr, vectors_ptr, entering_ptr, cu_seqlens_ptr, u_s, k_s, q_s, vectors_s, states_s, full, done,
-    states_done, T, H, G, whole, span, spans, u_strides, k_strides, q_strides, P: gl.constexpr, N: gl.constexpr,
-    UNIT: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
+    arrays, cu_seqlens_ptr, u_s, k_s, q_s, vectors_s, states_s, full, done, states_done, T, H, G, whole, span, spans,
+    P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
     """Copy block after block to shared memory."""
-    LINE: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    u, k, q, vectors, entering = arrays
     walk, cut, part = span_of(whole, spans)
-    slice, slices, group, _, row, first, length, place = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
+    slice, slices, group, _, _, _, length, _ = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
     begin, count = blocks_of(length, cut, part, span)
-    k_ptr += (row * k_strides[0] + first.to(gl.int64) * k_strides[1] + group * k_strides[2]) * UNIT
-    q_ptr += (row * q_strides[0] + first.to(gl.int64) * q_strides[1] + group * q_strides[2]) * UNIT
-    u_ptr += (row * u_strides[0] + first.to(gl.int64) * u_strides[1]) * UNIT
+    BYTES: gl.constexpr = (
+        k.block_type.nbytes + q.block_type.nbytes + SLICES * (u.block_type.nbytes + vectors.block_type.nbytes)
+    )
     borders = 0
     for i in range(count):
         c = block_at(begin + i, length, BACK)
         stage = i % STAGES
-        live = length - c * Q
+        ready = full.index(stage)
         mbarrier.wait(done.index(stage), ((i // STAGES) & 1) ^ 1)
-        step = (c * Q).to(gl.int64)
-        copy_rows(k_s.index(stage), k_ptr + step * k_strides[1] * UNIT, k_strides[1], live, UNIT, 4)
-        copy_rows(q_s.index(stage), q_ptr + step * q_strides[1] * UNIT, q_strides[1], live, UNIT, 4)
+        border = is_border(c, begin + i, BACK)
+        if entering is not None:
+            if border:
+                mbarrier.expect(ready, BYTES + SLICES * entering.block_type.nbytes)
+            else:
+                mbarrier.expect(ready, BYTES)
+        else:
+            mbarrier.expect(ready, BYTES)
+        tma.async_copy_global_to_shared(k, [c * Q, 0], ready, k_s.index(stage))
+        tma.async_copy_global_to_shared(q, [c * Q, 0], ready, q_s.index(stage))
         for w in gl.static_range(SLICES):
             head, p = slice_of(slice + w, slices, group, H, G, P)
-            at = u_ptr + (step * u_strides[1] + head * u_strides[2]) * UNIT + p
-            copy_rows(u_s.index(stage * SLICES + w), at, u_strides[1], live, UNIT, 4)
-            own = vectors_ptr + ((place * 2 + c).to(gl.int64) * H + head) * (VECTORS * Q)
-            copy_async(vectors_s.index(stage * SLICES + w), own + gl.arange(0, VECTORS * Q, LINE))
-        async_copy.commit_group()
-        if i > 0:
-            async_copy.wait_group(1)
-            fence_async_shared()
-            mbarrier.arrive(full.index((i - 1) % STAGES))
-        if entering_ptr is not None:
-            # Behind the arrival: the block before may be a border too, which has to be gone through first.
-            if is_border(c, begin + i, BACK):
+            tma.async_copy_global_to_shared(u, [c * Q, head * P + p], ready, u_s.index(stage * SLICES + w))
+            own = (c * H + head) * (VECTORS * Q)
+            tma.async_copy_global_to_shared(vectors, [own], ready, vectors_s.index(stage * SLICES + w))
+        if entering is not None:
+            if border:
                 mbarrier.wait(states_done, (borders & 1) ^ 1)
                 borders += 1
                 for w in gl.static_range(SLICES):
                     head, p = slice_of(slice + w, slices, group, H, G, P)
-                    state = entering_ptr + (((place + c // 2).to(gl.int64) * H + head) * P + p) * N
-                    copy_rows(states_s.index(w), state, N // UNIT, CHANNELS, UNIT, 4)
-                async_copy.commit_group()
-    if count > 0:
-        async_copy.wait_group(0)
-        fence_async_shared()
-        mbarrier.arrive(full.index((count - 1) % STAGES))
+                    state = (c // 2 * H + head) * P + p
+                    tma.async_copy_global_to_shared(entering, [state, 0], ready, states_s.index(w))
 
 
 @gluon.jit
@@ -147,7 +139,7 @@ def weigh(
 
 @gluon.jit
 def carry(
-    W: gl.constexpr, vectors_ptr, D_ptr, start_ptr, ahead_ptr, cu_seqlens_ptr, out_ptr, states_ptr,
+    W: gl.constexpr, out, states, vectors_ptr, D_ptr, start_ptr, ahead_ptr, cu_seqlens_ptr, out_ptr, states_ptr,
     both_ptr, last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, done, scored, read, states_done, T,
     sequences, H, G, whole, span, spans, D_strides, P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
     BACK: gl.constexpr,
@@ -161,7 +153,7 @@ def carry(
     TARGET: gl.constexpr = gl.SliceLayout(0, OUT)
     SOURCE: gl.constexpr = gl.SliceLayout(0, OUT_LEFT)
     walk, cut, part = span_of(whole, spans)
-    slice, slices, group, number, row, first, length, place = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
+    slice, slices, group, number, _, first, length, place = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
     begin, count = blocks_of(length, cut, part, span)
     head, p = slice_of(slice + W, slices, group, H, G, P)
     exists = slice + W < slices
@@ -190,21 +182,21 @@ def carry(
         low = rounded(state, DTYPE)
         left = gl.convert_layout(low, OUT_LEFT, assert_trivial=True)
         mbarrier.wait(full.index(stage), (i // STAGES) & 1)
+        border = is_border(c, begin + i, BACK)
         if both_ptr is not None:
-            if is_border(c, begin + i, BACK):
+            if border:
                 other = (place * 2 + c) ^ 1
                 other_decay = gl.load(vectors_ptr + (other.to(gl.int64) * H + head) * (VECTORS * Q) + 3 * Q - 1)
                 at = both_ptr + (((place + c // 2).to(gl.int64) * H + head) * P + p) // 16
                 store_product(at, state, states_s.index(W), decay * other_decay)
                 block_barrier()
         result = warpgroup_mma(left, q_s.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-        if is_border(c, begin + i, BACK):
+        if border:
             states_s.index(W).store(low)
+            fence_async_shared()
             block_barrier()
-            at = states_ptr + (((place + c // 2).to(gl.int64) * H + head) * P + p) * N
-            store_rows(at, states_s.index(W), N, gl.where(exists, CHANNELS, 0), 4)
-            if both_ptr is not None:
-                mbarrier.arrive(states_done)
+            if exists:
+                tma.async_copy_shared_to_global(states, [(c // 2 * H + head) * P + p, 0], states_s.index(W))
         u_place = u_s.index(stage * SLICES + W)
         u = u_place.permute((1, 0)).load(OUT_LEFT)
         put = vector(own, 2 if BACK else 0, SOURCE)
@@ -220,11 +212,24 @@ def carry(
         result += gl.convert_layout(u.to(gl.float32), OUT, assert_trivial=True) * skip[:, None]
         # They leave through the place of u: a warp's channels, which no other warp has read.
         u_place.permute((1, 0)).store(result.to(DTYPE))
-        block_barrier()
-        at = out_ptr + ((row * T + first + (c * Q).to(gl.int64)) * H + head) * P + p
-        store_rows(at, u_place, H * P, gl.where(exists, length - c * Q, 0), 4)
+        fence_async_shared()
+        # The place before this one is free when its results have left; this block's state may be on its way.
+        if i > 0:
+            if border:
+                tma.store_wait(1)
+            else:
+                tma.store_wait(0)
+            mbarrier.arrive(done.index((i - 1) % STAGES))
+        else:
+            block_barrier()
+        if exists:
+            tma.async_copy_shared_to_global(out, [c * Q, head * P + p], u_place)
         state = warpgroup_mma_wait(0, deps=[state])
-        mbarrier.arrive(done.index(stage))
+        if border:
+            tma.store_wait(1)
+            if both_ptr is not None:
+                mbarrier.arrive(states_done)
+    tma.store_wait(0)
     if exists & (begin + count == gl.cdiv(length, Q)):
         if last_ptr is not None:
             if (count > 0) | (part == 0):
@@ -315,12 +320,12 @@ def walk(
     DTYPE: gl.constexpr = u_ptr.dtype.element_ty
     STEPS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([Q, CHANNELS], DTYPE)
     WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([Q, N], DTYPE)
-    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    LINE: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     u_s = gl.allocate_shared_memory(DTYPE, [STAGES * SLICES, Q, CHANNELS], STEPS)
     k_s = gl.allocate_shared_memory(DTYPE, [STAGES, Q, N], WIDE)
     q_s = gl.allocate_shared_memory(DTYPE, [STAGES, Q, N], WIDE)
-    vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES * SLICES, VECTORS * Q], FLAT)
+    vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES * SLICES, VECTORS * Q], LINE)
     scores_s = gl.allocate_shared_memory(DTYPE, [SCORES * SLICES, Q, Q], STEPS)
     states_s = gl.allocate_shared_memory(DTYPE, [SLICES, CHANNELS, N], WIDE)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
@@ -335,20 +340,42 @@ def walk(
         mbarrier.init(scored.index(i), count=1)
         mbarrier.init(read.index(i), count=SLICES)
     mbarrier.init(states_done, count=SLICES)
+    # Descriptors of the sequence alone: steps past its end are read as zeros, and not written.
+    walk, _, _ = span_of(whole, spans)
+    _, _, group, _, row, first, length, place = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
+    steps = gl.maximum(length, 1)
+    count = gl.cdiv(steps, PLACE)
+    u_ptr += (row * u_strides[0] + first.to(gl.int64) * u_strides[1]) * UNIT
+    k_ptr += (row * k_strides[0] + first.to(gl.int64) * k_strides[1] + group * k_strides[2]) * UNIT
+    q_ptr += (row * q_strides[0] + first.to(gl.int64) * q_strides[1] + group * q_strides[2]) * UNIT
+    own = vectors_ptr + place.to(gl.int64) * H * (2 * VECTORS * Q)
+    at = place.to(gl.int64) * H * (P * N)
+    u = tma.make_tensor_descriptor(u_ptr, [steps, H * P], [u_strides[1] * UNIT, 1], [Q, CHANNELS], STEPS)
+    k = tma.make_tensor_descriptor(k_ptr, [steps, N], [k_strides[1] * UNIT, 1], [Q, N], WIDE)
+    q = tma.make_tensor_descriptor(q_ptr, [steps, N], [q_strides[1] * UNIT, 1], [Q, N], WIDE)
+    vectors = tma.make_tensor_descriptor(own, [count * H * (2 * VECTORS * Q)], [1], [VECTORS * Q], LINE)
+    out = tma.make_tensor_descriptor(
+        out_ptr + (row * T + first) * (H * P), [steps, H * P], [H * P, 1], [Q, CHANNELS], STEPS
+    )
+    states = tma.make_tensor_descriptor(states_ptr + at, [count * H * P, N], [N, 1], [CHANNELS, N], WIDE)
+    if entering_ptr is not None:
+        entering = tma.make_tensor_descriptor(entering_ptr + at, [count * H * P, N], [N, 1], [CHANNELS, N], WIDE)
+    else:
+        entering: gl.constexpr = None  # type: ignore[no-redef]
+
     gl.warp_specialize(
         [
-            (carry, (0, vectors_ptr, D_ptr, start_ptr, ahead_ptr, cu_seqlens_ptr, out_ptr, states_ptr,
+            (carry, (0, out, states, vectors_ptr, D_ptr, start_ptr, ahead_ptr, cu_seqlens_ptr, out_ptr, states_ptr,
                      both_ptr, last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, done, scored, read,
                      states_done, T, sequences, H, G, whole, span, spans, D_strides, P, N, STAGES, BACK)),
-            (carry, (1, vectors_ptr, D_ptr, start_ptr, ahead_ptr, cu_seqlens_ptr, out_ptr, states_ptr,
+            (carry, (1, out, states, vectors_ptr, D_ptr, start_ptr, ahead_ptr, cu_seqlens_ptr, out_ptr, states_ptr,
                      both_ptr, last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, done, scored, read,
                      states_done, T, sequences, H, G, whole, span, spans, D_strides, P, N, STAGES, BACK)),
-            (weigh, (cu_seqlens_ptr, k_s, q_s, vectors_s, scores_s, full, done, scored, read, T, H, G, whole, span, spans,
-                     P, N, STAGES, BACK)),
-            (fetch, (u_ptr, k_ptr, q_ptr, vectors_ptr, entering_ptr, cu_seqlens_ptr, u_s, k_s, q_s, vectors_s, states_s,
-                     full, done, states_done, T, H, G, whole, span, spans, u_strides, k_strides, q_strides, P, N, UNIT,
-                     STAGES, BACK)),
+            (weigh, (cu_seqlens_ptr, k_s, q_s, vectors_s, scores_s, full, done, scored, read, T, H, G, whole, span,
+                     spans, P, N, STAGES, BACK)),
+            (fetch, ((u, k, q, vectors, entering), cu_seqlens_ptr, u_s, k_s, q_s, vectors_s, states_s, full, done,
+                     states_done, T, H, G, whole, span, spans, P, N, STAGES, BACK)),
         ],
-        [4, 4, 4],
+        [4, 4, 1],
         [CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS],
     )  # fmt: skip
