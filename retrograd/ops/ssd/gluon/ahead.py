@@ -6,18 +6,17 @@ blocks come one after the other. The arithmetic of a state is that of walk.py to
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from retrograd.core.gluon import copy_async
 from retrograd.core.numerics import let_next_start, wait_for_previous
 
-from .blocks import CHANNELS, SLICES, VECTORS, Q, copy_rows, products, vector, wide_rows
+from .blocks import CHANNELS, PLACE, SLICES, VECTORS, Q, products, vector, wide_rows
 from .sequences import block_at, slice_of, tile_offsets, walk_of
 
 DRIVERS = gl.constexpr(8)  # warps that weight u
@@ -38,29 +37,23 @@ def blocks_ahead(length, span, spans):
 
 @gluon.jit
 def fetch(
-    u_ptr, k_ptr, vectors_ptr, cu_seqlens_ptr, u_s, k_s, vectors_s, full, done, T, H, G, whole, span, spans, u_strides,
-    k_strides, P: gl.constexpr, N: gl.constexpr, COLUMNS: gl.constexpr, UNIT: gl.constexpr, STAGES: gl.constexpr,
-    BACK: gl.constexpr,
+    arrays, cu_seqlens_ptr, u_s, k_s, vectors_s, full, done, T, H, G, whole, span, spans, P: gl.constexpr,
+    N: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
     """Copy block after block to shared memory."""
-    LINE: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    u, k, vectors = arrays
     walk, _, w, n = part_of(whole, N, COLUMNS)
-    slice, slices, group, _, row, first, length, place = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
+    slice, slices, group, _, _, _, length, _ = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
     head, p = slice_of(slice + w, slices, group, H, G, P)
-    u_ptr += (row * u_strides[0] + first.to(gl.int64) * u_strides[1] + head * u_strides[2]) * UNIT + p
-    k_ptr += (row * k_strides[0] + first.to(gl.int64) * k_strides[1] + group * k_strides[2]) * UNIT + n
-    vectors_ptr += (place.to(gl.int64) * 2 * H + head) * (VECTORS * Q)
-    blocks = blocks_ahead(length, span, spans)
-    for i in range(blocks):
+    for i in range(blocks_ahead(length, span, spans)):
         c = block_at(i, length, BACK)
         stage = i % STAGES
-        step = (c * Q).to(gl.int64)
+        ready = full.index(stage)
         mbarrier.wait(done.index(stage), ((i // STAGES) & 1) ^ 1)
-        copy_rows(k_s.index(stage), k_ptr + step * k_strides[1] * UNIT, k_strides[1], length - c * Q, UNIT, 4)
-        copy_rows(u_s.index(stage), u_ptr + step * u_strides[1] * UNIT, u_strides[1], length - c * Q, UNIT, 4)
-        own = vectors_ptr + c.to(gl.int64) * H * (VECTORS * Q)
-        copy_async(vectors_s.index(stage), own + gl.arange(0, VECTORS * Q, LINE))
-        async_copy.mbarrier_arrive(full.index(stage), increment_count=False)
+        mbarrier.expect(ready, u.block_type.nbytes + k.block_type.nbytes + vectors.block_type.nbytes)
+        tma.async_copy_global_to_shared(k, [c * Q, n], ready, k_s.index(stage))
+        tma.async_copy_global_to_shared(u, [c * Q, head * P + p], ready, u_s.index(stage))
+        tma.async_copy_global_to_shared(vectors, [(c * H + head) * (VECTORS * Q)], ready, vectors_s.index(stage))
 
 
 @gluon.jit
@@ -78,7 +71,7 @@ def drive(
         put = vector(vectors_s.index(stage), 2 if BACK else 0, gl.SliceLayout(1, ROWS))
         u = u_s.index(stage).load(ROWS)
         u_s.index(stage).store((u.to(gl.float32) * put[:, None]).to(u.dtype))
-        fence_async_shared()  # of u, and of k, which came with it
+        fence_async_shared()
         mbarrier.arrive(driven.index(stage))
 
 
@@ -134,6 +127,8 @@ def ahead(
     UNIT: gl.constexpr,
     STAGES: gl.constexpr,
     BACK: gl.constexpr,
+    DRIVE_REGISTERS: gl.constexpr,
+    FETCH_REGISTERS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
     """What enters all spans but the first of the walks from number `whole` on: (walks, spans - 1, 2, 64, N), fp32.
@@ -148,24 +143,34 @@ def ahead(
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     u_s = gl.allocate_shared_memory(DTYPE, [STAGES, Q, CHANNELS], STEPS)
     k_s = gl.allocate_shared_memory(DTYPE, [STAGES, Q, COLUMNS], WIDE)
-    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES, VECTORS * Q], FLAT)
+    LINE: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
+    vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES, VECTORS * Q], LINE)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     driven = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=128)  # by each thread that copies, when its copies are there
+        mbarrier.init(full.index(i), count=1)
         mbarrier.init(driven.index(i), count=1)
         mbarrier.init(done.index(i), count=1)
+    walk, _, _, _ = part_of(whole, N, COLUMNS)
+    _, _, group, _, row, first, length, place = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
+    steps = gl.maximum(length, 1)
+    u_ptr += (row * u_strides[0] + first.to(gl.int64) * u_strides[1]) * UNIT
+    k_ptr += (row * k_strides[0] + first.to(gl.int64) * k_strides[1] + group * k_strides[2]) * UNIT
+    vectors_ptr += place.to(gl.int64) * H * (2 * VECTORS * Q)
+    numbers = gl.cdiv(steps, PLACE) * H * (2 * VECTORS * Q)
+    u = tma.make_tensor_descriptor(u_ptr, [steps, H * P], [u_strides[1] * UNIT, 1], [Q, CHANNELS], STEPS)
+    k = tma.make_tensor_descriptor(k_ptr, [steps, N], [k_strides[1] * UNIT, 1], [Q, COLUMNS], WIDE)
+    vectors = tma.make_tensor_descriptor(vectors_ptr, [numbers], [1], [VECTORS * Q], LINE)
     gl.warp_specialize(
         [
             (carry, (start_ptr, cu_seqlens_ptr, ahead_ptr, u_s, k_s, vectors_s, driven, done, T, H, G, whole, span,
                      spans, P, N, COLUMNS, STAGES)),
             (drive, (cu_seqlens_ptr, u_s, vectors_s, full, driven, T, H, G, whole, span, spans, P, N, COLUMNS, STAGES,
                      BACK)),
-            (fetch, (u_ptr, k_ptr, vectors_ptr, cu_seqlens_ptr, u_s, k_s, vectors_s, full, done, T, H, G, whole, span,
-                     spans, u_strides, k_strides, P, N, COLUMNS, UNIT, STAGES, BACK)),
+            (fetch, ((u, k, vectors), cu_seqlens_ptr, u_s, k_s, vectors_s, full, done, T, H, G, whole, span, spans, P,
+                     N, COLUMNS, STAGES, BACK)),
         ],
-        [DRIVERS, 4],
-        [64, 64],
+        [DRIVERS, 1],
+        [DRIVE_REGISTERS, FETCH_REGISTERS],
     )  # fmt: skip

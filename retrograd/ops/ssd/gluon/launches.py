@@ -18,7 +18,7 @@ from ..spec import Spec
 from .ahead import ahead
 from .pairs import pairs
 from .prepare import prepare
-from .spans import spans
+from .spans import MULTIPROCESSORS, spans
 from .walk import walk
 
 FP32 = "float32"
@@ -39,8 +39,7 @@ WALK_REGISTERS = 128
 CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS = 192, 104, 24
 PAIR_REGISTERS, PAIR_STAGES = 168, 2
 CONSUME_REGISTERS = 240
-AHEAD_REGISTERS = 64
-AHEAD_STATES = 32  # of a program that walks ahead
+AHEAD_REGISTERS, DRIVE_REGISTERS = 96, 64
 AHEAD_STAGES = 8
 
 
@@ -179,9 +178,12 @@ class _Launches:
         plan = spans(spec, walks(spec), STEPS)
         if plan.count == 1:
             return ()
+        # As many programs as fill the GPU: those of few states have less to do for a block.
+        programs = plan.cut * WALKED
+        states = next(n for n in (128, 64, 32) if n <= spec.N and (n == 32 or programs * spec.N // n > MULTIPROCESSORS // 2))
         launch = Launch(
             ahead,
-            grid=plan.cut * WALKED * (spec.N // AHEAD_STATES),
+            grid=plan.cut * WALKED * (spec.N // states),
             arrays=self._pointers(ahead, "vectors cu_seqlens ahead", u_ptr=u, k_ptr=k, start_ptr=start),
             scalars={
                 "T": spec.time,
@@ -194,10 +196,12 @@ class _Launches:
             constants={
                 "P": spec.P,
                 "N": spec.N,
-                "COLUMNS": AHEAD_STATES,
+                "COLUMNS": states,
                 "UNIT": UNIT,
                 "STAGES": AHEAD_STAGES,
                 "BACK": back,
+                "DRIVE_REGISTERS": DRIVE_REGISTERS,
+                "FETCH_REGISTERS": FETCH_REGISTERS,
                 "OVERLAP": self.arch.overlaps_launches,
             },
             num_warps=4,

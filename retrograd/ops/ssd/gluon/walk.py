@@ -54,7 +54,7 @@ def is_border(c, i, BACK: gl.constexpr):
 
 @gluon.jit
 def fetch(
-    arrays, cu_seqlens_ptr, u_s, k_s, q_s, vectors_s, states_s, full, done, states_done, T, H, G, whole, span, spans,
+    arrays, cu_seqlens_ptr, u_s, k_s, q_s, vectors_s, states_s, full, done, u_full, u_done, states_done, T, H, G, whole, span, spans,
     P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
     """Copy block after block to shared memory."""
@@ -62,30 +62,34 @@ def fetch(
     walk, cut, part = span_of(whole, spans)
     slice, slices, group, _, _, _, length, _ = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
     begin, count = blocks_of(length, cut, part, span)
-    BYTES: gl.constexpr = (
-        k.block_type.nbytes + q.block_type.nbytes + SLICES * (u.block_type.nbytes + vectors.block_type.nbytes)
-    )
+    BYTES: gl.constexpr = k.block_type.nbytes + q.block_type.nbytes + SLICES * vectors.block_type.nbytes
     borders = 0
     for i in range(count):
         c = block_at(begin + i, length, BACK)
         stage = i % STAGES
+        phase = ((i // STAGES) & 1) ^ 1
         ready = full.index(stage)
-        mbarrier.wait(done.index(stage), ((i // STAGES) & 1) ^ 1)
-        border = is_border(c, begin + i, BACK)
-        if entering is not None:
-            if border:
-                mbarrier.expect(ready, BYTES + SLICES * entering.block_type.nbytes)
-            else:
-                mbarrier.expect(ready, BYTES)
-        else:
-            mbarrier.expect(ready, BYTES)
+        mbarrier.wait(done.index(stage), phase)
+        mbarrier.expect(ready, BYTES)
         tma.async_copy_global_to_shared(k, [c * Q, 0], ready, k_s.index(stage))
         tma.async_copy_global_to_shared(q, [c * Q, 0], ready, q_s.index(stage))
         for w in gl.static_range(SLICES):
-            head, p = slice_of(slice + w, slices, group, H, G, P)
-            tma.async_copy_global_to_shared(u, [c * Q, head * P + p], ready, u_s.index(stage * SLICES + w))
+            head, _ = slice_of(slice + w, slices, group, H, G, P)
             own = (c * H + head) * (VECTORS * Q)
             tma.async_copy_global_to_shared(vectors, [own], ready, vectors_s.index(stage * SLICES + w))
+        ready = u_full.index(stage)
+        border = is_border(c, begin + i, BACK)
+        mbarrier.wait(u_done.index(stage), phase)
+        if entering is not None:
+            if border:
+                mbarrier.expect(ready, SLICES * (u.block_type.nbytes + entering.block_type.nbytes))
+            else:
+                mbarrier.expect(ready, SLICES * u.block_type.nbytes)
+        else:
+            mbarrier.expect(ready, SLICES * u.block_type.nbytes)
+        for w in gl.static_range(SLICES):
+            head, p = slice_of(slice + w, slices, group, H, G, P)
+            tma.async_copy_global_to_shared(u, [c * Q, head * P + p], ready, u_s.index(stage * SLICES + w))
         if entering is not None:
             if border:
                 mbarrier.wait(states_done, (borders & 1) ^ 1)
@@ -140,8 +144,8 @@ def weigh(
 @gluon.jit
 def carry(
     W: gl.constexpr, out, states, vectors_ptr, D_ptr, start_ptr, ahead_ptr, cu_seqlens_ptr, out_ptr, states_ptr,
-    both_ptr, last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, done, scored, read, states_done, T,
-    sequences, H, G, whole, span, spans, D_strides, P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+    both_ptr, last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, done, u_full, u_done, scored, read,
+    states_done, T, sequences, H, G, whole, span, spans, D_strides, P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
     BACK: gl.constexpr,
 ):  # fmt: skip
     """The W-th slice: its state, and its results."""
@@ -185,6 +189,7 @@ def carry(
         border = is_border(c, begin + i, BACK)
         if both_ptr is not None:
             if border:
+                mbarrier.wait(u_full.index(stage), (i // STAGES) & 1)  # entering states come with u
                 other = (place * 2 + c) ^ 1
                 other_decay = gl.load(vectors_ptr + (other.to(gl.int64) * H + head) * (VECTORS * Q) + 3 * Q - 1)
                 at = both_ptr + (((place + c // 2).to(gl.int64) * H + head) * P + p) // 16
@@ -197,6 +202,7 @@ def carry(
             block_barrier()
             if exists:
                 tma.async_copy_shared_to_global(states, [(c // 2 * H + head) * P + p, 0], states_s.index(W))
+        mbarrier.wait(u_full.index(stage), (i // STAGES) & 1)
         u_place = u_s.index(stage * SLICES + W)
         u = u_place.permute((1, 0)).load(OUT_LEFT)
         put = vector(own, 2 if BACK else 0, SOURCE)
@@ -219,12 +225,13 @@ def carry(
                 tma.store_wait(1)
             else:
                 tma.store_wait(0)
-            mbarrier.arrive(done.index((i - 1) % STAGES))
+            mbarrier.arrive(u_done.index((i - 1) % STAGES))
         else:
             block_barrier()
         if exists:
             tma.async_copy_shared_to_global(out, [c * Q, head * P + p], u_place)
         state = warpgroup_mma_wait(0, deps=[state])
+        mbarrier.arrive(done.index(stage))
         if border:
             tma.store_wait(1)
             if both_ptr is not None:
@@ -330,12 +337,16 @@ def walk(
     states_s = gl.allocate_shared_memory(DTYPE, [SLICES, CHANNELS, N], WIDE)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    u_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    u_done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     scored = gl.allocate_shared_memory(gl.int64, [SCORES, 1], BARRIER)
     read = gl.allocate_shared_memory(gl.int64, [SCORES, 1], BARRIER)
     states_done = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(done.index(i), count=SLICES + 1)
+        mbarrier.init(u_full.index(i), count=1)
+        mbarrier.init(u_done.index(i), count=SLICES)
     for i in gl.static_range(SCORES):
         mbarrier.init(scored.index(i), count=1)
         mbarrier.init(read.index(i), count=SLICES)
@@ -366,15 +377,15 @@ def walk(
     gl.warp_specialize(
         [
             (carry, (0, out, states, vectors_ptr, D_ptr, start_ptr, ahead_ptr, cu_seqlens_ptr, out_ptr, states_ptr,
-                     both_ptr, last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, done, scored, read,
-                     states_done, T, sequences, H, G, whole, span, spans, D_strides, P, N, STAGES, BACK)),
+                     both_ptr, last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, done, u_full, u_done,
+                     scored, read, states_done, T, sequences, H, G, whole, span, spans, D_strides, P, N, STAGES, BACK)),
             (carry, (1, out, states, vectors_ptr, D_ptr, start_ptr, ahead_ptr, cu_seqlens_ptr, out_ptr, states_ptr,
-                     both_ptr, last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, done, scored, read,
-                     states_done, T, sequences, H, G, whole, span, spans, D_strides, P, N, STAGES, BACK)),
+                     both_ptr, last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, done, u_full, u_done,
+                     scored, read, states_done, T, sequences, H, G, whole, span, spans, D_strides, P, N, STAGES, BACK)),
             (weigh, (cu_seqlens_ptr, k_s, q_s, vectors_s, scores_s, full, done, scored, read, T, H, G, whole, span,
                      spans, P, N, STAGES, BACK)),
             (fetch, ((u, k, q, vectors, entering), cu_seqlens_ptr, u_s, k_s, q_s, vectors_s, states_s, full, done,
-                     states_done, T, H, G, whole, span, spans, P, N, STAGES, BACK)),
+                     u_full, u_done, states_done, T, H, G, whole, span, spans, P, N, STAGES, BACK)),
         ],
         [4, 4, 1],
         [CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS],
