@@ -164,8 +164,8 @@ def launcher(compiled: Any) -> tuple[Any, list[Any], list[Any]]:
     That is in two parts: the address of memory for the kernel's tensor descriptors, or None, comes between.
 
     `compiled.run` (which also loads the binary) takes the same arguments in every release of Triton that is supported.
-    In 3.6 it is a Python object that first allocates that memory by a callback, and then calls a C function: that one is
-    called here.
+    In 3.6 it is a Python object that first allocates that memory by a callback, and then calls a C function: that one
+    is called here.
     """
     import triton
 

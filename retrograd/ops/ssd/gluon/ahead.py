@@ -23,29 +23,34 @@ DRIVERS = gl.constexpr(8)  # warps that weight u
 
 
 @gluon.jit
-def part_of(whole, N: gl.constexpr, COLUMNS: gl.constexpr):
+def part_of(plan, N: gl.constexpr, COLUMNS: gl.constexpr):
     """The walk, which of those that are cut it is, the slice, and the first of the states."""
+    whole, _, _ = plan
     own = gl.program_id(0) // (N // COLUMNS)
     return whole + own // SLICES, own // SLICES, own % SLICES, gl.program_id(0) % (N // COLUMNS) * COLUMNS
 
 
 @gluon.jit
-def blocks_ahead(length, span, spans):
+def blocks_ahead(length, plan):
     """How many blocks lie before a sequence's last span."""
+    _, span, spans = plan
     return gl.minimum(gl.maximum(gl.cdiv(length, Q) - 1, 0) // span, spans - 1) * span
 
 
 @gluon.jit
 def fetch(
-    arrays, cu_seqlens_ptr, u_s, k_s, vectors_s, full, done, T, H, G, whole, span, spans, P: gl.constexpr,
-    N: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
+    arrays, memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr, COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
     """Copy block after block to shared memory."""
     u, k, vectors = arrays
-    walk, _, w, n = part_of(whole, N, COLUMNS)
-    slice, slices, group, _, _, _, length, _ = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
-    head, p = slice_of(slice + w, slices, group, H, G, P)
-    for i in range(blocks_ahead(length, span, spans)):
+    u_s, k_s, vectors_s = memory
+    full, _, done = barriers
+    _, _, H, _ = sizes
+    walk, _, w, n = part_of(plan, N, COLUMNS)
+    slice, slices, group, _, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P)
+    head, p = slice_of(slice + w, slices, group, sizes, P)
+    for i in range(blocks_ahead(length, plan)):
         c = block_at(i, length, BACK)
         stage = i % STAGES
         ready = full.index(stage)
@@ -58,14 +63,16 @@ def fetch(
 
 @gluon.jit
 def drive(
-    cu_seqlens_ptr, u_s, vectors_s, full, driven, T, H, G, whole, span, spans, P: gl.constexpr, N: gl.constexpr,
-    COLUMNS: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
+    memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr, COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
     """Weight u in its place: what a block puts into the states."""
+    u_s, _, vectors_s = memory
+    full, driven, _ = barriers
     ROWS: gl.constexpr = wide_rows(CHANNELS, DRIVERS)
-    walk, _, _, _ = part_of(whole, N, COLUMNS)
-    _, _, _, _, _, _, length, _ = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
-    for i in range(blocks_ahead(length, span, spans)):
+    walk, _, _, _ = part_of(plan, N, COLUMNS)
+    _, _, _, _, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P)
+    for i in range(blocks_ahead(length, plan)):
         stage = i % STAGES
         mbarrier.wait(full.index(stage), (i // STAGES) & 1)
         put = vector(vectors_s.index(stage), 2 if BACK else 0, gl.SliceLayout(1, ROWS))
@@ -77,20 +84,24 @@ def drive(
 
 @gluon.jit
 def carry(
-    start_ptr, cu_seqlens_ptr, ahead_ptr, u_s, k_s, vectors_s, driven, done, T, H, G, whole, span, spans,
-    P: gl.constexpr, N: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+    start_ptr, ahead_ptr, memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr,
+    COLUMNS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The states, block after block."""
+    u_s, k_s, vectors_s = memory
+    _, driven, done = barriers
+    _, _, H, _ = sizes
+    _, span, spans = plan
     STATE: gl.constexpr = products(COLUMNS)
-    walk, cut, w, n = part_of(whole, N, COLUMNS)
-    slice, slices, group, number, _, _, length, _ = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
+    walk, cut, w, n = part_of(plan, N, COLUMNS)
+    slice, slices, group, number, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P)
     state = gl.zeros([CHANNELS, COLUMNS], gl.float32, STATE)
     if start_ptr is not None:
-        head, p = slice_of(slice + w, slices, group, H, G, P)
+        head, p = slice_of(slice + w, slices, group, sizes, P)
         own = ((number.to(gl.int64) * H + head) * P + p) * N + n
         state = gl.load(start_ptr + own + tile_offsets(CHANNELS, COLUMNS, N, STATE))
     ahead_ptr += (cut.to(gl.int64) * (spans - 1) * SLICES + w) * (CHANNELS * N) + n
-    blocks = blocks_ahead(length, span, spans)
+    blocks = blocks_ahead(length, plan)
     for i in range(blocks):
         stage = i % STAGES
         mbarrier.wait(driven.index(stage), (i // STAGES) & 1)
@@ -105,7 +116,7 @@ def carry(
             gl.store(at + tile_offsets(CHANNELS, COLUMNS, N, STATE), state)
 
 
-@gluon.jit(do_not_specialize=["T", "whole", "span", "spans", "u_strides", "k_strides"])
+@gluon.jit(do_not_specialize=["T", "sequences", "whole", "span", "spans", "u_strides", "k_strides"])
 def ahead(
     u_ptr,
     k_ptr,
@@ -114,6 +125,7 @@ def ahead(
     cu_seqlens_ptr,
     ahead_ptr,
     T,
+    sequences,
     H,
     G,
     whole,
@@ -152,8 +164,10 @@ def ahead(
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(driven.index(i), count=1)
         mbarrier.init(done.index(i), count=1)
-    walk, _, _, _ = part_of(whole, N, COLUMNS)
-    _, _, group, _, row, first, length, place = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
+    sizes = (T, sequences, H, G)
+    plan = (whole, span, spans)
+    walk, _, _, _ = part_of(plan, N, COLUMNS)
+    _, _, group, _, row, first, length, place = walk_of(walk, sizes, cu_seqlens_ptr, P)
     steps = gl.maximum(length, 1)
     u_ptr += (row * u_strides[0] + first.to(gl.int64) * u_strides[1]) * UNIT
     k_ptr += (row * k_strides[0] + first.to(gl.int64) * k_strides[1] + group * k_strides[2]) * UNIT
@@ -162,15 +176,14 @@ def ahead(
     u = tma.make_tensor_descriptor(u_ptr, [steps, H * P], [u_strides[1] * UNIT, 1], [Q, CHANNELS], STEPS)
     k = tma.make_tensor_descriptor(k_ptr, [steps, N], [k_strides[1] * UNIT, 1], [Q, COLUMNS], WIDE)
     vectors = tma.make_tensor_descriptor(vectors_ptr, [numbers], [1], [VECTORS * Q], LINE)
+    memory = (u_s, k_s, vectors_s)
+    barriers = (full, driven, done)
     gl.warp_specialize(
         [
-            (carry, (start_ptr, cu_seqlens_ptr, ahead_ptr, u_s, k_s, vectors_s, driven, done, T, H, G, whole, span,
-                     spans, P, N, COLUMNS, STAGES)),
-            (drive, (cu_seqlens_ptr, u_s, vectors_s, full, driven, T, H, G, whole, span, spans, P, N, COLUMNS, STAGES,
-                     BACK)),
-            (fetch, ((u, k, vectors), cu_seqlens_ptr, u_s, k_s, vectors_s, full, done, T, H, G, whole, span, spans, P,
-                     N, COLUMNS, STAGES, BACK)),
+            (carry, (start_ptr, ahead_ptr, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, COLUMNS, STAGES)),
+            (drive, (memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, COLUMNS, STAGES, BACK)),
+            (fetch, ((u, k, vectors), memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, COLUMNS, STAGES, BACK)),
         ],
         [DRIVERS, 1],
         [DRIVE_REGISTERS, FETCH_REGISTERS],
-    )  # fmt: skip
+    )

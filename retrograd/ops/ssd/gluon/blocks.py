@@ -1,13 +1,10 @@
-"""What the kernels for Hopper share: vectors of a block, copies of its rows, and where places belong. Symbols: ../README.md.
+"""What the kernels for Hopper share: vectors of a block, and where places belong. Symbols: ../README.md.
 
 A place is 128 steps of a sequence, two blocks of Q = 64. A slice is 64 channels of a head.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
-
-from retrograd.core.gluon import copy_async
 
 Q = gl.constexpr(64)  # steps of a block
 PLACE = gl.constexpr(128)  # steps of a place
@@ -37,7 +34,7 @@ def ex2(x):
 @gluon.jit
 def rounded(x, DTYPE: gl.constexpr):
     """fp32 in 16 bits, at this very point: a plain conversion would sink below the next product, which waits for it."""
-    if DTYPE == gl.bfloat16:
+    if gl.bfloat16 == DTYPE:
         return gl.inline_asm_elementwise(
             "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=gl.bfloat16, is_pure=False, pack=2
         )
@@ -50,7 +47,7 @@ def rounded(x, DTYPE: gl.constexpr):
 @gluon.jit
 def masked(x, bits, DTYPE: gl.constexpr):
     """fp32 in 16 bits, of which only some are kept: those of an int16."""
-    if DTYPE == gl.bfloat16:
+    if gl.bfloat16 == DTYPE:
         return gl.inline_asm_elementwise(
             "{ .reg .b32 both; cvt.rn.bf16x2.f32 both, $2, $1; and.b32 $0, both, $3; }",
             "=r,f,f,r",
@@ -83,47 +80,15 @@ def vector(memory, number: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def rows_and_columns(COLUMNS: gl.constexpr, WARPS: gl.constexpr):
-    """Row and column of what each thread takes of as many rows as one instruction reaches.
-
-    Tiles are gone through so: with an address for every row of a tile there would be no registers.
-    """
-    WIDE: gl.constexpr = wide_rows(COLUMNS, WARPS)
-    rows = gl.arange(0, 256 * WARPS // COLUMNS, gl.SliceLayout(1, WIDE))[:, None]
-    return rows, gl.arange(0, COLUMNS, gl.SliceLayout(0, WIDE))[None, :]
-
-
-@gluon.jit
-def copy_rows(memory, ptr, stride, live, UNIT: gl.constexpr, WARPS: gl.constexpr):
-    """Begin to copy steps from `ptr` on, `stride` UNITs apart, to memory (steps, columns); from `live` on, zeros."""
-    ROWS: gl.constexpr = memory.shape[0]
-    AT_ONCE: gl.constexpr = 256 * WARPS // memory.shape[1]
-    t, column = rows_and_columns(memory.shape[1], WARPS)
-    own = t * (stride * UNIT) + column
-    for first in gl.static_range(0, ROWS, AT_ONCE):
-        copy_async(memory.slice(first, AT_ONCE), ptr + first * stride * UNIT + own, mask=t < live - first)
-
-
-@gluon.jit
-def store_rows(ptr, memory, stride, live, WARPS: gl.constexpr):
-    """Store steps from memory (steps, columns), `stride` numbers apart, but for those from `live` on."""
-    ROWS: gl.constexpr = memory.shape[0]
-    AT_ONCE: gl.constexpr = 256 * WARPS // memory.shape[1]
-    t, column = rows_and_columns(memory.shape[1], WARPS)
-    own = t * stride + column
-    for first in gl.static_range(0, ROWS, AT_ONCE):
-        rows = memory.slice(first, AT_ONCE).load(wide_rows(memory.shape[1], WARPS))
-        gl.store(ptr + first * stride + own, rows, mask=t < live - first)
-
-
-@gluon.jit
 def clear_rows(ptr, stride, count, COLUMNS: gl.constexpr, WARPS: gl.constexpr):
-    """Write zeros to so many rows, `stride` numbers apart."""
-    AT_ONCE: gl.constexpr = 256 * WARPS // COLUMNS
-    t, column = rows_and_columns(COLUMNS, WARPS)
-    zeros = gl.zeros([AT_ONCE, COLUMNS], ptr.dtype.element_ty, wide_rows(COLUMNS, WARPS))
-    for first in range(0, count, AT_ONCE):
-        gl.store(ptr + (first.to(gl.int64) * stride + (t * stride + column)), zeros, mask=t < count - first)
+    """Write zeros to so many rows of 16-bit numbers, `stride` apart."""
+    WIDE: gl.constexpr = wide_rows(COLUMNS, WARPS)
+    ROWS: gl.constexpr = 256 * WARPS // COLUMNS
+    t = gl.arange(0, ROWS, gl.SliceLayout(1, WIDE))[:, None]
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, WIDE))[None, :]
+    zeros = gl.zeros([ROWS, COLUMNS], ptr.dtype.element_ty, WIDE)
+    for first in range(0, count, ROWS):
+        gl.store(ptr + (gl.cast(first, gl.int64) * stride + (t * stride + column)), zeros, mask=t < count - first)
 
 
 @gluon.jit

@@ -38,6 +38,8 @@ FARTHEST = 2**31 // STEPS  # numbers from a step to the next, so that 32 bits ho
 WALK_REGISTERS = 128
 CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS = 192, 104, 24
 PAIR_REGISTERS, PAIR_STAGES = 168, 2
+# Instructions that park what no loop changes, or, of packed sequences, a number or two a slice.
+WALK_PARKED, PAIR_PARKED = 36, 16
 CONSUME_REGISTERS = 240
 AHEAD_REGISTERS, DRIVE_REGISTERS = 96, 64
 AHEAD_STAGES = 8
@@ -180,14 +182,14 @@ class _Launches:
             return ()
         # As many programs as fill the GPU: those of few states have less to do for a block.
         programs = plan.cut * WALKED
-        states = next(n for n in (128, 64, 32) if n <= spec.N and (n == 32 or programs * spec.N // n > MULTIPROCESSORS // 2))
+        enough = MULTIPROCESSORS // 2
+        states = next(n for n in (128, 64, 32) if n <= spec.N and (n == 32 or programs * spec.N // n > enough))
         launch = Launch(
             ahead,
             grid=plan.cut * WALKED * (spec.N // states),
             arrays=self._pointers(ahead, "vectors cu_seqlens ahead", u_ptr=u, k_ptr=k, start_ptr=start),
             scalars={
-                "T": spec.time,
-                "H": spec.heads,
+                **self._sizes,
                 "G": spec.groups,
                 **plan.scalars,
                 "u_strides": self._strides(u),
@@ -255,7 +257,7 @@ class _Launches:
             },
             num_warps=4,
             max_registers=WALK_REGISTERS,
-            parked=128,
+            parked=WALK_PARKED,
             overlap=self.arch.overlaps_launches,
         )
 
@@ -299,6 +301,7 @@ class _Launches:
             },
             num_warps=4,
             max_registers=PAIR_REGISTERS,
+            parked=PAIR_PARKED,
             overlap=self.arch.overlaps_launches,
         )
 

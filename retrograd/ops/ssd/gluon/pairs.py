@@ -119,10 +119,7 @@ def fetch(arrays, live, first, slices, memory, barriers, H, P: gl.constexpr, STA
     rows_s, columns_s, states_s, vectors_s, left_s, right_s = memory
     full, empty, ready = barriers
     BYTES: gl.constexpr = (
-        rows.block_type.nbytes
-        + columns.block_type.nbytes
-        + states.block_type.nbytes
-        + 2 * vectors.block_type.nbytes
+        rows.block_type.nbytes + columns.block_type.nbytes + states.block_type.nbytes + 2 * vectors.block_type.nbytes
     )
     if live > 0:
         mbarrier.expect(ready, 2 * (left.block_type.nbytes + right.block_type.nbytes))
@@ -236,7 +233,9 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
             pair = warpgroup_mma_wait(0, deps=[far_token]) * far_columns[None, :]
             z_far += pair * (to_end * delta if FOR_B else to_end)[:, None]
             beyond = part_sums(pair * get(scores_s.index(2), Z))
-            within += beyond * gl.convert_layout(to_end, gl.SliceLayout(1, beyond.type.layout), assert_trivial=True)[:, None]
+            within += (
+                beyond * gl.convert_layout(to_end, gl.SliceLayout(1, beyond.type.layout), assert_trivial=True)[:, None]
+            )
         by_state_token = warpgroup_mma(left, state.permute((1, 0)), none, use_acc=False, is_async=True)
         by_state, acc = warpgroup_mma_wait(0, deps=[by_state_token, acc])
         # Read once more rather than kept in registers.
@@ -353,7 +352,7 @@ def pairs(
     if FOR_B:
         sums = (sources_ptr, behind_ptr)
     else:
-        sums = (targets_ptr, own_ptr, dots_ptr)
+        sums = (targets_ptr, own_ptr, dots_ptr)  # type: ignore[assignment]
 
     ROWS: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     LINE: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)

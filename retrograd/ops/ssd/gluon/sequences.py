@@ -1,4 +1,8 @@
-"""Whose states a program carries, and the spans of time into which some walks are cut."""
+"""Whose states a program carries, and the spans of time into which some walks are cut.
+
+`sizes` are (T, sequences, H, G), `plan` (whole, span, spans): the first `whole` walks take a program each, the others
+are cut into `spans` of `span` blocks.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -7,11 +11,12 @@ from .blocks import CHANNELS, SLICES, Q, first_place, sequence
 
 
 @gluon.jit
-def walk_of(walk, T, H, G, cu_seqlens_ptr, P: gl.constexpr):
+def walk_of(walk, sizes, cu_seqlens_ptr, P: gl.constexpr):
     """The first of a walk's slices in its group, and how many slices the group has; the group.
 
     Then the sequence's number, row, first step, length and first place.
     """
+    T, _, H, G = sizes
     slices = H // G * (P // CHANNELS)
     pairs = gl.cdiv(slices, SLICES)
     group = walk // pairs % G
@@ -22,26 +27,26 @@ def walk_of(walk, T, H, G, cu_seqlens_ptr, P: gl.constexpr):
 
 
 @gluon.jit
-def slice_of(number, slices, group, H, G, P: gl.constexpr):
+def slice_of(number, slices, group, sizes, P: gl.constexpr):
     """Head and first channel of a group's slice; of the last one for those behind it."""
+    _, _, H, G = sizes
     own = gl.minimum(number, slices - 1)
     return group * (H // G) + own // (P // CHANNELS), own % (P // CHANNELS) * CHANNELS
 
 
 @gluon.jit
-def span_of(whole, spans):
-    """A program's walk, which of those cut into spans it is, if it is, and which of its spans.
-
-    The first `whole` programs take a walk each, the others a span.
-    """
+def span_of(plan):
+    """A program's walk, which of those that are cut it is, if it is, and which of its spans."""
+    whole, _, spans = plan
     cut = gl.program_id(0) - whole
     walk = gl.where(cut < 0, gl.program_id(0), whole + cut // spans)
     return walk, walk - whole, gl.where(cut < 0, 0, cut % spans)
 
 
 @gluon.jit
-def blocks_of(length, cut, part, span):
+def blocks_of(length, cut, part, plan):
     """The first block of a program in its walk, and how many it takes."""
+    _, span, _ = plan
     count = gl.cdiv(length, Q)
     begin = part * span
     if cut >= 0:

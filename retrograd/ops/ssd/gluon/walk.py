@@ -54,14 +54,17 @@ def is_border(c, i, BACK: gl.constexpr):
 
 @gluon.jit
 def fetch(
-    arrays, cu_seqlens_ptr, u_s, k_s, q_s, vectors_s, states_s, full, done, u_full, u_done, states_done, T, H, G, whole, span, spans,
-    P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
+    arrays, memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+    BACK: gl.constexpr,
 ):  # fmt: skip
     """Copy block after block to shared memory."""
     u, k, q, vectors, entering = arrays
-    walk, cut, part = span_of(whole, spans)
-    slice, slices, group, _, _, _, length, _ = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
-    begin, count = blocks_of(length, cut, part, span)
+    u_s, k_s, q_s, vectors_s, _, states_s = memory
+    full, done, u_full, u_done, _, _, states_done = barriers
+    _, _, H, _ = sizes
+    walk, cut, part = span_of(plan)
+    slice, slices, group, _, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P)
+    begin, count = blocks_of(length, cut, part, plan)
     BYTES: gl.constexpr = k.block_type.nbytes + q.block_type.nbytes + SLICES * vectors.block_type.nbytes
     borders = 0
     for i in range(count):
@@ -74,7 +77,7 @@ def fetch(
         tma.async_copy_global_to_shared(k, [c * Q, 0], ready, k_s.index(stage))
         tma.async_copy_global_to_shared(q, [c * Q, 0], ready, q_s.index(stage))
         for w in gl.static_range(SLICES):
-            head, _ = slice_of(slice + w, slices, group, H, G, P)
+            head, _ = slice_of(slice + w, slices, group, sizes, P)
             own = (c * H + head) * (VECTORS * Q)
             tma.async_copy_global_to_shared(vectors, [own], ready, vectors_s.index(stage * SLICES + w))
         ready = u_full.index(stage)
@@ -88,30 +91,32 @@ def fetch(
         else:
             mbarrier.expect(ready, SLICES * u.block_type.nbytes)
         for w in gl.static_range(SLICES):
-            head, p = slice_of(slice + w, slices, group, H, G, P)
+            head, p = slice_of(slice + w, slices, group, sizes, P)
             tma.async_copy_global_to_shared(u, [c * Q, head * P + p], ready, u_s.index(stage * SLICES + w))
         if entering is not None:
             if border:
                 mbarrier.wait(states_done, (borders & 1) ^ 1)
                 borders += 1
                 for w in gl.static_range(SLICES):
-                    head, p = slice_of(slice + w, slices, group, H, G, P)
+                    head, p = slice_of(slice + w, slices, group, sizes, P)
                     state = (c // 2 * H + head) * P + p
                     tma.async_copy_global_to_shared(entering, [state, 0], ready, states_s.index(w))
 
 
 @gluon.jit
 def weigh(
-    cu_seqlens_ptr, k_s, q_s, vectors_s, scores_s, full, done, scored, read, T, H, G, whole, span, spans, P: gl.constexpr,
-    N: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
+    memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+    BACK: gl.constexpr,
 ):  # fmt: skip
     """The scores of every block, once for both slices, and weighted for each."""
     MMA: gl.constexpr = products(Q)
     SOURCE: gl.constexpr = gl.SliceLayout(1, MMA)
     TARGET: gl.constexpr = gl.SliceLayout(0, MMA)
-    walk, cut, part = span_of(whole, spans)
-    _, _, _, _, _, _, length, _ = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
-    _, count = blocks_of(length, cut, part, span)
+    _, k_s, q_s, vectors_s, scores_s, _ = memory
+    full, done, _, _, scored, read, _ = barriers
+    walk, cut, part = span_of(plan)
+    _, _, _, _, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P)
+    _, count = blocks_of(length, cut, part, plan)
     source = gl.arange(0, Q, SOURCE)[:, None]
     target = gl.arange(0, Q, TARGET)[None, :]
     # All bits of what is kept; of other pairs the weight may be infinite.
@@ -143,12 +148,16 @@ def weigh(
 
 @gluon.jit
 def carry(
-    W: gl.constexpr, out, states, vectors_ptr, D_ptr, start_ptr, ahead_ptr, cu_seqlens_ptr, out_ptr, states_ptr,
-    both_ptr, last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, done, u_full, u_done, scored, read,
-    states_done, T, sequences, H, G, whole, span, spans, D_strides, P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
-    BACK: gl.constexpr,
+    W: gl.constexpr, results, pointers, memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr,
+    N: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
     """The W-th slice: its state, and its results."""
+    out, states = results
+    vectors_ptr, D_ptr, D_strides, start_ptr, ahead_ptr, out_ptr, states_ptr, both_ptr, last_ptr = pointers
+    u_s, k_s, q_s, vectors_s, scores_s, states_s = memory
+    full, done, u_full, u_done, scored, read, states_done = barriers
+    T, sequences, H, _ = sizes
+    _, _, spans = plan
     DTYPE: gl.constexpr = out_ptr.dtype.element_ty
     OUT: gl.constexpr = products(Q)  # (channel, target)
     STATE: gl.constexpr = products(N)  # (channel, state)
@@ -156,10 +165,10 @@ def carry(
     STATE_LEFT: gl.constexpr = gl.DotOperandLayout(0, STATE, 2)
     TARGET: gl.constexpr = gl.SliceLayout(0, OUT)
     SOURCE: gl.constexpr = gl.SliceLayout(0, OUT_LEFT)
-    walk, cut, part = span_of(whole, spans)
-    slice, slices, group, number, _, first, length, place = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
-    begin, count = blocks_of(length, cut, part, span)
-    head, p = slice_of(slice + W, slices, group, H, G, P)
+    walk, cut, part = span_of(plan)
+    slice, slices, group, number, _, first, length, place = walk_of(walk, sizes, cu_seqlens_ptr, P)
+    begin, count = blocks_of(length, cut, part, plan)
+    head, p = slice_of(slice + W, slices, group, sizes, P)
     exists = slice + W < slices
     zero = gl.zeros([CHANNELS, Q], gl.float32, OUT)
 
@@ -244,7 +253,7 @@ def carry(
     if cu_seqlens_ptr is not None:
         if exists & (part == 0):
             clear_outside(out_ptr, number, sequences, first, length, T, H, head, p, P)
-            if not BACK:
+            if not BACK:  # nobody reads the gradients of states that no place has
                 clear_places(states_ptr, number, sequences, first, length, T, H, head, p, P, N)
 
 
@@ -271,10 +280,10 @@ def clear_places(states_ptr, number, sequences, first, length, T, H, head, p, P:
     """Each of packed sequences writes zeros to the places behind its own; the first also to those before."""
     own = first // PLACE + number
     for place in range(gl.where(number == 0, 0, own), own):
-        clear_rows(states_ptr + ((place.to(gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
+        clear_rows(states_ptr + ((gl.cast(place, gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
     behind = gl.where(number == sequences - 1, T // PLACE + sequences, (first + length) // PLACE + number + 1)
     for place in range(own + gl.cdiv(length, PLACE), behind):
-        clear_rows(states_ptr + ((place.to(gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
+        clear_rows(states_ptr + ((gl.cast(place, gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
 
 
 @gluon.jit(do_not_specialize=["T", "sequences", "whole", "span", "spans", "u_strides", "k_strides", "q_strides"])
@@ -352,8 +361,10 @@ def walk(
         mbarrier.init(read.index(i), count=SLICES)
     mbarrier.init(states_done, count=SLICES)
     # Descriptors of the sequence alone: steps past its end are read as zeros, and not written.
-    walk, _, _ = span_of(whole, spans)
-    _, _, group, _, row, first, length, place = walk_of(walk, T, H, G, cu_seqlens_ptr, P)
+    sizes = (T, sequences, H, G)
+    plan = (whole, span, spans)
+    walk, _, _ = span_of(plan)
+    _, _, group, _, row, first, length, place = walk_of(walk, sizes, cu_seqlens_ptr, P)
     steps = gl.maximum(length, 1)
     count = gl.cdiv(steps, PLACE)
     u_ptr += (row * u_strides[0] + first.to(gl.int64) * u_strides[1]) * UNIT
@@ -374,19 +385,17 @@ def walk(
     else:
         entering: gl.constexpr = None  # type: ignore[no-redef]
 
+    results = (out, states)
+    pointers = (vectors_ptr, D_ptr, D_strides, start_ptr, ahead_ptr, out_ptr, states_ptr, both_ptr, last_ptr)
+    memory = (u_s, k_s, q_s, vectors_s, scores_s, states_s)
+    barriers = (full, done, u_full, u_done, scored, read, states_done)
     gl.warp_specialize(
         [
-            (carry, (0, out, states, vectors_ptr, D_ptr, start_ptr, ahead_ptr, cu_seqlens_ptr, out_ptr, states_ptr,
-                     both_ptr, last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, done, u_full, u_done,
-                     scored, read, states_done, T, sequences, H, G, whole, span, spans, D_strides, P, N, STAGES, BACK)),
-            (carry, (1, out, states, vectors_ptr, D_ptr, start_ptr, ahead_ptr, cu_seqlens_ptr, out_ptr, states_ptr,
-                     both_ptr, last_ptr, u_s, k_s, q_s, vectors_s, scores_s, states_s, full, done, u_full, u_done,
-                     scored, read, states_done, T, sequences, H, G, whole, span, spans, D_strides, P, N, STAGES, BACK)),
-            (weigh, (cu_seqlens_ptr, k_s, q_s, vectors_s, scores_s, full, done, scored, read, T, H, G, whole, span,
-                     spans, P, N, STAGES, BACK)),
-            (fetch, ((u, k, q, vectors, entering), cu_seqlens_ptr, u_s, k_s, q_s, vectors_s, states_s, full, done,
-                     u_full, u_done, states_done, T, H, G, whole, span, spans, P, N, STAGES, BACK)),
+            (carry, (0, results, pointers, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, STAGES, BACK)),
+            (carry, (1, results, pointers, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, STAGES, BACK)),
+            (weigh, (memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, STAGES, BACK)),
+            (fetch, ((u, k, q, vectors, entering), memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, STAGES, BACK)),
         ],
         [4, 4, 1],
         [CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS],
-    )  # fmt: skip
+    )
