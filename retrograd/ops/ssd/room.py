@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from unittest import mock
+
 from retrograd.core.room import Room
 
 from . import reference
 from .cases import CASES
+from .gluon import spans
 from .op import OP
-from .spec import BORDER
+from .spec import BORDER, Spec
 from .torch_op import ssd
+
+
+@contextmanager
+def cut(share: float, places: int = 1) -> Iterator[None]:
+    """Of the walks for Hopper, so many are cut into spans of so many places."""
+
+    def planned(spec: Spec, walks: int) -> spans.Spans:
+        return spans.spans(spec, walks, round(share * walks), places)
+
+    with mock.patch.object(spans, "planned", planned):
+        yield
+
 
 ROOM = Room.of(
     OP,
@@ -22,4 +40,9 @@ ROOM = Room.of(
     continues=BORDER,
     sequence_axis={"initial_state": 0},
     tensor_core_sums=True,
+    structures={
+        "whole sequences": partial(cut, 0.0),
+        "spans of a place": partial(cut, 1.0),
+        "half of them in spans of three places": partial(cut, 0.5, 3),
+    },
 )

@@ -15,14 +15,14 @@ from retrograd.core.rows import Layout
 
 from .. import backward as backward_kernels
 from ..spec import Spec
+from . import spans
 from .ahead import ahead
 from .pairs import pairs
 from .prepare import prepare
-from .spans import MULTIPROCESSORS, spans
+from .spans import STEPS
 from .walk import walk
 
 FP32 = "float32"
-STEPS = 64  # of a block, Q
 PLACE = 128  # steps of a place
 CHANNELS = 64  # of a slice
 STATES = (64, 128)  # N
@@ -37,11 +37,11 @@ FARTHEST = 2**31 // STEPS  # numbers from a step to the next, so that 32 bits ho
 # Registers a thread, on average, and of the warps of each kind.
 WALK_REGISTERS = 128
 CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS = 192, 104, 24
-PAIR_REGISTERS, PAIR_STAGES = 168, 2
+PAIR_REGISTERS, PAIR_STAGES = 168, 3
 # Instructions that park what no loop changes, or, of packed sequences, a number or two a slice.
 WALK_PARKED, PAIR_PARKED = 36, 16
-CONSUME_REGISTERS = 240
-AHEAD_REGISTERS, DRIVE_REGISTERS = 96, 64
+AHEAD_REGISTERS, DRIVE_REGISTERS = 64, 64
+AHEAD_STATES = 32  # of a program that walks ahead
 AHEAD_STAGES = 8
 
 
@@ -100,7 +100,7 @@ def walks(spec: Spec) -> int:
 
 def ahead_of_spans(spec: Spec) -> Array:
     """What enters the spans of walks, but for the first."""
-    plan = spans(spec, walks(spec), STEPS)
+    plan = spans.planned(spec, walks(spec))
     return Array("ahead", (plan.cut, plan.count - 1, WALKED, CHANNELS, spec.N), FP32)
 
 
@@ -177,16 +177,12 @@ class _Launches:
     def ahead(self, u: str, k: str, *, start: str, back: bool = False) -> tuple[Launch, ...]:
         """What enters spans, if there are any."""
         spec = self.spec
-        plan = spans(spec, walks(spec), STEPS)
+        plan = spans.planned(spec, walks(spec))
         if plan.count == 1:
             return ()
-        # As many programs as fill the GPU: those of few states have less to do for a block.
-        programs = plan.cut * WALKED
-        enough = MULTIPROCESSORS // 2
-        states = next(n for n in (128, 64, 32) if n <= spec.N and (n == 32 or programs * spec.N // n > enough))
         launch = Launch(
             ahead,
-            grid=plan.cut * WALKED * (spec.N // states),
+            grid=plan.cut * WALKED * (spec.N // AHEAD_STATES),
             arrays=self._pointers(ahead, "vectors cu_seqlens ahead", u_ptr=u, k_ptr=k, start_ptr=start),
             scalars={
                 **self._sizes,
@@ -198,7 +194,7 @@ class _Launches:
             constants={
                 "P": spec.P,
                 "N": spec.N,
-                "COLUMNS": states,
+                "COLUMNS": AHEAD_STATES,
                 "UNIT": UNIT,
                 "STAGES": AHEAD_STAGES,
                 "BACK": back,
@@ -217,7 +213,7 @@ class _Launches:
     ) -> Launch:
         """Results and states, or dx and the gradients of states."""
         spec = self.spec
-        plan = spans(spec, walks(spec), STEPS)
+        plan = spans.planned(spec, walks(spec))
         D = (0, 0) if spec.D is None else (spec.P, 1) if len(spec.D.shape) == 2 else (1, 0)
         return Launch(
             walk,
@@ -295,7 +291,7 @@ class _Launches:
                 "STAGES": PAIR_STAGES,
                 "FOR_B": for_b,
                 "UNIT": UNIT,
-                "CONSUME_REGISTERS": CONSUME_REGISTERS,
+                "CONSUME_REGISTERS": 224 if spec.N == 64 and not for_b else 232,
                 "FETCH_REGISTERS": FETCH_REGISTERS,
                 "OVERLAP": self.arch.overlaps_launches,
             },

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from ..spec import Spec
 
+STEPS = 64  # of a block, Q; a place has two
 MULTIPROCESSORS = 132  # of an H200, each of which takes one program
-LEAST = 4  # blocks of a span; even, since a place has two
+LEAST = 2  # places of a span
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,16 @@ class Spans:
         return {"whole": self.whole, "span": self.blocks, "spans": self.count}
 
 
-def spans(spec: Spec, walks: int, steps: int) -> Spans:
+def planned(spec: Spec, walks: int) -> Spans:
     """Walks beyond full rounds of all multiprocessors are cut into as many spans as those have room for."""
-    blocks = max(1, -(-spec.time // steps))
+    places = max(1, -(-spec.time // (2 * STEPS)))
     cut = walks % MULTIPROCESSORS
     room = MULTIPROCESSORS // cut if cut else 1
-    span = max(LEAST, -(-blocks // room))
-    span += span % 2
-    count = -(-blocks // span)
-    if count == 1:
-        return Spans(walks, 0, span, 1)
-    return Spans(walks - cut, cut, span, count)
+    return spans(spec, walks, cut, max(LEAST, -(-places // room)))
+
+
+def spans(spec: Spec, walks: int, cut: int, places: int) -> Spans:
+    """So many walks cut into spans of so many places."""
+    count = max(1, -(-spec.time // (2 * STEPS * places)))
+    cut = cut if count > 1 else 0
+    return Spans(walks - cut, cut, 2 * places, count if cut else 1)
