@@ -19,6 +19,8 @@ from retrograd.core.numerics import let_next_start, wait_for_previous
 from .blocks import CHANNELS, PLACE, SLICES, VECTORS, Q, products, vector, wide_rows
 from .sequences import block_at, slice_of, tile_offsets, walk_of
 
+DRIVERS = gl.constexpr(8)  # warps that weight u
+
 
 @gluon.jit
 def part_of(plan, N: gl.constexpr, COLUMNS: gl.constexpr):
@@ -61,16 +63,16 @@ def fetch(
 
 @gluon.jit
 def drive(
-    W: gl.constexpr, memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr,
-    COLUMNS: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
+    memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr, COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
-    """Weight u in its place: what a block puts into the states. Every second block, since one takes long on its way."""
-    ROWS: gl.constexpr = wide_rows(CHANNELS, 4)
+    """Weight u in its place: what a block puts into the states."""
+    ROWS: gl.constexpr = wide_rows(CHANNELS, DRIVERS)
     u_s, _, vectors_s = memory
     full, driven, _ = barriers
     walk, _, _, _ = part_of(plan, N, COLUMNS)
     _, _, _, _, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P)
-    for i in range(W, blocks_ahead(length, plan), 2):
+    for i in range(blocks_ahead(length, plan)):
         stage = i % STAGES
         mbarrier.wait(full.index(stage), (i // STAGES) & 1)
         put = vector(vectors_s.index(stage), 2 if BACK else 0, gl.SliceLayout(1, ROWS))
@@ -179,10 +181,9 @@ def ahead(
     gl.warp_specialize(
         [
             (carry, (start_ptr, ahead_ptr, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, COLUMNS, STAGES)),
-            (drive, (0, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, COLUMNS, STAGES, BACK)),
-            (drive, (1, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, COLUMNS, STAGES, BACK)),
+            (drive, (memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, COLUMNS, STAGES, BACK)),
             (fetch, ((u, k, vectors), memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, COLUMNS, STAGES, BACK)),
         ],
-        [4, 4, 1],
-        [DRIVE_REGISTERS, DRIVE_REGISTERS, FETCH_REGISTERS],
+        [DRIVERS, 1],
+        [DRIVE_REGISTERS, FETCH_REGISTERS],
     )

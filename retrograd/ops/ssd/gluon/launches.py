@@ -37,7 +37,8 @@ FARTHEST = 2**31 // STEPS  # numbers from a step to the next, so that 32 bits ho
 # Registers a thread, on average, and of the warps of each kind.
 WALK_REGISTERS = 128
 CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS = 192, 104, 24
-PAIR_REGISTERS, PAIR_STAGES = 168, 3
+CONSUME_REGISTERS = 240
+PAIR_REGISTERS, PAIR_STAGES = 168, 2
 # Instructions that park what no loop changes, or, of packed sequences, a number or two a slice.
 WALK_PARKED, PAIR_PARKED = 36, 16
 AHEAD_REGISTERS, DRIVE_REGISTERS = 64, 64
@@ -291,7 +292,7 @@ class _Launches:
                 "STAGES": PAIR_STAGES,
                 "FOR_B": for_b,
                 "UNIT": UNIT,
-                "CONSUME_REGISTERS": 224 if spec.N == 64 and not for_b else 232,
+                "CONSUME_REGISTERS": CONSUME_REGISTERS,
                 "FETCH_REGISTERS": FETCH_REGISTERS,
                 "OVERLAP": self.arch.overlaps_launches,
             },

@@ -1,8 +1,7 @@
 """SSD, backward, on NVIDIA GPUs since Hopper: dC and dB, and what decays and step sizes get. Symbols: ../README.md.
 
 A program takes a place and some heads of a group, and walks over their slices. Its warps are of three kinds:
-    fetch    brings a slice: rows and columns of x and dy, the state, the vectors. `right`, which only the beginning and
-             the end need, takes the places of states: of two before the first slice, and of two behind the last
+    fetch    brings a slice: rows and columns of x and dy, the state, the vectors
     consume  twice, for 64 rows each: Z += V L delta;  acc += (rows scale) state;  row sums of both, as decays need them
 Of the blocks' pairs two are on the diagonal, and there L is made by exponentials. Of the other two one is empty, and in
 one, of the second block's targets and the first block's sources, L is a product of two factors <= 1, so that no
@@ -49,28 +48,20 @@ def near_diagonal(x):
     return gl.join(upper, lower)
 
 
-@gluon.constexpr_function
-def along(layout, dim):
-    """Of a layout of six dimensions, one."""
-    for other in reversed(range(6)):
-        layout = layout if other == dim else gl.SliceLayout(other, layout)
-    return layout
-
-
 @gluon.jit
 def own_places(LAYOUT: gl.constexpr):
     """Of the elements of a product (64, 64) in LAYOUT, row - column: a part that threads differ in, and the rest.
 
-    To be subtracted; apart, since the first takes one register, and few comparisons of it with the second differ.
+    To be subtracted; apart, since the first takes two registers and comparing it with the second no other.
     """
-    LIKE: gl.constexpr = gl.reshape(gl.zeros([Q, Q], gl.int32, LAYOUT), [4, 2, 8, Q // 8, 4, 2]).type.layout
-    warp = gl.arange(0, 4, along(LIKE, 0))[:, None, None, None, None, None]
-    half = gl.arange(0, 2, along(LIKE, 1))[None, :, None, None, None, None]
-    row = gl.arange(0, 8, along(LIKE, 2))[None, None, :, None, None, None]
-    eight = gl.arange(0, Q // 8, along(LIKE, 3))[None, None, None, :, None, None]
-    pair = gl.arange(0, 4, along(LIKE, 4))[None, None, None, None, :, None]
-    one = gl.arange(0, 2, along(LIKE, 5))[None, None, None, None, None, :]
-    return forget(16 * warp + row - 2 * pair), 8 * (eight - half) + one
+    LIKE: gl.constexpr = gl.reshape(gl.zeros([Q, Q], gl.int32, LAYOUT), [Q, Q // 8, 4, 2]).type.layout
+    THREADS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, LIKE))
+    REST: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, LIKE))
+    row = gl.arange(0, Q, gl.SliceLayout(1, THREADS))[:, None]
+    pair = gl.arange(0, 4, gl.SliceLayout(0, THREADS))[None, :]
+    eight = gl.arange(0, Q // 8, gl.SliceLayout(1, REST))[:, None]
+    one = gl.arange(0, 2, gl.SliceLayout(0, REST))[None, :]
+    return forget(row - 2 * pair)[:, None, :, None], (8 * eight + one)[None, :, None, :]
 
 
 @gluon.jit
@@ -122,54 +113,34 @@ def whereabouts(sizes, cu_seqlens_ptr, HEADS: gl.constexpr):
 
 
 @gluon.jit
-def following(slot, parity, STAGES: gl.constexpr):
-    """The place after a place, and the parity of its barriers: how often all places were taken, odd or even."""
-    last = slot == STAGES - 1
-    return gl.where(last, 0, slot + 1), gl.where(last, parity ^ 1, parity)
-
-
-@gluon.jit
 def fetch(arrays, live, first, slices, memory, barriers, H, P: gl.constexpr, STAGES: gl.constexpr):
-    """Copy `left`, `right`, slice after slice, and `right` again; `first`: the program's first head."""
+    """Copy `left` and `right`, and slice after slice, to shared memory; `first`: the program's first head."""
     rows, columns, left, right, states, vectors = arrays
-    rows_s, columns_s, states_s, vectors_s, left_s = memory
-    full, empty = barriers
-    SLICE: gl.constexpr = (
+    rows_s, columns_s, states_s, vectors_s, left_s, right_s = memory
+    full, empty, ready = barriers
+    BYTES: gl.constexpr = (
         rows.block_type.nbytes + columns.block_type.nbytes + states.block_type.nbytes + 2 * vectors.block_type.nbytes
     )
-    slot = gl.to_tensor(0)
-    parity = gl.to_tensor(0)
-    for w in gl.static_range(2):
-        ready = full.index(slot)
-        if live > 0:
-            mbarrier.expect(ready, left.block_type.nbytes + right.block_type.nbytes)
+    if live > 0:
+        mbarrier.expect(ready, 2 * (left.block_type.nbytes + right.block_type.nbytes))
+        for w in gl.static_range(2):
             tma.async_copy_global_to_shared(left, [w * Q, 0], ready, left_s.index(w))
-            tma.async_copy_global_to_shared(right, [w * Q, 0], ready, states_s.index(slot))
-        else:  # of no sequence: nothing is read
-            mbarrier.arrive(ready, count=1)
-        slot, parity = following(slot, parity, STAGES)
+            tma.async_copy_global_to_shared(right, [w * Q, 0], ready, right_s.index(w))
+    else:
+        mbarrier.arrive(ready, count=1)
     for i in range(slices):
+        slot = i % STAGES
         head = first + i // (P // CHANNELS)
         column = head * P + i % (P // CHANNELS) * CHANNELS
-        ready = full.index(slot)
-        mbarrier.wait(empty.index(slot), parity ^ 1)
-        mbarrier.expect(ready, SLICE)
-        tma.async_copy_global_to_shared(rows, [0, column], ready, rows_s.index(slot))
-        tma.async_copy_global_to_shared(columns, [0, column], ready, columns_s.index(slot))
-        tma.async_copy_global_to_shared(states, [column, 0], ready, states_s.index(slot))
+        bar = full.index(slot)
+        mbarrier.wait(empty.index(slot), ((i // STAGES) & 1) ^ 1)
+        mbarrier.expect(bar, BYTES)
+        tma.async_copy_global_to_shared(rows, [0, column], bar, rows_s.index(slot))
+        tma.async_copy_global_to_shared(columns, [0, column], bar, columns_s.index(slot))
+        tma.async_copy_global_to_shared(states, [column, 0], bar, states_s.index(slot))
         for w in gl.static_range(2):
             own = (w * H + head) * (VECTORS * Q)
-            tma.async_copy_global_to_shared(vectors, [own], ready, vectors_s.index(slot * 2 + w))
-        slot, parity = following(slot, parity, STAGES)
-    for w in gl.static_range(2):
-        ready = full.index(slot)
-        mbarrier.wait(empty.index(slot), parity ^ 1)
-        if live > 0:
-            mbarrier.expect(ready, right.block_type.nbytes)
-            tma.async_copy_global_to_shared(right, [w * Q, 0], ready, states_s.index(slot))
-        else:
-            mbarrier.arrive(ready, count=1)
-        slot, parity = following(slot, parity, STAGES)
+            tma.async_copy_global_to_shared(vectors, [own], bar, vectors_s.index(slot * 2 + w))
 
 
 @gluon.jit
@@ -184,7 +155,6 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
         memory, scores_s, barriers: as in `pairs`.
     """
     BOTH: gl.constexpr = (W == 1) != FOR_B  # these rows also meet the other block's columns
-    EARLY: gl.constexpr = BOTH and not FOR_B  # a product under way while others are summed; FOR_B it would spill
     Z: gl.constexpr = products(Q)
     ACC: gl.constexpr = products(N)
     Z_LEFT: gl.constexpr = gl.DotOperandLayout(0, Z, 2)
@@ -192,34 +162,30 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
     ROW: gl.constexpr = gl.SliceLayout(1, Z)
     COLUMN: gl.constexpr = gl.SliceLayout(0, Z)
     LEFT_ROW: gl.constexpr = gl.SliceLayout(1, Z_LEFT)
-    rows_s, columns_s, states_s, vectors_s, left_s = memory
-    full, empty = barriers
+    rows_s, columns_s, states_s, vectors_s, left_s, right_s = memory
+    full, empty, ready = barriers
     DTYPE: gl.constexpr = rows_s.dtype
 
     places = own_places(Z)
     none = gl.zeros([Q, Q], gl.float32, Z)
     acc = gl.zeros([Q, N], gl.float32, ACC)
     z = gl.zeros([Q, Q], gl.float32, Z)
-    for w in gl.static_range(2):
-        mbarrier.wait(full.index(w), 0)
+    mbarrier.wait(ready, 0)
     left = left_s.index(W)
-    scores = warpgroup_mma(left, states_s.index(W).permute((1, 0)), none, use_acc=False)
+    scores = warpgroup_mma(left, right_s.index(W).permute((1, 0)), none, use_acc=False)
     if not FOR_B:
         own_score = diagonal(scores, places)
     # No decay lies between a step and itself, and of such a pair row sums less column sums would leave but rounding.
     scores = where(places[0] < places[1] if FOR_B else places[0] > places[1], scores, 0.0)
-    if BOTH:  # no registers are left for these
-        put(scores_s.index(0), scores)
+    put(scores_s.index(W), scores)
+    if BOTH:
         z_far = gl.zeros([Q, Q], gl.float32, Z)
-        put(scores_s.index(1), warpgroup_mma(left, states_s.index(1 - W).permute((1, 0)), none, use_acc=False))
-    block_barrier()
-    for w in gl.static_range(2):
-        mbarrier.arrive(empty.index(w), count=1)
+        scores_far = warpgroup_mma(left, right_s.index(1 - W).permute((1, 0)), none, use_acc=False)
+        put(scores_s.index(2), scores_far)
 
-    slot = gl.to_tensor(2 % STAGES)
-    parity = gl.to_tensor(2 // STAGES)
     for i in range(slices):
-        mbarrier.wait(full.index(slot), parity)
+        slot = i % STAGES
+        mbarrier.wait(full.index(slot), (i // STAGES) & 1)
         near = vectors_s.index(slot * 2 + W)
         far = vectors_s.index(slot * 2 + 1 - W)
         columns = columns_s.index(slot)
@@ -259,20 +225,17 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
         else:
             pair *= vector(near, 3, COLUMN)[None, :]
             z += pair
-        within = part_sums(pair * (get(scores_s.index(0), Z) if BOTH else scores))
+        within = part_sums(pair * get(scores_s.index(W), Z))
         if BOTH:
             far_token = warpgroup_mma(rows, columns.slice((1 - W) * Q, Q).permute((1, 0)), none, use_acc=False,
                                       is_async=True)  # fmt: skip
             far_columns = vector(far, 2 if FOR_B else 0, COLUMN)
             pair = warpgroup_mma_wait(0, deps=[far_token]) * far_columns[None, :]
             z_far += pair * (to_end * delta if FOR_B else to_end)[:, None]
-            if EARLY:
-                by_state_token = warpgroup_mma(left, state.permute((1, 0)), none, use_acc=False, is_async=True)
-            beyond = part_sums(pair * get(scores_s.index(1), Z))
+            beyond = part_sums(pair * get(scores_s.index(2), Z))
             factors = gl.convert_layout(to_end, gl.SliceLayout(1, beyond.type.layout), assert_trivial=True)
             within += beyond * factors[:, None]
-        if not EARLY:
-            by_state_token = warpgroup_mma(left, state.permute((1, 0)), none, use_acc=False, is_async=True)
+        by_state_token = warpgroup_mma(left, state.permute((1, 0)), none, use_acc=False, is_async=True)
         by_state, acc = warpgroup_mma_wait(0, deps=[by_state_token, acc])
         # Read once more rather than kept in registers.
         again = rows.load(Z_LEFT).to(gl.float32)
@@ -289,16 +252,11 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
             gl.store(sums[0] + t, gl.sum(within + through, 1))
             gl.store(sums[1] + t, gl.convert_layout(dots * own_score, SUMS, assert_trivial=True))
             gl.store(sums[2] + t, gl.convert_layout(dots, SUMS, assert_trivial=True))
-        slot, parity = following(slot, parity, STAGES)
 
-    mbarrier.wait(full.index(slot), parity)
-    first = states_s.index(slot)
-    slot, parity = following(slot, parity, STAGES)
-    mbarrier.wait(full.index(slot), parity)
-    second = states_s.index(slot)
-    acc = add_product(acc, z, second if W else first, ACC_LEFT)
+    own = forget(gl.to_tensor(W))  # lest addresses from before the loop stay in registers
+    acc = add_product(acc, z, right_s.index(own), ACC_LEFT)
     if BOTH:
-        acc = add_product(acc, z_far, first if W else second, ACC_LEFT)
+        acc = add_product(acc, z_far, right_s.index(1 - own), ACC_LEFT)
     # Found once more rather than kept in registers.
     T, sequences, H, G = sizes
     sizes = (forget(T), sequences, forget(H), G)
@@ -402,12 +360,15 @@ def pairs(
     states_s = gl.allocate_shared_memory(DTYPE, [STAGES, 64, N], ROWS)
     vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES * 2, VECTORS * Q], LINE)
     left_s = gl.allocate_shared_memory(DTYPE, [2, Q, N], ROWS)
-    # left right^T of the rows that meet both blocks: with their own, and with the other's.
+    right_s = gl.allocate_shared_memory(DTYPE, [2, Q, N], ROWS)
+    # left right^T, which no registers are left for: both blocks' own, and of the rows that meet both with the other's.
     PARKED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [6, 5, 4, 3, 2, 1, 0])
-    scores_s = gl.allocate_shared_memory(gl.float32, [2, 2, 4, 4, 8, 4, 2, 2], PARKED)
-    # A slice, or a block of `right`, is there; both who consume it have let it go.
+    scores_s = gl.allocate_shared_memory(gl.float32, [3, 2, 4, 4, 8, 4, 2, 2], PARKED)
+    # A slice is there; both who consume it have let it go; `left` and `right` are there.
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
@@ -424,8 +385,8 @@ def pairs(
     vectors = tma.make_tensor_descriptor(vectors_ptr, [H * (2 * VECTORS * Q)], [1], [VECTORS * Q], LINE)
 
     arrays = (rows, columns, left, right, states, vectors)
-    memory = (rows_s, columns_s, states_s, vectors_s, left_s)
-    barriers = (full, empty)
+    memory = (rows_s, columns_s, states_s, vectors_s, left_s, right_s)
+    barriers = (full, empty, ready)
     gl.warp_specialize(
         [
             (consume, (0 if FOR_B else 1, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory, scores_s,
