@@ -43,7 +43,12 @@ SSD: list[Case] = [
     ssd.case("packed_gaps", (1, 180, 2, 64, 1, 64), cu_seqlens=(3, 4, 4, 140, 170), **ssd.ALL),
     ssd.case("many_heads", (2, 70, 36, 16, 2, 16), given=ssd.MAMBA | {"z"}),
 ]
-MORE = {"selective_scan": GLUON, "ssd": SSD}
+# Those for Hopper: in spans, and whole; an odd number of slices, and blocks enough that every place is filled again.
+HOPPER: list[Case] = [
+    ssd.case("hopper", (1, 530, 3, 64, 1, 128), initial_state=True, return_final_state=True),
+    ssd.case("hopper_packed", (1, 530, 2, 128, 1, 64), cu_seqlens=(3, 4, 4, 270, 520), dtype="float16"),
+]
+MORE = {"selective_scan": GLUON, "ssd": SSD + HOPPER}
 
 
 def cases(op: str) -> list[Case]:
@@ -65,7 +70,7 @@ if __name__ == "__main__":
     for op in sys.argv[1:] or NAMES:
         for one in cases(op):
             run(op, one)
-            if one in GLUON:
+            if one in GLUON + HOPPER:
                 with room(op).structures[WHOLE]():
                     forget_plans()
                     run(op, one)

@@ -1,0 +1,109 @@
+"""Which calls ssd's kernels for Hopper take, what they need of memory, and how their walks are cut into spans of time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrograd.core.arch import SUPPORTED
+from retrograd.core.room import spec_of
+from retrograd.core.rows import Layout, dense
+from retrograd.ops.rooms import room
+from retrograd.ops.ssd.cases import MAMBA, case
+from retrograd.ops.ssd.gluon import launches, spans
+from retrograd.ops.ssd.op import OP
+from retrograd.ops.ssd.spec import Spec
+from retrograd.testing import programs
+
+HOPPER = SUPPORTED["sm_90"]
+SHAPE = (2, 300, 6, 64, 2, 128)
+
+
+def spec(shape: tuple[int, int, int, int, int, int] = SHAPE, **how: Any) -> Spec:
+    made: Spec = spec_of(OP, case("call", shape, **how))
+    return made
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"dtype": "float16"},
+        {"given": frozenset()},
+        {"dt_limit": (-1.0, 1.0)},
+        {"dt_dtype": "float32"},
+        {"shape": (2, 300, 6, 256, 3, 64)},
+        {"shape": (1, 300, 6, 64, 3, 64), "cu_seqlens": (5, 100, 300), "initial_state": True},
+    ],
+)
+def test_calls_of_16_bits_in_whole_slices_are_taken(how: dict[str, Any]) -> None:
+    assert launches.takes_forward(spec(**how), HOPPER)
+    assert launches.takes_backward(spec(**how), HOPPER)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"dtype": "float32"},
+        {"matrix_dtype": "float32"},
+        {"given": MAMBA | {"z"}},
+        {"shape": (2, 300, 6, 96, 2, 128)},
+        {"shape": (2, 300, 6, 64, 2, 96)},
+        {"shape": (2, 300, 6, 64, 2, 256)},
+    ],
+)
+def test_all_others_go_to_the_kernels_for_any_gpu(how: dict[str, Any]) -> None:
+    assert not launches.takes_forward(spec(**how), HOPPER)
+    assert not launches.takes_backward(spec(**how), HOPPER)
+
+
+def test_the_gradient_of_a_skip_a_channel_is_left_to_the_kernels_for_any_gpu() -> None:
+    assert launches.takes_forward(spec(wide_D=True), HOPPER)
+    assert not launches.takes_backward(spec(wide_D=True), HOPPER)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "gfx942", "gfx950"])
+def test_other_architectures_have_no_such_instructions(arch: str) -> None:
+    assert not launches.takes_forward(spec(), SUPPORTED[arch])
+
+
+def test_an_array_is_read_where_it_lies_if_the_heads_of_a_step_are_one_row() -> None:
+    x, B = spec().x, spec().B
+    assert launches.in_place("x", x, Layout(dense(x.shape), aligned=True))
+    wide = (300 * 1024, 1024, 64, 1)  # a part of each step's columns
+    assert launches.in_place("x", x, Layout(wide, aligned=True))
+    assert not launches.in_place("x", x, Layout((300 * 1024, 1024, 128, 1), aligned=True))
+    assert launches.in_place("B", B, Layout((300 * 1024, 1024, 512, 1), aligned=True))
+
+
+@given(st.integers(1, 9), st.integers(1, 200), st.integers(0, 70_000))
+def test_spans_cover_every_step_and_begin_where_places_do(batch: int, heads: int, time: int) -> None:
+    call = spec((batch, time, heads, 64, 1, 128))
+    walks = launches.walks(call)
+    plan = spans.planned(call, walks)
+    assert plan.whole + plan.cut == walks
+    assert plan.blocks % 2 == 0
+    if plan.count > 1:
+        steps = plan.blocks * spans.STEPS
+        assert (plan.count - 1) * steps < time <= plan.count * steps
+        assert plan.programs - plan.whole <= spans.MULTIPROCESSORS
+
+
+def test_what_is_left_of_full_rounds_is_cut_and_few_walks_are_cut_into_many_spans() -> None:
+    main = spec((8, 4096, 80, 64, 1, 128))
+    assert launches.walks(main) == 320
+    assert spans.planned(main, 320) == spans.Spans(whole=264, cut=56, blocks=32, count=2)
+    alone = spans.planned(spec((1, 65536, 24, 64, 1, 128)), 12)
+    assert alone.programs > 0.9 * spans.MULTIPROCESSORS
+    assert spans.planned(spec((11, 4096, 24, 64, 1, 128)), 132).count == 1
+
+
+def test_walks_that_are_cut_launch_what_finds_their_spans_beginnings() -> None:
+    def kernels(shape: tuple[int, int, int, int, int, int]) -> list[str]:
+        return [one.kernel.__name__ for _, one in programs.launches(room("ssd"), case("call", shape), HOPPER)]
+
+    assert kernels((1, 1024, 24, 64, 1, 128))[:3] == ["prepare", "ahead", "walk"]
+    assert kernels((1, 128, 24, 64, 1, 128))[:2] == ["prepare", "walk"]
