@@ -1,4 +1,4 @@
-"""Which calls ssd's kernels for Hopper take, what they need of memory, and how their walks are cut into spans of time."""
+"""Which calls the kernels of ssd for Hopper take, where they read, and how their walks are cut into spans of time."""
 
 from __future__ import annotations
 

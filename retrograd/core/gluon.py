@@ -2,9 +2,12 @@
 
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
-# Newer releases call them async_load and barrier.
+# Newer releases call them async_load, async_store and barrier.
 copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 # They also made this method public.

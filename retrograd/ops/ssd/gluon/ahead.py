@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from retrograd.core.gluon import tma_load
 from retrograd.core.numerics import let_next_start, wait_for_previous
 
 from .blocks import CHANNELS, PLACE, SLICES, VECTORS, Q, products, vector, wide_rows
@@ -56,9 +57,9 @@ def fetch(
         ready = full.index(stage)
         mbarrier.wait(done.index(stage), ((i // STAGES) & 1) ^ 1)
         mbarrier.expect(ready, u.block_type.nbytes + k.block_type.nbytes + vectors.block_type.nbytes)
-        tma.async_copy_global_to_shared(k, [c * Q, n], ready, k_s.index(stage))
-        tma.async_copy_global_to_shared(u, [c * Q, head * P + p], ready, u_s.index(stage))
-        tma.async_copy_global_to_shared(vectors, [(c * H + head) * (VECTORS * Q)], ready, vectors_s.index(stage))
+        tma_load(k, [c * Q, n], ready, k_s.index(stage))
+        tma_load(u, [c * Q, head * P + p], ready, u_s.index(stage))
+        tma_load(vectors, [(c * H + head) * (VECTORS * Q)], ready, vectors_s.index(stage))
 
 
 @gluon.jit

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from retrograd.core.gluon import block_barrier
+from retrograd.core.gluon import block_barrier, tma_load
 from retrograd.core.numerics import forget, let_next_start, wait_for_previous
 
 from ..blocks import block_of, rows_at
@@ -124,8 +124,8 @@ def fetch(arrays, live, first, slices, memory, barriers, H, P: gl.constexpr, STA
     if live > 0:
         mbarrier.expect(ready, 2 * (left.block_type.nbytes + right.block_type.nbytes))
         for w in gl.static_range(2):
-            tma.async_copy_global_to_shared(left, [w * Q, 0], ready, left_s.index(w))
-            tma.async_copy_global_to_shared(right, [w * Q, 0], ready, right_s.index(w))
+            tma_load(left, [w * Q, 0], ready, left_s.index(w))
+            tma_load(right, [w * Q, 0], ready, right_s.index(w))
     else:
         mbarrier.arrive(ready, count=1)
     for i in range(slices):
@@ -135,12 +135,12 @@ def fetch(arrays, live, first, slices, memory, barriers, H, P: gl.constexpr, STA
         bar = full.index(slot)
         mbarrier.wait(empty.index(slot), ((i // STAGES) & 1) ^ 1)
         mbarrier.expect(bar, BYTES)
-        tma.async_copy_global_to_shared(rows, [0, column], bar, rows_s.index(slot))
-        tma.async_copy_global_to_shared(columns, [0, column], bar, columns_s.index(slot))
-        tma.async_copy_global_to_shared(states, [column, 0], bar, states_s.index(slot))
+        tma_load(rows, [0, column], bar, rows_s.index(slot))
+        tma_load(columns, [0, column], bar, columns_s.index(slot))
+        tma_load(states, [column, 0], bar, states_s.index(slot))
         for w in gl.static_range(2):
             own = (w * H + head) * (VECTORS * Q)
-            tma.async_copy_global_to_shared(vectors, [own], bar, vectors_s.index(slot * 2 + w))
+            tma_load(vectors, [own], bar, vectors_s.index(slot * 2 + w))
 
 
 @gluon.jit

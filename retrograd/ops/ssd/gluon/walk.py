@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from retrograd.core.gluon import block_barrier
+from retrograd.core.gluon import block_barrier, tma_load, tma_store
 from retrograd.core.numerics import let_next_start, wait_for_previous
 
 from .blocks import (
@@ -74,12 +74,12 @@ def fetch(
         ready = full.index(stage)
         mbarrier.wait(done.index(stage), phase)
         mbarrier.expect(ready, BYTES)
-        tma.async_copy_global_to_shared(k, [c * Q, 0], ready, k_s.index(stage))
-        tma.async_copy_global_to_shared(q, [c * Q, 0], ready, q_s.index(stage))
+        tma_load(k, [c * Q, 0], ready, k_s.index(stage))
+        tma_load(q, [c * Q, 0], ready, q_s.index(stage))
         for w in gl.static_range(SLICES):
             head, _ = slice_of(slice + w, slices, group, sizes, P)
             own = (c * H + head) * (VECTORS * Q)
-            tma.async_copy_global_to_shared(vectors, [own], ready, vectors_s.index(stage * SLICES + w))
+            tma_load(vectors, [own], ready, vectors_s.index(stage * SLICES + w))
         ready = u_full.index(stage)
         border = is_border(c, begin + i, BACK)
         mbarrier.wait(u_done.index(stage), phase)
@@ -92,7 +92,7 @@ def fetch(
             mbarrier.expect(ready, SLICES * u.block_type.nbytes)
         for w in gl.static_range(SLICES):
             head, p = slice_of(slice + w, slices, group, sizes, P)
-            tma.async_copy_global_to_shared(u, [c * Q, head * P + p], ready, u_s.index(stage * SLICES + w))
+            tma_load(u, [c * Q, head * P + p], ready, u_s.index(stage * SLICES + w))
         if entering is not None:
             if border:
                 mbarrier.wait(states_done, (borders & 1) ^ 1)
@@ -100,7 +100,7 @@ def fetch(
                 for w in gl.static_range(SLICES):
                     head, p = slice_of(slice + w, slices, group, sizes, P)
                     state = (c // 2 * H + head) * P + p
-                    tma.async_copy_global_to_shared(entering, [state, 0], ready, states_s.index(w))
+                    tma_load(entering, [state, 0], ready, states_s.index(w))
 
 
 @gluon.jit
@@ -210,7 +210,7 @@ def carry(
             fence_async_shared()
             block_barrier()
             if exists:
-                tma.async_copy_shared_to_global(states, [(c // 2 * H + head) * P + p, 0], states_s.index(W))
+                tma_store(states, [(c // 2 * H + head) * P + p, 0], states_s.index(W))
         mbarrier.wait(u_full.index(stage), (i // STAGES) & 1)
         u_place = u_s.index(stage * SLICES + W)
         u = u_place.permute((1, 0)).load(OUT_LEFT)
@@ -238,7 +238,7 @@ def carry(
         else:
             block_barrier()
         if exists:
-            tma.async_copy_shared_to_global(out, [c * Q, head * P + p], u_place)
+            tma_store(out, [c * Q, head * P + p], u_place)
         state = warpgroup_mma_wait(0, deps=[state])
         mbarrier.arrive(done.index(stage))
         if border:
