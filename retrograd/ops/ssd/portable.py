@@ -1,8 +1,9 @@
 """SSD without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
 
 `xp` is one of `retrograd.core.xp`'s namespaces. Time is cut in chunks and these in blocks; within a block everything is
-a matrix product, in the dtype of the sums, and from one to the next goes a state. Arrays of steps lie as (batch, heads,
-steps, channels), those that the heads of a group share as (batch, groups, steps, states).
+a matrix product, in the dtype of the sums, and from one to the next goes a state. All blocks of a chunk are taken at
+once but for their states: they are more rows of the batch. Arrays of steps lie as (rows, heads, steps, channels), those
+that the heads of a group share as (rows, groups, steps, states).
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
 
     def chunk(carry: Any, given: Any) -> Any:
         h = time.enter(carry[0], given[:marks])
-        (after,), (y,) = xp.scan(maths.forward, (h,), maths.blocks(given[marks:]), False)
-        return (after,), (h, maths.whole(y), *((after,) if spec.packed else ()))
+        here = maths.block(*given[marks:])
+        entering, after = maths.states(here, h)
+        y = maths.joined(maths.outputs(here, maths.pairs(here), entering))
+        return (after,), (h, y, *((after,) if spec.packed else ()))
 
     xs = (*time.starts, *(time.cut(array) for array in (arrays["x"], delta, arrays["B"], arrays["C"])))
     (last,), (states, y, *after) = xp.scan(chunk, (time.initial,), xs, False)
@@ -67,10 +70,14 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
 
     def chunk(carry: Any, given: Any) -> Any:
         g = time.leave(carry[0], given[:marks])
-        blocks = maths.blocks(given[marks + 1 :])
-        _, (starts,) = xp.scan(maths.entering, (xp.astype(given[marks], spec.compute_dtype),), blocks[1:], False)
-        (before,), made = xp.scan(maths.backward, (g,), (starts, *blocks), True)
-        return (before,), (*(maths.whole(array) for array in made), *((before,) if spec.packed else ()))
+        state, dy, *rest = given[marks:]
+        here = maths.block(*rest)
+        pairs = maths.pairs(here)
+        entering, _ = maths.states(here, xp.astype(state, spec.compute_dtype))
+        *made, before = maths.gradients(here, pairs, entering, g, maths.cut(dy))
+        if z is not None:
+            made.append(maths.outputs(here, pairs, entering))
+        return (before,), (*(maths.joined(array) for array in made), *((before,) if spec.packed else ()))
 
     cut = [time.cut(array) for array in (dy, arrays["x"], delta, arrays["B"], arrays["C"])]
     xs = (*time.ends, xp.moveaxis(arrays["states"], 1, 0), *cut)
@@ -135,16 +142,16 @@ def update(
 
 @dataclass(frozen=True)
 class _Block:
-    """What a block's sums are made of.
+    """What sums of blocks are made of.
 
     Attributes:
-        x: (batch, heads, steps, P).
+        x: (rows, heads, steps, P).
         delta: (batch, heads, steps).
-        B: (batch, groups, steps, N).
+        B: (rows, groups, steps, N).
         C: as B.
         grow: exp of the log decays from the block's start through each step.
         rest: exp of those after each step up to the block's end.
-        whole: exp of all of them, (batch, heads, 1, 1).
+        whole: exp of all of them, (rows, heads, 1, 1).
         sums: the log decays from the block's start through each step.
     """
 
@@ -160,7 +167,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Pairs of steps of a block, (batch, heads, target, source).
+    """Pairs of steps of a block, (rows, heads, target, source).
 
     Attributes:
         decay: 0 where the source is later than the target.
@@ -172,7 +179,7 @@ class _Pairs:
 
 
 class _Maths:
-    """A block's outputs, its last state and its gradients."""
+    """Outputs, states and gradients of the blocks of a chunk."""
 
     def __init__(self, xp: Namespace, spec: Spec, arrays: Arrays) -> None:
         self.xp = xp
@@ -182,45 +189,40 @@ class _Maths:
         self.causal = step[:, None] >= step
         self.later = step[:, None] > step
 
-    def blocks(self, given: Any) -> tuple[Any, ...]:
-        """Arrays of a chunk, cut into blocks along a new leading axis."""
-        return tuple(self.xp.reshape(a, (-1, BLOCK, *a.shape[1:])) for a in given)
+    def cut(self, array: Any) -> Any:
+        """(steps, batch, heads, ...) of a chunk as (rows, heads, steps of a block, ...), in the dtype of the sums."""
+        xp = self.xp
+        steps, batch, heads, *rest = array.shape
+        array = xp.reshape(xp.astype(array, self.spec.compute_dtype), (steps // BLOCK, BLOCK, batch, heads, *rest))
+        return xp.reshape(xp.moveaxis(array, 1, 3), (-1, heads, BLOCK, *rest))
 
-    def whole(self, array: Any) -> Any:
-        """What was made of a chunk's blocks, as one chunk."""
-        return self.xp.reshape(array, (-1, *array.shape[2:]))
-
-    def forward(self, carry: Any, given: Any) -> Any:
-        """The state moves on by a block; makes y."""
-        here = self.block(*given)
-        return (self.next_state(here, carry[0]),), (self.steps_first(self.outputs(here, self.pairs(here), carry[0])),)
-
-    def entering(self, carry: Any, given: Any) -> Any:
-        """The state moves on by a block; makes the state that enters it."""
-        return (self.next_state(self.block(*given), carry[0]),), carry
-
-    def backward(self, carry: Any, given: Any) -> Any:
-        """The gradient of the state moves back by a block; makes what the block's inputs need."""
-        h, dy, *rest = given
-        here = self.block(*rest)
-        pairs = self.pairs(here)
-        *made, before = self.gradients(here, pairs, h, carry[0], self.heads_first(dy))
-        if self.spec.z is not None:
-            made.append(self.outputs(here, pairs, h))
-        return (before,), tuple(self.steps_first(array) for array in made)
-
-    def heads_first(self, array: Any) -> Any:
-        """(steps, batch, heads, ...) as (batch, heads, steps, ...), in the dtype of the sums."""
-        return self.xp.moveaxis(self.xp.astype(array, self.spec.compute_dtype), 0, 2)
-
-    def steps_first(self, array: Any) -> Any:
+    def joined(self, array: Any) -> Any:
         """The way back."""
-        return self.xp.moveaxis(array, 2, 0)
+        rows, heads, steps, *rest = array.shape
+        array = self.xp.reshape(array, (-1, self.spec.batch, heads, steps, *rest))
+        blocks = rows // self.spec.batch
+        return self.xp.reshape(self.xp.moveaxis(array, 3, 1), (blocks * steps, self.spec.batch, heads, *rest))
+
+    def states(self, here: _Block, h: Any) -> tuple[Any, Any]:
+        """The state that enters each block, from the one that enters the first; and the one that leaves the last."""
+        return self._carried(here, h, self.to_states(here.x * (here.rest * here.delta)[..., None], here.B), False)
+
+    def _carried(self, here: _Block, state: Any, added: Any, backward: bool) -> tuple[Any, Any]:
+        """What meets each block on a way through all of them, and what is left behind the last."""
+        xp, batch = self.xp, self.spec.batch
+
+        def step(carry: Any, given: Any) -> Any:
+            whole, more = given
+            return (carry[0] * whole + more,), carry
+
+        by_block = tuple(xp.reshape(array, (-1, batch, *array.shape[1:])) for array in (here.whole, added))
+        (last,), (met,) = xp.scan(step, (state,), by_block, backward)
+        return xp.reshape(met, (-1, *met.shape[2:])), last
 
     def block(self, x: Any, delta: Any, B: Any, C: Any) -> _Block:
-        """From arrays (steps, batch, ...)."""
+        """From arrays (steps, batch, ...) of a chunk."""
         xp = self.xp
-        x, delta, B, C = (self.heads_first(array) for array in (x, delta, B, C))
+        x, delta, B, C = (self.cut(array) for array in (x, delta, B, C))
         log = delta * self.A
         floor = FLOOR[self.spec.compute_dtype]
         sums = xp.cumsum(xp.where(log < floor, floor, log), -1, False)
@@ -238,26 +240,22 @@ class _Maths:
         within = self.xp.matmul(pairs.scores * pairs.decay * here.delta[..., None, :], here.x)
         return within + self.from_states(here.C, h) * here.grow[..., None]
 
-    def next_state(self, here: _Block, h: Any) -> Any:
-        """The state that leaves."""
-        return h * here.whole + self.to_states(here.x * (here.rest * here.delta)[..., None], here.B)
-
     def gradients(self, here: _Block, pairs: _Pairs, h: Any, g: Any, dy: Any) -> list[Any]:
         """Dx without skip, d delta by its factor of x, d (delta A), dB, dC, and the gradient of the state that enters.
 
         Args:
-            here: the block.
-            pairs: its pairs of steps.
-            h: the state that enters.
-            g: the gradient of the state that leaves.
+            here: the blocks.
+            pairs: their pairs of steps.
+            h: the state that enters each block.
+            g: the gradient of the state that leaves the last one.
             dy: the gradient of y.
         """
         xp = self.xp
-        dpairs = xp.matmul(dy, xp.moveaxis(here.x, -1, -2)) * pairs.decay
-        weighted = pairs.scores * pairs.decay
-        dx = xp.matmul(xp.moveaxis(weighted, -1, -2), dy)  # to be multiplied by delta
-        later = self.from_states(here.B, g) * here.rest[..., None]
         dys = dy * here.grow[..., None]
+        g, before = self._carried(here, g, self.to_states(dys, here.C), True)
+        dpairs = xp.matmul(dy, xp.moveaxis(here.x, -1, -2)) * pairs.decay
+        dx = xp.matmul(xp.moveaxis(pairs.scores * pairs.decay, -1, -2), dy)  # to be multiplied by delta
+        later = self.from_states(here.B, g) * here.rest[..., None]
 
         w = dpairs * pairs.scores
         out = xp.sum(dys * self.from_states(here.C, h), -1)  # through the state that enters
@@ -266,15 +264,15 @@ class _Maths:
         # A pair of steps reaches over those from after its source through its target.
         reach = xp.where(self.later, w * here.delta[..., None, :], 0)
         reach = xp.where(self.causal, xp.cumsum(reach, -1, False) - reach, 0)
-        before = here.delta * into
-        dlog = xp.sum(reach, -2) + xp.cumsum(out, -1, True) + (xp.cumsum(before, -1, False) - before) + both
+        behind = here.delta * into
+        dlog = xp.sum(reach, -2) + xp.cumsum(out, -1, True) + (xp.cumsum(behind, -1, False) - behind) + both
 
         dscores = self.of_groups(dpairs * here.delta[..., None, :])
         dC = xp.matmul(dscores, here.B) + self.through_states(dys, h)
         added = here.x * (here.rest * here.delta)[..., None]
         dB = xp.matmul(xp.moveaxis(dscores, -1, -2), here.C) + self.through_states(added, g)
         dx = (dx + later) * here.delta[..., None]
-        return [dx, xp.sum(w, -2) + into, dlog, dB, dC, g * here.whole + self.to_states(dys, here.C)]
+        return [dx, xp.sum(w, -2) + into, dlog, dB, dC, before]
 
     def of_heads(self, scores: Any) -> Any:
         """(batch, groups, target, source) as (batch, heads, ...)."""
@@ -290,7 +288,7 @@ class _Maths:
         return self.xp.sum(self.xp.reshape(array, (batch, groups, heads // groups, *rest)), 2)
 
     def from_states(self, matrix: Any, state: Any) -> Any:
-        """B or C (batch, groups, steps, N) times the states (batch, heads, P, N): (batch, heads, steps, P)."""
+        """B or C (rows, groups, steps, N) times the states (batch, heads, P, N): (rows, heads, steps, P)."""
         xp, spec = self.xp, self.spec
         batch, groups, steps, N = matrix.shape
         rows = xp.reshape(state, (batch, groups, spec.heads // groups * spec.P, N))
@@ -299,17 +297,17 @@ class _Maths:
         return xp.reshape(xp.moveaxis(made, 2, 3), (batch, spec.heads, steps, spec.P))
 
     def to_states(self, array: Any, matrix: Any) -> Any:
-        """(batch, heads, steps, P) and B or C, summed over the steps: (batch, heads, P, N)."""
+        """(rows, heads, steps, P) and B or C, summed over the steps: (batch, heads, P, N)."""
         batch, _, _, N = matrix.shape
         made = self.xp.matmul(self.xp.moveaxis(self._beside(array), -1, -2), matrix)
         return self.xp.reshape(made, (batch, self.spec.heads, self.spec.P, N))
 
     def through_states(self, array: Any, state: Any) -> Any:
-        """(batch, heads, steps, P) times the states, summed over the heads of a group: (batch, groups, steps, N)."""
+        """(rows, heads, steps, P) times the states, summed over the heads of a group: (rows, groups, steps, N)."""
         return self.of_groups(self.xp.matmul(array, state))
 
     def _beside(self, array: Any) -> Any:
-        """(batch, heads, steps, P) as (batch, groups, steps, heads of the group and P)."""
+        """(rows, heads, steps, P) as (batch, groups, steps, heads of the group and P)."""
         batch, heads, steps, P = array.shape
         groups = self.spec.groups
         array = self.xp.reshape(array, (batch, groups, heads // groups, steps, P))
