@@ -77,6 +77,7 @@ def test_an_array_is_read_where_it_lies_if_the_heads_of_a_step_are_one_row() -> 
     assert launches.in_place("x", x, Layout(wide, aligned=True))
     assert not launches.in_place("x", x, Layout((300 * 1024, 1024, 128, 1), aligned=True))
     assert launches.in_place("B", B, Layout((300 * 1024, 1024, 512, 1), aligned=True))
+    assert not launches.in_place("B", B, Layout((128, 0, 128, 1), aligned=True))  # the same row at every step
 
 
 @given(st.integers(1, 9), st.integers(1, 200), st.integers(0, 70_000))

@@ -64,11 +64,12 @@ def takes_backward(spec: Spec, arch: Arch) -> bool:
 
 
 def in_place(name: str, param: Param, layout: Layout) -> bool:
-    """Whether the kernels read an array of rows where it lies: they see the heads of a step as one row."""
+    """Whether the kernels read an array where it lies: their descriptors see the heads of a step as one row."""
     if name not in ("x", "dy", "B", "C"):
         return True
-    near = layout.strides[1] < FARTHEST
-    return near and (name in "BC" or layout.strides[2] == param.shape[3])
+    heads, columns = param.shape[2:]
+    row = columns if name in "BC" else heads * columns
+    return row <= layout.strides[1] < FARTHEST and (name in "BC" or layout.strides[2] == columns)
 
 
 def slices(spec: Spec) -> int:
