@@ -209,6 +209,8 @@ def check_options(spec: Spec) -> None:
             raise bad_type(OP, "group_size", group_size, "an int or None")
         if group_size < 1 or x.shape[-1] % group_size:
             raise bad_value(OP, "group_size", group_size, f"a divisor of the last dimension of x, {x.shape[-1]}")
+        if group_size > MAX_N:
+            raise bad_value(OP, "group_size", group_size, f"at most {MAX_N} columns to normalise together")
     N = x.shape[-1] if group_size is None else group_size
     if N > MAX_N:
         raise bad_shape(OP, "x", x.shape, f"at most {MAX_N} columns to normalise together")
