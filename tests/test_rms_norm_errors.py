@@ -70,6 +70,9 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "groups of nothing": (
         lambda: rms_norm(X, group_size=0), ValueError,
         "rms_norm: group_size is 0, expected a divisor of the last dimension of x, 64"),
+    "groups of more columns than fit": (
+        lambda: rms_norm(torch.ones(2, 0), group_size=2**20), ValueError,
+        "rms_norm: group_size is 1048576, expected at most 262144 columns to normalise together"),
     "integers asked for": (
         lambda: rms_norm(X, out_dtype=torch.int32), TypeError,
         "rms_norm: out_dtype has dtype int32, expected float32 or bfloat16 or float16"),
