@@ -176,8 +176,11 @@ def launcher(compiled: Any) -> tuple[Any, list[Any], list[Any]]:
             raise RuntimeError(f"{compiled.name}: a kernel that is profiled cannot be launched directly")
         return run.launch, [compiled.function, run.launch_cooperative_grid, run.launch_pdl], [None, *common]
 
+    allocates = bool(getattr(compiled.metadata, "global_scratch_size", 0))
+
     def start(gx: int, gy: int, gz: int, stream: int, function: int, _: int | None, *rest: Any) -> None:
-        triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.uint8, device="cuda"))
+        if allocates:
+            triton.set_allocator(lambda size, *_: torch.empty(size, dtype=torch.uint8, device="cuda"))
         run(gx, gy, gz, stream, function, *rest)
 
     return start, [compiled.function], common
