@@ -8,6 +8,11 @@ A slice is BLOCK_P channels of a head.
 import triton
 import triton.language as tl
 
+from retrograd.core.numerics import LOG2E, softplus
+
+# 2 to this power is 0: a log decay below it loses nothing by being it, and the sums that it is in keep their digits.
+FLOOR = tl.constexpr(-150.0)
+
 
 @triton.jit
 def bounds_of(number, T, cu_seqlens_ptr):
@@ -114,6 +119,19 @@ def load_raw(dt_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H):
     if dt_bias_ptr is not None:
         raw += tl.load(dt_bias_ptr + head, mask=head < H, other=0.0)[None, :]
     return raw
+
+
+@triton.jit
+def step_sizes(
+    dt_ptr, A_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H, low, high, SOFTPLUS: tl.constexpr
+):  # fmt: skip
+    """Delta of some heads, (steps, heads), 0 in steps that do not live; and its log decay in base 2."""
+    delta = load_raw(dt_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H)
+    if SOFTPLUS:
+        delta = softplus(delta)
+    delta = tl.where(live, limited(delta, low, high), 0.0)
+    log = delta * (tl.load(A_ptr + head, mask=head < H, other=0.0) * LOG2E)[None, :]
+    return delta, tl.where(log < FLOOR, FLOOR, log)
 
 
 @triton.jit

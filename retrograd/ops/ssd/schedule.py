@@ -8,11 +8,11 @@ from typing import Any
 import triton.language as tl
 
 from retrograd.core.arch import Arch
-from retrograd.core.arrays import pointers_to, read_in_place, strides_of
+from retrograd.core.arrays import read_in_place, strides_of
 from retrograd.core.build import divisor
 from retrograd.core.chunks import places
 from retrograd.core.op import Layouts, Param
-from retrograd.core.program import Array, Launch, Program, Scalar
+from retrograd.core.program import Array, Launch, Program
 from retrograd.core.reduce import sum_blocks_launch, sum_rows_launch
 from retrograd.core.rows import Layout, is_dense
 
@@ -21,6 +21,7 @@ from . import forward as forward_kernels
 from . import plan
 from . import states as state_kernels
 from .gluon import launches as gluon
+from .passes import Launches
 from .plan import Tile
 from .spec import Spec
 
@@ -39,7 +40,7 @@ def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layo
         return Program(inputs, outputs, scratch, launches)
     tile = plan.tile(spec, arch)
     scratch = (*_prepared(spec, tile), _states("entering", spec, tile))
-    of = _Launches(spec, tile, inputs + outputs + scratch, layouts, arch)
+    of = _Launches(spec, inputs + outputs + scratch, layouts, arch, tile)
     states = of.carry("x", "B", start="initial_state", out="entering", kept="states", last="final_state")
     launches = (of.prepare(), states, of.outputs("x", "B", "C", "entering", out="y"))
     return Program(inputs, outputs, scratch, launches)
@@ -108,7 +109,7 @@ def _backward_scratch(spec: Spec, tile: Tile) -> tuple[Array, ...]:
 
 def _backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch) -> list[Launch]:
     """The backward kernels in Triton."""
-    of = _Launches(spec, plan.tile(spec, arch), arrays, layouts, arch)
+    of = _Launches(spec, arrays, layouts, arch, plan.tile(spec, arch))
     dy = "dy_ungated" if spec.z else "dy"
     return [
         of.prepare(),
@@ -124,14 +125,10 @@ def _backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, 
 
 
 @dataclass(frozen=True)
-class _Launches:
-    """The launches of a pass, whose arrays these are."""
+class _Launches(Launches):
+    """The launches of a pass of Triton kernels."""
 
-    spec: Spec
     tile: Tile
-    arrays: tuple[Array, ...]
-    layouts: Layouts
-    arch: Arch
 
     def prepare(self) -> Launch:
         """Step sizes, and sums of log decays."""
@@ -162,7 +159,7 @@ class _Launches:
         return Launch(
             state_kernels.carry_states,
             grid=sequences * spec.heads * tile.tiles(spec),
-            arrays=self._pointers(
+            arrays=self.pointers(
                 state_kernels.carry_states,
                 drive_ptr=drive,
                 vector_ptr=vector,
@@ -177,7 +174,7 @@ class _Launches:
                 both_ptr="both" if back else None,
             ),
             scalars={
-                **self._sizes,
+                **self.sizes,
                 "heads_a_group": spec.heads // spec.groups,
                 "drive_strides": self._strides(drive),
                 "vector_strides": self._strides(vector),
@@ -214,7 +211,7 @@ class _Launches:
     ) -> Launch:
         """The results of every block, or dx; with `dout`, the gradients of the gate."""
         gates = {"dz_ptr": "dz", "dy_ptr": "dy_ungated"} if dout else {"dz_ptr": None, "dy_ptr": None}
-        arrays = self._pointers(
+        arrays = self.pointers(
             forward_kernels.outputs,
             "D cu_seqlens delta sums",
             u_ptr=u,
@@ -232,13 +229,13 @@ class _Launches:
     def pairs(self, dy: str) -> Launch:
         """Gradients by pairs of steps within a block."""
         names = "x B C cu_seqlens delta sums dB_within dC_within dD_partial targets sources own"
-        arrays = self._pointers(backward_kernels.pairs, names, dy_ptr=dy)
+        arrays = self.pointers(backward_kernels.pairs, names, dy_ptr=dy)
         launch = self._of_blocks(backward_kernels.pairs, arrays, {"dy": dy, "x": "x", "B": "B", "C": "C"})
         return replace(launch, num_warps=self.tile.pair_warps)
 
     def through_states(self, u: str, q: str, states: str, dq: str, by_step: str, *, back: bool) -> Launch:
         """Gradients by pairs of steps that a state connects."""
-        arrays = self._pointers(
+        arrays = self.pointers(
             backward_kernels.through_states,
             "cu_seqlens delta sums",
             u_ptr=u,
@@ -251,33 +248,9 @@ class _Launches:
         launch = self._of_blocks(backward_kernels.through_states, arrays, {"u": u, "q": q}, BACK=back)
         return replace(launch, grid=launch.grid * self.tile.state_blocks(self.spec))
 
-    def _pointers(self, kernel: Any, names: str = "", **others: str | None) -> dict[str, str | None]:
-        """Pointer parameter -> array, in the kernel's order."""
-        pointers = pointers_to(self.arrays, names, **others)
-        return {name: pointers.get(name) for name in kernel.arg_names if name.endswith("_ptr")}
-
     def _of_steps(self, kernel: Any, names: str, **constants: int) -> Launch:
-        low, high = map(float, self.spec.dt_limit)
-        return Launch(
-            kernel,
-            grid=_places(self.spec, self.tile.steps) * -(-self.spec.heads // plan.PREPARED_HEADS),
-            arrays=self._pointers(kernel, names),
-            scalars={
-                **self._sizes,
-                "dt_strides": strides_of("dt", self.spec.dt.shape, self.layouts),
-                "low": low,
-                "high": high,
-            },
-            constants={
-                "Q": self.tile.steps,
-                "BLOCK_H": plan.PREPARED_HEADS,
-                "SOFTPLUS": self.spec.dt_softplus,
-                "OVERLAP": self.arch.overlaps_launches,
-                **constants,
-            },
-            num_warps=4,
-            overlap=self.arch.overlaps_launches,
-        )
+        steps = self.tile.steps
+        return self.of_steps(kernel, names, _places(self.spec, steps), plan.PREPARED_HEADS, Q=steps, **constants)
 
     def _of_blocks(self, kernel: Any, arrays: dict[str, str | None], rows: dict[str, str], **constants: Any) -> Launch:
         """A program for every block of steps and some heads of a group; `rows`: parameter -> array of rows."""
@@ -287,7 +260,7 @@ class _Launches:
             grid=_places(spec, tile.steps) * _head_blocks(spec),
             arrays=arrays,
             scalars={
-                **self._sizes,
+                **self.sizes,
                 "G": spec.groups,
                 **{f"{name}_strides": self._strides(array) for name, array in rows.items()},
                 "dD_strides": (spec.P, 1) if _wide_skip(spec) else (1, spec.heads),
@@ -308,10 +281,6 @@ class _Launches:
             num_stages=tile.stages,
             overlap=self.arch.overlaps_launches,
         )
-
-    @property
-    def _sizes(self) -> dict[str, Scalar]:
-        return {"T": self.spec.time, "sequences": self.spec.sequences, "H": self.spec.heads}
 
     @property
     def _multiplied(self) -> dict[str, Any]:

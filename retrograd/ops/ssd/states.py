@@ -3,12 +3,9 @@
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import LOG2E, let_next_start, softplus, wait_for_previous
+from retrograd.core.numerics import let_next_start, wait_for_previous
 
-from .blocks import add_product, bounds_of, first_place, limited, load_raw, owner_of, rows_at
-
-# 2 to this power is 0: a log decay below it loses nothing by being it, and the sums that it is in keep their digits.
-FLOOR = tl.constexpr(-150.0)
+from .blocks import add_product, bounds_of, first_place, owner_of, rows_at, step_sizes
 
 
 @triton.jit(do_not_specialize=["T", "sequences", "dt_strides", "low", "high"])
@@ -41,12 +38,9 @@ def prepare(
     j = tl.arange(0, Q)
     t = step + j
     live = ((t >= 0) & (t < length))[:, None] & (head < H)[None, :]
-    delta = load_raw(dt_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H)
-    if SOFTPLUS:
-        delta = softplus(delta)
-    delta = tl.where(live, limited(delta, low, high), 0.0)
-    log = delta * (tl.load(A_ptr + head, mask=head < H, other=0.0) * LOG2E)[None, :]
-    log = tl.where(log < FLOOR, FLOOR, log)
+    delta, log = step_sizes(
+        dt_ptr, A_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H, low, high, SOFTPLUS
+    )  # fmt: skip
     at = (tl.cast(place, tl.int64) * H + head)[None, :] * Q + j[:, None]
     in_array = (head < H)[None, :] & (j < Q)[:, None]
     tl.store(delta_ptr + at, delta, mask=in_array)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from retrograd.core.arch import Arch
-from retrograd.core.arrays import pointers_to, strides_of
+from retrograd.core.arrays import strides_of
 from retrograd.core.chunks import places
 from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch, Scalar
 from retrograd.core.rows import Layout
 
 from .. import backward as backward_kernels
+from ..passes import Launches
 from ..spec import Spec
-from . import spans
+from . import blocks, spans
 from .ahead import ahead
 from .pairs import pairs
 from .prepare import prepare
@@ -23,27 +24,26 @@ from .spans import STEPS
 from .walk import walk
 
 FP32 = "float32"
-PLACE = 128  # steps of a place
-CHANNELS = 64  # of a slice
+PLACE = blocks.PLACE.value
+CHANNELS = blocks.CHANNELS.value
+VECTORS = blocks.VECTORS.value
+WALKED = blocks.SLICES.value
 STATES = (64, 128)  # N
 UNIT = 8  # numbers of 16 bits in a copy of 16 bytes
-VECTORS = 4  # of a block
 PREPARED_HEADS = 16  # of a program that prepares step sizes
 FINISHED_HEADS = 8  # of one that finishes their gradients
-WALKED = 2  # slices of a program that walks
 SUMMED_HEADS = 40  # over which a program sums dB and dC, at most
 FARTHEST = 2**31 // STEPS  # numbers from a step to the next, so that 32 bits hold the way through a block
 
 # Registers a thread, on average, and of the warps of each kind.
-WALK_REGISTERS = 128
+WALK_REGISTERS, WALK_STAGES = 128, 3
 CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS = 192, 104, 24
 CONSUME_REGISTERS = 240
 PAIR_REGISTERS, PAIR_STAGES = 168, 2
 # Instructions that park what no loop changes, or, of packed sequences, a number or two a slice.
 WALK_PARKED, PAIR_PARKED = 36, 16
-AHEAD_REGISTERS, DRIVE_REGISTERS = 64, 64
+AHEAD_REGISTERS, AHEAD_STAGES, DRIVE_REGISTERS = 64, 8, 64
 AHEAD_STATES = 32  # of a program that walks ahead
-AHEAD_STAGES = 8
 
 
 def takes_forward(spec: Spec, arch: Arch) -> bool:
@@ -149,32 +149,22 @@ def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, a
     )
 
 
-@dataclass(frozen=True)
-class _Launches:
-    """The launches of a pass, whose arrays these are."""
-
-    spec: Spec
-    arrays: tuple[Array, ...]
-    layouts: Layouts
-    arch: Arch
+class _Launches(Launches):
+    """The launches of a pass of the kernels for Hopper."""
 
     def prepare(self) -> Launch:
         """The vectors of every block."""
-        programs = self._places * (PLACE // STEPS) * -(-self.spec.heads // PREPARED_HEADS)
-        constants = {"Q": STEPS, "BLOCKS": PLACE // STEPS, "BLOCK_H": PREPARED_HEADS}
-        return self._of_steps(prepare, "dt A dt_bias cu_seqlens vectors delta", programs, constants)
+        blocks = PLACE // STEPS
+        names = "dt A dt_bias cu_seqlens vectors delta"
+        return self.of_steps(prepare, names, self._places * blocks, PREPARED_HEADS, Q=STEPS, BLOCKS=blocks)
 
     def finish(self) -> Launch:
         """The gradients of step sizes, and of what they are made of."""
         names = "dt A dt_bias cu_seqlens delta targets sources own behind both dots"
         out = "ddt dA_partial ddt_bias_partial dD_partial"
         count = slices(self.spec)
-        return self._of_steps(
-            backward_kernels.finish,
-            f"{names} {out}",
-            self._places * -(-self.spec.heads // FINISHED_HEADS),
-            {"Q": PLACE, "BLOCK_H": FINISHED_HEADS, "P_BLOCKS": count, "N_BLOCKS": 1, "TILES": 4 * count},
-        )
+        sizes = {"Q": PLACE, "P_BLOCKS": count, "N_BLOCKS": 1, "TILES": 4 * count}
+        return self.of_steps(backward_kernels.finish, f"{names} {out}", self._places, FINISHED_HEADS, **sizes)
 
     def ahead(self, u: str, k: str, *, start: str, back: bool = False) -> tuple[Launch, ...]:
         """What enters spans, if there are any."""
@@ -182,31 +172,17 @@ class _Launches:
         plan = spans.planned(spec, walks(spec))
         if plan.count == 1:
             return ()
-        launch = Launch(
+        launch = self._of_rows(
             ahead,
-            grid=plan.cut * WALKED * (spec.N // AHEAD_STATES),
-            arrays=self._pointers(ahead, "vectors cu_seqlens ahead", u_ptr=u, k_ptr=k, start_ptr=start),
-            scalars={
-                **self._sizes,
-                "G": spec.groups,
-                **plan.scalars,
-                "u_strides": self._strides(u),
-                "k_strides": self._strides(k),
-            },
-            constants={
-                "P": spec.P,
-                "N": spec.N,
-                "COLUMNS": AHEAD_STATES,
-                "UNIT": UNIT,
-                "STAGES": AHEAD_STAGES,
-                "BACK": back,
-                "DRIVE_REGISTERS": DRIVE_REGISTERS,
-                "FETCH_REGISTERS": FETCH_REGISTERS,
-                "OVERLAP": self.arch.overlaps_launches,
-            },
-            num_warps=4,
-            max_registers=AHEAD_REGISTERS,
-            overlap=self.arch.overlaps_launches,
+            plan.cut * WALKED * (spec.N // AHEAD_STATES),
+            self.pointers(ahead, "vectors cu_seqlens ahead", u_ptr=u, k_ptr=k, start_ptr=start),
+            {"u": u, "k": k},
+            AHEAD_REGISTERS,
+            plan.scalars,
+            COLUMNS=AHEAD_STATES,
+            STAGES=AHEAD_STAGES,
+            BACK=back,
+            DRIVE_REGISTERS=DRIVE_REGISTERS,
         )
         return (launch,)
 
@@ -217,125 +193,91 @@ class _Launches:
         spec = self.spec
         plan = spans.planned(spec, walks(spec))
         D = (0, 0) if spec.D is None else (spec.P, 1) if len(spec.D.shape) == 2 else (1, 0)
-        return Launch(
+        arrays = self.pointers(
             walk,
-            grid=plan.programs,
-            arrays=self._pointers(
-                walk,
-                "vectors D ahead cu_seqlens",
-                u_ptr=u,
-                k_ptr=k,
-                q_ptr=q,
-                start_ptr=start,
-                entering_ptr="states" if back else None,
-                out_ptr=out,
-                states_ptr=states,
-                both_ptr="both" if back else None,
-                last_ptr=last,
-            ),
-            scalars={
-                **self._sizes,
-                "G": spec.groups,
-                **plan.scalars,
-                "u_strides": self._strides(u),
-                "k_strides": self._strides(k),
-                "q_strides": self._strides(q),
-                "D_strides": D,
-            },
-            constants={
-                "P": spec.P,
-                "N": spec.N,
-                "UNIT": UNIT,
-                "STAGES": 3,
-                "BACK": back,
-                "CARRY_REGISTERS": CARRY_REGISTERS,
-                "WEIGH_REGISTERS": WEIGH_REGISTERS,
-                "FETCH_REGISTERS": FETCH_REGISTERS,
-                "OVERLAP": self.arch.overlaps_launches,
-            },
-            num_warps=4,
-            max_registers=WALK_REGISTERS,
-            parked=WALK_PARKED,
-            overlap=self.arch.overlaps_launches,
+            "vectors D ahead cu_seqlens",
+            u_ptr=u,
+            k_ptr=k,
+            q_ptr=q,
+            start_ptr=start,
+            entering_ptr="states" if back else None,
+            out_ptr=out,
+            states_ptr=states,
+            both_ptr="both" if back else None,
+            last_ptr=last,
         )
+        launch = self._of_rows(
+            walk,
+            plan.programs,
+            arrays,
+            {"u": u, "k": k, "q": q},
+            WALK_REGISTERS,
+            {**plan.scalars, "D_strides": D},
+            STAGES=WALK_STAGES,
+            BACK=back,
+            CARRY_REGISTERS=CARRY_REGISTERS,
+            WEIGH_REGISTERS=WEIGH_REGISTERS,
+        )
+        return replace(launch, parked=WALK_PARKED)
 
     def pairs(
         self, rows: str, columns: str, left: str, right: str, *, states: str, partial: str, for_b: bool
     ) -> Launch:
         """dC, or dB, and sums for what log decays and delta get."""
-        spec = self.spec
+        of = {"rows": rows, "columns": columns, "left": left, "right": right}
         out = "sources behind" if for_b else "targets own dots"
-        return Launch(
+        pointers = {f"{name}_ptr": array for name, array in of.items()}
+        launch = self._of_rows(
             pairs,
-            grid=self._places * head_blocks(spec),
-            arrays=self._pointers(
-                pairs,
-                f"vectors cu_seqlens {out}",
-                rows_ptr=rows,
-                columns_ptr=columns,
-                left_ptr=left,
-                right_ptr=right,
-                states_ptr=states,
-                partial_ptr=partial,
-            ),
-            scalars={
-                **self._sizes,
-                "G": spec.groups,
-                "rows_strides": self._strides(rows),
-                "columns_strides": self._strides(columns),
-                "left_strides": self._strides(left),
-                "right_strides": self._strides(right),
-            },
-            constants={
-                "P": spec.P,
-                "N": spec.N,
-                "HEADS": heads(spec),
-                "STAGES": PAIR_STAGES,
-                "FOR_B": for_b,
-                "UNIT": UNIT,
-                "CONSUME_REGISTERS": CONSUME_REGISTERS,
-                "FETCH_REGISTERS": FETCH_REGISTERS,
-                "OVERLAP": self.arch.overlaps_launches,
-            },
-            num_warps=4,
-            max_registers=PAIR_REGISTERS,
-            parked=PAIR_PARKED,
-            overlap=self.arch.overlaps_launches,
+            self._places * head_blocks(self.spec),
+            self.pointers(pairs, f"vectors cu_seqlens {out}", **pointers, states_ptr=states, partial_ptr=partial),
+            of,
+            PAIR_REGISTERS,
+            {},
+            HEADS=heads(self.spec),
+            STAGES=PAIR_STAGES,
+            FOR_B=for_b,
+            CONSUME_REGISTERS=CONSUME_REGISTERS,
         )
+        return replace(launch, parked=PAIR_PARKED)
 
-    def _of_steps(self, kernel: Any, names: str, programs: int, constants: Mapping[str, int]) -> Launch:
-        low, high = map(float, self.spec.dt_limit)
+    def _of_rows(
+        self,
+        kernel: Any,
+        grid: int,
+        arrays: Mapping[str, str | None],
+        rows: Mapping[str, str],
+        registers: int,
+        scalars: Mapping[str, Scalar],
+        **constants: int,
+    ) -> Launch:
+        """A kernel that copies rows by TMA; `rows`: parameter -> array of rows."""
         return Launch(
             kernel,
-            grid=programs,
-            arrays=self._pointers(kernel, names),
+            grid=grid,
+            arrays=arrays,
             scalars={
-                **self._sizes,
-                "dt_strides": strides_of("dt", self.spec.dt.shape, self.layouts),
-                "low": low,
-                "high": high,
+                **self.sizes,
+                "G": self.spec.groups,
+                **{f"{name}_strides": self._strides(array) for name, array in rows.items()},
+                **scalars,
             },
             constants={
-                **constants,
-                "SOFTPLUS": self.spec.dt_softplus,
+                "P": self.spec.P,
+                "N": self.spec.N,
+                "UNIT": UNIT,
+                "FETCH_REGISTERS": FETCH_REGISTERS,
                 "OVERLAP": self.arch.overlaps_launches,
+                **constants,
             },
             num_warps=4,
+            max_registers=registers,
             overlap=self.arch.overlaps_launches,
         )
-
-    def _pointers(self, kernel: Any, names: str, **others: str | None) -> dict[str, str | None]:
-        """Pointer parameter -> array, in the kernel's order; None where it is not there."""
-        pointers = pointers_to(self.arrays, names, **others)
-        return {name: pointers.get(name) for name in kernel.arg_names if name.endswith("_ptr")}
 
     @property
     def _places(self) -> int:
         return self.spec.batch * places(self.spec, PLACE)
-
-    @property
-    def _sizes(self) -> dict[str, Scalar]:
-        return {"T": self.spec.time, "sequences": self.spec.sequences, "H": self.spec.heads}
 
     def _strides(self, name: str) -> tuple[int, ...]:
         """Of batch, time and head or group, in units."""

@@ -3,10 +3,9 @@
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import LOG2E, let_next_start, softplus, wait_for_previous
+from retrograd.core.numerics import let_next_start, wait_for_previous
 
-from ..blocks import bounds_of, limited, load_raw, owner_of
-from ..states import FLOOR
+from ..blocks import bounds_of, owner_of, step_sizes
 
 
 @triton.jit
@@ -55,12 +54,9 @@ def prepare(
     j = tl.arange(0, Q)
     t = step + begin + j
     live = ((t >= 0) & (t < length))[:, None] & (head < H)[None, :]
-    delta = load_raw(dt_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H)
-    if SOFTPLUS:
-        delta = softplus(delta)
-    delta = tl.where(live, limited(delta, low, high), 0.0)
-    log = delta * (tl.load(A_ptr + head, mask=head < H, other=0.0) * LOG2E)[None, :]
-    log = tl.where(log < FLOOR, FLOOR, log)
+    delta, log = step_sizes(
+        dt_ptr, A_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H, low, high, SOFTPLUS
+    )  # fmt: skip
     sums = tl.cumsum(log, axis=0)
     in_array = (head < H)[None, :]
     at = ((tl.cast(place, tl.int64) * H + head) * BLOCKS * Q)[None, :] + begin + j[:, None]
