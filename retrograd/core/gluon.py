@@ -1,5 +1,6 @@
-"""Gluon's names, which differ between the releases of Triton that are supported."""
+"""Gluon's names, which differ between the releases of Triton that are supported, and an instruction without one."""
 
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import tma
@@ -14,3 +15,9 @@ block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 _descriptor = gl.shared_memory_descriptor
 if not hasattr(_descriptor, "_reinterpret"):
     _descriptor._reinterpret = _descriptor.reinterpret
+
+
+@gluon.jit
+def ex2(x):
+    """2**x in one special-function instruction; denormals are flushed."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.gluon import tma_load
 from retrograd.core.numerics import let_next_start, wait_for_previous
 
+from ..blocks import rows_at
 from .blocks import CHANNELS, PLACE, SLICES, VECTORS, Q, products, vector, wide_rows
 from .sequences import block_at, slice_of, tile_offsets, walk_of
 
@@ -170,8 +171,8 @@ def ahead(
     walk, _, _, _ = part_of(plan, N, COLUMNS)
     _, _, group, _, row, first, length, place = walk_of(walk, sizes, cu_seqlens_ptr, P)
     steps = gl.maximum(length, 1)
-    u_ptr += (row * u_strides[0] + first.to(gl.int64) * u_strides[1]) * UNIT
-    k_ptr += (row * k_strides[0] + first.to(gl.int64) * k_strides[1] + group * k_strides[2]) * UNIT
+    u_ptr = rows_at(u_ptr, u_strides, row, first, 0, UNIT)
+    k_ptr = rows_at(k_ptr, k_strides, row, first, group, UNIT)
     vectors_ptr += place.to(gl.int64) * H * (2 * VECTORS * Q)
     numbers = gl.cdiv(steps, PLACE) * H * (2 * VECTORS * Q)
     u = tma.make_tensor_descriptor(u_ptr, [steps, H * P], [u_strides[1] * UNIT, 1], [Q, CHANNELS], STEPS)

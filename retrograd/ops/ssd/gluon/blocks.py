@@ -26,12 +26,6 @@ def wide_rows(columns, warps):
 
 
 @gluon.jit
-def ex2(x):
-    """2**x in one special-function instruction; denormals are flushed."""
-    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
-
-
-@gluon.jit
 def rounded(x, DTYPE: gl.constexpr):
     """fp32 in 16 bits, at this very point: a plain conversion would sink below the next product, which waits for it."""
     if gl.bfloat16 == DTYPE:
@@ -89,26 +83,6 @@ def clear_rows(ptr, stride, count, COLUMNS: gl.constexpr, WARPS: gl.constexpr):
     zeros = gl.zeros([ROWS, COLUMNS], ptr.dtype.element_ty, WIDE)
     for first in range(0, count, ROWS):
         gl.store(ptr + (gl.cast(first, gl.int64) * stride + (t * stride + column)), zeros, mask=t < count - first)
-
-
-@gluon.jit
-def sequence(number, T, cu_seqlens_ptr):
-    """A sequence's row, first step and length; of a packed one, clamped to steps that exist."""
-    if cu_seqlens_ptr is None:
-        return number.to(gl.int64), 0, T
-    else:
-        start = gl.minimum(gl.maximum(gl.load(cu_seqlens_ptr + number), 0), T)
-        stop = gl.minimum(gl.maximum(gl.load(cu_seqlens_ptr + number + 1), start), T)
-        return number.to(gl.int64) * 0, start, stop - start
-
-
-@gluon.jit
-def first_place(number, start, T, cu_seqlens_ptr):
-    """A sequence's first place; see `core.chunks.places`."""
-    if cu_seqlens_ptr is None:
-        return number * gl.cdiv(T, PLACE)
-    else:
-        return start // PLACE + number
 
 
 @gluon.jit

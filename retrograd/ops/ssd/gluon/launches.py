@@ -154,9 +154,9 @@ class _Launches(Launches):
 
     def prepare(self) -> Launch:
         """The vectors of every block."""
-        blocks = PLACE // STEPS
+        each = PLACE // STEPS
         names = "dt A dt_bias cu_seqlens vectors delta"
-        return self.of_steps(prepare, names, self._places * blocks, PREPARED_HEADS, Q=STEPS, BLOCKS=blocks)
+        return self.of_steps(prepare, names, self._places * each, PREPARED_HEADS, Q=STEPS, BLOCKS=each)
 
     def finish(self) -> Launch:
         """The gradients of step sizes, and of what they are made of."""

@@ -17,11 +17,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from retrograd.core.gluon import block_barrier, tma_load
+from retrograd.core.gluon import block_barrier, ex2, tma_load
 from retrograd.core.numerics import forget, let_next_start, wait_for_previous
 
-from ..blocks import block_of, rows_at
-from .blocks import CHANNELS, PLACE, VECTORS, Q, ex2, owner_of, products, rounded, sequence, vector
+from ..blocks import block_of, bounds_of, rows_at
+from .blocks import CHANNELS, PLACE, VECTORS, Q, owner_of, products, rounded, vector
 
 WARPS = gl.constexpr(4)  # of each kind
 
@@ -107,7 +107,7 @@ def whereabouts(sizes, cu_seqlens_ptr, HEADS: gl.constexpr):
     T, sequences, H, G = sizes
     place, group, block, blocks, head, heads = block_of(H, G, HEADS)
     number, step = owner_of(place, T, sequences, cu_seqlens_ptr)
-    row, first, length = sequence(number, T, cu_seqlens_ptr)
+    row, first, length = bounds_of(number, T, cu_seqlens_ptr)
     live = gl.where(step >= 0, gl.maximum(length - step, 0), 0)
     return place, group, block, blocks, head, heads, row, first + step, live
 

@@ -7,7 +7,8 @@ are cut into `spans` of `span` blocks.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .blocks import CHANNELS, SLICES, Q, first_place, sequence
+from ..blocks import bounds_of, first_place
+from .blocks import CHANNELS, PLACE, SLICES, Q
 
 
 @gluon.jit
@@ -21,8 +22,8 @@ def walk_of(walk, sizes, cu_seqlens_ptr, P: gl.constexpr):
     pairs = gl.cdiv(slices, SLICES)
     group = walk // pairs % G
     number = walk // pairs // G
-    row, first, length = sequence(number, T, cu_seqlens_ptr)
-    place = first_place(number, first, T, cu_seqlens_ptr)
+    row, first, length = bounds_of(number, T, cu_seqlens_ptr)
+    place = first_place(number, first, T, cu_seqlens_ptr, PLACE)
     return walk % pairs * SLICES, slices, group, number, row, first, length, place
 
 

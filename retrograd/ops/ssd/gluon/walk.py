@@ -22,9 +22,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from retrograd.core.gluon import block_barrier, tma_load, tma_store
+from retrograd.core.gluon import block_barrier, ex2, tma_load, tma_store
 from retrograd.core.numerics import let_next_start, wait_for_previous
 
+from ..blocks import rows_at
 from .blocks import (
     CHANNELS,
     PLACE,
@@ -32,7 +33,6 @@ from .blocks import (
     VECTORS,
     Q,
     clear_rows,
-    ex2,
     masked,
     products,
     rounded,
@@ -367,9 +367,9 @@ def walk(
     _, _, group, _, row, first, length, place = walk_of(walk, sizes, cu_seqlens_ptr, P)
     steps = gl.maximum(length, 1)
     count = gl.cdiv(steps, PLACE)
-    u_ptr += (row * u_strides[0] + first.to(gl.int64) * u_strides[1]) * UNIT
-    k_ptr += (row * k_strides[0] + first.to(gl.int64) * k_strides[1] + group * k_strides[2]) * UNIT
-    q_ptr += (row * q_strides[0] + first.to(gl.int64) * q_strides[1] + group * q_strides[2]) * UNIT
+    u_ptr = rows_at(u_ptr, u_strides, row, first, 0, UNIT)
+    k_ptr = rows_at(k_ptr, k_strides, row, first, group, UNIT)
+    q_ptr = rows_at(q_ptr, q_strides, row, first, group, UNIT)
     own = vectors_ptr + place.to(gl.int64) * H * (2 * VECTORS * Q)
     at = place.to(gl.int64) * H * (P * N)
     u = tma.make_tensor_descriptor(u_ptr, [steps, H * P], [u_strides[1] * UNIT, 1], [Q, CHANNELS], STEPS)
