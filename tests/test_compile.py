@@ -81,21 +81,17 @@ def takes_long(room: Room, case: Case) -> bool:
     )
 
 
-def rows_of_each_room() -> list[Any]:
-    """Cases with rows, those that stand for others; but for rms_norm, which sums along rows, one of a room is quick."""
-    found = []
-    for room in rooms():
-        quick = True
-        for case in filter(room.stands_for_others, room.tagged("test")):
-            if len(case.inputs[room.arguments[0]].shape) > 1 and not is_packed(case):
-                later = takes_long(room, case) or not (quick or room.name == "rms_norm")
-                quick = quick and later
-                marks = pytest.mark.slow if later else ()
-                found.append(pytest.param(room, case, id=f"{room.name}-{case.name}", marks=marks))
-    return found
-
-
 @pytest.mark.parametrize("arch", ["sm_90", pytest.param("gfx942", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("room", "case"), rows_of_each_room())
+@pytest.mark.parametrize(
+    ("room", "case"),
+    [
+        pytest.param(
+            room, case, id=f"{room.name}-{case.name}", marks=pytest.mark.slow if takes_long(room, case) else ()
+        )
+        for room in rooms()
+        for case in filter(room.stands_for_others, room.tagged("test"))
+        if len(case.inputs[room.arguments[0]].shape) > 1 and not is_packed(case)
+    ],
+)
 def test_a_row_off_its_boundary_is_summed_in_the_same_order(room: Room, case: Case, arch: str) -> None:
     programs.check_same_sums(room, case, SUPPORTED[arch])

@@ -3,14 +3,10 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from retrograd.core.gluon import ex2
+
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
-
-
-@gluon.jit
-def ex2(x):
-    """2**x in one special-function instruction; denormals are flushed."""
-    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit

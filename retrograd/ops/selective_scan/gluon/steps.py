@@ -9,9 +9,9 @@ upwards by one chunk and downwards by the next.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from retrograd.core.gluon import copy_async
+from retrograd.core.gluon import copy_async, ex2
 
-from .numerics import ex2, next_state
+from .numerics import next_state
 
 
 @gluon.constexpr_function
