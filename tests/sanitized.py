@@ -46,6 +46,7 @@ SSD: list[Case] = [
 # Those for Hopper: in spans, and whole; an odd number of slices, and blocks enough that every place is filled again.
 HOPPER: list[Case] = [
     ssd.case("hopper", (1, 530, 3, 64, 1, 128), initial_state=True, return_final_state=True),
+    ssd.case("hopper_256", (1, 530, 2, 64, 1, 256), cu_seqlens=(3, 4, 4, 270, 520), initial_state=True),
     ssd.case("hopper_packed", (1, 530, 2, 128, 1, 64), cu_seqlens=(3, 4, 4, 270, 520), dtype="float16"),
 ]
 MORE = {"selective_scan": GLUON, "ssd": SSD + HOPPER}

@@ -36,6 +36,7 @@ def spec(shape: tuple[int, int, int, int, int, int] = SHAPE, **how: Any) -> Spec
         {"dt_limit": (-1.0, 1.0)},
         {"dt_dtype": "float32"},
         {"shape": (2, 300, 6, 256, 3, 64)},
+        {"shape": (2, 300, 6, 64, 2, 256)},
         {"shape": (1, 300, 6, 64, 3, 64), "cu_seqlens": (5, 100, 300), "initial_state": True},
     ],
 )
@@ -52,7 +53,6 @@ def test_calls_of_16_bits_in_whole_slices_are_taken(how: dict[str, Any]) -> None
         {"given": MAMBA | {"z"}},
         {"shape": (2, 300, 6, 96, 2, 128)},
         {"shape": (2, 300, 6, 64, 2, 96)},
-        {"shape": (2, 300, 6, 64, 2, 256)},
     ],
 )
 def test_all_others_go_to_the_kernels_for_any_gpu(how: dict[str, Any]) -> None:
@@ -108,3 +108,19 @@ def test_walks_that_are_cut_launch_what_finds_their_spans_beginnings() -> None:
 
     assert kernels((1, 1024, 24, 64, 1, 128))[:3] == ["prepare", "ahead", "walk"]
     assert kernels((1, 128, 24, 64, 1, 128))[:2] == ["prepare", "walk"]
+
+
+def test_the_walk_ahead_takes_so_few_states_a_program_that_each_has_a_multiprocessor() -> None:
+    assert spans.columns(24, 128) == 32
+    assert spans.columns(40, 128) == 64
+    assert spans.columns(112, 128) == 128
+    assert spans.columns(112, 64) == 64
+
+
+def test_with_more_than_128_states_every_second_place_has_a_kept_one_and_the_backward_pass_finds_the_others() -> None:
+    call = case("call", (1, 1024, 24, 64, 1, 256))
+    kernels = [one.kernel.__name__ for _, one in programs.launches(room("ssd"), call, HOPPER)]
+    assert kernels.count("middle") == 1
+    made = spec((1, 1024, 24, 64, 1, 256))
+    middle = next(array for array in launches.backward_scratch(made) if array.name == "middle")
+    assert middle.shape == made.kept.shape == (1, 4, 24, 64, 256)

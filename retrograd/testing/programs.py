@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -82,16 +83,22 @@ def check_same_binaries(room: Room, case: Case, arch: Arch, rows: int, others: i
     """The number of rows does not decide which binary a row meets, so its bits cannot depend on the batch.
 
     The second stage of parameter gradients adds up over rows, so it alone may depend on how many there are. In a room
-    of several structures, rows are compared where the same kernels run; `contract.check_structures` does the rest.
+    of several structures, rows are compared within each; `contract.check_structures` does the rest.
     """
-    rows, others = (min(n, most_rows(room, case)) for n in (rows, others))
+    for name, planned in room.structures.items() or [("", nullcontext)]:
+        with planned():
+            _check_same_binaries(room, case, arch, (rows, others), name)
+
+
+def _check_same_binaries(room: Room, case: Case, arch: Arch, sizes: tuple[int, int], structure: str) -> None:
+    rows, others = (min(n, most_rows(room, case)) for n in sizes)
     if 1 in (rows, others) and broadcast(room, case):
         return  # alone, a row lies beside what the others share as beside what is its own: two layouts
     found, expected = (
         [binary(p, one) for p, one in launches(room, resized(room, case, n), arch) if one.kernel is not sum_rows]
         for n in (rows, others)
     )
-    where = f"{room.name}, {case.name}, {arch.name}: with {rows} rows and with {others}"
+    where = f"{room.name}, {case.name}, {arch.name}, {structure}: with {rows} rows and with {others}"
     if kernels(found) != kernels(expected) and room.structures:
         return
     assert len(found) == len(expected), f"{where}, other launches run"

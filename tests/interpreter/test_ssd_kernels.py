@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,21 @@ import torch
 import triton
 import triton.language as tl
 
+from retrograd.core.arch import SUPPORTED
 from retrograd.core.cases import Case
-from retrograd.ops.ssd import plan
+from retrograd.core.program import Program
+from retrograd.core.room import spec_of
+from retrograd.core.torch_launch import interpret
+from retrograd.core.xp import torch_namespace
+from retrograd.ops.ssd import plan, reference
 from retrograd.ops.ssd.blocks import bounds_of, first_place, owner_of
 from retrograd.ops.ssd.cases import ALL, case
+from retrograd.ops.ssd.gluon.launches import PLACE
+from retrograd.ops.ssd.op import OP
 from retrograd.ops.ssd.room import ROOM
 from retrograd.testing import contract
 from retrograd.testing.compare import assert_within_budget
-from retrograd.testing.draw import call, options, plain_and_exact
+from retrograd.testing.draw import call, options, plain_and_exact, upcast
 from retrograd.testing.interpreter import as_float16, forget_plans
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -130,3 +138,39 @@ def test_steps_outside_of_any_sequence_get_zeros(bounds: tuple[int, ...], seed: 
         if name in ("y", "d x", "d dt", "d B", "d C", "d z"):
             assert not tensor[:, : max(bounds[0], 0)].any(), name
             assert not tensor[:, max(bounds) :].any(), name
+
+
+def test_the_states_between_kept_ones_are_those_of_the_definition(seed: int) -> None:
+    """With N over 128 every second place has a kept state; the backward pass on Hopper finds the others."""
+    bounds = (3, 3, 200, 590)
+    tried = as_float16(case("between", (1, 600, 3, 64, 1, 256), cu_seqlens=bounds, initial_state=True))
+    inputs, _ = contract.drawn(ROOM, tried, "cpu", seed)
+    inputs["initial_state"] *= 0.1
+    spec = spec_of(OP, tried)
+    states = OP.forward(spec).portable(torch_namespace(), inputs)["states"]
+    program = OP.backward(spec, frozenset(inputs)).program({}, SUPPORTED["sm_90"])
+    assert program is not None
+    beginning = Program(
+        program.inputs,
+        tuple(array for array in program.scratch if array.name == "middle"),
+        tuple(array for array in program.scratch if array.name in ("vectors", "delta")),
+        tuple(launch for launch in program.launches if launch.kernel.__name__ in ("prepare", "middle")),
+    )
+    dy = torch.zeros_like(inputs["x"])
+    (found,) = interpret(beginning, [{**inputs, "dy": dy, "states": states}[array.name] for array in program.inputs])
+    expected = torch.full_like(found, float("nan"))
+    exact: dict[str, Any] = {name: upcast(tensor) for name, tensor in inputs.items()}
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        for middle in range(start + PLACE, stop, 2 * PLACE):
+            steps = {name: exact[name][:, start:middle] for name in ("x", "dt", "B", "C")}
+            start_state = exact["initial_state"][number : number + 1]
+            given = {**exact, **steps, "initial_state": start_state}
+            given.pop("cu_seqlens")
+            _, state = reference.ssd(**given, **{**options(tried), "return_final_state": True})
+            place = start // (2 * PLACE) + number + (middle - start) // (2 * PLACE)
+            expected[0, place] = state[0]
+    written = ~expected[0, :, 0, 0, 0].isnan()
+    assert written.sum() == 3
+    assert torch.equal(written, ~found[0, :, 0, 0, 0].isnan())
+    error = (found - expected)[0, written].norm() / expected[0, written].norm()
+    assert error < 2.0**-10

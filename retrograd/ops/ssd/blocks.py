@@ -56,7 +56,7 @@ def owner_of(place, T, sequences, cu_seqlens_ptr, STEPS: tl.constexpr):
 
 
 @triton.jit
-def block_of(H, G, HEADS: tl.constexpr):
+def block_of(H, G, HEADS):
     """What a program takes: a place, a group, a block of heads among how many; the block's first head, and how many."""
     heads_a_group = H // G
     blocks_a_group = tl.cdiv(heads_a_group, HEADS)

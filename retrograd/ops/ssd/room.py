@@ -11,20 +11,33 @@ from retrograd.core.room import Room
 
 from . import reference
 from .cases import CASES
-from .gluon import spans
+from .gluon import launches, spans
 from .op import OP
 from .spec import BORDER, Spec
 from .torch_op import ssd
 
 
 @contextmanager
-def cut(share: float, places: int = 1) -> Iterator[None]:
-    """Of the walks for Hopper, so many are cut into spans of so many places."""
+def cut(share: float, places: int = 1, columns: int = 32) -> Iterator[None]:
+    """On Hopper so many walks are cut into spans of so many places; `ahead` takes so many states at once.
+
+    `pairs` takes one block of heads, or, where walks are cut, all of a group.
+    """
 
     def planned(spec: Spec, walks: int) -> spans.Spans:
         return spans.spans(spec, walks, round(share * walks), places)
 
-    with mock.patch.object(spans, "planned", planned):
+    def of_ahead(_: int, N: int) -> int:
+        return min(N, columns)
+
+    def blocks_of_program(spec: Spec) -> int:
+        return launches.head_blocks(spec) // spec.groups if share else 1
+
+    with (
+        mock.patch.object(spans, "planned", planned),
+        mock.patch.object(spans, "columns", of_ahead),
+        mock.patch.object(launches, "blocks_of_program", blocks_of_program),
+    ):
         yield
 
 
@@ -43,6 +56,6 @@ ROOM = Room.of(
     structures={
         "whole sequences": partial(cut, 0.0),
         "spans of a place": partial(cut, 1.0),
-        "half of them in spans of three places": partial(cut, 0.5, 3),
+        "half of them in spans of three places": partial(cut, 0.5, 3, 128),
     },
 )

@@ -7,7 +7,6 @@ blocks come one after the other. The arithmetic of a state is that of walk.py to
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -18,16 +17,15 @@ from retrograd.core.gluon import tma_load
 from retrograd.core.numerics import let_next_start, wait_for_previous
 
 from ..blocks import rows_at
-from .blocks import CHANNELS, PLACE, SLICES, VECTORS, Q, products, vector, wide_rows
+from .blocks import CHANNELS, PLACE, VECTORS, Q, products, rounded, slices_walked, vector
 from .sequences import block_at, slice_of, tile_offsets, walk_of
-
-DRIVERS = gl.constexpr(8)  # warps that weight u
 
 
 @gluon.jit
 def part_of(plan, N: gl.constexpr, COLUMNS: gl.constexpr):
-    """The walk, which of those that are cut it is, the slice, and the first of the states."""
+    """The walk, which of those that are cut it is, its slice, and the first of the states."""
     whole, _, _ = plan
+    SLICES: gl.constexpr = slices_walked(N)
     own = gl.program_id(0) // (N // COLUMNS)
     return whole + own // SLICES, own // SLICES, own % SLICES, gl.program_id(0) % (N // COLUMNS) * COLUMNS
 
@@ -47,10 +45,10 @@ def fetch(
     """Copy block after block to shared memory."""
     u, k, vectors = arrays
     u_s, k_s, vectors_s = memory
-    full, _, done = barriers
+    full, done = barriers
     _, _, H, _ = sizes
     walk, _, w, n = part_of(plan, N, COLUMNS)
-    slice, slices, group, _, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P)
+    slice, slices, group, _, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
     head, p = slice_of(slice + w, slices, group, sizes, P)
     for i in range(blocks_ahead(length, plan)):
         c = block_at(i, length, BACK)
@@ -64,58 +62,52 @@ def fetch(
 
 
 @gluon.jit
-def drive(
-    memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr, COLUMNS: gl.constexpr,
-    STAGES: gl.constexpr, BACK: gl.constexpr,
-):  # fmt: skip
-    """Weight u in its place: what a block puts into the states."""
-    ROWS: gl.constexpr = wide_rows(CHANNELS, DRIVERS)
+def weighted(i, memory, full, STAGES: gl.constexpr, BACK: gl.constexpr, U: gl.constexpr, STATE: gl.constexpr):
+    """What a block puts into the states, as the left operand of a product; and the decay over the block."""
     u_s, _, vectors_s = memory
-    full, driven, _ = barriers
-    walk, _, _, _ = part_of(plan, N, COLUMNS)
-    _, _, _, _, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P)
-    for i in range(blocks_ahead(length, plan)):
-        stage = i % STAGES
-        mbarrier.wait(full.index(stage), (i // STAGES) & 1)
-        put = vector(vectors_s.index(stage), 2 if BACK else 0, gl.SliceLayout(1, ROWS))
-        u = u_s.index(stage).load(ROWS)
-        u_s.index(stage).store((u.to(gl.float32) * put[:, None]).to(u.dtype))
-        fence_async_shared()
-        mbarrier.arrive(driven.index(stage))
+    stage = i % STAGES
+    mbarrier.wait(full.index(stage), (i // STAGES) & 1)
+    put = vector(vectors_s.index(stage), 2 if BACK else 0, gl.SliceLayout(0, U))
+    decay = vectors_s.index(stage).slice(3 * Q - 1, 1).load(gl.SliceLayout(1, STATE))
+    u = u_s.index(stage).permute((1, 0)).load(U)
+    return rounded(u.to(gl.float32) * put[None, :], u.dtype), decay
 
 
 @gluon.jit
 def carry(
     start_ptr, ahead_ptr, memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr,
-    COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+    COLUMNS: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
-    """The states, block after block."""
-    u_s, k_s, vectors_s = memory
-    _, driven, done = barriers
+    """The states, block after block; the next block is weighted while the product of one is under way."""
+    _, k_s, _ = memory
+    full, done = barriers
     _, _, H, _ = sizes
     _, span, spans = plan
     STATE: gl.constexpr = products(COLUMNS)
+    U: gl.constexpr = gl.DotOperandLayout(0, STATE, 2)
     walk, cut, w, n = part_of(plan, N, COLUMNS)
-    slice, slices, group, number, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P)
+    slice, slices, group, number, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
     state = gl.zeros([CHANNELS, COLUMNS], gl.float32, STATE)
     if start_ptr is not None:
         head, p = slice_of(slice + w, slices, group, sizes, P)
         own = ((number.to(gl.int64) * H + head) * P + p) * N + n
         state = gl.load(start_ptr + own + tile_offsets(CHANNELS, COLUMNS, N, STATE))
+    SLICES: gl.constexpr = slices_walked(N)
     ahead_ptr += (cut.to(gl.int64) * (spans - 1) * SLICES + w) * (CHANNELS * N) + n
     blocks = blocks_ahead(length, plan)
-    for i in range(blocks):
-        stage = i % STAGES
-        mbarrier.wait(driven.index(stage), (i // STAGES) & 1)
-        decay = vectors_s.index(stage).slice(3 * Q - 1, 1).load(gl.SliceLayout(1, STATE))
-        u = u_s.index(stage).permute((1, 0))
-        state = warpgroup_mma(u, k_s.index(stage), state * decay[:, None], is_async=True)
-        state = warpgroup_mma_wait(0, deps=[state])
-        mbarrier.arrive(done.index(stage))
-        if (i + 1) % span == 0:
-            part = (i + 1) // span - 1
-            at = ahead_ptr + part.to(gl.int64) * (SLICES * CHANNELS * N)
-            gl.store(at + tile_offsets(CHANNELS, COLUMNS, N, STATE), state)
+    if blocks > 0:
+        u, decay = weighted(0, memory, full, STAGES, BACK, U, STATE)
+        left = span
+        for i in range(blocks):
+            token = warpgroup_mma(u, k_s.index(i % STAGES), state * decay[:, None], is_async=True)
+            u, decay = weighted(gl.minimum(i + 1, blocks - 1), memory, full, STAGES, BACK, U, STATE)
+            state = warpgroup_mma_wait(0, deps=[token])
+            mbarrier.arrive(done.index(i % STAGES))
+            left -= 1
+            if left == 0:
+                gl.store(ahead_ptr + tile_offsets(CHANNELS, COLUMNS, N, STATE), state)
+                ahead_ptr += SLICES * CHANNELS * N
+                left = span
 
 
 @gluon.jit(do_not_specialize=["T", "sequences", "whole", "span", "spans", "u_strides", "k_strides"])
@@ -141,11 +133,10 @@ def ahead(
     UNIT: gl.constexpr,
     STAGES: gl.constexpr,
     BACK: gl.constexpr,
-    DRIVE_REGISTERS: gl.constexpr,
     FETCH_REGISTERS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """What enters all spans but the first of the walks from number `whole` on: (walks, spans - 1, 2, 64, N), fp32.
+    """What enters all spans but the first of the walks from number `whole` on, fp32: (walks, spans - 1, slices, 64, N).
 
     Everything else is as in `walk`.
     """
@@ -160,16 +151,14 @@ def ahead(
     LINE: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
     vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES, VECTORS * Q], LINE)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    driven = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(driven.index(i), count=1)
         mbarrier.init(done.index(i), count=1)
     sizes = (T, sequences, H, G)
     plan = (whole, span, spans)
     walk, _, _, _ = part_of(plan, N, COLUMNS)
-    _, _, group, _, row, first, length, place = walk_of(walk, sizes, cu_seqlens_ptr, P)
+    _, _, group, _, row, first, length, place = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
     steps = gl.maximum(length, 1)
     u_ptr = rows_at(u_ptr, u_strides, row, first, 0, UNIT)
     k_ptr = rows_at(k_ptr, k_strides, row, first, group, UNIT)
@@ -179,13 +168,12 @@ def ahead(
     k = tma.make_tensor_descriptor(k_ptr, [steps, N], [k_strides[1] * UNIT, 1], [Q, COLUMNS], WIDE)
     vectors = tma.make_tensor_descriptor(vectors_ptr, [numbers], [1], [VECTORS * Q], LINE)
     memory = (u_s, k_s, vectors_s)
-    barriers = (full, driven, done)
+    barriers = (full, done)
     gl.warp_specialize(
         [
-            (carry, (start_ptr, ahead_ptr, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, COLUMNS, STAGES)),
-            (drive, (memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, COLUMNS, STAGES, BACK)),
+            (carry, (start_ptr, ahead_ptr, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, COLUMNS, STAGES, BACK)),
             (fetch, ((u, k, vectors), memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, COLUMNS, STAGES, BACK)),
         ],
-        [DRIVERS, 1],
-        [DRIVE_REGISTERS, FETCH_REGISTERS],
+        [1],
+        [FETCH_REGISTERS],
     )

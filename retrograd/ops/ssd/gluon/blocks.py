@@ -9,7 +9,9 @@ from triton.experimental.gluon import language as gl
 Q = gl.constexpr(64)  # steps of a block
 PLACE = gl.constexpr(128)  # steps of a place
 CHANNELS = gl.constexpr(64)  # of a slice
-SLICES = gl.constexpr(2)  # of a walk
+PARTS = gl.constexpr(2)  # of a walk: two slices, or the halves of the states of one
+WIDEST = gl.constexpr(128)  # states of a part
+PARKED = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [6, 5, 4, 3, 2, 1, 0]))
 VECTORS = gl.constexpr(4)  # of a block, which `prepare` makes: 2^(e - s) delta; s; 2^s; delta
 
 
@@ -17,6 +19,12 @@ VECTORS = gl.constexpr(4)  # of a block, which `prepare` makes: 2^(e - s) delta;
 def products(columns):
     """How a warpgroup holds a matrix product (64, columns)."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+
+
+@gluon.constexpr_function
+def slices_walked(N):
+    """How many slices a walk has."""
+    return 1 if N > WIDEST else PARTS
 
 
 @gluon.constexpr_function
@@ -71,6 +79,23 @@ def vector(memory, number: gl.constexpr, LAYOUT: gl.constexpr):
     own = memory.slice(number * Q, Q)._reinterpret(gl.float32, [4, Q // 8, 2], FLAT).permute((1, 0, 2))
     like = gl.reshape(gl.arange(0, Q, LAYOUT), [Q // 8, 4, 2])
     return gl.convert_layout(gl.reshape(own.load(like.type.layout), [Q]), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def park(memory, x):
+    """Leave a product (64, 64) in shared memory, for the same threads or those of another warpgroup in their places.
+
+    16 bytes of a thread lie beside those of the next. Memory: (2, 4, 4, 8, 4, 2, 2), as PARKED.
+    """
+    memory.permute((2, 0, 3, 1, 5, 4, 6)).store(gl.reshape(x, [4, 2, 8, 4, 2, 4, 2]))
+
+
+@gluon.jit
+def parked(memory, LAYOUT: gl.constexpr):
+    """What `park` has left."""
+    LIKE: gl.constexpr = gl.reshape(gl.zeros([Q, Q], gl.float32, LAYOUT), [4, 2, 8, 4, 2, 4, 2]).type.layout
+    x = gl.reshape(memory.permute((2, 0, 3, 1, 5, 4, 6)).load(LIKE), [Q, Q])
+    return gl.convert_layout(x, LAYOUT, assert_trivial=True)
 
 
 @gluon.jit

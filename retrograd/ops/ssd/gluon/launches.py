@@ -18,6 +18,7 @@ from ..passes import Launches
 from ..spec import Spec
 from . import blocks, spans
 from .ahead import ahead
+from .middle import middle
 from .pairs import pairs
 from .prepare import prepare
 from .spans import STEPS
@@ -27,23 +28,25 @@ FP32 = "float32"
 PLACE = blocks.PLACE.value
 CHANNELS = blocks.CHANNELS.value
 VECTORS = blocks.VECTORS.value
-WALKED = blocks.SLICES.value
-STATES = (64, 128)  # N
+PARTS = blocks.PARTS.value
+STATES = (64, 128, 256)  # N
 UNIT = 8  # numbers of 16 bits in a copy of 16 bytes
 PREPARED_HEADS = 16  # of a program that prepares step sizes
 FINISHED_HEADS = 8  # of one that finishes their gradients
-SUMMED_HEADS = 40  # over which a program sums dB and dC, at most
+MIDDLE_STATES = 128  # of a program that finds the states between kept ones
+SUMMED_HEADS = 40  # of a block, over which dB and dC are summed at once, at most
+PAIR_BEGINNING = 4  # as many slices take as long as the beginning and end of a program of `pairs`
 FARTHEST = 2**31 // STEPS  # numbers from a step to the next, so that 32 bits hold the way through a block
 
 # Registers a thread, on average, and of the warps of each kind.
-WALK_REGISTERS, WALK_STAGES = 128, 3
+WALK_REGISTERS = 128
 CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS = 192, 104, 24
 CONSUME_REGISTERS = 240
 PAIR_REGISTERS, PAIR_STAGES = 168, 2
-# Instructions that park what no loop changes, or, of packed sequences, a number or two a slice.
-WALK_PARKED, PAIR_PARKED = 36, 16
-AHEAD_REGISTERS, AHEAD_STAGES, DRIVE_REGISTERS = 64, 8, 64
-AHEAD_STATES = 32  # of a program that walks ahead
+# Instructions that park what no loop changes, or a few numbers a slice.
+WALK_PARKED, PAIR_PARKED = 36, 28
+AHEAD_REGISTERS = 128
+AHEAD_STAGES = {32: 16, 64: 12, 128: 8}  # by states of a program: a multiprocessor has room for one program
 
 
 def takes_forward(spec: Spec, arch: Arch) -> bool:
@@ -77,6 +80,16 @@ def slices(spec: Spec) -> int:
     return spec.P // CHANNELS
 
 
+def walked(spec: Spec) -> int:
+    """Slices of a walk."""
+    return int(blocks.slices_walked(spec.N))
+
+
+def halves(spec: Spec) -> int:
+    """Programs, or warpgroups, that share the states of a slice."""
+    return PARTS // walked(spec)
+
+
 def heads(spec: Spec) -> int:
     """Heads over which a program sums dB and dC: those of a group, in blocks of about the same size."""
     each = spec.heads // spec.groups
@@ -84,8 +97,29 @@ def heads(spec: Spec) -> int:
 
 
 def head_blocks(spec: Spec) -> int:
-    """Programs of `pairs` that share a place."""
+    """Such blocks of all groups."""
     return spec.groups * -(-(spec.heads // spec.groups) // heads(spec))
+
+
+def pair_programs(spec: Spec, each: int) -> int:
+    """Programs of `pairs` that take so many blocks of heads of a group, one after the other."""
+    blocks = head_blocks(spec) // spec.groups
+    return spec.batch * places(spec, PLACE) * halves(spec) * spec.groups * -(-blocks // each)
+
+
+def blocks_of_program(spec: Spec) -> int:
+    """How many blocks of heads take the least time. They have sums of their own, so this decides no bits."""
+
+    def slices_in_all(each: int) -> int:
+        rounds = -(-pair_programs(spec, each) // spans.MULTIPROCESSORS)
+        return rounds * (each * heads(spec) * slices(spec) + PAIR_BEGINNING)
+
+    return min(range(1, head_blocks(spec) // spec.groups + 1), key=slices_in_all)
+
+
+def kept_places(spec: Spec) -> int:
+    """The forward pass keeps what enters every so many places of a sequence."""
+    return spec.chunk // PLACE
 
 
 def prepared(spec: Spec) -> tuple[Array, Array]:
@@ -97,13 +131,13 @@ def prepared(spec: Spec) -> tuple[Array, Array]:
 
 def walks(spec: Spec) -> int:
     """Walks of a pass, through all sequences."""
-    return spec.sequences * spec.groups * -(-(spec.heads // spec.groups * slices(spec)) // WALKED)
+    return spec.sequences * spec.groups * -(-(spec.heads // spec.groups * slices(spec)) // walked(spec))
 
 
 def ahead_of_spans(spec: Spec) -> Array:
     """What enters the spans of walks, but for the first."""
     plan = spans.planned(spec, walks(spec))
-    return Array("ahead", (plan.cut, plan.count - 1, WALKED, CHANNELS, spec.N), FP32)
+    return Array("ahead", (plan.cut, plan.count - 1, walked(spec), CHANNELS, spec.N), FP32)
 
 
 def forward_scratch(spec: Spec) -> tuple[Array, ...]:
@@ -114,15 +148,16 @@ def forward_scratch(spec: Spec) -> tuple[Array, ...]:
 def backward_scratch(spec: Spec) -> tuple[Array, ...]:
     """What the backward pass needs beside its results."""
     count = spec.batch * places(spec, PLACE)
-    all_slices = spec.heads * slices(spec)
+    parts = spec.heads * slices(spec) * halves(spec)
     by_step = ("targets", "own", "dots", "sources", "behind")
     partial = (spec.batch * spec.time, head_blocks(spec), spec.N)
     return (
         *prepared(spec),
         ahead_of_spans(spec),
+        *([Array("middle", spec.kept.shape, spec.kept.dtype)] if kept_places(spec) == 2 else []),
         Array("leaving", (count, spec.heads, spec.P, spec.N), spec.operand_dtype),
-        Array("both", (count, all_slices, 4), FP32),
-        *(Array(name, (count, all_slices, PLACE), FP32) for name in by_step),
+        Array("both", (count, parts, 4), FP32),
+        *(Array(name, (count, parts, PLACE), FP32) for name in by_step),
         *(Array(f"d{name}_partial", partial, FP32) for name in ("B", "C")),
         *(Array(f"d{name}_partial", (count, spec.heads), FP32) for name in ("A", "dt_bias", "D") if spec[name]),
     )
@@ -141,6 +176,7 @@ def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, a
     back = of.walk("dy", "C", "B", start="dfinal_state", out="dx", states="leaving", last="dinitial_state", back=True)
     return (
         of.prepare(),
+        *of.middle(),
         *of.ahead("dy", "C", start="dfinal_state", back=True),
         back,
         of.pairs("dy", "x", "C", "B", states="states", partial="dC_partial", for_b=False),
@@ -162,7 +198,7 @@ class _Launches(Launches):
         """The gradients of step sizes, and of what they are made of."""
         names = "dt A dt_bias cu_seqlens delta targets sources own behind both dots"
         out = "ddt dA_partial ddt_bias_partial dD_partial"
-        count = slices(self.spec)
+        count = slices(self.spec) * halves(self.spec)
         sizes = {"Q": PLACE, "P_BLOCKS": count, "N_BLOCKS": 1, "TILES": 4 * count}
         return self.of_steps(backward_kernels.finish, f"{names} {out}", self._places, FINISHED_HEADS, **sizes)
 
@@ -172,17 +208,47 @@ class _Launches(Launches):
         plan = spans.planned(spec, walks(spec))
         if plan.count == 1:
             return ()
+        programs = plan.cut * walked(spec)
+        columns = spans.columns(programs, spec.N)
         launch = self._of_rows(
             ahead,
-            plan.cut * WALKED * (spec.N // AHEAD_STATES),
+            programs * (spec.N // columns),
             self.pointers(ahead, "vectors cu_seqlens ahead", u_ptr=u, k_ptr=k, start_ptr=start),
             {"u": u, "k": k},
             AHEAD_REGISTERS,
             plan.scalars,
-            COLUMNS=AHEAD_STATES,
-            STAGES=AHEAD_STAGES,
+            COLUMNS=columns,
+            STAGES=AHEAD_STAGES[columns],
             BACK=back,
-            DRIVE_REGISTERS=DRIVE_REGISTERS,
+        )
+        return (launch,)
+
+    def middle(self) -> tuple[Launch, ...]:
+        """What enters the places between those whose states are kept, if there are any."""
+        spec = self.spec
+        if kept_places(spec) == 1:
+            return ()
+        launch = Launch(
+            middle,
+            grid=spec.batch * spec.chunks * spec.heads * slices(spec) * (spec.N // MIDDLE_STATES),
+            arrays=self.pointers(middle, "x B vectors states cu_seqlens middle"),
+            scalars={
+                **self.sizes,
+                "G": spec.groups,
+                "x_strides": self._strides("x"),
+                "B_strides": self._strides("B"),
+            },
+            constants={
+                "P": spec.P,
+                "N": spec.N,
+                "Q": STEPS,
+                "CHANNELS": CHANNELS,
+                "BLOCK_N": MIDDLE_STATES,
+                "UNIT": UNIT,
+                "OVERLAP": self.arch.overlaps_launches,
+            },
+            num_warps=4,
+            overlap=self.arch.overlaps_launches,
         )
         return (launch,)
 
@@ -201,6 +267,7 @@ class _Launches(Launches):
             q_ptr=q,
             start_ptr=start,
             entering_ptr="states" if back else None,
+            middle_ptr="middle" if back and kept_places(spec) == 2 else None,
             out_ptr=out,
             states_ptr=states,
             both_ptr="both" if back else None,
@@ -213,8 +280,9 @@ class _Launches(Launches):
             {"u": u, "k": k, "q": q},
             WALK_REGISTERS,
             {**plan.scalars, "D_strides": D},
-            STAGES=WALK_STAGES,
+            STAGES=3 if halves(spec) == 1 else 2,
             BACK=back,
+            KEPT=kept_places(spec),
             CARRY_REGISTERS=CARRY_REGISTERS,
             WEIGH_REGISTERS=WEIGH_REGISTERS,
         )
@@ -226,17 +294,27 @@ class _Launches(Launches):
         """dC, or dB, and sums for what log decays and delta get."""
         of = {"rows": rows, "columns": columns, "left": left, "right": right}
         out = "sources behind" if for_b else "targets own dots"
+        kept = 1 if for_b else kept_places(self.spec)
+        each = blocks_of_program(self.spec)
         pointers = {f"{name}_ptr": array for name, array in of.items()}
         launch = self._of_rows(
             pairs,
-            self._places * head_blocks(self.spec),
-            self.pointers(pairs, f"vectors cu_seqlens {out}", **pointers, states_ptr=states, partial_ptr=partial),
+            pair_programs(self.spec, each),
+            self.pointers(
+                pairs,
+                f"vectors cu_seqlens {out}",
+                **pointers,
+                states_ptr=states,
+                middle_ptr="middle" if kept == 2 else None,
+                partial_ptr=partial,
+            ),
             of,
             PAIR_REGISTERS,
-            {},
+            {"each": each},
             HEADS=heads(self.spec),
             STAGES=PAIR_STAGES,
             FOR_B=for_b,
+            KEPT=kept,
             CONSUME_REGISTERS=CONSUME_REGISTERS,
         )
         return replace(launch, parked=PAIR_PARKED)

@@ -17,6 +17,12 @@ def in_column_order(x, BLOCK_H: tl.constexpr, Q: tl.constexpr):
     return tl.reshape(tl.permute(tl.reshape(x, [Q // 8, 4, 2, BLOCK_H]), [3, 1, 0, 2]), [BLOCK_H, Q])
 
 
+@triton.jit
+def column_order(j, Q: tl.constexpr):
+    """Where the step j of a block lies then."""
+    return j % 8 // 2 * (Q // 4) + j // 8 * 2 + j % 2
+
+
 @triton.jit(do_not_specialize=["T", "sequences", "dt_strides", "low", "high"])
 def prepare(
     dt_ptr,

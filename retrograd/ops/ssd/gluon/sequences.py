@@ -8,23 +8,24 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..blocks import bounds_of, first_place
-from .blocks import CHANNELS, PLACE, SLICES, Q
+from .blocks import CHANNELS, PLACE, Q, slices_walked
 
 
 @gluon.jit
-def walk_of(walk, sizes, cu_seqlens_ptr, P: gl.constexpr):
+def walk_of(walk, sizes, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr):
     """The first of a walk's slices in its group, and how many slices the group has; the group.
 
     Then the sequence's number, row, first step, length and first place.
     """
     T, _, H, G = sizes
     slices = H // G * (P // CHANNELS)
-    pairs = gl.cdiv(slices, SLICES)
-    group = walk // pairs % G
-    number = walk // pairs // G
+    OWN: gl.constexpr = slices_walked(N)
+    walks = gl.cdiv(slices, OWN)
+    group = walk // walks % G
+    number = walk // walks // G
     row, first, length = bounds_of(number, T, cu_seqlens_ptr)
     place = first_place(number, first, T, cu_seqlens_ptr, PLACE)
-    return walk % pairs * SLICES, slices, group, number, row, first, length, place
+    return walk % walks * OWN, slices, group, number, row, first, length, place
 
 
 @gluon.jit

@@ -55,3 +55,11 @@ def spans(spec: Spec, walks: int, cut: int, places: int) -> Spans:
     count = max(1, -(-spec.time // (2 * STEPS * places)))
     cut = cut if count > 1 else 0
     return Spans(walks - cut, cut, 2 * places, count if cut else 1)
+
+
+def columns(programs: int, N: int) -> int:
+    """States of a program of `ahead`: as few as there are multiprocessors for, of `programs` with all N states each.
+
+    A block takes less time with fewer, but two programs on one multiprocessor slow each other down.
+    """
+    return next((few for few in (32, 64) if programs * (N // few) <= MULTIPROCESSORS), min(N, 128))
