@@ -97,7 +97,8 @@ def test_the_lines_of_a_known_hazard_reach_shared_memory(known: Known) -> None:
             # The lines of walk_back are told as lines of the kernel, whose own are its first and that after its groups.
             told = file if line in (33, 167) else file.replace("gluon/backward.py", "gluon/walk_back.py")
             text = (sanitizer.ROOT / told).read_text().splitlines()[line - 1]
-            expected = r"\.(load|store)\(|gl\.sum\(|^def backward_scan\(|^    if cu_seqlens_ptr is not None:$"
+            groups = rf"^def {known.kernel}\(|^    gl\.warp_specialize\($|^    if cu_seqlens_ptr is not None:$"
+            expected = rf"\.(load|store)\(|gl\.sum\(|{groups}"
             assert re.search(expected, text), f"{told}:{line} is {text!r}"
 
 
