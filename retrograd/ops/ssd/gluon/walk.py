@@ -166,6 +166,19 @@ def weigh(
 
 
 @gluon.jit
+def entering_state(start_ptr, at, ahead_ptr, ahead_at, part):
+    """The state before a program's first block: the sequence's initial one, or what `ahead` has found."""
+    LAYOUT: gl.constexpr = at.type.layout
+    state = gl.zeros(at.shape, gl.float32, LAYOUT)
+    if part > 0:
+        if ahead_ptr is not None:
+            state = gl.load(ahead_ptr + ahead_at)
+    elif start_ptr is not None:
+        state = gl.load(start_ptr + at)
+    return state
+
+
+@gluon.jit
 def carry(
     W: gl.constexpr, results, pointers, memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr,
     N: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr, KEPT: gl.constexpr,
@@ -200,14 +213,10 @@ def carry(
     if D_ptr is not None:
         channel = p + gl.arange(0, CHANNELS, gl.SliceLayout(1, OUT))
         skip = gl.load(D_ptr + head * D_strides[0] + channel * D_strides[1])
-    state = gl.zeros([CHANNELS, STATES], gl.float32, STATE)
     own_state = ((number.to(gl.int64) * H + head) * P + p) * N + HALF * STATES
-    if part > 0:
-        if ahead_ptr is not None:
-            at = ((cut.to(gl.int64) * (spans - 1) + part - 1) * SLICES + OWN) * (CHANNELS * N) + HALF * STATES
-            state = gl.load(ahead_ptr + at + tile_offsets(CHANNELS, STATES, N, STATE))
-    elif start_ptr is not None:
-        state = gl.load(start_ptr + own_state + tile_offsets(CHANNELS, STATES, N, STATE))
+    ahead_at = ((cut.to(gl.int64) * (spans - 1) + part - 1) * SLICES + OWN) * (CHANNELS * N) + HALF * STATES
+    tile = tile_offsets(CHANNELS, STATES, N, STATE)
+    state = entering_state(start_ptr, own_state + tile, ahead_ptr, ahead_at + tile, part)
     y = gl.zeros([CHANNELS, Q], DTYPE, OUT)
     for i in range(count):
         c = block_at(begin + i, length, BACK)
@@ -227,9 +236,8 @@ def carry(
                 mbarrier.wait(u_full.index(u_stage), (i // U_STAGES) & 1)  # entering states come with u
                 other = (place * 2 + c) ^ 1
                 other_decay = gl.load(vectors_ptr + (other.to(gl.int64) * H + head) * (VECTORS * Q) + 3 * Q - 1)
-                tile = (((place + c // 2).to(gl.int64) * H + head) * P + p) // CHANNELS * HALVES + HALF
-                at = both_ptr + tile * 4
-                store_product(at, state, states_s.index(W), decay * other_decay)
+                at = (((place + c // 2).to(gl.int64) * H + head) * P + p) // CHANNELS * HALVES + HALF
+                store_product(both_ptr + at * 4, state, states_s.index(W), decay * other_decay)
                 block_barrier()
         q = q_s.index(stage * HALVES + HALF).permute((1, 0))
         result = warpgroup_mma(left, q, zero, use_acc=False, is_async=True)
@@ -287,17 +295,17 @@ def carry(
                 mbarrier.arrive(states_done)
     if HALF == 0:
         if count > 0:
-            last = u_s.index((count - 1) % U_STAGES * SLICES + OWN)
-            last.permute((1, 0)).store(y)
+            before = u_s.index((count - 1) % U_STAGES * SLICES + OWN)
+            before.permute((1, 0)).store(y)
             fence_async_shared()
             block_barrier()
             if exists:
-                tma_store(out, [block_at(begin + count - 1, length, BACK) * Q, head * P + p], last)
+                tma_store(out, [block_at(begin + count - 1, length, BACK) * Q, head * P + p], before)
             tma.store_wait(0)
     if exists & (begin + count == gl.cdiv(length, Q)):
         if last_ptr is not None:
             if (count > 0) | (part == 0):
-                gl.store(last_ptr + own_state + tile_offsets(CHANNELS, STATES, N, STATE), state)
+                gl.store(last_ptr + own_state + tile, state)
     if cu_seqlens_ptr is not None:
         if exists & (part == 0):
             if HALF == 0:
