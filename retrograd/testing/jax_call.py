@@ -55,13 +55,13 @@ def forward(function: Function, inputs: Mapping[str, Tensor], options: Mapping[s
 
 @lru_cache(maxsize=256)
 def optimised(function: Function, names: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> Function:
-    """The function under jit, with the machine code optimised even where `XLA_FLAGS` leave it as it is."""
+    """The function under jit, compiled as users have it, whatever `XLA_FLAGS` spare tests."""
 
     def run(arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         made = function(**dict(zip(names, arrays, strict=True)), **dict(options))
         return made if isinstance(made, tuple) else (made,)
 
-    return jax.jit(run, compiler_options={"xla_backend_optimization_level": 3})
+    return jax.jit(run, compiler_options={"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True})
 
 
 def wanted(inputs: Mapping[str, Tensor]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -83,24 +82,30 @@ def check_same_binaries(room: Room, case: Case, arch: Arch, rows: int, others: i
     """The number of rows does not decide which binary a row meets, so its bits cannot depend on the batch.
 
     The second stage of parameter gradients adds up over rows, so it alone may depend on how many there are. In a room
-    of several structures, rows are compared within each; `contract.check_structures` does the rest.
+    of several structures the plan may choose by rows: they are then compared within each structure where the same
+    kernels run, and `contract.check_structures` does the rest.
     """
-    for name, planned in room.structures.items() or [("", nullcontext)]:
-        with planned():
-            _check_same_binaries(room, case, arch, (rows, others), name)
-
-
-def _check_same_binaries(room: Room, case: Case, arch: Arch, sizes: tuple[int, int], structure: str) -> None:
-    rows, others = (min(n, most_rows(room, case)) for n in sizes)
+    rows, others = (min(n, most_rows(room, case)) for n in (rows, others))
     if 1 in (rows, others) and broadcast(room, case):
         return  # alone, a row lies beside what the others share as beside what is its own: two layouts
-    found, expected = (
-        [binary(p, one) for p, one in launches(room, resized(room, case, n), arch) if one.kernel is not sum_rows]
-        for n in (rows, others)
-    )
-    where = f"{room.name}, {case.name}, {arch.name}, {structure}: with {rows} rows and with {others}"
-    if kernels(found) != kernels(expected) and room.structures:
-        return
+
+    def binaries(n: int) -> list[tuple[Any, ...]]:
+        return [binary(p, one) for p, one in launches(room, resized(room, case, n), arch) if one.kernel is not sum_rows]
+
+    where = f"{room.name}, {case.name}, {arch.name}: with {rows} rows and with {others}"
+    found, expected = binaries(rows), binaries(others)
+    if room.structures and found != expected:
+        for name, planned in room.structures.items():
+            with planned():
+                found, expected = binaries(rows), binaries(others)
+            if kernels(found) == kernels(expected):
+                assert_same_binaries(found, expected, f"{where}, {name}")
+    else:
+        assert_same_binaries(found, expected, where)
+
+
+def assert_same_binaries(found: list[tuple[Any, ...]], expected: list[tuple[Any, ...]], where: str) -> None:
+    """Launch by launch."""
     assert len(found) == len(expected), f"{where}, other launches run"
     for a, b in zip(found, expected, strict=True):
         assert a == b, f"{where}, {a[0].__name__} is another binary: {difference(a, b)}"
