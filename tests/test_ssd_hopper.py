@@ -124,3 +124,19 @@ def test_with_more_than_128_states_every_second_place_has_a_kept_one_and_the_bac
     made = spec((1, 1024, 24, 64, 1, 256))
     middle = next(array for array in launches.backward_scratch(made) if array.name == "middle")
     assert middle.shape == made.kept.shape == (1, 4, 24, 64, 256)
+
+
+@given(st.integers(1, 9), st.integers(1, 300), st.integers(1, 20_000))
+def test_the_programs_that_sum_over_heads_take_all_of_their_blocks(batch: int, heads: int, time: int) -> None:
+    call = spec((batch, time, heads, 64, 1, 128))
+    each = launches.blocks_of_program(call)
+    blocks = launches.head_blocks(call)
+    places = launches.pair_programs(call, blocks)
+    assert (blocks - 1) * launches.heads(call) < heads <= blocks * launches.heads(call)
+    assert launches.pair_programs(call, each) == places * -(-blocks // each)
+
+
+def test_a_program_takes_several_blocks_of_heads_where_there_are_programs_enough() -> None:
+    assert launches.blocks_of_program(spec((8, 4096, 80, 64, 1, 128))) == 2
+    assert launches.blocks_of_program(spec((1, 8192, 80, 64, 1, 128))) == 1
+    assert launches.blocks_of_program(spec((8, 4096, 24, 64, 1, 128))) == 1

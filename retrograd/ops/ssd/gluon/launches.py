@@ -40,6 +40,7 @@ FARTHEST = 2**31 // STEPS  # numbers from a step to the next, so that 32 bits ho
 
 # Registers a thread, on average, and of the warps of each kind.
 WALK_REGISTERS = 128
+WALK_STAGES = {1: 3, 2: 2}  # by halves: as many as shared memory has room for
 CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS = 192, 104, 24
 CONSUME_REGISTERS = 240
 PAIR_REGISTERS, PAIR_STAGES = 168, 2
@@ -91,7 +92,7 @@ def halves(spec: Spec) -> int:
 
 
 def heads(spec: Spec) -> int:
-    """Heads over which a program sums dB and dC: those of a group, in blocks of about the same size."""
+    """Heads of a block, over which dB and dC are summed: those of a group, in blocks of about the same size."""
     each = spec.heads // spec.groups
     return -(-each // -(-each // SUMMED_HEADS))
 
@@ -103,8 +104,8 @@ def head_blocks(spec: Spec) -> int:
 
 def pair_programs(spec: Spec, each: int) -> int:
     """Programs of `pairs` that take so many blocks of heads of a group, one after the other."""
-    blocks = head_blocks(spec) // spec.groups
-    return spec.batch * places(spec, PLACE) * halves(spec) * spec.groups * -(-blocks // each)
+    of_group = head_blocks(spec) // spec.groups
+    return spec.batch * places(spec, PLACE) * halves(spec) * spec.groups * -(-of_group // each)
 
 
 def blocks_of_program(spec: Spec) -> int:
@@ -280,7 +281,7 @@ class _Launches(Launches):
             {"u": u, "k": k, "q": q},
             WALK_REGISTERS,
             {**plan.scalars, "D_strides": D},
-            STAGES=3 if halves(spec) == 1 else 2,
+            STAGES=WALK_STAGES[halves(spec)],
             BACK=back,
             KEPT=kept_places(spec),
             CARRY_REGISTERS=CARRY_REGISTERS,
