@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from retrograd.ops.ssd.op import OP
 from retrograd.ops.ssd.room import ROOM
 from retrograd.ops.ssd.spec import Spec, check_update
 from retrograd.testing import contract
-from retrograd.testing.draw import call, draw, draw_gradients, leaves, upcast
+from retrograd.testing.draw import call, draw, draw_gradients, leaves, options, upcast
 
 OPTIONS: dict[str, Any] = {"dt_softplus": False, "dt_limit": (0.0, 1.0), "return_final_state": True}
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -229,6 +230,19 @@ def test_with_one_decay_a_head_it_is_the_selective_scan(tried: Case, seed: int) 
     came = draw_gradients(reference.ssd, tried, inputs, seed)
     found, expected = (call(function, inputs, tried.options, came) for function in (ssd, as_scan))
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["odd", "groups", "packed", "strong_decay", "wide_skip", "no_steps"])
+def test_by_blocks_in_float64_the_definition_is_the_same(name: str, seed: int) -> None:
+    tried = ROOM.case(name)
+    inputs, gradients = contract.drawn(ROOM, tried, "cpu", seed)
+    exact = {name: upcast(tensor) for name, tensor in inputs.items()}
+    both = [
+        call(partial(reference.ssd, scan=scan), exact, options(tried, torch.float64), [upcast(g) for g in gradients])
+        for scan in (reference.by_steps, reference.by_blocks)
+    ]
+    for name, expected in both[0].items():
+        torch.testing.assert_close(both[1][name], expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("packed", [False, True])

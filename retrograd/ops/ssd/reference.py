@@ -34,8 +34,12 @@ def ssd(
     scan: Scan | None = None,
     gated: Callable[[Tensor, torch.dtype], Tensor] = lambda y, dtype: y,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """See `retrograd.ssd`; this one computes in the dtype of A, the states by `scan`; y passes `gated` to its gate."""
-    scan = scan or by_steps
+    """See `retrograd.ssd`; this one computes in the dtype of A, the states by `scan`; y passes `gated` to its gate.
+
+    On a GPU, which would wait for every step, float64 goes by blocks, which is then the same.
+    """
+    if scan is None:
+        scan = by_blocks if x.is_cuda and A.dtype == torch.float64 else by_steps
     u = x.to(A.dtype)
     delta = dt.to(A.dtype) if dt_bias is None else dt.to(A.dtype) + dt_bias
     if dt_softplus:
@@ -112,6 +116,8 @@ def with_rounded_gradient(a: Tensor, dtype: torch.dtype) -> Tensor:
 
 def decayed(state: Tensor, decay: Tensor, dtype: torch.dtype) -> Tensor:
     """Their product, whose gradient multiplies the decay's by a state that was kept rounded to a dtype."""
+    if dtype == state.dtype:
+        return state * decay
     kept = _rounded(state, dtype).detach()
     return state * decay.detach() + (kept * decay - (kept * decay).detach())
 
