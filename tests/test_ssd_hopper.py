@@ -126,17 +126,22 @@ def test_with_more_than_128_states_every_second_place_has_a_kept_one_and_the_bac
     assert middle.shape == made.kept.shape == (1, 4, 24, 64, 256)
 
 
-@given(st.integers(1, 9), st.integers(1, 300), st.integers(1, 20_000))
+@given(st.integers(1, 9), st.integers(1, 300), st.integers(1, 5000))
 def test_the_programs_that_sum_over_heads_take_all_of_their_blocks(batch: int, heads: int, time: int) -> None:
-    call = spec((batch, time, heads, 64, 1, 128))
-    each = launches.blocks_of_program(call)
-    blocks = launches.head_blocks(call)
-    places = launches.pair_programs(call, blocks)
-    assert (blocks - 1) * launches.heads(call) < heads <= blocks * launches.heads(call)
-    assert launches.pair_programs(call, each) == places * -(-blocks // each)
+    shape = (batch, time, heads, 64, 1, 128)
+    made = spec(shape)
+    blocks, places = launches.head_blocks(made), batch * -(-time // 128)
+    assert (blocks - 1) * launches.heads(made) < heads <= blocks * launches.heads(made)
+    all_launches = programs.launches(room("ssd"), case("call", shape), HOPPER)
+    found = [one for _, one in all_launches if one.kernel.__name__ == "pairs"]
+    for one in found:
+        each = one.scalars["each"]
+        assert isinstance(each, int)
+        assert one.grid == places * -(-blocks // each)
+    assert len(found) == 2
 
 
 def test_a_program_takes_several_blocks_of_heads_where_there_are_programs_enough() -> None:
-    assert launches.blocks_of_program(spec((8, 4096, 80, 64, 1, 128))) == 2
-    assert launches.blocks_of_program(spec((1, 8192, 80, 64, 1, 128))) == 1
-    assert launches.blocks_of_program(spec((8, 4096, 24, 64, 1, 128))) == 1
+    assert spans.together(2, 256, 40) == 2  # B8 T4096 H80
+    assert spans.together(2, 64, 40) == 1  # B1 T8192 H80
+    assert spans.together(1, 256, 24) == 1

@@ -11,7 +11,7 @@ from retrograd.core.room import Room
 
 from . import reference
 from .cases import CASES
-from .gluon import launches, spans
+from .gluon import spans
 from .op import OP
 from .spec import BORDER, Spec
 from .torch_op import ssd
@@ -30,13 +30,13 @@ def cut(share: float, places: int = 1, columns: int = 32) -> Iterator[None]:
     def of_ahead(_: int, N: int) -> int:
         return min(N, columns)
 
-    def blocks_of_program(spec: Spec) -> int:
-        return launches.head_blocks(spec) // spec.groups if share else 1
+    def together(count: int, programs: int, slices: int) -> int:
+        return count if share else 1
 
     with (
         mock.patch.object(spans, "planned", planned),
         mock.patch.object(spans, "columns", of_ahead),
-        mock.patch.object(launches, "blocks_of_program", blocks_of_program),
+        mock.patch.object(spans, "together", together),
     ):
         yield
 

@@ -35,7 +35,6 @@ PREPARED_HEADS = 16  # of a program that prepares step sizes
 FINISHED_HEADS = 8  # of one that finishes their gradients
 MIDDLE_STATES = 128  # of a program that finds the states between kept ones
 SUMMED_HEADS = 40  # of a block, over which dB and dC are summed at once, at most
-PAIR_BEGINNING = 4  # as many slices take as long as the beginning and end of a program of `pairs`
 FARTHEST = 2**31 // STEPS  # numbers from a step to the next, so that 32 bits hold the way through a block
 
 # Registers a thread, on average, and of the warps of each kind.
@@ -100,22 +99,6 @@ def heads(spec: Spec) -> int:
 def head_blocks(spec: Spec) -> int:
     """Such blocks of all groups."""
     return spec.groups * -(-(spec.heads // spec.groups) // heads(spec))
-
-
-def pair_programs(spec: Spec, each: int) -> int:
-    """Programs of `pairs` that take so many blocks of heads of a group, one after the other."""
-    of_group = head_blocks(spec) // spec.groups
-    return spec.batch * places(spec, PLACE) * halves(spec) * spec.groups * -(-of_group // each)
-
-
-def blocks_of_program(spec: Spec) -> int:
-    """How many blocks of heads take the least time. They have sums of their own, so this decides no bits."""
-
-    def slices_in_all(each: int) -> int:
-        rounds = -(-pair_programs(spec, each) // spans.MULTIPROCESSORS)
-        return rounds * (each * heads(spec) * slices(spec) + PAIR_BEGINNING)
-
-    return min(range(1, head_blocks(spec) // spec.groups + 1), key=slices_in_all)
 
 
 def kept_places(spec: Spec) -> int:
@@ -296,11 +279,13 @@ class _Launches(Launches):
         of = {"rows": rows, "columns": columns, "left": left, "right": right}
         out = "sources behind" if for_b else "targets own dots"
         kept = 1 if for_b else kept_places(self.spec)
-        each = blocks_of_program(self.spec)
+        of_group = head_blocks(self.spec) // self.spec.groups
+        programs = self._places * halves(self.spec) * self.spec.groups
+        each = spans.together(of_group, programs, heads(self.spec) * slices(self.spec))
         pointers = {f"{name}_ptr": array for name, array in of.items()}
         launch = self._of_rows(
             pairs,
-            pair_programs(self.spec, each),
+            programs * -(-of_group // each),
             self.pointers(
                 pairs,
                 f"vectors cu_seqlens {out}",

@@ -1,7 +1,8 @@
-"""Which walks are cut into spans of time, so that the last programs do not leave multiprocessors idle.
+"""How work is cut among programs, so that the last ones do not leave multiprocessors idle.
 
-A span begins at a state that `ahead` finds by a walk of the states alone, with the bits of the walk. So these formulas
-may look at anything: they decide the time, never the bits.
+Walks may be cut into spans of time, which begin at states that `ahead` finds by a walk of the states alone, with the
+bits of the walk; blocks of heads, which have sums of their own, may share a program. So these formulas may look at
+anything: they decide the time, never the bits.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from ..spec import Spec
 STEPS = 64  # of a block, Q; a place has two
 MULTIPROCESSORS = 132  # of an H200, each of which takes one program
 LEAST = 2  # places of a span
+PAIR_BEGINNING = 4  # as many slices take as long as the beginning and end of a program of `pairs`
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +65,19 @@ def columns(programs: int, N: int) -> int:
     A block takes less time with fewer, but two programs on one multiprocessor slow each other down.
     """
     return next((few for few in (32, 64) if programs * (N // few) <= MULTIPROCESSORS), min(N, 128))
+
+
+def together(count: int, programs: int, slices: int) -> int:
+    """How many blocks of heads a program of `pairs` takes one after the other, so that all end soonest.
+
+    Args:
+        count: blocks of a group.
+        programs: programs if each takes all of them.
+        slices: of a block.
+    """
+
+    def time(each: int) -> int:
+        rounds = -(-programs * -(-count // each) // MULTIPROCESSORS)
+        return rounds * (each * slices + PAIR_BEGINNING)
+
+    return min(range(1, count + 1), key=time)
