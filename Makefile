@@ -12,7 +12,7 @@ OLDEST := test_commands or test_import or checkpoints or saved or (budget and pl
 
 # All that needs no GPU: the tests, then the kernels in Triton's interpreter. JOBS processes, each with one thread: threads
 # of several would wait for one another. XLA compiles for longer than these calls run, so it does not optimise machine code,
-# and emits fusions the older way, which takes it a third less time.
+# and emits fusions the older way, which is quicker to compile.
 test: export OMP_NUM_THREADS := 1
 test: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 test: .venv/installed

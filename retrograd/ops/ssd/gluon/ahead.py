@@ -17,7 +17,7 @@ from retrograd.core.gluon import tma_load
 from retrograd.core.numerics import let_next_start, wait_for_previous
 
 from ..blocks import rows_at
-from .blocks import CHANNELS, PLACE, VECTORS, Q, products, rounded, slices_walked, vector
+from .blocks import CHANNELS, PLACE, VECTORS, Q, end_of, products, rounded, slices_walked, vector
 from .sequences import block_at, slice_of, tile_offsets, walk_of
 
 
@@ -68,7 +68,7 @@ def weighted(i, memory, full, STAGES: gl.constexpr, BACK: gl.constexpr, U: gl.co
     stage = i % STAGES
     mbarrier.wait(full.index(stage), (i // STAGES) & 1)
     put = vector(vectors_s.index(stage), 2 if BACK else 0, gl.SliceLayout(0, U))
-    decay = vectors_s.index(stage).slice(3 * Q - 1, 1).load(gl.SliceLayout(1, STATE))
+    decay = end_of(vectors_s.index(stage), 2, gl.SliceLayout(1, STATE))
     u = u_s.index(stage).permute((1, 0)).load(U)
     return rounded(u.to(gl.float32) * put[None, :], u.dtype), decay
 

@@ -11,6 +11,7 @@ PLACE = gl.constexpr(128)  # steps of a place
 CHANNELS = gl.constexpr(64)  # of a slice
 PARTS = gl.constexpr(2)  # of a walk: two slices, or the halves of the states of one
 WIDEST = gl.constexpr(128)  # states of a part
+# A product (64, 64) as `park` leaves it.
 PARKED = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [6, 5, 4, 3, 2, 1, 0]))
 VECTORS = gl.constexpr(4)  # of a block, which `prepare` makes: 2^(e - s) delta; s; 2^s; delta
 
@@ -22,9 +23,15 @@ def products(columns):
 
 
 @gluon.constexpr_function
+def halves(N):
+    """Into how many parts the N states of a slice are cut."""
+    return PARTS if N > WIDEST else 1
+
+
+@gluon.constexpr_function
 def slices_walked(N):
     """How many slices a walk has."""
-    return 1 if N > WIDEST else PARTS
+    return PARTS // halves(N)
 
 
 @gluon.constexpr_function
@@ -79,6 +86,12 @@ def vector(memory, number: gl.constexpr, LAYOUT: gl.constexpr):
     own = memory.slice(number * Q, Q)._reinterpret(gl.float32, [4, Q // 8, 2], FLAT).permute((1, 0, 2))
     like = gl.reshape(gl.arange(0, Q, LAYOUT), [Q // 8, 4, 2])
     return gl.convert_layout(gl.reshape(own.load(like.type.layout), [Q]), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def end_of(memory, number: gl.constexpr, LAYOUT: gl.constexpr):
+    """The last element of a block's vector, (1,)."""
+    return memory.slice(number * Q + Q - 1, 1).load(LAYOUT)
 
 
 @gluon.jit

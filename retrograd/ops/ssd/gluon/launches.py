@@ -28,7 +28,6 @@ FP32 = "float32"
 PLACE = blocks.PLACE.value
 CHANNELS = blocks.CHANNELS.value
 VECTORS = blocks.VECTORS.value
-PARTS = blocks.PARTS.value
 STATES = (64, 128, 256)  # N
 UNIT = 8  # numbers of 16 bits in a copy of 16 bytes
 PREPARED_HEADS = 16  # of a program that prepares step sizes
@@ -87,7 +86,7 @@ def walked(spec: Spec) -> int:
 
 def halves(spec: Spec) -> int:
     """Programs, or warpgroups, that share the states of a slice."""
-    return PARTS // walked(spec)
+    return int(blocks.halves(spec.N))
 
 
 def heads(spec: Spec) -> int:
@@ -199,40 +198,28 @@ class _Launches(Launches):
             programs * (spec.N // columns),
             self.pointers(ahead, "vectors cu_seqlens ahead", u_ptr=u, k_ptr=k, start_ptr=start),
             {"u": u, "k": k},
-            AHEAD_REGISTERS,
             plan.scalars,
             COLUMNS=columns,
             STAGES=AHEAD_STAGES[columns],
             BACK=back,
+            FETCH_REGISTERS=FETCH_REGISTERS,
         )
-        return (launch,)
+        return (replace(launch, max_registers=AHEAD_REGISTERS),)
 
     def middle(self) -> tuple[Launch, ...]:
         """What enters the places between those whose states are kept, if there are any."""
         spec = self.spec
         if kept_places(spec) == 1:
             return ()
-        launch = Launch(
+        launch = self._of_rows(
             middle,
-            grid=spec.batch * spec.chunks * spec.heads * slices(spec) * (spec.N // MIDDLE_STATES),
-            arrays=self.pointers(middle, "x B vectors states cu_seqlens middle"),
-            scalars={
-                **self.sizes,
-                "G": spec.groups,
-                "x_strides": self._strides("x"),
-                "B_strides": self._strides("B"),
-            },
-            constants={
-                "P": spec.P,
-                "N": spec.N,
-                "Q": STEPS,
-                "CHANNELS": CHANNELS,
-                "BLOCK_N": MIDDLE_STATES,
-                "UNIT": UNIT,
-                "OVERLAP": self.arch.overlaps_launches,
-            },
-            num_warps=4,
-            overlap=self.arch.overlaps_launches,
+            spec.batch * spec.chunks * spec.heads * slices(spec) * (spec.N // MIDDLE_STATES),
+            self.pointers(middle, "x B vectors states cu_seqlens middle"),
+            {"x": "x", "B": "B"},
+            {},
+            Q=STEPS,
+            CHANNELS=CHANNELS,
+            BLOCK_N=MIDDLE_STATES,
         )
         return (launch,)
 
@@ -245,13 +232,12 @@ class _Launches(Launches):
         D = (0, 0) if spec.D is None else (spec.P, 1) if len(spec.D.shape) == 2 else (1, 0)
         arrays = self.pointers(
             walk,
-            "vectors D ahead cu_seqlens",
+            "vectors D ahead middle cu_seqlens",
             u_ptr=u,
             k_ptr=k,
             q_ptr=q,
             start_ptr=start,
             entering_ptr="states" if back else None,
-            middle_ptr="middle" if back and kept_places(spec) == 2 else None,
             out_ptr=out,
             states_ptr=states,
             both_ptr="both" if back else None,
@@ -262,23 +248,22 @@ class _Launches(Launches):
             plan.programs,
             arrays,
             {"u": u, "k": k, "q": q},
-            WALK_REGISTERS,
             {**plan.scalars, "D_strides": D},
             STAGES=WALK_STAGES[halves(spec)],
             BACK=back,
             KEPT=kept_places(spec),
             CARRY_REGISTERS=CARRY_REGISTERS,
             WEIGH_REGISTERS=WEIGH_REGISTERS,
+            FETCH_REGISTERS=FETCH_REGISTERS,
         )
-        return replace(launch, parked=WALK_PARKED)
+        return replace(launch, max_registers=WALK_REGISTERS, parked=WALK_PARKED)
 
     def pairs(
         self, rows: str, columns: str, left: str, right: str, *, states: str, partial: str, for_b: bool
     ) -> Launch:
         """dC, or dB, and sums for what log decays and delta get."""
         of = {"rows": rows, "columns": columns, "left": left, "right": right}
-        out = "sources behind" if for_b else "targets own dots"
-        kept = 1 if for_b else kept_places(self.spec)
+        others = "sources behind" if for_b else "middle targets own dots"
         of_group = head_blocks(self.spec) // self.spec.groups
         programs = self._places * halves(self.spec) * self.spec.groups
         each = spans.together(of_group, programs, heads(self.spec) * slices(self.spec))
@@ -286,24 +271,16 @@ class _Launches(Launches):
         launch = self._of_rows(
             pairs,
             programs * -(-of_group // each),
-            self.pointers(
-                pairs,
-                f"vectors cu_seqlens {out}",
-                **pointers,
-                states_ptr=states,
-                middle_ptr="middle" if kept == 2 else None,
-                partial_ptr=partial,
-            ),
+            self.pointers(pairs, f"vectors cu_seqlens {others}", **pointers, states_ptr=states, partial_ptr=partial),
             of,
-            PAIR_REGISTERS,
             {"each": each},
             HEADS=heads(self.spec),
             STAGES=PAIR_STAGES,
             FOR_B=for_b,
-            KEPT=kept,
             CONSUME_REGISTERS=CONSUME_REGISTERS,
+            FETCH_REGISTERS=FETCH_REGISTERS,
         )
-        return replace(launch, parked=PAIR_PARKED)
+        return replace(launch, max_registers=PAIR_REGISTERS, parked=PAIR_PARKED)
 
     def _of_rows(
         self,
@@ -311,11 +288,10 @@ class _Launches(Launches):
         grid: int,
         arrays: Mapping[str, str | None],
         rows: Mapping[str, str],
-        registers: int,
         scalars: Mapping[str, Scalar],
         **constants: int,
     ) -> Launch:
-        """A kernel that copies rows by TMA; `rows`: parameter -> array of rows."""
+        """A kernel that reads rows; `rows`: parameter -> array of rows."""
         return Launch(
             kernel,
             grid=grid,
@@ -330,12 +306,10 @@ class _Launches(Launches):
                 "P": self.spec.P,
                 "N": self.spec.N,
                 "UNIT": UNIT,
-                "FETCH_REGISTERS": FETCH_REGISTERS,
                 "OVERLAP": self.arch.overlaps_launches,
                 **constants,
             },
             num_warps=4,
-            max_registers=registers,
             overlap=self.arch.overlaps_launches,
         )
 

@@ -24,26 +24,20 @@ from ..blocks import block_of, bounds_of, first_place, rows_at
 from .blocks import (
     CHANNELS,
     PARKED,
-    PARTS,
     PLACE,
     VECTORS,
     Q,
+    end_of,
+    halves,
     owner_of,
     park,
     parked,
     products,
     rounded,
-    slices_walked,
     vector,
 )
 
 WARPS = gl.constexpr(4)  # of each kind
-
-
-@gluon.jit
-def end_of(memory, number: gl.constexpr, LAYOUT: gl.constexpr):
-    """The last element of a block's vector, (1,)."""
-    return memory.slice(number * Q + Q - 1, 1).load(LAYOUT)
 
 
 @gluon.jit
@@ -110,27 +104,24 @@ def add_product(acc, z, right, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def blocks_of_heads(H, G, each, HEADS: gl.constexpr):
-    """A program's place and group, the first of its blocks of heads, how many there are; first head, and heads."""
+def blocks_of_heads(sizes, HEADS: gl.constexpr, HALVES: gl.constexpr):
+    """A program's place, half of the states, and group; the first of its blocks of heads, how many there are in all;
+    its first head, and how many heads.
+    """
+    _, _, H, G, each = sizes
     place, group, _, _, head, heads = block_of(H, G, HEADS * each)
     blocks = gl.cdiv(H // G, HEADS)
-    return place, group, group * blocks + (head - group * (H // G)) // HEADS, G * blocks, head, heads
+    block = group * blocks + (head - group * (H // G)) // HEADS
+    return place // HALVES, place % HALVES, group, block, G * blocks, head, heads
 
 
 @gluon.jit
-def whereabouts(sizes, cu_seqlens_ptr, HEADS: gl.constexpr, HALVES: gl.constexpr):
-    """What `blocks_of_heads` says, place by place; the row and step at which the place begins, and its live steps.
-
-    Then the half of the states, or 0; the sequence's number, and the step at which it begins.
-    """
-    T, sequences, H, G, each = sizes
-    place, group, block, blocks, head, heads = blocks_of_heads(H, G, each, HEADS)
-    half = place % HALVES
-    place = place // HALVES
+def steps_of(place, sizes, cu_seqlens_ptr):
+    """The sequence of a place, by number, row and first step; the place's first step in the row, and its live steps."""
+    T, sequences, _, _, _ = sizes
     number, step = owner_of(place, T, sequences, cu_seqlens_ptr)
     row, first, length = bounds_of(number, T, cu_seqlens_ptr)
-    live = gl.where(step >= 0, gl.maximum(length - step, 0), 0)
-    return place, group, block, blocks, head, heads, row, first + step, live, half, number, first
+    return number, row, first, first + step, gl.where(step >= 0, gl.maximum(length - step, 0), 0)
 
 
 @gluon.jit
@@ -287,7 +278,8 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
         # Found once more rather than kept in registers.
         T, sequences, H, G, each = sizes
         again_sizes = (forget(T), sequences, forget(H), G, each)
-        _, _, block, blocks, _, _, row, at, live, half, _, _ = whereabouts(again_sizes, cu_seqlens_ptr, HEADS, HALVES)
+        place, half, _, block, blocks, _, _ = blocks_of_heads(again_sizes, HEADS, HALVES)
+        _, row, _, at, live = steps_of(place, again_sizes, cu_seqlens_ptr)
         t = W * Q + gl.arange(0, Q, gl.SliceLayout(1, ACC))
         n = half * STATES + gl.arange(0, STATES, gl.SliceLayout(0, ACC))
         out = partial_ptr + ((row * T + at) * blocks + block + begin // EACH) * N
@@ -346,7 +338,6 @@ def pairs(
     HEADS: gl.constexpr,
     STAGES: gl.constexpr,
     FOR_B: gl.constexpr,
-    KEPT: gl.constexpr,
     UNIT: gl.constexpr,
     CONSUME_REGISTERS: gl.constexpr,
     FETCH_REGISTERS: gl.constexpr,
@@ -356,8 +347,8 @@ def pairs(
 
     Rows and columns are steps of (dy, x), `left` and `right` are (C, B), `states` enter the places; FOR_B, (x, dy),
     (B, C), and gradients of the states that leave. Strides (batch, time, head or group) are in UNIT elements.
-    vectors (places, 2, H, 4, Q) as `prepare` makes them; states (places, H, P, N), or, with KEPT 2, those of every
-    second place of a sequence, and `middle` alike those of the others.
+    vectors (places, 2, H, 4, Q) as `prepare` makes them; states (places, H, P, N), or, with `middle`, those of every
+    second place of a sequence, and in `middle` those of the others.
     partial: (B T, blocks of heads, N).
     Of slices, (places, H P / 64, halves, 128): by the target, `targets`, what log decays have of pairs with sources
     before it; `own`, what delta has of a step's pair with itself as a factor of x; `dots`, dy . x. FOR_B, by the
@@ -371,21 +362,20 @@ def pairs(
     DTYPE: gl.constexpr = rows_ptr.dtype.element_ty
     SLICES: gl.constexpr = P // 64
     sizes = (T, sequences, H, G, each)
-    HALVES: gl.constexpr = PARTS // slices_walked(N)
+    HALVES: gl.constexpr = halves(N)
     STATES: gl.constexpr = N // HALVES
-    place, group, block, blocks, head, heads, row, at, live, half, number, first = whereabouts(
-        sizes, cu_seqlens_ptr, HEADS, HALVES
-    )
+    place, half, group, _, _, head, heads = blocks_of_heads(sizes, HEADS, HALVES)
+    number, row, first, at, live = steps_of(place, sizes, cu_seqlens_ptr)
     slices = gl.where(live > 0, heads * SLICES, 0)
     wide = place.to(gl.int64)
     rows_ptr = rows_at(rows_ptr, rows_strides, row, at, 0, UNIT)
     columns_ptr = rows_at(columns_ptr, columns_strides, row, at, 0, UNIT)
     left_ptr = rows_at(left_ptr, left_strides, row, at, group, UNIT) + half * STATES
     right_ptr = rows_at(right_ptr, right_strides, row, at, group, UNIT) + half * STATES
-    if KEPT == 2:
+    if middle_ptr is not None:
         own = gl.maximum(at - first, 0) // PLACE  # place of the sequence
-        of_state = first_place(number, first, T, cu_seqlens_ptr, PLACE * KEPT) + own // KEPT
-        states_ptr = gl.where(own % KEPT == 1, middle_ptr, states_ptr) + of_state.to(gl.int64) * H * (P * N)
+        kept = first_place(number, first, T, cu_seqlens_ptr, PLACE * 2) + own // 2
+        states_ptr = gl.where(own % 2 == 1, middle_ptr, states_ptr) + kept.to(gl.int64) * H * (P * N)
     else:
         states_ptr += wide * H * (P * N)
     states_ptr += half * STATES
@@ -442,7 +432,7 @@ def pairs(
     )  # fmt: skip
 
     if cu_seqlens_ptr is not None:
-        place, _, block, blocks, _, heads = blocks_of_heads(forget(H), G, each, HEADS)
-        partial_ptr += place % HALVES * STATES
+        place, half, _, block, blocks, _, heads = blocks_of_heads((T, sequences, forget(H), G, each), HEADS, HALVES)
+        partial_ptr += half * STATES
         for other in range(block, block + gl.cdiv(heads, HEADS)):
-            clear_outside(partial_ptr + other * N, place // HALVES, blocks * N, T, sequences, cu_seqlens_ptr, STATES)
+            clear_outside(partial_ptr + other * N, place, blocks * N, T, sequences, cu_seqlens_ptr, STATES)

@@ -1,11 +1,12 @@
 """SSD as a walk over a sequence's blocks, for Hopper: y and the states; mirrored dx and the states' gradients.
 
-A program walks with two slices of a group, each of whose states stays in the registers of a warpgroup; where there are
-more than 128 states with one slice, of whose states each warpgroup has a half, a *part* in both cases. Symbols:
-../README.md. Everything is transposed, so that left operands of products come from registers. With u, k, q = x, B, C:
+A program walks with two slices of a group. The state of each stays in the registers of a warpgroup. A state of more
+than 128 numbers a channel does not fit there: a program then walks with one slice, and each warpgroup has half of its
+states. A *part* is what a warpgroup has. Symbols: ../README.md. Everything is transposed, so that left operands of
+products come from registers. With u, k, q = x, B, C:
 
     scores = k q^T, weighted for each slice     (source, target)    `weigh`, a warpgroup for both slices
-    out^T  = h q^T 2^s + u^T weighted scores    (channel, target)   `carry`, a warpgroup a slice
+    out^T  = h q^T 2^s + u^T weighted scores    (channel, target)   `carry`, a warpgroup a part
     h      = 2^e h + (2^(e - s) delta u)^T k    (channel, state)    `carry`
 
 Mirrored, from the last block on, u, k, q = dy, C, B, and h is g, the gradient of the state that leaves the block:
@@ -35,6 +36,7 @@ from .blocks import (
     VECTORS,
     Q,
     clear_rows,
+    halves,
     masked,
     park,
     parked,
@@ -69,7 +71,7 @@ def fetch(
     full, done, u_full, u_done, _, _, states_done, _, _ = barriers
     _, _, H, _ = sizes
     SLICES: gl.constexpr = slices_walked(N)
-    HALVES: gl.constexpr = PARTS // SLICES
+    HALVES: gl.constexpr = halves(N)
     STATES: gl.constexpr = N // HALVES
     walk, cut, part = span_of(plan)
     slice, slices, group, _, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
@@ -131,7 +133,7 @@ def weigh(
     _, k_s, q_s, vectors_s, scores_s, _, _ = memory
     full, done, _, _, scored, read, _, _, _ = barriers
     SLICES: gl.constexpr = slices_walked(N)
-    HALVES: gl.constexpr = PARTS // SLICES
+    HALVES: gl.constexpr = halves(N)
     walk, cut, part = span_of(plan)
     _, _, _, _, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
     _, count = blocks_of(length, cut, part, plan)
@@ -192,7 +194,7 @@ def carry(
     _, _, spans = plan
     DTYPE: gl.constexpr = out_ptr.dtype.element_ty
     SLICES: gl.constexpr = slices_walked(N)
-    HALVES: gl.constexpr = PARTS // SLICES
+    HALVES: gl.constexpr = halves(N)
     STATES: gl.constexpr = N // HALVES
     OWN: gl.constexpr = W // HALVES  # slice of the walk
     HALF: gl.constexpr = W % HALVES
@@ -399,7 +401,7 @@ def walk(
     DTYPE: gl.constexpr = u_ptr.dtype.element_ty
     STEPS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([Q, CHANNELS], DTYPE)
     SLICES: gl.constexpr = slices_walked(N)
-    HALVES: gl.constexpr = PARTS // SLICES
+    HALVES: gl.constexpr = halves(N)
     STATES: gl.constexpr = N // HALVES
     WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([Q, STATES], DTYPE)
     LINE: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
