@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from retrograd.core.arch import SUPPORTED
@@ -11,17 +13,21 @@ from retrograd.ops.rooms import rooms
 from retrograd.testing import programs
 from retrograd.testing.parts import batch_size, is_packed
 
-EVERY = [
-    pytest.param(room, case, arch, id=f"{room.name}-{case.name}-{arch}")
-    for room in rooms()
-    for case in room.tagged("test", "gpu")
-    for arch in SUPPORTED
-]
 
-BATCHED = [p for p in EVERY if batch_size(*p.values[:2]) or is_packed(p.values[1])]  # type: ignore[arg-type]
+def of_rooms(*tags: str) -> list[Any]:
+    """(room, case, architecture)."""
+    return [
+        pytest.param(room, case, arch, id=f"{room.name}-{case.name}-{arch}")
+        for room in rooms()
+        for case in room.tagged(*tags)
+        for arch in SUPPORTED
+    ]
 
 
-@pytest.mark.parametrize(("room", "case", "arch"), EVERY)
+BATCHED = [p for p in of_rooms("test", "gpu") if batch_size(*p.values[:2]) or is_packed(p.values[1])]
+
+
+@pytest.mark.parametrize(("room", "case", "arch"), of_rooms("test", "gpu", "bench"))
 def test_kernels_name_what_they_read_before_what_they_write(room: Room, case: Case, arch: str) -> None:
     programs.check_order(room, case, SUPPORTED[arch])
 

@@ -145,3 +145,16 @@ def test_a_program_takes_several_blocks_of_heads_where_there_are_programs_enough
     assert spans.together(2, 256, 40) == 2  # B8 T4096 H80
     assert spans.together(2, 64, 40) == 1  # B1 T8192 H80
     assert spans.together(1, 256, 24) == 1
+
+
+def test_few_heads_are_summed_in_two_blocks_so_that_a_place_has_two_programs() -> None:
+    def blocks(heads: int, groups: int = 1, N: int = 128) -> tuple[int, int]:
+        made = spec((1, 300, heads, 64, groups, N))
+        return launches.head_blocks(made), launches.heads(made)
+
+    assert blocks(1) == (1, 1)
+    assert blocks(24) == (2, 12)
+    assert blocks(80) == (2, 40)
+    assert blocks(83) == (3, 28)
+    assert blocks(16, groups=8) == (8, 2)
+    assert blocks(24, N=256) == (1, 24)  # a place has two programs already, with half of the states each

@@ -104,7 +104,11 @@ def tile_mask(rows, row_count, columns, column_count: tl.constexpr, WHOLE: tl.co
 
 @triton.jit
 def wait_for_previous(OVERLAP: tl.constexpr):
-    """Before the first access to memory: wait until the kernel before this one has ended and its stores are seen."""
+    """Wait until the kernel before this one has ended and its stores are seen.
+
+    It comes before the first access to memory that the kernel before may write, or be reading where this one writes.
+    What was there before that kernel may be read sooner, since that one has waited too.
+    """
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
 

@@ -6,7 +6,7 @@ A room's `schedule.py` turns a spec into a `Program` without a GPU and without a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -55,8 +55,8 @@ class Launch:
         max_registers: registers a thread may take, so that more programs fit on a multiprocessor; NVIDIA only.
         parked: instructions that may put values which no inner loop changes out of the registers and back, for a kernel
             that fills all of them by design.
-        overlap: launch while the kernel before it drains; the kernel then calls `numerics.wait_for_previous` before it
-            touches memory. Only where `Arch.overlaps_launches`; it changes no result.
+        overlap: launch while the kernel before it drains; the kernel then calls
+            `numerics.wait_for_previous`, which tells before what. Only where `Arch.overlaps_launches`; it changes no result.
     """
 
     kernel: Any
@@ -89,3 +89,18 @@ class Program:
     def arrays(self) -> dict[str, Array]:
         """Every array by its name."""
         return {array.name: array for array in (*self.inputs, *self.outputs, *self.scratch)}
+
+    def reads_and_writes(self, used: Sequence[str], there: Container[str]) -> tuple[Sequence[str], Sequence[str]]:
+        """Of the arrays of a launch, in order: what it reads, up to the last that is there already; what it writes.
+
+        An empty array may be read though no launch has written it.
+
+        Raises:
+            ValueError: another array that is not there yet comes before one that is.
+        """
+        first = max((place for place, name in enumerate(used, 1) if name in there), default=0)
+        reads, writes = used[:first], used[first:]
+        early = [name for name in reads if name not in there and self.arrays[name].nbytes]
+        if early:
+            raise ValueError(f"pointers must name what is read before what is written, got {early} in {list(used)}")
+        return reads, writes

@@ -177,10 +177,17 @@ def launcher(compiled: Any) -> tuple[Any, list[Any], list[Any]]:
         return run.launch, [compiled.function, run.launch_cooperative_grid, run.launch_pdl], [None, *common]
 
     allocates = bool(getattr(compiled.metadata, "global_scratch_size", 0))
+    # Held until this launch comes again on the stream: the next kernel may write its descriptors while this one runs.
+    held: dict[int, torch.Tensor] = {}
 
     def start(gx: int, gy: int, gz: int, stream: int, function: int, _: int | None, *rest: Any) -> None:
         if allocates:
-            triton.set_allocator(lambda size, *_: torch.empty(size, dtype=torch.uint8, device="cuda"))
+
+            def memory(size: int, *_: Any) -> torch.Tensor:
+                held[stream] = torch.empty(size, dtype=torch.uint8, device="cuda")
+                return held[stream]
+
+            triton.set_allocator(memory)
         run(gx, gy, gz, stream, function, *rest)
 
     return start, [compiled.function], common

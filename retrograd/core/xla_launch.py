@@ -149,28 +149,25 @@ def run(program: Program, arch: Arch, inputs: Sequence[Any]) -> list[Any]:
         if launch.grid:
             arrays.update(_launch(launch, program, arch, arrays))
     # No launch writes an empty array.
-    return [
-        arrays[output.name] if output.name in arrays else jnp.zeros(output.shape, output.dtype)
-        for output in program.outputs
-    ]
+    return [arrays[output.name] if output.name in arrays else _empty(output) for output in program.outputs]
+
+
+def _empty(array: Array) -> Any:
+    return jnp.zeros(array.shape, array.dtype)
 
 
 def _launch(launch: Launch, program: Program, arch: Arch, arrays: dict[str, Any]) -> dict[str, Any]:
     from .build import arguments, build, descriptor_bytes
 
     used = [value for value in arguments(launch) if isinstance(value, str)]
-    reads = [name for name in used if name in arrays]
-    writes = [name for name in used if name not in arrays]
-    if used != reads + writes or not writes:
-        raise ValueError(
-            f"{launch.kernel.__name__}: pointers must name what is read before what is written, got {used}"
-        )
+    reads, writes = program.reads_and_writes(used, arrays)
+    given = [arrays[name] if name in arrays else _empty(program.arrays[name]) for name in reads]
     made = [jax.ShapeDtypeStruct(program.arrays[name].shape, program.arrays[name].dtype) for name in writes]
     compiled = build(launch, program.arrays, arch)
     size = descriptor_bytes(launch, compiled)
     described = [jax.ShapeDtypeStruct((size,), "uint8")] if size else []
     results = jax.ffi.ffi_call(TARGET, made + described)(
-        *(arrays[name] for name in reads), opaque=_opaque(launch, compiled, program.arrays, arch, bool(size))
+        *given, opaque=_opaque(launch, compiled, program.arrays, arch, bool(size))
     )
     return dict(zip(writes, results[: len(writes)], strict=True))
 

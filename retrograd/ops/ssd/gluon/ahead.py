@@ -17,7 +17,7 @@ from retrograd.core.gluon import tma_load
 from retrograd.core.numerics import let_next_start, wait_for_previous
 
 from ..blocks import rows_at
-from .blocks import CHANNELS, PLACE, VECTORS, Q, end_of, products, rounded, slices_walked, vector
+from .blocks import CHANNELS, PLACE, VECTORS, Q, end_of, products, scaled, slices_walked, vector
 from .sequences import block_at, slice_of, tile_offsets, walk_of
 
 
@@ -42,7 +42,7 @@ def fetch(
     arrays, memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr, COLUMNS: gl.constexpr,
     STAGES: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
-    """Copy block after block to shared memory."""
+    """Copy two blocks after two to shared memory, in the order in which they lie."""
     u, k, vectors = arrays
     u_s, k_s, vectors_s = memory
     full, done = barriers
@@ -50,27 +50,40 @@ def fetch(
     walk, _, w, n = part_of(plan, N, COLUMNS)
     slice, slices, group, _, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
     head, p = slice_of(slice + w, slices, group, sizes, P)
-    for i in range(blocks_ahead(length, plan)):
-        c = block_at(i, length, BACK)
+    for i in range(blocks_ahead(length, plan) // 2):
+        c = block_at(2 * i + (1 if BACK else 0), length, BACK)
         stage = i % STAGES
         ready = full.index(stage)
         mbarrier.wait(done.index(stage), ((i // STAGES) & 1) ^ 1)
-        mbarrier.expect(ready, u.block_type.nbytes + k.block_type.nbytes + vectors.block_type.nbytes)
-        tma_load(k, [c * Q, n], ready, k_s.index(stage))
+        mbarrier.expect(ready, u.block_type.nbytes + k.block_type.nbytes + 2 * vectors.block_type.nbytes)
         tma_load(u, [c * Q, head * P + p], ready, u_s.index(stage))
-        tma_load(vectors, [(c * H + head) * (VECTORS * Q)], ready, vectors_s.index(stage))
+        for j in gl.static_range(2):
+            tma_load(vectors, [((c + j) * H + head) * (VECTORS * Q)], ready, vectors_s.index(2 * stage + j))
+        tma_load(k, [c * Q, n], ready, k_s.index(stage))
+
+
+@gluon.constexpr_function
+def half(j, BACK):
+    """Of two blocks side by side, which one comes j-th."""
+    return 1 - j if BACK else j
 
 
 @gluon.jit
-def weighted(i, memory, full, STAGES: gl.constexpr, BACK: gl.constexpr, U: gl.constexpr, STATE: gl.constexpr):
-    """What a block puts into the states, as the left operand of a product; and the decay over the block."""
+def loaded(stage, j: gl.constexpr, memory, BACK: gl.constexpr, U: gl.constexpr, STATE: gl.constexpr):
+    """A block's u, transposed, its weights, and the decay over the block."""
     u_s, _, vectors_s = memory
-    stage = i % STAGES
-    mbarrier.wait(full.index(stage), (i // STAGES) & 1)
-    put = vector(vectors_s.index(stage), 2 if BACK else 0, gl.SliceLayout(0, U))
-    decay = end_of(vectors_s.index(stage), 2, gl.SliceLayout(1, STATE))
-    u = u_s.index(stage).permute((1, 0)).load(U)
-    return rounded(u.to(gl.float32) * put[None, :], u.dtype), decay
+    J: gl.constexpr = half(j, BACK)
+    vectors = vectors_s.index(2 * stage + J)
+    put = vector(vectors, 2 if BACK else 0, gl.SliceLayout(0, U))
+    u = u_s.index(stage).slice(J * Q, Q).permute((1, 0)).load(U)
+    return u, put, end_of(vectors, 2, gl.SliceLayout(1, STATE))
+
+
+@gluon.jit
+def weighted(block):
+    """What a block puts into the states, as the left operand of a product; and the decay."""
+    u, put, decay = block
+    return scaled(u, put), decay
 
 
 @gluon.jit
@@ -78,7 +91,9 @@ def carry(
     start_ptr, ahead_ptr, memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr,
     COLUMNS: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
-    """The states, block after block; the next block is weighted while the product of one is under way."""
+    """The states, block after block. While the product of one is under way the next is weighted, and the one behind it
+    comes from shared memory.
+    """
     _, k_s, _ = memory
     full, done = barriers
     _, _, H, _ = sizes
@@ -94,16 +109,26 @@ def carry(
         state = gl.load(start_ptr + own + tile_offsets(CHANNELS, COLUMNS, N, STATE))
     SLICES: gl.constexpr = slices_walked(N)
     ahead_ptr += (cut.to(gl.int64) * (spans - 1) * SLICES + w) * (CHANNELS * N) + n
-    blocks = blocks_ahead(length, plan)
-    if blocks > 0:
-        u, decay = weighted(0, memory, full, STAGES, BACK, U, STATE)
+    count = blocks_ahead(length, plan) // 2
+    if count > 0:
+        mbarrier.wait(full.index(0), 0)
+        u, decay = weighted(loaded(0, 0, memory, BACK, U, STATE))
+        behind = loaded(0, 1, memory, BACK, U, STATE)
         left = span
-        for i in range(blocks):
-            token = warpgroup_mma(u, k_s.index(i % STAGES), state * decay[:, None], is_async=True)
-            u, decay = weighted(gl.minimum(i + 1, blocks - 1), memory, full, STAGES, BACK, U, STATE)
-            state = warpgroup_mma_wait(0, deps=[token])
-            mbarrier.arrive(done.index(i % STAGES))
-            left -= 1
+        for i in range(count):
+            stage = i % STAGES
+            # Behind the last blocks come they themselves, whose weights nothing meets.
+            following = gl.minimum(i + 1, count - 1)
+            for j in gl.static_range(2):
+                k = k_s.index(stage).slice(half(j, BACK) * Q, Q)
+                token = warpgroup_mma(u, k, state * decay[:, None], is_async=True)
+                if j == 0:
+                    mbarrier.wait(full.index(following % STAGES), (following // STAGES) & 1)
+                u, decay = weighted(behind)
+                behind = loaded(following % STAGES, j, memory, BACK, U, STATE)
+                state = warpgroup_mma_wait(0, deps=[token])
+            mbarrier.arrive(done.index(stage))
+            left -= 2
             if left == 0:
                 gl.store(ahead_ptr + tile_offsets(CHANNELS, COLUMNS, N, STATE), state)
                 ahead_ptr += SLICES * CHANNELS * N
@@ -140,16 +165,14 @@ def ahead(
 
     Everything else is as in `walk`.
     """
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
     DTYPE: gl.constexpr = u_ptr.dtype.element_ty
-    STEPS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([Q, CHANNELS], DTYPE)
-    WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([Q, COLUMNS], DTYPE)
+    STEPS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([PLACE, CHANNELS], DTYPE)
+    WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([PLACE, COLUMNS], DTYPE)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    u_s = gl.allocate_shared_memory(DTYPE, [STAGES, Q, CHANNELS], STEPS)
-    k_s = gl.allocate_shared_memory(DTYPE, [STAGES, Q, COLUMNS], WIDE)
+    u_s = gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, CHANNELS], STEPS)
+    k_s = gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, COLUMNS], WIDE)
     LINE: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
-    vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES, VECTORS * Q], LINE)
+    vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES * 2, VECTORS * Q], LINE)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     for i in gl.static_range(STAGES):
@@ -164,11 +187,14 @@ def ahead(
     k_ptr = rows_at(k_ptr, k_strides, row, first, group, UNIT)
     vectors_ptr += place.to(gl.int64) * H * (2 * VECTORS * Q)
     numbers = gl.cdiv(steps, PLACE) * H * (2 * VECTORS * Q)
-    u = tma.make_tensor_descriptor(u_ptr, [steps, H * P], [u_strides[1] * UNIT, 1], [Q, CHANNELS], STEPS)
-    k = tma.make_tensor_descriptor(k_ptr, [steps, N], [k_strides[1] * UNIT, 1], [Q, COLUMNS], WIDE)
+    u = tma.make_tensor_descriptor(u_ptr, [steps, H * P], [u_strides[1] * UNIT, 1], [PLACE, CHANNELS], STEPS)
+    k = tma.make_tensor_descriptor(k_ptr, [steps, N], [k_strides[1] * UNIT, 1], [PLACE, COLUMNS], WIDE)
     vectors = tma.make_tensor_descriptor(vectors_ptr, [numbers], [1], [VECTORS * Q], LINE)
     memory = (u_s, k_s, vectors_s)
     barriers = (full, done)
+    # Descriptors are made while the kernel before drains.
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
     gl.warp_specialize(
         [
             (carry, (start_ptr, ahead_ptr, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, COLUMNS, STAGES, BACK)),

@@ -54,6 +54,24 @@ def rounded(x, DTYPE: gl.constexpr):
 
 
 @gluon.jit
+def scaled(x, factors):
+    """16-bit numbers times fp32 ones along columns, in 16 bits."""
+    _, by = gl.broadcast(x, factors[None, :])
+    if x.dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            "{ .reg .b32 low, high; shl.b32 low, $1, 16; and.b32 high, $1, 0xffff0000; "
+            "mul.f32 low, low, $2; mul.f32 high, high, $3; cvt.rn.bf16x2.f32 $0, high, low; }",
+            "=r,r,f,f",
+            [x, by],
+            dtype=gl.bfloat16,
+            is_pure=False,
+            pack=2,
+        )
+    else:
+        return rounded(x.to(gl.float32) * by, x.dtype)
+
+
+@gluon.jit
 def masked(x, bits, DTYPE: gl.constexpr):
     """fp32 in 16 bits, of which only some are kept: those of an int16."""
     if gl.bfloat16 == DTYPE:

@@ -34,6 +34,7 @@ PREPARED_HEADS = 16  # of a program that prepares step sizes
 FINISHED_HEADS = 8  # of one that finishes their gradients
 MIDDLE_STATES = 128  # of a program that finds the states between kept ones
 SUMMED_HEADS = 40  # of a block, over which dB and dC are summed at once, at most
+PLACE_PROGRAMS = 2  # of `pairs` for each place, at least: few heads often come with few steps
 FARTHEST = 2**31 // STEPS  # numbers from a step to the next, so that 32 bits hold the way through a block
 
 # Registers a thread, on average, and of the warps of each kind.
@@ -45,7 +46,7 @@ PAIR_REGISTERS, PAIR_STAGES = 168, 2
 # Instructions that park what no loop changes, or a few numbers a slice.
 WALK_PARKED, PAIR_PARKED = 36, 28
 AHEAD_REGISTERS = 128
-AHEAD_STAGES = {32: 16, 64: 12, 128: 8}  # by states of a program: a multiprocessor has room for one program
+AHEAD_STAGES = {32: 8, 64: 6, 128: 4}  # by states of a program: a multiprocessor has room for one program
 
 
 def takes_forward(spec: Spec, arch: Arch) -> bool:
@@ -92,7 +93,8 @@ def halves(spec: Spec) -> int:
 def heads(spec: Spec) -> int:
     """Heads of a block, over which dB and dC are summed: those of a group, in blocks of about the same size."""
     each = spec.heads // spec.groups
-    return -(-each // -(-each // SUMMED_HEADS))
+    fewest = min(each, -(-PLACE_PROGRAMS // (spec.groups * halves(spec))))
+    return -(-each // max(fewest, -(-each // SUMMED_HEADS)))
 
 
 def head_blocks(spec: Spec) -> int:

@@ -357,8 +357,6 @@ def pairs(
     of which each half stores its share.
     CONSUME_REGISTERS are for rows of one block of columns; those of two get what is left.
     """
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
     DTYPE: gl.constexpr = rows_ptr.dtype.element_ty
     SLICES: gl.constexpr = P // 64
     sizes = (T, sequences, H, G, each)
@@ -419,6 +417,9 @@ def pairs(
     arrays = (rows, columns, left, right, states, vectors)
     memory = (rows_s, columns_s, states_s, vectors_s, left_s, right_s, scores_s)
     barriers = (full, empty, ready)
+    # Descriptors are made while the kernel before drains.
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
     gl.warp_specialize(
         [
             (consume, (0 if FOR_B else 1, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory,

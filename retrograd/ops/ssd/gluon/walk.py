@@ -181,12 +181,28 @@ def entering_state(start_ptr, at, ahead_ptr, ahead_at, part):
 
 
 @gluon.jit
+def results_of(
+    out_ptr, states_ptr, number, row, first, length, sizes, cu_seqlens_ptr, STEPS: gl.constexpr, WIDE: gl.constexpr,
+    STATES: gl.constexpr, P: gl.constexpr, N: gl.constexpr, KEPT: gl.constexpr,
+):  # fmt: skip
+    """Descriptors of the results of a sequence, and of the states of every KEPT-th of its places."""
+    T, _, H, _ = sizes
+    steps = gl.maximum(length, 1)
+    out_ptr += (row * T + first) * (H * P)
+    out = tma.make_tensor_descriptor(out_ptr, [steps, H * P], [H * P, 1], [Q, CHANNELS], STEPS)
+    place = first_place(number, first, T, cu_seqlens_ptr, PLACE * KEPT)
+    states_ptr += place.to(gl.int64) * H * (P * N)
+    heads = gl.cdiv(steps, PLACE * KEPT) * H
+    states = tma.make_tensor_descriptor(states_ptr, [heads * P, N], [N, 1], [CHANNELS, STATES], WIDE)
+    return out, states
+
+
+@gluon.jit
 def carry(
-    W: gl.constexpr, results, pointers, memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr,
-    N: gl.constexpr, STAGES: gl.constexpr, BACK: gl.constexpr, KEPT: gl.constexpr,
+    W: gl.constexpr, pointers, memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr,
+    STAGES: gl.constexpr, BACK: gl.constexpr, KEPT: gl.constexpr,
 ):  # fmt: skip
     """The W-th part: its state, and its results; of halves the first gathers both, and stores them."""
-    out, states = results
     vectors_ptr, D_ptr, D_strides, start_ptr, ahead_ptr, out_ptr, states_ptr, both_ptr, last_ptr = pointers
     u_s, k_s, q_s, vectors_s, scores_s, states_s, added_s = memory
     full, done, u_full, u_done, scored, read, states_done, added, taken = barriers
@@ -205,10 +221,17 @@ def carry(
     TARGET: gl.constexpr = gl.SliceLayout(0, OUT)
     SOURCE: gl.constexpr = gl.SliceLayout(0, OUT_LEFT)
     walk, cut, part = span_of(plan)
-    slice, slices, group, number, _, first, length, place = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
+    slice, slices, group, number, row, first, length, place = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
     begin, count = blocks_of(length, cut, part, plan)
     head, p = slice_of(slice + OWN, slices, group, sizes, P)
     exists = slice + OWN < slices
+    # Made here, by the time that the first block has come.
+    STEPS: gl.constexpr = u_s.type.layout
+    WIDE: gl.constexpr = states_s.type.layout
+    out, states = results_of(
+        out_ptr, states_ptr, number, row, first, length, sizes, cu_seqlens_ptr, STEPS, WIDE, STATES, P, N,
+        1 if BACK else KEPT,
+    )  # fmt: skip
     zero = gl.zeros([CHANNELS, Q], gl.float32, OUT)
 
     skip = gl.zeros([CHANNELS], gl.float32, gl.SliceLayout(1, OUT))
@@ -396,8 +419,6 @@ def walk(
 
     Strides are (batch, time, head or group) in UNIT elements.
     """
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
     DTYPE: gl.constexpr = u_ptr.dtype.element_ty
     STEPS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([Q, CHANNELS], DTYPE)
     SLICES: gl.constexpr = slices_walked(N)
@@ -450,21 +471,13 @@ def walk(
     k_ptr = rows_at(k_ptr, k_strides, row, first, group, UNIT)
     q_ptr = rows_at(q_ptr, q_strides, row, first, group, UNIT)
     own = vectors_ptr + place.to(gl.int64) * H * (2 * VECTORS * Q)
-    at = place.to(gl.int64) * H * (P * N)
     kept_at = first_place(number, first, T, cu_seqlens_ptr, PLACE * KEPT).to(gl.int64) * H * (P * N)
     kept = gl.cdiv(steps, PLACE * KEPT)
     u = tma.make_tensor_descriptor(u_ptr, [steps, H * P], [u_strides[1] * UNIT, 1], [Q, CHANNELS], STEPS)
     k = tma.make_tensor_descriptor(k_ptr, [steps, N], [k_strides[1] * UNIT, 1], [Q, STATES], WIDE)
     q = tma.make_tensor_descriptor(q_ptr, [steps, N], [q_strides[1] * UNIT, 1], [Q, STATES], WIDE)
     vectors = tma.make_tensor_descriptor(own, [count * H * (2 * VECTORS * Q)], [1], [VECTORS * Q], LINE)
-    out = tma.make_tensor_descriptor(
-        out_ptr + (row * T + first) * (H * P), [steps, H * P], [H * P, 1], [Q, CHANNELS], STEPS
-    )
     STATE: gl.constexpr = [CHANNELS, STATES]
-    if BACK:
-        states = tma.make_tensor_descriptor(states_ptr + at, [count * H * P, N], [N, 1], STATE, WIDE)
-    else:
-        states = tma.make_tensor_descriptor(states_ptr + kept_at, [kept * H * P, N], [N, 1], STATE, WIDE)
     if entering_ptr is not None:
         entering = tma.make_tensor_descriptor(entering_ptr + kept_at, [kept * H * P, N], [N, 1], STATE, WIDE)
     else:
@@ -475,14 +488,16 @@ def walk(
         middle: gl.constexpr = None  # type: ignore[no-redef]
 
     arrays = (u, k, q, vectors, entering, middle)
-    results = (out, states)
     pointers = (vectors_ptr, D_ptr, D_strides, start_ptr, ahead_ptr, out_ptr, states_ptr, both_ptr, last_ptr)
     memory = (u_s, k_s, q_s, vectors_s, scores_s, states_s, added_s)
     barriers = (full, done, u_full, u_done, scored, read, states_done, added, taken)
+    # Descriptors are made while the kernel before drains.
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
     gl.warp_specialize(
         [
-            (carry, (0, results, pointers, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, STAGES, BACK, KEPT)),
-            (carry, (1, results, pointers, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, STAGES, BACK, KEPT)),
+            (carry, (0, pointers, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, STAGES, BACK, KEPT)),
+            (carry, (1, pointers, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, STAGES, BACK, KEPT)),
             (weigh, (memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, STAGES, BACK)),
             (fetch, (arrays, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, STAGES, BACK, KEPT)),
         ],
