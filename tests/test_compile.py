@@ -24,7 +24,7 @@ pytestmark = pytest.mark.compile
 # What is not `slow`: on the architecture that plans are tuned for, so many binaries of a kernel, those of benchmarks
 # first; on the others one, by `make architectures`.
 TUNED_FOR = "sm_90"
-MOST = 4
+MOST = 2
 # Triton takes seconds to minutes for a binary of these kernels. One is built for the tuned architecture, and one for
 # the newest of each maker's others. Where cases are named: the first's for the tuned one, the second's for the others.
 TAKES_LONG = {"scan_tiles": ("B8_T4096_D2048", "complex"), "backward_scan": None, "forward_scan": None, "walk": None}

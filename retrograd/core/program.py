@@ -56,7 +56,8 @@ class Launch:
         parked: instructions that may put values which no inner loop changes out of the registers and back, for a kernel
             that fills all of them by design.
         overlap: launch while the kernel before it drains; the kernel then calls
-            `numerics.wait_for_previous`, which tells before what. Only where `Arch.overlaps_launches`; it changes no result.
+            `numerics.wait_for_previous`, which tells before what. Only where `Arch.overlaps_launches`; it changes no
+            result.
     """
 
     kernel: Any

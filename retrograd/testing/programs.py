@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -79,37 +79,41 @@ def resized(room: Room, case: Case, rows: int) -> Case:
     return replace(case, inputs=inputs)
 
 
-def check_same_binaries(room: Room, case: Case, arch: Arch, rows: int, others: int) -> None:
+def check_same_binaries(room: Room, case: Case, arch: Arch, *counts: int) -> None:
     """The number of rows does not decide which binary a row meets, so its bits cannot depend on the batch.
 
     The second stage of parameter gradients adds up over rows, so it alone may depend on how many there are. In a room
     of several structures the plan may choose by rows: they are then compared within each structure where the same
     kernels run, and `contract.check_structures` does the rest.
     """
-    rows, others = (min(n, most_rows(room, case)) for n in (rows, others))
-    if 1 in (rows, others) and broadcast(room, case):
-        return  # alone, a row lies beside what the others share as beside what is its own: two layouts
+    most = most_rows(room, case)
+    numbers = sorted({min(n, most) for n in counts}, reverse=True)
+    if broadcast(room, case):
+        numbers = [n for n in numbers if n > 1]  # alone, a row lies beside what the others share as beside its own
 
     def binaries(n: int) -> list[tuple[Any, ...]]:
         return [binary(p, one) for p, one in launches(room, resized(room, case, n), arch) if one.kernel is not sum_rows]
 
-    where = f"{room.name}, {case.name}, {arch.name}: with {rows} rows and with {others}"
-    found, expected = binaries(rows), binaries(others)
-    if room.structures and found != expected:
-        for name, planned in room.structures.items():
-            with planned():
-                found, expected = binaries(rows), binaries(others)
-            if kernels(found) == kernels(expected):
-                assert_same_binaries(found, expected, f"{where}, {name}")
+    where = f"{room.name}, {case.name}, {arch.name}"
+    planned = {n: binaries(n) for n in numbers}
+    if room.structures and any(found != planned[numbers[0]] for found in planned.values()):
+        for name, structure in room.structures.items():
+            with structure():
+                planned = {n: binaries(n) for n in numbers}
+            alike = {n: found for n, found in planned.items() if kernels(found) == kernels(planned[numbers[0]])}
+            assert_same_binaries(alike, f"{where}, {name}")
     else:
-        assert_same_binaries(found, expected, where)
+        assert_same_binaries(planned, where)
 
 
-def assert_same_binaries(found: list[tuple[Any, ...]], expected: list[tuple[Any, ...]], where: str) -> None:
-    """Launch by launch."""
-    assert len(found) == len(expected), f"{where}, other launches run"
-    for a, b in zip(found, expected, strict=True):
-        assert a == b, f"{where}, {a[0].__name__} is another binary: {difference(a, b)}"
+def assert_same_binaries(planned: Mapping[int, list[tuple[Any, ...]]], where: str) -> None:
+    """Launch by launch; number of rows -> binaries."""
+    most, expected = next(iter(planned.items()))
+    for n, found in planned.items():
+        compared = f"{where}: with {n} rows and with {most}"
+        assert len(found) == len(expected), f"{compared}, other launches run"
+        for a, b in zip(found, expected, strict=True):
+            assert a == b, f"{compared}, {a[0].__name__} is another binary: {difference(a, b)}"
 
 
 def most_rows(room: Room, case: Case) -> int:
