@@ -90,6 +90,8 @@ def check_same_binaries(room: Room, case: Case, arch: Arch, *counts: int) -> Non
     numbers = sorted({min(n, most) for n in counts}, reverse=True)
     if broadcast(room, case):
         numbers = [n for n in numbers if n > 1]  # alone, a row lies beside what the others share as beside its own
+    if not numbers:
+        return
 
     def binaries(n: int) -> list[tuple[Any, ...]]:
         return [binary(p, one) for p, one in launches(room, resized(room, case, n), arch) if one.kernel is not sum_rows]
