@@ -1,4 +1,4 @@
-"""Times the tiles of ssd's Triton kernels on a GPU: microseconds a kernel, by a profiler, and of a pass.
+"""Times the tiles of ssd's Triton kernels on a GPU, those for Hopper left out: microseconds a kernel, by a profiler.
 
 python benchmarks/tune_ssd.py [case] > benchmarks/results/<gpu>/tuning/ssd.txt. `plan.py` is written from its table.
 """
@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from retrograd.core.arch import Arch
 from retrograd.ops.rooms import room
 from retrograd.ops.ssd import plan
+from retrograd.ops.ssd.gluon import launches as hopper
 from retrograd.ops.ssd.spec import Spec
 from retrograd.testing.draw import draw, options
 from retrograd.testing.interpreter import forget_plans
@@ -28,7 +29,7 @@ from retrograd.testing.interpreter import forget_plans
 RUNS = 5
 planned = plan.tile
 VARIANTS: list[dict[str, int]] = [
-    {"num_warps": warps, "stages": stages, "channels": channels, "carry_stages": carried}
+    {"num_warps": warps, "pair_warps": warps, "stages": stages, "channels": channels, "carry_stages": carried}
     for (warps, stages, channels), carried in zip(
         product((4, 8), (1, 2, 3), (32, 64)), (1, 2, 3, 4, 2, 3, 2, 3, 2, 3, 2, 3), strict=True
     )
@@ -68,7 +69,11 @@ def main() -> None:
             return replace(planned(spec, arch), **variant)
 
         forget_plans()
-        with mock.patch.object(plan, "tile", tile):
+        with (
+            mock.patch.object(plan, "tile", tile),
+            mock.patch.object(hopper, "takes_forward", return_value=False),
+            mock.patch.object(hopper, "takes_backward", return_value=False),
+        ):
             try:
                 times = kernel_times(both)
                 print(variant, *(f"{times[name]:.0f}" for name in kernels), flush=True)

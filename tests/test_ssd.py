@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -53,6 +54,17 @@ def spec_of(change: dict[str, Any]) -> Spec:
 
 PACKED: dict[str, Any] = {
     name: (1, *shape[1:]) for name, shape in SHAPES.items() if len(shape) > 1 and name != "initial_state"
+}
+
+
+# More steps than 32 bits count.
+LONG: dict[str, Any] = {
+    "x": (1, 2**31, 1, 1),
+    "dt": (1, 2**31, 1),
+    "A": (1,),
+    "B": (1, 2**31, 1, 1),
+    "C": (1, 2**31, 1, 1),
+    **dict.fromkeys(("D", "z", "dt_bias", "initial_state")),
 }
 
 
@@ -121,6 +133,10 @@ PACKED: dict[str, Any] = {
             "cu_seqlens has shape (3, 1), expected (sequences + 1,) with at least one sequence",
         ),
         (PACKED | {"cu_seqlens": (3,), "of": "int64"}, "cu_seqlens has dtype int64, expected int32"),
+        (
+            LONG,
+            "x has shape (1, 2147483648, 1, 1), expected batch * time + 64 * sequences of at most 2147221504",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused_by_name(change: dict[str, Any], text: str) -> None:
@@ -160,7 +176,8 @@ def test_what_fits_together_is_taken(change: dict[str, Any]) -> None:
 )
 def test_what_is_expected_of_a_step_has_no_time(change: dict[str, Any], text: str) -> None:
     shapes = {name: (shape[0], *shape[2:]) if len(shape) > 1 else shape for name, shape in SHAPES.items()}
-    shapes["state"] = shapes.pop("initial_state") and SHAPES["initial_state"]
+    del shapes["initial_state"]
+    shapes["state"] = SHAPES["initial_state"]
     params = {name: Param(shape, "float32") for name, shape in (shapes | change).items()}
     with pytest.raises(ValueError, match="ssd_update") as raised:
         check_update(params, False, (0.0, 1.0))
@@ -269,6 +286,18 @@ def test_what_grows_keeps_its_error_budget(dtype: str, seed: int) -> None:
     tried = case("growth", (1, 80, 64, 2, 1, 4), dtype=dtype, initial_state=True, return_final_state=True)
     A = replace(tried.inputs["A"], mean=0.5, std=0.1, law="normal")
     contract.check_errors(ROOM, replace(tried, inputs={**tried.inputs, "A": A}), "cpu", seed)
+
+
+@pytest.mark.parametrize("limit", [(0.0, 1e39), (-1e300, 10**300), (-(2**200), 2**100), (0, 3.5e38)])
+def test_a_limit_that_float32_has_no_number_for_is_none(limit: tuple[float, float], seed: int) -> None:
+    inputs = drawn(seed, (2, 9, 3, 4, 1, 5))
+    low = -math.inf if limit[0] < 0 else 0.0
+    inputs["x"].requires_grad_()
+    for name, tensor in inputs.items():
+        assert tensor.dtype == torch.float32, name
+    found, expected = (ssd(**inputs, dt_limit=given) for given in (limit, (low, math.inf)))
+    assert torch.equal(found, expected)
+    assert torch.equal(*(torch.autograd.grad(y.sum(), inputs["x"])[0] for y in (found, expected)))
 
 
 def test_a_step_of_size_zero_leaves_the_state_as_it_is(seed: int) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from retrograd.core.errors import bad_type
 from retrograd.core.xp import Namespace
 
-from .spec import BORDER
+from .spec import BORDER, STEP
 
 ROWS = ("x", "dt", "B", "C")
 Ssd = Callable[..., Any]
@@ -35,6 +36,13 @@ class SsdWindow(NamedTuple):
     B: Any
     C: Any
     steps: Any
+
+
+def arrays_of_window(window: Any) -> dict[str, Any]:
+    """The arrays of a window, by the names that errors tell them by; raises TypeError for what is none."""
+    if not isinstance(window, SsdWindow):
+        raise bad_type(STEP, "window", window, "an SsdWindow")
+    return {f"window.{name}": getattr(window, name) for name in SsdWindow._fields}
 
 
 def prefill(xp: Namespace, ssd: Ssd, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, SsdWindow]:

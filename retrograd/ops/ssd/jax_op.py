@@ -14,7 +14,7 @@ from retrograd.core.xp import jax_namespace
 from . import generation, portable
 from .generation import SsdWindow
 from .op import OP
-from .spec import NO_LIMIT, PREFILL, STEP, UPDATE, as_tuple, check_update
+from .spec import NOT_NEGATIVE, PREFILL, STEP, UPDATE, as_tuple, check_prefill, check_step, check_update
 
 _call = bind(OP)
 
@@ -72,7 +72,7 @@ def ssd(
     z: Float[JaxArray, "B T H P"] | None = None,
     dt_bias: Float[JaxArray, " H"] | None = None,
     dt_softplus: bool = False,
-    dt_limit: Limit = NO_LIMIT,
+    dt_limit: Limit = NOT_NEGATIVE,
     initial_state: States | None = None,
     cu_seqlens: Int32[JaxArray, " S+1"] | None = None,
     return_final_state: bool = False,
@@ -116,7 +116,7 @@ def ssd_update(
     z: Float[JaxArray, "B H P"] | None = None,
     dt_bias: Float[JaxArray, " H"] | None = None,
     dt_softplus: bool = False,
-    dt_limit: Limit = NO_LIMIT,
+    dt_limit: Limit = NOT_NEGATIVE,
 ) -> tuple[JaxArray, JaxArray]:
     """One step of `ssd`, for generation: (y, the new state); as `retrograd.ssd_update`.
 
@@ -147,7 +147,7 @@ def ssd_prefill(
     z: Float[JaxArray, "B T H P"] | None = None,
     dt_bias: Float[JaxArray, " H"] | None = None,
     dt_softplus: bool = False,
-    dt_limit: Limit = NO_LIMIT,
+    dt_limit: Limit = NOT_NEGATIVE,
     initial_state: States | None = None,
 ) -> tuple[Float[JaxArray, "B T H P"], SsdWindow]:
     """`ssd` on the beginning of a text, and the window from which `ssd_step` goes on; as `retrograd.ssd_prefill`."""
@@ -155,6 +155,7 @@ def ssd_prefill(
     arrays["initial_state"] = initial_state
     arrays = arrays_of(PREFILL, arrays, required=5)
     options = {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
+    check_prefill(params_of(arrays), **options)
     return generation.prefill(jax_namespace(), ssd, arrays, options)
 
 
@@ -170,7 +171,7 @@ def ssd_step(
     z: Float[JaxArray, "B H P"] | None = None,
     dt_bias: Float[JaxArray, " H"] | None = None,
     dt_softplus: bool = False,
-    dt_limit: Limit = NO_LIMIT,
+    dt_limit: Limit = NOT_NEGATIVE,
 ) -> tuple[Float[JaxArray, "B H P"], SsdWindow]:
     """One step of generation with the bits of training: (y, the window behind it); as `retrograd.ssd_step`.
 
@@ -183,9 +184,11 @@ def ssd_step(
         >>> int(window.steps[0])
         5
     """
-    arrays = {"state": window.state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
-    arrays = arrays_of(STEP, arrays, required=6)
-    check_update(params_of(arrays), dt_softplus, as_tuple(dt_limit), STEP)
+    kept = arrays_of(STEP, generation.arrays_of_window(window), required=6)
+    arrays = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    arrays = arrays_of(STEP, arrays, required=5)
+    check_step(params_of(arrays), params_of(kept), dt_softplus, as_tuple(dt_limit))
+    window = SsdWindow(*kept.values())
     rows = {name: arrays[name] for name in ("x", "dt", "B", "C")}
     shared = {"A": A, "D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
     return generation.step(jax_namespace(), ssd, window, rows, shared, z)

@@ -29,7 +29,7 @@ class Launches:
 
     def of_steps(self, kernel: Any, names: str, blocks: int, heads: int, **constants: int) -> Launch:
         """A program for every one of `blocks` of steps and so many heads, which looks at step sizes."""
-        low, high = map(float, self.spec.dt_limit)
+        low, high = self.spec.limits
         return Launch(
             kernel,
             grid=blocks * -(-self.spec.heads // heads),

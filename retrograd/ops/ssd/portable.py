@@ -15,7 +15,7 @@ from typing import Any
 from retrograd.core.chunks import Geometry, Rows, cut_time
 from retrograd.core.xp import Namespace, silu_grad
 
-from .spec import Spec
+from .spec import Spec, in_range
 
 Arrays = Mapping[str, Any]
 # Steps of a block. Pairs of steps cost as many operations a step as a block has, states P N / BLOCK.
@@ -123,7 +123,7 @@ def update(
     groups, N = B.shape[1:]
     u, delta = xp.astype(x, real), xp.astype(dt, real)
     delta = delta if dt_bias is None else delta + dt_bias
-    delta = _limited(xp, xp.softplus(delta) if dt_softplus else delta, dt_limit)
+    delta = _limited(xp, xp.softplus(delta) if dt_softplus else delta, in_range(dt_limit, real))
 
     def of_heads(matrix: Any) -> Any:
         """(batch, groups, N) as (batch, heads, 1, N)."""
@@ -146,7 +146,7 @@ class _Block:
 
     Attributes:
         x: (rows, heads, steps, P).
-        delta: (batch, heads, steps).
+        delta: (rows, heads, steps).
         B: (rows, groups, steps, N).
         C: as B.
         grow: exp of the log decays from the block's start through each step.
@@ -275,32 +275,32 @@ class _Maths:
         return [dx, xp.sum(w, -2) + into, dlog, dB, dC, before]
 
     def of_heads(self, scores: Any) -> Any:
-        """(batch, groups, target, source) as (batch, heads, ...)."""
-        batch, groups, *steps = scores.shape
+        """(rows, groups, target, source) as (rows, heads, ...)."""
+        rows, groups, *steps = scores.shape
         each = self.spec.heads // groups
-        spread = self.xp.broadcast_to(scores[:, :, None], (batch, groups, each, *steps))
-        return self.xp.reshape(spread, (batch, groups * each, *steps))
+        spread = self.xp.broadcast_to(scores[:, :, None], (rows, groups, each, *steps))
+        return self.xp.reshape(spread, (rows, groups * each, *steps))
 
     def of_groups(self, array: Any) -> Any:
         """The sum over the heads of each group."""
-        batch, heads, *rest = array.shape
+        rows, heads, *rest = array.shape
         groups = self.spec.groups
-        return self.xp.sum(self.xp.reshape(array, (batch, groups, heads // groups, *rest)), 2)
+        return self.xp.sum(self.xp.reshape(array, (rows, groups, heads // groups, *rest)), 2)
 
     def from_states(self, matrix: Any, state: Any) -> Any:
-        """B or C (rows, groups, steps, N) times the states (batch, heads, P, N): (rows, heads, steps, P)."""
+        """B or C (rows, groups, steps, N) times the states (rows, heads, P, N): (rows, heads, steps, P)."""
         xp, spec = self.xp, self.spec
-        batch, groups, steps, N = matrix.shape
-        rows = xp.reshape(state, (batch, groups, spec.heads // groups * spec.P, N))
-        made = xp.matmul(matrix, xp.moveaxis(rows, -1, -2))
-        made = xp.reshape(made, (batch, groups, steps, spec.heads // groups, spec.P))
-        return xp.reshape(xp.moveaxis(made, 2, 3), (batch, spec.heads, steps, spec.P))
+        rows, groups, steps, N = matrix.shape
+        of_group = xp.reshape(state, (rows, groups, spec.heads // groups * spec.P, N))
+        made = xp.matmul(matrix, xp.moveaxis(of_group, -1, -2))
+        made = xp.reshape(made, (rows, groups, steps, spec.heads // groups, spec.P))
+        return xp.reshape(xp.moveaxis(made, 2, 3), (rows, spec.heads, steps, spec.P))
 
     def to_states(self, array: Any, matrix: Any) -> Any:
-        """(rows, heads, steps, P) and B or C, summed over the steps: (batch, heads, P, N)."""
-        batch, _, _, N = matrix.shape
+        """(rows, heads, steps, P) and B or C, summed over the steps: (rows, heads, P, N)."""
+        rows, _, _, N = matrix.shape
         made = self.xp.matmul(self.xp.moveaxis(self._beside(array), -1, -2), matrix)
-        return self.xp.reshape(made, (batch, self.spec.heads, self.spec.P, N))
+        return self.xp.reshape(made, (rows, self.spec.heads, self.spec.P, N))
 
     def through_states(self, array: Any, state: Any) -> Any:
         """(rows, heads, steps, P) times the states, summed over the heads of a group: (rows, groups, steps, N)."""
@@ -326,8 +326,8 @@ def _step_sizes(xp: Namespace, spec: Spec, arrays: Arrays) -> tuple[Any, Any]:
     raw = raw if spec.dt_bias is None else raw + arrays["dt_bias"]
     one = xp.zeros(raw, raw.shape, spec.compute_dtype) + 1
     delta, slope = (xp.softplus(raw), xp.sigmoid(raw)) if spec.dt_softplus else (raw, one)
-    low, high = spec.dt_limit
-    return _limited(xp, delta, spec.dt_limit), xp.where((delta < low) | (delta > high), 0, slope)
+    low, high = spec.limits
+    return _limited(xp, delta, spec.limits), xp.where((delta < low) | (delta > high), 0, slope)
 
 
 def _limited(xp: Namespace, delta: Any, limit: tuple[float, float]) -> Any:

@@ -18,10 +18,12 @@ STEP = "ssd_step"
 PREFILL = "ssd_prefill"
 ARGUMENTS = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state", "cu_seqlens")
 REQUIRED = ARGUMENTS[:5]
-NO_LIMIT = (0.0, math.inf)
+NOT_NEGATIVE = (0.0, math.inf)
 MOST = 256  # of P and of N
 # A sequence that goes on from the state at a multiple of so many steps has the bits of the whole, on every path.
 BORDER = 128
+# Steps of all rows, with a block for each sequence: kernels count steps in 32 bits, past the last one by some blocks.
+MOST_STEPS = 2**31 - 2**18
 # Steps that FLOPs are counted for: within them pairs of steps meet, beyond them only states do.
 BLOCK = 64
 
@@ -47,7 +49,7 @@ class Spec:
     initial_state: Param | None = None
     cu_seqlens: Param | None = None
     dt_softplus: bool = False
-    dt_limit: tuple[float, float] = NO_LIMIT
+    dt_limit: tuple[float, float] = NOT_NEGATIVE
     return_final_state: bool = False
 
     def __post_init__(self) -> None:
@@ -123,8 +125,16 @@ class Spec:
         return self.x.dtype if same else self.compute_dtype
 
     @property
+    def limits(self) -> tuple[float, float]:
+        """The least and the largest delta, as numbers of the dtype of sums."""
+        return in_range(self.dt_limit, self.compute_dtype)
+
+    @property
     def chunk(self) -> int:
-        """Steps between two states that the forward pass keeps: states then take at most as many bytes as x."""
+        """Steps between two states that the forward pass keeps.
+
+        Those of a long sequence then take at most as many bytes as x, if they are in its dtype.
+        """
         return 128 if self.N <= 128 else 256
 
     @property
@@ -178,18 +188,57 @@ def check(spec: Spec) -> None:
             raise bad_dtype(OP, "cu_seqlens", cu_seqlens.dtype, ("int32",))
         if spec.batch != 1:
             raise bad_shape(OP, "x", x.shape, "a batch of 1, since cu_seqlens is given")
+    if spec.batch * spec.time + BLOCK * spec.sequences > MOST_STEPS:
+        raise bad_shape(OP, "x", x.shape, f"batch * time + {BLOCK} * sequences of at most {MOST_STEPS}")
     if spec.initial_state is not None:
         rows = "sequences" if spec.packed else "batch"
         _expect_state(OP, "initial_state", spec.initial_state, rows, spec.state)
 
 
-def check_update(params: Params, dt_softplus: Any, dt_limit: Any, op: str = UPDATE) -> None:
-    """The same for `ssd_update` and `ssd_step`, whose x is a step without a dimension of time."""
+def check_update(params: Params, dt_softplus: Any, dt_limit: Any) -> None:
+    """The same for `ssd_update`, whose x is a step without a dimension of time."""
+    _check_one_step(UPDATE, params, "state", params["state"], dt_softplus, dt_limit)
+
+
+def check_step(params: Params, window: Params, dt_softplus: Any, dt_limit: Any) -> None:
+    """The same for `ssd_step`, whose window has the shapes and dtypes of the step."""
+    _check_one_step(STEP, params, "window.state", window["window.state"], dt_softplus, dt_limit)
+    for name in ("x", "dt", "B", "C"):
+        row = params[name]
+        assert row is not None
+        batch, *rest = row.shape
+        shape = (batch, BORDER, *rest)
+        _expect(STEP, f"window.{name}", window[f"window.{name}"], shape, f"{shape}, as {name}", (row.dtype,))
+    _expect(STEP, "window.steps", window["window.steps"], (batch,), f"(batch={batch},)", ("int32",))
+
+
+def _check_one_step(op: str, params: Params, name: str, state: Param | None, dt_softplus: Any, dt_limit: Any) -> None:
     _check_step_options(op, dt_softplus, dt_limit)
     arrays = {name: param for name, param in params.items() if param is not None}
     _check_arrays(op, ("batch",), arrays)
     x, N = arrays["x"], arrays["B"].shape[-1]
-    _expect_state(op, "state", arrays["state"], "batch", Param((*x.shape, N), accumulator(x.dtype)))
+    _expect_state(op, name, state, "batch", Param((*x.shape, N), accumulator(x.dtype)))
+
+
+def check_prefill(params: Params, dt_softplus: Any, dt_limit: Any) -> None:
+    """The same for `ssd_prefill`, whose sequence is cut in two before `ssd` sees it."""
+    _check_step_options(PREFILL, dt_softplus, dt_limit)
+    arrays = {name: param for name, param in params.items() if param is not None}
+    _check_arrays(PREFILL, ("batch", "time"), arrays)
+    if "initial_state" in arrays:
+        (batch, _, *head), N = arrays["x"].shape, arrays["B"].shape[-1]
+        state = Param((batch, *head, N), accumulator(arrays["x"].dtype))
+        _expect_state(PREFILL, "initial_state", arrays["initial_state"], "batch", state)
+
+
+def in_range(limit: tuple[float, float], dtype: str) -> tuple[float, float]:
+    """A limit whose numbers the dtype has: what it has no number for is infinite."""
+    largest = 2.0**128 if dtype == "float32" else math.inf
+
+    def number(x: float) -> float:
+        return math.copysign(math.inf, x) if abs(x) >= largest else float(x)
+
+    return number(limit[0]), number(limit[1])
 
 
 def _check_step_options(op: str, dt_softplus: Any, dt_limit: Any) -> None:
@@ -234,12 +283,15 @@ def _check_arrays(op: str, axes: tuple[str, ...], arrays: Mapping[str, Param]) -
         _expect(op, "dt_bias", arrays["dt_bias"], (heads,), f"(heads={heads},)", (real,))
 
 
-def _expect_state(op: str, name: str, param: Param, rows: str, state: Param) -> None:
+def _expect_state(op: str, name: str, param: Param | None, rows: str, state: Param) -> None:
     count, heads, P, N = state.shape
     _expect(op, name, param, state.shape, f"({rows}={count}, heads={heads}, channels={P}, state={N})", (state.dtype,))
 
 
-def _expect(op: str, name: str, param: Param, shape: tuple[int, ...], expected: str, dtypes: tuple[str, ...]) -> None:
+def _expect(
+    op: str, name: str, param: Param | None, shape: tuple[int, ...], expected: str, dtypes: tuple[str, ...]
+) -> None:
+    assert param is not None
     if param.shape != shape:
         raise bad_shape(op, name, param.shape, expected)
     if param.dtype not in dtypes:

@@ -14,7 +14,7 @@ from retrograd.core.xp import torch_namespace
 from . import generation, portable
 from .generation import SsdWindow
 from .op import OP
-from .spec import NO_LIMIT, PREFILL, STEP, UPDATE, as_tuple, check_update
+from .spec import NOT_NEGATIVE, PREFILL, STEP, UPDATE, as_tuple, check_prefill, check_step, check_update
 
 _call = bind(OP)
 
@@ -72,15 +72,15 @@ def ssd(
     z: Float[Tensor, "B T H P"] | None = None,
     dt_bias: Float[Tensor, " H"] | None = None,
     dt_softplus: bool = False,
-    dt_limit: Limit = NO_LIMIT,
+    dt_limit: Limit = NOT_NEGATIVE,
     initial_state: States | None = None,
     cu_seqlens: Int32[Tensor, " S+1"] | None = None,
     return_final_state: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Mamba-2's state space dual: a linear recurrence with one decay a head, computed as matrix products.
 
-    With delta = softplus(dt + dt_bias) within `dt_limit`, or dt + dt_bias without `dt_softplus`, for every head, whose
-    state h is (P, N)::
+    With delta = softplus(dt + dt_bias), or dt + dt_bias without `dt_softplus`, moved into `dt_limit`, for every head,
+    whose state h is (P, N)::
 
         h[t] = exp(delta[t] A) h[t - 1] + delta[t] x[t] B[t]^T      h[-1] = initial_state, or 0
         y[t] = h[t] C[t] + D x[t]
@@ -88,8 +88,10 @@ def ssd(
 
     Sums and states are in float32; what is multiplied in matrix products is rounded to the dtype of x, B and C, or
     stays in float32 where these differ. All gradients are bitwise reproducible; a sequence's results and gradients
-    depend neither on its batch nor on what it is packed with. For its backward pass the forward pass keeps the state of
-    every 128th step (256th above N = 128): at most as many bytes as x has.
+    depend neither on its batch nor on what it is packed with. A row of the result depends on no later step, if all
+    values are finite: one that is not may spoil up to 63 rows before it. For its backward pass the forward pass keeps
+    the state of every 128th step (256th above N = 128): of a long sequence, where x, B and C have one dtype, at most as
+    many bytes as x has.
 
     Args:
         x: (B, T, H, P), float32, bfloat16 or float16, any strides; P up to 256. float64 runs on the portable path.
@@ -101,7 +103,8 @@ def ssd(
         z: (B, T, H, P), like x or float32: a gate.
         dt_bias: (H,), float32, added to dt.
         dt_softplus: whether softplus makes delta positive.
-        dt_limit: the least and the largest delta; what lies outside is moved to them, and has no gradient.
+        dt_limit: the least and the largest delta; what lies outside is moved to them, and has no gradient. By default
+            0 and infinity: without `dt_softplus` a negative step becomes 0.
         initial_state: (B, H, P, N), float32; zeros by default.
         cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
             up to cu_seqlens[i + 1]. States are then (S, H, P, N). Steps outside of every sequence give zeros.
@@ -148,7 +151,7 @@ def ssd_update(
     z: Float[Tensor, "B H P"] | None = None,
     dt_bias: Float[Tensor, " H"] | None = None,
     dt_softplus: bool = False,
-    dt_limit: Limit = NO_LIMIT,
+    dt_limit: Limit = NOT_NEGATIVE,
 ) -> tuple[Tensor, Tensor]:
     """One step of `ssd`, for generation: (y, the new state). Pure; the state that came in is not changed.
 
@@ -199,7 +202,7 @@ def ssd_prefill(
     z: Float[Tensor, "B T H P"] | None = None,
     dt_bias: Float[Tensor, " H"] | None = None,
     dt_softplus: bool = False,
-    dt_limit: Limit = NO_LIMIT,
+    dt_limit: Limit = NOT_NEGATIVE,
     initial_state: States | None = None,
 ) -> tuple[Float[Tensor, "B T H P"], SsdWindow]:
     """`ssd` on the beginning of a text, and the window from which `ssd_step` goes on.
@@ -225,6 +228,7 @@ def ssd_prefill(
     arrays["initial_state"] = initial_state
     check_tensors(PREFILL, arrays, required=5)
     options = {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
+    check_prefill(params_of(arrays), **options)
     return generation.prefill(torch_namespace(), ssd, arrays, options)
 
 
@@ -240,7 +244,7 @@ def ssd_step(
     z: Float[Tensor, "B H P"] | None = None,
     dt_bias: Float[Tensor, " H"] | None = None,
     dt_softplus: bool = False,
-    dt_limit: Limit = NO_LIMIT,
+    dt_limit: Limit = NOT_NEGATIVE,
 ) -> tuple[Float[Tensor, "B H P"], SsdWindow]:
     """One step of generation with the bits of training: (y, the window behind it).
 
@@ -249,7 +253,7 @@ def ssd_step(
     depend on the step, so that it can be captured in a CUDA graph. Values have to be finite.
 
     Args:
-        window: of `ssd_prefill`, or of the step before.
+        window: of `ssd_prefill`, or of the step before; A and all that follows it have to be the same in all of these.
         x: (B, H, P), in the dtype of the window's, as dt, B and C are.
         dt: (B, H).
         A, D, dt_bias, dt_softplus, dt_limit: as in `ssd`.
@@ -272,9 +276,10 @@ def ssd_step(
         >>> bool((last == retrograd.ssd(x, dt, A, B, C, dt_softplus=True)[:, 4]).all())
         True
     """
-    arrays = {"state": window.state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
-    check_tensors(STEP, arrays, required=6)
-    check_update(params_of(arrays), dt_softplus, as_tuple(dt_limit), STEP)
+    kept = generation.arrays_of_window(window)
+    arrays = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    check_tensors(STEP, kept | arrays, required=11)
+    check_step(params_of(arrays), params_of(kept), dt_softplus, as_tuple(dt_limit))
     rows = {"x": x, "dt": dt, "B": B, "C": C}
     shared = {"A": A, "D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
     return generation.step(torch_namespace(), ssd, window, rows, shared, z)

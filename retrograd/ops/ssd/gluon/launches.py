@@ -58,7 +58,7 @@ def takes_forward(spec: Spec, arch: Arch) -> bool:
         return False
     if spec.P % CHANNELS or spec.N not in STATES or spec.z is not None:
         return False
-    return spec.time * spec.heads * VECTORS < 2**31  # coordinates in a sequence
+    return -(-spec.time // PLACE) * PLACE * spec.heads * VECTORS < 2**31  # coordinates in a sequence
 
 
 def takes_backward(spec: Spec, arch: Arch) -> bool:

@@ -1,0 +1,146 @@
+"""`ssd_prefill` and `ssd_step`: generation with the bits of training, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+import torch
+from torch import Tensor
+
+import retrograd
+import retrograd.jax
+from retrograd.ops.ssd.cases import MAMBA, case
+from retrograd.ops.ssd.generation import ROWS, SsdWindow
+from retrograd.testing.draw import draw, options
+
+TIME = 140
+ALONG = {*ROWS, "z"}
+CALLS = {
+    "mamba": case("generation", (2, TIME, 6, 16, 1, 8), dtype="bfloat16"),
+    "everything": case(
+        "generation", (2, TIME, 6, 5, 3, 7), dtype="float32", given=MAMBA | {"z"}, wide_D=True, initial_state=True
+    ),
+}
+ON_A_GPU = {
+    "mamba": case("generation", (2, TIME, 6, 64, 1, 128), dtype="bfloat16"),
+    "everything": case("generation", (2, TIME, 6, 64, 3, 64), given=MAMBA | {"z"}, initial_state=True),
+}
+PLACES = [("cpu", CALLS), pytest.param("cuda", ON_A_GPU, marks=pytest.mark.gpu)]
+
+
+def part(inputs: dict[str, Any], steps: Any) -> dict[str, Any]:
+    """Some steps of the arrays that have steps."""
+    return {name: tensor[:, steps] if name in ALONG else tensor for name, tensor in inputs.items()}
+
+
+def without_state(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: tensor for name, tensor in inputs.items() if name != "initial_state"}
+
+
+@pytest.mark.parametrize(("device", "calls"), PLACES)
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("begun", [0, 1, 121, 128, 129])
+def test_a_sequence_continued_step_by_step_has_the_bits_of_the_whole(
+    device: str, calls: dict[str, Any], name: str, begun: int, seed: int
+) -> None:
+    inputs: dict[str, Any] = draw(calls[name], device, seed)
+    given = options(calls[name])
+    expected = retrograd.ssd(**inputs, **given)
+    y, window = retrograd.ssd_prefill(**part(inputs, slice(begun)), **given)
+    assert torch.equal(y, expected[:, :begun])
+    for t in range(begun, min(begun + 11, TIME)):
+        y, window = retrograd.ssd_step(window, **without_state(part(inputs, t)), **given)
+        assert y.dtype == inputs["x"].dtype
+        assert torch.equal(y, expected[:, t]), f"step {t}"
+
+
+def test_sequences_of_a_batch_may_be_at_different_steps(seed: int) -> None:
+    call = CALLS["everything"]
+    inputs: dict[str, Any] = draw(call, "cpu", seed)
+    given = options(call)
+    expected = retrograd.ssd(**inputs, **given)
+    begun = (126, 5)
+
+    def row(array: Tensor, i: int) -> Tensor:
+        return array[i : i + 1]
+
+    def of_row(i: int, steps: Any) -> dict[str, Any]:
+        batched = {*ALONG, "initial_state"}
+        return part({name: row(t, i) if name in batched else t for name, t in inputs.items()}, steps)
+
+    windows = [retrograd.ssd_prefill(**of_row(i, slice(n)), **given)[1] for i, n in enumerate(begun)]
+    window = SsdWindow(*(torch.cat(arrays) for arrays in zip(*windows, strict=True)))
+    for after in range(4):
+        at = [n + after for n in begun]
+        steps: dict[str, Any] = {name: torch.stack([inputs[name][i, t] for i, t in enumerate(at)]) for name in ALONG}
+        y, window = retrograd.ssd_step(window, **(without_state(inputs) | steps), **given)
+        assert torch.equal(y, torch.stack([expected[i, t] for i, t in enumerate(at)]))
+
+
+def test_in_jax_it_has_the_results_of_torch(seed: int) -> None:
+    call = CALLS["everything"]
+    inputs: dict[str, Any] = draw(call, "cpu", seed)
+    given = options(call)
+    expected = retrograd.ssd(**inputs, **given)
+
+    def in_jax(tensors: dict[str, Any]) -> dict[str, Any]:
+        return {name: jnp.asarray(tensor.numpy()) for name, tensor in tensors.items()}
+
+    y, window = retrograd.jax.ssd_prefill(**in_jax(part(inputs, slice(126))), **given)
+    for t in range(126, 130):
+        y, window = retrograd.jax.ssd_step(window, **in_jax(without_state(part(inputs, t))), **given)
+        torch.testing.assert_close(torch.tensor(y.tolist()), expected[:, t], rtol=1e-4, atol=1e-4)
+
+
+def started() -> tuple[SsdWindow, dict[str, Any]]:
+    inputs: dict[str, Any] = draw(case("generation", (2, 5, 6, 4, 1, 3), dtype="float32"), "cpu", 1)
+    return retrograd.ssd_prefill(**part(inputs, slice(4)))[1], part(inputs, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "kind", "text"),
+    [
+        ("state", lambda t: t[:1], ValueError, "window.state has shape (1, 6, 4, 3), expected (batch=2, heads=6, "),
+        ("x", lambda t: t[:1], ValueError, "window.x has shape (1, 128, 6, 4), expected (2, 128, 6, 4), as x"),
+        ("x", lambda t: t.bfloat16(), TypeError, "window.x has dtype bfloat16, expected float32"),
+        ("dt", lambda t: t[:, :5], ValueError, "window.dt has shape (2, 5, 6), expected (2, 128, 6), as dt"),
+        ("B", lambda t: t.double(), TypeError, "window.B has dtype float64, expected float32"),
+        ("C", lambda t: t[..., :2], ValueError, "window.C has shape (2, 128, 1, 2), expected (2, 128, 1, 3), as C"),
+        ("steps", lambda t: t.long(), TypeError, "window.steps has dtype int64, expected int32"),
+        ("steps", lambda t: t.to("meta"), ValueError, "device of window.steps is 'meta', expected cpu"),
+        ("x", lambda t: None, TypeError, "window.x is NoneType, expected a torch.Tensor"),
+    ],
+)
+def test_a_window_that_does_not_fit_the_step_is_refused_by_name(
+    name: str, change: Any, kind: type[Exception], text: str
+) -> None:
+    window, row = started()
+    with pytest.raises(kind) as raised:
+        retrograd.ssd_step(window._replace(**{name: change(getattr(window, name))}), **row)
+    assert str(raised.value).startswith(f"ssd_step: {text}")
+
+
+def test_what_is_no_window_is_refused() -> None:
+    _, row = started()
+    with pytest.raises(TypeError, match="ssd_step: window is tuple, expected an SsdWindow"):
+        retrograd.ssd_step((1, 2), **row)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"x": (5, 6, 4)}, "x has shape (5, 6, 4), expected (batch, time, heads, channels)"),
+        ({"B": (2, 5, 3)}, "B has shape (2, 5, 3), expected (batch=2, time=5, groups, state)"),
+        ({"dt": (2, 3, 6)}, "dt has shape (2, 3, 6), expected (batch=2, time=5, heads=6)"),
+        ({"z": (4,)}, "z has shape (4,), expected the shape of x, (2, 5, 6, 4)"),
+        ({"initial_state": (1, 6, 4, 3)}, "initial_state has shape (1, 6, 4, 3), expected (batch=2, heads=6, "),
+    ],
+)
+def test_a_beginning_is_refused_in_the_shapes_that_the_user_passed(change: dict[str, Any], text: str) -> None:
+    shapes = {"x": (2, 5, 6, 4), "dt": (2, 5, 6), "A": (6,), "B": (2, 5, 1, 3), "C": (2, 5, 1, 3)}
+    given: dict[str, Any] = {name: torch.ones(shape) for name, shape in (shapes | change).items()}
+    with pytest.raises(ValueError, match="ssd_prefill") as raised:
+        retrograd.ssd_prefill(**given)
+    assert str(raised.value).startswith(f"ssd_prefill: {text}")
