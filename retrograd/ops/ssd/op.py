@@ -57,7 +57,7 @@ class Backward:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The gradients of the results, the arguments and the kept states, which hold the initial one for kernels."""
+        """The gradients of the results, the arguments and the kept states; of these the first is a sequence's initial one."""
         results = ("dy", "dfinal_state") if self.spec.return_final_state else ("dy",)
         return (*results, *self.spec.arrays(), "states")
 
