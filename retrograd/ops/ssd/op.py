@@ -57,7 +57,7 @@ class Backward:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The gradients of the results, the arguments and the kept states; of these the first is a sequence's initial one."""
+        """Gradients of results, arguments, and kept states, of which a sequence's first is its initial one."""
         results = ("dy", "dfinal_state") if self.spec.return_final_state else ("dy",)
         return (*results, *self.spec.arrays(), "states")
 
