@@ -12,7 +12,8 @@ from torch import Tensor
 import retrograd
 import retrograd.jax
 from retrograd.ops.ssd.cases import MAMBA, case
-from retrograd.ops.ssd.generation import ROWS, SsdWindow
+from retrograd.ops.ssd.generation import SsdWindow
+from retrograd.ops.ssd.spec import ROWS
 from retrograd.testing.draw import draw, options
 
 TIME = 140

@@ -6,7 +6,7 @@ A room's `schedule.py` turns a spec into a `Program` without a GPU and without a
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -55,9 +55,8 @@ class Launch:
         max_registers: registers a thread may take, so that more programs fit on a multiprocessor; NVIDIA only.
         parked: instructions that may put values which no inner loop changes out of the registers and back, for a kernel
             that fills all of them by design.
-        overlap: launch while the kernel before it drains; the kernel then calls
-            `numerics.wait_for_previous`, which tells before what. Only where `Arch.overlaps_launches`; it changes no
-            result.
+        overlap: launch while the kernel before it drains; the kernel then has to call `numerics.wait_for_previous`,
+            whose docstring says when. Only where `Arch.overlaps_launches`; it changes no result.
     """
 
     kernel: Any
@@ -91,7 +90,7 @@ class Program:
         """Every array by its name."""
         return {array.name: array for array in (*self.inputs, *self.outputs, *self.scratch)}
 
-    def reads_and_writes(self, used: Sequence[str], there: Container[str]) -> tuple[Sequence[str], Sequence[str]]:
+    def reads_and_writes(self, launch: Launch, there: Container[str]) -> tuple[list[str], list[str]]:
         """Of the arrays of a launch, in order: what it reads, up to the last that is there already; what it writes.
 
         An empty array may be read though no launch has written it.
@@ -99,9 +98,12 @@ class Program:
         Raises:
             ValueError: another array that is not there yet comes before one that is.
         """
+        pointers = launch.kernel.arg_names[: len(launch.arrays)]
+        used = [name for name in map(launch.arrays.__getitem__, pointers) if name is not None]
         first = max((place for place, name in enumerate(used, 1) if name in there), default=0)
         reads, writes = used[:first], used[first:]
         early = [name for name in reads if name not in there and self.arrays[name].nbytes]
         if early:
-            raise ValueError(f"pointers must name what is read before what is written, got {early} in {list(used)}")
+            name = launch.kernel.__name__
+            raise ValueError(f"{name}: pointers must name what is read before what is written, got {early} in {used}")
         return reads, writes

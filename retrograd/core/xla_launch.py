@@ -157,10 +157,9 @@ def _empty(array: Array) -> Any:
 
 
 def _launch(launch: Launch, program: Program, arch: Arch, arrays: dict[str, Any]) -> dict[str, Any]:
-    from .build import arguments, build, descriptor_bytes
+    from .build import build, descriptor_bytes
 
-    used = [value for value in arguments(launch) if isinstance(value, str)]
-    reads, writes = program.reads_and_writes(used, arrays)
+    reads, writes = program.reads_and_writes(launch, arrays)
     given = [arrays[name] if name in arrays else _empty(program.arrays[name]) for name in reads]
     made = [jax.ShapeDtypeStruct(program.arrays[name].shape, program.arrays[name].dtype) for name in writes]
     compiled = build(launch, program.arrays, arch)

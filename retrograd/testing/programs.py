@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from retrograd.core.arch import Arch
-from retrograd.core.build import ALIGNMENT, arguments, build, signature
+from retrograd.core.build import ALIGNMENT, build, signature
 from retrograd.core.cases import Case
 from retrograd.core.program import Array, Launch, Program
 from retrograd.core.reduce import sum_rows
@@ -49,14 +49,13 @@ def check_order(room: Room, case: Case, arch: Arch) -> None:
         for launch in program.launches:
             if not launch.grid:
                 continue
-            used = [value for value in arguments(launch) if isinstance(value, str)]
             where = f"{room.name}, {case.name}, {arch.name}: {launch.kernel.__name__}"
             first = launch.kernel.arg_names[: len(launch.arrays)]
             assert first == list(launch.arrays), f"{where} does not take its arrays first: {first}"
             try:
-                _, writes = program.reads_and_writes(used, written)
+                _, writes = program.reads_and_writes(launch, written)
             except ValueError as error:
-                raise AssertionError(f"{where}: {error}") from error
+                raise AssertionError(f"{room.name}, {case.name}, {arch.name}: {error}") from error
             assert writes, f"{where} writes nothing"
             written.update(writes)
         missing = [array.name for array in program.outputs if array.nbytes and array.name not in written]

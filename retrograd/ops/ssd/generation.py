@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from retrograd.core.errors import bad_type
 from retrograd.core.xp import Namespace
 
-from .spec import BORDER, STEP
+from .spec import BORDER, ROWS, STEP
 
-ROWS = ("x", "dt", "B", "C")
 Ssd = Callable[..., Any]
 
 

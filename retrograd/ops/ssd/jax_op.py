@@ -14,7 +14,7 @@ from retrograd.core.xp import jax_namespace
 from . import generation, portable
 from .generation import SsdWindow
 from .op import OP
-from .spec import NOT_NEGATIVE, PREFILL, STEP, UPDATE, as_tuple, check_prefill, check_step, check_update
+from .spec import NOT_NEGATIVE, PREFILL, ROWS, STEP, UPDATE, as_tuple, check_prefill, check_step, check_update
 
 _call = bind(OP)
 
@@ -189,6 +189,6 @@ def ssd_step(
     arrays = arrays_of(STEP, arrays, required=5)
     check_step(params_of(arrays), params_of(kept), dt_softplus, as_tuple(dt_limit))
     window = SsdWindow(*kept.values())
-    rows = {name: arrays[name] for name in ("x", "dt", "B", "C")}
+    rows = {name: arrays[name] for name in ROWS}
     shared = {"A": A, "D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
     return generation.step(jax_namespace(), ssd, window, rows, shared, z)

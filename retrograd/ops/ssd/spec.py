@@ -18,6 +18,7 @@ STEP = "ssd_step"
 PREFILL = "ssd_prefill"
 ARGUMENTS = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state", "cu_seqlens")
 REQUIRED = ARGUMENTS[:5]
+ROWS = ("x", "dt", "B", "C")  # of a step, that those after it need
 NOT_NEGATIVE = (0.0, math.inf)
 MOST = 256  # of P and of N
 # A sequence that goes on from the state at a multiple of so many steps has the bits of the whole, on every path.
@@ -203,7 +204,7 @@ def check_update(params: Params, dt_softplus: Any, dt_limit: Any) -> None:
 def check_step(params: Params, window: Params, dt_softplus: Any, dt_limit: Any) -> None:
     """The same for `ssd_step`, whose window has the shapes and dtypes of the step."""
     _check_one_step(STEP, params, "window.state", window["window.state"], dt_softplus, dt_limit)
-    for name in ("x", "dt", "B", "C"):
+    for name in ROWS:
         row = params[name]
         assert row is not None
         batch, *rest = row.shape

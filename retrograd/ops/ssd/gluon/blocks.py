@@ -40,17 +40,18 @@ def wide_rows(columns, warps):
     return gl.BlockedLayout([1, 8], [256 // columns, columns // 8], [warps, 1], [1, 0])
 
 
+@gluon.constexpr_function
+def converting(DTYPE):
+    """The instruction that rounds two fp32 numbers to 16 bits."""
+    return "cvt.rn.bf16x2.f32" if gl.bfloat16 == DTYPE else "cvt.rn.f16x2.f32"
+
+
 @gluon.jit
 def rounded(x, DTYPE: gl.constexpr):
     """fp32 in 16 bits, at this very point: a plain conversion would sink below the next product, which waits for it."""
-    if gl.bfloat16 == DTYPE:
-        return gl.inline_asm_elementwise(
-            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=gl.bfloat16, is_pure=False, pack=2
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=gl.float16, is_pure=False, pack=2
-        )
+    return gl.inline_asm_elementwise(
+        converting(DTYPE) + " $0, $2, $1;", "=r,f,f", [x], dtype=DTYPE.value, is_pure=False, pack=2
+    )
 
 
 @gluon.jit
@@ -74,24 +75,14 @@ def scaled(x, factors):
 @gluon.jit
 def masked(x, bits, DTYPE: gl.constexpr):
     """fp32 in 16 bits, of which only some are kept: those of an int16."""
-    if gl.bfloat16 == DTYPE:
-        return gl.inline_asm_elementwise(
-            "{ .reg .b32 both; cvt.rn.bf16x2.f32 both, $2, $1; and.b32 $0, both, $3; }",
-            "=r,f,f,r",
-            [x, bits],
-            dtype=gl.bfloat16,
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            "{ .reg .b32 both; cvt.rn.f16x2.f32 both, $2, $1; and.b32 $0, both, $3; }",
-            "=r,f,f,r",
-            [x, bits],
-            dtype=gl.float16,
-            is_pure=True,
-            pack=2,
-        )
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 both; " + converting(DTYPE) + " both, $2, $1; and.b32 $0, both, $3; }",
+        "=r,f,f,r",
+        [x, bits],
+        dtype=DTYPE.value,
+        is_pure=True,
+        pack=2,
+    )
 
 
 @gluon.jit

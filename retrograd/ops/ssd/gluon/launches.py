@@ -34,19 +34,20 @@ PREPARED_HEADS = 16  # of a program that prepares step sizes
 FINISHED_HEADS = 8  # of one that finishes their gradients
 MIDDLE_STATES = 128  # of a program that finds the states between kept ones
 SUMMED_HEADS = 40  # of a block, over which dB and dC are summed at once, at most
-PLACE_PROGRAMS = 2  # of `pairs` for each place, at least: few heads often come with few steps
+LEAST_BLOCKS = 2  # of heads for each place, if there are as many heads: few heads often come with few steps
 FARTHEST = 2**31 // STEPS  # numbers from a step to the next, so that 32 bits hold the way through a block
 
 # Registers a thread, on average, and of the warps of each kind.
-WALK_REGISTERS = 128
-WALK_STAGES = {1: 3, 2: 2}  # by halves: as many as shared memory has room for
+WALK_REGISTERS, AHEAD_REGISTERS = 128, 128
 CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS = 192, 104, 24
 CONSUME_REGISTERS = 240
-PAIR_REGISTERS, PAIR_STAGES = 168, 2
+PAIR_REGISTERS = 168
 # Instructions that park what no loop changes, or a few numbers a slice.
 WALK_PARKED, PAIR_PARKED = 36, 28
-AHEAD_REGISTERS = 128
-AHEAD_STAGES = {32: 8, 64: 6, 128: 4}  # by states of a program: a multiprocessor has room for one program
+# Places for what is copied, as many as shared memory has room for: by halves, and by states of a program of `ahead`.
+WALK_STAGES = {1: 3, 2: 2}
+PAIR_STAGES = 2
+AHEAD_STAGES = {32: 8, 64: 6, 128: 4}
 
 
 def takes_forward(spec: Spec, arch: Arch) -> bool:
@@ -93,7 +94,7 @@ def halves(spec: Spec) -> int:
 def heads(spec: Spec) -> int:
     """Heads of a block, over which dB and dC are summed: those of a group, in blocks of about the same size."""
     each = spec.heads // spec.groups
-    fewest = min(each, -(-PLACE_PROGRAMS // (spec.groups * halves(spec))))
+    fewest = min(each, -(-LEAST_BLOCKS // (spec.groups * halves(spec))))
     return -(-each // max(fewest, -(-each // SUMMED_HEADS)))
 
 
