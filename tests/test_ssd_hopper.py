@@ -83,23 +83,29 @@ def test_an_array_is_read_where_it_lies_if_the_heads_of_a_step_are_one_row() -> 
 @given(st.integers(1, 9), st.integers(1, 200), st.integers(0, 70_000))
 def test_spans_cover_every_step_and_begin_where_places_do(batch: int, heads: int, time: int) -> None:
     call = spec((batch, time, heads, 64, 1, 128))
-    walks = launches.walks(call)
-    plan = spans.planned(call, walks)
+    walks, plan = launches.walks(call), launches.planned(call)
     assert plan.whole + plan.cut == walks
     assert plan.blocks % 2 == 0
+    assert plan.first % 2 == 0
+    assert plan.first >= plan.blocks
     if plan.count > 1:
-        steps = plan.blocks * spans.STEPS
-        assert (plan.count - 1) * steps < time <= plan.count * steps
+        first, steps = plan.first * spans.STEPS, plan.blocks * spans.STEPS
+        assert first + (plan.count - 2) * steps < time <= first + (plan.count - 1) * steps
         assert plan.programs - plan.whole <= spans.MULTIPROCESSORS
 
 
 def test_what_is_left_of_full_rounds_is_cut_and_few_walks_are_cut_into_many_spans() -> None:
     main = spec((8, 4096, 80, 64, 1, 128))
     assert launches.walks(main) == 320
-    assert spans.planned(main, 320) == spans.Spans(whole=264, cut=56, blocks=32, count=2)
-    alone = spans.planned(spec((1, 65536, 24, 64, 1, 128)), 12)
+    assert launches.planned(main) == spans.Spans(whole=264, cut=56, first=32, blocks=32, count=2)
+    alone = launches.planned(spec((1, 65536, 24, 64, 1, 128)))
     assert alone.programs > 0.9 * spans.MULTIPROCESSORS
-    assert spans.planned(spec((11, 4096, 24, 64, 1, 128)), 132).count == 1
+    assert launches.planned(spec((11, 4096, 24, 64, 1, 128))).count == 1
+
+
+def test_where_all_walks_are_cut_their_first_spans_have_the_time_of_the_walk_ahead_too() -> None:
+    plan = launches.planned(spec((1, 8192, 80, 64, 1, 128)))
+    assert plan == spans.Spans(whole=0, cut=40, first=52, blocks=38, count=3)
 
 
 def test_walks_that_are_cut_launch_what_finds_their_spans_beginnings() -> None:
@@ -130,7 +136,7 @@ def test_with_more_than_128_states_every_second_place_has_a_kept_one_and_the_bac
 def test_the_programs_that_sum_over_heads_take_all_of_their_blocks(batch: int, heads: int, time: int) -> None:
     shape = (batch, time, heads, 64, 1, 128)
     made = spec(shape)
-    blocks, places = launches.head_blocks(made), batch * -(-time // 128)
+    blocks, places = launches.head_blocks(made), batch * -(-time // 128)  # one group
     assert (blocks - 1) * launches.heads(made) < heads <= blocks * launches.heads(made)
     all_launches = programs.launches(room("ssd"), case("call", shape), HOPPER)
     found = [one for _, one in all_launches if one.kernel.__name__ == "pairs"]
@@ -150,11 +156,12 @@ def test_a_program_takes_several_blocks_of_heads_where_there_are_programs_enough
 def test_few_heads_are_summed_in_two_blocks_so_that_a_place_has_two_programs() -> None:
     def blocks(heads: int, groups: int = 1, N: int = 128) -> tuple[int, int]:
         made = spec((1, 300, heads, 64, groups, N))
-        return launches.head_blocks(made), launches.heads(made)
+        return groups * launches.head_blocks(made), launches.heads(made)
 
     assert blocks(1) == (1, 1)
     assert blocks(24) == (2, 12)
     assert blocks(80) == (2, 40)
     assert blocks(83) == (3, 28)
     assert blocks(16, groups=8) == (8, 2)
-    assert blocks(24, N=256) == (1, 24)  # a place has two programs already, with half of the states each
+    assert blocks(24, N=256) == (1, 24)  # a place has two programs already
+    assert blocks(128, N=256) == (2, 64)

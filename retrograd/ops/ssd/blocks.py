@@ -44,15 +44,17 @@ def owner_of(place, T, sequences, cu_seqlens_ptr, STEPS: tl.constexpr):
         blocks = tl.cdiv(T, STEPS)
         return place // blocks, place % blocks * STEPS
     else:
-        begun = 0
-        for first in range(0, sequences, 128):
-            i = first + tl.arange(0, 128)
-            start = tl.load(cu_seqlens_ptr + i, mask=i < sequences, other=0)
-            start = tl.minimum(tl.maximum(start, 0), T)
-            begun += tl.sum(((start // STEPS + i <= place) & (i < sequences)).to(tl.int32), axis=0)
-        number = tl.maximum(begun - 1, 0)
-        start = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + number), 0), T)
-        return number, (place - start // STEPS - number) * STEPS
+        # First places grow with the number: the last one that is not behind this place.
+        low = 0
+        high = sequences
+        while low + 1 < high:
+            middle = (low + high) // 2
+            start = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + middle), 0), T)
+            before = start // STEPS + middle <= place
+            low = tl.where(before, middle, low)
+            high = tl.where(before, high, middle)
+        start = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + low), 0), T)
+        return low, (place - start // STEPS - low) * STEPS
 
 
 @triton.jit

@@ -127,6 +127,8 @@ GPU_CASES: list[Case] = [
     case("gpu_narrow", (2, 300, 5, 32, 1, 32), tags=GPU),
     case("gpu_256", (2, 520, 4, 64, 2, 256), tags=GPU, initial_state=True, return_final_state=True),
     case("gpu_packed_256", (1, 700, 3, 64, 1, 256), cu_seqlens=(5, 128, 128, 384, 690), tags=GPU, initial_state=True),
+    case("gpu_heads_256", (1, 400, 65, 64, 1, 256), cu_seqlens=(0, 130, 400), tags=GPU),
+    case("gpu_wide_256", (1, 300, 2, 128, 1, 256), tags=GPU, return_final_state=True),
     case("gpu_odd", (2, 300, 3, 72, 1, 100), tags=GPU),
     case("gpu_heads", (1, 300, 83, 64, 1, 64), tags=GPU),
     case("gpu_strong", (2, 500, 4, 64, 1, 128), decay=5.0, tags=GPU),

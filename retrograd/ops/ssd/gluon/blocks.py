@@ -1,4 +1,4 @@
-"""What the kernels for Hopper share: vectors of a block, and where places belong. Symbols: ../README.md.
+"""What the kernels for Hopper share: vectors of a block, products, what is parked. Symbols: ../README.md.
 
 A place is 128 steps of a sequence, two blocks of Q = 64. A slice is 64 channels of a head.
 """
@@ -130,26 +130,3 @@ def clear_rows(ptr, stride, count, COLUMNS: gl.constexpr, WARPS: gl.constexpr):
     zeros = gl.zeros([ROWS, COLUMNS], ptr.dtype.element_ty, WIDE)
     for first in range(0, count, ROWS):
         gl.store(ptr + (gl.cast(first, gl.int64) * stride + (t * stride + column)), zeros, mask=t < count - first)
-
-
-@gluon.jit
-def owner_of(place, T, sequences, cu_seqlens_ptr):
-    """The number of the sequence whose place it may be, and the first step of the place within the sequence.
-
-    That step is negative, or past the end, where the place belongs to none.
-    """
-    if cu_seqlens_ptr is None:
-        blocks = gl.cdiv(T, PLACE)
-        return place // blocks, place % blocks * PLACE
-    else:
-        # First places grow with the number: the last one that is not behind this place.
-        low = 0
-        high = sequences
-        while low + 1 < high:
-            middle = (low + high) // 2
-            start = gl.minimum(gl.maximum(gl.load(cu_seqlens_ptr + middle), 0), T)
-            before = start // PLACE + middle <= place
-            low = gl.where(before, middle, low)
-            high = gl.where(before, high, middle)
-        start = gl.minimum(gl.maximum(gl.load(cu_seqlens_ptr + low), 0), T)
-        return low, (place - start // PLACE - low) * PLACE

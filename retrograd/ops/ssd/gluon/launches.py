@@ -33,7 +33,8 @@ UNIT = 8  # numbers of 16 bits in a copy of 16 bytes
 PREPARED_HEADS = 16  # of a program that prepares step sizes
 FINISHED_HEADS = 8  # of one that finishes their gradients
 MIDDLE_STATES = 128  # of a program that finds the states between kept ones
-SUMMED_HEADS = 40  # of a block, over which dB and dC are summed at once, at most
+# Of a block, over which dB and dC are summed at once, at most; by halves of the states.
+SUMMED_HEADS = {1: 40, 2: 64}
 LEAST_BLOCKS = 2  # of heads for each place, if there are as many heads: few heads often come with few steps
 FARTHEST = 2**31 // STEPS  # numbers from a step to the next, so that 32 bits hold the way through a block
 
@@ -95,12 +96,12 @@ def heads(spec: Spec) -> int:
     """Heads of a block, over which dB and dC are summed: those of a group, in blocks of about the same size."""
     each = spec.heads // spec.groups
     fewest = min(each, -(-LEAST_BLOCKS // (spec.groups * halves(spec))))
-    return -(-each // max(fewest, -(-each // SUMMED_HEADS)))
+    return -(-each // max(fewest, -(-each // SUMMED_HEADS[halves(spec)])))
 
 
 def head_blocks(spec: Spec) -> int:
-    """Such blocks of all groups."""
-    return spec.groups * -(-(spec.heads // spec.groups) // heads(spec))
+    """Such blocks of a group."""
+    return -(-(spec.heads // spec.groups) // heads(spec))
 
 
 def kept_places(spec: Spec) -> int:
@@ -120,9 +121,14 @@ def walks(spec: Spec) -> int:
     return spec.sequences * spec.groups * -(-(spec.heads // spec.groups * slices(spec)) // walked(spec))
 
 
+def planned(spec: Spec) -> spans.Spans:
+    """How a pass cuts its walks."""
+    return spans.planned(spec, walks(spec), walked(spec))
+
+
 def ahead_of_spans(spec: Spec) -> Array:
     """What enters the spans of walks, but for the first."""
-    plan = spans.planned(spec, walks(spec))
+    plan = planned(spec)
     return Array("ahead", (plan.cut, plan.count - 1, walked(spec), CHANNELS, spec.N), FP32)
 
 
@@ -136,7 +142,7 @@ def backward_scratch(spec: Spec) -> tuple[Array, ...]:
     count = spec.batch * places(spec, PLACE)
     parts = spec.heads * slices(spec) * halves(spec)
     by_step = ("targets", "own", "dots", "sources", "behind")
-    partial = (spec.batch * spec.time, head_blocks(spec), spec.N)
+    partial = (spec.batch * spec.time, spec.groups * head_blocks(spec) * halves(spec), spec.N)
     return (
         *prepared(spec),
         ahead_of_spans(spec),
@@ -191,7 +197,7 @@ class _Launches(Launches):
     def ahead(self, u: str, k: str, *, start: str, back: bool = False) -> tuple[Launch, ...]:
         """What enters spans, if there are any."""
         spec = self.spec
-        plan = spans.planned(spec, walks(spec))
+        plan = planned(spec)
         if plan.count == 1:
             return ()
         programs = plan.cut * walked(spec)
@@ -231,7 +237,7 @@ class _Launches(Launches):
     ) -> Launch:
         """Results and states, or dx and the gradients of states."""
         spec = self.spec
-        plan = spans.planned(spec, walks(spec))
+        plan = planned(spec)
         D = (0, 0) if spec.D is None else (spec.P, 1) if len(spec.D.shape) == 2 else (1, 0)
         arrays = self.pointers(
             walk,
@@ -267,7 +273,7 @@ class _Launches(Launches):
         """dC, or dB, and sums for what log decays and delta get."""
         of = {"rows": rows, "columns": columns, "left": left, "right": right}
         others = "sources behind" if for_b else "middle targets own dots"
-        of_group = head_blocks(self.spec) // self.spec.groups
+        of_group = head_blocks(self.spec)
         programs = self._places * halves(self.spec) * self.spec.groups
         each = spans.together(of_group, programs, heads(self.spec) * slices(self.spec))
         pointers = {f"{name}_ptr": array for name, array in of.items()}

@@ -6,6 +6,9 @@ A program takes a place and some heads of a group, and walks over their slices. 
 Of the blocks' pairs two are on the diagonal, and there L is made by exponentials. Of the other two one is empty, and in
 one, of the second block's targets and the first block's sources, L is a product of two factors <= 1, so that no
 exponential is needed. The rows that meet it are taken by the warps of the kernel itself, which have more registers.
+
+Sums over more than 128 states do not fit beside Z. Two programs then share the work: one does what is within the place,
+Z and its row sums, the other what goes through the state.
 """
 
 from triton.experimental import gluon
@@ -20,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.gluon import block_barrier, ex2, tma_load
 from retrograd.core.numerics import forget, let_next_start, wait_for_previous
 
-from ..blocks import block_of, bounds_of, first_place, rows_at
+from ..blocks import block_of, bounds_of, first_place, owner_of, rows_at
 from .blocks import (
     CHANNELS,
     PARKED,
@@ -29,84 +32,21 @@ from .blocks import (
     Q,
     end_of,
     halves,
-    owner_of,
     park,
     parked,
     products,
     rounded,
     vector,
 )
+from .product import add_product, diagonal, own_places, part_sums, where
 
 WARPS = gl.constexpr(4)  # of each kind
 
 
 @gluon.jit
-def part_sums(x):
-    """(64, 64) -> (64, 8): sums over the columns of a product that one thread holds."""
-    return gl.sum(gl.reshape(x, [x.shape[0], x.shape[1] // 8, 8]), 1)
-
-
-@gluon.jit
-def near_diagonal(x):
-    """(64, 64) -> (4, 8, 4, 8, 2): one half of a product, with the diagonal; a thread has the other half too."""
-    x = gl.permute(gl.reshape(x, [4, 2, 8, 4, 2, 8]), (0, 2, 3, 5, 1, 4))
-    even, odd = gl.split(x)
-    upper, _ = gl.split(even)
-    _, lower = gl.split(odd)
-    return gl.join(upper, lower)
-
-
-@gluon.constexpr_function
-def along(layout, dim):
-    """Of a layout of six dimensions, one."""
-    for other in reversed(range(6)):
-        layout = layout if other == dim else gl.SliceLayout(other, layout)
-    return layout
-
-
-@gluon.jit
-def own_places(LAYOUT: gl.constexpr):
-    """Of the elements of a product (64, 64) in LAYOUT, row - column: a part that threads differ in, and the rest.
-
-    To be subtracted; apart, since the first takes one register, and few comparisons of it with the second differ.
-    """
-    LIKE: gl.constexpr = gl.reshape(gl.zeros([Q, Q], gl.int32, LAYOUT), [4, 2, 8, Q // 8, 4, 2]).type.layout
-    warp = gl.arange(0, 4, along(LIKE, 0))[:, None, None, None, None, None]
-    half = gl.arange(0, 2, along(LIKE, 1))[None, :, None, None, None, None]
-    row = gl.arange(0, 8, along(LIKE, 2))[None, None, :, None, None, None]
-    eight = gl.arange(0, Q // 8, along(LIKE, 3))[None, None, None, :, None, None]
-    pair = gl.arange(0, 4, along(LIKE, 4))[None, None, None, None, :, None]
-    one = gl.arange(0, 2, along(LIKE, 5))[None, None, None, None, None, :]
-    return forget(16 * warp + row - 2 * pair), 8 * (eight - half) + one
-
-
-@gluon.jit
-def diagonal(x, places):
-    """The diagonal of a product (64, 64)."""
-    near = gl.where(near_diagonal(gl.reshape(places[0] == places[1], [Q, Q])), near_diagonal(x), 0.0)
-    return gl.reshape(gl.permute(gl.sum(gl.sum(near, 2), 2), (0, 2, 1)), [Q])
-
-
-@gluon.jit
-def where(condition, x, other: gl.constexpr):
-    """x (64, 64) where a condition on `own_places` holds."""
-    return gl.where(gl.convert_layout(gl.reshape(condition, [Q, Q]), x.type.layout, assert_trivial=True), x, other)
-
-
-@gluon.jit
-def add_product(acc, z, right, LAYOUT: gl.constexpr):
-    """acc + z right, with z in two terms of 16 bits."""
-    high = rounded(z, right.dtype)
-    low = rounded(z - high.to(gl.float32), right.dtype)
-    acc = warpgroup_mma(gl.convert_layout(high, LAYOUT, assert_trivial=True), right, acc, is_async=True)
-    acc = warpgroup_mma(gl.convert_layout(low, LAYOUT, assert_trivial=True), right, acc, is_async=True)
-    return warpgroup_mma_wait(0, deps=[acc])
-
-
-@gluon.jit
 def blocks_of_heads(sizes, HEADS: gl.constexpr, HALVES: gl.constexpr):
-    """A program's place, half of the states, and group; the first of its blocks of heads, how many there are in all;
-    its first head, and how many heads.
+    """A program's place, which of the programs that share it, and group; the first of its blocks of heads, how many
+    there are in all; its first head, and how many heads.
     """
     _, _, H, G, each = sizes
     place, group, _, _, head, heads = block_of(H, G, HEADS * each)
@@ -119,25 +59,36 @@ def blocks_of_heads(sizes, HEADS: gl.constexpr, HALVES: gl.constexpr):
 def steps_of(place, sizes, cu_seqlens_ptr):
     """The sequence of a place, by number, row and first step; the place's first step in the row, and its live steps."""
     T, sequences, _, _, _ = sizes
-    number, step = owner_of(place, T, sequences, cu_seqlens_ptr)
+    number, step = owner_of(place, T, sequences, cu_seqlens_ptr, PLACE)
     row, first, length = bounds_of(number, T, cu_seqlens_ptr)
     return number, row, first, first + step, gl.where(step >= 0, gl.maximum(length - step, 0), 0)
 
 
 @gluon.jit
-def fetch(arrays, live, first, slices, memory, barriers, H, P: gl.constexpr, STAGES: gl.constexpr):
+def fetch(
+    arrays, live, first, slices, memory, barriers, H, P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+    WITHIN: gl.constexpr, THROUGH: gl.constexpr,
+):  # fmt: skip
     """Copy `left` and `right`, and slice after slice, to shared memory; `first`: the program's first head."""
     rows, columns, left, right, states, vectors = arrays
     rows_s, columns_s, states_s, vectors_s, left_s, right_s, _ = memory
     full, empty, ready = barriers
+    HALVES: gl.constexpr = halves(N)
+    STATES: gl.constexpr = N // HALVES
+    BEFORE: gl.constexpr = 2 * HALVES * (left.block_type.nbytes + (right.block_type.nbytes if WITHIN else 0))
     BYTES: gl.constexpr = (
-        rows.block_type.nbytes + columns.block_type.nbytes + states.block_type.nbytes + 2 * vectors.block_type.nbytes
+        rows.block_type.nbytes
+        + (columns.block_type.nbytes if WITHIN else 0)
+        + (HALVES * states.block_type.nbytes if THROUGH else 0)
+        + 2 * vectors.block_type.nbytes
     )
     if live > 0:
-        mbarrier.expect(ready, 2 * (left.block_type.nbytes + right.block_type.nbytes))
+        mbarrier.expect(ready, BEFORE)
         for w in gl.static_range(2):
-            tma_load(left, [w * Q, 0], ready, left_s.index(w))
-            tma_load(right, [w * Q, 0], ready, right_s.index(w))
+            for h in gl.static_range(HALVES):
+                tma_load(left, [w * Q, h * STATES], ready, left_s.index(w * HALVES + h))
+                if WITHIN:
+                    tma_load(right, [w * Q, h * STATES], ready, right_s.index(w * HALVES + h))
     else:
         mbarrier.arrive(ready, count=1)
     for i in range(slices):
@@ -148,18 +99,62 @@ def fetch(arrays, live, first, slices, memory, barriers, H, P: gl.constexpr, STA
         mbarrier.wait(empty.index(slot), ((i // STAGES) & 1) ^ 1)
         mbarrier.expect(bar, BYTES)
         tma_load(rows, [0, column], bar, rows_s.index(slot))
-        tma_load(columns, [0, column], bar, columns_s.index(slot))
-        tma_load(states, [column, 0], bar, states_s.index(slot))
+        if WITHIN:
+            tma_load(columns, [0, column], bar, columns_s.index(slot))
+        if THROUGH:
+            for h in gl.static_range(HALVES):
+                tma_load(states, [column, h * STATES], bar, states_s.index(slot * HALVES + h))
         for w in gl.static_range(2):
             own = (w * H + head) * (VECTORS * Q)
             tma_load(vectors, [own], bar, vectors_s.index(slot * 2 + w))
 
 
 @gluon.jit
+def fetch_shared(
+    arrays, live, first, slices, share, memory, barriers, H, P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr
+):  # fmt: skip
+    """`fetch`, for what a program does."""
+    if halves(N) == 1:
+        fetch(arrays, live, first, slices, memory, barriers, H, P, N, STAGES, True, True)
+    elif share == 0:
+        fetch(arrays, live, first, slices, memory, barriers, H, P, N, STAGES, True, False)
+    else:
+        fetch(arrays, live, first, slices, memory, barriers, H, P, N, STAGES, False, True)
+
+
+@gluon.jit
+def consume_shared(W: gl.constexpr, partial_ptr, sums, slice_at, slices, share, sizes, cu_seqlens_ptr, memory, barriers,
+                   P: gl.constexpr, N: gl.constexpr, HEADS: gl.constexpr, STAGES: gl.constexpr, FOR_B: gl.constexpr,
+                   ):  # fmt: skip
+    """`consume`, for what a program does."""
+    if halves(N) == 1:
+        consume(W, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory, barriers, P, N, HEADS, STAGES,
+                FOR_B, True, True)  # fmt: skip
+    elif share == 0:
+        consume(W, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory, barriers, P, N, HEADS, STAGES,
+                FOR_B, True, False)  # fmt: skip
+    else:
+        consume(W, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory, barriers, P, N, HEADS, STAGES,
+                FOR_B, False, True)  # fmt: skip
+
+
+@gluon.jit
+def scores_of(left_s, scores_s, W: gl.constexpr, far: gl.constexpr, HALVES: gl.constexpr):
+    """Memory for block W's scores: with its own columns, or with the other's, which one block alone meets.
+
+    What is within the place alone needs `left` no more once the scores are made: they take its memory.
+    """
+    if HALVES == 1:
+        return scores_s.index(2 if far else W)
+    else:
+        return left_s.index(2 * W + far)._reinterpret(gl.float32, [2, 4, 4, 8, 4, 2, 2], PARKED)
+
+
+@gluon.jit
 def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory, barriers,
-            P: gl.constexpr, N: gl.constexpr, HALVES: gl.constexpr, HEADS: gl.constexpr, STAGES: gl.constexpr,
-            FOR_B: gl.constexpr):  # fmt: skip
-    """Block W's rows.
+            P: gl.constexpr, N: gl.constexpr, HEADS: gl.constexpr, STAGES: gl.constexpr, FOR_B: gl.constexpr,
+            WITHIN: gl.constexpr, THROUGH: gl.constexpr):  # fmt: skip
+    """Block W's rows: what is within the place, what goes through the state, or both.
 
     Args:
         sums, slice_at: (targets, own, dots) or (sources, behind), and where the place's first step goes.
@@ -169,6 +164,7 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
     """
     BOTH: gl.constexpr = (W == 1) != FOR_B  # these rows also meet the other block's columns
     Z: gl.constexpr = products(Q)
+    HALVES: gl.constexpr = halves(N)
     STATES: gl.constexpr = N // HALVES
     ACC: gl.constexpr = products(STATES)
     Z_LEFT: gl.constexpr = gl.DotOperandLayout(0, Z, 2)
@@ -182,34 +178,50 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
 
     places = own_places(Z)
     none = gl.zeros([Q, Q], gl.float32, Z)
+    SUMS: gl.constexpr = gl.SliceLayout(1, part_sums(none).type.layout)
     mbarrier.wait(ready, 0)
-    left = left_s.index(W)
-    scores = warpgroup_mma(left, right_s.index(W).permute((1, 0)), none, use_acc=False)
-    if not FOR_B:
-        own_score = diagonal(scores, places)
-    # No decay lies between a step and itself, and of such a pair row sums less column sums would leave but rounding.
-    scores = where(places[0] < places[1] if FOR_B else places[0] > places[1], scores, 0.0)
-    park(scores_s.index(W), scores)
-    if BOTH:
-        scores_far = warpgroup_mma(left, right_s.index(1 - W).permute((1, 0)), none, use_acc=False)
-        park(scores_s.index(2), scores_far)
+    left = left_s.index(W * HALVES)
+    if WITHIN:
+        scores = warpgroup_mma(left, right_s.index(W * HALVES).permute((1, 0)), none, use_acc=False)
+        if HALVES > 1:
+            scores = warpgroup_mma(left_s.index(2 * W + 1), right_s.index(2 * W + 1).permute((1, 0)), scores)
+        if not FOR_B:
+            own_score = diagonal(scores, places)
+        # No decay lies between a step and itself: of such a pair row sums less column sums would leave but rounding.
+        scores = where(places[0] < places[1] if FOR_B else places[0] > places[1], scores, 0.0)
+        near_scores = scores_of(left_s, scores_s, W, 0, HALVES)
+        far_scores = scores_of(left_s, scores_s, W, 1, HALVES)
+        if BOTH:
+            scores_far = warpgroup_mma(left, right_s.index((1 - W) * HALVES).permute((1, 0)), none, use_acc=False)
+            if HALVES > 1:
+                other = right_s.index(2 * (1 - W) + 1).permute((1, 0))
+                scores_far = warpgroup_mma(left_s.index(2 * W + 1), other, scores_far)
+        if HALVES > 1:
+            block_barrier()
+        park(near_scores, scores)
+        if BOTH:
+            park(far_scores, scores_far)
 
     EACH: gl.constexpr = HEADS * (P // CHANNELS)  # slices of a block of heads
     for begin in range(0, slices, EACH):
-        acc = gl.zeros([Q, STATES], gl.float32, ACC)
-        z = gl.zeros([Q, Q], gl.float32, Z)
-        if BOTH:
-            z_far = gl.zeros([Q, Q], gl.float32, Z)
+        if THROUGH:
+            acc = gl.zeros([Q, STATES], gl.float32, ACC)
+            if HALVES > 1:
+                acc_half = gl.zeros([Q, STATES], gl.float32, ACC)
+        if WITHIN:
+            z = gl.zeros([Q, Q], gl.float32, Z)
+            if BOTH:
+                z_far = gl.zeros([Q, Q], gl.float32, Z)
         for i in range(begin, gl.minimum(begin + EACH, slices)):
             slot = i % STAGES
             mbarrier.wait(full.index(slot), (i // STAGES) & 1)
             near = vectors_s.index(slot * 2 + W)
             far = vectors_s.index(slot * 2 + 1 - W)
-            columns = columns_s.index(slot)
-            state = states_s.index(slot)
             rows = rows_s.index(slot).slice(W * Q, Q)
-            near_columns = columns.slice(W * Q, Q).permute((1, 0))
-            pairs_token = warpgroup_mma(rows, near_columns, none, use_acc=False, is_async=True)
+            if WITHIN:
+                columns = columns_s.index(slot)
+                near_columns = columns.slice(W * Q, Q).permute((1, 0))
+                pairs_token = warpgroup_mma(rows, near_columns, none, use_acc=False, is_async=True)
             # From the rows to the state, which is at the border of the place.
             log = vector(near, 1, LEFT_ROW)
             if FOR_B:
@@ -221,69 +233,93 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
                 scale = to_end * end_of(far, 2, LEFT_ROW)
             else:
                 scale = to_end
-            factor = scale * delta if FOR_B else scale
-            scaled = rounded(rows.load(Z_LEFT).to(gl.float32) * factor[:, None], DTYPE)
-            acc = warpgroup_mma(gl.convert_layout(scaled, ACC_LEFT, assert_trivial=True), state, acc, is_async=True)
+            if THROUGH:
+                factor = scale * delta if FOR_B else scale
+                state = states_s.index(slot * HALVES)
+                scaled = rounded(rows.load(Z_LEFT).to(gl.float32) * factor[:, None], DTYPE)
+                scaled = gl.convert_layout(scaled, ACC_LEFT, assert_trivial=True)
+                acc = warpgroup_mma(scaled, state, acc, is_async=True)
+                if HALVES > 1:
+                    acc_half = warpgroup_mma(scaled, states_s.index(2 * slot + 1), acc_half, is_async=True)
             log = gl.convert_layout(log, ROW, assert_trivial=True)
             scale = gl.convert_layout(scale, ROW, assert_trivial=True)
             to_end = gl.convert_layout(to_end, ROW, assert_trivial=True)
-            if FOR_B:
-                delta = gl.convert_layout(delta, ROW, assert_trivial=True)
-                between = vector(near, 1, COLUMN)[None, :] - log[:, None]
-            else:
-                between = log[:, None] - vector(near, 1, COLUMN)[None, :]
-            places = own_places(Z)  # again, lest comparisons stay in registers
-            weights = ex2(where(places[0] <= places[1] if FOR_B else places[0] >= places[1], between, float("-inf")))
-            pair = warpgroup_mma_wait(1, deps=[pairs_token])
-            if not FOR_B:
-                dots = diagonal(pair, places)
-            pair *= weights
-            if FOR_B:
-                z += pair * delta[:, None]
-            else:
-                pair *= vector(near, 3, COLUMN)[None, :]
-                z += pair
-            within = part_sums(pair * parked(scores_s.index(W), Z))
-            if BOTH:
-                far_columns = columns.slice((1 - W) * Q, Q).permute((1, 0))
-                far_token = warpgroup_mma(rows, far_columns, none, use_acc=False, is_async=True)
-                pair = warpgroup_mma_wait(0, deps=[far_token]) * vector(far, 2 if FOR_B else 0, COLUMN)[None, :]
-                z_far += pair * (to_end * delta if FOR_B else to_end)[:, None]
-                beyond = part_sums(pair * parked(scores_s.index(2), Z))
-                factors = gl.convert_layout(to_end, gl.SliceLayout(1, beyond.type.layout), assert_trivial=True)
-                within += beyond * factors[:, None]
-            by_state_token = warpgroup_mma(left, state.permute((1, 0)), none, use_acc=False, is_async=True)
-            by_state, acc = warpgroup_mma_wait(0, deps=[by_state_token, acc])
-            # Read once more rather than kept in registers.
-            again = rows.load(Z_LEFT).to(gl.float32)
+            if WITHIN:
+                if FOR_B:
+                    delta = gl.convert_layout(delta, ROW, assert_trivial=True)
+                    between = vector(near, 1, COLUMN)[None, :] - log[:, None]
+                else:
+                    between = log[:, None] - vector(near, 1, COLUMN)[None, :]
+                places = own_places(Z)  # again, lest comparisons stay in registers
+                kept = places[0] <= places[1] if FOR_B else places[0] >= places[1]
+                weights = ex2(where(kept, between, float("-inf")))
+                pair = warpgroup_mma_wait(1 if THROUGH else 0, deps=[pairs_token])
+                if not FOR_B:
+                    dots = diagonal(pair, places)
+                pair *= weights
+                if FOR_B:
+                    z += pair * delta[:, None]
+                else:
+                    pair *= vector(near, 3, COLUMN)[None, :]
+                    z += pair
+                within = part_sums(pair * parked(near_scores, Z))
+                if BOTH:
+                    far_columns = columns.slice((1 - W) * Q, Q).permute((1, 0))
+                    far_token = warpgroup_mma(rows, far_columns, none, use_acc=False, is_async=True)
+                    pair = warpgroup_mma_wait(0, deps=[far_token]) * vector(far, 2 if FOR_B else 0, COLUMN)[None, :]
+                    z_far += pair * (to_end * delta if FOR_B else to_end)[:, None]
+                    beyond = part_sums(pair * parked(far_scores, Z))
+                    factors = gl.convert_layout(to_end, gl.SliceLayout(1, beyond.type.layout), assert_trivial=True)
+                    within += beyond * factors[:, None]
+            if THROUGH:
+                by_state = warpgroup_mma(left, state.permute((1, 0)), none, use_acc=False, is_async=True)
+                if HALVES > 1:
+                    half_state = states_s.index(2 * slot + 1).permute((1, 0))
+                    by_state = warpgroup_mma(left_s.index(2 * W + 1), half_state, by_state, is_async=True)
+                    by_state, acc, acc_half = warpgroup_mma_wait(0, deps=[by_state, acc, acc_half])
+                else:
+                    by_state, acc = warpgroup_mma_wait(0, deps=[by_state, acc])
+                # Read once more rather than kept in registers.
+                again = rows.load(Z_LEFT).to(gl.float32)
             block_barrier()
             mbarrier.arrive(empty.index(slot), count=1)
-            through = part_sums(by_state * gl.convert_layout(again, Z, assert_trivial=True))
-            SUMS: gl.constexpr = gl.SliceLayout(1, through.type.layout)
-            through *= gl.convert_layout(scale, SUMS, assert_trivial=True)[:, None]
+            if THROUGH:
+                through = part_sums(by_state * gl.convert_layout(again, Z, assert_trivial=True))
+                through *= gl.convert_layout(scale, SUMS, assert_trivial=True)[:, None]
             # Forgotten, lest a pointer for each array stays in registers.
             t = slice_at + (forget(i) * (HALVES * PLACE) + W * Q + gl.arange(0, Q, SUMS))
+            zero = gl.zeros([Q], gl.float32, SUMS)
             if FOR_B:
-                gl.store(sums[0] + t, gl.sum(within, 1))
-                gl.store(sums[1] + t, gl.sum(through, 1))
-            else:
-                gl.store(sums[0] + t, gl.sum(within + through, 1))
+                gl.store(sums[0] + t, gl.sum(within, 1) if WITHIN else zero)
+                gl.store(sums[1] + t, gl.sum(through, 1) if THROUGH else zero)
+            elif WITHIN:
+                gl.store(sums[0] + t, gl.sum(within + through if THROUGH else within, 1))
                 gl.store(sums[1] + t, gl.convert_layout(dots * own_score, SUMS, assert_trivial=True))
-                gl.store(sums[2] + t, gl.convert_layout(dots, SUMS, assert_trivial=True) * (1 / HALVES))
+                gl.store(sums[2] + t, gl.convert_layout(dots, SUMS, assert_trivial=True))
+            else:
+                gl.store(sums[0] + t, gl.sum(through, 1))
+                gl.store(sums[1] + t, zero)
+                gl.store(sums[2] + t, zero)
 
         own = forget(gl.to_tensor(W))  # lest addresses from before the loop stay in registers
-        acc = add_product(acc, z, right_s.index(own), ACC_LEFT)
-        if BOTH:
-            acc = add_product(acc, z_far, right_s.index(1 - own), ACC_LEFT)
         # Found once more rather than kept in registers.
         T, sequences, H, G, each = sizes
         again_sizes = (forget(T), sequences, forget(H), G, each)
-        place, half, _, block, blocks, _, _ = blocks_of_heads(again_sizes, HEADS, HALVES)
+        place, share, _, block, blocks, _, _ = blocks_of_heads(again_sizes, HEADS, HALVES)
         _, row, _, at, live = steps_of(place, again_sizes, cu_seqlens_ptr)
+        lines = blocks * HALVES  # for each step
+        out = partial_ptr + ((row * T + at) * lines + (block + begin // EACH) * HALVES + share) * N
         t = W * Q + gl.arange(0, Q, gl.SliceLayout(1, ACC))
-        n = half * STATES + gl.arange(0, STATES, gl.SliceLayout(0, ACC))
-        out = partial_ptr + ((row * T + at) * blocks + block + begin // EACH) * N
-        gl.store(out + t[:, None] * (blocks * N) + n[None, :], acc, mask=(t < live)[:, None])
+        for h in gl.static_range(HALVES):
+            total = gl.zeros([Q, STATES], gl.float32, ACC)
+            if THROUGH:
+                total = acc if h == 0 else acc_half
+            if WITHIN:
+                total = add_product(total, z, right_s.index(own * HALVES + h), ACC_LEFT)
+                if BOTH:
+                    total = add_product(total, z_far, right_s.index((1 - own) * HALVES + h), ACC_LEFT)
+            n = h * STATES + gl.arange(0, STATES, gl.SliceLayout(0, ACC))
+            gl.store(out + t[:, None] * (lines * N) + n[None, :], total, mask=(t < live)[:, None])
 
 
 @gluon.jit
@@ -349,12 +385,12 @@ def pairs(
     (B, C), and gradients of the states that leave. Strides (batch, time, head or group) are in UNIT elements.
     vectors (places, 2, H, 4, Q) as `prepare` makes them; states (places, H, P, N), or, with `middle`, those of every
     second place of a sequence, and in `middle` those of the others.
-    partial: (B T, blocks of heads, N).
+    partial: (B T, blocks of heads, halves, N).
     Of slices, (places, H P / 64, halves, 128): by the target, `targets`, what log decays have of pairs with sources
     before it; `own`, what delta has of a step's pair with itself as a factor of x; `dots`, dy . x. FOR_B, by the
     source, what delta has as a factor of x: `sources`, of targets behind it in the place; `behind`, of those past it.
-    Where there are more than 128 states a program takes a half of them: all that it finds is linear in them but `dots`,
-    of which each half stores its share.
+    Where there are more than 128 states, of two programs one stores what is within the place, and the other what goes
+    through the state: `partial` has two lines then, and the sums two parts, which add up.
     CONSUME_REGISTERS are for rows of one block of columns; those of two get what is left.
     """
     DTYPE: gl.constexpr = rows_ptr.dtype.element_ty
@@ -362,23 +398,22 @@ def pairs(
     sizes = (T, sequences, H, G, each)
     HALVES: gl.constexpr = halves(N)
     STATES: gl.constexpr = N // HALVES
-    place, half, group, _, _, head, heads = blocks_of_heads(sizes, HEADS, HALVES)
+    place, share, group, _, _, head, heads = blocks_of_heads(sizes, HEADS, HALVES)
     number, row, first, at, live = steps_of(place, sizes, cu_seqlens_ptr)
     slices = gl.where(live > 0, heads * SLICES, 0)
     wide = place.to(gl.int64)
     rows_ptr = rows_at(rows_ptr, rows_strides, row, at, 0, UNIT)
     columns_ptr = rows_at(columns_ptr, columns_strides, row, at, 0, UNIT)
-    left_ptr = rows_at(left_ptr, left_strides, row, at, group, UNIT) + half * STATES
-    right_ptr = rows_at(right_ptr, right_strides, row, at, group, UNIT) + half * STATES
+    left_ptr = rows_at(left_ptr, left_strides, row, at, group, UNIT)
+    right_ptr = rows_at(right_ptr, right_strides, row, at, group, UNIT)
     if middle_ptr is not None:
         own = gl.maximum(at - first, 0) // PLACE  # place of the sequence
         kept = first_place(number, first, T, cu_seqlens_ptr, PLACE * 2) + own // 2
         states_ptr = gl.where(own % 2 == 1, middle_ptr, states_ptr) + kept.to(gl.int64) * H * (P * N)
     else:
         states_ptr += wide * H * (P * N)
-    states_ptr += half * STATES
     vectors_ptr += wide * H * (2 * VECTORS * Q)
-    slice_at = ((wide * H + head) * (SLICES * HALVES) + half) * PLACE
+    slice_at = ((wide * H + head) * (SLICES * HALVES) + share) * PLACE
     if FOR_B:
         sums = (sources_ptr, behind_ptr)
     else:
@@ -388,12 +423,17 @@ def pairs(
     LINE: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
     rows_s = gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, 64], ROWS)
     columns_s = gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, 64], ROWS)
-    states_s = gl.allocate_shared_memory(DTYPE, [STAGES, 64, STATES], ROWS)
+    states_s = gl.allocate_shared_memory(DTYPE, [STAGES * HALVES, 64, STATES], ROWS)
     vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES * 2, VECTORS * Q], LINE)
-    left_s = gl.allocate_shared_memory(DTYPE, [2, Q, STATES], ROWS)
-    right_s = gl.allocate_shared_memory(DTYPE, [2, Q, STATES], ROWS)
-    # left right^T, which no registers are left for: both blocks' own, and of the rows that meet both with the other's.
-    scores_s = gl.allocate_shared_memory(gl.float32, [3, 2, 4, 4, 8, 4, 2, 2], PARKED)
+    left_s = gl.allocate_shared_memory(DTYPE, [2 * HALVES, Q, STATES], ROWS)
+    if HALVES == 1:
+        right_s = gl.allocate_shared_memory(DTYPE, [2, Q, STATES], ROWS)
+        # left right^T, which no registers are left for: both blocks' own, and of the rows that meet both the other's.
+        scores_s = gl.allocate_shared_memory(gl.float32, [3, 2, 4, 4, 8, 4, 2, 2], PARKED)
+    else:
+        gl.static_assert(STAGES >= 2)
+        right_s = states_s  # no program needs both
+        scores_s: gl.constexpr = None  # type: ignore[no-redef]
     # A slice is there; both who consume it have let it go; `left` and `right` are there.
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -409,9 +449,9 @@ def pairs(
     columns = tma.make_tensor_descriptor(
         columns_ptr, [steps, H * P], [columns_strides[1] * UNIT, 1], [PLACE, CHANNELS], ROWS
     )
-    left = tma.make_tensor_descriptor(left_ptr, [steps, STATES], [left_strides[1] * UNIT, 1], [Q, STATES], ROWS)
-    right = tma.make_tensor_descriptor(right_ptr, [steps, STATES], [right_strides[1] * UNIT, 1], [Q, STATES], ROWS)
-    states = tma.make_tensor_descriptor(states_ptr, [H * P, STATES], [N, 1], [CHANNELS, STATES], ROWS)
+    left = tma.make_tensor_descriptor(left_ptr, [steps, N], [left_strides[1] * UNIT, 1], [Q, STATES], ROWS)
+    right = tma.make_tensor_descriptor(right_ptr, [steps, N], [right_strides[1] * UNIT, 1], [Q, STATES], ROWS)
+    states = tma.make_tensor_descriptor(states_ptr, [H * P, N], [N, 1], [CHANNELS, STATES], ROWS)
     vectors = tma.make_tensor_descriptor(vectors_ptr, [H * (2 * VECTORS * Q)], [1], [VECTORS * Q], LINE)
 
     arrays = (rows, columns, left, right, states, vectors)
@@ -422,18 +462,19 @@ def pairs(
     let_next_start(OVERLAP)
     gl.warp_specialize(
         [
-            (consume, (0 if FOR_B else 1, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory,
-                       barriers, P, N, HALVES, HEADS, STAGES, FOR_B)),
-            (consume, (1 if FOR_B else 0, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory,
-                       barriers, P, N, HALVES, HEADS, STAGES, FOR_B)),
-            (fetch, (arrays, live, head, slices, memory, barriers, H, P, STAGES)),
+            (consume_shared, (0 if FOR_B else 1, partial_ptr, sums, slice_at, slices, share, sizes, cu_seqlens_ptr,
+                              memory, barriers, P, N, HEADS, STAGES, FOR_B)),
+            (consume_shared, (1 if FOR_B else 0, partial_ptr, sums, slice_at, slices, share, sizes, cu_seqlens_ptr,
+                              memory, barriers, P, N, HEADS, STAGES, FOR_B)),
+            (fetch_shared, (arrays, live, head, slices, share, memory, barriers, H, P, N, STAGES)),
         ],
         [WARPS, 1],
         [CONSUME_REGISTERS, FETCH_REGISTERS],
     )  # fmt: skip
 
     if cu_seqlens_ptr is not None:
-        place, half, _, block, blocks, _, heads = blocks_of_heads((T, sequences, forget(H), G, each), HEADS, HALVES)
-        partial_ptr += half * STATES
+        place, share, _, block, blocks, _, heads = blocks_of_heads((T, sequences, forget(H), G, each), HEADS, HALVES)
         for other in range(block, block + gl.cdiv(heads, HEADS)):
-            clear_outside(partial_ptr + other * N, place, blocks * N, T, sequences, cu_seqlens_ptr, STATES)
+            for h in gl.static_range(HALVES):
+                out = partial_ptr + (other * HALVES + share) * N + h * STATES
+                clear_outside(out, place, blocks * (HALVES * N), T, sequences, cu_seqlens_ptr, STATES)
