@@ -14,6 +14,7 @@ Z and its row sums, the other what goes through the state.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -281,6 +282,8 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
                     by_state, acc = warpgroup_mma_wait(0, deps=[by_state, acc])
                 # Read once more rather than kept in registers.
                 again = rows.load(Z_LEFT).to(gl.float32)
+            # Loads from shared memory may be under way behind a barrier; behind a fence they have come.
+            fence_async_shared()
             block_barrier()
             mbarrier.arrive(empty.index(slot), count=1)
             if THROUGH:
