@@ -9,7 +9,6 @@ from parameters import CASE, each_case
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.testing import contract, cuda
-from retrograd.testing.interpreter import forget_plans
 
 pytestmark = pytest.mark.gpu
 
@@ -36,11 +35,7 @@ def is_first_of_several_sequences(room: Room, case: Case) -> bool:
 @pytest.mark.parametrize(CASE, each_case(cpu=(), cuda=("gpu",), only=is_first_of_several_sequences))
 def test_hundreds_of_runs_of_every_sequence_of_kernels_agree(room: Room, case: Case, device: str, seed: int) -> None:
     # A copy that overtook a read of the same memory showed in one run of a hundred.
-    for planned in room.structures.values():
-        with planned():
-            forget_plans()
-            contract.check_repeats(room, case, device, seed, runs=300)
-    forget_plans()
+    cuda.check_structures(room, case, seed, runs=300)
 
 
 @pytest.mark.parametrize(CASE, each_case(cpu=()))
