@@ -83,29 +83,23 @@ def test_an_array_is_read_where_it_lies_if_the_heads_of_a_step_are_one_row() -> 
 @given(st.integers(1, 9), st.integers(1, 200), st.integers(0, 70_000))
 def test_spans_cover_every_step_and_begin_where_places_do(batch: int, heads: int, time: int) -> None:
     call = spec((batch, time, heads, 64, 1, 128))
-    walks, plan = launches.walks(call), launches.planned(call)
+    walks = launches.walks(call)
+    plan = spans.planned(call, walks)
     assert plan.whole + plan.cut == walks
     assert plan.blocks % 2 == 0
-    assert plan.first % 2 == 0
-    assert plan.first >= plan.blocks
     if plan.count > 1:
-        first, steps = plan.first * spans.STEPS, plan.blocks * spans.STEPS
-        assert first + (plan.count - 2) * steps < time <= first + (plan.count - 1) * steps
+        steps = plan.blocks * spans.STEPS
+        assert (plan.count - 1) * steps < time <= plan.count * steps
         assert plan.programs - plan.whole <= spans.MULTIPROCESSORS
 
 
 def test_what_is_left_of_full_rounds_is_cut_and_few_walks_are_cut_into_many_spans() -> None:
     main = spec((8, 4096, 80, 64, 1, 128))
     assert launches.walks(main) == 320
-    assert launches.planned(main) == spans.Spans(whole=264, cut=56, first=32, blocks=32, count=2)
-    alone = launches.planned(spec((1, 65536, 24, 64, 1, 128)))
+    assert spans.planned(main, 320) == spans.Spans(whole=264, cut=56, blocks=32, count=2)
+    alone = spans.planned(spec((1, 65536, 24, 64, 1, 128)), 12)
     assert alone.programs > 0.9 * spans.MULTIPROCESSORS
-    assert launches.planned(spec((11, 4096, 24, 64, 1, 128))).count == 1
-
-
-def test_where_all_walks_are_cut_their_first_spans_have_the_time_of_the_walk_ahead_too() -> None:
-    plan = launches.planned(spec((1, 8192, 80, 64, 1, 128)))
-    assert plan == spans.Spans(whole=0, cut=40, first=52, blocks=38, count=3)
+    assert spans.planned(spec((11, 4096, 24, 64, 1, 128)), 132).count == 1
 
 
 def test_walks_that_are_cut_launch_what_finds_their_spans_beginnings() -> None:

@@ -107,8 +107,7 @@ def wait_for_previous(OVERLAP: tl.constexpr):
     """Wait until the kernel before this one has ended and its stores are seen.
 
     It comes before the first access to memory that the kernel before may write, or be reading where this one writes.
-    What was there before that kernel may be read sooner, since that one has waited too: `let_next_start` comes after
-    the wait. A program that meets nothing of the kernel before may leave the wait out, if others of its kernel wait.
+    What was there before that kernel may be read sooner, since that one has waited too.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_wait()

@@ -18,15 +18,15 @@ from .torch_op import ssd
 
 
 @contextmanager
-def cut(share: float, places: int = 1, columns: int = 32, first: int = 0) -> Iterator[None]:
-    """On Hopper this share of the walks is cut into spans of `places`, the first of `first` if that is given.
+def cut(share: float, places: int = 1, columns: int = 32) -> Iterator[None]:
+    """On Hopper this share of the walks is cut into spans of `places`.
 
     `ahead` takes so many states (`columns`) at once. `pairs` takes one block of heads, or, where walks are cut, all of
     a group.
     """
 
-    def planned(spec: Spec, walks: int, _: int) -> spans.Spans:
-        return spans.spans(spec, walks, round(share * walks), places, first)
+    def planned(spec: Spec, walks: int) -> spans.Spans:
+        return spans.spans(spec, walks, round(share * walks), places)
 
     def of_ahead(_: int, N: int) -> int:
         return min(N, columns)
@@ -57,7 +57,6 @@ ROOM = Room.of(
     structures={
         "whole sequences": partial(cut, 0.0),
         "spans of a place": partial(cut, 1.0),
-        "spans of a place behind one of two": partial(cut, 1.0, first=2),
         "half of them in spans of three places": partial(cut, 0.5, 3, 128),
     },
 )

@@ -24,7 +24,7 @@ from .sequences import block_at, slice_of, tile_offsets, walk_of
 @gluon.jit
 def part_of(plan, N: gl.constexpr, COLUMNS: gl.constexpr):
     """The walk, which of those that are cut it is, its slice, and the first of the states."""
-    whole, _, _, _, _ = plan
+    whole, _, _ = plan
     SLICES: gl.constexpr = slices_walked(N)
     own = gl.program_id(0) // (N // COLUMNS)
     return whole + own // SLICES, own // SLICES, own % SLICES, gl.program_id(0) % (N // COLUMNS) * COLUMNS
@@ -33,9 +33,8 @@ def part_of(plan, N: gl.constexpr, COLUMNS: gl.constexpr):
 @gluon.jit
 def blocks_ahead(length, plan):
     """How many blocks lie before a sequence's last span."""
-    _, _, first, span, spans = plan
-    behind = gl.cdiv(length, Q) - 1 - first  # the first span, but for one block
-    return gl.where(behind < 0, 0, first + gl.minimum(behind // span, spans - 2) * span)
+    _, span, spans = plan
+    return gl.minimum(gl.maximum(gl.cdiv(length, Q) - 1, 0) // span, spans - 1) * span
 
 
 @gluon.jit
@@ -98,7 +97,7 @@ def carry(
     _, k_s, _ = memory
     full, done = barriers
     _, _, H, _ = sizes
-    _, _, first, span, spans = plan
+    _, span, spans = plan
     STATE: gl.constexpr = products(COLUMNS)
     U: gl.constexpr = gl.DotOperandLayout(0, STATE, 2)
     walk, cut, w, n = part_of(plan, N, COLUMNS)
@@ -115,7 +114,7 @@ def carry(
         mbarrier.wait(full.index(0), 0)
         u, decay = weighted(loaded(0, 0, memory, BACK, U, STATE))
         behind = loaded(0, 1, memory, BACK, U, STATE)
-        left = first
+        left = span
         for i in range(count):
             stage = i % STAGES
             # Behind the last blocks come they themselves, whose weights nothing meets.
@@ -136,7 +135,7 @@ def carry(
                 left = span
 
 
-@gluon.jit(do_not_specialize=["T", "sequences", "whole", "cut", "first", "span", "spans", "u_strides", "k_strides"])
+@gluon.jit(do_not_specialize=["T", "sequences", "whole", "span", "spans", "u_strides", "k_strides"])
 def ahead(
     u_ptr,
     k_ptr,
@@ -149,8 +148,6 @@ def ahead(
     H,
     G,
     whole,
-    cut,
-    first,
     span,
     spans,
     u_strides,
@@ -182,12 +179,12 @@ def ahead(
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(done.index(i), count=1)
     sizes = (T, sequences, H, G)
-    plan = (whole, cut, first, span, spans)
+    plan = (whole, span, spans)
     walk, _, _, _ = part_of(plan, N, COLUMNS)
-    _, _, group, _, row, start, length, place = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
+    _, _, group, _, row, first, length, place = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
     steps = gl.maximum(length, 1)
-    u_ptr = rows_at(u_ptr, u_strides, row, start, 0, UNIT)
-    k_ptr = rows_at(k_ptr, k_strides, row, start, group, UNIT)
+    u_ptr = rows_at(u_ptr, u_strides, row, first, 0, UNIT)
+    k_ptr = rows_at(k_ptr, k_strides, row, first, group, UNIT)
     vectors_ptr += place.to(gl.int64) * H * (2 * VECTORS * Q)
     numbers = gl.cdiv(steps, PLACE) * H * (2 * VECTORS * Q)
     u = tma.make_tensor_descriptor(u_ptr, [steps, H * P], [u_strides[1] * UNIT, 1], [PLACE, CHANNELS], STEPS)

@@ -121,14 +121,9 @@ def walks(spec: Spec) -> int:
     return spec.sequences * spec.groups * -(-(spec.heads // spec.groups * slices(spec)) // walked(spec))
 
 
-def planned(spec: Spec) -> spans.Spans:
-    """How a pass cuts its walks."""
-    return spans.planned(spec, walks(spec), walked(spec))
-
-
 def ahead_of_spans(spec: Spec) -> Array:
     """What enters the spans of walks, but for the first."""
-    plan = planned(spec)
+    plan = spans.planned(spec, walks(spec))
     return Array("ahead", (plan.cut, plan.count - 1, walked(spec), CHANNELS, spec.N), FP32)
 
 
@@ -197,7 +192,7 @@ class _Launches(Launches):
     def ahead(self, u: str, k: str, *, start: str, back: bool = False) -> tuple[Launch, ...]:
         """What enters spans, if there are any."""
         spec = self.spec
-        plan = planned(spec)
+        plan = spans.planned(spec, walks(spec))
         if plan.count == 1:
             return ()
         programs = plan.cut * walked(spec)
@@ -237,7 +232,7 @@ class _Launches(Launches):
     ) -> Launch:
         """Results and states, or dx and the gradients of states."""
         spec = self.spec
-        plan = planned(spec)
+        plan = spans.planned(spec, walks(spec))
         D = (0, 0) if spec.D is None else (spec.P, 1) if len(spec.D.shape) == 2 else (1, 0)
         arrays = self.pointers(
             walk,

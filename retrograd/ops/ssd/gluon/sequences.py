@@ -1,7 +1,7 @@
 """Whose states a program carries, and the spans of time into which some walks are cut.
 
-`sizes` are (T, sequences, H, G), `plan` (whole, cut, first, span, spans): the first `whole` walks take a program each,
-the `cut` others are cut into `spans`: one of `first` blocks, and others of `span`. First spans come before second ones.
+`sizes` are (T, sequences, H, G), `plan` (whole, span, spans): the first `whole` walks take a program each, the others
+are cut into `spans` of `span` blocks.
 """
 
 from triton.experimental import gluon
@@ -39,20 +39,20 @@ def slice_of(number, slices, group, sizes, P: gl.constexpr):
 @gluon.jit
 def span_of(plan):
     """A program's walk, which of those that are cut it is, if it is, and which of its spans."""
-    whole, cut, _, _, _ = plan
-    own = gl.program_id(0) - whole
-    walk = gl.where(own < 0, gl.program_id(0), whole + own % cut)
-    return walk, walk - whole, gl.where(own < 0, 0, own // cut)
+    whole, _, spans = plan
+    cut = gl.program_id(0) - whole
+    walk = gl.where(cut < 0, gl.program_id(0), whole + cut // spans)
+    return walk, walk - whole, gl.where(cut < 0, 0, cut % spans)
 
 
 @gluon.jit
 def blocks_of(length, cut, part, plan):
     """The first block of a program in its walk, and how many it takes."""
-    _, _, first, span, _ = plan
+    _, span, _ = plan
     count = gl.cdiv(length, Q)
-    begin = gl.where(part > 0, first + (part - 1) * span, 0)
+    begin = part * span
     if cut >= 0:
-        count = gl.minimum(gl.maximum(count - begin, 0), gl.where(part > 0, span, first))
+        count = gl.minimum(gl.maximum(count - begin, 0), span)
     return begin, count
 
 

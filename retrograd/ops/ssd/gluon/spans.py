@@ -8,17 +8,12 @@ anything: they decide the time, never the bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
 from ..spec import Spec
 
 STEPS = 64  # of a block, Q; a place has two
 MULTIPROCESSORS = 132  # of an H200, each of which takes one program
 LEAST = 2  # places of a span
-# Of the time that a walk takes for a block, what `ahead` takes, by the states of a program; and for how many places a
-# walk has time while `ahead` begins and ends.
-AHEAD = {32: 0.11, 64: 0.12, 128: 0.18}
-AHEAD_BEGINNING = 1.5
 PAIR_BEGINNING = 4  # as many slices take as long as the beginning and end of a program of `pairs`
 
 
@@ -29,14 +24,12 @@ class Spans:
     Attributes:
         whole: walks that a program takes whole; they come first.
         cut: the others.
-        first: blocks of the first span.
-        blocks: of the other spans.
+        blocks: of a span.
         count: spans of a walk that is cut, of the longest there may be; 1 if none is.
     """
 
     whole: int
     cut: int
-    first: int
     blocks: int
     count: int
 
@@ -48,38 +41,22 @@ class Spans:
     @property
     def scalars(self) -> dict[str, int]:
         """As kernels take it."""
-        return {
-            "whole": self.whole,
-            "cut": max(self.cut, 1),
-            "first": self.first,
-            "span": self.blocks,
-            "spans": self.count,
-        }
+        return {"whole": self.whole, "span": self.blocks, "spans": self.count}
 
 
-def planned(spec: Spec, walks: int, slices: int) -> Spans:
-    """Walks beyond full rounds of all multiprocessors are cut into as many spans as those have room for.
-
-    Where all walks are cut, the first span is longer: `ahead` leaves some multiprocessors free, and nothing that it
-    finds is needed there.
-    """
+def planned(spec: Spec, walks: int) -> Spans:
+    """Walks beyond full rounds of all multiprocessors are cut into as many spans as those have room for."""
     places = max(1, -(-spec.time // (2 * STEPS)))
     cut = walks % MULTIPROCESSORS
     room = MULTIPROCESSORS // cut if cut else 1
-    if room == 1 or cut < walks:
-        return spans(spec, walks, cut, max(LEAST, -(-places // room)))
-    share = AHEAD[columns(cut * slices, spec.N)]
-    each = max(LEAST, ceil((places * (1 - share) - AHEAD_BEGINNING) / (room - share)))
-    return spans(spec, walks, cut, each, max(each, places - (room - 1) * each))
+    return spans(spec, walks, cut, max(LEAST, -(-places // room)))
 
 
-def spans(spec: Spec, walks: int, cut: int, places: int, first: int = 0) -> Spans:
-    """So many walks cut into spans of so many places; the first of `first`, if that is given."""
-    first = first or places
-    behind = max(0, -(-spec.time // (2 * STEPS)) - first)
-    count = 1 + -(-behind // places)
+def spans(spec: Spec, walks: int, cut: int, places: int) -> Spans:
+    """So many walks cut into spans of so many places."""
+    count = max(1, -(-spec.time // (2 * STEPS * places)))
     cut = cut if count > 1 else 0
-    return Spans(walks - cut, cut, 2 * first, 2 * places, count if cut else 1)
+    return Spans(walks - cut, cut, 2 * places, count if cut else 1)
 
 
 def columns(programs: int, N: int) -> int:

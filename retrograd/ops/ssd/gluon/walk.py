@@ -207,7 +207,7 @@ def carry(
     u_s, k_s, q_s, vectors_s, scores_s, states_s, added_s = memory
     full, done, u_full, u_done, scored, read, states_done, added, taken = barriers
     T, sequences, H, _ = sizes
-    _, _, _, _, spans = plan
+    _, _, spans = plan
     DTYPE: gl.constexpr = out_ptr.dtype.element_ty
     SLICES: gl.constexpr = slices_walked(N)
     HALVES: gl.constexpr = halves(N)
@@ -371,20 +371,7 @@ def clear_places(
         clear_rows(states_ptr + ((gl.cast(place, gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "T",
-        "sequences",
-        "whole",
-        "cut",
-        "first",
-        "span",
-        "spans",
-        "u_strides",
-        "k_strides",
-        "q_strides",
-    ]
-)
+@gluon.jit(do_not_specialize=["T", "sequences", "whole", "span", "spans", "u_strides", "k_strides", "q_strides"])
 def walk(
     u_ptr,
     k_ptr,
@@ -405,8 +392,6 @@ def walk(
     H,
     G,
     whole,
-    cut,
-    first,
     span,
     spans,
     u_strides,
@@ -477,16 +462,16 @@ def walk(
         taken: gl.constexpr = None  # type: ignore[no-redef]
     # Descriptors of the sequence alone: steps past its end are read as zeros, and not written.
     sizes = (T, sequences, H, G)
-    plan = (whole, cut, first, span, spans)
-    walk, _, part = span_of(plan)
-    _, _, group, number, row, start, length, place = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
+    plan = (whole, span, spans)
+    walk, _, _ = span_of(plan)
+    _, _, group, number, row, first, length, place = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
     steps = gl.maximum(length, 1)
     count = gl.cdiv(steps, PLACE)
-    u_ptr = rows_at(u_ptr, u_strides, row, start, 0, UNIT)
-    k_ptr = rows_at(k_ptr, k_strides, row, start, group, UNIT)
-    q_ptr = rows_at(q_ptr, q_strides, row, start, group, UNIT)
+    u_ptr = rows_at(u_ptr, u_strides, row, first, 0, UNIT)
+    k_ptr = rows_at(k_ptr, k_strides, row, first, group, UNIT)
+    q_ptr = rows_at(q_ptr, q_strides, row, first, group, UNIT)
     own = vectors_ptr + place.to(gl.int64) * H * (2 * VECTORS * Q)
-    kept_at = first_place(number, start, T, cu_seqlens_ptr, PLACE * KEPT).to(gl.int64) * H * (P * N)
+    kept_at = first_place(number, first, T, cu_seqlens_ptr, PLACE * KEPT).to(gl.int64) * H * (P * N)
     kept = gl.cdiv(steps, PLACE * KEPT)
     u = tma.make_tensor_descriptor(u_ptr, [steps, H * P], [u_strides[1] * UNIT, 1], [Q, CHANNELS], STEPS)
     k = tma.make_tensor_descriptor(k_ptr, [steps, N], [k_strides[1] * UNIT, 1], [Q, STATES], WIDE)
@@ -506,10 +491,8 @@ def walk(
     pointers = (vectors_ptr, D_ptr, D_strides, start_ptr, ahead_ptr, out_ptr, states_ptr, both_ptr, last_ptr)
     memory = (u_s, k_s, q_s, vectors_s, scores_s, states_s, added_s)
     barriers = (full, done, u_full, u_done, scored, read, states_done, added, taken)
-    # Descriptors are made while the kernel before drains. If that is `ahead`, only what it finds is waited for: it has
-    # itself waited for what made the vectors before it let this kernel start.
-    if (part > 0) | (spans == 1):
-        wait_for_previous(OVERLAP)
+    # Descriptors are made while the kernel before drains.
+    wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     gl.warp_specialize(
         [
