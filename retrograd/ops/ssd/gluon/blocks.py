@@ -105,7 +105,7 @@ def end_of(memory, number: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def park(memory, x):
-    """Leave a product (64, 64) in shared memory, for the same threads or those of another warpgroup in their places.
+    """Leave a product (64, 64) in shared memory, for the same threads or their likes in another warpgroup.
 
     16 bytes of a thread lie beside those of the next. Memory: (2, 4, 4, 8, 4, 2, 2), as PARKED.
     """

@@ -39,7 +39,7 @@ from .blocks import (
     rounded,
     vector,
 )
-from .product import add_product, diagonal, own_places, part_sums, where
+from .product import add_product, diagonal, distances_of, part_sums, where
 
 WARPS = gl.constexpr(4)  # of each kind
 
@@ -177,7 +177,7 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
     full, empty, ready = barriers
     DTYPE: gl.constexpr = rows_s.dtype
 
-    places = own_places(Z)
+    distances = distances_of(Z)
     none = gl.zeros([Q, Q], gl.float32, Z)
     SUMS: gl.constexpr = gl.SliceLayout(1, part_sums(none).type.layout)
     mbarrier.wait(ready, 0)
@@ -187,9 +187,9 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
         if HALVES > 1:
             scores = warpgroup_mma(left_s.index(2 * W + 1), right_s.index(2 * W + 1).permute((1, 0)), scores)
         if not FOR_B:
-            own_score = diagonal(scores, places)
+            own_score = diagonal(scores, distances)
         # No decay lies between a step and itself: of such a pair row sums less column sums would leave but rounding.
-        scores = where(places[0] < places[1] if FOR_B else places[0] > places[1], scores, 0.0)
+        scores = where(distances[0] < distances[1] if FOR_B else distances[0] > distances[1], scores, 0.0)
         near_scores = scores_of(left_s, scores_s, W, 0, HALVES)
         far_scores = scores_of(left_s, scores_s, W, 1, HALVES)
         if BOTH:
@@ -251,12 +251,12 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
                     between = vector(near, 1, COLUMN)[None, :] - log[:, None]
                 else:
                     between = log[:, None] - vector(near, 1, COLUMN)[None, :]
-                places = own_places(Z)  # again, lest comparisons stay in registers
-                kept = places[0] <= places[1] if FOR_B else places[0] >= places[1]
+                distances = distances_of(Z)  # again, lest comparisons stay in registers
+                kept = distances[0] <= distances[1] if FOR_B else distances[0] >= distances[1]
                 weights = ex2(where(kept, between, float("-inf")))
                 pair = warpgroup_mma_wait(1 if THROUGH else 0, deps=[pairs_token])
                 if not FOR_B:
-                    dots = diagonal(pair, places)
+                    dots = diagonal(pair, distances)
                 pair *= weights
                 if FOR_B:
                     z += pair * delta[:, None]

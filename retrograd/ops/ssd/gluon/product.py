@@ -34,7 +34,7 @@ def along(layout, dim):
 
 
 @gluon.jit
-def own_places(LAYOUT: gl.constexpr):
+def distances_of(LAYOUT: gl.constexpr):
     """Of the elements of a product (64, 64) in LAYOUT, row - column: a part that threads differ in, and the rest.
 
     To be subtracted; apart, since the first takes one register, and few comparisons of it with the second differ.
@@ -50,15 +50,15 @@ def own_places(LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def diagonal(x, places):
+def diagonal(x, distances):
     """The diagonal of a product (64, 64)."""
-    near = gl.where(near_diagonal(gl.reshape(places[0] == places[1], [Q, Q])), near_diagonal(x), 0.0)
+    near = gl.where(near_diagonal(gl.reshape(distances[0] == distances[1], [Q, Q])), near_diagonal(x), 0.0)
     return gl.reshape(gl.permute(gl.sum(gl.sum(near, 2), 2), (0, 2, 1)), [Q])
 
 
 @gluon.jit
 def where(condition, x, other: gl.constexpr):
-    """x (64, 64) where a condition on `own_places` holds."""
+    """x (64, 64) where a condition on `distances_of` holds."""
     return gl.where(gl.convert_layout(gl.reshape(condition, [Q, Q]), x.type.layout, assert_trivial=True), x, other)
 
 

@@ -47,8 +47,8 @@ from .blocks import (
 )
 from .sequences import block_at, blocks_of, slice_of, span_of, tile_offsets, walk_of
 
-SCORES = gl.constexpr(2)  # places for weighted scores, for each slice
-U_STAGES = gl.constexpr(3)  # places for u
+SCORES = gl.constexpr(2)  # stages of weighted scores, for each slice
+U_STAGES = gl.constexpr(3)
 
 
 @gluon.jit
@@ -144,13 +144,13 @@ def weigh(
     zero = gl.zeros([Q, Q], gl.float32, MMA)
     for i in range(count):
         stage = i % STAGES
-        place = i % SCORES
+        slot = i % SCORES
         mbarrier.wait(full.index(stage), (i // STAGES) & 1)
         under_way = zero
         for h in gl.static_range(HALVES):
             q = q_s.index(stage * HALVES + h).permute((1, 0))
             under_way = warpgroup_mma(k_s.index(stage * HALVES + h), q, under_way, use_acc=h > 0, is_async=True)
-        mbarrier.wait(read.index(place), ((i // SCORES) & 1) ^ 1)
+        mbarrier.wait(read.index(slot), ((i // SCORES) & 1) ^ 1)
         scores = warpgroup_mma_wait(0, deps=[under_way])
         for w in gl.static_range(SLICES):
             own = vectors_s.index(stage * SLICES + w)
@@ -161,9 +161,9 @@ def weigh(
             else:
                 weights = ex2(vector(own, 1, TARGET)[None, :] - vector(own, 1, SOURCE)[:, None])
                 weights *= vector(own, 3, SOURCE)[:, None]
-            scores_s.index(place * SLICES + w).store(masked(scores * weights, kept, scores_s.dtype))
+            scores_s.index(slot * SLICES + w).store(masked(scores * weights, kept, scores_s.dtype))
         fence_async_shared()
-        mbarrier.arrive(scored.index(place))
+        mbarrier.arrive(scored.index(slot))
         mbarrier.arrive(done.index(stage))
 
 
@@ -271,7 +271,7 @@ def carry(
             states_s.index(W).store(low)
         before = u_s.index((i + U_STAGES - 1) % U_STAGES * SLICES + OWN)
         if HALF == 0:
-            if i > 0:  # through the place of u: a warp's channels, which no other warp has read
+            if i > 0:  # through u's memory: a warp's channels, which no other warp has read
                 before.permute((1, 0)).store(y)
         fence_async_shared()
         block_barrier()
@@ -283,8 +283,8 @@ def carry(
                 if i > 0:
                     tma_store(out, [block_at(begin + i - 1, length, BACK) * Q, head * P + p], before)
         mbarrier.wait(u_full.index(u_stage), (i // U_STAGES) & 1)
-        u_place = u_s.index(u_stage * SLICES + OWN)
-        u = u_place.permute((1, 0)).load(OUT_LEFT)
+        u_tile = u_s.index(u_stage * SLICES + OWN)
+        u = u_tile.permute((1, 0)).load(OUT_LEFT)
         put = vector(own, 2 if BACK else 0, SOURCE)
         driven = rounded(u.to(gl.float32) * put[None, :], DTYPE)
         driven = gl.convert_layout(driven, STATE_LEFT, assert_trivial=True)
