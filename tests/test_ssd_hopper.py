@@ -147,6 +147,18 @@ def test_a_program_takes_several_blocks_of_heads_where_there_are_programs_enough
     assert spans.together(1, 256, 24) == 1
 
 
+@given(st.integers(1, 9), st.integers(1, 200), st.integers(129, 70_000))
+def test_the_programs_that_find_the_states_between_kept_ones_take_all_heads(batch: int, heads: int, time: int) -> None:
+    made = spec((batch, time, heads, 64, 1, 256))
+    all_launches = programs.launches(room("ssd"), case("call", (batch, time, heads, 64, 1, 256)), HOPPER)
+    (found,) = [one for _, one in all_launches if one.kernel.__name__ == "middle"]
+    each = found.scalars["each"]
+    assert isinstance(each, int)
+    assert 1 <= each <= min(heads, launches.MIDDLE_SLICES)
+    assert found.grid == batch * made.chunks * 2 * -(-heads // each)
+    assert each == 1 or found.grid >= spans.MULTIPROCESSORS
+
+
 def test_few_heads_are_summed_in_two_blocks_so_that_a_place_has_two_programs() -> None:
     def blocks(heads: int, groups: int = 1, N: int = 128) -> tuple[int, int]:
         made = spec((1, 300, heads, 64, groups, N))

@@ -193,7 +193,8 @@ def parse(text: str, root: Path = ROOT) -> Findings:
             continue
         errors.append("\n".join(block))
     if summary is not None and summary != reports:
-        raise ValueError(f"compute-sanitizer counts {summary} reports, but {reports} were read")
+        others = "; ".join(error.splitlines()[0] for error in errors)
+        raise ValueError(f"compute-sanitizer counts {summary} reports, but {reports} were read; no races: {others}")
     finished = any(line.strip() == "finished" for line in text.splitlines())
     return Findings(tuple(races), tuple(errors), finished and summary is not None, text)
 

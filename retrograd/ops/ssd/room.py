@@ -21,8 +21,8 @@ from .torch_op import ssd
 def cut(share: float, places: int = 1, columns: int = 32) -> Iterator[None]:
     """On Hopper this share of the walks is cut into spans of `places`.
 
-    `ahead` takes so many states (`columns`) at once. `pairs` takes one block of heads, or, where walks are cut, all of
-    a group.
+    `ahead` takes so many states (`columns`) at once. `pairs` takes one block of heads and `middle` one head, or, where
+    walks are cut, as many of a group as there are.
     """
 
     def planned(spec: Spec, walks: int) -> spans.Spans:
@@ -34,10 +34,14 @@ def cut(share: float, places: int = 1, columns: int = 32) -> Iterator[None]:
     def together(count: int, programs: int, slices: int) -> int:
         return count if share else 1
 
+    def sharing(count: int, programs: int, most: int) -> int:
+        return min(count, most) if share else 1
+
     with (
         mock.patch.object(spans, "planned", planned),
         mock.patch.object(spans, "columns", of_ahead),
         mock.patch.object(spans, "together", together),
+        mock.patch.object(spans, "sharing", sharing),
     ):
         yield
 

@@ -32,7 +32,8 @@ STATES = (64, 128, 256)  # N
 UNIT = 8  # numbers of 16 bits in a copy of 16 bytes
 PREPARED_HEADS = 16  # of a program that prepares step sizes
 FINISHED_HEADS = 8  # of one that finishes their gradients
-MIDDLE_STATES = 128  # of a program that finds the states between kept ones
+# Of a program that finds the states between kept ones: states, slices at most, and those on their way at once.
+MIDDLE_STATES, MIDDLE_SLICES, MIDDLE_STAGES = 128, 8, 2
 # Of a block, over which dB and dC are summed at once, at most; by halves of the states.
 SUMMED_HEADS = {1: 40, 2: 64}
 LEAST_BLOCKS = 2  # of heads for each place, if there are as many heads: few heads often come with few steps
@@ -215,15 +216,19 @@ class _Launches(Launches):
         spec = self.spec
         if kept_places(spec) == 1:
             return ()
+        of_group = spec.heads // spec.groups
+        programs = spec.batch * spec.chunks * (spec.N // MIDDLE_STATES) * spec.groups
+        each = spans.sharing(of_group, programs, MIDDLE_SLICES // slices(spec))
         launch = self._of_rows(
             middle,
-            spec.batch * spec.chunks * spec.heads * slices(spec) * (spec.N // MIDDLE_STATES),
+            programs * -(-of_group // each),
             self.pointers(middle, "x B vectors states cu_seqlens middle"),
             {"x": "x", "B": "B"},
-            {},
+            {"each": each},
             Q=STEPS,
             CHANNELS=CHANNELS,
             BLOCK_N=MIDDLE_STATES,
+            STAGES=MIDDLE_STAGES,
         )
         return (launch,)
 

@@ -14,6 +14,7 @@ from ..spec import Spec
 STEPS = 64  # of a block, Q; a place has two
 MULTIPROCESSORS = 132  # of an H200, each of which takes one program
 LEAST = 2  # places of a span
+ROUNDS = 6  # of programs of `middle`, of which a multiprocessor takes three at once
 PAIR_BEGINNING = 4  # as many slices take as long as the beginning and end of a program of `pairs`
 
 
@@ -81,3 +82,14 @@ def together(count: int, programs: int, slices: int) -> int:
         return rounds * (each * slices + PAIR_BEGINNING)
 
     return min(range(1, count + 1), key=time)
+
+
+def sharing(count: int, programs: int, most: int) -> int:
+    """How many of a group's heads a program of `middle` takes, which then share B: as many as leave programs enough.
+
+    Args:
+        count: heads of a group.
+        programs: programs if each takes all of them.
+        most: heads of a program.
+    """
+    return max(1, min(most, count, programs * count // (ROUNDS * MULTIPROCESSORS)))
