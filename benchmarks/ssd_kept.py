@@ -6,7 +6,8 @@ Ours are the states that the spec tells, one every 128 or 256 steps. mamba_ssm k
 for every step and head, chunks of 256 steps filled up; its backward pass makes the states again. With a gate it would
 keep the result before it too. Both are counted without a GPU. On a GPU what autograd holds is measured too, and so is
 the most memory that is in use during forward and backward, less what was there before: it holds the results and the
-gradients, alike for both.
+gradients, alike for both. Then bytes against time, for the first case: ours as it is, ours with a state every 256
+steps where it keeps one every 128 (the backward pass finds those between), and mamba_ssm, which keeps none.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from math import prod
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -23,13 +26,17 @@ import torch
 
 from retrograd.bench.peers import Function, NotApplicableError
 from retrograd.bench.peers.ssd import CHUNK, mamba_ssm
-from retrograd.bench.run import own_function, results, wanted
+from retrograd.bench.results import Row
+from retrograd.bench.run import own_function, results, run, wanted
+from retrograd.bench.selection import chosen_peers
 from retrograd.core.cases import Case
 from retrograd.core.dtypes import BYTES
 from retrograd.core.room import spec_of
 from retrograd.ops.rooms import room
 from retrograd.ops.ssd.op import OP
+from retrograd.ops.ssd.spec import Spec
 from retrograd.testing.draw import Arrays, draw, leaves
+from retrograd.testing.interpreter import forget_plans
 
 MIB = 2**20
 
@@ -92,9 +99,27 @@ def table() -> Iterator[str]:
         yield line
 
 
+def against_time(case: Case) -> Iterator[str]:
+    """Bytes that are kept, and the time of both passes."""
+    op = room("ssd")
+    yield f"{case.name:30}{'MiB kept':>9}{'forward':>11}{'backward':>11} ms"
+    for chunk, peers in ((spec_of(OP, case).chunk, ["mamba_ssm"]), (256, [])):
+        with mock.patch.object(Spec, "chunk", chunk):
+            forget_plans()
+            size = ours(case)
+            rows: list[Row] = []
+            run(op, [case], chosen_peers("ssd", "torch", peers), rows.append, partial(print, flush=True))
+        forget_plans()
+        times = {(row.impl, row.pass_): row.device_ms for row in rows if row.op == op.name}
+        kept = {"retrograd": (f"a state every {chunk} steps", size), "mamba_ssm": ("mamba_ssm", theirs(case))}
+        for impl in dict.fromkeys(impl for impl, _ in times):
+            name, size = kept[impl]
+            yield f"{name:30}{size / MIB:9.1f}" + "".join(f"{times[impl, which]:11.3f}" for which in ("fwd", "bwd"))
+
+
 def main() -> None:
     lines = []
-    for line in table():
+    for line in chain(table(), against_time(room("ssd").tagged("bench")[0]) if torch.cuda.is_available() else ()):
         lines.append(line)
         print(line, flush=True)
     if len(sys.argv) > 1:
