@@ -38,7 +38,7 @@ def check_graph(room: Room, case: Case, seed: int) -> None:
         assert_same_bits(captured, expected, f"{room.name}, {case.name}: replay {again} of a CUDA graph")
 
 
-def check_structures(room: Room, case: Case, seed: int, runs: int) -> None:
+def check_many_runs(room: Room, case: Case, seed: int, runs: int) -> None:
     """Every sequence of kernels that a plan may choose from gives the same bits in so many runs."""
     inputs, gradients = drawn(room, case, "cuda", seed)
     try:
