@@ -101,20 +101,31 @@ def table() -> Iterator[str]:
 
 def against_time(case: Case) -> Iterator[str]:
     """Bytes that are kept, and the time of both passes."""
-    op = room("ssd")
+
+    def line(name: str, size: int, impl: str, times: dict[str, list[float | None]]) -> str:
+        passes = "".join(f"{'-' if ms is None else f'{ms:.3f}':>11}" for ms in times.get(impl, []))
+        return f"{name:30}{size / MIB:9.1f}{passes}"
+
     yield f"{case.name:30}{'MiB kept':>9}{'forward':>11}{'backward':>11} ms"
-    for chunk, peers in ((spec_of(OP, case).chunk, ["mamba_ssm"]), (256, [])):
-        with mock.patch.object(Spec, "chunk", chunk):
-            forget_plans()
-            size = ours(case)
-            rows: list[Row] = []
-            run(op, [case], chosen_peers("ssd", "torch", peers), rows.append, partial(print, flush=True))
+    times = passes_ms(case, ["mamba_ssm"])
+    yield line(f"a state every {spec_of(OP, case).chunk} steps", ours(case), "retrograd", times)
+    yield line("mamba_ssm", theirs(case), "mamba_ssm", times)
+    with mock.patch.object(Spec, "chunk", 256):
         forget_plans()
-        times = {(row.impl, row.pass_): row.device_ms for row in rows if row.op == op.name}
-        kept = {"retrograd": (f"a state every {chunk} steps", size), "mamba_ssm": ("mamba_ssm", theirs(case))}
-        for impl in dict.fromkeys(impl for impl, _ in times):
-            name, size = kept[impl]
-            yield f"{name:30}{size / MIB:9.1f}" + "".join(f"{times[impl, which]:11.3f}" for which in ("fwd", "bwd"))
+        yield line("a state every 256 steps", ours(case), "retrograd", passes_ms(case, []))
+    forget_plans()
+
+
+def passes_ms(case: Case, peers: list[str]) -> dict[str, list[float | None]]:
+    """Milliseconds of forward and backward by implementation: ours, and those of the peers that run."""
+    rows: list[Row] = []
+    op = room("ssd")
+    run(op, [case], chosen_peers("ssd", "torch", peers), rows.append, partial(print, flush=True))
+    times: dict[str, list[float | None]] = {}
+    for row in rows:
+        if row.op == op.name:
+            times.setdefault(row.impl, []).append(row.device_ms)
+    return times
 
 
 def main() -> None:

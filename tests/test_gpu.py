@@ -35,7 +35,7 @@ def is_first_of_several_sequences(room: Room, case: Case) -> bool:
 @pytest.mark.parametrize(CASE, each_case(cpu=(), cuda=("gpu",), only=is_first_of_several_sequences))
 def test_hundreds_of_runs_of_every_sequence_of_kernels_agree(room: Room, case: Case, device: str, seed: int) -> None:
     # A copy that overtook a read of the same memory showed in one run of a hundred.
-    cuda.check_many_runs(room, case, seed, runs=100)
+    contract.check_structures(room, case, device, seed, runs=100)
 
 
 @pytest.mark.parametrize(CASE, each_case(cpu=()))

@@ -10,7 +10,6 @@ from retrograd.core.room import Room
 from .compare import assert_same_bits
 from .contract import drawn
 from .draw import call, options
-from .interpreter import forget_plans
 
 BUSY_CYCLES = 50_000_000  # tens of milliseconds
 
@@ -36,21 +35,6 @@ def check_graph(room: Room, case: Case, seed: int) -> None:
         graph.replay()
         expected = call(room.torch, fresh, options(case), fresh_gradients)
         assert_same_bits(captured, expected, f"{room.name}, {case.name}: replay {again} of a CUDA graph")
-
-
-def check_many_runs(room: Room, case: Case, seed: int, runs: int) -> None:
-    """Every sequence of kernels that a plan may choose from gives the same bits in so many runs."""
-    inputs, gradients = drawn(room, case, "cuda", seed)
-    try:
-        for name, planned in room.structures.items():
-            with planned():
-                forget_plans()
-                first = call(room.torch, inputs, options(case), gradients)
-                for run in range(1, runs):
-                    again = call(room.torch, inputs, options(case), gradients)
-                    assert_same_bits(again, first, f"{room.name}, {case.name}: {name}, run {run}")
-    finally:
-        forget_plans()
 
 
 def check_stream(room: Room, case: Case, seed: int) -> None:

@@ -46,7 +46,7 @@ CONSUME_REGISTERS = 240
 PAIR_REGISTERS = 168
 # Instructions that park what no loop changes, or a few numbers a slice.
 WALK_PARKED, PAIR_PARKED = 36, 28
-# Places for what is copied, as many as shared memory has room for: by halves, and by states of a program of `ahead`.
+# Stages of what is copied, as many as shared memory has room for: by halves, and by states of a program of `ahead`.
 WALK_STAGES = {1: 3, 2: 2}
 PAIR_STAGES = 2
 AHEAD_STAGES = {32: 8, 64: 6, 128: 4}

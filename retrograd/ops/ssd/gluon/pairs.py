@@ -282,7 +282,7 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
                     by_state, acc = warpgroup_mma_wait(0, deps=[by_state, acc])
                 # Read once more rather than kept in registers.
                 again = rows.load(Z_LEFT).to(gl.float32)
-            # Loads from shared memory may be under way behind a barrier; behind a fence they have come.
+            # A barrier alone does not wait until the rows have been read; the next copy could overwrite them.
             fence_async_shared()
             block_barrier()
             mbarrier.arrive(empty.index(slot), count=1)

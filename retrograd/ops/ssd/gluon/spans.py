@@ -14,7 +14,7 @@ from ..spec import Spec
 STEPS = 64  # of a block, Q; a place has two
 MULTIPROCESSORS = 132  # of an H200, each of which takes one program
 LEAST = 2  # places of a span
-ROUNDS = 6  # of programs of `middle`, of which a multiprocessor takes three at once
+MIDDLE_PROGRAMS = 6  # programs of `middle` for each multiprocessor, at least
 PAIR_BEGINNING = 4  # as many slices take as long as the beginning and end of a program of `pairs`
 
 
@@ -92,4 +92,4 @@ def sharing(count: int, programs: int, most: int) -> int:
         programs: programs if each takes all of them.
         most: heads of a program.
     """
-    return max(1, min(most, count, programs * count // (ROUNDS * MULTIPROCESSORS)))
+    return max(1, min(most, count, programs * count // (MIDDLE_PROGRAMS * MULTIPROCESSORS)))
