@@ -39,6 +39,9 @@ OF_TOOL: dict[Tool, tuple[str, ...]] = {
 # PyTorch's caching allocator hands out parts of large blocks, in which an access beyond an array's end is in bounds.
 ALLOCATES_EACH = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
+NOT_REPORTS = ("COMPUTE-SANITIZER", "Target application", "LEAK SUMMARY")  # lines that the tool does not count
+FAILED = "process didn't terminate successfully"
+
 _RACE = re.compile(r"^(?:(?P<severity>\w+): )?Race reported between (?P<access>.+)$")
 _OTHER = re.compile(r"^and (?P<access>.+)$")
 _ACCESS = re.compile(r"^(?P<kind>\w+) access at (?P<at>.+?)(?: \[(?P<hazards>\d+) hazards?\])?$")
@@ -85,7 +88,7 @@ class Findings:
     Attributes:
         races: of racecheck, each pair of places once.
         errors: everything else that it reports, each in its own words.
-        finished: whether the script ran to its end.
+        finished: whether the script ran to its end, and its process ended well.
         text: all that was printed.
     """
 
@@ -180,7 +183,7 @@ def parse(text: str, root: Path = ROOT) -> Findings:
         if counted := _SUMMARY.match(head):
             summary = (summary or 0) + int(counted["count"])
             continue
-        if head.startswith(("COMPUTE-SANITIZER", "Target application", "LEAK SUMMARY")) or " SUMMARY: " in head:
+        if head.startswith(NOT_REPORTS) or FAILED in head or " SUMMARY: " in head:
             continue
         reports += 1
         if race := _RACE.match(head):
@@ -195,7 +198,7 @@ def parse(text: str, root: Path = ROOT) -> Findings:
     if summary is not None and summary != reports:
         others = "; ".join(error.splitlines()[0] for error in errors)
         raise ValueError(f"compute-sanitizer counts {summary} reports, but {reports} were read; no races: {others}")
-    finished = any(line.strip() == "finished" for line in text.splitlines())
+    finished = any(line.strip() == "finished" for line in text.splitlines()) and FAILED not in text
     return Findings(tuple(races), tuple(errors), finished and summary is not None, text)
 
 
