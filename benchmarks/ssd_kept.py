@@ -102,8 +102,8 @@ def table() -> Iterator[str]:
 def against_time(case: Case) -> Iterator[str]:
     """Bytes that are kept, and the time of both passes."""
 
-    def line(name: str, size: int, impl: str, times: dict[str, list[float | None]]) -> str:
-        passes = "".join(f"{'-' if ms is None else f'{ms:.3f}':>11}" for ms in times.get(impl, []))
+    def line(name: str, size: int, impl: str, times: dict[str, list[float]]) -> str:
+        passes = "".join(f"{ms:11.3f}" for ms in times.get(impl, []))
         return f"{name:30}{size / MIB:9.1f}{passes}"
 
     yield f"{case.name:30}{'MiB kept':>9}{'forward':>11}{'backward':>11} ms"
@@ -116,14 +116,14 @@ def against_time(case: Case) -> Iterator[str]:
     forget_plans()
 
 
-def passes_ms(case: Case, peers: list[str]) -> dict[str, list[float | None]]:
+def passes_ms(case: Case, peers: list[str]) -> dict[str, list[float]]:
     """Milliseconds of forward and backward by implementation: ours, and those of the peers that run."""
     rows: list[Row] = []
     op = room("ssd")
     run(op, [case], chosen_peers("ssd", "torch", peers), rows.append, partial(print, flush=True))
-    times: dict[str, list[float | None]] = {}
+    times: dict[str, list[float]] = {}
     for row in rows:
-        if row.op == op.name:
+        if row.op == op.name and row.device_ms is not None:
             times.setdefault(row.impl, []).append(row.device_ms)
     return times
 

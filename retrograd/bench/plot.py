@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -28,6 +29,7 @@ LIMIT_NAMES = {"bytes": "copy", "flops": "matrix product", "exp": "exponentials"
 PERCENT = "% of limit"
 BOTH = "both"  # frameworks in one picture; those of JAX say so in their names
 LEGEND_INCHES = 1.7  # of one entry
+TITLE_CHARACTERS = 11  # to an inch
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,12 @@ def draw(rows: Sequence[Row], path: Path, framework: str | None = None) -> None:
         dtypes = ", ".join(dict.fromkeys(row.dtype for row in timed))
         installed = {name: version for row in timed for name, version in row.versions.items()}
         versions = ", ".join(f"{name} {version}" for name, version in installed.items())
-        figure.suptitle(
-            f"{first.op} on {first.gpu}, {dtypes}, {frameworks}: cold L2, higher is better\n"
+        lines = (
+            f"{first.op} on {first.gpu}, {dtypes}, {frameworks}: cold L2, higher is better",
             f"{versions}, commit {first.commit}, {first.date[:10]}",
         )
+        characters = int(figure.get_figwidth() * TITLE_CHARACTERS)
+        figure.suptitle("\n".join(fill(line, characters) for line in lines))
         handles = [
             parts[0, 0].axes[0].plot([], [], color=c, marker=m, label=impl)[0] for impl, (c, m) in styles.items()
         ]
