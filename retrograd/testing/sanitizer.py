@@ -88,7 +88,7 @@ class Findings:
     Attributes:
         races: of racecheck, each pair of places once.
         errors: everything else that it reports, each in its own words.
-        finished: whether the script ran to its end, and its process ended well.
+        finished: whether the script ran to its end, and its process did not fail.
         text: all that was printed.
     """
 
@@ -197,7 +197,9 @@ def parse(text: str, root: Path = ROOT) -> Findings:
         errors.append("\n".join(block))
     if summary is not None and summary != reports:
         others = "; ".join(error.splitlines()[0] for error in errors)
-        raise ValueError(f"compute-sanitizer counts {summary} reports, but {reports} were read; no races: {others}")
+        raise ValueError(
+            f"compute-sanitizer counts {summary} reports, but {reports} were read; other than races: {others or 'none'}"
+        )
     finished = any(line.strip() == "finished" for line in text.splitlines()) and FAILED not in text
     return Findings(tuple(races), tuple(errors), finished and summary is not None, text)
 

@@ -85,7 +85,7 @@ def together(count: int, programs: int, slices: int) -> int:
 
 
 def sharing(count: int, programs: int, most: int) -> int:
-    """How many of a group's heads a program of `middle` takes, which then share B: as many as leave programs enough.
+    """How many of a group's heads a program of `middle` takes, which then share B: as many as leave enough programs.
 
     Args:
         count: heads of a group.
