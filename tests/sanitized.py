@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from retrograd.ops.selective_scan.cases import ALL, MAMBA, case
 from retrograd.ops.ssd import cases as ssd
 from retrograd.testing.contract import drawn
 from retrograd.testing.draw import call, options
-from retrograd.testing.interpreter import forget_plans
 
 NAMED = {
     "rms_norm": ("plain", "prenorm", "qk_norm_bias", "hidden_768", "looped_backward", "looped"),
@@ -57,11 +57,11 @@ def cases(op: str) -> list[Case]:
     return [room(op).case(name) for name in NAMED[op]] + MORE.get(op, [])
 
 
-def run(op: str, case: Case) -> None:
+def run(op: str, case: Case, function: Callable[..., Any] | None = None) -> None:
     """Forward and backward; inputs are drawn on the CPU, so that few kernels run that are not the op's."""
     inputs, gradients = drawn(room(op), case, "cpu", seed=0)
     given: dict[str, Any] = {name: tensor.cuda() for name, tensor in inputs.items()}
-    results = call(room(op).torch, given, options(case), [gradient.cuda() for gradient in gradients])
+    results = call(function or room(op).torch, given, options(case), [gradient.cuda() for gradient in gradients])
     torch.cuda.synchronize()
     for name, result in results.items():
         assert result.cpu().isfinite().all(), f"{op}, {case.name}: {name} is not finite"
@@ -72,9 +72,6 @@ if __name__ == "__main__":
         for one in cases(op):
             run(op, one)
             if one in GLUON + HOPPER:
-                with room(op).structures[WHOLE]():
-                    forget_plans()
-                    run(op, one)
-                forget_plans()
+                run(op, one, room(op).structures[WHOLE](room(op)).torch)
             print(f"ran {op} {one.name}", flush=True)
     print("finished", flush=True)

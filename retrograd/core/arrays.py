@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from .op import Layouts, Param
 from .program import Array
-from .rows import Layout, Strides, dense
+from .rows import Layout, Layouts, Strides, dense
+from .spec import Param
 
 
 def arrays_of(layouts: Layouts, /, **params: Param | None) -> tuple[Array, ...]:

@@ -69,6 +69,11 @@ def check_rising(op: str, argument: str, numbers: Sequence[int], limit: int) -> 
             raise bad_value(op, f"{argument}[{place}]", number, f"numbers that do not fall, from 0 to {limit}")
 
 
+def as_tuple(value: Any) -> Any:
+    """A list, as configurations have it, as a tuple; anything else as it is."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def renamed(error: Exception, names: Mapping[str, str]) -> None:
     """Let an error of the functions above speak of another op and its argument, by the names that it has now."""
     text = str(error)

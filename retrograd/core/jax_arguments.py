@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import bad_type, check_rising
-from .op import Op, Param
+from .errors import bad_type, bad_value, check_rising
+from .op import Op
+from .spec import CallSpec, Param, arguments
 
 
 def arrays_of(op: str, arguments: Mapping[str, Any], required: int = 1) -> dict[str, Any]:
@@ -27,6 +28,23 @@ def arrays_of(op: str, arguments: Mapping[str, Any], required: int = 1) -> dict[
         else:
             raise bad_type(op, name, given, "a jax.Array")
     return arrays
+
+
+def jax_dtype(op: str, option: str, dtype: Any) -> str | None:
+    """The name of an option that is a dtype, or None; raises ValueError for anything else."""
+    try:
+        return None if dtype is None else str(jnp.dtype(dtype))
+    except TypeError:
+        raise bad_value(op, option, dtype, "a dtype of jax.numpy") from None
+
+
+def checked_step(
+    call: type[CallSpec], given: dict[str, Any], options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays and options of a step of generation; raises ValueError or TypeError for what does not fit together."""
+    arrays = arrays_of(call.op, given, sum(not declared.optional for declared in arguments(call).values()))
+    call.of(params_of(arrays), options)
+    return arrays, options
 
 
 def params_of(arrays: Mapping[str, Any]) -> dict[str, Param | None]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import update_wrapper
 from importlib import import_module
-from typing import Any, Literal
+from types import FunctionType
+from typing import Any
 
 from .arch import Arch
 from .cases import Case
-from .op import Op, Param
+from .declaration import Argument, alternatives
+from .implementation import Replan
+from .op import Op
 from .program import Program
-
-Pass = Literal["fwd", "bwd"]
+from .spec import CallSpec, Param, Pass, arguments
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,10 @@ class Room:
         jax_update: loads jax and returns the public JAX function for it.
         gradients_only: layouts of `testing.layouts` in which inputs say nothing about errors, so that the incoming
             gradients alone are laid out.
-        structures: name -> a context within which calls are planned to run by another sequence of kernels. A plan may
-            choose among them by the size of the batch, because they give the same bits.
+        structures: name -> the variant whose calls are planned to run by another sequence of kernels. A plan may choose
+            among them by the size of the batch, because they give the same bits.
         tensor_core_sums: whether sums of 16-bit inputs may pass tensor cores, which keep 11 bits of each term.
+        op: what its functions call; the contract is tested on rooms without one.
     """
 
     name: str
@@ -69,40 +72,66 @@ class Room:
     update: Callable[..., Any] | None = None
     jax_update: Callable[[], Callable[..., Any]] | None = None
     gradients_only: frozenset[str] = frozenset()
-    structures: Mapping[str, Callable[[], AbstractContextManager[None]]] = field(default_factory=dict)
+    structures: Mapping[str, Callable[[Room], Room]] = field(default_factory=dict)
     tensor_core_sums: bool = False
+    op: Op | None = None
 
     @classmethod
-    def of(cls, op: Op, package: str, **rest: Any) -> Room:
-        """The room of an op whose specs tell the cost of a pass; `rest` is what `op` does not know.
+    def of(cls, op: Op, **rest: Any) -> Room:
+        """The room of an op; `rest` is what `op` does not know.
 
-        Args:
-            op: the op.
-            package: the room's; its module `jax_op` has the JAX functions under the names of the PyTorch ones.
-            rest: the other attributes.
+        The public functions are those of the modules `torch_functions` and `jax_functions` beside the op's package.
         """
+        package = op.package.rpartition(".")[0]
+        update = op.update.op if op.update else None
 
         def of_jax(name: str) -> Any:
-            return getattr(import_module(f"{package}.jax_op"), name)
+            return getattr(import_module(f"{package}.jax_functions"), name)
 
-        update = rest.get("update")
+        of_torch = import_module(f"{package}.torch_functions")
+        declared = arguments(op.call)
+        axes = {letter: _axes(declared, letter) for letter in ("batch", "B", "S", "T")}
+        derived = {
+            "torch": getattr(of_torch, op.name),
+            "jax": lambda: of_jax(op.name),
+            "update": update and getattr(of_torch, update),
+            "jax_update": update and (lambda: of_jax(update)),
+            "batch_axis": axes["batch"] | axes["B"] | axes["S"],
+            "time_axis": axes["T"],
+            "sequence_axis": axes["S"],
+            "exps": (lambda case, which: spec_of(op, case).exps(which)) if hasattr(op.call, "exps") else None,
+        }
+        return cls(name=op.name, op=op, arguments=op.arguments, **_costs(op), **(derived | rest))
 
-        def programs(case: Case, arch: Arch) -> tuple[Program, Program] | None:
-            """With dense inputs, all gradients wanted."""
-            spec = spec_of(op, case)
-            forward = op.forward(spec).program({}, arch)
-            backward = op.backward(spec, frozenset(case.inputs).difference(op.indices)).program({}, arch)
-            return None if forward is None or backward is None else (forward, backward)
+    def variant(
+        self, only: str | None = None, replan: Replan | None = None, call: type[CallSpec] | None = None
+    ) -> Room:
+        """The room with an op that is planned in another way; its functions take plain arrays, outside of tracing.
 
-        return cls(
-            name=op.name,
-            arguments=op.arguments,
-            jax=lambda: of_jax(op.name),
-            jax_update=None if update is None else lambda: of_jax(update.__name__),
-            programs=programs,
-            bytes_moved=lambda case, which: spec_of(op, case).bytes_moved(which),
-            flops=lambda case, which: spec_of(op, case).flops(which),
-            **rest,
+        Args:
+            only: the one implementation that is left; what it does not take has no kernel.
+            replan: from what an implementation has planned to what is planned instead.
+            call: another class of calls.
+        """
+        assert self.op is not None
+        op = self.op.only(only) if only else self.op
+        op = replace(op, replan=replan or op.replan, call=call or op.call)
+
+        def rebound(function: Any, bind: Callable[[Op], Any]) -> Any:
+            return _rebound(function, {f"_{op.name}": bind(op)})
+
+        def in_jax(load: Callable[[], Any]) -> Callable[[], Any]:
+            return lambda: rebound(load(), import_module("retrograd.core.jax_op").bind)
+
+        unregistered = import_module("retrograd.core.torch_op").bind_unregistered
+        return replace(
+            self,
+            op=op,
+            torch=rebound(self.torch, unregistered),
+            jax=in_jax(self.jax),
+            update=self.update and rebound(self.update, unregistered),
+            jax_update=self.jax_update and in_jax(self.jax_update),
+            **_costs(op),
         )
 
     def case(self, name: str) -> Case:
@@ -124,3 +153,38 @@ class Room:
 def spec_of(op: Op, case: Case) -> Any:
     """The spec of a case."""
     return op.spec({name: Param(tensor.shape, tensor.dtype) for name, tensor in case.inputs.items()}, case.options)
+
+
+def _costs(op: Op) -> dict[str, Any]:
+    """What a room tells of an op's passes."""
+
+    def programs(case: Case, arch: Arch) -> tuple[Program, Program] | None:
+        """With dense inputs, all gradients wanted."""
+        spec = spec_of(op, case)
+        forward = op.forward(spec).program({}, arch)
+        backward = op.backward(spec, frozenset(case.inputs).difference(op.indices)).program({}, arch)
+        return None if forward is None or backward is None else (forward, backward)
+
+    return {
+        "programs": programs,
+        "bytes_moved": lambda case, which: spec_of(op, case).bytes_moved(which),
+        "flops": lambda case, which: spec_of(op, case).flops(which),
+    }
+
+
+def _axes(declared: Mapping[str, Argument], letter: str) -> dict[str, int]:
+    """Argument -> its axis of a letter, where it has one in some of its shapes."""
+    found = {}
+    for name, argument in declared.items():
+        for axes in alternatives(argument.shape):
+            places = [place for place, axis in enumerate(axes) if axis.letter == letter and not axis.offset]
+            if places:
+                found.setdefault(name, places[0])
+    return found
+
+
+def _rebound(function: Any, names: Mapping[str, Any]) -> Any:
+    """A function of a module in which these names stand for something else."""
+    new = FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__)
+    new.__kwdefaults__ = function.__kwdefaults__
+    return update_wrapper(new, function)

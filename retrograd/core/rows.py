@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -58,3 +58,6 @@ class Layout:
 
     strides: Strides
     aligned: bool = True
+
+
+Layouts = Mapping[str, Layout]  # by array name; an array that is not named is dense

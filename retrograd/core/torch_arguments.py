@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from .errors import OPTION_TYPES, bad_layout, bad_type, bad_value, check_option
-from .op import Op, Param
+from .op import Op
+from .spec import CallSpec, Param, arguments, check_step
 from .torch_launch import dtype_name
 
 
@@ -62,6 +63,26 @@ def check_options(op: Op, options: Sequence[Any]) -> None:
     for (name, kind), value in zip(op.options.items(), options, strict=True):
         if kind in OPTION_TYPES:
             check_option(op.name, name, concrete(value), kind)
+
+
+def torch_dtype(op: str, option: str, dtype: Any) -> torch.dtype | None:
+    """An option that is a dtype, or None; raises TypeError for anything else."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise bad_type(op, option, dtype, "a torch.dtype or None")
+    return dtype
+
+
+def checked_step(
+    call: type[CallSpec], tensors: dict[str, Any], options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays and options of a step of generation; raises ValueError or TypeError for what does not fit together."""
+    check_tensors(call.op, tensors, required=sum(not declared.optional for declared in arguments(call).values()))
+    shapes = tuple([None if t is None else (tuple(t.shape), dtype_name(t.dtype)) for t in tensors.values()])
+    try:
+        check_step(call, shapes, tuple(options.values()))
+    except TypeError:  # what has no hash is no option
+        check_step.__wrapped__(call, shapes, tuple(options.values()))
+    return tensors, options
 
 
 def without_gaps(tensor: Any) -> Any:

@@ -119,7 +119,7 @@ def _gradients(backward: BackwardPass, given: Tensors) -> dict[str, Tensor]:
     """The gradients that a backward pass makes, by name."""
     by_name = {name: t for name, t in zip(backward.names, given, strict=True) if t is not None}
     with no_autocast(backward.device.type):
-        by_name |= backward.call.remade(differentiable_torch_namespace(), by_name)
+        by_name |= backward.call.recomputed(differentiable_torch_namespace(), by_name)
     return _made(backward.call, by_name)
 
 

@@ -153,6 +153,25 @@ def prepare(
     return guarded if torch.cuda.device_count() > 1 else launch_all
 
 
+class Launcher:
+    """Runs programs on the GPU."""
+
+    def arch_of(self, device: torch.device) -> Arch | None:
+        """The architecture that calls on a device are planned for; None where the portable path runs."""
+        return arch_of(device)
+
+    def prepare(
+        self,
+        program: Program,
+        inputs: Sequence[str],
+        outputs: Sequence[str | None],
+        arch: Arch,
+        device: torch.device,
+    ) -> Runner:
+        """What runs a program on tensors."""
+        return prepare(program, inputs, outputs, arch, device)
+
+
 def dense_copy(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in memory of its own, in row-major order."""
     return tensor.clone(memory_format=torch.contiguous_format)

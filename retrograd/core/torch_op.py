@@ -7,6 +7,7 @@ operators (`torch_operator`), where a transform differentiates it through the fo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,23 +17,38 @@ from . import torch_formulas as formulas
 from .op import Op
 from .torch_arguments import check_arguments, in_batches, resolved, without_gaps
 from .torch_launch import launches_directly
-from .torch_operator import Operators, register
+from .torch_operator import Operators, register, unregistered
 from .torch_pass import Options, Prepared, Tensors, run_forward, whole
 
 Results = tuple[Tensor | None, ...]  # one for each of the op's results, None where it is not there
 
 
-def bind(op: Op) -> Callable[[Tensors, Options], Results]:
-    """The function from an op's arrays and options, each in the op's order, to its results.
+Call = Callable[[dict[str, Any], dict[str, Any]], Results]  # from arrays and options, each in the op's order
 
-    It registers the op's operators with PyTorch, so it is called once an op.
+
+@cache
+def bind(op: Op) -> Call:
+    """The function from an op's arrays and options, by name and each in the op's order, to its results.
+
+    It registers the op's operators with PyTorch, whose names are the op's.
     """
-    operators = register(op)
+    return _bound(op, register(op))
+
+
+def bind_unregistered(op: Op) -> Call:
+    """The same for a variant of an op, whose calls are on plain tensors, outside of tracing."""
+    return _bound(op, unregistered(op))
+
+
+def _bound(op: Op, operators: Operators) -> Call:
     direct = _direct(op, operators)
     count = len(op.results)
     numbers = [place for place, name in enumerate(op.arguments) if name in op.indices]
 
-    def call(tensors: Tensors, options: Options) -> Results:
+    def call(arrays: Any, given: Any) -> Results:
+        named = isinstance(arrays, dict)
+        tensors: Tensors = tuple(arrays.values()) if named else arrays
+        options: Options = tuple(given.values()) if named else given
         for place in numbers:  # a few numbers are sooner copied than reached by strides
             if tensors[place] is not None:
                 tensors = (*tensors[:place], without_gaps(tensors[place]), *tensors[place + 1 :])

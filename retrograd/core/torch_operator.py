@@ -140,6 +140,15 @@ def register(op: Op) -> Operators:
     return Operators(operator, gradients_of)
 
 
+def unregistered(op: Op) -> Operators:
+    """For a variant of an op, which has no operators."""
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError(f"{op.name}: a variant takes plain tensors, outside of tracing and of transforms")
+
+    return Operators(refuse, refuse)
+
+
 def hashable(options: Options) -> Options:
     """Options as the dispatcher gives them, its lists as tuples."""
     return tuple([tuple(option) if isinstance(option, list) else option for option in options])

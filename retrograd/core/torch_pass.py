@@ -12,15 +12,25 @@ import torch
 from torch import Tensor
 
 from .errors import check_rising
-from .op import BackwardCall, Call, Op, Param, Params, differentiable, gradient_names, gradients_of_results, saved_names
+from .op import Backward, Call, Op, Param, Params, differentiable, gradient_names, gradients_of_results, saved_names
 from .torch_arguments import check_arguments, check_device, concrete
-from .torch_launch import DTYPES, Key, Runner, arch_of, dtype_name, key, layouts, prepare
+from .torch_launch import DTYPES, Key, Launcher, Runner, dtype_name, key, layouts
 from .xp import torch_namespace
 
 Tensors = Sequence[Tensor | None]
 Options = Sequence[Any]
 Keys = tuple[Key | None, ...]
 Shapes = Sequence[tuple[Sequence[int], torch.dtype] | None]  # shape and dtype of each argument
+
+
+class Launchers:
+    """What runs programs; the interpreter takes its place in tests.
+
+    Attributes:
+        current: that.
+    """
+
+    current: Launcher = Launcher()
 
 
 class Pass:
@@ -49,11 +59,12 @@ class Pass:
 
     def runner(self, keys: Keys) -> Runner:
         """What runs it on tensors of a layout."""
-        arch = arch_of(self.device)
+        launcher = Launchers.current
+        arch = launcher.arch_of(self.device)
         program = None if arch is None else self.call.program(layouts(self.names, keys), arch)
         if program is None or arch is None:
             return self.portable
-        return prepare(program, self.names, self.makes, arch, self.device)
+        return launcher.prepare(program, self.names, self.makes, arch, self.device)
 
     def portable(self, tensors: Tensors) -> list[Tensor | None]:
         """Run without a kernel; the results are dense, and tensors of their own."""
@@ -76,7 +87,7 @@ class Pass:
 class BackwardPass(Pass):
     """A backward pass on one device."""
 
-    call: BackwardCall
+    call: Backward
 
 
 def no_autocast(device: str) -> AbstractContextManager[Any]:

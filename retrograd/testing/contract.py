@@ -18,7 +18,6 @@ from retrograd.core.room import Room
 from .budget import FEW_DRAWS, MOST_DRAWS, SLACK, draws_for
 from .compare import assert_same_bits, assert_within_budget
 from .draw import Arrays, call, draw, draw_gradients, options, output_name, plain_and_exact
-from .interpreter import forget_plans
 from .layouts import laid_out
 from .parts import (
     PACKED,
@@ -194,17 +193,13 @@ def check_structures(room: Room, case: Case, device: str, seed: int, runs: int =
     """Every sequence of kernels that a plan may choose from gives the same bits, in so many runs of each."""
     inputs, gradients = drawn(room, case, device, seed)
     before: tuple[str, Arrays] | None = None
-    try:
-        for name, planned in room.structures.items():
-            with planned():
-                forget_plans()
-                for _ in range(runs):
-                    found = call(room.torch, inputs, options(case), gradients)
-                    if before:
-                        assert_same_bits(found, before[1], f"{room.name}, {case.name}: {name} and {before[0]}")
-                    before = name, found
-    finally:
-        forget_plans()
+    for name, structure in room.structures.items():
+        function = structure(room).torch
+        for _ in range(runs):
+            found = call(function, inputs, options(case), gradients)
+            if before:
+                assert_same_bits(found, before[1], f"{room.name}, {case.name}: {name} and {before[0]}")
+            before = name, found
 
 
 def check_layout(room: Room, case: Case, layout: str, device: str, seed: int, once: bool = False) -> None:

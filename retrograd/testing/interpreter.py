@@ -6,10 +6,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -17,22 +16,38 @@ from retrograd.core import torch_launch
 from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.cases import Case
 from retrograd.core.program import Program
+from retrograd.core.torch_pass import Launchers
 
 ACTIVE = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def prepare(
-    program: Program, inputs: Sequence[str], outputs: Sequence[str | None], arch: Arch, device: torch.device
-) -> torch_launch.Runner:
-    """As `torch_launch.prepare`, for the interpreter; its outputs and scratch start as NaN."""
-    places = [inputs.index(array.name) for array in program.inputs]
+class Interpreter(torch_launch.Launcher):
+    """Runs programs in the interpreter, planned for an architecture; their outputs and scratch start as NaN."""
 
-    def run(tensors: Sequence[Any]) -> list[Any]:
-        made = torch_launch.interpret(program, [tensors[place] for place in places])
-        by_name = {array.name: tensor for array, tensor in zip(program.outputs, made, strict=True)}
-        return [None if name is None else by_name.get(name) for name in outputs]
+    def __init__(self, arch: Arch) -> None:
+        self.arch = arch
 
-    return run
+    def arch_of(self, device: torch.device) -> Arch:
+        """The one that it plans for."""
+        return self.arch
+
+    def prepare(
+        self,
+        program: Program,
+        inputs: Sequence[str],
+        outputs: Sequence[str | None],
+        arch: Arch,
+        device: torch.device,
+    ) -> torch_launch.Runner:
+        """What runs a program on tensors."""
+        places = [inputs.index(array.name) for array in program.inputs]
+
+        def run(tensors: Sequence[Any]) -> list[Any]:
+            made = torch_launch.interpret(program, [tensors[place] for place in places])
+            by_name = {array.name: tensor for array, tensor in zip(program.outputs, made, strict=True)}
+            return [None if name is None else by_name.get(name) for name in outputs]
+
+        return run
 
 
 @contextmanager
@@ -43,16 +58,14 @@ def interpreted(arch: str = "sm_80") -> Iterator[None]:
     """
     if not ACTIVE:
         raise RuntimeError("the process must start with TRITON_INTERPRET=1")
-    replacements = {torch_launch.arch_of: lambda device: SUPPORTED[arch], torch_launch.prepare: prepare}
+    launcher = Launchers.current
     forget_plans()
-    with ExitStack() as stack:
-        for original, replacement in replacements.items():
-            for module in loaded_modules():
-                for name, value in list(vars(module).items()):
-                    if value is original:
-                        stack.enter_context(patch.object(module, name, replacement))
+    Launchers.current = Interpreter(SUPPORTED[arch])
+    try:
         yield
-    forget_plans()
+    finally:
+        Launchers.current = launcher
+        forget_plans()
 
 
 def forget_plans() -> None:

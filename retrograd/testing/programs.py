@@ -92,15 +92,14 @@ def check_same_binaries(room: Room, case: Case, arch: Arch, *counts: int) -> Non
     if not numbers:
         return
 
-    def binaries(n: int) -> list[tuple[Any, ...]]:
+    def binaries(room: Room, n: int) -> list[tuple[Any, ...]]:
         return [binary(p, one) for p, one in launches(room, resized(room, case, n), arch) if one.kernel is not sum_rows]
 
     where = f"{room.name}, {case.name}, {arch.name}"
-    planned = {n: binaries(n) for n in numbers}
+    planned = {n: binaries(room, n) for n in numbers}
     if room.structures and any(found != planned[numbers[0]] for found in planned.values()):
         for name, structure in room.structures.items():
-            with structure():
-                planned = {n: binaries(n) for n in numbers}
+            planned = {n: binaries(structure(room), n) for n in numbers}
             alike = {n: found for n, found in planned.items() if kernels(found) == kernels(planned[numbers[0]])}
             assert_same_binaries(alike, f"{where}, {name}")
     else:

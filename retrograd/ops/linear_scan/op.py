@@ -87,7 +87,7 @@ class Backward:
         """Without a kernel."""
         return portable.backward(xp, self.spec, arrays, self.wanted)
 
-    def remade(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+    def recomputed(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
         """Nothing: no arrays are kept."""
         return {}
 

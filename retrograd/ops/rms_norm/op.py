@@ -1,149 +1,219 @@
-"""rms_norm as both frameworks see it: its arrays and options, its checks, its two passes."""
+"""rms_norm, declared: its arguments, options and results, and the rules that letters cannot say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
-from retrograd.core.arch import Arch
-from retrograd.core.arrays import arrays_of
-from retrograd.core.op import Fold, Layouts, Param, Params, fold
-from retrograd.core.program import Array, Program
-from retrograd.core.xp import Namespace
+from retrograd.core.declaration import Letter, Result, option, optional, required
+from retrograd.core.dtypes import FLOATS
+from retrograd.core.errors import bad_dtype, bad_shape, bad_value
+from retrograd.core.op import Op
+from retrograd.core.spec import CallSpec, Fold, Param, Pass, Size
 
-from . import portable
-from .spec import OP as NAME
-from .spec import Spec
+from . import hopper, triton
 
+# Largest row the kernels are built and tested for.
+MAX_N = 262_144
+SMALLEST_EPS = 2.0**-126  # a smaller eps is 0 in fp32, and a row of zeros would then be divided by 0
 PARAMETERS = ("weight", "bias")
 TILES = ("x", "residual", "gate", "y", "sum", "rstd")  # they have the rows of x
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """The arguments -> y, sum, rstd, each where it is there."""
+@dataclass(frozen=True)
+class Spec(CallSpec):
+    """Root-mean-square normalisation of the last dimension, with its neighbours fused in.
 
-    spec: Spec
+    With s = x + residual and z = gate::
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The arguments that are there."""
-        return tuple(name for name in RMSNorm.arguments if getattr(self.spec, name) is not None)
+        y = s / sqrt(mean(s^2) + eps) * (weight + weight_offset) + bias        no gate
+        y = u / sqrt(mean(u^2) + eps) * ... ,  u = s * silu(z)                 gate
+        y = (s / sqrt(mean(s^2) + eps) * ... ) * silu(z)                       gate, norm_before_gate
 
-    @property
-    def outputs(self) -> tuple[Array, ...]:
-        """y, the sum of x and the residual, rstd."""
-        spec = self.spec
-        return arrays_of({}, y=Param(spec.x.shape, spec.out_dtype), sum=spec.sum, rstd=spec.rstd)
+    Sums are taken in float32. s is rounded to the dtype of the residual before it is normalised. All gradients are
+    bitwise reproducible; a row's outputs and gradients do not depend on the batch around it.
+    """
 
-    def program(self, layouts: Layouts, arch: Arch) -> Program | None:
-        """The kernels; None for float64."""
-        if not self.spec.has_kernels:
-            return None
-        from . import schedule
+    x: Param = required("*batch N", *FLOATS, doc="""(..., N), float32, bfloat16 or float16, any strides. float64 runs on
+        the portable path.""")
+    weight: Param | None = optional("N | H N", "compute_dtype", "x", positional=True, doc="""(N,), or (H, N) with
+        x (..., H, N): a weight for each head. float32 or the dtype of x.""")
+    bias: Param | None = optional("N | H N", "compute_dtype", "x", doc="like weight.")
+    residual: Param | None = optional("*batch N", "floats", doc="like x, of any of the dtypes; added to x first.")
+    gate: Param | None = optional("*batch N", "floats", doc="like x, of any of the dtypes.")
+    eps: float = option("float", 1e-6, doc="added to the mean square.")
+    weight_offset: float = option("float", 0.0, doc="added to the weight, in float32; 1.0 gives Gemma's norm.")
+    group_size: int | None = option("SymInt?", None, doc="""columns that are normalised together; all N by default. Must
+        divide N.""")
+    norm_before_gate: bool = option("bool", False, doc="gate the output instead of the input.")
+    prenorm: bool = option("bool", False, doc="also return s.")
+    out_dtype: str | None = option("ScalarType?", None, doc="dtype of y; that of x by default.")
 
-        return schedule.forward(self.spec, self.inputs, self.outputs, layouts, arch)
+    op: ClassVar = "rms_norm"
+    letters: ClassVar = {"N": Letter("N"), "H": Letter("heads")}
+    results: ClassVar = (
+        Result("y", "*batch N", "y_dtype"),
+        Result("sum", "*batch N", "sum_dtype", when="residual", returned="prenorm", instead="x"),
+    )
+    kept: ClassVar = (Result("rstd", "*batch groups", "compute_dtype"),)
+    whole: ClassVar = {"prenorm": True}
 
-    def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Without a kernel."""
-        return portable.forward(xp, self.spec, arrays)
+    width = Size("N")
 
-
-@dataclass(frozen=True, slots=True)
-class Backward:
-    """The gradients that come in, what was normalised, and the parameters -> the gradients."""
-
-    spec: Spec
-    parameters: bool  # whether the gradients of weight and bias are wanted
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """dy, dsum, x or the sum, gate, weight, bias and rstd, as far as they are there; bias behind a gate alone."""
-        spec = self.spec
-        there = {
-            "dsum": spec.has_dsum,
-            "gate": spec.gate is not None,
-            "weight": spec.weight is not None,
-            "bias": spec.bias is not None and spec.gate_last,
-        }
-        names = ("dy", "dsum", "sum" if spec.residual else "x", "gate", "weight", "bias", "rstd")
-        return tuple(name for name in names if there.get(name, True))
-
-    @property
-    def outputs(self) -> tuple[Array, ...]:
-        """The gradients of x, residual and gate, wanted or not, and of the parameters, both or none.
-
-        dresidual is not there where dx serves as it.
+    RETURNS: ClassVar = """y (..., N); with `prenorm`, (y, s), where s has the dtype of the residual. Without one s is a
+        copy of x, which may be written into."""
+    SOURCE: ClassVar = """Zhang and Sennrich, Root Mean Square Layer Normalization (2019), equation 4; the gated form is
+        Mamba-2's (Dao and Gu, 2024)."""
+    TORCH_EXAMPLE: ClassVar = """
+        >>> import torch, retrograd
+        >>> x = torch.randn(2, 16, 64, requires_grad=True)
+        >>> weight = torch.ones(64, requires_grad=True)
+        >>> y, stream = retrograd.rms_norm(x, weight, residual=torch.randn(2, 16, 64), prenorm=True)
+        >>> (y.sum() + stream.sum()).backward()
+        >>> weight.grad.shape
+        torch.Size([64])
         """
-        spec = self.spec
-        return arrays_of(
-            {},
-            dx=spec.x,
-            dresidual=spec.residual if spec.separate_dresidual else None,
-            dgate=spec.gate,
-            dweight=spec.weight if self.parameters else None,
-            dbias=spec.bias if self.parameters else None,
-        )
+    JAX_EXAMPLE: ClassVar = """
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import rms_norm
+        >>> x = jnp.ones((2, 16, 64))
+        >>> dx = jax.grad(lambda x: rms_norm(x, jnp.ones(64)).sum())(x)
+        >>> dx.shape
+        (2, 16, 64)
+        """
 
-    def program(self, layouts: Layouts, arch: Arch) -> Program | None:
-        """The kernels; None for float64."""
-        if not self.spec.has_kernels:
-            return None
-        from . import schedule
+    @property
+    def N(self) -> int:
+        """Columns that are normalised together."""
+        return self.width if self.group_size is None else self.group_size
 
-        return schedule.backward(self.spec, self.inputs, self.outputs, layouts, arch)
+    @property
+    def groups(self) -> int:
+        """Parts that the columns of x are normalised in."""
+        return 1 if self.group_size is None else self.width // self.group_size
 
-    def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Without a kernel."""
-        return portable.backward(xp, self.spec, arrays)
+    @property
+    def heads(self) -> int:
+        """Rows of the weight: heads, groups, or 1 where all rows share one weight."""
+        per_head = [p.shape[0] for p in (self.weight, self.bias) if p is not None and len(p.shape) == 2]
+        return per_head[0] if per_head else self.groups
 
-    def remade(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """rstd."""
-        return {"rstd": portable.rstd(xp, self.spec, arrays)}
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The dimensions of x that count rows: all but heads and columns."""
+        return self.x.shape[:-2] if self.per_head else self.x.shape[:-1]
 
+    @property
+    def per_head(self) -> bool:
+        """Whether x has a dimension of heads, each with its own weight."""
+        return self.heads > 1 and self.group_size is None
 
-class RMSNorm:
-    """The op; see `core.op.Op`."""
+    @property
+    def rows(self) -> int:
+        """Rows of each head, M."""
+        return math.prod(self.lead)
 
-    name = NAME
-    arguments: tuple[str, ...] = ("x", "weight", "bias", "residual", "gate")
-    indices: Mapping[str, Callable[[Spec], int]] = {}
-    options: Mapping[str, str] = {
-        "eps": "float",
-        "weight_offset": "float",
-        "group_size": "SymInt?",
-        "norm_before_gate": "bool",
-        "prenorm": "bool",
-        "out_dtype": "ScalarType?",
-    }
-    results: tuple[str, ...] = ("y", "sum")
-    kept: tuple[str, ...] = ("rstd",)
-    whole: Mapping[str, Any] = {"prenorm": True}
+    @property
+    def floats(self) -> tuple[str, ...]:
+        """Dtypes that go with that of x."""
+        return FLOATS[:3] if self.x.dtype != "float64" else ("float64",)
 
-    def spec(self, params: Params, options: Mapping[str, Any]) -> Spec:
-        """Check a call."""
-        return Spec.of(params, options)
+    @property
+    def y_dtype(self) -> str:
+        """Dtype of y."""
+        return self.x.dtype if self.out_dtype is None else self.out_dtype
 
-    def forward(self, spec: Spec) -> Forward:
-        """The forward pass."""
-        return Forward(spec)
+    @property
+    def sum_dtype(self) -> str:
+        """Dtype of s, what is normalised: the residual stream keeps its own."""
+        return self.residual.dtype if self.residual else self.x.dtype
 
-    def backward(self, spec: Spec, wanted: frozenset[str]) -> Backward:
-        """The backward pass."""
-        return Backward(spec, not wanted.isdisjoint(PARAMETERS))
+    @property
+    def gate_first(self) -> bool:
+        """The gate multiplies what is normalised."""
+        return self.gate is not None and not self.norm_before_gate
 
-    def same_gradient(self, spec: Spec) -> Mapping[str, str]:
+    @property
+    def gate_last(self) -> bool:
+        """The gate multiplies what comes out."""
+        return self.gate is not None and self.norm_before_gate
+
+    @property
+    def normalised(self) -> str:
+        """The array that is normalised, s in formulas."""
+        return "sum" if self.residual else "x"
+
+    def reads(self, wanted: frozenset[str]) -> tuple[str, ...]:
+        """Gradients of results, s, the gate, the parameters and rstd; the bias behind a gate alone."""
+        bias = ("bias",) if self.gate_last else ()
+        return (*self.gradients_in(), *self.present((self.normalised, "gate", "weight", *bias, "rstd")))
+
+    def makes(self, wanted: frozenset[str]) -> tuple[str, ...]:
+        """The gradients of x, residual and gate, wanted or not, and of the parameters, both or none."""
+        residual = () if self.same_gradient() else ("dresidual",)
+        parameters = () if wanted.isdisjoint(PARAMETERS) else ("dweight", "dbias")
+        return self.present(("dx", *residual, "dgate", *parameters))
+
+    def same_gradient(self) -> Mapping[str, str]:
         """dx serves as dresidual too, unless their dtypes differ."""
-        return {"residual": "x"} if spec.residual and not spec.separate_dresidual else {}
+        return {"residual": "x"} if self.residual and self.residual.dtype == self.x.dtype else {}
 
-    def folds(self, spec: Spec, size: int) -> Iterator[Fold]:
+    def folds(self, size: int) -> Iterator[Fold]:
         """The calls as more rows where they share the parameters; else as more heads or groups, each with its own."""
-        yield fold(self, spec, dict.fromkeys(TILES), size)
-        per_head = any(param is not None and len(param.shape) == 2 for param in (spec.weight, spec.bias))
-        axis = len(spec.x.shape) - (2 if per_head else 1)
+        yield self.folded(dict.fromkeys(TILES), size)
+        per_head = any(param is not None and len(param.shape) == 2 for param in (self.weight, self.bias))
+        axis = len(self.x.shape) - (2 if per_head else 1)
         axes = dict.fromkeys(TILES, axis) | dict.fromkeys(PARAMETERS, 0)
-        yield fold(self, spec, axes, size, group_size=None if per_head else spec.N)
+        yield self.folded(axes, size, group_size=None if per_head else self.N)
+
+    def flops(self, which: Pass) -> int:
+        """Multiplications and additions of a pass, exponentials of the gate counted as one."""
+        per_element = (4 if which == "fwd" else 9) + (4 if self.gate else 0) + (1 if self.residual else 0)
+        return per_element * math.prod(self.x.shape)
+
+    def shape_of(self, name: str) -> str:
+        """Parameters of heads need an x of heads."""
+        return "N" if name in PARAMETERS and len(self.x.shape) < 2 else CallSpec.shape_of(self, name)
+
+    def tie(self) -> None:
+        """Heads are the last but one dimension of x."""
+        if len(self.x.shape) > 1:
+            self.sizes["H"] = self.x.shape[-2]
+
+    def check(self) -> None:
+        """Raise for parameters, columns or dtypes that do not fit together."""
+        for name in PARAMETERS:
+            param = self[name]
+            if param is not None and len(param.shape) == 2 and self.group_size is not None:
+                raise bad_shape(self.op, name, param.shape, f"(N={self.width},), since group_size is given")
+        if self.weight and self.bias and self.weight.shape != self.bias.shape:
+            raise bad_shape(self.op, "bias", self.bias.shape, f"the shape of weight, {self.weight.shape}")
+        if self.weight is None and self.weight_offset != 0:
+            raise bad_value(self.op, "weight_offset", self.weight_offset, "0.0, since weight is None")
+        if self.y_dtype not in self.floats:
+            raise bad_dtype(self.op, "out_dtype", self.y_dtype, self.floats)
+        group_size = self.group_size
+        if group_size is not None and (group_size < 1 or self.width % group_size):
+            expected = f"a divisor of the last dimension of x, {self.width}"
+            raise bad_value(self.op, "group_size", group_size, expected)
+        if self.N > MAX_N:
+            expected = f"at most {MAX_N} columns to normalise together"
+            if group_size is not None:
+                raise bad_value(self.op, "group_size", group_size, expected)
+            raise bad_shape(self.op, "x", self.x.shape, expected)
+
+    def check_options(self) -> None:
+        """Raise for numbers that no x can be used with, too."""
+        CallSpec.check_options(self)
+        for name in ("eps", "weight_offset"):
+            value = getattr(self, name)
+            if not -sys.float_info.max <= value <= sys.float_info.max:
+                raise bad_value(self.op, name, value, "a finite number")
+        if self.eps < SMALLEST_EPS:
+            raise bad_value(self.op, "eps", self.eps, f"at least {SMALLEST_EPS:.4g}, the smallest normal float32")
 
 
-OP = RMSNorm()
+OP = Op(Spec, __package__, (hopper.IMPLEMENTATION, triton.IMPLEMENTATION))

@@ -10,7 +10,7 @@ from typing import Any
 
 from retrograd.core.xp import Namespace, silu_grad
 
-from .spec import Spec
+from .op import Spec
 
 
 def forward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,15 +24,15 @@ def forward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, A
     y = _scale(xp, spec, xp.reshape(groups * rstd, spec.x.shape), arrays)
     if spec.gate_last:
         y = y * xp.silu(xp.astype(gate, compute))
-    return {**made, "y": _result(xp, y, spec.out_dtype), "rstd": xp.reshape(rstd, spec.rstd.shape)}
+    return {**made, "y": _result(xp, y, spec.y_dtype), "rstd": xp.reshape(rstd, _rstd_shape(spec))}
 
 
-def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
     """The gradient of each argument that is there; the formulas are in README.md."""
     compute = spec.compute_dtype
     weight, gate = arrays.get("weight"), arrays.get("gate")
-    s = arrays["sum" if spec.residual else "x"]
-    rstd = xp.reshape(arrays["rstd"], (*spec.rstd.shape, 1))
+    s = arrays[spec.normalised]
+    rstd = xp.reshape(arrays["rstd"], (*_rstd_shape(spec), 1))
     x_hat = xp.reshape(xp.reshape(_gate_input(xp, spec, s, gate), _grouped(spec)) * rstd, spec.x.shape)
     z = None if gate is None else xp.astype(gate, compute)
     dy = xp.astype(arrays["dy"], compute)
@@ -49,22 +49,25 @@ def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, 
         ds = ds * xp.silu(z)
     elif spec.gate_last:
         made["dgate"] = dy * _scale(xp, spec, x_hat, arrays) * silu_grad(xp, z)
-    if spec.has_dsum:
+    if "dsum" in spec.gradients_in():
         ds = ds + xp.astype(arrays["dsum"], compute)
     made["dx"] = made["dresidual"] = ds
     if spec.weight:
         made["dweight"] = xp.sum_to(dv * x_hat, spec.weight.shape)
     if spec.bias:
         made["dbias"] = xp.sum_to(dv, spec.bias.shape)
-    params = {f"d{name}": getattr(spec, name) for name in ("x", "residual", "gate", "weight", "bias")}
-    return {name: _result(xp, made[name], param.dtype) for name, param in params.items() if param is not None}
+    return {name: _result(xp, made[name], param.dtype) for name, param in spec.params(made).items()}
 
 
-def rstd(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> Any:
-    """What the forward pass keeps of each row, from what was normalised and the gate."""
-    s = arrays["sum" if spec.residual else "x"]
+def recomputed(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """rstd, from what was normalised and the gate."""
+    s = arrays[spec.normalised]
     groups = xp.reshape(_gate_input(xp, spec, s, arrays.get("gate")), _grouped(spec))
-    return xp.reshape(_rstd(xp, spec, groups), spec.rstd.shape)
+    return {"rstd": xp.reshape(_rstd(xp, spec, groups), _rstd_shape(spec))}
+
+
+def _rstd_shape(spec: Spec) -> tuple[int, ...]:
+    return (*spec.x.shape[:-1], spec.groups)
 
 
 def _rstd(xp: Namespace, spec: Spec, groups: Any) -> Any:
@@ -77,7 +80,7 @@ def _result(xp: Namespace, array: Any, dtype: str) -> Any:
 
 def _grouped(spec: Spec) -> tuple[int, ...]:
     """The shape of x with its columns split into the groups that are normalised together."""
-    return (*spec.rstd.shape, spec.N)
+    return (*_rstd_shape(spec), spec.N)
 
 
 def _gate_input(xp: Namespace, spec: Spec, s: Any, gate: Any) -> Any:

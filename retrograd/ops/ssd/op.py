@@ -79,7 +79,7 @@ class Backward:
         """The same without a kernel."""
         return portable.backward(xp, self.spec, arrays)
 
-    def remade(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+    def recomputed(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
         """The states."""
         return {"states": portable.forward(xp, self.spec, arrays)["states"]}
 

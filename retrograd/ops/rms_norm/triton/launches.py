@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retrograd.core.arch import Arch
-from retrograd.core.arrays import arrays_of, pointers_to, read_in_place, strides_of
+from retrograd.core.arrays import arrays_of, pointers_to, strides_of
 from retrograd.core.build import ALIGNMENT, divisor
-from retrograd.core.op import Layouts, Param
+from retrograd.core.dtypes import KERNEL_FLOATS
 from retrograd.core.program import Array, Launch, Program, Scalar
 from retrograd.core.reduce import sum_rows_launch
-from retrograd.core.rows import Layout, Strides, collapse, is_dense
+from retrograd.core.rows import Layout, Layouts, Strides, collapse
+from retrograd.core.spec import Param, Pass
 
+from ..op import Spec
+from ..passes import backward_pointers, inputs_of, offset
 from . import backward as backward_kernels
 from . import forward as forward_kernels
-from . import plan
-from .spec import Spec
+from .plan import Plan, Tile, planned
 
-Read = Callable[[tuple[int, ...], Layout], bool]  # whether kernels read an array of a shape where it lies
+__all__ = ["backward", "forward", "planned", "suits"]
 
 
-def forward(spec: Spec, names: Sequence[str], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
+def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
+    """Whether the kernels are for the dtypes."""
+    return spec.x.dtype in KERNEL_FLOATS
+
+
+def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan) -> Program:
     """The arguments -> y, sum, rstd."""
-    if plan.takes_ring(spec, arch):
-        inputs, _ = _inputs(spec, names, layouts, _in_one_piece)
-        return Program(inputs, outputs, (), (_ring_forward(spec, arch, inputs + outputs),))
-    whole = plan.whole_forward(spec)
-    inputs, layouts = _inputs(spec, names, layouts, _in_rows if whole else _in_aligned_rows)
-    tile = plan.forward(spec, arch)
+    whole, tile = plan.whole, plan.tile
+    inputs, layouts = inputs_of(spec, names, layouts, _in_rows if whole else _in_aligned_rows)
     launch = Launch(
         forward_kernels.forward_whole if whole else forward_kernels.forward_looped,
         grid=spec.heads * -(-spec.rows // tile.rows),
         arrays=pointers_to(inputs + outputs, "x residual gate weight bias y sum rstd"),
-        scalars={**_geometry(spec, layouts, inputs), "eps": float(spec.eps), **_offset(spec)},
+        scalars={**_geometry(spec, layouts, inputs), "eps": float(spec.eps), **offset(spec)},
         constants={
             **_flags(spec, arch),
             **_tile(tile, "rows" if whole else "stages"),
@@ -44,37 +47,32 @@ def forward(spec: Spec, names: Sequence[str], outputs: tuple[Array, ...], layout
     return Program(inputs, outputs, (), (launch,))
 
 
-def backward(spec: Spec, names: Sequence[str], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
+def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan) -> Program:
     """The gradients of the results, what was normalised, the parameters, rstd -> the gradients wanted."""
-    if plan.takes_ring(spec, arch):
-        inputs, _ = _inputs(spec, names, layouts, _in_one_piece)
-        return _ring_backward(spec, arch, inputs, outputs)
-    whole = plan.whole_backward(spec, arch)
-    inputs, layouts = _inputs(spec, names, layouts, _in_rows if whole else _in_aligned_rows)
-    tile = (plan.backward if whole else plan.backward_columns)(spec, arch)
+    whole, tile = plan.whole, plan.tile
+    inputs, layouts = inputs_of(spec, names, layouts, _in_rows if whole else _in_aligned_rows)
     programs = tile.programs_for(spec.rows)
     partial = Param((programs, spec.heads, spec.N), "float32")
     in_two_stages = [a.name for a in outputs if a.name in ("dweight", "dbias") and _in_two_stages(a, programs)]
     partials = {name: f"{name}_partial" for name in in_two_stages}
-    scratch = arrays_of({}, **dict.fromkeys(partials.values(), partial), c=None if whole else spec.rstd)
+    scratch = arrays_of({}, **dict.fromkeys(partials.values(), partial), c=None if whole else spec["rstd"])
     arrays = inputs + outputs + scratch
-    scalars = {**_geometry(spec, layouts, inputs, {_s(spec): "s"}), **_offset(spec)}
+    scalars = {**_geometry(spec, layouts, inputs, {spec.normalised: "s"}), **offset(spec)}
     pointers = {
-        **_pointers(spec, arrays, "dy dsum s gate weight bias rstd" + ("" if whole else " c")),
+        **backward_pointers(spec, arrays, "dy dsum s gate weight bias rstd" + ("" if whole else " c")),
         **pointers_to(arrays, "dx dresidual dgate"),
         **pointers_to(arrays, **{f"{name}_partial_ptr": partials.get(name, name) for name in ("dweight", "dbias")}),
     }
     launches = []
-    if not whole:
-        means = plan.backward_row_means(spec, arch)
+    if plan.means is not None:
         launches.append(
             Launch(
                 backward_kernels.backward_row_means,
                 grid=spec.rows * spec.heads,
-                arrays=_pointers(spec, arrays, "dy s gate weight rstd c"),
+                arrays=backward_pointers(spec, arrays, "dy s gate weight rstd c"),
                 scalars=scalars,
-                constants={**_flags(spec, arch), **_tile(means, "stages")},
-                num_warps=means.num_warps,
+                constants={**_flags(spec, arch), **_tile(plan.means, "stages")},
+                num_warps=plan.means.num_warps,
                 overlap=arch.overlaps_launches,
             )
         )
@@ -84,7 +82,7 @@ def backward(spec: Spec, names: Sequence[str], outputs: tuple[Array, ...], layou
             grid=programs * spec.heads * (1 if whole else -(-spec.N // tile.columns)),
             arrays=pointers,
             scalars=scalars,
-            constants={**_flags(spec, arch), **_tile(tile, "rows", "stages"), "AGAIN": plan.again(spec, arch)},
+            constants={**_flags(spec, arch), **_tile(tile, "rows", "stages"), "AGAIN": plan.again},
             num_warps=tile.num_warps,
             overlap=arch.overlaps_launches,
         )
@@ -94,47 +92,6 @@ def backward(spec: Spec, names: Sequence[str], outputs: tuple[Array, ...], layou
     return Program(inputs, outputs, scratch, tuple(launches))
 
 
-def _ring_forward(spec: Spec, arch: Arch, arrays: tuple[Array, ...]) -> Launch:
-    from .gluon.forward import forward_ring
-
-    ring = plan.ring_forward(spec, arch)
-    return Launch(
-        forward_ring,
-        grid=min(ring.programs, spec.rows),
-        arrays=pointers_to(arrays, "x weight y rstd"),
-        scalars={"rows": spec.rows, "eps": float(spec.eps), **_offset(spec)},
-        constants={"N": spec.N, "RING": ring.slots, "OVERLAP": arch.overlaps_launches},
-        num_warps=ring.num_warps,
-        overlap=arch.overlaps_launches,
-    )
-
-
-def _ring_backward(spec: Spec, arch: Arch, inputs: tuple[Array, ...], outputs: tuple[Array, ...]) -> Program:
-    from .gluon.backward import backward_ring
-
-    ring = plan.ring_backward(spec, arch)
-    programs = min(ring.programs, spec.rows)
-    parameters = any(array.name == "dweight" for array in outputs)
-    scratch = arrays_of({}, dweight_partial=Param((programs, spec.N), "float32") if parameters else None)
-    launch = Launch(
-        backward_ring,
-        grid=programs,
-        arrays=_pointers(spec, inputs + outputs + scratch, "dy s weight rstd dx dweight_partial"),
-        scalars={"rows": spec.rows, **_offset(spec)},
-        constants={
-            "N": spec.N,
-            "BLOCK_N": ring.chunk,
-            "SLOTS": ring.slots,
-            "SHARED": ring.shared,
-            "OVERLAP": arch.overlaps_launches,
-        },
-        num_warps=ring.num_warps,
-        overlap=arch.overlaps_launches,
-    )
-    second = (sum_rows_launch("dweight_partial", "dweight", programs, spec.N, arch),) if parameters else ()
-    return Program(inputs, outputs, scratch, (launch, *second))
-
-
 def _in_two_stages(gradient: Array, programs: int) -> bool:
     """Whether the gradient of a parameter is summed in two stages.
 
@@ -142,17 +99,6 @@ def _in_two_stages(gradient: Array, programs: int) -> bool:
     row must not meet another binary in a small batch.
     """
     return programs != 1 or gradient.dtype != "float32"
-
-
-def _inputs(spec: Spec, names: Sequence[str], layouts: Layouts, read: Read) -> tuple[tuple[Array, ...], Layouts]:
-    """The arrays that a pass reads, and the layouts of those that it reads where they lie; the others are copied."""
-    gradients = {"dy": Param(spec.x.shape, spec.out_dtype), "dsum": spec.sum}
-    params = {name: gradients.get(name) or getattr(spec, name) for name in names}
-
-    def in_place(name: str, param: Param, layout: Layout) -> bool:
-        return (_in_one_piece if name == "rstd" else read)(param.shape, layout)
-
-    return read_in_place(params, layouts, in_place)
 
 
 # The compiler shares the columns of a tile out to the threads by how the arrays lie in memory, and adds in the order
@@ -184,29 +130,10 @@ def _in_aligned_rows(shape: tuple[int, ...], layout: Layout) -> bool:
     return known == 1 or (layout.aligned and min(map(divisor, _row_strides(shape, layout))) == known)
 
 
-def _in_one_piece(shape: tuple[int, ...], layout: Layout) -> bool:
-    """For the ring: rows that lie one after the other, from a 16-byte boundary."""
-    return layout.aligned and is_dense(shape, layout.strides)
-
-
 def _row_strides(shape: tuple[int, ...], layout: Layout) -> Sequence[int]:
     """How far apart the rows lie in each dimension; a single row's neighbour, where there is one row."""
     rows = [stride for size, stride in zip(shape[:-1], layout.strides, strict=False) if size != 1]
     return rows or [layout.strides[-2]]
-
-
-def _s(spec: Spec) -> str:
-    """What is normalised, which the kernels of the backward pass call s."""
-    return "sum" if spec.residual else "x"
-
-
-def _pointers(spec: Spec, arrays: tuple[Array, ...], names: str) -> dict[str, str | None]:
-    """As `pointers_to`, for the kernels of the backward pass."""
-    return pointers_to(arrays, **{f"{name}_ptr": _s(spec) if name == "s" else name for name in names.split()})
-
-
-def _offset(spec: Spec) -> dict[str, Scalar]:
-    return {"weight_offset": float(spec.weight_offset)}
 
 
 def _flags(spec: Spec, arch: Arch) -> dict[str, Any]:
@@ -218,7 +145,7 @@ def _flags(spec: Spec, arch: Arch) -> dict[str, Any]:
     }
 
 
-def _tile(tile: plan.Tile, *wanted: str) -> dict[str, int]:
+def _tile(tile: Tile, *wanted: str) -> dict[str, int]:
     return {"BLOCK_N": tile.columns, **{name.upper(): getattr(tile, name) for name in wanted}}
 
 

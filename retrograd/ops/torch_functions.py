@@ -1,4 +1,4 @@
-"""rms_norm for PyTorch: the public function."""
+"""The public functions for PyTorch: written by `make functions` from `ops/*/op.py`, not by hand."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from retrograd.core.errors import bad_type
+from retrograd.core.torch_arguments import torch_dtype
 from retrograd.core.torch_op import bind
 
-from .op import OP
+from .rms_norm.op import OP as RMS_NORM
 
-_call = bind(OP)
+__all__ = ["rms_norm"]
+
+_rms_norm = bind(RMS_NORM)
 
 
 @overload
@@ -57,7 +59,7 @@ def rms_norm(
     bias: Float[Tensor, " N"] | Float[Tensor, "H N"] | None = None,
     residual: Float[Tensor, "*batch N"] | None = None,
     gate: Float[Tensor, "*batch N"] | None = None,
-    eps: float = 1e-6,
+    eps: float = 1e-06,
     weight_offset: float = 0.0,
     group_size: int | None = None,
     norm_before_gate: bool = False,
@@ -89,8 +91,8 @@ def rms_norm(
         out_dtype: dtype of y; that of x by default.
 
     Returns:
-        y (..., N); with `prenorm`, (y, s), where s has the dtype of the residual. Without one s is a copy of x,
-        which may be written into.
+        y (..., N); with `prenorm`, (y, s), where s has the dtype of the residual. Without one s is a copy of x, which
+        may be written into.
 
     Raises:
         ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
@@ -107,10 +109,17 @@ def rms_norm(
         >>> weight.grad.shape
         torch.Size([64])
     """
-    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        raise bad_type(OP.name, "out_dtype", out_dtype, "a torch.dtype or None")
-    options = (eps, weight_offset, group_size, norm_before_gate, prenorm, out_dtype)
-    y, s = _call((x, weight, bias, residual, gate), options)
-    if not prenorm:
-        return y  # type: ignore[return-value]
-    return y, x.clone() if residual is None else s  # type: ignore[return-value]
+    y, sum_ = _rms_norm(
+        {"x": x, "weight": weight, "bias": bias, "residual": residual, "gate": gate},
+        {
+            "eps": eps,
+            "weight_offset": weight_offset,
+            "group_size": group_size,
+            "norm_before_gate": norm_before_gate,
+            "prenorm": prenorm,
+            "out_dtype": torch_dtype("rms_norm", "out_dtype", out_dtype),
+        },
+    )
+    if prenorm and residual is None:
+        sum_ = x.clone()
+    return (y, sum_) if prenorm else y  # type: ignore[return-value]

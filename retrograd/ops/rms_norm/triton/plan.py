@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from retrograd.core.arch import KIB, Arch
+from retrograd.core.arch import Arch
 from retrograd.core.dtypes import BYTES
+from retrograd.core.spec import Pass
 from retrograd.core.tiles import power_of_two, warps_of
 
-from .spec import Spec
+from ..op import Spec
 
 # Columns that one program can hold in registers without spilling; the second figure is for calls with further arrays.
 WHOLE_FORWARD = (16_384, 8_192)
@@ -81,15 +82,35 @@ BACKWARD = {
         8192: (1, 16, 3, 132),  # where `again` holds
     },
 }
-# Longer rows stream through shared memory on a Hopper or Blackwell GPU: what the kernels of `gluon/` take.
-RING_COLUMNS = 32_768
-RING_CHUNK = 4096
-RING_PROGRAMS = 132
-RING_BARRIERS = 2048  # bytes of shared memory left to the reductions
-
 MOST_ROWS = 128
 # So many tiles take one program no longer than the launch of a second stage takes.
 FEW_TILES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a pass works.
+
+    Attributes:
+        whole: whether a program holds rows in registers; longer ones are read in parts.
+        tile: of the kernel that writes the results or gradients.
+        means: of the kernel that finds the row means before, in the backward pass of longer rows.
+        again: whether the backward pass computes what it needs of a packed row twice.
+    """
+
+    whole: bool
+    tile: Tile
+    means: Tile | None = None
+    again: bool = False
+
+
+def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
+    """The plan of a pass."""
+    if which == "fwd":
+        return Plan(whole_forward(spec), forward(spec, arch))
+    if whole_backward(spec, arch):
+        return Plan(True, backward(spec, arch), again=again(spec, arch))
+    return Plan(False, backward_columns(spec, arch), backward_row_means(spec, arch), again(spec, arch))
 
 
 def whole_forward(spec: Spec) -> bool:
@@ -104,7 +125,7 @@ def whole_backward(spec: Spec, arch: Arch) -> bool:
 
 def again(spec: Spec, arch: Arch) -> bool:
     """Whether the backward pass holds a gated row in registers by computing what it needs twice from packed inputs."""
-    packed = spec.gate is not None and all(BYTES[d] == 2 for d in (spec.x.dtype, spec.gate.dtype, spec.out_dtype))
+    packed = spec.gate is not None and all(BYTES[d] == 2 for d in (spec.x.dtype, spec.gate.dtype, spec.y_dtype))
     alone = spec.residual is None and spec.bias is None
     return arch.backend == "cuda" and packed and alone and power_of_two(spec.N) == max(BACKWARD["gated"])
 
@@ -140,48 +161,6 @@ def _rows(rows: int, columns: int, narrowest: int) -> int:
     return rows if columns >= narrowest else min(MOST_ROWS, rows * narrowest // columns)
 
 
-@dataclass(frozen=True, slots=True)
-class Ring:
-    """How long rows stream through shared memory.
-
-    Attributes:
-        chunk: columns that are copied, read and refilled together.
-        slots: rows (forward) or chunks (backward) in the ring.
-        shared: chunks of the weight that lie in shared memory; the others stay in registers.
-        num_warps: warps a program.
-        programs: programs that share the rows.
-    """
-
-    chunk: int
-    slots: int
-    shared: int
-    num_warps: int
-    programs: int
-
-
-def takes_ring(spec: Spec, arch: Arch) -> bool:
-    """Whether a call's rows are for the ring: long, plain, of two-byte elements."""
-    two_bytes = BYTES[spec.x.dtype] == BYTES[spec.out_dtype] == 2
-    plain = spec.weight is not None and spec.heads == 1 and not (spec.bias or spec.gate or spec.residual)
-    room = arch.backend == "cuda" and arch.shared_memory >= 227 * KIB
-    return two_bytes and plain and room and spec.N % 8 == 0 and max(BACKWARD["plain"]) < spec.N <= RING_COLUMNS
-
-
-def ring_forward(spec: Spec, arch: Arch) -> Ring:
-    """Rows of x in the ring: as many as fit."""
-    chunks = -(-spec.N // RING_CHUNK)
-    slots = (arch.shared_memory - RING_BARRIERS) // (chunks * RING_CHUNK * 2)
-    return Ring(RING_CHUNK, min(slots, 8), 0, 16, RING_PROGRAMS)
-
-
-def ring_backward(spec: Spec, arch: Arch) -> Ring:
-    """Chunks of s and dy in the ring: at least a row; what is left holds the weight."""
-    chunks = -(-spec.N // RING_CHUNK)
-    space = (arch.shared_memory - RING_BARRIERS) // (RING_CHUNK * 4)  # a slot, and a chunk of the weight in fp32
-    shared = min(chunks, space - chunks)
-    return Ring(RING_CHUNK, space - shared, shared, 16, RING_PROGRAMS)
-
-
 def backward_columns(spec: Spec, arch: Arch) -> Tile:
     """The tile of the backward pass that owns columns."""
     stages = 2 if arch.backend == "cuda" else 1
@@ -201,7 +180,7 @@ def _extra_arrays(spec: Spec) -> int:
 
 def _within_shared_memory(tile: Tile, spec: Spec, arch: Arch) -> Tile:
     """Fewer stages, until the tiles in flight fit, those of a gradient of the sum too where one may come."""
-    element = BYTES[spec.out_dtype] + BYTES[spec.sum_dtype] * (2 if spec.residual else 1)
+    element = BYTES[spec.y_dtype] + BYTES[spec.sum_dtype] * (2 if spec.residual else 1)
     element += BYTES[spec.gate.dtype] if spec.gate else 0
 
     def fits(tile: Tile) -> bool:

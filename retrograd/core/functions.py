@@ -1,0 +1,201 @@
+"""Writes the public functions of an op, for PyTorch or JAX, from its declaration: signatures, docstrings, bodies."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .declaration import Argument, Option, Result
+from .op import Op
+from .spec import CallSpec, arguments, options
+
+WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Face:
+    """A framework, as the functions for it are written.
+
+    Attributes:
+        array: its type of arrays.
+        dtype: how a signature writes a dtype.
+        checked_dtype: the function that turns an option that is a dtype into what an op takes.
+        copy: an expression for a copy of an argument, of which `{}` is the name.
+        face: the module that users import.
+    """
+
+    array: str
+    dtype: str
+    checked_dtype: str
+    copy: str
+    face: str
+
+
+TORCH = Face("Tensor", "torch.dtype | None", "torch_dtype", "{}.clone()", "retrograd")
+JAX = Face("Array", "Any", "jax_dtype", "jnp.asarray({})", "retrograd.jax")
+OPTION_TYPES = {"bool": "bool", "float": "float", "float[]": "tuple[float, float]", "SymInt?": "int | None"}
+
+JAX_NOTES = """\
+It is the same call as `retrograd.{name}`, with the same results and errors. On an NVIDIA GPU it launches the same
+kernels; on a CPU or TPU it is plain JAX.{kept} It has derivatives of every order, in reverse and in forward mode: first
+gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and takes more memory."""
+
+
+def function(op: Op, face: Face) -> str:
+    """The source of an op's public function, with an overload for each number of results."""
+    call = op.call
+    optional = [r for r in call.results if _asked_by(r)]
+    if not optional:
+        return _definition(call, face, _returned(call.results, face)) + _body(op, face)
+    (last,) = optional
+    asked = _asked_by(last)
+    rest = tuple(r for r in call.results if r is not last)
+    one, all_ = _returned(rest, face), _returned(call.results, face)
+    parts = [
+        "@overload\n" + _definition(call, face, one, asked=(asked, False)) + " ...\n",
+        "@overload\n" + _definition(call, face, all_, asked=(asked, True)) + " ...\n",
+        _definition(call, face, f"{face.array} | tuple[{', '.join([face.array] * len(call.results))}]"),
+    ]
+    return "\n\n".join(parts) + _body(op, face)
+
+
+def update(op: Op, call: type[CallSpec], face: Face) -> str:
+    """The source of the public function for a step of generation; `call` declares it."""
+    passed = ", ".join((_dict(arguments(call)), _options(call, face)))
+    body = f"    return step_of_{op.name}({_private(op)}, *checked_step({_constant(call)}, {passed}))\n"
+    return _definition(call, face, _returned(call.results, face)) + _docstring(call, face) + body
+
+
+def _constant(call: type[CallSpec]) -> str:
+    return call.op.upper()
+
+
+def _private(op: Op) -> str:
+    return f"_{op.name}"
+
+
+def _asked_by(result: Result) -> str | None:
+    """The option under which a result is returned."""
+    return result.returned or result.when
+
+
+def _definition(
+    call: type[CallSpec], face: Face, returns: str, asked: tuple[str | None, bool] | None = None
+) -> str:
+    """The line of definition; `asked`: for an overload, the option for a result, and its value."""
+    positional, others = [], []
+    for name, declared in arguments(call).items():
+        default = "" if not declared.optional else " = ..." if asked else " = None"
+        text = f"{name}: {_type(declared, face)}{default}"
+        (positional if not declared.optional or declared.positional else others).append(text)
+    for name, option in options(call).items():
+        kind, default = _option_type(option, face), "..." if asked else _default(option)
+        if asked and asked[0] == name:
+            others.append(f"{name}: Literal[{asked[1]}]" + ("" if asked[1] else " = ..."))
+        else:
+            others.append(f"{name}: {kind} = {default}")
+    parameters = ", ".join([*positional, *(["*", *others] if others else [])])
+    return f"def {call.op}({parameters},) -> {returns}:"
+
+
+def _type(declared: Argument, face: Face) -> str:
+    text = _arrays(declared.shape, declared.kinds, face)
+    return f"{text} | None" if declared.optional else text
+
+
+def _arrays(shape: str, kinds: tuple[str, ...], face: Face) -> str:
+    forms = [form.strip() for form in shape.split("|")]
+    spaced = [form if " " in form else f" {form}" for form in forms]  # jaxtyping's way to write one axis
+    return " | ".join(f'{kind}[{face.array}, "{form}"]' for form in spaced for kind in kinds)
+
+
+def _returned(results: tuple[Result, ...], face: Face) -> str:
+    types = [_arrays(result.shape, result.kinds, face) for result in results]
+    return types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
+
+
+def _option_type(option: Option, face: Face) -> str:
+    if option.kind == "ScalarType?":
+        return face.dtype
+    if option.kind == "str?":
+        named = ", ".join(repr(choice) for choice in option.choices if choice is not None)
+        return f"Literal[{named}] | None"
+    return OPTION_TYPES[option.kind]
+
+
+def _default(option: Option) -> str:
+    text = repr(option.default)
+    return text.replace("inf", "math.inf")
+
+
+def _dict(names: Any) -> str:
+    return "{" + ", ".join(f'"{name}": {name}' for name in names) + "}"
+
+
+def _options(call: type[CallSpec], face: Face) -> str:
+    def value(name: str, option: Option) -> str:
+        if option.kind == "ScalarType?":
+            return f'{face.checked_dtype}("{call.op}", "{name}", {name})'
+        return f"as_tuple({name})" if option.kind == "float[]" else name
+
+    return "{" + ", ".join(f'"{name}": {value(name, option)}' for name, option in options(call).items()) + "}"
+
+
+def _body(op: Op, face: Face) -> str:
+    call = op.call
+    passed = f"{_private(op)}({_dict(arguments(call))}, {_options(call, face)})"
+    ignored = "  # type: ignore[return-value]" if face is TORCH else ""
+    names = [f"{result.name}_" if result.name == "sum" else result.name for result in call.results]
+    lines = [f"{', '.join(names)} = {passed}"]
+    last = call.results[-1]
+    asked = _asked_by(last)
+    if last.instead:
+        lines += [f"if {last.when} is None:", f"    {names[-1]} = {face.copy.format(last.instead)}"]
+        lines[-2] = f"if {asked} and {last.when} is None:"
+    lines.append(f"return ({', '.join(names)}) if {asked} else {names[0]}{ignored}")
+    return _docstring(call, face) + textwrap.indent("\n".join(lines), "    ") + "\n"
+
+
+def _docstring(call: type[CallSpec], face: Face) -> str:
+    return "\n" + textwrap.indent('"""' + "\n".join(_documented(call, face)) + '\n"""', "    ") + "\n"
+
+
+def _documented(call: type[CallSpec], face: Face) -> Iterator[str]:
+    """The lines of a docstring."""
+    told: Any = call
+    yield inspect.cleandoc(told.__doc__)
+    yield ""
+    if face is JAX:
+        kept = [f"`{call.op}_{r.name}`" for r in (*call.results, *call.kept) if r in call.kept or r.instead]
+        named = f" What the backward pass keeps is named {' and '.join(kept)} for `jax.checkpoint`." if kept else ""
+        yield _wrapped(JAX_NOTES.format(name=call.op, kept=named), "")
+        yield ""
+    yield "Args:"
+    for name, declared in {**arguments(call), **options(call)}.items():
+        yield _wrapped(f"{name}: {declared.doc}", "    ", "        ")
+    yield ""
+    yield "Returns:"
+    yield _wrapped(told.RETURNS, "    ")
+    yield ""
+    yield "Raises:"
+    yield "    ValueError, TypeError: before any launch, naming the argument, what was expected and what came."
+    if told.SOURCE:
+        yield ""
+        yield _wrapped(f"Source: {told.SOURCE}", "")
+    yield ""
+    yield "Example:"
+    yield textwrap.indent(inspect.cleandoc(told.TORCH_EXAMPLE if face is TORCH else told.JAX_EXAMPLE), "    ")
+
+
+def _wrapped(text: str, first: str, then: str | None = None) -> str:
+    return textwrap.fill(
+        " ".join(text.split()),
+        WIDTH - 4,
+        initial_indent=first,
+        subsequent_indent=first if then is None else then,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,380 @@
+"""A checked call of an op. Its fields declare the arguments and options; all that both frameworks ask of it is derived.
+
+An op writes a subclass: its fields, its letters, its results, and the few rules that letters cannot say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, lru_cache
+from math import prod
+from typing import Any, ClassVar, Literal
+
+from .declaration import Argument, Axis, Letter, Option, Result, alternatives, fits, form, size_of
+from .dtypes import BYTES, accumulator
+from .errors import bad_dtype, bad_shape, bad_type, bad_value, check_option
+
+Pass = Literal["fwd", "bwd"]
+BATCH, SEQUENCES = "B", "S"  # letters that every op along time has: without packed sequences they are one
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """Shape and dtype of an array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return prod(self.shape) * BYTES[self.dtype]
+
+
+Params = Mapping[str, Param | None]  # by argument; None where an optional argument is absent
+
+
+class Size:
+    """The size of a letter, as an attribute of a call.
+
+    Args:
+        letter: the letter.
+        absent: what stands for it where no argument has it.
+    """
+
+    def __init__(self, letter: str, absent: int | None = None) -> None:
+        self.letter = letter
+        self.absent = absent
+
+    def __get__(self, spec: Any, owner: Any) -> int:
+        size: int = spec.sizes.get(self.letter, self.absent)
+        return size
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """Base of the checked calls of an op: shape and dtype of each argument, None where absent, and the options.
+
+    Attributes:
+        op: the op's name in errors.
+        letters: the axes, by letter.
+        results: what a forward pass may return to the user, in order.
+        kept: what else it computes, for the backward pass.
+        whole: options under which gradients of all results that are computed come into the backward pass.
+        sizes: of the letters.
+
+    Raises:
+        ValueError, TypeError: on construction, for arguments and options that do not fit together.
+    """
+
+    op: ClassVar[str]
+    letters: ClassVar[Mapping[str, Letter]]
+    results: ClassVar[tuple[Result, ...]] = ()
+    kept: ClassVar[tuple[Result, ...]] = ()
+    whole: ClassVar[Mapping[str, Any]] = {}
+    sizes: dict[str, Any] = field(init=False, repr=False, compare=False)
+
+    # Of the docstring of the public functions, whose beginning is that of the class.
+    RETURNS: ClassVar[str]
+    SOURCE: ClassVar[str] = ""
+    TORCH_EXAMPLE: ClassVar[str]
+    JAX_EXAMPLE: ClassVar[str]
+
+    @classmethod
+    def of(cls, params: Params, options: Mapping[str, Any]) -> Any:
+        """From shapes and dtypes by argument, None where absent, and the options by name."""
+        for name, argument in arguments(cls).items():
+            if params.get(name) is None and not argument.optional:
+                raise bad_type(cls.op, name, None, "an array")
+        return cls(**{name: params.get(name) for name in arguments(cls)}, **options)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", {})
+        self.check_options()
+        for name, argument in _in_order(type(self)):
+            if (param := self[name]) is not None:
+                self._check_shape(name, argument, param)
+                self._check_dtype(name, argument, param)
+                self._check_ranges(name, param)
+                if name == next(iter(arguments(type(self)))):
+                    self.tie()
+            elif argument.reaches:
+                self.sizes[SEQUENCES] = self.sizes[BATCH]
+        self.check()
+
+    def check_options(self) -> None:
+        """Raise for an option of the wrong type, or that is none of its choices."""
+        for name, declared in options(type(self)).items():
+            value = getattr(self, name)
+            if declared.kind != "ScalarType?":
+                check_option(self.op, name, value, declared.kind)
+            if declared.choices and value not in declared.choices:
+                raise bad_value(self.op, name, value, " or ".join(map(repr, declared.choices)))
+
+    def shape_of(self, name: str) -> str:
+        """The declared shape of an argument, as far as it is possible in this call."""
+        return arguments(type(self))[name].shape
+
+    def tie(self) -> None:
+        """Set sizes that follow from the first argument in another way than by its letters; by default none."""
+
+    def check(self) -> None:
+        """Raise for what letters cannot say; by default nothing."""
+
+    def __getitem__(self, name: str) -> Param | None:
+        """Shape and dtype of an argument, a result, a kept array or a gradient; None where it is absent."""
+        if name in arguments(type(self)):
+            param: Param | None = getattr(self, name)
+            return param
+        computed = _computed(type(self))
+        if name in computed:
+            result = computed[name]
+            there = result.when is None or getattr(self, result.when)
+            return self.param(result.shape, result.dtype) if there else None
+        if name.startswith("d"):
+            return self[name[1:]]
+        raise KeyError(name)
+
+    def param(self, shape: str, dtype: str) -> Param:
+        """Shape and dtype of an array that is declared in letters."""
+        (axes,) = alternatives(shape)
+        sizes = {axis.letter: self.sizes.get(axis.letter, getattr(self, axis.letter, None)) for axis in axes}
+        dims = tuple(size for axis in axes for size in size_of(axis, sizes))
+        return Param(dims, next(self._dtypes((dtype,))))
+
+    def present(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of the arrays that this call has."""
+        return tuple(name for name in names if self[name] is not None)
+
+    def params(self, names: Iterable[str]) -> dict[str, Param]:
+        """Shapes and dtypes of those of the arrays that this call has."""
+        return {name: param for name in names if (param := self[name]) is not None}
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The arguments that are there."""
+        return self.present(arguments(type(self)))
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """What a kernel has to honour: the arguments that are there, and the options that differ from their default."""
+        changed = (name for name, option in options(type(self)).items() if getattr(self, name) != option.default)
+        return frozenset((*self.arguments, *changed))
+
+    @property
+    def compute_dtype(self) -> str:
+        """Dtype of sums over numbers of the first argument."""
+        first = getattr(self, next(iter(arguments(type(self)))))
+        return accumulator(first.dtype)
+
+    @property
+    def packed(self) -> bool:
+        """Whether several sequences lie one after the other in a batch of one."""
+        return any(declared.reaches and self[name] for name, declared in arguments(type(self)).items())
+
+    def gradients_in(self) -> tuple[str, ...]:
+        """The gradients of results that the backward pass reads: of those that the user can reach."""
+        reached = (r for r in self.results if r.returned is None or getattr(self, r.returned))
+        return tuple(f"d{result.name}" for result in reached if self[result.name] is not None)
+
+    def computes(self) -> tuple[str, ...]:
+        """The arrays that the forward pass computes: results, then kept arrays."""
+        return self.present(_computed(type(self)))
+
+    def reads(self, wanted: frozenset[str]) -> tuple[str, ...]:
+        """The arrays that a backward pass reads, for the gradients of the arguments `wanted`."""
+        return (*self.gradients_in(), *self.arguments, *(result.name for result in self.kept))
+
+    def makes(self, wanted: frozenset[str]) -> tuple[str, ...]:
+        """The gradients that a backward pass computes, at least those of the arguments `wanted`."""
+        return tuple(f"d{name}" for name in self.arguments if name in wanted)
+
+    def same_gradient(self) -> Mapping[str, str]:
+        """Argument -> another argument whose gradient is its own too, so that none is computed for it."""
+        return {}
+
+    def axes_of(self, *letters: str) -> dict[str, int]:
+        """Argument, result or kept array -> its axis of one of these letters, where it has one of its own."""
+        return {name: axes[letter] for name in (*self.arguments, *self.computes())
+                for axes in [self._axes(name)] for letter in letters if letter in axes}  # fmt: skip
+
+    def _axes(self, name: str) -> dict[str, int]:
+        """Letter -> axis of an array; without what others share because it is of size 1."""
+        param = self[name]
+        assert param is not None
+        declared = arguments(type(self)).get(name) or _computed(type(self))[name]
+        for axes in alternatives(declared.shape):
+            if len(axes) == len(param.shape) and not any(axis.many for axis in axes):
+                shared = [axis.may_be_one and size != self.sizes[axis.letter]
+                          for axis, size in zip(axes, param.shape, strict=True)]  # fmt: skip
+                return {axis.letter: place for place, axis in enumerate(axes) if not shared[place] and not axis.offset}
+        return {}
+
+    def folds(self, size: int) -> Iterator[Fold]:
+        """Ways to fold `size` calls into one, the cheapest first; without one that fits, they run one by one.
+
+        By default as more rows.
+        """
+        yield self.folded(dict.fromkeys(self.axes_of(BATCH, SEQUENCES), 0), size)
+
+    def folded(self, axes: Mapping[str, int | None], size: int, **others: Any) -> Fold:
+        """The fold of `size` calls along `axes`, in which gradients lie as what they are gradients of.
+
+        Args:
+            axes: as `Fold.axes`, of arguments, results and kept arrays.
+            size: how many calls.
+            others: options that the one call has in place of theirs.
+        """
+
+        def of(name: str) -> Param | None:
+            param = self[name]
+            if param is None or name not in axes:
+                return param
+            axis, shape = axes[name], param.shape
+            if axis is None:
+                return replace(param, shape=(size, *shape))
+            return replace(param, shape=(*shape[:axis], size * shape[axis], *shape[axis + 1 :]))
+
+        theirs = {name: getattr(self, name) for name in options(type(self))}
+        spec = self.of({name: of(name) for name in arguments(type(self))}, theirs | others)
+        return Fold(spec, {f"d{name}": axis for name, axis in axes.items()} | dict(axes))
+
+    def bytes_moved(self, which: Pass) -> int:
+        """The fewest bytes a pass moves: each array read once, each computed one written once."""
+        wanted = with_gradients(type(self))
+        forward = (*self.arguments, *self.computes())
+        names = forward if which == "fwd" else (*self.reads(wanted), *self.makes(wanted))
+        return sum(param.nbytes for param in self.params(names).values())
+
+    def flops(self, which: Pass) -> int:
+        """Multiplications and additions of a pass."""
+        raise NotImplementedError
+
+    def _dtypes(self, names: Iterable[str]) -> Iterator[str]:
+        """The dtypes that names of dtypes and of attributes stand for."""
+        for name in names:
+            value = getattr(self, name, name)
+            if isinstance(value, tuple):
+                yield from value
+            else:
+                yield value.dtype if isinstance(value, Param) else value
+
+    def _check_dtype(self, name: str, argument: Argument, param: Param) -> None:
+        allowed = tuple(dict.fromkeys(self._dtypes(argument.dtypes)))
+        if param.dtype not in allowed:
+            raise bad_dtype(self.op, name, param.dtype, allowed)
+
+    def _check_shape(self, name: str, argument: Argument, param: Param) -> None:
+        forms = alternatives(self.shape_of(name))
+        if argument.reaches:
+            self._check_boundaries(name, param, self.letters[SEQUENCES].least)
+        for axes in forms:
+            found = fits(axes, param.shape, self.sizes)
+            if found is not None:
+                self.sizes.update(found)
+                return
+        first, declared = next(iter(arguments(type(self)).items()))
+        if argument.shape == declared.shape and name != first:
+            expected = f"the shape of {first}, {getattr(self, first).shape}"
+        else:
+            expected = " or ".join(form(axes, self._words, self.sizes) for axes in forms)
+        raise bad_shape(self.op, name, param.shape, expected)
+
+    def _check_boundaries(self, name: str, param: Param, least: int) -> None:
+        """Raise for boundaries of fewer sequences, or of sequences in several rows."""
+        if len(param.shape) != 1 or param.shape[0] <= least:
+            more = " with at least one sequence" if least else ""
+            raise bad_shape(self.op, name, param.shape, f"(sequences + 1,){more}")
+        if self.sizes[BATCH] != 1:
+            rows, (axes, *_) = next(
+                (n, alternatives(a.shape)) for n, a in arguments(type(self)).items() if BATCH in a.shape.split()
+            )
+            expected = form(axes, self._words, {BATCH: 1})
+            raise bad_shape(self.op, rows, getattr(self, rows).shape, f"{expected}, since {name} is given")
+
+    def _check_ranges(self, name: str, param: Param) -> None:
+        for letter, place in self._places(name, param):
+            size, declared = param.shape[place], self.letters[letter]
+            if declared.divides is not None:
+                other = self.sizes[declared.divides]
+                if size < 1 or other % size:
+                    word = self.letters[declared.divides].word
+                    expected = f"{declared.word} that divide the {word}, {other}"
+                    raise bad_value(self.op, f"{name}.shape[{place}]", size, expected)
+            elif declared.most is not None and not declared.least <= size <= declared.most:
+                known = {k: v for k, v in self.sizes.items() if k != letter}
+                expected = " or ".join(form(axes, self._words, known) for axes in alternatives(self.shape_of(name)))
+                raise bad_shape(self.op, name, param.shape, expected)
+
+    def _places(self, name: str, param: Param) -> list[tuple[str, int]]:
+        """The letters of an argument with their axes."""
+        axes = next((a for a in alternatives(self.shape_of(name)) if fits(a, param.shape, self.sizes) is not None), ())
+        return [(a.letter, place) for place, a in enumerate(axes) if not (a.many or a.offset or axes[0].many)]
+
+    @property
+    def _words(self) -> Mapping[str, Letter]:
+        """The letters as errors name them: where sequences are not packed, they are the batch."""
+        if SEQUENCES not in self.letters or self.packed:
+            return self.letters
+        return {**self.letters, SEQUENCES: self.letters[BATCH]}
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Several calls as one, for `jax.vmap`.
+
+    Attributes:
+        spec: the one call.
+        axes: array -> the axis along which the calls follow each other, or None where each has a place along a new
+            first axis. What is not named here is shared by all calls.
+    """
+
+    spec: Any
+    axes: Mapping[str, int | None]
+
+
+@cache
+def arguments(call: type[CallSpec]) -> dict[str, Argument]:
+    """The declared arguments, in order."""
+    return {f.name: declared for f in fields(call) if isinstance(declared := f.metadata.get("declared"), Argument)}
+
+
+@cache
+def options(call: type[CallSpec]) -> dict[str, Option]:
+    """The declared options, in order."""
+    return {f.name: declared for f in fields(call) if isinstance(declared := f.metadata.get("declared"), Option)}
+
+
+@cache
+def with_gradients(call: type[CallSpec]) -> frozenset[str]:
+    """The arguments that have a gradient."""
+    return frozenset(name for name, argument in arguments(call).items() if not argument.reaches)
+
+
+@cache
+def _computed(call: type[CallSpec]) -> dict[str, Result]:
+    """Results and kept arrays by name."""
+    return {result.name: result for result in (*call.results, *call.kept)}
+
+
+@cache
+def _in_order(call: type[CallSpec]) -> list[tuple[str, Argument]]:
+    """The arguments in the order in which they tell sizes: what may be of size 1 late, states after boundaries."""
+
+    def late(item: tuple[str, Argument]) -> int:
+        axes: list[Axis] = [axis for form in alternatives(item[1].shape) for axis in form]
+        if item[1].reaches:
+            return 2
+        if any(axis.letter == SEQUENCES for axis in axes):
+            return 3
+        return int(any(axis.may_be_one or axis.offset for axis in axes))
+
+    return sorted(arguments(call).items(), key=late)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def check_step(call: type[CallSpec], shapes: tuple[tuple[tuple[int, ...], str] | None, ...], options_: Any) -> None:
+    """Raise for arguments of a step of generation that do not fit together; once for each kind of call."""
+    params = {name: None if s is None else Param(*s) for name, s in zip(arguments(call), shapes, strict=True)}
+    call.of(params, dict(zip(options(call), options_, strict=True)))

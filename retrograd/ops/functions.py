@@ -1,0 +1,71 @@
+"""The modules of public functions, written from the ops' declarations; `make functions` puts them where they belong."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from retrograd.core.functions import JAX, TORCH, Face, function, update
+from retrograd.core.op import Op
+
+from .names import NAMES
+
+FOLDER = Path(__file__).parent
+FILES = {TORCH: "torch_functions.py", JAX: "jax_functions.py"}
+IMPORTS = {
+    TORCH: """\
+import math
+from typing import Literal, overload
+
+import torch
+from jaxtyping import Complex, Float, Int32
+from torch import Tensor
+
+from retrograd.core.errors import as_tuple
+from retrograd.core.torch_arguments import checked_step, torch_dtype
+from retrograd.core.torch_op import bind
+""",
+    JAX: """\
+import math
+from typing import Any, Literal, overload
+
+import jax.numpy as jnp
+from jaxtyping import Array, Complex, Float, Int32
+
+from retrograd.core.errors import as_tuple
+from retrograd.core.jax_arguments import checked_step, jax_dtype
+from retrograd.core.jax_op import bind
+""",
+}
+
+
+def ops() -> list[Op]:
+    """Every op."""
+    return [import_module(f"retrograd.ops.{name}.op").OP for name in NAMES]
+
+
+def source(face: Face) -> str:
+    """The module of a framework's public functions, before it is formatted."""
+    framework = "PyTorch" if face is TORCH else "JAX"
+    parts = [
+        f'"""The public functions for {framework}: written by `make functions` from `ops/*/op.py`, not by hand."""',
+        "from __future__ import annotations",
+        IMPORTS[face],
+        "\n".join(_imports(op) for op in ops()),
+        "\n".join(f"_{op.name} = bind({op.name.upper()})" for op in ops()),
+    ]
+    for op in ops():
+        parts.append(function(op, face))
+        if op.update is not None:
+            parts.append(update(op, op.update, face))
+    names = [name for op in ops() for name in (op.name, *([op.update.op] if op.update else []))]
+    parts.insert(4, f"__all__ = {sorted(names)!r}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _imports(op: Op) -> str:
+    lines = [f"from .{op.name}.op import OP as {op.name.upper()}"]
+    if op.update is not None:
+        lines.append(f"from .{op.name}.update import {op.update.__name__} as {op.update.op.upper()}")
+        lines.append(f"from .{op.name}.update import update as step_of_{op.name}")
+    return "\n".join(lines)

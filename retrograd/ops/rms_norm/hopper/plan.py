@@ -1,0 +1,49 @@
+"""How long rows stream through shared memory: a pure function of the spec and the architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from retrograd.core.arch import Arch
+
+from ..op import Spec
+
+SHORTEST = 8192  # columns; rows up to it are held in registers
+LONGEST = 32_768
+CHUNK = 4096
+PROGRAMS = 132
+BARRIERS = 2048  # bytes of shared memory left to the reductions
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """How long rows stream through shared memory.
+
+    Attributes:
+        chunk: columns that are copied, read and refilled together.
+        slots: rows (forward) or chunks (backward) in the ring.
+        shared: chunks of the weight that lie in shared memory; the others stay in registers.
+        num_warps: warps a program.
+        programs: programs that share the rows.
+    """
+
+    chunk: int
+    slots: int
+    shared: int
+    num_warps: int
+    programs: int
+
+
+def forward(spec: Spec, arch: Arch) -> Ring:
+    """Rows of x in the ring: as many as fit."""
+    chunks = -(-spec.N // CHUNK)
+    slots = (arch.shared_memory - BARRIERS) // (chunks * CHUNK * 2)
+    return Ring(CHUNK, min(slots, 8), 0, 16, PROGRAMS)
+
+
+def backward(spec: Spec, arch: Arch) -> Ring:
+    """Chunks of s and dy in the ring: at least a row; what is left holds the weight."""
+    chunks = -(-spec.N // CHUNK)
+    space = (arch.shared_memory - BARRIERS) // (CHUNK * 4)  # a slot, and a chunk of the weight in fp32
+    shared = min(chunks, space - chunks)
+    return Ring(CHUNK, space - shared, shared, 16, PROGRAMS)

@@ -1,0 +1,10 @@
+"""rms_norm in Triton, on every architecture."""
+
+from retrograd.core.implementation import Implementation
+
+IMPLEMENTATION = Implementation(
+    __package__,
+    takes=frozenset(
+        "x weight bias residual gate eps weight_offset group_size norm_before_gate prenorm out_dtype".split()
+    ),
+)
