@@ -13,11 +13,11 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -26,13 +26,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from retrograd.bench.measure import device_ms, input_sets
 from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.build import build
-from retrograd.core.op import Param
 from retrograd.core.program import Program
+from retrograd.core.spec import Param
 from retrograd.core.tiles import power_of_two
 from retrograd.core.torch_launch import DTYPES, arch_of, prepare
-from retrograd.ops.rms_norm import plan
 from retrograd.ops.rms_norm.op import OP
-from retrograd.ops.rms_norm.spec import Spec
+from retrograd.ops.rms_norm.triton import plan
 
 ROWS = (4096, 8192, 16384, 32768, 65536)
 COLUMNS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -66,20 +65,21 @@ def near(path: Path) -> dict[tuple[str, int], set[Shape]]:
     return kept
 
 
-def spec_of(kind: str, M: int, N: int) -> Spec:
+def spec_of(kind: str, M: int, N: int) -> Any:
     x = Param((M, N), "bfloat16")
     residual, gate = (x if kind == name else None for name in ("prenorm", "gated"))
-    return Spec(x, x.dtype, Param((N,), "float32"), residual=residual, gate=gate, prenorm=kind == "prenorm")
+    params = {"x": x, "weight": Param((N,), "float32"), "residual": residual, "gate": gate}
+    return OP.spec(params, {"prenorm": kind == "prenorm"})
 
 
 def program(kind: str, which: str, M: int, N: int, tile: plan.Tile, arch: Arch) -> Program:
-    whole = mock.patch.object(plan, f"whole_{which}", return_value=True)
-    with whole, mock.patch.object(plan, which, return_value=tile):
-        spec = spec_of(kind, M, N)
-        call = OP.forward(spec) if which == "forward" else OP.backward(spec, frozenset(OP.arguments))
-        made = call.program({}, arch)
-        assert made is not None
-        return made
+    """A pass of the Triton kernels that hold rows in registers, with another tile."""
+    op = replace(OP.only("triton"), replan=lambda planned: replace(planned, whole=True, tile=tile, means=None))
+    spec = spec_of(kind, M, N)
+    call = op.forward(spec) if which == "forward" else op.backward(spec, frozenset(op.arguments))
+    made = call.program({}, arch)
+    assert made is not None
+    return made
 
 
 def compile_one(job: tuple[str, str, int, Shape, str]) -> tuple[str, int, Shape, int]:

@@ -4,8 +4,18 @@ The JAX face is `retrograd.jax`. Every gradient is bitwise reproducible, and whe
 on a portable path.
 """
 
-from retrograd._version import __version__
-from retrograd.ops.torch_functions import *  # noqa: F403
-from retrograd.ops.torch_functions import __all__ as _functions
+from importlib.util import find_spec
 
-__all__ = ["__version__", *_functions]
+from retrograd._version import __version__
+
+if find_spec("torch") is not None:
+    from retrograd.ops.torch_functions import *  # noqa: F403
+    from retrograd.ops.torch_functions import __all__ as _functions
+
+    __all__ = ["__version__", *_functions]
+else:
+
+    def __getattr__(name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise ModuleNotFoundError('retrograd needs torch: pip install "retrograd[torch]"', name="torch")

@@ -7,13 +7,14 @@ import tomllib
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
-USED = ("cli", "jax")  # the extras that a user's program needs
+USED = ("torch", "cli", "jax")  # the extras that a user's program needs
 
 
 def floors() -> dict[str, str]:
     """Name -> the least version, of what the library and its command line need."""
     project = tomllib.loads(PROJECT.read_text())["project"]
     wanted = project["dependencies"] + [one for extra in USED for one in project["optional-dependencies"][extra]]
+    wanted = [one for one in wanted if not one.startswith("retrograd[")]
     found = [re.fullmatch(r"(\w+)>=([\d.]+)(; .*)?", one) for one in wanted]
     assert all(found), wanted
     return {match[1]: match[2] for match in found if match}

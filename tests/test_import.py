@@ -62,3 +62,29 @@ def test_import_brings_neither_jax_nor_triton_nor_cuda(imported: dict[str, Any])
 
 def test_where_triton_is_not_installed_both_frameworks_take_the_portable_path() -> None:
     assert "portable" in output_of(WITHOUT_TRITON)
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # as where it is not installed
+import jax, retrograd, retrograd.jax
+from retrograd.jax import nn
+assert not [name for name in sys.modules if name.startswith("torch.")]
+x = jax.numpy.ones((1, 4, 2))
+print(jax.grad(lambda x: retrograd.jax.linear_scan(x, x).sum())(x).shape)
+config = nn.MambaConfig(d_model=8, n_layer=1, vocab_size=16)
+params = nn.init(jax.random.key(0), config)
+print(nn.language_model(params, jax.numpy.zeros((1, 4), "int32"), config).shape)
+print(retrograd.__version__)
+try:
+    retrograd.rms_norm
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+def test_the_face_for_jax_needs_no_torch_and_that_for_pytorch_says_what_to_install() -> None:
+    lines = output_of(WITHOUT_TORCH).splitlines()
+    assert lines[0] == "(1, 4, 2)"
+    assert lines[1] == "(1, 4, 16)"
+    assert lines[-1] == 'retrograd needs torch: pip install "retrograd[torch]"'

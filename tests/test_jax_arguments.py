@@ -124,4 +124,4 @@ def test_arrays_that_an_explicit_mesh_cuts_elsewhere_than_between_rows_are_refus
 def test_without_jax_the_import_says_what_to_install() -> None:
     script = "import sys; sys.modules['jax'] = None; import retrograd.jax"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert "ModuleNotFoundError: retrograd.jax needs jax: pip install retrograd[jax]" in result.stderr
+    assert 'ModuleNotFoundError: retrograd.jax needs jax: pip install "retrograd[jax]"' in result.stderr

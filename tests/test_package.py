@@ -35,7 +35,8 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def test_a_torch_that_is_recent_enough_is_kept_with_the_triton_that_it_brought() -> None:
-    required = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
+    required = tomllib.loads(PROJECT.read_text())["project"]
+    required = required["dependencies"] + required["optional-dependencies"]["torch"]
     assert not [one for one in required if re.match(r"(triton|nvidia|cuda)", one)]
     torch, triton = numbers(floors()["torch"]), numbers(floors()["triton"])
     assert [one for one, brought in TRITON_OF_TORCH.items() if brought >= triton] == [

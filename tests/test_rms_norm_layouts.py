@@ -28,7 +28,7 @@ def programs(case: Case, layout: str | None) -> Iterator[Program]:
     """Both passes, where every array that a user gives lies in this layout."""
     spec = spec_of(OP, case)
     given = {name: Param(tensor.shape, tensor.dtype) for name, tensor in case.inputs.items()}
-    given |= {"dy": Param(spec.x.shape, spec.out_dtype)} | ({"dsum": spec.sum} if spec.sum else {})
+    given |= spec.params(("dy", "dsum"))
     made = {name: torch.zeros(param.shape, dtype=DTYPES[param.dtype]) for name, param in given.items()}
     lying = layouts(list(given), [key(LAYOUTS[layout](tensor)) for tensor in made.values()]) if layout else {}
     for call in (OP.forward(spec), OP.backward(spec, frozenset(OP.arguments))):

@@ -11,7 +11,7 @@ from typing import Any
 class Stub(ModuleType):
     """Stands for a module that may not be there yet, or be broken."""
 
-    __all__: list[str] = []
+    __all__: tuple[str, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         return None

@@ -52,7 +52,7 @@ def run(
 
 def time_cases(record: Record, cases: Sequence[Case], peers: Sequence[Peer], clock: Clock, device: str) -> list[str]:
     """As `run`, where the limits are known already; with any clock and device."""
-    own = Peer("retrograd", partial(own_function, record.room))
+    own = Peer(record.room.label, partial(own_function, record.room))
     begin = partial(Work, record, clock, device)
     return loop_over(record, cases, (own, *peers), begin, partial(host_times, clock, device))
 

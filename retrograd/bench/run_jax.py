@@ -114,7 +114,7 @@ def measure_limits(clock: Clock) -> Limits:
 
 def time_cases(record: Record, cases: Sequence[Case], peers: Sequence[Peer], clock: Clock) -> list[str]:
     """As `run`, where the limits are known already; with any clock and device."""
-    own = Peer("retrograd", partial(own_function, record.room))
+    own = Peer(record.room.label, partial(own_function, record.room))
     return loop_over(record, cases, (own, *peers), partial(Work, record, clock), partial(host_times, clock))
 
 

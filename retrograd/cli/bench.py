@@ -13,8 +13,9 @@ from rich.table import Column, Table
 from retrograd.bench.results import LIMITS, Row, Speeds, append, latest, line, read
 from retrograd.bench.selection import bench_cases, chosen_peers
 from retrograd.core.room import Room
+from retrograd.core.torch_launch import arch_of
 
-from .console import chosen_framework, err, fail, has_cuda, jax_has_gpu, named_room, show, table
+from .console import chosen_framework, err, fail, has_cuda, jax_has_gpu, named_room, of_implementation, show, table
 
 
 def bench(
@@ -22,6 +23,7 @@ def bench(
     peers: Annotated[str | None, typer.Option(help="Peers, with commas; '' for none. All by default.")] = None,
     cases: Annotated[str, typer.Option(help="Patterns of case names, with commas.")] = "*",
     framework: Annotated[str | None, typer.Option(help="torch or jax. torch by default.")] = None,
+    implementation: Annotated[str | None, typer.Option(help="The one kind of kernels, such as triton.")] = None,
     out_file: Annotated[Path | None, typer.Option("--out", help="JSON lines are added to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the results as a PNG.")] = None,
     plot_only: Annotated[bool, typer.Option("--plot-only", help="Measure nothing: draw what --out holds.")] = False,
@@ -35,6 +37,10 @@ def bench(
         if plot is None:
             fail("--plot-only needs --plot FILE.png")
     else:
+        if implementation is not None:
+            import torch
+
+            room = of_implementation(room, implementation, arch_of(torch.device("cuda", 0)) if has_cuda() else None)
         rows, failed = measured_rows(room, cases.split(","), peers, chosen_framework(framework or "torch"), out_file)
         show(table_of(rows, framework))
         if failed:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Annotated
 
+import torch
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,6 +14,7 @@ from rich.table import Column, Table
 
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
+from retrograd.core.torch_launch import arch_of
 from retrograd.ops import rooms
 from retrograd.testing.verify import Check, verify
 
@@ -25,6 +27,7 @@ from .console import (
     has_jax,
     jax_has_gpu,
     named_room,
+    of_implementation,
     out,
     show,
     table,
@@ -38,11 +41,12 @@ def check(
     case: Annotated[list[str] | None, typer.Option(help="A case by name; may be given several times.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default, where there is one.")] = None,
     framework: Annotated[str | None, typer.Option(help="torch or jax. Both by default, where installed.")] = None,
+    implementation: Annotated[str | None, typer.Option(help="The one kind of kernels, such as triton; a GPU.")] = None,
     seed: Annotated[int, typer.Option(help="The inputs are drawn from it.")] = 0,
 ) -> None:
     """Verify outputs, gradients and repeatability on this machine; the exit status is 1 if anything fails."""
     place = chosen_device(device)
-    jobs = list(jobs_of(op, case, place, frameworks(framework, place)))
+    jobs = list(jobs_of(op, case, place, frameworks(framework, place), implementation))
     checks: list[tuple[Framework, Check]] = []
     errors: list[str] = []
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -81,10 +85,14 @@ def frameworks(given: str | None, device: str) -> list[Framework]:
     return ["torch", "jax"] if jax_too else ["torch"]
 
 
-def jobs_of(ops: list[str] | None, cases: list[str] | None, device: str, kinds: list[Framework]) -> Iterator[Job]:
+def jobs_of(
+    ops: list[str] | None, cases: list[str] | None, device: str, kinds: list[Framework], implementation: str | None
+) -> Iterator[Job]:
     """What is to be verified."""
     tags = ("test", "gpu") if device == "cuda" else ("test",)
     chosen = [named_room(name) for name in (ops or rooms.NAMES)]
+    if implementation is not None:
+        chosen = [of_implementation(room, implementation, arch_of(torch.device(device, 0))) for room in chosen]
     for name in cases or ():
         if not any(case.name == name for room in chosen for case in room.cases):
             fail(f"case is {name!r}, which is no case of {' or '.join(room.name for room in chosen)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Literal, NoReturn
 
@@ -16,6 +17,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
+from retrograd.core.arch import Arch
 from retrograd.core.room import Room
 from retrograd.ops import rooms
 
@@ -75,6 +77,17 @@ def named_room(name: str) -> Room:
         return rooms.room(name)
     except ValueError as error:
         fail(str(error))
+
+
+def of_implementation(room: Room, name: str, arch: Arch | None) -> Room:
+    """The room with one implementation alone, and the cases that it takes."""
+    if arch is None:
+        fail(f"--implementation is {name!r}, but no kernel runs on this device")
+    try:
+        alone = room.variant(only=name)
+    except ValueError as error:
+        fail(f"{room.name}: {error}")
+    return replace(alone, cases=[case for case in alone.cases if alone.programs(case, arch)])
 
 
 def one_of(name: str, value: str, allowed: Iterable[str]) -> str:

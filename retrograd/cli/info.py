@@ -10,6 +10,8 @@ from rich.table import Column
 
 from retrograd.bench.environment import versions
 from retrograd.core.arch import Arch
+from retrograd.core.room import spec_of
+from retrograd.core.spec import Pass
 from retrograd.core.torch_launch import arch_of
 from retrograd.ops import rooms
 
@@ -37,8 +39,18 @@ def info() -> None:
     paths = table("Ops", "op", "framework", Column("device"), "path", Column("why"))
     for op in rooms.NAMES:
         for framework, device, arch, why in devices:
-            paths.add_row(op, framework, device, "kernel" if arch else "portable", why)
+            paths.add_row(op, framework, device, kernels_of(op, arch) if arch else "portable", why)
     show(paths)
+
+
+def kernels_of(op: str, arch: Arch) -> str:
+    """The implementations that run some of an op's cases, the first choice first."""
+    room = rooms.room(op)
+    assert room.op is not None
+    specs = [spec_of(room.op, case) for case in room.cases]
+    passes: tuple[Pass, ...] = ("fwd", "bwd")
+    run = {room.op.implementation(spec, arch, which) for spec in specs for which in passes}
+    return ", ".join(one.name for one in room.op.implementations if one in run)
 
 
 def torch_devices() -> Iterator[tuple[str, str, Arch | None, str]]:

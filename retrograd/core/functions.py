@@ -82,9 +82,7 @@ def _asked_by(result: Result) -> str | None:
     return result.returned or result.when
 
 
-def _definition(
-    call: type[CallSpec], face: Face, returns: str, asked: tuple[str | None, bool] | None = None
-) -> str:
+def _definition(call: type[CallSpec], face: Face, returns: str, asked: tuple[str | None, bool] | None = None) -> str:
     """The line of definition; `asked`: for an overload, the option for a result, and its value."""
     positional, others = [], []
     for name, declared in arguments(call).items():

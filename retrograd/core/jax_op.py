@@ -36,7 +36,9 @@ def bind(op: Op) -> Callable[[Arrays, Sequence[Any]], Results]:
     def call(arrays: Any, options: Any) -> Results:
         arguments = arrays if isinstance(arrays, dict) else dict(zip(op.arguments, arrays, strict=True))
         given = arrays_of(op.name, arguments)
-        spec = op.spec(params_of(given), options if isinstance(options, dict) else dict(zip(op.options, options, strict=True)))
+        spec = op.spec(
+            params_of(given), options if isinstance(options, dict) else dict(zip(op.options, options, strict=True))
+        )
         check_numbers(op, spec, arguments)
         results: Results = by_rows(op, spec, given, alike)
         return results

@@ -51,6 +51,7 @@ class Room:
         structures: name -> the variant whose calls are planned to run by another sequence of kernels. A plan may choose
             among them by the size of the batch, because they give the same bits.
         tensor_core_sums: whether sums of 16-bit inputs may pass tensor cores, which keep 11 bits of each term.
+        label: what rows of results call it.
         op: what its functions call; the contract is tested on rooms without one.
     """
 
@@ -74,6 +75,7 @@ class Room:
     gradients_only: frozenset[str] = frozenset()
     structures: Mapping[str, Callable[[Room], Room]] = field(default_factory=dict)
     tensor_core_sums: bool = False
+    label: str = "retrograd"
     op: Op | None = None
 
     @classmethod
@@ -127,6 +129,7 @@ class Room:
         return replace(
             self,
             op=op,
+            label=f"{self.label}.{only}" if only else self.label,
             torch=rebound(self.torch, unregistered),
             jax=in_jax(self.jax),
             update=self.update and rebound(self.update, unregistered),

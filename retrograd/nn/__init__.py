@@ -3,8 +3,9 @@
 Parameter names, shapes and initialisation are those of state-spaces/mamba, so that its checkpoints load by key.
 """
 
+from retrograd.models.config import MambaConfig
+
 from .block import Block
-from .config import MambaConfig
 from .files import load, save
 from .generate import generate
 from .mamba import Mamba, MambaState

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
-
-from .config import MambaConfig, is_size
+from retrograd.models.config import MambaConfig, is_size
 
 INTEGERS = (torch.int64, torch.int32)
 

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from retrograd.core.errors import bad_value
+from retrograd.models.config import MambaConfig
+from retrograd.models.shapes import EMBEDDING, HEAD, model_shapes
 
 from . import checksums
 from .checks import check_model
-from .config import MambaConfig
 from .model import LanguageModel, is_same
-from .shapes import EMBEDDING, HEAD, model_shapes
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import retrograd
 from retrograd.core.errors import bad_type
+from retrograd.models.config import MambaConfig
 
 from .checks import check_features
-from .config import MambaConfig
 from .mixer import Mixer
 from .wide import wide
 

@@ -11,14 +11,14 @@ from jaxtyping import Float, Int, Int32
 from torch import Tensor, nn
 
 from retrograd.core.errors import bad_type
+from retrograd.models.config import MambaConfig
+from retrograd.models.shapes import EMBEDDING_STD
 
 from .block import Block
 from .checks import check_state, check_tokens, check_vocabulary
-from .config import MambaConfig
 from .mamba import Mamba
 from .norm import RMSNorm
 
-EMBEDDING_STD = 0.02
 State = Sequence[Any]  # of each layer
 
 

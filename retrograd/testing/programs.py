@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -12,7 +12,8 @@ from retrograd.core.build import ALIGNMENT, build, signature
 from retrograd.core.cases import Case
 from retrograd.core.program import Array, Launch, Program
 from retrograd.core.reduce import sum_rows
-from retrograd.core.room import Room
+from retrograd.core.room import Room, spec_of
+from retrograd.core.spec import Pass, arguments, options
 
 from .parts import PACKED, batch_axis, broadcast_size, is_packed, sequence_axis, sizes_along
 from .resources import reductions
@@ -160,3 +161,77 @@ def second_row(room: Room, case: Case, array: Array) -> Array:
         return array
     row = replace(array, shape=array.shape[1:])
     return replace(array, aligned=row.nbytes % ALIGNMENT == 0)
+
+
+OTHERS: dict[str, tuple[Any, ...]] = {  # values of options, by kind
+    "bool": (False, True),
+    "float": (0.25, 0.5),
+    "float[]": ((0.0, 1.0), (0.0, 2.0)),
+    "SymInt?": (None, 8, 16),
+    "ScalarType?": ("float32", "bfloat16", "float16"),
+}
+
+
+def check_honours(room: Room, case: Case, arch: Arch, without_effect: Container[str] = ()) -> int:
+    """Another value of an option changes what is launched, and so does an argument that is left out.
+
+    A kernel that ignored what its implementation says that it takes would be launched as before.
+
+    Args:
+        room: the op.
+        case: the call that is varied.
+        arch: where the kernels run.
+        without_effect: options that change nothing in this call, or nothing that kernels do.
+
+    Returns:
+        How many variations there were.
+    """
+    assert room.op is not None
+    base, count = launched(room, case, arch), 0
+    if base is None:
+        return 0
+    for other, what in varied(room, case):
+        if what in without_effect:
+            continue
+        try:
+            found = launched(room, other, arch)
+        except (ValueError, TypeError):
+            continue  # not a call that the op takes
+        count += 1
+        assert found != base, f"{room.name}, {case.name}, {arch.name}: {base[0][0]} ignores {what}"
+    return count
+
+
+def varied(room: Room, case: Case) -> Iterator[tuple[Case, str]]:
+    """The case with one option changed, or one optional argument left out."""
+    assert room.op is not None
+    for name, option in options(room.op.call).items():
+        now = case.options.get(name, option.default)
+        if option.kind == "ScalarType?" and now is None:
+            now = next(iter(case.inputs.values())).dtype
+        for value in option.choices or OTHERS[option.kind]:
+            if value != now:
+                yield replace(case, options={**case.options, name: value}), name
+    for name, argument in arguments(room.op.call).items():
+        if argument.optional and name in case.inputs:
+            yield replace(case, inputs={n: t for n, t in case.inputs.items() if n != name}), name
+
+
+def launched(room: Room, case: Case, arch: Arch) -> list[tuple[str, list[Any]]] | None:
+    """What the passes launch: the implementation of each, and its launches in full; None on the portable path."""
+    assert room.op is not None
+    spec = spec_of(room.op, case)
+    passes: tuple[Pass, ...] = ("fwd", "bwd")
+    chosen = [room.op.implementation(spec, arch, which) for which in passes]
+    programs = room.programs(case, arch)
+    if programs is None:
+        return None
+    return [
+        (one.name if one else "", [_told(program, launch) for launch in program.launches])
+        for one, program in zip(chosen, programs, strict=True)
+    ]
+
+
+def _told(program: Program, launch: Launch) -> Any:
+    arrays = {name: array and program.arrays[array] for name, array in launch.arrays.items()}
+    return launch.kernel.__name__, launch.grid, arrays, dict(launch.scalars), repr(sorted(launch.constants.items()))

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from retrograd import rms_norm
 from retrograd.core.cases import Case
-from retrograd.ops.rms_norm import plan
 from retrograd.ops.rms_norm.room import ROOM
+from retrograd.ops.rms_norm.triton import plan
 from retrograd.testing import contract
 from retrograd.testing.budget import draws_for
 from retrograd.testing.compare import assert_within_budget

@@ -26,7 +26,7 @@ Example:
     True
 """
 
-from retrograd.nn.config import MambaConfig
+from retrograd.models.config import MambaConfig
 
 from .convert import from_torch, to_torch
 from .mamba import MambaState, mamba, mamba_step

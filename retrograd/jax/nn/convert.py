@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array
-from torch import Tensor
 
-from retrograd.nn.config import MambaConfig
-from retrograd.nn.files import built, stored
-from retrograd.nn.model import LanguageModel
-from retrograd.nn.shapes import model_shapes
+from retrograd.models.config import MambaConfig
+from retrograd.models.shapes import model_shapes
 
 from .parameters import Params, check, check_config
+
+if TYPE_CHECKING:  # JAX's models need no torch but here
+    from torch import Tensor
+
+    from retrograd.nn import LanguageModel
 
 
 def from_torch(model: LanguageModel) -> dict[str, Array]:
@@ -33,6 +36,8 @@ def from_torch(model: LanguageModel) -> dict[str, Array]:
         >>> params["backbone.norm_f.weight"].shape
         (64,)
     """
+    from retrograd.nn.files import stored
+
     return {name: _to_jax(tensor) for name, tensor in stored(model, "from_torch").items()}
 
 
@@ -52,6 +57,8 @@ def to_torch(params: Params, config: MambaConfig) -> LanguageModel:
         >>> model.backbone.norm_f.weight.shape
         torch.Size([64])
     """
+    from retrograd.nn.files import built
+
     check_config("to_torch", config)
     check("to_torch", params, dict(model_shapes(config)))
     return built({name: _to_torch(array) for name, array in params.items()}, config)
@@ -59,10 +66,14 @@ def to_torch(params: Params, config: MambaConfig) -> LanguageModel:
 
 # By way of bytes: numpy has no bfloat16 of its own, which torch could read or write.
 def _to_jax(tensor: Tensor) -> Array:
+    import torch
+
     dtype = jnp.dtype(str(tensor.dtype).removeprefix("torch."))
     return jnp.array(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().view(dtype))
 
 
 def _to_torch(array: Array) -> Tensor:
+    import torch
+
     dtype: torch.dtype = getattr(torch, str(array.dtype))
     return torch.from_numpy(np.array(array, order="C").view(np.uint8)).view(dtype)

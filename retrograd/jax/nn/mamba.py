@@ -11,8 +11,8 @@ from jaxtyping import Float, Int32
 
 from retrograd.core.errors import bad_shape, bad_type
 from retrograd.jax import causal_conv1d, causal_conv1d_update, selective_scan, selective_state_update
-from retrograd.nn.config import MambaConfig
-from retrograd.nn.shapes import mamba_shapes
+from retrograd.models.config import MambaConfig
+from retrograd.models.shapes import mamba_shapes
 
 from .layers import beside, linear
 from .parameters import Params, check, check_array, check_config

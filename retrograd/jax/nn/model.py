@@ -12,8 +12,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Int32
 
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type
-from retrograd.nn.config import MambaConfig
-from retrograd.nn.shapes import EMBEDDING, HEAD, NORM, block_shapes, layer_prefix, model_shapes
+from retrograd.models.config import MambaConfig
+from retrograd.models.shapes import EMBEDDING, HEAD, NORM, block_shapes, layer_prefix, model_shapes
 
 from .embedding import embed
 from .layers import at_least_float32, norm

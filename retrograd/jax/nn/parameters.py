@@ -13,9 +13,8 @@ import numpy as np
 from jax import Array
 
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type
-from retrograd.nn.config import MambaConfig
-from retrograd.nn.model import EMBEDDING_STD
-from retrograd.nn.shapes import Shape, model_shapes
+from retrograd.models.config import MambaConfig
+from retrograd.models.shapes import EMBEDDING_STD, Shape, model_shapes
 
 Params = Mapping[str, Array]
 Shapes = Mapping[str, Shape]

@@ -37,17 +37,31 @@ class Spec(CallSpec):
     bitwise reproducible; a row's outputs and gradients do not depend on the batch around it.
     """
 
-    x: Param = required("*batch N", *FLOATS, doc="""(..., N), float32, bfloat16 or float16, any strides. float64 runs on
-        the portable path.""")
-    weight: Param | None = optional("N | H N", "compute_dtype", "x", positional=True, doc="""(N,), or (H, N) with
-        x (..., H, N): a weight for each head. float32 or the dtype of x.""")
+    x: Param = required(
+        "*batch N",
+        *FLOATS,
+        doc="""(..., N), float32, bfloat16 or float16, any strides. float64 runs on
+        the portable path.""",
+    )
+    weight: Param | None = optional(
+        "N | H N",
+        "compute_dtype",
+        "x",
+        positional=True,
+        doc="""(N,), or (H, N) with
+        x (..., H, N): a weight for each head. float32 or the dtype of x.""",
+    )
     bias: Param | None = optional("N | H N", "compute_dtype", "x", doc="like weight.")
     residual: Param | None = optional("*batch N", "floats", doc="like x, of any of the dtypes; added to x first.")
     gate: Param | None = optional("*batch N", "floats", doc="like x, of any of the dtypes.")
     eps: float = option("float", 1e-6, doc="added to the mean square.")
     weight_offset: float = option("float", 0.0, doc="added to the weight, in float32; 1.0 gives Gemma's norm.")
-    group_size: int | None = option("SymInt?", None, doc="""columns that are normalised together; all N by default. Must
-        divide N.""")
+    group_size: int | None = option(
+        "SymInt?",
+        None,
+        doc="""columns that are normalised together; all N by default. Must
+        divide N.""",
+    )
     norm_before_gate: bool = option("bool", False, doc="gate the output instead of the input.")
     prenorm: bool = option("bool", False, doc="also return s.")
     out_dtype: str | None = option("ScalarType?", None, doc="dtype of y; that of x by default.")

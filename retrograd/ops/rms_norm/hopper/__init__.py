@@ -3,5 +3,5 @@
 from retrograd.core.implementation import Implementation
 
 IMPLEMENTATION = Implementation(
-    __package__, takes=frozenset("x weight eps weight_offset group_size prenorm out_dtype".split())
+    __package__, takes=frozenset(["x", "weight", "eps", "weight_offset", "group_size", "prenorm", "out_dtype"])
 )

@@ -5,6 +5,18 @@ from retrograd.core.implementation import Implementation
 IMPLEMENTATION = Implementation(
     __package__,
     takes=frozenset(
-        "x weight bias residual gate eps weight_offset group_size norm_before_gate prenorm out_dtype".split()
+        [
+            "x",
+            "weight",
+            "bias",
+            "residual",
+            "gate",
+            "eps",
+            "weight_offset",
+            "group_size",
+            "norm_before_gate",
+            "prenorm",
+            "out_dtype",
+        ]
     ),
 )

@@ -28,7 +28,9 @@ def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
     return spec.x.dtype in KERNEL_FLOATS
 
 
-def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan) -> Program:
+def forward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
+) -> Program:
     """The arguments -> y, sum, rstd."""
     whole, tile = plan.whole, plan.tile
     inputs, layouts = inputs_of(spec, names, layouts, _in_rows if whole else _in_aligned_rows)
@@ -47,7 +49,9 @@ def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layo
     return Program(inputs, outputs, (), (launch,))
 
 
-def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan) -> Program:
+def backward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
+) -> Program:
     """The gradients of the results, what was normalised, the parameters, rstd -> the gradients wanted."""
     whole, tile = plan.whole, plan.tile
     inputs, layouts = inputs_of(spec, names, layouts, _in_rows if whole else _in_aligned_rows)

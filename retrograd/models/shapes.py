@@ -8,6 +8,8 @@ from .config import MambaConfig
 
 Shape = tuple[int, ...]
 
+EMBEDDING_STD = 0.02  # of an embedding, drawn
+
 EMBEDDING, NORM, HEAD = "backbone.embedding.weight", "backbone.norm_f.weight", "lm_head.weight"
 
 

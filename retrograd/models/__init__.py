@@ -1,0 +1,1 @@
+"""What the models of both frameworks share: configuration, names and shapes of parameters. It imports neither."""

@@ -1,0 +1,65 @@
+"""Every implementation honours what it says that it takes: none gets a call with an option that it ignores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from retrograd.core.arch import SUPPORTED, Arch
+from retrograd.core.cases import Case
+from retrograd.core.implementation import Implementation
+from retrograd.core.room import Room
+from retrograd.core.spec import arguments, options
+from retrograd.ops.rms_norm.cases import case
+from retrograd.ops.rooms import room, rooms
+from retrograd.testing.programs import check_honours
+
+EACH_ROOM = pytest.mark.parametrize("room", rooms(), ids=lambda room: room.name)
+
+
+def without_effect(room: Room, case: Case) -> set[str]:
+    """What changes no kernel: where a gate stands that is not there; to return x as the sum of x and nothing."""
+    if room.name != "rms_norm":
+        return set()
+    idle = {"gate": "norm_before_gate", "residual": "prenorm"}
+    return {option for argument, option in idle.items() if argument not in case.inputs}
+
+
+def variations(room: Room, arch: Arch) -> int:
+    cases = [case for case in room.cases if all(0 not in tensor.shape for tensor in case.inputs.values())]
+    return sum(check_honours(room, case, arch, without_effect(room, case)) for case in cases)
+
+
+@EACH_ROOM
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+def test_another_value_of_an_option_changes_the_program_or_moves_the_call(room: Room, arch: str) -> None:
+    assert variations(room, SUPPORTED[arch])
+
+
+@EACH_ROOM
+def test_an_implementation_takes_nothing_that_its_op_does_not_declare(room: Room) -> None:
+    assert room.op is not None
+    assert room.op.implementations
+    for implementation in room.op.implementations:
+        assert implementation.takes <= {*arguments(room.op.call), *options(room.op.call)}
+
+
+def test_a_kernel_that_ignores_what_its_list_names_is_found() -> None:
+    """The kernels for long rows know no residual and no gate."""
+    norm = room("rms_norm")
+    assert norm.op is not None
+    hopper, triton = norm.op.implementations
+    greedy = Implementation(hopper.package, hopper.takes | {"bias", "gate", "norm_before_gate"})
+    broken = replace(norm, op=replace(norm.op, implementations=(greedy, triton))).variant()
+    broken = replace(broken, cases=[case("long", (4, 16384), bias=True), case("gated", (4, 16384), gate="bfloat16")])
+    with pytest.raises(AssertionError, match=r"hopper ignores (bias|gate)"):
+        variations(broken, SUPPORTED["sm_90"])
+
+
+def test_an_implementation_that_is_named_is_the_only_one() -> None:
+    norm = room("rms_norm")
+    assert norm.op is not None
+    assert [one.name for one in norm.op.only("hopper").implementations] == ["hopper"]
+    with pytest.raises(ValueError, match="implementation is 'cuda', expected one of hopper, triton"):
+        norm.op.only("cuda")
