@@ -84,7 +84,8 @@ def _asked_by(result: Result) -> str | None:
 
 def _definition(call: type[CallSpec], face: Face, returns: str, asked: tuple[str | None, bool] | None = None) -> str:
     """The line of definition; `asked`: for an overload, the option for a result, and its value."""
-    positional, others = [], []
+    positional: list[str] = []
+    others: list[str] = []
     for name, declared in arguments(call).items():
         default = "" if not declared.optional else " = ..." if asked else " = None"
         text = f"{name}: {_type(declared, face)}{default}"
@@ -172,7 +173,8 @@ def _documented(call: type[CallSpec], face: Face) -> Iterator[str]:
         yield _wrapped(JAX_NOTES.format(name=call.op, kept=named), "")
         yield ""
     yield "Args:"
-    for name, declared in {**arguments(call), **options(call)}.items():
+    declarations: dict[str, Argument | Option] = {**arguments(call), **options(call)}
+    for name, declared in declarations.items():
         yield _wrapped(f"{name}: {declared.doc}", "    ", "        ")
     yield ""
     yield "Returns:"

@@ -122,11 +122,11 @@ class Op:
 
     def same_gradient(self, spec: Any) -> Mapping[str, str]:
         """Argument -> another argument whose gradient is its own too, so that none is computed for it."""
-        return spec.same_gradient()  # type: ignore[no-any-return]
+        return spec.same_gradient()
 
     def folds(self, spec: Any, size: int) -> Iterable[Fold]:
         """Ways to fold `size` calls into one, the cheapest first; without one that fits, they run one by one."""
-        return spec.folds(size)  # type: ignore[no-any-return]
+        return spec.folds(size)
 
     def implementation(self, spec: Any, arch: Arch, which: Pass) -> Implementation | None:
         """The one that runs a pass on an architecture; None where the portable path does."""
@@ -186,12 +186,12 @@ class Forward(OfOp):
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """The arguments."""
-        return self.spec.arguments  # type: ignore[no-any-return]
+        return self.spec.arguments
 
     @cached_property
     def computed(self) -> tuple[str, ...]:
         """Results and kept arrays."""
-        return self.spec.computes()  # type: ignore[no-any-return]
+        return self.spec.computes()
 
     def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
         """Without a kernel."""
@@ -209,12 +209,12 @@ class Backward(OfOp):
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """As the spec says."""
-        return self.spec.reads(self.wanted)  # type: ignore[no-any-return]
+        return self.spec.reads(self.wanted)
 
     @cached_property
     def computed(self) -> tuple[str, ...]:
         """As the spec says."""
-        return self.spec.makes(self.wanted)  # type: ignore[no-any-return]
+        return self.spec.makes(self.wanted)
 
     def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
         """Without a kernel."""

@@ -177,7 +177,7 @@ def _costs(op: Op) -> dict[str, Any]:
 
 def _axes(declared: Mapping[str, Argument], letter: str) -> dict[str, int]:
     """Argument -> its axis of a letter, where it has one in some of its shapes."""
-    found = {}
+    found: dict[str, int] = {}
     for name, argument in declared.items():
         for axes in alternatives(argument.shape):
             places = [place for place, axis in enumerate(axes) if axis.letter == letter and not axis.offset]

@@ -5,11 +5,11 @@ An op writes a subclass: its fields, its letters, its results, and the few rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from .declaration import Argument, Axis, Letter, Option, Result, alternatives, fits, form, size_of
 from .dtypes import BYTES, accumulator
@@ -334,31 +334,39 @@ class Fold:
     axes: Mapping[str, int | None]
 
 
-@cache
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def once(function: F) -> F:
+    """`functools.lru_cache`, with the type of the function: to mypy a class of dataclasses has no hash."""
+    return cast(F, lru_cache(maxsize=4096, typed=True)(function))
+
+
+@once
 def arguments(call: type[CallSpec]) -> dict[str, Argument]:
     """The declared arguments, in order."""
     return {f.name: declared for f in fields(call) if isinstance(declared := f.metadata.get("declared"), Argument)}
 
 
-@cache
+@once
 def options(call: type[CallSpec]) -> dict[str, Option]:
     """The declared options, in order."""
     return {f.name: declared for f in fields(call) if isinstance(declared := f.metadata.get("declared"), Option)}
 
 
-@cache
+@once
 def with_gradients(call: type[CallSpec]) -> frozenset[str]:
     """The arguments that have a gradient."""
     return frozenset(name for name, argument in arguments(call).items() if not argument.reaches)
 
 
-@cache
+@once
 def _computed(call: type[CallSpec]) -> dict[str, Result]:
     """Results and kept arrays by name."""
     return {result.name: result for result in (*call.results, *call.kept)}
 
 
-@cache
+@once
 def _in_order(call: type[CallSpec]) -> list[tuple[str, Argument]]:
     """The arguments in the order in which they tell sizes: what may be of size 1 late, states after boundaries."""
 
@@ -373,7 +381,7 @@ def _in_order(call: type[CallSpec]) -> list[tuple[str, Argument]]:
     return sorted(arguments(call).items(), key=late)
 
 
-@lru_cache(maxsize=4096, typed=True)
+@once
 def check_step(call: type[CallSpec], shapes: tuple[tuple[tuple[int, ...], str] | None, ...], options_: Any) -> None:
     """Raise for arguments of a step of generation that do not fit together; once for each kind of call."""
     params = {name: None if s is None else Param(*s) for name, s in zip(arguments(call), shapes, strict=True)}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .errors import OPTION_TYPES, bad_layout, bad_type, bad_value, check_option
 from .op import Op
-from .spec import CallSpec, Param, arguments, check_step
+from .spec import CallSpec, Param, arguments, check_step, options
 from .torch_launch import dtype_name
 
 
@@ -58,11 +58,9 @@ def check_device(op: str, argument: str, device: torch.device, first: str, its_d
         raise bad_value(op, f"device of {argument}", str(device), f"{its_device}, the device of {first}")
 
 
-def check_options(op: Op, options: Sequence[Any]) -> None:
+def check_options(op: Op, values: Sequence[Any]) -> None:
     """Raise for an option of the wrong type; whether its value can be used is for the op to say."""
-    for (name, kind), value in zip(op.options.items(), options, strict=True):
-        if kind in OPTION_TYPES:
-            check_option(op.name, name, concrete(value), kind)
+    check_options_of(op.call, dict(zip(op.options, values, strict=True)))
 
 
 def torch_dtype(op: str, option: str, dtype: Any) -> torch.dtype | None:
@@ -73,16 +71,21 @@ def torch_dtype(op: str, option: str, dtype: Any) -> torch.dtype | None:
 
 
 def checked_step(
-    call: type[CallSpec], tensors: dict[str, Any], options: dict[str, Any]
+    call: type[CallSpec], tensors: dict[str, Any], given: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arrays and options of a step of generation; raises ValueError or TypeError for what does not fit together."""
     check_tensors(call.op, tensors, required=sum(not declared.optional for declared in arguments(call).values()))
     shapes = tuple([None if t is None else (tuple(t.shape), dtype_name(t.dtype)) for t in tensors.values()])
-    try:
-        check_step(call, shapes, tuple(options.values()))
-    except TypeError:  # what has no hash is no option
-        check_step.__wrapped__(call, shapes, tuple(options.values()))
-    return tensors, options
+    check_options_of(call, given)
+    check_step(call, shapes, tuple(given.values()))
+    return tensors, given
+
+
+def check_options_of(call: type[CallSpec], given: Mapping[str, Any]) -> None:
+    """Raise for an option of the wrong type."""
+    for name, option in options(call).items():
+        if option.kind in OPTION_TYPES:
+            check_option(call.op, name, concrete(given[name]), option.kind)
 
 
 def without_gaps(tensor: Any) -> Any:
