@@ -22,6 +22,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.nn import (
+    Backbone,
     Block,
     LanguageModel,
     Mamba,
@@ -453,10 +454,15 @@ def test_the_residual_stream_is_float32_beside_activations_of_16_bits() -> None:
     assert narrow(x, None)[1].dtype == torch.bfloat16
 
 
-def test_a_block_takes_any_mixer() -> None:
+def test_a_block_and_a_backbone_take_any_mixer() -> None:
+    divided: list[float] = []
+
     class Mean(Mixer):
         def initial_state(self, batch: int, dtype: torch.dtype | None = None) -> int:
             return 0
+
+        def divide_output(self, by: float) -> None:
+            divided.append(by)
 
         def forward(self, u: Tensor, state: Any = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Any]:
             return u.cumsum(1), state
@@ -466,6 +472,10 @@ def test_a_block_takes_any_mixer() -> None:
 
     out, _, _ = Block(RMSNorm(8), Mean())(torch.ones(1, 3, 8), None)
     torch.testing.assert_close(out[0, :, 0], torch.tensor([1.0, 2.0, 3.0]), rtol=1e-4, atol=0)
+    config = MambaConfig(d_model=8, n_layer=4, vocab_size=16)
+    features, _ = Backbone(config, lambda config, device, dtype: Mean())(torch.zeros(1, 3, dtype=torch.int64))
+    assert features.shape == (1, 3, 8)
+    assert divided == [2.0] * 4
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -40,6 +40,8 @@ class Argument:
         optional: whether it may be absent.
         positional: whether it may be passed by position though it is optional.
         reaches: for int32 numbers that do not fall and have no gradient, the letter of the size that they may reach.
+        number: for a number that is known at run time alone, and is no part of what a kernel is compiled for, the
+            dtype of the array without axes that it becomes; it has no gradient.
         kinds: jaxtyping's names of what it holds.
     """
 
@@ -49,7 +51,13 @@ class Argument:
     optional: bool = False
     positional: bool = False
     reaches: str | None = None
+    number: str | None = None
     kinds: tuple[str, ...] = ("Float",)
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether it has a gradient."""
+        return self.reaches is None and self.number is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,13 @@ def required(shape: str, *dtypes: str, doc: str, kinds: tuple[str, ...] = ("Floa
 def optional(shape: str, *dtypes: str, doc: str, positional: bool = False, kinds: tuple[str, ...] = ("Float",)) -> Any:
     """The field of an argument that may be absent."""
     declared = Argument(shape, dtypes, doc, optional=True, positional=positional, kinds=kinds)
+    return field(default=None, metadata={"declared": declared})
+
+
+def number(dtype: str, *, doc: str) -> Any:
+    """The field of a number that is known at run time alone: a Python number, or an array without axes."""
+    kinds = ("Int32",) if dtype == "int32" else ("Float32",)
+    declared = Argument("", (dtype,), doc, optional=True, number=dtype, kinds=kinds)
     return field(default=None, metadata={"declared": declared})
 
 

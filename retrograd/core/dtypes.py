@@ -10,6 +10,7 @@ BYTES = {
     "complex64": 8,
     "complex128": 16,
     "int32": 4,
+    "int64": 8,
     "uint8": 1,
 }
 # A kernel sees a complex number as two floats, the real part first.
@@ -20,6 +21,7 @@ TRITON = {
     "float64": "fp64",
     "complex64": "fp32",
     "int32": "i32",
+    "int64": "i64",
     "uint8": "u8",
 }
 

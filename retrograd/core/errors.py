@@ -62,6 +62,16 @@ def check_option(op: str, option: str, value: Any, kind: str) -> None:
         raise bad_value(op, option, value, f"at most {MOST_BITS[kind]} bits")
 
 
+def check_number(op: str, argument: str, value: Any, dtype: str) -> None:
+    """Raise for what is no number of a dtype, int32 or float32."""
+    kinds, expected = ((int,), "an int") if dtype == "int32" else ((float, int), "a float")
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise bad_type(op, argument, value, f"{expected} or an array without axes")
+    most = 2**31 if dtype == "int32" else 2**127
+    if value != value or not -most <= value < most:
+        raise bad_value(op, argument, value, f"a finite number that {dtype} has")
+
+
 def check_rising(op: str, argument: str, numbers: Sequence[int], limit: int) -> None:
     """Raise for numbers that fall, or that are not from 0 to a limit."""
     for place, (before, number) in enumerate(pairwise((0, *numbers))):

@@ -64,7 +64,7 @@ def function(op: Op, face: Face) -> str:
 
 def update(op: Op, call: type[CallSpec], face: Face) -> str:
     """The source of the public function for a step of generation; `call` declares it."""
-    passed = ", ".join((_dict(arguments(call)), _options(call, face)))
+    passed = ", ".join((_dict(call), _options(call, face)))
     body = f"    return step_of_{op.name}({_private(op)}, *checked_step({_constant(call)}, {passed}))\n"
     return _definition(call, face, _returned(call.results, face)) + _docstring(call, face) + body
 
@@ -102,12 +102,14 @@ def _definition(call: type[CallSpec], face: Face, returns: str, asked: tuple[str
 
 def _type(declared: Argument, face: Face) -> str:
     text = _arrays(declared.shape, declared.kinds, face)
+    if declared.number:
+        text = f"{'int' if declared.number == 'int32' else 'float'} | {text}"
     return f"{text} | None" if declared.optional else text
 
 
 def _arrays(shape: str, kinds: tuple[str, ...], face: Face) -> str:
     forms = [form.strip() for form in shape.split("|")]
-    spaced = [form if " " in form else f" {form}" for form in forms]  # jaxtyping's way to write one axis
+    spaced = [form if " " in form or not form else f" {form}" for form in forms]  # jaxtyping's way to write one axis
     return " | ".join(f'{kind}[{face.array}, "{form}"]' for form in spaced for kind in kinds)
 
 
@@ -130,8 +132,15 @@ def _default(option: Option) -> str:
     return text.replace("inf", "math.inf")
 
 
-def _dict(names: Any) -> str:
-    return "{" + ", ".join(f'"{name}": {name}' for name in names) + "}"
+def _dict(call: type[CallSpec]) -> str:
+    declared = arguments(call)
+    first = next(iter(declared))
+
+    def value(name: str) -> str:
+        dtype = declared[name].number
+        return f'as_array("{call.op}", "{name}", {name}, "{dtype}", {first})' if dtype else name
+
+    return "{" + ", ".join(f'"{name}": {value(name)}' for name in declared) + "}"
 
 
 def _options(call: type[CallSpec], face: Face) -> str:
@@ -145,7 +154,7 @@ def _options(call: type[CallSpec], face: Face) -> str:
 
 def _body(op: Op, face: Face) -> str:
     call = op.call
-    passed = f"{_private(op)}({_dict(arguments(call))}, {_options(call, face)})"
+    passed = f"{_private(op)}({_dict(call)}, {_options(call, face)})"
     ignored = "  # type: ignore[return-value]" if face is TORCH else ""
     names = [f"{result.name}_" if result.name == "sum" else result.name for result in call.results]
     lines = [f"{', '.join(names)} = {passed}"]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import bad_type, bad_value, check_rising
+from .errors import bad_type, bad_value, check_number, check_rising
 from .op import Op
 from .spec import CallSpec, Param, arguments
 
@@ -36,6 +36,18 @@ def jax_dtype(op: str, option: str, dtype: Any) -> str | None:
         return None if dtype is None else str(jnp.dtype(dtype))
     except TypeError:
         raise bad_value(op, option, dtype, "a dtype of jax.numpy") from None
+
+
+def as_array(op: str, argument: str, value: Any, dtype: str, like: Any) -> Any:
+    """A number that is known at run time alone as an array without axes; None stays None.
+
+    Raises:
+        TypeError, ValueError: for what is no number of the dtype.
+    """
+    if value is None or isinstance(value, jax.Array | np.ndarray):
+        return value
+    check_number(op, argument, value, dtype)
+    return jnp.asarray(value, dtype)
 
 
 def checked_step(

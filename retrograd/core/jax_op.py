@@ -61,8 +61,11 @@ def _derived(op: Op) -> Callable[..., Results]:
         made = {name: checkpoint_name(array, f"{op.name}_{name}") for name, array in made.items()}
         results = _results(op, spec, made)
         moving: dict[str, Any] = {}
+        reached = {f"d{name}" for name in differentiable(op)}
         for name, tangent in zip(gradient_names(op, spec), tangents, strict=True):
             if tangent is not None and not isinstance(tangent, SymbolicZero):
+                if name not in reached:
+                    raise TypeError(f"{op.name}: {name[1:]} has no derivative")
                 # Arguments that share a gradient are one to the derivative.
                 moving[name] = moving[name] + tangent if name in moving else tangent
         if not moving:

@@ -26,6 +26,7 @@ class Array:
         dtype: a name of `core.dtypes`.
         aligned: whether its first element lies on a 16-byte boundary. Arrays that a launcher allocates do.
         copied: whether a launcher copies this input into dense memory first, since no launch reads it where it lies.
+        zeroed: whether a launcher fills this output or scratch memory with zeros before the first launch that takes it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Array:
     dtype: str
     aligned: bool = True
     copied: bool = False
+    zeroed: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -13,7 +13,7 @@ from .arch import Arch
 from .cases import Case
 from .declaration import Argument, alternatives
 from .implementation import Replan
-from .op import Op
+from .op import Op, differentiable
 from .program import Program
 from .spec import CallSpec, Param, Pass, arguments
 
@@ -165,7 +165,7 @@ def _costs(op: Op) -> dict[str, Any]:
         """With dense inputs, all gradients wanted."""
         spec = spec_of(op, case)
         forward = op.forward(spec).program({}, arch)
-        backward = op.backward(spec, frozenset(case.inputs).difference(op.indices)).program({}, arch)
+        backward = op.backward(spec, frozenset(case.inputs) & differentiable(op)).program({}, arch)
         return None if forward is None or backward is None else (forward, backward)
 
     return {

@@ -357,7 +357,7 @@ def options(call: type[CallSpec]) -> dict[str, Option]:
 @once
 def with_gradients(call: type[CallSpec]) -> frozenset[str]:
     """The arguments that have a gradient."""
-    return frozenset(name for name, argument in arguments(call).items() if not argument.reaches)
+    return frozenset(name for name, argument in arguments(call).items() if argument.differentiable)
 
 
 @once

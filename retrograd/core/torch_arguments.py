@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import OPTION_TYPES, bad_layout, bad_type, bad_value, check_option
+from .errors import OPTION_TYPES, bad_layout, bad_type, bad_value, check_number, check_option
 from .op import Op
 from .spec import CallSpec, Param, arguments, check_step, options
-from .torch_launch import dtype_name
+from .torch_launch import DTYPES, dtype_name
 
 
 def concrete(option: Any) -> Any:
@@ -68,6 +68,24 @@ def torch_dtype(op: str, option: str, dtype: Any) -> torch.dtype | None:
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise bad_type(op, option, dtype, "a torch.dtype or None")
     return dtype
+
+
+def as_array(op: str, argument: str, value: Any, dtype: str, like: Any) -> Any:
+    """A number that is known at run time alone as a tensor without axes, on the device of another; None stays None.
+
+    Raises:
+        TypeError, ValueError: for what is no number, and for a tensor that asks for a gradient.
+    """
+    if isinstance(value, Tensor):
+        if value.requires_grad:
+            raise bad_value(op, argument, "a tensor that requires a gradient", "one that does not: it has none")
+        return value
+    if value is None:
+        return None
+    if isinstance(value, torch.SymInt | torch.SymFloat):
+        return torch.full((), value, dtype=DTYPES[dtype], device=like.device)
+    check_number(op, argument, value, dtype)
+    return torch.full((), value, dtype=DTYPES[dtype], device=getattr(like, "device", None))
 
 
 def checked_step(

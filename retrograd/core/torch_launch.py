@@ -16,12 +16,12 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 
 from .arch import Arch, amd, nvidia
-from .program import Program
+from .program import Array, Program
 from .rows import Layout, dense
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
-    for name in ("bfloat16", "float16", "float32", "float64", "complex64", "complex128", "int32", "uint8")
+    for name in ("bfloat16", "float16", "float32", "float64", "complex64", "complex128", "int32", "int64", "uint8")
 }
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -107,6 +107,7 @@ def prepare(
     given = [place for place, name in enumerate(inputs) if name in read]
     copied = [place for place in given if read[inputs[place]].copied]
     places = {name: place for place, name in enumerate((*(inputs[i] for i in given), *(array.name for array in made)))}
+    zeroed = [place for place, array in enumerate(made) if array.zeroed]
     # What is not made comes from behind the last array, where None is.
     returned = [next((i for i, array in enumerate(program.outputs) if array.name == name), -1) for name in outputs]
 
@@ -135,6 +136,8 @@ def prepare(
         if copied:
             tensors = [dense_copy(tensor) if i in copied else tensor for i, tensor in enumerate(tensors)]
         new: list[Any] = [empty(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in allocations]
+        for i in zeroed:
+            new[i].zero_()
         addresses: list[Any] = [tensors[i].data_ptr() for i in given]
         addresses += [tensor.data_ptr() for tensor in new]
         addresses.append(None)
@@ -212,17 +215,21 @@ def launcher(compiled: Any) -> tuple[Any, list[Any], list[Any]]:
     return start, [compiled.function], common
 
 
+def unwritten(array: Array) -> torch.Tensor:
+    """The tensor that an array is before a kernel writes it."""
+    dtype = DTYPES[array.dtype]
+    poison = float("nan") if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max
+    return torch.full(array.shape, 0 if array.zeroed else poison, dtype=dtype)
+
+
 def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a program in Triton's interpreter on CPU tensors; the process must have started with TRITON_INTERPRET=1.
 
-    Outputs and scratch start as NaN, so an element that no kernel wrote shows.
+    Outputs and scratch start as NaN, integers as the largest one, so an element that no kernel wrote shows.
     """
     from .build import arguments
 
-    made = [
-        torch.full(array.shape, float("nan"), dtype=DTYPES[array.dtype])
-        for array in (*program.outputs, *program.scratch)
-    ]
+    made = [unwritten(array) for array in (*program.outputs, *program.scratch)]
     tensors = [dense_copy(t) if array.copied else t for array, t in zip(program.inputs, tensors, strict=True)]
     # A kernel sees a complex number as two floats.
     seen = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in (*tensors, *made)]

@@ -58,7 +58,7 @@ def register(op: Op) -> Operators:
     reads = (*gradients_of_results(op), *op.arguments, *outputs)
     read = ", ".join(f"Tensor? {name}" for name in reads)
     shapes = "".join(f", SymInt[]? {name}_shape, ScalarType? {name}_dtype" for name in op.arguments)
-    made = [f"d{name}" for name in op.arguments if name not in op.indices]
+    made = [f"d{name}" for name in op.arguments if name in differentiable(op)]
     gradients = ", ".join(["Tensor"] * len(made))
 
     def told_of(given: Sequence[Any]) -> tuple[Shapes, frozenset[str], Options]:
@@ -92,7 +92,7 @@ def register(op: Op) -> Operators:
         inputs = op.backward(spec, differentiable(op)).inputs
         given = [arrays[name] if name in inputs else None for name in reads]
         told = [part for param in params for part in (param or (None, None))]
-        wanted = [bool(need) and name not in op.indices for name, need in zip(op.arguments, needs, strict=True)]
+        wanted = [bool(need) and name in differentiable(op) for name, need in zip(op.arguments, needs, strict=True)]
         found = dict(zip(made, backward_operator(*given, *told, wanted, *options), strict=True))
         names = gradient_names(op, spec)
         return [found[name] if want else None for name, want in zip(names, wanted, strict=True)]

@@ -129,7 +129,7 @@ class Prepared:
         @cache
         def pass_for(needs: tuple[bool, ...]) -> BackwardPass:
             wanted = frozenset([name for name, need in zip(op.arguments, needs, strict=False) if need])
-            return backward_pass(op, params, device, wanted.difference(op.indices), *options)
+            return backward_pass(op, params, device, wanted & differentiable(op), *options)
 
         self.backward = pass_for
 

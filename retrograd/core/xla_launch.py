@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import lru_cache, partial
 from itertools import compress
 from typing import Any, Protocol
@@ -165,14 +165,20 @@ def _launch(launch: Launch, program: Program, arch: Arch, arrays: dict[str, Any]
     compiled = build(launch, program.arrays, arch)
     size = descriptor_bytes(launch, compiled)
     described = [jax.ShapeDtypeStruct((size,), "uint8")] if size else []
+    zeroed = frozenset(name for name in writes if program.arrays[name].zeroed)
     results = jax.ffi.ffi_call(TARGET, made + described)(
-        *given, opaque=_opaque(launch, compiled, program.arrays, arch, bool(size))
+        *given, opaque=_opaque(launch, compiled, program.arrays, arch, bool(size), zeroed)
     )
     return dict(zip(writes, results[: len(writes)], strict=True))
 
 
-def _opaque(launch: Launch, compiled: Any, arrays: dict[str, Array], arch: Arch, described: bool) -> bytes:
-    """The launch in jax's own format: PTX, launch dimensions and parameters in the kernel's order."""
+def _opaque(
+    launch: Launch, compiled: Any, arrays: dict[str, Array], arch: Arch, described: bool, zeroed: Container[str]
+) -> bytes:
+    """The launch in jax's own format: PTX, launch dimensions and parameters in the kernel's order.
+
+    What is `zeroed` is filled with zeros before it.
+    """
     from jaxlib import gpu_triton
 
     from .build import arguments, signature
@@ -195,7 +201,8 @@ def _opaque(launch: Launch, compiled: Any, arrays: dict[str, Array], arch: Arch,
             if kind == "constexpr":
                 continue
             if isinstance(item, str):
-                parameters.append(gpu_triton.create_array_parameter(0, 16 if arrays[item].aligned else 1))
+                size = arrays[item].nbytes if item in zeroed else 0
+                parameters.append(gpu_triton.create_array_parameter(size, 16 if arrays[item].aligned else 1))
             else:
                 parameters.append(gpu_triton.create_scalar_parameter(item, kind))
     if described:  # the memory for tensor descriptors comes behind the kernel's own parameters

@@ -119,6 +119,16 @@ class Mamba(Mixer):
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, device=device, dtype=dtype)
         self._initialise(dt_min, dt_max, dt_init, dt_scale, dt_init_floor)
 
+    @classmethod
+    def of(cls, config: MambaConfig, device: torch.device | str | None, dtype: torch.dtype | None) -> Mamba:
+        """The layer that a model's config describes."""
+        return cls(config.d_model, **config.ssm_cfg, device=device, dtype=dtype)
+
+    @torch.no_grad()
+    def divide_output(self, by: float) -> None:
+        """Divide the weight of the last projection."""
+        self.out_proj.weight /= by
+
     @torch.no_grad()
     def _initialise(self, dt_min: float, dt_max: float, dt_init: str, dt_scale: float, dt_init_floor: float) -> None:
         for projection in (self.in_proj, self.out_proj):

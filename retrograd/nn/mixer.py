@@ -1,4 +1,4 @@
-"""What a block needs of the layer that mixes along time: Mamba's now, others by the same three methods."""
+"""What a block needs of the layer that mixes along time: Mamba's now, others by the same methods."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def initial_state(self, batch: int, dtype: torch.dtype | None = None) -> Any:
         """The state before the first step, of so many sequences."""
+
+    @abstractmethod
+    def divide_output(self, by: float) -> None:
+        """Divide what the layer adds to the residual stream, once, when a model is initialised."""
 
     @abstractmethod
     def forward(self, u: Tensor, state: Any = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Any]:

@@ -17,6 +17,7 @@ from retrograd.models.shapes import EMBEDDING_STD
 from .block import Block
 from .checks import check_state, check_tokens, check_vocabulary
 from .mamba import Mamba
+from .mixer import Mixer
 from .norm import RMSNorm
 
 State = Sequence[Any]  # of each layer
@@ -27,12 +28,14 @@ class Backbone(nn.Module):
 
     Args:
         config: sizes.
-        device, dtype: of the parameters, see `Mamba`.
+        mixer: what mixes along time in each block, from the config, device and dtype.
+        device, dtype: of the parameters.
     """
 
     def __init__(
         self,
         config: MambaConfig,
+        mixer: Callable[[MambaConfig, torch.device | str | None, torch.dtype | None], Mixer],
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -46,7 +49,7 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(
             Block(
                 RMSNorm(d, device=device, dtype=dtype),
-                Mamba(d, **config.ssm_cfg, device=device, dtype=dtype),
+                mixer(config, device, dtype),
                 residual_in_fp32=config.residual_in_fp32,
             )
             for _ in range(config.n_layer)
@@ -58,9 +61,7 @@ class Backbone(nn.Module):
     def _initialise(self) -> None:
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_STD)
         for block in self.blocks:
-            # A sum of n_layer terms should not grow with their number.
-            if isinstance(block.mixer, Mamba):
-                block.mixer.out_proj.weight /= math.sqrt(len(self.layers))
+            block.mixer.divide_output(math.sqrt(len(self.layers)))  # the sum of all should not grow with them
 
     @property
     def blocks(self) -> list[Block]:
@@ -144,7 +145,7 @@ class LanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.backbone = Backbone(config, device=device, dtype=dtype)
+        self.backbone = Backbone(config, Mamba.of, device=device, dtype=dtype)
         self.lm_head = nn.Linear(config.d_model, config.padded_vocab_size, bias=False, device=device, dtype=dtype)
         if config.tie_embeddings:
             self.lm_head.weight = self.backbone.embedding.weight
