@@ -1,0 +1,40 @@
+"""The annotations of the public functions are true: every case of every op passes them, and a wrong shape does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from beartype import beartype
+from jaxtyping import TypeCheckError, jaxtyped
+
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+from retrograd.ops.rooms import room, rooms
+from retrograd.testing.draw import draw, options
+
+EACH_ROOM = pytest.mark.parametrize("room", rooms(), ids=lambda room: room.name)
+
+
+def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    wrapped: Callable[..., Any] = jaxtyped(typechecker=beartype)(function)
+    return wrapped
+
+
+def small(room: Room) -> list[Case]:
+    return [case for case in room.cases if case.tags & {"interpreter", "strided"}] or room.tagged("test")
+
+
+@EACH_ROOM
+def test_every_case_passes_the_annotations_in_pytorch(room: Room) -> None:
+    function = checked(room.torch)
+    for case in small(room):
+        function(**draw(case, "cpu", 0), **options(case))
+
+
+def test_an_array_of_another_shape_does_not() -> None:
+    norm = checked(room("rms_norm").torch)
+    with pytest.raises(TypeCheckError):
+        norm(torch.ones(2, 8), torch.ones(4))
