@@ -1,4 +1,4 @@
-"""Times tiles of linear_scan's kernels on a GPU: a table for each shape and pass, from which `plan.py` is chosen.
+"""Times tiles of linear_scan's kernels on a GPU: a table for each shape and pass, for `triton/plan.py` to choose from.
 
 python benchmarks/tune_linear_scan.py [forward|backward ...] [--seconds S]. Kernels are compiled by all cores first. A
 tile is timed only if it is right: every result against the default plan's, that against float64, two runs to the bit,
@@ -11,13 +11,11 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -26,14 +24,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from retrograd.bench.measure import device_ms, input_sets, replay_ms
 from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.build import build
-from retrograd.core.op import Param
+from retrograd.core.op import Call, Op
 from retrograd.core.program import Program
+from retrograd.core.spec import Param
 from retrograd.core.torch_launch import arch_of, prepare
 from retrograd.core.xp import torch_namespace
-from retrograd.ops.linear_scan import plan
-from retrograd.ops.linear_scan.op import OP
-from retrograd.ops.linear_scan.plan import Tile
-from retrograd.ops.linear_scan.spec import Spec
+from retrograd.ops.linear_scan.op import OP, Spec
+from retrograd.ops.linear_scan.triton.plan import Plan, Tile
 
 SHAPES = ((8, 4096, 2048), (1, 65536, 1536), (1, 1 << 20, 64))
 TILES = {  # steps, log2 of the rows, channels; the default first
@@ -49,30 +46,21 @@ TILES = {  # steps, log2 of the rows, channels; the default first
 CURVE = tuple(2**i for i in range(5, 17))
 TOLERANCE = 2e-5  # of the largest value, in fp32
 WANTED = frozenset({"a", "b"})
-Call = Any
 
 
-def spec_of(shape: tuple[int, int, int]) -> Spec:
-    return OP.spec({"a": Param(shape, "float32"), "b": Param(shape, "float32")}, {})
+def spec_of(shape: tuple[int, int, int], dtype: str = "float32") -> Spec:
+    spec: Spec = OP.spec({"a": Param(shape, dtype), "b": Param(shape, dtype)}, {})
+    return spec
 
 
-def call_of(which: str, shape: tuple[int, int, int]) -> Call:
-    spec = spec_of(shape)
-    return OP.forward(spec) if which == "forward" else OP.backward(spec, WANTED)
-
-
-@contextmanager
-def planned(which: str, tile: Tile, one_pass: bool) -> Iterator[None]:
-    with (
-        mock.patch.object(plan, which, return_value=tile),
-        mock.patch.object(plan, "one_pass", return_value=one_pass),
-    ):
-        yield
+def call_of(which: str, spec: Spec, op: Op = OP) -> Call:
+    return op.forward(spec) if which == "forward" else op.backward(spec, WANTED)
 
 
 def program(which: str, shape: tuple[int, int, int], tile: Tile, arch: Arch, one_pass: bool = True) -> Program:
-    with planned(which, tile, one_pass):
-        made: Program = call_of(which, shape).program({}, arch)
+    op = replace(OP, replan=lambda _: Plan(tile, one_pass))
+    made = call_of(which, spec_of(shape), op).program({}, arch)
+    assert made is not None
     return made
 
 
@@ -94,9 +82,9 @@ def draw(names: tuple[str, ...], shape: tuple[int, int, int]) -> list[torch.Tens
 
 def exact(which: str, shape: tuple[int, int, int], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The portable path in float64."""
-    wide = OP.spec({"a": Param(shape, "float64"), "b": Param(shape, "float64")}, {})
-    call = OP.forward(wide) if which == "forward" else OP.backward(wide, WANTED)
-    made = call.portable(torch_namespace(), {name: tensor.double() for name, tensor in inputs.items()})
+    made = call_of(which, spec_of(shape, "float64")).portable(
+        torch_namespace(), {name: tensor.double() for name, tensor in inputs.items()}
+    )
     return {name: tensor.float() for name, tensor in made.items()}
 
 
@@ -156,13 +144,13 @@ def tune(
     which: str, shape: tuple[int, int, int], arch: Arch, device: torch.device, copy_gbps: float, until: float
 ) -> None:
     """The table of one shape and pass."""
-    names = call_of(which, shape).inputs
+    names = call_of(which, spec_of(shape)).inputs
     inputs = draw(names, shape)
     default = Tile(*TILES[which][0])
     expected = runner(which, shape, default, arch, device, True)[0](inputs)
     torch.cuda.synchronize()
     true = exact(which, shape, dict(zip(names, inputs, strict=True)))
-    error = off(expected, [true[a.name] for a in call_of(which, shape).outputs])
+    error = off(expected, [true[a.name] for a in call_of(which, spec_of(shape)).outputs])
     del true
     three = runner(which, shape, default, arch, device, False)[0](inputs)
     equal = all(torch.equal(a, b) for a, b in zip(expected, three, strict=True))
@@ -201,7 +189,7 @@ def timed(
     """One line: time, bandwidth and share of the copy's; registers and spills."""
     run, compiled = runner(which, shape, tile, arch, device, one_pass)
     moved = spec_of(shape).bytes_moved("fwd" if which == "forward" else "bwd")
-    names = call_of(which, shape).inputs
+    names = call_of(which, spec_of(shape)).inputs
     sets = [draw(names, shape) for _ in range(min(input_sets(moved), 9))]
     ms = device_ms([partial(run, one) for one in sets], repeats=5)
     gbps = moved / ms / 1e6

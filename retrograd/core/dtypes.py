@@ -32,4 +32,4 @@ FLOATS = (*KERNEL_FLOATS, "float64")
 
 def accumulator(dtype: str) -> str:
     """The dtype in which sums over `dtype` are kept."""
-    return "float64" if dtype == "float64" else "float32"
+    return dtype if dtype in ("float64", "complex64", "complex128") else "float32"

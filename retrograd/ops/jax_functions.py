@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Complex, Float, Int32
 
 from retrograd.core.jax_arguments import jax_dtype
 from retrograd.core.jax_op import bind
 
+from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM
 
-__all__ = ["rms_norm"]
+__all__ = ["linear_scan", "rms_norm"]
 
 _rms_norm = bind(RMS_NORM)
+_linear_scan = bind(LINEAR_SCAN)
 
 
 @overload
@@ -126,3 +128,87 @@ def rms_norm(
     if prenorm and residual is None:
         sum_ = jnp.asarray(x)
     return (y, sum_) if prenorm else y
+
+
+@overload
+def linear_scan(
+    a: Float[Array, "#B T #D"] | Complex[Array, "#B T #D"],
+    b: Float[Array, "B T D"] | Complex[Array, "B T D"],
+    *,
+    initial_state: Float[Array, "S D"] | Complex[Array, "S D"] | None = ...,
+    cu_seqlens: Int32[Array, " S+1"] | None = ...,
+    reverse: bool = ...,
+    return_final_state: Literal[False] = ...,
+) -> Float[Array, "B T D"] | Complex[Array, "B T D"]: ...
+
+
+@overload
+def linear_scan(
+    a: Float[Array, "#B T #D"] | Complex[Array, "#B T #D"],
+    b: Float[Array, "B T D"] | Complex[Array, "B T D"],
+    *,
+    initial_state: Float[Array, "S D"] | Complex[Array, "S D"] | None = ...,
+    cu_seqlens: Int32[Array, " S+1"] | None = ...,
+    reverse: bool = ...,
+    return_final_state: Literal[True],
+) -> tuple[Float[Array, "B T D"] | Complex[Array, "B T D"], Float[Array, "S D"] | Complex[Array, "S D"]]: ...
+
+
+def linear_scan(
+    a: Float[Array, "#B T #D"] | Complex[Array, "#B T #D"],
+    b: Float[Array, "B T D"] | Complex[Array, "B T D"],
+    *,
+    initial_state: Float[Array, "S D"] | Complex[Array, "S D"] | None = None,
+    cu_seqlens: Int32[Array, " S+1"] | None = None,
+    reverse: bool = False,
+    return_final_state: bool = False,
+) -> Array | tuple[Array, Array]:
+    """Linear recurrence along time, each channel by itself.
+
+    ::
+
+        h[t] = a[t] * h[t - 1] + b[t]        h[-1] = initial_state, or 0
+
+    The arithmetic is in float32 (complex64), whatever the dtypes; no logarithms, so decays of exactly 0 and 1 are
+    exact. All gradients are bitwise reproducible; a sequence's results and gradients depend neither on its batch nor on
+    what it is packed with. The product of a over a few thousand neighbouring steps is formed and must not overflow.
+
+    It is the same call as `retrograd.linear_scan`, with the same results and errors. On an NVIDIA GPU it launches the
+    same kernels; on a CPU or TPU it is plain JAX. It has derivatives of every order, in reverse and in forward mode:
+    first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and takes more
+    memory.
+
+    Args:
+        a: (B, T, D), or of size 1 along B, D or both, for decays that rows or channels share. Any strides.
+        b: (B, T, D), any strides. a and b are each float32, bfloat16 or float16, or both are complex64. float64 and
+            complex128 run on the portable path.
+        initial_state: (B, D), float32 or the dtype of b (complex64 for complex b); zeros by default.
+        cu_seqlens: (S + 1,) int32, for B = 1: b holds S sequences one after another, the i-th from step cu_seqlens[i]
+            up to cu_seqlens[i + 1]. States are then (S, D). Steps outside of every sequence give zeros. The numbers
+            must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them; elsewhere wrong
+            ones give results that mean nothing.
+        reverse: go from the last step to the first: h[t] = a[t] * h[t + 1] + b[t].
+        return_final_state: also return the state after the last step (the first, with `reverse`).
+
+    Returns:
+        h (B, T, D) in the dtype of b; with `return_final_state`, (h, final_state), the state (B, D) in float32, or
+        complex64. An empty sequence's final state is its initial state.
+
+    Raises:
+        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+
+    Source: Blelloch, Prefix Sums and Their Applications (1990), section 1.4; the gradient is in the room's README.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import linear_scan
+        >>> a, b = jnp.full((2, 100, 64), 0.9), jnp.ones((2, 100, 64))
+        >>> da = jax.grad(lambda a: linear_scan(a, b).sum())(a)
+        >>> da.shape
+        (2, 100, 64)
+    """
+    h, final_state = _linear_scan(
+        {"a": a, "b": b, "initial_state": initial_state, "cu_seqlens": cu_seqlens},
+        {"reverse": reverse, "return_final_state": return_final_state},
+    )
+    return (h, final_state) if return_final_state else h

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.ops.linear_scan import plan as linear_scan
+from retrograd.ops.linear_scan.triton import plan as linear_scan
 from retrograd.testing.interpreter import ACTIVE, interpreted
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,18 +10,19 @@ import torch
 from torch import Tensor
 
 from retrograd.core.arch import SUPPORTED
-from retrograd.core.op import Param
 from retrograd.core.rows import Layout
+from retrograd.core.spec import Param
 from retrograd.core.torch_launch import dtype_name, interpret
-from retrograd.ops.linear_scan import plan, reference
-from retrograd.ops.linear_scan.op import OP
+from retrograd.ops.linear_scan import op, reference
+from retrograd.ops.linear_scan.triton.plan import Tile
 from retrograd.testing.compare import assert_same_bits
 
 pytestmark = pytest.mark.slow  # test_kernels.py has the contract in every run
 
 Arrays = dict[str, Tensor]
 
-TILE = plan.Tile(steps=2, levels=2, channels=4)  # tiles of 8 steps, groups of 32
+TILE = Tile(steps=2, levels=2, channels=4)  # tiles of 8 steps, groups of 32
+OP = replace(op.OP, replan=lambda plan: replace(plan, tile=TILE))
 CALLS: dict[str, dict[str, Any]] = {
     "states": {"T": 70, "D": 5, "initial": True, "return_final_state": True},
     "reverse": {"T": 65, "D": 4, "reverse": True},
@@ -32,12 +34,6 @@ CALLS: dict[str, dict[str, Any]] = {
     "packed": {"T": 75, "D": 5, "packed": [2, 3, 3, 43, 74], "initial": True, "return_final_state": True},
     "packed-reverse": {"T": 40, "D": 5, "packed": [0, 33, 40], "reverse": True, "a": (1, 40, 1)},
 }
-
-
-@pytest.fixture(autouse=True)
-def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "forward", lambda spec: TILE)
-    monkeypatch.setattr(plan, "backward", lambda spec: TILE)
 
 
 def drawn(

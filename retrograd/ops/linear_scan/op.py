@@ -1,134 +1,137 @@
-"""linear_scan as both frameworks see it: arguments, checks, two passes."""
+"""linear_scan, declared: its arguments, options and results, and the rules that letters cannot say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import ClassVar
 
-from retrograd.core.arch import Arch
-from retrograd.core.arrays import arrays_of
-from retrograd.core.errors import bad_type
-from retrograd.core.op import Fold, Layouts, Params, fold
-from retrograd.core.program import Array, Program
-from retrograd.core.xp import Namespace
+from retrograd.core.declaration import Letter, Result, boundaries, option, optional, required
+from retrograd.core.dtypes import KERNEL_FLOATS
+from retrograd.core.errors import bad_shape
+from retrograd.core.op import Op
+from retrograd.core.spec import CallSpec, Param, Pass, Size
 
-from . import portable
-from .spec import OP as NAME
-from .spec import Spec
+from . import triton
+
+MAX_TIME = 2**30  # steps are counted in 32 bits, with room for the tiles past the end
+DTYPES = (*KERNEL_FLOATS, "complex64", "float64", "complex128")
+KINDS = ("Float", "Complex")
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """The forward pass of a checked call."""
+@dataclass(frozen=True)
+class Spec(CallSpec):
+    """Linear recurrence along time, each channel by itself.
 
-    spec: Spec
+    ::
+
+        h[t] = a[t] * h[t - 1] + b[t]        h[-1] = initial_state, or 0
+
+    The arithmetic is in float32 (complex64), whatever the dtypes; no logarithms, so decays of exactly 0 and 1 are
+    exact. All gradients are bitwise reproducible; a sequence's results and gradients depend neither on its batch nor on
+    what it is packed with. The product of a over a few thousand neighbouring steps is formed and must not overflow.
+    """
+
+    a: Param = required(
+        "#B T #D",
+        "a_dtypes",
+        doc="(B, T, D), or of size 1 along B, D or both, for decays that rows or channels share. Any strides.",
+        kinds=KINDS,
+    )
+    b: Param = required(
+        "B T D",
+        *DTYPES,
+        doc="""(B, T, D), any strides. a and b are each float32, bfloat16 or float16, or both are complex64. float64 and
+            complex128 run on the portable path.""",
+        kinds=KINDS,
+    )
+    initial_state: Param | None = optional(
+        "S D",
+        "compute_dtype",
+        "b",
+        doc="(B, D), float32 or the dtype of b (complex64 for complex b); zeros by default.",
+        kinds=KINDS,
+    )
+    cu_seqlens: Param | None = boundaries("b", "(S, D)")
+    reverse: bool = option("bool", False, doc="go from the last step to the first: h[t] = a[t] * h[t + 1] + b[t].")
+    return_final_state: bool = option(
+        "bool", False, doc="also return the state after the last step (the first, with `reverse`)."
+    )
+
+    op: ClassVar = "linear_scan"
+    letters: ClassVar = {
+        "B": Letter("batch"),
+        "T": Letter("time"),
+        "D": Letter("channels"),
+        "S": Letter("sequences", 1),
+    }
+    results: ClassVar = (
+        Result("h", "B T D", "b", kinds=KINDS),
+        Result("final_state", "S D", "compute_dtype", when="return_final_state", kinds=KINDS),
+    )
+
+    batch = Size("B")
+    time = Size("T")
+    channels = Size("D")
+    sequences = Size("S")  # recurrences that run side by side: packed sequences, or rows
+
+    RETURNS: ClassVar = """h (B, T, D) in the dtype of b; with `return_final_state`, (h, final_state), the state (B, D)
+        in float32, or complex64. An empty sequence's final state is its initial state."""
+    SOURCE: ClassVar = """Blelloch, Prefix Sums and Their Applications (1990), section 1.4; the gradient is in the
+        room's README."""
+    TORCH_EXAMPLE: ClassVar = """
+        >>> import torch, retrograd
+        >>> a, b = torch.rand(2, 100, 64, requires_grad=True), torch.randn(2, 100, 64, requires_grad=True)
+        >>> h, state = retrograd.linear_scan(a, b, return_final_state=True)
+        >>> (h.sum() + state.sum()).backward()
+        >>> a.grad.shape, state.shape
+        (torch.Size([2, 100, 64]), torch.Size([2, 64]))
+        """
+    JAX_EXAMPLE: ClassVar = """
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import linear_scan
+        >>> a, b = jnp.full((2, 100, 64), 0.9), jnp.ones((2, 100, 64))
+        >>> da = jax.grad(lambda a: linear_scan(a, b).sum())(a)
+        >>> da.shape
+        (2, 100, 64)
+        """
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """Those of the arguments that are there."""
-        return tuple(name for name in LinearScan.arguments if getattr(self.spec, name) is not None)
+    def complex(self) -> bool:
+        """Whether numbers are complex."""
+        return self.b.dtype.startswith("complex")
 
     @property
-    def outputs(self) -> tuple[Array, ...]:
-        """h, and the final state where it is asked for."""
-        final = self.spec.final_state if self.spec.return_final_state else None
-        return arrays_of({}, h=self.spec.b, final_state=final)
-
-    def program(self, layouts: Layouts, arch: Arch) -> Program | None:
-        """The kernels; None for float64."""
-        if not self.spec.has_kernels:
-            return None
-        from . import schedule
-
-        return schedule.forward(self.spec, layouts, arch)
-
-    def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Without a kernel."""
-        return portable.forward(xp, self.spec, arrays)
-
-
-@dataclass(frozen=True, slots=True)
-class Backward:
-    """The backward pass of a checked call, for the gradients that are wanted."""
-
-    spec: Spec
-    wanted: frozenset[str]
+    def a_dtypes(self) -> tuple[str, ...]:
+        """Dtypes of a that go with that of b."""
+        return KERNEL_FLOATS if self.b.dtype in KERNEL_FLOATS else (self.b.dtype,)
 
     @property
-    def inputs(self) -> tuple[str, ...]:
+    def shares_batch(self) -> bool:
+        """Whether rows share one a, so that its gradient is summed over them."""
+        return self.a.shape[0] != self.batch
+
+    @property
+    def shares_channels(self) -> bool:
+        """Whether channels share one a, so that its gradient is summed over them."""
+        return self.a.shape[2] != self.channels
+
+    def reads(self, wanted: frozenset[str]) -> tuple[str, ...]:
         """The results' gradients, a, and what the gradient of a is made of; b is not read."""
-        spec = self.spec
-        optional = {
-            "dfinal_state": spec.return_final_state,
-            "h": "a" in self.wanted,
-            "initial_state": "a" in self.wanted and spec.initial_state is not None,
-            "cu_seqlens": spec.cu_seqlens is not None,
-        }
-        names = ("dh", "dfinal_state", "a", "h", "initial_state", "cu_seqlens")
-        return tuple(name for name in names if optional.get(name, True))
+        of_a = ("h", "initial_state") if "a" in wanted else ()
+        return (*self.gradients_in(), *self.present(("a", *of_a, "cu_seqlens")))
 
-    @property
-    def outputs(self) -> tuple[Array, ...]:
-        """The gradients that are wanted."""
-        spec = self.spec
-        params = {"a": spec.a, "b": spec.b, "initial_state": spec.initial_state}
-        return arrays_of({}, **{f"d{name}": param for name, param in params.items() if name in self.wanted})
+    def flops(self, which: Pass) -> int:
+        """Multiplications and additions: a step, and in the backward pass the product with h too."""
+        steps = prod(self.b.shape)
+        if self.complex:
+            return steps * (8 if which == "fwd" else 14)
+        return steps * (2 if which == "fwd" else 3)
 
-    def program(self, layouts: Layouts, arch: Arch) -> Program | None:
-        """The kernels; None for float64."""
-        if not self.spec.has_kernels:
-            return None
-        from . import schedule
-
-        return schedule.backward(self.spec, layouts, arch, self.wanted)
-
-    def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Without a kernel."""
-        return portable.backward(xp, self.spec, arrays, self.wanted)
-
-    def recomputed(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Nothing: no arrays are kept."""
-        return {}
+    def check(self) -> None:
+        """Raise for more steps than kernels count."""
+        if self.time > MAX_TIME:
+            raise bad_shape(self.op, "b", self.b.shape, f"at most {MAX_TIME} steps along time")
 
 
-class LinearScan:
-    """The op; see `retrograd.core.op.Op`."""
-
-    name = NAME
-    arguments: tuple[str, ...] = ("a", "b", "initial_state", "cu_seqlens")
-    indices: Mapping[str, Callable[[Spec], int]] = {"cu_seqlens": lambda spec: spec.time}
-    options: Mapping[str, str] = {"reverse": "bool", "return_final_state": "bool"}
-    results: tuple[str, ...] = ("h", "final_state")
-    kept: tuple[str, ...] = ()
-    whole: Mapping[str, Any] = {}
-
-    def spec(self, params: Params, options: Mapping[str, Any]) -> Spec:
-        """Check a call."""
-        a, b = params["a"], params["b"]
-        for name, param in (("a", a), ("b", b)):
-            if param is None:
-                raise bad_type(NAME, name, param, "an array")
-        assert a is not None
-        assert b is not None
-        return Spec(a, b, params.get("initial_state"), params.get("cu_seqlens"), **options)
-
-    def forward(self, spec: Spec) -> Forward:
-        """The forward pass."""
-        return Forward(spec)
-
-    def backward(self, spec: Spec, wanted: frozenset[str]) -> Backward:
-        """The backward pass."""
-        return Backward(spec, wanted)
-
-    def same_gradient(self, spec: Spec) -> Mapping[str, str]:
-        """Each argument has its own."""
-        return {}
-
-    def folds(self, spec: Spec, size: int) -> Iterator[Fold]:
-        """The calls as more rows, unless rows share a and calls do not."""
-        own = () if spec.shares_batch else ("a",)
-        yield fold(self, spec, dict.fromkeys((*own, "b", "initial_state", "h", "final_state"), 0), size)
-
-
-OP = LinearScan()
+OP = Op(Spec, __package__, (triton.IMPLEMENTATION,))

@@ -14,7 +14,7 @@ from typing import Any
 
 from retrograd.core.xp import Namespace
 
-from .spec import Spec
+from .op import Spec
 
 CHUNK = 64
 
@@ -24,18 +24,18 @@ Number = tuple[Any, ...]  # (value,), or (real part, imaginary part): a CPU's co
 
 def forward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """(a, b, initial_state, cu_seqlens) -> (h, final_state)."""
-    b = _parts(spec, xp.astype(arrays["b"], spec.state_dtype))
-    a = _parts(spec, xp.broadcast_to(xp.astype(arrays["a"], spec.state_dtype), spec.b.shape))
+    b = _parts(spec, xp.astype(arrays["b"], spec.compute_dtype))
+    a = _parts(spec, xp.broadcast_to(xp.astype(arrays["a"], spec.compute_dtype), spec.b.shape))
     state = _states(xp, spec, arrays.get("initial_state"), b[0])
     h, final = scan(xp, _Chunks.of(xp, spec, spec.reverse, arrays.get("cu_seqlens"), b[0]), a, b, state)
     made = {"h": _result(xp, h, spec.b.dtype)}
-    return made | ({"final_state": _result(xp, final, spec.state_dtype)} if spec.return_final_state else {})
+    return made | ({"final_state": _result(xp, final, spec.compute_dtype)} if spec.return_final_state else {})
 
 
 def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
     """(dh, dfinal_state, a, h, initial_state, cu_seqlens) -> (da, db, dinitial_state); formulas in README.md."""
-    dh = _parts(spec, xp.astype(arrays["dh"], spec.state_dtype))
-    a = _conj(_parts(spec, xp.broadcast_to(xp.astype(arrays["a"], spec.state_dtype), spec.b.shape)))
+    dh = _parts(spec, xp.astype(arrays["dh"], spec.compute_dtype))
+    a = _conj(_parts(spec, xp.broadcast_to(xp.astype(arrays["a"], spec.compute_dtype), spec.b.shape)))
     chunks = _Chunks.of(xp, spec, not spec.reverse, arrays.get("cu_seqlens"), dh[0])
     forwards = _Chunks.of(xp, spec, spec.reverse, arrays.get("cu_seqlens"), dh[0])
     ones = tuple(x + (1 - i) for i, x in enumerate(_states(xp, spec, None, dh[0])))
@@ -43,7 +43,7 @@ def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: froze
     g, last = scan(xp, chunks, decays, dh, _states(xp, spec, arrays.get("dfinal_state"), dh[0]))
     made = {}
     if "a" in wanted:
-        h = _parts(spec, xp.astype(arrays["h"], spec.state_dtype))
+        h = _parts(spec, xp.astype(arrays["h"], spec.compute_dtype))
         initial = _states(xp, spec, arrays.get("initial_state"), dh[0])
         earlier = tuple(forwards.shifted(xp, x, first) for x, first in zip(h, initial, strict=True))
         da = tuple(forwards.clear(xp, x) for x in _multiply(_conj(earlier), g))
@@ -139,12 +139,12 @@ def _states(xp: Namespace, spec: Spec, states: Any, like: Any) -> Number:
     """States (sequences, D) in the dtype of the arithmetic; zeros where there are none."""
     if states is None:
         return (xp.zeros(like, (spec.sequences, spec.channels), _real(spec)),) * (2 if spec.complex else 1)
-    return _parts(spec, xp.astype(states, spec.state_dtype))
+    return _parts(spec, xp.astype(states, spec.compute_dtype))
 
 
 def _real(spec: Spec) -> str:
     """Dtype of the arithmetic's real numbers."""
-    return {"complex64": "float32", "complex128": "float64"}.get(spec.state_dtype, spec.state_dtype)
+    return {"complex64": "float32", "complex128": "float64"}.get(spec.compute_dtype, spec.compute_dtype)
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,30 @@ from typing import Any
 
 from retrograd.core.arch import Arch
 from retrograd.core.arrays import arrays_of, pointers_to, strides_of
-from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch, Program, Scalar
-from retrograd.core.rows import Strides
+from retrograd.core.rows import Layouts, Strides
+from retrograd.core.spec import Param, Pass
 
+from ..op import Spec
 from . import backward as backward_kernels
 from . import forward as forward_kernels
-from . import plan, scan
-from .spec import Spec
+from . import scan
+from .plan import BLOCK, Plan, planned, tiles
+
+__all__ = ["backward", "forward", "planned", "suits"]
 
 
-def forward(spec: Spec, layouts: Layouts, arch: Arch) -> Program:
+def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
+    """Whether the kernels are for the dtypes."""
+    return spec.compute_dtype in ("float32", "complex64")
+
+
+def forward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
+) -> Program:
     """(a, b, initial_state, cu_seqlens) -> (h, final_state)."""
-    inputs = arrays_of(layouts, a=spec.a, b=spec.b, initial_state=spec.initial_state, cu_seqlens=spec.cu_seqlens)
-    outputs = arrays_of({}, h=spec.b, final_state=spec.final_state if spec.return_final_state else None)
-    names = {
+    inputs = arrays_of(layouts, **spec.params(names))
+    pointers = {
         "a_ptr": "a",
         "b_ptr": "b",
         "initial_ptr": "initial_state",
@@ -30,33 +39,20 @@ def forward(spec: Spec, layouts: Layouts, arch: Arch) -> Program:
         "final_ptr": "final_state",
     }
     kernels = (forward_kernels.reduce_tiles, forward_kernels.scan_tiles)
-    return _scan(spec, arch, layouts, inputs, outputs, names, kernels, plan.forward(spec), spec.reverse, {})
+    return _scan(spec, arch, layouts, inputs, outputs, pointers, kernels, plan, spec.reverse, {})
 
 
-def backward(spec: Spec, layouts: Layouts, arch: Arch, wanted: frozenset[str]) -> Program:
+def backward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
+) -> Program:
     """(dh, dfinal_state, a, h, initial_state, cu_seqlens) -> (da, db, dinitial_state), those that are wanted."""
-    wants_a = "a" in wanted
-    inputs = arrays_of(
-        layouts,
-        dh=spec.b,
-        dfinal_state=spec.final_state if spec.return_final_state else None,
-        a=spec.a,
-        h=spec.b if wants_a else None,
-        initial_state=spec.initial_state if wants_a else None,
-        cu_seqlens=spec.cu_seqlens,
-    )
-    outputs = arrays_of(
-        {},
-        da=spec.a if wants_a else None,
-        db=spec.b if "b" in wanted else None,
-        dinitial_state=spec.initial_state if "initial_state" in wanted else None,
-    )
-    tile = plan.backward(spec)
-    sums = wants_a and (spec.shares_batch or spec.shares_channels)
-    rows = -(-spec.channels // tile.channels) if spec.shares_channels else 1
+    inputs = arrays_of(layouts, **spec.params(names))
+    makes_da = any(array.name == "da" for array in outputs)
+    sums = makes_da and (spec.shares_batch or spec.shares_channels)
+    rows = -(-spec.channels // plan.tile.channels) if spec.shares_channels else 1
     rows *= spec.batch if spec.shares_batch else 1
-    partial = arrays_of({}, da_partial=Param((rows, *spec.a.shape), spec.state_dtype) if sums else None)
-    names = {
+    partial = arrays_of({}, da_partial=Param((rows, *spec.a.shape), spec.compute_dtype) if sums else None)
+    pointers = {
         "dh_ptr": "dh",
         "dfinal_ptr": "dfinal_state",
         "a_ptr": "a",
@@ -67,20 +63,20 @@ def backward(spec: Spec, layouts: Layouts, arch: Arch, wanted: frozenset[str]) -
         "dinitial_ptr": "dinitial_state",
     }
     kernels = (backward_kernels.reduce_tiles, backward_kernels.scan_tiles)
-    constants = {"SUM_CHANNELS": wants_a and spec.shares_channels}
+    constants = {"SUM_CHANNELS": makes_da and spec.shares_channels}
     program = _scan(
-        spec, arch, layouts, inputs, outputs, names, kernels, tile, not spec.reverse, constants, partial
+        spec, arch, layouts, inputs, outputs, pointers, kernels, plan, not spec.reverse, constants, partial
     )  # fmt: skip
     if not sums:
         return program
     columns = prod(spec.a.shape) * (2 if spec.complex else 1)
     total = Launch(
         backward_kernels.sum_partials,
-        grid=-(-columns // plan.BLOCK),
+        grid=-(-columns // BLOCK),
         arrays={"partial_ptr": "da_partial", "out_ptr": "da"},
         scalars={"rows": rows, "columns": columns},
-        constants={"BLOCK": plan.BLOCK, "OVERLAP": arch.overlaps_launches},
-        num_warps=plan.BLOCK // (4 * arch.warp_size),
+        constants={"BLOCK": BLOCK, "OVERLAP": arch.overlaps_launches},
+        num_warps=BLOCK // (4 * arch.warp_size),
         overlap=arch.overlaps_launches,
     )
     return Program(program.inputs, program.outputs, program.scratch, (*program.launches, total))
@@ -92,9 +88,9 @@ def _scan(
     layouts: Layouts,
     inputs: tuple[Array, ...],
     outputs: tuple[Array, ...],
-    names: Mapping[str, str],
+    pointers: Mapping[str, str],
     kernels: tuple[Any, Any],
-    tile: plan.Tile,
+    plan: Plan,
     reverse: bool,
     constants: Mapping[str, Any],
     scratch: tuple[Array, ...] = (),
@@ -102,21 +98,22 @@ def _scan(
     """A pass in one direction: one launch, two where tiles hand on their state or are packed, four where they may not.
 
     Args:
-        names: parameter of the scan kernel -> array.
+        pointers: parameter of the scan kernel -> array.
         kernels: the one that reduces tiles to maps, and the one that scans them.
         constants: of the scan kernel alone.
     """
     reduce_kernel, scan_kernel = kernels
-    slots = plan.tiles(spec, tile) * (1 if spec.cu_seqlens else spec.sequences)
+    tile = plan.tile
+    slots = tiles(spec, tile) * (1 if spec.packed else spec.sequences)
     blocks = -(-spec.channels // tile.channels)
-    alone = spec.cu_seqlens is None and spec.time <= tile.time
-    one_pass = not alone and plan.one_pass(arch)
+    alone = not spec.packed and spec.time <= tile.time
+    one_pass = plan.one_pass and not alone
     parts = 2 if spec.complex else 1
-    number = Param((slots, spec.channels), spec.state_dtype)
+    number = Param((slots, spec.channels), spec.compute_dtype)
     scratch += arrays_of(
         {},
         words=Param((slots, 3 * parts, spec.channels, 2), "float32") if one_pass else None,
-        bounds=Param((spec.sequences + 1,), "float32") if spec.cu_seqlens else None,
+        bounds=Param((spec.sequences + 1,), "float32") if spec.packed else None,
         tile_P=None if alone or one_pass else number,
         tile_l=None if alone or one_pass else number,
         tile_state=None if alone or one_pass else number,
@@ -148,13 +145,13 @@ def _scan(
         )
 
     launches = []
-    first, second = (names[parameter] for parameter in kernels[0].arg_names[:2])
-    if one_pass or spec.cu_seqlens:
+    first, second = (pointers[parameter] for parameter in reduce_kernel.arg_names[:2])
+    if one_pass or spec.packed:
         words = prod((slots, 3 * parts, spec.channels)) if one_pass else 0
         launches.append(
             Launch(
                 scan.prepare,
-                grid=max(1, -(-words // plan.BLOCK)) if slots * blocks else 0,
+                grid=max(1, -(-words // BLOCK)) if slots * blocks else 0,
                 arrays=pointers_to(
                     there,
                     a_ptr=first,
@@ -171,23 +168,23 @@ def _scan(
                     # Read by no kernel: XLA makes one call of two that are equal, and two scans would share its words.
                     "direction": int(reverse),
                 },
-                constants={"BLOCK": plan.BLOCK, "OVERLAP": arch.overlaps_launches},
+                constants={"BLOCK": BLOCK, "OVERLAP": arch.overlaps_launches},
                 num_warps=4,
                 overlap=arch.overlaps_launches,
             )
         )
     if not alone and not one_pass:
-        maps = {parameter: names[parameter] for parameter in kernels[0].arg_names[:2]}
+        maps = {parameter: pointers[parameter] for parameter in reduce_kernel.arg_names[:2]}
         reduced = pointers_to(there, **maps, bounds_ptr="bounds", P_ptr="tile_P", l_ptr="tile_l")
         launches.append(launch(reduce_kernel, slots * blocks, reduced, {"REVERSE": reverse}))
-        begins = names["dfinal_ptr" if "dfinal_ptr" in names else "initial_ptr"]
+        begins = pointers["dfinal_ptr" if "dfinal_ptr" in pointers else "initial_ptr"]
         carried = pointers_to(
             there, P_ptr="tile_P", l_ptr="tile_l", initial_ptr=begins, bounds_ptr="bounds", state_ptr="tile_state"
         )
         launches.append(launch(scan.carry_states, spec.sequences * blocks, carried, {}))
     order = scan_kernel.arg_names
     between = {"words_ptr": "words", "bounds_ptr": "bounds", "state_ptr": "tile_state"}
-    all_pointers = pointers_to(there, **{p: ({**names, **between})[p] for p in order if p.endswith("_ptr")})
+    all_pointers = pointers_to(there, **{p: ({**pointers, **between})[p] for p in order if p.endswith("_ptr")})
     launches.append(launch(scan_kernel, slots * blocks, all_pointers, {"REVERSE": reverse, **constants}))
     return Program(inputs, outputs, scratch, tuple(launches))
 

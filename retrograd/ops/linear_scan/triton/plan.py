@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retrograd.core.arch import Arch
+from retrograd.core.spec import Pass
 
-from .spec import Spec
+from ..op import Spec
 
 BLOCK = 1024  # elements of a program that clears or sums
 FEW_CHANNELS = 256
@@ -49,6 +50,25 @@ class Tile:
         return {"STEPS": self.steps, "LEVELS": self.levels, "CHANNELS": self.channels}
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a pass works.
+
+    Attributes:
+        tile: what one program works on.
+        one_pass: whether tiles hand on their state while they hold their data, so that a and b are read once; else
+            three kernels find the states first. The bits are the same.
+    """
+
+    tile: Tile
+    one_pass: bool
+
+
+def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
+    """The plan of a pass."""
+    return Plan((forward if which == "fwd" else backward)(spec), one_pass(arch))
+
+
 def forward(spec: Spec) -> Tile:
     """The forward pass's tile: a and b in registers. Few channels make many tiles in time, so these are longer."""
     if spec.complex:
@@ -64,16 +84,16 @@ def backward(spec: Spec) -> Tile:
 
 
 def one_pass(arch: Arch) -> bool:
-    """Whether tiles hand on their state while they hold their data, so that a and b are read once.
+    """Whether tiles may hand on their state.
 
     NVIDIA starts programs in the order of their numbers, and a 64-bit word arrives whole; elsewhere neither has been
-    tried, and three kernels find the states first. The bits are the same.
+    tried.
     """
     return arch.backend == "cuda"
 
 
 def tiles(spec: Spec, tile: Tile) -> int:
     """Tiles of a row; at least one, which writes the final state. Packed: slots for the tiles of all sequences."""
-    if spec.cu_seqlens is not None:
+    if spec.packed:
         return spec.time // tile.time + spec.sequences
     return max(1, -(-spec.time // tile.time))
