@@ -47,13 +47,13 @@ def test_a_new_number_compiles_nothing_in_jax(device: str) -> None:
     x = jax.device_put(
         jnp.linspace(-1.0, 1.0, 165).reshape(5, 33), jax.devices("gpu" if device == "cuda" else "cpu")[0]
     )
-    gradient = jax.value_and_grad(lambda x, scale, seed: scaled(x, scale, seed).sum())
+    gradient = jax.grad(lambda x, scale, seed: scaled(x, scale, seed).sum())
+    scaled(x, 2.0, 7)
     gradient(x, 2.0, 7)
     before = xla_launch._jitted.cache_info().misses
-    for scale, seed in ((3.0, 8), (0.5, -1)):
-        y = scaled(x, scale, seed)
-        np.testing.assert_allclose(y, x * scale + seed + 1, rtol=1e-6)
-        np.testing.assert_array_equal(jax.grad(lambda x: scaled(x, scale, seed).sum())(x), jnp.full_like(x, scale))
+    for scale, seed in ((jnp.float32(3.0), 8), (jnp.float32(0.5), -1)):
+        np.testing.assert_allclose(scaled(x, scale, seed), x * scale + seed + 1, rtol=1e-6)
+        np.testing.assert_array_equal(gradient(x, scale, seed), jnp.full_like(x, scale))
     assert xla_launch._jitted.cache_info().misses == before
     traced = jax.jit(lambda x, seed: scaled(x, None, seed))
     for seed in (1, 2):

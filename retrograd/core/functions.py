@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -108,6 +109,8 @@ def _type(declared: Argument, face: Face) -> str:
 
 
 def _arrays(shape: str, kinds: tuple[str, ...], face: Face) -> str:
+    # jaxtyping computes `S+1` only where S is known from an argument before.
+    shape = re.sub(r"(\w)\+(\d)", r"\1_plus_\2", re.sub(r"(\w)-(\d)", r"\1_minus_\2", shape))
     forms = [form.strip() for form in shape.split("|")]
     spaced = [form if " " in form or not form else f" {form}" for form in forms]  # jaxtyping's way to write one axis
     return " | ".join(f'{kind}[{face.array}, "{form}"]' for form in spaced for kind in kinds)

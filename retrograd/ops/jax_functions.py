@@ -136,7 +136,7 @@ def linear_scan(
     b: Float[Array, "B T D"] | Complex[Array, "B T D"],
     *,
     initial_state: Float[Array, "S D"] | Complex[Array, "S D"] | None = ...,
-    cu_seqlens: Int32[Array, " S+1"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
     reverse: bool = ...,
     return_final_state: Literal[False] = ...,
 ) -> Float[Array, "B T D"] | Complex[Array, "B T D"]: ...
@@ -148,7 +148,7 @@ def linear_scan(
     b: Float[Array, "B T D"] | Complex[Array, "B T D"],
     *,
     initial_state: Float[Array, "S D"] | Complex[Array, "S D"] | None = ...,
-    cu_seqlens: Int32[Array, " S+1"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
     reverse: bool = ...,
     return_final_state: Literal[True],
 ) -> tuple[Float[Array, "B T D"] | Complex[Array, "B T D"], Float[Array, "S D"] | Complex[Array, "S D"]]: ...
@@ -159,7 +159,7 @@ def linear_scan(
     b: Float[Array, "B T D"] | Complex[Array, "B T D"],
     *,
     initial_state: Float[Array, "S D"] | Complex[Array, "S D"] | None = None,
-    cu_seqlens: Int32[Array, " S+1"] | None = None,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = None,
     reverse: bool = False,
     return_final_state: bool = False,
 ) -> Array | tuple[Array, Array]:

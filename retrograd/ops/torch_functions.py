@@ -133,7 +133,7 @@ def linear_scan(
     b: Float[Tensor, "B T D"] | Complex[Tensor, "B T D"],
     *,
     initial_state: Float[Tensor, "S D"] | Complex[Tensor, "S D"] | None = ...,
-    cu_seqlens: Int32[Tensor, " S+1"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
     reverse: bool = ...,
     return_final_state: Literal[False] = ...,
 ) -> Float[Tensor, "B T D"] | Complex[Tensor, "B T D"]: ...
@@ -145,7 +145,7 @@ def linear_scan(
     b: Float[Tensor, "B T D"] | Complex[Tensor, "B T D"],
     *,
     initial_state: Float[Tensor, "S D"] | Complex[Tensor, "S D"] | None = ...,
-    cu_seqlens: Int32[Tensor, " S+1"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
     reverse: bool = ...,
     return_final_state: Literal[True],
 ) -> tuple[Float[Tensor, "B T D"] | Complex[Tensor, "B T D"], Float[Tensor, "S D"] | Complex[Tensor, "S D"]]: ...
@@ -156,7 +156,7 @@ def linear_scan(
     b: Float[Tensor, "B T D"] | Complex[Tensor, "B T D"],
     *,
     initial_state: Float[Tensor, "S D"] | Complex[Tensor, "S D"] | None = None,
-    cu_seqlens: Int32[Tensor, " S+1"] | None = None,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = None,
     reverse: bool = False,
     return_final_state: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
