@@ -32,7 +32,7 @@ from retrograd.core.build import build
 from retrograd.core.op import Param
 from retrograd.core.program import Program
 from retrograd.core.rows import Layout, dense
-from retrograd.core.torch_launch import arch_of, prepare
+from retrograd.core.torch.launch import arch_of, prepare
 from retrograd.ops.causal_conv1d import plan, reference
 from retrograd.ops.causal_conv1d.op import OP
 from retrograd.ops.causal_conv1d.spec import Spec

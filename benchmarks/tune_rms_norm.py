@@ -29,7 +29,7 @@ from retrograd.core.build import build
 from retrograd.core.program import Program
 from retrograd.core.spec import Param
 from retrograd.core.tiles import power_of_two
-from retrograd.core.torch_launch import DTYPES, arch_of, prepare
+from retrograd.core.torch.launch import DTYPES, arch_of, prepare
 from retrograd.ops.rms_norm.op import OP
 from retrograd.ops.rms_norm.triton import plan
 

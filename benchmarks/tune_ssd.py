@@ -91,7 +91,7 @@ def op_spec(op: Any, case: Any) -> Spec:
 
 
 def arch_of_gpu() -> Arch:
-    from retrograd.core.torch_launch import arch_of
+    from retrograd.core.torch.launch import arch_of
 
     arch = arch_of(torch.device("cuda", 0))
     assert arch is not None

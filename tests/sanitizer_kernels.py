@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from retrograd.core.gluon import block_barrier
+from retrograd.core.kernels.gluon import block_barrier
 
 WARPS = 4  # of each group
 SIZE = gl.constexpr(4 * 32 * WARPS)  # elements of a tile, 4 a thread

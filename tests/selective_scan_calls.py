@@ -11,7 +11,7 @@ from torch import Tensor
 
 from retrograd.core.cases import Case
 from retrograd.core.op import Param
-from retrograd.core.torch_launch import dtype_name
+from retrograd.core.torch.launch import dtype_name
 from retrograd.ops.selective_scan.op import OP, Backward, Forward
 from retrograd.ops.selective_scan.spec import Spec
 from retrograd.testing.draw import output_name

@@ -10,7 +10,7 @@ from broken import SEED, breaks, room, scaled_gradient
 from torch import Tensor
 
 from retrograd import rms_norm
-from retrograd.core.torch_arguments import in_batches
+from retrograd.core.torch.arguments import in_batches
 from retrograd.ops.rms_norm import reference
 from retrograd.ops.rms_norm.room import ROOM
 from retrograd.testing import derivatives, integration

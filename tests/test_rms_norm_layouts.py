@@ -14,7 +14,7 @@ from retrograd.core.op import Param
 from retrograd.core.program import Program
 from retrograd.core.room import spec_of
 from retrograd.core.rows import Layout
-from retrograd.core.torch_launch import DTYPES, key, layouts
+from retrograd.core.torch.launch import DTYPES, key, layouts
 from retrograd.ops.rms_norm.op import OP
 from retrograd.ops.rms_norm.room import ROOM
 from retrograd.testing.layouts import LAYOUTS

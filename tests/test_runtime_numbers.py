@@ -11,10 +11,15 @@ import pytest
 import torch
 from scaled.op import OP, Spec
 
-from retrograd.core import jax_arguments, jax_op, torch_arguments, torch_op, torch_pass, xla_launch
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build, signature
+from retrograd.core.jax import arguments as jax_arguments
+from retrograd.core.jax import launch as xla_launch
+from retrograd.core.jax import op as jax_op
 from retrograd.core.spec import Param
+from retrograd.core.torch import arguments as torch_arguments
+from retrograd.core.torch import op as torch_op
+from retrograd.core.torch import passes as torch_pass
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 in_torch, in_jax = torch_op.bind(OP), jax_op.bind(OP)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from retrograd.core.program import Array, Launch, Program
-from retrograd.core.torch_launch import arch_of, prepare
+from retrograd.core.torch.launch import arch_of, prepare
 
 from .measure import Clock
 

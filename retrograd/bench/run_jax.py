@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from retrograd.core.cases import Case, Law, Tensor
+from retrograd.core.jax.launch import arch_of_jax
+from retrograd.core.jax.launch import run as launch
 from retrograd.core.room import Pass, Room
-from retrograd.core.xla_launch import arch_of_jax
-from retrograd.core.xla_launch import run as launch
 from retrograd.testing.jax_call import outputs
 
 from .environment import stamp

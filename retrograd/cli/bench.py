@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from retrograd.bench.results import LIMITS, Row, Speeds, append, latest, line, read
 from retrograd.bench.selection import bench_cases, chosen_peers
 from retrograd.core.room import Room
-from retrograd.core.torch_launch import arch_of
+from retrograd.core.torch.launch import arch_of
 
 from .console import chosen_framework, err, fail, has_cuda, jax_has_gpu, named_room, of_implementation, show, table
 

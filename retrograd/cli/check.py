@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
-from retrograd.core.torch_launch import arch_of
+from retrograd.core.torch.launch import arch_of
 from retrograd.ops import rooms
 from retrograd.testing.verify import Check, verify
 

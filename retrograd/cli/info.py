@@ -12,7 +12,7 @@ from retrograd.bench.environment import versions
 from retrograd.core.arch import Arch
 from retrograd.core.room import spec_of
 from retrograd.core.spec import Pass
-from retrograd.core.torch_launch import arch_of
+from retrograd.core.torch.launch import arch_of
 from retrograd.ops import rooms
 
 from .console import has_jax, show, table
@@ -65,7 +65,7 @@ def jax_devices() -> list[tuple[str, str, Arch | None, str]]:
     """JAX's devices, in the same form; importing jax is what this costs."""
     import jax
 
-    from retrograd.core.xla_launch import arch_of_jax
+    from retrograd.core.jax.launch import arch_of_jax
 
     found: list[tuple[str, str, Arch | None, str]] = []
     for device in jax.local_devices():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from retrograd.core.dtypes import FLOATS
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
-from retrograd.core.torch_launch import dtype_name
+from retrograd.core.torch.launch import dtype_name
 
 Kind = Literal["real", "real or complex", "int32 or int64"]
 DTYPES: dict[Kind, tuple[str, ...]] = {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from retrograd.core.dtypes import FLOATS
-from retrograd.core.torch_launch import DTYPES
+from retrograd.core.torch.launch import DTYPES
 
 REAL = frozenset(DTYPES[name] for name in FLOATS)  # what the ops take
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from retrograd import rms_norm
 from retrograd.compat.dtypes import REAL, widened
 from retrograd.core.errors import bad_value
-from retrograd.core.torch_arguments import check_tensors
+from retrograd.core.torch.arguments import check_tensors
 
 __all__ = ["LigerRMSNorm", "liger_fused_add_rms_norm", "liger_rms_norm"]
 

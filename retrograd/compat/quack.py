@@ -23,8 +23,8 @@ from retrograd.compat.checks import flag
 from retrograd.compat.dtypes import widened
 from retrograd.core.dtypes import KERNEL_FLOATS, accumulator
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_option
-from retrograd.core.torch_arguments import check_tensors
-from retrograd.core.torch_launch import dtype_name
+from retrograd.core.torch.arguments import check_tensors
+from retrograd.core.torch.launch import dtype_name
 
 __all__ = ["rmsnorm", "rmsnorm_bwd", "rmsnorm_fwd"]
 

@@ -1,7 +1,7 @@
 """A program: which kernels run, in which order, on which arrays, written down as data.
 
-A room's `schedule.py` turns a spec into a `Program` without a GPU and without a framework. The launchers
-(`torch_launch`, `xla_launch`) run it; the tests cross-compile it, or run it in Triton's interpreter.
+The launches of an implementation are a `Program`, planned without a GPU and without a framework. The launchers
+(`core/torch/launch.py`, `core/jax/launch.py`) run it; the tests cross-compile it, or run it in Triton's interpreter.
 """
 
 from __future__ import annotations

@@ -123,9 +123,9 @@ class Room:
             return _rebound(function, {f"_{op.name}": bind(op)})
 
         def in_jax(load: Callable[[], Any]) -> Callable[[], Any]:
-            return lambda: rebound(load(), import_module("retrograd.core.jax_op").bind)
+            return lambda: rebound(load(), import_module("retrograd.core.jax.op").bind)
 
-        unregistered = import_module("retrograd.core.torch_op").bind_unregistered
+        unregistered = import_module("retrograd.core.torch.op").bind_unregistered
         return replace(
             self,
             op=op,

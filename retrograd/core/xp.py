@@ -208,8 +208,8 @@ def jax_namespace() -> Namespace:
     import jax
     import jax.numpy as jnp
 
-    from .jax_sharding import vary_over, varying
-    from .pair import Pair
+    from .jax.pair import Pair
+    from .jax.sharding import vary_over, varying
 
     return Namespace(
         astype=lambda x, dtype: x.astype(dtype),

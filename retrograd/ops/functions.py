@@ -22,8 +22,8 @@ from jaxtyping import Complex, Float, Int32
 from torch import Tensor
 
 from retrograd.core.errors import as_tuple
-from retrograd.core.torch_arguments import checked_step, torch_dtype
-from retrograd.core.torch_op import bind
+from retrograd.core.torch.arguments import checked_step, torch_dtype
+from retrograd.core.torch.op import bind
 """,
     JAX: """\
 import math
@@ -33,8 +33,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Int32
 
 from retrograd.core.errors import as_tuple
-from retrograd.core.jax_arguments import checked_step, jax_dtype
-from retrograd.core.jax_op import bind
+from retrograd.core.jax.arguments import checked_step, jax_dtype
+from retrograd.core.jax.op import bind
 """,
 }
 

@@ -7,8 +7,8 @@ from typing import Any, Literal, overload
 import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Int32
 
-from retrograd.core.jax_arguments import jax_dtype
-from retrograd.core.jax_op import bind
+from retrograd.core.jax.arguments import jax_dtype
+from retrograd.core.jax.op import bind
 
 from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM

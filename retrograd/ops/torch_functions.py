@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Complex, Float, Int32
 from torch import Tensor
 
-from retrograd.core.torch_arguments import torch_dtype
-from retrograd.core.torch_op import bind
+from retrograd.core.torch.arguments import torch_dtype
+from retrograd.core.torch.op import bind
 
 from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from retrograd.core import cases
 from retrograd.core.cases import Case
-from retrograd.core.torch_launch import DTYPES
+from retrograd.core.torch.launch import DTYPES
 
 Arrays = dict[str, Tensor]
 Function = Callable[..., Any]

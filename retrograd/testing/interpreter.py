@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from retrograd.core import torch_launch
 from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.cases import Case
 from retrograd.core.program import Program
-from retrograd.core.torch_pass import Launchers
+from retrograd.core.torch import launch as torch_launch
+from retrograd.core.torch.passes import Launchers
 
 ACTIVE = os.environ.get("TRITON_INTERPRET") == "1"
 

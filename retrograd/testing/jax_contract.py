@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from torch import Tensor
 
 from retrograd.core.cases import Case
+from retrograd.core.jax.launch import TARGET
 from retrograd.core.room import Room
-from retrograd.core.xla_launch import TARGET
 
 from . import jax_call
 from .budget import FEW_DRAWS, SLACK, draws_for

@@ -10,8 +10,8 @@ from typing import Any
 from retrograd.core.arch import Arch
 from retrograd.core.build import ALIGNMENT, build, signature
 from retrograd.core.cases import Case
+from retrograd.core.kernels.reduce import sum_rows
 from retrograd.core.program import Array, Launch, Program
-from retrograd.core.reduce import sum_rows
 from retrograd.core.room import Room, spec_of
 from retrograd.core.spec import Pass, arguments, options
 

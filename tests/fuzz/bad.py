@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import retrograd
 from retrograd.core.cases import Case, Tensor
-from retrograd.core.torch_launch import DTYPES
+from retrograd.core.torch.launch import DTYPES
 from retrograd.ops.rooms import room
 from retrograd.testing.draw import draw as draw_case
 from retrograd.testing.draw import options, outputs

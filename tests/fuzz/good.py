@@ -13,7 +13,7 @@ from torch import Tensor
 
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
-from retrograd.core.torch_launch import DTYPES
+from retrograd.core.torch.launch import DTYPES
 from retrograd.ops.rooms import room
 from retrograd.testing.budget import FEW_DRAWS, SLACK, draws_for
 from retrograd.testing.compare import assert_same_bits, assert_within_budget, same_form

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import triton.language as tl
 
-from retrograd.core import numerics
+from retrograd.core.kernels import numerics
 from retrograd.ops.rms_norm import backward, forward, plan, schedule
 from retrograd.ops.rms_norm.room import ROOM
 from retrograd.testing import contract

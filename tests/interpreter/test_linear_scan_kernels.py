@@ -12,7 +12,7 @@ from torch import Tensor
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.rows import Layout
 from retrograd.core.spec import Param
-from retrograd.core.torch_launch import dtype_name, interpret
+from retrograd.core.torch.launch import dtype_name, interpret
 from retrograd.ops.linear_scan import op, reference
 from retrograd.ops.linear_scan.triton.plan import Tile
 from retrograd.testing.compare import assert_same_bits

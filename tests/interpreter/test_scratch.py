@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from scaled.op import OP
 
-from retrograd.core.torch_op import bind_unregistered
+from retrograd.core.torch.op import bind_unregistered
 from retrograd.testing.interpreter import interpreted
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.cases import Case
 from retrograd.core.rows import Layout
-from retrograd.core.torch_launch import interpret
+from retrograd.core.torch.launch import interpret
 from retrograd.ops.selective_scan import plan, reference
 from retrograd.ops.selective_scan.cases import CASES
 from retrograd.ops.selective_scan.spec import takes_kernels

@@ -16,7 +16,7 @@ from retrograd.core.arch import SUPPORTED
 from retrograd.core.cases import Case
 from retrograd.core.program import Program
 from retrograd.core.room import spec_of
-from retrograd.core.torch_launch import interpret
+from retrograd.core.torch.launch import interpret
 from retrograd.core.xp import torch_namespace
 from retrograd.ops.ssd import plan, reference
 from retrograd.ops.ssd.blocks import bounds_of, first_place, owner_of
@@ -131,7 +131,7 @@ def test_steps_outside_of_any_sequence_get_zeros(bounds: tuple[int, ...], seed: 
     inputs, gradients = contract.drawn(ROOM, tried, "cpu", seed)
     inputs["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retrograd.core.torch_pass.check_rising", lambda *_: None)
+        patch.setattr("retrograd.core.torch.passes.check_rising", lambda *_: None)
         made = call(ROOM.torch, inputs, options(tried), gradients)
     for name, tensor in made.items():
         assert torch.isfinite(tensor).all(), name

@@ -11,7 +11,7 @@ from retrograd.compat.checks import activation_of, expect, expect_dims, expect_i
 from retrograd.compat.dtypes import beside
 from retrograd.compat.rows import read_rows, write_rows, zero_padding
 from retrograd.core.errors import bad_shape, bad_value
-from retrograd.core.torch_arguments import check_tensors
+from retrograd.core.torch.arguments import check_tensors
 
 
 def causal_conv1d_fn(

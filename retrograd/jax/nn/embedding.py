@@ -8,7 +8,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
-from retrograd.core.jax_sharding import explicit, vary_alike
+from retrograd.core.jax.sharding import explicit, vary_alike
 from retrograd.jax import linear_scan
 
 

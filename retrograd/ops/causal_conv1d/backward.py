@@ -9,7 +9,7 @@ step t adds to dweight. So the sums for dweight need no borders: each counts the
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from .forward import (
     add_initial,

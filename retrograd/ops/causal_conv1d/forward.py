@@ -9,8 +9,8 @@ sequences are cut out of the chunk one after another.
 import triton
 import triton.language as tl
 
-from retrograd.core import numerics
-from retrograd.core.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels import numerics
+from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 
 @triton.jit

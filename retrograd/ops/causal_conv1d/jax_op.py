@@ -6,8 +6,8 @@ from typing import Literal, overload
 
 from jaxtyping import Array, Float, Int32
 
-from retrograd.core.jax_arguments import arrays_of
-from retrograd.core.jax_op import bind
+from retrograd.core.jax.arguments import arrays_of
+from retrograd.core.jax.op import bind
 
 from .op import OP
 from .update import UPDATE, update

@@ -14,9 +14,9 @@ from triton import knobs
 
 from retrograd.core.arch import Arch
 from retrograd.core.arrays import arrays_of, pointers_to, strides_of
+from retrograd.core.kernels.reduce import sum_rows_launch
 from retrograd.core.op import Layouts
 from retrograd.core.program import Array, Launch, Program, Scalar
-from retrograd.core.reduce import sum_rows_launch
 
 from . import backward as backward_kernels
 from . import forward as forward_kernels

@@ -10,7 +10,14 @@ leave as sums over a program's channels, the gradients of parameters as sums ove
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import LOG2E, add_compensated, let_next_start, rounded_product, sigmoid, wait_for_previous
+from retrograd.core.kernels.numerics import (
+    LOG2E,
+    add_compensated,
+    let_next_start,
+    rounded_product,
+    sigmoid,
+    wait_for_previous,
+)
 
 from .forward import (
     channels_of,

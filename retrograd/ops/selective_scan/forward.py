@@ -10,7 +10,7 @@ to know which of them is 1, it would lay the tile out for the memory instead.
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import LOG2E, let_next_start, sigmoid, softplus, wait_for_previous
+from retrograd.core.kernels.numerics import LOG2E, let_next_start, sigmoid, softplus, wait_for_previous
 
 
 @triton.jit

@@ -7,8 +7,8 @@ from typing import Literal, overload
 from jaxtyping import Array as JaxArray
 from jaxtyping import Complex, Float, Int32
 
-from retrograd.core.jax_arguments import arrays_of, params_of
-from retrograd.core.jax_op import bind
+from retrograd.core.jax.arguments import arrays_of, params_of
+from retrograd.core.jax.op import bind
 
 from .op import OP
 from .spec import UPDATE, check_update

@@ -8,9 +8,9 @@ from typing import Any
 from retrograd.core.arch import Arch
 from retrograd.core.arrays import pointers_to, read_in_place, strides_of
 from retrograd.core.chunks import places
+from retrograd.core.kernels.reduce import sum_blocks_launch, sum_rows_launch
 from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch, Program, Scalar
-from retrograd.core.reduce import sum_blocks_launch, sum_rows_launch
 from retrograd.core.rows import Strides
 
 from . import backward as backward_kernels

@@ -7,8 +7,8 @@ from typing import Literal, overload
 from jaxtyping import Complex, Float, Int32
 from torch import Tensor
 
-from retrograd.core.torch_arguments import check_tensors, params_of
-from retrograd.core.torch_op import bind
+from retrograd.core.torch.arguments import check_tensors, params_of
+from retrograd.core.torch.op import bind
 
 from .op import OP
 from .spec import UPDATE, check_update

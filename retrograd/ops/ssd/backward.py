@@ -7,7 +7,7 @@ A pair of steps has a source, which goes into a state, and a target, which reads
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import let_next_start, softplus, wait_for_previous
+from retrograd.core.kernels.numerics import let_next_start, softplus, wait_for_previous
 
 from .blocks import (
     add_product,

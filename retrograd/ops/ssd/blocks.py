@@ -8,7 +8,7 @@ A slice is BLOCK_P channels of a head.
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import LOG2E, softplus
+from retrograd.core.kernels.numerics import LOG2E, softplus
 
 # 2 to this power is 0: a log decay below it loses nothing by being it, and the sums that it is in keep their digits.
 FLOOR = tl.constexpr(-150.0)

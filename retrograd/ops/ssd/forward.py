@@ -6,7 +6,7 @@ Symbols: README.md.
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import let_next_start, silu, silu_grad, wait_for_previous
+from retrograd.core.kernels.numerics import let_next_start, silu, silu_grad, wait_for_previous
 
 from .blocks import add_product, block_of, bounds_of, load_rows, load_state, outside, owner_of, rows_at
 

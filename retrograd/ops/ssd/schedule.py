@@ -11,9 +11,9 @@ from retrograd.core.arch import Arch
 from retrograd.core.arrays import read_in_place, strides_of
 from retrograd.core.build import divisor
 from retrograd.core.chunks import places
+from retrograd.core.kernels.reduce import sum_blocks_launch, sum_rows_launch
 from retrograd.core.op import Layouts, Param
 from retrograd.core.program import Array, Launch, Program
-from retrograd.core.reduce import sum_blocks_launch, sum_rows_launch
 from retrograd.core.rows import Layout, is_dense
 
 from . import backward as backward_kernels

@@ -13,8 +13,8 @@ from retrograd.compat.checks import expect, expect_dims, expect_if_given, flag, 
 from retrograd.compat.dtypes import beside, full
 from retrograd.compat.recompute import recomputed_in_backward
 from retrograd.core.errors import bad_dtype, bad_shape, bad_value
-from retrograd.core.torch_arguments import check_tensors
-from retrograd.core.torch_launch import launches_directly
+from retrograd.core.torch.arguments import check_tensors
+from retrograd.core.torch.launch import launches_directly
 
 
 def selective_scan_fn(

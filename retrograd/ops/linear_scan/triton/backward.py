@@ -10,7 +10,7 @@ the step before in time, which is the next one here.
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from .scan import (
     advance,

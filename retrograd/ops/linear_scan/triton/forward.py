@@ -10,7 +10,7 @@ found before by `reduce_tiles` and `carry_states`.
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from .scan import (
     advance,

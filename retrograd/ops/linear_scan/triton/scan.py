@@ -13,7 +13,7 @@ Multiplications are fused with additions by name, because the compiler would do 
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 # A state that never comes would stop the GPU: after so many looks, some ten seconds, the program goes on with NaN.
 MOST_LOOKS = tl.constexpr(1 << 24)

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from retrograd.core.gluon import block_barrier, copy_async
+from retrograd.core.kernels.gluon import block_barrier, copy_async
 
 
 @gluon.jit

@@ -5,8 +5,8 @@ from __future__ import annotations
 from retrograd.core.arch import KIB, Arch
 from retrograd.core.arrays import arrays_of, pointers_to
 from retrograd.core.dtypes import BYTES
+from retrograd.core.kernels.reduce import sum_rows_launch
 from retrograd.core.program import Array, Launch, Program
-from retrograd.core.reduce import sum_rows_launch
 from retrograd.core.rows import Layouts
 from retrograd.core.spec import Param, Pass
 

@@ -9,7 +9,7 @@ mean c, and `backward_columns` owns a block of columns, whose sums over rows fit
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import (
+from retrograd.core.kernels.numerics import (
     forget,
     let_next_start,
     load_parameter,

@@ -7,7 +7,14 @@ time mostly from L2.
 import triton
 import triton.language as tl
 
-from retrograd.core.numerics import let_next_start, load_parameter, load_tile, silu, tile_mask, wait_for_previous
+from retrograd.core.kernels.numerics import (
+    let_next_start,
+    load_parameter,
+    load_tile,
+    silu,
+    tile_mask,
+    wait_for_previous,
+)
 
 
 @triton.jit

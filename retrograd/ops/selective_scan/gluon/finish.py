@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from retrograd.core.gluon import block_barrier, ex2
+from retrograd.core.kernels.gluon import block_barrier, ex2
 
 from .channel_sum import place, steps_a_tile
 from .numerics import LN2, LOG2E

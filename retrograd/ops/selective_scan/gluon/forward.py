@@ -13,8 +13,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from retrograd.core.gluon import block_barrier, ex2
-from retrograd.core.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.gluon import block_barrier, ex2
+from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from .numerics import LOG2E, next_state, sigmoid, stack8, step_size
 from .sequences import at_row, fill_outside, fill_places, last_span, span_of

@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from retrograd.core.gluon import block_barrier, copy_async
+from retrograd.core.kernels.gluon import block_barrier, copy_async
 
 from .channel_sum import own_layout
 from .numerics import LOG2E, step_size, through_gate

@@ -9,7 +9,7 @@ upwards by one chunk and downwards by the next.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from retrograd.core.gluon import copy_async, ex2
+from retrograd.core.kernels.gluon import copy_async, ex2
 
 from .numerics import next_state
 

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from retrograd.core.gluon import block_barrier
+from retrograd.core.kernels.gluon import block_barrier
 
 from .channel_sum import add_step, own_layout, selectors, steps_a_tile
 from .numerics import LOG2E, stack4

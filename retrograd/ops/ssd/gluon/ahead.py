@@ -13,8 +13,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from retrograd.core.gluon import tma_load
-from retrograd.core.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.gluon import tma_load
+from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from ..blocks import rows_at
 from .blocks import CHANNELS, PLACE, VECTORS, Q, end_of, products, scaled, slices_walked, vector

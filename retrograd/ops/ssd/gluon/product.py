@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-from retrograd.core.numerics import forget
+from retrograd.core.kernels.numerics import forget
 
 from .blocks import Q, rounded
 

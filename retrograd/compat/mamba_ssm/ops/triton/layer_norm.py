@@ -12,7 +12,7 @@ import retrograd
 from retrograd.compat.checks import expect_if_given, expect_norm, flag, refuse
 from retrograd.compat.dtypes import arithmetic, beside
 from retrograd.core.errors import bad_value
-from retrograd.core.torch_arguments import check_tensors
+from retrograd.core.torch.arguments import check_tensors
 
 
 def rms_norm_fn(

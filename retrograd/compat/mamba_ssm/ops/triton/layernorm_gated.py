@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import retrograd
 from retrograd.compat.checks import expect_if_given, expect_norm, flag
 from retrograd.compat.dtypes import beside
-from retrograd.core.torch_arguments import check_tensors
+from retrograd.core.torch.arguments import check_tensors
 
 
 def rmsnorm_fn(

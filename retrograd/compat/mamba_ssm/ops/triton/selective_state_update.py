@@ -10,7 +10,7 @@ from retrograd.compat.checks import expect, expect_dims, expect_if_given, flag
 from retrograd.compat.dtypes import arithmetic, beside, full
 from retrograd.compat.rows import read_rows, write_rows, zero_padding
 from retrograd.core.errors import bad_shape
-from retrograd.core.torch_arguments import check_tensors
+from retrograd.core.torch.arguments import check_tensors
 
 
 @torch.no_grad()

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import OPTION_TYPES, bad_layout, bad_type, bad_value, check_number, check_option
-from .op import Op
-from .spec import CallSpec, Param, arguments, check_step, options
-from .torch_launch import DTYPES, dtype_name
+from ..errors import OPTION_TYPES, bad_layout, bad_type, bad_value, check_number, check_option
+from ..op import Op
+from ..spec import CallSpec, Param, arguments, check_step, options
+from .launch import DTYPES, dtype_name
 
 
 def concrete(option: Any) -> Any:

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .arch import Arch
-from .jax_sharding import bad_sharding, explicit, vary_alike
-from .op import Call, Fold, Layouts, Op, differentiable, saved_names
-from .program import Array, Program
-from .xla_launch import primitive
-from .xp import Namespace, jax_namespace
+from ..arch import Arch
+from ..op import Call, Fold, Layouts, Op, differentiable, saved_names
+from ..program import Array, Program
+from ..xp import Namespace, jax_namespace
+from .launch import primitive
+from .sharding import bad_sharding, explicit, vary_alike
 
 Arrays = Sequence[Any]
 Axes = Sequence[int | None]
@@ -23,7 +23,7 @@ Axes = Sequence[int | None]
 
 @dataclass(frozen=True)
 class Bound:
-    """A pass of an op as the primitive takes it; see `xla_launch.Call`."""
+    """A pass of an op as the primitive takes it; see `launch.Call`."""
 
     op: Op
     call: Call

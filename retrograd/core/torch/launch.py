@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as forward_ad
 
-from .arch import Arch, amd, nvidia
-from .program import Array, Program
-from .rows import Layout, dense
+from ..arch import Arch, amd, nvidia
+from ..program import Array, Program
+from ..rows import Layout, dense
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
@@ -98,7 +98,7 @@ def prepare(
     Returns:
         A function from the input tensors to the output tensors; what the program does not read or make is None.
     """
-    from .build import arguments, build, descriptor_bytes
+    from ..build import arguments, build, descriptor_bytes
 
     index = device.index
     made = (*program.outputs, *program.scratch)
@@ -227,7 +227,7 @@ def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.T
 
     Outputs and scratch start as NaN, integers as the largest one, so an element that no kernel wrote shows.
     """
-    from .build import arguments
+    from ..build import arguments
 
     made = [unwritten(array) for array in (*program.outputs, *program.scratch)]
     tensors = [dense_copy(t) if array.copied else t for array, t in zip(program.inputs, tensors, strict=True)]

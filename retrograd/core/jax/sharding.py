@@ -8,8 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .jax_arguments import params_of
-from .op import Op
+from ..op import Op
+from .arguments import params_of
 
 
 def vary_alike(arrays: Sequence[Any]) -> list[Any]:

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
-from .jax_arguments import arrays_of, check_numbers, params_of
-from .jax_pass import Forward, Pushforward
-from .jax_sharding import by_rows, vary_alike
-from .op import Op, differentiable, gradient_names
+from ..op import Op, differentiable, gradient_names
+from .arguments import arrays_of, check_numbers, params_of
+from .passes import Forward, Pushforward
+from .sharding import by_rows, vary_alike
 
 Arrays = Sequence[Any]
 Results = tuple[Any, ...]  # one for each of the op's results, None where it is not there

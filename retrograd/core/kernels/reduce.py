@@ -5,10 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .arch import Arch
+from ..arch import Arch
+from ..program import Launch
+from ..tiles import power_of_two
 from .numerics import let_next_start, wait_for_previous
-from .program import Launch
-from .tiles import power_of_two
 
 # 8 columns of fp32 are one 32-byte sector; all rows are asked for at once, so their latency is paid once.
 COLUMNS = 8

@@ -18,11 +18,11 @@ from torch._C._functorch import (
     is_functorch_wrapped_tensor,
 )
 
-from .errors import check_rising
-from .op import Call, Op
-from .torch_launch import DTYPES
-from .torch_pass import BackwardPass, Options, Tensors, no_autocast, shapes_of, spec_of
-from .xp import differentiable_torch_namespace
+from ..errors import check_rising
+from ..op import Call, Op
+from ..xp import differentiable_torch_namespace
+from .launch import DTYPES
+from .passes import BackwardPass, Options, Tensors, no_autocast, shapes_of, spec_of
 
 DIFFERENTIATE = (TransformType.Grad, TransformType.Jvp)
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import bad_type, bad_value, check_number, check_rising
-from .op import Op
-from .spec import CallSpec, Param, arguments
+from ..errors import bad_type, bad_value, check_number, check_rising
+from ..op import Op
+from ..spec import CallSpec, Param, arguments
 
 
 def arrays_of(op: str, arguments: Mapping[str, Any], required: int = 1) -> dict[str, Any]:

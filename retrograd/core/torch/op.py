@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import torch_formulas as formulas
-from .op import Op
-from .torch_arguments import check_arguments, in_batches, resolved, without_gaps
-from .torch_launch import launches_directly
-from .torch_operator import Operators, register, unregistered
-from .torch_pass import Options, Prepared, Tensors, run_forward, whole
+from ..op import Op
+from . import formulas
+from .arguments import check_arguments, in_batches, resolved, without_gaps
+from .launch import launches_directly
+from .operator import Operators, register, unregistered
+from .passes import Options, Prepared, Tensors, run_forward, whole
 
 Results = tuple[Tensor | None, ...]  # one for each of the op's results, None where it is not there
 

@@ -17,8 +17,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
-from .arch import Arch, nvidia
-from .program import Array, Launch, Program
+from ..arch import Arch, nvidia
+from ..program import Array, Launch, Program
 
 TARGET = "triton_kernel_call_ffi"
 
@@ -157,7 +157,7 @@ def _empty(array: Array) -> Any:
 
 
 def _launch(launch: Launch, program: Program, arch: Arch, arrays: dict[str, Any]) -> dict[str, Any]:
-    from .build import build, descriptor_bytes
+    from ..build import build, descriptor_bytes
 
     reads, writes = program.reads_and_writes(launch, arrays)
     given = [arrays[name] if name in arrays else _empty(program.arrays[name]) for name in reads]
@@ -181,7 +181,7 @@ def _opaque(
     """
     from jaxlib import gpu_triton
 
-    from .build import arguments, signature
+    from ..build import arguments, signature
 
     metadata = compiled.metadata
     kernel = gpu_triton.TritonKernel(

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .op import Call, Op, differentiable, gradient_names, gradients_of_results, saved_names
-from .torch_arguments import absent
-from .torch_flops import tell_flops
-from .torch_launch import DTYPES
-from .torch_pass import Options, Shapes, backward_pass, run_forward, shapes_of, spec_of, wanted_names
+from ..op import Call, Op, differentiable, gradient_names, gradients_of_results, saved_names
+from .arguments import absent
+from .flops import tell_flops
+from .launch import DTYPES
+from .passes import Options, Shapes, backward_pass, run_forward, shapes_of, spec_of, wanted_names
 
 
 @dataclass(frozen=True, slots=True)

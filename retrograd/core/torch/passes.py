@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import check_rising
-from .op import Backward, Call, Op, Param, Params, differentiable, gradient_names, gradients_of_results, saved_names
-from .torch_arguments import check_arguments, check_device, concrete
-from .torch_launch import DTYPES, Key, Launcher, Runner, dtype_name, key, layouts
-from .xp import torch_namespace
+from ..errors import check_rising
+from ..op import Backward, Call, Op, Param, Params, differentiable, gradient_names, gradients_of_results, saved_names
+from ..xp import torch_namespace
+from .arguments import check_arguments, check_device, concrete
+from .launch import DTYPES, Key, Launcher, Runner, dtype_name, key, layouts
 
 Tensors = Sequence[Tensor | None]
 Options = Sequence[Any]

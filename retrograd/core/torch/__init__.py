@@ -1,0 +1,1 @@
+"""What binds ops to PyTorch."""
