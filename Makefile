@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 PACKAGES := triton==3.6.0 -e ".[dev]"
 OLDEST := test_commands or test_import or checkpoints or saved or (budget and plain)
 
-.PHONY: test check train lint architectures oldest newest gpu clean
+.PHONY: test check train lint functions architectures oldest newest gpu clean
 
 # All that needs no GPU: the tests, then the kernels in Triton's interpreter. JOBS processes, each with one thread: threads
 # of several would wait for one another. XLA compiles for longer than these calls run, so it does not optimise machine code,
@@ -33,6 +33,10 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The modules of public functions, from the ops' declarations.
+functions: .venv/installed
+	$(BIN)/python tests/write_functions.py
+
 # The kernels for the architectures that no plan is tuned for; `make test` builds those for the other.
 architectures: .venv/installed
 	$(BIN)/pytest -n $(JOBS) -m "architectures and not slow"
@@ -41,8 +45,8 @@ architectures: .venv/installed
 # not, since no CPU build of the oldest is at hand.
 oldest: export OMP_NUM_THREADS := 1
 oldest: .oldest/installed
-	PYTHONPATH=.oldest $(BIN)/pytest -n $(JOBS) -k "$(OLDEST)" tests/cli/test_commands.py tests/test_contract.py tests/test_jax.py \
-	  tests/test_jax_nn.py tests/test_nn.py tests/test_import.py
+	PYTHONPATH=.oldest $(BIN)/pytest -n $(JOBS) -k "$(OLDEST)" tests/cli/test_commands.py tests/contract/test_contract.py \
+	  tests/contract/test_jax.py tests/nn tests/package/test_import.py
 
 .oldest/installed: pyproject.toml tests/floors.py .venv/installed
 	rm -rf .oldest

@@ -16,7 +16,7 @@ from retrograd.testing.sanitizer import Known, Place, Race, parse
 
 ROOT = Path("/somewhere/project")
 SM_90 = SUPPORTED["sm_90"]
-KNOWN = sanitizer.known_hazards(Path(__file__).parent / "known_hazards.toml")
+KNOWN = sanitizer.known_hazards(Path(__file__).parents[1] / "known_hazards.toml")
 RACES = """\
 ========= COMPUTE-SANITIZER
 ran an_op a_case

@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "annotated" / "scan.md"
 LENGTHS = (1, 2, 3, 7, 64, 129, 500)
 JAX_LENGTHS = (1, 7, 129)

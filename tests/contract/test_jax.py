@@ -86,6 +86,6 @@ def test_both_frameworks_run_the_same_kernels_to_the_same_bits(room: Room, case:
 
 
 def test_rows_on_two_devices_have_the_gradients_of_the_whole_in_shard_map_and_on_an_explicit_mesh() -> None:
-    script = Path(__file__).parent / "shard_map_two_devices.py"
+    script = Path(__file__).parents[1] / "shard_map_two_devices.py"
     result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(sanitizer.find() is None, reason="compute-sanitizer is not on this machine"),
 ]
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 CALLS = TESTS / "sanitized.py"
 KERNELS = TESTS / "sanitizer_kernels.py"
 KNOWN = sanitizer.known_hazards(TESTS / "known_hazards.toml")
