@@ -1,6 +1,6 @@
 """What every op promises about its numbers, one function a promise; each raises AssertionError where it is broken.
 
-The functions take a `Room`, so that a room with a broken function in it can be passed: `tests/contract/test_mutations.py` shows
+The functions take a `Room`, so that a room with a broken function in it can be passed: `test_mutations.py` shows
 that each of them can fail.
 """
 
