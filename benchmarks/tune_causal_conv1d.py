@@ -1,8 +1,8 @@
 """Times tiles of causal_conv1d's kernels on a GPU and prints a table for each pass and layout, the fastest first.
 
-python benchmarks/tune_causal_conv1d.py [OUT.jsonl] [--passes PASS ...] [--shape B T D]. `plan.py` is written from its
-tables. Kernels are compiled by all cores first. Each tile's results are compared with float64 before it is timed. It is
-first timed at one length of a program's walk; the best ones then at others.
+python benchmarks/tune_causal_conv1d.py [OUT.jsonl] [--passes PASS ...] [--shape B T D]. `triton/plan.py` is written
+from its tables. Kernels are compiled by all cores first. Each tile's results are compared with float64 before it is
+timed. It is first timed at one length of a program's walk; the best ones then at others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -29,56 +28,57 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from retrograd.bench.measure import device_ms, events_ms
 from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.build import build
-from retrograd.core.op import Param
 from retrograd.core.program import Program
 from retrograd.core.rows import Layout, dense
+from retrograd.core.spec import Param, Pass
 from retrograd.core.torch.launch import arch_of, prepare
-from retrograd.ops.causal_conv1d import plan, reference
-from retrograd.ops.causal_conv1d.op import OP
-from retrograd.ops.causal_conv1d.spec import Spec
+from retrograd.ops.causal_conv1d import reference
+from retrograd.ops.causal_conv1d.op import OP, Spec
+from retrograd.ops.causal_conv1d.triton.plan import Plan, Vectors, Walk
 
-Tile = plan.Walk | plan.Vectors
+Tile = Walk | Vectors
 Shape = tuple[int, int, int]
 SETS = 3
 CHECKED = (2, 1032, 4096)  # rows and steps of the calls that are compared with float64; D is that of the timed ones
 WANTED = frozenset({"x", "weight"})
-# pass -> the plan's function, the arrays whose time is contiguous
-PASSES = {
-    "forward": ("forward", ()),
-    "backward": ("backward", ()),
-    "forward, x transposed": ("forward_time", ("x",)),
-    "backward, x transposed": ("backward_time", ("x",)),
-    "backward, x and dy transposed": ("backward_time", ("x", "dy")),
+# By name: the pass, and the arrays whose time is contiguous. Where there are any, tiles are `Vectors`.
+PASSES: dict[str, tuple[Pass, tuple[str, ...]]] = {
+    "forward": ("fwd", ()),
+    "backward": ("bwd", ()),
+    "forward, x transposed": ("fwd", ("x",)),
+    "backward, x transposed": ("bwd", ("x",)),
+    "backward, x and dy transposed": ("bwd", ("x", "dy")),
 }
 
 
-def tiles(name: str) -> Iterator[Tile]:
+def tiles(which: Pass, in_time: tuple[str, ...]) -> Iterator[Tile]:
     """Tiles worth a try, for two-byte elements."""
-    if name.endswith("_time"):
+    if in_time:
         for channels, blocks, warps in product((32, 64, 128), (4, 8, 16), (2, 4, 8)):
             if 1 <= channels * blocks // (32 * warps) <= 4:
-                yield plan.Vectors(channels, blocks, 8, warps)
+                yield Vectors(channels, blocks, 8, warps)
         return
-    unrolls = (4, 8, 16) if name == "forward" else (2, 4, 8)
+    unrolls = (4, 8, 16) if which == "fwd" else (2, 4, 8)
     for channels, warps, each, unroll in product((128, 256, 512, 1024), (1, 2, 4, 8), (2, 4, 8), unrolls):
         lanes = each * 32 * warps // channels
-        registers = unroll * each * (0.5 if name == "forward" else 1.0)
+        registers = unroll * each * (0.5 if which == "fwd" else 1.0)
         if 1 <= lanes <= 8 and registers <= 64 and unroll * each >= 16:
-            yield plan.Walk(lanes, channels, unroll, warps)
+            yield Walk(lanes, channels, unroll, warps)
             if each == 8 and warps == 4 and unroll == 4:
-                yield plan.Walk(lanes, channels, unroll, warps, stages=3)
+                yield Walk(lanes, channels, unroll, warps, stages=3)
 
 
 def walking(tile: Tile, spec: Spec, steps: int) -> Tile:
     """The tile with a walk of so many steps (or tiles) a program."""
-    if isinstance(tile, plan.Walk):
-        return replace(tile, parallel=max(1, spec.B * spec.T * -(-spec.D // tile.channels) // steps))
-    each = -(-spec.T // (tile.blocks * tile.vector))
-    return replace(tile, parallel=max(1, spec.B * each * -(-spec.D // tile.channels) // steps))
+    if isinstance(tile, Walk):
+        return replace(tile, parallel=max(1, spec.batch * spec.time * -(-spec.channels // tile.channels) // steps))
+    each = -(-spec.time // (tile.blocks * tile.vector))
+    return replace(tile, parallel=max(1, spec.batch * each * -(-spec.channels // tile.channels) // steps))
 
 
 def spec_of(shape: Shape) -> Spec:
-    return Spec(Param(shape, "bfloat16"), Param((shape[2], 4), "bfloat16"), activation="silu")
+    given = {"x": Param(shape, "bfloat16"), "weight": Param((shape[2], 4), "bfloat16")}
+    return OP.spec(given, {"activation": "silu"})
 
 
 def layouts(shape: Shape, in_time: tuple[str, ...]) -> dict[str, Layout]:
@@ -86,12 +86,15 @@ def layouts(shape: Shape, in_time: tuple[str, ...]) -> dict[str, Layout]:
     return {name: Layout((T * D, 1, T) if name in in_time else dense(shape)) for name in ("x", "dy")}
 
 
-def program(which: str, shape: Shape, tile: Tile, arch: Arch) -> Program:
-    name, in_time = PASSES[which]
-    spec = spec_of(shape)
-    call = OP.forward(spec) if name.startswith("forward") else OP.backward(spec, WANTED)
-    with mock.patch.object(plan, name, return_value=tile):
-        made = call.program(layouts(shape, in_time), arch)
+def program(name: str, shape: Shape, tile: Tile, arch: Arch) -> Program:
+    """The program of a pass with a tile in place of the planned one."""
+    which, in_time = PASSES[name]
+
+    def replan(planned: Plan) -> Plan:
+        return replace(planned, walk=tile) if isinstance(tile, Walk) else replace(planned, vectors=tile)
+
+    op, spec = replace(OP, replan=replan), spec_of(shape)
+    made = (op.forward(spec) if which == "fwd" else op.backward(spec, WANTED)).program(layouts(shape, in_time), arch)
     assert made is not None
     return made
 
@@ -124,7 +127,7 @@ def expected(which: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     x, weight, dy = (arrays[name].double().requires_grad_() for name in ("x", "weight", "dy"))
     y = reference.causal_conv1d(x, weight, activation="silu")
     assert isinstance(y, Tensor)
-    if which.startswith("forward"):
+    if PASSES[which][0] == "fwd":
         return {"y": y.detach()}
     dx, dweight = torch.autograd.grad(y, (x, weight), dy)
     return {"dx": dx, "dweight": dweight}
@@ -155,7 +158,7 @@ def main() -> None:
     began = time.perf_counter()
     shape: Shape = tuple(options.shape)
 
-    jobs = [(w, shape[2], t, options.arch) for w in options.passes for t in dict.fromkeys(tiles(PASSES[w][0]))]
+    jobs = [(w, shape[2], t, options.arch) for w in options.passes for t in dict.fromkeys(tiles(*PASSES[w]))]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         shared = list(pool.map(compile_one, jobs, chunksize=1))
     print(f"compiled {len(jobs)} tiles in {time.perf_counter() - began:.0f} s", flush=True)
@@ -182,7 +185,7 @@ def tune(
     began = time.perf_counter()
     device = torch.device("cuda", torch.cuda.current_device())
     spec = spec_of(shape)
-    forward, in_tiles = which.startswith("forward"), PASSES[which][0].endswith("_time")
+    forward, in_tiles = PASSES[which][0] == "fwd", bool(PASSES[which][1])
     small = (CHECKED[0], CHECKED[1], shape[2])
     checked = drawn(which, small, 1)
     exact = expected(which, checked)

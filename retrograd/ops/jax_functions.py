@@ -7,16 +7,20 @@ from typing import Any, Literal, overload
 import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Int32
 
-from retrograd.core.jax.arguments import jax_dtype
+from retrograd.core.jax.arguments import checked_step, jax_dtype
 from retrograd.core.jax.op import bind
 
+from .causal_conv1d.op import OP as CAUSAL_CONV1D
+from .causal_conv1d.update import Update as CAUSAL_CONV1D_UPDATE
+from .causal_conv1d.update import update as step_of_causal_conv1d
 from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM
 
-__all__ = ["linear_scan", "rms_norm"]
+__all__ = ["causal_conv1d", "causal_conv1d_update", "linear_scan", "rms_norm"]
 
 _rms_norm = bind(RMS_NORM)
 _linear_scan = bind(LINEAR_SCAN)
+_causal_conv1d = bind(CAUSAL_CONV1D)
 
 
 @overload
@@ -212,3 +216,135 @@ def linear_scan(
         {"reverse": reverse, "return_final_state": return_final_state},
     )
     return (h, final_state) if return_final_state else h
+
+
+@overload
+def causal_conv1d(
+    x: Float[Array, "B T D"],
+    weight: Float[Array, "D W"],
+    bias: Float[Array, " D"] | None = ...,
+    *,
+    initial_state: Float[Array, "S D W_minus_1"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    activation: Literal["silu"] | None = ...,
+    return_final_state: Literal[False] = ...,
+) -> Float[Array, "B T D"]: ...
+
+
+@overload
+def causal_conv1d(
+    x: Float[Array, "B T D"],
+    weight: Float[Array, "D W"],
+    bias: Float[Array, " D"] | None = ...,
+    *,
+    initial_state: Float[Array, "S D W_minus_1"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    activation: Literal["silu"] | None = ...,
+    return_final_state: Literal[True],
+) -> tuple[Float[Array, "B T D"], Float[Array, "S D W_minus_1"]]: ...
+
+
+def causal_conv1d(
+    x: Float[Array, "B T D"],
+    weight: Float[Array, "D W"],
+    bias: Float[Array, " D"] | None = None,
+    *,
+    initial_state: Float[Array, "S D W_minus_1"] | None = None,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = None,
+    activation: Literal["silu"] | None = None,
+    return_final_state: bool = False,
+) -> Array | tuple[Array, Array]:
+    """Depthwise causal convolution along time: each channel has a filter of its own over its last W inputs.
+
+    ::
+
+        y[t] = act(bias + sum over k of weight[:, k] * x[t - (W - 1) + k])
+
+    weight[:, W - 1] belongs to the newest input. Sums are taken in float32, in the order of k. All gradients are
+    bitwise reproducible; a row's results and gradients depend neither on its batch nor on what it is packed with.
+
+    It is the same call as `retrograd.causal_conv1d`, with the same results and errors. On an NVIDIA GPU it launches the
+    same kernels; on a CPU or TPU it is plain JAX. It has derivatives of every order, in reverse and in forward mode:
+    first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and takes more
+    memory.
+
+    Args:
+        x: (B, T, D), float32, bfloat16 or float16, any strides, a (B, D, T) array seen as (B, T, D) among them. float64
+            runs on the portable path.
+        weight: (D, W), float32 or the dtype of x. Kernels run for W of 2 to 4, the portable path for 1 to 64.
+        bias: (D,), float32 or the dtype of x.
+        initial_state: (B, D, W - 1) in the dtype of x: the inputs before the first, oldest first; zeros by default.
+        cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
+            up to cu_seqlens[i + 1]. States are then (S, D, W - 1). Steps outside of every sequence give zeros. The
+            numbers must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them;
+            elsewhere wrong ones give results that mean nothing.
+        activation: "silu" or None.
+        return_final_state: also return the last W - 1 inputs, to go on from.
+
+    Returns:
+        y (B, T, D) in the dtype of x; with `return_final_state`, (y, final_state), the state as `initial_state`.
+
+    Raises:
+        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+
+    Source: the short convolution of Mamba (Gu and Dao, 2023).
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import causal_conv1d
+        >>> x, weight = jnp.ones((2, 16, 64)), jnp.ones((64, 4))
+        >>> dx = jax.grad(lambda x: causal_conv1d(x, weight, activation="silu").sum())(x)
+        >>> dx.shape
+        (2, 16, 64)
+    """
+    y, final_state = _causal_conv1d(
+        {"x": x, "weight": weight, "bias": bias, "initial_state": initial_state, "cu_seqlens": cu_seqlens},
+        {"activation": activation, "return_final_state": return_final_state},
+    )
+    return (y, final_state) if return_final_state else y
+
+
+def causal_conv1d_update(
+    x: Float[Array, "B D"] | Float[Array, "B T D"],
+    state: Float[Array, "B D W_minus_1"],
+    weight: Float[Array, "D W"],
+    bias: Float[Array, " D"] | None = None,
+    *,
+    activation: Literal["silu"] | None = None,
+) -> tuple[Float[Array, "B D"] | Float[Array, "B T D"], Float[Array, "B D W_minus_1"]]:
+    """One step of generation, or a few: `causal_conv1d` that goes on from a state, with its gradients.
+
+    Results have the bits that the steps have in a longer sequence; in JAX without a kernel, as far as XLA compiles both
+    alike.
+
+    It is the same call as `retrograd.causal_conv1d_update`, with the same results and errors. On an NVIDIA GPU it
+    launches the same kernels; on a CPU or TPU it is plain JAX. It has derivatives of every order, in reverse and in
+    forward mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and
+    takes more memory.
+
+    Args:
+        x: (B, D), or (B, T, D) for T steps.
+        state: (B, D, W - 1) in the dtype of x: the inputs before, oldest first. It is left as it is.
+        weight: (D, W), as in `causal_conv1d`.
+        bias: (D,), as in `causal_conv1d`.
+        activation: "silu" or None.
+
+    Returns:
+        (y, new_state): y has the shape of x.
+
+    Raises:
+        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from retrograd.jax import causal_conv1d_update
+        >>> y, state = causal_conv1d_update(jnp.ones((2, 64)), jnp.zeros((2, 64, 3)), jnp.ones((64, 4)))
+        >>> y.shape, state.shape
+        ((2, 64), (2, 64, 3))
+    """
+    return step_of_causal_conv1d(
+        _causal_conv1d,
+        *checked_step(
+            CAUSAL_CONV1D_UPDATE, {"x": x, "state": state, "weight": weight, "bias": bias}, {"activation": activation}
+        ),
+    )

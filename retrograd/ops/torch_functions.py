@@ -8,16 +8,20 @@ import torch
 from jaxtyping import Complex, Float, Int32
 from torch import Tensor
 
-from retrograd.core.torch.arguments import torch_dtype
+from retrograd.core.torch.arguments import checked_step, torch_dtype
 from retrograd.core.torch.op import bind
 
+from .causal_conv1d.op import OP as CAUSAL_CONV1D
+from .causal_conv1d.update import Update as CAUSAL_CONV1D_UPDATE
+from .causal_conv1d.update import update as step_of_causal_conv1d
 from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM
 
-__all__ = ["linear_scan", "rms_norm"]
+__all__ = ["causal_conv1d", "causal_conv1d_update", "linear_scan", "rms_norm"]
 
 _rms_norm = bind(RMS_NORM)
 _linear_scan = bind(LINEAR_SCAN)
+_causal_conv1d = bind(CAUSAL_CONV1D)
 
 
 @overload
@@ -204,3 +208,126 @@ def linear_scan(
         {"reverse": reverse, "return_final_state": return_final_state},
     )
     return (h, final_state) if return_final_state else h  # type: ignore[return-value]
+
+
+@overload
+def causal_conv1d(
+    x: Float[Tensor, "B T D"],
+    weight: Float[Tensor, "D W"],
+    bias: Float[Tensor, " D"] | None = ...,
+    *,
+    initial_state: Float[Tensor, "S D W_minus_1"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
+    activation: Literal["silu"] | None = ...,
+    return_final_state: Literal[False] = ...,
+) -> Float[Tensor, "B T D"]: ...
+
+
+@overload
+def causal_conv1d(
+    x: Float[Tensor, "B T D"],
+    weight: Float[Tensor, "D W"],
+    bias: Float[Tensor, " D"] | None = ...,
+    *,
+    initial_state: Float[Tensor, "S D W_minus_1"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
+    activation: Literal["silu"] | None = ...,
+    return_final_state: Literal[True],
+) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "S D W_minus_1"]]: ...
+
+
+def causal_conv1d(
+    x: Float[Tensor, "B T D"],
+    weight: Float[Tensor, "D W"],
+    bias: Float[Tensor, " D"] | None = None,
+    *,
+    initial_state: Float[Tensor, "S D W_minus_1"] | None = None,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = None,
+    activation: Literal["silu"] | None = None,
+    return_final_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Depthwise causal convolution along time: each channel has a filter of its own over its last W inputs.
+
+    ::
+
+        y[t] = act(bias + sum over k of weight[:, k] * x[t - (W - 1) + k])
+
+    weight[:, W - 1] belongs to the newest input. Sums are taken in float32, in the order of k. All gradients are
+    bitwise reproducible; a row's results and gradients depend neither on its batch nor on what it is packed with.
+
+    Args:
+        x: (B, T, D), float32, bfloat16 or float16, any strides, a (B, D, T) array seen as (B, T, D) among them. float64
+            runs on the portable path.
+        weight: (D, W), float32 or the dtype of x. Kernels run for W of 2 to 4, the portable path for 1 to 64.
+        bias: (D,), float32 or the dtype of x.
+        initial_state: (B, D, W - 1) in the dtype of x: the inputs before the first, oldest first; zeros by default.
+        cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
+            up to cu_seqlens[i + 1]. States are then (S, D, W - 1). Steps outside of every sequence give zeros. The
+            numbers must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them;
+            elsewhere wrong ones give results that mean nothing.
+        activation: "silu" or None.
+        return_final_state: also return the last W - 1 inputs, to go on from.
+
+    Returns:
+        y (B, T, D) in the dtype of x; with `return_final_state`, (y, final_state), the state as `initial_state`.
+
+    Raises:
+        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+
+    Source: the short convolution of Mamba (Gu and Dao, 2023).
+
+    Example:
+        >>> import torch, retrograd
+        >>> x = torch.randn(2, 16, 64, requires_grad=True)
+        >>> weight = torch.randn(64, 4, requires_grad=True)
+        >>> y = retrograd.causal_conv1d(x, weight, activation="silu")
+        >>> y.sum().backward()
+        >>> weight.grad.shape
+        torch.Size([64, 4])
+    """
+    y, final_state = _causal_conv1d(
+        {"x": x, "weight": weight, "bias": bias, "initial_state": initial_state, "cu_seqlens": cu_seqlens},
+        {"activation": activation, "return_final_state": return_final_state},
+    )
+    return (y, final_state) if return_final_state else y  # type: ignore[return-value]
+
+
+def causal_conv1d_update(
+    x: Float[Tensor, "B D"] | Float[Tensor, "B T D"],
+    state: Float[Tensor, "B D W_minus_1"],
+    weight: Float[Tensor, "D W"],
+    bias: Float[Tensor, " D"] | None = None,
+    *,
+    activation: Literal["silu"] | None = None,
+) -> tuple[Float[Tensor, "B D"] | Float[Tensor, "B T D"], Float[Tensor, "B D W_minus_1"]]:
+    """One step of generation, or a few: `causal_conv1d` that goes on from a state, with its gradients.
+
+    Results have the bits that the steps have in a longer sequence; in JAX without a kernel, as far as XLA compiles both
+    alike.
+
+    Args:
+        x: (B, D), or (B, T, D) for T steps.
+        state: (B, D, W - 1) in the dtype of x: the inputs before, oldest first. It is left as it is.
+        weight: (D, W), as in `causal_conv1d`.
+        bias: (D,), as in `causal_conv1d`.
+        activation: "silu" or None.
+
+    Returns:
+        (y, new_state): y has the shape of x.
+
+    Raises:
+        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+
+    Example:
+        >>> import torch, retrograd
+        >>> x, state, weight = torch.randn(2, 64), torch.zeros(2, 64, 3), torch.randn(64, 4)
+        >>> y, state = retrograd.causal_conv1d_update(x, state, weight)
+        >>> y.shape, state.shape
+        (torch.Size([2, 64]), torch.Size([2, 64, 3]))
+    """
+    return step_of_causal_conv1d(
+        _causal_conv1d,
+        *checked_step(
+            CAUSAL_CONV1D_UPDATE, {"x": x, "state": state, "weight": weight, "bias": bias}, {"activation": activation}
+        ),
+    )

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, silu
 
-from retrograd.ops.causal_conv1d import jax_op
-from retrograd.ops.causal_conv1d.torch_op import causal_conv1d, causal_conv1d_update
+import retrograd.jax
+from retrograd import causal_conv1d, causal_conv1d_update
 
 
 def drawn(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
@@ -74,7 +74,7 @@ def test_a_step_of_generation_compiles(seed: int) -> None:
     compiled = torch.compile(causal_conv1d_update, fullgraph=True, backend="eager")
     for found, expected in zip(compiled(x, state, weight), causal_conv1d_update(x, state, weight), strict=True):
         assert torch.equal(found, expected)
-    made = jax.jit(jax_op.causal_conv1d_update)(*map(jnp.asarray, (x.numpy(), state.numpy(), weight.numpy())))
+    made = jax.jit(retrograd.jax.causal_conv1d_update)(*map(jnp.asarray, (x.numpy(), state.numpy(), weight.numpy())))
     for got, wanted in zip(made, causal_conv1d_update(x, state, weight), strict=True):
         np.testing.assert_allclose(np.asarray(got), wanted.numpy(), rtol=1e-5, atol=1e-5)
 
@@ -125,7 +125,7 @@ def test_jax_and_pytorch_agree_on_packed_gradients(seed: int) -> None:
     (y * y).sum().backward()
 
     def loss(x: jax.Array, weight: jax.Array, initial: jax.Array) -> jax.Array:
-        y = jax_op.causal_conv1d(
+        y = retrograd.jax.causal_conv1d(
             x, weight, initial_state=initial, cu_seqlens=jnp.asarray(bounds.numpy()), activation="silu"
         )
         assert isinstance(y, jax.Array)

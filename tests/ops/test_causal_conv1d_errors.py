@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from retrograd.ops.causal_conv1d import jax_op
-from retrograd.ops.causal_conv1d.torch_op import causal_conv1d as conv
-from retrograd.ops.causal_conv1d.torch_op import causal_conv1d_update as update
+import retrograd.jax
+from retrograd import causal_conv1d as conv
+from retrograd import causal_conv1d_update as update
 
 X = torch.zeros(2, 5, 8)
 W = torch.zeros(8, 4)
@@ -64,10 +64,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: conv(X[:1], W, cu_seqlens=CU[None]), ValueError,
         "cu_seqlens has shape (1, 2), expected (sequences + 1,)"),
     "jax, packed and a batch": (
-        lambda: jax_op.causal_conv1d(jnp.zeros((2, 5, 8)), jnp.zeros((8, 4)), cu_seqlens=jnp.zeros(2, jnp.int32)),
+        lambda: retrograd.jax.causal_conv1d(
+            jnp.zeros((2, 5, 8)), jnp.zeros((8, 4)), cu_seqlens=jnp.zeros(2, jnp.int32)),
         ValueError, "x has shape (2, 5, 8), expected (batch=1, time, channels), since cu_seqlens is given"),
     "jax, x a list": (
-        lambda: jax_op.causal_conv1d([1.0], jnp.zeros((8, 4))), TypeError,  # type: ignore[call-overload]
+        lambda: retrograd.jax.causal_conv1d([1.0], jnp.zeros((8, 4))), TypeError,  # type: ignore[call-overload]
         "x is list, expected a jax.Array"),
 }  # fmt: skip
 
@@ -81,5 +82,16 @@ def test_the_error_names_the_argument_and_what_was_expected(name: str) -> None:
 
 
 def test_a_step_of_generation_says_what_it_takes() -> None:
-    with pytest.raises(ValueError, match="causal_conv1d_update: x has shape"):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
         update(X[0, 0], torch.zeros(2, 8, 3), W)
+    expected = "(batch, channels) or (batch, time, channels)"
+    assert str(caught.value) == f"causal_conv1d_update: x has shape (8,), expected {expected}"
+
+
+def test_more_steps_than_kernels_can_count_are_refused() -> None:
+    steps = torch.zeros(1, 1, 8, device="meta").expand(1, 2**31, 8)
+    for call in (conv, lambda x, w: update(x, torch.zeros(1, 8, 3, device="meta"), w)):
+        with pytest.raises(
+            ValueError, match=r"^causal_conv1d(_update)?: x has shape .*, expected at most 2147221504 steps"
+        ):
+            call(steps, W.to("meta"))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from retrograd import causal_conv1d
 from retrograd.ops.causal_conv1d import reference
-from retrograd.ops.causal_conv1d.torch_op import causal_conv1d
 from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import Arrays, call, normal
 

@@ -11,9 +11,8 @@ from retrograd.core.build import build
 from retrograd.core.op import Param
 from retrograd.core.program import Program
 from retrograd.core.rows import Layout
-from retrograd.ops.causal_conv1d import plan
-from retrograd.ops.causal_conv1d.op import OP
-from retrograd.ops.causal_conv1d.spec import Spec
+from retrograd.ops.causal_conv1d.op import OP, Spec
+from retrograd.ops.causal_conv1d.triton.launches import planned
 from retrograd.testing.programs import binary
 from retrograd.testing.resources import resources
 
@@ -34,7 +33,7 @@ def programs(spec: Spec, in_time: tuple[str, ...], arch: str) -> list[Program]:
     """The forward and the backward program where some arrays have contiguous time."""
     _, T, D = spec.x.shape
     layouts = {name: Layout((T * D, 1, T)) for name in in_time}
-    wanted = frozenset(name for name in OP.arguments if getattr(spec, name) is not None)
+    wanted = frozenset(spec.arguments)
     made = [call.program(layouts, SUPPORTED[arch]) for call in (OP.forward(spec), OP.backward(spec, wanted))]
     return [program for program in made if program is not None]
 
@@ -66,7 +65,7 @@ def test_a_row_meets_the_same_binaries_in_every_batch(arch: str, in_time: tuple[
 def test_every_step_belongs_to_one_program(T: int) -> None:
     for B in (1, 8, 1000):
         spec = replace(SPEC, x=Param((B, T, 4096), "bfloat16"))
-        for tile in (plan.forward(spec, SUPPORTED["sm_90"]), plan.backward(spec, SUPPORTED["sm_90"])):
+        for tile in (planned(spec, SUPPORTED["sm_90"], "fwd").walk, planned(spec, SUPPORTED["sm_90"], "bwd").walk):
             steps = tile.steps(spec)
             assert steps % tile.unroll == 0
             assert (tile.chunks(spec) - 1) * tile.lanes * steps < T <= tile.chunks(spec) * tile.lanes * steps

@@ -1,128 +1,105 @@
-"""causal_conv1d as both frameworks see it."""
+"""causal_conv1d, declared: its arguments, options and results, and what letters cannot say of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
-from retrograd.core.arch import Arch
-from retrograd.core.arrays import arrays_of
-from retrograd.core.errors import bad_type
-from retrograd.core.op import Fold, Layouts, Params, fold
-from retrograd.core.program import Array, Program
-from retrograd.core.xp import Namespace
+from retrograd.core.declaration import Letter, Result, boundaries, option, optional, required
+from retrograd.core.dtypes import FLOATS
+from retrograd.core.op import Op
+from retrograd.core.spec import Param, Pass, Size
 
-from . import portable
-from .spec import NAME, Spec
+from . import triton
+from .common import ACTIVATIONS, Convolution
+from .update import Update
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """(x, weight, bias, initial_state, cu_seqlens) -> (y, final_state), each where it is there."""
+@dataclass(frozen=True)
+class Spec(Convolution):
+    """Depthwise causal convolution along time: each channel has a filter of its own over its last W inputs.
 
-    spec: Spec
+    ::
+
+        y[t] = act(bias + sum over k of weight[:, k] * x[t - (W - 1) + k])
+
+    weight[:, W - 1] belongs to the newest input. Sums are taken in float32, in the order of k. All gradients are
+    bitwise reproducible; a row's results and gradients depend neither on its batch nor on what it is packed with.
+    """
+
+    x: Param = required(
+        "B T D",
+        *FLOATS,
+        doc="""(B, T, D), float32, bfloat16 or float16, any strides, a (B, D, T) array seen as (B, T, D) among them.
+        float64 runs on the portable path.""",
+    )
+    weight: Param = required(
+        "D W",
+        "compute_dtype",
+        "x",
+        doc="(D, W), float32 or the dtype of x. Kernels run for W of 2 to 4, the portable path for 1 to 64.",
+    )
+    bias: Param | None = optional("D", "compute_dtype", "x", positional=True, doc="(D,), float32 or the dtype of x.")
+    initial_state: Param | None = optional(
+        "S D W-1",
+        "x",
+        doc="(B, D, W - 1) in the dtype of x: the inputs before the first, oldest first; zeros by default.",
+    )
+    cu_seqlens: Param | None = boundaries("x", "(S, D, W - 1)")
+    activation: str | None = option("str?", None, choices=ACTIVATIONS, doc='"silu" or None.')
+    return_final_state: bool = option("bool", False, doc="also return the last W - 1 inputs, to go on from.")
+
+    op: ClassVar = "causal_conv1d"
+    letters: ClassVar = {**Convolution.letters, "S": Letter("sequences")}
+    results: ClassVar = (
+        Result("y", "B T D", "x"),
+        Result("final_state", "S D W-1", "x", when="return_final_state"),
+    )
+
+    batch = Size("B")
+    channels = Size("D")
+    width = Size("W")
+    sequences = Size("S")
+
+    RETURNS: ClassVar = """y (B, T, D) in the dtype of x; with `return_final_state`, (y, final_state), the state as
+        `initial_state`."""
+    SOURCE: ClassVar = "the short convolution of Mamba (Gu and Dao, 2023)."
+    TORCH_EXAMPLE: ClassVar = """
+        >>> import torch, retrograd
+        >>> x = torch.randn(2, 16, 64, requires_grad=True)
+        >>> weight = torch.randn(64, 4, requires_grad=True)
+        >>> y = retrograd.causal_conv1d(x, weight, activation="silu")
+        >>> y.sum().backward()
+        >>> weight.grad.shape
+        torch.Size([64, 4])
+        """
+    JAX_EXAMPLE: ClassVar = """
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import causal_conv1d
+        >>> x, weight = jnp.ones((2, 16, 64)), jnp.ones((64, 4))
+        >>> dx = jax.grad(lambda x: causal_conv1d(x, weight, activation="silu").sum())(x)
+        >>> dx.shape
+        (2, 16, 64)
+        """
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """The arguments that are there."""
-        return tuple(name for name in CausalConv1d.arguments if getattr(self.spec, name) is not None)
+    def silu(self) -> bool:
+        """Whether the activation is silu."""
+        return self.activation == "silu"
 
-    @property
-    def outputs(self) -> tuple[Array, ...]:
-        """The results that are there."""
-        return arrays_of({}, y=self.spec.x, final_state=self.spec.state if self.spec.return_final_state else None)
+    def reads(self, wanted: frozenset[str]) -> tuple[str, ...]:
+        """The inputs of the forward pass only where they are needed: for the pre-activation, or for dweight."""
+        inputs = self.silu or "weight" in wanted
+        x, initial = (("x",), ("initial_state",)) if inputs else ((), ())
+        bias = ("bias",) if self.silu else ()
+        return (*self.gradients_in(), *self.present((*x, "weight", *bias, *initial, "cu_seqlens")))
 
-    def program(self, layouts: Layouts, arch: Arch) -> Program | None:
-        """The kernels, for widths and dtypes that have them."""
-        if not self.spec.has_kernel:
-            return None
-        from . import schedule
-
-        return schedule.forward(self.spec, self.inputs, self.outputs, layouts, arch)
-
-    def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The results without a kernel."""
-        return portable.forward(xp, self.spec, arrays)
+    def flops(self, which: Pass) -> int:
+        """Multiplications and additions of a pass, exponentials of the activation counted as one."""
+        forward = 2 * self.width + (self.bias is not None) + (4 if self.silu else 0)
+        backward = 4 * self.width + (self.bias is not None) + (forward + 5 if self.silu else 0)
+        return (forward if which == "fwd" else backward) * math.prod(self.x.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Backward:
-    """(dy, dfinal_state, and the arguments that are needed) -> the gradients wanted."""
-
-    spec: Spec
-    wanted: frozenset[str]
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The gradients that come in, then the arguments: without an activation, x is needed for dweight alone."""
-        spec = self.spec
-        names = ["dy"] + (["dfinal_state"] if spec.return_final_state else [])
-        names += ["x"] if self.reads_inputs else []
-        names += ["weight"] + (["bias"] if spec.bias is not None and spec.silu else [])
-        names += ["initial_state"] if spec.initial_state is not None and self.reads_inputs else []
-        return (*names, *(["cu_seqlens"] if spec.packed else []))
-
-    @property
-    def reads_inputs(self) -> bool:
-        """Whether the inputs of the forward pass are needed: for the pre-activation, or for dweight."""
-        return self.spec.silu or "weight" in self.wanted
-
-    @property
-    def outputs(self) -> tuple[Array, ...]:
-        """The gradients of the arguments that are there and wanted."""
-        made = [name for name in CausalConv1d.arguments if name in self.wanted.difference(CausalConv1d.indices)]
-        return arrays_of({}, **{f"d{name}": getattr(self.spec, name) for name in made})
-
-    def program(self, layouts: Layouts, arch: Arch) -> Program | None:
-        """The kernels, for widths and dtypes that have them."""
-        if not self.spec.has_kernel:
-            return None
-        from . import schedule
-
-        return schedule.backward(self.spec, self.inputs, self.outputs, layouts, arch)
-
-    def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The gradients without a kernel."""
-        return portable.backward(xp, self.spec, arrays, self.wanted)
-
-    def recomputed(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Nothing: no arrays are kept."""
-        return {}
-
-
-class CausalConv1d:
-    """The op; see `core.op.Op`."""
-
-    name: str = NAME
-    arguments: tuple[str, ...] = ("x", "weight", "bias", "initial_state", "cu_seqlens")
-    indices: Mapping[str, Callable[[Spec], int]] = {"cu_seqlens": lambda spec: spec.T}
-    options: Mapping[str, str] = {"activation": "str?", "return_final_state": "bool"}
-    results: tuple[str, ...] = ("y", "final_state")
-    kept: tuple[str, ...] = ()
-    whole: Mapping[str, Any] = {}
-
-    def spec(self, params: Params, options: Mapping[str, Any]) -> Spec:
-        """Check a call."""
-        if params["weight"] is None:
-            raise bad_type(NAME, "weight", None, "an array")
-        return Spec(**params, **options)  # type: ignore[arg-type]
-
-    def forward(self, spec: Spec) -> Forward:
-        """The forward pass."""
-        return Forward(spec)
-
-    def backward(self, spec: Spec, wanted: frozenset[str]) -> Backward:
-        """The backward pass."""
-        return Backward(spec, wanted)
-
-    def same_gradient(self, spec: Spec) -> Mapping[str, str]:
-        """Each argument has its own."""
-        return {}
-
-    def folds(self, spec: Spec, size: int) -> Iterator[Fold]:
-        """The calls as more rows."""
-        yield fold(self, spec, dict.fromkeys(("x", "initial_state", "y", "final_state"), 0), size)
-
-
-OP = CausalConv1d()
+OP = Op(Spec, __package__, (triton.IMPLEMENTATION,), update=Update)

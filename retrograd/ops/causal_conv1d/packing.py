@@ -7,7 +7,7 @@ from typing import Any
 
 from retrograd.core.xp import Namespace
 
-from .spec import Spec
+from .op import Spec
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ class Packing:
 
     def gather(self, xp: Namespace, x: Any, initial: Any) -> Any:
         """x and the initial states (sequences, W-1, D), or zeros, as the row; before it W-1 zeros."""
-        rows = xp.reshape(x, (self.spec.T, self.spec.D))
+        rows = xp.reshape(x, (self.spec.time, self.spec.channels))
         states = self._zeros(xp, x, self.entries) if initial is None else self._entries(xp, initial)
         row = xp.concat([rows, states, self._zeros(xp, x, 1)], 0)[self.source]
-        return xp.concat([self._zeros(xp, x, self.spec.W - 1), row], 0)[None]
+        return xp.concat([self._zeros(xp, x, self.spec.width - 1), row], 0)[None]
 
     def spread(self, xp: Namespace, dy: Any) -> Any:
         """(1, T, D) as the row, with zeros where states are."""
-        rows = xp.concat([xp.reshape(dy, (self.spec.T, self.spec.D)), self._zeros(xp, dy, 1)], 0)
-        return rows[xp.where(self.source < self.spec.T, self.source, self.spec.T)][None]
+        rows = xp.concat([xp.reshape(dy, (self.spec.time, self.spec.channels)), self._zeros(xp, dy, 1)], 0)
+        return rows[xp.where(self.source < self.spec.time, self.source, self.spec.time)][None]
 
     def spread_finals(self, xp: Namespace, dfinal: Any) -> Any:
         """The final states' gradient (sequences, W-1, D) as a row, zero elsewhere."""
@@ -55,28 +55,28 @@ class Packing:
 
     def steps_alone(self, xp: Namespace, row: Any) -> Any:
         """The row with zeros where no step of x stands: there, taps reach into other sequences."""
-        return xp.where((self.source < self.spec.T)[:, None], row, 0)
+        return xp.where((self.source < self.spec.time)[:, None], row, 0)
 
     def states_at(self, xp: Namespace, row: Any, places: Any) -> Any:
         """The row at the entries of a state: (sequences, D, W-1)."""
-        entries = xp.reshape(row[0][places], (self.spec.sequences, self.spec.W - 1, self.spec.D))
+        entries = xp.reshape(row[0][places], (self.spec.sequences, self.spec.width - 1, self.spec.channels))
         return xp.moveaxis(entries, 1, 2)
 
     @property
     def entries(self) -> int:
         """Entries of a state of all sequences."""
-        return self.spec.sequences * (self.spec.W - 1)
+        return self.spec.sequences * (self.spec.width - 1)
 
     def _entries(self, xp: Namespace, states: Any) -> Any:
-        return xp.reshape(states, (self.entries, self.spec.D))
+        return xp.reshape(states, (self.entries, self.spec.channels))
 
     def _zeros(self, xp: Namespace, like: Any, steps: int) -> Any:
-        return xp.zeros(like, (steps, self.spec.D), self.spec.compute_dtype)
+        return xp.zeros(like, (steps, self.spec.channels), self.spec.compute_dtype)
 
 
 def pack(xp: Namespace, spec: Spec, cu_seqlens: Any) -> Packing:
     """The packing of a call; what cu_seqlens says beyond x is cut off."""
-    T, S, before = spec.T, spec.sequences, spec.W - 1
+    T, S, before = spec.time, spec.sequences, spec.width - 1
     entries = S * before
 
     bounds = xp.clip(cu_seqlens, 0, T)

@@ -12,8 +12,8 @@ from typing import Any
 
 from retrograd.core.xp import Namespace, silu_grad
 
+from .op import Spec
 from .packing import Packing, pack
-from .spec import Spec
 
 Arrays = Mapping[str, Any]
 
@@ -28,9 +28,9 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     made = {"y": xp.astype(y if packing is None else packing.unpack(xp, y), spec.x.dtype)}
     if spec.return_final_state:
         if packing is None:
-            final = xp.moveaxis(padded[:, spec.T :], 1, 2)
+            final = xp.moveaxis(padded[:, spec.time :], 1, 2)
         else:
-            final = packing.states_at(xp, padded[:, spec.W - 1 :], packing.finals)
+            final = packing.states_at(xp, padded[:, spec.width - 1 :], packing.finals)
         made["final_state"] = xp.astype(final, spec.x.dtype)
     return made
 
@@ -53,7 +53,7 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) 
         made |= input_gradients(xp, spec, arrays, packing, dpre)
     if "weight" in wanted:
         T = dpre.shape[1]
-        taps = [xp.sum(of_steps(padded[:, k : k + T] * dpre), (0, 1)) for k in range(spec.W)]  # type: ignore[index]
+        taps = [xp.sum(of_steps(padded[:, k : k + T] * dpre), (0, 1)) for k in range(spec.width)]  # type: ignore[index]
         made["dweight"] = xp.astype(xp.stack(taps, 1), spec.weight.dtype)
     if spec.bias is not None and "bias" in wanted:
         made["dbias"] = xp.astype(xp.sum(dpre, (0, 1)), spec.bias.dtype)
@@ -69,23 +69,23 @@ def with_states(xp: Namespace, spec: Spec, arrays: Arrays, packing: Packing | No
     if packing is not None:
         return packing.gather(xp, x, initial)
     if initial is None:
-        initial = xp.zeros(x, (spec.B, spec.W - 1, spec.D), spec.compute_dtype)
+        initial = xp.zeros(x, (spec.batch, spec.width - 1, spec.channels), spec.compute_dtype)
     return xp.concat([initial, x], 1)
 
 
 def pre_activation(xp: Namespace, spec: Spec, arrays: Arrays, padded: Any) -> Any:
     """bias + sum over k of weight[:, k] times the input W-1-k steps before."""
-    T = padded.shape[1] - (spec.W - 1)
+    T = padded.shape[1] - (spec.width - 1)
     weight = xp.astype(arrays["weight"], spec.compute_dtype)
     pre = padded[:, :T] * weight[:, 0]
-    for k in range(1, spec.W):
+    for k in range(1, spec.width):
         pre = pre + padded[:, k : k + T] * weight[:, k]
     return pre if spec.bias is None else pre + xp.astype(arrays["bias"], spec.compute_dtype)
 
 
 def input_gradients(xp: Namespace, spec: Spec, arrays: Arrays, packing: Packing | None, dpre: Any) -> dict[str, Any]:
     """dx and, where there is one, dinitial_state: two parts of the gradient of the rows with their states."""
-    W, state = spec.W, spec.state
+    W = spec.width
     weight = xp.astype(arrays["weight"], spec.compute_dtype)
     rows = shifted(xp, dpre * weight[:, 0], 0, W - 1)
     for k in range(1, W):
@@ -95,7 +95,7 @@ def input_gradients(xp: Namespace, spec: Spec, arrays: Arrays, packing: Packing 
         dfinal = xp.moveaxis(xp.astype(arrays["dfinal_state"], spec.compute_dtype), 1, 2)
     if packing is None:
         if dfinal is not None:
-            rows = rows + shifted(xp, dfinal, spec.T, 0)
+            rows = rows + shifted(xp, dfinal, spec.time, 0)
         dx, dinitial = rows[:, W - 1 :], xp.moveaxis(rows[:, : W - 1], 1, 2)
     else:
         rows = rows[:, W - 1 :]
@@ -104,7 +104,7 @@ def input_gradients(xp: Namespace, spec: Spec, arrays: Arrays, packing: Packing 
         dx, dinitial = packing.unpack(xp, rows), packing.states_at(xp, rows, packing.initials)
     made = {"dx": xp.astype(dx, spec.x.dtype)}
     if spec.initial_state is not None:
-        made["dinitial_state"] = xp.astype(dinitial, state.dtype)
+        made["dinitial_state"] = xp.astype(dinitial, spec.initial_state.dtype)
     return made
 
 

@@ -2,33 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from retrograd.core.errors import bad_shape, renamed
+from retrograd.core.declaration import Result, option, optional, required
+from retrograd.core.dtypes import FLOATS
+from retrograd.core.spec import Param
 
-from .spec import NAME
-
-UPDATE = f"{NAME}_update"
+from .common import ACTIVATIONS, Convolution
 
 
-def update(
-    causal_conv1d: Callable[..., Any], x: Any, state: Any, weight: Any, bias: Any, activation: Any
-) -> tuple[Any, Any]:
-    """(y, new_state) of a framework's `causal_conv1d`, from its arrays; x may be a single step."""
-    if x.ndim not in (2, 3):
-        raise bad_shape(UPDATE, "x", x.shape, "(batch, channels) or (batch, time, channels)")
+@dataclass(frozen=True)
+class Update(Convolution):
+    """One step of generation, or a few: `causal_conv1d` that goes on from a state, with its gradients.
+
+    Results have the bits that the steps have in a longer sequence; in JAX without a kernel, as far as XLA compiles both
+    alike.
+    """
+
+    x: Param = required("B D | B T D", *FLOATS, doc="(B, D), or (B, T, D) for T steps.")
+    state: Param = required(
+        "B D W-1",
+        "x",
+        doc="(B, D, W - 1) in the dtype of x: the inputs before, oldest first. It is left as it is.",
+    )
+    weight: Param = required("D W", "compute_dtype", "x", doc="(D, W), as in `causal_conv1d`.")
+    bias: Param | None = optional("D", "compute_dtype", "x", positional=True, doc="(D,), as in `causal_conv1d`.")
+    activation: str | None = option("str?", None, choices=ACTIVATIONS, doc='"silu" or None.')
+
+    op: ClassVar = "causal_conv1d_update"
+    results: ClassVar = (Result("y", "B D | B T D", "x"), Result("new_state", "B D W-1", "x"))
+
+    RETURNS: ClassVar = "(y, new_state): y has the shape of x."
+    SOURCE: ClassVar = ""
+    TORCH_EXAMPLE: ClassVar = """
+        >>> import torch, retrograd
+        >>> x, state, weight = torch.randn(2, 64), torch.zeros(2, 64, 3), torch.randn(64, 4)
+        >>> y, state = retrograd.causal_conv1d_update(x, state, weight)
+        >>> y.shape, state.shape
+        (torch.Size([2, 64]), torch.Size([2, 64, 3]))
+        """
+    JAX_EXAMPLE: ClassVar = """
+        >>> import jax.numpy as jnp
+        >>> from retrograd.jax import causal_conv1d_update
+        >>> y, state = causal_conv1d_update(jnp.ones((2, 64)), jnp.zeros((2, 64, 3)), jnp.ones((64, 4)))
+        >>> y.shape, state.shape
+        ((2, 64), (2, 64, 3))
+        """
+
+
+def update(call: Callable[..., Any], arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """(y, new_state) of a framework's call of the op, from checked arrays; x may be a single step."""
+    x = arrays["x"]
     single = x.ndim == 2
-    try:
-        y, new_state = causal_conv1d(
-            x[:, None] if single else x,
-            weight,
-            bias,
-            activation=activation,
-            initial_state=state,
-            return_final_state=True,
-        )
-    except (TypeError, ValueError) as error:
-        renamed(error, {NAME: UPDATE, "initial_state": "state"})
-        raise
+    given = {
+        "x": x[:, None] if single else x,
+        "weight": arrays["weight"],
+        "bias": arrays["bias"],
+        "initial_state": arrays["state"],
+        "cu_seqlens": None,
+    }
+    y, new_state = call(given, {"activation": options["activation"], "return_final_state": True})
     return (y[:, 0] if single else y), new_state

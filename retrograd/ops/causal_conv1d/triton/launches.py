@@ -6,7 +6,6 @@ of time run; they give the same bits as the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -14,14 +13,20 @@ from triton import knobs
 
 from retrograd.core.arch import Arch
 from retrograd.core.arrays import arrays_of, pointers_to, strides_of
+from retrograd.core.dtypes import KERNEL_FLOATS
 from retrograd.core.kernels.reduce import sum_rows_launch
-from retrograd.core.op import Layouts
 from retrograd.core.program import Array, Launch, Program, Scalar
+from retrograd.core.rows import Layouts
+from retrograd.core.spec import Pass
 
+from ..op import Spec
 from . import backward as backward_kernels
 from . import forward as forward_kernels
-from . import plan
-from .spec import Spec
+from .plan import Plan, Vectors, Walk, planned
+
+__all__ = ["backward", "forward", "planned", "suits"]
+
+WIDTHS = (2, 3, 4)  # that have kernels
 
 STATE_CHANNELS = 128  # of a program of the kernels for states, one warp each
 
@@ -29,23 +34,30 @@ STATE_CHANNELS = 128  # of a program of the kernels for states, one warp each
 SHORT = {"initial_state": "initial", "final_state": "final", "dinitial_state": "dinitial", "dfinal_state": "dfinal"}
 
 
-def forward(spec: Spec, inputs: Sequence[str], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
+def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
+    """Whether the kernels are for the width and the dtype."""
+    return spec.width in WIDTHS and spec.x.dtype in KERNEL_FLOATS
+
+
+def forward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
+) -> Program:
     """The arguments -> y and, where it is returned, final_state."""
-    given = _inputs(spec, inputs, layouts)
+    given = arrays_of(layouts, **spec.params(names))
     reads = "x weight bias initial_state"
     if _in_time(spec, layouts, "x"):
-        vectors = plan.forward_time(spec, arch)
+        vectors = plan.vectors
         main = Launch(
             forward_kernels.forward_time,
             grid=_grid(spec, vectors),
             arrays=_pointers(given + outputs, f"{reads} y"),
-            scalars={**_strides(given, layouts, reads), "T": spec.T, "tiles": vectors.tiles(spec)},
+            scalars={**_strides(given, layouts, reads), "T": spec.time, "tiles": vectors.tiles(spec)},
             constants={**_constants(spec, arch), **_vectors(spec, vectors), **_activation(spec, arch)},
             num_warps=vectors.num_warps,
             overlap=arch.overlaps_launches,
         )
     else:
-        walk = plan.forward(spec, arch)
+        walk = plan.walk
         reads += " cu_seqlens"
         main = Launch(
             forward_kernels.forward_channels,
@@ -63,7 +75,7 @@ def forward(spec: Spec, inputs: Sequence[str], outputs: tuple[Array, ...], layou
         forward_kernels.final_states,
         grid=_state_grid(spec),
         arrays=_pointers(given + outputs, f"{reads} final_state"),
-        scalars={**_strides(given, layouts, reads), "T": spec.T},
+        scalars={**_strides(given, layouts, reads), "T": spec.time},
         constants={**_constants(spec, arch), "BLOCK_D": STATE_CHANNELS},
         num_warps=1,
         overlap=arch.overlaps_launches,
@@ -71,13 +83,15 @@ def forward(spec: Spec, inputs: Sequence[str], outputs: tuple[Array, ...], layou
     return Program(given, outputs, (), (main, states))
 
 
-def backward(spec: Spec, inputs: Sequence[str], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
+def backward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
+) -> Program:
     """The gradients of the results, and arguments -> the gradients that `outputs` names."""
-    given = _inputs(spec, inputs, layouts)
+    given = arrays_of(layouts, **spec.params(names))
     made = {array.name: array for array in outputs}
-    in_time = {name: name in inputs and _in_time(spec, layouts, name) for name in ("x", "dy")}
-    tile = plan.backward_time(spec, arch) if any(in_time.values()) else plan.backward(spec, arch)
-    partials = spec.B * tile.chunks(spec)
+    in_time = {name: name in names and _in_time(spec, layouts, name) for name in ("x", "dy")}
+    tile = plan.vectors if any(in_time.values()) else plan.walk
+    partials = spec.batch * tile.chunks(spec)
     scratch = tuple(
         Array(f"{name}_partial", (partials, *made[name].shape), "float32")
         for name in ("dweight", "dbias")
@@ -87,12 +101,12 @@ def backward(spec: Spec, inputs: Sequence[str], outputs: tuple[Array, ...], layo
     reads = "dy dfinal_state x weight bias initial_state"
     launches = []
     if made.keys() & {"dx", "dweight", "dbias"}:
-        if isinstance(tile, plan.Vectors):
+        if isinstance(tile, Vectors):
             launch = Launch(
                 backward_kernels.backward_time,
                 grid=_grid(spec, tile),
                 arrays=_pointers(given + outputs, f"{reads} dx dweight dbias") | pointers,
-                scalars={**_strides(given, layouts, reads), "T": spec.T, "tiles": tile.tiles(spec)},
+                scalars={**_strides(given, layouts, reads), "T": spec.time, "tiles": tile.tiles(spec)},
                 constants={
                     **_constants(spec, arch),
                     **_vectors(spec, tile),
@@ -121,7 +135,7 @@ def backward(spec: Spec, inputs: Sequence[str], outputs: tuple[Array, ...], layo
                 backward_kernels.initial_gradients,
                 grid=_state_grid(spec),
                 arrays=_pointers(given + outputs, f"{reads} cu_seqlens dinitial_state"),
-                scalars={**_strides(given, layouts, f"{reads} cu_seqlens"), "T": spec.T},
+                scalars={**_strides(given, layouts, f"{reads} cu_seqlens"), "T": spec.time},
                 constants={**_constants(spec, arch), "BLOCK_D": STATE_CHANNELS, **_activation(spec, arch)},
                 num_warps=1,
                 overlap=arch.overlaps_launches,
@@ -133,33 +147,28 @@ def backward(spec: Spec, inputs: Sequence[str], outputs: tuple[Array, ...], layo
     return Program(given, outputs, scratch, tuple(launches))
 
 
-def _inputs(spec: Spec, names: Sequence[str], layouts: Layouts) -> tuple[Array, ...]:
-    gradients = {"dy": spec.x, "dfinal_state": spec.state}
-    return arrays_of(layouts, **{name: gradients.get(name) or getattr(spec, name) for name in names})
-
-
 def _in_time(spec: Spec, layouts: Layouts, name: str) -> bool:
     """Whether the steps of a channel lie next to each other, and channels do not; packed sequences begin anywhere."""
     if spec.packed:
         return False
     _, time, channel = strides_of(name, spec.x.shape, layouts)
-    return time == 1 and (channel != 1 or spec.D == 1)
+    return time == 1 and (channel != 1 or spec.channels == 1)
 
 
-def _grid(spec: Spec, tile: plan.Walk | plan.Vectors) -> int:
-    return spec.B * tile.chunks(spec) * -(-spec.D // tile.channels)
+def _grid(spec: Spec, tile: Walk | Vectors) -> int:
+    return spec.batch * tile.chunks(spec) * -(-spec.channels // tile.channels)
 
 
 def _state_grid(spec: Spec) -> int:
-    return spec.sequences * -(-spec.D // STATE_CHANNELS)
+    return spec.sequences * -(-spec.channels // STATE_CHANNELS)
 
 
-def _lengths(spec: Spec, walk: plan.Walk) -> dict[str, Scalar]:
-    return {"T": spec.T, "sequences": spec.sequences, "steps": walk.steps(spec)}
+def _lengths(spec: Spec, walk: Walk) -> dict[str, Scalar]:
+    return {"T": spec.time, "sequences": spec.sequences, "steps": walk.steps(spec)}
 
 
 def _constants(spec: Spec, arch: Arch) -> dict[str, Any]:
-    return {"D": spec.D, "W": spec.W, "OVERLAP": arch.overlaps_launches}
+    return {"D": spec.channels, "W": spec.width, "OVERLAP": arch.overlaps_launches}
 
 
 def _activation(spec: Spec, arch: Arch) -> dict[str, Any]:
@@ -167,16 +176,16 @@ def _activation(spec: Spec, arch: Arch) -> dict[str, Any]:
     return {"SILU": spec.silu, "FAST": arch.backend == "cuda" and not knobs.runtime.interpret}
 
 
-def _walk(walk: plan.Walk) -> dict[str, int]:
+def _walk(walk: Walk) -> dict[str, int]:
     return {"LANES": walk.lanes, "BLOCK_D": walk.channels, "UNROLL": walk.unroll, "STAGES": walk.stages}
 
 
-def _vectors(spec: Spec, vectors: plan.Vectors) -> dict[str, Any]:
+def _vectors(spec: Spec, vectors: Vectors) -> dict[str, Any]:
     return {
         "CHANNELS": vectors.channels,
         "BLOCKS": vectors.blocks,
         "VECTOR": vectors.vector,
-        "EVEN": spec.T % vectors.vector == 0,
+        "EVEN": spec.time % vectors.vector == 0,
     }
 
 

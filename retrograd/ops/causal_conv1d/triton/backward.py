@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""causal_conv1d, backward. Symbols and formulas: README.md beside this file.
+"""causal_conv1d, backward. Symbols and formulas: ../README.md.
 
 As in the forward pass, lanes of a tile walk over time. At step t the tile meets the newest dpre, of step t + W - 1,
 while the W - 1 before it, and as many inputs, are in registers: enough for dx at step t, and for what the input at

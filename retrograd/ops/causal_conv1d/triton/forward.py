@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""causal_conv1d, forward. Symbols and formulas: README.md beside this file.
+"""causal_conv1d, forward. Symbols and formulas: ../README.md.
 
 A program takes CHUNK = LANES * steps consecutive steps of one row, for BLOCK_D channels. Lane r of its tile walks over
 the steps r * steps, r * steps + 1, ...; the last W - 1 inputs stay in registers, so every input is loaded once. Packed

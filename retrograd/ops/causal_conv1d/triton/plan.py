@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from retrograd.core.arch import KIB, Arch
 from retrograd.core.dtypes import BYTES
+from retrograd.core.spec import Pass
 from retrograd.core.tiles import power_of_two, warps_of
 
-from .spec import Spec
+from ..op import Spec
 
 # Steps whose products a thread adds up: more would lose digits of dweight.
 LONGEST_WALK = 256
@@ -44,13 +45,13 @@ class Walk:
 
     def steps(self, spec: Spec) -> int:
         """Steps that a lane walks over, a power of two."""
-        steps = spec.B * spec.T * -(-spec.D // self.channels)
+        steps = spec.batch * spec.time * -(-spec.channels // self.channels)
         wanted = power_of_two(steps // self.parallel)
-        return max(self.unroll, min(LONGEST_WALK, wanted, power_of_two(-(-spec.T // self.lanes))))
+        return max(self.unroll, min(LONGEST_WALK, wanted, power_of_two(-(-spec.time // self.lanes))))
 
     def chunks(self, spec: Spec) -> int:
         """Programs that share the time of a row."""
-        return -(-spec.T // (self.lanes * self.steps(spec)))
+        return -(-spec.time // (self.lanes * self.steps(spec)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +74,26 @@ class Vectors:
 
     def tiles(self, spec: Spec) -> int:
         """Tiles that a program takes, a power of two."""
-        each = -(-spec.T // (self.blocks * self.vector))
-        wanted = power_of_two(spec.B * each * -(-spec.D // self.channels) // self.parallel)
+        each = -(-spec.time // (self.blocks * self.vector))
+        wanted = power_of_two(spec.batch * each * -(-spec.channels // self.channels) // self.parallel)
         return max(1, min(LONGEST_WALK // self.vector, wanted, power_of_two(each)))
 
     def chunks(self, spec: Spec) -> int:
         """Programs that share the time of a row."""
-        return -(-spec.T // (self.tiles(spec) * self.blocks * self.vector))
+        return -(-spec.time // (self.tiles(spec) * self.blocks * self.vector))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a pass works; how its arrays lie decides between the two.
+
+    Attributes:
+        walk: where channels are contiguous.
+        vectors: where time is contiguous.
+    """
+
+    walk: Walk
+    vectors: Vectors
 
 
 # Bytes of an element -> lanes, channels, unroll, warps, lanes worth having.
@@ -89,6 +103,13 @@ BACKWARD = {2: (2, 256, 8, 4, 1024), 4: (4, 128, 4, 4, 8192)}
 FORWARD_TIME = {2: (32, 16, 4, 8192), 4: (32, 16, 4, 8192)}
 BACKWARD_TIME = {2: (32, 16, 8, 4096), 4: (32, 16, 8, 4096)}
 FEWEST_CHANNELS = 16
+
+
+def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
+    """The plan of a pass."""
+    if which == "fwd":
+        return Plan(forward(spec, arch), forward_time(spec, arch))
+    return Plan(backward(spec, arch), backward_time(spec, arch))
 
 
 def forward(spec: Spec, arch: Arch) -> Walk:
@@ -104,7 +125,7 @@ def backward(spec: Spec, arch: Arch) -> Walk:
         return replace(walk, unroll=max(1, walk.unroll // 2)) if spec.silu else walk
     # Beside a bias the compiler takes 136 registers of its own accord: 3 programs a multiprocessor instead of 4.
     # With states, fp32 weights or a tile that D does not fill it would spill some of them.
-    halves = BYTES[spec.x.dtype] == BYTES[spec.weight.dtype] == 2 and spec.D % walk.channels == 0
+    halves = BYTES[spec.x.dtype] == BYTES[spec.weight.dtype] == 2 and spec.channels % walk.channels == 0
     stateless = spec.initial_state is None and not spec.return_final_state
     if arch.name == "sm_90" and halves and stateless and spec.bias is not None:
         return replace(walk, max_registers=MOST_REGISTERS)
@@ -123,7 +144,7 @@ def backward_time(spec: Spec, arch: Arch) -> Vectors:
 
 def _walk(spec: Spec, arch: Arch, table: dict[int, tuple[int, int, int, int, int]]) -> Walk:
     lanes, channels, unroll, warps, parallel = table[BYTES[spec.x.dtype]]
-    narrow = min(channels, max(FEWEST_CHANNELS, power_of_two(spec.D)))
+    narrow = min(channels, max(FEWEST_CHANNELS, power_of_two(spec.channels)))
     return Walk(lanes * channels // narrow, narrow, unroll, warps_of(warps, arch), parallel=parallel)
 
 
