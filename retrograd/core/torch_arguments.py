@@ -76,6 +76,8 @@ def checked_step(
     call: type[CallSpec], tensors: dict[str, Any], options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arrays and options of a step of generation; raises ValueError or TypeError for what does not fit together."""
+    if torch.compiler.is_compiling():  # it cannot trace declarations; what does not fit here does not fit the op
+        return tensors, options
     check_tensors(call.op, tensors, required=sum(not declared.optional for declared in arguments(call).values()))
     shapes = tuple([None if t is None else (tuple(t.shape), dtype_name(t.dtype)) for t in tensors.values()])
     try:
