@@ -32,8 +32,8 @@ def report(name: str, loop: tuple[Callable[[], Any], ...], portable: tuple[Calla
 def in_torch() -> None:
     import torch
 
+    from retrograd import selective_scan
     from retrograd.ops.selective_scan.reference import selective_scan as loop
-    from retrograd.ops.selective_scan.torch_op import selective_scan
 
     generator = torch.Generator().manual_seed(0)
 
@@ -75,7 +75,7 @@ def in_jax() -> None:
     import jax
     import jax.numpy as jnp
 
-    from retrograd.ops.selective_scan.jax_op import selective_scan
+    from retrograd.jax import selective_scan
 
     keys = jax.random.split(jax.random.key(0), 6)
     shapes = [(BATCH, TIME, CHANNELS)] * 2 + [(CHANNELS, N)] + [(BATCH, TIME, N)] * 2 + [(BATCH, TIME, CHANNELS)]

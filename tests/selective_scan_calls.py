@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.core.cases import Case
-from retrograd.core.op import Param
+from retrograd.core.spec import Param
 from retrograd.core.torch.launch import dtype_name
-from retrograd.ops.selective_scan.op import OP, Backward, Forward
-from retrograd.ops.selective_scan.spec import Spec
+from retrograd.ops.selective_scan.op import OP, Spec
 from retrograd.testing.draw import output_name
 
 Arrays = dict[str, Tensor]
@@ -22,22 +20,16 @@ Run = Callable[[Any, Mapping[str, Tensor]], Mapping[str, Tensor]]  # of a pass o
 
 def spec_of(inputs: Mapping[str, Tensor], options: Mapping[str, Any]) -> Spec:
     params = {name: Param(tuple(t.shape), dtype_name(t.dtype)) for name, t in inputs.items()}
-    return OP.spec(params, options)
-
-
-def case_spec(case: Case) -> Spec:
-    params = {name: Param(tensor.shape, tensor.dtype) for name, tensor in case.inputs.items()}
-    return OP.spec(params, case.options)
+    made: Spec = OP.spec(params, options)
+    return made
 
 
 def call(run: Run, inputs: Mapping[str, Tensor], options: Mapping[str, Any], gradients: list[Tensor]) -> Arrays:
     """Forward and backward, named as `retrograd.testing.draw.call` names them."""
     spec = spec_of(inputs, options)
     forward = OP.forward(spec)
-    assert isinstance(forward, Forward)
     made = run(forward, {name: inputs[name] for name in forward.inputs})
     backward = OP.backward(spec, frozenset(inputs))
-    assert isinstance(backward, Backward)
     results = [name for name in OP.results if any(array.name == name for array in forward.outputs)]
     given = {**inputs, **made, **{f"d{name}": g for name, g in zip(results, gradients, strict=True)}}
     found = run(backward, {name: given[name] for name in backward.inputs})

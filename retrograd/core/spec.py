@@ -93,6 +93,8 @@ class CallSpec:
         object.__setattr__(self, "sizes", {})
         self.check_options()
         for name, argument in _in_order(type(self)):
+            if SEQUENCES in argument.shape.split():  # states, where no boundaries have told how many
+                self.sizes.setdefault(SEQUENCES, self.sizes[BATCH])
             if (param := self[name]) is not None:
                 self._check_shape(name, argument, param)
                 self._check_dtype(name, argument, param)

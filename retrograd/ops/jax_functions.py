@@ -15,12 +15,23 @@ from .causal_conv1d.update import Update as CAUSAL_CONV1D_UPDATE
 from .causal_conv1d.update import update as step_of_causal_conv1d
 from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM
+from .selective_scan.op import OP as SELECTIVE_SCAN
+from .selective_scan.update import Step as SELECTIVE_STATE_UPDATE
+from .selective_scan.update import update as step_of_selective_scan
 
-__all__ = ["causal_conv1d", "causal_conv1d_update", "linear_scan", "rms_norm"]
+__all__ = [
+    "causal_conv1d",
+    "causal_conv1d_update",
+    "linear_scan",
+    "rms_norm",
+    "selective_scan",
+    "selective_state_update",
+]
 
 _rms_norm = bind(RMS_NORM)
 _linear_scan = bind(LINEAR_SCAN)
 _causal_conv1d = bind(CAUSAL_CONV1D)
+_selective_scan = bind(SELECTIVE_SCAN)
 
 
 @overload
@@ -346,5 +357,219 @@ def causal_conv1d_update(
         _causal_conv1d,
         *checked_step(
             CAUSAL_CONV1D_UPDATE, {"x": x, "state": state, "weight": weight, "bias": bias}, {"activation": activation}
+        ),
+    )
+
+
+@overload
+def selective_scan(
+    x: Float[Array, "B T D"],
+    dt: Float[Array, "B T D"],
+    A: Float[Array, "D N"] | Complex[Array, "D N"],
+    B: Float[Array, "B T N"]
+    | Complex[Array, "B T N"]
+    | Float[Array, "B T G N"]
+    | Complex[Array, "B T G N"]
+    | Float[Array, "D N"]
+    | Complex[Array, "D N"],
+    C: Float[Array, "B T N"]
+    | Complex[Array, "B T N"]
+    | Float[Array, "B T K N"]
+    | Complex[Array, "B T K N"]
+    | Float[Array, "D N"]
+    | Complex[Array, "D N"],
+    *,
+    D: Float[Array, " D"] | None = ...,
+    z: Float[Array, "B T D"] | None = ...,
+    dt_bias: Float[Array, " D"] | None = ...,
+    initial_state: Float[Array, "S D N"] | Complex[Array, "S D N"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    dt_softplus: bool = ...,
+    return_final_state: Literal[False] = ...,
+) -> Float[Array, "B T D"]: ...
+
+
+@overload
+def selective_scan(
+    x: Float[Array, "B T D"],
+    dt: Float[Array, "B T D"],
+    A: Float[Array, "D N"] | Complex[Array, "D N"],
+    B: Float[Array, "B T N"]
+    | Complex[Array, "B T N"]
+    | Float[Array, "B T G N"]
+    | Complex[Array, "B T G N"]
+    | Float[Array, "D N"]
+    | Complex[Array, "D N"],
+    C: Float[Array, "B T N"]
+    | Complex[Array, "B T N"]
+    | Float[Array, "B T K N"]
+    | Complex[Array, "B T K N"]
+    | Float[Array, "D N"]
+    | Complex[Array, "D N"],
+    *,
+    D: Float[Array, " D"] | None = ...,
+    z: Float[Array, "B T D"] | None = ...,
+    dt_bias: Float[Array, " D"] | None = ...,
+    initial_state: Float[Array, "S D N"] | Complex[Array, "S D N"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    dt_softplus: bool = ...,
+    return_final_state: Literal[True],
+) -> tuple[Float[Array, "B T D"], Float[Array, "S D N"] | Complex[Array, "S D N"]]: ...
+
+
+def selective_scan(
+    x: Float[Array, "B T D"],
+    dt: Float[Array, "B T D"],
+    A: Float[Array, "D N"] | Complex[Array, "D N"],
+    B: Float[Array, "B T N"]
+    | Complex[Array, "B T N"]
+    | Float[Array, "B T G N"]
+    | Complex[Array, "B T G N"]
+    | Float[Array, "D N"]
+    | Complex[Array, "D N"],
+    C: Float[Array, "B T N"]
+    | Complex[Array, "B T N"]
+    | Float[Array, "B T K N"]
+    | Complex[Array, "B T K N"]
+    | Float[Array, "D N"]
+    | Complex[Array, "D N"],
+    *,
+    D: Float[Array, " D"] | None = None,
+    z: Float[Array, "B T D"] | None = None,
+    dt_bias: Float[Array, " D"] | None = None,
+    initial_state: Float[Array, "S D N"] | Complex[Array, "S D N"] | None = None,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = None,
+    dt_softplus: bool = False,
+    return_final_state: bool = False,
+) -> Array | tuple[Array, Array]:
+    """Mamba-1's selective state space: a linear recurrence whose step size, input and output depend on the step.
+
+    With delta = softplus(dt + dt_bias), or dt + dt_bias without `dt_softplus`, for every channel::
+
+        h[t] = exp(delta[t] A) h[t - 1] + delta[t] x[t] B[t]        h[-1] = initial_state, or 0
+        y[t] = <C[t], h[t]> + D x[t]
+        out[t] = y[t] silu(z[t])                                    y[t] without z
+
+    The arithmetic and the states are in float32. All gradients are bitwise reproducible; a sequence's results and
+    gradients depend neither on its batch nor on what it is packed with. For its backward pass the forward pass keeps
+    the states of every 2 N-th step, about 2 bytes a channel and step. Gradients of complex arrays follow the
+    framework's convention: JAX's are the conjugates of PyTorch's.
+
+    It is the same call as `retrograd.selective_scan`, with the same results and errors. On an NVIDIA GPU it launches
+    the same kernels; on a CPU or TPU it is plain JAX. What the backward pass keeps is named `selective_scan_states` for
+    `jax.checkpoint`. It has derivatives of every order, in reverse and in forward mode: first gradients in reverse mode
+    come from the kernels, all others from plain JAX, which is slower and takes more memory.
+
+    Args:
+        x: (B, T, D), float32, bfloat16 or float16, any strides: a transposed (B, D, T) is fine. float64 runs on the
+            portable path.
+        dt: (B, T, D), like x or float32.
+        A: (D, N), float32; at most 256 states. With complex64 A, B and C are complex64, the states too, and y = 2 Re
+            <C, h> (without conjugation) as for one of each pair of conjugate states; portable path alone.
+        B: (B, T, N), or (B, T, G, N) where channel d uses group d // (D / G); like x or float32. Or constant in time:
+            (D, N), float32.
+        C: like B; the two need not have the same of these forms.
+        D: (D,), float32: a skip from x to y.
+        z: (B, T, D), like x or float32: a gate.
+        dt_bias: (D,), float32, added to dt.
+        initial_state: (B, D, N), float32 (complex64 for complex A); zeros by default.
+        cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
+            up to cu_seqlens[i + 1]. States are then (S, D, N). Steps outside of every sequence give zeros. The numbers
+            must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them; elsewhere wrong
+            ones give results that mean nothing.
+        dt_softplus: whether softplus makes delta positive.
+        return_final_state: also return the state after the last step.
+
+    Returns:
+        out (B, T, D) in the dtype of x; with `return_final_state`, (out, final_state), the state (B, D, N) in float32
+        (complex64). An empty sequence's final state is its initial state.
+
+    Raises:
+        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+
+    Source: Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces (2023), algorithm 2.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import selective_scan
+        >>> x, dt, B = jnp.ones((2, 100, 64)), jnp.ones((2, 100, 64)), jnp.ones((2, 100, 16))
+        >>> dx = jax.grad(lambda x: selective_scan(x, dt, -jnp.ones((64, 16)), B, B).sum())(x)
+        >>> dx.shape
+        (2, 100, 64)
+    """
+    y, final_state = _selective_scan(
+        {
+            "x": x,
+            "dt": dt,
+            "A": A,
+            "B": B,
+            "C": C,
+            "D": D,
+            "z": z,
+            "dt_bias": dt_bias,
+            "initial_state": initial_state,
+            "cu_seqlens": cu_seqlens,
+        },
+        {"dt_softplus": dt_softplus, "return_final_state": return_final_state},
+    )
+    return (y, final_state) if return_final_state else y
+
+
+def selective_state_update(
+    state: Float[Array, "S D N"] | Complex[Array, "S D N"],
+    x: Float[Array, "B D"],
+    dt: Float[Array, "B D"],
+    A: Float[Array, "D N"] | Complex[Array, "D N"],
+    B: Float[Array, "B N"] | Complex[Array, "B N"] | Float[Array, "B G N"] | Complex[Array, "B G N"],
+    C: Float[Array, "B N"] | Complex[Array, "B N"] | Float[Array, "B K N"] | Complex[Array, "B K N"],
+    *,
+    D: Float[Array, " D"] | None = None,
+    z: Float[Array, "B D"] | None = None,
+    dt_bias: Float[Array, " D"] | None = None,
+    dt_softplus: bool = False,
+) -> tuple[Float[Array, "B D"], Float[Array, "S D N"] | Complex[Array, "S D N"]]:
+    """One step of `selective_scan`, for generation: (y, the new state). Pure; the state that came in is not changed.
+
+    It is `selective_scan` of one step: it has the bits that the step has in a longer sequence (in JAX without a kernel
+    as far as XLA compiles both alike), and the same gradients. Beside an x in float64 what is float32 here is float64,
+    and complex64 is complex128.
+
+    It is the same call as `retrograd.selective_state_update`, with the same results and errors. On an NVIDIA GPU it
+    launches the same kernels; on a CPU or TPU it is plain JAX. It has derivatives of every order, in reverse and in
+    forward mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and
+    takes more memory.
+
+    Args:
+        state: (B, D, N), float32 (complex64 for complex A): zeros at first, or a final state of `selective_scan`.
+        x: (B, D), float32, bfloat16, float16 or float64.
+        dt: (B, D), like x or float32.
+        A: (D, N), float32, or complex64 as in `selective_scan`; at most 256 states.
+        B: (B, N), or (B, G, N) where channel d uses group d // (D / G); like x or float32, complex64 for complex A.
+        C: like B; the two need not have the same of these forms.
+        D: (D,), float32: a skip from x to y.
+        z: (B, D), like x or float32: a gate.
+        dt_bias: (D,), float32, added to dt.
+        dt_softplus: whether softplus makes delta positive.
+
+    Returns:
+        y (B, D) in the dtype of x, and the new state in the dtype of the old one.
+
+    Raises:
+        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from retrograd.jax import selective_state_update
+        >>> x, B = jnp.ones((2, 64)), jnp.ones((2, 16))
+        >>> y, state = selective_state_update(jnp.zeros((2, 64, 16)), x, x, -jnp.ones((64, 16)), B, B)
+        >>> y.shape, state.shape
+        ((2, 64), (2, 64, 16))
+    """
+    return step_of_selective_scan(
+        _selective_scan,
+        *checked_step(
+            SELECTIVE_STATE_UPDATE,
+            {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias},
+            {"dt_softplus": dt_softplus},
         ),
     )

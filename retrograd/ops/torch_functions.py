@@ -16,12 +16,23 @@ from .causal_conv1d.update import Update as CAUSAL_CONV1D_UPDATE
 from .causal_conv1d.update import update as step_of_causal_conv1d
 from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM
+from .selective_scan.op import OP as SELECTIVE_SCAN
+from .selective_scan.update import Step as SELECTIVE_STATE_UPDATE
+from .selective_scan.update import update as step_of_selective_scan
 
-__all__ = ["causal_conv1d", "causal_conv1d_update", "linear_scan", "rms_norm"]
+__all__ = [
+    "causal_conv1d",
+    "causal_conv1d_update",
+    "linear_scan",
+    "rms_norm",
+    "selective_scan",
+    "selective_state_update",
+]
 
 _rms_norm = bind(RMS_NORM)
 _linear_scan = bind(LINEAR_SCAN)
 _causal_conv1d = bind(CAUSAL_CONV1D)
+_selective_scan = bind(SELECTIVE_SCAN)
 
 
 @overload
@@ -329,5 +340,210 @@ def causal_conv1d_update(
         _causal_conv1d,
         *checked_step(
             CAUSAL_CONV1D_UPDATE, {"x": x, "state": state, "weight": weight, "bias": bias}, {"activation": activation}
+        ),
+    )
+
+
+@overload
+def selective_scan(
+    x: Float[Tensor, "B T D"],
+    dt: Float[Tensor, "B T D"],
+    A: Float[Tensor, "D N"] | Complex[Tensor, "D N"],
+    B: Float[Tensor, "B T N"]
+    | Complex[Tensor, "B T N"]
+    | Float[Tensor, "B T G N"]
+    | Complex[Tensor, "B T G N"]
+    | Float[Tensor, "D N"]
+    | Complex[Tensor, "D N"],
+    C: Float[Tensor, "B T N"]
+    | Complex[Tensor, "B T N"]
+    | Float[Tensor, "B T K N"]
+    | Complex[Tensor, "B T K N"]
+    | Float[Tensor, "D N"]
+    | Complex[Tensor, "D N"],
+    *,
+    D: Float[Tensor, " D"] | None = ...,
+    z: Float[Tensor, "B T D"] | None = ...,
+    dt_bias: Float[Tensor, " D"] | None = ...,
+    initial_state: Float[Tensor, "S D N"] | Complex[Tensor, "S D N"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
+    dt_softplus: bool = ...,
+    return_final_state: Literal[False] = ...,
+) -> Float[Tensor, "B T D"]: ...
+
+
+@overload
+def selective_scan(
+    x: Float[Tensor, "B T D"],
+    dt: Float[Tensor, "B T D"],
+    A: Float[Tensor, "D N"] | Complex[Tensor, "D N"],
+    B: Float[Tensor, "B T N"]
+    | Complex[Tensor, "B T N"]
+    | Float[Tensor, "B T G N"]
+    | Complex[Tensor, "B T G N"]
+    | Float[Tensor, "D N"]
+    | Complex[Tensor, "D N"],
+    C: Float[Tensor, "B T N"]
+    | Complex[Tensor, "B T N"]
+    | Float[Tensor, "B T K N"]
+    | Complex[Tensor, "B T K N"]
+    | Float[Tensor, "D N"]
+    | Complex[Tensor, "D N"],
+    *,
+    D: Float[Tensor, " D"] | None = ...,
+    z: Float[Tensor, "B T D"] | None = ...,
+    dt_bias: Float[Tensor, " D"] | None = ...,
+    initial_state: Float[Tensor, "S D N"] | Complex[Tensor, "S D N"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
+    dt_softplus: bool = ...,
+    return_final_state: Literal[True],
+) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "S D N"] | Complex[Tensor, "S D N"]]: ...
+
+
+def selective_scan(
+    x: Float[Tensor, "B T D"],
+    dt: Float[Tensor, "B T D"],
+    A: Float[Tensor, "D N"] | Complex[Tensor, "D N"],
+    B: Float[Tensor, "B T N"]
+    | Complex[Tensor, "B T N"]
+    | Float[Tensor, "B T G N"]
+    | Complex[Tensor, "B T G N"]
+    | Float[Tensor, "D N"]
+    | Complex[Tensor, "D N"],
+    C: Float[Tensor, "B T N"]
+    | Complex[Tensor, "B T N"]
+    | Float[Tensor, "B T K N"]
+    | Complex[Tensor, "B T K N"]
+    | Float[Tensor, "D N"]
+    | Complex[Tensor, "D N"],
+    *,
+    D: Float[Tensor, " D"] | None = None,
+    z: Float[Tensor, "B T D"] | None = None,
+    dt_bias: Float[Tensor, " D"] | None = None,
+    initial_state: Float[Tensor, "S D N"] | Complex[Tensor, "S D N"] | None = None,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = None,
+    dt_softplus: bool = False,
+    return_final_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Mamba-1's selective state space: a linear recurrence whose step size, input and output depend on the step.
+
+    With delta = softplus(dt + dt_bias), or dt + dt_bias without `dt_softplus`, for every channel::
+
+        h[t] = exp(delta[t] A) h[t - 1] + delta[t] x[t] B[t]        h[-1] = initial_state, or 0
+        y[t] = <C[t], h[t]> + D x[t]
+        out[t] = y[t] silu(z[t])                                    y[t] without z
+
+    The arithmetic and the states are in float32. All gradients are bitwise reproducible; a sequence's results and
+    gradients depend neither on its batch nor on what it is packed with. For its backward pass the forward pass keeps
+    the states of every 2 N-th step, about 2 bytes a channel and step. Gradients of complex arrays follow the
+    framework's convention: JAX's are the conjugates of PyTorch's.
+
+    Args:
+        x: (B, T, D), float32, bfloat16 or float16, any strides: a transposed (B, D, T) is fine. float64 runs on the
+            portable path.
+        dt: (B, T, D), like x or float32.
+        A: (D, N), float32; at most 256 states. With complex64 A, B and C are complex64, the states too, and y = 2 Re
+            <C, h> (without conjugation) as for one of each pair of conjugate states; portable path alone.
+        B: (B, T, N), or (B, T, G, N) where channel d uses group d // (D / G); like x or float32. Or constant in time:
+            (D, N), float32.
+        C: like B; the two need not have the same of these forms.
+        D: (D,), float32: a skip from x to y.
+        z: (B, T, D), like x or float32: a gate.
+        dt_bias: (D,), float32, added to dt.
+        initial_state: (B, D, N), float32 (complex64 for complex A); zeros by default.
+        cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
+            up to cu_seqlens[i + 1]. States are then (S, D, N). Steps outside of every sequence give zeros. The numbers
+            must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them; elsewhere wrong
+            ones give results that mean nothing.
+        dt_softplus: whether softplus makes delta positive.
+        return_final_state: also return the state after the last step.
+
+    Returns:
+        out (B, T, D) in the dtype of x; with `return_final_state`, (out, final_state), the state (B, D, N) in float32
+        (complex64). An empty sequence's final state is its initial state.
+
+    Raises:
+        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+
+    Source: Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces (2023), algorithm 2.
+
+    Example:
+        >>> import torch, retrograd
+        >>> x, dt = torch.randn(2, 100, 64, requires_grad=True), torch.randn(2, 100, 64)
+        >>> A, B, C = -torch.rand(64, 16), torch.randn(2, 100, 16), torch.randn(2, 100, 16)
+        >>> y, state = retrograd.selective_scan(x, dt, A, B, C, dt_softplus=True, return_final_state=True)
+        >>> (y.sum() + state.sum()).backward()
+        >>> x.grad.shape, state.shape
+        (torch.Size([2, 100, 64]), torch.Size([2, 64, 16]))
+    """
+    y, final_state = _selective_scan(
+        {
+            "x": x,
+            "dt": dt,
+            "A": A,
+            "B": B,
+            "C": C,
+            "D": D,
+            "z": z,
+            "dt_bias": dt_bias,
+            "initial_state": initial_state,
+            "cu_seqlens": cu_seqlens,
+        },
+        {"dt_softplus": dt_softplus, "return_final_state": return_final_state},
+    )
+    return (y, final_state) if return_final_state else y  # type: ignore[return-value]
+
+
+def selective_state_update(
+    state: Float[Tensor, "S D N"] | Complex[Tensor, "S D N"],
+    x: Float[Tensor, "B D"],
+    dt: Float[Tensor, "B D"],
+    A: Float[Tensor, "D N"] | Complex[Tensor, "D N"],
+    B: Float[Tensor, "B N"] | Complex[Tensor, "B N"] | Float[Tensor, "B G N"] | Complex[Tensor, "B G N"],
+    C: Float[Tensor, "B N"] | Complex[Tensor, "B N"] | Float[Tensor, "B K N"] | Complex[Tensor, "B K N"],
+    *,
+    D: Float[Tensor, " D"] | None = None,
+    z: Float[Tensor, "B D"] | None = None,
+    dt_bias: Float[Tensor, " D"] | None = None,
+    dt_softplus: bool = False,
+) -> tuple[Float[Tensor, "B D"], Float[Tensor, "S D N"] | Complex[Tensor, "S D N"]]:
+    """One step of `selective_scan`, for generation: (y, the new state). Pure; the state that came in is not changed.
+
+    It is `selective_scan` of one step: it has the bits that the step has in a longer sequence (in JAX without a kernel
+    as far as XLA compiles both alike), and the same gradients. Beside an x in float64 what is float32 here is float64,
+    and complex64 is complex128.
+
+    Args:
+        state: (B, D, N), float32 (complex64 for complex A): zeros at first, or a final state of `selective_scan`.
+        x: (B, D), float32, bfloat16, float16 or float64.
+        dt: (B, D), like x or float32.
+        A: (D, N), float32, or complex64 as in `selective_scan`; at most 256 states.
+        B: (B, N), or (B, G, N) where channel d uses group d // (D / G); like x or float32, complex64 for complex A.
+        C: like B; the two need not have the same of these forms.
+        D: (D,), float32: a skip from x to y.
+        z: (B, D), like x or float32: a gate.
+        dt_bias: (D,), float32, added to dt.
+        dt_softplus: whether softplus makes delta positive.
+
+    Returns:
+        y (B, D) in the dtype of x, and the new state in the dtype of the old one.
+
+    Raises:
+        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+
+    Example:
+        >>> import torch, retrograd
+        >>> state, A = torch.zeros(2, 64, 16), -torch.rand(64, 16)
+        >>> x, dt, B, C = torch.randn(2, 64), torch.randn(2, 64), torch.randn(2, 16), torch.randn(2, 16)
+        >>> y, state = retrograd.selective_state_update(state, x, dt, A, B, C, dt_softplus=True)
+        >>> y.shape, state.shape
+        (torch.Size([2, 64]), torch.Size([2, 64, 16]))
+    """
+    return step_of_selective_scan(
+        _selective_scan,
+        *checked_step(
+            SELECTIVE_STATE_UPDATE,
+            {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias},
+            {"dt_softplus": dt_softplus},
         ),
     )

@@ -98,7 +98,7 @@ def test_the_lines_of_a_known_hazard_reach_shared_memory(known: Known) -> None:
     for file, lines in known.between:
         for line in lines:
             # The lines of walk_back are told as lines of the kernel, whose own are its first and that after its groups.
-            told = file if line in (33, 167) else file.replace("gluon/backward.py", "gluon/walk_back.py")
+            told = file if line in (33, 167) else file.replace("hopper/backward.py", "hopper/walk_back.py")
             text = (sanitizer.ROOT / told).read_text().splitlines()[line - 1]
             groups = rf"^def {known.kernel}\(|^    gl\.warp_specialize\($|^    if cu_seqlens_ptr is not None:$"
             expected = rf"\.(load|store)\(|gl\.sum\(|{groups}"

@@ -136,7 +136,7 @@ def test_a_wrong_option_is_refused_by_its_name(framework: str, function: str, va
         ({"B": torch.ones(6, 4)}, "B has shape (6, 4), expected (batch=2, state=4) or (batch=2, groups, state=4)"),
         ({"x": torch.ones(2, 1, 6)}, "x has shape (2, 1, 6), expected (batch, channels)"),
         ({"A": torch.ones(6, 4).bfloat16()}, "A has dtype bfloat16, expected float32 or complex64"),
-        ({"A": torch.ones(6, 0)}, "A has shape (6, 0), expected (channels=6, state) with 1 to 256 states"),
+        ({"A": torch.ones(6, 0)}, "A has shape (6, 0), expected (channels=6, state=1..256)"),
     ],
 )
 def test_what_is_expected_of_a_step_has_no_time(wrong: dict[str, Tensor], text: str) -> None:

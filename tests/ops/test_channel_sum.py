@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrograd.ops.selective_scan.gluon import channel_sum
+from retrograd.ops.selective_scan.hopper import channel_sum
 
 LANES = np.arange(32)
 QUAD, PLACE = LANES // 4, LANES % 4  # PLACE: in the quad

@@ -1,4 +1,4 @@
-"""How selective_scan's Gluon kernels split time: every step in one span, and none split where the GPU is full."""
+"""How selective_scan's kernels for Hopper split time: every step in one span, and none split where the GPU is full."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from retrograd.core.room import spec_of
 from retrograd.ops.selective_scan.cases import bench
-from retrograd.ops.selective_scan.gluon import spans
-from retrograd.ops.selective_scan.gluon.launches import FORWARD_CHANNELS, backward_channels
-from retrograd.ops.selective_scan.op import OP
-from retrograd.ops.selective_scan.spec import Spec
+from retrograd.ops.selective_scan.hopper import spans
+from retrograd.ops.selective_scan.hopper.launches import channels_of
+from retrograd.ops.selective_scan.op import OP, Spec
 
 
 def spec(batch: int, channels: int, time: int, N: int = 16) -> Spec:
@@ -22,7 +21,7 @@ def spec(batch: int, channels: int, time: int, N: int = 16) -> Spec:
 
 
 def both(call: Spec) -> tuple[spans.Spans, spans.Spans]:
-    return spans.forward(call, FORWARD_CHANNELS), spans.backward(call, backward_channels(call))
+    return spans.forward(call, channels_of(call, "fwd")), spans.backward(call, channels_of(call, "bwd"))
 
 
 @given(st.integers(1, 9), st.sampled_from([64, 768, 1536, 4096]), st.integers(0, 200_000), st.sampled_from([8, 16, 64]))
@@ -32,6 +31,14 @@ def test_spans_cover_every_step_and_begin_where_pieces_do(batch: int, channels: 
         steps = plan.chunks * call.chunk
         assert steps % spans.PIECE == 0
         assert (plan.count - 1) * steps < max(time, 1) <= plan.count * steps
+
+
+@given(st.integers(0, 200_000), st.sampled_from([1, 3, 2**20]))
+def test_other_spans_cover_every_step_too(time: int, pieces: int) -> None:
+    for plan in both(spec(1, 1536, time)):
+        cut = plan.cut(pieces)
+        assert cut.programs == plan.programs
+        assert (cut.count - 1) * cut.chunks * cut.chunk < max(time, 1) <= cut.count * cut.chunks * cut.chunk
 
 
 @pytest.mark.parametrize("time", [100, 2048, 65536])

@@ -31,7 +31,7 @@ def check_arguments(op: Op, tensors: Sequence[Any], options: Sequence[Any]) -> N
     A registered operator would report these in its own words, or take them: 1 for True, a `meta` tensor beside others.
     """
     check_tensors(op.name, dict(zip(op.arguments, tensors, strict=True)), required=1)
-    check_options(op, options)
+    check_options(op.name, op.options, options)
 
 
 def check_tensors(op: str, tensors: Mapping[str, Any], required: int = 0) -> None:
@@ -58,9 +58,11 @@ def check_device(op: str, argument: str, device: torch.device, first: str, its_d
         raise bad_value(op, f"device of {argument}", str(device), f"{its_device}, the device of {first}")
 
 
-def check_options(op: Op, values: Sequence[Any]) -> None:
+def check_options(op: str, kinds: Mapping[str, str], values: Sequence[Any]) -> None:
     """Raise for an option of the wrong type; whether its value can be used is for the op to say."""
-    check_options_of(op.call, dict(zip(op.options, values, strict=True)))
+    for (name, kind), value in zip(kinds.items(), values, strict=True):
+        if kind in OPTION_TYPES:
+            check_option(op, name, concrete(value), kind)
 
 
 def torch_dtype(op: str, option: str, dtype: Any) -> torch.dtype | None:
@@ -93,19 +95,13 @@ def checked_step(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arrays and options of a step of generation; raises ValueError or TypeError for what does not fit together."""
     if torch.compiler.is_compiling():  # this check cannot be traced; that of the op, which comes behind it, can
-        return tensors, options
+        return tensors, given
     check_tensors(call.op, tensors, required=sum(not declared.optional for declared in arguments(call).values()))
     shapes = tuple([None if t is None else (tuple(t.shape), dtype_name(t.dtype)) for t in tensors.values()])
-    check_options_of(call, given)
+    kinds = {name: option.kind for name, option in options(call).items()}
+    check_options(call.op, kinds, tuple(given.values()))
     check_step(call, shapes, tuple(given.values()))
     return tensors, given
-
-
-def check_options_of(call: type[CallSpec], given: Mapping[str, Any]) -> None:
-    """Raise for an option of the wrong type."""
-    for name, option in options(call).items():
-        if option.kind in OPTION_TYPES:
-            check_option(call.op, name, concrete(given[name]), option.kind)
 
 
 def without_gaps(tensor: Any) -> Any:

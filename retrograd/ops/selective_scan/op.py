@@ -1,123 +1,155 @@
-"""selective_scan as both frameworks see it: its arrays and options, its checks, its two passes."""
+"""selective_scan, declared: its arguments, options and results, and what letters cannot say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
-from retrograd.core.arch import Arch
-from retrograd.core.arrays import arrays_of
-from retrograd.core.op import Fold, Layouts, Params, fold
-from retrograd.core.program import Array, Program
-from retrograd.core.xp import Namespace
+from retrograd.core.chunks import places
+from retrograd.core.declaration import Result, boundaries, option, optional, required
+from retrograd.core.dtypes import FLOATS
+from retrograd.core.op import Op
+from retrograd.core.spec import Param, Pass, Size
+from retrograd.core.tiles import power_of_two
 
-from . import portable
-from . import spec as specs
-from .spec import Spec
+from . import hopper, triton
+from .common import D_DOC, DT_BIAS_DOC, DT_SOFTPLUS_DOC, FLOAT_OR_COMPLEX, Common
+from .update import Step
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """The forward pass: y, the final state where it is asked for, and the state that enters every chunk."""
+@dataclass(frozen=True)
+class Spec(Common):
+    """Mamba-1's selective state space: a linear recurrence whose step size, input and output depend on the step.
 
-    spec: Spec
+    With delta = softplus(dt + dt_bias), or dt + dt_bias without `dt_softplus`, for every channel::
+
+        h[t] = exp(delta[t] A) h[t - 1] + delta[t] x[t] B[t]        h[-1] = initial_state, or 0
+        y[t] = <C[t], h[t]> + D x[t]
+        out[t] = y[t] silu(z[t])                                    y[t] without z
+
+    The arithmetic and the states are in float32. All gradients are bitwise reproducible; a sequence's results and
+    gradients depend neither on its batch nor on what it is packed with. For its backward pass the forward pass keeps
+    the states of every 2 N-th step, about 2 bytes a channel and step. Gradients of complex arrays follow the
+    framework's convention: JAX's are the conjugates of PyTorch's.
+    """
+
+    x: Param = required(
+        "B T D",
+        *FLOATS,
+        doc="""(B, T, D), float32, bfloat16 or float16, any strides: a transposed (B, D, T) is fine. float64 runs on
+        the portable path.""",
+    )
+    dt: Param = required("B T D", "x", "compute_dtype", doc="(B, T, D), like x or float32.")
+    A: Param = required(
+        "D N",
+        "compute_dtype",
+        "pair_dtype",
+        kinds=FLOAT_OR_COMPLEX,
+        doc="""(D, N), float32; at most 256 states. With complex64 A, B and C are complex64, the states too, and
+        y = 2 Re <C, h> (without conjugation) as for one of each pair of conjugate states; portable path alone.""",
+    )
+    B: Param = required(
+        "B T N | B T G N | D N",
+        "B_dtypes",
+        kinds=FLOAT_OR_COMPLEX,
+        doc="""(B, T, N), or (B, T, G, N) where channel d uses group d // (D / G); like x or float32. Or constant in
+        time: (D, N), float32.""",
+    )
+    C: Param = required(
+        "B T N | B T K N | D N",
+        "C_dtypes",
+        kinds=FLOAT_OR_COMPLEX,
+        doc="like B; the two need not have the same of these forms.",
+    )
+    D: Param | None = optional("D", "compute_dtype", doc=D_DOC)
+    z: Param | None = optional("B T D", "x", "compute_dtype", doc="(B, T, D), like x or float32: a gate.")
+    dt_bias: Param | None = optional("D", "compute_dtype", doc=DT_BIAS_DOC)
+    initial_state: Param | None = optional(
+        "S D N",
+        "state_dtype",
+        kinds=FLOAT_OR_COMPLEX,
+        doc="(B, D, N), float32 (complex64 for complex A); zeros by default.",
+    )
+    cu_seqlens: Param | None = boundaries("x", "(S, D, N)")
+    dt_softplus: bool = option("bool", False, doc=DT_SOFTPLUS_DOC)
+    return_final_state: bool = option("bool", False, doc="also return the state after the last step.")
+
+    op: ClassVar = "selective_scan"
+    results: ClassVar = (
+        Result("y", "B T D", "x"),
+        Result("final_state", "S D N", "state_dtype", when="return_final_state", kinds=FLOAT_OR_COMPLEX),
+    )
+    # The state that enters every chunk; what lies in places without a chunk has no meaning.
+    kept: ClassVar = (Result("states", "B chunks D N", "state_dtype"),)
+
+    batch = Size("B")
+    time = Size("T")
+    channels = Size("D")
+    N = Size("N")
+    sequences = Size("S")
+
+    RETURNS: ClassVar = """out (B, T, D) in the dtype of x; with `return_final_state`, (out, final_state), the state
+        (B, D, N) in float32 (complex64). An empty sequence's final state is its initial state."""
+    SOURCE: ClassVar = """Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces (2023),
+        algorithm 2."""
+    TORCH_EXAMPLE: ClassVar = """
+        >>> import torch, retrograd
+        >>> x, dt = torch.randn(2, 100, 64, requires_grad=True), torch.randn(2, 100, 64)
+        >>> A, B, C = -torch.rand(64, 16), torch.randn(2, 100, 16), torch.randn(2, 100, 16)
+        >>> y, state = retrograd.selective_scan(x, dt, A, B, C, dt_softplus=True, return_final_state=True)
+        >>> (y.sum() + state.sum()).backward()
+        >>> x.grad.shape, state.shape
+        (torch.Size([2, 100, 64]), torch.Size([2, 64, 16]))
+        """
+    JAX_EXAMPLE: ClassVar = """
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import selective_scan
+        >>> x, dt, B = jnp.ones((2, 100, 64)), jnp.ones((2, 100, 64)), jnp.ones((2, 100, 16))
+        >>> dx = jax.grad(lambda x: selective_scan(x, dt, -jnp.ones((64, 16)), B, B).sum())(x)
+        >>> dx.shape
+        (2, 100, 64)
+        """
+
+    def constant(self, name: str) -> bool:
+        """Whether B or C is the same at all steps: (D, N)."""
+        return len(self.matrix(name).shape) == 2
+
+    def groups(self, name: str) -> int:
+        """Groups of channels that share B or C at a step; 1 where it is constant in time."""
+        shape = self.matrix(name).shape
+        return shape[2] if len(shape) == 4 else 1
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """The arguments that are there."""
-        return tuple(self.spec.arrays())
+    def chunk(self) -> int:
+        """Steps between two states that the forward pass keeps: as few as 2 bytes a channel and step allow."""
+        numbers = self.N * (2 if self.complex else 1)
+        return max(16, min(128, 2 * power_of_two(numbers)))
 
     @property
-    def outputs(self) -> tuple[Array, ...]:
-        """y, final_state, states."""
-        spec = self.spec
-        final = spec.state if spec.return_final_state else None
-        return arrays_of({}, y=spec.x, final_state=final, states=spec.kept)
-
-    def program(self, layouts: Layouts, arch: Arch) -> Program | None:
-        """The kernels; None for dtypes that they do not take."""
-        from . import schedule
-
-        if not specs.takes_kernels(self.spec):
-            return None
-        return schedule.forward(self.spec, self.inputs, self.outputs, layouts, arch)
-
-    def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The same without a kernel."""
-        return portable.forward(xp, self.spec, arrays)
-
-
-@dataclass(frozen=True, slots=True)
-class Backward:
-    """The backward pass: the gradients of the arguments `wanted`."""
-
-    spec: Spec
-    wanted: frozenset[str]
+    def chunks(self) -> int:
+        """Places for kept states in a row."""
+        return places(self, self.chunk)
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """The gradients of the results, the arguments and the kept states, which hold the initial one for kernels."""
-        results = ("dy", "dfinal_state") if self.spec.return_final_state else ("dy",)
-        return (*results, *self.spec.arrays(), "states")
+    def state(self) -> Param:
+        """The state of every sequence."""
+        return self.param("S D N", "state_dtype")
 
-    @property
-    def outputs(self) -> tuple[Array, ...]:
-        """The gradients wanted of the arguments that are there."""
-        given = self.spec.arrays().items()
-        return arrays_of({}, **{f"d{name}": param for name, param in given if name in self.wanted})
+    def bytes_moved(self, which: Pass) -> int:
+        """The fewest bytes a pass moves; kernels of the backward pass find the initial state among those kept."""
+        unread = self.initial_state if which == "bwd" else None
+        return Common.bytes_moved(self, which) - (unread.nbytes if unread else 0)
 
-    def program(self, layouts: Layouts, arch: Arch) -> Program | None:
-        """The kernels; None for dtypes that they do not take."""
-        from . import schedule
+    def flops(self, which: Pass) -> int:
+        """Multiplications and additions of a pass, real ones; exponentials are counted apart."""
+        steps = self.batch * self.time * self.channels
+        per_state, per_step = (6, 10) if which == "fwd" else (18, 20)
+        return steps * (per_state * self.N * (4 if self.complex else 1) + per_step)
 
-        if not specs.takes_kernels(self.spec):
-            return None
-        return schedule.backward(self.spec, self.inputs, self.outputs, layouts, arch)
-
-    def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The same without a kernel."""
-        return portable.backward(xp, self.spec, arrays)
-
-    def recomputed(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The states."""
-        return {"states": portable.forward(xp, self.spec, arrays)["states"]}
+    def exps(self, which: Pass) -> int:
+        """Exponentials that a pass cannot do without: one a state and step, one each for softplus and gate."""
+        steps = self.batch * self.time * self.channels
+        return steps * (self.N + self.dt_softplus + (self.z is not None))
 
 
-BATCHED = ("x", "dt", "z", "initial_state", "y", "final_state", "states")
-
-
-class SelectiveScan:
-    """The op."""
-
-    name = specs.OP
-    arguments: tuple[str, ...] = specs.ARGUMENTS
-    indices: Mapping[str, Callable[[Spec], int]] = {"cu_seqlens": lambda spec: spec.time}
-    options: Mapping[str, str] = {"dt_softplus": "bool", "return_final_state": "bool"}
-    results: tuple[str, ...] = ("y", "final_state")
-    kept: tuple[str, ...] = ("states",)
-    whole: Mapping[str, Any] = {}
-
-    def spec(self, params: Params, options: Mapping[str, Any]) -> Spec:
-        """Check a call. Raises ValueError or TypeError."""
-        return Spec.of(params, options)
-
-    def forward(self, spec: Spec) -> Forward:
-        """The forward pass."""
-        return Forward(spec)
-
-    def backward(self, spec: Spec, wanted: frozenset[str]) -> Backward:
-        """The backward pass."""
-        return Backward(spec, wanted.difference(self.indices))
-
-    def same_gradient(self, spec: Spec) -> Mapping[str, str]:
-        """Each argument has its own."""
-        return {}
-
-    def folds(self, spec: Spec, size: int) -> Iterator[Fold]:
-        """The calls as more rows."""
-        own = [name for name in "BC" if not spec.constant(name)]
-        yield fold(self, spec, dict.fromkeys((*own, *BATCHED), 0), size)
-
-
-OP = SelectiveScan()
+OP = Op(Spec, __package__, (hopper.IMPLEMENTATION, triton.IMPLEMENTATION), update=Step)

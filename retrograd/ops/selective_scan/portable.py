@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from retrograd.core.chunks import Geometry, Rows, cut_time
+from retrograd.core.spec import Param
 from retrograd.core.xp import Namespace
 
-from .spec import Spec
+from .op import Spec
 
 Arrays = Mapping[str, Any]
 BLOCK = 32  # steps of a block, at most; a chunk is a whole number of blocks
@@ -46,10 +47,15 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     return {name: xp.dense(array) for name, array in made.items()}
 
 
-def backward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
+def recomputed(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
+    """The states."""
+    return {"states": forward(xp, spec, arrays)["states"]}
+
+
+def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) -> dict[str, Any]:
     """Every gradient by name; the formulas are in README.md."""
     if 0 in spec.x.shape:
-        return _gradients_without_steps(xp, spec, arrays)
+        return _gradients_without_steps(xp, spec, arrays, wanted)
     x, delta, slope = _inputs(xp, spec, arrays)
     time = _cut_time(xp, spec, arrays)
     maths = _Maths(xp, spec, arrays, time)
@@ -72,10 +78,10 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     (first, dA, *constants), made = xp.scan(
         chunk, (time.final_gradient, *maths.no_sums()), (*time.ends, entering, *cut), True
     )
-    y, dxB, ddelta, *matrices = (time.join(array) for array in made[: 3 + len(varying)])
+    y, gB, ddelta, *matrices = (time.join(array) for array in made[: 3 + len(varying)])
 
     draw = ddelta if slope is None else time.clear(ddelta * slope)
-    dx = dxB * delta if spec.D is None else dxB * delta + arrays["D"] * dy
+    dx = gB * delta if spec.D is None else gB * delta + arrays["D"] * dy
     gradients = {"dx": time.clear(dx), "ddt": draw, "dA": xp.moveaxis(dA, 0, 1)}
     for name in ("B", "C"):
         if spec.constant(name):
@@ -96,26 +102,29 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
 
 def _as_arguments(xp: Namespace, spec: Spec, gradients: Mapping[str, Any]) -> dict[str, Any]:
     """Gradients in the dtypes of the arguments."""
-    dtypes = {f"d{name}": param.dtype for name, param in spec.arrays().items()}
-    return {name: xp.dense(xp.astype(array, dtypes[name])) for name, array in gradients.items()}
+    return {name: xp.dense(xp.astype(gradients[name], param.dtype)) for name, param in spec.params(gradients).items()}
 
 
 def _without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     """The outputs where x is empty: each state stays as it is."""
-    made = {"y": arrays["x"], "states": xp.zeros(arrays["x"], spec.kept.shape, spec.state_dtype)}
-    if spec.return_final_state:
-        zeros = xp.zeros(arrays["x"], spec.state.shape, spec.state_dtype)
-        made["final_state"] = arrays["initial_state"] if spec.initial_state is not None else zeros
+    made = {name: _zeros(xp, arrays, param) for name, param in spec.params(spec.computes()).items()} | {
+        "y": arrays["x"]
+    }
+    if spec.return_final_state and spec.initial_state is not None:
+        made["final_state"] = arrays["initial_state"]
     return made
 
 
-def _gradients_without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
+def _gradients_without_steps(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) -> dict[str, Any]:
     """As `_without_steps`: the gradient of a final state is that of the initial one, all others are zero."""
-    given = {name: param for name, param in spec.arrays().items() if name != "cu_seqlens"}
-    gradients = {f"d{name}": xp.zeros(arrays["x"], param.shape, param.dtype) for name, param in given.items()}
-    if spec.initial_state is not None and spec.return_final_state:
-        gradients["dinitial_state"] = arrays["dfinal_state"]
-    return gradients
+    made = {name: _zeros(xp, arrays, param) for name, param in spec.params(spec.makes(wanted)).items()}
+    if spec.return_final_state and "dinitial_state" in made:
+        made["dinitial_state"] = arrays["dfinal_state"]
+    return made
+
+
+def _zeros(xp: Namespace, arrays: Arrays, param: Param) -> Any:
+    return xp.zeros(arrays["x"], param.shape, param.dtype)
 
 
 def _cut_time(xp: Namespace, spec: Spec, arrays: Arrays) -> Rows:
@@ -192,16 +201,16 @@ class _Maths:
         shape = (*product.shape[:3], groups, self.spec.channels // groups)
         return self.xp.moveaxis(self.xp.sum(self.xp.reshape(product * factor[:, :, None], shape), -1), -1, -2)
 
-    def _states(self, h: Any, delta: Any, dxs: Any, B: Any) -> tuple[Any, Any]:
+    def _states(self, h: Any, delta: Any, du: Any, B: Any) -> tuple[Any, Any]:
         """The decays of a block, and its states: the one that enters, then one after each step."""
         decay = self.xp.exp(delta[:, :, None] * self.A)
-        return decay, self.xp.recurrence(decay, dxs[:, :, None] * B, h, False)
+        return decay, self.xp.recurrence(decay, du[:, :, None] * B, h, False)
 
     def forward(self, carry: Any, given: Any) -> Any:
         """The state moves on by a block; makes y."""
-        delta, dxs, *matrices = given
+        delta, du, *matrices = given
         B, C, _ = self.matrices(matrices)
-        _, states = self._states(carry[0], delta, dxs, B)
+        _, states = self._states(carry[0], delta, du, B)
         y = self.xp.sum(self.xp.multiply(C, states[1:]), -2)
         return (states[-1],), (2 * y.real if self.spec.complex else y,)
 
@@ -209,18 +218,18 @@ class _Maths:
         """The state moves on by a block; makes the state that enters it."""
         if self.block == self.steps:
             return carry, (carry[0],)
-        delta, dxs, *matrices = given
+        delta, du, *matrices = given
         B, _, _ = self.matrices(matrices)
-        _, states = self._states(carry[0], delta, dxs, B)
+        _, states = self._states(carry[0], delta, du, B)
         return (states[-1],), (carry[0],)
 
     def backward(self, carry: Any, given: Any) -> Any:
         """The gradient of the state moves back by a block; makes y and what the block's inputs need."""
         xp, A = self.xp, self.A
         g, dA, *constants = carry
-        h, delta, dxs, *rest = given
+        h, delta, du, *rest = given
         B, C, (x, dy) = self.matrices(rest)
-        decay, states = self._states(h, delta, dxs, B)
+        decay, states = self._states(h, delta, du, B)
         y = xp.sum(xp.multiply(C, states[1:]), -2)
         if self.spec.complex:
             y, dy = 2 * y.real, 2 * dy
@@ -233,11 +242,11 @@ class _Maths:
         gs = dyC + passed[1:]
         dlog = xp.multiply(passed[:-1], states[:-1])  # the gradient of delta A
         dA = dA + xp.sum(dlog * delta[:, :, None], (0, 1))
-        dxB, ddelta = (_real(xp.sum(xp.multiply(a, b), -2)) for a, b in ((gs, B), (dlog, A)))
-        made = [y, dxB, ddelta + dxB * x]
+        gB, ddelta = (_real(xp.sum(xp.multiply(a, b), -2)) for a, b in ((gs, B), (dlog, A)))
+        made = [y, gB, ddelta + gB * x]
         left = iter(constants)
         sums = []
-        for name, product, factor in (("B", gs, dxs), ("C", states[1:], dy)):
+        for name, product, factor in (("B", gs, du), ("C", states[1:], dy)):
             if name in self.constants:
                 sums.append(next(left) + xp.sum(product * factor[:, :, None], (0, 1)))
             else:

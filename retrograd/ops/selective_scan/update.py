@@ -1,21 +1,93 @@
-"""One step of generation, for both frameworks: a sequence of one step, so that it has the bits of a longer one."""
+"""One step of generation, declared: a sequence of one step, so that it has the bits of a longer one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from .spec import ARGUMENTS
+from retrograd.core.declaration import Result, option, optional, required
+from retrograd.core.dtypes import FLOATS
+from retrograd.core.spec import Param
+
+from .common import D_DOC, DT_BIAS_DOC, DT_SOFTPLUS_DOC, FLOAT_OR_COMPLEX, Common
 
 OF_STEPS = ("x", "dt", "B", "C", "z")
 
 
-def update(call: Callable[..., Any], arrays: Mapping[str, Any], dt_softplus: bool) -> tuple[Any, Any]:
+@dataclass(frozen=True)
+class Step(Common):
+    """One step of `selective_scan`, for generation: (y, the new state). Pure; the state that came in is not changed.
+
+    It is `selective_scan` of one step: it has the bits that the step has in a longer sequence (in JAX without a kernel
+    as far as XLA compiles both alike), and the same gradients. Beside an x in float64 what is float32 here is float64,
+    and complex64 is complex128.
+    """
+
+    state: Param = required(
+        "S D N",
+        "state_dtype",
+        kinds=FLOAT_OR_COMPLEX,
+        doc="""(B, D, N), float32 (complex64 for complex A): zeros at first, or a final state of
+        `selective_scan`.""",
+    )
+    x: Param = required("B D", *FLOATS, doc="(B, D), float32, bfloat16, float16 or float64.")
+    dt: Param = required("B D", "x", "compute_dtype", doc="(B, D), like x or float32.")
+    A: Param = required(
+        "D N",
+        "compute_dtype",
+        "pair_dtype",
+        kinds=FLOAT_OR_COMPLEX,
+        doc="(D, N), float32, or complex64 as in `selective_scan`; at most 256 states.",
+    )
+    B: Param = required(
+        "B N | B G N",
+        "B_dtypes",
+        kinds=FLOAT_OR_COMPLEX,
+        doc="""(B, N), or (B, G, N) where channel d uses group d // (D / G); like x or float32, complex64 for
+        complex A.""",
+    )
+    C: Param = required(
+        "B N | B K N",
+        "C_dtypes",
+        kinds=FLOAT_OR_COMPLEX,
+        doc="like B; the two need not have the same of these forms.",
+    )
+    D: Param | None = optional("D", "compute_dtype", doc=D_DOC)
+    z: Param | None = optional("B D", "x", "compute_dtype", doc="(B, D), like x or float32: a gate.")
+    dt_bias: Param | None = optional("D", "compute_dtype", doc=DT_BIAS_DOC)
+    dt_softplus: bool = option("bool", False, doc=DT_SOFTPLUS_DOC)
+
+    op: ClassVar = "selective_state_update"
+    results: ClassVar = (
+        Result("y", "B D", "x"),
+        Result("new_state", "S D N", "state_dtype", kinds=FLOAT_OR_COMPLEX),
+    )
+
+    RETURNS: ClassVar = "y (B, D) in the dtype of x, and the new state in the dtype of the old one."
+    TORCH_EXAMPLE: ClassVar = """
+        >>> import torch, retrograd
+        >>> state, A = torch.zeros(2, 64, 16), -torch.rand(64, 16)
+        >>> x, dt, B, C = torch.randn(2, 64), torch.randn(2, 64), torch.randn(2, 16), torch.randn(2, 16)
+        >>> y, state = retrograd.selective_state_update(state, x, dt, A, B, C, dt_softplus=True)
+        >>> y.shape, state.shape
+        (torch.Size([2, 64]), torch.Size([2, 64, 16]))
+        """
+    JAX_EXAMPLE: ClassVar = """
+        >>> import jax.numpy as jnp
+        >>> from retrograd.jax import selective_state_update
+        >>> x, B = jnp.ones((2, 64)), jnp.ones((2, 16))
+        >>> y, state = selective_state_update(jnp.zeros((2, 64, 16)), x, x, -jnp.ones((64, 16)), B, B)
+        >>> y.shape, state.shape
+        ((2, 64), (2, 64, 16))
+        """
+
+
+def update(call: Callable[..., Any], arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, Any]:
     """(y, the new state) of a framework's `bind(OP)`, from checked arrays without a dimension of time."""
-    given = dict(arrays)
-    for name in OF_STEPS:
-        if given[name] is not None:
-            given[name] = given[name][:, None]
-    given["initial_state"] = given.pop("state")
-    y, state = call(tuple(given.get(name) for name in ARGUMENTS), (dt_softplus, True))
+    given = {
+        name: array[:, None] if name in OF_STEPS and array is not None else array for name, array in arrays.items()
+    }
+    state = given.pop("state")
+    y, state = call({**given, "initial_state": state, "cu_seqlens": None}, {**options, "return_final_state": True})
     return y[:, 0], state

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from retrograd.core.arch import Arch
 from retrograd.core.tiles import power_of_two
 
-from .spec import Spec
+from ..op import Spec
 
 # States that a thread holds: more of them mean fewer sums across threads, and more registers.
 FORWARD_STATES = 16

@@ -7,9 +7,9 @@ the time, never the bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..spec import Spec
+from ..op import Spec
 
 PIECE = 128  # steps whose dA, dD and ddt_bias leave as one partial sum; the longest chunk, a multiple of the others
 # Programs that an H200 runs at once. Other GPUs are near enough.
@@ -29,24 +29,39 @@ class Spans:
 
     Attributes:
         programs: what all sequences would take, walked whole.
-        chunks: of a span.
-        count: spans of a sequence; of the longest there may be, where sequences are packed.
+        time: steps of a sequence; of the longest there may be, where sequences are packed.
+        chunk: steps between states that are kept.
+        pieces: of a span.
     """
 
     programs: int
-    chunks: int
-    count: int
+    time: int
+    chunk: int
+    pieces: int
+
+    @property
+    def chunks(self) -> int:
+        """Of a span."""
+        return self.pieces * (PIECE // self.chunk)
+
+    @property
+    def count(self) -> int:
+        """Spans of a sequence."""
+        return max(1, -(-self.time // (self.pieces * PIECE)))
 
     @property
     def scalars(self) -> dict[str, int]:
         """As kernels take it."""
         return {"span": self.chunks, "spans": self.count}
 
+    def cut(self, pieces: int) -> Spans:
+        """Spans of so many pieces instead."""
+        return replace(self, pieces=pieces)
+
 
 def spans(spec: Spec, channels: int, pieces: int) -> Spans:
     """Spans of so many pieces, walked by programs of so many channels."""
-    count = max(1, -(-spec.time // (pieces * PIECE)))
-    return Spans(spec.sequences * (spec.channels // channels), pieces * (PIECE // spec.chunk), count)
+    return Spans(spec.sequences * (spec.channels // channels), spec.time, spec.chunk, pieces)
 
 
 def forward(spec: Spec, channels: int) -> Spans:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from retrograd.core.arch import KIB, Arch
-from retrograd.core.arrays import pointers_to, strides_of
-from retrograd.core.dtypes import BYTES
-from retrograd.core.op import Layouts, Param
-from retrograd.core.program import Array, Launch
-from retrograd.core.rows import Layout, Strides, dense, is_dense
+from retrograd.core.arrays import pointers_to, read_in_place, strides_of
+from retrograd.core.chunks import places
+from retrograd.core.dtypes import BYTES, KERNEL_FLOATS
+from retrograd.core.program import Array, Launch, Program
+from retrograd.core.rows import Layout, Layouts, Strides, dense, is_dense
+from retrograd.core.spec import Param, Pass
 
-from ..spec import Spec
+from ..op import Spec
+from ..passes import FP32, Unfinished
 from . import spans
 from .backward import backward_scan
 from .forward import forward_scan
+from .spans import Spans
 from .walk import walk
 
 FORWARD = "x dt A B C D z dt_bias initial_state cu_seqlens entering y final_state states"
@@ -42,31 +45,32 @@ WALK_STAGES = 6
 LARGE_SHARED = 227 * KIB  # that of data-centre chips since Hopper; on older ones these kernels were never run
 
 
-def takes_forward(spec: Spec, arch: Arch) -> bool:
-    """Whether the forward kernel is for this call."""
-    return _suits(spec, arch, FORWARD_CHANNELS)
-
-
-def takes_backward(spec: Spec, arch: Arch) -> bool:
-    """Whether the backward kernel is for this call."""
-    return spec.N in STATES and _suits(spec, arch, backward_channels(spec))
-
-
-def _suits(spec: Spec, arch: Arch, channels: int) -> bool:
+def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
     """Whether copies of 16 bytes, and 32 bits of them, reach everything, and a program's channels share B and C.
 
     The layout has no say: kernels of two kinds would give a row other bits.
     """
     if arch.backend != "cuda" or arch.shared_memory < LARGE_SHARED or spec.N not in STATES:
         return False
-    if spec.complex or spec.constant("B") or spec.constant("C"):
+    if spec.x.dtype not in KERNEL_FLOATS or spec.complex or spec.constant("B") or spec.constant("C"):
         return False
+    channels = channels_of(spec, which)
     if not spec.channels or any(spec.channels // spec.groups(name) % channels for name in "BC"):
         return False
-    params = spec.arrays()
+    params = spec.params(spec.arguments)
     if any(params[name].dtype != spec.x.dtype for name in ROWS if name in params):
         return False
     return all(_reaches(name, param, dense(param.shape)) for name, param in params.items())
+
+
+def channels_of(spec: Spec, which: Pass) -> int:
+    """Channels of a program."""
+    return FORWARD_CHANNELS if which == "fwd" else BACKWARD_STATES // spec.N
+
+
+def planned(spec: Spec, arch: Arch, which: Pass) -> Spans:
+    """The spans."""
+    return (spans.forward if which == "fwd" else spans.backward)(spec, channels_of(spec, which))
 
 
 def in_place(name: str, param: Param, layout: Layout) -> bool:
@@ -86,17 +90,15 @@ def _reaches(name: str, param: Param, strides: Strides) -> bool:
     return param.shape[1] * strides[1] // unit < 2**31
 
 
-def forward_scratch(spec: Spec) -> Array:
-    """What enters the spans of a sequence, but for the first."""
-    count = spans.forward(spec, FORWARD_CHANNELS).count - 1
-    return Array("entering", (spec.sequences, count, spec.channels, spec.N), "float32")
-
-
-def forward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch) -> tuple[Launch, ...]:
-    """y, final_state and states."""
+def forward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Spans
+) -> Program:
+    """The arguments -> y, final_state, states."""
+    inputs, layouts = read_in_place(spec.params(names), layouts, in_place)
+    scratch = (_between(spec, "entering", plan),)
+    arrays = inputs + outputs + scratch
     states = 8 if spec.N <= 16 else 16  # a thread's; more mean fewer sums across threads, and fewer threads
     warps = FORWARD_CHANNELS * spec.N // (32 * states)
-    plan = spans.forward(spec, FORWARD_CHANNELS)
     scan = Launch(
         forward_scan,
         grid=plan.programs * plan.count,
@@ -116,24 +118,18 @@ def forward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, ar
         overlap=arch.overlaps_launches,
     )
     ahead = (_walk(spec, arrays, layouts, arch, plan, back=False),)
-    return (*(ahead if plan.count > 1 else ()), scan)
+    return Program(inputs, outputs, scratch, (*(ahead if plan.count > 1 else ()), scan))
 
 
-def backward_channels(spec: Spec) -> int:
-    """Channels of a backward program."""
-    return BACKWARD_STATES // spec.N
-
-
-def backward_scratch(spec: Spec) -> Array:
-    """The gradient of the state that leaves a span, of all spans but the last."""
-    count = spans.backward(spec, backward_channels(spec)).count - 1
-    return Array("leaving", (spec.sequences, count, spec.channels, spec.N), "float32")
-
-
-def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch) -> tuple[Launch, ...]:
-    """Gradients, and sums over channels or a piece of a sequence."""
-    channels = backward_channels(spec)
-    plan = spans.backward(spec, channels)
+def backward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Spans
+) -> Program:
+    """The gradients of the results, the arguments, states -> the gradients wanted."""
+    inputs, layouts = read_in_place(spec.params(names), layouts, in_place)
+    channels = channels_of(spec, "bwd")
+    unfinished = Unfinished(spec, outputs, spec.channels // channels, spec.batch * places(spec, spans.PIECE))
+    scratch = (_between(spec, "leaving", plan), *unfinished.scratch)
+    arrays = inputs + outputs + scratch
     scan = Launch(
         backward_scan,
         grid=plan.programs * plan.count,
@@ -146,7 +142,7 @@ def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, a
             "PIECE": spans.PIECE,
             "MIDDLE": spec.N <= 32,  # more states and longer chunks leave no shared memory for it
             "SOFTPLUS": spec.dt_softplus,
-            "SPLIT": spec.x.dtype == "float32" or spec.B.dtype == "float32" or spec.C.dtype == "float32",
+            "SPLIT": spec.x.dtype == FP32 or spec.B.dtype == FP32 or spec.C.dtype == FP32,
             "WARPS": BACKWARD_WARPS,
             "MAKE_REGISTERS": MAKE_REGISTERS_64 if spec.N == 64 else MAKE_REGISTERS,
             "FINISH_REGISTERS": FINISH_REGISTERS,
@@ -155,7 +151,14 @@ def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, a
         max_registers=REGISTERS,
     )
     ahead = (_walk(spec, arrays, layouts, arch, plan, back=True),)
-    return (*(ahead if plan.count > 1 else ()), scan)
+    launches = (*(ahead if plan.count > 1 else ()), scan, *unfinished.launches(arch))
+    return Program(inputs, outputs, scratch, launches)
+
+
+def _between(spec: Spec, name: str, plan: Spans) -> Array:
+    """A state for each two spans that follow each other: what enters the later, or the gradient of what leaves the
+    earlier."""
+    return Array(name, (spec.sequences, plan.count - 1, spec.channels, spec.N), FP32)
 
 
 def _walk(
@@ -163,7 +166,7 @@ def _walk(
     arrays: tuple[Array, ...],
     layouts: Layouts,
     arch: Arch,
-    plan: spans.Spans,
+    plan: Spans,
     *,
     back: bool,
 ) -> Launch:
@@ -213,7 +216,7 @@ def _walk(
 
 
 def _geometry(spec: Spec, layouts: Layouts, rows: tuple[str, ...], matrices: str) -> dict[str, int | tuple[int, ...]]:
-    params: dict[str, Param] = {**spec.arrays(), "dy": spec.x}
+    params = spec.params((*spec.arguments, "dy"))
     strides = {name: strides_of(name, param.shape, layouts) for name, param in params.items()}
     unit = 16 // BYTES[spec.x.dtype]
     scalars: dict[str, int | tuple[int, ...]] = {

@@ -1,0 +1,23 @@
+"""selective_scan in Gluon, for NVIDIA GPUs since Hopper, where who holds which state decides the speed."""
+
+from retrograd.core.implementation import Implementation
+
+IMPLEMENTATION = Implementation(
+    __package__,
+    takes=frozenset(
+        [
+            "x",
+            "dt",
+            "A",
+            "B",
+            "C",
+            "D",
+            "z",
+            "dt_bias",
+            "initial_state",
+            "cu_seqlens",
+            "dt_softplus",
+            "return_final_state",
+        ]
+    ),
+)
