@@ -16,6 +16,11 @@ from .spec import CallSpec, Pass
 Replan = Callable[[Any], Any]
 
 
+def names(text: str) -> frozenset[str]:
+    """The names in a text, with spaces between them."""
+    return frozenset(text.split())
+
+
 @dataclass(frozen=True)
 class Implementation:
     """Kernels for some of an op's calls.

@@ -236,24 +236,7 @@ def _size(letter: str, spec: Any) -> int:
 
 def differentiable(op: Op) -> frozenset[str]:
     """The arguments that have a gradient."""
-    return with_gradients(op.call) if isinstance(op, Op) else frozenset(op.arguments).difference(op.indices)
-
-
-def fold(op: Any, spec: Any, axes: Mapping[str, int | None], size: int, **options: Any) -> Fold:
-    """Transitional."""
-
-    def folded(name: str) -> Param | None:
-        param: Param | None = getattr(spec, name)
-        if param is None or name not in axes:
-            return param
-        axis, shape = axes[name], param.shape
-        if axis is None:
-            return replace(param, shape=(size, *shape))
-        return replace(param, shape=(*shape[:axis], size * shape[axis], *shape[axis + 1 :]))
-
-    theirs = {name: getattr(spec, name) for name in op.options}
-    gradients = {f"d{name}": axis for name, axis in axes.items()}
-    return Fold(op.spec({name: folded(name) for name in op.arguments}, theirs | options), gradients | dict(axes))
+    return with_gradients(op.call)
 
 
 def gradients_of_results(op: Op) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ which second derivatives are made of, are those of their portable formulas.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -25,22 +25,20 @@ Arrays = Sequence[Any]
 Results = tuple[Any, ...]  # one for each of the op's results, None where it is not there
 
 
-def bind(op: Op) -> Callable[[Arrays, Sequence[Any]], Results]:
-    """The function from an op's arrays and options, each in the op's order, to its results.
+@cache
+def bind(op: Op) -> Callable[[dict[str, Any], dict[str, Any]], Results]:
+    """The function from an op's arrays and options, by name and each in the op's order, to its results.
 
     It has derivatives of every order, in reverse and in forward mode. What the backward pass keeps beside its inputs is
     named `<op>_<array>` for `jax.checkpoint` policies.
     """
     derived = _derived(op)
 
-    def call(arrays: Any, options: Any) -> Results:
-        arguments = arrays if isinstance(arrays, dict) else dict(zip(op.arguments, arrays, strict=True))
-        given = arrays_of(op.name, arguments)
-        spec = op.spec(
-            params_of(given), options if isinstance(options, dict) else dict(zip(op.options, options, strict=True))
-        )
-        check_numbers(op, spec, arguments)
-        results: Results = by_rows(op, spec, given, alike)
+    def call(arrays: dict[str, Any], options: dict[str, Any]) -> Results:
+        checked = arrays_of(op.name, arrays)
+        spec = op.spec(params_of(checked), options)
+        check_numbers(op, spec, arrays)
+        results: Results = by_rows(op, spec, checked, alike)
         return results
 
     def alike(spec: Any, *arrays: Any) -> Results:

@@ -45,10 +45,9 @@ def _bound(op: Op, operators: Operators) -> Call:
     count = len(op.results)
     numbers = [place for place, name in enumerate(op.arguments) if name in op.indices]
 
-    def call(arrays: Any, given: Any) -> Results:
-        named = isinstance(arrays, dict)
-        tensors: Tensors = tuple(arrays.values()) if named else arrays
-        options: Options = tuple(given.values()) if named else given
+    def call(arrays: dict[str, Any], settings: dict[str, Any]) -> Results:
+        tensors: Tensors = tuple(arrays.values())
+        options: Options = tuple(settings.values())
         for place in numbers:  # a few numbers are sooner copied than reached by strides
             if tensors[place] is not None:
                 tensors = (*tensors[:place], without_gaps(tensors[place]), *tensors[place + 1 :])

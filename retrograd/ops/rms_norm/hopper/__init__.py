@@ -1,7 +1,5 @@
 """rms_norm in Gluon: long rows that stream through shared memory."""
 
-from retrograd.core.implementation import Implementation
+from retrograd.core.implementation import Implementation, names
 
-IMPLEMENTATION = Implementation(
-    __package__, takes=frozenset(["x", "weight", "eps", "weight_offset", "group_size", "prenorm", "out_dtype"])
-)
+IMPLEMENTATION = Implementation(__package__, takes=names("x weight eps weight_offset group_size prenorm out_dtype"))
