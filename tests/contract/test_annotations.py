@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from beartype import beartype
 from jaxtyping import TypeCheckError, jaxtyped
 
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.ops.rooms import room, rooms
 from retrograd.testing.draw import draw, options
+
+beartype = pytest.importorskip("beartype").beartype  # a GPU machine may not have it
 
 EACH_ROOM = pytest.mark.parametrize("room", rooms(), ids=lambda room: room.name)
 
