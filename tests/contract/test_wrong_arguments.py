@@ -12,16 +12,12 @@ from torch import Tensor
 
 from retrograd.core.op import Op
 from retrograd.core.room import Room
-from retrograd.ops.causal_conv1d.op import OP as CONV
-from retrograd.ops.linear_scan.op import OP as LINEAR
-from retrograd.ops.rms_norm.op import OP as NORM
+from retrograd.ops.functions import ops
 from retrograd.ops.rooms import room, rooms
-from retrograd.ops.selective_scan.op import OP as SCAN
-from retrograd.ops.ssd.op import OP as SSD
 from retrograd.testing.draw import draw, options
 from retrograd.testing.integration import PassThrough
 
-OPS: dict[str, Op] = {op.name: op for op in (CONV, LINEAR, NORM, SCAN, SSD)}
+OPS: dict[str, Op] = {op.name: op for op in ops()}
 FIRST_CASE = {
     "rms_norm": "plain_fp32",
     "linear_scan": "states",
