@@ -51,21 +51,24 @@ def source(face: Face) -> str:
         f'"""The public functions for {framework}: written by `make functions` from `ops/*/op.py`, not by hand."""',
         "from __future__ import annotations",
         IMPORTS[face],
-        "\n".join(_imports(op) for op in ops()),
+        "\n".join(_imports(op, face) for op in ops()),
         "\n".join(f"_{op.name} = bind({op.name.upper()})" for op in ops()),
     ]
     for op in ops():
         parts.append(function(op, face))
         if op.update is not None:
             parts.append(update(op, op.update, face))
-    names = [name for op in ops() for name in (op.name, *([op.update.op] if op.update else []))]
+    names = [name for op in ops() for name in (op.name, *([op.update.op] if op.update else []), *op.extra)]
     parts.insert(4, f"__all__ = {sorted(names)!r}")
     return "\n\n".join(parts) + "\n"
 
 
-def _imports(op: Op) -> str:
+def _imports(op: Op, face: Face) -> str:
     lines = [f"from .{op.name}.op import OP as {op.name.upper()}"]
     if op.update is not None:
         lines.append(f"from .{op.name}.update import {op.update.__name__} as {op.update.op.upper()}")
         lines.append(f"from .{op.name}.update import update as step_of_{op.name}")
+    if op.extra:
+        framework = "torch" if face is TORCH else "jax"
+        lines.append(f"from .{op.name}.{framework}_generation import {', '.join(op.extra)}")
     return "\n".join(lines)

@@ -1,3 +1,3 @@
 """The ops, by name; a new one is added here."""
 
-NAMES = ("rms_norm",)
+NAMES = ("rms_norm", "ssd")
