@@ -1,6 +1,7 @@
 """Times the tiles of ssd's Triton kernels on a GPU, those for Hopper left out: microseconds a kernel, by a profiler.
 
-python benchmarks/tune_ssd.py [case] > benchmarks/results/<gpu>/tuning/ssd.txt. `plan.py` is written from its table.
+python benchmarks/tune_ssd.py [case] > benchmarks/results/<gpu>/tuning/ssd.txt. The op's `triton/plan.py` is written
+from its table.
 """
 
 from __future__ import annotations
@@ -8,26 +9,24 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from retrograd.core.arch import Arch
+from retrograd.core.room import spec_of
+from retrograd.core.torch.launch import arch_of
 from retrograd.ops.rooms import room
-from retrograd.ops.ssd import plan
-from retrograd.ops.ssd.gluon import launches as hopper
-from retrograd.ops.ssd.spec import Spec
+from retrograd.ops.ssd.op import OP
+from retrograd.ops.ssd.triton.plan import planned
 from retrograd.testing.draw import draw, options
-from retrograd.testing.interpreter import forget_plans
 
 RUNS = 5
-planned = plan.tile
 VARIANTS: list[dict[str, int]] = [
     {"num_warps": warps, "pair_warps": warps, "stages": stages, "channels": channels, "carry_stages": carried}
     for (warps, stages, channels), carried in zip(
@@ -57,45 +56,22 @@ def main() -> None:
     inputs = {name: tensor.requires_grad_() for name, tensor in draw(case, "cuda", 0).items()}
     dy = torch.randn_like(inputs["x"])
 
-    def both() -> None:
-        y = op.torch(**inputs, **options(case))
+    def both(function: Any) -> None:
+        y = function(**inputs, **options(case))
         torch.autograd.grad(y, list(inputs.values()), dy)
 
     kernels = ("prepare", "carry_states", "outputs", "pairs", "through_states", "finish", "sum_blocks", "sum_rows")
     print(case.name, "us:", *kernels)
     for variant in VARIANTS:
-
-        def tile(spec: Spec, arch: Arch, variant: dict[str, int] = variant) -> plan.Tile:
-            return replace(planned(spec, arch), **variant)
-
-        forget_plans()
-        with (
-            mock.patch.object(plan, "tile", tile),
-            mock.patch.object(hopper, "takes_forward", return_value=False),
-            mock.patch.object(hopper, "takes_backward", return_value=False),
-        ):
-            try:
-                times = kernel_times(both)
-                print(variant, *(f"{times[name]:.0f}" for name in kernels), flush=True)
-            except Exception as error:
-                print(variant, "does not run:", str(error).splitlines()[0][:90], flush=True)
-    print("planned:", asdict(planned(op_spec(op, case), arch_of_gpu())))
-
-
-def op_spec(op: Any, case: Any) -> Spec:
-    from retrograd.core.room import spec_of
-    from retrograd.ops.ssd.op import OP
-
-    spec: Spec = spec_of(OP, case)
-    return spec
-
-
-def arch_of_gpu() -> Arch:
-    from retrograd.core.torch.launch import arch_of
-
+        tried = op.variant(only="triton", replan=partial(replace, **variant))
+        try:
+            times = kernel_times(partial(both, tried.torch))
+            print(variant, *(f"{times[name]:.0f}" for name in kernels), flush=True)
+        except Exception as error:
+            print(variant, "does not run:", str(error).splitlines()[0][:90], flush=True)
     arch = arch_of(torch.device("cuda", 0))
     assert arch is not None
-    return arch
+    print("planned:", asdict(planned(spec_of(OP, case), arch, "fwd")))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from types import NoneType
 from typing import Any
@@ -81,3 +82,12 @@ def check_rising(op: str, argument: str, numbers: Sequence[int], limit: int) -> 
 def as_tuple(value: Any) -> Any:
     """A list, as configurations have it, as a tuple; anything else as it is."""
     return tuple(value) if isinstance(value, list) else value
+
+
+def renamed(error: Exception, names: Mapping[str, str]) -> None:
+    """Let an error of the functions above speak of another op and its argument, by the names that it has now."""
+    text = str(error)
+    head = re.match(r"(\w+): (device of )?(\w+)", text)
+    if head is not None and head[1] in names:
+        op, device, argument = head.groups("")
+        error.args = (f"{names[op]}: {device}{names.get(argument, argument)}{text[head.end() :]}",)

@@ -66,7 +66,7 @@ def function(op: Op, face: Face) -> str:
 def update(op: Op, call: type[CallSpec], face: Face) -> str:
     """The source of the public function for a step of generation; `call` declares it."""
     passed = ", ".join((_dict(call), _options(call, face)))
-    body = f"    return step_of_{op.name}({_private(op)}, *checked_step({_constant(call)}, {passed}))\n"
+    body = f"    return step_of_{op.name}({_private(op)}, *_check_{call.op}({passed}))\n"
     return _definition(call, face, _returned(call.results, face)) + _docstring(call, face) + body
 
 

@@ -16,7 +16,7 @@ from .arch import Arch
 from .implementation import Implementation, Replan
 from .program import Array, Program
 from .rows import Layouts
-from .spec import CallSpec, Fold, Param, Params, Pass, arguments, options, with_gradients
+from .spec import CallSpec, Fold, Params, Pass, arguments, options, with_gradients
 from .xp import Namespace
 
 
@@ -61,6 +61,8 @@ class Op:
         replan: changes what an implementation has planned: for tuners and tests.
         update: declares a call for one step of generation, where there is one: the module `update` of the package has a
             function `update(call, arrays, options)`, which makes it a call of the op.
+        extra: what the faces have of the op beside these, written by hand: names that the modules `torch_generation`
+            and `jax_generation` of the package define.
     """
 
     call: type[CallSpec]
@@ -68,6 +70,7 @@ class Op:
     implementations: tuple[Implementation, ...] = ()
     replan: Replan | None = None
     update: type[CallSpec] | None = None
+    extra: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -381,10 +381,3 @@ def _in_order(call: type[CallSpec]) -> list[tuple[str, Argument]]:
         return int(any(axis.may_be_one or axis.offset for axis in axes))
 
     return sorted(arguments(call).items(), key=late)
-
-
-@once
-def check_step(call: type[CallSpec], shapes: tuple[tuple[tuple[int, ...], str] | None, ...], options_: Any) -> None:
-    """Raise for arguments of a step of generation that do not fit together; once for each kind of call."""
-    params = {name: None if s is None else Param(*s) for name, s in zip(arguments(call), shapes, strict=True)}
-    call.of(params, dict(zip(options(call), options_, strict=True)))

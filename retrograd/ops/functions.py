@@ -22,8 +22,9 @@ from jaxtyping import Complex, Float, Int32
 from torch import Tensor
 
 from retrograd.core.errors import as_tuple
-from retrograd.core.torch.arguments import checked_step, torch_dtype
+from retrograd.core.torch.arguments import torch_dtype
 from retrograd.core.torch.op import bind
+from retrograd.core.torch.step import checker
 """,
     JAX: """\
 import math
@@ -33,7 +34,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Int32
 
 from retrograd.core.errors import as_tuple
-from retrograd.core.jax.arguments import checked_step, jax_dtype
+from retrograd.core.jax.arguments import checker, jax_dtype
 from retrograd.core.jax.op import bind
 """,
 }
@@ -51,21 +52,25 @@ def source(face: Face) -> str:
         f'"""The public functions for {framework}: written by `make functions` from `ops/*/op.py`, not by hand."""',
         "from __future__ import annotations",
         IMPORTS[face],
-        "\n".join(_imports(op) for op in ops()),
+        "\n".join(_imports(op, face) for op in ops()),
         "\n".join(f"_{op.name} = bind({op.name.upper()})" for op in ops()),
+        "\n".join(f"_check_{op.update.op} = checker({op.update.op.upper()})" for op in ops() if op.update),
     ]
     for op in ops():
         parts.append(function(op, face))
         if op.update is not None:
             parts.append(update(op, op.update, face))
-    names = [name for op in ops() for name in (op.name, *([op.update.op] if op.update else []))]
+    names = [name for op in ops() for name in (op.name, *([op.update.op] if op.update else []), *op.extra)]
     parts.insert(4, f"__all__ = {sorted(names)!r}")
     return "\n\n".join(parts) + "\n"
 
 
-def _imports(op: Op) -> str:
+def _imports(op: Op, face: Face) -> str:
     lines = [f"from .{op.name}.op import OP as {op.name.upper()}"]
     if op.update is not None:
         lines.append(f"from .{op.name}.update import {op.update.__name__} as {op.update.op.upper()}")
         lines.append(f"from .{op.name}.update import update as step_of_{op.name}")
+    if op.extra:
+        framework = "torch" if face is TORCH else "jax"
+        lines.append(f"from .{op.name}.{framework}_generation import {', '.join(op.extra)}")
     return "\n".join(lines)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, overload
 
 import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Int32
 
-from retrograd.core.jax.arguments import checked_step, jax_dtype
+from retrograd.core.errors import as_tuple
+from retrograd.core.jax.arguments import checker, jax_dtype
 from retrograd.core.jax.op import bind
 
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
@@ -18,20 +20,31 @@ from .rms_norm.op import OP as RMS_NORM
 from .selective_scan.op import OP as SELECTIVE_SCAN
 from .selective_scan.update import Step as SELECTIVE_STATE_UPDATE
 from .selective_scan.update import update as step_of_selective_scan
+from .ssd.jax_generation import SsdWindow, ssd_prefill, ssd_step, ssd_update
+from .ssd.op import OP as SSD
 
 __all__ = [
+    "SsdWindow",
     "causal_conv1d",
     "causal_conv1d_update",
     "linear_scan",
     "rms_norm",
     "selective_scan",
     "selective_state_update",
+    "ssd",
+    "ssd_prefill",
+    "ssd_step",
+    "ssd_update",
 ]
 
 _rms_norm = bind(RMS_NORM)
 _linear_scan = bind(LINEAR_SCAN)
 _causal_conv1d = bind(CAUSAL_CONV1D)
 _selective_scan = bind(SELECTIVE_SCAN)
+_ssd = bind(SSD)
+
+_check_causal_conv1d_update = checker(CAUSAL_CONV1D_UPDATE)
+_check_selective_state_update = checker(SELECTIVE_STATE_UPDATE)
 
 
 @overload
@@ -355,8 +368,8 @@ def causal_conv1d_update(
     """
     return step_of_causal_conv1d(
         _causal_conv1d,
-        *checked_step(
-            CAUSAL_CONV1D_UPDATE, {"x": x, "state": state, "weight": weight, "bias": bias}, {"activation": activation}
+        *_check_causal_conv1d_update(
+            {"x": x, "state": state, "weight": weight, "bias": bias}, {"activation": activation}
         ),
     )
 
@@ -567,9 +580,138 @@ def selective_state_update(
     """
     return step_of_selective_scan(
         _selective_scan,
-        *checked_step(
-            SELECTIVE_STATE_UPDATE,
+        *_check_selective_state_update(
             {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias},
             {"dt_softplus": dt_softplus},
         ),
     )
+
+
+@overload
+def ssd(
+    x: Float[Array, "B T H P"],
+    dt: Float[Array, "B T H"],
+    A: Float[Array, " H"],
+    B: Float[Array, "B T G N"],
+    C: Float[Array, "B T G N"],
+    *,
+    D: Float[Array, " H"] | Float[Array, "H P"] | None = ...,
+    z: Float[Array, "B T H P"] | None = ...,
+    dt_bias: Float[Array, " H"] | None = ...,
+    initial_state: Float[Array, "S H P N"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    dt_softplus: bool = ...,
+    dt_limit: tuple[float, float] = ...,
+    return_final_state: Literal[False] = ...,
+) -> Float[Array, "B T H P"]: ...
+
+
+@overload
+def ssd(
+    x: Float[Array, "B T H P"],
+    dt: Float[Array, "B T H"],
+    A: Float[Array, " H"],
+    B: Float[Array, "B T G N"],
+    C: Float[Array, "B T G N"],
+    *,
+    D: Float[Array, " H"] | Float[Array, "H P"] | None = ...,
+    z: Float[Array, "B T H P"] | None = ...,
+    dt_bias: Float[Array, " H"] | None = ...,
+    initial_state: Float[Array, "S H P N"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    dt_softplus: bool = ...,
+    dt_limit: tuple[float, float] = ...,
+    return_final_state: Literal[True],
+) -> tuple[Float[Array, "B T H P"], Float[Array, "S H P N"]]: ...
+
+
+def ssd(
+    x: Float[Array, "B T H P"],
+    dt: Float[Array, "B T H"],
+    A: Float[Array, " H"],
+    B: Float[Array, "B T G N"],
+    C: Float[Array, "B T G N"],
+    *,
+    D: Float[Array, " H"] | Float[Array, "H P"] | None = None,
+    z: Float[Array, "B T H P"] | None = None,
+    dt_bias: Float[Array, " H"] | None = None,
+    initial_state: Float[Array, "S H P N"] | None = None,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+    return_final_state: bool = False,
+) -> Array | tuple[Array, Array]:
+    """Mamba-2's state space dual: a linear recurrence with one decay a head, computed as matrix products.
+
+    With delta = softplus(dt + dt_bias), or dt + dt_bias without `dt_softplus`, moved into `dt_limit`, for every head,
+    whose state h is (P, N)::
+
+        h[t] = exp(delta[t] A) h[t - 1] + delta[t] x[t] B[t]^T      h[-1] = initial_state, or 0
+        y[t] = h[t] C[t] + D x[t]
+        out[t] = y[t] silu(z[t])                                    y[t] without z
+
+    Sums and states are in float32; what is multiplied in matrix products is rounded to the dtype of x, B and C, or
+    stays in float32 where these differ. All gradients are bitwise reproducible; a sequence's results and gradients
+    depend neither on its batch nor on what it is packed with. A row of the result depends on no later step, if all
+    values are finite: one that is not may spoil up to 63 rows before it. For its backward pass the forward pass keeps
+    the state of every 128th step (256th above N = 128): of a long sequence, where x, B and C have one dtype, at most as
+    many bytes as x has. Beside an x in float64 what is float32 here is float64.
+
+    It is the same call as `retrograd.ssd`, with the same results and errors. On an NVIDIA GPU it launches the same
+    kernels; on a CPU or TPU it is plain JAX. What the backward pass keeps is named `ssd_states` for `jax.checkpoint`.
+    It has derivatives of every order, in reverse and in forward mode: first gradients in reverse mode come from the
+    kernels, all others from plain JAX, which is slower and takes more memory.
+
+    Args:
+        x: (B, T, H, P), float32, bfloat16 or float16, any strides; P up to 256. float64 runs on the portable path.
+        dt: (B, T, H), like x or float32.
+        A: (H,), float32.
+        B: (B, T, G, N), where head h uses group h // (H / G); N up to 256; like x or float32.
+        C: as B.
+        D: (H,) or (H, P), float32: a skip from x to y.
+        z: (B, T, H, P), like x or float32: a gate.
+        dt_bias: (H,), float32, added to dt.
+        initial_state: (B, H, P, N), float32; zeros by default.
+        cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
+            up to cu_seqlens[i + 1]. States are then (S, H, P, N). Steps outside of every sequence give zeros. The
+            numbers must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them;
+            elsewhere wrong ones give results that mean nothing.
+        dt_softplus: whether softplus makes delta positive.
+        dt_limit: the least and the largest delta; what lies outside is moved to them, and has no gradient. By default 0
+            and infinity: without `dt_softplus` a negative step becomes 0.
+        return_final_state: also return the state after the last step.
+
+    Returns:
+        out (B, T, H, P) in the dtype of x; with `return_final_state`, (out, final_state), the state (B, H, P, N) in
+        float32. An empty sequence's final state is its initial state.
+
+    Raises:
+        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+
+    Source: Dao and Gu, Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State
+    Space Duality (2024), section 6.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import ssd
+        >>> x, dt, B = jnp.ones((2, 100, 8, 64)), jnp.ones((2, 100, 8)), jnp.ones((2, 100, 1, 128))
+        >>> dx = jax.grad(lambda x: ssd(x, dt, -jnp.ones(8), B, B).sum())(x)
+        >>> dx.shape
+        (2, 100, 8, 64)
+    """
+    y, final_state = _ssd(
+        {
+            "x": x,
+            "dt": dt,
+            "A": A,
+            "B": B,
+            "C": C,
+            "D": D,
+            "z": z,
+            "dt_bias": dt_bias,
+            "initial_state": initial_state,
+            "cu_seqlens": cu_seqlens,
+        },
+        {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit), "return_final_state": return_final_state},
+    )
+    return (y, final_state) if return_final_state else y

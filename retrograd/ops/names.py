@@ -1,3 +1,3 @@
 """The ops, by name; a new one is added here."""
 
-NAMES = ("rms_norm", "linear_scan", "causal_conv1d", "selective_scan")
+NAMES = ("rms_norm", "linear_scan", "causal_conv1d", "selective_scan", "ssd")

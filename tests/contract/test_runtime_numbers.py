@@ -73,9 +73,9 @@ def test_calls_with_numbers_of_their_own_are_batched_in_jax() -> None:
 
 
 def test_a_number_has_no_gradient_and_says_so() -> None:
-    with pytest.raises(ValueError, match="^scaled: scale is .*, expected one that does not: it has none$"):
+    with pytest.raises(ValueError, match=r"^scaled: scale is .*, expected one that does not: it has none$"):
         scaled(torch.ones(2, 3), torch.tensor(2.0, requires_grad=True))
-    with pytest.raises(TypeError, match="^scaled: scale has no derivative"):
+    with pytest.raises(TypeError, match=r"^scaled: scale has no derivative"):
         jax.grad(lambda scale: scaled(jnp.ones((2, 3)), scale).sum())(jnp.float32(2.0))
 
 

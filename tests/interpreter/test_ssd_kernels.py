@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,18 @@ import triton.language as tl
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.cases import Case
 from retrograd.core.program import Program
-from retrograd.core.room import spec_of
+from retrograd.core.room import Room, spec_of
 from retrograd.core.torch.launch import interpret
 from retrograd.core.xp import torch_namespace
-from retrograd.ops.ssd import plan, reference
-from retrograd.ops.ssd.blocks import bounds_of, first_place, owner_of
+from retrograd.ops.ssd import reference
 from retrograd.ops.ssd.cases import ALL, case
-from retrograd.ops.ssd.gluon.launches import PLACE
-from retrograd.ops.ssd.op import OP
+from retrograd.ops.ssd.hopper.plan import PLACE
 from retrograd.ops.ssd.room import ROOM
+from retrograd.ops.ssd.triton.blocks import bounds_of, first_place, owner_of
 from retrograd.testing import contract
 from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import call, options, plain_and_exact, upcast
-from retrograd.testing.interpreter import as_float16, forget_plans
+from retrograd.testing.interpreter import as_float16
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from ssd_calls import check_reset
@@ -40,12 +40,12 @@ STEPS = 16  # of a place
 SLACK = {"float16": 2.0**6, "float32": 2.0**12}
 
 
-def check(tried: Case, seed: int) -> None:
+def check(tried: Case, seed: int, room: Room = ROOM) -> None:
     """One draw: what the contract judges closely, of more heads, takes the interpreter minutes."""
     tried = as_float16(tried)
     inputs, gradients = contract.drawn(ROOM, tried, "cpu", seed)
     plain, exact = plain_and_exact(ROOM.reference, tried, inputs, gradients, ROOM.plain)
-    found = call(ROOM.torch, inputs, options(tried), gradients)
+    found = call(room.torch, inputs, options(tried), gradients)
     assert_within_budget([(found, plain, exact)], tried.name, SLACK[tried.inputs["x"].dtype])
 
 
@@ -75,11 +75,9 @@ def test_kernels_write_every_element_and_take_all_that_belongs_to_it(tried: Case
     check(tried, seed)
 
 
-def test_heads_of_a_group_may_take_several_programs(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    for name in ("HEADS", "PREPARED_HEADS"):
-        monkeypatch.setattr(plan, name, 2)
-    forget_plans()
-    check(case("heads", (1, 10, 3, 4, 1, 4), **FP32), seed)
+def test_heads_of_a_group_may_take_several_programs(seed: int) -> None:
+    few = ROOM.variant(replan=lambda tile: replace(tile, heads=2, prepared_heads=2))
+    check(case("heads", (1, 10, 3, 4, 1, 4), **FP32), seed, few)
 
 
 @pytest.mark.parametrize(("rate", "length"), [(1.0, 1e6), pytest.param(1e20, 1e20, marks=pytest.mark.slow)])
@@ -146,10 +144,11 @@ def test_the_states_between_kept_ones_are_those_of_the_definition(seed: int) -> 
     tried = as_float16(case("between", (1, 600, 3, 64, 1, 256), cu_seqlens=bounds, initial_state=True))
     inputs, _ = contract.drawn(ROOM, tried, "cpu", seed)
     inputs["initial_state"] *= 0.1
-    spec = spec_of(OP, tried)
-    states = OP.forward(spec).portable(torch_namespace(), inputs)["states"]
-    with ROOM.structures["spans of a place"]():  # all heads in one program
-        program = OP.backward(spec, frozenset(inputs)).program({}, SUPPORTED["sm_90"])
+    op = ROOM.structures["spans of a place"](ROOM).op  # all heads in one program
+    assert op is not None
+    spec = spec_of(op, tried)
+    states = op.forward(spec).portable(torch_namespace(), inputs)["states"]
+    program = op.backward(spec, frozenset(inputs)).program({}, SUPPORTED["sm_90"])
     assert program is not None
     beginning = Program(
         program.inputs,

@@ -8,9 +8,9 @@ import pytest
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
-from retrograd.core.op import Param
 from retrograd.core.program import Program
 from retrograd.core.rows import Layout
+from retrograd.core.spec import Param
 from retrograd.ops.causal_conv1d.op import OP, Spec
 from retrograd.ops.causal_conv1d.triton.launches import planned
 from retrograd.testing.programs import binary

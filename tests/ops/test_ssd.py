@@ -15,12 +15,12 @@ from torch import Tensor
 from retrograd import selective_scan, ssd, ssd_update
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.cases import Case
-from retrograd.core.op import Param
-from retrograd.ops.ssd import reference, schedule
+from retrograd.core.spec import Param
+from retrograd.ops.ssd import reference
 from retrograd.ops.ssd.cases import ALL, case
-from retrograd.ops.ssd.op import OP
+from retrograd.ops.ssd.op import OP, Spec
 from retrograd.ops.ssd.room import ROOM
-from retrograd.ops.ssd.spec import Spec, check_update
+from retrograd.ops.ssd.steps import Update, check
 from retrograd.testing import contract
 from retrograd.testing.draw import call, draw, draw_gradients, leaves, options, upcast
 
@@ -77,30 +77,30 @@ LONG: dict[str, Any] = {
         ({"dt_limit": (1.0, 0.5)}, "dt_limit is (1.0, 0.5), expected (low, high) with low <= high"),
         ({"x": None}, "x is NoneType, expected an array"),
         ({"C": None}, "C is NoneType, expected an array"),
-        ({"x": (2, 9, 24)}, "x has shape (2, 9, 24), expected (batch, time, heads, channels)"),
+        ({"x": (2, 9, 24)}, "x has shape (2, 9, 24), expected (batch, time, heads, channels=1..256)"),
         ({"x": "int32"}, f"x has dtype int32, expected {FLOATS}"),
         (
             {"x": (2, 9, 6, 0)},
-            "x has shape (2, 9, 6, 0), expected (batch, time, heads, channels) with 1 to 256 channels a head",
+            "x has shape (2, 9, 6, 0), expected (batch=2, time=9, heads=6, channels=1..256)",
         ),
         (
             {"x": (2, 9, 6, 257)},
-            "x has shape (2, 9, 6, 257), expected (batch, time, heads, channels) with 1 to 256 channels a head",
+            "x has shape (2, 9, 6, 257), expected (batch=2, time=9, heads=6, channels=1..256)",
         ),
         ({"dt": (2, 9, 6, 4)}, "dt has shape (2, 9, 6, 4), expected (batch=2, time=9, heads=6)"),
         ({"dt": "bfloat16"}, "dt has dtype bfloat16, expected float32"),
         ({"x": "bfloat16", "dt": "float16"}, "dt has dtype float16, expected bfloat16 or float32"),
         ({"A": (6, 5)}, "A has shape (6, 5), expected (heads=6,)"),
         ({"x": "float16", "A": "float16"}, "A has dtype float16, expected float32"),
-        ({"B": (2, 9, 5)}, "B has shape (2, 9, 5), expected (batch=2, time=9, groups, state)"),
-        ({"B": (2, 8, 3, 5)}, "B has shape (2, 8, 3, 5), expected (batch=2, time=9, groups, state)"),
+        ({"B": (2, 9, 5)}, "B has shape (2, 9, 5), expected (batch=2, time=9, groups, state=1..256)"),
+        ({"B": (2, 8, 3, 5)}, "B has shape (2, 8, 3, 5), expected (batch=2, time=9, groups, state=1..256)"),
         (
             {"B": (2, 9, 3, 257)},
-            "B has shape (2, 9, 3, 257), expected (batch=2, time=9, groups, state) with 1 to 256 states",
+            "B has shape (2, 9, 3, 257), expected (batch=2, time=9, groups=3, state=1..256)",
         ),
         (
             {"B": (2, 9, 3, 0)},
-            "B has shape (2, 9, 3, 0), expected (batch=2, time=9, groups, state) with 1 to 256 states",
+            "B has shape (2, 9, 3, 0), expected (batch=2, time=9, groups=3, state=1..256)",
         ),
         ({"B": (2, 9, 4, 5)}, "B.shape[2] is 4, expected groups that divide the heads, 6"),
         ({"B": (2, 9, 0, 5)}, "B.shape[2] is 0, expected groups that divide the heads, 6"),
@@ -123,7 +123,10 @@ LONG: dict[str, Any] = {
             PACKED | {"cu_seqlens": (4,)},
             "initial_state has shape (2, 6, 4, 5), expected (sequences=3, heads=6, channels=4, state=5)",
         ),
-        ({"cu_seqlens": (3,)}, "x has shape (2, 9, 6, 4), expected a batch of 1, since cu_seqlens is given"),
+        (
+            {"cu_seqlens": (3,)},
+            "x has shape (2, 9, 6, 4), expected (batch=1, time, heads, channels=1..256), since cu_seqlens is given",
+        ),
         (
             PACKED | {"cu_seqlens": (1,)},
             "cu_seqlens has shape (1,), expected (sequences + 1,) with at least one sequence",
@@ -165,9 +168,9 @@ def test_what_fits_together_is_taken(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"x": (2, 1, 6, 4)}, "x has shape (2, 1, 6, 4), expected (batch, heads, channels)"),
+        ({"x": (2, 1, 6, 4)}, "x has shape (2, 1, 6, 4), expected (batch, heads, channels=1..256)"),
         ({"dt": (2, 1, 6)}, "dt has shape (2, 1, 6), expected (batch=2, heads=6)"),
-        ({"B": (2, 5)}, "B has shape (2, 5), expected (batch=2, groups, state)"),
+        ({"B": (2, 5)}, "B has shape (2, 5), expected (batch=2, groups, state=1..256)"),
         ({"B": (2, 4, 5)}, "B.shape[1] is 4, expected groups that divide the heads, 6"),
         ({"C": (2, 3, 4)}, "C has shape (2, 3, 4), expected (batch=2, groups=3, state=5)"),
         ({"D": (6, 5)}, "D has shape (6, 5), expected (heads=6,) or (heads=6, channels=4)"),
@@ -180,7 +183,7 @@ def test_what_is_expected_of_a_step_has_no_time(change: dict[str, Any], text: st
     shapes["state"] = SHAPES["initial_state"]
     params = {name: Param(shape, "float32") for name, shape in (shapes | change).items()}
     with pytest.raises(ValueError, match="ssd_update") as raised:
-        check_update(params, False, (0.0, 1.0))
+        check(Update, params, {"dt_softplus": False, "dt_limit": (0.0, 1.0)})
     assert str(raised.value) == f"ssd_update: {text}"
 
 
@@ -206,10 +209,11 @@ def test_a_million_steps_keep_at_most_as_many_bytes_as_x_has(N: int, chunk: int,
         assert spec.flops(which) == 2 * of(steps // 2).flops(which)
         assert spec.bytes_moved(which) > 2 * x + kept
     for arch in ("sm_90", "sm_100"):
-        program = schedule.forward(spec, OP.forward(spec).inputs, OP.forward(spec).outputs, {}, SUPPORTED[arch])
+        program = OP.only("triton").forward(spec).program({}, SUPPORTED[arch])
+        assert program is not None
         assert all(launch.grid < 2**31 for launch in program.launches)
-    (entering,) = (array for array in program.scratch if array.name == "entering")
-    assert entering.shape == (steps // 64 + (sequences or 0), 64, 64, N)
+        (entering,) = (array for array in program.scratch if array.name == "entering")
+        assert entering.shape == (steps // 64 + (sequences or 0), 64, 64, N)
 
 
 def as_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **given: Any) -> tuple[Tensor, ...]:

@@ -13,7 +13,7 @@ import retrograd
 import retrograd.jax
 from retrograd.ops.ssd.cases import MAMBA, case
 from retrograd.ops.ssd.generation import SsdWindow
-from retrograd.ops.ssd.spec import ROWS
+from retrograd.ops.ssd.steps import ROWS
 from retrograd.testing.draw import draw, options
 
 TIME = 140
@@ -104,11 +104,21 @@ def started() -> tuple[SsdWindow, dict[str, Any]]:
     ("name", "change", "kind", "text"),
     [
         ("state", lambda t: t[:1], ValueError, "window.state has shape (1, 6, 4, 3), expected (batch=2, heads=6, "),
-        ("x", lambda t: t[:1], ValueError, "window.x has shape (1, 128, 6, 4), expected (2, 128, 6, 4), as x"),
+        (
+            "x",
+            lambda t: t[:1],
+            ValueError,
+            "window.x has shape (1, 128, 6, 4), expected (batch=2, steps=128, heads=6, ",
+        ),
         ("x", lambda t: t.bfloat16(), TypeError, "window.x has dtype bfloat16, expected float32"),
-        ("dt", lambda t: t[:, :5], ValueError, "window.dt has shape (2, 5, 6), expected (2, 128, 6), as dt"),
+        ("dt", lambda t: t[:, :5], ValueError, "window.dt has shape (2, 5, 6), expected (batch=2, steps=128, heads=6)"),
         ("B", lambda t: t.double(), TypeError, "window.B has dtype float64, expected float32"),
-        ("C", lambda t: t[..., :2], ValueError, "window.C has shape (2, 128, 1, 2), expected (2, 128, 1, 3), as C"),
+        (
+            "C",
+            lambda t: t[..., :2],
+            ValueError,
+            "window.C has shape (2, 128, 1, 2), expected (batch=2, steps=128, groups=1, ",
+        ),
         ("steps", lambda t: t.long(), TypeError, "window.steps has dtype int64, expected int32"),
         ("steps", lambda t: t.to("meta"), ValueError, "device of window.steps is 'meta', expected cpu"),
         ("x", lambda t: None, TypeError, "window.x is NoneType, expected a torch.Tensor"),
@@ -132,8 +142,8 @@ def test_what_is_no_window_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"x": (5, 6, 4)}, "x has shape (5, 6, 4), expected (batch, time, heads, channels)"),
-        ({"B": (2, 5, 3)}, "B has shape (2, 5, 3), expected (batch=2, time=5, groups, state)"),
+        ({"x": (5, 6, 4)}, "x has shape (5, 6, 4), expected (batch, time, heads, channels=1..256)"),
+        ({"B": (2, 5, 3)}, "B has shape (2, 5, 3), expected (batch=2, time=5, groups, state=1..256)"),
         ({"dt": (2, 3, 6)}, "dt has shape (2, 3, 6), expected (batch=2, time=5, heads=6)"),
         ({"z": (4,)}, "z has shape (4,), expected the shape of x, (2, 5, 6, 4)"),
         ({"initial_state": (1, 6, 4, 3)}, "initial_state has shape (1, 6, 4, 3), expected (batch=2, heads=6, "),

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.room import spec_of
 from retrograd.core.rows import Layout, dense
+from retrograd.core.spec import Pass
 from retrograd.ops.rooms import room
 from retrograd.ops.ssd.cases import MAMBA, case
-from retrograd.ops.ssd.gluon import launches, spans
-from retrograd.ops.ssd.op import OP
-from retrograd.ops.ssd.spec import Spec
+from retrograd.ops.ssd.hopper import IMPLEMENTATION, launches, plan
+from retrograd.ops.ssd.op import OP, Spec
 from retrograd.testing import programs
 
 HOPPER = SUPPORTED["sm_90"]
@@ -25,6 +25,10 @@ SHAPE = (2, 300, 6, 64, 2, 128)
 def spec(shape: tuple[int, int, int, int, int, int] = SHAPE, **how: Any) -> Spec:
     made: Spec = spec_of(OP, case("call", shape, **how))
     return made
+
+
+def taken(spec: Spec, which: Pass, arch: str = "sm_90") -> bool:
+    return IMPLEMENTATION.has(spec, SUPPORTED[arch], which)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +45,8 @@ def spec(shape: tuple[int, int, int, int, int, int] = SHAPE, **how: Any) -> Spec
     ],
 )
 def test_calls_of_16_bits_in_whole_slices_are_taken(how: dict[str, Any]) -> None:
-    assert launches.takes_forward(spec(**how), HOPPER)
-    assert launches.takes_backward(spec(**how), HOPPER)
+    assert taken(spec(**how), "fwd")
+    assert taken(spec(**how), "bwd")
 
 
 @pytest.mark.parametrize(
@@ -56,18 +60,18 @@ def test_calls_of_16_bits_in_whole_slices_are_taken(how: dict[str, Any]) -> None
     ],
 )
 def test_all_others_go_to_the_kernels_for_any_gpu(how: dict[str, Any]) -> None:
-    assert not launches.takes_forward(spec(**how), HOPPER)
-    assert not launches.takes_backward(spec(**how), HOPPER)
+    assert not taken(spec(**how), "fwd")
+    assert not taken(spec(**how), "bwd")
 
 
 def test_the_gradient_of_a_skip_a_channel_is_left_to_the_kernels_for_any_gpu() -> None:
-    assert launches.takes_forward(spec(wide_D=True), HOPPER)
-    assert not launches.takes_backward(spec(wide_D=True), HOPPER)
+    assert taken(spec(wide_D=True), "fwd")
+    assert not taken(spec(wide_D=True), "bwd")
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100", "gfx942", "gfx950"])
 def test_other_architectures_have_no_such_instructions(arch: str) -> None:
-    assert not launches.takes_forward(spec(), SUPPORTED[arch])
+    assert not taken(spec(), "fwd", arch)
 
 
 def test_an_array_is_read_where_it_lies_if_the_heads_of_a_step_are_one_row() -> None:
@@ -80,26 +84,36 @@ def test_an_array_is_read_where_it_lies_if_the_heads_of_a_step_are_one_row() -> 
     assert not launches.in_place("B", B, Layout((128, 0, 128, 1), aligned=True))  # the same row at every step
 
 
+def planned(call: Spec) -> plan.Spans:
+    return plan.planned(call, HOPPER, "fwd").spans
+
+
 @given(st.integers(1, 9), st.integers(1, 200), st.integers(0, 70_000))
 def test_spans_cover_every_step_and_begin_where_places_do(batch: int, heads: int, time: int) -> None:
     call = spec((batch, time, heads, 64, 1, 128))
-    walks = launches.walks(call)
-    plan = spans.planned(call, walks)
-    assert plan.whole + plan.cut == walks
-    assert plan.blocks % 2 == 0
-    if plan.count > 1:
-        steps = plan.blocks * spans.STEPS
-        assert (plan.count - 1) * steps < time <= plan.count * steps
-        assert plan.programs - plan.whole <= spans.MULTIPROCESSORS
+    spans = planned(call)
+    assert spans.whole + spans.cut == plan.walks(call)
+    assert spans.blocks % 2 == 0
+    if spans.count > 1:
+        steps = spans.blocks * plan.STEPS
+        assert (spans.count - 1) * steps < time <= spans.count * steps
+        assert spans.programs - spans.whole <= plan.MULTIPROCESSORS
 
 
 def test_what_is_left_of_full_rounds_is_cut_and_few_walks_are_cut_into_many_spans() -> None:
     main = spec((8, 4096, 80, 64, 1, 128))
-    assert launches.walks(main) == 320
-    assert spans.planned(main, 320) == spans.Spans(whole=264, cut=56, blocks=32, count=2)
-    alone = spans.planned(spec((1, 65536, 24, 64, 1, 128)), 12)
-    assert alone.programs > 0.9 * spans.MULTIPROCESSORS
-    assert spans.planned(spec((11, 4096, 24, 64, 1, 128)), 132).count == 1
+    assert plan.walks(main) == 320
+    assert planned(main) == plan.Spans(whole=264, cut=56, blocks=32, count=2, places=32)
+    alone = planned(spec((1, 65536, 24, 64, 1, 128)))
+    assert alone.programs > 0.9 * plan.MULTIPROCESSORS
+    assert planned(spec((11, 4096, 24, 64, 1, 128))).count == 1
+
+
+def test_a_plan_is_cut_again_by_a_share_of_its_walks() -> None:
+    spans = planned(spec((8, 4096, 80, 64, 1, 128)))
+    assert spans.recut(0.5, 3) == plan.Spans(whole=160, cut=160, blocks=6, count=11, places=32)
+    for whole in (spans.recut(0.0, 1), spans.recut(1.0, 32)):
+        assert (whole.programs, whole.whole, whole.count) == (320, 320, 1)
 
 
 def test_walks_that_are_cut_launch_what_finds_their_spans_beginnings() -> None:
@@ -111,10 +125,10 @@ def test_walks_that_are_cut_launch_what_finds_their_spans_beginnings() -> None:
 
 
 def test_the_walk_ahead_takes_so_few_states_a_program_that_each_has_a_multiprocessor() -> None:
-    assert spans.columns(24, 128) == 32
-    assert spans.columns(40, 128) == 64
-    assert spans.columns(112, 128) == 128
-    assert spans.columns(112, 64) == 64
+    assert plan.columns(24, 128) == 32
+    assert plan.columns(40, 128) == 64
+    assert plan.columns(112, 128) == 128
+    assert plan.columns(112, 64) == 64
 
 
 def test_with_more_than_128_states_every_second_place_has_a_kept_one_and_the_backward_pass_finds_the_others() -> None:
@@ -122,16 +136,20 @@ def test_with_more_than_128_states_every_second_place_has_a_kept_one_and_the_bac
     kernels = [one.kernel.__name__ for _, one in programs.launches(room("ssd"), call, HOPPER)]
     assert kernels.count("middle") == 1
     made = spec((1, 1024, 24, 64, 1, 256))
-    middle = next(array for array in launches.backward_scratch(made) if array.name == "middle")
-    assert middle.shape == made.kept.shape == (1, 4, 24, 64, 256)
+    program = OP.backward(made, frozenset()).program({}, HOPPER)
+    assert program is not None
+    middle = next(array for array in program.scratch if array.name == "middle")
+    states = made["states"]
+    assert states is not None
+    assert middle.shape == states.shape == (1, 4, 24, 64, 256)
 
 
 @given(st.integers(1, 9), st.integers(1, 300), st.integers(1, 5000))
 def test_the_programs_that_sum_over_heads_take_all_of_their_blocks(batch: int, heads: int, time: int) -> None:
     shape = (batch, time, heads, 64, 1, 128)
     made = spec(shape)
-    blocks, places = launches.head_blocks(made), batch * -(-time // 128)  # one group
-    assert (blocks - 1) * launches.heads(made) < heads <= blocks * launches.heads(made)
+    blocks, places = plan.head_blocks(made), batch * -(-time // 128)  # one group
+    assert (blocks - 1) * plan.heads(made) < heads <= blocks * plan.heads(made)
     all_launches = programs.launches(room("ssd"), case("call", shape), HOPPER)
     found = [one for _, one in all_launches if one.kernel.__name__ == "pairs"]
     for one in found:
@@ -142,9 +160,9 @@ def test_the_programs_that_sum_over_heads_take_all_of_their_blocks(batch: int, h
 
 
 def test_a_program_takes_several_blocks_of_heads_where_there_are_programs_enough() -> None:
-    assert spans.together(2, 256, 40) == 2  # B8 T4096 H80
-    assert spans.together(2, 64, 40) == 1  # B1 T8192 H80
-    assert spans.together(1, 256, 24) == 1
+    assert plan.together(2, 256, 40) == 2  # B8 T4096 H80
+    assert plan.together(2, 64, 40) == 1  # B1 T8192 H80
+    assert plan.together(1, 256, 24) == 1
 
 
 @given(st.integers(1, 9), st.integers(1, 200), st.integers(129, 70_000))
@@ -154,15 +172,15 @@ def test_the_programs_that_find_the_states_between_kept_ones_take_all_heads(batc
     (found,) = [one for _, one in all_launches if one.kernel.__name__ == "middle"]
     each = found.scalars["each"]
     assert isinstance(each, int)
-    assert 1 <= each <= min(heads, launches.MIDDLE_SLICES)
+    assert 1 <= each <= min(heads, plan.MIDDLE_SLICES)
     assert found.grid == batch * made.chunks * 2 * -(-heads // each)
-    assert each == 1 or found.grid >= spans.MULTIPROCESSORS
+    assert each == 1 or found.grid >= plan.MULTIPROCESSORS
 
 
 def test_few_heads_are_summed_in_two_blocks_so_that_a_place_has_two_programs() -> None:
     def blocks(heads: int, groups: int = 1, N: int = 128) -> tuple[int, int]:
         made = spec((1, 300, heads, 64, groups, N))
-        return groups * launches.head_blocks(made), launches.heads(made)
+        return groups * plan.head_blocks(made), plan.heads(made)
 
     assert blocks(1) == (1, 1)
     assert blocks(24) == (2, 12)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -50,13 +50,21 @@ def as_array(op: str, argument: str, value: Any, dtype: str, like: Any) -> Any:
     return jnp.asarray(value, dtype)
 
 
-def checked_step(
-    call: type[CallSpec], given: dict[str, Any], options: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays and options of a step of generation; raises ValueError or TypeError for what does not fit together."""
-    arrays = arrays_of(call.op, given, sum(not declared.optional for declared in arguments(call).values()))
-    call.of(params_of(arrays), options)
-    return arrays, options
+def checker(
+    call: type[CallSpec],
+) -> Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]:
+    """The function from the arguments and options of a step of generation to its arrays of jax and options.
+
+    It raises ValueError or TypeError for what does not fit together.
+    """
+    required = sum(not declared.optional for declared in arguments(call).values())
+
+    def checked(given: dict[str, Any], options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        arrays = arrays_of(call.op, given, required)
+        call.of(params_of(arrays), options)
+        return arrays, options
+
+    return checked
 
 
 def params_of(arrays: Mapping[str, Any]) -> dict[str, Param | None]:

@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from ..arch import Arch
-from ..op import Call, Fold, Layouts, Op, differentiable, saved_names
+from ..op import Call, Op, differentiable, saved_names
 from ..program import Array, Program
+from ..rows import Layouts
+from ..spec import Fold
 from ..xp import Namespace, jax_namespace
 from .launch import primitive
 from .sharding import bad_sharding, explicit, vary_alike

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import OPTION_TYPES, bad_layout, bad_type, bad_value, check_number, check_option
 from ..op import Op
-from ..spec import CallSpec, Param, arguments, check_step, options
+from ..spec import Param
 from .launch import DTYPES, dtype_name
 
 
@@ -88,20 +88,6 @@ def as_array(op: str, argument: str, value: Any, dtype: str, like: Any) -> Any:
         return torch.full((), value, dtype=DTYPES[dtype], device=like.device)
     check_number(op, argument, value, dtype)
     return torch.full((), value, dtype=DTYPES[dtype], device=getattr(like, "device", None))
-
-
-def checked_step(
-    call: type[CallSpec], tensors: dict[str, Any], given: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays and options of a step of generation; raises ValueError or TypeError for what does not fit together."""
-    if torch.compiler.is_compiling():  # this check cannot be traced; that of the op, which comes behind it, can
-        return tensors, given
-    check_tensors(call.op, tensors, required=sum(not declared.optional for declared in arguments(call).values()))
-    shapes = tuple([None if t is None else (tuple(t.shape), dtype_name(t.dtype)) for t in tensors.values()])
-    kinds = {name: option.kind for name, option in options(call).items()}
-    check_options(call.op, kinds, tuple(given.values()))
-    check_step(call, shapes, tuple(given.values()))
-    return tensors, given
 
 
 def without_gaps(tensor: Any) -> Any:

@@ -31,7 +31,7 @@ def differentiates(tensors: Tensors) -> bool:
     """Whether a call is under a transform that differentiates, or has tangents."""
     if torch.compiler.is_compiling():
         # Which transforms they are, and which tensors have tangents, cannot be asked there.
-        return _is_transformed() or forward_ad._current_level >= 0
+        return is_transformed() or forward_ad._current_level >= 0
     if any(interpreter.key() in DIFFERENTIATE for interpreter in get_interpreter_stack() or ()):
         return True
     if forward_ad._current_level < 0:
@@ -39,14 +39,14 @@ def differentiates(tensors: Tensors) -> bool:
     return any(isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Whether a call is under any transform of `torch.func`."""
     return get_dynamic_layer_stack_depth() > 0
 
 
 # The compiler asks once, and has a guard of its own on it. `torch.compiler.assume_constant_result` sets this mark too,
 # but imports the compiler.
-_is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def results(op: Op, tensors: Tensors, options: Options) -> tuple[Tensor | None, ...]:

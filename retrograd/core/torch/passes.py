@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import check_rising
-from ..op import Backward, Call, Op, Param, Params, differentiable, gradient_names, gradients_of_results, saved_names
+from ..op import Backward, Call, Op, differentiable, gradient_names, gradients_of_results, saved_names
+from ..spec import Param, Params
 from ..xp import torch_namespace
 from .arguments import check_arguments, check_device, concrete
 from .launch import DTYPES, Key, Launcher, Runner, dtype_name, key, layouts

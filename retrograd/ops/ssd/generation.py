@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from retrograd.core.errors import bad_type
 from retrograd.core.xp import Namespace
 
-from .spec import BORDER, ROWS, STEP
+from .op import BORDER
+from .steps import ROWS, Step
 
 Ssd = Callable[..., Any]
 
@@ -40,7 +41,7 @@ class SsdWindow(NamedTuple):
 def arrays_of_window(window: Any) -> dict[str, Any]:
     """The arrays of a window, by the names that errors tell them by; raises TypeError for what is none."""
     if not isinstance(window, SsdWindow):
-        raise bad_type(STEP, "window", window, "an SsdWindow")
+        raise bad_type(Step.op, "window", window, "an SsdWindow")
     return {f"window.{name}": getattr(window, name) for name in SsdWindow._fields}
 
 

@@ -1,122 +1,203 @@
-"""ssd as both frameworks see it: its arrays and options, its checks, its two passes."""
+"""ssd, declared: its arguments, options and results, and the rules that letters cannot say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from retrograd.core.arch import Arch
-from retrograd.core.arrays import arrays_of
-from retrograd.core.op import Fold, Layouts, Params, fold
-from retrograd.core.program import Array, Program
-from retrograd.core.xp import Namespace
+from retrograd.core.chunks import places
+from retrograd.core.declaration import Letter, Result, boundaries, option, optional, required
+from retrograd.core.dtypes import FLOATS
+from retrograd.core.errors import bad_shape, bad_value
+from retrograd.core.op import Op
+from retrograd.core.spec import CallSpec, Param, Pass, Size
 
-from . import portable
-from . import spec as specs
-from .spec import Spec
+from . import hopper, triton
+
+NOT_NEGATIVE = (0.0, math.inf)
+# A sequence that goes on from the state at a multiple of so many steps has the bits of the whole, on every path.
+BORDER = 128
+# Steps of all rows, with a block for each sequence: kernels count steps in 32 bits, past the last one by some blocks.
+MOST_STEPS = 2**31 - 2**18
+# Steps that FLOPs are counted for: within them pairs of steps meet, beyond them only states do.
+BLOCK = 64
+LETTERS = {
+    "B": Letter("batch"),
+    "T": Letter("time"),
+    "H": Letter("heads"),
+    "P": Letter("channels", 1, 256),
+    "G": Letter("groups", divides="H"),
+    "N": Letter("state", 1, 256),
+    "S": Letter("sequences", 1),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """The forward pass: y, the final state where it is asked for, and the state that enters every chunk."""
+@dataclass(frozen=True)
+class Spec(CallSpec):
+    """Mamba-2's state space dual: a linear recurrence with one decay a head, computed as matrix products.
 
-    spec: Spec
+    With delta = softplus(dt + dt_bias), or dt + dt_bias without `dt_softplus`, moved into `dt_limit`, for every head,
+    whose state h is (P, N)::
+
+        h[t] = exp(delta[t] A) h[t - 1] + delta[t] x[t] B[t]^T      h[-1] = initial_state, or 0
+        y[t] = h[t] C[t] + D x[t]
+        out[t] = y[t] silu(z[t])                                    y[t] without z
+
+    Sums and states are in float32; what is multiplied in matrix products is rounded to the dtype of x, B and C, or
+    stays in float32 where these differ. All gradients are bitwise reproducible; a sequence's results and gradients
+    depend neither on its batch nor on what it is packed with. A row of the result depends on no later step, if all
+    values are finite: one that is not may spoil up to 63 rows before it. For its backward pass the forward pass keeps
+    the state of every 128th step (256th above N = 128): of a long sequence, where x, B and C have one dtype, at most as
+    many bytes as x has. Beside an x in float64 what is float32 here is float64.
+    """
+
+    x: Param = required(
+        "B T H P",
+        *FLOATS,
+        doc="""(B, T, H, P), float32, bfloat16 or float16, any strides; P up to 256.
+        float64 runs on the portable path.""",
+    )
+    dt: Param = required("B T H", "x", "compute_dtype", doc="(B, T, H), like x or float32.")
+    A: Param = required("H", "compute_dtype", doc="(H,), float32.")
+    B: Param = required(
+        "B T G N",
+        "x",
+        "compute_dtype",
+        doc="""(B, T, G, N), where head h uses group h // (H / G); N up
+        to 256; like x or float32.""",
+    )
+    C: Param = required("B T G N", "x", "compute_dtype", doc="as B.")
+    D: Param | None = optional("H | H P", "compute_dtype", doc="(H,) or (H, P), float32: a skip from x to y.")
+    z: Param | None = optional("B T H P", "x", "compute_dtype", doc="(B, T, H, P), like x or float32: a gate.")
+    dt_bias: Param | None = optional("H", "compute_dtype", doc="(H,), float32, added to dt.")
+    initial_state: Param | None = optional(
+        "S H P N",
+        "compute_dtype",
+        doc="""(B, H, P, N), float32; zeros by
+        default.""",
+    )
+    cu_seqlens: Param | None = boundaries("x", "(S, H, P, N)")
+    dt_softplus: bool = option("bool", False, doc="whether softplus makes delta positive.")
+    dt_limit: tuple[float, float] = option(
+        "float[]",
+        NOT_NEGATIVE,
+        doc="""the least and the largest delta; what lies
+        outside is moved to them, and has no gradient. By default 0 and infinity: without `dt_softplus` a negative step
+        becomes 0.""",
+    )
+    return_final_state: bool = option("bool", False, doc="also return the state after the last step.")
+
+    op: ClassVar = "ssd"
+    letters: ClassVar = LETTERS
+    results: ClassVar = (
+        Result("y", "B T H P", "x"),
+        Result("final_state", "S H P N", "compute_dtype", when="return_final_state"),
+    )
+    kept: ClassVar = (Result("states", "B chunks H P N", "operand_dtype"),)
+
+    batch = Size("B")
+    time = Size("T")
+    heads = Size("H")
+    P = Size("P")
+    groups = Size("G")
+    N = Size("N")
+    sequences = Size("S")
+
+    RETURNS: ClassVar = """out (B, T, H, P) in the dtype of x; with `return_final_state`, (out, final_state), the state
+        (B, H, P, N) in float32. An empty sequence's final state is its initial state."""
+    SOURCE: ClassVar = """Dao and Gu, Transformers are SSMs: Generalized Models and Efficient Algorithms Through
+        Structured State Space Duality (2024), section 6."""
+    TORCH_EXAMPLE: ClassVar = """
+        >>> import torch, retrograd
+        >>> x, dt = torch.randn(2, 100, 8, 64, requires_grad=True), torch.randn(2, 100, 8)
+        >>> A, B, C = -torch.rand(8), torch.randn(2, 100, 1, 128), torch.randn(2, 100, 1, 128)
+        >>> y, state = retrograd.ssd(x, dt, A, B, C, dt_softplus=True, return_final_state=True)
+        >>> (y.sum() + state.sum()).backward()
+        >>> x.grad.shape, state.shape
+        (torch.Size([2, 100, 8, 64]), torch.Size([2, 8, 64, 128]))
+        """
+    JAX_EXAMPLE: ClassVar = """
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import ssd
+        >>> x, dt, B = jnp.ones((2, 100, 8, 64)), jnp.ones((2, 100, 8)), jnp.ones((2, 100, 1, 128))
+        >>> dx = jax.grad(lambda x: ssd(x, dt, -jnp.ones(8), B, B).sum())(x)
+        >>> dx.shape
+        (2, 100, 8, 64)
+        """
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """The arguments that are there."""
-        return tuple(self.spec.arrays())
+    def operand_dtype(self) -> str:
+        """Dtype of what is multiplied in matrix products, and of kept states: that of x, B and C, if they have one."""
+        same = self.B.dtype == self.C.dtype == self.x.dtype
+        return self.x.dtype if same else self.compute_dtype
 
     @property
-    def outputs(self) -> tuple[Array, ...]:
-        """y, final_state, states."""
-        spec = self.spec
-        final = spec.state if spec.return_final_state else None
-        return arrays_of({}, y=spec.x, final_state=final, states=spec.kept)
-
-    def program(self, layouts: Layouts, arch: Arch) -> Program | None:
-        """The kernels; None for what they do not take."""
-        from . import schedule
-
-        if not specs.takes_kernels(self.spec):
-            return None
-        return schedule.forward(self.spec, self.inputs, self.outputs, layouts, arch)
-
-    def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The same without a kernel."""
-        return portable.forward(xp, self.spec, arrays)
-
-
-@dataclass(frozen=True, slots=True)
-class Backward:
-    """The backward pass: the gradients of the arguments `wanted`."""
-
-    spec: Spec
-    wanted: frozenset[str]
+    def limits(self) -> tuple[float, float]:
+        """The least and the largest delta, as numbers of the dtype of sums."""
+        return in_range(self.dt_limit, self.compute_dtype)
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """Gradients of results, arguments, and kept states, of which a sequence's first is its initial one."""
-        results = ("dy", "dfinal_state") if self.spec.return_final_state else ("dy",)
-        return (*results, *self.spec.arrays(), "states")
+    def chunk(self) -> int:
+        """Steps between two states that the forward pass keeps.
+
+        Those of a long sequence then take at most as many bytes as x, if they are in its dtype.
+        """
+        return 128 if self.N <= 128 else 256
 
     @property
-    def outputs(self) -> tuple[Array, ...]:
-        """The gradients wanted of the arguments that are there."""
-        given = self.spec.arrays().items()
-        return arrays_of({}, **{f"d{name}": param for name, param in given if name in self.wanted})
+    def chunks(self) -> int:
+        """Places for kept states in a row; what lies in places without a chunk has no meaning."""
+        return places(self, self.chunk)
 
-    def program(self, layouts: Layouts, arch: Arch) -> Program | None:
-        """The kernels; None for what they do not take."""
-        from . import schedule
+    @property
+    def wide_skip(self) -> bool:
+        """Whether D is (H, P)."""
+        return self.D is not None and len(self.D.shape) == 2
 
-        if not specs.takes_kernels(self.spec):
-            return None
-        return schedule.backward(self.spec, self.inputs, self.outputs, layouts, arch)
+    def bytes_moved(self, which: Pass) -> int:
+        """As of any op; the kernels of the backward pass find the initial state among the kept ones."""
+        moved = CallSpec.bytes_moved(self, which)
+        return moved - self.initial_state.nbytes if which == "bwd" and self.initial_state else moved
 
-    def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The same without a kernel."""
-        return portable.backward(xp, self.spec, arrays)
+    def flops(self, which: Pass) -> int:
+        """Of the matrix products, with blocks of 64 steps, half of whose pairs of steps count."""
+        steps = self.batch * self.time
+        states, pairs, scores = (2, 1, 1) if which == "fwd" else (5, 2, 3)
+        per_head = self.P * (2 * states * self.N + pairs * BLOCK)
+        return steps * (self.heads * per_head + scores * self.groups * BLOCK * self.N)
 
-    def recomputed(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The states."""
-        return {"states": portable.forward(xp, self.spec, arrays)["states"]}
+    def check(self) -> None:
+        """Raise for more steps than kernels count."""
+        if self.batch * self.time + BLOCK * self.sequences > MOST_STEPS:
+            expected = f"batch * time + {BLOCK} * sequences of at most {MOST_STEPS}"
+            raise bad_shape(self.op, "x", self.x.shape, expected)
 
-
-BATCHED = ("x", "dt", "B", "C", "z", "initial_state", "y", "final_state", "states")
-
-
-class Ssd:
-    """The op."""
-
-    name = specs.OP
-    arguments: tuple[str, ...] = specs.ARGUMENTS
-    indices: Mapping[str, Callable[[Spec], int]] = {"cu_seqlens": lambda spec: spec.time}
-    options: Mapping[str, str] = {"dt_softplus": "bool", "dt_limit": "float[]", "return_final_state": "bool"}
-    results: tuple[str, ...] = ("y", "final_state")
-    kept: tuple[str, ...] = ("states",)
-    whole: Mapping[str, Any] = {}
-
-    def spec(self, params: Params, options: Mapping[str, Any]) -> Spec:
-        """Check a call. Raises ValueError or TypeError."""
-        return Spec.of(params, options)
-
-    def forward(self, spec: Spec) -> Forward:
-        """The forward pass."""
-        return Forward(spec)
-
-    def backward(self, spec: Spec, wanted: frozenset[str]) -> Backward:
-        """The backward pass."""
-        return Backward(spec, wanted.difference(self.indices))
-
-    def same_gradient(self, spec: Spec) -> Mapping[str, str]:
-        """Each argument has its own."""
-        return {}
-
-    def folds(self, spec: Spec, size: int) -> Iterator[Fold]:
-        """The calls as more rows."""
-        yield fold(self, spec, dict.fromkeys(BATCHED, 0), size)
+    def check_options(self) -> None:
+        """Raise for a limit that is no pair in order, too."""
+        CallSpec.check_options(self)
+        check_limit(self.op, self.dt_limit)
 
 
-OP = Ssd()
+def check_limit(op: str, limit: Any) -> None:
+    """Raise for a limit that is no pair in order."""
+    if len(limit) != 2 or not limit[0] <= limit[1]:
+        raise bad_value(op, "dt_limit", limit, "(low, high) with low <= high")
+
+
+def in_range(limit: tuple[float, float], dtype: str) -> tuple[float, float]:
+    """A limit whose numbers the dtype has: what it has no number for is infinite."""
+    largest = 2.0**128 if dtype == "float32" else math.inf
+
+    def number(x: float) -> float:
+        return math.copysign(math.inf, x) if abs(x) >= largest else float(x)
+
+    return number(limit[0]), number(limit[1])
+
+
+OP = Op(
+    Spec,
+    __package__,
+    (hopper.IMPLEMENTATION, triton.IMPLEMENTATION),
+    extra=("SsdWindow", "ssd_prefill", "ssd_step", "ssd_update"),
+)

@@ -1,16 +1,24 @@
-"""What the launches of a pass have in common, whichever kernels they are of."""
+"""What the implementations share: their arrays, what they launch alike, and the sums that end a backward pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from retrograd.core.arch import Arch
-from retrograd.core.arrays import pointers_to, strides_of
-from retrograd.core.op import Layouts
+from retrograd.core.arrays import pointers_to, read_in_place, strides_of
+from retrograd.core.build import divisor
+from retrograd.core.kernels.reduce import sum_blocks_launch, sum_rows_launch
 from retrograd.core.program import Array, Launch, Scalar
+from retrograd.core.rows import Layout, Layouts, is_dense
+from retrograd.core.spec import Param
 
-from .spec import Spec
+from .op import Spec
+
+FP32 = "float32"
+ROWS = ("x", "z", "dy", "B", "C")  # arrays of rows: (batch, time, heads or groups, columns)
+Read = Callable[[str, Param, Layout], bool]  # whether kernels read an array of this name where it lies
 
 
 @dataclass(frozen=True)
@@ -54,3 +62,56 @@ class Launches:
     def sizes(self) -> dict[str, Scalar]:
         """Steps, sequences and heads."""
         return {"T": self.spec.time, "sequences": self.spec.sequences, "H": self.spec.heads}
+
+
+def unit(param: Param) -> int:
+    """What the strides of rows are all multiples of where they lie densely."""
+    return divisor(param.shape[-1])
+
+
+def in_place(name: str, param: Param, layout: Layout) -> bool:
+    """Whether kernels read an array where it lies: they are compiled for dense memory."""
+    if name == "dt":
+        return True
+    if name not in ROWS:
+        return layout.aligned and is_dense(param.shape, layout.strides)
+    *rows, columns = layout.strides
+    return layout.aligned and columns == 1 and not any(stride % unit(param) for stride in rows)
+
+
+def inputs_of(
+    spec: Spec, names: tuple[str, ...], layouts: Layouts, read: Read = in_place
+) -> tuple[tuple[Array, ...], Layouts]:
+    """The arrays that a pass reads, and the layouts of those that it reads where they lie; the others are copied."""
+    return read_in_place(spec.params(names), layouts, read)
+
+
+def unwanted(spec: Spec, outputs: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Memory for the gradients, as large as their arguments, that nobody wants.
+
+    They are computed all the same: a kernel without them would be another binary, in which the compiler fuses other
+    multiplications with additions, and a gradient's bits would depend on what else is asked for.
+    """
+    made = {array.name for array in outputs}
+    alike = spec.params(("dx", "ddt", "dz", "dinitial_state"))
+    return tuple(Array(name, param.shape, param.dtype) for name, param in alike.items() if name not in made)
+
+
+def sums(spec: Spec, outputs: tuple[Array, ...], scratch: tuple[Array, ...], arch: Arch) -> tuple[Launch, ...]:
+    """The gradients of what heads, steps or both share, from their parts in `scratch`."""
+    made = {array.name for array in outputs}
+    sizes = {array.name: array.shape for array in scratch}
+    launches = []
+    for name in ("B", "C"):
+        if f"d{name}" in made:
+            steps, blocks, _ = sizes[f"d{name}_partial"]
+            each = blocks // spec.groups
+            launches.append(sum_blocks_launch(f"d{name}_partial", f"d{name}", steps, spec.groups, each, spec.N, arch))
+    for name in ("A", "dt_bias", "D"):
+        if f"d{name}" in made:
+            rows, columns = sizes[f"d{name}_partial"]
+            if name == "D" and not spec.wide_skip:
+                # Channels come before heads, to be summed over them too.
+                rows, columns = rows * columns // spec.heads, spec.heads
+            launches.append(sum_rows_launch(f"d{name}_partial", f"d{name}", rows, columns, arch))
+    return tuple(launches)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrograd.core.chunks import Geometry, Rows, cut_time
+from retrograd.core.spec import Param
 from retrograd.core.xp import Namespace, silu_grad
 
-from .spec import Spec, in_range
+from .op import Spec, in_range
 
 Arrays = Mapping[str, Any]
 # Steps of a block. Pairs of steps cost as many operations a step as a block has, states P N / BLOCK.
@@ -55,8 +56,13 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     return {name: xp.dense(array) for name, array in made.items()}
 
 
-def backward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
-    """Every gradient by name; the formulas are in README.md."""
+def recomputed(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
+    """The states."""
+    return {"states": forward(xp, spec, arrays)["states"]}
+
+
+def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) -> dict[str, Any]:
+    """Every gradient by name, wanted or not; the formulas are in README.md."""
     if 0 in spec.x.shape:
         return _gradients_without_steps(xp, spec, arrays)
     x = xp.astype(arrays["x"], spec.compute_dtype)
@@ -99,7 +105,7 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
         gradients["ddt_bias"] = xp.sum(draw, (0, 1))
     if spec.initial_state is not None:
         gradients["dinitial_state"] = time.at_starts(first, last)
-    dtypes = {f"d{name}": param.dtype for name, param in spec.arrays().items()}
+    dtypes = {name: param.dtype for name, param in spec.params(gradients).items()}
     return {name: xp.dense(xp.astype(array, dtypes[name])) for name, array in gradients.items()}
 
 
@@ -339,7 +345,7 @@ def _limited(xp: Namespace, delta: Any, limit: tuple[float, float]) -> Any:
 def _cut_time(xp: Namespace, spec: Spec, arrays: Arrays) -> Rows:
     def state(name: str) -> Any:
         given = arrays.get(name)
-        return xp.zeros(arrays["x"], spec.state.shape, spec.state.dtype) if given is None else given
+        return _zeros(xp, arrays, _state(spec)) if given is None else given
 
     # Of rows shorter than a chunk, blocks without a step are left out; in others they change nothing.
     steps = spec.chunk if spec.packed else min(spec.chunk, -(-spec.time // BLOCK) * BLOCK)
@@ -347,19 +353,27 @@ def _cut_time(xp: Namespace, spec: Spec, arrays: Arrays) -> Rows:
     return cut_time(xp, geometry, state("initial_state"), state("dfinal_state"), arrays.get("cu_seqlens"))
 
 
+def _state(spec: Spec) -> Param:
+    """The state of every sequence."""
+    return spec.param("S H P N", "compute_dtype")
+
+
+def _zeros(xp: Namespace, arrays: Arrays, param: Param) -> Any:
+    return xp.zeros(arrays["x"], param.shape, param.dtype)
+
+
 def _without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     """The outputs where x is empty: each state stays as it is."""
-    made = {"y": arrays["x"], "states": xp.zeros(arrays["x"], spec.kept.shape, spec.kept.dtype)}
-    if spec.return_final_state:
-        zeros = xp.zeros(arrays["x"], spec.state.shape, spec.state.dtype)
-        made["final_state"] = arrays["initial_state"] if spec.initial_state is not None else zeros
+    made = {"y": arrays["x"], **{n: _zeros(xp, arrays, p) for n, p in spec.params(("states", "final_state")).items()}}
+    if spec.return_final_state and spec.initial_state is not None:
+        made["final_state"] = arrays["initial_state"]
     return made
 
 
 def _gradients_without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     """As `_without_steps`: the gradient of a final state is that of the initial one, all others are zero."""
-    given = {name: param for name, param in spec.arrays().items() if name != "cu_seqlens"}
-    gradients = {f"d{name}": xp.zeros(arrays["x"], param.shape, param.dtype) for name, param in given.items()}
+    names = [f"d{name}" for name in spec.arguments if name != "cu_seqlens"]
+    gradients = {name: _zeros(xp, arrays, param) for name, param in spec.params(names).items()}
     if spec.initial_state is not None and spec.return_final_state:
         gradients["dinitial_state"] = arrays["dfinal_state"]
     return gradients

@@ -7,7 +7,7 @@ a thread runs its own steps, and nothing in the order of the arithmetic is left 
 Multiplications are fused with additions by name, because the compiler would do it in one kernel and not in the next.
 """
 
-# ruff: noqa: E741, RET505, SIM102
+# ruff: noqa: E741
 # mypy: disable-error-code="no-untyped-def, assignment"
 
 import triton

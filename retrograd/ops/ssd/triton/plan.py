@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from retrograd.core.arch import KIB, Arch
 from retrograd.core.dtypes import BYTES
+from retrograd.core.spec import Pass
 from retrograd.core.tiles import power_of_two
 
-from .spec import Spec
+from ..op import Spec
 
 STEPS = 64  # of a block
 CHANNELS = 64  # of a slice, at most
@@ -41,6 +42,8 @@ class Tile:
         pair_warps: those of `pairs`, which has two matrices of pairs of steps in registers at once.
         stages: depth of the pipeline over slices of a program that takes a block.
         carry_stages: that over blocks of a program which carries states.
+        heads: of a group that a program takes, over which it sums dB and dC, at most.
+        prepared_heads: of a program that prepares step sizes, or finishes their gradients.
     """
 
     steps: int
@@ -51,6 +54,8 @@ class Tile:
     pair_warps: int
     stages: int
     carry_stages: int
+    heads: int = HEADS
+    prepared_heads: int = PREPARED_HEADS
 
     def slices(self, spec: Spec) -> int:
         """Slices of a head."""
@@ -64,9 +69,17 @@ class Tile:
         """Programs that carry the state of a head."""
         return self.slices(spec) * -(-spec.N // self.carried)
 
+    def heads_of(self, spec: Spec) -> int:
+        """Heads of a group that one program takes."""
+        return max(1, min(self.heads, spec.heads // spec.groups))
 
-def tile(spec: Spec, arch: Arch) -> Tile:
-    """The tile of a call."""
+    def head_blocks(self, spec: Spec) -> int:
+        """Programs that share a block of steps."""
+        return spec.groups * -(-(spec.heads // spec.groups) // self.heads_of(spec))
+
+
+def planned(spec: Spec, arch: Arch, which: Pass) -> Tile:
+    """The tile of a call, the same for both passes."""
     single = BYTES[spec.operand_dtype] == 4
 
     def at_most(size: int, most: int) -> int:
@@ -84,8 +97,3 @@ def tile(spec: Spec, arch: Arch) -> Tile:
         stages=1 if single or arch.backend == "hip" else 3 if arch.shared_memory >= DEEP_SHARED else 2,
         carry_stages=2,
     )
-
-
-def heads(spec: Spec) -> int:
-    """Heads of a group that one program takes."""
-    return min(HEADS, spec.heads // spec.groups)

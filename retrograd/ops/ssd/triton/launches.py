@@ -8,37 +8,35 @@ from typing import Any
 import triton.language as tl
 
 from retrograd.core.arch import Arch
-from retrograd.core.arrays import read_in_place, strides_of
-from retrograd.core.build import divisor
+from retrograd.core.arrays import strides_of
 from retrograd.core.chunks import places
-from retrograd.core.kernels.reduce import sum_blocks_launch, sum_rows_launch
-from retrograd.core.op import Layouts, Param
+from retrograd.core.dtypes import KERNEL_FLOATS
 from retrograd.core.program import Array, Launch, Program
-from retrograd.core.rows import Layout, is_dense
+from retrograd.core.rows import Layouts
+from retrograd.core.spec import Param, Pass
 
+from ..op import Spec
+from ..passes import FP32, Launches, inputs_of, sums, unit, unwanted
 from . import backward as backward_kernels
 from . import forward as forward_kernels
-from . import plan
 from . import states as state_kernels
-from .gluon import launches as gluon
-from .passes import Launches
-from .plan import Tile
-from .spec import Spec
+from .plan import Tile, planned
 
-FP32 = "float32"
-ROWS = ("x", "z", "dy", "B", "C")  # arrays of rows: (batch, time, heads or groups, columns)
+__all__ = ["backward", "forward", "planned", "suits"]
+
 TRITON = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
 
 
-def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
+def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
+    """Whether the kernels are for the dtypes, and there is something to compute."""
+    return spec.x.dtype in KERNEL_FLOATS and 0 not in spec.x.shape
+
+
+def forward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, tile: Tile
+) -> Program:
     """The arguments -> y, final_state, states."""
-    in_gluon = gluon.takes_forward(spec, arch)
-    inputs, layouts = _inputs(names, spec, layouts, in_gluon)
-    if in_gluon:
-        scratch = gluon.forward_scratch(spec)
-        launches = gluon.forward_launches(spec, inputs + outputs + scratch, layouts, arch)
-        return Program(inputs, outputs, scratch, launches)
-    tile = plan.tile(spec, arch)
+    inputs, layouts = inputs_of(spec, names, layouts)
     scratch = (*_prepared(spec, tile), _states("entering", spec, tile))
     of = _Launches(spec, inputs + outputs + scratch, layouts, arch, tile)
     states = of.carry("x", "B", start="initial_state", out="entering", kept="states", last="final_state")
@@ -46,45 +44,31 @@ def forward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layo
     return Program(inputs, outputs, scratch, launches)
 
 
-def backward(spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Program:
-    """The gradients of the results, the arguments, states -> the gradients wanted.
-
-    All others are computed as well: a kernel without them would be another binary, in which the compiler fuses other
-    multiplications with additions, and a gradient's bits would depend on what else is asked for.
-    """
-    in_gluon = gluon.takes_backward(spec, arch)
-    inputs, layouts = _inputs(names, spec, layouts, in_gluon)
-    made = {array.name for array in outputs}
-    alike = {name: spec[name] for name in ("x", "dt", "z", "initial_state")}
-    unwanted = {f"d{name}": param for name, param in alike.items() if param and f"d{name}" not in made}
-    scratch = (
-        *(gluon.backward_scratch(spec) if in_gluon else _backward_scratch(spec, plan.tile(spec, arch))),
-        *(Array(name, param.shape, param.dtype) for name, param in unwanted.items()),
+def backward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, tile: Tile
+) -> Program:
+    """The gradients of the results, the arguments, states -> the gradients wanted."""
+    inputs, layouts = inputs_of(spec, names, layouts)
+    scratch = (*_backward_scratch(spec, tile), *unwanted(spec, outputs))
+    of = _Launches(spec, inputs + outputs + scratch, layouts, arch, tile)
+    dy = "dy_ungated" if spec.z else "dy"
+    launches = (
+        of.prepare(),
+        of.carry("x", "B", start="states", out="entering", from_kept=True),
+        *((of.outputs("x", "B", "C", "entering", dout="dy"),) if spec.z else ()),
+        of.carry(dy, "C", start="dfinal_state", out="leaving", last="dinitial_state", back=True),
+        of.outputs(dy, "C", "B", "leaving", out="dx", back=True),
+        of.pairs(dy),
+        of.through_states(dy, "C", "entering", "dC", "before", back=False),
+        of.through_states("x", "B", "leaving", "dB", "behind", back=True),
+        of.finish(),
     )
-    arrays = inputs + outputs + scratch
-    if in_gluon:
-        launches = list(gluon.backward_launches(spec, arrays, layouts, arch))
-    else:
-        launches = _backward_launches(spec, arrays, layouts, arch)
-    sizes = {array.name: array.shape for array in scratch}
-    for name in ("B", "C"):
-        if f"d{name}" in made:
-            steps, blocks, _ = sizes[f"d{name}_partial"]
-            each = blocks // spec.groups
-            launches.append(sum_blocks_launch(f"d{name}_partial", f"d{name}", steps, spec.groups, each, spec.N, arch))
-    for name in ("A", "dt_bias", "D"):
-        if f"d{name}" in made:
-            rows, columns = sizes[f"d{name}_partial"]
-            if name == "D" and not _wide_skip(spec):
-                # Channels come before heads, to be summed over them too.
-                rows, columns = rows * columns // spec.heads, spec.heads
-            launches.append(sum_rows_launch(f"d{name}_partial", f"d{name}", rows, columns, arch))
-    return Program(inputs, outputs, scratch, tuple(launches))
+    return Program(inputs, outputs, scratch, launches + sums(spec, outputs, scratch, arch))
 
 
 def _backward_scratch(spec: Spec, tile: Tile) -> tuple[Array, ...]:
     """What the backward kernels in Triton need beside their results."""
-    count, blocks = _places(spec, tile.steps), _head_blocks(spec)
+    count, blocks = _places(spec, tile.steps), tile.head_blocks(spec)
     of_slices = (count, spec.heads * tile.slices(spec), tile.steps)
     of_states = (count, spec.heads * tile.slices(spec) * tile.state_blocks(spec), tile.steps)
     # Sums over blocks of steps.
@@ -105,23 +89,6 @@ def _backward_scratch(spec: Spec, tile: Tile) -> tuple[Array, ...]:
         *(Array(name, shape, FP32) for name, shape in sizes.items()),
         *((Array("dy_ungated", spec.x.shape, spec.operand_dtype),) if spec.z else ()),
     )
-
-
-def _backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch) -> list[Launch]:
-    """The backward kernels in Triton."""
-    of = _Launches(spec, arrays, layouts, arch, plan.tile(spec, arch))
-    dy = "dy_ungated" if spec.z else "dy"
-    return [
-        of.prepare(),
-        of.carry("x", "B", start="states", out="entering", from_kept=True),
-        *((of.outputs("x", "B", "C", "entering", dout="dy"),) if spec.z else ()),
-        of.carry(dy, "C", start="dfinal_state", out="leaving", last="dinitial_state", back=True),
-        of.outputs(dy, "C", "B", "leaving", out="dx", back=True),
-        of.pairs(dy),
-        of.through_states(dy, "C", "entering", "dC", "before", back=False),
-        of.through_states("x", "B", "leaving", "dB", "behind", back=True),
-        of.finish(),
-    ]
 
 
 @dataclass(frozen=True)
@@ -224,7 +191,7 @@ class _Launches(Launches):
             **gates,
         )
         rows = {"u": u, "k": k, "q": q, "z": "z", "dout": "dy"}
-        return self._of_blocks(forward_kernels.outputs, arrays, rows, BACK=back, WIDE_D=_wide_skip(self.spec))
+        return self._of_blocks(forward_kernels.outputs, arrays, rows, BACK=back, WIDE_D=self.spec.wide_skip)
 
     def pairs(self, dy: str) -> Launch:
         """Gradients by pairs of steps within a block."""
@@ -250,20 +217,20 @@ class _Launches(Launches):
 
     def _of_steps(self, kernel: Any, names: str, **constants: int) -> Launch:
         steps = self.tile.steps
-        return self.of_steps(kernel, names, _places(self.spec, steps), plan.PREPARED_HEADS, Q=steps, **constants)
+        return self.of_steps(kernel, names, _places(self.spec, steps), self.tile.prepared_heads, Q=steps, **constants)
 
     def _of_blocks(self, kernel: Any, arrays: dict[str, str | None], rows: dict[str, str], **constants: Any) -> Launch:
         """A program for every block of steps and some heads of a group; `rows`: parameter -> array of rows."""
         spec, tile = self.spec, self.tile
         return Launch(
             kernel,
-            grid=_places(spec, tile.steps) * _head_blocks(spec),
+            grid=_places(spec, tile.steps) * tile.head_blocks(spec),
             arrays=arrays,
             scalars={
                 **self.sizes,
                 "G": spec.groups,
                 **{f"{name}_strides": self._strides(array) for name, array in rows.items()},
-                "dD_strides": (spec.P, 1) if _wide_skip(spec) else (1, spec.heads),
+                "dD_strides": (spec.P, 1) if spec.wide_skip else (1, spec.heads),
             },
             constants={
                 "P": spec.P,
@@ -271,7 +238,7 @@ class _Launches(Launches):
                 "Q": tile.steps,
                 "BLOCK_P": tile.channels,
                 "BLOCK_N": tile.states,
-                "HEADS": max(plan.heads(spec), 1),
+                "HEADS": tile.heads_of(spec),
                 "STAGES": tile.stages,
                 **{f"{name.upper()}_UNIT": self._unit(array) for name, array in rows.items()},
                 **self._multiplied,
@@ -293,7 +260,7 @@ class _Launches(Launches):
 
     def _param(self, name: str) -> Param | None:
         """An array of rows."""
-        return self.spec.x if name in ("dy", "dy_ungated") else self.spec[name]
+        return self.spec["dy" if name == "dy_ungated" else name]
 
     def _strides(self, name: str) -> tuple[int, ...]:
         """Of batch, time and head, in units."""
@@ -305,31 +272,6 @@ class _Launches(Launches):
     def _unit(self, name: str) -> int:
         param = self._param(name)
         return 1 if param is None else unit(param)
-
-
-def unit(param: Param) -> int:
-    """What the strides of rows are all multiples of where they lie densely."""
-    return divisor(param.shape[-1])
-
-
-def in_place(name: str, param: Param, layout: Layout) -> bool:
-    """Whether the kernels read an array where it lies: they are compiled for dense memory."""
-    if name == "dt":
-        return True
-    if name not in ROWS:
-        return layout.aligned and is_dense(param.shape, layout.strides)
-    *rows, columns = layout.strides
-    return layout.aligned and columns == 1 and not any(stride % unit(param) for stride in rows)
-
-
-def _inputs(names: tuple[str, ...], spec: Spec, layouts: Layouts, in_gluon: bool) -> tuple[tuple[Array, ...], Layouts]:
-    """The arrays that a pass reads, and the layouts of those that it reads where they lie; the others are copied."""
-    params = {**spec.arrays(), "dy": spec.x, "dfinal_state": spec.state, "states": spec.kept}
-
-    def reads(name: str, param: Param, layout: Layout) -> bool:
-        return in_place(name, param, layout) and (not in_gluon or gluon.in_place(name, param, layout))
-
-    return read_in_place({name: params[name] for name in names}, layouts, reads)
 
 
 def _prepared(spec: Spec, tile: Tile) -> tuple[Array, Array]:
@@ -345,13 +287,3 @@ def _states(name: str, spec: Spec, tile: Tile) -> Array:
 def _places(spec: Spec, steps: int) -> int:
     """Places in all rows for blocks of so many steps."""
     return spec.batch * places(spec, steps)
-
-
-def _head_blocks(spec: Spec) -> int:
-    """Programs that share a block of steps."""
-    return spec.groups * -(-(spec.heads // spec.groups) // max(plan.heads(spec), 1))
-
-
-def _wide_skip(spec: Spec) -> bool:
-    """Whether D is (H, P)."""
-    return spec.D is not None and len(spec.D.shape) == 2

@@ -3,40 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from retrograd.core.arch import Arch
 from retrograd.core.arrays import strides_of
 from retrograd.core.chunks import places
-from retrograd.core.op import Layouts, Param
-from retrograd.core.program import Array, Launch, Scalar
-from retrograd.core.rows import Layout
+from retrograd.core.program import Array, Launch, Program, Scalar
+from retrograd.core.rows import Layout, Layouts
+from retrograd.core.spec import Param, Pass
 
-from .. import backward as backward_kernels
-from ..passes import Launches
-from ..spec import Spec
-from . import blocks, spans
+from .. import passes
+from ..op import Spec
+from ..passes import FP32, Launches, inputs_of, sums, unwanted
+from ..triton import backward as backward_kernels
+from . import blocks
 from .ahead import ahead
 from .middle import middle
 from .pairs import pairs
+from .plan import (
+    CHANNELS,
+    MIDDLE_SLICES,
+    MIDDLE_STATES,
+    PLACE,
+    STEPS,
+    Plan,
+    halves,
+    head_blocks,
+    heads,
+    kept_places,
+    planned,
+    programs_of_middle,
+    programs_of_pairs,
+    slices,
+    walked,
+)
 from .prepare import prepare
-from .spans import STEPS
 from .walk import walk
 
-FP32 = "float32"
-PLACE = blocks.PLACE.value
-CHANNELS = blocks.CHANNELS.value
+__all__ = ["backward", "forward", "planned", "suits"]
+
 VECTORS = blocks.VECTORS.value
 STATES = (64, 128, 256)  # N
 UNIT = 8  # numbers of 16 bits in a copy of 16 bytes
 PREPARED_HEADS = 16  # of a program that prepares step sizes
 FINISHED_HEADS = 8  # of one that finishes their gradients
-# Of a program that finds the states between kept ones: states, slices at most, and those on their way at once.
-MIDDLE_STATES, MIDDLE_SLICES, MIDDLE_STAGES = 128, 8, 2
-# Of a block, over which dB and dC are summed at once, at most; by halves of the states.
-SUMMED_HEADS = {1: 40, 2: 64}
-LEAST_BLOCKS = 2  # of heads for each place, if there are as many heads: few heads often come with few steps
+MIDDLE_STAGES = 2  # slices of a program of `middle` on their way at once
 FARTHEST = 2**31 // STEPS  # numbers from a step to the next, so that 32 bits hold the way through a block
 
 # Registers a thread, on average, and of the warps of each kind.
@@ -52,25 +64,22 @@ PAIR_STAGES = 2
 AHEAD_STAGES = {32: 8, 64: 6, 128: 4}
 
 
-def takes_forward(spec: Spec, arch: Arch) -> bool:
-    """Whether the forward kernels are for this call.
+def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
+    """Whether the kernels are for the architecture, dtypes and sizes of a call; a wide D has no gradient in them.
 
     The layout has no say: kernels of two kinds would give a row other bits.
     """
-    if arch.name != "sm_90" or spec.operand_dtype not in ("bfloat16", "float16"):
+    if arch.name != "sm_90" or spec.operand_dtype not in ("bfloat16", "float16") or 0 in spec.x.shape:
         return False
-    if spec.P % CHANNELS or spec.N not in STATES or spec.z is not None:
+    if spec.P % CHANNELS or spec.N not in STATES or (which == "bwd" and spec.wide_skip):
         return False
     return -(-spec.time // PLACE) * PLACE * spec.heads * VECTORS < 2**31  # coordinates in a sequence
 
 
-def takes_backward(spec: Spec, arch: Arch) -> bool:
-    """Whether the backward kernels are for this call."""
-    return takes_forward(spec, arch) and not (spec.D is not None and len(spec.D.shape) == 2)
-
-
 def in_place(name: str, param: Param, layout: Layout) -> bool:
     """Whether the kernels read an array where it lies: their descriptors see the heads of a step as one row."""
+    if not passes.in_place(name, param, layout):
+        return False
     if name not in ("x", "dy", "B", "C"):
         return True
     heads, columns = param.shape[2:]
@@ -78,91 +87,26 @@ def in_place(name: str, param: Param, layout: Layout) -> bool:
     return row <= layout.strides[1] < FARTHEST and (name in "BC" or layout.strides[2] == columns)
 
 
-def slices(spec: Spec) -> int:
-    """Slices of a head."""
-    return spec.P // CHANNELS
-
-
-def walked(spec: Spec) -> int:
-    """Slices of a walk."""
-    return int(blocks.slices_walked(spec.N))
-
-
-def halves(spec: Spec) -> int:
-    """Programs, or warpgroups, that share the states of a slice."""
-    return int(blocks.halves(spec.N))
-
-
-def heads(spec: Spec) -> int:
-    """Heads of a block, over which dB and dC are summed: those of a group, in blocks of about the same size."""
-    each = spec.heads // spec.groups
-    fewest = min(each, -(-LEAST_BLOCKS // (spec.groups * halves(spec))))
-    return -(-each // max(fewest, -(-each // SUMMED_HEADS[halves(spec)])))
-
-
-def head_blocks(spec: Spec) -> int:
-    """Such blocks of a group."""
-    return -(-(spec.heads // spec.groups) // heads(spec))
-
-
-def kept_places(spec: Spec) -> int:
-    """The forward pass keeps what enters every so many places of a sequence."""
-    return spec.chunk // PLACE
-
-
-def prepared(spec: Spec) -> tuple[Array, Array]:
-    """What `prepare` makes."""
-    count = spec.batch * places(spec, PLACE)
-    vectors = Array("vectors", (count, PLACE // STEPS, spec.heads, VECTORS, STEPS), FP32)
-    return vectors, Array("delta", (count, spec.heads, PLACE), FP32)
-
-
-def walks(spec: Spec) -> int:
-    """Walks of a pass, through all sequences."""
-    return spec.sequences * spec.groups * -(-(spec.heads // spec.groups * slices(spec)) // walked(spec))
-
-
-def ahead_of_spans(spec: Spec) -> Array:
-    """What enters the spans of walks, but for the first."""
-    plan = spans.planned(spec, walks(spec))
-    return Array("ahead", (plan.cut, plan.count - 1, walked(spec), CHANNELS, spec.N), FP32)
-
-
-def forward_scratch(spec: Spec) -> tuple[Array, ...]:
-    """What the forward pass needs beside its results."""
-    return *prepared(spec), ahead_of_spans(spec)
-
-
-def backward_scratch(spec: Spec) -> tuple[Array, ...]:
-    """What the backward pass needs beside its results."""
-    count = spec.batch * places(spec, PLACE)
-    parts = spec.heads * slices(spec) * halves(spec)
-    by_step = ("targets", "own", "dots", "sources", "behind")
-    partial = (spec.batch * spec.time, spec.groups * head_blocks(spec) * halves(spec), spec.N)
-    return (
-        *prepared(spec),
-        ahead_of_spans(spec),
-        *([Array("middle", spec.kept.shape, spec.kept.dtype)] if kept_places(spec) == 2 else []),
-        Array("leaving", (count, spec.heads, spec.P, spec.N), spec.operand_dtype),
-        Array("both", (count, parts, 4), FP32),
-        *(Array(name, (count, parts, PLACE), FP32) for name in by_step),
-        *(Array(f"d{name}_partial", partial, FP32) for name in ("B", "C")),
-        *(Array(f"d{name}_partial", (count, spec.heads), FP32) for name in ("A", "dt_bias", "D") if spec[name]),
-    )
-
-
-def forward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch) -> tuple[Launch, ...]:
-    """y, final_state and states."""
-    of = _Launches(spec, arrays, layouts, arch)
+def forward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
+) -> Program:
+    """The arguments -> y, final_state, states."""
+    inputs, layouts = inputs_of(spec, names, layouts, in_place)
+    scratch = (*_prepared(spec), _ahead(spec, plan))
+    of = _Launches(spec, inputs + outputs + scratch, layouts, arch, plan)
     walk = of.walk("x", "B", "C", start="initial_state", out="y", states="states", last="final_state")
-    return (of.prepare(), *of.ahead("x", "B", start="initial_state"), walk)
+    return Program(inputs, outputs, scratch, (of.prepare(), *of.ahead("x", "B", start="initial_state"), walk))
 
 
-def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch) -> tuple[Launch, ...]:
-    """Gradients, and sums over heads or a place."""
-    of = _Launches(spec, arrays, layouts, arch)
+def backward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
+) -> Program:
+    """The gradients of the results, the arguments, states -> the gradients wanted."""
+    inputs, layouts = inputs_of(spec, names, layouts, in_place)
+    scratch = (*_backward_scratch(spec, plan), *unwanted(spec, outputs))
+    of = _Launches(spec, inputs + outputs + scratch, layouts, arch, plan)
     back = of.walk("dy", "C", "B", start="dfinal_state", out="dx", states="leaving", last="dinitial_state", back=True)
-    return (
+    launches = (
         of.prepare(),
         *of.middle(),
         *of.ahead("dy", "C", start="dfinal_state", back=True),
@@ -171,10 +115,45 @@ def backward_launches(spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, a
         of.pairs("x", "dy", "B", "C", states="leaving", partial="dB_partial", for_b=True),
         of.finish(),
     )
+    return Program(inputs, outputs, scratch, launches + sums(spec, outputs, scratch, arch))
 
 
+def _prepared(spec: Spec) -> tuple[Array, Array]:
+    """What `prepare` makes."""
+    count = spec.batch * places(spec, PLACE)
+    vectors = Array("vectors", (count, PLACE // STEPS, spec.heads, VECTORS, STEPS), FP32)
+    return vectors, Array("delta", (count, spec.heads, PLACE), FP32)
+
+
+def _ahead(spec: Spec, plan: Plan) -> Array:
+    """What enters the spans of walks, but for the first."""
+    return Array("ahead", (plan.spans.cut, plan.spans.count - 1, walked(spec), CHANNELS, spec.N), FP32)
+
+
+def _backward_scratch(spec: Spec, plan: Plan) -> tuple[Array, ...]:
+    """What the backward pass needs beside its results."""
+    count = spec.batch * places(spec, PLACE)
+    parts = spec.heads * slices(spec) * halves(spec)
+    by_step = ("targets", "own", "dots", "sources", "behind")
+    partial = (spec.batch * spec.time, spec.groups * head_blocks(spec) * halves(spec), spec.N)
+    kept = spec.params(("states",))["states"]
+    return (
+        *_prepared(spec),
+        _ahead(spec, plan),
+        *([Array("middle", kept.shape, kept.dtype)] if kept_places(spec) == 2 else []),
+        Array("leaving", (count, spec.heads, spec.P, spec.N), spec.operand_dtype),
+        Array("both", (count, parts, 4), FP32),
+        *(Array(name, (count, parts, PLACE), FP32) for name in by_step),
+        *(Array(f"d{name}_partial", partial, FP32) for name in ("B", "C")),
+        *(Array(f"d{name}_partial", (count, spec.heads), FP32) for name in ("A", "dt_bias", "D") if spec[name]),
+    )
+
+
+@dataclass(frozen=True)
 class _Launches(Launches):
     """The launches of a pass of the kernels for Hopper."""
+
+    plan: Plan
 
     def prepare(self) -> Launch:
         """The vectors of every block."""
@@ -192,18 +171,16 @@ class _Launches(Launches):
 
     def ahead(self, u: str, k: str, *, start: str, back: bool = False) -> tuple[Launch, ...]:
         """What enters spans, if there are any."""
-        spec = self.spec
-        plan = spans.planned(spec, walks(spec))
-        if plan.count == 1:
+        spec, spans = self.spec, self.plan.spans
+        if spans.count == 1:
             return ()
-        programs = plan.cut * walked(spec)
-        columns = spans.columns(programs, spec.N)
+        columns = min(self.plan.columns, spec.N)
         launch = self._of_rows(
             ahead,
-            programs * (spec.N // columns),
+            spans.cut * walked(spec) * (spec.N // columns),
             self.pointers(ahead, "vectors cu_seqlens ahead", u_ptr=u, k_ptr=k, start_ptr=start),
             {"u": u, "k": k},
-            plan.scalars,
+            spans.scalars,
             COLUMNS=columns,
             STAGES=AHEAD_STAGES[columns],
             BACK=back,
@@ -217,11 +194,10 @@ class _Launches(Launches):
         if kept_places(spec) == 1:
             return ()
         of_group = spec.heads // spec.groups
-        programs = spec.batch * spec.chunks * (spec.N // MIDDLE_STATES) * spec.groups
-        each = spans.sharing(of_group, programs, MIDDLE_SLICES // slices(spec))
+        each = min(self.plan.sharing, of_group, MIDDLE_SLICES // slices(spec))
         launch = self._of_rows(
             middle,
-            programs * -(-of_group // each),
+            programs_of_middle(spec) * -(-of_group // each),
             self.pointers(middle, "x B vectors states cu_seqlens middle"),
             {"x": "x", "B": "B"},
             {"each": each},
@@ -237,8 +213,7 @@ class _Launches(Launches):
     ) -> Launch:
         """Results and states, or dx and the gradients of states."""
         spec = self.spec
-        plan = spans.planned(spec, walks(spec))
-        D = (0, 0) if spec.D is None else (spec.P, 1) if len(spec.D.shape) == 2 else (1, 0)
+        D = (0, 0) if spec.D is None else (spec.P, 1) if spec.wide_skip else (1, 0)
         arrays = self.pointers(
             walk,
             "vectors D ahead middle cu_seqlens",
@@ -254,10 +229,10 @@ class _Launches(Launches):
         )
         launch = self._of_rows(
             walk,
-            plan.programs,
+            self.plan.spans.programs,
             arrays,
             {"u": u, "k": k, "q": q},
-            {**plan.scalars, "D_strides": D},
+            {**self.plan.spans.scalars, "D_strides": D},
             STAGES=WALK_STAGES[halves(spec)],
             BACK=back,
             KEPT=kept_places(spec),
@@ -274,12 +249,11 @@ class _Launches(Launches):
         of = {"rows": rows, "columns": columns, "left": left, "right": right}
         others = "sources behind" if for_b else "middle targets own dots"
         of_group = head_blocks(self.spec)
-        programs = self._places * halves(self.spec) * self.spec.groups
-        each = spans.together(of_group, programs, heads(self.spec) * slices(self.spec))
+        each = min(self.plan.together, of_group)
         pointers = {f"{name}_ptr": array for name, array in of.items()}
         launch = self._of_rows(
             pairs,
-            programs * -(-of_group // each),
+            programs_of_pairs(self.spec) * -(-of_group // each),
             self.pointers(pairs, f"vectors cu_seqlens {others}", **pointers, states_ptr=states, partial_ptr=partial),
             of,
             {"each": each},
@@ -328,6 +302,6 @@ class _Launches(Launches):
 
     def _strides(self, name: str) -> tuple[int, ...]:
         """Of batch, time and head or group, in units."""
-        param = self.spec.x if name == "dy" else self.spec[name]
+        param = self.spec[name]
         assert param is not None
         return tuple(stride // UNIT for stride in strides_of(name, param.shape, self.layouts)[:-1])

@@ -1,0 +1,90 @@
+"""Checks of a step of generation: of arrays at once, and, while `torch.compile` traces, as an operator of their own.
+
+The code that checks a call is no code that a compiler can trace. The operator has no results, so that nothing of it is
+left in what is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ..errors import OPTION_TYPES, check_option
+from ..spec import CallSpec, Params, arguments, options
+from .arguments import check_tensors, concrete, params_of
+from .formulas import is_transformed
+from .operator import hashable
+
+MOST_TAKEN = 4096  # kinds of calls that are remembered as checked
+Check = Callable[[type[CallSpec], Params, Mapping[str, Any]], Any]
+Checked = Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]
+
+
+def of_declaration(call: type[CallSpec], params: Params, given: Mapping[str, Any]) -> None:
+    """Raise for arrays and options that the declaration refuses."""
+    call.of(params, given)
+
+
+def checker(call: type[CallSpec], check: Check = of_declaration, names: Mapping[str, str] | None = None) -> Checked:
+    """The function that checks arrays and options by name, and returns them; it raises ValueError or TypeError.
+
+    Args:
+        call: declares the step; its operator is `retrograd::check_<op>`.
+        check: raises for shapes, dtypes and options of such a call that do not fit together.
+        names: argument -> the name that errors have for it, where that is another one.
+    """
+    shown = {name: (names or {}).get(name, name) for name in arguments(call)}
+    kinds = {name: declared.kind for name, declared in options(call).items()}
+    defaults = {name: declared.default for name, declared in options(call).items()}
+    required = sum(not declared.optional for declared in arguments(call).values())
+
+    taken: set[Any] = set()
+
+    def check_now(tensors: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        check(call, params_of(tensors), given)
+
+    def check_once(tensors: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        shapes = tuple([None if t is None else (t.shape, t.dtype) for t in tensors.values()])
+        values = tuple(given.values())
+        key = (shapes, values, _types(values))
+        try:
+            if key in taken:
+                return
+        except TypeError:  # symbols have no hash, and what is no option may have none
+            check_now(tensors, given)
+            return
+        check_now(tensors, given)
+        if len(taken) < MOST_TAKEN:
+            taken.add(key)
+
+    def run(*given: Any) -> None:
+        chosen = hashable(given[len(shown) :])
+        check_now(dict(zip(shown.values(), given, strict=False)), dict(zip(kinds, chosen, strict=True)))
+
+    schema = ", ".join((*(f"Tensor? {name}" for name in shown), *(f"{kind} {name}" for name, kind in kinds.items())))
+    operator = torch.library.custom_op(f"retrograd::check_{call.op}", run, mutates_args=(), schema=f"({schema}) -> ()")
+    operator.register_fake(run)
+    traced = getattr(torch.ops.retrograd, f"check_{call.op}")
+
+    def checked(tensors: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        check_tensors(call.op, tensors, required)
+        if not torch.compiler.is_compiling():
+            check_once(tensors, given)
+            return tensors, given
+        for name, value in given.items():
+            if kinds[name] in OPTION_TYPES:
+                check_option(call.op, name, concrete(value), kinds[name])
+        if not is_transformed():  # what a transform wraps goes through no operator without results
+            found = [tensors.get(name) for name in shown.values()]
+            arrays = [None if tensor is None else tensor.detach() for tensor in found]
+            traced(*arrays, *[given.get(name, default) for name, default in defaults.items()])
+        return tensors, given
+
+    return checked
+
+
+def _types(value: Any) -> Any:
+    """The type of an option, or of what a tuple has: True, 1 and 1.0 are equal, but not alike."""
+    return tuple([_types(item) for item in value]) if isinstance(value, tuple) else type(value)

@@ -1,1 +1,0 @@
-"""SSD's kernels for Hopper."""

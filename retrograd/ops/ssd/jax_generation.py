@@ -1,0 +1,126 @@
+"""Generation for JAX: the functions beside `ssd`, which `retrograd.jax` has too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtyping import Array as JaxArray
+from jaxtyping import Float
+
+from retrograd.core.errors import as_tuple
+from retrograd.core.jax.arguments import arrays_of, params_of
+from retrograd.core.spec import CallSpec
+from retrograd.core.xp import jax_namespace
+
+from . import generation, portable
+from .generation import SsdWindow
+from .op import NOT_NEGATIVE
+from .steps import ROWS, Prefill, Step, Update, check, required_of
+
+__all__ = ["SsdWindow", "ssd_prefill", "ssd_step", "ssd_update"]
+
+Skip = Float[JaxArray, " H"] | Float[JaxArray, "H P"]
+States = Float[JaxArray, "B H P N"]
+Limit = tuple[float, float]
+
+
+def ssd_update(
+    state: States,
+    x: Float[JaxArray, "B H P"],
+    dt: Float[JaxArray, "B H"],
+    A: Float[JaxArray, " H"],
+    B: Float[JaxArray, "B G N"],
+    C: Float[JaxArray, "B G N"],
+    *,
+    D: Skip | None = None,
+    z: Float[JaxArray, "B H P"] | None = None,
+    dt_bias: Float[JaxArray, " H"] | None = None,
+    dt_softplus: bool = False,
+    dt_limit: Limit = NOT_NEGATIVE,
+) -> tuple[JaxArray, JaxArray]:
+    """One step of `ssd`, for generation: (y, the new state); as `retrograd.ssd_update`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from retrograd.jax import ssd_update
+        >>> x, dt, B = jnp.ones((2, 8, 64)), jnp.ones((2, 8)), jnp.ones((2, 1, 128))
+        >>> y, state = ssd_update(jnp.zeros((2, 8, 64, 128)), x, dt, -jnp.ones(8), B, B)
+        >>> y.shape, state.shape
+        ((2, 8, 64), (2, 8, 64, 128))
+    """
+    given = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    options = {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
+    arrays = _checked(Update, given, options)
+    y, new = portable.update(jax_namespace(), **arrays, **options)
+    return y.astype(arrays["x"].dtype), new
+
+
+def ssd_prefill(
+    x: Float[JaxArray, "B T H P"],
+    dt: Float[JaxArray, "B T H"],
+    A: Float[JaxArray, " H"],
+    B: Float[JaxArray, "B T G N"],
+    C: Float[JaxArray, "B T G N"],
+    *,
+    D: Skip | None = None,
+    z: Float[JaxArray, "B T H P"] | None = None,
+    dt_bias: Float[JaxArray, " H"] | None = None,
+    dt_softplus: bool = False,
+    dt_limit: Limit = NOT_NEGATIVE,
+    initial_state: States | None = None,
+) -> tuple[Float[JaxArray, "B T H P"], SsdWindow]:
+    """`ssd` on the beginning of a text, and the window from which `ssd_step` goes on; as `retrograd.ssd_prefill`."""
+    given = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    given["initial_state"] = initial_state
+    options = {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
+    arrays = _checked(Prefill, given, options)
+    return generation.prefill(jax_namespace(), _ssd(), arrays, options)
+
+
+def ssd_step(
+    window: SsdWindow,
+    x: Float[JaxArray, "B H P"],
+    dt: Float[JaxArray, "B H"],
+    A: Float[JaxArray, " H"],
+    B: Float[JaxArray, "B G N"],
+    C: Float[JaxArray, "B G N"],
+    *,
+    D: Skip | None = None,
+    z: Float[JaxArray, "B H P"] | None = None,
+    dt_bias: Float[JaxArray, " H"] | None = None,
+    dt_softplus: bool = False,
+    dt_limit: Limit = NOT_NEGATIVE,
+) -> tuple[Float[JaxArray, "B H P"], SsdWindow]:
+    """One step of generation with the bits of training: (y, the window behind it); as `retrograd.ssd_step`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from retrograd.jax import ssd_prefill, ssd_step
+        >>> x, dt, A, B = jnp.ones((1, 4, 8, 64)), jnp.ones((1, 4, 8)), -jnp.ones(8), jnp.ones((1, 4, 1, 128))
+        >>> y, window = ssd_prefill(x, dt, A, B, B)
+        >>> y, window = ssd_step(window, x[:, 0], dt[:, 0], A, B[:, 0], B[:, 0])
+        >>> int(window.steps[0])
+        5
+    """
+    kept = generation.arrays_of_window(window)
+    given = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    options = {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
+    arrays = _checked(Step, kept | given, options)
+    window = SsdWindow(*(arrays[name] for name in kept))
+    rows = {name: arrays[name] for name in ROWS}
+    shared = {**{name: arrays[name] for name in ("A", "D", "dt_bias")}, **options}
+    return generation.step(jax_namespace(), _ssd(), window, rows, shared, arrays["z"])
+
+
+def _checked(call: type[CallSpec], given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    arrays = arrays_of(call.op, given, required_of(call))
+    check(call, params_of(arrays), options)
+    return arrays
+
+
+def _ssd() -> generation.Ssd:
+    """The public function, whose module imports this one."""
+    from ..jax_functions import ssd
+
+    return ssd
