@@ -70,10 +70,6 @@ def update(op: Op, call: type[CallSpec], face: Face) -> str:
     return _definition(call, face, _returned(call.results, face)) + _docstring(call, face) + body
 
 
-def _constant(call: type[CallSpec]) -> str:
-    return call.op.upper()
-
-
 def _private(op: Op) -> str:
     return f"_{op.name}"
 
