@@ -1,1 +1,1 @@
-"""The rooms: one folder an op, all of one plan."""
+"""The ops: one folder each, all with the same structure."""

@@ -1,4 +1,4 @@
-"""The modules of public functions, written from the ops' declarations; `make functions` puts them where they belong."""
+"""The source of the public functions, from the ops' declarations; `make functions` writes the modules."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ops() -> list[Op]:
 
 
 def source(face: Face) -> str:
-    """The module of a framework's public functions, before it is formatted."""
+    """The module of a framework's public functions, before formatting."""
     framework = "PyTorch" if face is TORCH else "JAX"
     parts = [
         f'"""The public functions for {framework}: written by `make functions` from `ops/*/op.py`, not by hand."""',

@@ -95,7 +95,7 @@ def rms_norm(
     prenorm: bool = False,
     out_dtype: Any = None,
 ) -> Array | tuple[Array, Array]:
-    """Root-mean-square normalisation of the last dimension, with its neighbours fused in.
+    """Root-mean-square normalisation of the last dimension, fused with the residual addition and the gate.
 
     With s = x + residual and z = gate::
 
@@ -104,7 +104,7 @@ def rms_norm(
         y = (s / sqrt(mean(s^2) + eps) * ... ) * silu(z)                       gate, norm_before_gate
 
     Sums are taken in float32. s is rounded to the dtype of the residual before it is normalised. All gradients are
-    bitwise reproducible; a row's outputs and gradients do not depend on the batch around it.
+    bitwise reproducible; a row's results and gradients do not depend on the rest of its batch.
 
     It is the same call as `retrograd.rms_norm`, with the same results and errors. On an NVIDIA GPU it launches the same
     kernels; on a CPU or TPU it is plain JAX. What the backward pass keeps is named `rms_norm_sum` and `rms_norm_rstd`
@@ -118,15 +118,15 @@ def rms_norm(
         residual: like x, of any of the dtypes; added to x first.
         gate: like x, of any of the dtypes.
         eps: added to the mean square.
-        weight_offset: added to the weight, in float32; 1.0 gives Gemma's norm.
+        weight_offset: added to the weight, in float32; 1.0 for Gemma's norm.
         group_size: columns that are normalised together; all N by default. Must divide N.
         norm_before_gate: gate the output instead of the input.
         prenorm: also return s.
         out_dtype: dtype of y; that of x by default.
 
     Returns:
-        y (..., N); with `prenorm`, (y, s), where s has the dtype of the residual. Without one s is a copy of x, which
-        may be written into.
+        y (..., N); with `prenorm`, (y, s), where s has the dtype of the residual. Without a residual, s is a copy of x,
+        which may be modified in place.
 
     Raises:
         ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
@@ -215,7 +215,7 @@ def linear_scan(
             up to cu_seqlens[i + 1]. States are then (S, D). Steps outside of every sequence give zeros. The numbers
             must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them; elsewhere wrong
             ones give results that mean nothing.
-        reverse: go from the last step to the first: h[t] = a[t] * h[t + 1] + b[t].
+        reverse: scan from the last step to the first: h[t] = a[t] * h[t + 1] + b[t].
         return_final_state: also return the state after the last step (the first, with `reverse`).
 
     Returns:
@@ -225,7 +225,7 @@ def linear_scan(
     Raises:
         ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
 
-    Source: Blelloch, Prefix Sums and Their Applications (1990), section 1.4; the gradient is in the room's README.
+    Source: Blelloch, Prefix Sums and Their Applications (1990), section 1.4; the gradient is in the op's README.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -293,20 +293,21 @@ def causal_conv1d(
     memory.
 
     Args:
-        x: (B, T, D), float32, bfloat16 or float16, any strides, a (B, D, T) array seen as (B, T, D) among them. float64
+        x: (B, T, D), float32, bfloat16 or float16, any strides, such as those of a transposed (B, D, T) array. float64
             runs on the portable path.
         weight: (D, W), float32 or the dtype of x. Kernels run for W of 2 to 4, the portable path for 1 to 64.
         bias: (D,), float32 or the dtype of x.
-        initial_state: (B, D, W - 1) in the dtype of x: the inputs before the first, oldest first; zeros by default.
+        initial_state: (B, D, W - 1) in the dtype of x: the inputs before the first step, oldest first; zeros by
+            default.
         cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
             up to cu_seqlens[i + 1]. States are then (S, D, W - 1). Steps outside of every sequence give zeros. The
             numbers must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them;
             elsewhere wrong ones give results that mean nothing.
         activation: "silu" or None.
-        return_final_state: also return the last W - 1 inputs, to go on from.
+        return_final_state: also return the last W - 1 inputs, to continue from.
 
     Returns:
-        y (B, T, D) in the dtype of x; with `return_final_state`, (y, final_state), the state as `initial_state`.
+        y (B, T, D) in the dtype of x; with `return_final_state`, (y, final_state), the state like `initial_state`.
 
     Raises:
         ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
@@ -336,10 +337,10 @@ def causal_conv1d_update(
     *,
     activation: Literal["silu"] | None = None,
 ) -> tuple[Float[Array, "B D"] | Float[Array, "B T D"], Float[Array, "B D W_minus_1"]]:
-    """One step of generation, or a few: `causal_conv1d` that goes on from a state, with its gradients.
+    """One or a few steps of generation: `causal_conv1d` continued from a state, with its gradients.
 
-    Results have the bits that the steps have in a longer sequence; in JAX without a kernel, as far as XLA compiles both
-    alike.
+    The results are bitwise equal to those of the same steps in a longer sequence; in JAX without a kernel, only as far
+    as XLA compiles both alike.
 
     It is the same call as `retrograd.causal_conv1d_update`, with the same results and errors. On an NVIDIA GPU it
     launches the same kernels; on a CPU or TPU it is plain JAX. It has derivatives of every order, in reverse and in
@@ -348,7 +349,7 @@ def causal_conv1d_update(
 
     Args:
         x: (B, D), or (B, T, D) for T steps.
-        state: (B, D, W - 1) in the dtype of x: the inputs before, oldest first. It is left as it is.
+        state: (B, D, W - 1) in the dtype of x: the previous inputs, oldest first; not modified.
         weight: (D, W), as in `causal_conv1d`.
         bias: (D,), as in `causal_conv1d`.
         activation: "silu" or None.
@@ -464,8 +465,8 @@ def selective_scan(
         out[t] = y[t] silu(z[t])                                    y[t] without z
 
     The arithmetic and the states are in float32. All gradients are bitwise reproducible; a sequence's results and
-    gradients depend neither on its batch nor on what it is packed with. For its backward pass the forward pass keeps
-    the states of every 2 N-th step, about 2 bytes a channel and step. Gradients of complex arrays follow the
+    gradients depend neither on its batch nor on what it is packed with. For its backward pass the forward pass saves
+    the state of every 2 N-th step, about 2 bytes per channel and step. Gradients of complex arrays follow the
     framework's convention: JAX's are the conjugates of PyTorch's.
 
     It is the same call as `retrograd.selective_scan`, with the same results and errors. On an NVIDIA GPU it launches
@@ -478,10 +479,10 @@ def selective_scan(
             portable path.
         dt: (B, T, D), like x or float32.
         A: (D, N), float32; at most 256 states. With complex64 A, B and C are complex64, the states too, and y = 2 Re
-            <C, h> (without conjugation) as for one of each pair of conjugate states; portable path alone.
+            <C, h> (without conjugation) as for one of each pair of conjugate states; portable path only.
         B: (B, T, N), or (B, T, G, N) where channel d uses group d // (D / G); like x or float32. Or constant in time:
             (D, N), float32.
-        C: like B; the two need not have the same of these forms.
+        C: like B, but not necessarily in the same form.
         D: (D,), float32: a skip from x to y.
         z: (B, T, D), like x or float32: a gate.
         dt_bias: (D,), float32, added to dt.
@@ -490,7 +491,7 @@ def selective_scan(
             up to cu_seqlens[i + 1]. States are then (S, D, N). Steps outside of every sequence give zeros. The numbers
             must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them; elsewhere wrong
             ones give results that mean nothing.
-        dt_softplus: whether softplus makes delta positive.
+        dt_softplus: whether to apply softplus to dt + dt_bias.
         return_final_state: also return the state after the last step.
 
     Returns:
@@ -541,11 +542,11 @@ def selective_state_update(
     dt_bias: Float[Array, " D"] | None = None,
     dt_softplus: bool = False,
 ) -> tuple[Float[Array, "B D"], Float[Array, "S D N"] | Complex[Array, "S D N"]]:
-    """One step of `selective_scan`, for generation: (y, the new state). Pure; the state that came in is not changed.
+    """One step of `selective_scan`, for generation: (y, the new state). The old state is not modified.
 
-    It is `selective_scan` of one step: it has the bits that the step has in a longer sequence (in JAX without a kernel
-    as far as XLA compiles both alike), and the same gradients. Beside an x in float64 what is float32 here is float64,
-    and complex64 is complex128.
+    The results are bitwise equal to those of the same step in a longer sequence (in JAX without a kernel, only as far
+    as XLA compiles both alike), and the gradients are those of `selective_scan`. With x in float64, float64 and
+    complex128 replace float32 and complex64.
 
     It is the same call as `retrograd.selective_state_update`, with the same results and errors. On an NVIDIA GPU it
     launches the same kernels; on a CPU or TPU it is plain JAX. It has derivatives of every order, in reverse and in
@@ -558,11 +559,11 @@ def selective_state_update(
         dt: (B, D), like x or float32.
         A: (D, N), float32, or complex64 as in `selective_scan`; at most 256 states.
         B: (B, N), or (B, G, N) where channel d uses group d // (D / G); like x or float32, complex64 for complex A.
-        C: like B; the two need not have the same of these forms.
+        C: like B, but not necessarily in the same form.
         D: (D,), float32: a skip from x to y.
         z: (B, D), like x or float32: a gate.
         dt_bias: (D,), float32, added to dt.
-        dt_softplus: whether softplus makes delta positive.
+        dt_softplus: whether to apply softplus to dt + dt_bias.
 
     Returns:
         y (B, D) in the dtype of x, and the new state in the dtype of the old one.

@@ -1,4 +1,4 @@
-"""The rooms, by name."""
+"""The rooms of the ops, by name."""
 
 from __future__ import annotations
 

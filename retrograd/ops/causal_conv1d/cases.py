@@ -1,4 +1,4 @@
-"""Named shapes of causal_conv1d: what users call it with, and what has broken kernels before."""
+"""Named shapes of causal_conv1d: typical calls, and shapes that have broken kernels."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def case(
     tags: frozenset[str] = TEST,
     **options: Any,
 ) -> Case:
-    """A case; `lengths` are those of the sequences that are packed in it, `before` the steps before the first."""
+    """A case; `lengths` are those of its packed sequences, `before` is the number of steps before them."""
     B, T, D = shape
     parameter = weight_dtype or dtype
-    # As many taps of this size keep the variance of what comes in.
+    # Taps of this size keep the variance of the input.
     inputs = {"x": Tensor(shape, dtype), "weight": Tensor((D, width), parameter, std=width**-0.5)}
     if bias:
         inputs["bias"] = Tensor((D,), parameter, std=0.5)

@@ -1,4 +1,4 @@
-"""What a call of causal_conv1d and a step of generation have in common."""
+"""The common part of the declarations of `causal_conv1d` and `causal_conv1d_update`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from retrograd.core.errors import bad_shape
 from retrograd.core.spec import CallSpec, Param, Size
 
 ACTIVATIONS = (None, "silu")
-MAX_T = 2**31 - 2**18  # steps are counted in int32, and the last tile may end behind them
+MAX_T = 2**31 - 2**18  # steps are counted in int32, and the last tile may end past them
 
 
 class Convolution(CallSpec):
-    """A filter over x."""
+    """A call that filters x along time."""
 
     x: Param
 
@@ -27,6 +27,6 @@ class Convolution(CallSpec):
     time = Size("T", 1)  # of all packed sequences together
 
     def check(self) -> None:
-        """Raise for more steps than kernels can count."""
+        """Raise for more steps than the kernels can count."""
         if self.time > MAX_T:
             raise bad_shape(self.op, "x", self.x.shape, f"at most {MAX_T} steps of time")

@@ -1,4 +1,4 @@
-"""causal_conv1d, declared: its arguments, options and results, and what letters cannot say of them."""
+"""The declaration of causal_conv1d: its arguments, options, results, and the rules that letters cannot express."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Spec(Convolution):
     x: Param = required(
         "B T D",
         *FLOATS,
-        doc="""(B, T, D), float32, bfloat16 or float16, any strides, a (B, D, T) array seen as (B, T, D) among them.
+        doc="""(B, T, D), float32, bfloat16 or float16, any strides, such as those of a transposed (B, D, T) array.
         float64 runs on the portable path.""",
     )
     weight: Param = required(
@@ -44,11 +44,11 @@ class Spec(Convolution):
     initial_state: Param | None = optional(
         "S D W-1",
         "x",
-        doc="(B, D, W - 1) in the dtype of x: the inputs before the first, oldest first; zeros by default.",
+        doc="(B, D, W - 1) in the dtype of x: the inputs before the first step, oldest first; zeros by default.",
     )
     cu_seqlens: Param | None = boundaries("x", "(S, D, W - 1)")
     activation: str | None = option("str?", None, choices=ACTIVATIONS, doc='"silu" or None.')
-    return_final_state: bool = option("bool", False, doc="also return the last W - 1 inputs, to go on from.")
+    return_final_state: bool = option("bool", False, doc="also return the last W - 1 inputs, to continue from.")
 
     op: ClassVar = "causal_conv1d"
     letters: ClassVar = {**Convolution.letters, "S": Letter("sequences")}
@@ -62,7 +62,7 @@ class Spec(Convolution):
     width = Size("W")
     sequences = Size("S")
 
-    RETURNS: ClassVar = """y (B, T, D) in the dtype of x; with `return_final_state`, (y, final_state), the state as
+    RETURNS: ClassVar = """y (B, T, D) in the dtype of x; with `return_final_state`, (y, final_state), the state like
         `initial_state`."""
     SOURCE: ClassVar = "the short convolution of Mamba (Gu and Dao, 2023)."
     TORCH_EXAMPLE: ClassVar = """
@@ -89,7 +89,7 @@ class Spec(Convolution):
         return self.activation == "silu"
 
     def reads(self, wanted: frozenset[str]) -> tuple[str, ...]:
-        """The inputs of the forward pass only where they are needed: for the pre-activation, or for dweight."""
+        """The inputs of the forward pass only if needed: for the pre-activation, or for dweight."""
         inputs = self.silu or "weight" in wanted
         x, initial = (("x",), ("initial_state",)) if inputs else ((), ())
         bias = ("bias",) if self.silu else ()

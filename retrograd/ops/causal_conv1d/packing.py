@@ -1,4 +1,4 @@
-"""Packed sequences as one row in which each has W-1 steps of its own before it: gathers for the portable path."""
+"""Packed sequences as one row, each with its own W-1 steps before it: gathers for the portable path."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .op import Spec
 
 @dataclass(frozen=True)
 class Packing:
-    """Where packed sequences lie in that row; arrays of int32.
+    """The positions of packed sequences in that row, as int32 arrays.
 
     Attributes:
         spec: the call.
-        source: for each step of the row, what stands there: a step of x, from T on an entry of the states, or, as the
-            last number, a zero.
-        final: for each step of the row, which entry of the final states it is, or their number where it is none.
-        place: for each step of x, where it stands in the row.
-        inside: for each step of x, whether it belongs to a sequence.
-        initials, finals: for each entry of the initial and of the final states, where it stands in the row.
+        source: for each step of the row, the index of its value: below T a step of x, from T on an entry of the
+            states; the last index is a zero.
+        final: for each step of the row, the index of its entry in the final states, or their number if it has none.
+        place: for each step of x, its position in the row.
+        inside: for each step of x, whether it belongs to a sequence (bool).
+        initials, finals: for each entry of the initial and of the final states, its position in the row.
     """
 
     spec: Spec
@@ -33,14 +33,14 @@ class Packing:
     finals: Any
 
     def gather(self, xp: Namespace, x: Any, initial: Any) -> Any:
-        """x and the initial states (sequences, W-1, D), or zeros, as the row; before it W-1 zeros."""
+        """The row of x and the initial states (sequences, W-1, D) or zeros, with W-1 zeros before it."""
         rows = xp.reshape(x, (self.spec.time, self.spec.channels))
         states = self._zeros(xp, x, self.entries) if initial is None else self._entries(xp, initial)
         row = xp.concat([rows, states, self._zeros(xp, x, 1)], 0)[self.source]
         return xp.concat([self._zeros(xp, x, self.spec.width - 1), row], 0)[None]
 
     def spread(self, xp: Namespace, dy: Any) -> Any:
-        """(1, T, D) as the row, with zeros where states are."""
+        """dy (1, T, D) as the row, with zeros at the states."""
         rows = xp.concat([xp.reshape(dy, (self.spec.time, self.spec.channels)), self._zeros(xp, dy, 1)], 0)
         return rows[xp.where(self.source < self.spec.time, self.source, self.spec.time)][None]
 
@@ -54,17 +54,17 @@ class Packing:
         return xp.where(self.inside[:, None], taken, 0)[None]
 
     def steps_alone(self, xp: Namespace, row: Any) -> Any:
-        """The row with zeros where no step of x stands: there, taps reach into other sequences."""
+        """The row with zeros at all steps but those of x, since taps of the others reach into other sequences."""
         return xp.where((self.source < self.spec.time)[:, None], row, 0)
 
     def states_at(self, xp: Namespace, row: Any, places: Any) -> Any:
-        """The row at the entries of a state: (sequences, D, W-1)."""
+        """The states (sequences, D, W-1), from their entries at `places` of the row."""
         entries = xp.reshape(row[0][places], (self.spec.sequences, self.spec.width - 1, self.spec.channels))
         return xp.moveaxis(entries, 1, 2)
 
     @property
     def entries(self) -> int:
-        """Entries of a state of all sequences."""
+        """State entries of all sequences."""
         return self.spec.sequences * (self.spec.width - 1)
 
     def _entries(self, xp: Namespace, states: Any) -> Any:
@@ -75,7 +75,7 @@ class Packing:
 
 
 def pack(xp: Namespace, spec: Spec, cu_seqlens: Any) -> Packing:
-    """The packing of a call; what cu_seqlens says beyond x is cut off."""
+    """The packing of a call; cu_seqlens is clipped to the steps of x."""
     T, S, before = spec.time, spec.sequences, spec.width - 1
     entries = S * before
 
@@ -93,7 +93,7 @@ def pack(xp: Namespace, spec: Spec, cu_seqlens: Any) -> Packing:
     offset = place - starts[s]
     of_x = xp.clip(bounds[s] + offset - before, 0, max(T - 1, 0))
     source = xp.where(offset < before, T + s * before + offset, of_x)
-    last = place - (starts[xp.where(s < S, s + 1, s)] - before)  # which of the final steps
+    last = place - (starts[xp.where(s < S, s + 1, s)] - before)  # index among the final steps
 
     entry, owner_of_entry = xp.arange(cu_seqlens, entries), xp.arange(cu_seqlens, entries)
     if before:
@@ -111,7 +111,7 @@ def pack(xp: Namespace, spec: Spec, cu_seqlens: Any) -> Packing:
 
 
 def bisect(xp: Namespace, bounds: Any, values: Any) -> Any:
-    """For each value, the last place in the sorted bounds that is not above it; -1 where all are."""
+    """For each value, the index of the last of the sorted bounds that is not above it; -1 if all are."""
     low = values * 0 - 1
     high = low + 1 + bounds.shape[0]
     for _ in range(bounds.shape[0].bit_length()):

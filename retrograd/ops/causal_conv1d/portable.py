@@ -1,8 +1,8 @@
 """causal_conv1d without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
 
-Both passes work on rows with W-1 steps before their first: (B, W-1 + T, D). Packed sequences are gathered into one such
-row in which each has its state before it (`packing.py`); so no tap reaches into another sequence, and the formulas are
-those of an ordinary batch. `xp` is one of `retrograd.core.xp`'s namespaces.
+Both passes work on padded rows, with W-1 steps before the first: (B, W-1 + T, D). Packed sequences are gathered into
+one such row, each with its state before it (`packing.py`), so that no tap reads another sequence and the formulas are
+the same as without packing. `xp` is one of `retrograd.core.xp`'s namespaces.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ Arrays = Mapping[str, Any]
 
 
 def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
-    """y and, where it is returned, final_state."""
+    """y and, if returned, final_state."""
     packing = pack(xp, spec, arrays["cu_seqlens"]) if spec.packed else None
     padded = with_states(xp, spec, arrays, packing)
     y = pre_activation(xp, spec, arrays, padded)
     if spec.silu:
         y = xp.silu(y)
-    made = {"y": xp.astype(y if packing is None else packing.unpack(xp, y), spec.x.dtype)}
+    results = {"y": xp.astype(y if packing is None else packing.unpack(xp, y), spec.x.dtype)}
     if spec.return_final_state:
         if packing is None:
             final = xp.moveaxis(padded[:, spec.time :], 1, 2)
         else:
             final = packing.states_at(xp, padded[:, spec.width - 1 :], packing.finals)
-        made["final_state"] = xp.astype(final, spec.x.dtype)
-    return made
+        results["final_state"] = xp.astype(final, spec.x.dtype)
+    return results
 
 
 def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) -> dict[str, Any]:
-    """The gradients wanted; the formulas are in README.md."""
+    """The wanted gradients; the formulas are in README.md."""
     packing = pack(xp, spec, arrays["cu_seqlens"]) if spec.packed else None
     padded = with_states(xp, spec, arrays, packing) if "x" in arrays else None
 
@@ -48,16 +48,16 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) 
         dpre = packing.spread(xp, dpre)
     if spec.silu:
         dpre = of_steps(dpre * silu_grad(xp, pre_activation(xp, spec, arrays, padded)))
-    made: dict[str, Any] = {}
+    gradients: dict[str, Any] = {}
     if wanted & {"x", "initial_state"}:
-        made |= input_gradients(xp, spec, arrays, packing, dpre)
+        gradients |= input_gradients(xp, spec, arrays, packing, dpre)
     if "weight" in wanted:
         T = dpre.shape[1]
         taps = [xp.sum(of_steps(padded[:, k : k + T] * dpre), (0, 1)) for k in range(spec.width)]  # type: ignore[index]
-        made["dweight"] = xp.astype(xp.stack(taps, 1), spec.weight.dtype)
+        gradients["dweight"] = xp.astype(xp.stack(taps, 1), spec.weight.dtype)
     if spec.bias is not None and "bias" in wanted:
-        made["dbias"] = xp.astype(xp.sum(dpre, (0, 1)), spec.bias.dtype)
-    return made
+        gradients["dbias"] = xp.astype(xp.sum(dpre, (0, 1)), spec.bias.dtype)
+    return gradients
 
 
 def with_states(xp: Namespace, spec: Spec, arrays: Arrays, packing: Packing | None) -> Any:
@@ -84,7 +84,7 @@ def pre_activation(xp: Namespace, spec: Spec, arrays: Arrays, padded: Any) -> An
 
 
 def input_gradients(xp: Namespace, spec: Spec, arrays: Arrays, packing: Packing | None, dpre: Any) -> dict[str, Any]:
-    """dx and, where there is one, dinitial_state: two parts of the gradient of the rows with their states."""
+    """dx and, with an initial state, dinitial_state: the two parts of the gradient of the padded rows."""
     W = spec.width
     weight = xp.astype(arrays["weight"], spec.compute_dtype)
     rows = shifted(xp, dpre * weight[:, 0], 0, W - 1)
@@ -102,14 +102,14 @@ def input_gradients(xp: Namespace, spec: Spec, arrays: Arrays, packing: Packing 
         if dfinal is not None:
             rows = rows + packing.spread_finals(xp, dfinal)
         dx, dinitial = packing.unpack(xp, rows), packing.states_at(xp, rows, packing.initials)
-    made = {"dx": xp.astype(dx, spec.x.dtype)}
+    gradients = {"dx": xp.astype(dx, spec.x.dtype)}
     if spec.initial_state is not None:
-        made["dinitial_state"] = xp.astype(dinitial, spec.initial_state.dtype)
-    return made
+        gradients["dinitial_state"] = xp.astype(dinitial, spec.initial_state.dtype)
+    return gradients
 
 
 def shifted(xp: Namespace, array: Any, before: int, after: int) -> Any:
-    """The array with so many steps of zeros before and after it."""
+    """The array with `before` steps of zeros before it and `after` steps after it."""
     B, _, D = array.shape
     pads = [xp.zeros(array, (B, steps, D), str(array.dtype).removeprefix("torch.")) for steps in (before, after)]
     return xp.concat([pads[0], array, pads[1]], 1)

@@ -1,4 +1,4 @@
-"""causal_conv1d by its definition, in plain PyTorch; all else in this room is measured against it, in float64."""
+"""The definition of causal_conv1d in plain PyTorch; all implementations are compared with it in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def causal_conv1d(
     cu_seqlens: Tensor | None = None,
     return_final_state: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """See `retrograd.causal_conv1d`; this one computes in the dtype of its inputs and differentiates by autograd."""
+    """See `retrograd.causal_conv1d`. Computes in the dtype of its inputs; differentiated by autograd."""
     if cu_seqlens is None:
         y, final = one(x, weight, bias, activation, initial_state)
     else:

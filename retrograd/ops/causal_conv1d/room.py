@@ -1,4 +1,4 @@
-"""causal_conv1d as the contract, the benchmarks and the command line see it."""
+"""The room of causal_conv1d: its record for the contract, the benchmarks and the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step of generation, or a few, for both frameworks."""
+"""The declaration of `causal_conv1d_update`: one or a few steps of generation."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .common import ACTIVATIONS, Convolution
 
 @dataclass(frozen=True)
 class Update(Convolution):
-    """One step of generation, or a few: `causal_conv1d` that goes on from a state, with its gradients.
+    """One or a few steps of generation: `causal_conv1d` continued from a state, with its gradients.
 
-    Results have the bits that the steps have in a longer sequence; in JAX without a kernel, as far as XLA compiles both
-    alike.
+    The results are bitwise equal to those of the same steps in a longer sequence; in JAX without a kernel, only as far
+    as XLA compiles both alike.
     """
 
     x: Param = required("B D | B T D", *FLOATS, doc="(B, D), or (B, T, D) for T steps.")
     state: Param = required(
         "B D W-1",
         "x",
-        doc="(B, D, W - 1) in the dtype of x: the inputs before, oldest first. It is left as it is.",
+        doc="(B, D, W - 1) in the dtype of x: the previous inputs, oldest first; not modified.",
     )
     weight: Param = required("D W", "compute_dtype", "x", doc="(D, W), as in `causal_conv1d`.")
     bias: Param | None = optional("D", "compute_dtype", "x", positional=True, doc="(D,), as in `causal_conv1d`.")
@@ -56,12 +56,12 @@ def update(call: Callable[..., Any], arrays: Mapping[str, Any], options: Mapping
     """(y, new_state) of a framework's call of the op, from checked arrays; x may be a single step."""
     x = arrays["x"]
     single = x.ndim == 2
-    given = {
+    arguments = {
         "x": x[:, None] if single else x,
         "weight": arrays["weight"],
         "bias": arrays["bias"],
         "initial_state": arrays["state"],
         "cu_seqlens": None,
     }
-    y, new_state = call(given, {"activation": options["activation"], "return_final_state": True})
+    y, new_state = call(arguments, {"activation": options["activation"], "return_final_state": True})
     return (y[:, 0] if single else y), new_state

@@ -1,4 +1,4 @@
-"""Named shapes of linear_scan: what users call it with, and what has broken kernels before."""
+"""Named shapes of linear_scan: typical calls, and shapes that have broken kernels."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def case(
     tags: frozenset[str] = TEST,
     **options: Any,
 ) -> Case:
-    """A case; `a` is the shape of a where it is not that of b, `initial` the dtype of the initial state."""
+    """A case; `a` is the shape of a if it differs from that of b, `initial` the dtype of the initial state."""
     B, T, D = shape
     inputs = {
-        # Most decays between 0.6 and 0.95, as gates give them.
+        # Most decays between 0.6 and 0.95, as gates produce them.
         "a": decay or Tensor(a or shape, a_dtype or dtype, mean=1.5, law="decay"),
         "b": Tensor(shape, dtype),
     }

@@ -1,4 +1,4 @@
-"""linear_scan, declared: its arguments, options and results, and the rules that letters cannot say."""
+"""The declaration of linear_scan: its arguments, options, results, and the rules that letters cannot express."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Spec(CallSpec):
         kinds=KINDS,
     )
     cu_seqlens: Param | None = boundaries("b", "(S, D)")
-    reverse: bool = option("bool", False, doc="go from the last step to the first: h[t] = a[t] * h[t + 1] + b[t].")
+    reverse: bool = option("bool", False, doc="scan from the last step to the first: h[t] = a[t] * h[t + 1] + b[t].")
     return_final_state: bool = option(
         "bool", False, doc="also return the state after the last step (the first, with `reverse`)."
     )
@@ -73,12 +73,12 @@ class Spec(CallSpec):
     batch = Size("B")
     time = Size("T")
     channels = Size("D")
-    sequences = Size("S")  # recurrences that run side by side: packed sequences, or rows
+    sequences = Size("S")  # independent recurrences: packed sequences, or rows
 
     RETURNS: ClassVar = """h (B, T, D) in the dtype of b; with `return_final_state`, (h, final_state), the state (B, D)
         in float32, or complex64. An empty sequence's final state is its initial state."""
     SOURCE: ClassVar = """Blelloch, Prefix Sums and Their Applications (1990), section 1.4; the gradient is in the
-        room's README."""
+        op's README."""
     TORCH_EXAMPLE: ClassVar = """
         >>> import torch, retrograd
         >>> a, b = torch.rand(2, 100, 64, requires_grad=True), torch.randn(2, 100, 64, requires_grad=True)
@@ -103,7 +103,7 @@ class Spec(CallSpec):
 
     @property
     def a_dtypes(self) -> tuple[str, ...]:
-        """Dtypes of a that go with that of b."""
+        """Dtypes that a may have beside that of b."""
         return KERNEL_FLOATS if self.b.dtype in KERNEL_FLOATS else (self.b.dtype,)
 
     @property
@@ -117,12 +117,12 @@ class Spec(CallSpec):
         return self.a.shape[2] != self.channels
 
     def reads(self, wanted: frozenset[str]) -> tuple[str, ...]:
-        """The results' gradients, a, and what the gradient of a is made of; b is not read."""
+        """The gradients of the results, a, and what the gradient of a needs; b is not read."""
         of_a = ("h", "initial_state") if "a" in wanted else ()
         return (*self.gradients_in(), *self.present(("a", *of_a, "cu_seqlens")))
 
     def flops(self, which: Pass) -> int:
-        """Multiplications and additions: a step, and in the backward pass the product with h too."""
+        """Multiplications and additions: of the recurrence, and in the backward pass of the product with h too."""
         steps = prod(self.b.shape)
         if self.complex:
             return steps * (8 if which == "fwd" else 14)

@@ -1,9 +1,9 @@
 """The linear scan without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
 
-Time is cut into chunks of CHUNK steps from where the recurrence begins. First all chunks go side by side, step by step,
-from a state of zero; then one short scan carries the state from chunk to chunk, with the products of their decays; and
-then all chunks go again, from the states that enter them. The chunks of a packed sequence are its own, so it has the
-same bits packed as alone.
+Time is cut into chunks of CHUNK steps, counted from where the recurrence begins. First all chunks are scanned in
+parallel from a state of zero. Then one short scan carries the state from chunk to chunk with the products of their
+decays. Then all chunks are scanned again from the states that enter them. A chunk never spans two packed sequences, so
+a sequence has the same bits packed as alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from .op import Spec
 CHUNK = 64
 
 
-Number = tuple[Any, ...]  # (value,), or (real part, imaginary part): a CPU's complex product depends on its place
+# (value,), or (real part, imaginary part): on a CPU, complex products depend on their position
+Number = tuple[Any, ...]
 
 
 def forward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,8 +29,8 @@ def forward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, A
     a = _parts(spec, xp.broadcast_to(xp.astype(arrays["a"], spec.compute_dtype), spec.b.shape))
     state = _states(xp, spec, arrays.get("initial_state"), b[0])
     h, final = scan(xp, _Chunks.of(xp, spec, spec.reverse, arrays.get("cu_seqlens"), b[0]), a, b, state)
-    made = {"h": _result(xp, h, spec.b.dtype)}
-    return made | ({"final_state": _result(xp, final, spec.compute_dtype)} if spec.return_final_state else {})
+    results = {"h": _result(xp, h, spec.b.dtype)}
+    return results | ({"final_state": _result(xp, final, spec.compute_dtype)} if spec.return_final_state else {})
 
 
 def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: froze
     ones = tuple(x + (1 - i) for i, x in enumerate(_states(xp, spec, None, dh[0])))
     decays = tuple(chunks.shifted(xp, x, first) for x, first in zip(a, ones, strict=True))
     g, last = scan(xp, chunks, decays, dh, _states(xp, spec, arrays.get("dfinal_state"), dh[0]))
-    made = {}
+    gradients = {}
     if "a" in wanted:
         h = _parts(spec, xp.astype(arrays["h"], spec.compute_dtype))
         initial = _states(xp, spec, arrays.get("initial_state"), dh[0])
@@ -50,18 +51,18 @@ def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: froze
         axes = tuple(axis for axis, shared in ((0, spec.shares_batch), (2, spec.shares_channels)) if shared)
         if axes:
             da = tuple(xp.reshape(xp.sum(x, axes), spec.a.shape) for x in da)
-        made["da"] = _result(xp, da, spec.a.dtype)
+        gradients["da"] = _result(xp, da, spec.a.dtype)
     if "b" in wanted:
-        made["db"] = _result(xp, g, spec.b.dtype)
+        gradients["db"] = _result(xp, g, spec.b.dtype)
     if "initial_state" in wanted and spec.initial_state is not None:
         ends = tuple(chunks.last(xp, x, empty) for x, empty in zip(a, ones, strict=True))
-        made["dinitial_state"] = _result(xp, _multiply(ends, last), spec.initial_state.dtype)
-    return made
+        gradients["dinitial_state"] = _result(xp, _multiply(ends, last), spec.initial_state.dtype)
+    return gradients
 
 
 def scan(xp: Namespace, chunks: _Chunks, a: Number, b: Number, state: Number) -> tuple[Number, Number]:
-    """All states (B, T, D) and the last ones (sequences, D), from the first ones."""
-    # (size, B, chunks, D); a step behind the end is the identity.
+    """All states (B, T, D) and the final ones (sequences, D), from the initial ones."""
+    # (size, B, chunks, D); a step past the end is the identity.
     a = tuple(chunks.cut(xp, x, 1 - i) for i, x in enumerate(a))
     b = tuple(chunks.cut(xp, x, 0) for x in b)
     h = tuple(chunks.starts(xp, x) for x in state)
@@ -77,18 +78,18 @@ def scan(xp: Namespace, chunks: _Chunks, a: Number, b: Number, state: Number) ->
 
 
 def entering(xp: Namespace, chunks: _Chunks, a: Number, b: Number, initial: Number) -> Number:
-    """The state that enters each chunk (chunks, B, D), from those that enter their sequences."""
+    """The state that enters each chunk (chunks, B, D), from the initial states of the sequences."""
     parts = len(a)
     none = (xp.zeros(b[0], tuple(b[0].shape[1:]), chunks.dtype),) * parts
 
     def step(carry: Any, x: Any) -> Any:
         (P, left), (a, b) = ((y[:parts], y[parts:]) for y in (carry, x))
-        # What is rounded off the products adds up along all of time.
+        # The rounding errors of the products add up along all of time.
         return (*_multiply(tuple(xp.wide(part) for part in a), P), *_add(_multiply(a, left), b)), ()
 
     one = tuple(xp.wide(x + (1 - i)) for i, x in enumerate(none))
-    made, _ = xp.scan(step, (*one, *none), (*a, *b), False)
-    P, lost = zip(*(xp.narrow(x, chunks.dtype) for x in made[:parts]), strict=True)
+    maps, _ = xp.scan(step, (*one, *none), (*a, *b), False)
+    P, lost = zip(*(xp.narrow(x, chunks.dtype) for x in maps[:parts]), strict=True)
 
     def carry_over(carry: Any, x: Any) -> Any:
         P, lost, l, initial, first = (*(x[i * parts : (i + 1) * parts] for i in range(4)), x[-1])  # noqa: E741
@@ -96,7 +97,7 @@ def entering(xp: Namespace, chunks: _Chunks, a: Number, b: Number, initial: Numb
         P, lost = (_unless_overflown(xp, part, H) for part in (P, lost))
         return _add(_multiply(P, H), _add(_multiply(lost, H), l)), H
 
-    over = tuple(xp.moveaxis(x, 1, 0) for x in (*P, *lost, *made[parts:]))
+    over = tuple(xp.moveaxis(x, 1, 0) for x in (*P, *lost, *maps[parts:]))
     nothing = tuple(xp.zeros(x, tuple(x.shape[1:]), chunks.dtype) for x in initial)
     _, H = xp.scan(carry_over, nothing, (*over, *initial, chunks.firsts(xp, none[0])), False)
     return H
@@ -121,8 +122,8 @@ def _where(xp: Namespace, condition: Any, x: Number, y: Number) -> Number:
 
 
 def _unless_overflown(xp: Namespace, P: Number, H: Number) -> Number:
-    """P; 0 where it has overflowed and H is 0, so that no state stays no state."""
-    # To select a result where H is 0 would give the derivative with respect to H as 0 there, in place of P.
+    """P, or 0 where it has overflowed and H is 0, so that their product is 0."""
+    # Selecting the product instead of P would make its derivative with respect to H 0 there, instead of P.
     nothing = H[0] == 0 if len(H) == 1 else (H[0] == 0) & (H[1] == 0)
     return tuple(xp.where(nothing & (part - part != 0), 0, part) for part in P)
 
@@ -136,7 +137,7 @@ def _result(xp: Namespace, x: Number, dtype: str) -> Any:
 
 
 def _states(xp: Namespace, spec: Spec, states: Any, like: Any) -> Number:
-    """States (sequences, D) in the dtype of the arithmetic; zeros where there are none."""
+    """States (sequences, D) in the dtype of the arithmetic; zeros if absent."""
     if states is None:
         return (xp.zeros(like, (spec.sequences, spec.channels), _real(spec)),) * (2 if spec.complex else 1)
     return _parts(spec, xp.astype(states, spec.compute_dtype))
@@ -149,13 +150,13 @@ def _real(spec: Spec) -> str:
 
 @dataclass(frozen=True)
 class _Chunks:
-    """How time is cut, for one direction: rows of a batch, which are all as long as each other.
+    """How time is cut into chunks, for one direction and a batch of rows of equal length.
 
     Attributes:
         time: T.
-        size: steps of a chunk; no more than there are, but two.
+        size: steps of a chunk; at most T, but at least 2.
         reverse: whether the recurrence begins at the last step.
-        dtype: of the arithmetic.
+        dtype: dtype of the arithmetic.
     """
 
     time: int
@@ -165,14 +166,14 @@ class _Chunks:
 
     @staticmethod
     def of(xp: Namespace, spec: Spec, reverse: bool, cu_seqlens: Any, like: Any) -> _Chunks:
-        # A loop of one step XLA takes apart, and then fuses other multiplications with additions.
+        # XLA unrolls a loop of one step, and then fuses other multiplications with additions.
         size = min(CHUNK, max(spec.time, 2))
         if cu_seqlens is None:
             return _Chunks(spec.time, size, reverse, _real(spec))
         return _Packed.from_bounds(xp, spec, size, reverse, cu_seqlens, like)
 
     def cut(self, xp: Namespace, x: Any, other: int) -> Any:
-        """(B, T, D) -> (size, B, chunks, D), each chunk in the order of the recurrence, `other` behind the end."""
+        """(B, T, D) -> (size, B, chunks, D), each chunk in the order of the recurrence, padded with `other`."""
         B, T, D = x.shape
         chunks = max(1, -(-T // self.size))
         missing = xp.zeros(x, (B, chunks * self.size - T, D), self.dtype) + other
@@ -199,22 +200,22 @@ class _Chunks:
         return (xp.arange(like, chunks) == 0)[:, None, None]
 
     def starts(self, xp: Namespace, state: Any) -> Any:
-        """Each chunk's sequence's first state."""
+        """The initial state of each chunk's sequence."""
         return xp.broadcast_to(state[None], (max(1, -(-self.time // self.size)), *state.shape))
 
     def ends(self, xp: Namespace, after: Any) -> Any:
-        """The last state of each sequence, from those after each chunk."""
+        """The final state of each sequence, from the states after each chunk."""
         return after[-1]
 
     def shifted(self, xp: Namespace, x: Any, first: Any) -> Any:
-        """What x was one step before, in the order of the recurrence; `first` (sequences, D) in its first step."""
+        """x of the step before, in the order of the recurrence; `first` (sequences, D) at the first step."""
         if self.time == 0:
             return x
         first = first[:, None]
         return xp.concat([x[:, 1:], first] if self.reverse else [first, x[:, :-1]], 1)
 
     def last(self, xp: Namespace, x: Any, empty: Any) -> Any:
-        """x in the last step of each sequence; `empty` where it has none."""
+        """x at the last step of each sequence; `empty` for a sequence without steps."""
         if self.time == 0:
             return empty
         return x[:, 0] if self.reverse else x[:, -1]
@@ -228,11 +229,12 @@ class _Packed(_Chunks):
     """Packed sequences: the chunks of sequence s begin at chunk bounds[s] // size + s, enough for every length.
 
     Attributes:
-        bounds: (sequences + 1,), rising from 0 to T at most.
+        bounds: (sequences + 1,), non-decreasing, between 0 and T.
         times: (chunks * size,), the time of every step of every chunk.
-        exists: (chunks * size,), whether the step is one of a sequence.
-        sequence: (chunks,), whose chunk it is; first: whether it is that sequence's first.
-        places: (T,), where in the chunks a time stands; inside: whether it is one of a sequence.
+        exists: (chunks * size,), whether the step belongs to a sequence.
+        sequence: (chunks,), the sequence of each chunk; first: whether the chunk is its first.
+        places: (T,), the position of each time in the chunks; inside: whether the time belongs to a sequence.
+        owner: (T,), the last sequence that begins at or before each time, else 0.
     """
 
     bounds: Any
@@ -247,8 +249,8 @@ class _Packed(_Chunks):
     @staticmethod
     def from_bounds(xp: Namespace, spec: Spec, size: int, reverse: bool, cu_seqlens: Any, like: Any) -> _Packed:
         T, S = spec.time, spec.sequences
-        given = xp.clip(cu_seqlens, 0, T)
-        _, (bounds,) = xp.scan(_rise(xp), (given[0],), (given,), False)
+        limited = xp.clip(cu_seqlens, 0, T)
+        _, (bounds,) = xp.scan(_rise(xp), (limited[0],), (limited,), False)
         chunks = T // size + S
         sequences = xp.arange(like, S)
         origins = bounds[:-1] // size + sequences
@@ -265,7 +267,7 @@ class _Packed(_Chunks):
 
         t = xp.arange(like, T)
         owner = _owner(xp, t, bounds[:-1])
-        # Of sequences that begin at one place, the last is the one that is not empty.
+        # Of several sequences that begin at the same time, only the last is not empty, and it is the owner.
         inside = (t >= bounds[:-1][owner]) & (t < bounds[1:][owner])
         step = bounds[1:][owner] - 1 - t if reverse else t - bounds[:-1][owner]
         step = xp.where(inside, step, step * 0)
@@ -320,7 +322,7 @@ class _Packed(_Chunks):
 
 
 def _owner(xp: Namespace, place: Any, begins: Any) -> Any:
-    """For each place, the last of the rising `begins` that is not after it; 0 where none is."""
+    """For each place, the index of the last of the ascending `begins` that is not after it; 0 if all are."""
     count = xp.sum(xp.astype(place[:, None] >= begins[None, :], "int32"), 1)
     return xp.where(count > 0, count - 1, count)
 

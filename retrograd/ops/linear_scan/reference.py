@@ -1,4 +1,4 @@
-"""The linear scan by its definition, in plain PyTorch. All else in this room is measured against it, in float64."""
+"""The definition of the linear scan in plain PyTorch; all implementations are compared with it in float64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def linear_scan(
     cu_seqlens: Tensor | None = None,
     return_final_state: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """See `retrograd.linear_scan`; this one computes in the dtype of its inputs and differentiates by autograd."""
+    """See `retrograd.linear_scan`. Computes in the dtype of its inputs; differentiated by autograd."""
     state_dtype = torch.promote_types(b.dtype, torch.float32)
     a = a.expand(b.shape)
     if cu_seqlens is None:
@@ -44,5 +44,5 @@ def _scan(a: Tensor, b: Tensor, h: Tensor, reverse: bool) -> tuple[Tensor, Tenso
         h = (a[:, t] * h + b[:, t]).to(b.dtype)
         out.append(h)
     if not out:
-        return (a * b + h[:, None]).to(b.dtype), h  # empty, and made of all its inputs, as autograd wants it
+        return (a * b + h[:, None]).to(b.dtype), h  # empty, but computed from all inputs, for autograd
     return torch.stack(out[::-1] if reverse else out, 1), h

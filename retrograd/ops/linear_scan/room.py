@@ -1,4 +1,4 @@
-"""linear_scan as the contract, the benchmarks and the command line see it."""
+"""The room of linear_scan: its record for the contract, the benchmarks and the command line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .op import OP
 
 
 def one_pass(room: Room) -> Room:
-    """Tiles hand on their state."""
+    """The variant in which each tile passes its state to the next."""
     return room.variant(replan=lambda plan: replace(plan, one_pass=True))
 
 
 def three_kernels(room: Room) -> Room:
-    """Reduce, carry, scan."""
+    """The variant with three kernels: reduce, carry, scan."""
     return room.variant(replan=lambda plan: replace(plan, one_pass=False))
 
 

@@ -1,4 +1,4 @@
-"""Named shapes of rms_norm: what users call it with, and what has broken kernels before."""
+"""Named shapes of rms_norm: typical calls, and shapes that have broken kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rms_norm, declared: its arguments, options and results, and the rules that letters cannot say."""
+"""The declaration of rms_norm: its arguments, options, results, and the rules that letters cannot express."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from . import hopper, triton
 MAX_N = 262_144
 SMALLEST_EPS = 2.0**-126  # a smaller eps is 0 in fp32, and a row of zeros would then be divided by 0
 PARAMETERS = ("weight", "bias")
-TILES = ("x", "residual", "gate", "y", "sum", "rstd")  # they have the rows of x
+TILES = ("x", "residual", "gate", "y", "sum", "rstd")  # arrays with the rows of x
 
 
 @dataclass(frozen=True)
 class Spec(CallSpec):
-    """Root-mean-square normalisation of the last dimension, with its neighbours fused in.
+    """Root-mean-square normalisation of the last dimension, fused with the residual addition and the gate.
 
     With s = x + residual and z = gate::
 
@@ -34,7 +34,7 @@ class Spec(CallSpec):
         y = (s / sqrt(mean(s^2) + eps) * ... ) * silu(z)                       gate, norm_before_gate
 
     Sums are taken in float32. s is rounded to the dtype of the residual before it is normalised. All gradients are
-    bitwise reproducible; a row's outputs and gradients do not depend on the batch around it.
+    bitwise reproducible; a row's results and gradients do not depend on the rest of its batch.
     """
 
     x: Param = required(
@@ -55,7 +55,7 @@ class Spec(CallSpec):
     residual: Param | None = optional("*batch N", "floats", doc="like x, of any of the dtypes; added to x first.")
     gate: Param | None = optional("*batch N", "floats", doc="like x, of any of the dtypes.")
     eps: float = option("float", 1e-6, doc="added to the mean square.")
-    weight_offset: float = option("float", 0.0, doc="added to the weight, in float32; 1.0 gives Gemma's norm.")
+    weight_offset: float = option("float", 0.0, doc="added to the weight, in float32; 1.0 for Gemma's norm.")
     group_size: int | None = option(
         "SymInt?",
         None,
@@ -77,8 +77,8 @@ class Spec(CallSpec):
 
     width = Size("N")
 
-    RETURNS: ClassVar = """y (..., N); with `prenorm`, (y, s), where s has the dtype of the residual. Without one s is a
-        copy of x, which may be written into."""
+    RETURNS: ClassVar = """y (..., N); with `prenorm`, (y, s), where s has the dtype of the residual. Without a
+        residual, s is a copy of x, which may be modified in place."""
     SOURCE: ClassVar = """Zhang and Sennrich, Root Mean Square Layer Normalization (2019), equation 4; the gated form is
         Mamba-2's (Dao and Gu, 2024)."""
     TORCH_EXAMPLE: ClassVar = """
@@ -106,7 +106,7 @@ class Spec(CallSpec):
 
     @property
     def groups(self) -> int:
-        """Parts that the columns of x are normalised in."""
+        """Groups of columns of x; each is normalised by itself."""
         return 1 if self.group_size is None else self.width // self.group_size
 
     @property
@@ -132,7 +132,7 @@ class Spec(CallSpec):
 
     @property
     def floats(self) -> tuple[str, ...]:
-        """Dtypes that go with that of x."""
+        """Dtypes allowed beside that of x."""
         return FLOATS[:3] if self.x.dtype != "float64" else ("float64",)
 
     @property
@@ -142,41 +142,41 @@ class Spec(CallSpec):
 
     @property
     def sum_dtype(self) -> str:
-        """Dtype of s, what is normalised: the residual stream keeps its own."""
+        """Dtype of s: that of the residual, else that of x."""
         return self.residual.dtype if self.residual else self.x.dtype
 
     @property
     def gate_first(self) -> bool:
-        """The gate multiplies what is normalised."""
+        """Whether the gate multiplies the input of the norm."""
         return self.gate is not None and not self.norm_before_gate
 
     @property
     def gate_last(self) -> bool:
-        """The gate multiplies what comes out."""
+        """Whether the gate multiplies the output of the norm."""
         return self.gate is not None and self.norm_before_gate
 
     @property
     def normalised(self) -> str:
-        """The array that is normalised, s in formulas."""
+        """Name of the array that is normalised, s in formulas."""
         return "sum" if self.residual else "x"
 
     def reads(self, wanted: frozenset[str]) -> tuple[str, ...]:
-        """Gradients of results, s, the gate, the parameters and rstd; the bias behind a gate alone."""
+        """The gradients of the results, s, the gate, the weight, rstd; the bias only if a gate follows the norm."""
         bias = ("bias",) if self.gate_last else ()
         return (*self.gradients_in(), *self.present((self.normalised, "gate", "weight", *bias, "rstd")))
 
     def makes(self, wanted: frozenset[str]) -> tuple[str, ...]:
-        """The gradients of x, residual and gate, wanted or not, and of the parameters, both or none."""
+        """The gradients of x, residual and gate, wanted or not; those of weight and bias both or neither."""
         residual = () if self.same_gradient() else ("dresidual",)
         parameters = () if wanted.isdisjoint(PARAMETERS) else ("dweight", "dbias")
         return self.present(("dx", *residual, "dgate", *parameters))
 
     def same_gradient(self) -> Mapping[str, str]:
-        """dx serves as dresidual too, unless their dtypes differ."""
+        """dresidual is dx, unless their dtypes differ."""
         return {"residual": "x"} if self.residual and self.residual.dtype == self.x.dtype else {}
 
     def folds(self, size: int) -> Iterator[Fold]:
-        """The calls as more rows where they share the parameters; else as more heads or groups, each with its own."""
+        """The calls as more rows if they share the parameters; else as more heads or groups, each with its own."""
         yield self.folded(dict.fromkeys(TILES), size)
         per_head = any(param is not None and len(param.shape) == 2 for param in (self.weight, self.bias))
         axis = len(self.x.shape) - (2 if per_head else 1)
@@ -189,7 +189,7 @@ class Spec(CallSpec):
         return per_element * math.prod(self.x.shape)
 
     def shape_of(self, name: str) -> str:
-        """Parameters of heads need an x of heads."""
+        """A parameter has heads only if x has at least two dimensions."""
         return "N" if name in PARAMETERS and len(self.x.shape) < 2 else CallSpec.shape_of(self, name)
 
     def tie(self) -> None:
@@ -220,7 +220,7 @@ class Spec(CallSpec):
             raise bad_shape(self.op, "x", self.x.shape, expected)
 
     def check_options(self) -> None:
-        """Raise for numbers that no x can be used with, too."""
+        """Raise for option values that are invalid for every x, too."""
         CallSpec.check_options(self)
         for name in ("eps", "weight_offset"):
             value = getattr(self, name)

@@ -1,4 +1,4 @@
-"""What the implementations share: which arrays a pass reads where they lie, and what kernels call them."""
+"""Shared by the implementations: which arrays a pass reads in place, and their names in the kernels."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from retrograd.core.spec import Param
 
 from .op import Spec
 
-Read = Callable[[tuple[int, ...], Layout], bool]  # whether kernels read an array of a shape where it lies
+Read = Callable[[tuple[int, ...], Layout], bool]  # whether kernels read an array of this shape in place
 
 
 def inputs_of(spec: Spec, names: Sequence[str], layouts: Layouts, read: Read) -> tuple[tuple[Array, ...], Layouts]:
-    """The arrays that a pass reads, and the layouts of those that it reads where they lie; the others are copied."""
+    """The arrays that a pass reads, and the layouts of those that it reads in place; the others are copied."""
 
     def in_place(name: str, param: Param, layout: Layout) -> bool:
         return (in_one_piece if name == "rstd" else read)(param.shape, layout)
@@ -24,15 +24,15 @@ def inputs_of(spec: Spec, names: Sequence[str], layouts: Layouts, read: Read) ->
 
 
 def in_one_piece(shape: tuple[int, ...], layout: Layout) -> bool:
-    """Rows that lie one after the other, from a 16-byte boundary."""
+    """Whether an array is dense and aligned to 16 bytes."""
     return layout.aligned and is_dense(shape, layout.strides)
 
 
 def backward_pointers(spec: Spec, arrays: tuple[Array, ...], names: str) -> dict[str, str | None]:
-    """As `pointers_to`, for the kernels of the backward pass, which call what is normalised s."""
+    """As `pointers_to`, for the backward kernels, in which the normalised array is named s."""
     return pointers_to(arrays, **{f"{name}_ptr": spec.normalised if name == "s" else name for name in names.split()})
 
 
 def offset(spec: Spec) -> dict[str, Scalar]:
-    """As kernels take it."""
+    """The weight offset as a kernel scalar."""
     return {"weight_offset": float(spec.weight_offset)}

@@ -1,6 +1,6 @@
 """RMSNorm without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
 
-`xp` is one of `retrograd.core.xp`'s namespaces. Arrays go in and come out by name; see `op.py`.
+`xp` is one of `retrograd.core.xp`'s namespaces. Arguments, results and gradients are dicts by array name; see `op.py`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from .op import Spec
 
 
 def forward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """y, sum where there is a residual, rstd."""
+    """y, rstd and, with a residual, sum."""
     compute, gate = spec.compute_dtype, arrays.get("gate")
-    s, made = arrays["x"], {}
+    s, results = arrays["x"], {}
     if spec.residual:
-        s = made["sum"] = _result(xp, xp.astype(s, compute) + xp.astype(arrays["residual"], compute), spec.sum_dtype)
+        s = results["sum"] = _result(xp, xp.astype(s, compute) + xp.astype(arrays["residual"], compute), spec.sum_dtype)
     groups = xp.reshape(_gate_input(xp, spec, s, gate), _grouped(spec))
     rstd = _rstd(xp, spec, groups)
     y = _scale(xp, spec, xp.reshape(groups * rstd, spec.x.shape), arrays)
     if spec.gate_last:
         y = y * xp.silu(xp.astype(gate, compute))
-    return {**made, "y": _result(xp, y, spec.y_dtype), "rstd": xp.reshape(rstd, _rstd_shape(spec))}
+    return {**results, "y": _result(xp, y, spec.y_dtype), "rstd": xp.reshape(rstd, _rstd_shape(spec))}
 
 
 def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
-    """The gradient of each argument that is there; the formulas are in README.md."""
+    """The gradient of each present argument; the formulas are in README.md."""
     compute = spec.compute_dtype
     weight, gate = arrays.get("weight"), arrays.get("gate")
     s = arrays[spec.normalised]
@@ -43,24 +43,24 @@ def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: froze
     c = xp.mean(g_groups * x_groups)
     ds = xp.reshape(rstd * (g_groups - x_groups * c), spec.x.shape)
 
-    made = {}
+    gradients = {}
     if spec.gate_first:
-        made["dgate"] = ds * xp.astype(s, compute) * silu_grad(xp, z)
+        gradients["dgate"] = ds * xp.astype(s, compute) * silu_grad(xp, z)
         ds = ds * xp.silu(z)
     elif spec.gate_last:
-        made["dgate"] = dy * _scale(xp, spec, x_hat, arrays) * silu_grad(xp, z)
+        gradients["dgate"] = dy * _scale(xp, spec, x_hat, arrays) * silu_grad(xp, z)
     if "dsum" in spec.gradients_in():
         ds = ds + xp.astype(arrays["dsum"], compute)
-    made["dx"] = made["dresidual"] = ds
+    gradients["dx"] = gradients["dresidual"] = ds
     if spec.weight:
-        made["dweight"] = xp.sum_to(dv * x_hat, spec.weight.shape)
+        gradients["dweight"] = xp.sum_to(dv * x_hat, spec.weight.shape)
     if spec.bias:
-        made["dbias"] = xp.sum_to(dv, spec.bias.shape)
-    return {name: _result(xp, made[name], param.dtype) for name, param in spec.params(made).items()}
+        gradients["dbias"] = xp.sum_to(dv, spec.bias.shape)
+    return {name: _result(xp, gradients[name], param.dtype) for name, param in spec.params(gradients).items()}
 
 
 def recomputed(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """rstd, from what was normalised and the gate."""
+    """rstd, computed again from the normalised array and the gate."""
     s = arrays[spec.normalised]
     groups = xp.reshape(_gate_input(xp, spec, s, arrays.get("gate")), _grouped(spec))
     return {"rstd": xp.reshape(_rstd(xp, spec, groups), _rstd_shape(spec))}

@@ -1,4 +1,4 @@
-"""RMSNorm by its definition, in plain PyTorch. Everything else in this room is measured against it, in float64."""
+"""The definition of RMSNorm in plain PyTorch; all implementations are compared with it in float64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rms_norm(
     prenorm: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """See `retrograd.rms_norm`; this one computes in the dtype of its inputs and differentiates by autograd."""
+    """See `retrograd.rms_norm`. Computes in the dtype of its inputs; differentiated by autograd."""
     s = x if residual is None else (x + residual).to(residual.dtype)
     u = s if gate is None or norm_before_gate else s * silu(gate)
     groups = u.unflatten(-1, (-1, group_size or max(u.shape[-1], 1)))

@@ -1,4 +1,4 @@
-"""rms_norm as the contract, the benchmarks and the command line see it."""
+"""The room of rms_norm: its record for the contract, the benchmarks and the command line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ ROOM = Room.of(
     OP,
     cases=CASES,
     reference=reference.rms_norm,
-    # Inputs of equal columns are normalised to a constant, which says nothing about errors.
+    # Equal columns are normalised to a constant, which shows no errors.
     gradients_only=frozenset({"broadcast_columns", "broadcast"}),
 )

@@ -1,4 +1,4 @@
-"""Named shapes of selective_scan: what users call it with, and what has broken kernels before."""
+"""Named shapes of selective_scan: typical calls, and shapes that have broken kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GPU = frozenset({"gpu"})
 GPU_STRIDED = GPU | {"strided"}
 BENCH = frozenset({"bench"})
 
-MAMBA = frozenset({"z", "D", "dt_bias", "dt_softplus"})  # what Mamba's layer gives
+MAMBA = frozenset({"z", "D", "dt_bias", "dt_softplus"})  # what Mamba's layer passes
 
 
 def case(
@@ -42,7 +42,7 @@ def case(
         groups: of B and C, or of each.
         constant: which of B and C are constant in time: a part of "BC".
         is_complex: whether A, B, C and the states are complex.
-        initial_state: whether there is one.
+        initial_state: whether the call has one.
         cu_seqlens: where the packed sequences begin and end.
         tags: see `Case`.
         options: other arguments.
@@ -151,7 +151,7 @@ GPU_CASES: list[Case] = [
 
 
 def bench(batch: int, channels: int, time: int, N: int, dtype: str = "bfloat16") -> Case:
-    """A case as Mamba's layer gives it."""
+    """A case as Mamba's layer calls it."""
     suffix = "_fp32" if dtype == "float32" else ""
     name = f"B{batch}_D{channels}_T{time}_N{N}{suffix}"
     return case(name, (batch, time, channels, N), dtype=dtype, given=MAMBA, tags=BENCH)

@@ -1,4 +1,4 @@
-"""What a call of `selective_scan` and one of `selective_state_update` have in common: letters, dtypes, some texts."""
+"""The common part of the declarations of `selective_scan` and `selective_state_update`: letters, dtypes, some texts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MAX_N = 256
 FLOAT_OR_COMPLEX = ("Float", "Complex")  # kinds of numbers
 D_DOC = "(D,), float32: a skip from x to y."
 DT_BIAS_DOC = "(D,), float32, added to dt."
-DT_SOFTPLUS_DOC = "whether softplus makes delta positive."
+DT_SOFTPLUS_DOC = "whether to apply softplus to dt + dt_bias."
 
 
 class Common(CallSpec):
-    """Its dtypes."""
+    """The letters and dtypes."""
 
     x: Param
     A: Param
@@ -72,5 +72,5 @@ class Common(CallSpec):
         return self.B if name == "B" else self.C
 
     def _dtypes_of_matrix(self, name: str) -> tuple[str, ...]:
-        """That of the states; a real one that is no parameter may have that of x."""
+        """The dtype of the states; a real matrix with a time axis may also have that of x."""
         return (self.state_dtype,) if self.complex or self.constant(name) else (self.x.dtype, self.state_dtype)

@@ -1,4 +1,4 @@
-"""selective_scan, declared: its arguments, options and results, and what letters cannot say."""
+"""The declaration of selective_scan: its arguments, options, results, and the rules that letters cannot express."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Spec(Common):
         out[t] = y[t] silu(z[t])                                    y[t] without z
 
     The arithmetic and the states are in float32. All gradients are bitwise reproducible; a sequence's results and
-    gradients depend neither on its batch nor on what it is packed with. For its backward pass the forward pass keeps
-    the states of every 2 N-th step, about 2 bytes a channel and step. Gradients of complex arrays follow the
+    gradients depend neither on its batch nor on what it is packed with. For its backward pass the forward pass saves
+    the state of every 2 N-th step, about 2 bytes per channel and step. Gradients of complex arrays follow the
     framework's convention: JAX's are the conjugates of PyTorch's.
     """
 
@@ -46,7 +46,7 @@ class Spec(Common):
         "pair_dtype",
         kinds=FLOAT_OR_COMPLEX,
         doc="""(D, N), float32; at most 256 states. With complex64 A, B and C are complex64, the states too, and
-        y = 2 Re <C, h> (without conjugation) as for one of each pair of conjugate states; portable path alone.""",
+        y = 2 Re <C, h> (without conjugation) as for one of each pair of conjugate states; portable path only.""",
     )
     B: Param = required(
         "B T N | B T G N | D N",
@@ -59,7 +59,7 @@ class Spec(Common):
         "B T N | B T K N | D N",
         "C_dtypes",
         kinds=FLOAT_OR_COMPLEX,
-        doc="like B; the two need not have the same of these forms.",
+        doc="like B, but not necessarily in the same form.",
     )
     D: Param | None = optional("D", "compute_dtype", doc=D_DOC)
     z: Param | None = optional("B T D", "x", "compute_dtype", doc="(B, T, D), like x or float32: a gate.")
@@ -79,7 +79,7 @@ class Spec(Common):
         Result("y", "B T D", "x"),
         Result("final_state", "S D N", "state_dtype", when="return_final_state", kinds=FLOAT_OR_COMPLEX),
     )
-    # The state that enters every chunk; what lies in places without a chunk has no meaning.
+    # The state that enters each chunk; places without a chunk hold undefined values.
     kept: ClassVar = (Result("states", "B chunks D N", "state_dtype"),)
 
     batch = Size("B")
@@ -121,13 +121,13 @@ class Spec(Common):
 
     @property
     def chunk(self) -> int:
-        """Steps between two states that the forward pass keeps: as few as 2 bytes a channel and step allow."""
+        """Steps between two saved states: as few as 2 bytes per channel and step allow."""
         numbers = self.N * (2 if self.complex else 1)
         return max(16, min(128, 2 * power_of_two(numbers)))
 
     @property
     def chunks(self) -> int:
-        """Places for kept states in a row."""
+        """Places for saved states in a row."""
         return places(self, self.chunk)
 
     @property
@@ -136,18 +136,18 @@ class Spec(Common):
         return self.param("S D N", "state_dtype")
 
     def bytes_moved(self, which: Pass) -> int:
-        """The fewest bytes a pass moves; kernels of the backward pass find the initial state among those kept."""
+        """The fewest bytes a pass moves; the backward kernels read the initial state from the saved states."""
         unread = self.initial_state if which == "bwd" else None
         return Common.bytes_moved(self, which) - (unread.nbytes if unread else 0)
 
     def flops(self, which: Pass) -> int:
-        """Multiplications and additions of a pass, real ones; exponentials are counted apart."""
+        """Real multiplications and additions of a pass, without exponentials."""
         steps = self.batch * self.time * self.channels
         per_state, per_step = (6, 10) if which == "fwd" else (18, 20)
         return steps * (per_state * self.N * (4 if self.complex else 1) + per_step)
 
     def exps(self, which: Pass) -> int:
-        """Exponentials that a pass cannot do without: one a state and step, one each for softplus and gate."""
+        """The fewest exponentials of a pass: one per state and step, and one each for softplus and gate."""
         steps = self.batch * self.time * self.channels
         return steps * (self.N + self.dt_softplus + (self.z is not None))
 

@@ -1,8 +1,8 @@
 """The selective scan without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
 
-`xp` is one of `retrograd.core.xp`'s namespaces. Time is cut in chunks and these in blocks. What needs no state (decays,
-inputs, sums over states or channels) is computed for a whole block at once; only h = e * h + v goes step by step.
-Within a block arrays lie as (steps, batch, states, channels).
+`xp` is one of `retrograd.core.xp`'s namespaces. Time is cut into chunks and these into blocks. All that needs no state
+(decays, inputs, sums over states or channels) is computed for a whole block at once; only h = e * h + v runs step by
+step. Arrays of a block have the axes (steps, batch, states, channels).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     maths = _Maths(xp, spec, arrays, time)
     marks = len(time.starts)
 
-    def chunk(carry: Any, given: Any) -> Any:
-        entering = time.enter(carry[0], given[:marks])
-        (after,), (y,) = xp.scan(maths.forward, (entering,), maths.blocks(given[marks:]), False)
+    def chunk(carry: Any, inputs: Any) -> Any:
+        entering = time.enter(carry[0], inputs[:marks])
+        (after,), (y,) = xp.scan(maths.forward, (entering,), maths.blocks(inputs[marks:]), False)
         return (after,), (entering, maths.whole(y), *((after,) if spec.packed else ()))
 
     matrices = [time.cut(arrays[name]) for name in ("B", "C") if not spec.constant(name)]
@@ -41,19 +41,19 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     y = _skip(spec, arrays, time.join(y), x)
     if spec.z is not None:
         y = y * xp.silu(xp.astype(arrays["z"], spec.compute_dtype))
-    made = {"y": xp.astype(time.clear(y), spec.x.dtype), "states": xp.moveaxis(xp.moveaxis(states, 0, 1), -1, -2)}
+    results = {"y": xp.astype(time.clear(y), spec.x.dtype), "states": xp.moveaxis(xp.moveaxis(states, 0, 1), -1, -2)}
     if spec.return_final_state:
-        made["final_state"] = xp.moveaxis(time.at_ends(last, *after or (None,)), -1, -2)
-    return {name: xp.dense(array) for name, array in made.items()}
+        results["final_state"] = xp.moveaxis(time.at_ends(last, *after or (None,)), -1, -2)
+    return {name: xp.dense(array) for name, array in results.items()}
 
 
 def recomputed(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
-    """The states."""
+    """The states, computed again."""
     return {"states": forward(xp, spec, arrays)["states"]}
 
 
 def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) -> dict[str, Any]:
-    """Every gradient by name; the formulas are in README.md."""
+    """All gradients by name; the formulas are in README.md."""
     if 0 in spec.x.shape:
         return _gradients_without_steps(xp, spec, arrays, wanted)
     x, delta, slope = _inputs(xp, spec, arrays)
@@ -64,21 +64,21 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) 
     z = None if spec.z is None else xp.astype(arrays["z"], spec.compute_dtype)
     dy = dout if z is None else dout * xp.silu(z)
 
-    def chunk(carry: Any, given: Any) -> Any:
+    def chunk(carry: Any, inputs: Any) -> Any:
         g, *sums = carry
-        g = time.leave(g, given[:marks])
-        blocks = maths.blocks(given[marks + 1 :])
-        _, (starts,) = xp.scan(maths.entering, (given[marks],), blocks, False)
-        carry, made = xp.scan(maths.backward, (g, *sums), (starts, *blocks), True)
-        return carry, (*(maths.whole(array) for array in made), *((carry[0],) if spec.packed else ()))
+        g = time.leave(g, inputs[:marks])
+        blocks = maths.blocks(inputs[marks + 1 :])
+        _, (starts,) = xp.scan(maths.entering, (inputs[marks],), blocks, False)
+        carry, parts = xp.scan(maths.backward, (g, *sums), (starts, *blocks), True)
+        return carry, (*(maths.whole(array) for array in parts), *((carry[0],) if spec.packed else ()))
 
     varying = [name for name in ("B", "C") if not spec.constant(name)]
     entering = xp.moveaxis(xp.moveaxis(arrays["states"], 1, 0), -1, -2)
     cut = [time.cut(array) for array in (delta, delta * x, *(arrays[name] for name in varying), x, dy)]
-    (first, dA, *constants), made = xp.scan(
+    (first, dA, *constants), parts = xp.scan(
         chunk, (time.final_gradient, *maths.no_sums()), (*time.ends, entering, *cut), True
     )
-    y, gB, ddelta, *matrices = (time.join(array) for array in made[: 3 + len(varying)])
+    y, gB, ddelta, *matrices = (time.join(array) for array in parts[: 3 + len(varying)])
 
     draw = ddelta if slope is None else time.clear(ddelta * slope)
     dx = gB * delta if spec.D is None else gB * delta + arrays["D"] * dy
@@ -96,7 +96,7 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) 
     if spec.dt_bias is not None:
         gradients["ddt_bias"] = xp.sum(draw, (0, 1))
     if spec.initial_state is not None:
-        gradients["dinitial_state"] = xp.moveaxis(time.at_starts(first, made[-1]), -1, -2)
+        gradients["dinitial_state"] = xp.moveaxis(time.at_starts(first, parts[-1]), -1, -2)
     return _as_arguments(xp, spec, gradients)
 
 
@@ -106,21 +106,21 @@ def _as_arguments(xp: Namespace, spec: Spec, gradients: Mapping[str, Any]) -> di
 
 
 def _without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
-    """The outputs where x is empty: each state stays as it is."""
-    made = {name: _zeros(xp, arrays, param) for name, param in spec.params(spec.computes()).items()} | {
+    """The outputs for an empty x: the final state is the initial one."""
+    results = {name: _zeros(xp, arrays, param) for name, param in spec.params(spec.computes()).items()} | {
         "y": arrays["x"]
     }
     if spec.return_final_state and spec.initial_state is not None:
-        made["final_state"] = arrays["initial_state"]
-    return made
+        results["final_state"] = arrays["initial_state"]
+    return results
 
 
 def _gradients_without_steps(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) -> dict[str, Any]:
     """As `_without_steps`: the gradient of a final state is that of the initial one, all others are zero."""
-    made = {name: _zeros(xp, arrays, param) for name, param in spec.params(spec.makes(wanted)).items()}
-    if spec.return_final_state and "dinitial_state" in made:
-        made["dinitial_state"] = arrays["dfinal_state"]
-    return made
+    gradients = {name: _zeros(xp, arrays, param) for name, param in spec.params(spec.makes(wanted)).items()}
+    if spec.return_final_state and "dinitial_state" in gradients:
+        gradients["dinitial_state"] = arrays["dfinal_state"]
+    return gradients
 
 
 def _zeros(xp: Namespace, arrays: Arrays, param: Param) -> Any:
@@ -136,8 +136,8 @@ def _cut_time(xp: Namespace, spec: Spec, arrays: Arrays) -> Rows:
         sequences, channels, N = spec.state.shape
         return xp.zeros(arrays["x"], (sequences, N, channels), spec.state_dtype)
 
-    # A single chunk that is no longer than a block has as many steps as there are; but two at least: a loop of one step
-    # XLA takes apart, and then fuses other multiplications with additions.
+    # A single chunk that is no longer than a block has only the steps of the call, but at least two: XLA unrolls a loop
+    # of one step, and then fuses other multiplications with additions.
     few = not spec.packed and spec.time <= BLOCK
     steps = min(spec.chunk, max(spec.time, 2)) if few else spec.chunk
     geometry = Geometry(spec.time, spec.packed, spec.sequences, steps)
@@ -145,7 +145,7 @@ def _cut_time(xp: Namespace, spec: Spec, arrays: Arrays) -> Rows:
 
 
 def _inputs(xp: Namespace, spec: Spec, arrays: Arrays) -> tuple[Any, Any, Any]:
-    """x and delta, and the derivative of delta with respect to dt, None where that is 1."""
+    """x and delta, and the derivative of delta with respect to dt, None if that is 1."""
     x, raw = (xp.astype(arrays[name], spec.compute_dtype) for name in ("x", "dt"))
     if spec.dt_bias is not None:
         raw = raw + arrays["dt_bias"]
@@ -157,7 +157,7 @@ def _skip(spec: Spec, arrays: Arrays, y: Any, x: Any) -> Any:
 
 
 class _Maths:
-    """A block's forward and backward: what it carries is (states, channels), what it makes (steps, ...)."""
+    """Forward and backward of a block: carried arrays end in (states, channels), results begin with (steps, ...)."""
 
     def __init__(self, xp: Namespace, spec: Spec, arrays: Arrays, time: Rows) -> None:
         self.xp = xp
@@ -167,12 +167,12 @@ class _Maths:
         self.A = xp.moveaxis(arrays["A"], 0, 1)
         self.constants = {n: xp.moveaxis(arrays[n], 0, 1) for n in ("B", "C") if spec.constant(n)}
 
-    def blocks(self, given: Any) -> tuple[Any, ...]:
+    def blocks(self, arrays: Any) -> tuple[Any, ...]:
         """Arrays of a chunk, cut into blocks along a new leading axis."""
-        return tuple(self.xp.reshape(a, (-1, self.block, *a.shape[1:])) for a in given)
+        return tuple(self.xp.reshape(a, (-1, self.block, *a.shape[1:])) for a in arrays)
 
     def whole(self, array: Any) -> Any:
-        """What was made of a chunk's blocks, as one chunk."""
+        """The blocks of a chunk, joined."""
         return self.xp.reshape(array, (-1, *array.shape[2:]))
 
     def no_sums(self) -> tuple[Any, ...]:
@@ -180,9 +180,9 @@ class _Maths:
         zero = self.xp.zeros(self.A, self.A.shape, self.spec.state_dtype)
         return (zero,) * (1 + len(self.constants))
 
-    def matrices(self, given: Any) -> tuple[Any, Any, Any]:
-        """B and C, so that they multiply (steps, batch, states, channels), and what else was given."""
-        rest = list(given)
+    def matrices(self, inputs: Any) -> tuple[Any, Any, Any]:
+        """B and C, broadcastable to (steps, batch, states, channels), and the remaining inputs."""
+        rest = list(inputs)
         B, C = (self.constants[n] if n in self.constants else self._spread(n, rest.pop(0)) for n in ("B", "C"))
         return B, C, rest
 
@@ -206,28 +206,28 @@ class _Maths:
         decay = self.xp.exp(delta[:, :, None] * self.A)
         return decay, self.xp.recurrence(decay, du[:, :, None] * B, h, False)
 
-    def forward(self, carry: Any, given: Any) -> Any:
-        """The state moves on by a block; makes y."""
-        delta, du, *matrices = given
+    def forward(self, carry: Any, inputs: Any) -> Any:
+        """Advance the state by a block; return y."""
+        delta, du, *matrices = inputs
         B, C, _ = self.matrices(matrices)
         _, states = self._states(carry[0], delta, du, B)
         y = self.xp.sum(self.xp.multiply(C, states[1:]), -2)
         return (states[-1],), (2 * y.real if self.spec.complex else y,)
 
-    def entering(self, carry: Any, given: Any) -> Any:
-        """The state moves on by a block; makes the state that enters it."""
+    def entering(self, carry: Any, inputs: Any) -> Any:
+        """Advance the state by a block; return the state that enters it."""
         if self.block == self.steps:
             return carry, (carry[0],)
-        delta, du, *matrices = given
+        delta, du, *matrices = inputs
         B, _, _ = self.matrices(matrices)
         _, states = self._states(carry[0], delta, du, B)
         return (states[-1],), (carry[0],)
 
-    def backward(self, carry: Any, given: Any) -> Any:
-        """The gradient of the state moves back by a block; makes y and what the block's inputs need."""
+    def backward(self, carry: Any, inputs: Any) -> Any:
+        """Move the gradient of the state back by a block; return y and the gradients of the block's inputs."""
         xp, A = self.xp, self.A
         g, dA, *constants = carry
-        h, delta, du, *rest = given
+        h, delta, du, *rest = inputs
         B, C, (x, dy) = self.matrices(rest)
         decay, states = self._states(h, delta, du, B)
         y = xp.sum(xp.multiply(C, states[1:]), -2)
@@ -236,22 +236,20 @@ class _Maths:
             A, B, C, decay, states = (xp.conj(array) for array in (A, B, C, decay, states))
 
         dyC = dy[:, :, None] * C
-        passed = xp.recurrence(
-            decay, xp.multiply(decay, dyC), g, True
-        )  # e g of each step, then what came from the next block
+        passed = xp.recurrence(decay, xp.multiply(decay, dyC), g, True)  # e g of each step, then that of the next block
         gs = dyC + passed[1:]
         dlog = xp.multiply(passed[:-1], states[:-1])  # the gradient of delta A
         dA = dA + xp.sum(dlog * delta[:, :, None], (0, 1))
         gB, ddelta = (_real(xp.sum(xp.multiply(a, b), -2)) for a, b in ((gs, B), (dlog, A)))
-        made = [y, gB, ddelta + gB * x]
+        results = [y, gB, ddelta + gB * x]
         left = iter(constants)
         sums = []
         for name, product, factor in (("B", gs, du), ("C", states[1:], dy)):
             if name in self.constants:
                 sums.append(next(left) + xp.sum(product * factor[:, :, None], (0, 1)))
             else:
-                made.append(self._gathered(name, product, factor))
-        return (passed[0], dA, *sums), tuple(made)
+                results.append(self._gathered(name, product, factor))
+        return (passed[0], dA, *sums), tuple(results)
 
 
 def _real(array: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The selective scan by its definition, in plain PyTorch: one step after the other, differentiated by autograd."""
+"""The definition of the selective scan in plain PyTorch: step by step, differentiated by autograd."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def selective_scan(
     return_final_state: bool = False,
     exp: Callable[[Tensor], Tensor] = torch.exp,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """See `retrograd.selective_scan`; this one computes in the dtype of A, the decays by `exp`."""
+    """See `retrograd.selective_scan`. Computes in the dtype of A, the decays with `exp`."""
     real = A.real.dtype
     u = x.to(real)
     delta = dt.to(real) if dt_bias is None else dt.to(real) + dt_bias
@@ -60,11 +60,11 @@ def selective_scan(
 
 
 def hardware_exp(x: Tensor) -> Tensor:
-    """Exp, off by up to 2^-22, relative: what PTX states of ex2.approx.f32, the exponential that GPUs have in hardware.
+    """Exp with a relative error of up to 2^-22, the bound of PTX for ex2.approx.f32, the hardware exponential of GPUs.
 
-    Part of that is chance, for which the sine stands. Part is not: on an H200 the instruction is too low by 0.1 to 0.8
-    of 2^-24 on average (`benchmarks/measure_ex2.py`), which adds up over the steps that a state remembers. A half
-    stands for it. The exponential of 0 is exact.
+    Part of the error is random, modelled by the sine. Part is systematic: on an H200 the instruction is too low by 0.1
+    to 0.8 of 2^-24 on average (`benchmarks/measure_ex2.py`), which adds up over the steps that a state remembers. It
+    is modelled by half of 2^-24. The exponential of 0 is exact.
     """
     error = 2.0**-22 * torch.sin(1e5 * x.real.detach()) - 2.0**-25 * (x.real != 0)
     return torch.exp(x) * (1 + error)
@@ -91,7 +91,7 @@ def _scan(
 
 
 def _of_channels(matrix: Tensor, rows: tuple[int, ...], channels: int) -> Tensor:
-    """B or C as (batch, time, channels or 1, state), whichever of its three forms it has."""
+    """B or C as (batch, time, channels or 1, state), from any of its three forms."""
     if matrix.dim() == 2:
         return matrix.expand(*rows, *matrix.shape)
     if matrix.dim() == 3:

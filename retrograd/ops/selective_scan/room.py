@@ -1,4 +1,4 @@
-"""selective_scan as the contract, the benchmarks and the command line see it."""
+"""The room of selective_scan: its record for the contract, the benchmarks and the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .op import OP
 
 
 def spans_of(pieces: int) -> Callable[[Room], Room]:
-    """The variant whose programs walk so many pieces of a sequence."""
+    """The variant with spans of `pieces` pieces."""
 
     def replan(plan: Any) -> Any:
         return plan.cut(pieces) if isinstance(plan, Spans) else plan

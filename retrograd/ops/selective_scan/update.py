@@ -1,4 +1,4 @@
-"""One step of generation, declared: a sequence of one step, so that it has the bits of a longer one."""
+"""The declaration of `selective_state_update`: `selective_scan` of one step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ OF_STEPS = ("x", "dt", "B", "C", "z")
 
 @dataclass(frozen=True)
 class Step(Common):
-    """One step of `selective_scan`, for generation: (y, the new state). Pure; the state that came in is not changed.
+    """One step of `selective_scan`, for generation: (y, the new state). The old state is not modified.
 
-    It is `selective_scan` of one step: it has the bits that the step has in a longer sequence (in JAX without a kernel
-    as far as XLA compiles both alike), and the same gradients. Beside an x in float64 what is float32 here is float64,
-    and complex64 is complex128.
+    The results are bitwise equal to those of the same step in a longer sequence (in JAX without a kernel, only as far
+    as XLA compiles both alike), and the gradients are those of `selective_scan`. With x in float64, float64 and
+    complex128 replace float32 and complex64.
     """
 
     state: Param = required(
@@ -51,7 +51,7 @@ class Step(Common):
         "B N | B K N",
         "C_dtypes",
         kinds=FLOAT_OR_COMPLEX,
-        doc="like B; the two need not have the same of these forms.",
+        doc="like B, but not necessarily in the same form.",
     )
     D: Param | None = optional("D", "compute_dtype", doc=D_DOC)
     z: Param | None = optional("B D", "x", "compute_dtype", doc="(B, D), like x or float32: a gate.")
@@ -85,9 +85,9 @@ class Step(Common):
 
 def update(call: Callable[..., Any], arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, Any]:
     """(y, the new state) of a framework's `bind(OP)`, from checked arrays without a dimension of time."""
-    given = {
+    arguments = {
         name: array[:, None] if name in OF_STEPS and array is not None else array for name, array in arrays.items()
     }
-    state = given.pop("state")
-    y, state = call({**given, "initial_state": state, "cu_seqlens": None}, {**options, "return_final_state": True})
+    state = arguments.pop("state")
+    y, state = call({**arguments, "initial_state": state, "cu_seqlens": None}, {**options, "return_final_state": True})
     return y[:, 0], state

@@ -1,7 +1,7 @@
-"""Which kernels run, in which order, on which arrays: a program for each pass, the same for PyTorch and JAX.
+"""The program of each pass: its launches and their arrays, the same for PyTorch and JAX.
 
-The kernels follow the strides: where the steps of a channel lie next to each other in memory, those that read vectors
-of time run; they give the same bits as the others.
+The strides select the kernels: if time is contiguous, those that read vectors of time run. Their results have the same
+bits as those of the others.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from .plan import Plan, Vectors, Walk, planned
 
 __all__ = ["backward", "forward", "planned", "suits"]
 
-WIDTHS = (2, 3, 4)  # that have kernels
+WIDTHS = (2, 3, 4)  # that the kernels take
 
-STATE_CHANNELS = 128  # of a program of the kernels for states, one warp each
+STATE_CHANNELS = 128  # per program of the kernels for states, which has one warp
 
-# Array -> kernel parameter, where it is not the array's own name.
+# Array -> kernel parameter, if it is not the array's own name.
 SHORT = {"initial_state": "initial", "final_state": "final", "dinitial_state": "dinitial", "dfinal_state": "dfinal"}
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
-    """Whether the kernels are for the width and the dtype."""
+    """Whether the kernels take the width and the dtype."""
     return spec.width in WIDTHS and spec.x.dtype in KERNEL_FLOATS
 
 
 def forward(
     spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
 ) -> Program:
-    """The arguments -> y and, where it is returned, final_state."""
-    given = arrays_of(layouts, **spec.params(names))
+    """The arguments -> y and, if returned, final_state."""
+    inputs = arrays_of(layouts, **spec.params(names))
     reads = "x weight bias initial_state"
     if _in_time(spec, layouts, "x"):
         vectors = plan.vectors
         main = Launch(
             forward_kernels.forward_time,
             grid=_grid(spec, vectors),
-            arrays=_pointers(given + outputs, f"{reads} y"),
-            scalars={**_strides(given, layouts, reads), "T": spec.time, "tiles": vectors.tiles(spec)},
+            arrays=_pointers(inputs + outputs, f"{reads} y"),
+            scalars={**_strides(inputs, layouts, reads), "T": spec.time, "tiles": vectors.tiles(spec)},
             constants={**_constants(spec, arch), **_vectors(spec, vectors), **_activation(spec, arch)},
             num_warps=vectors.num_warps,
             overlap=arch.overlaps_launches,
@@ -62,51 +62,51 @@ def forward(
         main = Launch(
             forward_kernels.forward_channels,
             grid=_grid(spec, walk),
-            arrays=_pointers(given + outputs, f"{reads} y"),
-            scalars={**_strides(given, layouts, reads), **_lengths(spec, walk)},
+            arrays=_pointers(inputs + outputs, f"{reads} y"),
+            scalars={**_strides(inputs, layouts, reads), **_lengths(spec, walk)},
             constants={**_constants(spec, arch), **_walk(walk), **_activation(spec, arch)},
             num_warps=walk.num_warps,
             overlap=arch.overlaps_launches,
         )
     if not spec.return_final_state:
-        return Program(given, outputs, (), (main,))
+        return Program(inputs, outputs, (), (main,))
     reads = "x initial_state cu_seqlens"
     states = Launch(
         forward_kernels.final_states,
         grid=_state_grid(spec),
-        arrays=_pointers(given + outputs, f"{reads} final_state"),
-        scalars={**_strides(given, layouts, reads), "T": spec.time},
+        arrays=_pointers(inputs + outputs, f"{reads} final_state"),
+        scalars={**_strides(inputs, layouts, reads), "T": spec.time},
         constants={**_constants(spec, arch), "BLOCK_D": STATE_CHANNELS},
         num_warps=1,
         overlap=arch.overlaps_launches,
     )
-    return Program(given, outputs, (), (main, states))
+    return Program(inputs, outputs, (), (main, states))
 
 
 def backward(
     spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
 ) -> Program:
-    """The gradients of the results, and arguments -> the gradients that `outputs` names."""
-    given = arrays_of(layouts, **spec.params(names))
-    made = {array.name: array for array in outputs}
+    """The gradients of the results and the arguments -> the gradients in `outputs`."""
+    inputs = arrays_of(layouts, **spec.params(names))
+    gradients = {array.name: array for array in outputs}
     in_time = {name: name in names and _in_time(spec, layouts, name) for name in ("x", "dy")}
     tile = plan.vectors if any(in_time.values()) else plan.walk
     partials = spec.batch * tile.chunks(spec)
     scratch = tuple(
-        Array(f"{name}_partial", (partials, *made[name].shape), "float32")
+        Array(f"{name}_partial", (partials, *gradients[name].shape), "float32")
         for name in ("dweight", "dbias")
-        if name in made and (partials != 1 or made[name].dtype != "float32")
+        if name in gradients and (partials != 1 or gradients[name].dtype != "float32")
     )
     pointers = {f"{array.name.removesuffix('_partial')}_ptr": array.name for array in scratch}
     reads = "dy dfinal_state x weight bias initial_state"
     launches = []
-    if made.keys() & {"dx", "dweight", "dbias"}:
+    if gradients.keys() & {"dx", "dweight", "dbias"}:
         if isinstance(tile, Vectors):
             launch = Launch(
                 backward_kernels.backward_time,
                 grid=_grid(spec, tile),
-                arrays=_pointers(given + outputs, f"{reads} dx dweight dbias") | pointers,
-                scalars={**_strides(given, layouts, reads), "T": spec.time, "tiles": tile.tiles(spec)},
+                arrays=_pointers(inputs + outputs, f"{reads} dx dweight dbias") | pointers,
+                scalars={**_strides(inputs, layouts, reads), "T": spec.time, "tiles": tile.tiles(spec)},
                 constants={
                     **_constants(spec, arch),
                     **_vectors(spec, tile),
@@ -121,21 +121,21 @@ def backward(
             launch = Launch(
                 backward_kernels.backward_channels,
                 grid=_grid(spec, tile),
-                arrays=_pointers(given + outputs, f"{reads} cu_seqlens dx dweight dbias") | pointers,
-                scalars={**_strides(given, layouts, f"{reads} cu_seqlens"), **_lengths(spec, tile)},
+                arrays=_pointers(inputs + outputs, f"{reads} cu_seqlens dx dweight dbias") | pointers,
+                scalars={**_strides(inputs, layouts, f"{reads} cu_seqlens"), **_lengths(spec, tile)},
                 constants={**_constants(spec, arch), **_walk(tile), **_activation(spec, arch)},
                 num_warps=tile.num_warps,
                 max_registers=tile.max_registers,
                 overlap=arch.overlaps_launches,
             )
         launches.append(launch)
-    if "dinitial_state" in made:
+    if "dinitial_state" in gradients:
         launches.append(
             Launch(
                 backward_kernels.initial_gradients,
                 grid=_state_grid(spec),
-                arrays=_pointers(given + outputs, f"{reads} cu_seqlens dinitial_state"),
-                scalars={**_strides(given, layouts, f"{reads} cu_seqlens"), "T": spec.time},
+                arrays=_pointers(inputs + outputs, f"{reads} cu_seqlens dinitial_state"),
+                scalars={**_strides(inputs, layouts, f"{reads} cu_seqlens"), "T": spec.time},
                 constants={**_constants(spec, arch), "BLOCK_D": STATE_CHANNELS, **_activation(spec, arch)},
                 num_warps=1,
                 overlap=arch.overlaps_launches,
@@ -144,11 +144,11 @@ def backward(
     for array in scratch:
         total = array.name.removesuffix("_partial")
         launches.append(sum_rows_launch(array.name, total, partials, prod(array.shape[1:]), arch))
-    return Program(given, outputs, scratch, tuple(launches))
+    return Program(inputs, outputs, scratch, tuple(launches))
 
 
 def _in_time(spec: Spec, layouts: Layouts, name: str) -> bool:
-    """Whether the steps of a channel lie next to each other, and channels do not; packed sequences begin anywhere."""
+    """Whether time is contiguous and channels are not; not for packed sequences, which may begin at any step."""
     if spec.packed:
         return False
     _, time, channel = strides_of(name, spec.x.shape, layouts)
@@ -172,7 +172,7 @@ def _constants(spec: Spec, arch: Arch) -> dict[str, Any]:
 
 
 def _activation(spec: Spec, arch: Arch) -> dict[str, Any]:
-    """Triton's interpreter has no instructions to speed up."""
+    """FAST selects approximate instructions, which Triton's interpreter does not have."""
     return {"SILU": spec.silu, "FAST": arch.backend == "cuda" and not knobs.runtime.interpret}
 
 
@@ -194,6 +194,6 @@ def _pointers(arrays: tuple[Array, ...], names: str) -> dict[str, str | None]:
 
 
 def _strides(arrays: tuple[Array, ...], layouts: Layouts, names: str) -> dict[str, Scalar]:
-    """Each array's strides; of an absent one, zeros."""
+    """Each array's strides; zeros for an absent one."""
     strides = {array.name: strides_of(array.name, array.shape, layouts) for array in arrays}
     return {f"{SHORT.get(name, name)}_strides": strides.get(name, (0, 0, 0)) for name in names.split()}

@@ -1,7 +1,7 @@
 """Tile sizes: a pure function of the spec and the architecture.
 
-A tile's shape and its warps depend on D and the dtypes. How many steps of time a program takes depends on the size of
-the call, but kernels are told at run time, and every element comes out of the same additions whatever it is.
+A tile's shape and its warps depend on D and the dtypes. The number of steps per program depends on the size of the
+call, but it is a run-time number, and the additions behind an element of y or dx do not depend on it.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from retrograd.core.tiles import power_of_two, warps_of
 
 from ..op import Spec
 
-# Steps whose products a thread adds up: more would lose digits of dweight.
+# Most products that a thread adds up one after another; more would cost accuracy of dweight.
 LONGEST_WALK = 256
 HOPPER_SHARED = 227 * KIB
-MOST_REGISTERS = 128  # a thread of 4 programs of 4 warps
+MOST_REGISTERS = 128  # per thread, so that 4 programs of 4 warps fit on a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What one program works on where channels are contiguous: a tile of lanes that walk over time.
+    """The tile of one program if channels are contiguous: lanes that walk over time.
 
     Attributes:
-        lanes: parts of its time that a program walks over side by side.
+        lanes: parts of a program's time, walked over in parallel.
         channels: channels of a tile, a power of two.
         unroll: steps that are loaded together.
-        num_warps: warps a program.
+        num_warps: warps per program.
         stages: depth of the compiler's software pipeline; 1 is none.
-        parallel: lanes, over all of a call, that are worth having; a call gets about as many if it is large enough.
-        max_registers: registers a thread may take, so that as many programs as planned fit on a multiprocessor.
+        parallel: lanes that a call should have in all; a large enough call has about as many.
+        max_registers: most registers per thread, so that the planned number of programs fits on a multiprocessor.
     """
 
     lanes: int
@@ -56,14 +56,14 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """What one program works on where time is contiguous: tiles of vectors of time, one after another.
+    """The tile of one program if time is contiguous: vectors of time. A program loops over tiles.
 
     Attributes:
         channels: channels of a tile.
-        blocks: vectors of time of a tile.
+        blocks: vectors of time per channel of a tile.
         vector: steps of a vector: 16 bytes.
-        num_warps: warps a program.
-        parallel: tiles, over all of a call, that are worth having side by side.
+        num_warps: warps per program.
+        parallel: tiles that a call should run in parallel.
     """
 
     channels: int
@@ -73,7 +73,7 @@ class Vectors:
     parallel: int = 4096
 
     def tiles(self, spec: Spec) -> int:
-        """Tiles that a program takes, a power of two."""
+        """Tiles per program, a power of two."""
         each = -(-spec.time // (self.blocks * self.vector))
         wanted = power_of_two(spec.batch * each * -(-spec.channels // self.channels) // self.parallel)
         return max(1, min(LONGEST_WALK // self.vector, wanted, power_of_two(each)))
@@ -85,21 +85,21 @@ class Vectors:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a pass works; how its arrays lie decides between the two.
+    """The plan of a pass; the strides of its arrays select one of the two tiles.
 
     Attributes:
-        walk: where channels are contiguous.
-        vectors: where time is contiguous.
+        walk: the tile if channels are contiguous.
+        vectors: the tile if time is contiguous.
     """
 
     walk: Walk
     vectors: Vectors
 
 
-# Bytes of an element -> lanes, channels, unroll, warps, lanes worth having.
+# Bytes of an element -> lanes, channels, unroll, warps, parallel.
 FORWARD = {2: (4, 256, 4, 8, 4096), 4: (4, 128, 8, 4, 16384)}
 BACKWARD = {2: (2, 256, 8, 4, 1024), 4: (4, 128, 4, 4, 8192)}
-# Bytes of an element -> channels, blocks, warps, tiles worth having.
+# Bytes of an element -> channels, blocks, warps, parallel.
 FORWARD_TIME = {2: (32, 16, 4, 8192), 4: (32, 16, 4, 8192)}
 BACKWARD_TIME = {2: (32, 16, 8, 4096), 4: (32, 16, 8, 4096)}
 FEWEST_CHANNELS = 16
@@ -123,7 +123,7 @@ def backward(spec: Spec, arch: Arch) -> Walk:
     # Before Hopper the compiler needs more registers for the same tile with its activation, and spills some.
     if arch.shared_memory < HOPPER_SHARED:
         return replace(walk, unroll=max(1, walk.unroll // 2)) if spec.silu else walk
-    # Beside a bias the compiler takes 136 registers of its own accord: 3 programs a multiprocessor instead of 4.
+    # With a bias the compiler uses 136 registers by default: 3 programs per multiprocessor instead of 4.
     # With states, fp32 weights or a tile that D does not fill it would spill some of them.
     halves = BYTES[spec.x.dtype] == BYTES[spec.weight.dtype] == 2 and spec.channels % walk.channels == 0
     stateless = spec.initial_state is None and not spec.return_final_state

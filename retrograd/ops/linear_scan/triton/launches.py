@@ -1,4 +1,4 @@
-"""Which kernels run, in which order, on which arrays: a program for each pass, the same for PyTorch and JAX."""
+"""The program of each pass: its launches and their arrays, the same for PyTorch and JAX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["backward", "forward", "planned", "suits"]
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
-    """Whether the kernels are for the dtypes."""
+    """Whether the kernels take the dtypes."""
     return spec.compute_dtype in ("float32", "complex64")
 
 
@@ -45,10 +45,10 @@ def forward(
 def backward(
     spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
 ) -> Program:
-    """(dh, dfinal_state, a, h, initial_state, cu_seqlens) -> (da, db, dinitial_state), those that are wanted."""
+    """(dh, dfinal_state, a, h, initial_state, cu_seqlens) -> the wanted ones of (da, db, dinitial_state)."""
     inputs = arrays_of(layouts, **spec.params(names))
-    makes_da = any(array.name == "da" for array in outputs)
-    sums = makes_da and (spec.shares_batch or spec.shares_channels)
+    wants_da = any(array.name == "da" for array in outputs)
+    sums = wants_da and (spec.shares_batch or spec.shares_channels)
     rows = -(-spec.channels // plan.tile.channels) if spec.shares_channels else 1
     rows *= spec.batch if spec.shares_batch else 1
     partial = arrays_of({}, da_partial=Param((rows, *spec.a.shape), spec.compute_dtype) if sums else None)
@@ -63,7 +63,7 @@ def backward(
         "dinitial_ptr": "dinitial_state",
     }
     kernels = (backward_kernels.reduce_tiles, backward_kernels.scan_tiles)
-    constants = {"SUM_CHANNELS": makes_da and spec.shares_channels}
+    constants = {"SUM_CHANNELS": wants_da and spec.shares_channels}
     program = _scan(
         spec, arch, layouts, inputs, outputs, pointers, kernels, plan, not spec.reverse, constants, partial
     )  # fmt: skip
@@ -95,12 +95,12 @@ def _scan(
     constants: Mapping[str, Any],
     scratch: tuple[Array, ...] = (),
 ) -> Program:
-    """A pass in one direction: one launch, two where tiles hand on their state or are packed, four where they may not.
+    """A pass in one direction: one launch for a single tile, two in one pass, else three, or four if packed.
 
     Args:
         pointers: parameter of the scan kernel -> array.
         kernels: the one that reduces tiles to maps, and the one that scans them.
-        constants: of the scan kernel alone.
+        constants: further constants of the scan kernel.
     """
     reduce_kernel, scan_kernel = kernels
     tile = plan.tile
@@ -118,7 +118,7 @@ def _scan(
         tile_l=None if alone or one_pass else number,
         tile_state=None if alone or one_pass else number,
     )
-    there = (*inputs, *outputs, *scratch)
+    present = (*inputs, *outputs, *scratch)
     strides = {array.name: _strides(spec, array, layouts) for array in inputs}
     shape: dict[str, Scalar] = {
         "T": spec.time,
@@ -153,7 +153,7 @@ def _scan(
                 scan.prepare,
                 grid=max(1, -(-words // BLOCK)) if slots * blocks else 0,
                 arrays=pointers_to(
-                    there,
+                    present,
                     a_ptr=first,
                     b_ptr=second,
                     initial_ptr="initial_state",
@@ -165,7 +165,7 @@ def _scan(
                     "words": words,
                     "T": spec.time,
                     "sequences": spec.sequences,
-                    # Read by no kernel: XLA makes one call of two that are equal, and two scans would share its words.
+                    # Read by no kernel: XLA merges two equal calls, and two scans would then share the words.
                     "direction": int(reverse),
                 },
                 constants={"BLOCK": BLOCK, "OVERLAP": arch.overlaps_launches},
@@ -175,22 +175,22 @@ def _scan(
         )
     if not alone and not one_pass:
         maps = {parameter: pointers[parameter] for parameter in reduce_kernel.arg_names[:2]}
-        reduced = pointers_to(there, **maps, bounds_ptr="bounds", P_ptr="tile_P", l_ptr="tile_l")
+        reduced = pointers_to(present, **maps, bounds_ptr="bounds", P_ptr="tile_P", l_ptr="tile_l")
         launches.append(launch(reduce_kernel, slots * blocks, reduced, {"REVERSE": reverse}))
         begins = pointers["dfinal_ptr" if "dfinal_ptr" in pointers else "initial_ptr"]
         carried = pointers_to(
-            there, P_ptr="tile_P", l_ptr="tile_l", initial_ptr=begins, bounds_ptr="bounds", state_ptr="tile_state"
+            present, P_ptr="tile_P", l_ptr="tile_l", initial_ptr=begins, bounds_ptr="bounds", state_ptr="tile_state"
         )
         launches.append(launch(scan.carry_states, spec.sequences * blocks, carried, {}))
     order = scan_kernel.arg_names
     between = {"words_ptr": "words", "bounds_ptr": "bounds", "state_ptr": "tile_state"}
-    all_pointers = pointers_to(there, **{p: ({**pointers, **between})[p] for p in order if p.endswith("_ptr")})
+    all_pointers = pointers_to(present, **{p: ({**pointers, **between})[p] for p in order if p.endswith("_ptr")})
     launches.append(launch(scan_kernel, slots * blocks, all_pointers, {"REVERSE": reverse, **constants}))
     return Program(inputs, outputs, scratch, tuple(launches))
 
 
 def _strides(spec: Spec, array: Array, layouts: Layouts) -> Strides:
-    """An array's strides as kernels take them: 0 along what is shared."""
+    """An array's strides as kernels take them: 0 along shared axes."""
     strides = strides_of(array.name, array.shape, layouts)
     if array.name != "a":
         return strides

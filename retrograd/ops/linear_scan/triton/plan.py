@@ -1,7 +1,7 @@
-"""Tile sizes and ways: a pure function of the spec and the architecture.
+"""Tile sizes and structure: a pure function of the spec and the architecture.
 
 A tile decides the order of the arithmetic. It depends on D and the dtypes alone, never on B, T or how many sequences
-are packed, so a sequence has the same bits wherever it stands.
+are packed, so a sequence has the same bits in every batch and packing.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from retrograd.core.spec import Pass
 
 from ..op import Spec
 
-BLOCK = 1024  # elements of a program that clears or sums
+BLOCK = 1024  # elements per program of the kernels that clear or sum
 FEW_CHANNELS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program works on: `rows` runs of `steps` steps, one after the other in time, of `channels` channels.
+    """The tile of one program: `rows` consecutive runs of `steps` steps, of `channels` channels.
 
     Attributes:
         steps: steps that a thread holds in registers.
-        levels: log2 of the rows; a group of tiles has as many tiles.
+        levels: log2 of the rows; a group has as many tiles as a tile has rows.
         channels: neighbouring channels; rows * channels threads.
     """
 
@@ -46,18 +46,18 @@ class Tile:
         return max(1, self.rows * self.channels // arch.warp_size)
 
     def constants(self) -> dict[str, int]:
-        """As kernels take it."""
+        """The tile as kernel constants."""
         return {"STEPS": self.steps, "LEVELS": self.levels, "CHANNELS": self.channels}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a pass works.
+    """The plan of a pass.
 
     Attributes:
-        tile: what one program works on.
-        one_pass: whether tiles hand on their state while they hold their data, so that a and b are read once; else
-            three kernels find the states first. The bits are the same.
+        tile: the tile of one program.
+        one_pass: whether tiles pass on their state while they hold their data, so that a and b are read once; else
+            three kernels compute the states first. The bits are the same.
     """
 
     tile: Tile
@@ -84,10 +84,10 @@ def backward(spec: Spec) -> Tile:
 
 
 def one_pass(arch: Arch) -> bool:
-    """Whether tiles may hand on their state.
+    """Whether tiles may pass on their state.
 
-    NVIDIA starts programs in the order of their numbers, and a 64-bit word arrives whole; elsewhere neither has been
-    tried.
+    This needs programs that start in the order of their ids, and atomic 64-bit writes. NVIDIA has both; other GPUs have
+    not been tested.
     """
     return arch.backend == "cuda"
 

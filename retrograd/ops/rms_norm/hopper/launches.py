@@ -1,4 +1,4 @@
-"""The launches of this folder's kernels, and the calls that they are for."""
+"""The launches of this folder's kernels, and the calls that they take."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .plan import Ring
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
-    """Whether rows are long, and of two-byte elements."""
+    """Whether the rows are long and have two-byte elements."""
     two_bytes = BYTES[spec.x.dtype] == BYTES[spec.y_dtype] == 2
-    room = arch.backend == "cuda" and arch.shared_memory >= 227 * KIB
-    shared = spec.weight is not None and spec.heads == 1
-    return two_bytes and shared and room and spec.N % 8 == 0 and plan.SHORTEST < spec.N <= plan.LONGEST
+    large_shared = arch.backend == "cuda" and arch.shared_memory >= 227 * KIB
+    one_weight = spec.weight is not None and spec.heads == 1
+    return two_bytes and one_weight and large_shared and spec.N % 8 == 0 and plan.SHORTEST < spec.N <= plan.LONGEST
 
 
 def planned(spec: Spec, arch: Arch, which: Pass) -> Ring:
-    """The ring."""
+    """The ring of a pass."""
     return (plan.forward if which == "fwd" else plan.backward)(spec, arch)
 
 
@@ -51,7 +51,7 @@ def forward(
 def backward(
     spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, ring: Ring
 ) -> Program:
-    """dy, x, weight, rstd -> dx and, where it is wanted, dweight."""
+    """dy, x, weight, rstd -> dx and, if wanted, dweight."""
     inputs, _ = inputs_of(spec, names, layouts, in_one_piece)
     programs = min(ring.programs, spec.rows)
     parameters = any(array.name == "dweight" for array in outputs)

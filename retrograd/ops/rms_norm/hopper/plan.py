@@ -1,4 +1,4 @@
-"""How long rows stream through shared memory: a pure function of the spec and the architecture."""
+"""The plan for long rows, streamed through shared memory: a pure function of the spec and the architecture."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from retrograd.core.arch import Arch
 
 from ..op import Spec
 
-SHORTEST = 8192  # columns; rows up to it are held in registers
+SHORTEST = 8192  # columns; rows up to this are held in registers
 LONGEST = 32_768
 CHUNK = 4096
 PROGRAMS = 132
-BARRIERS = 2048  # bytes of shared memory left to the reductions
+BARRIERS = 2048  # bytes of shared memory left for the reductions
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """How long rows stream through shared memory.
+    """A ring of shared memory through which long rows are streamed.
 
     Attributes:
         chunk: columns that are copied, read and refilled together.
         slots: rows (forward) or chunks (backward) in the ring.
-        shared: chunks of the weight that lie in shared memory; the others stay in registers.
-        num_warps: warps a program.
+        shared: chunks of the weight in shared memory; the others stay in registers.
+        num_warps: warps per program.
         programs: programs that share the rows.
     """
 
@@ -42,7 +42,7 @@ def forward(spec: Spec, arch: Arch) -> Ring:
 
 
 def backward(spec: Spec, arch: Arch) -> Ring:
-    """Chunks of s and dy in the ring: at least a row; what is left holds the weight."""
+    """Chunks of s and dy in the ring, at least a row of each; the remaining space holds the weight."""
     chunks = -(-spec.N // CHUNK)
     space = (arch.shared_memory - BARRIERS) // (CHUNK * 4)  # a slot, and a chunk of the weight in fp32
     shared = min(chunks, space - chunks)

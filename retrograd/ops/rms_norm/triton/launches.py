@@ -1,4 +1,4 @@
-"""Which kernels run, in which order, on which arrays: a program for each pass, the same for PyTorch and JAX."""
+"""The program of each pass: its launches and their arrays, the same for PyTorch and JAX."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["backward", "forward", "planned", "suits"]
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
-    """Whether the kernels are for the dtypes."""
+    """Whether the kernels take the dtypes."""
     return spec.x.dtype in KERNEL_FLOATS
 
 
@@ -52,7 +52,7 @@ def forward(
 def backward(
     spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
 ) -> Program:
-    """The gradients of the results, what was normalised, the parameters, rstd -> the gradients wanted."""
+    """The gradients of the results, the normalised array, the parameters, rstd -> the wanted gradients."""
     whole, tile = plan.whole, plan.tile
     inputs, layouts = inputs_of(spec, names, layouts, _in_rows if whole else _in_aligned_rows)
     programs = tile.programs_for(spec.rows)
@@ -99,21 +99,21 @@ def backward(
 def _in_two_stages(gradient: Array, programs: int) -> bool:
     """Whether the gradient of a parameter is summed in two stages.
 
-    One program a head has the whole sum and writes the gradient itself, where its dtype is that of the partial sums: a
-    row must not meet another binary in a small batch.
+    With one program per head, that program has the whole sum and writes the gradient itself if it is float32. Other
+    dtypes keep the partial sums, so that a small batch runs the same binary.
     """
     return programs != 1 or gradient.dtype != "float32"
 
 
-# The compiler shares the columns of a tile out to the threads by how the arrays lie in memory, and adds in the order
-# that follows from it. So that a row has the same bits wherever it lies, these tell what may lie otherwise than dense
-# memory without a change of that order.
+# The compiler assigns the columns of a tile to threads by the strides and the alignment of the arrays, and the order of
+# the additions follows from it. A row must have the same bits in every layout, so these functions accept only the
+# layouts that leave that order as it is for dense arrays.
 
 
 def _in_rows(shape: tuple[int, ...], layout: Layout) -> bool:
     """For rows held whole: dense columns in rows that neither overlap nor are better aligned than dense ones.
 
-    Those that are worse aligned are read as the compiler writes the results, which are dense.
+    Less aligned rows are read in the thread layout of the results, which are dense.
     """
     N = shape[-1]
     if N == 1:
@@ -125,7 +125,7 @@ def _in_rows(shape: tuple[int, ...], layout: Layout) -> bool:
 
 
 def _in_aligned_rows(shape: tuple[int, ...], layout: Layout) -> bool:
-    """For longer rows, of which a kernel may write nothing but a mean: they have to be aligned as dense ones are."""
+    """For longer rows, which must be aligned like dense ones: a kernel may write only their mean, no dense result."""
     if not _in_rows(shape, layout):
         return False
     if len(shape) == 1:
@@ -135,7 +135,7 @@ def _in_aligned_rows(shape: tuple[int, ...], layout: Layout) -> bool:
 
 
 def _row_strides(shape: tuple[int, ...], layout: Layout) -> Sequence[int]:
-    """How far apart the rows lie in each dimension; a single row's neighbour, where there is one row."""
+    """The strides between rows, per dimension; for a single row, the stride of the row dimension."""
     rows = [stride for size, stride in zip(shape[:-1], layout.strides, strict=False) if size != 1]
     return rows or [layout.strides[-2]]
 
@@ -158,12 +158,12 @@ def _geometry(
 ) -> dict[str, Scalar]:
     """Row counts and, for each input, strides as the kernels take them: (inner rows ..., outer rows, head).
 
-    `called`: array -> the kernels' name for it, where they have another.
+    `called`: array -> its name in the kernels, if it differs.
     """
     called = called or {}
     strides = {called.get(a.name, a.name): strides_of(a.name, a.shape, layouts) for a in inputs}
     tiled = [name for name, s in strides.items() if name not in ("weight", "bias", "rstd")]
-    # A single row, of whatever rank, has the stride that it would have among others: it decides the alignment hints.
+    # A single row, of any rank, has the stride that it would have among several: alignment hints depend on it.
     lead = spec.lead or (1,)
     dims, row_strides = collapse(lead, [strides[name][: len(spec.lead)] or (spec.width,) for name in tiled])
     scalars: dict[str, Scalar] = {"inner_dims": dims[:0:-1], "rows": spec.rows, "heads": spec.heads}
@@ -176,7 +176,7 @@ def _geometry(
 
 
 def _head(spec: Spec, strides: Strides) -> int:
-    """How far apart the heads or groups of a row lie."""
+    """The stride between the heads or groups of a row."""
     if spec.per_head:
         return strides[-2]
     return spec.N if spec.heads > 1 else 0

@@ -1,8 +1,8 @@
 """Tile sizes: a pure function of the spec and the architecture.
 
-The shape of a tile depends on N, the dtypes and the options alone, never on the number of rows: a row then meets the
-same binary in every batch, and its sums are taken in the same order. Only the number of programs depends on the rows.
-The tables come from `benchmarks/tune_rms_norm.py` on an H200; what else was tried stands in README.md.
+The shape of a tile depends on N, the dtypes and the options alone, never on the number of rows: a row is computed by
+the same binary in every batch, with its sums in the same order. Only the number of programs depends on the rows. The
+tables were measured with `benchmarks/tune_rms_norm.py` on an H200; README.md lists what else was tried.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from retrograd.core.tiles import power_of_two, warps_of
 
 from ..op import Spec
 
-# Columns that one program can hold in registers without spilling; the second figure is for calls with further arrays.
+# Columns that one program can hold in registers without spilling; the second number is for calls with further arrays.
 WHOLE_FORWARD = (16_384, 8_192)
 WHOLE_BACKWARD = (8_192, 4_096)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program works on.
+    """The tile of one program.
 
     Attributes:
         rows: rows of a tile.
         columns: columns of a tile, a power of two.
-        num_warps: warps a program.
+        num_warps: warps per program.
         stages: tiles in flight; 1 loads each tile when it is needed.
-        programs: most programs a head, for kernels that walk over tiles; fewer run where there are fewer tiles.
+        programs: most programs per head, for kernels that loop over tiles; fewer tiles run fewer programs.
     """
 
     rows: int
@@ -40,13 +40,13 @@ class Tile:
     programs: int = 1
 
     def programs_for(self, rows: int) -> int:
-        """Programs that share `rows` rows of one head; one where there are few, which then needs no second stage."""
+        """Programs that share `rows` rows of one head; one for few tiles, which then needs no second stage."""
         tiles = -(-rows // self.rows)
         return min(self.programs, tiles) if tiles > FEW_TILES else min(tiles, 1)
 
 
-# By what a call has beside x and the weight: columns -> rows, warps. One tile a program. Wide rows come in pairs, which
-# halves the reads of the weight from L2.
+# By the arrays of a call beside x and the weight: columns -> rows, warps. One tile per program. Two wide rows per tile
+# halve the reads of the weight from L2.
 FORWARD = {
     "plain": {128: (16, 4), 256: (32, 16), 512: (4, 4), 1024: (2, 4), 2048: (2, 8), 4096: (2, 8), 8192: (2, 16)},
     "gated": {128: (16, 8), 256: (8, 8), 512: (2, 4), 1024: (1, 4), 2048: (1, 8), 4096: (1, 8), 8192: (2, 16)},
@@ -79,23 +79,23 @@ BACKWARD = {
         1024: (1, 4, 3, 512),
         2048: (1, 8, 3, 264),
         4096: (1, 16, 4, 132),
-        8192: (1, 16, 3, 132),  # where `again` holds
+        8192: (1, 16, 3, 132),  # only if `again`
     },
 }
 MOST_ROWS = 128
-# So many tiles take one program no longer than the launch of a second stage takes.
+# One program computes this many tiles in at most the time that the launch of a second stage takes.
 FEW_TILES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a pass works.
+    """The plan of a pass.
 
     Attributes:
         whole: whether a program holds rows in registers; longer ones are read in parts.
-        tile: of the kernel that writes the results or gradients.
-        means: of the kernel that finds the row means before, in the backward pass of longer rows.
-        again: whether the backward pass computes what it needs of a packed row twice.
+        tile: that of the kernel that writes the results or gradients.
+        means: that of the kernel that computes the row means first, in the backward pass of longer rows.
+        again: whether the backward pass computes its float32 values twice from a row of two-byte elements.
     """
 
     whole: bool
@@ -124,10 +124,10 @@ def whole_backward(spec: Spec, arch: Arch) -> bool:
 
 
 def again(spec: Spec, arch: Arch) -> bool:
-    """Whether the backward pass holds a gated row in registers by computing what it needs twice from packed inputs."""
-    packed = spec.gate is not None and all(BYTES[d] == 2 for d in (spec.x.dtype, spec.gate.dtype, spec.y_dtype))
+    """Whether a gated row fits into registers in the backward pass if its float32 values are computed twice."""
+    two_bytes = spec.gate is not None and all(BYTES[d] == 2 for d in (spec.x.dtype, spec.gate.dtype, spec.y_dtype))
     alone = spec.residual is None and spec.bias is None
-    return arch.backend == "cuda" and packed and alone and power_of_two(spec.N) == max(BACKWARD["gated"])
+    return arch.backend == "cuda" and two_bytes and alone and power_of_two(spec.N) == max(BACKWARD["gated"])
 
 
 def forward(spec: Spec, arch: Arch) -> Tile:
@@ -141,45 +141,45 @@ def forward(spec: Spec, arch: Arch) -> Tile:
 
 
 def backward(spec: Spec, arch: Arch) -> Tile:
-    """The backward pass's tile, where a row is held whole."""
+    """The backward pass's tile, if a row is held in registers."""
     columns = power_of_two(spec.N)
     table = BACKWARD["gated" if spec.gate else "residual" if spec.residual else "plain"]
     rows, warps, stages, programs = table[max(columns, min(table))]
     if arch.backend != "cuda":
         stages = 1
     if spec.gate and (spec.residual or spec.bias):
-        # One more array or sum shares the registers.
+        # One more array or sum needs registers.
         rows, warps = (rows // 2, warps) if rows > 1 else (1, min(16, 2 * warps))
     rows = _rows(rows, columns, min(table))
     if spec.N % 8:
-        rows = max(1, rows // 2)  # rows that begin anywhere are read element by element, which takes more addresses
+        rows = max(1, rows // 2)  # unaligned rows are read element by element, which needs more addresses
     return _within_shared_memory(Tile(rows, columns, warps_of(warps, arch), stages, programs), spec, arch)
 
 
 def _rows(rows: int, columns: int, narrowest: int) -> int:
-    """Rows of a tile narrower than the table's narrowest: as many elements."""
+    """Rows of a tile; below the table's narrowest width, as many as keep its number of elements."""
     return rows if columns >= narrowest else min(MOST_ROWS, rows * narrowest // columns)
 
 
 def backward_columns(spec: Spec, arch: Arch) -> Tile:
-    """The tile of the backward pass that owns columns."""
+    """The tile of backward programs that own a block of columns, for longer rows."""
     stages = 2 if arch.backend == "cuda" else 1
     tile = Tile(rows=4, columns=1024, num_warps=warps_of(8, arch), stages=stages, programs=64)
     return _within_shared_memory(tile, spec, arch)
 
 
 def backward_row_means(spec: Spec, arch: Arch) -> Tile:
-    """The tile that finds the row means."""
+    """The tile of the kernel that computes the row means."""
     return Tile(rows=1, columns=4096, num_warps=warps_of(8, arch), stages=2)
 
 
 def _extra_arrays(spec: Spec) -> int:
-    """Arrays of the size of x beside x and y; each takes registers."""
+    """Arrays of the size of x beside x and y; each needs registers."""
     return (spec.gate is not None) + (spec.residual is not None)
 
 
 def _within_shared_memory(tile: Tile, spec: Spec, arch: Arch) -> Tile:
-    """Fewer stages, until the tiles in flight fit, those of a gradient of the sum too where one may come."""
+    """The tile with fewer stages, until the tiles in flight fit; with a residual these include dsum."""
     element = BYTES[spec.y_dtype] + BYTES[spec.sum_dtype] * (2 if spec.residual else 1)
     element += BYTES[spec.gate.dtype] if spec.gate else 0
 

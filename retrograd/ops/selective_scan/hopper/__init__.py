@@ -1,4 +1,4 @@
-"""selective_scan in Gluon, for NVIDIA GPUs since Hopper, where who holds which state decides the speed."""
+"""selective_scan in Gluon, for NVIDIA GPUs since Hopper, with an explicit assignment of states to threads."""
 
 from retrograd.core.implementation import Implementation, names
 

@@ -1,4 +1,4 @@
-"""The launches of this folder's kernels, and the calls that they are for."""
+"""The launches of this folder's kernels, and the calls that they take."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ DENSE = ("A", "D", "dt_bias", "initial_state", "dfinal_state", "states")
 STATES = (8, 16, 32, 64)  # N
 FORWARD_CHANNELS = 32
 STAGES = 5
-# A backward program walks back with 1,024 states in 4 warps; 4 more make its steps and 4 finish them. It has a
-# multiprocessor to itself, by its shared memory and its registers.
+# A backward program has 1,024 states: 4 warps walk back over them, 4 prepare the steps (make.py) and 4 finish them
+# (finish.py). Its shared memory and registers fill a multiprocessor.
 BACKWARD_STATES = 1024
 BACKWARD_WARPS = 4  # of each kind
-REGISTERS = 168  # a thread, on average; those that make and finish take theirs, and the rest goes to those that walk
+REGISTERS = 168  # per thread, on average; make and finish warps have the numbers below, walking warps the rest
 MAKE_REGISTERS = 160
 MAKE_REGISTERS_64 = 184
 FINISH_REGISTERS = 112
-# The walk of the states alone: few states a thread, so that all schedulers have some where channels are few.
+# The walk of the states alone: few states per thread, so that few channels occupy all schedulers.
 WALK_CHANNELS = 16
 WALK_STATES = 2
-WALK_STEPS = 32  # of a group; a chunk, where that is shorter
+WALK_STEPS = 32  # of a group, but at most a chunk
 WALK_STAGES = 6
-LARGE_SHARED = 227 * KIB  # that of data-centre chips since Hopper; on older ones these kernels were never run
+LARGE_SHARED = 227 * KIB  # of data-centre GPUs since Hopper; these kernels were never run on older ones
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
-    """Whether copies of 16 bytes, and 32 bits of them, reach everything, and a program's channels share B and C.
+    """Whether 16-byte copies with 32-bit offsets reach all arrays, and a program's channels share B and C.
 
-    The layout has no say: kernels of two kinds would give a row other bits.
+    The layouts are not considered: if they selected the kernels, a row's bits would depend on them.
     """
     if arch.backend != "cuda" or arch.shared_memory < LARGE_SHARED or spec.N not in STATES:
         return False
@@ -69,19 +69,19 @@ def channels_of(spec: Spec, which: Pass) -> int:
 
 
 def planned(spec: Spec, arch: Arch, which: Pass) -> Spans:
-    """The spans."""
+    """The spans of a pass."""
     return (spans.forward if which == "fwd" else spans.backward)(spec, channels_of(spec, which))
 
 
 def in_place(name: str, param: Param, layout: Layout) -> bool:
-    """Whether the kernels read an array where it lies."""
+    """Whether the kernels read an array in place."""
     if name in DENSE:
         return layout.aligned and is_dense(param.shape, layout.strides)
     return layout.aligned and _reaches(name, param, layout.strides)
 
 
 def _reaches(name: str, param: Param, strides: Strides) -> bool:
-    """Whether 32 bits of copies reach every row of x and its like, of B and C."""
+    """Whether 16-byte copies with 32-bit offsets reach every row of arrays like x, and of B and C."""
     if name not in (*ROWS, "B", "C"):
         return True
     unit = 16 // BYTES[param.dtype] if name in ROWS else 4
@@ -97,7 +97,7 @@ def forward(
     inputs, layouts = read_in_place(spec.params(names), layouts, in_place)
     scratch = (_between(spec, "entering", plan),)
     arrays = inputs + outputs + scratch
-    states = 8 if spec.N <= 16 else 16  # a thread's; more mean fewer sums across threads, and fewer threads
+    states = 8 if spec.N <= 16 else 16  # per thread; more mean fewer sums across threads, and fewer threads
     warps = FORWARD_CHANNELS * spec.N // (32 * states)
     scan = Launch(
         forward_scan,
@@ -124,7 +124,7 @@ def forward(
 def backward(
     spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Spans
 ) -> Program:
-    """The gradients of the results, the arguments, states -> the gradients wanted."""
+    """The gradients of the results, the arguments, states -> the wanted gradients."""
     inputs, layouts = read_in_place(spec.params(names), layouts, in_place)
     channels = channels_of(spec, "bwd")
     unfinished = Unfinished(spec, outputs, spec.channels // channels, spec.batch * places(spec, spans.PIECE))
@@ -156,8 +156,8 @@ def backward(
 
 
 def _between(spec: Spec, name: str, plan: Spans) -> Array:
-    """A state for each two spans that follow each other: what enters the later, or the gradient of what leaves the
-    earlier."""
+    """A state for each boundary of two spans: the one that enters the later span, or the gradient of the one that
+    leaves the earlier span."""
     return Array(name, (spec.sequences, plan.count - 1, spec.channels, spec.N), FP32)
 
 
@@ -170,7 +170,7 @@ def _walk(
     *,
     back: bool,
 ) -> Launch:
-    """What enters the spans."""
+    """The walk that computes the states, or gradients, that enter the spans."""
     ahead, after = ("x", "B", "initial_state", "entering"), ("dy", "C", "dfinal_state", "leaving")
     drive, vector, start, out = after if back else ahead
     pointers = pointers_to(

@@ -1,8 +1,8 @@
-"""How many programs walk a sequence side by side: spans of time.
+"""Spans of time: how many programs share a sequence.
 
-A span begins at a state that is kept, and walks as the sequence would walk through it, so its bits are the same. What
-enters the spans is found by a walk of the states alone (walk.py). So these formulas may look at anything: they decide
-the time, never the bits.
+A span begins at a saved state, and a program walks it as it would walk that part of the whole sequence, so its bits are
+the same. A walk of the states alone (walk.py) computes the states that enter the spans. These formulas may therefore
+depend on anything: they affect the time, never the bits.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 from ..op import Spec
 
-PIECE = 128  # steps whose dA, dD and ddt_bias leave as one partial sum; the longest chunk, a multiple of the others
+PIECE = 128  # steps per partial sum of dA, dD and ddt_bias; the longest chunk, a multiple of the others
 # Programs that an H200 runs at once. Other GPUs are near enough.
 MULTIPROCESSORS = 132
 FORWARD_PROGRAMS = 4 * MULTIPROCESSORS  # one alone on a multiprocessor is bound by its latency
 MOST_WAVES = 8  # backward, of programs that have a multiprocessor to themselves
-# In steps of a backward program: what it takes to begin and to end, and a step of the walk ahead, at least and for
-# as many channels as fill the GPU.
+# Times in steps of a backward program: the start and end of a program; a step of the walk ahead, at least and for as
+# many channels as fill the GPU.
 BEGIN = 24
 WALK = 0.07
 WALK_FULL = 0.16
@@ -25,13 +25,13 @@ WALK_FULL = 0.16
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """How a pass cuts its sequences.
+    """How a pass cuts its sequences into spans.
 
     Attributes:
-        programs: what all sequences would take, walked whole.
-        time: steps of a sequence; of the longest there may be, where sequences are packed.
-        chunk: steps between states that are kept.
-        pieces: of a span.
+        programs: programs if every sequence were one span.
+        time: steps of a sequence; of packed sequences, the longest possible.
+        chunk: steps between saved states.
+        pieces: pieces of a span.
     """
 
     programs: int
@@ -41,7 +41,7 @@ class Spans:
 
     @property
     def chunks(self) -> int:
-        """Of a span."""
+        """Chunks of a span."""
         return self.pieces * (PIECE // self.chunk)
 
     @property
@@ -51,21 +51,21 @@ class Spans:
 
     @property
     def scalars(self) -> dict[str, int]:
-        """As kernels take it."""
+        """As kernel scalars."""
         return {"span": self.chunks, "spans": self.count}
 
     def cut(self, pieces: int) -> Spans:
-        """Spans of so many pieces instead."""
+        """The same with spans of `pieces` pieces."""
         return replace(self, pieces=pieces)
 
 
 def spans(spec: Spec, channels: int, pieces: int) -> Spans:
-    """Spans of so many pieces, walked by programs of so many channels."""
+    """Spans of `pieces` pieces, for programs of `channels` channels."""
     return Spans(spec.sequences * (spec.channels // channels), spec.time, spec.chunk, pieces)
 
 
 def forward(spec: Spec, channels: int) -> Spans:
-    """The forward pass: as many programs as a GPU runs at once, where whole sequences would leave most of it idle."""
+    """The forward pass: as many programs as a GPU runs at once, if whole sequences would leave most of it idle."""
     whole = _pieces(spec)
     programs = max(1, spec.sequences * (spec.channels // channels))
     several = programs <= MULTIPROCESSORS
@@ -89,7 +89,7 @@ def backward(spec: Spec, channels: int) -> Spans:
 
 
 def in_turn(many: int, long: int, more: int, short: int) -> int:
-    """When multiprocessors are ready that take so many long programs in turn, then some more short ones."""
+    """The time of `many` programs of time `long`, then `more` of time `short`, one per multiprocessor at a time."""
     waves, rest = divmod(many, MULTIPROCESSORS)
     free = MULTIPROCESSORS - rest
     beside = free * (long // short)  # short ones that end before the last long ones do
@@ -101,5 +101,5 @@ def in_turn(many: int, long: int, more: int, short: int) -> int:
 
 
 def _pieces(spec: Spec) -> int:
-    """Pieces of the longest sequence there may be."""
+    """Pieces of the longest possible sequence."""
     return max(1, -(-spec.time // PIECE))

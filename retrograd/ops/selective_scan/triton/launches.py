@@ -1,4 +1,4 @@
-"""Which kernels run, in which order, on which arrays: a program for each pass, the same for PyTorch and JAX."""
+"""The program of each pass: its launches and their arrays, the same for PyTorch and JAX."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ BACKWARD = (
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
-    """Whether the kernels are for the dtypes."""
+    """Whether the kernels take the dtypes."""
     return spec.x.dtype in KERNEL_FLOATS and not spec.complex
 
 
 def planned(spec: Spec, arch: Arch, which: Pass) -> Tile:
-    """The tile."""
+    """The tile of a pass."""
     return (plan.forward if which == "fwd" else plan.backward)(spec, arch)
 
 
@@ -61,7 +61,7 @@ def forward(
 def backward(
     spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, tile: Tile
 ) -> Program:
-    """The gradients of the results, the arguments, states -> the gradients wanted."""
+    """The gradients of the results, the arguments, states -> the wanted gradients."""
     inputs, layouts = read_in_place(spec.params(names), layouts, lambda *_: True)
     blocks = _blocks(spec, tile)
     unfinished = Unfinished(spec, outputs, blocks, spec.sequences)
@@ -81,7 +81,7 @@ def backward(
         constants=_constants(spec, tile, arch),
         num_warps=tile.num_warps,
         max_registers=tile.max_registers,
-        parked=20,  # what the compilers for sm_80 and sm_100 leave over at 255 registers
+        parked=20,  # spill instructions of the compilers for sm_80 and sm_100 at 255 registers
         overlap=arch.overlaps_launches,
     )
     return Program(inputs, outputs, scratch, (launch, *unfinished.launches(arch)))
@@ -93,7 +93,7 @@ def _blocks(spec: Spec, tile: Tile) -> int:
 
 
 def _strides(name: str, param: Param | None, layouts: Layouts) -> Strides:
-    """An array's strides; zeros where it is absent."""
+    """An array's strides; zeros if it is absent."""
     return (0, 0, 0) if param is None else strides_of(name, param.shape, layouts)
 
 

@@ -1,7 +1,7 @@
 """Tile sizes: a pure function of the spec and the architecture.
 
-Nothing here looks at the batch, the number of packed sequences or the number of steps: a sequence meets the same
-binary, and its sums are taken in the same order, wherever it lies.
+The plan does not depend on the batch, the number of packed sequences or the number of steps: a sequence is computed by
+the same binary, with its sums in the same order, in every batch and packing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ..op import Spec
 # States that a thread holds: more of them mean fewer sums across threads, and more registers.
 FORWARD_STATES = 16
 BACKWARD_STATES = 8
-# Channels of a program, at most. In the backward pass they also are how many the partial sums of dB and dC are over.
+# Channels of a program, at most. In the backward pass the partial sums of dB and dC are over as many.
 FORWARD_CHANNELS = 32
 BACKWARD_CHANNELS = 16
-# More would leave a thread less than the 255 registers that it needs.
+# More would leave a thread fewer than the 255 registers that it needs.
 MOST_WARPS = 8
 # Steps of an unrolled loop. In the backward pass their states and decays are in registers at once.
 FORWARD_GROUP = 8
@@ -30,14 +30,14 @@ MANY_STATES = 64
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program works on.
+    """The tile of one program.
 
     Attributes:
-        unit: channels that share B and C; a program's channels lie in one unit.
+        unit: channels that share B and C; a program's channels are in one unit.
         channels: channels of a program, a power of two.
         states: states of a channel, rounded up to a power of two.
         group: steps of an unrolled loop.
-        num_warps: warps a program.
+        num_warps: warps per program.
     """
 
     unit: int
@@ -48,7 +48,7 @@ class Tile:
 
     @property
     def max_registers(self) -> int:
-        """As many a thread as an NVIDIA program of this size may have."""
+        """The most registers per thread of an NVIDIA program of this size."""
         return min(255, 65_536 // (32 * self.num_warps))
 
     @property
@@ -70,13 +70,13 @@ def forward(spec: Spec, arch: Arch) -> Tile:
 
 
 def backward(spec: Spec, arch: Arch) -> Tile:
-    """The backward pass's tile: few channels would mean many partial sums, so many states take more warps."""
+    """The backward pass's tile: few channels would mean many partial sums, so many states get more warps."""
     states = power_of_two(spec.N)
     channels = max(BACKWARD_CHANNELS, min(FORWARD_CHANNELS, BACKWARD_STATES * arch.warp_size // states))
     channels = min(channels, MOST_WARPS * BACKWARD_STATES * arch.warp_size // states)
     channels = min(channels, power_of_two(unit(spec)))
     warps = max(1, states * channels // (BACKWARD_STATES * arch.warp_size))
-    # Sums over more threads take registers too.
+    # Sums over more threads need more registers.
     many = states > (MANY_STATES if channels >= BACKWARD_CHANNELS else MANY_STATES // 2)
     group = BACKWARD_GROUP // 2 if many else BACKWARD_GROUP
     return Tile(unit(spec), channels, states, group, num_warps=warps)
