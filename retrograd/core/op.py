@@ -115,7 +115,7 @@ class Op:
         """A checked call. Raises ValueError or TypeError, see `errors`."""
         return self.call.of(params, options)
 
-    def forward(self, spec: Any) -> Call:
+    def forward(self, spec: Any) -> Forward:
         """The forward pass; its outputs are results and kept arrays, those that are there."""
         return Forward(self, spec)
 
@@ -135,7 +135,7 @@ class Op:
         """The one that runs a pass on an architecture; None where the portable path does."""
         return next((each for each in self.implementations if each.has(spec, arch, which)), None)
 
-    @property
+    @cached_property
     def formulas(self) -> Any:
         """The portable path."""
         return import_module(f"{self.package}.portable")

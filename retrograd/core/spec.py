@@ -63,6 +63,8 @@ class CallSpec:
         kept: what else it computes, for the backward pass.
         whole: options under which gradients of all results that are computed come into the backward pass.
         sizes: of the letters.
+        first: the first argument.
+        packed: whether several sequences lie one after the other in a batch of one.
 
     Raises:
         ValueError, TypeError: on construction, for arguments and options that do not fit together.
@@ -73,7 +75,10 @@ class CallSpec:
     results: ClassVar[tuple[Result, ...]] = ()
     kept: ClassVar[tuple[Result, ...]] = ()
     whole: ClassVar[Mapping[str, Any]] = {}
+    # Attributes and no properties: a compiler that traces the portable path cannot trace declarations.
     sizes: dict[str, Any] = field(init=False, repr=False, compare=False)
+    first: Param = field(init=False, repr=False, compare=False)
+    packed: bool = field(init=False, repr=False, compare=False)
 
     # Of the docstring of the public functions, whose beginning is that of the class.
     RETURNS: ClassVar[str]
@@ -90,7 +95,10 @@ class CallSpec:
         return cls(**{name: params.get(name) for name in arguments(cls)}, **options)
 
     def __post_init__(self) -> None:
+        declared = arguments(type(self))
         object.__setattr__(self, "sizes", {})
+        object.__setattr__(self, "first", self[next(iter(declared))])
+        object.__setattr__(self, "packed", any(a.reaches and self[name] is not None for name, a in declared.items()))
         self.check_options()
         for name, argument in _in_order(type(self)):
             if SEQUENCES in argument.shape.split():  # states, where no boundaries have told how many
@@ -167,13 +175,7 @@ class CallSpec:
     @property
     def compute_dtype(self) -> str:
         """Dtype of sums over numbers of the first argument."""
-        first = getattr(self, next(iter(arguments(type(self)))))
-        return accumulator(first.dtype)
-
-    @property
-    def packed(self) -> bool:
-        """Whether several sequences lie one after the other in a batch of one."""
-        return any(declared.reaches and self[name] for name, declared in arguments(type(self)).items())
+        return accumulator(self.first.dtype)
 
     def gradients_in(self) -> tuple[str, ...]:
         """The gradients of results that the backward pass reads: of those that the user can reach."""

@@ -6,6 +6,8 @@ a gradient is itself differentiated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +21,11 @@ from torch._C._functorch import (
 )
 
 from ..errors import check_rising
-from ..op import Call, Op
+from ..op import Forward, Op
+from ..program import Array
 from ..xp import differentiable_torch_namespace
 from .launch import DTYPES
-from .passes import BackwardPass, Options, Tensors, no_autocast, shapes_of, spec_of
+from .passes import BackwardPass, Options, Shapes, Tensors, no_autocast, shapes_of, spec_of
 
 DIFFERENTIATE = (TransformType.Grad, TransformType.Jvp)
 
@@ -51,16 +54,39 @@ is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def results(op: Op, tensors: Tensors, options: Options) -> tuple[Tensor | None, ...]:
     """The op's results, None where they are not there."""
-    spec = spec_of(op, shapes_of(tensors), options)
+    if torch.compiler.is_compiling():
+        shapes = tuple([None if t is None else (tuple([int(size) for size in t.shape]), t.dtype) for t in tensors])
+        call = FORWARD[_forward(op, shapes, tuple(options))]
+    else:
+        call = op.forward(spec_of(op, shapes_of(tensors), options))
     for name, limit in op.indices.items():
         numbers = tensors[op.arguments.index(name)]
         if numbers is not None and _seen(numbers):
-            check_rising(op.name, name, numbers.tolist(), limit(spec))
-    made = _made(op.forward(spec), dict(zip(op.arguments, tensors, strict=True)))
+            check_rising(op.name, name, numbers.tolist(), limit(call.spec))
+    formulas = partial(op.formulas.forward, differentiable_torch_namespace(), call.spec)
+    made = _made(formulas, call.outputs, dict(zip(op.arguments, tensors, strict=True)))
     given = {id(t) for t in tensors if t is not None}
     # As from a kernel, a result is never an argument itself.
     made = {name: t.clone() if id(t) in given else t for name, t in made.items()}
     return tuple(made.get(name) for name in op.results)
+
+
+FORWARD: dict[str, Forward] = {}  # forward passes, for `torch.compile` to read
+
+
+def _forward(op: Op, shapes: Shapes, options: Options) -> str:
+    """The key of a forward pass in FORWARD, with all done that a compiler cannot trace: checks, imports, declarations.
+
+    A compiler takes the key for a constant, and the entry for a global value, whose attributes it can read.
+    """
+    call = op.forward(spec_of(op, shapes, options))
+    _ = op.formulas, call.outputs
+    key = repr(call)
+    FORWARD[key] = call
+    return key
+
+
+_forward._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _seen(numbers: Tensor) -> bool:
@@ -120,12 +146,13 @@ def _gradients(backward: BackwardPass, given: Tensors) -> dict[str, Tensor]:
     by_name = {name: t for name, t in zip(backward.names, given, strict=True) if t is not None}
     with no_autocast(backward.device.type):
         by_name |= backward.call.recomputed(differentiable_torch_namespace(), by_name)
-    return _made(backward.call, by_name)
+    formulas = partial(backward.call.portable, differentiable_torch_namespace())
+    return _made(formulas, backward.call.outputs, by_name)
 
 
-def _made(call: Call, given: dict[str, Any]) -> dict[str, Tensor]:
-    """What a pass makes, by name."""
+def _made(formulas: Any, outputs: Sequence[Array], given: dict[str, Any]) -> dict[str, Tensor]:
+    """The outputs of a pass by name, from the function of its portable path."""
     there = {name: t for name, t in given.items() if t is not None}
     with no_autocast(next(iter(there.values())).device.type):
-        made = call.portable(differentiable_torch_namespace(), there)
-    return {array.name: made[array.name].to(DTYPES[array.dtype]) for array in call.outputs}
+        made = formulas(there)
+    return {array.name: made[array.name].to(DTYPES[array.dtype]) for array in outputs}
