@@ -1,1 +1,1 @@
-"""Speed, measured by the rules of docs/design.md: device time with a cold L2, medians, peers and limits in one run."""
+"""Benchmarks by the rules of docs/design.md: median device time with a cold L2, peers and limits in the same run."""

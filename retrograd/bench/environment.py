@@ -1,4 +1,4 @@
-"""Where and when a measurement is made: the part of a row that is the same for a whole run."""
+"""GPU, commit, date and versions of a measurement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retrograd import __version__
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What every row of a run shares."""
+    """The fields that are the same in every row of a run."""
 
     gpu: str
     commit: str
@@ -24,31 +24,30 @@ class Stamp:
 
 
 def stamp(gpu: str) -> Stamp:
-    """The stamp of a run that begins now."""
+    """The stamp of a run that starts now."""
     return Stamp(gpu, commit(), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
 
 def commit() -> str:
-    """The commit of the code; RETROGRAD_COMMIT says it where the code travels without its history."""
-    if given := os.environ.get("RETROGRAD_COMMIT"):
-        return given
+    """The commit of the code; for a copy without git history, set RETROGRAD_COMMIT."""
+    if override := os.environ.get("RETROGRAD_COMMIT"):
+        return override
     try:
-        git(
-            "ls-files", "--error-unmatch", Path(__file__).name
-        )  # an installed copy may lie in someone else's repository
+        # Fails for a copy installed inside another repository.
+        git("ls-files", "--error-unmatch", Path(__file__).name)
         return git("describe", "--always", "--dirty", "--exclude=*")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
 def git(*arguments: str) -> str:
-    """What git answers in this file's folder."""
+    """Run git in this file's folder and return its output."""
     folder = Path(__file__).parent
     return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def versions(distributions: Iterable[str]) -> dict[str, str]:
-    """The installed version of each distribution that is there, after retrograd's own; nothing is imported."""
+    """The version of retrograd and of each installed distribution; nothing is imported."""
     found = {"retrograd": __version__}
     for name in distributions:
         try:
@@ -59,6 +58,6 @@ def versions(distributions: Iterable[str]) -> dict[str, str]:
 
 
 def folder_name(gpu: str) -> str:
-    """A GPU's name as a folder of benchmarks/results: `NVIDIA H200` is `h200`."""
+    """A GPU's folder in benchmarks/results: `h200` for `NVIDIA H200`."""
     words = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
     return re.sub(r"^(nvidia|amd)-", "", words)

@@ -1,4 +1,4 @@
-"""The machine's limits, measured in the same run as what they limit: a copy, a matrix product, exponentials."""
+"""The machine's limits, measured in the same run as the ops: a copy, a matrix product, exponentials."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Bound = Literal["bytes", "flops", "exp"]
 COPY_BYTES = 2**30
 MATMUL_SIZE = 8192
 EXPS = 2**32
-EXP_TILE = 2048  # exponentials that a program has in flight: 8 a thread
+EXP_TILE = 2048  # exponentials in flight in a program instance: 8 per thread
 EXP_ROUNDS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the machine can do at best.
+    """The highest rates of the machine.
 
     Attributes:
-        copy: bytes a second, read plus written.
-        matmul: bf16 floating-point operations a second.
-        exp: fp32 exponentials a second.
+        copy: bytes per second, read plus written.
+        matmul: bf16 floating-point operations per second.
+        exp: fp32 exponentials per second.
     """
 
     copy: float
@@ -38,26 +38,26 @@ class Limits:
 
     @classmethod
     def timed(cls, copy_ms: float, matmul_ms: float, exp_ms: float) -> Limits:
-        """From the times of a copy of COPY_BYTES, of a product of two MATMUL_SIZE matrices and of EXPS exponentials."""
+        """From the times of a copy of COPY_BYTES, a product of two MATMUL_SIZE matrices, and EXPS exponentials."""
         return cls(2 * COPY_BYTES / copy_ms * 1e3, 2 * MATMUL_SIZE**3 / matmul_ms * 1e3, EXPS / exp_ms * 1e3)
 
     @property
     def copy_ms(self) -> float:
-        """The time of the copy that was measured."""
+        """The measured time of the copy."""
         return 2 * COPY_BYTES / self.copy * 1e3
 
     @property
     def matmul_ms(self) -> float:
-        """The time of the product that was measured."""
+        """The measured time of the product."""
         return 2 * MATMUL_SIZE**3 / self.matmul * 1e3
 
     @property
     def exp_ms(self) -> float:
-        """The time of the exponentials that were measured."""
+        """The measured time of the exponentials."""
         return EXPS / self.exp * 1e3
 
     def of(self, bytes_moved: float, flops: float, exps: float = 0.0) -> tuple[float, Bound]:
-        """The least time in milliseconds for a call that moves so many bytes and does so many operations, and why."""
+        """The least time in milliseconds for so many bytes and operations, and which of them bounds it."""
         times: dict[Bound, float] = {
             "bytes": bytes_moved / self.copy * 1e3,
             "flops": flops / self.matmul * 1e3,
@@ -68,7 +68,7 @@ class Limits:
 
 
 def measure(clock: Clock, device: torch.device) -> Limits:
-    """Measure them with PyTorch, on random data: on zeros a GPU draws less power and runs faster."""
+    """Measure the limits with PyTorch, on random data: on zeros a GPU uses less power and runs faster."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device).random_()
     copy = partial(torch.empty_like(source).copy_, source)
     a, b = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, dtype=torch.bfloat16, device=device) for _ in range(2))
@@ -77,12 +77,12 @@ def measure(clock: Clock, device: torch.device) -> Limits:
     if arch is None:
         raise RuntimeError(f"no kernel runs on {device}")
     exponentials = partial(prepare(exp_program(), ("start",), ("out",), arch, device), [torch.zeros(1, device=device)])
-    # Not in a graph: a copy becomes a node of its own kind there, which was seen to run at two thirds of the speed.
+    # The copy is not captured in a graph: as a graph's copy node, it was measured at two thirds of the speed.
     return Limits.timed(clock.events_ms(copy), *(clock.device([call, call]).ms for call in (product, exponentials)))
 
 
 def exp_program() -> Program:
-    """EXPS exponentials in registers, for either framework."""
+    """A program that computes EXPS exponentials in registers, for both frameworks."""
     from .exp_kernel import exponentials
 
     programs = EXPS // (EXP_TILE * EXP_ROUNDS)

@@ -1,4 +1,4 @@
-"""Goes over cases and implementations, alike for both frameworks; one that fails costs its own rows only."""
+"""The loop over cases and implementations, for both frameworks; a failure omits only that implementation's rows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .selection import thinned, tiny
 
 HostTimes = Mapping[str, float]  # by pass, in microseconds
 
-# Results of a peer that differ from ours by more, relative and in the Euclidean norm, are those of another function.
+# A peer whose results differ from ours by more (relative, Euclidean norm) does not compute the same function.
 DISAGREEMENT = 0.05
 
 
 class Work(Protocol):
-    """A case with its inputs, which every implementation is given in turn."""
+    """A case with its inputs, on which implementations are timed one after the other."""
 
     def time(self, peer: Peer, host_us: HostTimes) -> None:
-        """Time one implementation, and add its rows."""
+        """Time one implementation and add its rows."""
 
 
 def time_cases(
@@ -34,14 +34,14 @@ def time_cases(
     """Time every implementation on every case.
 
     Args:
-        record: takes the rows.
-        cases: what to time.
-        implementations: retrograd first; the others are compared with it.
+        record: receives the rows.
+        cases: the cases to time.
+        implementations: retrograd first; the results of the others are compared with its results.
         begin: draws a case's inputs.
-        host_times: the host's time in the passes of a tiny case; taken once for each kind of case.
+        host_times: measures the host time of the passes of a tiny case; called once for each kind of case.
 
     Returns:
-        Names of the cases on which retrograd itself failed.
+        The names of the cases on which retrograd itself failed.
     """
     record.add_limits()
     few = thinned(record.room, cases)
@@ -69,7 +69,7 @@ def time_cases(
 def host(
     record: Record, case: Case, peer: Peer, host_times: Callable[[Function | Native, Case], HostTimes]
 ) -> HostTimes:
-    """The host's times, with rows of their own; none where a peer cannot do so small a case."""
+    """Measure the host times and add their rows; empty if a peer fails on so small a case."""
     function = peer.build(case)
     try:
         times = host_times(function, case)
@@ -81,13 +81,13 @@ def host(
 
 
 class Expected:
-    """What retrograd made of a case's first set of inputs; the others' results have to be near it."""
+    """Retrograd's results for the first set of inputs of a case, with which those of peers are compared."""
 
     def __init__(self) -> None:
         self.results: dict[str, Sequence[Any]] = {}
 
     def check(self, what: str, found: Sequence[Any], difference: Callable[[Any, Any], float]) -> None:
-        """Keep the first results of a kind; raise NotApplicableError where later ones are too far from them."""
+        """Keep the first results of a kind; raise NotApplicableError if later results differ too much from them."""
         expected = self.results.setdefault(what, found)
         for place, (a, b) in enumerate(zip(found, expected, strict=True)):
             distance = difference(a, b)

@@ -1,4 +1,4 @@
-"""Timing on a GPU: device time from CUDA graphs over rotating inputs, and the host's time a call."""
+"""Timing on a GPU: device time from CUDA graphs over rotating inputs, and host time per call."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import torch
 
 Calls = Sequence[Callable[[], Any]]
 
-# A cold L2: a round over the input sets touches this much memory, several times the largest L2 of the supported GPUs.
+# For a cold L2, a round over the input sets accesses this much memory: several times the largest L2 of supported GPUs.
 COLD_BYTES = 512 * 2**20
-# Replays of a round; the median of so many is steady, and a grid of shapes stays within minutes.
+# Replays of a round: enough for a stable median, few enough that a grid of shapes takes minutes.
 REPEATS = 10
-# The device sleeps this long before a timed replay, so that the replay is queued when the clock starts: about 0.2 ms.
+# The device sleeps this long (about 0.2 ms) before a timed replay, so that the replay is queued when timing starts.
 SLEEP_CYCLES = 400_000
-CYCLES_PER_SECOND = 2e9  # no supported GPU is clocked higher
+CYCLES_PER_SECOND = 2e9  # no supported GPU has a higher clock rate
 
 
 How = Literal["graph", "events", "wall", "kernels"]
 
 
 class Timing(NamedTuple):
-    """Device time of a call, and how it was taken: a CUDA graph, events around the calls, or the wall clock."""
+    """Device time of a call, and how it was measured: a CUDA graph, events around the calls, or the wall clock."""
 
     ms: float
     how: How
@@ -33,7 +33,7 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True)
 class Clock:
-    """How calls are timed. The one of this module needs a GPU; tests give another."""
+    """How calls are timed. GPU_CLOCK needs a GPU; tests pass another clock."""
 
     device: Callable[[Calls], Timing]
     host_us: Callable[[Callable[[], Any]], float]
@@ -41,10 +41,10 @@ class Clock:
 
 
 def input_sets(bytes_per_call: int) -> int:
-    """How many sets of inputs to rotate among, so that a set has left the L2 when its turn comes again.
+    """The number of input sets to rotate among, so that a set has left the L2 before it is used again.
 
-    An odd number: with two sets of a power of two of bytes, inputs and outputs lie a power of two apart and share their
-    DRAM banks, which was seen to cost every kernel here up to 10% of its speed.
+    The number is odd: with two sets whose size is a power of two, the addresses of inputs and outputs differ by a power
+    of two and share DRAM banks, which was measured to cost every kernel here up to 10% of its speed.
     """
     return max(3, min(63, -(-COLD_BYTES // max(bytes_per_call, 1)) | 1))
 
@@ -53,13 +53,13 @@ def device_ms(calls: Calls, repeats: int = REPEATS) -> float:
     """Median device time of one call, in milliseconds.
 
     Args:
-        calls: the same call on different inputs; one CUDA graph holds them all in order, so gaps between launches are
-            the GPU's own and the host does not appear. What they return is kept until all have run, so each writes to
-            memory of its own, as cold as its inputs.
+        calls: the same call on different inputs; one CUDA graph contains them all in order, so the time includes gaps
+            between launches on the GPU but no host time. Results are kept until all calls have run, so each call writes
+            to its own memory, as cold as its inputs.
         repeats: replays of the graph, each timed with events; the median is returned.
 
-    The graph is captured on the current stream, or on a new one where that is the default stream. A backward pass runs
-    on the stream of its forward pass, so its caller must have a stream of its own current from the start.
+    The graph is captured on the current stream, or on a new one if that is the default stream. A backward pass runs on
+    the stream of its forward pass, so to time one, another stream than the default must be current for both.
     """
     current = torch.cuda.current_stream()
     stream = torch.cuda.Stream() if current == torch.cuda.default_stream() else current
@@ -96,7 +96,7 @@ def replay_ms(replay: Callable[[], Any], repeats: int = REPEATS, sleep_cycles: i
 
 
 def events_ms(calls: Calls, repeats: int = REPEATS) -> float:
-    """As `device_ms`, for calls that no CUDA graph can hold: the device sleeps until the host has queued them all."""
+    """As `device_ms`, for calls that cannot be captured: the device sleeps until the host has queued them all."""
 
     def run_all() -> list[Any]:
         return [call() for call in calls]
@@ -110,7 +110,7 @@ def events_ms(calls: Calls, repeats: int = REPEATS) -> float:
 
 
 def device(calls: Calls) -> Timing:
-    """Device time by a graph, or by events where the capture fails; a call that fails by itself fails here too."""
+    """Device time by a graph, or by events if the capture fails; errors of the call itself are raised."""
     try:
         return Timing(device_ms(calls), "graph")
     except torch.cuda.OutOfMemoryError:
@@ -121,7 +121,7 @@ def device(calls: Calls) -> Timing:
 
 
 def host_us(call: Callable[[], Any], repeats: int = 200) -> float:
-    """Median time the host spends in one call, in microseconds; the device is idle when the call begins."""
+    """Median host time of one call, in microseconds; the device is idle when the call starts."""
     for _ in range(20):
         call()
     times = []

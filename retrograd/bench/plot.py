@@ -1,4 +1,4 @@
-"""Draws results: speed against size, one panel for each kind and width, with the limit; from the JSON lines alone."""
+"""Plots rows of results: speed against size, with the limit, in one panel for each kind and width."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .selection import size_letter
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# retrograd stands out; the peers take the rest in the order in which the file has them. Safe for colour-blind eyes.
+# Colours and markers; those of peers are assigned in the order of the file. The palette is safe for the colour-blind.
 OWN = {"retrograd": ("#d1495b", "o"), "retrograd (jax)": ("#e8a0aa", "o")}
 PEERS = (("#30638e", "s"), ("#00798c", "^"), ("#8d96a3", "D"), ("#edae49", "v"), ("#7b5ea7", "P"), ("#4f772d", "X"))
 PASSES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward and backward"}
 MOST_COLUMNS = 6
-FEWEST_POINTS = 3  # of a line; what has fewer sizes is drawn as bars
-WIDE = 20  # speeds of a panel that lie further apart, as a factor, are drawn on a logarithmic axis
+FEWEST_POINTS = 3  # of a line; panels with fewer sizes are drawn as bars
+WIDE = 20  # a panel with a larger ratio between its speeds has a logarithmic axis
 LIMIT_NAMES = {"bytes": "copy", "flops": "matrix product", "exp": "exponentials"}
 PERCENT = "% of limit"
-BOTH = "both"  # frameworks in one picture; those of JAX say so in their names
-LEGEND_INCHES = 1.7  # of one entry
-TITLE_CHARACTERS = 11  # to an inch
+BOTH = "both"  # both frameworks in one figure; names of JAX implementations are marked
+LEGEND_INCHES = 1.7  # width of one entry
+TITLE_CHARACTERS = 11  # per inch
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What the rows of a panel share: the kind of case, and its letters but for the size."""
+    """The fields that the rows of a panel share: the kind of case, the dtype, and the letters except the size."""
 
     kind: str
     dtype: str
@@ -51,11 +51,11 @@ def draw(rows: Sequence[Row], path: Path, framework: str | None = None) -> None:
 
     Args:
         rows: of one results file.
-        path: where the picture goes.
+        path: of the PNG.
         framework: `torch`, `jax` or `both`; the first row's by default.
 
     Raises:
-        ValueError: there is nothing to draw.
+        ValueError: there is no row to draw.
     """
     timed = [row for row in rows if row.op != LIMITS and row.fraction is not None]
     timed = [row for row in timed if framework == BOTH or row.framework == (framework or timed[0].framework)]
@@ -124,20 +124,20 @@ def split(rows: Sequence[Row]) -> tuple[dict[Panel, list[Row]], list[Row]]:
 
 
 def height(rows: Sequence[Row], name: str) -> float:
-    """Inches that a pass takes."""
+    """The height of a pass in inches."""
     lines, rest = split([row for row in rows if row.pass_ == name])
     return 0.4 + 2.4 * ceil(len(lines) / MOST_COLUMNS) + (2.4 if rest else 0)
 
 
 def width(rows: Sequence[Row]) -> float:
-    """Inches for all panels side by side, and for all groups of bars."""
+    """The width of the figure in inches, for panels side by side and all groups of bars."""
     lines, rest = split(rows)
     bars = len({(row.case, row.impl) for row in rest})
     return max(7.0, 2.3 * min(MOST_COLUMNS, len(lines)), 1.2 * len({row.case for row in rest}), 0.3 * bars)
 
 
 def draw_pass(part: SubFigure, rows: Sequence[Row], speeds: Speeds, styles: dict[str, tuple[str, str]]) -> None:
-    """The panels of a pass, and the bars below them; those of one unit and scale share the vertical axis."""
+    """Draw the panels of a pass and the bars below them; those of the same unit and scale share the vertical axis."""
     lines, rest = split(rows)
     shared: dict[tuple[str, bool], Axes] = {}
 
@@ -164,7 +164,7 @@ def draw_pass(part: SubFigure, rows: Sequence[Row], speeds: Speeds, styles: dict
 
 
 def rates(rows: Sequence[Row], speeds: Speeds) -> tuple[str, list[float]]:
-    """The speed of each row in the unit that they have in common; the share of the limit where they have none."""
+    """The speed of each row in their common unit; the percentage of the limit if their units differ."""
     found = [speed for row in rows if (speed := speeds.of(row))]
     if len(units := {unit for _, unit in found}) == 1:
         return units.pop(), [value for value, _ in found]
@@ -172,7 +172,7 @@ def rates(rows: Sequence[Row], speeds: Speeds) -> tuple[str, list[float]]:
 
 
 def draw_lines(axes: Axes, rows: Sequence[Row], heights: Sequence[float], styles: dict[str, tuple[str, str]]) -> None:
-    """Speed against size, a line for each impl; ours above the others."""
+    """Draw speed against size, a line for each impl; ours above the others."""
     size = size_letter(list(rows[0].shape)) or next(iter(rows[0].shape))
     for impl, (colour, marker) in styles.items():
         points = sorted((row.shape[size], y) for row, y in zip(rows, heights, strict=True) if row.impl == impl)
@@ -188,15 +188,15 @@ def draw_lines(axes: Axes, rows: Sequence[Row], heights: Sequence[float], styles
 
 
 def draw_bars(axes: Axes, rows: Sequence[Row], heights: Sequence[float], styles: dict[str, tuple[str, str]]) -> None:
-    """A group of bars for each case, in the order of the legend, each with its time above it."""
+    """Draw a group of bars for each case, in the order of the legend, each with its time above it."""
     cases = {row.case: row for row in rows}
     several = len({row.dtype for row in rows}) > 1
     width = 0.8 / len(styles)
     for place, case in enumerate(cases):
         bars = {row.impl: (y, row) for row, y in zip(rows, heights, strict=True) if row.case == case}
-        there = [impl for impl in styles if impl in bars]
-        for rank, impl in enumerate(there):
-            middle = place + (rank - (len(there) - 1) / 2) * width
+        present = [impl for impl in styles if impl in bars]
+        for rank, impl in enumerate(present):
+            middle = place + (rank - (len(present) - 1) / 2) * width
             y, row = bars[impl]
             axes.bar(middle, y, width * 0.92, color=styles[impl][0], zorder=2)
             time = milliseconds(row.device_ms or 0)
@@ -210,7 +210,7 @@ def draw_bars(axes: Axes, rows: Sequence[Row], heights: Sequence[float], styles:
 
 
 def bar_label(row: Row, names_dtype: bool = False) -> str:
-    """The kind of a case, its letters, two of them on a line, and its dtype where the picture holds several."""
+    """The kind of a case, its letters, two on a line, and with `names_dtype` its dtype."""
     kind = next(iter(panels_of([row]))).kind
     letters = [f"{name} {short(value)}" for name, value in row.shape.items()]
     lines = ["  ".join(letters[start : start + 2]) for start in range(0, len(letters), 2)]
@@ -218,7 +218,7 @@ def bar_label(row: Row, names_dtype: bool = False) -> str:
 
 
 def label(axes: Axes, rows: Sequence[Row], speeds: Speeds, unit: str, lowest: float | None, names_unit: bool) -> None:
-    """The limit's line, the unit and the grid; a logarithmic axis down to the lowest speed, where one is given."""
+    """Draw the limit's line, the unit and the grid; the axis is logarithmic if the lowest speed is passed."""
     limit = speeds.limit(rows[0]) if unit != PERCENT else None
     top = limit[0] if limit else 100.0
     axes.axhline(top, color="#444444", linestyle="--", linewidth=1, zorder=1)
@@ -238,12 +238,12 @@ def label(axes: Axes, rows: Sequence[Row], speeds: Speeds, unit: str, lowest: fl
 
 
 def milliseconds(value: float) -> str:
-    """A time in few digits."""
+    """A time with two or three significant digits."""
     return f"{value:.3g}" if value >= 0.1 else f"{value:.2g}"
 
 
 def short(value: int) -> str:
-    """4096 as 4K."""
+    """A size with a binary suffix: 4096 as 4K."""
     for unit, letter in ((2**20, "M"), (2**10, "K")):
         if value >= unit and value % unit == 0:
             return f"{value // unit}{letter}"

@@ -1,4 +1,4 @@
-"""Makes rows of measurements and hands each on as soon as it is there."""
+"""Builds rows of measurements and emits each immediately."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .peers import Peer
 from .results import LIMITS, Row
 
 COMMON = {"torch": ("torch", "triton"), "jax": ("jax", "jaxlib", "triton")}
-# Who measures the limits, and how the copy and the others are timed.
+# The `impl` of the limits, the timing of the copy, and the timing of the other limits.
 LIMITS_BY: dict[str, tuple[str, How, How]] = {"torch": ("torch", "events", "graph"), "jax": ("xla", "wall", "wall")}
 
 
 @dataclass
 class Record:
-    """A run's rows.
+    """Emits the rows of a run.
 
     Attributes:
         room: the op.
         framework: `torch` or `jax`.
-        stamp: what the rows share.
+        stamp: the fields that all rows share.
         limits: the machine's limits in this run.
-        emit: takes each row.
-        note: takes a line about what was left out; the same reason is told once.
+        emit: called with each row.
+        note: called with a line about each omitted peer, once for each reason.
     """
 
     room: Room
@@ -39,10 +39,10 @@ class Record:
     limits: Limits
     emit: Callable[[Row], None]
     note: Callable[[str], None]
-    _told: set[tuple[str, str]] = field(default_factory=set)
+    _noted: set[tuple[str, str]] = field(default_factory=set)
 
     def add_limits(self) -> None:
-        """The rows of the limits, which come first."""
+        """Add the rows of the limits, the first rows of a run."""
         impl, copied, computed = LIMITS_BY[self.framework]
         size = MATMUL_SIZE
         for case, shape, dtype, ms, bound, how in (
@@ -53,20 +53,20 @@ class Record:
             self._add(LIMITS, case, shape, dtype, "fwd", impl, None, Timing(ms, how), None, (ms, bound))
 
     def add(self, case: Case, which: Pass, peer: Peer, timing: Timing, host_us: float | None) -> None:
-        """A pass of a case, timed."""
+        """Add the row of a timed pass of a case."""
         exps = self.room.exps(case, which) if self.room.exps else 0
         limit = self.limits.of(self.room.bytes_moved(case, which), self.room.flops(case, which), exps)
         self._add_case(case, which, peer, timing, host_us, limit)
 
     def add_host(self, case: Case, peer: Peer, host_us: Mapping[str, float]) -> None:
-        """The host's times alone, by pass, on the tiny case they were measured on."""
+        """Add rows that have only host times, for the passes of the tiny case on which they were measured."""
         for which, microseconds in host_us.items():
             self._add_case(case, which, peer, None, microseconds, None)
 
     def leave_out(self, case: Case, peer: Peer, reason: str) -> None:
-        """Tell why a peer has no row."""
-        if (peer.name, reason) not in self._told:
-            self._told.add((peer.name, reason))
+        """Note why a peer has no row."""
+        if (peer.name, reason) not in self._noted:
+            self._noted.add((peer.name, reason))
             self.note(f"{peer.name} is left out (first at {case.name}): {reason}")
 
     def _add_case(

@@ -1,4 +1,4 @@
-"""Rows of results: JSON lines in the format of docs/design.md, read back, picked and tabulated."""
+"""Rows of results: JSON lines in the format of docs/design.md, with functions to read, select and tabulate them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LIMITS = "limits"  # the op of the rows that hold a run's limits
-# By bound: the case of the limit's row, the unit of a rate, and what turns an amount a millisecond into it.
+# By bound: the case of the limit's row, the unit of a rate, and the factor from an amount per millisecond to the unit.
 RATES = {"bytes": ("copy", "GB/s", 1e-6), "flops": ("matmul", "TFLOP/s", 1e-9), "exp": ("exp", "Gexp/s", 1e-6)}
 
 
@@ -22,21 +22,21 @@ class Row:
     """One measurement.
 
     Attributes:
-        op, case: names; the limits of a run stand under the op `limits`.
+        op, case: their names; rows of the limits have the op `limits`.
         shape: the letters of docs/design.md.
         dtype: of the activations.
         pass_: `fwd`, `bwd` or `fwd+bwd`; `pass` in the file.
         impl: `retrograd` or a peer.
         framework: `torch` or `jax`.
-        device_ms: device time of a call, cold L2, median; None in the rows that give the host's time alone.
-        host_us: the host's time of such a call, measured on a tiny shape.
-        limit_ms: the least time the machine needs for what a call must move and compute.
-        bound: what sets that limit.
+        device_ms: median device time of a call with a cold L2; None in rows that have only a host time.
+        host_us: host time of such a call, measured on a tiny shape.
+        limit_ms: the least time in which the machine can move the bytes and compute the operations of the call.
+        bound: which of `bytes`, `flops` and `exp` sets that limit.
         gpu: the device's name.
-        versions: what was installed.
+        versions: of the installed packages.
         commit: of retrograd.
         date: when the run began; the rows of a run share it.
-        timing: not in the file where a CUDA graph was timed; `events` where none could be captured; `wall` in JAX, for
+        timing: omitted from the file if a CUDA graph was timed; `events` if none could be captured; `wall` in JAX, for
             the wall clock over many queued calls.
     """
 
@@ -66,7 +66,7 @@ class Row:
 
     @classmethod
     def from_json(cls, line: str) -> Row:
-        """The row of a line; raises ValueError where it is none."""
+        """Parse a line; raises ValueError if it is not a row."""
         values = json.loads(line)
         try:
             values["pass_"] = values.pop("pass")
@@ -76,17 +76,17 @@ class Row:
 
     @property
     def fraction(self) -> float | None:
-        """The share of the limit that is reached."""
+        """The limit's time as a fraction of the measured time."""
         return self.limit_ms / self.device_ms if self.device_ms and self.limit_ms else None
 
 
 def rounded(value: Any) -> Any:
-    """Five significant digits: more than a timing has."""
+    """Round to five significant digits: more than a timing has."""
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def append(path: Path, row: Row) -> None:
-    """Add a line at once, so that a run that is stopped keeps what it has."""
+    """Append a row to the file immediately, so that an interrupted run keeps its rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(row.to_json() + "\n")
@@ -98,7 +98,7 @@ def read(path: Path) -> list[Row]:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """The last row of each measurement, where a file holds several runs; limits are kept for every run."""
+    """The last row of each measurement in a file of several runs; limits are kept for every run."""
     found: dict[Any, Row] = {}
     for row in rows:
         run = row.date if row.op == LIMITS else None
@@ -107,13 +107,13 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 
 class Speeds:
-    """Turns rows into rates, by the limits that their own run measured."""
+    """Converts rows to rates, using the limits measured in the same run."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.limits = {(row.case, row.framework, row.gpu, row.date): row for row in rows if row.op == LIMITS}
 
     def limit(self, row: Row) -> tuple[float, str] | None:
-        """The rate of the row's limit and its unit, or None where the file does not hold it."""
+        """The rate of the row's limit and its unit, or None if the file does not contain it."""
         case, unit, per_ms = RATES.get(row.bound or "", ("", "", 0.0))
         measured = self.limits.get((case, row.framework, row.gpu, row.date))
         if measured is None or not measured.device_ms:
@@ -122,7 +122,7 @@ class Speeds:
         return work / measured.device_ms * per_ms, unit
 
     def of(self, row: Row) -> tuple[float, str] | None:
-        """The rate a row reached and its unit; the percentage of the limit where the limit's rate is not known."""
+        """The rate of a row and its unit; the percentage of the limit if the limit's rate is not known."""
         if row.fraction is None:
             return None
         limit = self.limit(row)
@@ -130,7 +130,7 @@ class Speeds:
 
 
 def line(row: Row, speeds: Speeds) -> str:
-    """A row for people, as it comes."""
+    """A row as text for the terminal."""
     parts = [f"{row.case:<22}", f"{row.pass_:<7}", f"{row.impl:<14}"]
     parts.append(f"{row.device_ms:9.4f} ms" if row.device_ms is not None else f"{'':12}")
     speed = speeds.of(row)
@@ -144,7 +144,7 @@ def line(row: Row, speeds: Speeds) -> str:
 
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
-    """Rows as a table, one line a row, with the speed, its unit and the fraction of the limit."""
+    """Rows as a table, with the speed, its unit and the fraction of the limit."""
     import pandas as pd
 
     rows = list(rows)

@@ -1,4 +1,4 @@
-"""Times an op and its peers in PyTorch: each case on the same inputs, one implementation after the other."""
+"""Times an op and its peers in PyTorch: for each case, all implementations on the same inputs."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def run(
 
     Args:
         room: the op.
-        cases: what to time.
-        peers: what to time beside it.
-        emit: takes each row as soon as it is there.
-        note: takes lines about what was left out.
+        cases: the cases to time.
+        peers: the peers to time on the same inputs.
+        emit: called with each row immediately after its measurement.
+        note: called with a line about each omitted peer.
 
     Returns:
-        Names of the cases on which retrograd itself failed.
+        The names of the cases on which retrograd itself failed.
     """
-    # A backward pass runs on the stream of its forward pass, and a CUDA graph cannot hold the default stream.
+    # A backward pass runs on the stream of its forward pass, and the default stream cannot be captured in a CUDA graph.
     with torch.cuda.stream(torch.cuda.Stream()):
         limits = measure(GPU_CLOCK, torch.device("cuda", torch.cuda.current_device()))
         record = Record(room, "torch", stamp(torch.cuda.get_device_name()), limits, emit, note)
@@ -51,30 +51,30 @@ def run(
 
 
 def time_cases(record: Record, cases: Sequence[Case], peers: Sequence[Peer], clock: Clock, device: str) -> list[str]:
-    """As `run`, where the limits are known already; with any clock and device."""
+    """As `run`, with limits measured before, and with any clock and device."""
     own = Peer(record.room.label, partial(own_function, record.room))
     begin = partial(Work, record, clock, device)
     return loop_over(record, cases, (own, *peers), begin, partial(host_times, clock, device))
 
 
 def own_function(room: Room, case: Case) -> Function:
-    """The op itself."""
+    """The op as a function of the inputs by name."""
     return lambda inputs: outputs(room.torch, inputs, options(case))
 
 
 class Work:
-    """A case with its inputs, which every implementation is given in turn."""
+    """A case with its inputs, on which implementations are timed one after the other."""
 
     def __init__(self, record: Record, clock: Clock, device: str, case: Case) -> None:
         if device == "cuda":
-            torch.cuda.empty_cache()  # blocks of the case before, whose sizes are not this one's
+            torch.cuda.empty_cache()  # cached blocks of the case before have other sizes
         self.record, self.case, self.clock = record, case, clock
         self.sets = [leaves(draw(case, device, seed)) for seed in range(sets_for(record.room, case))]
         self.gradients: list[list[Tensor]] = []  # for each set, of the outputs
         self.expected = Expected()
 
     def time(self, peer: Peer, host_us: HostTimes) -> None:
-        """Time one implementation, and add its rows; its forward pass has one even if the backward pass fails."""
+        """Time one implementation and add its rows; the row of the forward pass is kept if the backward pass fails."""
         built = native(peer.build(self.case))
         sets = [own_inputs(built, inputs) for inputs in self.sets]
         with torch.no_grad():
@@ -85,30 +85,30 @@ class Work:
             del first
             timing = self.clock.device([partial(built.call, inputs) for inputs in sets])
         self.record.add(self.case, "fwd", peer, timing, host_us.get("fwd"))
-        made = [results(built.call, inputs) for inputs in sets]
+        returned = [results(built.call, inputs) for inputs in sets]
         backward = [
-            partial(torch.autograd.grad, y, wanted(x), own_gradients(built, y, came), retain_graph=True)
-            for y, x, came in zip(made, sets, self.gradients, strict=True)
+            partial(torch.autograd.grad, y, wanted(x), own_gradients(built, y, incoming), retain_graph=True)
+            for y, x, incoming in zip(returned, sets, self.gradients, strict=True)
         ]
-        del made
+        del returned
         self.expected.check("gradient", case_gradients(built, self.sets[0], backward[0]()), difference)
         self.record.add(self.case, "bwd", peer, self.clock.device(backward), host_us.get("bwd"))
 
 
 def own_inputs(built: Native, inputs: Arrays) -> Arrays:
-    """A peer's inputs; those of the case itself where it takes them as they are."""
+    """A peer's inputs; the case's own if it needs no conversion."""
     if built.prepare is dict:
         return inputs
     with torch.no_grad():
         return leaves({name: tensor.detach() for name, tensor in built.prepare(inputs).items()})
 
 
-def own_gradients(built: Native, made: Sequence[Tensor], came: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of a peer's outputs, from those of the case's outputs; dense."""
+def own_gradients(built: Native, returned: Sequence[Tensor], incoming: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of a peer's outputs, dense, from those of the case's outputs."""
     if built.restore is list:
-        return list(came)
-    given = [output.detach().requires_grad_() for output in made]
-    return [g.contiguous() for g in torch.autograd.grad(list(built.restore(given)), given, came)]
+        return list(incoming)
+    detached = [output.detach().requires_grad_() for output in returned]
+    return [g.contiguous() for g in torch.autograd.grad(list(built.restore(detached)), detached, incoming)]
 
 
 def case_gradients(built: Native, inputs: Arrays, found: Sequence[Tensor]) -> list[Tensor]:
@@ -119,16 +119,16 @@ def case_gradients(built: Native, inputs: Arrays, found: Sequence[Tensor]) -> li
 
 
 def host_times(clock: Clock, device: str, function: Function | Native, case: Case) -> HostTimes:
-    """The host's time in a forward call, a backward call and both."""
+    """The host time of a forward call, a backward call and both."""
     call = native(function).call
     inputs = own_inputs(native(function), leaves(draw(case, device, 0)))
-    asked = wanted(inputs)
-    made = results(call, inputs)
-    gradients = gradients_like(made, 0)
+    differentiated = wanted(inputs)
+    returned = results(call, inputs)
+    gradients = gradients_like(returned, 0)
     return {
         "fwd": clock.host_us(lambda: call(inputs)),
-        "bwd": clock.host_us(lambda: torch.autograd.grad(made, asked, gradients, retain_graph=True)),
-        "fwd+bwd": clock.host_us(lambda: torch.autograd.grad(results(call, inputs), asked, gradients)),
+        "bwd": clock.host_us(lambda: torch.autograd.grad(returned, differentiated, gradients, retain_graph=True)),
+        "fwd+bwd": clock.host_us(lambda: torch.autograd.grad(results(call, inputs), differentiated, gradients)),
     }
 
 
@@ -139,18 +139,18 @@ def wanted(inputs: Mapping[str, Tensor]) -> list[Tensor]:
 
 def results(function: Function, inputs: Arrays) -> list[Tensor]:
     """The outputs of a call, as a list."""
-    made: Any = function(inputs)
-    return list(made) if isinstance(made, tuple | list) else [made]
+    returned: Any = function(inputs)
+    return list(returned) if isinstance(returned, tuple | list) else [returned]
 
 
-def gradients_like(made: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """A gradient for each output, of its shape and dtype; another stream than that of `draw` with the same seed."""
-    generator = torch.Generator(made[0].device).manual_seed(2**31 + seed)  # a CPU generator reads 32 bits of a seed
-    return [normal_as(output.shape, output.dtype, generator) for output in made]
+def gradients_like(arrays: Sequence[Tensor], seed: int) -> list[Tensor]:
+    """A gradient for each output, of its shape and dtype; its random stream differs from that of `draw`."""
+    generator = torch.Generator(arrays[0].device).manual_seed(2**31 + seed)  # a CPU generator uses 32 bits of a seed
+    return [normal_as(output.shape, output.dtype, generator) for output in arrays]
 
 
 def difference(a: Tensor, b: Tensor) -> float:
-    """The distance of a from b, relative."""
+    """The relative difference of a and b in the Euclidean norm."""
     kind = torch.complex64 if b.is_complex() else torch.float32
     b = b.to(kind)
     return float(torch.linalg.vector_norm(a.to(kind) - b) / torch.linalg.vector_norm(b))

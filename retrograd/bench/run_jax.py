@@ -1,4 +1,4 @@
-"""Times an op and its peers in JAX: one jitted function goes over all sets of inputs, so the host does not appear."""
+"""Times an op and its peers in JAX: one jitted function loops over all sets of inputs, so host time is not measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-# PyTorch may want memory of the same GPU.
+# Leaves memory of the GPU for PyTorch.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
@@ -34,22 +34,22 @@ from .selection import sets_for
 
 Arrays = dict[str, jax.Array]
 
-# One compiled function holds a call for each set, so more sets take longer to compile; so many keep the L2 cold still.
+# One compiled function contains a call for each set, so more sets take longer to compile; this many keep the L2 cold.
 MOST_SETS = 32
-# Sets of so many bytes are given one to a call, which compiles sooner: the device then works longer on a call than the
-# host needs to send it off.
+# Sets of at least this many bytes are passed in a call each, which compiles faster; the device time of a call is then
+# longer than the host time of its dispatch.
 APART_BYTES = 2**28
-# Runs over all sets that are queued together, and how often the whole is timed.
+# Runs over all sets that are queued together, and the number of times that these are timed.
 QUEUED = 8
 REPEATS = 5
-# A run over all sets that takes longer is not queued, so that a slow peer costs seconds and not minutes.
+# A run over all sets that takes longer than this is not queued, so that a slow peer takes seconds, not minutes.
 LONG_S = 0.05
 
 
 def device_ms(call: Callable[[], Any]) -> float:
-    """Median time of calls of jitted functions by the wall clock, in milliseconds.
+    """Median wall-clock time of a call of jitted functions, in milliseconds.
 
-    QUEUED calls are sent off without waiting, so the host's work hides behind the device's but for the first.
+    QUEUED calls are dispatched without waiting, so after the first call the host time overlaps with the device time.
     """
     for _ in range(2):
         start = time.perf_counter()
@@ -66,7 +66,7 @@ def device_ms(call: Callable[[], Any]) -> float:
 
 
 def host_us(call: Callable[[], Any], repeats: int = 200) -> float:
-    """Median time the host spends in one call of a jitted function, in microseconds."""
+    """Median host time of one call of a jitted function, in microseconds."""
     times = []
     for _ in range(20 + repeats):
         start = time.perf_counter()
@@ -78,7 +78,7 @@ def host_us(call: Callable[[], Any], repeats: int = 200) -> float:
 
 @dataclass(frozen=True)
 class Clock:
-    """How jitted functions are timed; tests give another."""
+    """How jitted functions are timed; tests pass another clock."""
 
     device_ms: Callable[[Callable[[], Any]], float] = device_ms
     host_us: Callable[[Callable[[], Any]], float] = host_us
@@ -98,9 +98,9 @@ def run(
 
 
 def measure_limits(clock: Clock) -> Limits:
-    """The machine's limits, as XLA reaches them. x + 1 moves what a copy moves; a plain copy XLA would leave out.
+    """The machine's limits, as XLA reaches them. The copy is x + 1, because XLA removes a plain copy.
 
-    The exponentials are the kernel that PyTorch runs too.
+    The exponentials are computed by the same kernel as in PyTorch.
     """
     arch = arch_of_jax()
     if arch is None:
@@ -113,19 +113,19 @@ def measure_limits(clock: Clock) -> Limits:
 
 
 def time_cases(record: Record, cases: Sequence[Case], peers: Sequence[Peer], clock: Clock) -> list[str]:
-    """As `run`, where the limits are known already; with any clock and device."""
+    """As `run`, with limits measured before, and with any clock."""
     own = Peer(record.room.label, partial(own_function, record.room))
     return loop_over(record, cases, (own, *peers), partial(Work, record, clock), partial(host_times, clock))
 
 
 def own_function(room: Room, case: Case) -> Function:
-    """The op itself."""
-    op, names = room.jax(), list(case.inputs)  # jax.jit hands a dict back in another order
+    """The op as a function of the inputs by name."""
+    op, names = room.jax(), list(case.inputs)  # jax.jit reorders a dict
     return lambda inputs: outputs(op, names, [inputs[name] for name in names], case.options)
 
 
 class Work:
-    """A case with its inputs, which every implementation is given in turn."""
+    """A case with its inputs, on which implementations are timed one after the other."""
 
     def __init__(self, record: Record, clock: Clock, case: Case) -> None:
         self.record, self.case, self.clock = record, case, clock
@@ -134,22 +134,22 @@ class Work:
         self.expected = Expected()
 
     def time(self, peer: Peer, host_us: HostTimes) -> None:
-        """Time one implementation, and add its rows; its forward pass has one even if the backward pass fails."""
-        function = native(peer.build(self.case)).call  # no peer in JAX has inputs of its own
+        """Time one implementation and add its rows; the row of the forward pass is kept if the backward pass fails."""
+        function = native(peer.build(self.case)).call  # in JAX, all peers take the case's own inputs
         forward, backward, with_pulls = self.over(function), self.over(pull_back), self.over(partial(vjp, function))
         self.expected.check("output", jax.tree.leaves(forward(self.sets)[0]), difference)
         self.add("fwd", peer, partial(forward, self.sets), host_us)
-        pairs = [(pull, gradients_like(made, seed)) for seed, (made, pull) in enumerate(with_pulls(self.sets))]
+        pairs = [(pull, gradients_like(y, seed)) for seed, (y, pull) in enumerate(with_pulls(self.sets))]
         self.expected.check("gradient", jax.tree.leaves(backward(pairs)[0]), difference)
         self.add("bwd", peer, partial(backward, pairs), host_us)
 
     def add(self, which: Pass, peer: Peer, timed: Callable[[], Any], host_us: HostTimes) -> None:
-        """The row of a pass over all sets."""
+        """Time a pass over all sets and add its row."""
         timing = Timing(self.clock.device_ms(timed) / len(self.sets), "wall")
         self.record.add(self.case, which, peer, timing, host_us.get(which))
 
     def over(self, function: Callable[[Any], Any]) -> Callable[[Sequence[Any]], list[Any]]:
-        """The function over all sets, jitted: in one call, or in one call a set."""
+        """The function over all sets, jitted: in one call, or in one call for each set."""
         if not self.apart:
             return jax.jit(in_order(function))
         jitted = jax.jit(function)
@@ -157,15 +157,15 @@ class Work:
 
 
 def in_order(function: Callable[[Any], Any]) -> Callable[[Iterable[Any]], list[Any]]:
-    """The function over a list; each call waits for the one before, so that XLA neither fuses nor merges them."""
+    """The function over a list; each call depends on the one before, so that XLA neither fuses nor merges them."""
 
     def over(items: Iterable[Any]) -> list[Any]:
-        made: list[Any] = []
+        results: list[Any] = []
         for item in items:
-            if made:
-                item, made[-1] = jax.lax.optimization_barrier((item, made[-1]))
-            made.append(function(item))
-        return made
+            if results:
+                item, results[-1] = jax.lax.optimization_barrier((item, results[-1]))
+            results.append(function(item))
+        return results
 
     return over
 
@@ -177,17 +177,17 @@ def pull_back(pair: tuple[Callable[[Any], Any], Any]) -> Any:
 
 
 def vjp(function: Callable[[Any], Any], inputs: Arrays) -> tuple[Any, Any]:
-    """As jax.vjp, with respect to the inputs that are no whole numbers."""
+    """As jax.vjp, with respect to the inputs that are not integers."""
     numbers = {name: array for name, array in inputs.items() if jnp.issubdtype(array.dtype, jnp.inexact)}
-    return jax.vjp(lambda given: function({**inputs, **given}), numbers)
+    return jax.vjp(lambda x: function({**inputs, **x}), numbers)
 
 
 def host_times(clock: Clock, built: Function | Native, case: Case) -> HostTimes:
-    """The host's time in a jitted forward call, a backward call and both."""
+    """The host time of a jitted forward call, a backward call and both."""
     function = native(built).call
     inputs = draw(case, 0)
-    made, pull = jax.jit(partial(vjp, function))(inputs)
-    pair = (pull, gradients_like(made, 0))
+    y, pull = jax.jit(partial(vjp, function))(inputs)
+    pair = (pull, gradients_like(y, 0))
     forward, backward = jax.jit(function), jax.jit(pull_back)
     both = jax.jit(lambda inputs, gradients: vjp(function, inputs)[1](gradients))
     return {
@@ -203,22 +203,22 @@ def draw(case: Case, seed: int) -> Arrays:
 
 
 def draw_one(tensor: Tensor, seed: int) -> jax.Array:
-    """One input, by its law."""
+    """One input, drawn from its distribution (`law`)."""
     if tensor.values is not None:
         return jnp.asarray(tensor.values, tensor.dtype).reshape(tensor.shape)
     return by_law(tensor.shape, tensor.dtype, tensor.law, seed, tensor.mean, tensor.std)
 
 
-def gradients_like(made: Any, seed: int) -> Any:
+def gradients_like(arrays: Any, seed: int) -> Any:
     """A gradient for each output."""
-    leaves, tree = jax.tree.flatten(made)
+    leaves, tree = jax.tree.flatten(arrays)
     drawn = [by_law(y.shape, str(y.dtype), "normal", -1 - seed * 64 - place) for place, y in enumerate(leaves)]
     return jax.tree.unflatten(tree, drawn)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def by_law(shape: tuple[int, ...], dtype: str, law: Law, seed: int, mean: float = 0.0, std: float = 1.0) -> jax.Array:
-    """Numbers of a law, drawn in fp32, as `testing.draw` draws them."""
+    """Random numbers with a distribution (`law`), drawn in fp32 as in `testing.draw`."""
     g, other = (jax.random.normal(jax.random.key(key), shape) for key in (2 * seed, 2 * seed + 1))
     g = g * std + mean
     if law == "decay":
@@ -234,12 +234,12 @@ def by_law(shape: tuple[int, ...], dtype: str, law: Law, seed: int, mean: float 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def normal(shape: tuple[int, ...], dtype: str, seed: int, mean: float = 0.0, std: float = 1.0) -> jax.Array:
-    """Normal numbers, drawn in fp32."""
+    """Normally distributed numbers, drawn in fp32."""
     return (jax.random.normal(jax.random.key(seed), shape) * std + mean).astype(dtype)
 
 
 def difference(a: jax.Array, b: jax.Array) -> float:
-    """The distance of a from b, relative."""
+    """The relative difference of a and b in the Euclidean norm."""
     kind = jnp.complex64 if jnp.iscomplexobj(b) else jnp.float32
     a, b = a.astype(kind).ravel(), b.astype(kind).ravel()
     return float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b))

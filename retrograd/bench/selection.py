@@ -1,4 +1,4 @@
-"""Which cases are timed, and which implementations on each."""
+"""Selects the cases to time, and the implementations to time on each."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from retrograd.core.room import Room
 from .measure import COLD_BYTES, input_sets
 from .peers import Peer, peers
 
-# The letters that say how much there is of a thing, as against what kind of thing it is.
+# The letters of the axes whose size grows along a curve; the other letters distinguish curves.
 SIZE_LETTERS = ("M", "T")
-# What the inputs, outputs and gradients of all sets may take of the device's memory.
+# Device memory available to the inputs, outputs and gradients of all sets.
 MEMORY_BYTES = 40e9
-# So many sizes of one kind and width are a curve.
+# At least this many sizes of one kind and width are a curve.
 CURVE = 8
 
 
 def bench_cases(room: Room, globs: Sequence[str] = ("*",)) -> list[Case]:
-    """The cases tagged `bench` whose name matches any of the patterns; raises ValueError where none does."""
+    """The cases tagged `bench` whose name matches any of the patterns; raises ValueError if none does."""
     named = room.tagged("bench")
     found = [case for case in named if any(fnmatchcase(case.name, glob) for glob in globs)]
     if not found:
@@ -31,7 +31,7 @@ def bench_cases(room: Room, globs: Sequence[str] = ("*",)) -> list[Case]:
 
 
 def chosen_peers(op: str, framework: str, names: Sequence[str] | None) -> list[Peer]:
-    """The op's peers of these names, or all; raises ValueError for a name that is none."""
+    """The op's peers with these names, or all for None; raises ValueError for an unknown name."""
     known = {peer.name: peer for peer in peers(op, framework)}
     for name in names or ():
         if name not in known:
@@ -41,21 +41,21 @@ def chosen_peers(op: str, framework: str, names: Sequence[str] | None) -> list[P
 
 
 def kind(case: Case) -> tuple[object, ...]:
-    """What two cases share that differ in sizes alone: arguments, their dtypes, the options that are set."""
+    """What cases that differ only in sizes share: arguments, their dtypes, and the names of the options set."""
     arguments = tuple((name, tensor.dtype) for name, tensor in case.inputs.items())
     return arguments, tuple(sorted(case.options))
 
 
 def size_letter(shape: Sequence[str]) -> str | None:
-    """The letter along which a case grows."""
+    """The letter of the axis whose size grows along a curve."""
     return next((letter for letter in SIZE_LETTERS if letter in shape), None)
 
 
 def thinned(room: Room, cases: Sequence[Case]) -> set[str]:
-    """Names of one case for each kind and width, for peers that take long to build.
+    """The name of one case for each kind and width, for peers that take long to build.
 
-    It is the one whose forward pass moves nearest to the bytes that keep the L2 cold: large, and the same amount of
-    work in every width.
+    It is the case whose forward pass moves a number of bytes closest to COLD_BYTES: large, and about the same amount of
+    work for every width.
     """
 
     def distance(case: Case) -> float:
@@ -65,7 +65,7 @@ def thinned(room: Room, cases: Sequence[Case]) -> set[str]:
 
 
 def groups(cases: Sequence[Case]) -> list[list[Case]]:
-    """Cases of one kind and width, which differ in size alone."""
+    """Groups of cases of one kind and width, which differ only in size."""
     found: dict[object, list[Case]] = {}
     for case in cases:
         size = size_letter(list(case.shape))
@@ -74,7 +74,7 @@ def groups(cases: Sequence[Case]) -> list[list[Case]]:
 
 
 def sparse(room: Room, cases: Sequence[Case]) -> list[Case]:
-    """The thinned cases, and every other one of a curve over many sizes: JAX compiles long functions for each."""
+    """The thinned cases, and every other case of a curve of many sizes, because JAX takes long to compile each."""
     kept = thinned(room, cases)
     for group in groups(cases):
         if len(group) >= CURVE:
@@ -84,7 +84,7 @@ def sparse(room: Room, cases: Sequence[Case]) -> list[Case]:
 
 
 def tiny(room: Room, case: Case) -> Case | None:
-    """The smallest test case of the same kind and ranks that is not empty: on it, a call's time is the host's."""
+    """The smallest non-empty test case of the same kind and ranks, on which host time dominates a call."""
 
     def elements(other: Case) -> int:
         return sum(prod(tensor.shape) for tensor in other.inputs.values())
@@ -103,7 +103,7 @@ def tiny(room: Room, case: Case) -> Case | None:
 
 
 def sets_for(room: Room, case: Case) -> int:
-    """How many sets of inputs are drawn: enough for a cold L2, few enough for the memory."""
+    """The number of input sets to draw: enough for a cold L2, few enough for the memory."""
     forward, backward = room.bytes_moved(case, "fwd"), room.bytes_moved(case, "bwd")
     affordable = int(MEMORY_BYTES // max(2 * (forward + backward), 1))
     sets = min(input_sets(forward), affordable)

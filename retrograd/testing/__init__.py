@@ -1,1 +1,1 @@
-"""The contract that every op keeps, as functions: tests, and `retrograd check`, call them with a room and a case."""
+"""The contract: tests that every op passes, as functions of a room and a case, for pytest and `retrograd check`."""

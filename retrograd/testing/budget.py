@@ -1,24 +1,23 @@
-"""How large an error may be: twice that of the plain computation, plus the rounding of the output dtype.
+"""The error budget: twice the error of the plain computation, plus the rounding error of the output dtype.
 
-Let r be the float64 reference, q the result under test, p the plain computation in the same dtypes. An element of q can
-at best be r rounded to nearest, which costs at most
+Let r be the float64 reference, q the result under test, p the plain computation in the same dtypes. The best possible
+element of q is r rounded to nearest, whose error is at most
 
     R_i = max(u |r_i|, t / 2)
 
 with u the unit roundoff of q's dtype (half the distance from 1 to the next number) and t its smallest subnormal number.
-Of a complex number, |.| is the modulus, and u and t are those of its parts.
-Errors are measured in two norms, and both must hold:
+For a complex number, |.| is the modulus, and u and t are those of its real and imaginary parts.
+The error is measured in two norms, and the inequality must hold in both:
 
     ||q - r|| / ||r|| <= (2 ||p - r|| + ||R||) / ||r||
 
-The Euclidean norm sees an error spread over an array; the maximum norm sees one wrong element among millions, which
-the other would drown. Roundings that a computation cannot avoid on its way (that of s = x + residual to its own
-dtype, say) are made by p as well, so they are in its error.
+The Euclidean norm detects an error spread over an array; the maximum norm detects one wrong element among millions.
+p also performs the unavoidable intermediate roundings (for example of s = x + residual to its own dtype), so its error
+includes them.
 
-In one draw of a small array p's error is a matter of luck, and a lucky p would leave no budget. So small cases are
-drawn many times, and the two sides are compared by their geometric means, in which every draw weighs the same: by
-arithmetic means, the one draw that happens to be worst conditioned would decide. One draw is enough where a call has
-many rows.
+In one draw of a small array, p's error may happen to be almost 0, which would leave no budget. So small cases are drawn
+many times, and the two sides are compared by their geometric means, in which every draw has the same weight: an
+arithmetic mean would be dominated by the worst-conditioned draw. One draw is enough for a call with many rows.
 """
 
 from __future__ import annotations
@@ -35,26 +34,25 @@ from retrograd.core.cases import Case
 
 from .draw import upcast
 
-# Draws are added until a call has had this many rows, and its smallest array this many elements, or to MOST_DRAWS.
+# A case is drawn until its draws have ROWS rows and ELEMENTS elements of its smallest array in all; at most MOST_DRAWS.
 ROWS = 16
 ELEMENTS = 512
 MOST_DRAWS = 128
-# What tells wrong elements from right ones, such as a wrong stride, is no matter of the last bits: a few draws show it,
-# with this many times the budget.
+# Errors such as a wrong stride far exceed rounding errors: a few draws with SLACK times the budget detect them.
 FEW_DRAWS = 3
 SLACK = 8.0
-LUCKY = 1e-3  # share of its budget at which an error is counted at least, since an error may happen to be 0
+LUCKY = 1e-3  # smaller errors, including 0, count as this share of their budget, so that the geometric mean is not 0
 
 
 class Judgement(NamedTuple):
-    """An error beside its budget, both relative to the reference."""
+    """An error and its budget, both relative to the reference."""
 
     error: float
     budget: float
 
     @property
     def used(self) -> float:
-        """The share of the budget that is used."""
+        """The error as a share of the budget."""
         return self.error / self.budget if self.budget else (inf if self.error else 0.0)
 
 
@@ -72,15 +70,15 @@ def draws_for(case: Case) -> int:
 
 
 def rounding(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """R, the most that rounding each element to nearest can cost."""
+    """R, the largest error from rounding each element to nearest."""
     info = torch.finfo(dtype)
     return (exact.abs() * (info.eps / 2)).clamp(min=info.smallest_normal * info.eps / 2)
 
 
 def measure(result: Tensor, plain: Tensor, exact: Tensor) -> Measured | None:
-    """The error of one draw; a NaN or an infinity gives an infinite error.
+    """The error of one draw; infinite if the result contains NaN or infinity.
 
-    None where the plain computation itself overflows and the result does not: such a draw sets no budget.
+    None if the plain computation overflows and the result does not: such a draw has no budget.
     """
     if exact.numel() == 0:
         return Judgement(0.0, 0.0), Judgement(0.0, 0.0)
@@ -97,7 +95,7 @@ def measure(result: Tensor, plain: Tensor, exact: Tensor) -> Measured | None:
 
 
 def judge(draws: Sequence[Measured | None]) -> Judgement:
-    """The verdict over several draws, in the norm that is nearer to failing.
+    """Error and budget over several draws, in the norm with the larger share of the budget used.
 
     Raises:
         ValueError: the plain computation overflows in every draw: draw the case from a smaller range.
@@ -116,5 +114,5 @@ def judge(draws: Sequence[Measured | None]) -> Judgement:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of non-negative numbers; 0 if one of them is."""
+    """The geometric mean of non-negative numbers; 0 if one of them is 0."""
     return exp(fmean(log(value) for value in values)) if all(values) else 0.0

@@ -1,7 +1,7 @@
-"""What every op promises about its numbers, one function a promise; each raises AssertionError where it is broken.
+"""What every op promises about its results, one function for each promise; each raises AssertionError if it is broken.
 
-The functions take a `Room`, so that a room with a broken function in it can be passed: `test_mutations.py` shows
-that each of them can fail.
+The functions take a `Room`, so that tests can pass a room with a broken function: `test_mutations.py` shows that each
+check can fail.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from .parts import (
 from .poison import poisoned
 from .verify import Framework, run, verify
 
-COPIES = 3  # of a batch, in one batch
+COPIES = 3  # of a batch, concatenated into one batch
 
 
 def check_errors(
     room: Room, case: Case, device: str, seed: int, framework: Framework = "torch", most_draws: int = MOST_DRAWS
 ) -> None:
-    """Every output and every gradient keeps its error budget and repeats to the bit; no element is left unwritten."""
+    """Every output and gradient is within its error budget, bitwise repeatable, and written in full."""
     for check in verify(room, case, framework, device, seed, most_draws):
         where = f"{room.name}, {case.name}, {framework} on {device}: {check.quantity}"
         assert check.error <= check.budget, f"{where}: error {check.error:.3g}, budget {check.budget:.3g}"
@@ -50,7 +50,7 @@ def check_errors(
 
 
 def check_repeats(room: Room, case: Case, device: str, seed: int, runs: int = 3) -> None:
-    """Runs agree to the bit, also when the same values lie elsewhere in memory."""
+    """Runs are bitwise equal, also with the same values elsewhere in memory."""
     inputs, gradients = drawn(room, case, device, seed)
     first = call(room.torch, inputs, options(case), gradients)
     for _ in range(runs - 1):
@@ -61,9 +61,9 @@ def check_repeats(room: Room, case: Case, device: str, seed: int, runs: int = 3)
 
 
 def check_batch_invariance(room: Room, case: Case, device: str, seed: int, layout: str | None = None) -> None:
-    """Rows have the same outputs and gradients, to the bit, alone as in the batch; as views of it and copied out.
+    """Rows have bitwise the same outputs and gradients alone and in the batch, both as views of it and as copies.
 
-    So they have in a batch that holds the same rows several times. With a `layout`, the batch lies in memory like that.
+    The same holds in a batch that contains the rows several times. With a `layout`, the batch has that layout.
     """
     inputs, gradients = drawn(room, case, device, seed)
     if layout is not None:
@@ -89,7 +89,7 @@ def check_batch_invariance(room: Room, case: Case, device: str, seed: int, layou
 
 
 def check_packed(room: Room, case: Case, device: str, seed: int) -> None:
-    """A packed sequence has the outputs and gradients, to the bit, that it has alone, and beside sequences of NaN."""
+    """A packed sequence has bitwise the same outputs and gradients alone, packed, and packed with sequences of NaN."""
     if not is_packed(case):
         return
     inputs, gradients = drawn(room, case, device, seed)
@@ -114,16 +114,16 @@ def check_packed(room: Room, case: Case, device: str, seed: int) -> None:
         expected = sequence(room, case, own, place, start, stop)
         for copied in (False, True):
             part = sequence(room, case, inputs, place, start, stop)
-            came_in = sequence(room, case, named_outputs(gradients), place, start, stop)
+            incoming = sequence(room, case, named_outputs(gradients), place, start, stop)
             if copied:
-                part, came_in = copies_of(part), copies_of(came_in)
-            alone = call(room.torch, part, options(case), list(came_in.values()))
+                part, incoming = copies_of(part), copies_of(incoming)
+            alone = call(room.torch, part, options(case), list(incoming.values()))
             where = f"{room.name}, {case.name}: sequence {place} {'copied' if copied else 'in place'}"
             assert_same_bits({name: alone[name] for name in expected}, expected, where)
 
 
 def check_outside(room: Room, case: Case, device: str, seed: int, framework: Framework = "torch") -> None:
-    """Steps outside of every packed sequence give zeros, and reach no other number even where they hold NaN."""
+    """Steps outside of every packed sequence have results of zero, and affect no other result even if they are NaN."""
     if not leaves_steps_out(room, case):
         return
     inputs, gradients = drawn(room, case, device, seed)
@@ -157,15 +157,15 @@ def plant_nan(tensors: Mapping[str, Tensor]) -> None:
 
 
 def leaves_steps_out(room: Room, case: Case) -> bool:
-    """Whether its packed sequences do not cover all steps."""
+    """Whether the packed sequences of a case leave steps uncovered."""
     bounds = case.inputs[PACKED].values if is_packed(case) else None
     return bounds is not None and (bounds[0] > 0 or bounds[-1] < length(room, case))
 
 
 def check_state_passing(room: Room, case: Case, device: str, seed: int) -> None:
-    """A sequence in two parts, the second from the final state of the first, has the results of the whole.
+    """A sequence in two parts, the second starting from the final state of the first, has the results of the whole.
 
-    So have its gradients, which pass through the state. The plain computation is cut as well.
+    So do its gradients, which propagate through the state. The plain computation is cut in the same way.
     """
     if not passes_state(room, case):
         return
@@ -190,7 +190,7 @@ def passes_state(room: Room, case: Case) -> bool:
 
 
 def check_structures(room: Room, case: Case, device: str, seed: int, runs: int = 1) -> None:
-    """Every sequence of kernels that a plan may choose from gives the same bits, in so many runs of each."""
+    """All sequences of kernels among which a plan may choose compute the same bits, in `runs` runs of each."""
     inputs, gradients = drawn(room, case, device, seed)
     before: tuple[str, Arrays] | None = None
     for name, structure in room.structures.items():
@@ -203,9 +203,9 @@ def check_structures(room: Room, case: Case, device: str, seed: int, runs: int =
 
 
 def check_layout(room: Room, case: Case, layout: str, device: str, seed: int, once: bool = False) -> None:
-    """Arrays of any strides are taken: inputs and incoming gradients together, and gradients by themselves.
+    """Arrays may have any strides: checked for inputs and incoming gradients together, and for gradients alone.
 
-    `once` makes one draw of the first, and forgives more: a wrong stride shows all the same.
+    With `once`, one draw of the former is checked with a larger budget, which still detects a wrong stride.
     """
     both = ("gradients",) if layout in room.gradients_only else ("inputs and gradients", "gradients")
     for which in both[:1] if once else both:
@@ -223,13 +223,13 @@ def check_layout(room: Room, case: Case, layout: str, device: str, seed: int, on
 
 
 def drawn(room: Room, case: Case, device: str, seed: int) -> tuple[Arrays, list[Tensor]]:
-    """Inputs of a case and a gradient for each output."""
+    """Draw the inputs of a case and a gradient for each output."""
     inputs = draw(case, device, seed)
     return inputs, draw_gradients(room.reference, case, inputs, seed)
 
 
 def slices(room: Room, case: Case) -> list[tuple[int, int]]:
-    """Ranges of the batch that are tried alone: the first, a middle and the last row, and two neighbours."""
+    """Ranges of the batch that are tested alone: the first, the middle and the last row, and the last two rows."""
     size = batch_size(room, case)
     if not size:
         return []
@@ -238,7 +238,7 @@ def slices(room: Room, case: Case) -> list[tuple[int, int]]:
 
 
 def named_outputs(tensors: Sequence[Tensor]) -> Arrays:
-    """Outputs, or their gradients, by the outputs' names."""
+    """Outputs, or their gradients, by output name."""
     return {output_name(i): tensor for i, tensor in enumerate(tensors)}
 
 
@@ -251,10 +251,10 @@ def take(
 
 
 def rows_of(room: Room, case: Case, results: Mapping[str, Tensor], start: int, stop: int) -> Arrays:
-    """A range of the batch of every result that has a batch: all but the gradients of what rows share."""
+    """A range of the batch of every result with a batch axis: all but the gradients of arguments that rows share."""
     return cut(room, case, having(room, case, results, batch_axis), batch_axis, start, stop)
 
 
 def copies_of(tensors: Mapping[str, Tensor]) -> Arrays:
-    """The tensors elsewhere in memory, dense."""
+    """Dense copies of the tensors."""
     return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}

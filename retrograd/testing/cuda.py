@@ -1,4 +1,4 @@
-"""What every op promises on a GPU beyond its numbers, one function a promise; each raises AssertionError."""
+"""What every op promises on a GPU besides its results, one function for each promise; each raises AssertionError."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ BUSY_CYCLES = 50_000_000  # tens of milliseconds
 
 
 def check_graph(room: Room, case: Case, seed: int) -> None:
-    """Captured in a CUDA graph, forward and backward give the bits of eager, for new values in the same memory too."""
+    """Captured in a CUDA graph, forward and backward have the bits of eager, also for new values in the same memory."""
     inputs, gradients = drawn(room, case, "cuda", seed)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # loads the binaries, which a capture does not allow
         call(room.torch, inputs, options(case), gradients)
     torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.empty_cache()  # where processes share a GPU, memory may be short, and a capture cannot make room
+    torch.cuda.empty_cache()  # a capture cannot free cached memory, which may be short on a shared GPU
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = call(room.torch, inputs, options(case), gradients)
@@ -38,7 +38,7 @@ def check_graph(room: Room, case: Case, seed: int) -> None:
 
 
 def check_stream(room: Room, case: Case, seed: int) -> None:
-    """Kernels run on the current stream: after what it still has to do, and nowhere else."""
+    """All kernels run on the current stream, after the work already queued on it."""
     inputs, gradients = drawn(room, case, "cuda", seed)
     expected = call(room.torch, inputs, options(case), gradients)
     late = {name: torch.zeros_like(tensor) for name, tensor in inputs.items()}

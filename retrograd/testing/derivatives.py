@@ -1,11 +1,12 @@
-"""Derivatives of every order and kind: every road on which PyTorch has them gives the reference's, or refuses by name.
+"""Second derivatives by every PyTorch API ("road"): equal to the reference's, or refused with an error.
 
-All roads go to the same place. With a direction v_i for every input x_i and a gradient c_o for every output y_o, let
+All roads compute the same quantities. With a direction v_i for every input x_i and a gradient c_o for every output y_o,
+let
 
     L(x) = sum over o of Re <c_o, y_o(x)>,    P(x, c) = sum over i of Re <v_i, dL/dx_i>
 
-A road gives dP/dx_i, which is the Hessian of L times v (`dd x`, ...), and the tangents of the outputs along v (`t y`,
-...), which are dP/dc_o, or one of the two.
+A road computes dP/dx_i, which is the Hessian of L times v (`dd x`, ...), the tangents of the outputs along v (`t y`,
+...), which are dP/dc_o, or both.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from .integration import PassThrough
 
 @dataclass(frozen=True)
 class Point:
-    """Where derivatives are taken.
+    """The point at which derivatives are computed.
 
     Attributes:
-        function: the op or its reference; gives a tuple of outputs, from tensors by name.
-        inputs: x, with what has no derivative.
-        came_in: c.
+        function: the op or its reference, from tensors by name to a tuple of outputs.
+        inputs: x and the inputs that have no derivative.
+        incoming: c.
         directions: v, by the names of the inputs that have a derivative.
     """
 
     function: Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]
     inputs: Arrays
-    came_in: list[Tensor]
+    incoming: list[Tensor]
     directions: Arrays
 
     @property
@@ -48,13 +49,13 @@ class Point:
         """The inputs that have a derivative."""
         return list(self.directions)
 
-    def outputs(self, *given: Tensor) -> tuple[Tensor, ...]:
+    def outputs(self, *x: Tensor) -> tuple[Tensor, ...]:
         """y, a function of the inputs that have a derivative."""
-        return self.function({**self.inputs, **dict(zip(self.names, given, strict=True))})
+        return self.function({**self.inputs, **dict(zip(self.names, x, strict=True))})
 
-    def scalar(self, *given: Tensor) -> Tensor:
+    def scalar(self, *x: Tensor) -> Tensor:
         """L."""
-        return inner(self.outputs(*given), self.came_in)
+        return inner(self.outputs(*x), self.incoming)
 
     @property
     def x(self) -> tuple[Tensor, ...]:
@@ -89,35 +90,35 @@ def tangents(found: Sequence[Tensor]) -> Arrays:
     return {f"t {output_name(i)}": tensor for i, tensor in enumerate(found)}
 
 
-def penalty(point: Point, given: Sequence[Tensor], came_in: Sequence[Tensor]) -> Tensor:
-    """P, by a gradient that is made to be differentiated."""
-    first = torch.autograd.grad(inner(point.outputs(*given), came_in), given, create_graph=True, allow_unused=True)
-    there = [(g, v) for g, v in zip(first, point.v, strict=True) if g is not None]
-    return inner(*zip(*there, strict=True))
+def penalty(point: Point, x: Sequence[Tensor], incoming: Sequence[Tensor]) -> Tensor:
+    """P, from a gradient computed with `create_graph=True`."""
+    first = torch.autograd.grad(inner(point.outputs(*x), incoming), x, create_graph=True, allow_unused=True)
+    pairs = [(g, v) for g, v in zip(first, point.v, strict=True) if g is not None]
+    return inner(*zip(*pairs, strict=True))
 
 
 def by_name(point: Point) -> Arrays:
-    """`torch.autograd.grad(create_graph=True)`, then `torch.autograd.grad` of inputs and incoming gradients by name."""
-    given, came_in = required(point.x), required(point.came_in)
-    reached = [*given, *came_in]
-    found = torch.autograd.grad(penalty(point, given, came_in), reached, allow_unused=True, materialize_grads=True)
-    return hessian(point.names, found[: len(given)]) | tangents(found[len(given) :])
+    """`torch.autograd.grad(create_graph=True)`, then `torch.autograd.grad` for inputs and incoming gradients."""
+    x, incoming = required(point.x), required(point.incoming)
+    variables = [*x, *incoming]
+    found = torch.autograd.grad(penalty(point, x, incoming), variables, allow_unused=True, materialize_grads=True)
+    return hessian(point.names, found[: len(x)]) | tangents(found[len(x) :])
 
 
 def one_by_one(point: Point) -> Arrays:
-    """`backward(inputs=)`, for one input after the other."""
-    given = required(point.x)
-    loss = penalty(point, given, point.came_in)
-    for tensor in given:
+    """`backward(inputs=)`, one input at a time."""
+    x = required(point.x)
+    loss = penalty(point, x, point.incoming)
+    for tensor in x:
         loss.backward(inputs=[tensor], retain_graph=True)
-    return hessian(point.names, gradients(given))
+    return hessian(point.names, gradients(x))
 
 
 def backward(point: Point) -> Arrays:
     """`backward()` into `.grad`."""
-    given = required(point.x)
-    penalty(point, given, point.came_in).backward()
-    return hessian(point.names, gradients(given))
+    x = required(point.x)
+    penalty(point, x, point.incoming).backward()
+    return hessian(point.names, gradients(x))
 
 
 def hvp(point: Point) -> Arrays:
@@ -131,16 +132,16 @@ def vhp(point: Point) -> Arrays:
 
 
 def double_backward_jvp(point: Point) -> Arrays:
-    """`torch.autograd.functional.jvp`, which differentiates a gradient by the gradient that comes in."""
-    found = torch.autograd.functional.jvp(lambda *given: point.outputs(*given), point.x, point.v)[1]
+    """`torch.autograd.functional.jvp`, which differentiates a gradient with respect to the incoming gradient."""
+    found = torch.autograd.functional.jvp(lambda *x: point.outputs(*x), point.x, point.v)[1]
     return tangents(found)
 
 
 def dual_numbers(point: Point) -> Arrays:
     """`torch.autograd.forward_ad`."""
     with forward_ad.dual_level():
-        made = point.outputs(*(forward_ad.make_dual(x, v) for x, v in zip(point.x, point.v, strict=True)))
-        return tangents([forward_ad.unpack_dual(y).tangent for y in made])
+        results = point.outputs(*(forward_ad.make_dual(x, v) for x, v in zip(point.x, point.v, strict=True)))
+        return tangents([forward_ad.unpack_dual(y).tangent for y in results])
 
 
 def func_jvp(point: Point) -> Arrays:
@@ -149,7 +150,7 @@ def func_jvp(point: Point) -> Arrays:
 
 
 def every(point: Point) -> tuple[int, ...]:
-    """The places of all inputs that have a derivative, for `argnums`."""
+    """The positions of all inputs that have a derivative, for `argnums`."""
     return tuple(range(len(point.names)))
 
 
@@ -166,8 +167,8 @@ def reverse_over_reverse(point: Point) -> Arrays:
 def reverse_over_forward(point: Point) -> Arrays:
     """`torch.func.grad` of `torch.func.jvp`."""
 
-    def along(*given: Tensor) -> Tensor:
-        return inner(torch.func.jvp(point.outputs, given, point.v)[1], point.came_in)
+    def along(*x: Tensor) -> Tensor:
+        return inner(torch.func.jvp(point.outputs, x, point.v)[1], point.incoming)
 
     return hessian(point.names, torch.func.grad(along, every(point))(*point.x))
 
@@ -178,12 +179,12 @@ def required(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def gradients(leaves: Sequence[Tensor]) -> list[Tensor]:
-    """What has come to leaves; zeros where nothing has."""
+    """The `.grad` of each leaf; zeros where it is None."""
     return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
 
 
 Road = Callable[[Point], Arrays]
-OF_REAL_NUMBERS: tuple[Road, ...] = (hvp, vhp, double_backward_jvp)  # PyTorch's own functions take no others
+OF_REAL_NUMBERS: tuple[Road, ...] = (hvp, vhp, double_backward_jvp)  # these do not support complex numbers
 ROADS: dict[str, Road] = {
     road.__name__: road
     for road in (
@@ -201,7 +202,7 @@ ROADS: dict[str, Road] = {
 
 
 def roads_of(room: Room, case: Case) -> list[str]:
-    """The roads that a case is tried on; a case of nothing, on one."""
+    """The roads on which a case is tested; an empty case, on one."""
     if any(0 in tensor.shape for tensor in case.inputs.values()):
         return [by_name.__name__]
     if not room.stands_for_others(case):
@@ -211,16 +212,16 @@ def roads_of(room: Room, case: Case) -> list[str]:
 
 
 def check_road(room: Room, case: Case, road: str, device: str, seed: int) -> None:
-    """On a road, derivatives keep the error budget that the reference's double backward in the same dtypes sets."""
+    """Derivatives by a road are within the error budget set by the reference's double backward in the same dtypes."""
     draws: list[tuple[Arrays, Arrays, Arrays]] = []
     for i in range(min(draws_for(case), FEW_DRAWS)):
-        inputs, came_in = drawn(room, case, device, seed * 1000 + i)
+        inputs, incoming = drawn(room, case, device, seed * 1000 + i)
         generator = torch.Generator(device).manual_seed(seed * 1000 + i)
         v = {name: normal_as(t.shape, t.dtype, generator) for name, t in inputs.items() if differentiable(t)}
-        here = point(room.torch, case, inputs, came_in, v)
-        plain = by_name(point(room.plain or room.reference, case, inputs, came_in, v))
-        wide_inputs, wide_v = ({name: upcast(t) for name, t in given.items()} for given in (inputs, v))
-        exact = by_name(point(room.reference, case, wide_inputs, [upcast(g) for g in came_in], wide_v, torch.float64))
+        here = point(room.torch, case, inputs, incoming, v)
+        plain = by_name(point(room.plain or room.reference, case, inputs, incoming, v))
+        wide_inputs, wide_v = ({name: upcast(t) for name, t in tensors.items()} for tensors in (inputs, v))
+        exact = by_name(point(room.reference, case, wide_inputs, [upcast(g) for g in incoming], wide_v, torch.float64))
         draws.append((ROADS[road](here), plain, exact))
     assert_within_budget(draws, f"{room.name}, {case.name}: {road}", SLACK)
 
@@ -229,43 +230,43 @@ def point(
     function: Function,
     case: Case,
     inputs: Mapping[str, Tensor],
-    came_in: Sequence[Tensor],
+    incoming: Sequence[Tensor],
     directions: Mapping[str, Tensor],
     dtype: torch.dtype | None = None,
 ) -> Point:
-    """A point of a case, for the op or its reference; `dtype` is what options that are dtypes become."""
+    """A point of a case, for the op or its reference; `dtype` replaces the value of options that are dtypes."""
     chosen = options(case, dtype)
-    return Point(lambda given: outputs(function, given, chosen), dict(inputs), list(came_in), dict(directions))
+    return Point(lambda tensors: outputs(function, tensors, chosen), dict(inputs), list(incoming), dict(directions))
 
 
 def check_batched_gradients(room: Room, case: Case, device: str, seed: int) -> None:
-    """Gradients for several incoming ones at once (`is_grads_batched`, `torch.vmap`) are those for each by itself."""
-    inputs, came_in = drawn(room, case, device, seed)
-    given = leaves(inputs)
-    wanted = [tensor for tensor in given.values() if tensor.requires_grad]
-    made = outputs(room.torch, given, options(case))
-    batch = [torch.stack([g, 2 * g, -g]) for g in came_in]
+    """Gradients for a batch of incoming gradients (`is_grads_batched`, `torch.vmap`) equal those for each one alone."""
+    inputs, incoming = drawn(room, case, device, seed)
+    arguments = leaves(inputs)
+    wanted = [tensor for tensor in arguments.values() if tensor.requires_grad]
+    results = outputs(room.torch, arguments, options(case))
+    batch = [torch.stack([g, 2 * g, -g]) for g in incoming]
 
     def pull_back(*gradients: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(made, wanted, gradients, retain_graph=True)
+        return torch.autograd.grad(results, wanted, gradients, retain_graph=True)
 
     ways = {
-        "is_grads_batched": torch.autograd.grad(made, wanted, batch, retain_graph=True, is_grads_batched=True),
+        "is_grads_batched": torch.autograd.grad(results, wanted, batch, retain_graph=True, is_grads_batched=True),
         "vmap": torch.vmap(pull_back)(*batch),
     }
     for place in range(3):
         expected = pull_back(*(g[place] for g in batch))
         for way, found in ways.items():
-            for name, several, alone in zip(given, found, expected, strict=False):
+            for name, several, alone in zip(arguments, found, expected, strict=False):
                 where = f"{room.name}, {case.name}: {way}, {place}: d {name}"
                 assert torch.equal(several[place], alone), f"{where} is another"
 
 
 def check_refused_under_dispatch(room: Room, case: Case, device: str, seed: int) -> None:
-    """Where PyTorch's dispatcher runs the op (dispatch modes, subclasses of Tensor), a second derivative is refused."""
-    inputs, came_in = drawn(room, case, device, seed)
+    """Through PyTorch's dispatcher (dispatch modes, subclasses of Tensor), second derivatives raise an error."""
+    inputs, incoming = drawn(room, case, device, seed)
     v = {name: torch.ones_like(tensor) for name, tensor in inputs.items() if differentiable(tensor)}
-    here = point(room.torch, case, inputs, came_in, v)
+    here = point(room.torch, case, inputs, incoming, v)
     for road in (by_name, one_by_one, backward):
         with PassThrough():
             try:
@@ -274,5 +275,5 @@ def check_refused_under_dispatch(room: Room, case: Case, device: str, seed: int)
                 text = str(refusal)
             else:
                 raise AssertionError(f"{room.name}, {case.name}: {road.__name__} under a dispatch mode is not refused")
-        told = f"retrograd.{room.name}_backward" in text and "autograd formula" in text
-        assert told, f"{room.name}, {case.name}: {road.__name__} does not say what is refused: {text}"
+        is_named = f"retrograd.{room.name}_backward" in text and "autograd formula" in text
+        assert is_named, f"{room.name}, {case.name}: {road.__name__} does not say what is refused: {text}"

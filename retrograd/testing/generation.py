@@ -1,8 +1,8 @@
-"""A step of generation has the bits of training: an op called on parts of a sequence has those of the whole.
+"""Generation has the bits of training: calls on parts of a sequence are bitwise equal to one call on the whole.
 
-The whole is called as in training, with gradients, the parts as in generation, without. JAX promises none of this where
-there is no kernel: XLA compiles every length by itself, and may fuse a multiplication with an addition in one and not
-in the next. As it compiles the ops when it optimises, it does not, and the checks hold there too.
+The whole is called as in training, with gradients; the parts as in generation, without. For JAX without a kernel this
+is not guaranteed: XLA compiles every length separately, and may fuse a multiplication with an addition for one length
+and not for another. With XLA's default optimisation level it does not, and these checks pass.
 """
 
 from __future__ import annotations
@@ -22,57 +22,57 @@ from .parts import STATE, in_parts, is_packed, length, span, time_axis
 from .poison import poisoned
 from .verify import Framework
 
-# Where kernels and portable paths change from one block of steps to the next.
+# Steps at which kernels and portable paths begin a new block.
 EDGES = (16, 32, 64, 512)
-MOST_STEPS = 64  # that are called one by one
+MOST_STEPS = 64  # in check_step
 
 
 def check_prefix(room: Room, case: Case, device: str, seed: int, framework: Framework = "torch") -> None:
-    """Steps have the same bits whatever follows them: the first ones alone, or the last ones where `reverse` is set."""
-    function, (inputs, given, whole) = called(room, framework), training(room, case, device, seed, framework)
+    """The first steps alone (the last ones if `reverse` is set) have the same bits as in the whole sequence."""
+    function, (inputs, chosen, whole) = called(room, framework), training(room, case, device, seed, framework)
     steps = length(room, case)
     for k in cuts(framework, steps, 1, steps // 2, steps - 1, *EDGES, *(edge + 1 for edge in EDGES)):
-        y = generated(function, span(room, case, inputs, 0, k), given)["y"]
+        y = generated(function, span(room, case, inputs, 0, k), chosen)["y"]
         expected = span(room, case, {"y": whole["y"]}, 0, k)
         assert_same_bits({"y": y}, expected, where(room, case, framework, f"{k} steps alone"))
 
 
 def check_continue(room: Room, case: Case, device: str, seed: int, framework: Framework = "torch") -> None:
-    """A sequence in two calls, the second from the state of the first, has the bits of the whole."""
-    function, (inputs, given, whole) = called(room, framework), training(room, case, device, seed, framework)
+    """A sequence in two calls, the second starting from the final state of the first, has the bits of the whole."""
+    function, (inputs, chosen, whole) = called(room, framework), training(room, case, device, seed, framework)
     steps, multiple = length(room, case), room.continues
     for k in cuts(framework, steps, steps // 2 // multiple * multiple, multiple, (steps - 1) // multiple * multiple):
-        found = generated(in_parts(room, case, function, (0, k, steps)), inputs, given)
+        found = generated(in_parts(room, case, function, (0, k, steps)), inputs, chosen)
         assert_same_bits(found, whole, where(room, case, framework, f"{k} steps, then the rest from their state"))
 
 
 def check_step(room: Room, case: Case, device: str, seed: int, framework: Framework = "torch") -> None:
-    """A sequence step by step has the bits of the whole; so it has by the function for a step, where there is one."""
-    function, (inputs, given, whole) = called(room, framework), training(room, case, device, seed, framework)
+    """A sequence called step by step has the bits of the whole, by the op and by its single-step function, if any."""
+    function, (inputs, chosen, whole) = called(room, framework), training(room, case, device, seed, framework)
     steps = min(length(room, case), MOST_STEPS)
     if steps < length(room, case):
-        whole = generated(function, span(room, case, inputs, 0, steps), given)
-    found = generated(in_parts(room, case, function, range(steps + 1)), inputs, given)
+        whole = generated(function, span(room, case, inputs, 0, steps), chosen)
+    found = generated(in_parts(room, case, function, range(steps + 1)), inputs, chosen)
     assert_same_bits(found, whole, where(room, case, framework, "step by step"))
     update = room.update if framework == "torch" else room.jax_update and called_in_jax(room, room.jax_update())
-    if update and not case.shared:  # a function for a step takes no array that is the same at all steps
+    if update and not case.shared:  # a single-step function takes no array shared by all steps
         inputs |= {STATE: inputs.get(STATE, torch.zeros_like(whole[output_name(1)]))}
-        found = generated(in_parts(room, case, by_update(room, case, update), range(steps + 1)), inputs, given)
+        found = generated(in_parts(room, case, by_update(room, case, update), range(steps + 1)), inputs, chosen)
         assert_same_bits(found, whole, where(room, case, framework, "by the function for a step"))
 
 
 def cuts(framework: Framework, steps: int, *numbers: int) -> list[int]:
-    """The numbers of steps that cut a sequence in two; in JAX the first alone, because XLA compiles every length."""
+    """The valid places to cut a sequence; in JAX at most the first one, because XLA compiles every length."""
     return sorted({k for k in (numbers if framework == "torch" else numbers[:1]) if 0 < k < steps})
 
 
 def has_prefixes(room: Room, case: Case) -> bool:
-    """Whether steps follow others. A packed sequence has the bits that it has alone, so nothing is new in it."""
+    """Whether a case has several steps and is not packed: `check_packed` covers packed sequences."""
     return bool(room.time_axis) and not is_packed(case) and length(room, case) > 1
 
 
 def can_be_cut(room: Room, case: Case) -> bool:
-    """Whether a case can be continued, to the bit, from the state that some of its steps leave."""
+    """Whether a case can be continued, bitwise, from the state after some of its steps."""
     return has_prefixes(room, case) and 0 < room.continues < length(room, case)
 
 
@@ -84,43 +84,45 @@ def goes_by_steps(room: Room, case: Case) -> bool:
 def training(
     room: Room, case: Case, device: str, seed: int, framework: Framework
 ) -> tuple[Arrays, dict[str, Any], Arrays]:
-    """Inputs of a case, its options with the final state, and what the op makes of them."""
-    inputs, given = draw(case, device, seed), options(case) | {"return_final_state": True}
+    """The inputs of a case, its options with `return_final_state`, and the outputs of the op."""
+    inputs, chosen = draw(case, device, seed), options(case) | {"return_final_state": True}
     with poisoned():
-        made = outputs(called(room, framework), leaves(inputs), given)
-    return inputs, given, {output_name(i): tensor.detach() for i, tensor in enumerate(made)}
+        results = outputs(called(room, framework), leaves(inputs), chosen)
+    return inputs, chosen, {output_name(i): tensor.detach() for i, tensor in enumerate(results)}
 
 
-def generated(function: Function, inputs: Mapping[str, Tensor], given: Mapping[str, Any]) -> Arrays:
-    """Results by name, where no gradient is wanted."""
+def generated(function: Function, inputs: Mapping[str, Tensor], chosen: Mapping[str, Any]) -> Arrays:
+    """Results by name, without gradients."""
     with poisoned(), torch.no_grad():
-        return {output_name(i): tensor for i, tensor in enumerate(outputs(function, inputs, given))}
+        return {output_name(i): tensor for i, tensor in enumerate(outputs(function, inputs, chosen))}
 
 
 def called(room: Room, framework: Framework) -> Function:
-    """The op in a framework, on PyTorch tensors either way."""
+    """The op in a framework, as a function of PyTorch tensors."""
     return room.torch if framework == "torch" else called_in_jax(room, room.jax())
 
 
 def called_in_jax(room: Room, function: Callable[..., Any]) -> Function:
-    """A JAX function on PyTorch tensors, jitted."""
+    """A jitted JAX function as a function of PyTorch tensors."""
     from . import jax_call
 
     def call(*first: Tensor, **rest: Any) -> tuple[Tensor, ...]:
-        given = dict(zip(room.arguments, first, strict=False)) | rest
-        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-        return jax_call.forward(function, tensors, {name: given[name] for name in given if name not in tensors})
+        arguments = dict(zip(room.arguments, first, strict=False)) | rest
+        tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+        return jax_call.forward(function, tensors, {name: arguments[name] for name in arguments if name not in tensors})
 
     return call
 
 
 def by_update(room: Room, case: Case, update: Function) -> Function:
-    """The function for a step of generation as one for a sequence of one step."""
+    """The single-step function as a function of a sequence of one step."""
 
     def one_step(first: Tensor, *, return_final_state: bool, reverse: bool = False, **rest: Any) -> tuple[Any, Any]:
-        given = {room.arguments[0]: first} | rest
-        axes = {name: time_axis(room, case, name) for name in given}
-        step = {name: value if (axis := axes[name]) is None else value.squeeze(axis) for name, value in given.items()}
+        arguments = {room.arguments[0]: first} | rest
+        axes = {name: time_axis(room, case, name) for name in arguments}
+        step = {
+            name: value if (axis := axes[name]) is None else value.squeeze(axis) for name, value in arguments.items()
+        }
         y, state = update(state=step.pop(STATE), **step)
         return y.unsqueeze(axes[room.arguments[0]]), state
 
@@ -128,5 +130,5 @@ def by_update(room: Room, case: Case, update: Function) -> Function:
 
 
 def where(room: Room, case: Case, framework: Framework, part: str) -> str:
-    """What an error begins with."""
+    """The beginning of an error message."""
     return f"{room.name}, {case.name}, {framework}: {part}"

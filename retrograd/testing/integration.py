@@ -1,4 +1,4 @@
-"""What every op promises to PyTorch's own machinery, one function a promise; each raises AssertionError."""
+"""What every op promises under PyTorch's transformations, one function for each promise; each raises AssertionError."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .parts import batch_size
 
 
 class PassThrough(TorchDispatchMode):
-    """A dispatch mode that changes nothing: under it a call goes through the registered operator."""
+    """A dispatch mode that changes nothing; it makes calls use the registered operator."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call on."""
+        """Call the function."""
         return func(*args, **(kwargs or {}))
 
 
 def check_operator(room: Room, case: Case, device: str, seed: int) -> None:
-    """The registered operator and the direct path give the same bits."""
+    """The registered operator and the direct path compute the same bits."""
     inputs, gradients = drawn(room, case, device, seed)
     direct = call(room.torch, inputs, options(case), gradients)
     with PassThrough():
@@ -38,7 +38,7 @@ def check_operator(room: Room, case: Case, device: str, seed: int) -> None:
 
 
 def check_compile(room: Room, case: Case, device: str, seed: int, backend: str, dynamic: bool) -> None:
-    """Compiled without a graph break, with the bits of eager; a dynamic batch does not compile twice."""
+    """The op compiles without a graph break, bitwise equal to eager; another dynamic batch size does not recompile."""
     torch._dynamo.reset()
     compiled = torch.compile(room.torch, fullgraph=True, dynamic=dynamic, backend=backend)
     inputs, gradients = drawn(room, case, device, seed)
@@ -46,7 +46,7 @@ def check_compile(room: Room, case: Case, device: str, seed: int, backend: str, 
     expected = call(room.torch, inputs, options(case), gradients)
     assert_same_bits(call(compiled, inputs, options(case), gradients), expected, where)
     rows = batch_size(room, case)
-    if not dynamic or rows < 3:  # sizes 0 and 1 are always compiled apart
+    if not dynamic or rows < 3:  # sizes 0 and 1 are always specialised
         return
     part, part_gradients = take(room, case, inputs, gradients, 0, rows - 1)
     expected = call(room.torch, part, options(case), part_gradients)
@@ -59,7 +59,7 @@ def check_compile(room: Room, case: Case, device: str, seed: int, backend: str, 
 
 
 def check_autocast(room: Room, case: Case, device: str, seed: int) -> None:
-    """Autocast changes nothing: the op takes every dtype as it comes and keeps its sums in float32."""
+    """Autocast changes nothing: the op does not cast its arguments, and accumulates in float32."""
     inputs, gradients = drawn(room, case, device, seed)
     expected = call(room.torch, inputs, options(case), gradients)
     for dtype in (torch.bfloat16, torch.float16):
@@ -69,7 +69,7 @@ def check_autocast(room: Room, case: Case, device: str, seed: int) -> None:
 
 
 def check_checkpoint(room: Room, case: Case, device: str, seed: int) -> None:
-    """Activation checkpointing of either kind gives the same gradients, to the bit."""
+    """Both kinds of activation checkpointing (reentrant or not) give bitwise equal gradients."""
     inputs, gradients = drawn(room, case, device, seed)
     expected = call_backward(room.torch, inputs, options(case), gradients)
     for reentrant in (False, True):
@@ -78,11 +78,11 @@ def check_checkpoint(room: Room, case: Case, device: str, seed: int) -> None:
             tensors = {name: tensor for name, tensor in rest.items() if name in inputs}
             statics = {name: value for name, value in rest.items() if name not in inputs}
 
-            def run(*given: Tensor) -> tuple[Tensor, ...]:
-                return outputs(room.torch, dict(zip(inputs, given, strict=True)), statics)
+            def run(*arrays: Tensor) -> tuple[Tensor, ...]:
+                return outputs(room.torch, dict(zip(inputs, arrays, strict=True)), statics)
 
-            made = checkpoint(run, first, *tensors.values(), use_reentrant=reentrant)  # noqa: B023
-            return tuple(made)
+            results = checkpoint(run, first, *tensors.values(), use_reentrant=reentrant)  # noqa: B023
+            return tuple(results)
 
         result = call_backward(recomputed, inputs, options(case), gradients)
         assert_same_bits(result, expected, f"{room.name}, {case.name}: checkpoint, use_reentrant={reentrant}")
@@ -91,12 +91,12 @@ def check_checkpoint(room: Room, case: Case, device: str, seed: int) -> None:
 def call_backward(
     function: Function, inputs: Mapping[str, Tensor], options: Mapping[str, Any], gradients: Sequence[Tensor]
 ) -> Arrays:
-    """As `draw.call`, by `backward()` into `.grad`: the only way that reentrant checkpointing allows."""
-    given = leaves(inputs)
-    made = outputs(function, given, options)
-    torch.autograd.backward(made, list(gradients))
-    results = {output_name(i): tensor.detach() for i, tensor in enumerate(made)}
-    for name, leaf in given.items():
+    """As `draw.call`, but by `backward()` into `.grad`: reentrant checkpointing supports nothing else."""
+    arguments = leaves(inputs)
+    returned = outputs(function, arguments, options)
+    torch.autograd.backward(returned, list(gradients))
+    results = {output_name(i): tensor.detach() for i, tensor in enumerate(returned)}
+    for name, leaf in arguments.items():
         if leaf.requires_grad:
             assert leaf.grad is not None, f"no gradient of {name}"
             results[f"d {name}"] = leaf.grad
@@ -104,26 +104,28 @@ def call_backward(
 
 
 def check_subsets(room: Room, case: Case, device: str, seed: int) -> None:
-    """A gradient has the same bits whether the others are asked for or not."""
+    """A gradient has the same bits whether or not other gradients are requested."""
     inputs, gradients = drawn(room, case, device, seed)
     everything = call(room.torch, inputs, options(case), gradients)
     for wanted in (name for name, tensor in inputs.items() if differentiable(tensor)):
-        given = {name: tensor.detach().requires_grad_(name == wanted) for name, tensor in inputs.items()}
-        found = gradients_of(outputs(room.torch, given, options(case)), given, gradients)
+        arguments = {name: tensor.detach().requires_grad_(name == wanted) for name, tensor in inputs.items()}
+        found = gradients_of(outputs(room.torch, arguments, options(case)), arguments, gradients)
         expected = {f"d {wanted}": everything[f"d {wanted}"]}
         assert_same_bits(found, expected, f"{room.name}, {case.name}: asked for alone")
 
 
 def check_outputs_alone(room: Room, case: Case, device: str, seed: int) -> None:
-    """An output that no loss reads counts as one with a gradient of zeros, directly and through the operator."""
+    """An unused output is treated as one with a gradient of zeros, by the direct path and by the operator."""
     inputs, gradients = drawn(room, case, device, seed)
     for used in range(len(gradients)):
         zeros = [g if i == used else torch.zeros_like(g) for i, g in enumerate(gradients)]
         expected = call(room.torch, inputs, options(case), zeros)
         for mode in (nullcontext(), PassThrough()):
-            given = leaves(inputs)
+            arguments = leaves(inputs)
             with mode:
-                found = gradients_of(outputs(room.torch, given, options(case))[used:][:1], given, gradients[used:][:1])
+                found = gradients_of(
+                    outputs(room.torch, arguments, options(case))[used:][:1], arguments, gradients[used:][:1]
+                )
             for name, gradient in found.items():
                 where = f"{room.name}, {case.name}: with {output_name(used)} alone, {name}"
                 assert torch.equal(gradient, expected[name]), f"{where} is another"

@@ -1,5 +1,4 @@
-"""Runs the kernels in Triton's interpreter, behind the public function: bindings, schedules, strides and kernels as on
-a GPU, on CPU tensors."""
+"""Runs the public functions on CPU tensors in Triton's interpreter, with the bindings, plans and kernels of a GPU."""
 
 from __future__ import annotations
 
@@ -22,13 +21,13 @@ ACTIVE = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Interpreter(torch_launch.Launcher):
-    """Runs programs in the interpreter, planned for an architecture; their outputs and scratch start as NaN."""
+    """Runs programs planned for `arch` in the interpreter; outputs and scratch are initialised with NaN."""
 
     def __init__(self, arch: Arch) -> None:
         self.arch = arch
 
     def arch_of(self, device: torch.device) -> Arch:
-        """The one that it plans for."""
+        """The architecture for which programs are planned."""
         return self.arch
 
     def prepare(
@@ -39,12 +38,12 @@ class Interpreter(torch_launch.Launcher):
         arch: Arch,
         device: torch.device,
     ) -> torch_launch.Runner:
-        """What runs a program on tensors."""
+        """A function that runs the program on tensors."""
         places = [inputs.index(array.name) for array in program.inputs]
 
         def run(tensors: Sequence[Any]) -> list[Any]:
-            made = torch_launch.interpret(program, [tensors[place] for place in places])
-            by_name = {array.name: tensor for array, tensor in zip(program.outputs, made, strict=True)}
+            results = torch_launch.interpret(program, [tensors[place] for place in places])
+            by_name = {array.name: tensor for array, tensor in zip(program.outputs, results, strict=True)}
             return [None if name is None else by_name.get(name) for name in outputs]
 
         return run
@@ -52,9 +51,9 @@ class Interpreter(torch_launch.Launcher):
 
 @contextmanager
 def interpreted(arch: str = "sm_80") -> Iterator[None]:
-    """Within, every op launches its kernels in the interpreter, planned for `arch`.
+    """A context in which every op runs its kernels in the interpreter, planned for `arch`.
 
-    Gluon has no interpreter; an architecture without its kernels is the default.
+    Gluon has no interpreter, so the default is an architecture without Gluon kernels.
     """
     if not ACTIVE:
         raise RuntimeError("the process must start with TRITON_INTERPRET=1")
@@ -69,7 +68,7 @@ def interpreted(arch: str = "sm_80") -> Iterator[None]:
 
 
 def forget_plans() -> None:
-    """Empty the caches of the rooms, so that what was planned under other circumstances is planned anew."""
+    """Empty all caches of the loaded modules, so that plans cached with another launcher are not reused."""
     for module in loaded_modules():
         for value in list(vars(module).values()):
             methods = list(vars(value).values()) if isinstance(value, type) else []
@@ -80,12 +79,12 @@ def forget_plans() -> None:
 
 
 def loaded_modules() -> list[Any]:
-    """The library's modules, as far as they are loaded."""
+    """The loaded modules of the library."""
     return [module for name, module in sys.modules.items() if name.startswith("retrograd.")]
 
 
 def as_float16(case: Case) -> Case:
-    """The case with float16 for bfloat16, because the interpreter truncates where a GPU rounds to bfloat16."""
+    """The case with float16 instead of bfloat16, because the interpreter truncates to bfloat16 where a GPU rounds."""
 
     def swap(value: Any) -> Any:
         return "float16" if value == "bfloat16" else value

@@ -1,6 +1,6 @@
-"""A JAX function called on PyTorch tensors, so that one reference judges both frameworks.
+"""Calls JAX functions on PyTorch tensors, so that both frameworks are compared with the same reference.
 
-JAX's gradient of a complex array is the conjugate of PyTorch's: `forward_and_backward` speaks PyTorch's, both ways.
+JAX's gradient of a complex array is the conjugate of PyTorch's; `forward_and_backward` takes and returns PyTorch's.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def to_torch(array: jax.Array, device: torch.device) -> Tensor:
 def call(
     function: Function, inputs: Mapping[str, Tensor], options: Mapping[str, Any], gradients: Sequence[Tensor]
 ) -> Arrays:
-    """Forward and backward, jitted; as `draw.call`, for a JAX function. Options that are dtypes are given by name."""
+    """Forward and backward, jitted; as `draw.call`, for a JAX function. Options that are dtypes are passed by name."""
     run = jitted(function, tuple(inputs), tuple(options.items()))
-    made, found = run([to_jax(t) for t in inputs.values()], [to_jax(g) for g in gradients])
-    return named(made, wanted(inputs), found, next(iter(inputs.values())).device)
+    results, found = run([to_jax(t) for t in inputs.values()], [to_jax(g) for g in gradients])
+    return named(results, wanted(inputs), found, next(iter(inputs.values())).device)
 
 
 def forward(function: Function, inputs: Mapping[str, Tensor], options: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """The outputs alone, jitted; every input by its name. Compiled as XLA does where no flag says otherwise."""
+    """The outputs alone, jitted, with all inputs passed by name. Compiled with XLA's default optimisation."""
     run = optimised(function, tuple(inputs), tuple(options.items()))
     device = next(iter(inputs.values())).device
     return tuple(to_torch(array, device) for array in run([to_jax(t) for t in inputs.values()]))
@@ -55,11 +55,11 @@ def forward(function: Function, inputs: Mapping[str, Tensor], options: Mapping[s
 
 @lru_cache(maxsize=256)
 def optimised(function: Function, names: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> Function:
-    """The function under jit, compiled as users have it, whatever `XLA_FLAGS` spare tests."""
+    """The function under jit, compiled with XLA's default optimisation even if `XLA_FLAGS` lowers it for tests."""
 
     def run(arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        made = function(**dict(zip(names, arrays, strict=True)), **dict(options))
-        return made if isinstance(made, tuple) else (made,)
+        results = function(**dict(zip(names, arrays, strict=True)), **dict(options))
+        return results if isinstance(results, tuple) else (results,)
 
     return jax.jit(run, compiler_options={"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True})
 
@@ -71,43 +71,45 @@ def wanted(inputs: Mapping[str, Tensor]) -> list[str]:
 
 @lru_cache(maxsize=256)
 def jitted(function: Function, names: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> Function:
-    """Forward and backward under jit, compiled once for all draws."""
+    """Forward and backward under jit, cached so that all draws share one compilation."""
     return jax.jit(forward_and_backward(function, names, dict(options)))
 
 
 def forward_and_backward(function: Function, names: Sequence[str], options: Mapping[str, Any]) -> Function:
-    """A function from (inputs, gradients) to (outputs, gradients of the inputs that are not of integers)."""
+    """A function from (inputs, gradients) to (outputs, gradients of the inputs that are not integers)."""
 
     def both(arrays: Sequence[jax.Array], gradients: Sequence[jax.Array]) -> tuple[Any, Any]:
         places = [i for i, array in enumerate(arrays) if jnp.issubdtype(array.dtype, jnp.inexact)]
 
-        def of_numbers(*given: jax.Array) -> tuple[jax.Array, ...]:
+        def of_numbers(*numbers: jax.Array) -> tuple[jax.Array, ...]:
             filled = list(arrays)
-            for place, array in zip(places, given, strict=True):
+            for place, array in zip(places, numbers, strict=True):
                 filled[place] = array
             return outputs(function, names, filled, options)
 
-        made, pull_back = jax.vjp(of_numbers, *(arrays[place] for place in places))
-        return made, tuple(conjugate(g) for g in pull_back(tuple(conjugate(g) for g in gradients)))
+        results, pull_back = jax.vjp(of_numbers, *(arrays[place] for place in places))
+        return results, tuple(conjugate(g) for g in pull_back(tuple(conjugate(g) for g in gradients)))
 
     return both
 
 
 def conjugate(gradient: jax.Array) -> jax.Array:
-    """From PyTorch's convention to JAX's, or back."""
+    """Convert a gradient from PyTorch's convention to JAX's, or back."""
     return jnp.conj(gradient) if jnp.iscomplexobj(gradient) else gradient
 
 
-def named(made: Sequence[jax.Array], names: Iterable[str], found: Sequence[jax.Array], device: torch.device) -> Arrays:
-    """Outputs, and gradients of the named inputs, as PyTorch tensors under the names that `draw.call` gives them."""
-    results = {output_name(i): to_torch(array, device) for i, array in enumerate(made)}
+def named(
+    arrays: Sequence[jax.Array], names: Iterable[str], found: Sequence[jax.Array], device: torch.device
+) -> Arrays:
+    """Outputs, and gradients of the named inputs, as PyTorch tensors under the names that `draw.call` uses."""
+    results = {output_name(i): to_torch(array, device) for i, array in enumerate(arrays)}
     return results | {f"d {name}": to_torch(array, device) for name, array in zip(names, found, strict=True)}
 
 
 def outputs(
     function: Function, names: Sequence[str], arrays: Sequence[jax.Array], options: Mapping[str, Any]
 ) -> tuple[jax.Array, ...]:
-    """Call the function, the first input positional; always a tuple."""
+    """Call the function with the first input positional; returns a tuple also for one output."""
     first, *rest = arrays
-    made = function(first, **dict(zip(names[1:], rest, strict=True)), **options)
-    return made if isinstance(made, tuple) else (made,)
+    results = function(first, **dict(zip(names[1:], rest, strict=True)), **options)
+    return results if isinstance(results, tuple) else (results,)

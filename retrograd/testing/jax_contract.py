@@ -1,7 +1,7 @@
-"""What every op promises to JAX's transformations, one function a promise; each raises AssertionError.
+"""What every op promises under JAX's transformations, one function for each promise; each raises AssertionError.
 
-Results are judged by errors: on a CPU, XLA fuses the portable path anew in each of these settings, so their last bits
-differ.
+Results are compared by their errors, not bitwise: on a CPU, XLA fuses the portable path differently under each
+transformation, so the last bits differ.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ SHARED = jax.sharding.PartitionSpec()
 
 
 def check_transformed(room: Room, case: Case, transform: str, device: str, seed: int) -> None:
-    """Under a transformation that keeps a function's meaning, it has the same outputs and gradients."""
+    """Outputs and gradients are within the error budget under a transformation that keeps their definition."""
     both = jax_call.forward_and_backward(TRANSFORMS[transform](room, case), tuple(case.inputs), {})
     draws = []
     for i in range(min(draws_for(case), FEW_DRAWS)):
         inputs, gradients = drawn(room, case, device, seed * 1000 + i)
         with jax.disable_jit(transform == "unjitted"):
-            made, found = both([jax_call.to_jax(t) for t in inputs.values()], [jax_call.to_jax(g) for g in gradients])
+            results, found = both(
+                [jax_call.to_jax(t) for t in inputs.values()], [jax_call.to_jax(g) for g in gradients]
+            )
         draws.append(
             (
-                jax_call.named(made, jax_call.wanted(inputs), found, gradients[0].device),
+                jax_call.named(results, jax_call.wanted(inputs), found, gradients[0].device),
                 *plain_and_exact(room.reference, case, inputs, gradients, room.plain),
             )
         )
@@ -47,25 +49,25 @@ def check_transformed(room: Room, case: Case, transform: str, device: str, seed:
 
 
 def with_options(room: Room, case: Case) -> Function:
-    """The op with the case's options, a function of arrays; named arguments, the first positional."""
+    """The op with the case's options bound, as a function of arrays: the first positional, the others by name."""
     function = room.jax()
 
-    def given(first: jax.Array, **rest: jax.Array) -> Any:
+    def call(first: jax.Array, **rest: jax.Array) -> Any:
         return function(first, **rest, **case.options)
 
-    return given
+    return call
 
 
 def eager(room: Room, case: Case) -> Function:
-    """No transformation: op by op."""
+    """No transformation: executed op by op."""
     return with_options(room, case)
 
 
 def checkpointed(room: Room, case: Case) -> Function:
-    """`jax.checkpoint` that keeps nothing: the backward pass computes the forward pass again."""
+    """`jax.checkpoint` that saves nothing: the backward pass recomputes the forward pass."""
     policy = jax.checkpoint_policies.nothing_saveable
-    made: Function = jax.jit(jax.checkpoint(with_options(room, case), policy=policy))
-    return made
+    jitted: Function = jax.jit(jax.checkpoint(with_options(room, case), policy=policy))
+    return jitted
 
 
 def scanned(room: Room, case: Case) -> Function:
@@ -76,20 +78,20 @@ def scanned(room: Room, case: Case) -> Function:
         def body(carry: None, xs: Any) -> tuple[None, Any]:
             return carry, function(xs, **rest)
 
-        made = jax.lax.scan(body, None, first[None])[1]
-        return jax.tree.map(lambda array: array[0], made)
+        results = jax.lax.scan(body, None, first[None])[1]
+        return jax.tree.map(lambda array: array[0], results)
 
     jitted: Function = jax.jit(scan)
     return jitted
 
 
 def unjitted(room: Room, case: Case) -> Function:
-    """No transformation, to be run under `jax.disable_jit`."""
+    """No transformation; called under `jax.disable_jit`."""
     return with_options(room, case)
 
 
 def sharded(room: Room, case: Case) -> Function:
-    """In `shard_map` over a mesh of one device, which has all rows of the first argument; it shares the others."""
+    """In `shard_map` over a mesh of one device; the first argument is sharded by rows, the others are replicated."""
     mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:1])
     names = tuple(case.inputs)
     specs = tuple(jax.sharding.PartitionSpec("data") if name == names[0] else SHARED for name in names)
@@ -99,15 +101,15 @@ def sharded(room: Room, case: Case) -> Function:
 
     mapped = jax.shard_map(positional, mesh=mesh, in_specs=specs, out_specs=specs[0])
 
-    def given(first: jax.Array, **rest: jax.Array) -> Any:
+    def call(first: jax.Array, **rest: jax.Array) -> Any:
         return mapped(first, *(rest[name] for name in names[1:]))  # jit sorts them
 
-    jitted: Function = jax.jit(given)
+    jitted: Function = jax.jit(call)
     return jitted
 
 
 def meshed(room: Room, case: Case) -> Function:
-    """On a mesh of one device whose axis is explicit, along which the rows of the arguments lie."""
+    """On a mesh of one device with an explicit axis, along which the rows of the arguments are sharded."""
     mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Explicit,), devices=jax.devices()[:1])
     function = with_options(room, case)
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
@@ -116,13 +118,13 @@ def meshed(room: Room, case: Case) -> Function:
     def has_rows(name: str) -> bool:
         return batch_axis(room, case, name) == 0 and len(case.inputs[name].shape) > 1
 
-    def given(first: jax.Array, **rest: jax.Array) -> Any:
+    def call(first: jax.Array, **rest: jax.Array) -> Any:
         names = tuple(case.inputs)
         own = {name: rows if has_rows(name) else whole for name in names}
-        put = {name: jax.device_put(array, own[name]) for name, array in {names[0]: first, **rest}.items()}
-        return function(put.pop(names[0]), **put)
+        placed = {name: jax.device_put(array, own[name]) for name, array in {names[0]: first, **rest}.items()}
+        return function(placed.pop(names[0]), **placed)
 
-    jitted: Function = jax.jit(given)
+    jitted: Function = jax.jit(call)
     return jitted
 
 
@@ -135,8 +137,8 @@ def check_vmap(room: Room, case: Case, shared: bool, device: str, seed: int) -> 
     Args:
         room: the op.
         case: one example.
-        shared: the arguments without a batch axis are the same for all examples, and the others are batched along
-            their last axis; otherwise every argument has a leading axis of examples, but for those of integers.
+        shared: if True, arguments without a batch axis are the same for all examples, and the others are batched along
+            their last axis; if False, all but integer arguments are batched along a leading axis.
         device: `cpu` or `cuda`.
         seed: of the draws.
     """
@@ -152,23 +154,23 @@ def check_vmap(room: Room, case: Case, shared: bool, device: str, seed: int) -> 
         for inputs, _ in examples:
             inputs.update({name: common[name] for name in common if name not in batched})
         arrays = [stacked([inputs[name] for inputs, _ in examples], a) for name, a in zip(common, axes, strict=True)]
-        gradients = [stacked(list(given), 0) for given in zip(*(g for _, g in examples), strict=True)]
-        made, found = run(arrays, gradients)
-        for j, (inputs, came_in) in enumerate(examples):
-            result = jax_call.named([a[j] for a in made], own, [a[j] for a in found], came_in[0].device)
-            draws.append((result, *plain_and_exact(room.reference, case, inputs, came_in, room.plain)))
+        gradients = [stacked(list(several), 0) for several in zip(*(g for _, g in examples), strict=True)]
+        results, found = run(arrays, gradients)
+        for j, (inputs, incoming) in enumerate(examples):
+            result = jax_call.named([a[j] for a in results], own, [a[j] for a in found], incoming[0].device)
+            draws.append((result, *plain_and_exact(room.reference, case, inputs, incoming, room.plain)))
     where = f"{room.name}, {case.name}: vmap, {'shared parameters' if shared else 'all batched'}"
     assert_within_budget(draws, where, SLACK)
 
 
 def stacked(tensors: Sequence[Tensor], axis: int | None) -> jax.Array:
-    """The tensors along a new axis; the first alone where there is none."""
+    """The tensors stacked along a new axis; the first tensor if `axis` is None."""
     arrays = [jax_call.to_jax(tensor) for tensor in tensors]
     return arrays[0] if axis is None else jnp.stack(arrays, axis)
 
 
 def check_export(room: Room, case: Case, device: str, seed: int) -> None:
-    """Exported by `jax.export`, the outputs keep their error budget."""
+    """Outputs of a function exported by `jax.export` are within their error budget."""
     names = tuple(case.inputs)
     function = jax.jit(lambda *arrays: jax_call.outputs(room.jax(), names, arrays, case.options))
     draws = []
@@ -176,7 +178,7 @@ def check_export(room: Room, case: Case, device: str, seed: int) -> None:
         inputs, gradients = drawn(room, case, device, seed * 1000 + i)
         arrays = [jax_call.to_jax(tensor) for tensor in inputs.values()]
         if i == 0:
-            # jax gives no guarantee for the call that launches Triton's kernels; whoever exports has to accept that.
+            # jax does not guarantee compatibility of the custom call that launches Triton kernels; it must be allowed.
             unchecked = [jax.export.DisabledSafetyCheck.custom_call(TARGET)]
             exported = jax.export.export(function, disabled_checks=unchecked)(*arrays)
         result = jax_call.named(exported.call(*arrays), (), (), gradients[0].device)

@@ -1,7 +1,7 @@
-"""Derivatives of every order and kind in JAX: every road to them gives the reference's.
+"""First and second derivatives by every JAX API ("road"): equal to the reference's.
 
-What they are, and their names, stand in `derivatives`: a road gives the Hessian times v (`dd x`, ...), or the tangents
-of the outputs along v (`t y`, ...).
+`derivatives` defines them and their names: a road computes the Hessian times v (`dd x`, ...), or the tangents of the
+outputs along v (`t y`, ...).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ Named = Mapping[str, jax.Array]
 
 @dataclass(frozen=True)
 class Point:
-    """Where derivatives are taken, as `derivatives.Point`; gradients are in PyTorch's convention.
+    """The point at which derivatives are computed, as `derivatives.Point`; gradients are in PyTorch's convention.
 
     Attributes:
-        function: gives a tuple of outputs, from arrays by name.
-        inputs: those that have no derivative.
-        came_in: c.
-        x: those that have one.
-        v: a direction for each of them.
+        function: from arrays by name to a tuple of outputs.
+        inputs: the inputs that have no derivative.
+        incoming: c.
+        x: the inputs that have a derivative.
+        v: a direction for each x.
     """
 
     function: Callable[[Named], tuple[jax.Array, ...]]
     inputs: Named
-    came_in: Sequence[jax.Array]
+    incoming: Sequence[jax.Array]
     x: Named
     v: Named
 
@@ -53,7 +53,7 @@ class Point:
 
     def scalar(self, x: Named) -> jax.Array:
         """L."""
-        return inner(self.came_in, self.outputs(x))
+        return inner(self.incoming, self.outputs(x))
 
     def penalty(self, x: Named) -> jax.Array:
         """P."""
@@ -71,7 +71,7 @@ def inner(a: Any, b: Any) -> jax.Array:
 
 
 def gradient(function: Function, x: Any) -> Any:
-    """Of a scalar."""
+    """The gradient of a scalar function."""
     return jax.tree.map(jax_call.conjugate, jax.grad(function)(x))
 
 
@@ -96,7 +96,7 @@ def reverse_over_forward(point: Point) -> Any:
 
 
 def by_name(point: Point) -> Any:
-    """`jax.grad` of one argument's gradient after the other's."""
+    """`jax.grad` of the gradients computed one argument at a time."""
 
     def penalty(x: Named) -> jax.Array:
         own = {name: gradient(lambda one, name=name: point.scalar({**x, name: one}), x[name]) for name in x}
@@ -106,9 +106,9 @@ def by_name(point: Point) -> Any:
 
 
 def of_the_second(linear: Function, v: Named) -> Any:
-    """A linear function of v, computed for 2 v and v side by side."""
-    made = jax.vmap(linear)({name: jnp.stack((2 * array, array)) for name, array in v.items()})
-    return jax.tree.map(lambda array: array[1], made)
+    """A linear function of v, computed under `jax.vmap` for 2 v and v; the result for v."""
+    both = jax.vmap(linear)({name: jnp.stack((2 * array, array)) for name, array in v.items()})
+    return jax.tree.map(lambda array: array[1], both)
 
 
 def hessian(found: Named) -> Named:
@@ -128,40 +128,40 @@ ROADS: dict[str, Road] = {
 
 
 def check_road(room: Room, case: Case, road: str, device: str, seed: int) -> None:
-    """On a road, derivatives keep the error budget that the reference's double backward in the same dtypes sets."""
+    """Derivatives by a road are within the error budget set by the reference's double backward in the same dtypes."""
     draws: list[tuple[Arrays, Arrays, Arrays]] = []
     for i in range(min(draws_for(case), DRAWS)):
-        inputs, came_in = drawn(room, case, device, seed * 1000 + i)
+        inputs, incoming = drawn(room, case, device, seed * 1000 + i)
         generator = torch.Generator(device).manual_seed(seed * 1000 + i)
         wanted = jax_call.wanted(inputs)
         v = {name: normal_as(inputs[name].shape, inputs[name].dtype, generator) for name in wanted}
-        plain = derivatives.by_name(derivatives.point(room.plain or room.reference, case, inputs, came_in, v))
-        wide, wide_v = ({name: upcast(tensor) for name, tensor in given.items()} for given in (inputs, v))
-        wide_g = [upcast(gradient) for gradient in came_in]
+        plain = derivatives.by_name(derivatives.point(room.plain or room.reference, case, inputs, incoming, v))
+        wide, wide_v = ({name: upcast(tensor) for name, tensor in tensors.items()} for tensors in (inputs, v))
+        wide_g = [upcast(gradient) for gradient in incoming]
         exact = derivatives.by_name(derivatives.point(room.reference, case, wide, wide_g, wide_v, torch.float64))
         if i == 0:
-            # A third of the time to compile, which is most of the check's.
+            # Without optimisation, compiling takes a third of the time, which is most of the time of the check.
             run = jitted(room, case, ROADS[road], {"xla_backend_optimization_level": 0} if device == "cpu" else {})
-        made = run(arrays(inputs), [jax_call.to_jax(g) for g in came_in], arrays(v))
-        draws.append(({name: jax_call.to_torch(a, came_in[0].device) for name, a in made.items()}, plain, exact))
+        results = run(arrays(inputs), [jax_call.to_jax(g) for g in incoming], arrays(v))
+        draws.append(({name: jax_call.to_torch(a, incoming[0].device) for name, a in results.items()}, plain, exact))
     assert_within_budget(draws, f"{room.name}, {case.name}: {road}", SLACK)
 
 
 def jitted(room: Room, case: Case, road: Road, options: Mapping[str, Any]) -> Function:
-    """A road as a function of inputs, incoming gradients and directions, compiled with these options of XLA."""
+    """A road as a function of inputs, incoming gradients and directions, compiled with these XLA options."""
     function, names = room.jax(), tuple(case.inputs)
 
-    def outputs(given: Named) -> tuple[jax.Array, ...]:
-        return jax_call.outputs(function, names, [given[name] for name in names], case.options)
+    def outputs(inputs: Named) -> tuple[jax.Array, ...]:
+        return jax_call.outputs(function, names, [inputs[name] for name in names], case.options)
 
-    def walk(inputs: Named, came_in: Sequence[jax.Array], v: Named) -> Any:
+    def walk(inputs: Named, incoming: Sequence[jax.Array], v: Named) -> Any:
         rest = {name: array for name, array in inputs.items() if name not in v}
-        return road(Point(outputs, rest, came_in, {name: inputs[name] for name in v}, v))
+        return road(Point(outputs, rest, incoming, {name: inputs[name] for name in v}, v))
 
-    made: Function = jax.jit(walk, compiler_options=dict(options))
-    return made
+    compiled: Function = jax.jit(walk, compiler_options=dict(options))
+    return compiled
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, jax.Array]:
-    """The tensors as JAX's arrays."""
+    """The tensors as JAX arrays."""
     return {name: jax_call.to_jax(tensor) for name, tensor in tensors.items()}

@@ -1,6 +1,6 @@
-"""The same values elsewhere in memory: every way in which a tensor that users pass is not dense.
+"""The same values in other memory layouts: every way in which a tensor passed by a user may not be dense.
 
-What lies between a view's elements is NaN, or the largest integer, so a kernel that reads past its view shows.
+Memory between the elements of a view holds NaN, or the largest integer, so that reads outside of the view are detected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .draw import differentiable
 
 
 def surround(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """An array of NaN of that shape, or of the largest integer, to be written into."""
+    """An array of that shape, filled with NaN or the largest integer."""
     poison: complex = torch.nan if differentiable(tensor) else torch.iinfo(tensor.dtype).max
     if tensor.is_complex():
         poison = complex(torch.nan, torch.nan)
@@ -25,7 +25,7 @@ def surround(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def within(base: Tensor, view: Tensor, tensor: Tensor) -> Tensor:
-    """The view of base, holding the values of the tensor."""
+    """Copy the tensor into the view of base and return the view."""
     assert view.shape == tensor.shape
     assert view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
     view.copy_(tensor)
@@ -50,13 +50,13 @@ def permuted(tensor: Tensor) -> Tensor:
 
 
 def sliced(tensor: Tensor) -> Tensor:
-    """Columns cut out of a wider array, one element off any alignment, as a head of a packed qkv may lie."""
+    """Columns cut out of a wider array, offset by one element so that it is unaligned, like a head of a packed qkv."""
     base = surround(tensor, (*tensor.shape[:-1], tensor.shape[-1] + 3))
     return within(base, base[..., 1:-2], tensor)
 
 
 def aligned_slice(tensor: Tensor) -> Tensor:
-    """Columns cut out of a wider array on a 16-byte boundary: rows far apart, each dense."""
+    """Columns cut out of a wider array on a 16-byte boundary; each row is dense."""
     base = surround(tensor, (*tensor.shape[:-1], tensor.shape[-1] + 64))
     return within(base, base[..., 32:-32], tensor)
 
@@ -74,7 +74,7 @@ def every_third_column(tensor: Tensor) -> Tensor:
 
 
 def conjugated(tensor: Tensor) -> Tensor:
-    """The conjugates in memory, and a conjugation that PyTorch has put off: what `x.conj()` makes."""
+    """The conjugates in memory with PyTorch's conjugate bit set, as `x.conj()` returns."""
     return tensor.conj().resolve_conj().conj()
 
 
@@ -89,7 +89,7 @@ def broadcast_columns(tensor: Tensor) -> Tensor:
 
 
 def broadcast(tensor: Tensor) -> Tensor:
-    """One element, with stride 0 everywhere: the gradient that `y.sum().backward()` sends."""
+    """One element, with stride 0 everywhere: like the incoming gradient of `y.sum().backward()`."""
     return tensor.reshape(-1)[0].expand(tensor.shape) if tensor.numel() else tensor
 
 
@@ -115,7 +115,7 @@ REPEATING = frozenset({"broadcast_rows", "broadcast_columns", "broadcast"})
 
 
 def laid_out(layout: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in a layout; integers keep their values, so nothing is broadcast over them."""
+    """The tensors in a layout; integers keep their values, so they are not broadcast."""
     lay = LAYOUTS[layout]
     return {
         name: lay(tensor) if differentiable(tensor) or layout not in REPEATING else tensor
@@ -124,7 +124,7 @@ def laid_out(layout: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def layouts_of(room: Room, case: Case) -> list[str]:
-    """The layouts that a case is tried in."""
+    """The layouts in which a case is tested."""
     if not room.stands_for_others(case):
         return []
     makes_sense = {

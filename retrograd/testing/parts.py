@@ -1,7 +1,7 @@
 """Parts of a case and of its results: a range of the batch, a range of steps, one packed sequence.
 
-Arrays go by the names of `draw.call`: arguments by their own, results as `y`, `output 1`, ..., gradients as `d x`. An
-array that a part shares with the others (a parameter, a decay that is broadcast) has no axis to be cut along.
+Arrays have the names of `draw.call`: arguments their own, results `y`, `output 1`, ..., gradients `d x`. An array
+shared by all parts (a parameter, a broadcast decay) has no axis along which it is cut.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Axis = Callable[[Room, Case, str], int | None]
 
 
 def batch_axis(room: Room, case: Case, name: str) -> int | None:
-    """The axis of an array's rows; an output has it where the first argument has it."""
+    """The batch axis of an array; outputs have the same one as the first argument."""
     return argument_axis(case, room.batch_axis, name, room.batch_axis.get(room.arguments[0]))
 
 
 def time_axis(room: Room, case: Case, name: str) -> int | None:
-    """The axis of an array's steps; the first output has it where the first argument has it, a state has none."""
+    """The time axis of an array; the first output has the same one as the first argument, a state has none."""
     return argument_axis(case, room.time_axis, name, room.time_axis.get(room.arguments[0]) if name == "y" else None)
 
 
 def sequence_axis(room: Room, case: Case, name: str) -> int | None:
-    """The axis along which an array has one entry a sequence."""
+    """The axis along which an array has one entry for each sequence."""
     return argument_axis(case, room.sequence_axis, name, None if name == "y" else 0)
 
 
 def argument_axis(case: Case, named: Mapping[str, int], name: str, of_outputs: int | None) -> int | None:
-    """The axis of an argument or its gradient, as far as it is not shared; for an output, the one given."""
+    """The axis of an argument or its gradient, None if it is shared; `of_outputs` for an output."""
     gradient = name.startswith("d ")
     argument = name.removeprefix("d ")
     if argument not in case.inputs:
@@ -49,7 +49,7 @@ def argument_axis(case: Case, named: Mapping[str, int], name: str, of_outputs: i
 
 
 def sizes_along(case: Case, named: Mapping[str, int]) -> dict[str, int]:
-    """The size of every argument along its axis, as far as it has one."""
+    """The size of every argument along its axis, for the arguments that have one and are not shared."""
     return {
         name: case.inputs[name].shape[axis]
         for name, axis in named.items()
@@ -63,7 +63,7 @@ def broadcast_size(sizes: Mapping[str, int]) -> int:
 
 
 def batch_size(room: Room, case: Case) -> int:
-    """Independent rows of a case along its batch axis; 0 where there is no dimension to spare for a batch."""
+    """The number of independent rows of a case along its batch axis; 0 for a case without one, packed or empty."""
     first = room.arguments[0]
     shape = case.inputs[first].shape
     if first not in room.batch_axis or is_packed(case) or len(shape) < 2 or 0 in shape:
@@ -72,17 +72,17 @@ def batch_size(room: Room, case: Case) -> int:
 
 
 def length(room: Room, case: Case) -> int:
-    """Steps of a case."""
+    """The number of steps of a case."""
     return broadcast_size(sizes_along(case, room.time_axis))
 
 
 def is_packed(case: Case) -> bool:
-    """Whether its batch of one holds several sequences."""
+    """Whether the case has packed sequences."""
     return PACKED in case.inputs
 
 
 def cut(room: Room, case: Case, tensors: Mapping[str, Tensor], axis: Axis, start: int, stop: int) -> Arrays:
-    """A range along an axis, as views; what has no such axis is left whole."""
+    """A range along an axis, as views; arrays without the axis are returned whole."""
     places = {name: axis(room, case, name) for name in tensors}
     return {
         name: tensor if (place := places[name]) is None else tensor.narrow(place, start, stop - start)
@@ -91,14 +91,14 @@ def cut(room: Room, case: Case, tensors: Mapping[str, Tensor], axis: Axis, start
 
 
 def having(room: Room, case: Case, tensors: Mapping[str, Tensor], *axes: Axis) -> Arrays:
-    """The arrays that have one of the axes."""
+    """The arrays that have at least one of the axes."""
     return {
         name: tensor for name, tensor in tensors.items() if any(axis(room, case, name) is not None for axis in axes)
     }
 
 
 def repeated(room: Room, case: Case, tensors: Mapping[str, Tensor], copies: int) -> Arrays:
-    """The batch several times over."""
+    """The batch concatenated with itself, `copies` times in all."""
     return {
         name: tensor if (axis := batch_axis(room, case, name)) is None else torch.cat([tensor] * copies, axis)
         for name, tensor in tensors.items()
@@ -106,32 +106,32 @@ def repeated(room: Room, case: Case, tensors: Mapping[str, Tensor], copies: int)
 
 
 def sequence(room: Room, case: Case, tensors: Mapping[str, Tensor], place: int, start: int, stop: int) -> Arrays:
-    """One packed sequence as a batch of one, as views; it starts and stops at these steps."""
+    """One packed sequence (number `place`, steps `start` to `stop`) as a batch of one, as views."""
     steps = cut(room, case, tensors, time_axis, start, stop)
     alone = cut(room, case, steps, sequence_axis, place, place + 1)
     return {name: tensor for name, tensor in alone.items() if name != PACKED}
 
 
 def span(room: Room, case: Case, tensors: Mapping[str, Tensor], start: int, stop: int) -> Arrays:
-    """A range of steps, as views, counted from where the recurrence begins: from the end on `reverse`."""
+    """A range of steps, as views, counted from where the recurrence begins: from the end if `reverse` is set."""
     if case.options.get("reverse"):
         start, stop = length(room, case) - stop, length(room, case) - start
     return cut(room, case, tensors, time_axis, start, stop)
 
 
 def in_parts(room: Room, case: Case, function: Function, bounds: Sequence[int]) -> Function:
-    """The function from one of the bounds to the next, each part from the state that the one before leaves."""
+    """The function called once for each range between bounds, each call starting from the state of the one before."""
     names = tuple(case.inputs)
 
     def parts(first: Tensor, **rest: Any) -> tuple[Tensor, Tensor]:
         tensors = {names[0]: first} | {name: rest.pop(name) for name in (*names[1:], STATE) if name in rest}
-        made = []
+        ys = []
         for start, stop in pairwise(bounds):
             y, state = outputs(function, span(room, case, tensors, start, stop), rest)
-            made.append(y)
+            ys.append(y)
             tensors = tensors | {STATE: state}
         axis = time_axis(room, case, "y")
         assert axis is not None
-        return torch.cat(made[::-1] if case.options.get("reverse") else made, axis), state
+        return torch.cat(ys[::-1] if case.options.get("reverse") else ys, axis), state
 
     return parts

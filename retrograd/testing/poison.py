@@ -1,4 +1,4 @@
-"""Memory that nobody wrote to reads as NaN."""
+"""Fills uninitialised memory with NaN."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Fill what `torch.empty` returns with NaN, so that an element of an output that no kernel wrote shows.
+    """Fill what `torch.empty` returns with NaN, so that tests detect output elements that no kernel wrote.
 
-    PyTorch's own switch, on CPU and GPU, for outputs and scratch alike; it works under deterministic algorithms only.
+    This is PyTorch's own switch, for CPU and GPU, outputs and scratch. It requires deterministic algorithms.
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]

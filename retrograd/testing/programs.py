@@ -1,4 +1,4 @@
-"""What every program promises, checked without a GPU and without running it."""
+"""What every program promises; checked without a GPU and without running the program."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from retrograd.core.spec import Pass, arguments, options
 from .parts import PACKED, batch_axis, broadcast_size, is_packed, sequence_axis, sizes_along
 from .resources import reductions
 
-MOST_ELEMENTS = 2**35  # of an array, in two bytes each
+MOST_ELEMENTS = 2**35  # of an array: 64 GiB at two bytes each
 
 
 def launches(room: Room, case: Case, arch: Arch) -> Iterator[tuple[Program, Launch]]:
-    """Every launch of a case's passes; one with no programs in it does not happen, and none on the portable path."""
+    """Every launch of a case's passes with a grid that is not empty; none on the portable path."""
     for program in room.programs(case, arch) or ():
         for launch in program.launches:
             if launch.grid:
@@ -30,7 +30,7 @@ def launches(room: Room, case: Case, arch: Arch) -> Iterator[tuple[Program, Laun
 
 
 def binary(program: Program, launch: Launch) -> tuple[Any, ...]:
-    """All that decides which binary a launch runs."""
+    """Everything that determines which binary a launch runs."""
     return (
         launch.kernel,
         signature(launch, program.arrays),
@@ -41,9 +41,9 @@ def binary(program: Program, launch: Launch) -> tuple[Any, ...]:
 
 
 def check_order(room: Room, case: Case, arch: Arch) -> None:
-    """Kernels take arrays first, those that they read before those that they write; every output is written.
+    """Kernel parameters begin with the arrays, those read before those written; every output is written.
 
-    PyTorch's launcher fills in the addresses so, and XLA's tells inputs from outputs.
+    PyTorch's launcher fills in addresses in this order, and XLA's distinguishes inputs from outputs by it.
     """
     for program in room.programs(case, arch) or ():
         written = {array.name for array in program.inputs}
@@ -64,7 +64,7 @@ def check_order(room: Room, case: Case, arch: Arch) -> None:
 
 
 def resized(room: Room, case: Case, rows: int) -> Case:
-    """The case with another number of rows along its batch axis, or of sequences where these are packed."""
+    """The case with another number of rows along its batch axis, or of packed sequences."""
     axis_of = sequence_axis if is_packed(case) else batch_axis
 
     def shape(name: str, old: tuple[int, ...]) -> tuple[int, ...]:
@@ -80,16 +80,16 @@ def resized(room: Room, case: Case, rows: int) -> Case:
 
 
 def check_same_binaries(room: Room, case: Case, arch: Arch, *counts: int) -> None:
-    """The number of rows does not decide which binary a row meets, so its bits cannot depend on the batch.
+    """A row is computed by the same binary for any number of rows, so its bits cannot depend on the batch size.
 
-    The second stage of parameter gradients adds up over rows, so it alone may depend on how many there are. In a room
-    of several structures the plan may choose by rows: they are then compared within each structure where the same
-    kernels run, and `contract.check_structures` does the rest.
+    The second stage of parameter gradients sums over rows, so it alone may depend on their number. In a room with
+    several structures, the plan may choose one by the number of rows: then binaries are compared within each structure
+    for numbers of rows that run the same kernels, and `contract.check_structures` compares the structures.
     """
     most = most_rows(room, case)
     numbers = sorted({min(n, most) for n in counts}, reverse=True)
     if broadcast(room, case):
-        numbers = [n for n in numbers if n > 1]  # alone, a row lies beside what the others share as beside its own
+        numbers = [n for n in numbers if n > 1]  # one row has the same shapes with shared arguments as with its own
     if not numbers:
         return
 
@@ -108,7 +108,7 @@ def check_same_binaries(room: Room, case: Case, arch: Arch, *counts: int) -> Non
 
 
 def assert_same_binaries(planned: Mapping[int, list[tuple[Any, ...]]], where: str) -> None:
-    """Launch by launch; number of rows -> binaries."""
+    """Assert that all binaries are equal, launch by launch; `planned` maps numbers of rows to binaries."""
     most, expected = next(iter(planned.items()))
     for n, found in planned.items():
         compared = f"{where}: with {n} rows and with {most}"
@@ -118,13 +118,13 @@ def assert_same_binaries(planned: Mapping[int, list[tuple[Any, ...]]], where: st
 
 
 def most_rows(room: Room, case: Case) -> int:
-    """As many rows as fit into the memory of a GPU."""
+    """The number of rows whose largest array fits into the memory of a GPU."""
     one = max((prod(tensor.shape) for tensor in resized(room, case, 1).inputs.values()), default=1)
     return max(1, MOST_ELEMENTS // max(one, 1))
 
 
 def broadcast(room: Room, case: Case) -> bool:
-    """Whether the rows share an argument that other cases have for each."""
+    """Whether the rows share an argument that has a batch axis in other cases."""
     sizes = sizes_along(case, room.batch_axis)
     return any(size != broadcast_size(sizes) for size in sizes.values())
 
@@ -146,7 +146,7 @@ def difference(a: tuple[Any, ...], b: tuple[Any, ...]) -> str:
 
 
 def check_same_sums(room: Room, case: Case, arch: Arch) -> None:
-    """A row's sums keep their order in a view of one row of a batch, which may lie off a 16-byte boundary."""
+    """A row is summed in the same order in a view of one row of a batch, which may not be aligned to 16 bytes."""
     for program, launch in launches(room, case, arch):
         moved = {array.name: second_row(room, case, array) for array in program.inputs}
         found = reductions(build(launch, program.arrays | moved, arch))
@@ -156,14 +156,14 @@ def check_same_sums(room: Room, case: Case, arch: Arch) -> None:
 
 
 def second_row(room: Room, case: Case, array: Array) -> Array:
-    """The array as it lies in memory from its second row on; parameters are the same for all rows."""
+    """The second row of the array with its alignment; parameters are returned unchanged."""
     if array.name in room.arguments and batch_axis(room, case, array.name) is None:
         return array
     row = replace(array, shape=array.shape[1:])
     return replace(array, aligned=row.nbytes % ALIGNMENT == 0)
 
 
-OTHERS: dict[str, tuple[Any, ...]] = {  # values of options, by kind
+OTHERS: dict[str, tuple[Any, ...]] = {  # values to try, by kind of option
     "bool": (False, True),
     "float": (0.25, 0.5),
     "float[]": ((0.0, 1.0), (0.0, 2.0)),
@@ -173,18 +173,18 @@ OTHERS: dict[str, tuple[Any, ...]] = {  # values of options, by kind
 
 
 def check_honours(room: Room, case: Case, arch: Arch, without_effect: Container[str] = ()) -> int:
-    """Another value of an option changes what is launched, and so does an argument that is left out.
+    """Changing an option changes the launches, and so does omitting an optional argument.
 
-    A kernel that ignored what its implementation says that it takes would be launched as before.
+    If the launches stay the same, the kernel ignores an option or argument that its implementation claims to take.
 
     Args:
         room: the op.
         case: the call that is varied.
-        arch: where the kernels run.
-        without_effect: options that change nothing in this call, or nothing that kernels do.
+        arch: the architecture for which kernels are planned.
+        without_effect: options and arguments that do not affect the launches of this call.
 
     Returns:
-        How many variations there were.
+        The number of variations checked.
     """
     assert room.op is not None
     base, count = launched(room, case, arch), 0
@@ -203,7 +203,7 @@ def check_honours(room: Room, case: Case, arch: Arch, without_effect: Container[
 
 
 def varied(room: Room, case: Case) -> Iterator[tuple[Case, str]]:
-    """The case with one option changed, or one optional argument left out."""
+    """The case with one option changed, or one optional argument omitted."""
     assert room.op is not None
     for name, option in options(room.op.call).items():
         now = case.options.get(name, option.default)
@@ -218,7 +218,7 @@ def varied(room: Room, case: Case) -> Iterator[tuple[Case, str]]:
 
 
 def launched(room: Room, case: Case, arch: Arch) -> list[tuple[str, list[Any]]] | None:
-    """What the passes launch: the implementation of each, and its launches in full; None on the portable path."""
+    """The name of each pass's implementation and its launches in full; None on the portable path."""
     assert room.op is not None
     spec = spec_of(room.op, case)
     passes: tuple[Pass, ...] = ("fwd", "bwd")
@@ -227,11 +227,11 @@ def launched(room: Room, case: Case, arch: Arch) -> list[tuple[str, list[Any]]] 
     if programs is None:
         return None
     return [
-        (one.name if one else "", [_told(program, launch) for launch in program.launches])
+        (one.name if one else "", [_described(program, launch) for launch in program.launches])
         for one, program in zip(chosen, programs, strict=True)
     ]
 
 
-def _told(program: Program, launch: Launch) -> Any:
+def _described(program: Program, launch: Launch) -> Any:
     arrays = {name: array and program.arrays[array] for name, array in launch.arrays.items()}
     return launch.kernel.__name__, launch.grid, arrays, dict(launch.scalars), repr(sorted(launch.constants.items()))

@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of the machine, read back from its binary, and the order in which it sums."""
+"""Registers, spills and memory of a compiled kernel, read from its binary, and the order in which it sums."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Of one kernel.
+    """The resources of one kernel.
 
     Attributes:
-        registers: vector registers a thread.
-        spills: NVIDIA: instructions that move registers which did not fit to memory and back; AMD: such registers.
-        stack: bytes of memory a thread beside its registers.
-        shared: bytes of shared memory a program.
+        registers: vector registers per thread.
+        spills: NVIDIA: instructions that spill registers to memory or reload them; AMD: spilled registers.
+        stack: bytes of stack and local memory per thread.
+        shared: bytes of shared memory per program instance.
     """
 
     registers: int
@@ -28,7 +28,7 @@ class Resources:
 
 
 def resources(compiled: Any) -> Resources:
-    """Read the resources of what `core.build.build` made, for NVIDIA or AMD."""
+    """Read the resources of a kernel compiled by `core.build.build` for NVIDIA or AMD."""
     if "amdgcn" in compiled.asm:
         return _amd(compiled)
     return _nvidia(compiled)
@@ -41,7 +41,7 @@ def _nvidia(compiled: Any) -> Resources:
         usage = _cuobjdump("--dump-resource-usage", file.name)
         found = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
         stack = found["STACK"] + found["LOCAL"]
-        # Spilled registers lie on the stack, and the disassembler takes longer than the compiler of a small kernel.
+        # Spilled registers are on the stack, so without one the slow disassembler is not needed.
         instructions = _cuobjdump("-sass", file.name) if stack else ""
     spills = len(re.findall(r"\b(?:LDL|STL)\b", instructions))
     return Resources(found["REG"], spills, stack, compiled.metadata.shared)
@@ -57,7 +57,7 @@ def _amd(compiled: Any) -> Resources:
 
 
 def _cuobjdump(option: str, file: str) -> str:
-    """Run the cuobjdump that comes with Triton, which finds its nvdisasm beside it."""
+    """Run the cuobjdump of the Triton package, which finds nvdisasm in its own folder."""
     import triton.backends.nvidia
 
     tool = Path(triton.backends.nvidia.__path__[0]) / "bin" / "cuobjdump"
@@ -65,9 +65,9 @@ def _cuobjdump(option: str, file: str) -> str:
 
 
 def reductions(compiled: Any) -> list[str]:
-    """How each sum or scan across threads is laid out over them, in the order of the kernel.
+    """The layout over threads of each sum or scan across threads, in the order of the kernel.
 
-    The order of a sum follows from this: who holds which elements, and so which are added first.
+    It determines the order of a sum: which thread holds which elements, and so which are added first.
     """
     text = compiled.asm["ttgir"]
     named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", text, re.MULTILINE))

@@ -1,7 +1,7 @@
-"""Runs a script under NVIDIA's compute-sanitizer, and reads what it reports.
+"""Runs a script under NVIDIA's compute-sanitizer, and parses its reports.
 
-`memcheck` finds accesses out of bounds, `racecheck` pairs of accesses to shared memory that nothing orders. What the
-tool takes for unordered though a barrier orders it stands, pair by pair with its barrier, in a file of known hazards.
+`memcheck` finds accesses out of bounds, `racecheck` finds unordered pairs of accesses to shared memory. Pairs that the
+tool reports although a barrier orders them are listed, each with its barrier, in a file of known hazards.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Literal
 Tool = Literal["memcheck", "racecheck"]
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "========="
-# Files with their paths; every report, not the first 100; the script alone, not the compilers that it starts. The tool
-# guesses the number of mbarriers from what the compiler says, and more than that confuse it.
+# Full file paths; all reports, not only the first 100; only the script, not the compilers that it starts. By default
+# the tool infers the number of mbarriers from compiler information, and more than that confuse it.
 COMMON = (
     "--strip-paths",
     "no",
@@ -36,7 +36,7 @@ OF_TOOL: dict[Tool, tuple[str, ...]] = {
     "memcheck": (),
     "racecheck": ("--racecheck-report", "analysis", "--num-cuda-barriers", "64"),
 }
-# PyTorch's caching allocator hands out parts of large blocks, in which an access beyond an array's end is in bounds.
+# PyTorch's caching allocator returns parts of large blocks, so an access beyond an array's end may stay in bounds.
 ALLOCATES_EACH = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 NOT_REPORTS = ("COMPUTE-SANITIZER", "Target application", "LEAK SUMMARY")  # lines that the tool does not count
@@ -51,7 +51,7 @@ _SUMMARY = re.compile(r"^(?:RACECHECK|ERROR) SUMMARY: (?P<count>\d+) (?:hazard|e
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of a source file; `line` is 0 where the tool does not tell it."""
+    """A line of a source file; `line` is 0 if the tool does not report it."""
 
     file: str
     line: int
@@ -62,13 +62,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Two accesses that nothing orders, as racecheck sees it.
+    """Two accesses that racecheck reports as unordered.
 
     Attributes:
         kernel: the kernel's name.
-        first, second: where the accesses stand.
-        kinds: what they are: `Read` or `Write` each.
-        severity: the tool's word.
+        first, second: the source lines of the accesses.
+        kinds: `Read` or `Write` for each access.
+        severity: as the tool reports it.
     """
 
     kernel: str
@@ -86,10 +86,10 @@ class Findings:
     """What a tool reports of one run.
 
     Attributes:
-        races: of racecheck, each pair of places once.
-        errors: everything else that it reports, each in its own words.
-        finished: whether the script ran to its end, and its process did not fail.
-        text: all that was printed.
+        races: reported by racecheck, each pair of places once.
+        errors: the text of every other report.
+        finished: whether the script ran to its end and its process did not fail.
+        text: the complete output.
     """
 
     races: tuple[Race, ...]
@@ -100,11 +100,11 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A pair of places that is ordered, though racecheck does not see it.
+    """A pair of places that is ordered although racecheck reports it.
 
     Attributes:
         kernel: the kernel's name.
-        between: both sides of the pair: the lines of a file.
+        between: the file and lines of each side of the pair.
         ordered_by: the barriers that order them.
     """
 
@@ -113,7 +113,7 @@ class Known:
     ordered_by: str
 
     def covers(self, race: Race) -> bool:
-        """Whether it is this pair, in either order."""
+        """Whether the race is this pair, in either order."""
         if race.kernel != self.kernel:
             return False
         pairs = ((race.first, race.second), (race.second, race.first))
@@ -127,19 +127,20 @@ class Known:
 
 
 def find() -> str | None:
-    """The tool's path: `RETROGRAD_COMPUTE_SANITIZER`, or what the shell finds, or the CUDA toolkit's."""
-    given = os.environ.get("RETROGRAD_COMPUTE_SANITIZER")
-    return given or shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    """The tool's path: `RETROGRAD_COMPUTE_SANITIZER`, or the one in PATH, or the CUDA toolkit's."""
+    configured = os.environ.get("RETROGRAD_COMPUTE_SANITIZER")
+    tool = "compute-sanitizer"
+    return configured or shutil.which(tool) or shutil.which(tool, path="/usr/local/cuda/bin")
 
 
 def run(tool: Tool, script: Path, arguments: Sequence[str], log: Path | None = None, timeout: float = 600) -> Findings:
     """Run a Python script under a tool.
 
     Args:
-        tool: which.
-        script: the script, run by this Python; the last line that it prints is `finished`.
+        tool: `memcheck` or `racecheck`.
+        script: the script, run by this Python; it must print `finished` as its last line.
         arguments: its arguments.
-        log: where everything that is printed is left.
+        log: the file to which all output is written.
         timeout: in seconds.
     """
     found = find()
@@ -161,22 +162,22 @@ def run(tool: Tool, script: Path, arguments: Sequence[str], log: Path | None = N
 
 
 def environment() -> Mapping[str, str]:
-    """That of a script under a tool, or before, to fill the compiler's cache."""
+    """The environment of a script run under a tool, or run before to fill the compiler's cache."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, **ALLOCATES_EACH, "PYTHONPATH": path}
 
 
 def parse(text: str, root: Path = ROOT) -> Findings:
-    """What is reported in the text that the tool and the script have printed; files below `root` relative to it.
+    """Parse the output of the tool and the script; paths of files below `root` are relative to it.
 
     Raises:
-        ValueError: the tool's own count of its reports is another: then it writes them as this does not expect.
+        ValueError: the tool's own count of its reports differs from the number parsed: its format is not as expected.
     """
     races: dict[Race, None] = {}
     errors: list[str] = []
     reports = 0
     summary: int | None = None
-    first: tuple[str, str, Place] | None = None  # kind, kernel and place of the access that others are reported with
+    first: tuple[str, str, Place] | None = None  # kind, kernel and place of a race's first access
     severity = ""
     for block in _blocks(text):
         head = block[0]
@@ -205,23 +206,23 @@ def parse(text: str, root: Path = ROOT) -> Findings:
 
 
 def _blocks(text: str) -> list[list[str]]:
-    """The reports, each as its lines: the first is not indented, the others are."""
+    """The lines of each report: only the first line of a report is not indented."""
     blocks: list[list[str]] = []
     for line in text.splitlines():
         if not line.startswith(PREFIX):
             continue
-        said = line.removeprefix(PREFIX).removeprefix(" ")
-        if not said.strip():
+        content = line.removeprefix(PREFIX).removeprefix(" ")
+        if not content.strip():
             continue
-        if said.startswith(" ") and blocks:
-            blocks[-1].append(said.strip())
+        if content.startswith(" ") and blocks:
+            blocks[-1].append(content.strip())
         else:
-            blocks.append([said.strip()])
+            blocks.append([content.strip()])
     return blocks
 
 
 def _access(text: str, root: Path) -> tuple[str, str, Place]:
-    """Kind, kernel and place."""
+    """Kind, kernel and place of an access."""
     access = _ACCESS.match(text)
     at = access and _AT.match(access["at"])
     if not access or not at:
@@ -235,7 +236,7 @@ def _access(text: str, root: Path) -> tuple[str, str, Place]:
 def known_hazards(path: Path) -> tuple[Known, ...]:
     """Read a file of known hazards, in TOML: tables `hazard` with `kernel`, `between` and `ordered_by`.
 
-    A side of a pair is written `file:lines`, such as `a/b.py:3,7-9`.
+    Each side of a pair has the form `file:lines`, such as `a/b.py:3,7-9`.
     """
     return tuple(
         Known(hazard["kernel"], (_lines(hazard["between"][0]), _lines(hazard["between"][1])), hazard["ordered_by"])

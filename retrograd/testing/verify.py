@@ -1,4 +1,4 @@
-"""One case of one op, judged: what `retrograd check` prints and what the tests assert."""
+"""Verifies one case of one op: for `retrograd check` to print and for the tests to assert."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Framework = Literal["torch", "jax"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A quantity's verdict.
+    """The error of one output or gradient of a case.
 
     Attributes:
-        op, case: names.
+        op, case: their names.
         quantity: `y`, `output 1`, ... for outputs, `d x`, `d weight`, ... for gradients.
-        error: relative to the float64 reference, in the norm that is nearer to failing; see `budget`.
+        error: relative to the float64 reference, in the norm with the larger share of the budget used; see `budget`.
         budget: the largest error allowed.
-        repeats: whether a second run gave the same bits.
+        repeats: whether a second run had the same bits.
     """
 
     op: str
@@ -40,14 +40,14 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Within budget, and repeatable."""
+        """Whether the error is within budget and the result repeatable."""
         return self.error <= self.budget and self.repeats
 
 
 def verify(
     room: Room, case: Case, framework: Framework, device: str, seed: int, most_draws: int = MOST_DRAWS
 ) -> list[Check]:
-    """Judge every output and every gradient of a case.
+    """Verify every output and every gradient of a case.
 
     Args:
         room: the op.
@@ -55,13 +55,13 @@ def verify(
         framework: `torch` or `jax`; jax is imported only for the latter.
         device: `cpu` or `cuda`.
         seed: inputs and incoming gradients are drawn from it.
-        most_draws: no more draws than these, and then SLACK times the budget where it takes more to know the errors.
+        most_draws: the largest number of draws; if the case needs more, the budget is multiplied by SLACK.
 
     Returns:
-        A check for each quantity.
+        A check for each output and gradient.
 
     Raises:
-        AssertionError: an output or a gradient has another shape or dtype than the reference's.
+        AssertionError: the shape or dtype of an output or gradient differs from the reference's.
     """
     measured: dict[str, list[Measured | None]] = {}
     repeats: dict[str, bool] = {}
@@ -85,7 +85,7 @@ def verify(
 
 
 def run(room: Room, case: Case, framework: Framework, inputs: Arrays, gradients: Sequence[Tensor]) -> Arrays:
-    """One forward and backward of the op in a framework; the results are torch tensors either way."""
+    """One forward and backward of the op in a framework; the results are PyTorch tensors for both frameworks."""
     if framework == "torch":
         with poisoned():
             return call(room.torch, inputs, options(case), gradients)

@@ -18,15 +18,15 @@ OPTIONS = frozenset({"activation"})
 
 
 def fla(case: Case) -> Function:
-    """flash-linear-attention's Triton kernels, as they are without a switch in the environment."""
+    """flash-linear-attention's Triton kernels, its default."""
     check_takes(case, ARGUMENTS, OPTIONS)
     convolve = load("fla.modules.causal_conv1d", "causal_conv1d")
     activation = case.options.get("activation")
-    return lambda given: convolve(given["x"], given["weight"], given.get("bias"), activation=activation)[0]
+    return lambda inputs: convolve(inputs["x"], inputs["weight"], inputs.get("bias"), activation=activation)[0]
 
 
 def fla_gluon(case: Case) -> Function:
-    """flash-linear-attention's Gluon kernels, which have to be asked for."""
+    """flash-linear-attention's Gluon kernels, which are not its default."""
     check_takes(case, ARGUMENTS, OPTIONS)
     forward = load("fla.modules.causal_conv1d.backends.gluon", "causal_conv1d_fwd_gluon")
     backward = load("fla.modules.causal_conv1d.backends.gluon", "causal_conv1d_bwd_gluon")
@@ -36,8 +36,8 @@ def fla_gluon(case: Case) -> Function:
         @staticmethod
         def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             ctx.save_for_backward(x, weight, bias)
-            made: Tensor = forward(x=x, weight=weight, bias=bias, residual=None, activation=activation)[0]
-            return made
+            y: Tensor = forward(x=x, weight=weight, bias=bias, residual=None, activation=activation)[0]
+            return y
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -45,7 +45,7 @@ def fla_gluon(case: Case) -> Function:
             found = backward(x=x, dy=gradients[0], dht=None, weight=weight, bias=bias, activation=activation)
             return found[:3]
 
-    return lambda given: Convolution.apply(given["x"], given["weight"], given.get("bias"))
+    return lambda inputs: Convolution.apply(inputs["x"], inputs["weight"], inputs.get("bias"))
 
 
 def cuda(case: Case) -> Function:
@@ -54,37 +54,37 @@ def cuda(case: Case) -> Function:
     convolve = load("causal_conv1d", "causal_conv1d_fn")
     activation = case.options.get("activation")
 
-    def call(given: Mapping[str, Tensor]) -> Tensor:
-        x = given["x"].transpose(1, 2)
-        made: Tensor = convolve(x, given["weight"], given.get("bias"), activation=activation)
-        return made.transpose(1, 2)
+    def call(inputs: Mapping[str, Tensor]) -> Tensor:
+        x = inputs["x"].transpose(1, 2)
+        y: Tensor = convolve(x, inputs["weight"], inputs.get("bias"), activation=activation)
+        return y.transpose(1, 2)
 
     return call
 
 
 def cuda_rows(case: Case) -> Native:
-    """The same package on dense (B, D, T) tensors, which are made beforehand."""
+    """The same package on dense (B, D, T) tensors; the conversion is not timed."""
     check_takes(case, ARGUMENTS, OPTIONS)
     convolve = load("causal_conv1d", "causal_conv1d_fn")
     activation = case.options.get("activation")
     return Native(
-        lambda given: convolve(given["x"], given["weight"], given.get("bias"), activation=activation),
+        lambda inputs: convolve(inputs["x"], inputs["weight"], inputs.get("bias"), activation=activation),
         rows_of_time,
         back,
     )
 
 
 def torch_conv1d(case: Case) -> Native:
-    """PyTorch's own F.conv1d with a group for each channel, on dense (B, D, T) tensors, which are made beforehand."""
+    """PyTorch's F.conv1d with a group for each channel, on dense (B, D, T) tensors; the conversion is not timed."""
     check_takes(case, ARGUMENTS, OPTIONS)
     activation = case.options.get("activation")
 
-    def call(given: Mapping[str, Tensor]) -> Tensor:
-        x, weight = given["x"], given["weight"]
+    def call(inputs: Mapping[str, Tensor]) -> Tensor:
+        x, weight = inputs["x"], inputs["weight"]
         D, W = weight.shape
-        bias = given.get("bias")
+        bias = inputs.get("bias")
         if bias is not None:
-            bias = bias.to(x.dtype)  # it takes one dtype only
+            bias = bias.to(x.dtype)  # F.conv1d needs one dtype for all arguments
         y = conv1d(x, weight.to(x.dtype)[:, None], bias, padding=W - 1, groups=D)[..., : x.shape[-1]]
         return silu(y) if activation else y
 
@@ -92,15 +92,15 @@ def torch_conv1d(case: Case) -> Native:
 
 
 def torch_compile(case: Case) -> Function:
-    """The sum over shifted inputs in fp32 under torch.compile, compiled for this one shape."""
+    """The sum over shifted inputs in fp32 under torch.compile, compiled for this shape only."""
     check_takes(case, ARGUMENTS, OPTIONS)
     activation = case.options.get("activation")
 
-    def formula(given: Mapping[str, Tensor]) -> Tensor:
-        x, weight = given["x"], given["weight"].float()
+    def formula(inputs: Mapping[str, Tensor]) -> Tensor:
+        x, weight = inputs["x"], inputs["weight"].float()
         W, T = weight.shape[1], x.shape[1]
         padded = torch.nn.functional.pad(x, (0, 0, W - 1, 0))
-        y = given["bias"].float() if "bias" in given else x.new_zeros((), dtype=torch.float32)
+        y = inputs["bias"].float() if "bias" in inputs else x.new_zeros((), dtype=torch.float32)
         for k in range(W):
             y = y + padded[:, k : k + T].float() * weight[:, k]
         return (silu(y) if activation else y).to(x.dtype)
@@ -113,9 +113,9 @@ def rows_of_time(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**inputs, "x": inputs["x"].transpose(1, 2).contiguous()}
 
 
-def back(made: Sequence[Tensor]) -> list[Tensor]:
+def back(results: Sequence[Tensor]) -> list[Tensor]:
     """(B, D, T) results as (B, T, D)."""
-    return [y.transpose(1, 2) for y in made]
+    return [y.transpose(1, 2) for y in results]
 
 
 PEERS = (

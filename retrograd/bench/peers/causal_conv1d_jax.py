@@ -18,27 +18,27 @@ def jla(case: Case) -> Function:
     check_takes(case, ARGUMENTS, OPTIONS)
     convolve = load("jla.ops.mosaic_gpu.short_conv", "short_conv")
     activation = bool(case.options.get("activation"))
-    return lambda given: convolve(given["x"], given["weight"], given.get("bias"), activation=activation)
+    return lambda inputs: convolve(inputs["x"], inputs["weight"], inputs.get("bias"), activation=activation)
 
 
 def xla(case: Case) -> Function:
-    """The sum over shifted inputs, in fp32, as XLA fuses it.
+    """The sum over shifted inputs in fp32, fused by XLA.
 
-    Its backward pass starts from the inputs, as XLA arranges it inside a training step; without the checkpoint, JAX
-    would hand it fp32 arrays between the two passes, which are timed apart.
+    The backward pass recomputes from the inputs, as XLA does inside a training step. Without the checkpoint, JAX would
+    save fp32 arrays for it, because the two passes are timed separately.
     """
     check_takes(case, ARGUMENTS, OPTIONS)
     activation = bool(case.options.get("activation"))
 
-    def formula(given: Mapping[str, jax.Array]) -> jax.Array:
-        x, weight = given["x"], given["weight"].astype(jnp.float32)
+    def formula(inputs: Mapping[str, jax.Array]) -> jax.Array:
+        x, weight = inputs["x"], inputs["weight"].astype(jnp.float32)
         W, T = weight.shape[1], x.shape[1]
         padded = jnp.pad(x, ((0, 0), (W - 1, 0), (0, 0))).astype(jnp.float32)
         y = jnp.zeros((), jnp.float32)
         for k in range(W):
             y = y + padded[:, k : k + T] * weight[:, k]
-        if "bias" in given:
-            y = y + given["bias"].astype(jnp.float32)
+        if "bias" in inputs:
+            y = y + inputs["bias"].astype(jnp.float32)
         return (jax.nn.silu(y) if activation else y).astype(x.dtype)
 
     return jax.checkpoint(formula, prevent_cse=False)

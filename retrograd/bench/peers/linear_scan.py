@@ -12,26 +12,26 @@ from retrograd.core.cases import Case
 
 from . import Function, Native, NotApplicableError, Peer, check_takes, compile_for_one_shape, load
 
-# torch's scan is compiled for each length, a matter of ten seconds: so many lengths make a curve.
+# torch's scan takes ten seconds to compile for each length; these lengths suffice for a curve.
 COMPILED_LENGTHS = (64, 512, 4096)
 
 
 def fla(case: Case) -> Native:
-    """flash-linear-attention's HGRN, in chunks. It takes the logarithm of a, which is made beforehand."""
+    """flash-linear-attention's HGRN, in chunks. It takes the logarithm of a, which is computed before timing."""
     check_takes(case, frozenset({"a", "b"}))
     check_real(case)
     scan = load("fla.ops.hgrn", "chunk_hgrn")
     return Native(
-        lambda given: scan(given["b"], given["a"])[0],
+        lambda inputs: scan(inputs["b"], inputs["a"])[0],
         lambda inputs: {"a": inputs["a"].log(), "b": inputs["b"]},
     )
 
 
 def torch_associative_scan(case: Case) -> Function:
-    """PyTorch's own associative scan of pairs, compiled for this one shape.
+    """PyTorch's associative scan of pairs, compiled for this shape only.
 
-    Its mode `pointwise`, one Triton kernel, makes T by T matrices in the backward pass: it serves where no gradient is
-    asked for, and `generic`, a tree of elementwise operations, where one is.
+    The mode `pointwise`, one Triton kernel, computes T by T matrices in the backward pass, so it is used only without
+    gradients; with gradients the mode `generic`, a tree of elementwise operations, is used.
     """
     check_takes(case, frozenset({"a", "b"}))
     check_real(case)
@@ -48,15 +48,15 @@ def torch_associative_scan(case: Case) -> Function:
 
     fast, differentiable = compiled("pointwise"), compiled("generic")
 
-    def call(given: Mapping[str, Tensor]) -> Any:
-        a, b = given["a"], given["b"]
+    def call(inputs: Mapping[str, Tensor]) -> Any:
+        a, b = inputs["a"], inputs["b"]
         return (fast if a.is_cuda and not torch.is_grad_enabled() else differentiable)(a, b)
 
     return call
 
 
 def combine(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Two stretches of the recurrence as one."""
+    """Combine two adjacent segments of the recurrence."""
     return before[0] * after[0], after[0] * before[1] + after[1]
 
 

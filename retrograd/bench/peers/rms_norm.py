@@ -12,7 +12,7 @@ from retrograd.core.cases import Case
 
 from . import Function, NotApplicableError, Peer, check_takes, compile_for_one_shape, load
 
-# What PyTorch's own formula below can say; the rest has no peer here.
+# Options that PyTorch's formula below supports; no peer supports the others.
 OPTIONS = frozenset({"eps", "prenorm"})
 
 
@@ -22,7 +22,7 @@ def eps(case: Case) -> float:
 
 
 def torch_formula(case: Case) -> Function:
-    """PyTorch's own: its fused F.rms_norm, with the sum or the gate as an operation before it."""
+    """PyTorch's fused F.rms_norm, after a separate operation for the sum or the gate."""
     check_takes(case, frozenset({"x", "weight", "residual", "gate"}), OPTIONS)
     epsilon, prenorm = eps(case), bool(case.options.get("prenorm"))
 
@@ -30,7 +30,7 @@ def torch_formula(case: Case) -> Function:
         x, weight = inputs["x"], inputs.get("weight")
         s = x + inputs["residual"] if "residual" in inputs else x
         u = s * silu(inputs["gate"]) if "gate" in inputs else s
-        # F.rms_norm is fused where weight and input have one dtype only.
+        # F.rms_norm is fused only if weight and input have the same dtype.
         y = rms_norm(u, u.shape[-1:], None if weight is None else weight.to(u.dtype), epsilon)
         return (y, s) if prenorm else y
 
@@ -38,22 +38,22 @@ def torch_formula(case: Case) -> Function:
 
 
 def torch_compile(case: Case) -> Function:
-    """The same under torch.compile, compiled for this one shape."""
+    """The same under torch.compile, compiled for this shape only."""
     return compile_for_one_shape(torch_formula(case))
 
 
 def liger(case: Case) -> Function:
-    """Liger's Triton kernels; the sum has a kernel of its own."""
+    """Liger's Triton kernels; with a residual, its separate kernel for the sum and the norm."""
     epsilon = eps(case)
     if "residual" in case.inputs:
         check_takes(case, frozenset({"x", "weight", "residual"}), OPTIONS)
         if not case.options.get("prenorm"):
             raise NotApplicableError("it returns the sum always")
         add = load("liger_kernel.ops.fused_add_rms_norm", "LigerFusedAddRMSNormFunction").apply
-        return lambda given: add(given["x"], given["residual"], given["weight"], epsilon, 0.0, "llama", False)
+        return lambda inputs: add(inputs["x"], inputs["residual"], inputs["weight"], epsilon, 0.0, "llama", False)
     check_takes(case, frozenset({"x", "weight"}), frozenset({"eps"}))
     norm = load("liger_kernel.ops.rms_norm", "LigerRMSNormFunction").apply
-    return lambda given: norm(given["x"], given.get("weight"), epsilon, 0.0, "llama", False)
+    return lambda inputs: norm(inputs["x"], inputs.get("weight"), epsilon, 0.0, "llama", False)
 
 
 def quack(case: Case) -> Function:
@@ -61,11 +61,11 @@ def quack(case: Case) -> Function:
     check_takes(case, frozenset({"x", "weight", "bias", "residual"}), OPTIONS)
     epsilon, prenorm = eps(case), bool(case.options.get("prenorm"))
     norm = load("quack.rmsnorm", "rmsnorm")
-    return lambda given: norm(
-        given["x"],
-        given.get("weight"),
-        bias=given.get("bias"),
-        residual=given.get("residual"),
+    return lambda inputs: norm(
+        inputs["x"],
+        inputs.get("weight"),
+        bias=inputs.get("bias"),
+        residual=inputs.get("residual"),
         eps=epsilon,
         prenorm=prenorm,
     )

@@ -15,10 +15,10 @@ from .rms_norm import OPTIONS, eps
 
 
 def xla(case: Case) -> Function:
-    """The formula in jax.numpy, in fp32, as XLA fuses it.
+    """The formula in jax.numpy in fp32, fused by XLA.
 
-    Its backward pass starts from the inputs, as XLA arranges it inside a training step; without the checkpoint, JAX
-    would hand it fp32 arrays between the two passes, which are timed apart.
+    The backward pass recomputes from the inputs, as XLA does inside a training step. Without the checkpoint, JAX would
+    save fp32 arrays for it, because the two passes are timed separately.
     """
     check_takes(case, frozenset({"x", "weight", "residual", "gate"}), OPTIONS)
     epsilon, prenorm = eps(case), bool(case.options.get("prenorm"))

@@ -15,42 +15,42 @@ OPTIONS = frozenset({"dt_softplus"})
 
 
 def mamba_ssm(case: Case) -> Native:
-    """mamba_ssm's CUDA kernels. They take dense (B, D, T) and (B, G, N, T) tensors, which are made beforehand."""
+    """mamba_ssm's CUDA kernels, on dense (B, D, T) and (B, G, N, T) tensors; the conversion is not timed."""
     check_takes(case, ARGUMENTS, OPTIONS)
-    load("selective_scan_cuda", "fwd")  # the package itself can be imported without it
+    load("selective_scan_cuda", "fwd")  # the package can be imported without its CUDA extension
     scan = load("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn")
     softplus = bool(case.options.get("dt_softplus"))
 
-    def call(given: Mapping[str, Tensor]) -> Tensor:
-        made: Tensor = scan(
-            *(given[name] for name in ("x", "dt", "A", "B", "C")),
-            D=given.get("D"),
-            z=given.get("z"),
-            delta_bias=given.get("dt_bias"),
+    def call(inputs: Mapping[str, Tensor]) -> Tensor:
+        y: Tensor = scan(
+            *(inputs[name] for name in ("x", "dt", "A", "B", "C")),
+            D=inputs.get("D"),
+            z=inputs.get("z"),
+            delta_bias=inputs.get("dt_bias"),
             delta_softplus=softplus,
         )
-        return made
+        return y
 
     return Native(call, rows_of_time, back)
 
 
 def rows_of_time(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inputs with time last."""
-    made = dict(inputs)
+    """The inputs with time as the last axis, dense."""
+    arrays = dict(inputs)
     for name in ("x", "dt", "z"):
-        if name in made:
-            made[name] = made[name].transpose(1, 2).contiguous()
+        if name in arrays:
+            arrays[name] = arrays[name].transpose(1, 2).contiguous()
     for name in "BC":
-        if made[name].dim() == 3:
-            made[name] = made[name].unsqueeze(2)
-        if made[name].dim() == 4:
-            made[name] = made[name].permute(0, 2, 3, 1).contiguous()
-    return made
+        if arrays[name].dim() == 3:
+            arrays[name] = arrays[name].unsqueeze(2)
+        if arrays[name].dim() == 4:
+            arrays[name] = arrays[name].permute(0, 2, 3, 1).contiguous()
+    return arrays
 
 
-def back(made: Sequence[Tensor]) -> list[Tensor]:
+def back(results: Sequence[Tensor]) -> list[Tensor]:
     """(B, D, T) results as (B, T, D)."""
-    return [y.transpose(1, 2) for y in made]
+    return [y.transpose(1, 2) for y in results]
 
 
 PEERS = (Peer("mamba_ssm", mamba_ssm, "mamba_ssm"),)

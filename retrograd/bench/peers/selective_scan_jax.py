@@ -13,24 +13,24 @@ from .selective_scan import ARGUMENTS, OPTIONS
 
 
 def jla(case: Case) -> Function:
-    """jax-linear-attention's Mosaic GPU kernels, and not what it falls back to where they do not serve."""
+    """jax-linear-attention's Mosaic GPU kernels, without its fallback for unsupported calls."""
     check_takes(case, ARGUMENTS, OPTIONS)
     attention = load("jla.ops", "linear_attention")
     softplus = bool(case.options.get("dt_softplus"))
 
-    def scan(given: Mapping[str, jax.Array]) -> jax.Array:
-        made: jax.Array = attention(
+    def scan(inputs: Mapping[str, jax.Array]) -> jax.Array:
+        y: jax.Array = attention(
             "mamba1",
-            *(given[name] for name in ("C", "B", "x")),
-            dt=given["dt"],
-            a=given["A"],
-            d=given.get("D"),
-            z=given.get("z"),
-            dt_bias=given.get("dt_bias"),
+            *(inputs[name] for name in ("C", "B", "x")),
+            dt=inputs["dt"],
+            a=inputs["A"],
+            d=inputs.get("D"),
+            z=inputs.get("z"),
+            dt_bias=inputs.get("dt_bias"),
             dt_softplus=softplus,
             impl="mosaic_gpu",
         )[0]
-        return made
+        return y
 
     return scan
 
