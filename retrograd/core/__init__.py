@@ -1,1 +1,1 @@
-"""What every room shares: errors, architecture facts, programs of kernel launches, and the launchers that run them."""
+"""What every op shares: declarations, errors, architectures, programs of kernel launches, and their launchers."""

@@ -1,4 +1,4 @@
-"""What the planner may know of a GPU: facts of its architecture, never of the one card it runs on."""
+"""What a plan may depend on: properties of a GPU architecture, never of one particular card."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ KIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """A GPU architecture as the plans see it.
+    """A GPU architecture, as used by plans.
 
     Attributes:
         name: the compiler's name, such as `sm_90` or `gfx942`.
         backend: Triton's backend.
         warp_size: threads that run in lockstep.
-        shared_memory: bytes of shared memory that one program may use.
-        overlaps_launches: whether a kernel may be launched while the one before it drains (programmatic dependent
+        shared_memory: bytes of shared memory that one CTA may use.
+        overlaps_launches: whether a kernel may be launched while the previous one drains (programmatic dependent
             launch).
     """
 
@@ -40,7 +40,7 @@ class Arch:
         return GPUTarget(self.backend, arch, self.warp_size)
 
 
-# The five that every kernel is built and checked for.
+# Every kernel is built and checked for these five.
 SUPPORTED: dict[str, Arch] = {
     arch.name: arch
     for arch in (
@@ -60,11 +60,11 @@ def nvidia(major: int, minor: int) -> Arch | None:
         return SUPPORTED[name]
     if major < 8:
         return None
-    # Consumer chips (8.6, 8.9, 12.x) have the smaller 99 KiB of shared memory a program.
+    # Consumer chips (8.6, 8.9, 12.x) have only 99 KiB of shared memory per CTA.
     return replace(SUPPORTED["sm_80"], name=name, shared_memory=99 * KIB)
 
 
 def amd(gcn_arch: str) -> Arch | None:
-    """The architecture of an AMD `gcnArchName` such as `gfx942:sramecc+:xnack-`, or None."""
+    """The architecture of an AMD `gcnArchName` such as `gfx942:sramecc+:xnack-`, or None where it is not supported."""
     match = re.match(r"gfx\w+", gcn_arch)
     return SUPPORTED.get(match[0]) if match else None

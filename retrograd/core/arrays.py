@@ -1,4 +1,4 @@
-"""From the arrays of a call to those of a program, and to what its launches say of them."""
+"""Builds the arrays of a program, and the pointers and strides of its launches, from the arrays of a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .spec import Param
 
 
 def arrays_of(layouts: Layouts, /, **params: Param | None) -> tuple[Array, ...]:
-    """The arrays that are there, by name."""
+    """The present arrays; each keyword is an array's name."""
     return tuple(
         Array(name, param.shape, param.dtype, layouts[name].aligned if name in layouts else True)
         for name, param in params.items()
@@ -22,14 +22,14 @@ def arrays_of(layouts: Layouts, /, **params: Param | None) -> tuple[Array, ...]:
 def read_in_place(
     params: Mapping[str, Param], layouts: Layouts, in_place: Callable[[str, Param, Layout], bool]
 ) -> tuple[tuple[Array, ...], Layouts]:
-    """The arrays that a pass reads, and the layouts of those that its kernels read where they lie.
+    """The arrays that a pass reads, and the layouts of those that its kernels read without a copy.
 
-    The launcher copies the others into dense memory.
+    The launcher first copies each of the others that may not be dense into dense memory.
 
     Args:
         params: shapes and dtypes by name.
-        layouts: of those that are not dense, or may not be.
-        in_place: whether the kernels read an array of this name in this layout.
+        layouts: layouts of the arrays that may not be dense.
+        in_place: returns whether the kernels read an array of this name, shape and dtype in this layout.
     """
     kept = {
         name: layouts[name]
@@ -41,18 +41,18 @@ def read_in_place(
 
 
 def pointers_to(arrays: Iterable[Array], names: str = "", **others: str | None) -> dict[str, str | None]:
-    """Pointer parameter -> array, None where it is not there.
+    """Pointer parameter -> array name, None where the array is absent.
 
     Args:
-        arrays: those that are there.
-        names: of the arrays whose parameter is `<name>_ptr`.
-        others: parameter -> array, or None.
+        arrays: the present arrays.
+        names: names of arrays whose parameter is `<name>_ptr`, separated by spaces.
+        others: parameter -> array name, or None.
     """
-    there = {array.name for array in arrays}
+    present = {array.name for array in arrays}
     wanted = {f"{name}_ptr": name for name in names.split()} | others
-    return {parameter: name if name in there else None for parameter, name in wanted.items()}
+    return {parameter: name if name in present else None for parameter, name in wanted.items()}
 
 
 def strides_of(name: str, shape: tuple[int, ...], layouts: Layouts) -> Strides:
-    """An array's strides, in elements."""
+    """An array's strides, in elements; those of a dense array where no layout is passed for it."""
     return layouts[name].strides if name in layouts else dense(shape)

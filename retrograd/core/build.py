@@ -1,7 +1,7 @@
-"""From a launch to a binary: the signature, the constants and the alignment hints that Triton compiles for.
+"""Compiles a launch to a binary, for the types, constants and divisibility hints of its parameters.
 
-Both frameworks, the cross-compilation tests and the offline tuner come through `build`, so all of them speak of the
-same binary. The hints depend on the arrays' layout alone, by the rules in `signature`.
+Both frameworks, the cross-compilation tests and the offline tuner use `build`, so they all get the same binary. The
+rules for hints are in `signature`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .program import Array, Launch, Scalar
 
 INT32_MAX = 2**31 - 1
 ALIGNMENT = 16
-Path = tuple[int, ...]  # a parameter's place; a second number is the place within a tuple
+Path = tuple[int, ...]  # a parameter's index; a second number is the index within a tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Signature:
 def signature(launch: Launch, arrays: dict[str, Array]) -> Signature:
     """The types, constants and hints of a launch.
 
-    An absent array and a run-time integer equal to 1 become constants, so the code for them disappears. An integer is
-    hinted with the largest power of two up to 16 that divides it. Parameters in a kernel's `do_not_specialize` get
-    neither: batch sizes are passed so, and a row meets the same binary in every batch.
+    Absent arrays and run-time integers equal to 1 become constants, so that the compiler removes their code. Other
+    integers get a hint: the largest power of two up to 16 that divides them. A kernel's `do_not_specialize` parameters
+    get neither: batch sizes are passed this way, so that a row is computed by the same binary in every batch.
     """
     types: list[tuple[str, Any]] = []
     constants: list[tuple[Path, Any]] = []
@@ -74,14 +74,14 @@ def signature(launch: Launch, arrays: dict[str, Array]) -> Signature:
 
 
 def divisor(value: int) -> int:
-    """The largest power of two up to 16 that divides an integer: what the compiler is told of it."""
+    """The largest power of two up to 16 that divides an integer, passed to the compiler as a hint."""
     return min(value & -value, ALIGNMENT) if value else ALIGNMENT
 
 
 def arguments(launch: Launch) -> list[Any]:
-    """The arguments in the kernel's order; an array is given by its name, to be replaced by its address."""
-    given = {**launch.scalars, **launch.constants, **launch.arrays}
-    return [given.get(name) for name in launch.kernel.arg_names]
+    """The kernel's arguments in order; an array's name is in the place of its address."""
+    values = {**launch.scalars, **launch.constants, **launch.arrays}
+    return [values.get(name) for name in launch.kernel.arg_names]
 
 
 @cache
@@ -99,10 +99,10 @@ def build(launch: Launch, arrays: dict[str, Array], arch: Arch, device: int = 0)
         launch: the launch.
         arrays: the arrays of its program by name.
         arch: the architecture to compile for.
-        device: binaries are loaded once a device, so each device has its own.
+        device: the index of the GPU; each has its own result, since a binary is loaded on one device.
 
     Returns:
-        Triton's `CompiledKernel`: `.asm` holds the texts and the binary, `.metadata` the shared memory.
+        Triton's `CompiledKernel`: `.asm` has the intermediate code and the binary, `.metadata` the shared memory.
     """
     options: dict[str, Any] = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
     if launch.overlap:
@@ -113,5 +113,5 @@ def build(launch: Launch, arrays: dict[str, Array], arch: Arch, device: int = 0)
 
 
 def descriptor_bytes(launch: Launch, compiled: Any) -> int:
-    """Bytes of memory that a launch needs for tensor descriptors: its programs make theirs."""
+    """Bytes of memory that a launch needs for the tensor descriptors that its CTAs create."""
     return launch.grid * int(getattr(compiled.metadata, "global_scratch_size", 0))

@@ -1,4 +1,4 @@
-"""Named cases: one list a room, read by its tests, its benchmarks and its docs."""
+"""Named cases: one list per op, read by its tests, benchmarks and docs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Law = Literal["normal", "decay", "negative"]
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input to be drawn afresh, with g = mean + std * (standard normal).
+    """A random input, drawn at each use from g = mean + std * (standard normal).
 
     Attributes:
         shape: its shape.
         dtype: its dtype.
-        mean: of g.
-        std: of g.
-        law: `normal` is g, real and imaginary part alike; `decay` is sigmoid(g), for complex dtypes the magnitude of a
-            number of any phase; `negative` is -exp(g), for complex dtypes the real part beside a standard normal
-            imaginary part.
-        values: these numbers, in row-major order, instead of a draw.
+        mean: the mean of g.
+        std: the standard deviation of g.
+        law: `normal` is g, for complex dtypes in both the real and the imaginary part; `decay` is sigmoid(g), for
+            complex dtypes as the magnitude, with a random phase; `negative` is -exp(g), for complex dtypes as the real
+            part, with a standard normal imaginary part.
+        values: fixed numbers, in row-major order, used instead of random ones.
     """
 
     shape: tuple[int, ...]
@@ -34,17 +34,18 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A call by name.
+    """A named call.
 
     Attributes:
         name: unique in its room.
         inputs: argument -> tensor; the first is the op's positional input.
-        options: the other arguments.
+        options: the options of the call.
         tags: `test` cases run everywhere; `gpu` cases are too large for a CPU; `bench` cases are timed;
-            `interpreter` cases are small enough for Triton's interpreter. What is tried in many ways (strides,
-            transformations) is tried on the `strided` cases, or on those for the interpreter where a room has none.
-        shape: the letters under which a benchmark row records the case.
-        shared: arguments that one value serves for all rows and steps here, though the room names an axis for them.
+            `interpreter` cases are small enough for Triton's interpreter. Tests with many variations of a call
+            (strides, transformations) use the `strided` cases, or the `interpreter` cases in a room without any.
+        shape: letter -> size, as benchmark rows record the case.
+        shared: arguments that all rows and steps of this case share, though the room names a batch or time axis for
+            them.
     """
 
     name: str

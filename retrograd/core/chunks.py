@@ -1,4 +1,4 @@
-"""How portable paths cut time in chunks: rows side by side, or packed sequences each from its own start."""
+"""Cuts time into chunks for portable paths: all rows of a batch alike, or each packed sequence from its own start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .xp import Namespace
 
 
 class Sequences(Protocol):
-    """What a spec tells of its sequences."""
+    """The attributes of a spec that describe its sequences."""
 
     @property
     def time(self) -> int:
@@ -17,11 +17,11 @@ class Sequences(Protocol):
 
     @property
     def packed(self) -> bool:
-        """Whether several sequences lie one after the other in one row."""
+        """Whether several sequences are packed into one row."""
 
     @property
     def sequences(self) -> int:
-        """How many there are."""
+        """The number of sequences."""
 
     @property
     def chunk(self) -> int:
@@ -29,12 +29,12 @@ class Sequences(Protocol):
 
     @property
     def chunks(self) -> int:
-        """Places for the chunks of a row."""
+        """The number of chunk slots of a row; see `places`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Sequences in chunks of so many steps."""
+    """A description of sequences cut into chunks of `chunk` steps; it implements `Sequences`."""
 
     time: int
     packed: bool
@@ -43,18 +43,20 @@ class Geometry:
 
     @property
     def chunks(self) -> int:
-        """Places for the chunks of a row."""
+        """The number of chunk slots of a row; see `places`."""
         return places(self, self.chunk)
 
 
 class Rows:
-    """Each row of the batch is a sequence; the last chunk is filled up with zeros, steps of which change no state.
+    """The chunks of a batch in which each row is a sequence; the last chunk is padded with zeros.
+
+    A step of zeros must not change the state.
 
     Attributes:
         initial: the state before the first chunk, (batch, ...).
         final_gradient: the gradient of the state after the last chunk.
-        starts: arrays over the chunks that `enter` needs.
-        ends: arrays over the chunks that `leave` needs.
+        starts: arrays with one entry per chunk, for `enter`.
+        ends: arrays with one entry per chunk, for `leave`.
     """
 
     def __init__(self, xp: Namespace, spec: Sequences, initial: Any, final_gradient: Any) -> None:
@@ -76,7 +78,7 @@ class Rows:
         return self.xp.moveaxis(array, 0, 2)
 
     def join(self, array: Any) -> Any:
-        """The way back."""
+        """The inverse of `cut`."""
         chunks, steps, batch, *rest = array.shape
         array = self.xp.reshape(self.xp.moveaxis(array, 2, 0), (batch, chunks * steps, *rest))
         return array[:, : self.spec.time]
@@ -86,31 +88,31 @@ class Rows:
         return array
 
     def enter(self, state: Any, starts: Any) -> Any:
-        """The state that enters a chunk, from the one that left the chunk before."""
+        """The state at the start of a chunk, from the state at the end of the previous chunk."""
         return state
 
     def leave(self, gradient: Any, ends: Any) -> Any:
-        """The gradient of the state that leaves a chunk, from that of the one that enters the next."""
+        """The gradient of the state at the end of a chunk, from that of the state at the start of the next chunk."""
         return gradient
 
     def at_ends(self, last: Any, after: Any) -> Any:
-        """The state that leaves each sequence, from the last of all and those after each chunk."""
+        """The final state of each sequence, from the state after the last chunk and those after each chunk."""
         return last
 
     def at_starts(self, first: Any, before: Any) -> Any:
-        """The gradient of each initial state, from that of the first of all and those before each chunk."""
+        """The gradient of each initial state, from those of the state before the first chunk and before each chunk."""
         return first
 
 
 class Packed(Rows):
-    """Sequences one after the other in one row. Each has the places that `places` tells, at least one."""
+    """The chunks of packed sequences. Each sequence has at least one chunk slot; see `places`."""
 
     def __init__(self, xp: Namespace, spec: Sequences, initial: Any, final_gradient: Any, cu_seqlens: Any) -> None:
         super().__init__(xp, spec, initial, final_gradient)
         bounds = xp.clip(cu_seqlens, 0, spec.time)
         begin, end = bounds[:-1], bounds[1:]
         number = xp.arange(cu_seqlens, spec.sequences)
-        self.first = begin // spec.chunk + number  # chunk of each sequence
+        self.first = begin // spec.chunk + number  # first chunk slot of each sequence
         self.last = end // spec.chunk + number
 
         chunk = xp.arange(cu_seqlens, spec.chunks)
@@ -143,7 +145,7 @@ class Packed(Rows):
         return self.xp.where(taken, array[0][self.source][:, :, None], 0)
 
     def join(self, array: Any) -> Any:
-        """The way back; steps outside of any sequence are zeros."""
+        """The inverse of `cut`; steps outside of every sequence are zeros."""
         steps = self.xp.reshape(array, (-1, *array.shape[3:]))
         return self.clear(steps[self.place][None])
 
@@ -153,19 +155,19 @@ class Packed(Rows):
         return self.xp.where(inside, array, 0)
 
     def enter(self, state: Any, starts: Any) -> Any:
-        """The state that enters a chunk, from the one that left the chunk before."""
+        """The state at the start of a chunk, from the state at the end of the previous chunk."""
         return self.xp.where(starts[0], starts[1], state)
 
     def leave(self, gradient: Any, ends: Any) -> Any:
-        """The gradient of the state that leaves a chunk, from that of the one that enters the next."""
+        """The gradient of the state at the end of a chunk, from that of the state at the start of the next chunk."""
         return self.xp.where(ends[0], ends[1], gradient)
 
     def at_ends(self, last: Any, after: Any) -> Any:
-        """The state that leaves each sequence, from the last of all and those after each chunk."""
+        """The final state of each sequence, from the state after the last chunk and those after each chunk."""
         return after[self.last][:, 0]
 
     def at_starts(self, first: Any, before: Any) -> Any:
-        """The gradient of each initial state, from that of the first of all and those before each chunk."""
+        """The gradient of each initial state, from those of the state before the first chunk and before each chunk."""
         return before[self.first][:, 0]
 
 
@@ -173,11 +175,11 @@ def cut_time(xp: Namespace, spec: Sequences, initial: Any, final_gradient: Any, 
     """The chunks of a call.
 
     Args:
-        xp: the framework.
+        xp: the framework's array functions.
         spec: the call.
-        initial: the state of every sequence, (sequences, ...).
-        final_gradient: the gradient of every sequence's last state, likewise.
-        cu_seqlens: of packed sequences.
+        initial: the initial state of each sequence, (sequences, ...).
+        final_gradient: the gradient of each sequence's final state, (sequences, ...).
+        cu_seqlens: the boundaries of packed sequences.
     """
     if spec.packed:
         return Packed(xp, spec, initial, final_gradient, cu_seqlens)
@@ -185,10 +187,10 @@ def cut_time(xp: Namespace, spec: Sequences, initial: Any, final_gradient: Any, 
 
 
 def places(spec: Sequences, steps: int) -> int:
-    """Places of a row in an array that has one for every so many steps of a sequence.
+    """The number of slots of a row in an array with one slot per `steps` steps of a sequence.
 
-    A sequence of a packed row owns the places from start // steps + its number on. It never needs more than
-    end // steps - start // steps + 1 of them, so it ends where the next one begins, or before.
+    In a packed row, the slots of sequence i begin at start // steps + i. It needs at most
+    end // steps - start // steps + 1 slots, so its slots never overlap those of the next sequence.
     """
     if spec.packed:
         return spec.time // steps + spec.sequences

@@ -1,7 +1,7 @@
-"""What an op declares: its arguments in letters, its options, its results. `core.spec` derives the rest.
+"""The parts of an op's declaration: arguments with shapes in letters, options, results. `core.spec` derives the rest.
 
-A shape is letters with spaces between them, one for each axis: `B T D`. `|` stands between alternatives, `*batch` for
-any number of leading axes, `#B` for an axis that may also be of size 1, `W-1` for one that is shorter by one.
+A shape is a list of letters separated by spaces, one letter per axis: `B T D`. `|` separates alternatives; `*batch` is
+any number of axes; `#B` is an axis that may also be of size 1; `W-1` is an axis of size W minus 1.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """An axis by its letter.
+    """An axis name.
 
     Attributes:
-        word: what errors and docs call it.
-        least: its smallest size; a `most` alone leaves 0 out.
+        word: its name in errors and docs.
+        least: its smallest size, checked where `most` is set; for S, the fewest packed sequences.
         most: its largest size.
-        divides: the letter whose size has to be a multiple of this one's.
+        divides: the letter whose size has to be a multiple of this letter's size.
     """
 
     word: str
@@ -31,18 +31,19 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An array that a call takes.
+    """An argument: an array that a call takes.
 
     Attributes:
-        shape: in letters.
-        dtypes: what it may have: names of dtypes, or of attributes of the call that have one or name some.
-        doc: for the docstring.
+        shape: its shape in letters.
+        dtypes: the dtypes it may have: names of dtypes, or of attributes of the call that are an array, a dtype or a
+            tuple of dtypes.
+        doc: its text in the docstring.
         optional: whether it may be absent.
         positional: whether it may be passed by position though it is optional.
-        reaches: for int32 numbers that do not fall and have no gradient, the letter of the size that they may reach.
-        number: for a number that is known at run time alone, and is no part of what a kernel is compiled for, the
-            dtype of the array without axes that it becomes; it has no gradient.
-        kinds: jaxtyping's names of what it holds.
+        reaches: for non-decreasing int32 values without a gradient, the letter whose size is their upper bound.
+        number: for a run-time number, for which no kernel is specialised, the dtype of the 0-dimensional array that
+            holds it; it has no gradient.
+        kinds: jaxtyping's names for its dtypes.
     """
 
     shape: str
@@ -62,13 +63,13 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a call takes beside arrays. It is part of what a kernel is compiled for.
+    """An option: a non-array parameter of a call; kernels are compiled for its value.
 
     Attributes:
         kind: its type in an operator schema, such as `bool`, `float`, `str?`.
-        default: its value where it is not passed.
-        doc: for the docstring.
-        choices: all of its values, where there are few.
+        default: its default value.
+        doc: its text in the docstring.
+        choices: all allowed values, where there are few; empty otherwise.
     """
 
     kind: str
@@ -82,13 +83,14 @@ class Result:
     """An array that the forward pass computes.
 
     Attributes:
-        name: it; its gradient is `d<name>`.
-        shape: in letters, which may be attributes of the call too.
-        dtype: an attribute of the call, or an argument whose dtype it has.
-        when: the attribute of the call that says whether it is computed; always by default.
-        returned: the option under which the user gets it, where that is another one.
-        instead: the argument whose copy the user gets where it is not computed.
-        kinds: jaxtyping's names of what it holds.
+        name: its name; its gradient is `d<name>`.
+        shape: its shape in letters; a letter may also be an integer attribute of the call.
+        dtype: its dtype: the name of a dtype, of an attribute of the call that is one, or of an argument with the same
+            dtype.
+        when: the attribute of the call that says whether it is computed; None where it always is.
+        returned: the option that returns it to the user, where that is not `when`.
+        instead: the argument of which the user gets a copy where the result is not computed.
+        kinds: jaxtyping's names for its dtypes.
     """
 
     name: str
@@ -101,18 +103,18 @@ class Result:
 
 
 def required(shape: str, *dtypes: str, doc: str, kinds: tuple[str, ...] = ("Float",)) -> Any:
-    """The field of an argument that every call has."""
+    """The field of a required argument."""
     return field(metadata={"declared": Argument(shape, dtypes, doc, kinds=kinds)})
 
 
 def optional(shape: str, *dtypes: str, doc: str, positional: bool = False, kinds: tuple[str, ...] = ("Float",)) -> Any:
-    """The field of an argument that may be absent."""
+    """The field of an optional argument."""
     declared = Argument(shape, dtypes, doc, optional=True, positional=positional, kinds=kinds)
     return field(default=None, metadata={"declared": declared})
 
 
 def number(dtype: str, *, doc: str) -> Any:
-    """The field of a number that is known at run time alone: a Python number, or an array without axes."""
+    """The field of a run-time number: a Python number or a 0-dimensional array."""
     kinds = ("Int32",) if dtype == "int32" else ("Float32",)
     declared = Argument("", (dtype,), doc, optional=True, number=dtype, kinds=kinds)
     return field(default=None, metadata={"declared": declared})
@@ -122,8 +124,8 @@ def boundaries(what: str, states: str) -> Any:
     """The field of `cu_seqlens`: where packed sequences begin and end along T, in a batch of one.
 
     Args:
-        what: the array that holds them.
-        states: the shape of a state then.
+        what: the name of the array that holds the sequences.
+        states: the shape of states with packed sequences.
     """
     doc = (
         f"(S + 1,) int32, for B = 1: {what} holds S sequences one after another, the i-th from step cu_seqlens[i] up to"
@@ -146,9 +148,9 @@ class Axis:
 
     Attributes:
         letter: its letter.
-        offset: what its size has beyond that of the letter.
+        offset: its size minus the letter's size.
         may_be_one: whether it may be of size 1 instead.
-        many: whether it stands for any number of axes.
+        many: whether it is any number of axes.
     """
 
     letter: str
@@ -158,7 +160,7 @@ class Axis:
 
 
 def alternatives(shape: str) -> list[tuple[Axis, ...]]:
-    """The declared shapes, as axes."""
+    """The alternatives of a declared shape, each as a tuple of axes."""
     return [tuple(_axes(form)) for form in shape.split("|")]
 
 
@@ -171,11 +173,11 @@ def _axes(form: str) -> Iterator[Axis]:
         yield Axis(letter, int(offset or 0), may_be_one=mark == "#", many=mark == "*")
 
 
-Sizes = Mapping[str, Any]  # by letter; of an axis that stands for many, a tuple
+Sizes = Mapping[str, Any]  # by letter; a tuple for a letter of any number of axes
 
 
 def fits(axes: tuple[Axis, ...], shape: tuple[int, ...], known: Sizes) -> dict[str, Any] | None:
-    """The sizes of the letters that a shape tells beside the known ones; None where it does not fit."""
+    """The sizes of those letters of a shape that are not known yet; None where the shape does not fit."""
     many = [place for place, axis in enumerate(axes) if axis.many]
     if many:
         extra = len(shape) - (len(axes) - 1)
@@ -199,13 +201,13 @@ def fits(axes: tuple[Axis, ...], shape: tuple[int, ...], known: Sizes) -> dict[s
 
 
 def size_of(axis: Axis, sizes: Sizes) -> tuple[int, ...]:
-    """The sizes that an axis has in a shape."""
+    """The sizes in a shape for a declared axis: one, or any number where the axis is `many`."""
     size = sizes[axis.letter]
     return tuple(size) if axis.many else (size + axis.offset,)
 
 
 def form(axes: tuple[Axis, ...], letters: Mapping[str, Letter], known: Sizes) -> str:
-    """A shape as errors write it, such as `(batch=2, time, channels=64)`."""
+    """A shape as printed in errors, such as `(batch=2, time, channels=64)`."""
     parts = [_part(axis, letters, known) for axis in axes]
     return f"({parts[0]},)" if len(parts) == 1 and not axes[0].many else f"({', '.join(parts)})"
 

@@ -1,4 +1,4 @@
-"""Dtype names, sizes and Triton's names for them; the names are the ones that torch, jax and numpy agree on."""
+"""Dtype names (those that torch, jax and numpy share), their sizes in bytes, and Triton's names for them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ TRITON = {
 }
 
 KERNEL_FLOATS = ("float32", "bfloat16", "float16")
-# float64 runs on the portable path alone, for tests and for gradcheck.
+# float64 runs only on the portable path, for tests and for gradcheck.
 FLOATS = (*KERNEL_FLOATS, "float64")
 
 
 def accumulator(dtype: str) -> str:
-    """The dtype in which sums over `dtype` are kept."""
+    """The dtype in which values of `dtype` are summed."""
     return dtype if dtype in ("float64", "complex64", "complex128") else "float32"

@@ -1,4 +1,4 @@
-"""The texts of the errors a user can cause: the op, the argument, what came and what was expected, in that order."""
+"""The errors a user can cause; each text names the op, the argument, what was passed and what was expected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 from types import NoneType
 from typing import Any
 
-# Type of an option in an operator schema -> what Python has for it, and what an error calls that.
+# Type of an option in an operator schema -> the Python types it may have, and their name in errors.
 OPTION_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "bool": ((bool,), "a bool"),
     "float": ((float, int), "a float"),
@@ -17,12 +17,12 @@ OPTION_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "SymInt?": ((int, NoneType), "an int or None"),
     "str?": ((str, NoneType), "a str or None"),
 }
-MOST_BITS = {"float": 1023, "SymInt?": 63}  # of an int, so that it can become what the schema says
+MOST_BITS = {"float": 1023, "SymInt?": 63}  # most bits of an int that can be converted to the schema's type
 
 
 def bad_value(op: str, argument: str, got: Any, expected: str) -> ValueError:
     """An argument of the right type whose value cannot be used."""
-    long = isinstance(got, int) and got.bit_length() > MOST_BITS["SymInt?"]  # Python prints no int of any length
+    long = isinstance(got, int) and got.bit_length() > MOST_BITS["SymInt?"]  # Python refuses to print very long ints
     shown = f"an int of {got.bit_length()} bits" if long else repr(got)
     return ValueError(f"{op}: {argument} is {shown}, expected {expected}")
 
@@ -33,25 +33,25 @@ def bad_shape(op: str, argument: str, got: Iterable[int], expected: str) -> Valu
 
 
 def bad_dtype(op: str, argument: str, got: str, expected: Iterable[str]) -> TypeError:
-    """An array of a dtype the op does not take."""
+    """An array of a dtype the op does not support."""
     return TypeError(f"{op}: {argument} has dtype {got}, expected {' or '.join(expected)}")
 
 
 def bad_layout(op: str, argument: str, got: str, expected: str) -> TypeError:
-    """An array that is not stored as one block of numbers with strides."""
+    """An array that is not stored as one strided block of memory."""
     return TypeError(f"{op}: {argument} has layout {got}, expected {expected}")
 
 
 def bad_type(op: str, argument: str, got: Any, expected: str) -> TypeError:
     """Something that is not an array, or an option of the wrong Python type."""
     kind = type(got)
-    # numpy's bool has the name of Python's.
+    # numpy's bool has the same name as Python's.
     name = kind.__name__ if getattr(builtins, kind.__name__, kind) is kind else f"{kind.__module__}.{kind.__name__}"
     return TypeError(f"{op}: {argument} is {name}, expected {expected}")
 
 
 def check_option(op: str, option: str, value: Any, kind: str) -> None:
-    """Raise for an option that is not of a type of OPTION_TYPES, or too large an int; True and False are no numbers."""
+    """Raise for an option that is not of its type in OPTION_TYPES, or too large an int; a bool is not a number."""
     types, expected = OPTION_TYPES[kind]
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise bad_type(op, option, value, expected)
@@ -63,7 +63,7 @@ def check_option(op: str, option: str, value: Any, kind: str) -> None:
 
 
 def check_number(op: str, argument: str, value: Any, dtype: str) -> None:
-    """Raise for what is no number of a dtype, int32 or float32."""
+    """Raise for a value that is not a number of the dtype, int32 or float32."""
     kinds, expected = ((int,), "an int") if dtype == "int32" else ((float, int), "a float")
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise bad_type(op, argument, value, f"{expected} or an array without axes")
@@ -73,14 +73,14 @@ def check_number(op: str, argument: str, value: Any, dtype: str) -> None:
 
 
 def check_rising(op: str, argument: str, numbers: Sequence[int], limit: int) -> None:
-    """Raise for numbers that fall, or that are not from 0 to a limit."""
+    """Raise for numbers that decrease, or that are outside of 0 to `limit`."""
     for place, (before, number) in enumerate(pairwise((0, *numbers))):
         if not before <= number <= limit:
             raise bad_value(op, f"{argument}[{place}]", number, f"numbers that do not fall, from 0 to {limit}")
 
 
 def as_tuple(value: Any) -> Any:
-    """A list, as configurations have it, as a tuple; anything else as it is."""
+    """A list (as configurations store tuples) as a tuple; anything else unchanged."""
     return tuple(value) if isinstance(value, list) else value
 
 

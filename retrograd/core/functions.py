@@ -1,4 +1,4 @@
-"""Writes the public functions of an op, for PyTorch or JAX, from its declaration: signatures, docstrings, bodies."""
+"""Generates the source of an op's public functions, for PyTorch or JAX, from its declaration."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class Face:
-    """A framework, as the functions for it are written.
+    """What the generated functions for one framework contain.
 
     Attributes:
-        array: its type of arrays.
-        dtype: how a signature writes a dtype.
-        checked_dtype: the function that turns an option that is a dtype into what an op takes.
-        copy: an expression for a copy of an argument, of which `{}` is the name.
+        array: the framework's array type.
+        dtype: the annotation of a dtype option.
+        checked_dtype: the function that checks a dtype option and converts it for the op.
+        copy: an expression that copies an argument; `{}` is replaced by its name.
         face: the module that users import.
     """
 
@@ -64,7 +64,7 @@ def function(op: Op, face: Face) -> str:
 
 
 def update(op: Op, call: type[CallSpec], face: Face) -> str:
-    """The source of the public function for a step of generation; `call` declares it."""
+    """The source of the public function for a step of generation, declared by `call`."""
     passed = ", ".join((_dict(call), _options(call, face)))
     body = f"    return step_of_{op.name}({_private(op)}, *_check_{call.op}({passed}))\n"
     return _definition(call, face, _returned(call.results, face)) + _docstring(call, face) + body
@@ -75,12 +75,12 @@ def _private(op: Op) -> str:
 
 
 def _asked_by(result: Result) -> str | None:
-    """The option under which a result is returned."""
+    """The option that a user sets to get a result; None where it is always returned."""
     return result.returned or result.when
 
 
 def _definition(call: type[CallSpec], face: Face, returns: str, asked: tuple[str | None, bool] | None = None) -> str:
-    """The line of definition; `asked`: for an overload, the option for a result, and its value."""
+    """The `def` line; `asked`: for an overload, the option that returns a result, and its value."""
     positional: list[str] = []
     others: list[str] = []
     for name, declared in arguments(call).items():
@@ -105,10 +105,10 @@ def _type(declared: Argument, face: Face) -> str:
 
 
 def _arrays(shape: str, kinds: tuple[str, ...], face: Face) -> str:
-    # jaxtyping computes `S+1` only where S is known from an argument before.
+    # jaxtyping computes `S+1` only where an earlier argument has S.
     shape = re.sub(r"(\w)\+(\d)", r"\1_plus_\2", re.sub(r"(\w)-(\d)", r"\1_minus_\2", shape))
     forms = [form.strip() for form in shape.split("|")]
-    spaced = [form if " " in form or not form else f" {form}" for form in forms]  # jaxtyping's way to write one axis
+    spaced = [form if " " in form or not form else f" {form}" for form in forms]  # jaxtyping's syntax for one axis
     return " | ".join(f'{kind}[{face.array}, "{form}"]' for form in spaced for kind in kinds)
 
 
@@ -172,8 +172,8 @@ def _docstring(call: type[CallSpec], face: Face) -> str:
 
 def _documented(call: type[CallSpec], face: Face) -> Iterator[str]:
     """The lines of a docstring."""
-    told: Any = call
-    yield inspect.cleandoc(told.__doc__)
+    cls: Any = call
+    yield inspect.cleandoc(cls.__doc__)
     yield ""
     if face is JAX:
         kept = [f"`{call.op}_{r.name}`" for r in (*call.results, *call.kept) if r in call.kept or r.instead]
@@ -186,16 +186,16 @@ def _documented(call: type[CallSpec], face: Face) -> Iterator[str]:
         yield _wrapped(f"{name}: {declared.doc}", "    ", "        ")
     yield ""
     yield "Returns:"
-    yield _wrapped(told.RETURNS, "    ")
+    yield _wrapped(cls.RETURNS, "    ")
     yield ""
     yield "Raises:"
     yield "    ValueError, TypeError: before any launch, naming the argument, what was expected and what came."
-    if told.SOURCE:
+    if cls.SOURCE:
         yield ""
-        yield _wrapped(f"Source: {told.SOURCE}", "")
+        yield _wrapped(f"Source: {cls.SOURCE}", "")
     yield ""
     yield "Example:"
-    yield textwrap.indent(inspect.cleandoc(told.TORCH_EXAMPLE if face is TORCH else told.JAX_EXAMPLE), "    ")
+    yield textwrap.indent(inspect.cleandoc(cls.TORCH_EXAMPLE if face is TORCH else cls.JAX_EXAMPLE), "    ")
 
 
 def _wrapped(text: str, first: str, then: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""The implementations of an op: kernels with their plans, each with a list of what it takes."""
+"""An implementation of an op: kernels, plan and launches, with a list of the arguments and options it supports."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .program import Array, Program
 from .rows import Layouts
 from .spec import CallSpec, Pass
 
-# From what an implementation has planned to what is to be planned instead; see `Op.replan`.
+# Maps an implementation's plan to the plan to use instead; see `Op.replan`.
 Replan = Callable[[Any], Any]
 
 
 def names(text: str) -> frozenset[str]:
-    """The names in a text, with spaces between them."""
+    """The names in a text, separated by spaces."""
     return frozenset(text.split())
 
 
@@ -25,18 +25,18 @@ def names(text: str) -> frozenset[str]:
 class Implementation:
     """Kernels for some of an op's calls.
 
-    Its package has a module `launches` with these functions, in which `which` is the pass:
+    Its package has a module `launches` with these functions, where `which` is the pass:
 
-    - `suits(spec, arch, which)`: whether the kernels are for a call of which `takes` names all that it uses.
-    - `planned(spec, arch, which)`: tile sizes and the like, as one value.
+    - `suits(spec, arch, which)`: whether the kernels run this call, all of whose arguments and options are in `takes`.
+    - `planned(spec, arch, which)`: the plan: tile sizes and the like, as one value.
     - `forward` and `backward(spec, inputs, outputs, layouts, arch, plan)`: the program.
 
-    It is imported when a call is planned, since it imports the kernels, and these Triton.
+    That module is imported only when a call is planned, because it imports the kernels and so Triton.
 
     Attributes:
-        package: where it is.
-        takes: the arguments and options that its kernels honour. A call that uses another goes to the next
-            implementation; an option that is not named here has its default.
+        package: the name of its package.
+        takes: the arguments and options that its kernels support. A call with any other argument, or with a non-default
+            value of any other option, is passed on to the next implementation.
     """
 
     package: str
@@ -44,11 +44,11 @@ class Implementation:
 
     @property
     def name(self) -> str:
-        """Its folder."""
+        """The name of its folder."""
         return self.package.rpartition(".")[2]
 
     def has(self, spec: CallSpec, arch: Arch, which: Pass) -> bool:
-        """Whether it runs a pass."""
+        """Whether it runs this pass of the call on the architecture."""
         return spec.uses <= self.takes and self._launches.suits(spec, arch, which)
 
     def program(
@@ -61,7 +61,7 @@ class Implementation:
         arch: Arch,
         replan: Replan | None,
     ) -> Program:
-        """The kernels of a pass that it runs."""
+        """The program of a pass; `replan`, if not None, changes the plan first."""
         plan = self._launches.planned(spec, arch, which)
         if replan is not None:
             plan = replan(plan)

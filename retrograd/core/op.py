@@ -1,7 +1,7 @@
-"""An op: its declared calls, its portable path and its implementations, as both frameworks use them.
+"""An op: its declaration, its portable path and its implementations, independent of the framework.
 
-`torch_op` turns it into a registered operator with a derivative, `jax_op` into a JAX primitive with one; neither knows
-any mathematics.
+`core.torch.op` turns it into a registered operator with a derivative, `core.jax.op` into a JAX primitive with one;
+neither contains mathematics of an op.
 """
 
 from __future__ import annotations
@@ -16,33 +16,36 @@ from .arch import Arch
 from .implementation import Implementation, Replan
 from .program import Array, Program
 from .rows import Layouts
+<<<<<<< HEAD
 from .spec import CallSpec, Fold, Params, Pass, arguments, options, with_gradients
+=======
+from .spec import CallSpec, Fold, Param, Params, Pass, arguments, options, with_gradients  # noqa: F401 (Param: tests)
+>>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
 from .xp import Namespace
 
 
 class Call(Protocol):
-    """One pass of an op on checked arguments. Hashable: equal calls share one compilation."""
+    """One pass of a checked call. Hashable: equal calls share one compilation."""
 
     def __hash__(self) -> int: ...
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The arrays that it reads, in order.
+        """The names of the arrays that it reads, in order.
 
-        A backward call names the gradient of a result `d<result>`: one that is not read, because the user cannot reach
-        the result, is not named. Everything else that it reads is an argument of the op or an output of its forward
-        call, under that name.
+        A backward pass reads the gradient of a result under the name `d<result>`, unless the result is not returned to
+        the user. Everything else that it reads is an argument of the op or an output of its forward pass, by its name.
         """
 
     @property
     def outputs(self) -> tuple[Array, ...]:
         """The arrays that it computes, the same on every path and every architecture.
 
-        A backward call names the gradient of an argument `d<argument>`.
+        In a backward pass, the gradient of an argument is named `d<argument>`.
         """
 
     def program(self, layouts: Layouts, arch: Arch) -> Program | None:
-        """The kernels that read `inputs` and compute `outputs`; None where the portable path has to be taken."""
+        """The launches that read `inputs` and compute `outputs`; None where the portable path has to run."""
 
     def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
         """The outputs by name, from the inputs by name, without a kernel."""
@@ -53,6 +56,7 @@ class Op:
     """One op.
 
     Attributes:
+<<<<<<< HEAD
         call: the class of its checked calls, which declares arguments, options and results.
         package: its folder; its module `portable` has `forward(xp, spec, arrays)`, `backward(xp, spec, arrays, wanted)`
             and, where arrays are kept for the backward pass, `recomputed(xp, spec, arrays)`, which computes them from
@@ -63,6 +67,16 @@ class Op:
             function `update(call, arrays, options)`, which makes it a call of the op.
         extra: what the faces have of the op beside these, written by hand: names that the modules `torch_generation`
             and `jax_generation` of the package define.
+=======
+        call: its declaration, the class of its checked calls.
+        package: its package; the module `portable` has `forward(xp, spec, arrays)`, `backward(xp, spec, arrays,
+            wanted)` and, where there are saved arrays, `recomputed(xp, spec, arrays)`, which computes them from the
+            other inputs of the backward pass.
+        implementations: the implementations; the first that takes a call runs it.
+        replan: maps an implementation's plan to the one to use instead, for tuners and tests.
+        update: the declaration of a call for one step of generation, where there is one: the package's module `update`
+            has a function `update(call, arrays, options)`, which turns it into a call of the op.
+>>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
     """
 
     call: type[CallSpec]
@@ -74,7 +88,7 @@ class Op:
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Its name, that of the public function."""
         return self.call.op
 
     @cached_property
@@ -84,64 +98,66 @@ class Op:
 
     @cached_property
     def indices(self) -> Mapping[str, Callable[[Any], int]]:
-        """The arguments that hold int32 numbers and have no gradient.
-
-        With each, the upper bound of its numbers in a call; they must not decrease.
-        """
+        """Each argument of non-decreasing int32 values, which has no gradient -> their upper bound in a call."""
         declared = arguments(self.call).items()
         return {name: partial(_size, a.reaches) for name, a in declared if a.reaches}
 
     @cached_property
     def options(self) -> Mapping[str, str]:
-        """Its other arguments, in order, with their types in an operator schema."""
+        """Its options, in order -> their types in an operator schema."""
         return {name: declared.kind for name, declared in options(self.call).items()}
 
     @cached_property
     def results(self) -> tuple[str, ...]:
-        """Every array that a forward call may return to the user, in order."""
+        """Every array that the forward pass may return to the user, in order."""
         return tuple(result.name for result in self.call.results)
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
-        """Every other output of a forward call; the backward call reads it."""
+        """The saved arrays: the other outputs of the forward pass, which the backward pass reads."""
         return tuple(result.name for result in self.call.kept)
 
     @property
     def whole(self) -> Mapping[str, Any]:
-        """Options under which gradients of all results come into the backward pass."""
+        """Options with which the backward pass reads the gradients of all computed results."""
         return self.call.whole
 
     def spec(self, params: Params, options: Mapping[str, Any]) -> Any:
         """A checked call. Raises ValueError or TypeError, see `errors`."""
         return self.call.of(params, options)
 
+<<<<<<< HEAD
     def forward(self, spec: Any) -> Forward:
         """The forward pass; its outputs are results and kept arrays, those that are there."""
+=======
+    def forward(self, spec: Any) -> Call:
+        """The forward pass; its outputs are the present results and saved arrays."""
+>>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
         return Forward(self, spec)
 
     def backward(self, spec: Any, wanted: frozenset[str]) -> Backward:
-        """The backward pass. Gradients of all results come in; it computes at least those of the arguments `wanted`."""
+        """The backward pass; it computes at least the gradients of the arguments `wanted`."""
         return Backward(self, spec, wanted & differentiable(self))
 
     def same_gradient(self, spec: Any) -> Mapping[str, str]:
-        """Argument -> another argument whose gradient is its own too, so that none is computed for it."""
+        """Argument -> another argument with the same gradient, which is computed once, for that other argument."""
         return spec.same_gradient()
 
     def folds(self, spec: Any, size: int) -> Iterable[Fold]:
-        """Ways to fold `size` calls into one, the cheapest first; without one that fits, they run one by one."""
+        """Ways to fold `size` calls into one, the cheapest first; where none fits, the calls run one by one."""
         return spec.folds(size)
 
     def implementation(self, spec: Any, arch: Arch, which: Pass) -> Implementation | None:
-        """The one that runs a pass on an architecture; None where the portable path does."""
+        """The implementation that runs a pass on an architecture; None where the portable path does."""
         return next((each for each in self.implementations if each.has(spec, arch, which)), None)
 
     @cached_property
     def formulas(self) -> Any:
-        """The portable path."""
+        """The module with the portable path."""
         return import_module(f"{self.package}.portable")
 
     def only(self, name: str) -> Op:
-        """The op with one of its implementations alone; what that does not take has no kernel then."""
+        """The op with only one of its implementations; calls that it does not take then run on the portable path."""
         left = tuple(each for each in self.implementations if each.name == name)
         if not left:
             names = ", ".join(each.name for each in self.implementations)
@@ -173,7 +189,7 @@ class OfOp:
         return tuple(Array(name, p.shape, p.dtype) for name, p in self.spec.params(self.computed).items())
 
     def program(self, layouts: Layouts, arch: Arch) -> Program | None:
-        """Of the first implementation that takes the call."""
+        """The program of the first implementation that takes the call; None where none does."""
         first = self.op.implementation(self.spec, arch, self.which)
         if first is None:
             return None
@@ -182,7 +198,7 @@ class OfOp:
 
 @dataclass(frozen=True)
 class Forward(OfOp):
-    """The arguments that are there -> results and kept arrays."""
+    """The forward pass: present arguments -> results and saved arrays."""
 
     which = "fwd"
 
@@ -193,43 +209,43 @@ class Forward(OfOp):
 
     @cached_property
     def computed(self) -> tuple[str, ...]:
-        """Results and kept arrays."""
+        """Results and saved arrays."""
         return self.spec.computes()
 
     def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Without a kernel."""
-        found: Mapping[str, Any] = self.op.formulas.forward(xp, self.spec, arrays)
-        return found
+        """See `Call`."""
+        outputs: Mapping[str, Any] = self.op.formulas.forward(xp, self.spec, arrays)
+        return outputs
 
 
 @dataclass(frozen=True)
 class Backward(OfOp):
-    """Gradients of results, arguments and what the forward pass computed -> gradients of arguments."""
+    """The backward pass: gradients of results, arguments and outputs of the forward pass -> gradients of arguments."""
 
     wanted: frozenset[str]
     which = "bwd"
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """As the spec says."""
+        """See `CallSpec.reads`."""
         return self.spec.reads(self.wanted)
 
     @cached_property
     def computed(self) -> tuple[str, ...]:
-        """As the spec says."""
+        """See `CallSpec.makes`."""
         return self.spec.makes(self.wanted)
 
     def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Without a kernel."""
-        found: Mapping[str, Any] = self.op.formulas.backward(xp, self.spec, arrays, self.wanted)
-        return found
+        """See `Call`."""
+        gradients: Mapping[str, Any] = self.op.formulas.backward(xp, self.spec, arrays, self.wanted)
+        return gradients
 
     def recomputed(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The kept arrays that it reads, from the other `inputs`, so that derivatives pass through them."""
+        """The saved arrays, computed from the other `inputs`, so that derivatives pass through them."""
         if not self.spec.kept:
             return {}
-        found: Mapping[str, Any] = self.op.formulas.recomputed(xp, self.spec, arrays)
-        return found
+        saved: Mapping[str, Any] = self.op.formulas.recomputed(xp, self.spec, arrays)
+        return saved
 
 
 def _size(letter: str, spec: Any) -> int:
@@ -243,16 +259,16 @@ def differentiable(op: Op) -> frozenset[str]:
 
 
 def gradients_of_results(op: Op) -> tuple[str, ...]:
-    """The names that a backward call has for what comes in."""
+    """The names of the gradients of all results in a backward pass."""
     return tuple(f"d{name}" for name in op.results)
 
 
 def saved_names(op: Op, backward: Call) -> tuple[str, ...]:
-    """The arguments and outputs of the forward call that a backward call reads."""
+    """The names of the arguments and forward outputs that a backward pass reads."""
     return tuple(name for name in backward.inputs if name not in gradients_of_results(op))
 
 
 def gradient_names(op: Op, spec: Any) -> tuple[str, ...]:
-    """The name that a backward call has for the gradient of each argument."""
+    """The name of each argument's gradient in a backward pass; arguments with the same gradient share a name."""
     same = op.same_gradient(spec)
     return tuple(f"d{same.get(name, name)}" for name in op.arguments)

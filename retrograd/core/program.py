@@ -1,6 +1,6 @@
-"""A program: which kernels run, in which order, on which arrays, written down as data.
+"""A program: which kernels run, in which order, on which arrays, as data.
 
-The launches of an implementation are a `Program`, planned without a GPU and without a framework. The launchers
+An implementation returns its launches as a `Program`, without a GPU and without a framework. The launchers
 (`core/torch/launch.py`, `core/jax/launch.py`) run it; the tests cross-compile it, or run it in Triton's interpreter.
 """
 
@@ -21,12 +21,12 @@ class Array:
     """An array that a program reads or writes.
 
     Attributes:
-        name: what the launches call it.
-        shape: its shape; an output is allocated dense, in row-major order.
+        name: its name in the launches.
+        shape: its shape; an output is allocated dense.
         dtype: a name of `core.dtypes`.
-        aligned: whether its first element lies on a 16-byte boundary. Arrays that a launcher allocates do.
-        copied: whether a launcher copies this input into dense memory first, since no launch reads it where it lies.
-        zeroed: whether a launcher fills this output or scratch memory with zeros before the first launch that takes it.
+        aligned: whether its first element is on a 16-byte boundary, as in all arrays that a launcher allocates.
+        copied: whether the launcher first copies this input into dense memory, because no launch reads its layout.
+        zeroed: whether the launcher fills this output or scratch array with zeros before the first launch that uses it.
     """
 
     name: str
@@ -47,18 +47,18 @@ class Launch:
     """One kernel launch.
 
     Attributes:
-        kernel: a `@triton.jit` function. Its first parameters are its pointers, what it reads before what it writes.
-        grid: programs along x; the other two dimensions are not used.
+        kernel: a `@triton.jit` function. Its first parameters are its pointers: those it reads, then those it writes.
+        grid: number of CTAs along x; the other two dimensions are not used.
         arrays: every pointer parameter -> array name, or None where an optional array is absent.
         scalars: kernel parameter -> value known at launch; a tuple of ints is passed as one parameter.
         constants: kernel parameter -> value known when the kernel is compiled.
-        num_warps: warps a program.
+        num_warps: warps per CTA.
         num_stages: depth of the software pipeline that the compiler builds.
-        max_registers: registers a thread may take, so that more programs fit on a multiprocessor; NVIDIA only.
-        parked: instructions that may put values which no inner loop changes out of the registers and back, for a kernel
-            that fills all of them by design.
-        overlap: launch while the kernel before it drains; the kernel then has to call `numerics.wait_for_previous`,
-            whose docstring says when. Only where `Arch.overlaps_launches`; it changes no result.
+        max_registers: upper limit of registers per thread, so that more CTAs fit on a multiprocessor; NVIDIA only.
+        parked: the number of spill instructions that tests allow, for values that no inner loop changes, in a kernel
+            that uses all registers by design.
+        overlap: launch while the previous kernel drains; the kernel then has to call `numerics.wait_for_previous`,
+            whose docstring says when. Only where `Arch.overlaps_launches`; it does not change results.
     """
 
     kernel: Any
@@ -80,7 +80,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """Launches in order, with the arrays they read (`inputs`), return (`outputs`) and use between them (`scratch`)."""
+    """Launches in order, with the arrays they read (`inputs`), return (`outputs`) or use in between (`scratch`)."""
 
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
@@ -92,19 +92,19 @@ class Program:
         """Every array by its name."""
         return {array.name: array for array in (*self.inputs, *self.outputs, *self.scratch)}
 
-    def reads_and_writes(self, launch: Launch, there: Container[str]) -> tuple[list[str], list[str]]:
-        """Of the arrays of a launch, in order: what it reads, up to the last that is there already; what it writes.
+    def reads_and_writes(self, launch: Launch, written: Container[str]) -> tuple[list[str], list[str]]:
+        """The arrays that a launch reads, up to its last pointer to an array in `written`, and those that it writes.
 
-        An empty array may be read though no launch has written it.
+        `written` has the inputs and the arrays that previous launches wrote. An empty array may be read unwritten.
 
         Raises:
-            ValueError: another array that is not there yet comes before one that is.
+            ValueError: a pointer to an unwritten array that is not empty precedes one to a written array.
         """
         pointers = launch.kernel.arg_names[: len(launch.arrays)]
         used = [name for name in map(launch.arrays.__getitem__, pointers) if name is not None]
-        first = max((place for place, name in enumerate(used, 1) if name in there), default=0)
+        first = max((place for place, name in enumerate(used, 1) if name in written), default=0)
         reads, writes = used[:first], used[first:]
-        early = [name for name in reads if name not in there and self.arrays[name].nbytes]
+        early = [name for name in reads if name not in written and self.arrays[name].nbytes]
         if early:
             name = launch.kernel.__name__
             raise ValueError(f"{name}: pointers must name what is read before what is written, got {early} in {used}")

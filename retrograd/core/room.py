@@ -1,4 +1,4 @@
-"""What a room tells the house about itself: the contract, the benchmarks and the command line know no more of it."""
+"""The record of an op: all that the contract, the benchmarks and the command line know about it."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ from .spec import CallSpec, Param, Pass, arguments
 
 @dataclass(frozen=True)
 class Room:
-    """One op, complete.
+    """The record of one op.
 
     Attributes:
         name: the op's name.
         arguments: its array arguments, in the order of the public function; the first is positional.
-        batch_axis: argument -> the axis along which independent rows lie, for the arguments that have one; an argument
-            of size 1 there serves every row.
+        batch_axis: argument -> the axis of independent rows, for the arguments that have one; an argument of size 1
+            along it is shared by all rows.
         cases: the named shapes.
         torch: the public PyTorch function.
         jax: loads jax and returns the public JAX function.
         reference: the definition, plain PyTorch.
-        plain: what sets the error budget, where the reference in the case's dtypes does not round as any kernel has to.
-        programs: a case's forward and backward program on an architecture, needs no GPU; None where the portable path
-            is taken.
+        plain: the function whose errors set the error budget, where the reference, run in the case's dtypes, lacks
+            roundings that no kernel can avoid.
+        programs: a case's forward and backward program on an architecture, needs no GPU; None where either pass runs
+            on the portable path.
         bytes_moved: the fewest bytes a case's pass moves through device memory.
         flops: a case's floating-point operations.
-        exps: a case's exponentials, where they may be what bounds it.
-        time_axis: argument -> the axis of time, for an op that looks along it. Its first result has batch and time
-            where its first argument has them; every other result is a state: one entry a sequence along its first axis.
-        sequence_axis: argument -> the axis with one entry a sequence: the batch's, or as long as there are sequences
-            where `cu_seqlens` cuts a batch of one into several.
-        continues: a sequence in two calls, the second from the state of the first, has the bits of the whole where the
-            cut is at a multiple of so many steps; 0 where it has not.
-        update: the public PyTorch function for one step of generation, where there is one: arguments have no time, and
-            `state` stands for `initial_state`.
-        jax_update: loads jax and returns the public JAX function for it.
-        gradients_only: layouts of `testing.layouts` in which inputs say nothing about errors, so that the incoming
-            gradients alone are laid out.
-        structures: name -> the variant whose calls are planned to run by another sequence of kernels. A plan may choose
-            among them by the size of the batch, because they give the same bits.
-        tensor_core_sums: whether sums of 16-bit inputs may pass tensor cores, which keep 11 bits of each term.
-        label: what rows of results call it.
-        op: what its functions call; the contract is tested on rooms without one.
+        exps: a case's exponentials, where they may limit its speed.
+        time_axis: argument -> the axis of time, for an op with one. Its first result has batch and time on the same
+            axes as its first argument; every other result is a state, with one entry per sequence along its first axis.
+        sequence_axis: argument -> the axis with one entry per sequence: of the size of the batch, or, where
+            `cu_seqlens` cuts a batch of one into several sequences, of their number.
+        continues: a sequence cut at a multiple of this many steps into two calls, the second from the final state of
+            the first, has the same bits as in one call; 0 where no cut keeps the bits.
+        update: the public PyTorch function for one step of generation, where there is one: arguments have no time axis,
+            and `initial_state` is called `state`.
+        jax_update: loads jax and returns the public JAX function for one step of generation.
+        gradients_only: layouts of `testing.layouts` that the contract applies only to incoming gradients, because
+            inputs in these layouts do not test errors.
+        structures: name -> a function from the room to a variant planned to run another sequence of kernels. A plan may
+            choose among these sequences by the size of the batch, because they have the same bits.
+        tensor_core_sums: whether sums of 16-bit inputs may use tensor cores, which keep 11 bits of each term.
+        label: the implementation's name in benchmark rows.
+        op: the op that its functions call; None in some rooms that test the contract itself.
     """
 
     name: str
@@ -80,9 +81,9 @@ class Room:
 
     @classmethod
     def of(cls, op: Op, **rest: Any) -> Room:
-        """The room of an op; `rest` is what `op` does not know.
+        """The room of an op; `rest` has the attributes that do not follow from `op`.
 
-        The public functions are those of the modules `torch_functions` and `jax_functions` beside the op's package.
+        The public functions are in the modules `torch_functions` and `jax_functions` next to the op's package.
         """
         package = op.package.rpartition(".")[0]
         update = op.update.op if op.update else None
@@ -108,12 +109,12 @@ class Room:
     def variant(
         self, only: str | None = None, replan: Replan | None = None, call: type[CallSpec] | None = None
     ) -> Room:
-        """The room with an op that is planned in another way; its functions take plain arrays, outside of tracing.
+        """The room with a variant of its op; the variant's functions take plain arrays, outside of tracing.
 
         Args:
-            only: the one implementation that is left; what it does not take has no kernel.
-            replan: from what an implementation has planned to what is planned instead.
-            call: another class of calls.
+            only: the only implementation to keep; calls that it does not take run on the portable path.
+            replan: maps an implementation's plan to the one to use instead.
+            call: another declaration.
         """
         assert self.op is not None
         op = self.op.only(only) if only else self.op
@@ -145,7 +146,7 @@ class Room:
         raise KeyError(f"{self.name} has no case {name!r}")
 
     def stands_for_others(self, case: Case) -> bool:
-        """Whether a case is among those on which many variations of a call are tried; see `Case.tags`."""
+        """Whether a case is used for tests with many variations of a call; see `Case.tags`."""
         return "strided" in case.tags or not self.tagged("strided")
 
     def tagged(self, *tags: str) -> list[Case]:
@@ -159,10 +160,10 @@ def spec_of(op: Op, case: Case) -> Any:
 
 
 def _costs(op: Op) -> dict[str, Any]:
-    """What a room tells of an op's passes."""
+    """The attributes of a room that describe an op's passes."""
 
     def programs(case: Case, arch: Arch) -> tuple[Program, Program] | None:
-        """With dense inputs, all gradients wanted."""
+        """The programs for dense inputs and for the gradients of all arguments."""
         spec = spec_of(op, case)
         forward = op.forward(spec).program({}, arch)
         backward = op.backward(spec, frozenset(case.inputs) & differentiable(op)).program({}, arch)
@@ -176,7 +177,7 @@ def _costs(op: Op) -> dict[str, Any]:
 
 
 def _axes(declared: Mapping[str, Argument], letter: str) -> dict[str, int]:
-    """Argument -> its axis of a letter, where it has one in some of its shapes."""
+    """Argument -> its axis of a letter, for arguments with the letter in some alternative of their shape."""
     found: dict[str, int] = {}
     for name, argument in declared.items():
         for axes in alternatives(argument.shape):
@@ -187,7 +188,7 @@ def _axes(declared: Mapping[str, Argument], letter: str) -> dict[str, int]:
 
 
 def _rebound(function: Any, names: Mapping[str, Any]) -> Any:
-    """A function of a module in which these names stand for something else."""
+    """A copy of a function in which these global names have other values."""
     new = FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__)
     new.__kwdefaults__ = function.__kwdefaults__
     return update_wrapper(new, function)

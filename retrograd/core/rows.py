@@ -1,4 +1,4 @@
-"""Rows of strided arrays: finds the fewest strides that reach every row, so that no array needs a copy."""
+"""Strides and layouts: merges dimensions so that few strides address every row and strided arrays need no copy."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def dense(shape: Sequence[int]) -> Strides:
 
 
 def is_dense(shape: Sequence[int], strides: Strides) -> bool:
-    """Whether the strides are those of a dense array; those of dimensions of size 1 do not count."""
+    """Whether the strides are those of a dense array; strides of dimensions of size 1 are ignored."""
     return all(size == 1 or a == b for size, a, b in zip(shape, strides, dense(shape), strict=True))
 
 
 def collapse(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[tuple[int, ...], list[Strides]]:
-    """Merge neighbouring dimensions wherever one stride serves for both in every array.
+    """Merge neighbouring dimensions where, in every array, one stride addresses both.
 
     Args:
         shape: dimensions that the arrays share, outermost first.
-        strides: for each array, one stride a dimension.
+        strides: for each array, one stride per dimension.
 
     Returns:
-        The merged shape, and each array's strides over it. Dimensions of size 1 vanish; at least one dimension is left,
-        the last with its strides.
+        The merged shape, and each array's strides for it. Dimensions of size 1 are dropped; if all are of size 1, the
+        last is kept with its strides.
 
     Example:
         >>> collapse((2, 3, 5), [(15, 5, 1), (0, 5, 1)])
@@ -54,10 +54,10 @@ def collapse(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[tuple[in
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How an array lies in memory: strides in elements, and whether its first element is on a 16-byte boundary."""
+    """An array's layout in memory: strides in elements, and whether its first element is on a 16-byte boundary."""
 
     strides: Strides
     aligned: bool = True
 
 
-Layouts = Mapping[str, Layout]  # by array name; an array that is not named is dense
+Layouts = Mapping[str, Layout]  # by array name; an array without an entry is dense

@@ -1,6 +1,6 @@
-"""A checked call of an op. Its fields declare the arguments and options; all that both frameworks ask of it is derived.
+"""A checked call of an op. Its fields declare the arguments and options; both bindings derive the rest from them.
 
-An op writes a subclass: its fields, its letters, its results, and the few rules that letters cannot say.
+An op defines a subclass with its fields, letters and results, and the few checks that letters cannot express.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .dtypes import BYTES, accumulator
 from .errors import bad_dtype, bad_shape, bad_type, bad_value, check_option
 
 Pass = Literal["fwd", "bwd"]
-BATCH, SEQUENCES = "B", "S"  # letters that every op along time has: without packed sequences they are one
+BATCH, SEQUENCES = "B", "S"  # letters of every op with a time axis; equal without packed sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Size:
 
     Args:
         letter: the letter.
-        absent: what stands for it where no argument has it.
+        absent: its value where no present argument has the letter.
     """
 
     def __init__(self, letter: str, absent: int | None = None) -> None:
@@ -59,12 +59,19 @@ class CallSpec:
     Attributes:
         op: the op's name in errors.
         letters: the axes, by letter.
+<<<<<<< HEAD
         results: what a forward pass may return to the user, in order.
         kept: what else it computes, for the backward pass.
         whole: options under which gradients of all results that are computed come into the backward pass.
         sizes: of the letters.
         first: the first argument.
         packed: whether several sequences lie one after the other in a batch of one.
+=======
+        results: the arrays that a forward pass may return to the user, in order.
+        kept: the saved arrays: those that it computes only for the backward pass.
+        whole: options with which the backward pass reads the gradients of all computed results.
+        sizes: letter -> size.
+>>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
 
     Raises:
         ValueError, TypeError: on construction, for arguments and options that do not fit together.
@@ -80,7 +87,7 @@ class CallSpec:
     first: Param = field(init=False, repr=False, compare=False)
     packed: bool = field(init=False, repr=False, compare=False)
 
-    # Of the docstring of the public functions, whose beginning is that of the class.
+    # Parts of the public functions' docstring, which begins with that of the class.
     RETURNS: ClassVar[str]
     SOURCE: ClassVar[str] = ""
     TORCH_EXAMPLE: ClassVar[str]
@@ -88,7 +95,7 @@ class CallSpec:
 
     @classmethod
     def of(cls, params: Params, options: Mapping[str, Any]) -> Any:
-        """From shapes and dtypes by argument, None where absent, and the options by name."""
+        """The checked call with these shapes and dtypes by argument, None where absent, and options by name."""
         for name, argument in arguments(cls).items():
             if params.get(name) is None and not argument.optional:
                 raise bad_type(cls.op, name, None, "an array")
@@ -101,7 +108,7 @@ class CallSpec:
         object.__setattr__(self, "packed", any(a.reaches and self[name] is not None for name, a in declared.items()))
         self.check_options()
         for name, argument in _in_order(type(self)):
-            if SEQUENCES in argument.shape.split():  # states, where no boundaries have told how many
+            if SEQUENCES in argument.shape.split():  # without boundaries, a state has one entry per batch row
                 self.sizes.setdefault(SEQUENCES, self.sizes[BATCH])
             if (param := self[name]) is not None:
                 self._check_shape(name, argument, param)
@@ -114,7 +121,7 @@ class CallSpec:
         self.check()
 
     def check_options(self) -> None:
-        """Raise for an option of the wrong type, or that is none of its choices."""
+        """Raise for an option of the wrong type, or with a value that is not among its choices."""
         for name, declared in options(type(self)).items():
             value = getattr(self, name)
             if declared.kind != "ScalarType?":
@@ -123,25 +130,25 @@ class CallSpec:
                 raise bad_value(self.op, name, value, " or ".join(map(repr, declared.choices)))
 
     def shape_of(self, name: str) -> str:
-        """The declared shape of an argument, as far as it is possible in this call."""
+        """The declared shape of an argument; a subclass may leave out alternatives that this call cannot have."""
         return arguments(type(self))[name].shape
 
     def tie(self) -> None:
-        """Set sizes that follow from the first argument in another way than by its letters; by default none."""
+        """Set sizes that follow from the first argument but are not among its letters; by default none."""
 
     def check(self) -> None:
-        """Raise for what letters cannot say; by default nothing."""
+        """Raise for errors that letters cannot express; by default none."""
 
     def __getitem__(self, name: str) -> Param | None:
-        """Shape and dtype of an argument, a result, a kept array or a gradient; None where it is absent."""
+        """Shape and dtype of an argument, a result, a saved array or a gradient; None where it is absent."""
         if name in arguments(type(self)):
             param: Param | None = getattr(self, name)
             return param
         computed = _computed(type(self))
         if name in computed:
             result = computed[name]
-            there = result.when is None or getattr(self, result.when)
-            return self.param(result.shape, result.dtype) if there else None
+            present = result.when is None or getattr(self, result.when)
+            return self.param(result.shape, result.dtype) if present else None
         if name.startswith("d"):
             return self[name[1:]]
         raise KeyError(name)
@@ -154,40 +161,51 @@ class CallSpec:
         return Param(dims, next(self._dtypes((dtype,))))
 
     def present(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of the arrays that this call has."""
+        """The names of those arrays that are present in this call."""
         return tuple(name for name in names if self[name] is not None)
 
     def params(self, names: Iterable[str]) -> dict[str, Param]:
-        """Shapes and dtypes of those of the arrays that this call has."""
+        """Shapes and dtypes of those arrays that are present in this call."""
         return {name: param for name in names if (param := self[name]) is not None}
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The arguments that are there."""
+        """The present arguments."""
         return self.present(arguments(type(self)))
 
     @property
     def uses(self) -> frozenset[str]:
-        """What a kernel has to honour: the arguments that are there, and the options that differ from their default."""
+        """What a kernel has to support: the present arguments, and the options that differ from their default."""
         changed = (name for name, option in options(type(self)).items() if getattr(self, name) != option.default)
         return frozenset((*self.arguments, *changed))
 
     @property
     def compute_dtype(self) -> str:
+<<<<<<< HEAD
         """Dtype of sums over numbers of the first argument."""
         return accumulator(self.first.dtype)
+=======
+        """The dtype in which values of the first argument are summed."""
+        first = getattr(self, next(iter(arguments(type(self)))))
+        return accumulator(first.dtype)
+
+    @property
+    def packed(self) -> bool:
+        """Whether the call has packed sequences: several, one after the other, in a batch of one."""
+        return any(declared.reaches and self[name] for name, declared in arguments(type(self)).items())
+>>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
 
     def gradients_in(self) -> tuple[str, ...]:
-        """The gradients of results that the backward pass reads: of those that the user can reach."""
+        """The gradients that the backward pass reads: those of the results that are returned to the user."""
         reached = (r for r in self.results if r.returned is None or getattr(self, r.returned))
         return tuple(f"d{result.name}" for result in reached if self[result.name] is not None)
 
     def computes(self) -> tuple[str, ...]:
-        """The arrays that the forward pass computes: results, then kept arrays."""
+        """The arrays that the forward pass computes: results, then saved arrays."""
         return self.present(_computed(type(self)))
 
     def reads(self, wanted: frozenset[str]) -> tuple[str, ...]:
-        """The arrays that a backward pass reads, for the gradients of the arguments `wanted`."""
+        """The arrays that a backward pass reads to compute the gradients of the arguments `wanted`."""
         return (*self.gradients_in(), *self.arguments, *(result.name for result in self.kept))
 
     def makes(self, wanted: frozenset[str]) -> tuple[str, ...]:
@@ -195,16 +213,16 @@ class CallSpec:
         return tuple(f"d{name}" for name in self.arguments if name in wanted)
 
     def same_gradient(self) -> Mapping[str, str]:
-        """Argument -> another argument whose gradient is its own too, so that none is computed for it."""
+        """Argument -> another argument with the same gradient, which is computed once, for that other argument."""
         return {}
 
     def axes_of(self, *letters: str) -> dict[str, int]:
-        """Argument, result or kept array -> its axis of one of these letters, where it has one of its own."""
+        """Argument, result or saved array -> its axis of one of these letters; without axes broadcast from size 1."""
         return {name: axes[letter] for name in (*self.arguments, *self.computes())
                 for axes in [self._axes(name)] for letter in letters if letter in axes}  # fmt: skip
 
     def _axes(self, name: str) -> dict[str, int]:
-        """Letter -> axis of an array; without what others share because it is of size 1."""
+        """Letter -> axis of an array; without axes of size 1 that are broadcast."""
         param = self[name]
         assert param is not None
         declared = arguments(type(self)).get(name) or _computed(type(self))[name]
@@ -216,19 +234,19 @@ class CallSpec:
         return {}
 
     def folds(self, size: int) -> Iterator[Fold]:
-        """Ways to fold `size` calls into one, the cheapest first; without one that fits, they run one by one.
+        """Ways to fold `size` calls into one, the cheapest first; where none fits, the calls run one by one.
 
-        By default as more rows.
+        By default there is one way: the calls become rows of one batch.
         """
         yield self.folded(dict.fromkeys(self.axes_of(BATCH, SEQUENCES), 0), size)
 
     def folded(self, axes: Mapping[str, int | None], size: int, **others: Any) -> Fold:
-        """The fold of `size` calls along `axes`, in which gradients lie as what they are gradients of.
+        """The fold of `size` calls along `axes`; each gradient is folded like its array.
 
         Args:
-            axes: as `Fold.axes`, of arguments, results and kept arrays.
-            size: how many calls.
-            others: options that the one call has in place of theirs.
+            axes: as `Fold.axes`, for arguments, results and saved arrays.
+            size: the number of calls.
+            others: options of the folded call that replace those of this call.
         """
 
         def of(name: str) -> Param | None:
@@ -240,12 +258,12 @@ class CallSpec:
                 return replace(param, shape=(size, *shape))
             return replace(param, shape=(*shape[:axis], size * shape[axis], *shape[axis + 1 :]))
 
-        theirs = {name: getattr(self, name) for name in options(type(self))}
-        spec = self.of({name: of(name) for name in arguments(type(self))}, theirs | others)
+        own = {name: getattr(self, name) for name in options(type(self))}
+        spec = self.of({name: of(name) for name in arguments(type(self))}, own | others)
         return Fold(spec, {f"d{name}": axis for name, axis in axes.items()} | dict(axes))
 
     def bytes_moved(self, which: Pass) -> int:
-        """The fewest bytes a pass moves: each array read once, each computed one written once."""
+        """The fewest bytes a pass moves: each input read once, each output written once."""
         wanted = with_gradients(type(self))
         forward = (*self.arguments, *self.computes())
         names = forward if which == "fwd" else (*self.reads(wanted), *self.makes(wanted))
@@ -256,7 +274,7 @@ class CallSpec:
         raise NotImplementedError
 
     def _dtypes(self, names: Iterable[str]) -> Iterator[str]:
-        """The dtypes that names of dtypes and of attributes stand for."""
+        """The dtypes that are named directly, or by attributes of the call."""
         for name in names:
             value = getattr(self, name, name)
             if isinstance(value, tuple):
@@ -286,7 +304,7 @@ class CallSpec:
         raise bad_shape(self.op, name, param.shape, expected)
 
     def _check_boundaries(self, name: str, param: Param, least: int) -> None:
-        """Raise for boundaries of fewer sequences, or of sequences in several rows."""
+        """Raise for boundaries of fewer than `least` sequences, or in a batch of several rows."""
         if len(param.shape) != 1 or param.shape[0] <= least:
             more = " with at least one sequence" if least else ""
             raise bad_shape(self.op, name, param.shape, f"(sequences + 1,){more}")
@@ -312,13 +330,13 @@ class CallSpec:
                 raise bad_shape(self.op, name, param.shape, expected)
 
     def _places(self, name: str, param: Param) -> list[tuple[str, int]]:
-        """The letters of an argument with their axes."""
+        """The letters of an argument, each with its axis."""
         axes = next((a for a in alternatives(self.shape_of(name)) if fits(a, param.shape, self.sizes) is not None), ())
         return [(a.letter, place) for place, a in enumerate(axes) if not (a.many or a.offset or axes[0].many)]
 
     @property
     def _words(self) -> Mapping[str, Letter]:
-        """The letters as errors name them: where sequences are not packed, they are the batch."""
+        """The letters as named in errors; without packed sequences, S has the word of the batch."""
         if SEQUENCES not in self.letters or self.packed:
             return self.letters
         return {**self.letters, SEQUENCES: self.letters[BATCH]}
@@ -326,12 +344,12 @@ class CallSpec:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Several calls as one, for `jax.vmap`.
+    """Several calls folded into one, for `jax.vmap`.
 
     Attributes:
-        spec: the one call.
-        axes: array -> the axis along which the calls follow each other, or None where each has a place along a new
-            first axis. What is not named here is shared by all calls.
+        spec: the folded call.
+        axes: array -> the axis along which the calls' arrays are concatenated, or None where they are stacked along a
+            new first axis. Arrays without an entry are shared by all calls.
     """
 
     spec: Any
@@ -342,7 +360,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def once(function: F) -> F:
-    """`functools.lru_cache`, with the type of the function: to mypy a class of dataclasses has no hash."""
+    """`functools.lru_cache` that keeps the function's type: mypy takes a class of dataclasses to be unhashable."""
     return cast(F, lru_cache(maxsize=4096, typed=True)(function))
 
 
@@ -366,13 +384,13 @@ def with_gradients(call: type[CallSpec]) -> frozenset[str]:
 
 @once
 def _computed(call: type[CallSpec]) -> dict[str, Result]:
-    """Results and kept arrays by name."""
+    """Results and saved arrays by name."""
     return {result.name: result for result in (*call.results, *call.kept)}
 
 
 @once
 def _in_order(call: type[CallSpec]) -> list[tuple[str, Argument]]:
-    """The arguments in the order in which they tell sizes: what may be of size 1 late, states after boundaries."""
+    """The arguments in the order in which sizes are read: axes that may be 1 after others, states after boundaries."""
 
     def late(item: tuple[str, Argument]) -> int:
         axes: list[Axis] = [axis for form in alternatives(item[1].shape) for axis in form]
@@ -383,3 +401,13 @@ def _in_order(call: type[CallSpec]) -> list[tuple[str, Argument]]:
         return int(any(axis.may_be_one or axis.offset for axis in axes))
 
     return sorted(arguments(call).items(), key=late)
+<<<<<<< HEAD
+=======
+
+
+@once
+def check_step(call: type[CallSpec], shapes: tuple[tuple[tuple[int, ...], str] | None, ...], options_: Any) -> None:
+    """Raise for arguments of a step of generation that do not fit together; cached by shapes, dtypes and options."""
+    params = {name: None if s is None else Param(*s) for name, s in zip(arguments(call), shapes, strict=True)}
+    call.of(params, dict(zip(options(call), options_, strict=True)))
+>>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7

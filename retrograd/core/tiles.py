@@ -1,4 +1,4 @@
-"""Arithmetic that every plan does."""
+"""Arithmetic shared by all plans."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def power_of_two(n: int) -> int:
 
 
 def warps_of(warps: int, arch: Arch) -> int:
-    """The warps with as many threads as `warps` of 32 have."""
+    """The number of warps with as many threads as `warps` warps of 32 threads, at least 1."""
     return max(1, warps * 32 // arch.warp_size)

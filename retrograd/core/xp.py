@@ -1,4 +1,4 @@
-"""The few array functions that portable paths are written in, for PyTorch and JAX alike."""
+"""The few array functions that portable paths use, for both PyTorch and JAX."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Namespace:
-    """Array functions of one framework. Reductions are over the last axis and keep it, unless they say otherwise."""
+    """Array functions of one framework. Reductions are over the last axis and keep it, unless stated otherwise."""
 
     astype: Callable[[Any, str], Any]
     reshape: Callable[[Any, tuple[int, ...]], Any]
-    dense: Callable[[Any], Any]  # in row-major order in memory, as kernels write and as shape inference promises
+    dense: Callable[[Any], Any]  # row-major contiguous, as kernels write it and as shape inference promises
     mean: Callable[[Any], Any]
     sqrt: Callable[[Any], Any]
     silu: Callable[[Any], Any]
     sigmoid: Callable[[Any], Any]
-    sum_to: Callable[[Any, tuple[int, ...]], Any]  # sums leading axes away, down to the given trailing shape
-    sum: Callable[[Any, int | tuple[int, ...]], Any]  # over axes, which vanish
+    sum_to: Callable[[Any, tuple[int, ...]], Any]  # sums over leading axes; the trailing shape remains
+    sum: Callable[[Any, int | tuple[int, ...]], Any]  # over axes, which are removed
     arange: Callable[[Any, int], Any]  # 0 to size - 1, on the device of the first argument
     clip: Callable[[Any, int, int], Any]
-    cumsum: Callable[[Any, int, bool], Any]  # over an axis; from its end, where the last argument says so
-    matmul: Callable[[Any, Any], Any]  # of matrices in the last two axes; the others broadcast
+    cumsum: Callable[[Any, int, bool], Any]  # over an axis; from its end if the last argument is True
+    matmul: Callable[[Any, Any], Any]  # of matrices in the last two axes; other axes broadcast
     exp: Callable[[Any], Any]
     softplus: Callable[[Any], Any]
     where: Callable[[Any, Any, Any], Any]
-    multiply: Callable[[Any, Any], Any]  # of complex numbers too; real ones and complex by real have `*`
+    multiply: Callable[[Any, Any], Any]  # also complex by complex; for other products use `*`
     conj: Callable[[Any], Any]
-    complex: Callable[[Any, Any], Any]  # from real and imaginary part; `.real` and `.imag` take it apart
-    # wide(x): real numbers of which `*`, `+` and `-` keep at least 10 bits more, but for float64, which stays;
-    # narrow(wide, dtype): rounded, and what the rounding lost, or 0 where that is not finite.
+    complex: Callable[[Any, Any], Any]  # from real and imaginary part; `.real` and `.imag` return them
+    # wide(x): real x in a form for which `*`, `+` and `-` keep at least 10 more bits; float64 is unchanged.
+    # narrow(wide, dtype): the rounded value, and the rounding error, or 0 where the rounded value is not finite.
     wide: Callable[[Any], Any]
     narrow: Callable[[Any, str], tuple[Any, Any]]
     moveaxis: Callable[[Any, int, int], Any]
@@ -41,11 +41,11 @@ class Namespace:
     concat: Callable[[Sequence[Any], int], Any]
     stack: Callable[[Sequence[Any], int], Any]
     zeros: Callable[[Any, tuple[int, ...], str], Any]  # on the device of the first argument
-    # scan(step, carry, xs, reverse): carry, y = step(carry, x) over the leading axis of every array of the tuple xs;
-    # gives the last carry, and the tuples y stacked, each where its x stood. A carry is a tuple too.
+    # scan(step, carry, xs, reverse): carry, y = step(carry, x) over the leading axis of every array in the tuple xs.
+    # Returns the last carry, and the y stacked, each at the index of its x. Carries and y are tuples.
     scan: Callable[[Callable[[Any, Any], Any], Any, Any, bool], Any]
-    # recurrence(decay, added, h, reverse): h = decay[t] * h + added[t] along the leading axis; every h, the one that is
-    # given too: it stands first, or last in reverse.
+    # recurrence(decay, added, h, reverse): h = decay[t] * h + added[t] along the leading axis. Returns every h,
+    # including the initial one, which comes first, or last if reverse.
     recurrence: Callable[[Any, Any, Any, bool], Any]
 
 
@@ -62,7 +62,7 @@ def torch_namespace() -> Namespace:
     return Namespace(
         astype=lambda x, dtype: x.to(getattr(torch, dtype)),
         reshape=lambda x, shape: x.reshape(shape),
-        # An empty tensor counts as contiguous whatever its strides are.
+        # PyTorch calls an empty tensor contiguous whatever its strides.
         dense=lambda x: x.contiguous() if x.numel() else x.new_empty(x.shape),
         mean=lambda x: _torch_row_sums(x)[..., None] / x.shape[-1],
         sqrt=torch.sqrt,
@@ -94,7 +94,7 @@ def torch_namespace() -> Namespace:
 
 @cache
 def differentiable_torch_namespace() -> Namespace:
-    """PyTorch's functions as autograd, `torch.vmap` and forward mode take them, with right derivatives everywhere."""
+    """PyTorch's functions, in forms that autograd, `torch.vmap` and forward mode can differentiate everywhere."""
     import torch
 
     return replace(
@@ -110,22 +110,22 @@ def _torch_scan(step: Callable[[Any, Any], Any], carry: Any, xs: Any, reverse: b
     import torch
 
     steps = range(xs[0].shape[0])
-    made = []
+    outputs = []
     for i in reversed(steps) if reverse else steps:
         carry, y = step(carry, tuple(x[i] for x in xs))
-        made.append(y)
+        outputs.append(y)
     if reverse:
-        made.reverse()
-    return carry, tuple(torch.stack(column) for column in zip(*made, strict=True))
+        outputs.reverse()
+    return carry, tuple(torch.stack(column) for column in zip(*outputs, strict=True))
 
 
 def _torch_recurrence(decay: Any, added: Any, h: Any, reverse: bool) -> Any:
     import torch
 
-    made = h.new_empty((decay.shape[0] + 1, *h.shape))
-    # Not addcmul: what is left over after whole vectors might be rounded in another way.
-    steps = list(zip(decay.unbind(), added.unbind(), made.unbind(), made[1:].unbind(), strict=False))
-    made[-1 if reverse else 0] = h
+    states = h.new_empty((decay.shape[0] + 1, *h.shape))
+    # Not addcmul: it might round the elements after the last whole vector differently.
+    steps = list(zip(decay.unbind(), added.unbind(), states.unbind(), states[1:].unbind(), strict=False))
+    states[-1 if reverse else 0] = h
     for decay_t, added_t, before, after in reversed(steps) if reverse else steps:
         source, target = (after, before) if reverse else (before, after)
         if decay_t.is_complex():
@@ -133,17 +133,17 @@ def _torch_recurrence(decay: Any, added: Any, h: Any, reverse: bool) -> Any:
         else:
             torch.mul(decay_t, source, out=target)
         target += added_t
-    return made
+    return states
 
 
 def _torch_recurrence_out_of_place(decay: Any, added: Any, h: Any, reverse: bool) -> Any:
     import torch
 
-    made = [h]
+    states = [h]
     steps = list(zip(decay.unbind(), added.unbind(), strict=True))
     for decay_t, added_t in reversed(steps) if reverse else steps:
-        made.append(decay_t * made[-1] + added_t)
-    return torch.stack(made[::-1] if reverse else made)
+        states.append(decay_t * states[-1] + added_t)
+    return torch.stack(states[::-1] if reverse else states)
 
 
 def _torch_multiply(x: Any, y: Any) -> Any:
@@ -151,12 +151,12 @@ def _torch_multiply(x: Any, y: Any) -> Any:
 
     if not (x.is_complex() and y.is_complex()):
         return x * y
-    # A CPU's complex product depends on where in the array it stands; the real ones that it is made of do not.
+    # On a CPU the bits of a complex product depend on its position in the array; those of real products do not.
     return torch.complex(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
 
 
 def _torch_matmul(a: Any, b: Any) -> Any:
-    """Of at least two rows and columns: a CPU has other functions for vectors, and one product alone may take them."""
+    """The product, with single rows and columns doubled: a CPU may compute them by vector functions with other bits."""
     import torch
 
     rows, columns = a.shape[-2], b.shape[-1]
@@ -173,13 +173,13 @@ def _torch_narrow(wide: Any, dtype: str) -> tuple[Any, Any]:
 
 
 def _torch_sigmoid(x: Any) -> Any:
-    # On a CPU, torch.sigmoid computes what is left over after whole vectors in another way, so that its last bit
-    # depends on where in the array an element lies; exp does not.
+    # On a CPU, torch.sigmoid computes the elements after the last whole vector differently, so the last bit depends on
+    # an element's position; that of exp does not.
     return 1 / (1 + (-x).exp())
 
 
 def _torch_sum(x: Any, axis: int | tuple[int, ...]) -> Any:
-    """Over one axis in an order that neither the layout, the other axes' sizes nor the number of threads changes."""
+    """Sums; over one axis, in an order independent of the layout, of the other axes' sizes and of the thread count."""
     axes = axis if isinstance(axis, tuple) else (axis,)
     if len(axes) > 1:
         return x.sum(axes)
@@ -194,10 +194,10 @@ def _torch_sum(x: Any, axis: int | tuple[int, ...]) -> Any:
 
 
 def _torch_row_sums(x: Any) -> Any:
-    """Sums over the last axis. A CPU adds up a dense row by itself, always in one order; other layouts in others."""
+    """Sums over the last axis, of dense rows: a CPU sums each in a fixed order, which other layouts change."""
     x = x.contiguous()
     if x.numel() and x.numel() == x.shape[-1]:
-        # One long row by itself it sums in parts, as many as it has threads; of two rows, each goes to one thread.
+        # A single long row is split among the threads; with two rows, each is summed by one thread.
         return x.reshape(1, -1).expand(2, -1).sum(-1)[0].reshape(x.shape[:-1])
     return x.sum(-1)
 
@@ -253,12 +253,12 @@ def _jax_recurrence(decay: Any, added: Any, h: Any, reverse: bool) -> Any:
     import jax
     import jax.numpy as jnp
 
-    def step(h: Any, given: Any) -> Any:
-        h = given[0] * h + given[1]
+    def step(h: Any, x: Any) -> Any:
+        h = x[0] * h + x[1]
         return h, h
 
-    _, made = jax.lax.scan(step, h, (decay, added), reverse=reverse)
-    return jnp.concatenate([made, h[None]] if reverse else [h[None], made])
+    _, states = jax.lax.scan(step, h, (decay, added), reverse=reverse)
+    return jnp.concatenate([states, h[None]] if reverse else [h[None], states])
 
 
 def _rows(shape: tuple[int, ...], trailing: tuple[int, ...]) -> int:

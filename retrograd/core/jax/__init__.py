@@ -1,1 +1,1 @@
-"""What binds ops to JAX."""
+"""The binding of ops to JAX."""

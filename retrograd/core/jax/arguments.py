@@ -1,4 +1,4 @@
-"""What a binding to JAX makes of arguments: arrays of jax, shapes and dtypes, numbers that can be looked at."""
+"""Checks and converts the arguments and options of a call from JAX."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ..spec import CallSpec, Param, arguments
 
 
 def arrays_of(op: str, arguments: Mapping[str, Any], required: int = 1) -> dict[str, Any]:
-    """The arguments as arrays of jax, None where one is absent; the first ones are required.
+    """The arguments as JAX arrays, None where one is absent; the first `required` arguments must be present.
 
-    An array of numpy becomes what `jax.numpy.asarray` makes of it: float32 of float64, unless `jax_enable_x64` is set.
+    numpy arrays are converted by `jax.numpy.asarray`: float64 becomes float32, unless `jax_enable_x64` is set.
     """
     arrays: dict[str, Any] = {}
-    for place, (name, given) in enumerate(arguments.items()):
-        if isinstance(given, jax.Array) or (given is None and place >= required):
-            arrays[name] = given
-        elif isinstance(given, np.ndarray) and given.dtype.kind not in "OSUMm":
-            arrays[name] = jnp.asarray(given)
+    for place, (name, value) in enumerate(arguments.items()):
+        if isinstance(value, jax.Array) or (value is None and place >= required):
+            arrays[name] = value
+        elif isinstance(value, np.ndarray) and value.dtype.kind not in "OSUMm":
+            arrays[name] = jnp.asarray(value)
         else:
-            raise bad_type(op, name, given, "a jax.Array")
+            raise bad_type(op, name, value, "a jax.Array")
     return arrays
 
 
 def jax_dtype(op: str, option: str, dtype: Any) -> str | None:
-    """The name of an option that is a dtype, or None; raises ValueError for anything else."""
+    """The dtype's name for an option that is a dtype or None; raises ValueError for anything else."""
     try:
         return None if dtype is None else str(jnp.dtype(dtype))
     except TypeError:
@@ -39,10 +39,10 @@ def jax_dtype(op: str, option: str, dtype: Any) -> str | None:
 
 
 def as_array(op: str, argument: str, value: Any, dtype: str, like: Any) -> Any:
-    """A number that is known at run time alone as an array without axes; None stays None.
+    """A run-time number as a 0-dimensional array; arrays and None are returned unchanged.
 
     Raises:
-        TypeError, ValueError: for what is no number of the dtype.
+        TypeError, ValueError: for a value that is not a number of the dtype.
     """
     if value is None or isinstance(value, jax.Array | np.ndarray):
         return value
@@ -50,6 +50,7 @@ def as_array(op: str, argument: str, value: Any, dtype: str, like: Any) -> Any:
     return jnp.asarray(value, dtype)
 
 
+<<<<<<< HEAD
 def checker(
     call: type[CallSpec],
 ) -> Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]:
@@ -65,6 +66,15 @@ def checker(
         return arrays, options
 
     return checked
+=======
+def checked_step(
+    call: type[CallSpec], values: dict[str, Any], options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays and options of a step of generation; raises ValueError or TypeError if they do not fit together."""
+    arrays = arrays_of(call.op, values, sum(not declared.optional for declared in arguments(call).values()))
+    call.of(params_of(arrays), options)
+    return arrays, options
+>>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
 
 
 def params_of(arrays: Mapping[str, Any]) -> dict[str, Param | None]:
@@ -75,7 +85,7 @@ def params_of(arrays: Mapping[str, Any]) -> dict[str, Param | None]:
 
 
 def check_numbers(op: Op, spec: Any, arguments: Mapping[str, Any]) -> None:
-    """Raise for numbers that fall or pass their limit, where they can be read without waiting: on a CPU, untraced."""
+    """Raise for `Op.indices` that decrease or exceed their limit, if readable without waiting: on a CPU, untraced."""
     for name, limit in op.indices.items():
         if (numbers := arguments[name]) is not None and _readable(numbers):
             check_rising(op.name, name, np.asarray(numbers).tolist(), limit(spec))

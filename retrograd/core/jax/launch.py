@@ -1,6 +1,6 @@
 """Runs programs from JAX: compiles each launch with Triton and emits jax's own custom call for Triton kernels.
 
-`jaxlib.gpu_triton` is not public API and is used in this file alone, so a change of it has one place to be met.
+`jaxlib.gpu_triton` is not public API, so it is used only in this file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TARGET = "triton_kernel_call_ffi"
 
 
 class Call(Protocol):
-    """One pass of a room's op, as a JAX primitive needs it. Hashable: equal calls share one compilation."""
+    """One pass of an op, with what a JAX primitive needs. Hashable: equal calls share one compilation."""
 
     def __hash__(self) -> int: ...
 
@@ -32,19 +32,19 @@ class Call(Protocol):
         """Raise for arrays, as abstract values, that the call cannot take."""
 
     def outputs(self) -> Sequence[Array]:
-        """What the call returns; the same on every path."""
+        """The arrays that the call returns, the same on every path."""
 
     def program(self, arch: Arch) -> Program | None:
-        """The kernels, for an architecture; inputs are dense. None where the portable path has to be taken."""
+        """The launches for an architecture, with dense inputs; None where the portable path has to run."""
 
     def portable(self, *arrays: Any) -> Sequence[Any]:
-        """The same in plain JAX."""
+        """The results, computed in plain JAX."""
 
     def batch(self, arrays: Sequence[Any], axes: Sequence[int | None]) -> tuple[Sequence[Any], Sequence[int]]:
-        """The call on a batch of inputs: results, and the axis of the batch in each."""
+        """The results for a batch of inputs, and the batch axis of each."""
 
     def transpose(self, cotangents: Sequence[Any], arrays: Sequence[Any]) -> Sequence[Any]:
-        """For a linear call, the cotangent of every input, None where the call is not linear in it."""
+        """For a linear call, the cotangent of each input; None for inputs in which the call is not linear."""
 
 
 primitive = Primitive("retrograd")
@@ -53,7 +53,7 @@ primitive.multiple_results = True
 
 @primitive.def_abstract_eval
 def _shapes(*arrays: Any, call: Call) -> list[Any]:
-    """Results vary over the manual axes of `shard_map` over which the inputs do, which is the same for all of them."""
+    """The results' types. They vary over the same manual axes of `shard_map` as the inputs, which all vary alike."""
     call.check(arrays)
     first = arrays[0]
     return [
@@ -69,7 +69,7 @@ def _shapes(*arrays: Any, call: Call) -> list[Any]:
 
 @primitive.def_impl
 def _eager(*arrays: Any, call: Call) -> list[Any]:
-    with jax.disable_jit(False):  # a primitive has no other way to run
+    with jax.disable_jit(False):  # the primitive only runs under jit
         return _jitted(call)(*arrays)
 
 
@@ -79,14 +79,14 @@ def _jitted(call: Call) -> Callable[..., Any]:
 
 
 def _derivative(arrays: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[list[Any], Sequence[Any]]:
-    """Results by the kernels, their tangents by the portable formulas."""
+    """The results from the kernels, their tangents from the portable formulas."""
     moving = [not isinstance(tangent, ad.Zero) for tangent in tangents]
 
-    def portable(*given: Any) -> Any:
-        left = iter(given)
+    def portable(*differentiated: Any) -> Any:
+        left = iter(differentiated)
         return _jitted_portable(call)(*(next(left) if m else a for a, m in zip(arrays, moving, strict=True)))
 
-    with jax.disable_jit(False):  # which would write out every step of a scan
+    with jax.disable_jit(False):  # a user's `jax.disable_jit()` would unroll every scan
         pushed = jax.jvp(portable, list(compress(arrays, moving)), list(compress(tangents, moving)))[1]
     return primitive.bind(*arrays, call=call), pushed
 
@@ -97,8 +97,8 @@ def _jitted_portable(call: Call) -> Callable[..., Any]:
 
 
 def _transpose(cotangents: Sequence[Any], *arrays: Any, call: Call) -> Sequence[Any]:
-    made = call.transpose([ad.instantiate_zeros(cotangent) for cotangent in cotangents], arrays)
-    return [found if ad.is_undefined_primal(a) else None for found, a in zip(made, arrays, strict=True)]
+    transposed = call.transpose([ad.instantiate_zeros(cotangent) for cotangent in cotangents], arrays)
+    return [found if ad.is_undefined_primal(a) else None for found, a in zip(transposed, arrays, strict=True)]
 
 
 ad.primitive_jvps[primitive] = _derivative
@@ -130,7 +130,7 @@ mlir.register_lowering(primitive, mlir.lower_fun(_kernels, multiple_results=True
 
 @lru_cache(maxsize=1)
 def arch_of_jax() -> Arch | None:
-    """The architecture of jax's CUDA devices, or None where no kernel runs."""
+    """The architecture of JAX's CUDA devices, or None where no kernel can run."""
     try:
         import jaxlib.gpu_triton
         import triton  # noqa: F401
@@ -143,12 +143,12 @@ def arch_of_jax() -> Arch | None:
 
 
 def run(program: Program, arch: Arch, inputs: Sequence[Any]) -> list[Any]:
-    """Emit a program's launches; each launch's results feed the next."""
+    """Emit a program's launches; later launches read the results of earlier ones."""
     arrays = dict(zip((array.name for array in program.inputs), inputs, strict=True))
     for launch in program.launches:
         if launch.grid:
             arrays.update(_launch(launch, program, arch, arrays))
-    # No launch writes an empty array.
+    # An empty array may not be written by any launch.
     return [arrays[output.name] if output.name in arrays else _empty(output) for output in program.outputs]
 
 
@@ -160,24 +160,24 @@ def _launch(launch: Launch, program: Program, arch: Arch, arrays: dict[str, Any]
     from ..build import build, descriptor_bytes
 
     reads, writes = program.reads_and_writes(launch, arrays)
-    given = [arrays[name] if name in arrays else _empty(program.arrays[name]) for name in reads]
-    made = [jax.ShapeDtypeStruct(program.arrays[name].shape, program.arrays[name].dtype) for name in writes]
+    inputs = [arrays[name] if name in arrays else _empty(program.arrays[name]) for name in reads]
+    outputs = [jax.ShapeDtypeStruct(program.arrays[name].shape, program.arrays[name].dtype) for name in writes]
     compiled = build(launch, program.arrays, arch)
     size = descriptor_bytes(launch, compiled)
-    described = [jax.ShapeDtypeStruct((size,), "uint8")] if size else []
+    descriptors = [jax.ShapeDtypeStruct((size,), "uint8")] if size else []
     zeroed = frozenset(name for name in writes if program.arrays[name].zeroed)
-    results = jax.ffi.ffi_call(TARGET, made + described)(
-        *given, opaque=_opaque(launch, compiled, program.arrays, arch, bool(size), zeroed)
+    results = jax.ffi.ffi_call(TARGET, outputs + descriptors)(
+        *inputs, opaque=_opaque(launch, compiled, program.arrays, arch, bool(size), zeroed)
     )
     return dict(zip(writes, results[: len(writes)], strict=True))
 
 
 def _opaque(
-    launch: Launch, compiled: Any, arrays: dict[str, Array], arch: Arch, described: bool, zeroed: Container[str]
+    launch: Launch, compiled: Any, arrays: dict[str, Array], arch: Arch, has_descriptors: bool, zeroed: Container[str]
 ) -> bytes:
-    """The launch in jax's own format: PTX, launch dimensions and parameters in the kernel's order.
+    """The launch in JAX's own format: PTX, launch dimensions and parameters in the kernel's order.
 
-    What is `zeroed` is filled with zeros before it.
+    JAX fills the arrays named in `zeroed` with zeros before the launch.
     """
     from jaxlib import gpu_triton
 
@@ -186,11 +186,11 @@ def _opaque(
     metadata = compiled.metadata
     kernel = gpu_triton.TritonKernel(
         metadata.name,
-        metadata.num_warps,  # a kernel that gives warps kinds has more than it was launched with
+        metadata.num_warps,  # with warp specialization, more than `launch.num_warps`
         1,
         metadata.shared,
         compiled.asm["ptx"],
-        compiled.asm["ttir" if "ttir" in compiled.asm else "ttgir"],  # Gluon begins one level lower
+        compiled.asm["ttir" if "ttir" in compiled.asm else "ttgir"],  # Gluon has no TTIR
         int(arch.name.removeprefix("sm_")),
     )
     parameters = []
@@ -205,7 +205,7 @@ def _opaque(
                 parameters.append(gpu_triton.create_array_parameter(size, 16 if arrays[item].aligned else 1))
             else:
                 parameters.append(gpu_triton.create_scalar_parameter(item, kind))
-    if described:  # the memory for tensor descriptors comes behind the kernel's own parameters
+    if has_descriptors:  # the memory for tensor descriptors follows the kernel's own parameters
         parameters.append(gpu_triton.create_array_parameter(0, 16))
     call = gpu_triton.TritonKernelCall(kernel, launch.grid, 1, 1, parameters)
     return zlib.compress(call.to_proto(metadata.name, b""))

@@ -1,8 +1,8 @@
 """Turns an `Op` into a JAX function: a primitive for each pass, and a `custom_jvp` around them.
 
-The derivative is a linear primitive of its own. JAX transposes it for reverse mode, and its transpose is the backward
-pass: what is saved is what that reads. Forward mode evaluates it in plain JAX. Derivatives of the passes themselves,
-which second derivatives are made of, are those of their portable formulas.
+The derivative is a linear primitive of its own. For reverse mode JAX transposes it, and its transpose is the backward
+pass, so JAX saves exactly what the backward pass reads. Forward mode evaluates the derivative in plain JAX. Higher
+derivatives, which differentiate the passes themselves, use the portable formulas.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .passes import Forward, Pushforward
 from .sharding import by_rows, vary_alike
 
 Arrays = Sequence[Any]
-Results = tuple[Any, ...]  # one for each of the op's results, None where it is not there
+Results = tuple[Any, ...]  # one for each of the op's results, None where it is absent
 
 
 @cache
 def bind(op: Op) -> Callable[[dict[str, Any], dict[str, Any]], Results]:
-    """The function from an op's arrays and options, by name and each in the op's order, to its results.
+    """The function from arrays and options, two dicts by name in the op's order, to the op's results.
 
-    It has derivatives of every order, in reverse and in forward mode. What the backward pass keeps beside its inputs is
-    named `<op>_<array>` for `jax.checkpoint` policies.
+    It has derivatives of every order, in reverse and in forward mode. The outputs of the forward pass are named
+    `<op>_<array>` for `jax.checkpoint` policies.
     """
     derived = _derived(op)
 
@@ -55,22 +55,22 @@ def _derived(op: Op) -> Callable[..., Results]:
 
     def derivative(spec: Any, arrays: Arrays, tangents: Arrays) -> tuple[Results, Results]:
         by_name = dict(zip(op.arguments, arrays, strict=True))
-        made = Forward.of(op, spec).named(by_name)
-        made = {name: checkpoint_name(array, f"{op.name}_{name}") for name, array in made.items()}
-        results = _results(op, spec, made)
+        outputs = Forward.of(op, spec).named(by_name)
+        outputs = {name: checkpoint_name(array, f"{op.name}_{name}") for name, array in outputs.items()}
+        results = _results(op, spec, outputs)
         moving: dict[str, Any] = {}
         reached = {f"d{name}" for name in differentiable(op)}
         for name, tangent in zip(gradient_names(op, spec), tangents, strict=True):
             if tangent is not None and not isinstance(tangent, SymbolicZero):
                 if name not in reached:
                     raise TypeError(f"{op.name}: {name[1:]} has no derivative")
-                # Arguments that share a gradient are one to the derivative.
+                # Arguments with the same gradient enter the derivative as the sum of their tangents.
                 moving[name] = moving[name] + tangent if name in moving else tangent
         if not moving:
             return results, jax.tree.map(jnp.zeros_like, results)
         # PyTorch's gradient of a complex array, which the kernels compute, is the conjugate of JAX's.
         pushed = Pushforward.of(op, spec, tuple(moving)).named(
-            by_name | made | {name: _conj(tangent) for name, tangent in moving.items()}
+            by_name | outputs | {name: _conj(tangent) for name, tangent in moving.items()}
         )
         return results, tuple(_conj(pushed[f"d{name}"]) if f"d{name}" in pushed else None for name in op.results)
 
@@ -78,10 +78,10 @@ def _derived(op: Op) -> Callable[..., Results]:
     return function
 
 
-def _results(op: Op, spec: Any, made: Mapping[str, Any]) -> Results:
-    """Those that the user can reach, which a backward call tells by reading their gradients."""
+def _results(op: Op, spec: Any, outputs: Mapping[str, Any]) -> Results:
+    """The results that are returned to the user: those whose gradients the backward pass reads."""
     read = op.backward(spec, differentiable(op)).inputs
-    return tuple(made[name] if f"d{name}" in read else None for name in op.results)
+    return tuple(outputs[name] if f"d{name}" in read else None for name in op.results)
 
 
 def _conj(array: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Numbers of JAX in more precision than they have: where float64 is switched off, float32 is all there is."""
+"""Higher precision from pairs of JAX numbers, for JAX without float64 enabled."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import jax.numpy as jnp
 @partial(jax.tree_util.register_dataclass, data_fields=["high", "low"], meta_fields=[])
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The numbers `high + low`, `high` being the sum rounded.
+    """The numbers `high + low`, where `high` is the rounded sum.
 
-    Every product that is rounded off again from a sum is exact, so a compiler may fuse them and change nothing.
+    Every product that is later subtracted from a rounded sum is exact, so a compiler may fuse it without effect.
     Source: Dekker, A floating-point technique for extending the available precision (1971).
     """
 
@@ -38,13 +38,13 @@ class Pair:
 
 
 def _rounded(high: Any, low: Any) -> Pair:
-    """The sum of two numbers of which the first is larger."""
+    """The sum of two numbers of which the first has the larger magnitude."""
     total = high + low
     return Pair(total, low - (total - high))
 
 
 def _halves(x: Any) -> tuple[Any, Any]:
-    """Two numbers whose sum is x, each of so few bits that a product of two of them is exact."""
+    """Two numbers whose sum is x, each with so few bits that products of such numbers are exact."""
     info = jnp.finfo(x.dtype)
     high = jax.lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=(info.nmant - 1) // 2)
     return high, x - high

@@ -1,4 +1,4 @@
-"""The passes of an op as JAX's primitive takes them, and the batching rule of `vmap`."""
+"""The passes of an op as parameters of the JAX primitive, and the batching rule for `vmap`."""
 
 from __future__ import annotations
 
@@ -25,60 +25,60 @@ Axes = Sequence[int | None]
 
 @dataclass(frozen=True)
 class Bound:
-    """A pass of an op as the primitive takes it; see `launch.Call`."""
+    """A pass of an op as the parameter of the primitive; implements `launch.Call`."""
 
     op: Op
     call: Call
     spec: Any
 
     def named(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Its outputs by name, from arrays by name among which its inputs are."""
-        made = primitive.bind(*vary_alike([arrays[name] for name in self.call.inputs]), call=self)
-        return dict(zip((array.name for array in self.call.outputs), made, strict=True))
+        """Its outputs by name, from arrays by name, which may include more than its inputs."""
+        outputs = primitive.bind(*vary_alike([arrays[name] for name in self.call.inputs]), call=self)
+        return dict(zip((array.name for array in self.call.outputs), outputs, strict=True))
 
     def outputs(self) -> Sequence[Array]:
-        """The results."""
+        """The arrays that the pass computes."""
         return self.call.outputs
 
     def check(self, arrays: Arrays) -> None:
-        """Refuse arrays that explicit axes of a mesh shard: no pass divides its work."""
+        """Raise for arrays that are sharded over explicit axes of a mesh: a pass is not divided among devices."""
         for name, array in zip(self.call.inputs, arrays, strict=True):
             if sharded := explicit(array):
                 raise bad_sharding(self.op.name, name, sharded)
 
     def program(self, arch: Arch) -> Program | None:
-        """The kernels; JAX's arrays are dense."""
+        """The launches; JAX's arrays are dense."""
         return self.call.program({}, arch)
 
     def portable(self, *arrays: Any) -> list[Any]:
-        """The same in plain JAX."""
-        made = self.call.portable(jax_namespace(), dict(zip(self.call.inputs, arrays, strict=True)))
-        return [made[array.name].astype(array.dtype) for array in self.call.outputs]
+        """The outputs, computed in plain JAX."""
+        outputs = self.call.portable(jax_namespace(), dict(zip(self.call.inputs, arrays, strict=True)))
+        return [outputs[array.name].astype(array.dtype) for array in self.call.outputs]
 
     def batch(self, arrays: Arrays, axes: Axes) -> tuple[Arrays, Sequence[int]]:
-        """The call on a batch of inputs: folded into one call, or one after the other."""
+        """The outputs for a batch of inputs, by one folded call or by one call after the other."""
         size = next(a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None)
         batched = [a if axis is None else jnp.moveaxis(a, axis, 0) for a, axis in zip(arrays, axes, strict=True)]
-        there = [axis is not None for axis in axes]
-        fold = self._fold(there, size)
+        is_batched = [axis is not None for axis in axes]
+        fold = self._fold(is_batched, size)
         if fold is not None:
-            made = self._folded(fold, batched, there, size)
+            outputs = self._folded(fold, batched, is_batched, size)
         else:
-            made = jax.lax.map(partial(self._one, batched, there), _only(batched, there))
-        return made, [0] * len(made)
+            outputs = jax.lax.map(partial(self._one, batched, is_batched), _only(batched, is_batched))
+        return outputs, [0] * len(outputs)
 
-    def _fold(self, there: Sequence[bool], size: int) -> Fold | None:
-        """The first fold that shares no input that differs, and no output; none where numbers cut arrays into parts."""
+    def _fold(self, is_batched: Sequence[bool], size: int) -> Fold | None:
+        """The first fold in which calls share no batched input and no output; None for packed sequences."""
         if any(name in self.op.indices for name in self.call.inputs):
             return None
-        own = {*_only(self.call.inputs, there), *(array.name for array in self.call.outputs)}
+        own = {*_only(self.call.inputs, is_batched), *(array.name for array in self.call.outputs)}
         return next((fold for fold in self.op.folds(self.spec, size) if own <= fold.axes.keys()), None)
 
-    def _folded(self, fold: Fold, batched: Arrays, there: Sequence[bool], size: int) -> list[Any]:
+    def _folded(self, fold: Fold, batched: Arrays, is_batched: Sequence[bool], size: int) -> list[Any]:
         inputs = []
-        for name, array, is_there in zip(self.call.inputs, batched, there, strict=True):
+        for name, array, has_batch in zip(self.call.inputs, batched, is_batched, strict=True):
             if name in fold.axes:
-                whole = array if is_there else jnp.broadcast_to(array, (size, *array.shape))
+                whole = array if has_batch else jnp.broadcast_to(array, (size, *array.shape))
                 array = _joined(whole, fold.axes[name])
             inputs.append(array)
         results = primitive.bind(*inputs, call=self.again(fold.spec))
@@ -92,20 +92,20 @@ class Bound:
         raise NotImplementedError
 
     def transpose(self, cotangents: Arrays, arrays: Arrays) -> list[Any]:
-        """The cotangent of each input in which the pass is linear; None for the others, which are saved arrays."""
-        came = {array.name: cotangent for array, cotangent in zip(self.call.outputs, cotangents, strict=True)}
-        made = self.transposed().named(dict(zip(self.call.inputs, arrays, strict=True)) | came)
-        return [made.get(name) for name in self.call.inputs]
+        """The cotangent of each input in which the pass is linear; None for the other inputs."""
+        incoming = {array.name: cotangent for array, cotangent in zip(self.call.outputs, cotangents, strict=True)}
+        found = self.transposed().named(dict(zip(self.call.inputs, arrays, strict=True)) | incoming)
+        return [found.get(name) for name in self.call.inputs]
 
     def transposed(self) -> Bound:
         """The transpose of a pass that is linear in some of its inputs."""
         raise NotImplementedError
 
-    def _one(self, batched: Arrays, there: Sequence[bool], rest: Arrays) -> list[Any]:
+    def _one(self, batched: Arrays, is_batched: Sequence[bool], rest: Arrays) -> list[Any]:
         left = iter(rest)
-        inputs = [next(left) if is_there else array for array, is_there in zip(batched, there, strict=True)]
-        made: list[Any] = primitive.bind(*inputs, call=self)
-        return made
+        inputs = [next(left) if has_batch else array for array, has_batch in zip(batched, is_batched, strict=True)]
+        outputs: list[Any] = primitive.bind(*inputs, call=self)
+        return outputs
 
 
 class Forward(Bound):
@@ -113,7 +113,7 @@ class Forward(Bound):
 
     @classmethod
     def of(cls, op: Op, spec: Any) -> Forward:
-        """Of a checked call."""
+        """The pass of a checked call."""
         return cls(op, op.forward(spec), spec)
 
     def again(self, spec: Any) -> Bound:
@@ -126,7 +126,7 @@ class Backward(Bound):
 
     @classmethod
     def of(cls, op: Op, spec: Any) -> Backward:
-        """Of a checked call."""
+        """The pass of a checked call."""
         return cls(op, op.backward(spec, differentiable(op)), spec)
 
     def again(self, spec: Any) -> Bound:
@@ -134,19 +134,21 @@ class Backward(Bound):
         return Backward.of(self.op, spec)
 
     def transposed(self) -> Bound:
-        """As a linear map of the gradients that come in."""
+        """Its transpose as a linear map of the gradients of results."""
         return Pushforward.of(self.op, self.spec, tuple(array.name for array in self.call.outputs))
 
 
 @dataclass(frozen=True)
 class Transpose:
-    """The transpose of a backward call, which is linear in the gradients that come in; a `core.op.Call`.
+    """The transpose of a backward pass, which is linear in the gradients of results; implements `core.op.Call`.
+
+    It maps tangents of arguments to tangents of results, each under the name of the corresponding gradient.
 
     Attributes:
-        backward: that call.
-        saved: what it reads beside gradients.
-        given: of the gradients that it makes, those whose place tangents take; of the others the tangent is zero.
-        outputs: in the places of the gradients that it reads, the tangents of the results.
+        backward: the backward pass.
+        saved: the names of the other arrays that the backward pass reads.
+        given: the names of the tangents that are passed; the tangents of other arguments are zero.
+        outputs: the tangents of the results.
     """
 
     backward: Call
@@ -156,7 +158,7 @@ class Transpose:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What is saved, then tangents."""
+        """The arrays of `saved`, then the tangents."""
         return (*self.saved, *self.given)
 
     def program(self, layouts: Layouts, arch: Arch) -> Program | None:
@@ -164,20 +166,20 @@ class Transpose:
         return None
 
     def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """From the portable formulas of the backward call, in JAX alone."""
+        """The tangents of the results, from the portable formulas of the backward pass; only in JAX."""
         saved = {name: arrays[name] for name in self.saved}
         dtypes = {array.name: array.dtype for array in self.backward.outputs}
 
-        def gradients(came: Mapping[str, Any]) -> dict[str, Any]:
-            made = self.backward.portable(xp, {**saved, **came})
-            return {name: made[name].astype(dtypes[name]) for name in self.given}
+        def gradients(incoming: Mapping[str, Any]) -> dict[str, Any]:
+            found = self.backward.portable(xp, {**saved, **incoming})
+            return {name: found[name].astype(dtypes[name]) for name in self.given}
 
         like = saved[self.saved[0]]
-        nothing = {array.name: xp.zeros(like, array.shape, array.dtype) for array in self.outputs}
-        _, transposed = jax.vjp(gradients, nothing)
+        zeros = {array.name: xp.zeros(like, array.shape, array.dtype) for array in self.outputs}
+        _, transposed = jax.vjp(gradients, zeros)
         (tangents,) = transposed({name: arrays[name] for name in self.given})
-        found: dict[str, Any] = tangents
-        return found
+        by_name: dict[str, Any] = tangents
+        return by_name
 
 
 class Pushforward(Bound):
@@ -187,7 +189,7 @@ class Pushforward(Bound):
 
     @classmethod
     def of(cls, op: Op, spec: Any, given: tuple[str, ...]) -> Pushforward:
-        """Of a checked call, for arguments with these names of gradients."""
+        """The derivative of a checked call, for the tangents of arguments whose gradients have these names."""
         backward = op.backward(spec, differentiable(op))
         outputs = (replace(array, name=f"d{array.name}") for array in op.forward(spec).outputs)
         read = tuple(array for array in outputs if array.name in backward.inputs)
@@ -203,7 +205,7 @@ class Pushforward(Bound):
 
 
 def _joined(array: Any, axis: int | None) -> Any:
-    """An array whose first axis counts calls, with the calls one after the other along `axis`."""
+    """An array with one entry per call along its first axis, as the concatenation of the entries along `axis`."""
     if axis is None:
         return array
     array = jnp.moveaxis(array, 0, axis)
@@ -212,11 +214,11 @@ def _joined(array: Any, axis: int | None) -> Any:
 
 
 def _split(array: Any, axis: int | None, size: int, shape: tuple[int, ...]) -> Any:
-    """The reverse of `_joined`, for `size` calls with an array of `shape` each."""
+    """The inverse of `_joined`, for `size` calls with an array of `shape` each."""
     if axis is None:
         return array
     return jnp.moveaxis(array.reshape(*shape[:axis], size, *shape[axis:]), axis, 0)
 
 
-def _only(arrays: Sequence[Any], there: Sequence[bool]) -> list[Any]:
-    return [array for array, is_there in zip(arrays, there, strict=True) if is_there]
+def _only(arrays: Sequence[Any], is_batched: Sequence[bool]) -> list[Any]:
+    return [array for array, has_batch in zip(arrays, is_batched, strict=True) if has_batch]

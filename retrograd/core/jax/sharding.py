@@ -1,4 +1,4 @@
-"""Arrays that several devices share: on a mesh with explicit axes, and within `jax.shard_map`."""
+"""Arrays distributed over several devices: on a mesh with explicit axes, and within `jax.shard_map`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .arguments import params_of
 
 
 def vary_alike(arrays: Sequence[Any]) -> list[Any]:
-    """Mark arrays as varying over every manual axis of `shard_map` over which one of them does; None stays None.
+    """Mark all arrays as varying over each manual axis of `shard_map` over which one of them does; None stays None.
 
-    An array that is the same on all devices, such as a weight, then gets a gradient that is summed over the devices.
+    The gradient of an array that is the same on all devices, such as a weight, is then summed over the devices.
     """
     axes = frozenset[str]().union(*(varying(array) for array in arrays if array is not None))
     return [None if array is None else vary_over(axes, array) for array in arrays]
@@ -28,19 +28,20 @@ def varying(array: Any) -> frozenset[str]:
 
 
 def vary_over(axes: frozenset[str], array: Any) -> Any:
-    """The array, varying over these manual axes too."""
+    """The array, marked as varying over these manual axes too."""
     more = tuple(sorted(axes - varying(array)))
     return jax.lax.pcast(array, more, to="varying") if more else array
 
 
 def explicit(array: Any) -> NamedSharding | None:
     """How an array is sharded over explicit axes of a mesh; None where it is not."""
-    sharding: NamedSharding | None = getattr(getattr(array, "aval", array), "sharding", None)  # numpy's have none
+    # numpy's arrays have no sharding.
+    sharding: NamedSharding | None = getattr(getattr(array, "aval", array), "sharding", None)
     return sharding if sharding is not None and any(sharding.spec) else None
 
 
 def by_rows(op: Op, spec: Any, arrays: Mapping[str, Any], call: Callable[..., Any]) -> Any:
-    """`call(spec, *arrays)`, on each device with its own rows where explicit axes of a mesh shard them.
+    """`call(spec, *arrays)`; where rows are sharded over explicit axes of a mesh, on each device with its own rows.
 
     Raises:
         ValueError: for arrays that are sharded in another way.
@@ -56,7 +57,7 @@ def by_rows(op: Op, spec: Any, arrays: Mapping[str, Any], call: Callable[..., An
         if not alike or name not in rows or arrays[name].ndim < 2:
             raise bad_sharding(op.name, name, own)
     specs = tuple(split if name in rows else PartitionSpec() for name in arrays)
-    given = [
+    resharded = [
         None if array is None else jax.sharding.reshard(array, NamedSharding(mesh, spec))
         for array, spec in zip(arrays.values(), specs, strict=True)
     ]
@@ -65,10 +66,10 @@ def by_rows(op: Op, spec: Any, arrays: Mapping[str, Any], call: Callable[..., An
     def part(*own: Any) -> Any:
         return call(op.spec(params_of(dict(zip(op.arguments, own, strict=True))), options), *own)
 
-    return jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=split)(*given)
+    return jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=split)(*resharded)
 
 
 def bad_sharding(op: str, name: str, own: NamedSharding) -> ValueError:
-    """An array that is sharded over explicit axes of a mesh, but not along its rows alone."""
+    """An array that is sharded over explicit axes of a mesh, but not only along its rows."""
     expected = "its first axis alone sharded, and alike in all arrays; within jax.shard_map it may be cut in any way"
     return ValueError(f"{op}: {name} is sharded as {own.spec}, expected {expected}")

@@ -1,1 +1,1 @@
-"""What binds ops to PyTorch."""
+"""The binding of ops to PyTorch."""

@@ -1,4 +1,4 @@
-"""What a binding to PyTorch makes of arguments, and of results that are not there."""
+"""Checks and converts the arguments and options of a call from PyTorch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .launch import DTYPES, dtype_name
 
 
 def concrete(option: Any) -> Any:
-    """An option's value: a dtype by its name. While a graph with dynamic shapes is traced, numbers come as symbols."""
+    """An option's value: the name of a dtype, and the number for a symbol from a graph traced with dynamic shapes."""
     if isinstance(option, torch.SymInt):
         return int(option)
     if isinstance(option, torch.SymFloat):
@@ -26,25 +26,25 @@ def concrete(option: Any) -> Any:
 
 
 def check_arguments(op: Op, tensors: Sequence[Any], options: Sequence[Any]) -> None:
-    """Raise for what is no tensor with strides, for tensors on several devices and for options of the wrong type.
+    """Raise for arguments that are not strided tensors on one device, and for options of the wrong type.
 
-    A registered operator would report these in its own words, or take them: 1 for True, a `meta` tensor beside others.
+    A registered operator would report these in other words, or accept them: 1 for True, a `meta` tensor with others.
     """
     check_tensors(op.name, dict(zip(op.arguments, tensors, strict=True)), required=1)
     check_options(op.name, op.options, options)
 
 
 def check_tensors(op: str, tensors: Mapping[str, Any], required: int = 0) -> None:
-    """Raise for what is no tensor with strides, and for tensors on several devices; the first ones are required."""
-    there = {name: t for place, (name, t) in enumerate(tensors.items()) if t is not None or place < required}
-    first = next(iter(there), "")
-    for name, tensor in there.items():
+    """Raise for arguments that are not strided tensors on one device; the first `required` must be present."""
+    present = {name: t for place, (name, t) in enumerate(tensors.items()) if t is not None or place < required}
+    first = next(iter(present), "")
+    for name, tensor in present.items():
         check_strided(op, name, tensor)
-        check_device(op, name, tensor.device, first, there[first].device)
+        check_device(op, name, tensor.device, first, present[first].device)
 
 
 def check_strided(op: str, argument: str, tensor: Any) -> None:
-    """Raise for what is no tensor, and for a tensor without strides: sparse, nested, of oneDNN."""
+    """Raise for a value that is not a tensor, and for a tensor without strides: sparse, nested, of oneDNN."""
     if not isinstance(tensor, Tensor):
         raise bad_type(op, argument, tensor, "a torch.Tensor")
     if tensor.is_nested or tensor.layout is not torch.strided:
@@ -59,7 +59,7 @@ def check_device(op: str, argument: str, device: torch.device, first: str, its_d
 
 
 def check_options(op: str, kinds: Mapping[str, str], values: Sequence[Any]) -> None:
-    """Raise for an option of the wrong type; whether its value can be used is for the op to say."""
+    """Raise for an option of the wrong type; the op's spec checks its value."""
     for (name, kind), value in zip(kinds.items(), values, strict=True):
         if kind in OPTION_TYPES:
             check_option(op, name, concrete(value), kind)
@@ -73,10 +73,10 @@ def torch_dtype(op: str, option: str, dtype: Any) -> torch.dtype | None:
 
 
 def as_array(op: str, argument: str, value: Any, dtype: str, like: Any) -> Any:
-    """A number that is known at run time alone as a tensor without axes, on the device of another; None stays None.
+    """A run-time number as a 0-dimensional tensor on the device of `like`; tensors and None are returned unchanged.
 
     Raises:
-        TypeError, ValueError: for what is no number, and for a tensor that asks for a gradient.
+        TypeError, ValueError: for a value that is not a number, and for a tensor that requires a gradient.
     """
     if isinstance(value, Tensor):
         if value.requires_grad:
@@ -90,8 +90,25 @@ def as_array(op: str, argument: str, value: Any, dtype: str, like: Any) -> Any:
     return torch.full((), value, dtype=DTYPES[dtype], device=getattr(like, "device", None))
 
 
+<<<<<<< HEAD
+=======
+def checked_step(
+    call: type[CallSpec], tensors: dict[str, Any], values: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays and options of a step of generation; raises ValueError or TypeError if they do not fit together."""
+    if torch.compiler.is_compiling():  # this check cannot be traced; the later check of the op can
+        return tensors, values
+    check_tensors(call.op, tensors, required=sum(not declared.optional for declared in arguments(call).values()))
+    shapes = tuple([None if t is None else (tuple(t.shape), dtype_name(t.dtype)) for t in tensors.values()])
+    kinds = {name: option.kind for name, option in options(call).items()}
+    check_options(call.op, kinds, tuple(values.values()))
+    check_step(call, shapes, tuple(values.values()))
+    return tensors, values
+
+
+>>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
 def without_gaps(tensor: Any) -> Any:
-    """A tensor copied to where it is dense; what has no strides as it is, to be refused by name."""
+    """A dense tensor, copied if need be; values that are not strided tensors unchanged, for a later check to report."""
     strided = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_nested
     return tensor.contiguous() if strided else tensor
 
@@ -105,18 +122,18 @@ def params_of(tensors: Mapping[str, Tensor | None]) -> dict[str, Param | None]:
 
 
 def in_batches(gradients: Sequence[Tensor | None]) -> bool:
-    """Whether gradients come in batches: under `torch.vmap`, or of `torch.autograd.grad(is_grads_batched=True)`."""
+    """Whether gradients are batched: under `torch.vmap`, or by `torch.autograd.grad(is_grads_batched=True)`."""
     if torch._C._functorch.get_dynamic_layer_stack_depth():
         return True
     return any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in gradients)
 
 
 def resolved(tensor: Tensor) -> Tensor:
-    """The tensor as its memory says: conjugations and negations that PyTorch has put off are carried out."""
-    # To ask costs the host less than to resolve nothing.
+    """The tensor with PyTorch's lazy conjugation and negation carried out."""
+    # Checking takes less host time than a resolve without effect.
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def absent(like: Tensor) -> Tensor:
-    """What an operator returns for a result that is not there, since it returns no None."""
+    """The empty tensor that an operator returns for an absent result, since it cannot return None."""
     return like.new_empty((0,))

@@ -1,7 +1,7 @@
-"""The FLOPs of registered operators, for PyTorch's counter.
+"""Registers FLOP formulas of the operators with PyTorch's FLOP counter.
 
-They are told when the counter's module is imported, not before: that module imports Triton, which a user without a GPU
-may never need.
+They are registered only when the counter's module is imported: that module imports Triton, which a user without a GPU
+may not need.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _formulas: list[tuple[Any, Formula]] = []
 
 
 def tell_flops(operator: Any, formula: Formula) -> None:
-    """Have the counter count the calls of an operator by a formula."""
+    """Register an operator's formula with the counter, now or when the counter's module is imported."""
     _formulas.append((operator, formula))
     if COUNTER in sys.modules:
         _register(sys.modules[COUNTER], [(operator, formula)])
-    elif not any(isinstance(finder, _Waits) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Waits())
+    elif not any(isinstance(finder, _RegistersOnImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _RegistersOnImport())
 
 
 def _register(counter: ModuleType, formulas: Sequence[tuple[Any, Formula]]) -> None:
@@ -37,11 +37,11 @@ def _register(counter: ModuleType, formulas: Sequence[tuple[Any, Formula]]) -> N
         counter.register_flop_formula(operator, get_raw=True)(count)
 
 
-class _Waits(MetaPathFinder):
-    """Registers the formulas once the counter's module is there, and is gone then."""
+class _RegistersOnImport(MetaPathFinder):
+    """An import hook that registers the formulas when the counter's module is loaded; it then removes itself."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The module's own spec, with an end added to its loading."""
+        """The spec of the counter's module, whose loader then also registers the formulas; None for other modules."""
         if fullname != COUNTER:
             return None
         sys.meta_path.remove(self)

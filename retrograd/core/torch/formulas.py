@@ -1,7 +1,7 @@
-"""An op as ordinary PyTorch operations, by its portable formulas: slow, and differentiable to any order.
+"""An op in ordinary PyTorch operations, by its portable formulas: slow, and differentiable to any order.
 
-Taken where no kernel has an answer: in forward mode, under the transforms of `torch.func` that differentiate, and where
-a gradient is itself differentiated.
+Used where kernels cannot be: in forward mode, under the differentiating transforms of `torch.func`, and where a
+gradient is itself differentiated.
 """
 
 from __future__ import annotations
@@ -31,10 +31,15 @@ DIFFERENTIATE = (TransformType.Grad, TransformType.Jvp)
 
 
 def differentiates(tensors: Tensors) -> bool:
-    """Whether a call is under a transform that differentiates, or has tangents."""
+    """Whether a call is under a differentiating transform, or has tangents."""
     if torch.compiler.is_compiling():
+<<<<<<< HEAD
         # Which transforms they are, and which tensors have tangents, cannot be asked there.
         return is_transformed() or forward_ad._current_level >= 0
+=======
+        # While compiling, the kinds of active transforms and the tensors with tangents cannot be queried.
+        return _is_transformed() or forward_ad._current_level >= 0
+>>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
     if any(interpreter.key() in DIFFERENTIATE for interpreter in get_interpreter_stack() or ()):
         return True
     if forward_ad._current_level < 0:
@@ -47,6 +52,7 @@ def is_transformed() -> bool:
     return get_dynamic_layer_stack_depth() > 0
 
 
+<<<<<<< HEAD
 # The compiler asks once, and has a guard of its own on it. `torch.compiler.assume_constant_result` sets this mark too,
 # but imports the compiler.
 is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -91,40 +97,64 @@ _forward._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _seen(numbers: Tensor) -> bool:
     """Whether numbers can be looked at: without a wait for a device, and not while they stand for others."""
+=======
+# The compiler calls the function once and has its own guard on the result. `torch.compiler.assume_constant_result` sets
+# this mark too, but imports the compiler.
+_is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def results(op: Op, tensors: Tensors, options: Options) -> tuple[Tensor | None, ...]:
+    """The op's results, None where they are absent."""
+    spec = spec_of(op, shapes_of(tensors), options)
+    for name, limit in op.indices.items():
+        numbers = tensors[op.arguments.index(name)]
+        if numbers is not None and _readable(numbers):
+            check_rising(op.name, name, numbers.tolist(), limit(spec))
+    outputs = _outputs(op.forward(spec), dict(zip(op.arguments, tensors, strict=True)))
+    ids = {id(t) for t in tensors if t is not None}
+    # As with kernels, a result is never an argument itself.
+    outputs = {name: t.clone() if id(t) in ids else t for name, t in outputs.items()}
+    return tuple(outputs.get(name) for name in op.results)
+
+
+def _readable(numbers: Tensor) -> bool:
+    """Whether the values can be read without waiting for a device, and are neither traced nor wrapped."""
+>>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
     traced = torch.compiler.is_compiling() or is_functorch_wrapped_tensor(numbers)
     return numbers.device.type == "cpu" and not traced
 
 
-def gradients(backward: BackwardPass, given: Tensors) -> list[Tensor | None]:
-    """The gradients that a backward pass makes, to be differentiated themselves."""
-    made = dict(zip(_names(backward), _Gradients.apply(backward, *given), strict=True))
-    return [None if name is None else made[name] for name in backward.makes]
+def gradients(backward: BackwardPass, inputs: Tensors) -> list[Tensor | None]:
+    """The gradients that a backward pass computes, in a form that can be differentiated."""
+    found = dict(zip(_names(backward), _Gradients.apply(backward, *inputs), strict=True))
+    return [None if name is None else found[name] for name in backward.makes]
 
 
 def _names(backward: BackwardPass) -> list[str]:
-    """What a backward pass makes, each once."""
+    """The names of the gradients that a backward pass computes, each once."""
     return [name for name in dict.fromkeys(backward.makes) if name is not None]
 
 
 class _Gradients(torch.autograd.Function):
-    """A backward pass, by kernels where there are any; its own derivative is that of the formulas."""
+    """A backward pass, by kernels where there are any; its derivative is that of the portable formulas."""
 
     @staticmethod
-    def forward(ctx: Any, backward: BackwardPass, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, backward: BackwardPass, *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.backward_pass = backward
-        ctx.save_for_backward(*given)
+        ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
-        made = dict(zip(backward.makes, backward.run(given), strict=True))
-        return tuple(made[name] for name in _names(backward))
+        found = dict(zip(backward.makes, backward.run(inputs), strict=True))
+        return tuple(found[name] for name in _names(backward))
 
     @staticmethod
-    def backward(ctx: Any, *came: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         needs, further = ctx.needs_input_grad[1:], torch.is_grad_enabled()
         with torch.enable_grad():
-            # Each a tensor of its own: one may have been made from another, through which no gradient is to flow here.
+            # Views, because one tensor may have been computed from another, and no gradient may flow through that here.
             own = [t.view_as(t) if need else t for t, need in zip(ctx.saved_tensors, needs, strict=True)]
-            made = _gradients(ctx.backward_pass, own)
-            pairs = [(made[name], g) for name, g in zip(_names(ctx.backward_pass), came, strict=True) if g is not None]
+            computed = _gradients(ctx.backward_pass, own)
+            names = _names(ctx.backward_pass)
+            pairs = [(computed[name], g) for name, g in zip(names, incoming, strict=True) if g is not None]
             pairs = [(gradient, g) for gradient, g in pairs if gradient.requires_grad]
             wanted = [t for t, need in zip(own, needs, strict=True) if need]
             if not pairs or not wanted:
@@ -141,11 +171,12 @@ class _Gradients(torch.autograd.Function):
         return (None, *(next(found) if need else None for need in needs))
 
 
-def _gradients(backward: BackwardPass, given: Tensors) -> dict[str, Tensor]:
-    """The gradients that a backward pass makes, by name."""
-    by_name = {name: t for name, t in zip(backward.names, given, strict=True) if t is not None}
+def _gradients(backward: BackwardPass, inputs: Tensors) -> dict[str, Tensor]:
+    """The gradients that a backward pass computes, by name, from the portable formulas."""
+    by_name = {name: t for name, t in zip(backward.names, inputs, strict=True) if t is not None}
     with no_autocast(backward.device.type):
         by_name |= backward.call.recomputed(differentiable_torch_namespace(), by_name)
+<<<<<<< HEAD
     formulas = partial(backward.call.portable, differentiable_torch_namespace())
     return _made(formulas, backward.call.outputs, by_name)
 
@@ -156,3 +187,14 @@ def _made(formulas: Any, outputs: Sequence[Array], given: dict[str, Any]) -> dic
     with no_autocast(next(iter(there.values())).device.type):
         made = formulas(there)
     return {array.name: made[array.name].to(DTYPES[array.dtype]) for array in outputs}
+=======
+    return _outputs(backward.call, by_name)
+
+
+def _outputs(call: Call, inputs: dict[str, Any]) -> dict[str, Tensor]:
+    """The outputs of a pass, by name, from the portable formulas."""
+    present = {name: t for name, t in inputs.items() if t is not None}
+    with no_autocast(next(iter(present.values())).device.type):
+        outputs = call.portable(differentiable_torch_namespace(), present)
+    return {array.name: outputs[array.name].to(DTYPES[array.dtype]) for array in call.outputs}
+>>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7

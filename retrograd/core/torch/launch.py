@@ -1,7 +1,7 @@
 """Runs programs on PyTorch tensors.
 
-The host's share of a call is kept small: a program is prepared once for each layout (binaries found, argument lists
-laid out), and a call then allocates its outputs, fills in addresses and launches.
+To keep the host time of a call small, a program is prepared once for each layout (binaries compiled, argument lists
+built); a call then only allocates its outputs, fills in addresses and launches.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 Runner = Callable[[Sequence[Any]], list[Any]]  # from tensors or None to tensors or None
 
-# All that a tensor has to say to a plan: shape, strides, dtype, device, and its address modulo 16. A plain tuple, since
-# it is made at every call; equal keys share a prepared program.
+# All that a plan may depend on: shape, strides, dtype, device, and address modulo 16. A plain tuple, since every call
+# builds one for each tensor; calls with equal keys share a prepared program.
 Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, int]
 
 
 @cache
 def arch_of(device: torch.device) -> Arch | None:
-    """The architecture of a device, or None where no kernel runs and the portable path is taken."""
+    """The architecture of a device, or None where no kernel can run there."""
     if device.type != "cuda":
         return None
     try:
@@ -47,7 +47,7 @@ def arch_of(device: torch.device) -> Arch | None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The dtype's name; one that the library does not know comes out as torch writes it."""
+    """The dtype's name; for a dtype that the library does not know, torch's name without the prefix."""
     return NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
@@ -57,7 +57,7 @@ def key(tensor: torch.Tensor) -> Key:
 
 
 def layouts(names: Sequence[str], keys: Sequence[Key | None]) -> dict[str, Layout]:
-    """The layout of each tensor that is there, by name."""
+    """The layout of each present tensor, by name."""
     return {
         name: Layout(tuple(key[1]), aligned=key[4] == 0)
         for name, key in zip(names, keys, strict=True)
@@ -72,8 +72,8 @@ def launches_directly(tensors: Sequence[torch.Tensor | None]) -> bool:
     """Whether a call may launch its kernels itself, without PyTorch's dispatcher.
 
     Not while a graph is traced, under a dispatch mode or a function transform, in forward mode, for a subclass of
-    Tensor (a fake tensor, a DTensor) or for a view that PyTorch has yet to negate or conjugate: these need the
-    registered operator, which costs the host more and computes the same, or the formulas that it is made of.
+    Tensor (a fake tensor, a DTensor) or for a view with a lazy negation or conjugation: these need the registered
+    operator, which takes more host time for the same results, or the portable formulas.
     """
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return False
@@ -90,25 +90,27 @@ def prepare(
 
     Args:
         program: the launches.
-        inputs: names of the tensors that the runner will be given, in order; the program reads some of them.
-        outputs: names of the tensors that the runner is to return, in order; the program makes some of them.
+        inputs: names of the tensors passed to the runner, in order; the program reads some of them.
+        outputs: names of the tensors that the runner returns, in order; the program computes some of them.
         arch: the device's architecture.
         device: a GPU, with its index.
 
     Returns:
-        A function from the input tensors to the output tensors; what the program does not read or make is None.
+        A function from the input tensors to the output tensors, with None for what the program does not read or
+        compute.
     """
     from ..build import arguments, build, descriptor_bytes
 
     index = device.index
-    made = (*program.outputs, *program.scratch)
-    allocations = [(array.shape, dense(array.shape), DTYPES[array.dtype]) for array in made]
-    read = {array.name: array for array in program.inputs}
-    given = [place for place, name in enumerate(inputs) if name in read]
-    copied = [place for place in given if read[inputs[place]].copied]
-    places = {name: place for place, name in enumerate((*(inputs[i] for i in given), *(array.name for array in made)))}
-    zeroed = [place for place, array in enumerate(made) if array.zeroed]
-    # What is not made comes from behind the last array, where None is.
+    allocated = (*program.outputs, *program.scratch)
+    allocations = [(array.shape, dense(array.shape), DTYPES[array.dtype]) for array in allocated]
+    by_name = {array.name: array for array in program.inputs}
+    read = [place for place, name in enumerate(inputs) if name in by_name]
+    copied = [place for place in read if by_name[inputs[place]].copied]
+    names = (*(inputs[i] for i in read), *(array.name for array in allocated))
+    places = {name: place for place, name in enumerate(names)}
+    zeroed = [place for place, array in enumerate(allocated) if array.zeroed]
+    # Index -1, for what the program does not compute, is the None after the last tensor.
     returned = [next((i for i, array in enumerate(program.outputs) if array.name == name), -1) for name in outputs]
 
     steps: list[tuple[Any, int, list[Any], int, list[Any], Callable[[Any], tuple[Any, ...]], list[Any]]] = []
@@ -119,14 +121,14 @@ def prepare(
                 continue
             compiled = build(launch, program.arrays, arch, index)
             start, first, then = launcher(compiled)
-            described = absent
+            descriptors = absent
             if size := descriptor_bytes(launch, compiled):
-                described = len(places) + len(allocations) - len(made)
+                descriptors = len(places) + len(allocations) - len(allocated)
                 allocations.append(((size,), (1,), torch.uint8))
             values = arguments(launch)
             pointers = values[: len(launch.arrays)]
             addresses_of = itemgetter(*(absent if name is None else places[name] for name in pointers))
-            steps.append((start, launch.grid, first, described, then, addresses_of, values[len(pointers) :]))
+            steps.append((start, launch.grid, first, descriptors, then, addresses_of, values[len(pointers) :]))
 
     empty = torch.empty_strided
     stream_of = torch._C._cuda_getCurrentRawStream
@@ -138,12 +140,12 @@ def prepare(
         new: list[Any] = [empty(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in allocations]
         for i in zeroed:
             new[i].zero_()
-        addresses: list[Any] = [tensors[i].data_ptr() for i in given]
+        addresses: list[Any] = [tensors[i].data_ptr() for i in read]
         addresses += [tensor.data_ptr() for tensor in new]
         addresses.append(None)
         stream = stream_of(index)
-        for start, grid, first, described, then, addresses_of, last in steps:
-            start(grid, 1, 1, stream, *first, addresses[described], *then, *addresses_of(addresses), *last)
+        for start, grid, first, descriptors, then, addresses_of, last in steps:
+            start(grid, 1, 1, stream, *first, addresses[descriptors], *then, *addresses_of(addresses), *last)
         new.append(None)
         return [new[i] for i in returned]
 
@@ -160,7 +162,7 @@ class Launcher:
     """Runs programs on the GPU."""
 
     def arch_of(self, device: torch.device) -> Arch | None:
-        """The architecture that calls on a device are planned for; None where the portable path runs."""
+        """The architecture for which calls on a device are planned; None where the portable path runs."""
         return arch_of(device)
 
     def prepare(
@@ -171,23 +173,23 @@ class Launcher:
         arch: Arch,
         device: torch.device,
     ) -> Runner:
-        """What runs a program on tensors."""
+        """The function that runs a program on tensors; see `prepare`."""
         return prepare(program, inputs, outputs, arch, device)
 
 
 def dense_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in memory of its own, in row-major order."""
+    """A dense copy of the tensor."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def launcher(compiled: Any) -> tuple[Any, list[Any], list[Any]]:
-    """The function that launches a binary, and what comes between the stream and the kernel's own arguments.
+    """The function that launches a binary, and its arguments between the stream and the kernel's own, in two lists.
 
-    That is in two parts: the address of memory for the kernel's tensor descriptors, or None, comes between.
+    Between the two lists it takes the address of memory for the kernel's tensor descriptors, or None.
 
-    `compiled.run` (which also loads the binary) takes the same arguments in every release of Triton that is supported.
-    In 3.6 it is a Python object that first allocates that memory by a callback, and then calls a C function: that one
-    is called here.
+    `compiled.run` (which also loads the binary) takes the same arguments in every supported release of Triton. In 3.6
+    it is a Python object that allocates that memory by a callback and then calls a C function; here that C function is
+    called directly.
     """
     import triton
 
@@ -199,7 +201,7 @@ def launcher(compiled: Any) -> tuple[Any, list[Any], list[Any]]:
         return run.launch, [compiled.function, run.launch_cooperative_grid, run.launch_pdl], [None, *common]
 
     allocates = bool(getattr(compiled.metadata, "global_scratch_size", 0))
-    # Held until this launch comes again on the stream: the next kernel may write its descriptors while this one runs.
+    # Held until this launch's next call on the stream: an overlapping next kernel must not get the same memory.
     held: dict[int, torch.Tensor] = {}
 
     def start(gx: int, gy: int, gz: int, stream: int, function: int, _: int | None, *rest: Any) -> None:
@@ -216,7 +218,7 @@ def launcher(compiled: Any) -> tuple[Any, list[Any], list[Any]]:
 
 
 def unwritten(array: Array) -> torch.Tensor:
-    """The tensor that an array is before a kernel writes it."""
+    """An array's tensor before any kernel writes it: zeros if `zeroed`, else NaN or the largest integer."""
     dtype = DTYPES[array.dtype]
     poison = float("nan") if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max
     return torch.full(array.shape, 0 if array.zeroed else poison, dtype=dtype)
@@ -225,20 +227,20 @@ def unwritten(array: Array) -> torch.Tensor:
 def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a program in Triton's interpreter on CPU tensors; the process must have started with TRITON_INTERPRET=1.
 
-    Outputs and scratch start as NaN, integers as the largest one, so an element that no kernel wrote shows.
+    Outputs and scratch start as NaN, integers as the largest one, to reveal elements that no kernel wrote.
     """
     from ..build import arguments
 
-    made = [unwritten(array) for array in (*program.outputs, *program.scratch)]
+    allocated = [unwritten(array) for array in (*program.outputs, *program.scratch)]
     tensors = [dense_copy(t) if array.copied else t for array, t in zip(program.inputs, tensors, strict=True)]
     # A kernel sees a complex number as two floats.
-    seen = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in (*tensors, *made)]
-    by_name = dict(zip(program.arrays, seen, strict=True))
+    views = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in (*tensors, *allocated)]
+    by_name = dict(zip(program.arrays, views, strict=True))
     for launch in program.launches:
         if launch.grid == 0:
             continue
-        # The interpreter ends one launch before the next and has no instructions to overlap them.
+        # The interpreter runs launches one after the other and does not know the instructions for overlap.
         launch = replace(launch, constants={**launch.constants, "OVERLAP": False}, overlap=False)
         values = [by_name[value] if isinstance(value, str) else value for value in arguments(launch)]
         launch.kernel[(launch.grid,)](*values, num_warps=launch.num_warps, num_stages=launch.num_stages)
-    return made[: len(program.outputs)]
+    return allocated[: len(program.outputs)]

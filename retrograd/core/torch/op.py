@@ -1,7 +1,7 @@
-"""Turns an `Op` into a PyTorch function, which takes one of three ways.
+"""Turns an `Op` into a PyTorch function, which uses one of three paths.
 
-In eager code it launches kernels directly, which costs the host least. Under tracing it goes through the registered
-operators (`torch_operator`), where a transform differentiates it through the formulas (`torch_formulas`).
+In eager code it launches kernels directly, with the least host time. Under tracing it calls the registered operators
+(`operator`), and under a transform that differentiates, the portable formulas (`formulas`).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from .launch import launches_directly
 from .operator import Operators, register, unregistered
 from .passes import Options, Prepared, Tensors, run_forward, whole
 
-Results = tuple[Tensor | None, ...]  # one for each of the op's results, None where it is not there
+Results = tuple[Tensor | None, ...]  # one for each of the op's results, None where it is absent
 
 
-Call = Callable[[dict[str, Any], dict[str, Any]], Results]  # from arrays and options, each in the op's order
+Call = Callable[[dict[str, Any], dict[str, Any]], Results]  # of arrays and options by name, in the op's order
 
 
 @cache
 def bind(op: Op) -> Call:
-    """The function from an op's arrays and options, by name and each in the op's order, to its results.
+    """The function from arrays and options, two dicts by name in the op's order, to the op's results.
 
-    It registers the op's operators with PyTorch, whose names are the op's.
+    This registers the op's operators with PyTorch, under the op's name.
     """
     return _bound(op, register(op))
 
 
 def bind_unregistered(op: Op) -> Call:
-    """The same for a variant of an op, whose calls are on plain tensors, outside of tracing."""
+    """As `bind`, for a variant of an op, without operators: it takes plain tensors, outside of tracing."""
     return _bound(op, unregistered(op))
 
 
@@ -48,7 +48,7 @@ def _bound(op: Op, operators: Operators) -> Call:
     def call(arrays: dict[str, Any], settings: dict[str, Any]) -> Results:
         tensors: Tensors = tuple(arrays.values())
         options: Options = tuple(settings.values())
-        for place in numbers:  # a few numbers are sooner copied than reached by strides
+        for place in numbers:  # copying a few numbers is faster than reading them by strides
             if tensors[place] is not None:
                 tensors = (*tensors[:place], without_gaps(tensors[place]), *tensors[place + 1 :])
         if launches_directly(tensors):
@@ -64,40 +64,39 @@ def _bound(op: Op, operators: Operators) -> Call:
 
 
 def _direct(op: Op, operators: Operators) -> Callable[..., Results]:
-    """The direct path: kernels launched without PyTorch's dispatcher."""
+    """The direct path: launches kernels without PyTorch's dispatcher."""
     count = len(op.results)
     arguments = len(op.arguments)
 
     class Direct(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *given: Any) -> Results:
-            tensors = given[:arguments]
-            prepared, made = run_forward(op, tensors, given[arguments])
+        def forward(ctx: Any, *inputs: Any) -> Results:
+            tensors = inputs[:arguments]
+            prepared, outputs = run_forward(op, tensors, inputs[arguments])
             ctx.prepared = prepared
-            there = (*tensors, *made)
-            ctx.save_for_backward(*prepared.saved(there))
+            ctx.save_for_backward(*prepared.saved((*tensors, *outputs)))
             ctx.set_materialize_grads(False)
-            return tuple(made[:count])
+            return tuple(outputs[:count])
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
             prepared: Prepared = ctx.prepared
             if any(gradients[place] is not None for place in prepared.unread):
                 prepared = whole(prepared)
-            came = [
+            incoming = [
                 prepared.zeros(name) if g is None else resolved(g)
                 for name, g in zip(op.results, gradients, strict=True)
             ]
-            given, needs = (*came, *ctx.saved_tensors), ctx.needs_input_grad[:arguments]
+            inputs, needs = (*incoming, *ctx.saved_tensors), ctx.needs_input_grad[:arguments]
             if torch.is_grad_enabled():
-                found = formulas.gradients(prepared.backward(needs), given)
-            elif in_batches(came):
-                by_name = dict(zip(prepared.backward(needs).names, given, strict=True))
+                found = formulas.gradients(prepared.backward(needs), inputs)
+            elif in_batches(incoming):
+                by_name = dict(zip(prepared.backward(needs).names, inputs, strict=True))
                 found = operators.backward(prepared.params, prepared.options, needs, by_name)
             else:
-                found = prepared.backward(needs).run(given)
+                found = prepared.backward(needs).run(inputs)
             return (*found, None)
 
-    # Function.apply without its look for function transforms: `launches_directly` has made sure that there are none.
+    # Function.apply without its check for function transforms: `launches_directly` has already excluded them.
     apply: Callable[..., Results] = super(torch.autograd.Function, Direct).apply
     return apply

@@ -1,7 +1,7 @@
 """Registers an `Op` with PyTorch's dispatcher: for torch.compile, dispatch modes, `torch.vmap`, subclasses of Tensor.
 
-An operator returns a fixed number of tensors, so a result that is not there is an empty tensor. Kept arrays are flat
-there: tracing sets a guard on each size of a tensor, and theirs are no sizes of the user's.
+An operator returns a fixed number of tensors, so an absent result is an empty tensor. Saved arrays are flattened,
+because tracing sets a guard on each size of a tensor, and their sizes are not sizes of the user's tensors.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Operators:
     """An op's registered operators.
 
     Attributes:
-        forward: from arguments and options, each in order, to results and kept arrays; an empty tensor stands for one
-            that is not there.
-        backward: (shapes, options, needs, arrays) -> the gradient of each argument that needs one, from the arrays that
-            the backward pass is given, by name.
+        forward: from arguments and options, each in order, to results and saved arrays; an absent one is an empty
+            tensor.
+        backward: (shapes, options, needs, arrays) -> the gradient of each argument that needs one; `arrays` has the
+            inputs of the backward pass by name.
     """
 
     forward: Callable[..., tuple[Tensor, ...]]
@@ -38,76 +38,76 @@ class Operators:
 
 
 def register(op: Op) -> Operators:
-    """Register `retrograd::<op>` and `retrograd::<op>_backward`, with shapes and derivative; called once an op."""
+    """Register `retrograd::<op>` and `retrograd::<op>_backward`, with shapes and derivative; called once per op."""
     outputs = (*op.results, *op.kept)
     arguments = len(op.arguments)
     tensors = ", ".join(f"Tensor{'?' if place else ''} {name}" for place, name in enumerate(op.arguments))
     options = "".join(f", {kind} {name}" for name, kind in op.options.items())
     returned = ", ".join(["Tensor"] * len(outputs))
 
-    def run(*given: Any) -> tuple[Tensor, ...]:
-        _, made = run_forward(op, given[:arguments], hashable(given[arguments:]))
-        made = [*made[: len(op.results)], *(None if t is None else t.view(-1) for t in made[len(op.results) :])]
-        return tuple(absent(given[0]) if t is None else t for t in made)
+    def run(*inputs: Any) -> tuple[Tensor, ...]:
+        _, found = run_forward(op, inputs[:arguments], hashable(inputs[arguments:]))
+        found = [*found[: len(op.results)], *(None if t is None else t.view(-1) for t in found[len(op.results) :])]
+        return tuple(absent(inputs[0]) if t is None else t for t in found)
 
-    def fake(*given: Any) -> tuple[Tensor, ...]:
-        spec = spec_of(op, shapes_of(given[:arguments]), hashable(given[arguments:]))
-        return _empty(given[0], op.forward(spec), outputs, flat=op.kept)
+    def fake(*inputs: Any) -> tuple[Tensor, ...]:
+        spec = spec_of(op, shapes_of(inputs[:arguments]), hashable(inputs[arguments:]))
+        return _empty(inputs[0], op.forward(spec), outputs, flat=op.kept)
 
-    # A backward call: gradients of the results, arguments and outputs where they are saved, and what the spec says.
+    # The backward operator takes gradients of results, the saved arguments and outputs, and what describes the call.
     reads = (*gradients_of_results(op), *op.arguments, *outputs)
     read = ", ".join(f"Tensor? {name}" for name in reads)
     shapes = "".join(f", SymInt[]? {name}_shape, ScalarType? {name}_dtype" for name in op.arguments)
-    made = [f"d{name}" for name in op.arguments if name in differentiable(op)]
-    gradients = ", ".join(["Tensor"] * len(made))
+    computed = [f"d{name}" for name in op.arguments if name in differentiable(op)]
+    gradients = ", ".join(["Tensor"] * len(computed))
 
-    def told_of(given: Sequence[Any]) -> tuple[Shapes, frozenset[str], Options]:
-        told, rest = given[: 2 * arguments], given[2 * arguments :]
-        params = tuple([None if told[i] is None else (tuple(told[i]), told[i + 1]) for i in range(0, len(told), 2)])
+    def described_call(description: Sequence[Any]) -> tuple[Shapes, frozenset[str], Options]:
+        flat, rest = description[: 2 * arguments], description[2 * arguments :]
+        params = tuple([None if flat[i] is None else (tuple(flat[i]), flat[i + 1]) for i in range(0, len(flat), 2)])
         wanted = frozenset([name for name, want in zip(op.arguments, rest[0], strict=True) if want])
         return params, wanted, hashable(rest[1:])
 
-    def run_backward(*given: Any) -> tuple[Tensor, ...]:
-        params, wanted, options = told_of(given[len(reads) :])
-        like = next(t for t in given if t is not None)
+    def run_backward(*inputs: Any) -> tuple[Tensor, ...]:
+        params, wanted, options = described_call(inputs[len(reads) :])
+        like = next(t for t in inputs if t is not None)
         backward = backward_pass(op, params, like.device, wanted, *options)
-        by_name = dict(zip(reads, given, strict=False))
+        by_name = dict(zip(reads, inputs, strict=False))
         for name, shape in kept_shapes(op, params, *options).items():
             if (kept := by_name[name]) is not None:
                 by_name[name] = kept.view(shape)
         results = dict(zip(backward.makes, backward.run([by_name[name] for name in backward.names]), strict=True))
-        return tuple(absent(like) if (t := results.get(name)) is None else t for name in made)
+        return tuple(absent(like) if (t := results.get(name)) is None else t for name in computed)
 
-    def fake_backward(*given: Any) -> tuple[Tensor, ...]:
-        params, wanted, options = told_of(given[len(reads) :])
+    def fake_backward(*inputs: Any) -> tuple[Tensor, ...]:
+        params, wanted, options = described_call(inputs[len(reads) :])
         spec = spec_of(op, params, options)
         names = wanted_names(op, spec, wanted)
-        like = next(t for t in given if t is not None)
-        return _empty(like, op.backward(spec, wanted), [name if name in names else None for name in made])
+        like = next(t for t in inputs if t is not None)
+        return _empty(like, op.backward(spec, wanted), [name if name in names else None for name in computed])
 
     def gradients_of(
         params: Shapes, options: Options, needs: Sequence[bool], arrays: Mapping[str, Tensor | None]
     ) -> list[Tensor | None]:
         spec = spec_of(op, params, options)
         inputs = op.backward(spec, differentiable(op)).inputs
-        given = [arrays[name] if name in inputs else None for name in reads]
-        told = [part for param in params for part in (param or (None, None))]
+        tensors = [arrays[name] if name in inputs else None for name in reads]
+        flat = [part for param in params for part in (param or (None, None))]
         wanted = [bool(need) and name in differentiable(op) for name, need in zip(op.arguments, needs, strict=True)]
-        found = dict(zip(made, backward_operator(*given, *told, wanted, *options), strict=True))
+        found = dict(zip(computed, backward_operator(*tensors, *flat, wanted, *options), strict=True))
         names = gradient_names(op, spec)
         return [found[name] if want else None for name, want in zip(names, wanted, strict=True)]
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        given = inputs[:arguments]
-        ctx.params = shapes_of(given)
+        tensors = inputs[:arguments]
+        ctx.params = shapes_of(tensors)
         ctx.options = hashable(inputs[arguments:])
         saved = saved_names(op, op.backward(spec_of(op, ctx.params, ctx.options), differentiable(op)))
         ctx.names = (*gradients_of_results(op), *saved)
-        by_name = dict(zip((*op.arguments, *outputs), (*given, *output), strict=True))
+        by_name = dict(zip((*op.arguments, *outputs), (*tensors, *output), strict=True))
         ctx.save_for_backward(*(by_name[name] for name in saved))
 
-    def backward(ctx: Any, *came: Tensor) -> tuple[Tensor | None, ...]:
-        by_name = dict(zip(ctx.names, (*came[: len(op.results)], *ctx.saved_tensors), strict=True))
+    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
+        by_name = dict(zip(ctx.names, (*incoming[: len(op.results)], *ctx.saved_tensors), strict=True))
         found = gradients_of(ctx.params, ctx.options, ctx.needs_input_grad[:arguments], by_name)
         return (*found, *(None for _ in ctx.options))
 
@@ -125,13 +125,13 @@ def register(op: Op) -> Operators:
     operator = getattr(torch.ops.retrograd, op.name)
     backward_operator = getattr(torch.ops.retrograd, f"{op.name}_backward")
 
-    def flops(*given: Any) -> int:
-        params = shapes_of(given[:arguments])
-        count: int = spec_of(op, params, hashable(given[arguments:])).flops("fwd")
+    def flops(*inputs: Any) -> int:
+        params = shapes_of(inputs[:arguments])
+        count: int = spec_of(op, params, hashable(inputs[arguments:])).flops("fwd")
         return count
 
-    def backward_flops(*given: Any) -> int:
-        params, _, options = told_of(given[len(reads) :])
+    def backward_flops(*inputs: Any) -> int:
+        params, _, options = described_call(inputs[len(reads) :])
         count: int = spec_of(op, params, options).flops("bwd")
         return count
 
@@ -141,7 +141,7 @@ def register(op: Op) -> Operators:
 
 
 def unregistered(op: Op) -> Operators:
-    """For a variant of an op, which has no operators."""
+    """Stand-ins that raise RuntimeError, for a variant of an op, which has no operators."""
 
     def refuse(*_: Any) -> Any:
         raise RuntimeError(f"{op.name}: a variant takes plain tensors, outside of tracing and of transforms")
@@ -150,22 +150,22 @@ def unregistered(op: Op) -> Operators:
 
 
 def hashable(options: Options) -> Options:
-    """Options as the dispatcher gives them, its lists as tuples."""
+    """The dispatcher's options, with lists as tuples."""
     return tuple([tuple(option) if isinstance(option, list) else option for option in options])
 
 
 @lru_cache(maxsize=4096, typed=True)
 def kept_shapes(op: Op, params: Shapes, *options: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes of the kept arrays of a call."""
+    """The shapes of the saved arrays of a call."""
     outputs = op.forward(spec_of(op, params, options)).outputs
     return {array.name: array.shape for array in outputs if array.name in op.kept}
 
 
 def _empty(like: Tensor, call: Call, names: Sequence[str | None], flat: Sequence[str] = ()) -> tuple[Tensor, ...]:
-    """Tensors of the shapes and dtypes that a call makes, to trace with."""
-    there = {array.name: array for array in call.outputs}
-    shapes = {name: (prod(array.shape),) if name in flat else array.shape for name, array in there.items()}
+    """Empty tensors with the shapes and dtypes of a call's outputs, for tracing."""
+    present = {array.name: array for array in call.outputs}
+    shapes = {name: (prod(array.shape),) if name in flat else array.shape for name, array in present.items()}
     return tuple(
-        like.new_empty(shapes[name], dtype=DTYPES[there[name].dtype]) if name in there else absent(like)
+        like.new_empty(shapes[name], dtype=DTYPES[present[name].dtype]) if name in present else absent(like)
         for name in names
     )

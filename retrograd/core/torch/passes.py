@@ -25,10 +25,10 @@ Shapes = Sequence[tuple[Sequence[int], torch.dtype] | None]  # shape and dtype o
 
 
 class Launchers:
-    """What runs programs; the interpreter takes its place in tests.
+    """Holds the launcher, so that tests can replace it by the interpreter.
 
     Attributes:
-        current: that.
+        current: the launcher that runs programs.
     """
 
     current: Launcher = Launcher()
@@ -38,8 +38,8 @@ class Pass:
     """A pass on one device: runs its kernels where there are any for the layout of its inputs, else the portable path.
 
     Attributes:
-        names: the arrays that it is given, in order.
-        makes: the arrays that it returns, in order; None, and a name of what is not there, stand for None.
+        names: the names of its input arrays, in order.
+        makes: the names of the arrays that it returns, in order; it returns None for None or an absent array's name.
     """
 
     def __init__(self, call: Call, names: Sequence[str], makes: Sequence[str | None], device: torch.device) -> None:
@@ -59,7 +59,7 @@ class Pass:
         return runner(tensors)
 
     def runner(self, keys: Keys) -> Runner:
-        """What runs it on tensors of a layout."""
+        """The function that runs the pass on tensors with these keys."""
         launcher = Launchers.current
         arch = launcher.arch_of(self.device)
         program = None if arch is None else self.call.program(layouts(self.names, keys), arch)
@@ -68,11 +68,11 @@ class Pass:
         return launcher.prepare(program, self.names, self.makes, arch, self.device)
 
     def portable(self, tensors: Tensors) -> list[Tensor | None]:
-        """Run without a kernel; the results are dense, and tensors of their own."""
-        given = {name: t for name, t in zip(self.names, tensors, strict=True) if t is not None}
-        with no_autocast(self.device.type):  # sums are kept in float32 there too
-            made = self.call.portable(torch_namespace(), given)
-        storages = {t.untyped_storage().data_ptr() for t in given.values()}
+        """Run without a kernel; the results are dense and share no storage with the inputs or each other."""
+        inputs = {name: t for name, t in zip(self.names, tensors, strict=True) if t is not None}
+        with no_autocast(self.device.type):  # so that sums stay in float32 under autocast
+            outputs = self.call.portable(torch_namespace(), inputs)
+        storages = {t.untyped_storage().data_ptr() for t in inputs.values()}
 
         def own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
             tensor = tensor.to(dtype).contiguous()
@@ -81,7 +81,7 @@ class Pass:
             storages.add(tensor.untyped_storage().data_ptr())
             return tensor
 
-        owned = {array.name: own(made[array.name], DTYPES[array.dtype]) for array in self.call.outputs}
+        owned = {array.name: own(outputs[array.name], DTYPES[array.dtype]) for array in self.call.outputs}
         return [None if name is None else owned.get(name) for name in self.makes]
 
 
@@ -100,13 +100,13 @@ class Prepared:
     """A checked call with the layout of its inputs.
 
     Attributes:
-        op, params, options: what is called.
+        op, params, options: the call.
         run: runs the forward pass on tensors of this layout.
-        saved: from arguments, results and kept arrays to what the backward pass reads of them.
-        backward: the backward pass, by which of the arguments need a gradient.
-        limits: places of the arguments whose numbers are looked at before each run, with what these may reach.
-        read: the results whose gradients it reads, by name.
-        unread: the places of the other results that are made.
+        saved: selects, from arguments, results and saved arrays, those that the backward pass reads.
+        backward: the backward pass, as a function of which arguments need a gradient.
+        limits: (index, upper bound) of each argument whose values are checked before each run.
+        read: name -> result, for the results whose gradients the backward pass reads.
+        unread: the indices of the other computed results.
     """
 
     def __init__(self, op: Op, params: Shapes, keys: Keys, device: torch.device, options: Options) -> None:
@@ -116,16 +116,16 @@ class Prepared:
         self.keys = keys
         self.params = params
         self.options = options
-        made = (*op.results, *op.kept)
-        self.run = Pass(forward, op.arguments, made, device).runner(keys)
-        self.saved = _taker([(*op.arguments, *made).index(name) for name in saved_names(op, backward)])
+        outputs = (*op.results, *op.kept)
+        self.run = Pass(forward, op.arguments, outputs, device).runner(keys)
+        self.saved = _selector([(*op.arguments, *outputs).index(name) for name in saved_names(op, backward)])
         self.device = device
-        # On a CPU alone: elsewhere, to look at numbers would be to wait for them.
+        # Only on a CPU: elsewhere, reading values would wait for the device.
         indices = op.indices.items() if device.type == "cpu" else ()
         self.limits = [(op.arguments.index(name), limit(spec)) for name, limit in indices]
         self.read = {array.name: array for array in forward.outputs if f"d{array.name}" in backward.inputs}
-        there = {array.name for array in forward.outputs}.difference(self.read)
-        self.unread = [place for place, name in enumerate(op.results) if name in there]
+        others = {array.name for array in forward.outputs}.difference(self.read)
+        self.unread = [place for place, name in enumerate(op.results) if name in others]
 
         @cache
         def pass_for(needs: tuple[bool, ...]) -> BackwardPass:
@@ -135,30 +135,30 @@ class Prepared:
         self.backward = pass_for
 
     def zeros(self, result: str) -> Tensor | None:
-        """The gradient of a result that no loss reads, where the backward pass reads it."""
+        """Zeros as the gradient of a result that no loss uses; None where the backward pass does not read it."""
         array = self.read.get(result)
         return None if array is None else torch.zeros(array.shape, dtype=DTYPES[array.dtype], device=self.device)
 
 
-def _taker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Takes what stands at some places; `itemgetter` does so soonest, but gives one thing by itself."""
-    return itemgetter(*places) if len(places) > 1 else lambda given: tuple(given[place] for place in places)
+def _selector(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """A function that selects items by index as a tuple; `itemgetter` is fastest, but returns no tuple of one item."""
+    return itemgetter(*places) if len(places) > 1 else lambda items: tuple(items[place] for place in places)
 
 
 def _prepared(op: Op, keys: Keys, options: Options) -> Prepared:
-    """A call, prepared once."""
+    """The prepared call, cached by keys and options."""
     inside = tuple([type(item) for place in _tuples(op) for item in options[place]])
     return _prepare(op, keys, inside, *options)
 
 
 @cache
 def _tuples(op: Op) -> tuple[int, ...]:
-    """Places of the options that are tuples."""
+    """The indices of the options that are tuples."""
     return tuple([place for place, kind in enumerate(op.options.values()) if kind.endswith("[]")])
 
 
-# The options are arguments of their own, so that `typed` tells 1 from True and from 1.0; `inside`, the types of what is
-# in tuples among them, tells (1,) from (True,).
+# The options are separate arguments, so that `typed` distinguishes 1, True and 1.0; `inside`, the types of the items of
+# tuples among them, distinguishes (1,) and (True,).
 @lru_cache(maxsize=4096, typed=True)
 def _prepare(op: Op, keys: Keys, inside: tuple[type, ...], *options: Any) -> Prepared:
     first = keys[0]
@@ -172,16 +172,16 @@ def _prepare(op: Op, keys: Keys, inside: tuple[type, ...], *options: Any) -> Pre
 
 @lru_cache(maxsize=4096, typed=True)
 def backward_pass(op: Op, params: Shapes, device: torch.device, wanted: frozenset[str], *options: Any) -> BackwardPass:
-    """The backward pass for the arguments' gradients wanted; it is given the results' gradients, then what is saved."""
+    """The backward pass for the gradients of `wanted`; its inputs are gradients of results, then saved tensors."""
     spec = spec_of(op, params, options)
     names = (*gradients_of_results(op), *saved_names(op, op.backward(spec, differentiable(op))))
     return BackwardPass(op.backward(spec, wanted), names, wanted_names(op, spec, wanted), device)
 
 
 def whole(prepared: Prepared) -> Prepared:
-    """The same call with a backward pass that reads the gradients of all results that are made.
+    """The same call with a backward pass that reads the gradients of all computed results.
 
-    One that the user cannot reach has a gradient in a second derivative, which passes through what was saved.
+    A result that is not returned to the user can have a gradient in a second derivative, through its saved tensor.
     """
     op = prepared.op
     options = [op.whole.get(name, option) for name, option in zip(op.options, prepared.options, strict=True)]
@@ -190,7 +190,8 @@ def whole(prepared: Prepared) -> Prepared:
 
 def wanted_names(op: Op, spec: Any, wanted: frozenset[str]) -> list[str | None]:
     """For each argument, the name of its gradient where it is wanted."""
-    return [made if name in wanted else None for name, made in zip(op.arguments, gradient_names(op, spec), strict=True)]
+    pairs = zip(op.arguments, gradient_names(op, spec), strict=True)
+    return [gradient if name in wanted else None for name, gradient in pairs]
 
 
 def shapes_of(tensors: Tensors) -> Shapes:
@@ -208,12 +209,12 @@ def spec_of(op: Op, shapes: Shapes, options: Options) -> Any:
 
 
 def run_forward(op: Op, tensors: Tensors, options: Options) -> tuple[Prepared, list[Tensor | None]]:
-    """The prepared call, and its results and kept arrays."""
+    """The prepared call, and its results and saved arrays."""
     try:
         keys = tuple([None if t is None else key(t) for t in tensors])
         prepared = _prepared(op, keys, options)
     except Exception:
-        check_arguments(op, tensors, options)  # tells what is no tensor, or no option, better than what failed on it
+        check_arguments(op, tensors, options)  # raises a clearer error for wrong types
         raise
     for place, limit in prepared.limits:
         if (numbers := tensors[place]) is not None:
