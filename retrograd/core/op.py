@@ -16,11 +16,7 @@ from .arch import Arch
 from .implementation import Implementation, Replan
 from .program import Array, Program
 from .rows import Layouts
-<<<<<<< HEAD
 from .spec import CallSpec, Fold, Params, Pass, arguments, options, with_gradients
-=======
-from .spec import CallSpec, Fold, Param, Params, Pass, arguments, options, with_gradients  # noqa: F401 (Param: tests)
->>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
 from .xp import Namespace
 
 
@@ -56,18 +52,6 @@ class Op:
     """One op.
 
     Attributes:
-<<<<<<< HEAD
-        call: the class of its checked calls, which declares arguments, options and results.
-        package: its folder; its module `portable` has `forward(xp, spec, arrays)`, `backward(xp, spec, arrays, wanted)`
-            and, where arrays are kept for the backward pass, `recomputed(xp, spec, arrays)`, which computes them from
-            the rest of what that reads.
-        implementations: the kernels; the first that takes a call runs it.
-        replan: changes what an implementation has planned: for tuners and tests.
-        update: declares a call for one step of generation, where there is one: the module `update` of the package has a
-            function `update(call, arrays, options)`, which makes it a call of the op.
-        extra: what the faces have of the op beside these, written by hand: names that the modules `torch_generation`
-            and `jax_generation` of the package define.
-=======
         call: its declaration, the class of its checked calls.
         package: its package; the module `portable` has `forward(xp, spec, arrays)`, `backward(xp, spec, arrays,
             wanted)` and, where there are saved arrays, `recomputed(xp, spec, arrays)`, which computes them from the
@@ -76,7 +60,7 @@ class Op:
         replan: maps an implementation's plan to the one to use instead, for tuners and tests.
         update: the declaration of a call for one step of generation, where there is one: the package's module `update`
             has a function `update(call, arrays, options)`, which turns it into a call of the op.
->>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
+        extra: public names written by hand, in the package's modules `torch_generation` and `jax_generation`.
     """
 
     call: type[CallSpec]
@@ -126,13 +110,8 @@ class Op:
         """A checked call. Raises ValueError or TypeError, see `errors`."""
         return self.call.of(params, options)
 
-<<<<<<< HEAD
     def forward(self, spec: Any) -> Forward:
-        """The forward pass; its outputs are results and kept arrays, those that are there."""
-=======
-    def forward(self, spec: Any) -> Call:
         """The forward pass; its outputs are the present results and saved arrays."""
->>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
         return Forward(self, spec)
 
     def backward(self, spec: Any, wanted: frozenset[str]) -> Backward:

@@ -59,19 +59,12 @@ class CallSpec:
     Attributes:
         op: the op's name in errors.
         letters: the axes, by letter.
-<<<<<<< HEAD
-        results: what a forward pass may return to the user, in order.
-        kept: what else it computes, for the backward pass.
-        whole: options under which gradients of all results that are computed come into the backward pass.
-        sizes: of the letters.
-        first: the first argument.
-        packed: whether several sequences lie one after the other in a batch of one.
-=======
         results: the arrays that a forward pass may return to the user, in order.
         kept: the saved arrays: those that it computes only for the backward pass.
         whole: options with which the backward pass reads the gradients of all computed results.
         sizes: letter -> size.
->>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
+        first: the first argument.
+        packed: whether the call has packed sequences: several, one after the other, in a batch of one.
 
     Raises:
         ValueError, TypeError: on construction, for arguments and options that do not fit together.
@@ -181,19 +174,8 @@ class CallSpec:
 
     @property
     def compute_dtype(self) -> str:
-<<<<<<< HEAD
-        """Dtype of sums over numbers of the first argument."""
-        return accumulator(self.first.dtype)
-=======
         """The dtype in which values of the first argument are summed."""
-        first = getattr(self, next(iter(arguments(type(self)))))
-        return accumulator(first.dtype)
-
-    @property
-    def packed(self) -> bool:
-        """Whether the call has packed sequences: several, one after the other, in a batch of one."""
-        return any(declared.reaches and self[name] for name, declared in arguments(type(self)).items())
->>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
+        return accumulator(self.first.dtype)
 
     def gradients_in(self) -> tuple[str, ...]:
         """The gradients that the backward pass reads: those of the results that are returned to the user."""
@@ -401,13 +383,3 @@ def _in_order(call: type[CallSpec]) -> list[tuple[str, Argument]]:
         return int(any(axis.may_be_one or axis.offset for axis in axes))
 
     return sorted(arguments(call).items(), key=late)
-<<<<<<< HEAD
-=======
-
-
-@once
-def check_step(call: type[CallSpec], shapes: tuple[tuple[tuple[int, ...], str] | None, ...], options_: Any) -> None:
-    """Raise for arguments of a step of generation that do not fit together; cached by shapes, dtypes and options."""
-    params = {name: None if s is None else Param(*s) for name, s in zip(arguments(call), shapes, strict=True)}
-    call.of(params, dict(zip(options(call), options_, strict=True)))
->>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7

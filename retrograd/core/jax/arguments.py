@@ -50,7 +50,6 @@ def as_array(op: str, argument: str, value: Any, dtype: str, like: Any) -> Any:
     return jnp.asarray(value, dtype)
 
 
-<<<<<<< HEAD
 def checker(
     call: type[CallSpec],
 ) -> Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]:
@@ -66,15 +65,6 @@ def checker(
         return arrays, options
 
     return checked
-=======
-def checked_step(
-    call: type[CallSpec], values: dict[str, Any], options: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays and options of a step of generation; raises ValueError or TypeError if they do not fit together."""
-    arrays = arrays_of(call.op, values, sum(not declared.optional for declared in arguments(call).values()))
-    call.of(params_of(arrays), options)
-    return arrays, options
->>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
 
 
 def params_of(arrays: Mapping[str, Any]) -> dict[str, Param | None]:

@@ -90,23 +90,6 @@ def as_array(op: str, argument: str, value: Any, dtype: str, like: Any) -> Any:
     return torch.full((), value, dtype=DTYPES[dtype], device=getattr(like, "device", None))
 
 
-<<<<<<< HEAD
-=======
-def checked_step(
-    call: type[CallSpec], tensors: dict[str, Any], values: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays and options of a step of generation; raises ValueError or TypeError if they do not fit together."""
-    if torch.compiler.is_compiling():  # this check cannot be traced; the later check of the op can
-        return tensors, values
-    check_tensors(call.op, tensors, required=sum(not declared.optional for declared in arguments(call).values()))
-    shapes = tuple([None if t is None else (tuple(t.shape), dtype_name(t.dtype)) for t in tensors.values()])
-    kinds = {name: option.kind for name, option in options(call).items()}
-    check_options(call.op, kinds, tuple(values.values()))
-    check_step(call, shapes, tuple(values.values()))
-    return tensors, values
-
-
->>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
 def without_gaps(tensor: Any) -> Any:
     """A dense tensor, copied if need be; values that are not strided tensors unchanged, for a later check to report."""
     strided = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_nested

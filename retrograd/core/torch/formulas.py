@@ -33,13 +33,8 @@ DIFFERENTIATE = (TransformType.Grad, TransformType.Jvp)
 def differentiates(tensors: Tensors) -> bool:
     """Whether a call is under a differentiating transform, or has tangents."""
     if torch.compiler.is_compiling():
-<<<<<<< HEAD
-        # Which transforms they are, and which tensors have tangents, cannot be asked there.
-        return is_transformed() or forward_ad._current_level >= 0
-=======
         # While compiling, the kinds of active transforms and the tensors with tangents cannot be queried.
-        return _is_transformed() or forward_ad._current_level >= 0
->>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
+        return is_transformed() or forward_ad._current_level >= 0
     if any(interpreter.key() in DIFFERENTIATE for interpreter in get_interpreter_stack() or ()):
         return True
     if forward_ad._current_level < 0:
@@ -52,14 +47,13 @@ def is_transformed() -> bool:
     return get_dynamic_layer_stack_depth() > 0
 
 
-<<<<<<< HEAD
-# The compiler asks once, and has a guard of its own on it. `torch.compiler.assume_constant_result` sets this mark too,
-# but imports the compiler.
+# The compiler calls the function once and has its own guard on the result. `torch.compiler.assume_constant_result` sets
+# this mark too, but imports the compiler.
 is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def results(op: Op, tensors: Tensors, options: Options) -> tuple[Tensor | None, ...]:
-    """The op's results, None where they are not there."""
+    """The op's results, None where they are absent."""
     if torch.compiler.is_compiling():
         shapes = tuple([None if t is None else (tuple([int(size) for size in t.shape]), t.dtype) for t in tensors])
         call = FORWARD[_forward(op, shapes, tuple(options))]
@@ -67,14 +61,14 @@ def results(op: Op, tensors: Tensors, options: Options) -> tuple[Tensor | None, 
         call = op.forward(spec_of(op, shapes_of(tensors), options))
     for name, limit in op.indices.items():
         numbers = tensors[op.arguments.index(name)]
-        if numbers is not None and _seen(numbers):
+        if numbers is not None and _readable(numbers):
             check_rising(op.name, name, numbers.tolist(), limit(call.spec))
     formulas = partial(op.formulas.forward, differentiable_torch_namespace(), call.spec)
-    made = _made(formulas, call.outputs, dict(zip(op.arguments, tensors, strict=True)))
-    given = {id(t) for t in tensors if t is not None}
-    # As from a kernel, a result is never an argument itself.
-    made = {name: t.clone() if id(t) in given else t for name, t in made.items()}
-    return tuple(made.get(name) for name in op.results)
+    outputs = _outputs(formulas, call.outputs, dict(zip(op.arguments, tensors, strict=True)))
+    ids = {id(t) for t in tensors if t is not None}
+    # As with kernels, a result is never an argument itself.
+    outputs = {name: t.clone() if id(t) in ids else t for name, t in outputs.items()}
+    return tuple(outputs.get(name) for name in op.results)
 
 
 FORWARD: dict[str, Forward] = {}  # forward passes, for `torch.compile` to read
@@ -83,7 +77,7 @@ FORWARD: dict[str, Forward] = {}  # forward passes, for `torch.compile` to read
 def _forward(op: Op, shapes: Shapes, options: Options) -> str:
     """The key of a forward pass in FORWARD, with all done that a compiler cannot trace: checks, imports, declarations.
 
-    A compiler takes the key for a constant, and the entry for a global value, whose attributes it can read.
+    To the compiler the key is a constant, and the entry a global value, whose attributes it can read.
     """
     call = op.forward(spec_of(op, shapes, options))
     _ = op.formulas, call.outputs
@@ -95,31 +89,8 @@ def _forward(op: Op, shapes: Shapes, options: Options) -> str:
 _forward._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _seen(numbers: Tensor) -> bool:
-    """Whether numbers can be looked at: without a wait for a device, and not while they stand for others."""
-=======
-# The compiler calls the function once and has its own guard on the result. `torch.compiler.assume_constant_result` sets
-# this mark too, but imports the compiler.
-_is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def results(op: Op, tensors: Tensors, options: Options) -> tuple[Tensor | None, ...]:
-    """The op's results, None where they are absent."""
-    spec = spec_of(op, shapes_of(tensors), options)
-    for name, limit in op.indices.items():
-        numbers = tensors[op.arguments.index(name)]
-        if numbers is not None and _readable(numbers):
-            check_rising(op.name, name, numbers.tolist(), limit(spec))
-    outputs = _outputs(op.forward(spec), dict(zip(op.arguments, tensors, strict=True)))
-    ids = {id(t) for t in tensors if t is not None}
-    # As with kernels, a result is never an argument itself.
-    outputs = {name: t.clone() if id(t) in ids else t for name, t in outputs.items()}
-    return tuple(outputs.get(name) for name in op.results)
-
-
 def _readable(numbers: Tensor) -> bool:
     """Whether the values can be read without waiting for a device, and are neither traced nor wrapped."""
->>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
     traced = torch.compiler.is_compiling() or is_functorch_wrapped_tensor(numbers)
     return numbers.device.type == "cpu" and not traced
 
@@ -176,25 +147,13 @@ def _gradients(backward: BackwardPass, inputs: Tensors) -> dict[str, Tensor]:
     by_name = {name: t for name, t in zip(backward.names, inputs, strict=True) if t is not None}
     with no_autocast(backward.device.type):
         by_name |= backward.call.recomputed(differentiable_torch_namespace(), by_name)
-<<<<<<< HEAD
     formulas = partial(backward.call.portable, differentiable_torch_namespace())
-    return _made(formulas, backward.call.outputs, by_name)
+    return _outputs(formulas, backward.call.outputs, by_name)
 
 
-def _made(formulas: Any, outputs: Sequence[Array], given: dict[str, Any]) -> dict[str, Tensor]:
-    """The outputs of a pass by name, from the function of its portable path."""
-    there = {name: t for name, t in given.items() if t is not None}
-    with no_autocast(next(iter(there.values())).device.type):
-        made = formulas(there)
-    return {array.name: made[array.name].to(DTYPES[array.dtype]) for array in outputs}
-=======
-    return _outputs(backward.call, by_name)
-
-
-def _outputs(call: Call, inputs: dict[str, Any]) -> dict[str, Tensor]:
-    """The outputs of a pass, by name, from the portable formulas."""
+def _outputs(formulas: Any, outputs: Sequence[Array], inputs: dict[str, Any]) -> dict[str, Tensor]:
+    """The outputs of a pass, by name, from the function of its portable formulas."""
     present = {name: t for name, t in inputs.items() if t is not None}
     with no_autocast(next(iter(present.values())).device.type):
-        outputs = call.portable(differentiable_torch_namespace(), present)
-    return {array.name: outputs[array.name].to(DTYPES[array.dtype]) for array in call.outputs}
->>>>>>> f33a7b1f56fab3959a1400d6ac31a2273d7eeca7
+        computed = formulas(present)
+    return {array.name: computed[array.name].to(DTYPES[array.dtype]) for array in outputs}
