@@ -1,9 +1,9 @@
-"""Builds the CUDA extensions of peers whose packages come as sources, with nvcc and PyTorch's own build machinery.
+"""Builds the CUDA extensions of peers that are distributed as sources, with nvcc and PyTorch's build tools.
 
 python benchmarks/build_peers.py OUT [--mamba TREE] [--causal-conv1d TREE] [--arch 9.0]. A TREE is an unpacked source
-tree of state-spaces/mamba or Dao-AILab/causal-conv1d; nothing in it is changed. OUT then holds the extensions' modules,
-and belongs on PYTHONPATH together with the packages themselves. It takes no GPU, but the Python and PyTorch that will
-run them, nvcc of PyTorch's CUDA version, ninja, and about eight minutes of one core.
+tree of state-spaces/mamba or Dao-AILab/causal-conv1d; it is not changed. OUT then holds the extensions' modules, and
+belongs on PYTHONPATH together with the packages themselves. It needs no GPU, but the Python and PyTorch that will run
+them, nvcc of PyTorch's CUDA version, ninja, and about eight minutes of one core.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import os
 from pathlib import Path
 
-# The flags of the peers' own setup.py, less those that only print.
+# The flags of the peers' own setup.py, except those that only print.
 COMMON = ["-O3", "-std=c++17", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--use_fast_math"]
 OPERATORS = [
     f"-U__CUDA_NO_{name}__"
@@ -22,7 +22,7 @@ OPERATORS = [
 
 
 def build(name: str, csrc: Path, out: Path) -> None:
-    """Compile every source of a folder, and link them as a module into `out`."""
+    """Compile all sources in a folder, and link them into a module in `out`."""
     from torch.utils.cpp_extension import load
 
     folder = out / f"build_{name}"
@@ -45,13 +45,13 @@ def main() -> None:
     parser.add_argument("--mamba", type=Path)
     parser.add_argument("--causal-conv1d", type=Path)
     parser.add_argument("--arch", default="9.0")
-    given = parser.parse_args()
-    os.environ["TORCH_CUDA_ARCH_LIST"] = given.arch
-    out = given.out.resolve()
-    if given.mamba:
-        build("selective_scan_cuda", given.mamba / "csrc" / "selective_scan", out)
-    if given.causal_conv1d:
-        build("causal_conv1d_cuda", given.causal_conv1d / "csrc", out)
+    arguments = parser.parse_args()
+    os.environ["TORCH_CUDA_ARCH_LIST"] = arguments.arch
+    out = arguments.out.resolve()
+    if arguments.mamba:
+        build("selective_scan_cuda", arguments.mamba / "csrc" / "selective_scan", out)
+    if arguments.causal_conv1d:
+        build("causal_conv1d_cuda", arguments.causal_conv1d / "csrc", out)
 
 
 if __name__ == "__main__":

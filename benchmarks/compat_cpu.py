@@ -1,8 +1,8 @@
-"""A tiny Mamba of transformers on its own functions and on retrograd's, on this machine's CPU.
+"""Times a tiny Mamba of transformers with its own functions and with retrograd's, on this machine's CPU.
 
     python benchmarks/compat_cpu.py
 
-Prints milliseconds of forward and of forward and backward, medians of a few runs, each side in a process of its own,
+Prints milliseconds of forward and of forward and backward, medians of a few runs, each side in its own process,
 and their ratio; writes them to benchmarks/results/cpu/compat.txt.
 """
 
@@ -23,7 +23,7 @@ RESULTS = Path(__file__).parent / "results" / "cpu" / "compat.txt"
 
 
 def measure(side: str) -> dict[str, float]:
-    """Milliseconds on one of the two sides, in this process."""
+    """Milliseconds of one side, in this process."""
     if side == "ours":
         import retrograd.compat
 
@@ -43,7 +43,7 @@ def measure(side: str) -> dict[str, float]:
         model.zero_grad()
         forward(ids).backward()
 
-    both(ids[:, :16])  # what only the first run does
+    both(ids[:, :16])  # one-time work of the first run
     return {"forward": median(forward, RUNS[side]), "both": median(both, RUNS[side])}
 
 

@@ -1,8 +1,8 @@
-"""The same op from PyTorch and from JAX, by one instrument: the time during which its kernels run on the device.
+"""Compares an op in PyTorch and in JAX by the same measure: the time during which its kernels run on the device.
 
 python benchmarks/frameworks.py OP OUT.jsonl. Both run in one process on the same inputs, and one profiler (Kineto, by
-torch.profiler) records every kernel of either. Gaps between kernels do not count, and where two overlap the time counts
-once: PyTorch starts a kernel while the one before it drains, XLA does not. Rows have `"timing": "kernels"`.
+torch.profiler) records all their kernels. Gaps between kernels do not count, and the time of overlapping kernels counts
+once: PyTorch starts a kernel while the previous one drains, XLA does not. Rows have `"timing": "kernels"`.
 """
 
 from __future__ import annotations
@@ -63,15 +63,17 @@ def covered(intervals: list[tuple[float, float]]) -> float:
 
 def in_torch(op: Room, case: Case, sets: list[dict[str, torch.Tensor]]) -> dict[Pass, Callable[[], Any]]:
     function = own_function(op, case)
-    made = [results(function, inputs) for inputs in sets]
-    given = [(y, wanted(x), gradients_like(y, seed)) for seed, (y, x) in enumerate(zip(made, sets, strict=True))]
+    outputs = [results(function, inputs) for inputs in sets]
+    arguments_of_grad = [
+        (y, wanted(x), gradients_like(y, seed)) for seed, (y, x) in enumerate(zip(outputs, sets, strict=True))
+    ]
 
     def forward() -> list[Any]:
         with torch.no_grad():
             return [function(inputs) for inputs in sets]
 
     def backward() -> list[Any]:
-        return [torch.autograd.grad(*arguments, retain_graph=True) for arguments in given]
+        return [torch.autograd.grad(*arguments, retain_graph=True) for arguments in arguments_of_grad]
 
     return {"fwd": forward, "bwd": backward}
 
@@ -82,7 +84,7 @@ def in_jax(op: Room, case: Case, sets: list[dict[str, torch.Tensor]]) -> dict[Pa
     forward = jax.jit(run_jax.in_order(function))
     backward = jax.jit(run_jax.in_order(run_jax.pull_back))
     with_pulls = jax.jit(run_jax.in_order(partial(run_jax.vjp, function)))(shared)
-    pairs = [(pull, run_jax.gradients_like(made, seed)) for seed, (made, pull) in enumerate(with_pulls)]
+    pairs = [(pull, run_jax.gradients_like(outputs, seed)) for seed, (outputs, pull) in enumerate(with_pulls)]
     return {
         "fwd": lambda: jax.block_until_ready(forward(shared)),
         "bwd": lambda: jax.block_until_ready(backward(pairs)),

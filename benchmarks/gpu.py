@@ -1,8 +1,8 @@
-"""The GPU contract and the benchmarks of ops, in one go: `make gpu OP=rms_norm`.
+"""The GPU contract and the benchmarks of ops: `make gpu OP=rms_norm`.
 
-It needs what the kernels need and pytest; no command line package, no pandas. Every row is written as soon as it is
-measured. Where an op's contract is red its rows go to `<op>.red.jsonl`: a speed is never quoted for a kernel that is
-wrong.
+It needs only the kernels' requirements and pytest, no command line package and no pandas. Every row is written as soon
+as it is measured. If an op's contract is red, its rows are written to `<op>.red.jsonl`: the speed of a wrong kernel
+must not be quoted.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ops", nargs="+", metavar="op")
     parser.add_argument("--results", type=Path, help="folder for the results; benchmarks/results/<gpu> by default")
-    parser.add_argument("--cases", help="patterns of case names, with commas; by default all, in jax fewer")
-    parser.add_argument("--peers", help="peers in torch, with commas; all by default")
-    parser.add_argument("--no-tests", action="store_true", help="leave the contract out; the rows count as red")
-    parser.add_argument("--contract", type=Path, help="contract.json of an earlier run of this commit, not a new run")
-    parser.add_argument("--no-bench", action="store_true", help="the contract alone")
+    parser.add_argument("--cases", help="patterns of case names, comma-separated; by default all, in jax fewer")
+    parser.add_argument("--peers", help="peers in torch, comma-separated; all by default")
+    parser.add_argument("--no-tests", action="store_true", help="skip the contract; the rows count as red")
+    parser.add_argument("--contract", type=Path, help="contract.json of an earlier run of this commit, used instead")
+    parser.add_argument("--no-bench", action="store_true", help="only the contract")
     parser.add_argument("--jobs", type=int, default=8, help="processes that share the GPU in the contract")
-    parser.add_argument("--framework", choices=("torch", "jax"), help="measure one op, in this one, and no more")
+    parser.add_argument("--framework", choices=("torch", "jax"), help="only measure one op in this framework")
     parser.add_argument("--rows", help="file name of the rows; with --framework")
     arguments = parser.parse_args()
 
@@ -66,28 +66,28 @@ def main() -> int:
         return 1 if red else 0
     frameworks = ["torch", *(["jax"] if importlib.util.find_spec("jax") else [])]
     chosen = {"--cases": arguments.cases, "--peers": arguments.peers}
-    given = [word for name, value in chosen.items() if value for word in (name, value)]
+    forwarded = [word for name, value in chosen.items() if value for word in (name, value)]
     rows = {op: folder / f"{op}{'.red' if op in red else ''}.jsonl" for op in arguments.ops}
     for path in rows.values():
         path.unlink(missing_ok=True)
     measured = []
     for framework in frameworks:
         for op, path in rows.items():
-            alone = [sys.executable, __file__, op, "--results", str(folder), "--rows", path.name, *given]
-            measured.append(step(f"{op} in {framework}", [*alone, "--framework", framework]))
+            command = [sys.executable, __file__, op, "--results", str(folder), "--rows", path.name, *forwarded]
+            measured.append(step(f"{op} in {framework}", [*command, "--framework", framework]))
     for path in rows.values():
         draw(path)
     print(f"rows: {', '.join(map(str, rows.values()))}", flush=True)
     return 0 if not red and all(measured) else 1
 
 
-def red_ops(ops: list[str], jobs: int, told: Path) -> set[str]:
-    """Run the contract of these ops; those that have failures, or all where a failure is no single op's.
+def red_ops(ops: list[str], jobs: int, failures: Path) -> set[str]:
+    """Run the contract of these ops; returns the ops with failures, or all if a failure names no op.
 
-    What failed, and how, is left in the file `told`; there is none where nothing did.
+    The failures are written to the file `failures`; without failures there is no file.
     """
-    told.unlink(missing_ok=True)
-    # Most of the contract's time is the compiler's, so several processes share the GPU.
+    failures.unlink(missing_ok=True)
+    # Compilation takes most of the contract's time, so several processes share the GPU.
     several = ["-n", str(jobs)] if importlib.util.find_spec("xdist") else []
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -101,13 +101,13 @@ def red_ops(ops: list[str], jobs: int, told: Path) -> set[str]:
             for case in ElementTree.parse(report).iter("testcase")
             for failure in (*case.iter("failure"), *case.iter("error"))
         }
-    told.write_text("\n\n".join(f"== {name}\n{text}" for name, text in failed.items()))
+    failures.write_text("\n\n".join(f"== {name}\n{text}" for name, text in failed.items()))
     named = [{op for op in ops if op in name} for name in failed]
     return set().union(*named) if named and all(named) else set(ops)
 
 
 def told_red(path: Path, ops: list[str]) -> set[str]:
-    """The ops that an earlier run of the contract, of the same commit, did not find green."""
+    """The ops that are not green in an earlier run of the contract on the same commit."""
     from retrograd.bench.environment import commit
 
     verdict = json.loads(path.read_text())
@@ -117,7 +117,7 @@ def told_red(path: Path, ops: list[str]) -> set[str]:
 
 
 def step(name: str, command: list[str]) -> bool:
-    """Run a command in a process of its own, so that one that breaks the GPU's context breaks nothing else."""
+    """Run a command in its own process, so that a broken GPU context affects nothing else."""
     print(f"== {name}", flush=True)
     start = time.perf_counter()
     status = subprocess.run(command, cwd=ROOT).returncode
@@ -156,7 +156,7 @@ def measure(arguments: argparse.Namespace, path: Path) -> int:
 
 
 def draw(path: Path) -> None:
-    """Draw the rows, where matplotlib is there; `retrograd bench --plot-only` does it elsewhere."""
+    """Draw the rows if matplotlib is installed; `retrograd bench --plot-only` can draw them elsewhere."""
     if importlib.util.find_spec("matplotlib") is None or not path.exists():
         return
     from retrograd.bench.plot import draw

@@ -3,8 +3,8 @@
     python benchmarks/models.py [--results DIR] [--models 130m,790m] [--impls ...] [--peers DIR]
     python benchmarks/models.py --plot-only --results DIR
 
-A step is forward, loss, backward, AdamW and clearing the gradients, on B 8, T 2048 in bf16. Each row is measured in a
-process of its own, since transformers chooses its kernels when it is imported. `--peers` is a folder with mamba_ssm and
+A step is forward, loss, backward, AdamW and clearing the gradients, on B 8, T 2048 in bf16. Each row is measured in its
+own process, since transformers chooses its kernels when it is imported. `--peers` is a folder with mamba_ssm and
 causal_conv1d, see benchmarks/README.md.
 """
 
@@ -43,16 +43,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("."), help="folder of models.jsonl and models.png")
     parser.add_argument("--models", default=",".join(MODELS), help=", ".join(MODELS))
-    parser.add_argument("--impls", default=";".join(IMPLS), help=f"with semicolons: {'; '.join(IMPLS)}")
+    parser.add_argument("--impls", default=";".join(IMPLS), help=f"semicolon-separated: {'; '.join(IMPLS)}")
     parser.add_argument("--peers", help="folder with mamba_ssm and causal_conv1d")
     parser.add_argument("--plot-only", action="store_true")
-    parser.add_argument("--one", nargs=2, metavar=("MODEL", "IMPL"), help="measure this in this process")
-    given = parser.parse_args()
-    if given.one:
-        print(json.dumps(measure(*given.one, given.peers)))
+    parser.add_argument("--one", nargs=2, metavar=("MODEL", "IMPL"), help="measure one row in this process")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(*options.one, options.peers)))
         return 0
-    rows = given.results / "models.jsonl"
-    failed = [] if given.plot_only else run(given.models.split(","), given.impls.split(";"), given.peers, rows)
+    rows = options.results / "models.jsonl"
+    failed = [] if options.plot_only else run(options.models.split(","), options.impls.split(";"), options.peers, rows)
     try:
         draw(rows)
     except ImportError:
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def run(models: list[str], impls: list[str], peers: str | None, path: Path) -> list[str]:
-    """Measure each in a process of its own; returns what failed."""
+    """Measure each row in its own process; returns those that failed."""
     from retrograd.bench.environment import stamp, versions
 
     failed = []
@@ -94,7 +94,7 @@ def measure(name: str, impl: str, peers: str | None) -> dict[str, Any]:
     if impl == CUDA:
         if peers:
             sys.path.insert(0, peers)
-        import causal_conv1d  # noqa: F401  # a missing peer is an error here, in transformers a warning
+        import causal_conv1d  # noqa: F401  # here a missing peer is an error, in transformers a warning
         import mamba_ssm.ops.selective_scan_interface  # noqa: F401
     torch.manual_seed(0)
     loss, parameters, kernels = (of_nn if impl in (NN, COMPILED) else of_transformers)(name, impl)
@@ -146,7 +146,7 @@ def timed(step: Callable[[], None]) -> float:
 
 
 def of_transformers(name: str, impl: str) -> tuple[Callable[[Any], Any], list[Any], str]:
-    """Tokens -> loss, the parameters, and where the scan comes from."""
+    """Tokens -> loss, the parameters, and the module of the scan."""
     import torch
 
     if impl in (INSTALLED, PATCHED):
@@ -171,13 +171,13 @@ def of_transformers(name: str, impl: str) -> tuple[Callable[[Any], Any], list[An
 
         retrograd.compat.transformers.patch(model)
     if impl == SLOW:
-        model.gradient_checkpointing_enable()  # without, (B, T, D, N) of every layer is kept: more than the GPU has
+        model.gradient_checkpointing_enable()  # else (B, T, D, N) of every layer is saved: more than the GPU has
     scan = inspect.getclosurevars(modeling_mamba.mamba_selective_scan).nonlocals["implementation"]
     return lambda tokens: model(input_ids=tokens, labels=tokens).loss, list(model.parameters()), scan.__module__
 
 
 def of_nn(name: str, impl: str) -> tuple[Callable[[Any], Any], list[Any], str]:
-    """The same for retrograd.nn."""
+    """`of_transformers` for retrograd.nn."""
     import torch
     import torch.nn.functional as F
 
@@ -216,7 +216,7 @@ def draw(path: Path) -> None:
 
 
 def note(row: dict[str, Any]) -> str:
-    """Peak memory, and the batch where it is another."""
+    """Peak memory, and the batch if it differs."""
     own = row["shape"]["B"]
     return f"{row['peak_gib']:.0f} GiB" + (f", B {own}" if own != BATCH else "")
 

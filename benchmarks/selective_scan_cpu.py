@@ -3,8 +3,8 @@
     python benchmarks/selective_scan_cpu.py [torch] [jax]
 
 Prints milliseconds of forward and of forward and backward, medians of a few runs, and their ratio. In PyTorch there are
-two loops: the reference, whose step is a few operations on (B, D, N), and the usual one, which first makes decays and
-inputs of all steps, (B, D, T, N).
+two loops: the reference, whose step is a few operations on (B, D, N), and the usual one, which first computes decays
+and inputs of all steps, (B, D, T, N).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def in_jax() -> None:
 
         return forward, both
 
-    report("jax", runs(loop), runs(lambda *given: selective_scan(*given, dt_softplus=True)))
+    report("jax", runs(loop), runs(lambda *arrays: selective_scan(*arrays, dt_softplus=True)))
 
 
 if __name__ == "__main__":

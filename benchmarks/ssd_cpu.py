@@ -2,7 +2,7 @@
 
     python benchmarks/ssd_cpu.py
 
-transformers computes the scan of `Mamba2Mixer` by a function of its own where no kernel is installed, in chunks of 256
+Without an installed kernel, transformers computes the scan of `Mamba2Mixer` in a Python function, in chunks of 256
 steps, with matrix products; autograd differentiates it. It is called here with the layer's activations, without
 projections, convolution and norm. Both sides have dt_bias, softplus and D, and the results are compared first.
 
@@ -36,7 +36,7 @@ def inputs() -> dict[str, torch.Tensor]:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
-    given = {
+    tensors = {
         "x": normal(BATCH, TIME, HEADS, P),
         "dt": normal(BATCH, TIME, HEADS),
         "A": -normal(HEADS).exp(),
@@ -45,20 +45,20 @@ def inputs() -> dict[str, torch.Tensor]:
         "D": normal(HEADS),
         "dt_bias": normal(HEADS) - 3,
     }
-    return {name: tensor.requires_grad_() for name, tensor in given.items()}
+    return {name: tensor.requires_grad_() for name, tensor in tensors.items()}
 
 
 def main() -> None:
-    given = inputs()
-    leaves = list(given.values())
+    tensors = inputs()
+    leaves = list(tensors.values())
     dy = torch.randn(BATCH, TIME, HEADS, P, generator=torch.Generator().manual_seed(1))
 
     def theirs() -> Any:
-        named = {name: tensor for name, tensor in given.items() if name != "x"}
-        return mamba2_chunk_scan(given["x"], **named, chunk_size=CHUNK, dt_softplus=True)
+        named = {name: tensor for name, tensor in tensors.items() if name != "x"}
+        return mamba2_chunk_scan(tensors["x"], **named, chunk_size=CHUNK, dt_softplus=True)
 
     def ours() -> Any:
-        return room("ssd").torch(**given, dt_softplus=True)
+        return room("ssd").torch(**tensors, dt_softplus=True)
 
     def passes(forward: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
         return {"forward": forward, "both": lambda: torch.autograd.grad(forward(), leaves, dy)}

@@ -1,13 +1,13 @@
-"""What the forward pass of ssd keeps for the backward pass, beside its inputs and its output: ours and mamba_ssm's.
+"""What ssd saves for the backward pass in addition to its inputs and output: ours and mamba_ssm's.
 
     python3 benchmarks/ssd_kept.py [OUT.txt]
 
-Ours are the states that the spec tells, one every 128 or 256 steps. mamba_ssm keeps the running sums of decays, fp32,
-for every step and head, chunks of 256 steps filled up; its backward pass makes the states again. With a gate it would
-keep the result before it too. Both are counted without a GPU. On a GPU what autograd holds is measured too, and so is
-the most memory that is in use during forward and backward, less what was there before: it holds the results and the
-gradients, alike for both. Then bytes against time, for the first case: ours as it is, ours with a state every 256
-steps where it keeps one every 128 (the backward pass finds those between), and mamba_ssm, which keeps none.
+Ours saves the states that the spec describes, one every 128 or 256 steps. mamba_ssm saves the running sums of decays,
+fp32, for every step and head, padded to chunks of 256 steps; its backward pass recomputes the states. With a gate it
+would also save the result before it. Both are counted without a GPU. On a GPU the memory that autograd holds is
+measured too, and so is the peak of memory during forward and backward, minus the memory before; it includes the results
+and the gradients, for both alike. Then bytes against time, for the first case: ours as it is, ours with a state every
+256 steps instead of 128 (the backward pass computes those between), and mamba_ssm, which saves none.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def ours(case: Case, op: Op = OP) -> int:
 
 
 def theirs(case: Case) -> int:
-    """Bytes that mamba_ssm keeps of a call without a gate."""
+    """Bytes that mamba_ssm saves for a call without a gate."""
     steps = -(-case.shape["T"] // CHUNK) * CHUNK
     return case.shape["B"] * case.shape["H"] * steps * BYTES["float32"]
 
 
-def measured(function: Function, given: Arrays) -> tuple[int, int]:
-    """Bytes that autograd holds beside inputs and outputs, and the most bytes in use during both passes."""
+def measured(function: Function, inputs: Arrays) -> tuple[int, int]:
+    """Bytes that autograd holds in addition to inputs and outputs, and the peak of bytes in use during both passes."""
     saved: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -74,10 +74,10 @@ def measured(function: Function, given: Arrays) -> tuple[int, int]:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        made = results(function, given)
-    for tensor in (*given.values(), *made):
+        outputs = results(function, inputs)
+    for tensor in (*inputs.values(), *outputs):
         saved.pop(tensor.untyped_storage().data_ptr(), None)
-    torch.autograd.grad(made, wanted(given), [torch.ones_like(y) for y in made])
+    torch.autograd.grad(outputs, wanted(inputs), [torch.ones_like(y) for y in outputs])
     return sum(saved.values()), torch.cuda.max_memory_allocated() - before
 
 
@@ -87,14 +87,14 @@ def on_gpu(name: str, build: Callable[[Case], Function], case: Case) -> str:
         function = build(case)
     except NotApplicableError as reason:
         return f"   {name}: {reason}"
-    given = leaves(draw(case, "cuda", 0))
-    measured(function, given)  # what the first call alone allocates
-    kept, most = measured(function, given)
+    inputs = leaves(draw(case, "cuda", 0))
+    measured(function, inputs)  # so that one-time allocations are not counted
+    kept, most = measured(function, inputs)
     return f"   {name}: {kept / MIB:.1f} MiB kept, {most / MIB:.0f} MiB at most"
 
 
 def table() -> Iterator[str]:
-    """Its lines."""
+    """The lines of the table."""
     has_gpu = torch.cuda.is_available()
     yield f"benchmarks/ssd_kept.py: {torch.cuda.get_device_name() if has_gpu else 'counted, without a GPU'}"
     yield f"{'MiB':30}{'x':>9}{'retrograd':>11}{'mamba_ssm':>11}"
@@ -109,7 +109,7 @@ def table() -> Iterator[str]:
 
 
 def against_time(case: Case) -> Iterator[str]:
-    """Bytes that are kept, and the time of both passes."""
+    """Saved bytes, and the time of both passes."""
 
     def line(name: str, size: int, impl: str, times: dict[str, list[float]]) -> str:
         passes = "".join(f"{ms:11.3f}" for ms in times.get(impl, []))

@@ -1,15 +1,16 @@
-"""A whole Mamba-2 mixer without its projections, of our ops and of mamba_ssm's fused function, on this GPU.
+"""A whole Mamba-2 mixer without its projections, with our ops and with mamba_ssm's fused function, on this GPU.
 
     python3 benchmarks/ssd_layer.py [RESULTS]
 
-From z, x, B, C and dt in one array, as a layer's input projection makes it, to what its output projection takes. Ours
-is `causal_conv1d` with silu, `ssd`, and `rms_norm` with z as its gate; theirs is `mamba_split_conv1d_scan_combined`,
-which needs the CUDA package causal-conv1d too. B8 T4096 H80 P64 N128 G1, activations in bf16, parameters in fp32. The
-inputs are the same. The output and every gradient are compared first: they may be AGREED apart, relative and in the
-Euclidean norm, which is a few roundings to bf16. Then both passes are timed as `benchmarks/gpu.py` does it.
+From z, x, B, C and dt in one array, the result of a layer's input projection, to the argument of its output
+projection. Ours is `causal_conv1d` with silu, `ssd`, and `rms_norm` with z as its gate; theirs is
+`mamba_split_conv1d_scan_combined`, which needs the CUDA package causal-conv1d too. B8 T4096 H80 P64 N128 G1,
+activations in bf16, parameters in fp32. The inputs are the same. The output and every gradient are compared first:
+their relative difference in the Euclidean norm may be up to AGREED, which is a few roundings to bf16. Then both passes
+are timed as `benchmarks/gpu.py` does it.
 
 A table is printed, and the rows are added to RESULTS/ssd_layer.jsonl, by default in benchmarks/results/<gpu>. The limit
-of a row is for the bytes of the inputs, the result and the gradients alone, and for the FLOPs of ssd.
+of a row counts only the bytes of the inputs, the result and the gradients, and the FLOPs of ssd.
 """
 
 from __future__ import annotations
@@ -67,17 +68,17 @@ def layer(
 
 
 def mamba_ssm(case: Case) -> Function:
-    """mamba_ssm's one function, by its default mode."""
-    load("causal_conv1d", "causal_conv1d_fn")  # without it their function can be imported, but fails
+    """mamba_ssm's fused function, in its default mode."""
+    load("causal_conv1d", "causal_conv1d_fn")  # without it their function can be imported but fails
     fused = load("mamba_ssm.ops.triton.ssd_combined", "mamba_split_conv1d_scan_combined")
 
-    def call(given: Mapping[str, Tensor]) -> Any:
+    def call(tensors: Mapping[str, Tensor]) -> Any:
         names = ("zxbcdt", "conv_weight", "conv_bias", "dt_bias", "A", "D")
         return fused(
-            *(given[name] for name in names),
+            *(tensors[name] for name in names),
             CHUNK,
             activation="silu",
-            rmsnorm_weight=given["norm_weight"],
+            rmsnorm_weight=tensors["norm_weight"],
             rmsnorm_eps=EPS,
             headdim=P,
             ngroups=G,
@@ -87,8 +88,8 @@ def mamba_ssm(case: Case) -> Function:
     return call
 
 
-def made_up_room() -> Room:
-    """The layer as the benchmarks see an op."""
+def layer_room() -> Room:
+    """The layer as a room, so that the benchmarks treat it as an op."""
     of_ssd = bench(BATCH, TIME, HEADS, P, N, G)
     channels = INNER + 2 * STATES
     inputs = {
@@ -103,11 +104,11 @@ def made_up_room() -> Room:
     case = Case(of_ssd.name, inputs, {}, frozenset({"bench"}), of_ssd.shape)
 
     def bytes_moved(case: Case, which: Pass) -> int:
-        given = sum(prod(drawn.shape) * BYTES[drawn.dtype] for drawn in inputs.values())
-        made = BATCH * TIME * INNER * BYTES["bfloat16"]
-        return given + made if which == "fwd" else 2 * given + made
+        input_bytes = sum(prod(drawn.shape) * BYTES[drawn.dtype] for drawn in inputs.values())
+        output_bytes = BATCH * TIME * INNER * BYTES["bfloat16"]
+        return input_bytes + output_bytes if which == "fwd" else 2 * input_bytes + output_bytes
 
-    def nothing(*given: Any) -> Any:
+    def nothing(*arguments: Any) -> Any:
         raise NotImplementedError
 
     return Room(
@@ -125,19 +126,19 @@ def made_up_room() -> Room:
 
 
 def distances(ours: Function, theirs: Function, case: Case, device: str) -> dict[str, float]:
-    """How far their output and gradients lie from ours, by name."""
-    given = leaves(draw(case, device, 0))
+    """Relative differences between their output and gradients and ours, by name."""
+    inputs = leaves(draw(case, device, 0))
     found = []
     for function in (ours, theirs):
-        (y,) = results(function, given)
+        (y,) = results(function, inputs)
         dy = normal_as(y.shape, y.dtype, torch.Generator(device).manual_seed(1))
-        found.append([y.detach(), *torch.autograd.grad(y, wanted(given), dy)])
-    names = ("y", *(f"d {name}" for name in given))
+        found.append([y.detach(), *torch.autograd.grad(y, wanted(inputs), dy)])
+    names = ("y", *(f"d {name}" for name in inputs))
     return {name: difference(b, a) for name, a, b in zip(names, *found, strict=True)}
 
 
 def main() -> int:
-    op = made_up_room()
+    op = layer_room()
     (case,) = op.cases
     default = Path(__file__).parent / "results" / folder_name(torch.cuda.get_device_name())
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else default

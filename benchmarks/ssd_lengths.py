@@ -2,13 +2,13 @@
 
     python3 benchmarks/ssd_lengths.py [RESULTS]
 
-Three implementations, each the whole backward pass as `benchmarks/gpu.py` times it, all gradients wanted: ours,
-mamba_ssm's where it is installed, and `retrograd, flips`. The last is ours, and after it flip, cumsum and flip of an
-fp32 array with a number for every step and head, in chunks of 256 steps with time last: three launches, with which
-mamba_ssm sums the decays from the right between its kernels. Our kernels take such sums themselves; the difference
-between the two rows is what that saves. Nothing uses the extra sums.
+Three implementations, each the whole backward pass as `benchmarks/gpu.py` times it, with all gradients: ours,
+mamba_ssm's where it is installed, and `retrograd, flips`. The last is ours followed by flip, cumsum and flip of an
+fp32 array with a number for every step and head, in chunks of 256 steps with time last: the three launches by which
+mamba_ssm sums the decays from the right between its kernels. Our kernels compute such sums themselves; the difference
+between the two rows is the time this saves. Nothing uses the extra sums.
 
-A table is printed. Rows and their curve go to RESULTS/ssd_lengths.jsonl and .png, by default in
+A table is printed. Rows and their curve are written to RESULTS/ssd_lengths.jsonl and .png, by default in
 benchmarks/results/<gpu>.
 """
 
@@ -60,8 +60,8 @@ def with_flips(op: Room, case: Case) -> Function:
     """Ours, and the flips after its backward pass."""
     own = own_function(op, case)
 
-    def call(given: Mapping[str, Tensor]) -> Any:
-        return own({**given, "dt": Flips.apply(given["dt"])})
+    def call(tensors: Mapping[str, Tensor]) -> Any:
+        return own({**tensors, "dt": Flips.apply(tensors["dt"])})
 
     return call
 

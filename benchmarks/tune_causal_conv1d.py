@@ -1,8 +1,8 @@
-"""Times tiles of causal_conv1d's kernels on a GPU and prints a table for each pass and layout, the fastest first.
+"""Times tiles of causal_conv1d's kernels on a GPU and prints a table for each pass and layout, fastest first.
 
 python benchmarks/tune_causal_conv1d.py [OUT.jsonl] [--passes PASS ...] [--shape B T D]. `triton/plan.py` is written
-from its tables. Kernels are compiled by all cores first. Each tile's results are compared with float64 before it is
-timed. It is first timed at one length of a program's walk; the best ones then at others.
+from its tables. All cores compile the kernels first. Each tile's results are compared with float64 before it is
+timed. It is first timed with one number of steps a program; the best ones then with others.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from retrograd.ops.causal_conv1d.triton.plan import Plan, Vectors, Walk
 Tile = Walk | Vectors
 Shape = tuple[int, int, int]
 SETS = 3
-CHECKED = (2, 1032, 4096)  # rows and steps of the calls that are compared with float64; D is that of the timed ones
+CHECKED = (2, 1032, 4096)  # rows and steps of the calls compared with float64; D as in the timed ones
 WANTED = frozenset({"x", "weight"})
-# By name: the pass, and the arrays whose time is contiguous. Where there are any, tiles are `Vectors`.
+# By name: the pass, and the arrays that are contiguous in time. If there are any, tiles are `Vectors`.
 PASSES: dict[str, tuple[Pass, tuple[str, ...]]] = {
     "forward": ("fwd", ()),
     "backward": ("bwd", ()),
@@ -52,7 +52,7 @@ PASSES: dict[str, tuple[Pass, tuple[str, ...]]] = {
 
 
 def tiles(which: Pass, in_time: tuple[str, ...]) -> Iterator[Tile]:
-    """Tiles worth a try, for two-byte elements."""
+    """Candidate tiles, for two-byte elements."""
     if in_time:
         for channels, blocks, warps in product((32, 64, 128), (4, 8, 16), (2, 4, 8)):
             if 1 <= channels * blocks // (32 * warps) <= 4:
@@ -69,7 +69,7 @@ def tiles(which: Pass, in_time: tuple[str, ...]) -> Iterator[Tile]:
 
 
 def walking(tile: Tile, spec: Spec, steps: int) -> Tile:
-    """The tile with a walk of so many steps (or tiles) a program."""
+    """The tile with `steps` steps (or tiles) for each program."""
     if isinstance(tile, Walk):
         return replace(tile, parallel=max(1, spec.batch * spec.time * -(-spec.channels // tile.channels) // steps))
     each = -(-spec.time // (tile.blocks * tile.vector))
@@ -77,8 +77,8 @@ def walking(tile: Tile, spec: Spec, steps: int) -> Tile:
 
 
 def spec_of(shape: Shape) -> Spec:
-    given = {"x": Param(shape, "bfloat16"), "weight": Param((shape[2], 4), "bfloat16")}
-    return OP.spec(given, {"activation": "silu"})
+    params = {"x": Param(shape, "bfloat16"), "weight": Param((shape[2], 4), "bfloat16")}
+    return OP.spec(params, {"activation": "silu"})
 
 
 def layouts(shape: Shape, in_time: tuple[str, ...]) -> dict[str, Layout]:
@@ -94,17 +94,17 @@ def program(name: str, shape: Shape, tile: Tile, arch: Arch) -> Program:
         return replace(planned, walk=tile) if isinstance(tile, Walk) else replace(planned, vectors=tile)
 
     op, spec = replace(OP, replan=replan), spec_of(shape)
-    made = (op.forward(spec) if which == "fwd" else op.backward(spec, WANTED)).program(layouts(shape, in_time), arch)
-    assert made is not None
-    return made
+    result = (op.forward(spec) if which == "fwd" else op.backward(spec, WANTED)).program(layouts(shape, in_time), arch)
+    assert result is not None
+    return result
 
 
 def compile_one(job: tuple[str, int, Tile, str]) -> int:
-    """Compile a tile's kernels into Triton's cache; returns the registers' spills."""
+    """Compile a tile's kernels into Triton's cache; returns the largest shared memory of a launch, -1 if it fails."""
     which, D, tile, name = job
     try:
-        made = program(which, (8, 4096, D), tile, SUPPORTED[name])
-        return max(build(launch, made.arrays, SUPPORTED[name]).metadata.shared for launch in made.launches)
+        result = program(which, (8, 4096, D), tile, SUPPORTED[name])
+        return max(build(launch, result.arrays, SUPPORTED[name]).metadata.shared for launch in result.launches)
     except Exception as error:
         return int(print(f"{which} {tile}: {error}") or -1)
 
@@ -133,17 +133,17 @@ def expected(which: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {"dx": dx, "dweight": dweight}
 
 
-def runner(made: Program, device: torch.device, arch: Arch) -> Any:
-    return prepare(made, [a.name for a in made.inputs], [a.name for a in made.outputs], arch, device)
+def runner(program: Program, device: torch.device, arch: Arch) -> Any:
+    return prepare(program, [a.name for a in program.inputs], [a.name for a in program.outputs], arch, device)
 
 
-def given(made: Program, arrays: Mapping[str, Tensor]) -> list[Tensor]:
-    return [arrays[a.name] for a in made.inputs]
+def inputs_of(program: Program, arrays: Mapping[str, Tensor]) -> list[Tensor]:
+    return [arrays[a.name] for a in program.inputs]
 
 
-def error(made: Program, results: list[Tensor], exact: Mapping[str, Tensor]) -> float:
+def error(program: Program, results: list[Tensor], exact: Mapping[str, Tensor]) -> float:
     """The largest relative error of the results, in the Euclidean norm."""
-    named = zip((a.name for a in made.outputs), results, strict=True)
+    named = zip((a.name for a in program.outputs), results, strict=True)
     return max(float((r.double() - exact[name]).norm() / exact[name].norm()) for name, r in named)
 
 
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--passes", nargs="*", default=list(PASSES), choices=list(PASSES))
     parser.add_argument("--shape", type=int, nargs=3, default=(8, 4096, 4096))
-    parser.add_argument("--seconds", type=float, default=110, help="stop trying further tiles after so many")
+    parser.add_argument("--seconds", type=float, default=110, help="stop trying further tiles after this time")
     parser.add_argument("--arch", default="sm_90")
     options = parser.parse_args()
     began = time.perf_counter()
@@ -195,17 +195,17 @@ def tune(
 
     def measure(tile: Tile, steps: int) -> None:
         tile = walking(tile, spec, steps)
-        made = program(which, shape, tile, arch)
-        run = runner(made, device, arch)
-        compiled = build(made.launches[0], made.arrays, arch, device.index)
+        candidate = program(which, shape, tile, arch)
+        run = runner(candidate, device, arch)
+        compiled = build(candidate.launches[0], candidate.arrays, arch, device.index)
         if compiled.n_spills:
             return
         tried = program(which, small, tile, arch)
-        wrong = error(tried, runner(tried, device, arch)(given(tried, checked)), exact)
+        wrong = error(tried, runner(tried, device, arch)(inputs_of(tried, checked)), exact)
         if not wrong < 0.004:
             print(f"WRONG {which} {tile}: error {wrong:.2g}", flush=True)
             return
-        ms = device_ms([partial(run, given(made, arrays)) for arrays in sets], repeats=5)
+        ms = device_ms([partial(run, inputs_of(candidate, arrays)) for arrays in sets], repeats=5)
         rows.append((ms, tile, steps, compiled.n_regs, wrong))
         if out:
             row = {"pass": which, "shape": shape, "tile": astuple(tile), "steps": steps, "registers": compiled.n_regs}

@@ -1,8 +1,8 @@
 """Times tiles of linear_scan's kernels on a GPU: a table for each shape and pass, for `triton/plan.py` to choose from.
 
-python benchmarks/tune_linear_scan.py [forward|backward ...] [--seconds S]. Kernels are compiled by all cores first. A
-tile is timed only if it is right: every result against the default plan's, that against float64, two runs to the bit,
-and both ways of finding the states to the bit.
+python benchmarks/tune_linear_scan.py [forward|backward ...] [--seconds S]. All cores compile the kernels first. A
+tile is timed only if it is right: every result agrees with the default plan's, that with float64, and two runs are
+bitwise equal. The default plan is also compared bitwise with the plan of three kernels.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ def call_of(which: str, spec: Spec, op: Op = OP) -> Call:
 
 def program(which: str, shape: tuple[int, int, int], tile: Tile, arch: Arch, one_pass: bool = True) -> Program:
     op = replace(OP, replan=lambda _: Plan(tile, one_pass))
-    made = call_of(which, spec_of(shape), op).program({}, arch)
-    assert made is not None
-    return made
+    result = call_of(which, spec_of(shape), op).program({}, arch)
+    assert result is not None
+    return result
 
 
 def compile_one(job: tuple[str, tuple[int, int, int], Tile, bool, str]) -> None:
     """Compile a tile's kernels into Triton's cache."""
     which, shape, tile, one_pass, name = job
-    made = program(which, shape, tile, SUPPORTED[name], one_pass)
-    for launch in made.launches:
-        build(launch, made.arrays, SUPPORTED[name])
+    result = program(which, shape, tile, SUPPORTED[name], one_pass)
+    for launch in result.launches:
+        build(launch, result.arrays, SUPPORTED[name])
 
 
 def draw(names: tuple[str, ...], shape: tuple[int, int, int]) -> list[torch.Tensor]:
-    """Fresh inputs; h stands for any values of its size."""
+    """New random inputs; h may have any values of its size."""
     return [
         torch.sigmoid(torch.randn(shape, device="cuda") + 1.5) if n == "a" else torch.randn(shape, device="cuda")
         for n in names
@@ -82,10 +82,10 @@ def draw(names: tuple[str, ...], shape: tuple[int, int, int]) -> list[torch.Tens
 
 def exact(which: str, shape: tuple[int, int, int], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The portable path in float64."""
-    made = call_of(which, spec_of(shape, "float64")).portable(
+    results = call_of(which, spec_of(shape, "float64")).portable(
         torch_namespace(), {name: tensor.double() for name, tensor in inputs.items()}
     )
-    return {name: tensor.float() for name, tensor in made.items()}
+    return {name: tensor.float() for name, tensor in results.items()}
 
 
 def off(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
@@ -96,8 +96,8 @@ def off(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("which", nargs="*", default=["forward", "backward"])
-    parser.add_argument("--seconds", type=float, default=110, help="stop when so much time has passed")
-    parser.add_argument("--arch", default="sm_90", help="what the kernels are compiled for before the GPU is looked at")
+    parser.add_argument("--seconds", type=float, default=110, help="stop after this time")
+    parser.add_argument("--arch", default="sm_90", help="architecture that the kernels are compiled for first")
     options = parser.parse_args()
     began = time.perf_counter()
 
@@ -134,16 +134,16 @@ def main() -> None:
 def runner(
     which: str, shape: tuple[int, int, int], tile: Tile, arch: Arch, device: torch.device, one_pass: bool
 ) -> Any:
-    made = program(which, shape, tile, arch, one_pass)
-    run = prepare(made, [a.name for a in made.inputs], [a.name for a in made.outputs], arch, device)
-    compiled = build(made.launches[-1], made.arrays, arch, device.index)
+    result = program(which, shape, tile, arch, one_pass)
+    run = prepare(result, [a.name for a in result.inputs], [a.name for a in result.outputs], arch, device)
+    compiled = build(result.launches[-1], result.arrays, arch, device.index)
     return run, compiled
 
 
 def tune(
     which: str, shape: tuple[int, int, int], arch: Arch, device: torch.device, copy_gbps: float, until: float
 ) -> None:
-    """The table of one shape and pass."""
+    """Print the table of one shape and pass."""
     names = call_of(which, spec_of(shape)).inputs
     inputs = draw(names, shape)
     default = Tile(*TILES[which][0])
@@ -186,7 +186,7 @@ def timed(
     note: str,
     one_pass: bool = True,
 ) -> None:
-    """One line: time, bandwidth and share of the copy's; registers and spills."""
+    """Print one line: time, bandwidth and its share of a copy's, registers and spills."""
     run, compiled = runner(which, shape, tile, arch, device, one_pass)
     moved = spec_of(shape).bytes_moved("fwd" if which == "forward" else "bwd")
     names = call_of(which, spec_of(shape)).inputs

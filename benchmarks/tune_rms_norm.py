@@ -1,7 +1,7 @@
-"""Times tiles of rms_norm's kernels on a GPU and prints, for each N, those that serve every number of rows best.
+"""Times tiles of rms_norm's kernels on a GPU and prints, for each N, those that are best over all numbers of rows.
 
-python benchmarks/tune_rms_norm.py OUT.jsonl [forward|backward ...]. `plan.py` is written from its table. Kernels are
-compiled by all cores first. `--near FILE` keeps the tiles that came near the best in an earlier run, to look closer.
+python benchmarks/tune_rms_norm.py OUT.jsonl [forward|backward ...]. `plan.py` is written from its table. All cores
+compile the kernels first. `--near FILE` only times the tiles that were near the best in an earlier run.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ ROWS = (4096, 8192, 16384, 32768, 65536)
 COLUMNS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 PROGRAMS = (132, 256, 264, 512, 528, 1024, 1056, 2112)
 UNBOUNDED = 2**31 - 1
-NEAR = 1.06  # times the best
+NEAR = 1.06  # times the best time
 Shape = tuple[int, int, int]  # rows, warps, stages
 
 
 def shapes(which: str, N: int) -> Iterator[Shape]:
-    """Tile shapes worth a try: 4 to 32 elements a thread."""
+    """Candidate tile shapes: 4 to 32 elements a thread."""
     columns = power_of_two(N)
     for warps, each, stages in product((1, 2, 4, 8, 16, 32), (4, 8, 16, 32), (1, 2, 3, 4)):
         elements = warps * 32 * each
@@ -53,7 +53,7 @@ def shapes(which: str, N: int) -> Iterator[Shape]:
 
 
 def near(path: Path) -> dict[tuple[str, int], set[Shape]]:
-    """Per pass and N, the tile shapes that were near the best for some number of rows."""
+    """For each pass and N, the tile shapes that were near the best for some number of rows."""
     groups: dict[tuple[str, int, int], list[dict[str, Any]]] = defaultdict(list)
     for line in path.read_text().splitlines():
         row = json.loads(line)
@@ -77,30 +77,30 @@ def program(kind: str, which: str, M: int, N: int, tile: plan.Tile, arch: Arch) 
     op = replace(OP.only("triton"), replan=lambda planned: replace(planned, whole=True, tile=tile, means=None))
     spec = spec_of(kind, M, N)
     call = op.forward(spec) if which == "forward" else op.backward(spec, frozenset(op.arguments))
-    made = call.program({}, arch)
-    assert made is not None
-    return made
+    result = call.program({}, arch)
+    assert result is not None
+    return result
 
 
 def compile_one(job: tuple[str, str, int, Shape, str]) -> tuple[str, int, Shape, int]:
-    """Compile a tile's kernels into Triton's cache; returns the job and the shared memory it takes."""
+    """Compile a tile's kernels into Triton's cache; returns the job and its shared memory."""
     kind, which, N, (rows, warps, stages), name = job
     shared = 0
     for programs in (1, 132, 256, 512, 1024, 2048):  # the second stage's tile depends on the number of programs
-        made = program(
+        result = program(
             kind, which, 65536, N, plan.Tile(rows, power_of_two(N), warps, stages, programs), SUPPORTED[name]
         )
-        for launch in made.launches:
-            shared = max(shared, build(launch, made.arrays, SUPPORTED[name]).metadata.shared)
+        for launch in result.launches:
+            shared = max(shared, build(launch, result.arrays, SUPPORTED[name]).metadata.shared)
     return which, N, (rows, warps, stages), shared
 
 
-def inputs(made: Program) -> list[torch.Tensor]:
+def inputs(program: Program) -> list[torch.Tensor]:
     return [
         torch.rand(a.shape, device="cuda")
         if a.name == "rstd"
         else torch.randn(a.shape, device="cuda").to(DTYPES[a.dtype])
-        for a in made.inputs
+        for a in program.inputs
     ]
 
 
@@ -145,10 +145,10 @@ def main() -> None:
                 bounded = [p for p in PROGRAMS if p * shape[1] <= 16 * 528]
                 for programs in bounded if which == "backward" else [UNBOUNDED]:
                     tile = plan.Tile(shape[0], power_of_two(N), shape[1], shape[2], programs)
-                    made = program(options.kind, which, M, N, tile, arch)
-                    names = [a.name for a in made.inputs]
-                    run = prepare(made, names, [a.name for a in made.outputs], arch, device)
-                    compiled = build(made.launches[0], made.arrays, arch, device.index)
+                    candidate = program(options.kind, which, M, N, tile, arch)
+                    names = [a.name for a in candidate.inputs]
+                    run = prepare(candidate, names, [a.name for a in candidate.outputs], arch, device)
+                    compiled = build(candidate.launches[0], candidate.arrays, arch, device.index)
                     if compiled.n_spills:
                         break
                     ms = device_ms([partial(run, s) for s in sets], repeats=5)
@@ -162,7 +162,7 @@ def main() -> None:
 
 
 def report(which: str, N: int, times: dict[tuple[Shape, int], dict[int, float]]) -> None:
-    """The tiles that are nearest to the best at their worst number of rows; microseconds for each number of rows."""
+    """Print the tiles nearest to the best at their worst number of rows, with microseconds for each number of rows."""
     best: dict[int, float] = defaultdict(lambda: float("inf"))
     for by_rows in times.values():
         for M, ms in by_rows.items():

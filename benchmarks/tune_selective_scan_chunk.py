@@ -1,4 +1,4 @@
-"""How far apart selective_scan keeps its states: bytes a channel and step against time, on a GPU.
+"""The distance between selective_scan's saved states: bytes a channel and step against time, on a GPU.
 
 python benchmarks/tune_selective_scan_chunk.py [case]
 """

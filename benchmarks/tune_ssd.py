@@ -1,4 +1,4 @@
-"""Times the tiles of ssd's Triton kernels on a GPU, those for Hopper left out: microseconds a kernel, by a profiler.
+"""Times the tiles of ssd's Triton kernels (not those for Hopper) on a GPU: microseconds a kernel, by a profiler.
 
 python benchmarks/tune_ssd.py [case] > benchmarks/results/<gpu>/tuning/ssd.txt. The op's `triton/plan.py` is written
 from its table.
@@ -36,7 +36,7 @@ VARIANTS: list[dict[str, int]] = [
 
 
 def kernel_times(call: Any) -> dict[str, float]:
-    """Microseconds by kernel, the mean of a few runs behind a flushed L2."""
+    """Microseconds by kernel, the mean of a few runs with a flushed L2."""
     flush = torch.empty(2**28, dtype=torch.int8, device="cuda")
     call()
     torch.cuda.synchronize()

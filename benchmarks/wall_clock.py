@@ -1,4 +1,4 @@
-"""How long a call takes on a CPU, for the scripts beside this one."""
+"""The time of a call on a CPU, for the scripts in this folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def median(run: Callable[[], Any], times: int) -> float:
-    """Milliseconds, the median of so many calls; the caller has called it once before, for what only the first does."""
+    """Milliseconds, the median of `times` calls; the caller makes one call before, for one-time work."""
     found = []
     for _ in range(times):
         start = time.perf_counter()

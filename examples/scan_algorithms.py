@@ -1,12 +1,12 @@
-"""The ways to compute h_t = a_t * h_{t-1} + b_t that people argue about, side by side in PyTorch and JAX.
+"""Algorithms for h_t = a_t * h_{t-1} + b_t, in PyTorch and JAX.
 
     python examples/scan_algorithms.py [--out runs/scan_algorithms]
 
 measures each of them on this machine's CPU, in under a minute, and draws error and time against length and the bytes
-that each must move. docs/annotated/scan.md tells the story.
+that each must move. docs/annotated/scan.md explains them.
 
-Every function takes a and b of shape (T, D), time first, T >= 1, and starts from h = 0. One source serves both
-frameworks where `torch` and `jax.numpy` agree; what they do not agree on comes first.
+Every function takes a and b of shape (T, D), time first, T >= 1, and starts from h = 0. The code is shared by
+both frameworks where `torch` and `jax.numpy` agree; the first section covers their differences.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHUNK = 128  # steps
 
 
 def namespace(x: Array) -> Any:
-    """The module whose functions take x."""
+    """The module whose functions accept x."""
     return torch if isinstance(x, torch.Tensor) else jnp
 
 
@@ -44,7 +44,7 @@ def complex_of(real: Array, imag: Array) -> Array:
 
 
 def logcumsumexp(x: Array) -> Array:
-    """log(cumsum(exp(x))) over time, with the largest term taken out before exp."""
+    """log(cumsum(exp(x))) over time, with the largest term subtracted before exp."""
     return torch.logcumsumexp(x, 0) if isinstance(x, torch.Tensor) else jax.lax.cumlogsumexp(x, 0)
 
 
@@ -58,7 +58,7 @@ def sequential(a: Array, b: Array, h: Array | None = None) -> Array:
 
 
 def sequential_torch(a: torch.Tensor, b: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-    """A Python loop: every step is a launch, which takes longer than its arithmetic."""
+    """A Python loop: every step is a launch, which costs more than its arithmetic."""
     states = []
     for a_t, b_t in zip(a, b, strict=True):
         h = a_t * h + b_t
@@ -87,7 +87,7 @@ def combine(earlier: Elements, later: Elements) -> Elements:
 
 
 def doubling(operator: Callable[[Elements, Elements], Elements], elements: Elements) -> Elements:
-    """Hillis and Steele's scan: after the step with a reach of r, an element has met the 2r - 1 before it."""
+    """Hillis and Steele's scan: after the step with reach r, an element is combined with the 2r - 1 before it."""
     xp, reach = namespace(elements[0]), 1
     while reach < elements[0].shape[0]:
         met = operator([x[:-reach] for x in elements], [x[reach:] for x in elements])
@@ -102,7 +102,7 @@ def hillis_steele(a: Array, b: Array) -> Array:
 
 
 def packed(a: Array, b: Array) -> Array:
-    """The same scan over single values, for one that takes no pairs: a and b share a 64-bit word."""
+    """The same scan for an operator on single values instead of pairs: a and b share a 64-bit word."""
     return doubling(combine_words, (complex_of(a, b),))[0].imag
 
 
@@ -127,7 +127,7 @@ def blelloch(a: Array, b: Array) -> Array:
 
 
 def padded(x: Array, multiple: int, value: float) -> Array:
-    """More steps at the end, up to a multiple. The map that changes nothing is a = 1, b = 0."""
+    """Pad with steps at the end, up to a multiple. The identity map is a = 1, b = 0."""
     xp, missing = namespace(x), -x.shape[0] % multiple
     return xp.concatenate([x, xp.broadcast_to(xp.full_like(x[:1], value), (missing, *x.shape[1:]))])
 
@@ -164,7 +164,7 @@ def chunked(a: Array, b: Array, chunk: int = CHUNK) -> Array:
     return sequential(a, b, carry).swapaxes(0, 1).reshape(-1, *shape[1:])[: shape[0]]
 
 
-# What the libraries bring
+# Library functions
 
 
 def lax_associative_scan(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -186,7 +186,7 @@ def gradients(scan: Callable[[Array, Array], Array], a: Array, h: Array, dh: Arr
     return db * h_before, db
 
 
-# What is known of them before anything is measured
+# Properties known without a measurement
 
 
 @dataclass(frozen=True)
@@ -196,9 +196,9 @@ class Algorithm:
     Attributes:
         run: (a, b) -> h.
         words: numbers that pass between memory and the processor for each h_t, at length T, if every pass over the
-            sequence reads what it needs once, writes what it makes once, and takes the arithmetic beside it along;
-            None where nobody counted.
-        frameworks: that it is measured in.
+            sequence reads its inputs once, writes its outputs once, and has its elementwise arithmetic fused;
+            None if not counted.
+        frameworks: in which it is measured.
     """
 
     run: Callable[[Array, Array], Array]
@@ -233,13 +233,13 @@ ALGORITHMS = {
 
 
 def measured_in(framework: str) -> dict[str, Callable[[Array, Array], Array]]:
-    """The algorithms that a framework has here, compiled in JAX."""
+    """The algorithms of a framework; compiled in JAX."""
     here = {name: own.run for name, own in ALGORITHMS.items() if framework in own.frameworks}
     return {name: jax.jit(run) for name, run in here.items()} if framework == "jax" else here
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Where the table and the figures go.")] = Path("runs/scan_algorithms"),
+    out: Annotated[Path, typer.Option(help="Folder for the table and the figures.")] = Path("runs/scan_algorithms"),
     longest: Annotated[
         int, typer.Option(help="The longest sequence that is timed; errors go to four times that.")
     ] = 32768,

@@ -1,4 +1,4 @@
-"""Measures the algorithms of scan_algorithms.py on this machine's CPU, and draws what came out."""
+"""Measures the algorithms of scan_algorithms.py on this machine's CPU, and draws the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Draw = Callable[[np.random.Generator, tuple[int, int]], tuple[np.ndarray, np.nda
 
 FLOAT32 = 2.0**-24  # half a unit in the last place of 1
 BFLOAT16 = 2.0**-9
-CHANNELS = 32  # of all kinds of input together
+CHANNELS = 32  # total over all kinds of input
 
 STYLES = {
     "linear_scan": ("#d1495b", "o"),
@@ -63,12 +63,12 @@ def signed(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray
 
 
 def with_zeros(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """A state that is forgotten altogether at one step in ten."""
+    """Decays of exactly 0 at one step in ten."""
     a, b = decays(0, 1)(rng, shape)
     return np.where(rng.uniform(size=shape) < 0.1, 0, a), b
 
 
-# a is drawn in float32's range of decimals, and never 0 unless that is the point.
+# Decays in (0, 1) are at least 1e-6; exact zeros are a kind of their own.
 LONG: Mapping[str, Draw] = {
     "a in (0, 1), b > 0": decays(1e-6, 1),
     "a in (0.99, 1), b > 0": decays(0.99, 1),
@@ -84,7 +84,7 @@ SHORT: Mapping[str, Draw] = {
 
 
 def drawn(kinds: Mapping[str, Draw], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """float32 a and b of shape (length, CHANNELS), the kinds side by side."""
+    """float32 a and b of shape (length, CHANNELS), with a block of columns for each kind."""
     rng = np.random.default_rng(0)
     pairs = [draw(rng, (length, CHANNELS // len(kinds))) for draw in kinds.values()]
     a, b = (np.concatenate(column, 1, dtype=np.float32) for column in zip(*pairs, strict=True))
@@ -92,12 +92,12 @@ def drawn(kinds: Mapping[str, Draw], length: int) -> tuple[np.ndarray, np.ndarra
 
 
 def columns_of(kinds: Mapping[str, Draw]) -> dict[str, tuple[slice, slice]]:
-    """Where each kind stands."""
+    """The columns of each kind."""
     each = CHANNELS // len(kinds)
     return {kind: np.s_[:, place * each : (place + 1) * each] for place, kind in enumerate(kinds)}
 
 
-def given_to(framework: str, x: np.ndarray) -> Array:
+def to_framework(framework: str, x: np.ndarray) -> Array:
     """x as an array of a framework."""
     return torch.from_numpy(x) if framework == "torch" else jnp.asarray(x)
 
@@ -113,7 +113,7 @@ def error(h: np.ndarray, exact: np.ndarray) -> float:
 def errors(scans: Mapping[str, Scan], exact: Scan, longest: int) -> dict[str, dict[str, list[tuple[int, float]]]]:
     """(length, error) of every algorithm for every kind of input, in PyTorch and float32, against `exact` in float64.
 
-    Also what Heinsen's must lose at least: half a unit in the last place of its logarithms.
+    Also the least error of Heinsen's: half a unit in the last place of its logarithms.
     """
     a, b = drawn(LONG, longest)
     states = exact(torch.from_numpy(a).double(), torch.from_numpy(b).double()).numpy()
@@ -136,7 +136,9 @@ def facts(scans: Mapping[str, Mapping[str, Scan]], exact: Scan, length: int = 10
     results: dict[str, list[np.ndarray]] = {}
     for framework, own in scans.items():
         for name, scan in own.items():
-            results.setdefault(name, []).append(np.asarray(scan(given_to(framework, a), given_to(framework, b))))
+            results.setdefault(name, []).append(
+                np.asarray(scan(to_framework(framework, a), to_framework(framework, b)))
+            )
     return {
         name: {kind: verdict([h[own] for h in hs], states[own]) for kind, own in columns_of(SHORT).items()}
         for name, hs in results.items()
@@ -153,12 +155,12 @@ def verdict(results: Sequence[np.ndarray], exact: np.ndarray) -> str:
 
 
 def times(scans: Mapping[str, Mapping[str, Scan]], longest: int) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """(length, milliseconds) of every algorithm in every framework; and of a + b, which moves the bytes it has to."""
+    """(length, milliseconds) of every algorithm in every framework; and of a + b, which moves the least bytes."""
     torch.set_num_threads(1)
     found: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for framework, own in scans.items():
         for length in powers(64, 8, longest):
-            a, b = (given_to(framework, x) for x in drawn({"": decays(0.5, 1)}, length))
+            a, b = (to_framework(framework, x) for x in drawn({"": decays(0.5, 1)}, length))
             for name, scan in {**own, "a + b": lambda a, b: a + b}.items():
                 found.setdefault(framework, {}).setdefault(name, []).append((length, milliseconds(scan, a, b)))
     return found
@@ -188,7 +190,7 @@ def powers(shortest: int, factor: int, longest: int) -> list[int]:
 
 
 def draw_errors(found: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], path: Path) -> None:
-    """Error against length, a panel for each kind of input; Heinsen's in complex numbers only where it has to be."""
+    """Error against length, a panel for each kind of input; Heinsen's in complex numbers only if the real one fails."""
     with matplotlib.rc_context(LOOK):
         figure = Figure(figsize=(11.5, 4.0), dpi=150, layout="constrained")
         panels = list(figure.subplots(1, len(found), sharey=True))
@@ -220,7 +222,7 @@ def draw_times(found: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], p
 
 
 def draw_bytes(words: Mapping[str, Callable[[int], float]], path: Path) -> None:
-    """Bytes for each state against length, from the formulas; every line named where it ends."""
+    """Bytes for each state against length, from the formulas; every line labelled at its end."""
     lengths = [2**n for n in range(6, 21)]
     with matplotlib.rc_context(LOOK):
         figure = Figure(figsize=(7.4, 3.6), dpi=150, layout="constrained")
@@ -260,7 +262,7 @@ def note(axes: Any, text: str, place: tuple[float, float], colour: str, **option
 
 
 def finish(figure: Figure, panels: Sequence[Any], dashed: str, path: Path) -> None:
-    """The legend of all that is drawn, and the file."""
+    """Add the legend of all lines, and write the file."""
     handles = {line.get_label(): line for axes in panels for line in axes.get_lines() if line.get_marker() != "None"}
     ordered = [handles[name] for name in STYLES if name in handles]
     ordered += panels[0].plot([], [], color="#999999", linestyle="--", linewidth=1, label=dashed)
@@ -272,7 +274,7 @@ def finish(figure: Figure, panels: Sequence[Any], dashed: str, path: Path) -> No
 
 
 def machine() -> str:
-    """What all of it ran on."""
+    """The machine of the measurements."""
     return f"CPU ({platform.machine()}, {cpu_count()} cores)"
 
 
@@ -288,7 +290,7 @@ BEGIN, END = "<!-- facts: written by examples/scan_algorithms.py --page -->", "<
 
 
 def publish(out: Path, page: Path) -> None:
-    """Put the table between a page's two marks, and the figures beside the page."""
+    """Write the table between a page's two marks, and the figures beside the page."""
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text(f"{before}{BEGIN}\n{(out / 'facts.md').read_text()}{END}{after}")

@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command line; the exit status is 0, 1 for something that failed, or 2 for bad input."""
+    """Run the command line; the exit status is 0, 1 after a failure, or 2 for bad input."""
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401
@@ -18,6 +18,6 @@ def main() -> int:
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a model makes any character, and a terminal may not know it
+            stream.reconfigure(errors="replace")  # a model generates any character, and a terminal may not support it
     app(prog_name="retrograd")
     return 0

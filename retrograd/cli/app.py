@@ -1,4 +1,4 @@
-"""The commands, put together."""
+"""The command line application with all its commands."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ app.command()(train)
 app.command()(generate)
 
 
-def show_version(asked: bool) -> None:
-    """Print the versions that a report of an error needs, in one line, and end."""
-    if asked:
+def show_version(requested: bool) -> None:
+    """Print the versions that an error report needs, in one line, and exit."""
+    if requested:
         typer.echo(", ".join(f"{name} {version}" for name, version in versions(("torch", "triton", "jax")).items()))
         raise typer.Exit
 
@@ -40,4 +40,4 @@ def options(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show versions and exit.")
     ] = False,
 ) -> None:
-    """What stands before a command."""
+    """The options before a command."""

@@ -1,4 +1,4 @@
-"""`retrograd bench`: device time of an op and its peers, beside the machine's limits."""
+"""`retrograd bench`: device time of an op and its peers, compared with the machine's limits."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .console import chosen_framework, err, fail, has_cuda, jax_has_gpu, named_r
 
 def bench(
     op: Annotated[str, typer.Argument(help="The op.")],
-    peers: Annotated[str | None, typer.Option(help="Peers, with commas; '' for none. All by default.")] = None,
-    cases: Annotated[str, typer.Option(help="Patterns of case names, with commas.")] = "*",
+    peers: Annotated[str | None, typer.Option(help="Peers, comma-separated; '' for none. All by default.")] = None,
+    cases: Annotated[str, typer.Option(help="Patterns of case names, comma-separated.")] = "*",
     framework: Annotated[str | None, typer.Option(help="torch or jax. torch by default.")] = None,
-    implementation: Annotated[str | None, typer.Option(help="The one kind of kernels, such as triton.")] = None,
+    implementation: Annotated[str | None, typer.Option(help="Only this implementation, such as triton.")] = None,
     out_file: Annotated[Path | None, typer.Option("--out", help="JSON lines are added to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the results as a PNG.")] = None,
     plot_only: Annotated[bool, typer.Option("--plot-only", help="Measure nothing: draw what --out holds.")] = False,
@@ -57,7 +57,7 @@ def bench(
 
 
 def stored_rows(room: Room, path: Path | None) -> list[Row]:
-    """The op's rows of a results file."""
+    """The op's rows in a results file."""
     if path is None:
         fail("--plot-only needs --out FILE.jsonl, the results to draw")
     try:
@@ -72,10 +72,10 @@ def stored_rows(room: Room, path: Path | None) -> list[Row]:
 def measured_rows(
     room: Room, globs: Sequence[str], peers: str | None, framework: str, path: Path | None
 ) -> tuple[list[Row], list[str]]:
-    """The rows of a new run, each printed and written as it comes, and the cases on which retrograd failed."""
+    """The rows of a new run, each printed and written once it is measured, and the cases where retrograd failed."""
     try:
         chosen = bench_cases(room, globs)
-        beside = chosen_peers(
+        peer_list = chosen_peers(
             room.name, framework, None if peers is None else [name for name in peers.split(",") if name]
         )
     except ValueError as error:
@@ -97,7 +97,7 @@ def measured_rows(
         from retrograd.bench.run_jax import run
     else:
         from retrograd.bench.run import run
-    failed = run(room, chosen, beside, emit, note)
+    failed = run(room, chosen, peer_list, emit, note)
     return rows, failed
 
 
@@ -113,11 +113,11 @@ def table_of(rows: Sequence[Row], framework: str | None) -> Table:
     )
     headings = [impl if kind == "torch" else f"{impl} ({kind})" for kind, impl in impls]
     columns = [Column(heading, justify="right", no_wrap=True) for heading in headings]
-    made = table(title, "case", "pass", "bound", *columns)
+    result = table(title, "case", "pass", "bound", *columns)
     cells = {(row.case, row.pass_, row.framework, row.impl): cell(row, speeds) for row in timed}
     for (case, pass_), bound in {(row.case, row.pass_): row.bound for row in timed}.items():
-        made.add_row(case, pass_, bound, *(cells.get((case, pass_, *impl), "") for impl in impls))
-    return made
+        result.add_row(case, pass_, bound, *(cells.get((case, pass_, *impl), "") for impl in impls))
+    return result
 
 
 def cell(row: Row, speeds: Speeds) -> str:

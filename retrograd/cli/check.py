@@ -1,4 +1,4 @@
-"""`retrograd check`: every output and every gradient against float64, and bit for bit against a second run."""
+"""`retrograd check`: every result and every gradient against float64, and bitwise against a second run."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ Job = tuple[Room, Case, Framework]
 
 
 def check(
-    op: Annotated[list[str] | None, typer.Option(help="An op; may be given several times. All by default.")] = None,
-    case: Annotated[list[str] | None, typer.Option(help="A case by name; may be given several times.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default, where there is one.")] = None,
+    op: Annotated[list[str] | None, typer.Option(help="An op; can be repeated. All by default.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="A case by name; can be repeated.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default if available.")] = None,
     framework: Annotated[str | None, typer.Option(help="torch or jax. Both by default, where installed.")] = None,
-    implementation: Annotated[str | None, typer.Option(help="The one kind of kernels, such as triton; a GPU.")] = None,
-    seed: Annotated[int, typer.Option(help="The inputs are drawn from it.")] = 0,
+    implementation: Annotated[
+        str | None, typer.Option(help="Only this implementation, such as triton; needs a GPU.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = 0,
 ) -> None:
-    """Verify outputs, gradients and repeatability on this machine; the exit status is 1 if anything fails."""
+    """Verify results, gradients and repeatability on this machine; the exit status is 1 if anything fails."""
     place = chosen_device(device)
     jobs = list(jobs_of(op, case, place, frameworks(framework, place), implementation))
     checks: list[tuple[Framework, Check]] = []
@@ -56,11 +58,11 @@ def check(
             progress.update(task, description=f"{room.name} {one.name} ({kind})")
             try:
                 checks += [(kind, found) for found in verify(room, one, kind, place, seed)]
-            except Exception as error:  # a case that raises is one that fails; the others still count
+            except Exception as error:  # a case that raises fails; the others still run
                 errors.append(f"{room.name} {one.name} ({kind}): {type(error).__name__}: {error}")
             progress.advance(task)
-    for made in tables_of(checks):
-        show(made)
+    for result_table in tables_of(checks):
+        show(result_table)
     for message in errors:
         out.print(f"[bold red]error[/] {escape(message)}", highlight=False)
     failed = sum(not found.passed for _, found in checks)
@@ -74,10 +76,10 @@ def check(
     out.print("[bold green]all passed")
 
 
-def frameworks(given: str | None, device: str) -> list[Framework]:
-    """The one asked for, or all that are installed and can use the device."""
-    if given is not None:
-        chosen = chosen_framework(given)
+def frameworks(requested: str | None, device: str) -> list[Framework]:
+    """The requested one, or all that are installed and can use the device."""
+    if requested is not None:
+        chosen = chosen_framework(requested)
         if chosen == "jax" and device == "cuda" and not jax_has_gpu():
             fail("--device is cuda, but jax sees no GPU here")
         return [chosen]
@@ -88,7 +90,7 @@ def frameworks(given: str | None, device: str) -> list[Framework]:
 def jobs_of(
     ops: list[str] | None, cases: list[str] | None, device: str, kinds: list[Framework], implementation: str | None
 ) -> Iterator[Job]:
-    """What is to be verified."""
+    """The cases to verify, with their op and framework."""
     tags = ("test", "gpu") if device == "cuda" else ("test",)
     chosen = [named_room(name) for name in (ops or rooms.NAMES)]
     if implementation is not None:
@@ -104,15 +106,15 @@ def jobs_of(
 
 
 def tables_of(checks: list[tuple[Framework, Check]]) -> Iterator[Table]:
-    """A table for each op and framework, with a line for each quantity; a case is named on its first."""
+    """A table for each op and framework, with a line for each quantity; the case's name is only on its first line."""
     for (op, kind), group in groupby(checks, lambda check: (check[1].op, check[0])):
         numbers = [Column(name, justify="right", no_wrap=True) for name in ("error", "budget")]
-        made = table(f"{op} in {kind}: errors against float64, relative", "case", "quantity", *numbers, "repeat")
+        result = table(f"{op} in {kind}: errors against float64, relative", "case", "quantity", *numbers, "repeat")
         before = ""
         for _, found in group:
             repeat = "same bits" if found.repeats else "[bold red]differs"
             error = f"{found.error:.2e}" if found.error <= found.budget else f"[bold red]{found.error:.2e}"
             case = "" if found.case == before else found.case
-            made.add_row(case, found.quantity, error, f"{found.budget:.2e}", repeat)
+            result.add_row(case, found.quantity, error, f"{found.budget:.2e}", repeat)
             before = found.case
-        yield made
+        yield result

@@ -1,4 +1,4 @@
-"""What the commands share: where output goes, how bad input ends, and what is there on this machine."""
+"""Shared by the commands: output, errors for bad input, and what this machine has."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from retrograd.ops import rooms
 
 Framework = Literal["torch", "jax"]
 
-# PyTorch and JAX share the GPU in one process; without this, jax would take most of its memory at once.
+# PyTorch and JAX share the GPU in one process; without this, jax would allocate most of its memory at once.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-PIPED_WIDTH = 160  # piped output has no width of its own, unless COLUMNS says one
-LEAST_TEXT = 16  # columns of text are folded to this width, and no further
+PIPED_WIDTH = 160  # piped output has no width of its own unless COLUMNS is set
+LEAST_TEXT = 16  # columns of text are not folded below this width
 
 out = Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPED_WIDTH)
-err = Console(stderr=True)  # progress and remarks, so that what is printed can be piped on
+err = Console(stderr=True)  # progress and remarks, so that standard output can be piped
 
 
 def table(title: str, *columns: str | Column) -> Table:
-    """An empty table in the house style. A column given by its name is never folded; text comes in a `Column`."""
-    made = [Column(column, no_wrap=True) if isinstance(column, str) else column for column in columns]
-    return Table(*made, title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    """An empty table in the common style. A column passed by name is never folded; pass text as a `Column`."""
+    all_columns = [Column(column, no_wrap=True) if isinstance(column, str) else column for column in columns]
+    return Table(*all_columns, title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
-def show(made: Table) -> None:
-    """Print a table; where it is too wide, each row as lines of a heading and its cell, without the empty cells."""
-    if narrowest(made) <= out.width:
-        out.print(made)
+def show(content: Table) -> None:
+    """Print a table; if it is too wide, print each row as lines of heading and cell, without empty cells."""
+    if narrowest(content) <= out.width:
+        out.print(content)
         return
-    out.print(made.title, style="table.title")
-    headings = [str(column.header) for column in made.columns]
-    for row in zip(*(column.cells for column in made.columns), strict=True):
+    out.print(content.title, style="table.title")
+    headings = [str(column.header) for column in content.columns]
+    for row in zip(*(column.cells for column in content.columns), strict=True):
         lines = Table.grid(Column(no_wrap=True, style="bold"), Column(overflow="fold"), padding=(0, 2, 0, 0))
         for heading, text in zip(headings, row, strict=True):
             if text:
@@ -55,10 +55,10 @@ def show(made: Table) -> None:
     out.print()
 
 
-def narrowest(made: Table) -> int:
-    """The least width at which a table breaks no name and no number."""
-    width = Measurement.get(out, out.options.update(max_width=10**6), made).maximum
-    for column in made.columns:
+def narrowest(content: Table) -> int:
+    """The least width at which no name and no number in a table is broken."""
+    width = Measurement.get(out, out.options.update(max_width=10**6), content).maximum
+    for column in content.columns:
         if not column.no_wrap:
             longest = max((cell_len(Text.from_markup(str(cell)).plain) for cell in column.cells), default=0)
             width -= max(0, longest - LEAST_TEXT)
@@ -66,13 +66,13 @@ def narrowest(made: Table) -> int:
 
 
 def fail(message: str) -> NoReturn:
-    """End with one line and exit status 2."""
+    """Exit with one line of error and status 2."""
     err.print(f"retrograd: {message}", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(2)
 
 
 def named_room(name: str) -> Room:
-    """The room of an op, or the end of the command."""
+    """The room of an op; exits if there is none."""
     try:
         return rooms.room(name)
     except ValueError as error:
@@ -80,7 +80,7 @@ def named_room(name: str) -> Room:
 
 
 def of_implementation(room: Room, name: str, arch: Arch | None) -> Room:
-    """The room with one implementation alone, and the cases that it takes."""
+    """The room with only one implementation, and only the cases that it takes."""
     if arch is None:
         fail(f"--implementation is {name!r}, but no kernel runs on this device")
     try:
@@ -91,7 +91,7 @@ def of_implementation(room: Room, name: str, arch: Arch | None) -> Room:
 
 
 def one_of(name: str, value: str, allowed: Iterable[str]) -> str:
-    """The value, if it is allowed."""
+    """The value, if it is allowed; exits otherwise."""
     allowed = list(allowed)
     if value not in allowed:
         fail(f"{name} is {value!r}, expected {' or '.join(allowed)}")
@@ -104,7 +104,7 @@ def has_jax() -> bool:
 
 
 def chosen_framework(value: str) -> Framework:
-    """A framework that is installed."""
+    """The framework, if it is installed; exits otherwise."""
     if one_of("--framework", value, ("torch", "jax")) == "torch":
         return "torch"
     if not has_jax():
@@ -120,14 +120,14 @@ def has_cuda() -> bool:
 
 
 def chosen_device(value: str | None) -> str:
-    """A device that is there; the GPU by default, where there is one."""
+    """The device, if it exists; by default the GPU, if there is one."""
     device = one_of("--device", value or ("cuda" if has_cuda() else "cpu"), ("cpu", "cuda"))
     need_device(device)
     return device
 
 
 def need_device(device: str) -> None:
-    """End the command where there is no such device."""
+    """Exit if there is no such device."""
     if device == "cuda" and not has_cuda():
         fail("the device is cuda, but PyTorch sees no GPU here")
 

@@ -1,4 +1,4 @@
-"""`retrograd generate`: text from a model that `retrograd train` left, as it comes."""
+"""`retrograd generate`: text from a model that `retrograd train` wrote, printed as it is generated."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .console import chosen_device, fail
 
 def generate(
     folder: Annotated[Path, typer.Argument(help="A run, or a folder with config.json and model.safetensors.")],
-    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "def ",
+    prompt: Annotated[str, typer.Option(help="The beginning of the text.")] = "def ",
     tokens: Annotated[int, typer.Option(help="Bytes to add.")] = 200,
-    temperature: Annotated[float, typer.Option(help="Of the draw; 0 takes the likeliest byte.")] = 0.7,
-    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default, where there is one.")] = None,
+    temperature: Annotated[float, typer.Option(help="Of the sampling; 0 takes the likeliest byte.")] = 0.7,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default if available.")] = None,
 ) -> None:
-    """Print a prompt and what the model makes of it, byte by byte, with a state whose size is constant."""
+    """Print a prompt and the model's continuation, byte by byte, with a state of constant size."""
     chosen = chosen_device(device)
     if not prompt:
         fail("--prompt is empty, expected at least one byte")
@@ -38,19 +38,19 @@ def generate(
         fail(f"--temperature is {temperature}, expected a finite number of at least 0")
     try:
         model = nn.load(folder, device=chosen)
-    except Exception as error:  # torch, pickle, json and safetensors each have their own for a file that is broken
+    except Exception as error:  # torch, pickle, json and safetensors each raise their own for a broken file
         fail(f"{folder} holds no model that can be read: {' '.join(str(error).split())}")
     if model.config.vocab_size != BYTES:
         fail(f"{folder} holds a model of {model.config.vocab_size} tokens, expected {BYTES}: one for each byte")
-    # A character of several bytes is printed when its last one is there.
+    # A character of several bytes is printed once its last byte is known.
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    given = torch.tensor([list(prompt.encode(errors="surrogateescape"))], device=chosen)
+    prompt_tokens = torch.tensor([list(prompt.encode(errors="surrogateescape"))], device=chosen)
     generator = torch.Generator(chosen).manual_seed(seed)
-    made = nn.generate(model, given, tokens, temperature=temperature, generator=generator)
+    generated = nn.generate(model, prompt_tokens, tokens, temperature=temperature, generator=generator)
     try:
-        first = next(made, None)  # before anything is printed: a model of NaN shows here
+        first = next(generated, None)  # before anything is printed: a model with NaN logits fails here
         typer.echo(prompt.encode(errors="surrogateescape"), nl=False)
-        for token in chain(() if first is None else (first,), made):
+        for token in chain(() if first is None else (first,), generated):
             typer.echo(printable(decoder.decode(bytes([int(token)]))).encode(), nl=False)
     except ValueError as error:
         fail(f"{folder}: {error}")
@@ -58,5 +58,5 @@ def generate(
 
 
 def printable(text: str) -> str:
-    """The text without control characters, which would change the terminal: a young model makes any byte."""
+    """The text without control characters, which would change the terminal: a model can generate any byte."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

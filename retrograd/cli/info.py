@@ -1,4 +1,4 @@
-"""`retrograd info`: what is installed, what devices there are, and which path each op takes on them."""
+"""`retrograd info`: installed versions, devices, and the path of each op on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = ("torch", "triton", "jax", "jaxlib", "numpy")
 
 
 def info() -> None:
-    """Show versions, devices, and the path that each op takes here."""
+    """Show versions, devices, and the path of each op on them."""
     installed = table("Versions", "package", "version")
     installed.add_row("python", platform.python_version())
     for name, version in versions(PACKAGES).items():
@@ -44,7 +44,7 @@ def info() -> None:
 
 
 def kernels_of(op: str, arch: Arch) -> str:
-    """The implementations that run some of an op's cases, the first choice first."""
+    """The implementations that run some of an op's cases, in order of preference."""
     room = rooms.room(op)
     assert room.op is not None
     specs = [spec_of(room.op, case) for case in room.cases]
@@ -54,7 +54,7 @@ def kernels_of(op: str, arch: Arch) -> str:
 
 
 def torch_devices() -> Iterator[tuple[str, str, Arch | None, str]]:
-    """PyTorch's devices: framework, name, architecture, and why an op takes the path it takes there."""
+    """PyTorch's devices: framework, name, architecture, and the reason for the path of the ops there."""
     for index in range(torch.cuda.device_count()):
         device = torch.device("cuda", index)
         yield "torch", f"cuda:{index} {torch.cuda.get_device_name(index)}", *judged(arch_of(device))
@@ -62,7 +62,7 @@ def torch_devices() -> Iterator[tuple[str, str, Arch | None, str]]:
 
 
 def jax_devices() -> list[tuple[str, str, Arch | None, str]]:
-    """JAX's devices, in the same form; importing jax is what this costs."""
+    """JAX's devices, in the same form. Imports jax."""
     import jax
 
     from retrograd.core.jax.launch import arch_of_jax
@@ -78,7 +78,7 @@ def jax_devices() -> list[tuple[str, str, Arch | None, str]]:
 
 
 def judged(arch: Arch | None) -> tuple[Arch | None, str]:
-    """The architecture, and what follows from it."""
+    """The architecture, and the reason why kernels run on it or not."""
     if arch is not None:
         return arch, f"the kernels are built for {arch.name}; float64 is portable"
     if not versions(["triton"]).keys() - {"retrograd"}:

@@ -37,20 +37,20 @@ def train(
     data: Annotated[
         Path | None, typer.Option(help="A text file or a folder. The standard library's source by default.")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="cpu, gpu or tiny. gpu by default, where there is one.")] = None,
+    preset: Annotated[str | None, typer.Option(help="cpu, gpu or tiny. gpu by default if available.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps. The preset's by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of parameters and data order. 0 by default.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Of activations: float32 or bfloat16. The preset's by default.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default, where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default if available.")] = None,
     compile_: Annotated[bool | None, typer.Option("--compile", help="Run the model through torch.compile.")] = None,
     name: Annotated[str | None, typer.Option(help="Of the run's folder. <preset>-<seed> by default.")] = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="Where runs are kept. runs/ by default.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
 ) -> None:
-    """Train a byte-level Mamba language model; samples are printed, the rest is left in runs/<name>/."""
-    given = {
+    """Train a byte-level Mamba language model; samples are printed, the rest is written to runs/<name>/."""
+    options = {
         "data": None if data is None else str(data),
         "preset": preset,
         "steps": steps,
@@ -62,14 +62,14 @@ def train(
     if find_spec("matplotlib") is None:
         fail('matplotlib is not installed; pip install "retrograd[train]"')
     if resume is None:
-        folder, settings = new_run(given, name, out_folder or Path("runs"))
+        folder, settings = new_run(options, name, out_folder or Path("runs"))
     elif name is not None or out_folder is not None:
         fail("--name and --out are for a new run, --resume for one that is there: expected one of them")
     else:
-        folder, settings = resume, old_run(given, resume)
-    with failures_told(folder), ExitStack() as held, reproducible(settings.threads):
+        folder, settings = resume, old_run(options, resume)
+    with exit_on_failure(folder), ExitStack() as stack, reproducible(settings.threads):
         try:
-            held.enter_context(alone(folder))
+            stack.enter_context(alone(folder))
             trainer = Trainer(folder, settings)
         except (ValueError, OSError) as error:
             fail(str(error))
@@ -86,8 +86,8 @@ def train(
 
 
 @contextmanager
-def failures_told(folder: Path) -> Iterator[None]:
-    """End the command with a line, not a traceback, where training fails or is interrupted at once."""
+def exit_on_failure(folder: Path) -> Iterator[None]:
+    """Exit with one line, not a traceback, if training fails or is interrupted immediately."""
     try:
         yield
     except FloatingPointError as error:
@@ -96,7 +96,7 @@ def failures_told(folder: Path) -> Iterator[None]:
     except torch.OutOfMemoryError:
         say(err, "retrograd: the GPU's memory is too small for this preset; --preset cpu is smaller")
         raise typer.Exit(1) from None
-    except (OSError, SafetensorError) as error:  # a full disk, say
+    except (OSError, SafetensorError) as error:  # such as a full disk
         say(err, f"retrograd: {error}\n{how_to_go_on(folder)}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
@@ -105,36 +105,36 @@ def failures_told(folder: Path) -> Iterator[None]:
 
 
 def how_to_go_on(folder: Path) -> str:
-    """What to type."""
+    """The command that resumes a run."""
     return f"To go on:\n    {program()} train --resume {shlex.quote(str(folder))}"
 
 
 def say(console: Console, text: str) -> None:
-    """Print text as it is, also where it is longer than a line."""
+    """Print text without markup or wrapping."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def new_run(given: Mapping[str, Any], name: str | None, out_folder: Path) -> tuple[Path, Settings]:
-    """Make the folder of a new run, with its text and settings."""
-    device = chosen_device(given["device"])
-    if given["compile"]:
+def new_run(options: Mapping[str, Any], name: str | None, out_folder: Path) -> tuple[Path, Settings]:
+    """Create the folder of a new run, with its text and settings."""
+    device = chosen_device(options["device"])
+    if options["compile"]:
         need_compiler(device)
-    preset_name = given["preset"] or ("gpu" if device == "cuda" else "cpu")
-    seed = given["seed"] or 0
+    preset_name = options["preset"] or ("gpu" if device == "cuda" else "cpu")
+    seed = options["seed"] or 0
     if name is not None and (Path(name).name != name or name in ("", "..")):
         fail(f"--name is {name!r}, expected the name of a folder; --out says where it lies")
     try:
         preset = preset_of(preset_name)
-        changed = {key: given[key] for key in ("steps", "dtype") if given[key] is not None}
-        split = stdlib() if given["data"] is None else text_at(Path(given["data"]))
+        changed = {key: options[key] for key in ("steps", "dtype") if options[key] is not None}
+        split = stdlib() if options["data"] is None else text_at(Path(options["data"]))
         settings = Settings(
             name=preset_name,
             preset=replace(preset, **changed),
-            data=given["data"],
+            data=options["data"],
             source=split.source,
             seed=seed,
             device=device,
-            compile=bool(given["compile"]),
+            compile=bool(options["compile"]),
             threads=torch.get_num_threads(),
         )
         folder = free(out_folder / f"{preset_name}-{seed}") if name is None else out_folder / name
@@ -146,14 +146,14 @@ def new_run(given: Mapping[str, Any], name: str | None, out_folder: Path) -> tup
     return folder, settings
 
 
-def old_run(given: Mapping[str, Any], folder: Path) -> Settings:
-    """The settings of a run that is there, if nothing was asked for that it is not."""
+def old_run(options: Mapping[str, Any], folder: Path) -> Settings:
+    """The settings of an existing run; exits if a requested option differs from them."""
     try:
         settings = Settings.read(folder)
     except (ValueError, OSError) as error:
         fail(str(error))
     preset = settings.preset
-    own = {
+    expected = {
         "data": settings.data,
         "preset": settings.name,
         "steps": preset.steps,
@@ -162,9 +162,9 @@ def old_run(given: Mapping[str, Any], folder: Path) -> Settings:
         "device": settings.device,
         "compile": settings.compile,
     }
-    for option, value in given.items():
-        if value is not None and value != own[option]:
-            fail(f"--{option} is {value!r}, but the run in {folder} has {own[option]!r}; a run keeps its settings")
+    for option, value in options.items():
+        if value is not None and value != expected[option]:
+            fail(f"--{option} is {value!r}, but the run in {folder} has {expected[option]!r}; a run keeps its settings")
     need_device(settings.device)
     if settings.compile:
         need_compiler(settings.device)
@@ -172,13 +172,13 @@ def old_run(given: Mapping[str, Any], folder: Path) -> Settings:
 
 
 def need_compiler(device: str) -> None:
-    """End the command where torch.compile has no compiler for a device."""
+    """Exit if torch.compile has no compiler for a device."""
     if device == "cpu" and shutil.which(compiler := os.environ.get("CXX", "g++")) is None:
         fail(f"--compile needs a C++ compiler on a CPU, but {compiler} is not there; CXX names another")
 
 
 def train_with_bar(trainer: Trainer) -> int | None:
-    """Train; the number of the signal where one stopped it."""
+    """Train; returns the number of the signal that stopped it, or None."""
     settings, preset = trainer.settings, trainer.preset
     about = f"{parameters(trainer.model):,} parameters on {settings.device}, {preset.dtype}"
     say(err, f"{trainer.folder}: {about}")
@@ -205,7 +205,7 @@ def train_with_bar(trainer: Trainer) -> int | None:
 
 @contextmanager
 def stopping() -> Iterator[list[int]]:
-    """The signals that asked to stop, as they come; the second of them ends the process at once."""
+    """The list of stop signals received so far; the second signal of a kind ends the process at once."""
     signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -222,21 +222,23 @@ def stopping() -> Iterator[list[int]]:
 
 
 def show_results(trainer: Trainer, verdict: Row) -> None:
-    """Both models' bits per byte, and samples."""
+    """Print both models' bits per byte, and samples."""
     bits, bigram, size = (verdict[key] for key in ("held_out_bits_per_byte", "bigram_bits_per_byte", "held_out_bytes"))
     out.print(f"\nheld out, {size:,} bytes: {bits:.3f} bits per byte; a bigram model {bigram:.3f}", highlight=False)
     generator = torch.Generator(trainer.settings.device).manual_seed(trainer.settings.seed)
     for prompt in PROMPTS:
-        given = torch.tensor([list(prompt.encode())], device=trainer.settings.device)
-        made = nn.generate(trainer.model, given, SAMPLE_BYTES, temperature=SAMPLE_TEMPERATURE, generator=generator)
-        text = prompt + printable(bytes(int(token) for token in made).decode(errors="replace"))
+        prompt_tokens = torch.tensor([list(prompt.encode())], device=trainer.settings.device)
+        generated = nn.generate(
+            trainer.model, prompt_tokens, SAMPLE_BYTES, temperature=SAMPLE_TEMPERATURE, generator=generator
+        )
+        text = prompt + printable(bytes(int(token) for token in generated).decode(errors="replace"))
         out.rule()
         say(out, text)
     out.rule()
 
 
 def program() -> str:
-    """This command, as the user can type it again."""
+    """This command, as the user can type it."""
     typed = sys.argv[0]
     if os.path.basename(typed) != "retrograd" or shutil.which("retrograd") == os.path.abspath(typed):
         return "retrograd"

@@ -1,7 +1,7 @@
-"""retrograd under the names that other libraries look for: what needs no change to the code that calls it.
+"""retrograd under the names of other libraries, so that calling code needs no change.
 
-`install` stands in for the packages `mamba_ssm` and `causal_conv1d`; `retrograd.compat.transformers.patch` swaps the
-norms of a loaded model.
+`install` registers stand-ins for the packages `mamba_ssm` and `causal_conv1d`;
+`retrograd.compat.transformers.patch` replaces the norms of a loaded model.
 """
 
 from .stand_ins import install, uninstall

@@ -1,4 +1,4 @@
-"""Checks that the stand-ins share, of tensors that are known to be some; in the packages' own layouts and names."""
+"""Checks shared by the stand-ins, of arguments known to be tensors, with the packages' layouts and names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def expect(function: str, name: str, tensor: Tensor, shape: Sequence[int], dims:
 def expect_if_given(
     function: str, name: str, tensor: Tensor | None, shape: Sequence[int], dims: str, kind: Kind = "real"
 ) -> None:
-    """The same for an argument that may be None."""
+    """`expect`, for an argument that may be None."""
     if tensor is not None:
         expect(function, name, tensor, shape, dims, kind)
 
@@ -42,7 +42,7 @@ def expect_dims(function: str, name: str, tensor: Tensor, *dims: str) -> None:
 
 
 def expect_norm(function: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Raise unless x has rows, and weight and the bias that may be given are a row long."""
+    """Raise unless x has rows, and weight and an optional bias have the length of a row."""
     if x.ndim == 0:
         raise bad_shape(function, "x", x.shape, "(..., dim)")
     expect(function, "x", x, x.shape, "(..., dim)")
@@ -51,7 +51,7 @@ def expect_norm(function: str, x: Tensor, weight: Tensor, bias: Tensor | None) -
 
 
 def flag(function: str, name: str, value: Any) -> bool:
-    """An option that is true or false; like the packages, 0 and 1 are taken for these."""
+    """A boolean option; like the packages, it accepts 0 and 1."""
     if not isinstance(value, int):
         raise bad_type(function, name, value, "a bool")
     if value not in (0, 1):
@@ -60,14 +60,14 @@ def flag(function: str, name: str, value: Any) -> bool:
 
 
 def refuse(function: str, why: str, **arguments: Any) -> None:
-    """Raise for the first of these arguments that is given, and is not False."""
+    """Raise for the first of these arguments that is neither None nor False."""
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise NotImplementedError(f"{function}: {name} is not supported{why}")
 
 
 def activation_of(function: str, activation: Any) -> Literal["silu"] | None:
-    """The packages' activation as retrograd's: silu has a second name there."""
+    """The packages' activation in retrograd's terms; they have a second name for silu."""
     if activation is None:
         return None
     if isinstance(activation, str) and activation in ("silu", "swish"):

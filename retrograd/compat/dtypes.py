@@ -1,4 +1,4 @@
-"""What the packages accept beside an input, in the dtypes that retrograd's ops take."""
+"""Casts of the packages' arguments to the dtypes that retrograd's ops take."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def beside(x: Tensor, tensor: None) -> None: ...
 @overload
 def beside(x: Tensor, tensor: Tensor | None) -> Tensor | None: ...
 def beside(x: Tensor, tensor: Tensor | None) -> Tensor | None:
-    """An activation or a norm's or filter's parameter: as it is where it is like x, else in the arithmetic's dtype."""
+    """An activation, or a norm's or filter's parameter: unchanged in the dtype of x, else in that of the arithmetic."""
     return tensor if tensor is None or tensor.dtype == x.dtype else tensor.to(arithmetic(x))
 
 
@@ -44,7 +44,7 @@ def full(x: Tensor, tensor: Tensor | None) -> Tensor | None:
 
 
 def widened(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A parameter in half precision beside activations of another dtype, exactly, as `rms_norm` takes it."""
+    """A parameter as `rms_norm` takes it: one of 16 bits is cast exactly if activations have another dtype."""
     if parameter is None or parameter.dtype == dtype or parameter.dtype not in (torch.bfloat16, torch.float16):
         return parameter
     return parameter.to(torch.promote_types(dtype, torch.float32))

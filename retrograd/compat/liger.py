@@ -2,15 +2,15 @@
 
 What liger's arguments mean here:
 
-- `casting_mode` says where liger rounds to the dtype of X on its way: "gemma" nowhere, "llama" once, before it
-  multiplies by the weight, "none" at every step. Here every mode computes in float32 and rounds the result once. That
-  is "gemma", and for a float32 X it is all three. For bfloat16 and float16 the other two differ from liger's results by
-  the roundings that are left out.
-- `in_place` lets liger write the gradient of X over the incoming gradient, which saves memory and is wrong where that
-  one is read again. Here the incoming gradient is never written to.
+- `casting_mode` says which intermediate values liger rounds to the dtype of X: with "gemma" none, with "llama" one,
+  before it multiplies by the weight, with "none" all. Here every mode computes in float32 and rounds the result once.
+  That is "gemma", and for a float32 X equal to all three. For bfloat16 and float16 the results of the other two modes
+  differ from liger's by these roundings.
+- `in_place` lets liger write the gradient of X over the incoming gradient, which saves memory and is wrong if that
+  gradient is read again. Here the incoming gradient is never written to.
 - `offset` is added to the weight. Without a weight it is not used, as in liger.
 - Gradients are bitwise reproducible.
-- A DTensor is refused; liger gathers it with `full_tensor()`, which here is left to the caller.
+- A DTensor is refused; liger gathers it with `full_tensor()`, here the caller has to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from retrograd.core.torch.arguments import check_tensors
 __all__ = ["LigerRMSNorm", "liger_fused_add_rms_norm", "liger_rms_norm"]
 
 CASTING_MODES = ("llama", "gemma", "none")
-CASTING_NUMBERS = (0, 1, -1)  # liger's functions take these for the same three
+CASTING_NUMBERS = (0, 1, -1)  # liger's functions accept these numbers for the same three
 INITIAL = {"ones": torch.ones, "zeros": torch.zeros}
 
 
@@ -48,15 +48,15 @@ def liger_rms_norm(
         W: (N,), float32, bfloat16 or float16; or None, for no weight.
         eps: added to the mean square.
         offset: added to W, in float32; not used without W.
-        casting_mode: "llama", "gemma" or "none"; all compute as "gemma", see the head of this file.
-        in_place: changes nothing here; the incoming gradient stays as it is.
+        casting_mode: "llama", "gemma" or "none"; all compute as "gemma", see the docstring of this module.
+        in_place: no effect; the incoming gradient is never written to.
 
     Returns:
         The shape and dtype of X.
 
     Raises:
-        ValueError, TypeError: for a casting mode that liger has not either, and whatever `retrograd.rms_norm` refuses;
-            there X is named x, W weight and offset weight_offset.
+        ValueError, TypeError: for a casting mode that liger does not have, and whatever `retrograd.rms_norm` refuses;
+            its messages name X x, W weight and offset weight_offset.
 
     Example:
         >>> import torch
@@ -90,7 +90,7 @@ def liger_fused_add_rms_norm(
         (Y, S), each of the shape and dtype of X. S is rounded to the wider dtype of X and R before it is normalised.
 
     Raises:
-        ValueError, TypeError: as `liger_rms_norm`; R is named residual there.
+        ValueError, TypeError: as `liger_rms_norm`; the messages name R residual.
 
     Example:
         >>> import torch
@@ -116,14 +116,14 @@ class LigerRMSNorm(nn.Module):
         hidden_size: N, the size of the last dimension.
         eps: added to the mean square.
         offset: added to the weight; 1.0 with `init_fn` "zeros" is Gemma's norm. Not used without a weight.
-        casting_mode: "llama", "gemma" or "none"; all compute as "gemma", see the head of this file.
-        init_fn: what the weight starts as, "ones" or "zeros".
-        in_place: changes nothing here; the incoming gradient stays as it is.
-        row_mode: chooses between two of liger's kernels with one result; changes nothing here.
+        casting_mode: "llama", "gemma" or "none"; all compute as "gemma", see the docstring of this module.
+        init_fn: initial values of the weight, "ones" or "zeros".
+        in_place: no effect; the incoming gradient is never written to.
+        row_mode: chooses between two of liger's kernels with the same result; no effect here.
         elementwise_affine: whether there is a weight.
 
     Raises:
-        ValueError: for a casting mode or an `init_fn` that liger has not either.
+        ValueError: for a casting mode or an `init_fn` that liger does not have.
 
     Example:
         >>> import torch
@@ -165,13 +165,13 @@ class LigerRMSNorm(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The weight's shape and what it is used with."""
+        """The weight's shape and the options."""
         shape = None if self.weight is None else tuple(self.weight.shape)
         return f"{shape}, eps={self.variance_epsilon}, offset={self.offset}, casting_mode={self.casting_mode!r}"
 
 
 def _check(name: str, casting_mode: Any, weight: Any = None, **tensors: Any) -> None:
-    """Raise for what is no tensor, and for an unknown casting mode."""
+    """Raise for an argument that is no tensor, and for an unknown casting mode."""
     check_tensors(name, tensors | {"W": weight}, required=len(tensors))
     if not isinstance(casting_mode, str | int) or casting_mode not in (*CASTING_MODES, *CASTING_NUMBERS):
         raise bad_value(name, "casting_mode", casting_mode, " or ".join(map(repr, CASTING_MODES)))

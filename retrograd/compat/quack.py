@@ -3,9 +3,9 @@
 Where results differ from quack's, beyond the last bits of float32:
 
 - s = x + residual is rounded to the dtype of the residual before it is normalised, so that the output, the gradients
-  and the s that is returned belong together; quack normalises the sum before it is rounded. With a `residual_dtype`
-  other than the residual's the sum is normalised in float32 here too.
-- The gradient of the s that `rmsnorm(..., prenorm=True)` returns reaches x where there is no residual; quack drops it.
+  and the returned s are consistent; quack normalises the sum before it is rounded. With a `residual_dtype` other than
+  the residual's, the sum is normalised in float32 here too.
+- The gradient of the s that `rmsnorm(..., prenorm=True)` returns reaches x if there is no residual; quack drops it.
 - The gradient of the bias has the dtype of the bias.
 - Gradients are bitwise reproducible.
 """
@@ -48,7 +48,7 @@ def rmsnorm(
         bias: like weight, of its shape.
         residual: like x, of any of the dtypes.
         out_dtype: dtype of the output; that of x by default.
-        residual_dtype: dtype of the s that is returned; that of the residual by default, of x without one.
+        residual_dtype: dtype of the returned s; by default that of the residual, or of x if there is none.
         eps: added to the mean square.
         prenorm: also return s.
         weight_offset: added to the weight, in float32; needs a weight.
@@ -57,7 +57,7 @@ def rmsnorm(
         The output (..., N); with `prenorm`, (output, s).
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch, naming the argument, what was expected and what was passed.
 
     Example:
         >>> import torch
@@ -89,15 +89,15 @@ def rmsnorm_fwd(
     store_rstd: bool = False,
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The forward pass of `rmsnorm` alone, with what `rmsnorm_bwd` needs. No autograd graph is made.
+    """The forward pass of `rmsnorm` alone, with what `rmsnorm_bwd` needs. No autograd graph is built.
 
     Args:
         x, weight, bias, residual, out_dtype, residual_dtype, eps, weight_offset: as in `rmsnorm`.
         store_rstd: also return 1 / sqrt(mean(s^2) + eps).
 
     Returns:
-        (output, s, rstd). s is x itself without a residual and a `residual_dtype` of its own. rstd (...) is float32,
-        None without `store_rstd`.
+        (output, s, rstd). s is x itself if there is neither a residual nor another `residual_dtype`. rstd (...) is
+        float32, None without `store_rstd`.
 
     Raises:
         ValueError, TypeError: as `rmsnorm`.
@@ -137,7 +137,7 @@ def rmsnorm_bwd(
     has_residual: bool = False,
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """The backward pass of `rmsnorm`. No autograd graph is made.
+    """The backward pass of `rmsnorm`. No autograd graph is built.
 
     With g = dout * (weight + weight_offset) and x_hat = x * rstd, sums over the rows that share the weight::
 
@@ -150,16 +150,17 @@ def rmsnorm_bwd(
         dout: like x, of any of the dtypes: the gradient of the output.
         rstd: (...), float32, from `rmsnorm_fwd`.
         dresidual_out: like x, of any of the dtypes: the gradient of s.
-        has_bias: whether dbias is wanted; needs a weight, whose shape and dtype it has.
-        has_residual: whether dresidual is wanted.
+        has_bias: whether to compute dbias; needs a weight, whose shape and dtype it has.
+        has_residual: whether to return dresidual.
         weight_offset: as in the forward pass.
 
     Returns:
-        (dx, dweight, dbias, dresidual), None for what is not there. dx has the dtype of x. dresidual has the same
-        values: it is dx itself, or a tensor of the dtype of `dresidual_out` where that is not x's, wanted or not.
+        (dx, dweight, dbias, dresidual), None for absent ones. dx has the dtype of x. dresidual has the same
+        values: it is dx itself, or, also without `has_residual`, a tensor of the dtype of `dresidual_out` if that
+        differs from x's.
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch, naming the argument, what was expected and what was passed.
 
     Example: see `rmsnorm_fwd`.
     """
@@ -174,7 +175,7 @@ def rmsnorm_bwd(
     )
     if has_bias and weight is None:
         raise bad_value("rmsnorm_bwd", "has_bias", has_bias, "False, since weight is None")
-    # A gradient of s in another dtype: the sum is made in the wider one, and rounded to both.
+    # If the gradient of s has another dtype, the sum is computed in the wider one and rounded to both.
     wide = x.dtype if dresidual_out is None else torch.promote_types(x.dtype, dresidual_out.dtype)
     s, w = x.to(wide), widened(weight, wide)
     dsum = None if dresidual_out is None else dresidual_out.to(wide)
@@ -185,7 +186,7 @@ def rmsnorm_bwd(
             y=None, sum=sum_, rstd=rstd.contiguous().view(-1),
             **_shapes_and_dtypes(x=s, weight=w, bias=w if has_bias else None, residual=sum_, gate=None),
             wanted=[True, w is not None, has_bias, dsum is not None, False],
-            eps=1e-6,  # it is in rstd already
+            eps=1e-6,  # already contained in rstd
             weight_offset=weight_offset, group_size=None, norm_before_gate=False, prenorm=dsum is not None,
             out_dtype=dout.dtype,
         )  # fmt: skip
@@ -199,7 +200,7 @@ def rmsnorm_bwd(
 
 
 def _stream_dtype(name: str, x: Tensor, residual: Tensor | None, residual_dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype of the s that is returned."""
+    """The dtype of the returned s."""
     if residual_dtype is None:
         return x.dtype if residual is None else residual.dtype
     if residual is not None:
@@ -211,27 +212,27 @@ def _stream_dtype(name: str, x: Tensor, residual: Tensor | None, residual_dtype:
 
 
 def _addend(residual: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The residual, in a dtype in which the sum is not rounded before it is rounded to `dtype`."""
+    """The residual, in a dtype that keeps the sum unrounded until it is rounded to `dtype`."""
     if residual is None or residual.dtype == dtype:
         return residual
     return residual.to(torch.promote_types(residual.dtype, torch.float32))
 
 
 def _shapes_and_dtypes(**arguments: Tensor | None) -> dict[str, Any]:
-    """What the backward operator is told of the arguments of the forward call."""
+    """The options by which the backward operator knows the forward call's shapes and dtypes."""
     shapes = {f"{name}_shape": None if t is None else t.shape for name, t in arguments.items()}
     return shapes | {f"{name}_dtype": None if t is None else t.dtype for name, t in arguments.items()}
 
 
 def _check_dtype(name: str, argument: str, dtype: torch.dtype, x: Tensor) -> None:
-    """Raise for a dtype that cannot stand beside x."""
+    """Raise for a dtype that cannot be combined with that of x."""
     allowed = ("float64",) if x.dtype == torch.float64 else KERNEL_FLOATS
     if dtype_name(dtype) not in allowed:
         raise bad_dtype(name, argument, dtype_name(dtype), allowed)
 
 
 def _check_gradients(x: Tensor, dout: Tensor, rstd: Tensor, dresidual_out: Tensor | None) -> None:
-    """Raise for what the shapes told to the backward operator do not cover: the tensors themselves."""
+    """Check the tensors that the shapes passed to the backward operator do not cover."""
     for argument, gradient in (("dout", dout), ("dresidual_out", dresidual_out)):
         if gradient is None:
             continue

@@ -1,4 +1,4 @@
-"""Intermediate results that a function would rather compute again in its backward pass than keep until then."""
+"""Intermediate results that a function recomputes in its backward pass instead of saving them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Again = Callable[..., Tensor]
 
 
 class _Kept:
-    """A tensor, which has to be as it was; autograd does not look after tensors that go through hooks."""
+    """A saved tensor that must not be modified; autograd does not check this for tensors that pass through hooks."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -29,7 +29,7 @@ class _Kept:
 
 
 class _Recipe:
-    """A result, by what it was made from; made again when first asked for, and kept while the graph needs it."""
+    """A result to recompute from its arguments; computed at the first request, and kept while the graph needs it."""
 
     def __init__(self, function: Callable[..., Tensor], arguments: list[_Kept | _View | None]) -> None:
         self.function = function
@@ -45,7 +45,7 @@ class _Recipe:
 
 
 class _View:
-    """A result that is made again, as its user saw it: a product of matrices sees rows and columns."""
+    """A view of a recomputed result with the saved shape and strides: a matrix product saves it reshaped."""
 
     def __init__(self, recipe: _Recipe, seen: Tensor) -> None:
         self.recipe = recipe
@@ -57,40 +57,40 @@ class _View:
 
 @contextmanager
 def recomputed_in_backward(wanted: bool) -> Iterator[Again]:
-    """Gives `again(function, *tensors)`: calls the function, and lets what is saved for the backward pass in this
-    context hold the arguments in place of the result.
+    """Yields `again(function, *tensors)`, which calls the function. In this context autograd then saves the function's
+    arguments instead of its result.
 
-    Nothing but a call where it is not wanted, where no gradient is asked for, and where the caller has hooks on saved
-    tensors: only the innermost hooks are ever asked, so his would see nothing.
+    `again` is a plain call if `wanted` is False, if gradients are disabled, and if the caller has hooks on saved
+    tensors: only the innermost hooks are called, so the caller's would be bypassed.
     """
     if not wanted or not torch.is_grad_enabled() or _has_hooks():
         yield lambda function, *tensors: function(*tensors)
         return
-    # By address; the results stay alive in here, so that no other tensor gets the address of one of them.
-    made: dict[int, tuple[Tensor, _Recipe]] = {}
+    # By address; holding the results keeps their addresses from being reused by other tensors.
+    recipes: dict[int, tuple[Tensor, _Recipe]] = {}
 
     def pack(tensor: Tensor) -> _Kept | _View:
-        known = made.get(tensor.data_ptr())
+        known = recipes.get(tensor.data_ptr())
         if known is None or known[0].numel() != tensor.numel() or known[0].dtype != tensor.dtype:
             return _Kept(tensor)
         return _View(known[1], tensor)
 
     def again(function: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
-        # What a result is made from may itself be made again.
+        # An argument may itself be a recomputed result.
         arguments = [None if tensor is None else pack(tensor.detach()) for tensor in tensors]
         result = function(*tensors)
-        made[result.data_ptr()] = result, _Recipe(function, arguments)
+        recipes[result.data_ptr()] = result, _Recipe(function, arguments)
         return result
 
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept()):
             yield again
     finally:
-        made.clear()  # the graph keeps the hooks
+        recipes.clear()  # the graph keeps the hooks
 
 
 def _has_hooks() -> bool:
-    """Whether the caller has hooks, or has forbidden any."""
+    """Whether the caller has hooks on saved tensors, or has disabled them."""
     autograd: Any = torch._C._autograd
     return (
         not autograd._saved_tensors_hooks_is_enabled() or autograd._top_saved_tensors_default_hooks(False) is not None

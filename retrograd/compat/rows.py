@@ -1,4 +1,4 @@
-"""Rows of a pool of states, for requests that say by an index which of them is theirs. No index is read on the host."""
+"""Rows of a pool of states, selected for each request by an index. No index is read on the host."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from torch import Tensor
 
 
 def read_rows(pool: Tensor, indices: Tensor | None) -> Tensor:
-    """The row of each request; any row for a negative index, which stands for padding."""
+    """The row of each request; an arbitrary row for a negative index, which is padding."""
     return pool if indices is None else pool[indices.clamp(min=0).long()]
 
 
 def write_rows(pool: Tensor, indices: Tensor | None, rows: Tensor) -> None:
-    """Write the rows back, those of padding aside."""
+    """Write the rows back, except those of padding."""
     if indices is None:
         pool.copy_(rows)
         return
-    # Padding writes to row 0 too, but what that row gets anyway: equal values may collide.
+    # Padding writes to row 0 the value that the row gets anyway, so that colliding writes are equal.
     first = _like(indices == 0, rows)
-    anyway = torch.where(first.any(0), torch.where(first, rows, 0).sum(0, dtype=rows.dtype), pool[0])
-    pool[indices.clamp(min=0).long()] = torch.where(_like(indices < 0, rows), anyway, rows)
+    value = torch.where(first.any(0), torch.where(first, rows, 0).sum(0, dtype=rows.dtype), pool[0])
+    pool[indices.clamp(min=0).long()] = torch.where(_like(indices < 0, rows), value, rows)
 
 
 def zero_padding(indices: Tensor | None, out: Tensor) -> Tensor:

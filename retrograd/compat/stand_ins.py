@@ -1,4 +1,4 @@
-"""Registers stand-ins for the packages `mamba_ssm` and `causal_conv1d`, and takes them away again."""
+"""Registers and removes stand-ins for the packages `mamba_ssm` and `causal_conv1d`."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import warnings
 from types import ModuleType
 
 PACKAGES = ("causal_conv1d", "mamba_ssm")
-# What the modules of transformers call the functions that they look up when they are imported.
+# Names that modules of transformers have for the functions they look up at import.
 LOOKED_UP = {"causal_conv1d_fn", "mamba_selective_scan"}
 
-# Package -> the entries of sys.modules that a stand-in took the place of.
+# Package -> the entries of sys.modules that its stand-in replaced.
 _replaced: dict[str, dict[str, ModuleType]] = {}
 
 
 def install(*, force: bool = False) -> tuple[str, ...]:
     """Let `import mamba_ssm` and `import causal_conv1d` find retrograd's functions where the packages are missing.
 
-    Libraries that look for these packages then run on retrograd's kernels, or on its portable path where there is no
-    GPU: in transformers 5.15 and later the models Mamba, FalconMamba and Jamba, and the convolutions of many others. Of
-    `mamba_ssm` there is what belongs to Mamba-1 and the RMS norms, not Mamba-2's functions.
+    Libraries that look for these packages then run on retrograd's kernels, or on its portable path without a
+    GPU: in transformers 5.15 and later the models Mamba, FalconMamba and Jamba, and the convolutions of many others.
+    The stand-in for `mamba_ssm` has Mamba-1's functions and the RMS norms, not Mamba-2's functions.
 
-    A library decides when it is imported, so call this first. For a model of transformers whose module is already
-    imported it comes too late: the model keeps what it had, and a warning names the module.
+    A library decides when it is imported, so call this first. A model of transformers whose module is already
+    imported keeps its functions, and a warning names the module.
 
     Args:
-        force: also stand in for a package that is really installed; by default it is left alone.
+        force: also replace a package that is really installed; by default it is left alone.
 
     Returns:
-        The packages that retrograd stands in for now.
+        The packages that now have a stand-in.
 
     Example:
         >>> import retrograd.compat
@@ -42,10 +42,10 @@ def install(*, force: bool = False) -> tuple[str, ...]:
         'retrograd.compat.mamba_ssm.ops.selective_scan_interface'
         >>> retrograd.compat.uninstall()
     """
-    new = [name for name in PACKAGES if name not in _replaced and (force or not _is_there(name))]
+    new = [name for name in PACKAGES if name not in _replaced and (force or not _is_installed(name))]
     stand_ins = [_stand_ins(name) for name in (*_replaced, *new)]
     _replaced.update({name: _take(name) for name in new})
-    for modules in stand_ins:  # those of an earlier call too: somebody may have taken them out of sys.modules
+    for modules in stand_ins:  # those of an earlier call too: they may have been removed from sys.modules
         sys.modules.update(modules)
     if new:
         _warn_of_models_imported_before()
@@ -53,14 +53,14 @@ def install(*, force: bool = False) -> tuple[str, ...]:
 
 
 def uninstall() -> None:
-    """Undo `install`: `sys.modules` holds again what it held before. What was looked up meanwhile stays as it is."""
+    """Undo `install`: `sys.modules` is restored. Functions that were looked up meanwhile stay in use."""
     while _replaced:
-        name, before = _replaced.popitem()
+        name, modules = _replaced.popitem()
         _take(name)
-        sys.modules.update(before)
+        sys.modules.update(modules)
 
 
-def _is_there(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     """Whether a package of this name is imported, or could be."""
     if sys.modules.get(package) is not None:
         return True
@@ -69,7 +69,7 @@ def _is_there(package: str) -> bool:
 
 
 def _stand_ins(package: str) -> dict[str, ModuleType]:
-    """Our modules by the names that they stand in for."""
+    """Our modules, by the names that they replace."""
     own = importlib.import_module(f"{__package__}.{package}")
     names = [info.name for info in pkgutil.walk_packages(own.__path__, f"{own.__name__}.")]
     prefix = f"{__package__}."

@@ -1,4 +1,4 @@
-"""retrograd's rms_norm in a loaded model of transformers, in place of the norms that it came with."""
+"""Replaces the RMS norms in a loaded model of transformers by retrograd's rms_norm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Norm:
-    """What a module of some model computes, in retrograd's terms.
+    """The norm that a module computes, in retrograd's terms.
 
     Attributes:
         original: its class.
@@ -41,14 +41,14 @@ class Norm:
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         """The norm of x."""
-        out_dtype = self.out_dtypes.get((x.dtype, weight.dtype), x.dtype)  # beside float64 there is float64 alone
+        out_dtype = self.out_dtypes.get((x.dtype, weight.dtype), x.dtype)  # with float64, all dtypes are float64
         return retrograd.rms_norm(
             x, beside(x, weight), eps=self.eps, weight_offset=self.weight_offset, out_dtype=out_dtype
         )
 
 
 class RMSNorm(nn.Module):
-    """What `patch` makes of a norm: the same module with the same parameters and hooks, but this class."""
+    """A patched norm: the same module with the same parameters and hooks, but this class."""
 
     weight: nn.Parameter
     norm: Norm
@@ -58,7 +58,7 @@ class RMSNorm(nn.Module):
         return self.norm(hidden_states, self.weight)
 
     def extra_repr(self) -> str:
-        """Shape, eps, and what it was."""
+        """Shape, eps, offset, and the original class."""
         norm = self.norm
         return f"{tuple(self.weight.shape)}, eps={norm.eps}, offset={norm.weight_offset}, was {norm.original.__name__}"
 
@@ -66,14 +66,14 @@ class RMSNorm(nn.Module):
 def patch(model: Model) -> Model:
     """Let the RMS norms of a model run on `retrograd.rms_norm`: Llama's, Gemma's, Qwen's, Mamba's and those like them.
 
-    A module is taken for one by what it does: its class is named like one, it has a weight and an eps, takes one
+    A module is recognised by what it computes: RMSNorm is in its class's name, it has a weight and an eps, takes one
     tensor, and on random numbers it computes x / sqrt(mean(x^2) + eps) times its weight, or times 1 + its weight as
-    Gemma does. A module that is named like a norm but computes something else, gated ones among them, is left as it is,
-    and a warning says which and why. The results' dtypes are those of the original; the numbers differ by rounding,
+    Gemma does. A module with such a name that computes something else, such as a gated norm, is left as it is, and a
+    warning says which and why. The results' dtypes are those of the original; the numbers differ by rounding,
     since retrograd rounds once, at the end.
 
-    Modules are changed in place, by their class: parameters, hooks and the keys of `state_dict` stay the same. The eps
-    is that of the module when it is patched.
+    Modules are changed in place, by replacing their class: parameters, hooks and the keys of `state_dict` stay the
+    same. The eps is that of the module when it is patched.
 
     Args:
         model: any module; one that is patched already stays as it is.
@@ -82,8 +82,8 @@ def patch(model: Model) -> Model:
         The model.
 
     Raises:
-        TypeError: for something that is no module.
-        ValueError: where no norm was found that could be replaced.
+        TypeError: if the model is no module.
+        ValueError: if no norm was found that could be replaced.
 
     Example:
         >>> import torch, transformers
@@ -112,13 +112,13 @@ def patch(model: Model) -> Model:
     for module, norm in found.items():
         module.norm = norm  # type: ignore[assignment]
         module.__class__ = RMSNorm
-    told = "; ".join(
+    reasons = "; ".join(
         f"{kind} ({', '.join(names[:2])}; {len(names)} in all): {why}" for (kind, why), names in left.items()
     )
     if not found and not patched:
-        raise ValueError(f"patch: model has no RMSNorm that could be replaced. {told}".rstrip())
+        raise ValueError(f"patch: model has no RMSNorm that could be replaced. {reasons}".rstrip())
     if left:
-        warnings.warn(f"patch left as they are: {told}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"patch left as they are: {reasons}", RuntimeWarning, stacklevel=2)
     return model
 
 
@@ -133,7 +133,7 @@ def unpatch(model: Model) -> Model:
 
 
 def recognise(module: nn.Module) -> Norm | str:
-    """What a norm computes, or why it is not replaced."""
+    """The norm that a module computes, or the reason why it is not replaced."""
     weight = getattr(module, "weight", None)
     eps = next((getattr(module, name) for name in EPS_NAMES if hasattr(module, name)), None)
     if "forward" in vars(module):
@@ -151,7 +151,7 @@ def recognise(module: nn.Module) -> Norm | str:
 
 @torch.no_grad()
 def _probe(module: nn.Module, width: int, eps: float) -> Norm | str:
-    # Whatever the default dtype is: the device and the dtype are said each time.
+    # The device and the dtype are explicit, so that the defaults do not matter.
     fp32: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
     generator = torch.Generator().manual_seed(0)
     weight = torch.rand(width, generator=generator, **fp32) + 0.5

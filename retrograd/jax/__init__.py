@@ -1,4 +1,4 @@
-"""The JAX face of retrograd. `import retrograd` alone does not import jax, and this face needs no torch."""
+"""The JAX interface of retrograd. `import retrograd` alone does not import jax, and this module needs no torch."""
 
 try:
     import jax  # noqa: F401

@@ -1,1 +1,1 @@
-"""What the models of both frameworks share: configuration, names and shapes of parameters. It imports neither."""
+"""Configuration, parameter names and shapes of the models, shared by both frameworks. It imports neither of them."""

@@ -1,4 +1,4 @@
-"""What a Mamba language model is made of, and its form in a checkpoint's config.json."""
+"""The configuration of a Mamba language model, and its form in a checkpoint's config.json."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Literal
 from retrograd.core.errors import bad_type, bad_value
 
 OURS = "MambaConfig"
-# What config.json says beside: read for agreement, written so that it is a config of state-spaces/mamba too.
+# Further keys of config.json: checked when read, written so that state-spaces/mamba can read the file too.
 FIXED: Mapping[str, Any] = {"rms_norm": True, "d_intermediate": 0, "attn_layer_idx": [], "attn_cfg": {}}
-EITHER = ("fused_add_norm", "use_fast_path")  # how it is computed, not what
+EITHER = ("fused_add_norm", "use_fast_path")  # ignored: they choose how the model is computed
 SIZES = ("d_model", "n_layer", "vocab_size", "d_state", "d_conv", "expand", "pad_vocab_size_multiple")
 SWITCHES = ("conv_bias", "bias", "residual_in_fp32", "tie_embeddings")
 NUMBERS = ("dt_min", "dt_max", "dt_scale", "dt_init_floor")
@@ -33,14 +33,15 @@ class MambaConfig:
         d_conv: width of the convolution, W.
         expand: channels of a block are expand * d_model.
         dt_rank: rank of the projection to dt; ceil(d_model / 16) for "auto".
-        dt_min, dt_max, dt_init_floor: softplus of dt's bias is drawn between these, its logarithm evenly.
-        dt_init: dt's projection is drawn evenly ("random") or "constant".
-        dt_scale: a factor on its range.
+        dt_min, dt_max: softplus of dt's bias is drawn log-uniformly from this range.
+        dt_init_floor: lower bound of what is drawn.
+        dt_init: dt's projection is drawn uniformly ("random") or is "constant".
+        dt_scale: a factor on the bound of that distribution, or on the constant.
         conv_bias: whether the convolution has a bias.
-        bias: whether the projections in and out have one.
-        residual_in_fp32: whether the residual stream is float32 beside activations of 16 bits.
-        pad_vocab_size_multiple: the embedding has rows up to the next multiple of it.
-        tie_embeddings: whether the head is the embedding.
+        bias: whether the input and output projections have a bias.
+        residual_in_fp32: whether the residual stream is float32 when activations have 16 bits.
+        pad_vocab_size_multiple: the embedding's rows are vocab_size rounded up to a multiple of this.
+        tie_embeddings: whether the head shares the embedding's weight.
 
     Raises:
         ValueError: for sizes below 1, numbers below 0, and values of another type.
@@ -106,21 +107,21 @@ class MambaConfig:
 
     @property
     def ssm_cfg(self) -> dict[str, Any]:
-        """The arguments of a `Mamba` block, but for d_model."""
+        """The arguments of a `Mamba` block, without d_model."""
         return {name: value for name, value in asdict(self).items() if name not in OUTER}
 
     def to_dict(self) -> dict[str, Any]:
-        """As config.json has it in state-spaces/mamba."""
+        """The contents of config.json, in the form of state-spaces/mamba."""
         own = {name: getattr(self, name) for name in OUTER}
         return own | {"ssm_cfg": self.ssm_cfg, "fused_add_norm": True} | dict(FIXED)
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> MambaConfig:
-        """From what config.json holds.
+        """A config from the contents of config.json.
 
         Raises:
-            ValueError: for a key that is not known, a size that is missing, and a model that is not one of Mamba-1
-                blocks with RMSNorm.
+            ValueError: for an unknown key, a missing size, and a model that does not consist of Mamba-1 blocks with
+                RMSNorm.
             TypeError: for anything but a mapping.
         """
         if not isinstance(given, Mapping):
@@ -134,7 +135,7 @@ class MambaConfig:
             raise ValueError(f"{OURS}: ssm_cfg's layer is {layer!r}, expected 'Mamba1'")
         for name, expected in FIXED.items():
             value = given.pop(name, expected)
-            if value != expected and (value or expected):  # null is what empty is
+            if value != expected and (value or expected):  # null counts as empty
                 raise ValueError(f"{OURS}: {name} is {value!r}, expected {expected!r}")
         for name in EITHER:
             given.pop(name, None)
@@ -148,5 +149,5 @@ class MambaConfig:
 
 
 def is_size(value: Any, least: int = 1) -> bool:
-    """Whether a value is an integer of at least so much, and neither True nor False."""
+    """Whether a value is an integer of at least `least`, and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

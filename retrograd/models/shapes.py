@@ -1,4 +1,4 @@
-"""Names and shapes of a model's parameters, by its config alone: no module is made."""
+"""Names and shapes of a model's parameters, from its config alone, without building a module."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from .config import MambaConfig
 
 Shape = tuple[int, ...]
 
-EMBEDDING_STD = 0.02  # of an embedding, drawn
+EMBEDDING_STD = 0.02  # standard deviation of an embedding's initial values
 
 EMBEDDING, NORM, HEAD = "backbone.embedding.weight", "backbone.norm_f.weight", "lm_head.weight"
 
 
 def layer_prefix(number: int) -> str:
-    """What the names of a layer's parameters begin with."""
+    """The prefix of the names of a layer's parameters."""
     return f"backbone.layers.{number}."
 
 
 def mamba_shapes(config: MambaConfig) -> dict[str, Shape]:
-    """Of a Mamba block."""
+    """Names and shapes of a Mamba block's parameters."""
     d, inner, N, R = config.d_model, config.d_inner, config.d_state, config.rank
     shapes: dict[str, Shape] = {
         "in_proj.weight": (2 * inner, d),
@@ -39,13 +39,13 @@ def mamba_shapes(config: MambaConfig) -> dict[str, Shape]:
 
 
 def block_shapes(config: MambaConfig) -> dict[str, Shape]:
-    """Of a layer."""
+    """Names and shapes of a layer's parameters."""
     mixer = {f"mixer.{name}": shape for name, shape in mamba_shapes(config).items()}
     return {"norm.weight": (config.d_model,)} | mixer
 
 
 def model_shapes(config: MambaConfig) -> Iterator[tuple[str, Shape]]:
-    """Of a language model, one after the other; a tied head is the embedding and not told again."""
+    """Names and shapes of a language model's parameters; a tied head is the embedding and is not listed again."""
     table = (config.padded_vocab_size, config.d_model)
     yield EMBEDDING, table
     yield NORM, (config.d_model,)

@@ -1,4 +1,4 @@
-"""Modules made of retrograd's ops: what a Mamba language model is built of. The JAX face is `retrograd.jax.nn`.
+"""Modules for Mamba language models, built on retrograd's ops. The JAX counterpart is `retrograd.jax.nn`.
 
 Parameter names, shapes and initialisation are those of state-spaces/mamba, so that its checkpoints load by key.
 """

@@ -1,4 +1,4 @@
-"""A layer of the model: the sum with the residual stream, its norm, a mixer."""
+"""A layer of the model: addition to the residual stream, norm, mixer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .wide import wide
 class Block(nn.Module):
     """Addition, norm, mixer, in this order, so that the addition is fused into the norm.
 
-    What a mixer makes is added to the stream by the block after it; `Backbone` adds the last one's in its own norm.
+    A mixer's output is added to the stream by the next block; `Backbone` adds the last block's in its own norm.
 
     Args:
-        norm: of the stream.
-        mixer: what mixes along time, see `Mixer`.
+        norm: the norm of the stream.
+        mixer: the layer that mixes along time, see `Mixer`.
         residual_in_fp32: whether the stream is float32.
 
     Example:
@@ -39,7 +39,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, stream: Tensor | None, state: Any = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Any]:
-        """(B, T, d_model) and the stream, None before the first block -> (out, stream, state)."""
+        """x (B, T, d_model) and the stream (None before the first block) -> (out, stream, state)."""
         h, stream = self._add_and_norm(x, stream)
         out, state = self.mixer(h, state, cu_seqlens=cu_seqlens)
         return out, stream, state

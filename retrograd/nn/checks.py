@@ -1,4 +1,4 @@
-"""What modules say of inputs that are not theirs, before anything runs."""
+"""Checks of the modules' inputs, before anything runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ INTEGERS = (torch.int64, torch.int32)
 
 
 def check_features(module: str, u: Tensor, axes: tuple[str, ...], channels: int, dtype: torch.dtype) -> None:
-    """Raise unless u is a tensor (*axes, d_model) of the dtype of the weights, or autocast to it."""
+    """Raise unless u is a tensor (*axes, d_model) in the weights' dtype; autocast allows any."""
     if not isinstance(u, Tensor):
         raise bad_type(module, "u", u, "a torch.Tensor")
     if u.ndim != len(axes) + 1 or u.shape[-1] != channels:
         raise bad_shape(module, "u", tuple(u.shape), f"({', '.join(axes)}, d_model={channels})")
-    # A quantised projection may have weights of integers.
+    # A quantised projection may have integer weights.
     if u.dtype != dtype and dtype.is_floating_point and not autocasts(u.device.type):
         raise bad_dtype(module, "u", str(u.dtype), [f"{dtype}, that of the weights"])
 
@@ -32,7 +32,7 @@ def autocasts(device: str) -> bool:
 
 
 def check_tokens(module: str, tokens: Tensor, axes: tuple[str, ...], argument: str = "tokens") -> None:
-    """Raise unless tokens are a tensor of integers of these axes."""
+    """Raise unless tokens are an integer tensor with these axes."""
     if not isinstance(tokens, Tensor):
         raise bad_type(module, argument, tokens, "a torch.Tensor")
     if tokens.dtype not in INTEGERS:
@@ -42,7 +42,7 @@ def check_tokens(module: str, tokens: Tensor, axes: tuple[str, ...], argument: s
 
 
 def check_vocabulary(module: str, tokens: Tensor, config: MambaConfig, argument: str = "tokens") -> None:
-    """Raise for a token that the embedding has no row for. It looks at the numbers: on a GPU that would be to wait."""
+    """Raise for a token without a row in the embedding. It reads the values, which on a GPU would synchronise."""
     rows = config.padded_vocab_size
     outside = tokens[(tokens < 0) | (tokens >= rows)]
     if outside.numel():
@@ -58,19 +58,19 @@ def check_state(module: str, state: Any, layers: int) -> None:
 
 
 def check_model(where: str, model: Any) -> None:
-    """Raise for another module than a language model, which may be wrapped by `torch.compile`."""
+    """Raise unless the model is a language model, possibly wrapped by `torch.compile`."""
     if not isinstance(getattr(model, "config", None), MambaConfig):
         raise bad_type(where, "model", model, "a LanguageModel")
 
 
 def check_size(where: str, argument: str, value: Any, least: int = 1) -> None:
-    """Raise unless a value is an integer of at least so much."""
+    """Raise unless a value is an integer of at least `least`."""
     if not is_size(value, least):
         raise bad_value(where, argument, value, f"an integer of at least {least}")
 
 
 def check_number(where: str, argument: str, value: Any) -> None:
-    """Raise unless a value is a number of at least 0 that a float can hold."""
+    """Raise unless a value is a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise bad_type(where, argument, value, "a float")
     if not 0 <= value <= sys.float_info.max:

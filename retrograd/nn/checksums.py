@@ -1,6 +1,6 @@
-"""SHA256SUMS: what files of a folder were when they were written, in the form that `sha256sum --check` reads.
+"""SHA256SUMS: digests of a folder's files as they were written, in the format that `sha256sum --check` reads.
 
-A folder may be without one, as other libraries' checkpoints are; then nothing is known of its files.
+A folder may have none, such as another library's checkpoint; then its files are not checked.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 
 
 def write(folder: Path, names: Iterable[str]) -> None:
-    """List these files of a folder and no others, from one moment to the next."""
+    """List exactly these files of a folder, replacing the old list atomically."""
     names = sorted(names)
-    with ThreadPoolExecutor() as pool:  # hashlib lets other threads run
+    with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
         _write(folder, dict(zip(names, pool.map(lambda name: digest(folder / name), names), strict=True)))
 
 
 def forget(folder: Path, names: Iterable[str]) -> None:
-    """List these files no longer, because they are about to change."""
+    """Remove these files from the list, because they are about to change."""
     if (folder / SUMS).exists():
         sums = read(folder)
         if left := sums.keys() & set(names):
@@ -32,15 +32,15 @@ def forget(folder: Path, names: Iterable[str]) -> None:
 
 
 def check(path: Path, *, listed: bool = False) -> None:
-    """Raise for a file that is not what SHA256SUMS, where it really lies, says of it.
+    """Raise for a file whose digest differs from SHA256SUMS in its folder, after following links.
 
     Args:
         path: the file, or a link to it.
-        listed: whether it has to be listed.
+        listed: whether the file has to be listed.
 
     Raises:
-        ValueError: it is another, or not listed.
-        OSError: it is not there, or the list that has to be.
+        ValueError: the digest differs, or the file is not listed but has to be.
+        OSError: the file is missing, or the list where the file has to be listed.
     """
     path = path.resolve()
     if not listed and not (path.parent / SUMS).exists():
@@ -54,7 +54,7 @@ def check(path: Path, *, listed: bool = False) -> None:
 
 
 def read(folder: Path) -> dict[str, str]:
-    """Digests by name; lines of another form list nothing.
+    """Digests by name; malformed lines are ignored.
 
     Raises:
         OSError: there is no such file.
@@ -70,6 +70,6 @@ def digest(path: Path) -> str:
 
 
 def _write(folder: Path, sums: dict[str, str]) -> None:
-    beside = folder / f"{SUMS}.new"
-    beside.write_text("".join(f"{value}  {name}\n" for name, value in sums.items()))
-    os.replace(beside, folder / SUMS)
+    temporary = folder / f"{SUMS}.new"
+    temporary.write_text("".join(f"{value}  {name}\n" for name, value in sums.items()))
+    os.replace(temporary, folder / SUMS)

@@ -1,4 +1,4 @@
-"""A model in a folder: config.json and its weights. state-spaces/mamba's are read; ours are safetensors."""
+"""Load and save a model: config.json and safetensors in a folder. state-spaces/mamba's checkpoints can be read too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .model import LanguageModel, is_same
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 PICKLED = "pytorch_model.bin"
-COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module it wraps
+COMPILED = "_orig_mod."  # the prefix that torch.compile adds to the names of a module it wraps
 
 
 def load(
@@ -36,15 +36,15 @@ def load(
     """The model in a folder on disk, such as a copy of `state-spaces/mamba-130m`.
 
     Args:
-        folder: it holds config.json, and model.safetensors or pytorch_model.bin. Where it has a SHA256SUMS that lists
-            them, as the checkpoints of `retrograd.train` have, they are compared with it.
-        device: where the parameters go; "meta" for their shapes alone.
-        dtype: to cast them to, A_log and D to float32 at least; by default all stay as they are in the file.
+        folder: with config.json, and model.safetensors or pytorch_model.bin. If it has a SHA256SUMS that lists them,
+            as the checkpoints of `retrograd.train` have, they are checked against it.
+        device: of the parameters; "meta" for their shapes alone.
+        dtype: to cast them to, A_log and D to at least float32; by default those in the file.
 
     Raises:
-        FileNotFoundError: where one is not there.
-        TypeError, ValueError: for a dtype that is not of floats, a config that is not of a Mamba-1 model, weights
-            of other names, shapes or kinds, and a file that is not the one that SHA256SUMS lists.
+        FileNotFoundError: for a missing file.
+        TypeError, ValueError: for a dtype that is not floating, a config that is not a Mamba-1 model's, weights with
+            other names, shapes or types, and a file that differs from SHA256SUMS.
 
     Example:
         >>> import tempfile
@@ -65,32 +65,32 @@ def load(
         except FileNotFoundError:
             if (folder / CONFIG).resolve() == place:
                 raise
-            # A training run has just put a new checkpoint in place of the one that was being read.
+            # A training run has just replaced the checkpoint that was being read.
     weights = checked(weights, config, str(folder))
     return built({name: value.to(device, _dtype_of(name, dtype)) for name, value in weights.items()}, config)
 
 
 def read_config(path: Path) -> MambaConfig:
-    """A config.json.
+    """The config in a config.json.
 
     Raises:
-        TypeError, ValueError: see `MambaConfig.from_dict`; the file is not JSON, or not the one that SHA256SUMS lists.
-        OSError: it is not there.
+        TypeError, ValueError: see `MambaConfig.from_dict`; the file is not JSON, or differs from SHA256SUMS.
+        OSError: the file is missing.
     """
     checksums.check(path)
     try:
-        given = json.loads(path.read_bytes())
+        contents = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
-    return MambaConfig.from_dict(given)
+    return MambaConfig.from_dict(contents)
 
 
 def read_weights(folder: Path) -> Any:
-    """What a folder has for weights, on the CPU.
+    """The weights in a folder, on the CPU.
 
     Raises:
-        ValueError: the file is damaged, or not the one that SHA256SUMS lists.
-        FileNotFoundError: there is none.
+        ValueError: the file is damaged, or differs from SHA256SUMS.
+        FileNotFoundError: there is no file of weights.
     """
     if (path := folder / WEIGHTS).exists():
         checksums.check(path)
@@ -111,23 +111,23 @@ def _dtype_of(name: str, dtype: torch.dtype | None) -> torch.dtype | None:
 
 
 def built(weights: Mapping[str, Tensor], config: MambaConfig) -> LanguageModel:
-    """A model that has these tensors, see `checked`, for parameters; no copies."""
+    """A model whose parameters are these tensors (see `checked`), without copies."""
     model = LanguageModel(config, device="meta")
     model.load_state_dict(weights, assign=True)
     return model
 
 
 def checked(weights: Any, config: MambaConfig, source: str) -> dict[str, Tensor]:
-    """The weights, a tied head under the embedding's name alone.
+    """The weights, checked against the config; a tied head only under the embedding's name.
 
     Raises:
-        ValueError: for names, shapes or kinds that are not the model's, and a head that should be the embedding and
-            is not.
+        ValueError: for names, shapes or types that are not the model's, and a tied head that differs from the
+            embedding.
     """
     if not isinstance(weights, dict):
         raise ValueError(f"{source}: there is a {type(weights).__name__}, expected a dict from names to tensors")
     found = {}
-    for name, shape in model_shapes(config):  # ends at the first that is missing, however many the config asks for
+    for name, shape in model_shapes(config):  # stops at the first missing one, however large the config's n_layer is
         if name not in weights:
             raise ValueError(f"{source}: {name} is missing")
         found[name] = _checked(weights[name], name, shape, source)
@@ -151,10 +151,10 @@ def _checked(value: Any, name: str, shape: tuple[int, ...], source: str) -> Tens
 
 
 def stored(model: LanguageModel, source: str) -> dict[str, Tensor]:
-    """The weights by the names in files: none of `torch.compile`'s, and a tied head under the embedding's alone.
+    """The weights by their names in files: without `torch.compile`'s prefix, a tied head only as the embedding.
 
     Raises:
-        TypeError: for another module.
+        TypeError: for a module that is no language model.
         ValueError: for a model whose parameters are no longer those of its config.
     """
     check_model(source, model)
@@ -163,23 +163,23 @@ def stored(model: LanguageModel, source: str) -> dict[str, Tensor]:
 
 
 def save(model: LanguageModel, folder: str | Path) -> None:
-    """Write config.json and model.safetensors, each beside its place first, so that a reader finds it whole.
+    """Write config.json and model.safetensors, each to a temporary file first, so that a reader sees whole files.
 
     Args:
         model: the model, whole or in parts wrapped by `torch.compile`.
-        folder: made if it is not there. A SHA256SUMS there no longer lists these two.
+        folder: created if missing. The two files are removed from its SHA256SUMS.
 
     Raises:
-        TypeError: for another module.
+        TypeError: for a module that is no language model.
         ValueError: for a model whose parameters are no longer those of its config.
     """
     weights = {name: value.contiguous() for name, value in stored(model, "save").items()}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     checksums.forget(folder, (CONFIG, WEIGHTS))
-    beside = folder / f"{WEIGHTS}.new"
-    save_file(weights, beside)
-    os.replace(beside, folder / WEIGHTS)
-    beside = folder / f"{CONFIG}.new"
-    beside.write_text(json.dumps(model.config.to_dict(), indent=2) + "\n")
-    os.replace(beside, folder / CONFIG)
+    temporary = folder / f"{WEIGHTS}.new"
+    save_file(weights, temporary)
+    os.replace(temporary, folder / WEIGHTS)
+    temporary = folder / f"{CONFIG}.new"
+    temporary.write_text(json.dumps(model.config.to_dict(), indent=2) + "\n")
+    os.replace(temporary, folder / CONFIG)

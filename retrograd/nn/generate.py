@@ -1,4 +1,4 @@
-"""Text after a prompt, token by token, with a state of constant size."""
+"""Generation of tokens after a prompt, one by one, with a state of constant size."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def generate(
     Args:
         model: the model, whole or wrapped by `torch.compile`.
         prompt: (B, T), at least one token, each from 0 to below the padded vocabulary.
-        count: how many to yield.
-        temperature: of the distribution that tokens are drawn from; 0 takes the likeliest.
+        count: tokens to yield.
+        temperature: of the distribution that tokens are drawn from; 0 takes the likeliest token.
         generator: of random numbers, on the model's device.
 
     Raises:
-        ValueError, TypeError: at the call, for a prompt that is not such or is empty, a negative count or temperature,
-            and another module. When a token is asked for, where the model's logits are not numbers. On a GPU, where to
-            look would be to wait, both tokens outside the vocabulary and logits that turn to NaN after the first token
-            are left to PyTorch: a device-side assertion, and with temperature 0 the NaN's own number.
+        ValueError, TypeError: at the call, for an invalid or empty prompt, a negative count or temperature, and a
+            module that is no language model. When a token is requested, for logits that are not finite. On a GPU two
+            checks would synchronise and are left to PyTorch: tokens outside the vocabulary, and NaN logits after the
+            first token. They cause a device-side assertion; with temperature 0, NaN logits yield the NaN's index.
 
     Example:
         >>> import torch
@@ -63,7 +63,7 @@ def _generate(
     logits = model.lm_head(features[:, -1])
     for number in range(count):
         logits = logits[:, : model.config.vocab_size]
-        # Once on a GPU, where it has to be waited for; bad weights show at once.
+        # On a GPU this synchronises, so only the first token is checked there; bad weights show in it.
         if (number == 0 or logits.device.type == "cpu") and not bool(logits.amax(-1).isfinite().all()):
             raise ValueError(f"generate: model has NaN or infinite logits for token {number}, expected finite numbers")
         yield (token := sample(logits, temperature, generator))
@@ -72,10 +72,11 @@ def _generate(
 
 
 def sample(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """A token of each row."""
+    """Draw a token for each row."""
     if temperature == 0:
         return logits.argmax(-1)
     logits = logits.float()
-    below = logits - logits.amax(-1, keepdim=True)  # at most 0: a small temperature makes -inf of it, never NaN
+    # At most 0: divided by a small temperature it becomes -inf, never NaN.
+    below = logits - logits.amax(-1, keepdim=True)
     probabilities = torch.softmax(below / max(temperature, torch.finfo(below.dtype).tiny), dim=-1)
     return torch.multinomial(probabilities, 1, generator=generator).squeeze(1)

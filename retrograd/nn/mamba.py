@@ -20,7 +20,7 @@ from .wide import wide
 
 
 class MambaState(NamedTuple):
-    """What a block knows of the steps before; its size does not depend on their number.
+    """The state of a block between steps; its size does not depend on how many steps were before.
 
     Attributes:
         conv: (B, d_inner, d_conv - 1), the last inputs of the convolution, oldest first, in the activations' dtype.
@@ -48,12 +48,13 @@ class Mamba(Mixer):
         d_conv: width of the convolution, W.
         expand: the block has expand * d_model channels, d_inner.
         dt_rank: R; ceil(d_model / 16) for "auto".
-        dt_min, dt_max, dt_init_floor: softplus of dt's bias is drawn between these, its logarithm evenly.
-        dt_init: dt's projection is drawn evenly ("random") or "constant".
-        dt_scale: a factor on its range.
+        dt_min, dt_max: softplus of dt's bias is drawn log-uniformly from this range.
+        dt_init_floor: lower bound of what is drawn.
+        dt_init: dt's projection is drawn uniformly ("random") or is "constant".
+        dt_scale: a factor on the bound of that distribution, or on the constant.
         conv_bias: whether the convolution has a bias.
-        bias: whether the projections in and out have one.
-        device, dtype: of the parameters; A_log and D are float32 at first.
+        bias: whether the input and output projections have a bias.
+        device, dtype: of the parameters; A_log and D are created in float32.
 
     Raises:
         ValueError: as `MambaConfig`.
@@ -108,7 +109,7 @@ class Mamba(Mixer):
         )
         self.d_inner, self.d_state, self.rank = sizes.d_inner, d_state, sizes.rank
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias, device=device, dtype=dtype)
-        # It holds weight and bias under the names that checkpoints have; `causal_conv1d` computes.
+        # It only holds weight and bias under the checkpoints' names; `causal_conv1d` does the computation.
         self.conv1d = nn.Conv1d(
             self.d_inner, self.d_inner, d_conv, groups=self.d_inner, bias=conv_bias, device=device, dtype=dtype
         )
@@ -146,7 +147,7 @@ class Mamba(Mixer):
         self.A_log.copy_(torch.arange(1, self.d_state + 1, device=self.A_log.device).log().expand_as(self.A_log))
 
     def initial_state(self, batch: int, dtype: torch.dtype | None = None) -> MambaState:
-        """Zeros, for so many sequences; the convolution's inputs in `dtype`, that of the weights by default."""
+        """A state of zeros for `batch` sequences; `conv` in `dtype`, by default the weights' dtype."""
         weight = self.conv1d.weight
         past = weight.shape[-1] - 1
         return MambaState(
@@ -164,15 +165,15 @@ class Mamba(Mixer):
         """All steps of a sequence.
 
         Args:
-            u: (B, T, d_model), of the dtype of the weights, unless products are autocast.
-            state: what came before, with gradients; its batch is S where sequences are packed.
-            cu_seqlens: (S + 1,) int32, for B = 1: where each of the packed sequences begins, and where the last ends.
+            u: (B, T, d_model), in the weights' dtype unless products are autocast.
+            state: the state before the first step, differentiable; its batch is S if sequences are packed.
+            cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
 
         Returns:
-            (out, state): out (B, T, d_model), and the state after the last step, or None where none came in.
+            (out, state): out (B, T, d_model), and the state after the last step, or None if `state` is None.
 
         Raises:
-            ValueError, TypeError: naming the argument, what was expected and what came.
+            ValueError, TypeError: naming the argument, what was expected and what was passed.
         """
         self._check_features(u, ("batch", "time"))
         if state is not None:
@@ -237,7 +238,7 @@ class Mamba(Mixer):
 
     @property
     def A(self) -> Float[Tensor, "D N"]:
-        """The states' rates, negative."""
+        """The decay rates of the states, negative."""
         return -torch.exp(wide(self.A_log))
 
     def _select(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What a block needs of the layer that mixes along time: Mamba's now, others by the same methods."""
+"""The interface of the layer in a block that mixes along time, such as `Mamba`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor, nn
 
 
 class Mixer(nn.Module, ABC):
-    """A layer (B, T, d_model) -> (B, T, d_model), with a state that stands for all that came before."""
+    """A layer (B, T, d_model) -> (B, T, d_model), with a state that represents all earlier steps."""
 
     @abstractmethod
     def initial_state(self, batch: int, dtype: torch.dtype | None = None) -> Any:
-        """The state before the first step, of so many sequences."""
+        """The state before the first step, for `batch` sequences."""
 
     @abstractmethod
     def divide_output(self, by: float) -> None:
-        """Divide what the layer adds to the residual stream, once, when a model is initialised."""
+        """Divide the layer's contribution to the residual stream; called once, when a model is initialised."""
 
     @abstractmethod
     def forward(self, u: Tensor, state: Any = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Any]:
-        """All steps of a sequence from a state on, and the state after the last, None if none came in."""
+        """All steps of a sequence after `state`, and the state after the last step, None if `state` is None."""
 
     @abstractmethod
     def step(self, u: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -20,7 +20,7 @@ from .mamba import Mamba
 from .mixer import Mixer
 from .norm import RMSNorm
 
-State = Sequence[Any]  # of each layer
+State = Sequence[Any]  # one for each layer
 
 
 class Backbone(nn.Module):
@@ -28,7 +28,7 @@ class Backbone(nn.Module):
 
     Args:
         config: sizes.
-        mixer: what mixes along time in each block, from the config, device and dtype.
+        mixer: builds the `Mixer` of a block from the config, device and dtype.
         device, dtype: of the parameters.
     """
 
@@ -61,17 +61,18 @@ class Backbone(nn.Module):
     def _initialise(self) -> None:
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_STD)
         for block in self.blocks:
-            block.mixer.divide_output(math.sqrt(len(self.layers)))  # the sum of all should not grow with them
+            # Keeps the sum over the layers from growing with their number.
+            block.mixer.divide_output(math.sqrt(len(self.layers)))
 
     @property
     def blocks(self) -> list[Block]:
-        """The layers, those among them that are wrapped, by `torch.compile` or for activation checkpointing."""
+        """The layers, including any wrapped by `torch.compile` or for activation checkpointing."""
         return cast(list[Block], list(self.layers))
 
     def forward(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Float[Tensor, "B T d_model"], State | None]:
-        """Features of all steps, and the state after the last where one came in."""
+        """Features of all steps, and the state after the last, None if `state` is None."""
         check_tokens("LanguageModel", tokens, ("batch", "time"))
         if state is not None:
             check_state("LanguageModel", state, len(self.layers))
@@ -107,7 +108,7 @@ class Backbone(nn.Module):
 
 
 def is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are one, or alike to the bit."""
+    """Whether two tensors are the same memory or have equal values."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return (a.data_ptr() == b.data_ptr() and a.stride() == b.stride()) or torch.equal(a, b)
@@ -118,7 +119,7 @@ class LanguageModel(nn.Module):
 
     Args:
         config: sizes.
-        device, dtype: of the parameters; A_log and D are float32 at first.
+        device, dtype: of the parameters; A_log and D are created in float32.
 
     Source: Gu and Dao, Mamba (2023), section 3.4 and appendix E.2.
 
@@ -151,33 +152,33 @@ class LanguageModel(nn.Module):
             self.lm_head.weight = self.backbone.embedding.weight
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """What `to`, `half`, `to_empty` and the like do; they may put new parameters, which have to be one again."""
+        """Called by `to`, `half`, `to_empty` and others. They may replace parameters, so a tied head is tied again."""
         tied = self._is_tied()
         super()._apply(fn, recurse)
         if tied:
             self.lm_head.weight = self.backbone.embedding.weight
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, metadata: Any, *told: Any) -> None:
-        """What `load_state_dict` does for each module: a tied head and the embedding are given one parameter."""
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, metadata: Any, *arguments: Any) -> None:
+        """Called by `load_state_dict` for each module. A tied head and the embedding get the same tensor."""
         if self._is_tied():
-            weight, errors = self.lm_head.weight, told[-1]
+            weight, errors = self.lm_head.weight, arguments[-1]
             names = [prefix + name for name, p in self.named_parameters(remove_duplicate=False) if p is weight]
-            given = [state_dict[name] for name in names if isinstance(state_dict.get(name), Tensor)]
-            if not all(is_same(given[0], other) for other in given[1:]):
+            tensors = [state_dict[name] for name in names if isinstance(state_dict.get(name), Tensor)]
+            if not all(is_same(tensors[0], other) for other in tensors[1:]):
                 errors.append(f"{' and '.join(names)} differ, but they are one parameter of this model")
-            elif given:
-                one = given[0]
-                if metadata.get("assign_to_params_buffers") and not isinstance(one, nn.Parameter):
-                    one = nn.Parameter(one, requires_grad=weight.requires_grad)
-                state_dict |= dict.fromkeys(names, one)
-        super()._load_from_state_dict(state_dict, prefix, metadata, *told)
+            elif tensors:
+                shared = tensors[0]
+                if metadata.get("assign_to_params_buffers") and not isinstance(shared, nn.Parameter):
+                    shared = nn.Parameter(shared, requires_grad=weight.requires_grad)
+                state_dict |= dict.fromkeys(names, shared)
+        super()._load_from_state_dict(state_dict, prefix, metadata, *arguments)
 
     def _is_tied(self) -> bool:
         return getattr(self.lm_head, "weight", None) is self.backbone.embedding.weight
 
     def initial_state(self, batch: int, dtype: torch.dtype | None = None) -> State:
-        """The state before the first token of so many sequences; activations of it in `dtype`."""
+        """The state before the first token, for `batch` sequences; its activations in `dtype`."""
         return [block.mixer.initial_state(batch, dtype) for block in self.backbone.blocks]
 
     @overload
@@ -193,17 +194,17 @@ class LanguageModel(nn.Module):
         *,
         cu_seqlens: Int32[Tensor, " S+1"] | None = None,
     ) -> Tensor | tuple[Tensor, State | None]:
-        """Logits (B, T, padded vocabulary); with a state that came in, (logits, the state after the last token).
+        """Logits (B, T, padded vocabulary); with a state, (logits, the state after the last token).
 
         Args:
             tokens: (B, T), integers from 0 to below the padded vocabulary.
-            state: what came before, from `initial_state` or an earlier call, with gradients.
-            cu_seqlens: (S + 1,) int32, for B = 1: where each of the packed sequences begins, and where the last ends.
+            state: from `initial_state` or an earlier call; differentiable.
+            cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
 
         Raises:
-            ValueError, TypeError: naming the argument, what was expected and what came. Tokens outside the vocabulary
-                are named on a CPU; on a GPU, where to look at them would be to wait for them, PyTorch's embedding ends
-                the process's use of the GPU with a device-side assertion.
+            ValueError, TypeError: naming the argument, what was expected and what was passed. Tokens outside the
+                vocabulary are reported on a CPU only. On a GPU the check would synchronise; there PyTorch's embedding
+                raises a device-side assertion, after which the process cannot use the GPU.
         """
         features, after = self.backbone(tokens, state, cu_seqlens=cu_seqlens)
         logits = self.lm_head(features)

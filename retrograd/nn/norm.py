@@ -14,7 +14,7 @@ from .checks import check_number, check_size
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalisation of the last dimension, with the residual addition before it fused in.
+    """Root-mean-square normalisation of the last dimension, with an optional fused residual addition before it.
 
     Args:
         d: length of the last dimension.
@@ -22,10 +22,10 @@ class RMSNorm(nn.Module):
         device, dtype: of the weight.
 
     Attributes:
-        weight: (d,), ones at first.
+        weight: (d,), initially ones.
 
     Raises:
-        ValueError, TypeError: for a d that is no integer of at least 1, and an eps that is no number of at least 0.
+        ValueError, TypeError: unless d is an integer of at least 1 and eps a number of at least 0.
 
     Example:
         >>> import torch
@@ -59,11 +59,11 @@ class RMSNorm(nn.Module):
     def forward(
         self, x: Float[Tensor, "*batch d"], residual: Float[Tensor, "*batch d"] | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The norm of x, or of x + residual together with that sum.
+        """The norm of x; with a residual, (the norm of x + residual, that sum).
 
         Args:
             x: (..., d).
-            residual: (..., d); float32 beside an x of 16 bits keeps the sum in float32.
+            residual: (..., d); a float32 residual with a 16-bit x keeps the sum in float32.
         """
         if residual is None:
             return retrograd.rms_norm(x, self.weight, eps=self.eps)

@@ -1,4 +1,4 @@
-"""The dtype of what is added up over many steps or layers."""
+"""The dtype of sums over many steps or layers."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def wide(x: Tensor) -> Tensor:
-    """In float32 at least."""
+    """x in at least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

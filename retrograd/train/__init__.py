@@ -1,4 +1,4 @@
-"""A byte-level language model, trained: the same bits from run to run, also where a run was stopped and went on."""
+"""Training of a byte-level language model; runs are bitwise reproducible, also if stopped and resumed."""
 
 from .data import Split, Windows, stdlib, text_at
 from .loop import Trainer, parameters

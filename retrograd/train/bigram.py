@@ -1,4 +1,4 @@
-"""The model to be better than: a byte's probability from the byte before it."""
+"""The bigram model, a baseline: a byte's probability given the byte before it."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ class Bigram:
         self.bits = np.log2(table.sum(1, keepdims=True)) - np.log2(table)
 
     def bits_per_byte(self, windows: Tensor) -> float:
-        """The mean of -log2 p(byte | byte before) over all bytes of (B, T + 1) windows but the first of each."""
-        given = windows.numpy()
-        return float(self.bits[given[:, :-1], given[:, 1:]].mean())
+        """The mean of -log2 p(byte | byte before) over all bytes of (B, T + 1) windows except the first of each."""
+        array = windows.numpy()
+        return float(self.bits[array[:, :-1], array[:, 1:]].mean())

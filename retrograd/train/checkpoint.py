@@ -1,9 +1,9 @@
-"""Model, optimiser and metrics of one step on disk, whole or not at all, whenever the process may be killed.
+"""Atomic checkpoints on disk, of model, optimiser and metrics: complete even if the process is killed at any time.
 
-A run's folder holds `checkpoint-<step>/`, and a symbolic link `checkpoint` to it. The next one is written beside and
-brought to the disk, and only then a new link is renamed over the old one: all that is in it changes together.
-`config.json` and `model.safetensors` in the run's folder lead through the same link, so that `retrograd.nn.load(run)`
-finds the last model. `SHA256SUMS` in it lists every file, and none is read that is another.
+A run's folder holds `checkpoint-<step>/`, and a symbolic link `checkpoint` to it. The next one is written next to it
+and flushed to disk, and only then a new link is renamed over the old one, so that all files change together.
+`config.json` and `model.safetensors` in the run's folder are links through `checkpoint`, so that
+`retrograd.nn.load(run)` finds the last model. Its `SHA256SUMS` lists every file; one that differs is refused.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ FILES = (CONFIG, WEIGHTS, OPTIMISER, PROGRESS, METRICS)
 
 
 def write(run: Path, step: int, model: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
-    """Make this step the run's checkpoint; the one before is deleted."""
-    current, made = run / CURRENT, run / f"{CURRENT}-{step}"
-    if current.exists() and current.resolve() == made.resolve():
+    """Write this step as the run's checkpoint; the previous one is deleted."""
+    current, folder = run / CURRENT, run / f"{CURRENT}-{step}"
+    if current.exists() and current.resolve() == folder.resolve():
         return
-    shutil.rmtree(made, ignore_errors=True)
-    save(model, made)
-    save_file(moments(optimizer), made / OPTIMISER)
-    (made / PROGRESS).write_text(json.dumps({"step": step}) + "\n")
-    shutil.copyfile(run / METRICS, made / METRICS)
-    checksums.write(made, FILES)
-    for path in (*made.iterdir(), made):
+    shutil.rmtree(folder, ignore_errors=True)
+    save(model, folder)
+    save_file(moments(optimizer), folder / OPTIMISER)
+    (folder / PROGRESS).write_text(json.dumps({"step": step}) + "\n")
+    shutil.copyfile(run / METRICS, folder / METRICS)
+    checksums.write(folder, FILES)
+    for path in (*folder.iterdir(), folder):
         sync(path)
     if current.is_dir() and not current.is_symlink():  # a copy of a run that followed the links
         os.replace(current, run / f"{CURRENT}-copied")
-    link(current, made.name)
+    link(current, folder.name)
     for name in (CONFIG, WEIGHTS):
         if not (run / name).is_symlink():
             link(run / name, f"{CURRENT}/{name}")
@@ -52,10 +52,10 @@ def write(run: Path, step: int, model: LanguageModel, optimizer: torch.optim.Opt
 
 
 def read(run: Path, steps: int, model: LanguageModel, optimizer: torch.optim.Optimizer) -> int:
-    """Restore model, optimiser and metrics; gives the step, of so many.
+    """Restore model, optimiser and metrics; returns the step, at most `steps`.
 
     Raises:
-        ValueError: the checkpoint is damaged, or one of another run.
+        ValueError: the checkpoint is damaged, or belongs to another run.
     """
     folder = run / CURRENT
     try:
@@ -74,10 +74,10 @@ def read(run: Path, steps: int, model: LanguageModel, optimizer: torch.optim.Opt
 
 
 def read_step(path: Path, steps: int) -> int:
-    """The step of a checkpoint, at most a run's last.
+    """The step of a checkpoint, at most `steps`.
 
     Raises:
-        ValueError: there is none, or another.
+        ValueError: the step is missing or out of range.
     """
     try:
         step = json.loads(path.read_bytes())["step"]
@@ -89,14 +89,14 @@ def read_step(path: Path, steps: int) -> int:
 
 
 def copy_over(path: Path, target: Path) -> None:
-    """A copy in place of a file, which is the old one or the new one at every moment."""
-    beside = target.with_name(f"{target.name}.new")
-    shutil.copyfile(path, beside)
-    os.replace(beside, target)
+    """Replace the target by a copy of a file, atomically."""
+    temporary = target.with_name(f"{target.name}.new")
+    shutil.copyfile(path, temporary)
+    os.replace(temporary, target)
 
 
 def moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's arrays, each under its parameter's name and its own."""
+    """The optimiser's arrays, named `<parameter>/<array>`."""
     packed = optimizer.state_dict()
     return {
         f"{name}/{key}": value.contiguous()
@@ -107,7 +107,7 @@ def moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore(arrays: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
-    """The way back.
+    """Load the arrays of `moments` into an optimiser.
 
     Raises:
         ValueError: for arrays of other names or shapes.
@@ -130,15 +130,15 @@ def restore(arrays: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> None
 
 
 def link(path: Path, target: str) -> None:
-    """A symbolic link, in place of one that may be there: at no moment is there none."""
-    beside = path.with_name(f"{path.name}.new")
-    beside.unlink(missing_ok=True)
-    beside.symlink_to(target)
-    os.replace(beside, path)
+    """Create a symbolic link, replacing an existing one atomically."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, path)
 
 
 def delete_others(run: Path) -> None:
-    """Delete the checkpoints that are not the run's: earlier ones, and what a kill left unfinished."""
+    """Delete all checkpoints but the current one: earlier ones, and unfinished ones that a kill left."""
     current = (run / CURRENT).resolve()
     for folder in run.glob(f"{CURRENT}-*"):
         if folder.resolve() != current:
@@ -146,7 +146,7 @@ def delete_others(run: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

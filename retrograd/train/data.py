@@ -1,4 +1,4 @@
-"""Text as bytes: which files, which of them are held out, and windows in a shuffled order."""
+"""Text as bytes: the choice of files, the held-out ones, and windows in shuffled order."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torch import Tensor
 TRAINING, HELD_OUT = "training.bin", "held_out.bin"
 HELD_OUT_SHARE = 0.05
 SEPARATOR = b"\0"  # between two files
-# Other people's packages, tests, and `encodings`, which is tables of numbers.
+# Installed packages, tests, and `encodings`, which holds tables of numbers.
 NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings"}
 
 
 class Split(NamedTuple):
-    """The files of both parts, and in words what they are; without files held out, the end of the joined text is."""
+    """The files of both parts and their description; if no file is held out, the end of the joined text is."""
 
     training: list[Path]
     held_out: list[Path]
@@ -37,10 +37,10 @@ def stdlib() -> Split:
 
 
 def text_at(place: Path) -> Split:
-    """A text file, or all files below a folder but for hidden ones.
+    """A text file, or all files below a folder except hidden ones.
 
     Raises:
-        ValueError: there is nothing at this place, or no text in it.
+        ValueError: the path does not exist, or is a folder without text.
     """
     if place.is_file():
         return Split([place], [], f"{place}, the last {HELD_OUT_SHARE:.0%} held out")
@@ -59,13 +59,13 @@ def split(root: Path, paths: Iterable[Path]) -> Split:
     """
     sizes = {path.relative_to(root).as_posix(): path.stat().st_size for path in paths if path.is_file()}
     names = sorted(name for name, size in sizes.items() if size)
-    room = round(sum(sizes.values()) * HELD_OUT_SHARE)
-    aside: set[str] = set()
+    budget = round(sum(sizes.values()) * HELD_OUT_SHARE)
+    chosen: set[str] = set()
     for name in sorted(names, key=lambda name: hashlib.sha256(os.fsencode(name)).digest()):
-        if sizes[name] <= room:
-            aside.add(name)
-            room -= sizes[name]
-    training, held_out = ([root / name for name in names if (name in aside) == wanted] for wanted in (False, True))
+        if sizes[name] <= budget:
+            chosen.add(name)
+            budget -= sizes[name]
+    training, held_out = ([root / name for name in names if (name in chosen) == wanted] for wanted in (False, True))
     share = f"{len(held_out)} of them" if held_out else f"the last {HELD_OUT_SHARE:.0%}"
     return Split(training, held_out, f"{root}, {len(names)} files, {share} held out")
 
@@ -85,7 +85,7 @@ def write(split: Split, folder: Path) -> None:
 
 
 def join(paths: Sequence[Path], target: Path) -> None:
-    """One file of many, with separators between them."""
+    """Join files into one, with separators between them."""
     with target.open("wb") as joined:
         for number, path in enumerate(paths):
             if number:
@@ -95,9 +95,9 @@ def join(paths: Sequence[Path], target: Path) -> None:
 
 
 class Windows:
-    """Windows of a memory-mapped file of bytes: T that are read and, one later, the T to predict.
+    """Windows of a memory-mapped file of bytes: T inputs and, shifted by one, T bytes to predict.
 
-    Every byte but the file's first and fewer than T at its end is predicted in exactly one window.
+    Every byte except the file's first and fewer than T at its end is predicted in exactly one window.
 
     Args:
         path: the file.
@@ -122,20 +122,20 @@ class Windows:
         return torch.from_numpy(np.stack([self.bytes[i : i + self.time + 1] for i in starts]).astype(np.int64))
 
     def batch(self, seed: int, step: int, size: int) -> Tensor:
-        """The windows of a step: a function of seed and step alone, so that a run goes on from any step.
+        """The windows of a step: a function of seed and step alone, so that a run can resume at any step.
 
-        Windows follow in a shuffled order, a new one for each epoch; a batch may end one epoch and begin the next.
+        The windows are shuffled anew for each epoch; a batch may end one epoch and begin the next.
         """
         places = range(step * size, (step + 1) * size)
         return self.take(shuffled(self.count, seed, place // self.count)[place % self.count] for place in places)
 
     def spread(self, most: int) -> list[int]:
-        """The numbers of so many windows at even distances, or of all."""
+        """The numbers of `most` evenly spaced windows, or of all if there are fewer."""
         count = min(most, self.count)
         return [i * self.count // count for i in range(count)]
 
 
 @lru_cache(maxsize=2)
 def shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of an epoch."""
+    """The order of the windows in an epoch."""
     return np.random.default_rng((seed, epoch)).permutation(count)

@@ -38,9 +38,9 @@ class Trainer:
         step: steps done.
 
     Raises:
-        ValueError: for a text shorter than one window, a checkpoint of another shape, and files that are not those that
-            the run's SHA256SUMS list.
-        OSError: for files that are not there.
+        ValueError: for a text shorter than one window, a checkpoint of another model, and files that differ from
+            the run's SHA256SUMS.
+        OSError: for missing files.
 
     Example:
         >>> import tempfile
@@ -70,7 +70,7 @@ class Trainer:
         self.model.to(settings.device)
         self.optimizer = adamw(self.model, preset)
         self.step = 0
-        if os.path.lexists(folder / checkpoint.CURRENT):  # a link into nothing is damage, not a run that has not begun
+        if os.path.lexists(folder / checkpoint.CURRENT):  # a dangling link is damage, not a run that has not started
             self.step = checkpoint.read(folder, preset.steps, self.model, self.optimizer)
         else:
             (folder / METRICS).unlink(missing_ok=True)
@@ -80,11 +80,11 @@ class Trainer:
         self._forward = torch.compile(self.model) if settings.compile else self.model
 
     def run(self, report: Callable[[Row], None], stop: Callable[[], bool]) -> None:
-        """Train to the last step, or until `stop` says so; either way the last step done is in a checkpoint.
+        """Train to the last step, or until `stop` returns True; either way the last step is checkpointed.
 
         Args:
-            report: gets every row of the metrics as it is written.
-            stop: asked after every step.
+            report: called with every row of the metrics as it is written.
+            stop: called after every step.
 
         Raises:
             FloatingPointError: a loss is not a finite number; the last checkpoint stays.
@@ -111,7 +111,7 @@ class Trainer:
                 break
 
     def train_step(self) -> Tensor:
-        """One step; gives its loss in nats, still on the device."""
+        """One step; returns its loss in nats, still on the device."""
         preset = self.preset
         windows = self.training.batch(self.settings.seed, self.step, preset.batch).to(self.settings.device)
         loss = self._loss(self._forward, windows)
@@ -124,7 +124,7 @@ class Trainer:
         return loss.detach()
 
     def finish(self) -> Row:
-        """Judge the model and the bigram model on the same held-out bytes; the row is the last of the metrics."""
+        """Evaluate the model and the bigram model on the same held-out bytes; returns the last row of the metrics."""
         row = self._row(self.step) | {
             "held_out_bits_per_byte": self.bits_per_byte(self.preset.final_windows),
             VERDICT: self.bigram,
@@ -139,13 +139,13 @@ class Trainer:
         return Bigram(self.training.bytes).bits_per_byte(self._held_out(self.preset.final_windows))
 
     def draw(self) -> None:
-        """The loss curve, from the metrics."""
+        """Draw the loss curve from the metrics."""
         title = f"preset {self.settings.name}, {parameters(self.model):,} parameters, on {self.settings.device}"
         metrics.draw(metrics.read(self.folder / METRICS), self.folder / CURVE, title=title, bigram=self.bigram)
 
     @torch.no_grad()
     def bits_per_byte(self, most: int) -> float:
-        """The mean over so many windows that lie at even distances in the held-out text."""
+        """The mean over at most `most` evenly spaced windows of the held-out text."""
         windows = self._held_out(most)
         total = 0.0
         for part in windows.split(self.preset.batch):
@@ -196,12 +196,12 @@ def adamw(model: LanguageModel, preset: Preset) -> torch.optim.AdamW:
 
 
 def parameters(model: nn.Module) -> int:
-    """How many numbers a model learns."""
+    """The number of trainable values in a model."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def lr_factor(step: int, preset: Preset) -> float:
-    """The learning rate of a step, counted from 0, over the highest: a line up, then half a cosine down to 0."""
+    """The learning rate of a step, counted from 0, over the highest: linear warm-up, then half a cosine down to 0."""
     warmup = max(1, round(preset.warmup * preset.steps))
     if step < warmup:
         return (step + 1) / warmup

@@ -1,4 +1,4 @@
-"""What a run measures, as JSON lines, and its picture."""
+"""The metrics of a run, as JSON lines, and their plot."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 METRICS, CURVE = "metrics.jsonl", "curve.png"
-VERDICT = "bigram_bits_per_byte"  # it stands in the last row of a run that is finished
+VERDICT = "bigram_bits_per_byte"  # only in the last row of a finished run
 Row = Mapping[str, Any]
 
 
 def append(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows."""
+    """Append rows to the file."""
     with path.open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def read(path: Path) -> list[Row]:
-    """The rows; a last line that a kill cut short is left out.
+    """The rows; a last line that a kill truncated is left out.
 
     Raises:
         ValueError: for a line that is no row.
@@ -62,16 +62,16 @@ def draw(rows: Sequence[Row], path: Path, *, title: str, bigram: float) -> None:
     axes.set_title(title, loc="left")
     axes.grid(alpha=0.3)
     axes.legend()
-    beside = path.with_suffix(".new")
-    figure.savefig(beside, dpi=150, format="png")
-    os.replace(beside, path)
+    temporary = path.with_suffix(".new")
+    figure.savefig(temporary, dpi=150, format="png")
+    os.replace(temporary, path)
 
 
 def smoothed(values: Sequence[float], share: float = 0.01) -> list[float]:
     """Running mean, exponential, over about this share of the values."""
     keep = 1 - 1 / max(1.0, share * len(values))
-    made, sum_, weight = [], 0.0, 0.0
+    means, sum_, weight = [], 0.0, 0.0
     for value in values:
         sum_, weight = keep * sum_ + value, keep * weight + 1
-        made.append(sum_ / weight)
-    return made
+        means.append(sum_ / weight)
+    return means

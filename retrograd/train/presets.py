@@ -1,4 +1,4 @@
-"""How large a model is, and how it is trained."""
+"""Presets: the sizes of a model and of its training."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Preset:
         clip: the largest norm of the gradient.
         dtype: of activations, `float32` or `bfloat16`; parameters are float32.
         every: steps between two evaluations, each with a checkpoint.
-        log_every: steps between two looks at the loss; each of them waits for the device.
+        log_every: steps between two reads of the loss; each one waits for the device.
         eval_time: bytes that a held-out window predicts.
         eval_windows: held-out windows of an evaluation.
-        final_windows: held-out windows of the last one, on which the bigram model is judged too.
+        final_windows: held-out windows of the last evaluation, in which the bigram model is evaluated too.
     """
 
     model: MambaConfig
@@ -49,12 +49,12 @@ class Preset:
     final_windows: int = 256
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """A dict that JSON can hold."""
         return asdict(self) | {"model": self.model.to_dict(), "betas": list(self.betas)}
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Preset:
-        """The way back."""
+        """The inverse of `to_dict`."""
         return cls(**{**given, "model": MambaConfig.from_dict(given["model"]), "betas": tuple(given["betas"])})
 
 

@@ -1,4 +1,4 @@
-"""What it takes for two runs to agree to the bit, beyond retrograd's own kernels."""
+"""Settings of PyTorch that make two runs bitwise equal."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.utils import deterministic
 
 @contextmanager
 def reproducible(threads: int) -> Iterator[None]:
-    """PyTorch's deterministic algorithms, and so many CPU threads; as before at the end.
+    """Use PyTorch's deterministic algorithms and this many CPU threads; both are restored at the end.
 
-    On a GPU it has to be entered before the first matrix product: cuBLAS reads its workspace's size once.
+    On a GPU, enter it before the first matrix product: cuBLAS reads its workspace's size once.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     fill = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]

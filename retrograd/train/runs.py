@@ -1,4 +1,4 @@
-"""The folder of a run, made."""
+"""Creating and locking the folder of a run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .settings import SETTINGS, Settings
 
 
 def start(folder: Path, settings: Settings, split: Split) -> None:
-    """Make a run's folder, with its settings and its text; there is none if that fails.
+    """Create a run's folder, with its settings and its text; it is removed if that fails.
 
     Raises:
-        FileExistsError: there is something at this place.
+        FileExistsError: the path exists.
         ValueError: the text is too short for one window.
     """
     folder.mkdir(parents=True)
@@ -35,10 +35,10 @@ def start(folder: Path, settings: Settings, split: Split) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold a run, so that no other process trains it; the system lets go of it when this one ends, however it does.
+    """Lock a run, so that no other process trains it; the system releases the lock when this process ends.
 
     Raises:
-        ValueError: another process holds it.
+        ValueError: another process holds the lock.
     """
     import fcntl  # not on Windows, where the other commands should still work
 
@@ -56,9 +56,9 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def free(folder: Path) -> Path:
-    """This folder, or where it is taken the first of `-2`, `-3`, ... that is not."""
-    made, number = folder, 1
-    while made.exists():
+    """This folder, or if it exists the first of `-2`, `-3`, ... that does not."""
+    candidate, number = folder, 1
+    while candidate.exists():
         number += 1
-        made = folder.with_name(f"{folder.name}-{number}")
-    return made
+        candidate = folder.with_name(f"{folder.name}-{number}")
+    return candidate

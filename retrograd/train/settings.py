@@ -1,4 +1,4 @@
-"""All that a run's result depends on, kept beside it."""
+"""The settings that a run's result depends on, kept in its folder."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Settings:
 
     Attributes:
         name: of the preset.
-        preset: sizes of the model and of the training, changed where the user asked for it.
-        data: the text that was asked for, None for the standard library.
-        source: in words, what the text is.
+        preset: sizes of the model and of the training, with the user's changes.
+        data: the path of the text, None for the standard library.
+        source: description of the text.
         seed: of the parameters and of the order of windows.
         device: `cpu` or `cuda`.
         compile: whether the model runs through torch.compile.
-        threads: of the CPU; sums are cut where their work is.
+        threads: of the CPU; their number determines how sums are split.
 
     Raises:
-        ValueError: for less than 1 step, a seed that 63 bits do not hold, a dtype that is not one of `DTYPES`.
+        ValueError: for less than 1 step, a seed that does not fit in 63 bits, a dtype that is not one of `DTYPES`.
     """
 
     name: str
@@ -53,23 +53,23 @@ class Settings:
             raise ValueError(f"dtype is {self.preset.dtype!r}, expected {' or '.join(DTYPES)}")
 
     def write(self, folder: Path) -> None:
-        """Into a run's folder."""
-        given = asdict(self) | {"preset": self.preset.to_dict()}
-        (folder / SETTINGS).write_text(json.dumps(given, indent=2) + "\n")
+        """Write the settings into a run's folder."""
+        contents = asdict(self) | {"preset": self.preset.to_dict()}
+        (folder / SETTINGS).write_text(json.dumps(contents, indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Settings:
-        """From a run's folder.
+        """Read the settings from a run's folder.
 
         Raises:
-            ValueError: there is none, none that can be read, or another than the run began with.
+            ValueError: the settings are missing, cannot be read, or differ from those that the run began with.
         """
         for name in (checksums.SUMS, SETTINGS):
             if not (folder / name).is_file():
                 raise ValueError(f"{folder} is not the folder of a run: it has no {name}")
         checksums.check(folder / SETTINGS, listed=True)
         try:
-            given: Mapping[str, Any] = json.loads((folder / SETTINGS).read_bytes())
-            return cls(**{**given, "preset": Preset.from_dict(given["preset"])})
+            contents: Mapping[str, Any] = json.loads((folder / SETTINGS).read_bytes())
+            return cls(**{**contents, "preset": Preset.from_dict(contents["preset"])})
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{folder / SETTINGS} cannot be read: {error}") from None

@@ -27,15 +27,15 @@ def causal_conv1d_fn(
     """Depthwise causal convolution along time, on `retrograd.causal_conv1d`.
 
     Args:
-        x: (batch, dim, seqlen), any strides; (batch, seqlen, dim) in memory, seen transposed, is the faster one.
+        x: (batch, dim, seqlen), any strides; a transposed view of a dense (batch, seqlen, dim) array is fastest.
         weight: (dim, width).
         bias: (dim,).
-        seq_idx: (batch, seqlen) int32: which sequence a step belongs to, for rows that hold several one after another;
-            a run of equal numbers is a sequence. Negative ones stand for padding, whose results are 0. On a GPU this
-            makes the host wait for the number of sequences.
-        initial_states: (batch, dim, width - 1): the inputs before the first; not with `seq_idx`.
+        seq_idx: (batch, seqlen) int32: which sequence a step belongs to, for packed sequences; a run of equal
+            numbers is a sequence. Negative numbers are padding, whose results are 0. On a GPU the host waits for the
+            number of sequences.
+        initial_states: (batch, dim, width - 1): the inputs before the first step; not with `seq_idx`.
         return_final_states: also return the last width - 1 inputs; not with `seq_idx`.
-        final_states_out: (batch, dim, width - 1): where these are written to; not looked at where they are not wanted.
+        final_states_out: (batch, dim, width - 1): where these are written; ignored without `return_final_states`.
         activation: None, "silu" or "swish", which is the same.
 
     Returns:
@@ -93,7 +93,7 @@ def causal_conv1d_fn(
 
 
 def _cu_seqlens(seq_idx: Tensor) -> Tensor:
-    """Where the runs of equal numbers begin, and where the last one ends, in all rows one after another."""
+    """The start of each run of equal numbers, and the end of the last, over all rows joined."""
     begins = F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True)[:, : seq_idx.shape[1]].flatten()
     return F.pad(begins.nonzero().flatten(), (0, 1), value=begins.numel()).int()
 
@@ -116,9 +116,9 @@ def causal_conv1d_update(
         weight: (dim, width).
         bias: (dim,).
         activation: None, "silu" or "swish", which is the same.
-        cache_seqlens: (batch,) int32: conv_state is then a ring, whose next place is cache_seqlens % state_len.
-        conv_state_indices: (batch,) int32: the rows of a larger conv_state that belong to the rows of x; negative ones
-            stand for padding, whose results are 0 and which change no state.
+        cache_seqlens: (batch,) int32: conv_state is then a ring buffer, next written at cache_seqlens % state_len.
+        conv_state_indices: (batch,) int32: the rows of a larger conv_state that belong to the rows of x; negative
+            ones are padding, whose results are 0 and which change no state.
 
     Returns:
         out, shaped as x, in its dtype.
@@ -161,7 +161,7 @@ def causal_conv1d_update(
         before, new = state[..., length - (width - 1) :], torch.cat([state, steps.to(state.dtype)], -1)[..., count:]
     else:
         before = state.gather(2, _ring(cache_seqlens, 1 - width, 0, state))
-        last = min(count, length)  # an input that the ring would forget at once has no place in it
+        last = min(count, length)  # inputs that later ones would overwrite at once are skipped
         places = _ring(cache_seqlens, count - last, count, state)
         new = state.scatter(2, places, steps[..., count - last :].to(state.dtype))
     y, _ = retrograd.causal_conv1d_update(
@@ -173,6 +173,6 @@ def causal_conv1d_update(
 
 
 def _ring(cache_seqlens: Tensor, start: int, end: int, state: Tensor) -> Tensor:
-    """The places of the steps from start up to end, counted from the next one, in every row and channel of a state."""
+    """Ring positions of the steps from start to end (0 is the next step), for every row and channel of a state."""
     steps = torch.arange(start, end, device=state.device) + cache_seqlens[:, None].long()
     return steps.remainder(state.shape[2])[:, None].expand(-1, state.shape[1], -1)

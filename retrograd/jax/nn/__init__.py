@@ -1,6 +1,6 @@
 """The Mamba language model of `retrograd.nn` as pure functions of its parameters.
 
-The parameters are a flat dict under the names of PyTorch's state_dict; a block's own are that dict less the prefix.
+The parameters are a flat dict with the names of PyTorch's state_dict; a block's parameters have them without prefix.
 `MambaConfig` is a static argument of `jax.jit`, a state is a pytree.
 
 Example:

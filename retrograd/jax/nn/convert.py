@@ -13,19 +13,19 @@ from retrograd.models.shapes import model_shapes
 
 from .parameters import Params, check, check_config
 
-if TYPE_CHECKING:  # JAX's models need no torch but here
+if TYPE_CHECKING:  # only conversion needs torch
     from torch import Tensor
 
     from retrograd.nn import LanguageModel
 
 
 def from_torch(model: LanguageModel) -> dict[str, Array]:
-    """The parameters of a PyTorch model, copied, to the bit, to JAX's default device.
+    """The parameters of a PyTorch model, copied bitwise to JAX's default device.
 
-    With `retrograd.nn.load`, the way to read a checkpoint.
+    To read a checkpoint, use it with `retrograd.nn.load`.
 
     Raises:
-        TypeError: for another module.
+        TypeError: for a module that is no language model.
         ValueError: for a model whose parameters are no longer those of its config.
 
     Example:
@@ -42,9 +42,9 @@ def from_torch(model: LanguageModel) -> dict[str, Array]:
 
 
 def to_torch(params: Params, config: MambaConfig) -> LanguageModel:
-    """The PyTorch model of parameters, copied, to the bit, on the CPU.
+    """A PyTorch model on the CPU with these parameters, copied bitwise.
 
-    With `retrograd.nn.save`, the way to write a checkpoint.
+    To write a checkpoint, use it with `retrograd.nn.save`.
 
     Raises:
         ValueError, TypeError: for parameters of other names, shapes or dtypes.
@@ -64,7 +64,7 @@ def to_torch(params: Params, config: MambaConfig) -> LanguageModel:
     return built({name: _to_torch(array) for name, array in params.items()}, config)
 
 
-# By way of bytes: numpy has no bfloat16 of its own, which torch could read or write.
+# Arrays are passed as bytes, since numpy has no bfloat16 that torch can read or write.
 def _to_jax(tensor: Tensor) -> Array:
     import torch
 

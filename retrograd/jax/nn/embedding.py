@@ -1,4 +1,4 @@
-"""The rows of tokens in a table, with a gradient whose sums have a fixed order."""
+"""Embedding lookup, with a gradient whose sums have a fixed order."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from retrograd.jax import linear_scan
 def embed(weight: Float[Array, "V d"], tokens: Int[Array, " *batch"]) -> Float[Array, "*batch d"]:
     """weight[tokens]; rows of NaN for a token outside of the table, since a jitted function cannot raise.
 
-    JAX's own gradient is a scatter-add, which XLA makes of atomic additions on a GPU. This one sorts the tokens and
-    sums the rows of each by `linear_scan`, in float32 at least. It has reverse mode alone.
+    JAX's own gradient is a scatter-add, which XLA compiles to atomic additions on a GPU. This one sorts the tokens and
+    sums the rows of each with `linear_scan`, in at least float32. It supports reverse mode only.
     """
     if sharded := explicit(tokens):
         specs = (PartitionSpec(), sharded.spec)
-        made: Array = jax.shard_map(embed, mesh=sharded.mesh, in_specs=specs, out_specs=sharded.spec)(weight, tokens)
-        return made
+        out: Array = jax.shard_map(embed, mesh=sharded.mesh, in_specs=specs, out_specs=sharded.spec)(weight, tokens)
+        return out
     rows: Array = _embed(*vary_alike((weight, tokens)))
     return rows
 
@@ -44,7 +44,7 @@ def _backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]
     order = jnp.argsort(numbers, stable=True)
     numbers = numbers[order]
     terms = gradient.reshape(len(numbers), -1)[order].astype(jnp.promote_types(gradient.dtype, jnp.float32))
-    same = jnp.pad(numbers[1:] == numbers[:-1], (1, 0))  # as the one before it: its sum goes on
+    same = jnp.pad(numbers[1:] == numbers[:-1], (1, 0))  # equal to the token before: its sum continues
     sums = linear_scan(same[None, :, None].astype(terms.dtype), terms[None])[0]
     row = jnp.arange(weight.shape[0])
     last = jnp.searchsorted(numbers, row, side="right") - 1

@@ -1,4 +1,4 @@
-"""Linear layers and norms of a dict of parameters, and which dtype their weights take part in."""
+"""Linear layers and norms on a dict of parameters, and the dtypes of their weights."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def linear(params: Params, name: str, x: Array) -> Array:
 
 
 def norm(weight: Array, x: Array, residual: Array | None = None) -> tuple[Array, Array]:
-    """(the norm of x + residual in the dtype of x, that sum in the dtype of residual)."""
+    """The norm of x + residual in the dtype of x, and that sum in the dtype of residual."""
     return rms_norm(x, beside(weight, x), residual=residual, eps=EPS, prenorm=True)
 
 
 def beside(weight: Array, x: Array) -> Array:
-    """A weight as a fused op takes it: in its own dtype, or that of x where x has more bits."""
+    """A weight in the dtype in which a fused op takes it: its own, or that of x if x has more bits."""
     return weight.astype(jnp.promote_types(weight.dtype, x.dtype))
 
 
 def at_least_float32(array: Array) -> Array:
-    """float64 as it is."""
+    """The array in at least float32."""
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))

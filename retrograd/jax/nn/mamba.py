@@ -19,7 +19,7 @@ from .parameters import Params, check, check_array, check_config
 
 
 class MambaState(NamedTuple):
-    """What a block knows of the steps before; its size does not depend on their number.
+    """The state of a block between steps; its size does not depend on how many steps were before.
 
     Attributes:
         conv: (B, d_inner, d_conv - 1), the last inputs of the convolution, oldest first, in the activations' dtype.
@@ -49,18 +49,18 @@ def mamba(
         out   = out_proj(y)
 
     Args:
-        params: its own, by the names that `retrograd.nn.Mamba` has, such as `in_proj.weight`. Weights are cast to the
+        params: of the block, with the names in `retrograd.nn.Mamba`, such as `in_proj.weight`. Weights are cast to the
             dtype of u for products.
         config: sizes.
         u: (B, T, d_model), float32, bfloat16 or float16.
-        state: what came before, with gradients; its batch is S where sequences are packed.
-        cu_seqlens: (S + 1,) int32, for B = 1: where each of the packed sequences begins, and where the last ends.
+        state: the state before the first step, differentiable; its batch is S if sequences are packed.
+        cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
 
     Returns:
-        (out, state): out (B, T, d_model), and the state after the last step, or None where none came in.
+        (out, state): out (B, T, d_model), and the state after the last step, or None if `state` is None.
 
     Raises:
-        ValueError, TypeError: naming the argument, what was expected and what came.
+        ValueError, TypeError: naming the argument, what was expected and what was passed.
 
     Source: Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces (2023), section 3.4.
 
@@ -107,7 +107,7 @@ def mamba_step(
 
 
 def mamba_state(config: MambaConfig, batch: int, dtype: DTypeLike = jnp.float32) -> MambaState:
-    """Zeros, for so many sequences; the convolution's inputs in `dtype`."""
+    """A state of zeros for `batch` sequences; `conv` in `dtype`."""
     return MambaState(
         jnp.zeros((batch, config.d_inner, config.d_conv - 1), dtype),
         jnp.zeros((batch, config.d_inner, config.d_state), jnp.promote_types(dtype, jnp.float32)),
@@ -136,7 +136,7 @@ def _taps(params: Params, x: Array) -> tuple[Array, Array | None]:
 
 
 def _select(params: Params, config: MambaConfig, x: Array) -> dict[str, Any]:
-    """What the scan takes beside x, dt without its bias; the parameters in the dtype of its states."""
+    """The scan's arguments other than x; dt without its bias, the parameters in the dtype of the scan's states."""
     R, N = config.rank, config.d_state
     dt, B, C = jnp.split(linear(params, "x_proj", x), (R, R + N), axis=-1)
     real = jnp.promote_types(x.dtype, jnp.float32)

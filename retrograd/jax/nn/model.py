@@ -20,7 +20,7 @@ from .layers import at_least_float32, norm
 from .mamba import MambaState, mamba, mamba_state, mamba_step
 from .parameters import Params, check, check_array, check_config, under
 
-State = Sequence[MambaState]  # of each layer
+State = Sequence[MambaState]  # one for each layer
 
 
 def block(
@@ -34,13 +34,13 @@ def block(
 ) -> tuple[Float[Array, "B T d_model"], Float[Array, "B T d_model"], MambaState | None]:
     """A layer: addition, norm, `mamba`, in this order, so that the addition is fused into the norm.
 
-    What `mamba` makes is added to the stream by the block after it. To keep less for the backward pass, wrap it:
+    The output of `mamba` is added to the stream by the next block. To save less for the backward pass, use
     `jax.checkpoint(nn.block, static_argnums=1)`.
 
     Args:
-        params: its own, `norm.weight` and `mixer.*`.
+        params: of the block, `norm.weight` and `mixer.*`.
         config: sizes.
-        x: (B, T, d_model), what the block before made.
+        x: (B, T, d_model), the output of the previous block.
         stream: (B, T, d_model), None before the first block.
         state, cu_seqlens: see `mamba`.
 
@@ -112,24 +112,24 @@ def language_model(
     cu_seqlens: Int32[Array, " S+1"] | None = None,
     dtype: DTypeLike | None = None,
 ) -> Array | tuple[Array, State]:
-    """Logits (B, T, padded vocabulary); with a state that came in, (logits, the state after the last token).
+    """Logits (B, T, padded vocabulary); with a state, (logits, the state after the last token).
 
     Args:
         params: from `init` or `from_torch`.
         config: sizes; a static argument of `jax.jit`.
-        tokens: (B, T), integers below the padded vocabulary. Another number gives NaN from there on: under `jax.jit`
-            nothing can be raised.
-        state: what came before, from `initial_state` or an earlier call, with gradients.
-        cu_seqlens: (S + 1,) int32, for B = 1: where each of the packed sequences begins, and where the last ends.
-        dtype: of the activations, by default that of the embedding. bfloat16 beside float32 parameters is mixed
+        tokens: (B, T), integers below the padded vocabulary. A token outside this range makes the results NaN from
+            there on, since nothing can be raised under `jax.jit`.
+        state: from `initial_state` or an earlier call; differentiable.
+        cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
+        dtype: of the activations, by default that of the embedding. bfloat16 with float32 parameters is mixed
             precision: weights of products are cast, those of norms, convolutions and scans are not, gradients have the
             dtype of the parameters.
 
     Raises:
-        ValueError, TypeError: naming the argument, what was expected and what came.
+        ValueError, TypeError: naming the argument, what was expected and what was passed.
 
     Products of float32 have the precision of `jax.default_matmul_precision`. The embedding's gradient has sums of a
-    fixed order, as those of the ops; for it JAX refuses forward mode (`jax.jvp`). Gradients of gradients are there.
+    fixed order, like the ops' gradients; therefore JAX refuses forward mode (`jax.jvp`). Second derivatives work.
 
     Source: Gu and Dao, Mamba (2023), section 3.4 and appendix E.2.
 
@@ -178,7 +178,7 @@ def step(
 
 
 def initial_state(config: MambaConfig, batch: int, dtype: DTypeLike = jnp.float32) -> State:
-    """The state before the first token of so many sequences, for activations of `dtype`."""
+    """The state before the first token, for `batch` sequences and activations of `dtype`."""
     check_config("initial_state", config)
     return [mamba_state(config, batch, dtype) for _ in range(config.n_layer)]
 

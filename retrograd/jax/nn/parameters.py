@@ -21,12 +21,12 @@ Shapes = Mapping[str, Shape]
 
 
 def under(params: Params, prefix: str) -> Params:
-    """The parameters of a part, by the names they have there."""
+    """The parameters of a part of the model, without its prefix in their names."""
     return {name.removeprefix(prefix): array for name, array in params.items() if name.startswith(prefix)}
 
 
 def check_config(where: str, config: Any) -> None:
-    """Raise TypeError for anything else in its place."""
+    """Raise TypeError for anything but a `MambaConfig`."""
     if not isinstance(config, MambaConfig):
         raise bad_type(where, "config", config, "a MambaConfig, after params")
 
@@ -38,7 +38,7 @@ def check_array(where: str, argument: str, array: Any) -> None:
 
 
 def check(where: str, params: Any, shapes: Shapes) -> None:
-    """Raise what the user needs to read for parameters of other names, shapes or dtypes."""
+    """Raise ValueError or TypeError for parameters of other names, shapes or dtypes."""
     if not isinstance(params, Mapping):
         raise bad_type(where, "params", params, "a dict from names to arrays")
     for name in sorted(shapes.keys() - params.keys()):
@@ -55,15 +55,15 @@ def check(where: str, params: Any, shapes: Shapes) -> None:
 
 
 def init(key: Array, config: MambaConfig) -> dict[str, Array]:
-    """Parameters drawn from the distributions of `retrograd.nn.LanguageModel`, float32 whatever `jax_enable_x64` says.
+    """Parameters drawn from the distributions of `retrograd.nn.LanguageModel`, float32 whatever `jax_enable_x64` is.
 
     Args:
         key: from `jax.random.key`.
         config: sizes.
 
     Returns:
-        Arrays under the names and with the shapes of PyTorch's state_dict, less `lm_head.weight` where embeddings are
-        tied: there is one array, so that its gradient is whole.
+        Arrays with the names and shapes of PyTorch's state_dict, without `lm_head.weight` if embeddings are tied: one
+        array then has the whole gradient.
 
     Raises:
         TypeError: for a config that is not a `MambaConfig`.
@@ -84,7 +84,7 @@ def init(key: Array, config: MambaConfig) -> dict[str, Array]:
     }
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3))  # so that the layers share what is compiled
+@partial(jax.jit, static_argnums=(1, 2, 3))  # so that the layers share compiled code
 def _draw(key: Array, name: str, shape: tuple[int, ...], config: MambaConfig) -> Array:
     def uniform(bound: float) -> Array:
         return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
@@ -104,7 +104,7 @@ def _draw(key: Array, name: str, shape: tuple[int, ...], config: MambaConfig) ->
         case "dt_proj.bias":
             return _dt_bias(key, shape, config)
         case "out_proj.weight":
-            # A sum of n_layer terms should not grow with their number.
+            # Keeps the sum of n_layer terms from growing with their number.
             return uniform((config.d_inner * config.n_layer) ** -0.5)
         case "conv1d.bias":
             return uniform(config.d_conv**-0.5)

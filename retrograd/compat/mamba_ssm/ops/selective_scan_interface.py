@@ -32,16 +32,16 @@ def selective_scan_fn(
     """Mamba-1's selective scan, on `retrograd.selective_scan`.
 
     Args:
-        u: (batch, dim, seqlen), any strides; (batch, seqlen, dim) in memory, seen transposed, is the faster one.
+        u: (batch, dim, seqlen), any strides; a transposed view of a dense (batch, seqlen, dim) array is fastest.
         delta: like u.
         A: (dim, dstate), real or complex.
-        B: (dim, dstate), (batch, dstate, seqlen) or (batch, ngroups, dstate, seqlen). Where A is complex, the first is
-            complex too, and the others are real with 2 seqlen at the end: real and imaginary parts in turn.
-        C: like B; the two need not have the same of these forms.
+        B: (dim, dstate), (batch, dstate, seqlen) or (batch, ngroups, dstate, seqlen). If A is complex, the first form
+            is complex too, and the others are real with 2 seqlen at the end: interleaved real and imaginary parts.
+        C: like B; the two may have different forms.
         D: (dim,).
         z: like u: a gate.
         delta_bias: (dim,).
-        delta_softplus: whether softplus makes the step size positive.
+        delta_softplus: whether the step size is passed through softplus.
         return_last_state: also return the state after the last step.
 
     Returns:
@@ -108,9 +108,9 @@ def mamba_inner_fn(
 ) -> Tensor:
     """The inner part of a Mamba-1 block: convolution, projections to the step sizes, B and C, scan, gate, projection.
 
-    All gradients are those of this function; mamba_ssm's leave the norms of B, C and the step sizes out. Under
-    autocast the projections run in its dtype and the rest in that of xz, as in mamba_ssm; without, x_proj_weight and
-    out_proj_weight have the dtype of xz.
+    All gradients are those of this function; mamba_ssm's ignore the norms of B, C and the step sizes. Under
+    autocast the projections run in its dtype and the rest in that of xz, as in mamba_ssm; without autocast,
+    x_proj_weight and out_proj_weight must have the dtype of xz.
 
     Args:
         xz: (batch, 2 dim, seqlen): the input of the convolution and the gate. The transposed view of a
@@ -118,21 +118,21 @@ def mamba_inner_fn(
         conv1d_weight: (dim, 1, width).
         conv1d_bias: (dim,).
         x_proj_weight: (delta_rank + 2 dstate, dim): to the step sizes, B and C. One dstate less for each of B and C
-            that is given; each counts twice where A is complex.
+            that is passed; dstate counts twice if A is complex.
         delta_proj_weight: (dim, delta_rank).
         out_proj_weight: (dim_out, dim).
         out_proj_bias: (dim_out,).
         A: (dim, dstate), real or complex.
-        B: None, or given instead of projected, in one of the forms that `selective_scan_fn` takes.
+        B: None to project it, or B itself, in one of the forms that `selective_scan_fn` takes.
         C: like B.
         D: (dim,).
         delta_bias: (dim,).
         B_proj_bias: (dstate,), added to the projected B.
         C_proj_bias: (dstate,), added to the projected C.
-        delta_softplus: whether softplus makes the step size positive.
-        checkpoint_lvl: 1 computes the convolution and the step sizes again in the backward pass instead of keeping
-            them, with the same results to the bit; 0 keeps them. Under torch.compile, and where the caller has hooks
-            on saved tensors (activation checkpointing, offloading), these decide, and 1 is as 0.
+        delta_softplus: whether the step size is passed through softplus.
+        checkpoint_lvl: 1 recomputes the convolution and the step sizes in the backward pass instead of saving them,
+            with bitwise equal results; 0 saves them. Under torch.compile, and if the caller has hooks on saved tensors
+            (activation checkpointing, offloading), these decide, and 1 acts as 0.
         b_rms_weight: (dstate,): an RMS norm of the projected B.
         c_rms_weight: (dstate,): an RMS norm of the projected C.
         dt_rms_weight: (dim,): an RMS norm of the step sizes, after their projection and before delta_bias.
@@ -185,8 +185,8 @@ def mamba_inner_fn(
     expect(me, "conv1d_weight", conv1d_weight, (dim, 1, conv1d_weight.shape[2]), "(dim, 1, width)")
     expect(me, "delta_proj_weight", delta_proj_weight, (dim, rank), "(dim, delta_rank)")
     rows = [rank, *(states if matrix is None else 0 for matrix in (B, C))]
-    named = ("(delta_rank, dim)", "(delta_rank + dstate, dim)", "(delta_rank + 2 dstate, dim)")
-    expect(me, "x_proj_weight", x_proj_weight, (sum(rows), dim), named[(B is None) + (C is None)])
+    shapes = ("(delta_rank, dim)", "(delta_rank + dstate, dim)", "(delta_rank + 2 dstate, dim)")
+    expect(me, "x_proj_weight", x_proj_weight, (sum(rows), dim), shapes[(B is None) + (C is None)])
     expect(me, "out_proj_weight", out_proj_weight, (out_proj_weight.shape[0], dim), "(dim_out, dim)")
     expect_if_given(me, "out_proj_bias", out_proj_bias, out_proj_weight.shape[:1], "(dim_out,)")
     for name, tensor in (
@@ -196,11 +196,11 @@ def mamba_inner_fn(
         ("dt_rms_weight", dt_rms_weight),
     ):
         expect_if_given(me, name, tensor, (dim,), "(dim,)")
-    ready: dict[str, Tensor] = {}
-    made_of = {"B": (B, B_proj_bias, b_rms_weight), "C": (C, C_proj_bias, c_rms_weight)}
-    for name, (matrix, bias, weight) in made_of.items():
+    matrices: dict[str, Tensor] = {}
+    parts = {"B": (B, B_proj_bias, b_rms_weight), "C": (C, C_proj_bias, c_rms_weight)}
+    for name, (matrix, bias, weight) in parts.items():
         if matrix is not None:
-            ready[name] = _matrix(me, name, matrix, xz, A)
+            matrices[name] = _matrix(me, name, matrix, xz, A)
             refuse(me, f", since {name} is given", **{f"{name}_proj_bias": bias, f"{name.lower()}_rms_weight": weight})
         if A.is_complex():
             refuse(me, ", since A is complex", **{f"{name.lower()}_rms_weight": weight})
@@ -231,18 +231,18 @@ def mamba_inner_fn(
         dt = again(step_sizes, low_rank, delta_proj_weight)
         if dt_rms_weight is not None:
             dt = again(normalised, dt, dt_rms_weight)
-        for (name, (_, bias, weight)), each in zip(made_of.items(), projected, strict=True):
-            if name in ready:
+        for (name, (_, bias, weight)), each in zip(parts.items(), projected, strict=True):
+            if name in matrices:
                 continue
             each = each if bias is None else each + bias.to(each.dtype)
             each = each if weight is None else normalised(each, weight)
-            ready[name] = _pairs(each, xz) if A.is_complex() else beside(xz, each)
+            matrices[name] = _pairs(each, xz) if A.is_complex() else beside(xz, each)
         y = retrograd.selective_scan(
             x,
             beside(x, dt),
             full(xz, A),
-            ready["B"],
-            ready["C"],
+            matrices["B"],
+            matrices["C"],
             D=full(xz, D),
             z=z,
             dt_bias=full(xz, delta_bias),
@@ -253,7 +253,7 @@ def mamba_inner_fn(
 
 
 def _matrix(function: str, name: str, matrix: Tensor, u: Tensor, A: Tensor) -> Tensor:
-    """B or C in one of mamba_ssm's forms, as retrograd takes it: time before states."""
+    """B or C from one of mamba_ssm's forms to retrograd's layout: time before states."""
     batch, dim, steps = u.shape[0], A.shape[0], u.shape[2]
     last, end = (2 * steps, "2 seqlen") if A.is_complex() else (steps, "seqlen")
     layouts = ("(dim, dstate)", f"(batch, dstate, {end})", f"(batch, ngroups, dstate, {end})")
@@ -272,5 +272,5 @@ def _matrix(function: str, name: str, matrix: Tensor, u: Tensor, A: Tensor) -> T
 
 
 def _pairs(parts: Tensor, u: Tensor) -> Tensor:
-    """Complex numbers whose real and imaginary parts come in turn."""
+    """Complex numbers from interleaved real and imaginary parts."""
     return torch.view_as_complex(full(u, parts).unflatten(-1, (-1, 2)).contiguous())

@@ -1,1 +1,1 @@
-"""`mamba_ssm.ops.triton`: the functions that are Triton kernels there."""
+"""`mamba_ssm.ops.triton`: the functions that are Triton kernels in mamba_ssm."""

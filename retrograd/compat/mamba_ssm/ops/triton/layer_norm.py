@@ -41,8 +41,8 @@ def rms_norm_fn(
         eps: added to the mean square.
         dropout_p: probability with which an element of x is dropped.
         rowscale: shaped as x without its last dimension: a factor of each row of x.
-        prenorm: also return the sum that is normalised, in the dtype of the residual, of x without one.
-        residual_in_fp32: that sum is in float32 where there is no residual.
+        prenorm: also return the sum that is normalised, in the dtype of the residual, or of x if there is none.
+        residual_in_fp32: return that sum in float32 if there is no residual.
         return_dropout_mask: refused.
 
     Returns:
@@ -62,12 +62,12 @@ def rms_norm_fn(
         raise bad_value(me, "dropout_p", dropout_p, "at least 0 and below 1")
     dtype, branch = x.dtype, x
     if rowscale is not None or dropout_p:
-        branch = x.to(arithmetic(x))  # what is scaled is rounded once, as a part of the sum
+        branch = x.to(arithmetic(x))  # the scaled x is rounded only once, in the sum
     if rowscale is not None:
         branch = branch * rowscale[..., None].to(branch.dtype)
     if dropout_p:
         branch = F.dropout(branch, dropout_p)
-    made = retrograd.rms_norm(  # type: ignore[call-overload]
+    results = retrograd.rms_norm(  # type: ignore[call-overload]
         branch,
         beside(branch, weight),
         bias=beside(branch, bias),
@@ -76,9 +76,9 @@ def rms_norm_fn(
         prenorm=with_sum and residual is not None,
         out_dtype=dtype,
     )
-    if with_sum and residual is None:  # a copy, which may be written into
-        return made, branch.to(torch.float32 if in_fp32 else dtype, copy=True)
-    return made
+    if with_sum and residual is None:  # a copy, so that the caller may write into it
+        return results, branch.to(torch.float32 if in_fp32 else dtype, copy=True)
+    return results
 
 
 def layer_norm_fn(

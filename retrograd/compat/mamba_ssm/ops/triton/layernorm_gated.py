@@ -22,7 +22,7 @@ def rmsnorm_fn(
     group_size: int | None = None,
     norm_before_gate: bool = True,
 ) -> Tensor:
-    """RMS norm of x, times silu(z); of x silu(z) without `norm_before_gate`. On `retrograd.rms_norm`.
+    """RMS norm of x, times silu(z), or RMS norm of x silu(z) without `norm_before_gate`. On `retrograd.rms_norm`.
 
     Args:
         x: (..., dim).
@@ -31,7 +31,7 @@ def rmsnorm_fn(
         z: like x: the gate.
         eps: added to the mean square.
         group_size: columns that are normalised together; all by default.
-        norm_before_gate: whether the gate multiplies what comes out, not what goes in.
+        norm_before_gate: whether the gate multiplies the norm's output instead of its input.
 
     Returns:
         y shaped as x, in its dtype.

@@ -39,9 +39,9 @@ def selective_state_update(
         D: (dim,) or (nheads, dim).
         z: like x: a gate.
         dt_bias: like D.
-        dt_softplus: whether softplus makes the step size positive.
+        dt_softplus: whether the step size is passed through softplus.
         state_batch_indices: (batch,) int32: the rows of a larger state that belong to the rows of x; negative ones
-            stand for padding, whose results are 0 and which change no state.
+            are padding, whose results are 0 and which change no state.
 
     Returns:
         out, shaped as x, in its dtype.
@@ -87,7 +87,7 @@ def selective_state_update(
             raise bad_shape(me, name, tensor.shape, "ngroups that divide nheads, 1 without heads")
     expect_if_given(me, "state_batch_indices", state_batch_indices, (batch,), "(batch,)", "int32 or int64")
 
-    # A head's channels lie side by side, so that heads are no more than groups of channels.
+    # A head's channels are adjacent, so that heads are just groups of channels.
     y, new = retrograd.selective_state_update(
         read_rows(state, state_batch_indices).flatten(1, -2).to(arithmetic(x)),
         x.flatten(1),
