@@ -651,12 +651,12 @@ def ssd(
         y[t] = h[t] C[t] + D x[t]
         out[t] = y[t] silu(z[t])                                    y[t] without z
 
-    Sums and states are in float32; what is multiplied in matrix products is rounded to the dtype of x, B and C, or
-    stays in float32 where these differ. All gradients are bitwise reproducible; a sequence's results and gradients
-    depend neither on its batch nor on what it is packed with. A row of the result depends on no later step, if all
-    values are finite: one that is not may spoil up to 63 rows before it. For its backward pass the forward pass keeps
-    the state of every 128th step (256th above N = 128): of a long sequence, where x, B and C have one dtype, at most as
-    many bytes as x has. Beside an x in float64 what is float32 here is float64.
+    Sums and states are in float32; operands of matrix products are rounded to the dtype of x, B and C, or stay in
+    float32 where these differ. All gradients are bitwise reproducible; a sequence's results and gradients depend
+    neither on its batch nor on the sequences packed with it. A row of the result does not depend on later steps if all
+    values are finite; a value that is not may corrupt up to 63 rows before it. The forward pass saves the state of
+    every 128th step (256th above N = 128) for the backward pass: for a long sequence, where x, B and C have one dtype,
+    at most as many bytes as x has. If x is float64, all float32 here is float64.
 
     It is the same call as `retrograd.ssd`, with the same results and errors. On an NVIDIA GPU it launches the same
     kernels; on a CPU or TPU it is plain JAX. What the backward pass keeps is named `ssd_states` for `jax.checkpoint`.
@@ -678,8 +678,8 @@ def ssd(
             numbers must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them;
             elsewhere wrong ones give results that mean nothing.
         dt_softplus: whether softplus makes delta positive.
-        dt_limit: the least and the largest delta; what lies outside is moved to them, and has no gradient. By default 0
-            and infinity: without `dt_softplus` a negative step becomes 0.
+        dt_limit: the least and the largest delta; a value outside is clamped, and has no gradient. By default 0 and
+            infinity: without `dt_softplus` a negative step becomes 0.
         return_final_state: also return the state after the last step.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Named shapes of ssd: what users call it with, and what has broken kernels before."""
+"""Named shapes of ssd: shapes that users call, and shapes on which kernels have failed before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GPU = frozenset({"gpu"})
 GPU_STRIDED = GPU | {"strided"}
 BENCH = frozenset({"bench"})
 
-MAMBA = frozenset({"D", "dt_bias", "dt_softplus"})  # what Mamba-2's layer gives
+MAMBA = frozenset({"D", "dt_bias", "dt_softplus"})  # arguments and options of Mamba-2's layer
 
 
 def case(
@@ -39,19 +39,19 @@ def case(
         dtype: of x and z.
         matrix_dtype: of B and C; that of x by default.
         dt_dtype: of dt; that of x by default.
-        given: which of z, D, dt_bias and dt_softplus the call has.
+        given: those of z, D, dt_bias and dt_softplus that the call has.
         wide_D: whether D is (H, P).
-        initial_state: whether there is one.
-        cu_seqlens: where the packed sequences begin and end.
-        decay: the mean of log(-A): 0 is Mamba's, which forgets in tens of steps, 5 leaves next to nothing of a step.
+        initial_state: whether the call has one.
+        cu_seqlens: the boundaries of packed sequences.
+        decay: the mean of log(-A): with 0, Mamba's, states decay in tens of steps; with 5, almost fully in one.
         tags: see `Case`.
-        options: other arguments.
+        options: the other options.
     """
     batch, time, heads, P, groups, N = shape
     softplus = "dt_softplus" in given
     inputs = {
         "x": Tensor((batch, time, heads, P), dtype),
-        # Without softplus delta is dt itself, which has to be small and mostly positive.
+        # Without softplus delta is dt itself, which must be small and mostly positive.
         "dt": Tensor((batch, time, heads), dt_dtype or dtype, *(() if softplus else (0.1, 0.03))),
         "A": Tensor((heads,), "float32", mean=decay, law="negative"),
         "B": Tensor((batch, time, groups, N), matrix_dtype or dtype),
@@ -151,7 +151,7 @@ GPU_CASES: list[Case] = [
 
 
 def bench(batch: int, time: int, heads: int, P: int, N: int, groups: int = 1) -> Case:
-    """A case as Mamba-2's layer gives it."""
+    """A case with the arguments of Mamba-2's layer."""
     shape = (batch, time, heads, P, groups, N)
     return case(f"B{batch}_T{time}_H{heads}_P{P}_N{N}_G{groups}", shape, tags=BENCH)
 

@@ -1,7 +1,8 @@
 """Generation with the bits of training: a window of the steps since the last border, on any framework.
 
-A row depends on nothing after it, and a sequence continued at a border has the bits of the whole. So the next row comes
-from a call on the window, whose steps behind the newest one have finite values that reach nothing.
+A border is a multiple of `BORDER` steps. A row does not depend on later steps, and a sequence continued at a border has
+the same bits as in one call. So a call on the window computes the next row. The values after the newest step are finite
+and do not affect it.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ Ssd = Callable[..., Any]
 
 
 class SsdWindow(NamedTuple):
-    """What `ssd_step` goes on from.
+    """The state and the steps from which `ssd_step` continues.
 
     Attributes:
         state: (batch, H, P, N), the state at the last border: a multiple of 128 steps.
-        x: (batch, 128, H, P), of the steps since, the first `steps` of them.
+        x: (batch, 128, H, P), of the steps since the border, in the first `steps` of 128 positions.
         dt: (batch, 128, H), likewise.
         B: (batch, 128, G, N), likewise.
         C: as B.
-        steps: (batch,) int32, how many of these there are.
+        steps: (batch,) int32, the number of steps since the border.
     """
 
     state: Any
@@ -39,20 +40,20 @@ class SsdWindow(NamedTuple):
 
 
 def arrays_of_window(window: Any) -> dict[str, Any]:
-    """The arrays of a window, by the names that errors tell them by; raises TypeError for what is none."""
+    """The arrays of a window, by their names in errors; raises TypeError for anything but a window."""
     if not isinstance(window, SsdWindow):
         raise bad_type(Step.op, "window", window, "an SsdWindow")
     return {f"window.{name}": getattr(window, name) for name in SsdWindow._fields}
 
 
 def prefill(xp: Namespace, ssd: Ssd, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, SsdWindow]:
-    """The rows of a sequence, and the window behind it."""
+    """The rows of a sequence, and the window after it."""
     batch, time, heads, P = arrays["x"].shape
     groups, N = arrays["B"].shape[2:]
     border = time // BORDER * BORDER
-    along = {name: arrays[name] for name in (*ROWS, "z") if arrays.get(name) is not None}
-    shared = {name: array for name, array in arrays.items() if name not in along}
-    before, since = ({n: a[:, part] for n, a in along.items()} for part in (slice(border), slice(border, None)))
+    by_step = {name: arrays[name] for name in (*ROWS, "z") if arrays.get(name) is not None}
+    shared = {name: array for name, array in arrays.items() if name not in by_step}
+    before, since = ({n: a[:, part] for n, a in by_step.items()} for part in (slice(border), slice(border, None)))
     y, state = ssd(**shared, **before, **options, return_final_state=True)
     rest = ssd(**{**shared, "initial_state": state}, **since, **options)
     shapes = {"x": (heads, P), "dt": (heads,), "B": (groups, N), "C": (groups, N)}
@@ -69,23 +70,23 @@ def prefill(xp: Namespace, ssd: Ssd, arrays: Mapping[str, Any], options: Mapping
 def step(
     xp: Namespace, ssd: Ssd, window: SsdWindow, rows: Mapping[str, Any], shared: Mapping[str, Any], z: Any
 ) -> tuple[Any, SsdWindow]:
-    """The next row, and the window behind it.
+    """The next row, and the window after it.
 
     Args:
-        xp: the framework.
-        ssd: its function.
-        window: what came before.
+        xp: the framework's array functions.
+        ssd: the framework's public function.
+        window: the window before the step.
         rows: x, dt, B and C of the step.
-        shared: the other arguments and the options.
-        z: the gate of the step, if there is one.
+        shared: the other arguments, and the options.
+        z: the gate of the step, or None.
     """
     batch = window.x.shape[0]
     newest = xp.arange(window.steps, BORDER) == window.steps[:, None]
 
     def with_row(name: str) -> Any:
-        kept, row = getattr(window, name), rows[name]
-        here = xp.reshape(newest, (batch, BORDER, *(1 for _ in row.shape[1:])))
-        return xp.where(here, row[:, None], kept)
+        old, row = getattr(window, name), rows[name]
+        position = xp.reshape(newest, (batch, BORDER, *(1 for _ in row.shape[1:])))
+        return xp.where(position, row[:, None], old)
 
     filled = {name: with_row(name) for name in ROWS}
     gate = {} if z is None else {"z": xp.broadcast_to(z[:, None], (batch, BORDER, *z.shape[1:]))}

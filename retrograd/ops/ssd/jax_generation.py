@@ -1,4 +1,4 @@
-"""Generation for JAX: the functions beside `ssd`, which `retrograd.jax` has too."""
+"""The functions for generation in JAX, which `retrograd.jax` exports beside `ssd`."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def ssd_update(
         >>> y.shape, state.shape
         ((2, 8, 64), (2, 8, 64, 128))
     """
-    given = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    arguments = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
     options = {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
-    arrays = _checked(Update, given, options)
+    arrays = _checked(Update, arguments, options)
     y, new = portable.update(jax_namespace(), **arrays, **options)
     return y.astype(arrays["x"].dtype), new
 
@@ -70,11 +70,11 @@ def ssd_prefill(
     dt_limit: Limit = NOT_NEGATIVE,
     initial_state: States | None = None,
 ) -> tuple[Float[JaxArray, "B T H P"], SsdWindow]:
-    """`ssd` on the beginning of a text, and the window from which `ssd_step` goes on; as `retrograd.ssd_prefill`."""
-    given = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
-    given["initial_state"] = initial_state
+    """`ssd` on a sequence's first steps, and the window from which `ssd_step` continues; as `retrograd.ssd_prefill`."""
+    arguments = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    arguments["initial_state"] = initial_state
     options = {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
-    arrays = _checked(Prefill, given, options)
+    arrays = _checked(Prefill, arguments, options)
     return generation.prefill(jax_namespace(), _ssd(), arrays, options)
 
 
@@ -92,7 +92,7 @@ def ssd_step(
     dt_softplus: bool = False,
     dt_limit: Limit = NOT_NEGATIVE,
 ) -> tuple[Float[JaxArray, "B H P"], SsdWindow]:
-    """One step of generation with the bits of training: (y, the window behind it); as `retrograd.ssd_step`.
+    """One step of generation with the bits of training: (y, the window after it); as `retrograd.ssd_step`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -103,24 +103,24 @@ def ssd_step(
         >>> int(window.steps[0])
         5
     """
-    kept = generation.arrays_of_window(window)
-    given = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    window_arrays = generation.arrays_of_window(window)
+    arguments = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
     options = {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
-    arrays = _checked(Step, kept | given, options)
-    window = SsdWindow(*(arrays[name] for name in kept))
+    arrays = _checked(Step, window_arrays | arguments, options)
+    window = SsdWindow(*(arrays[name] for name in window_arrays))
     rows = {name: arrays[name] for name in ROWS}
     shared = {**{name: arrays[name] for name in ("A", "D", "dt_bias")}, **options}
     return generation.step(jax_namespace(), _ssd(), window, rows, shared, arrays["z"])
 
 
-def _checked(call: type[CallSpec], given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    arrays = arrays_of(call.op, given, required_of(call))
+def _checked(call: type[CallSpec], arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    arrays = arrays_of(call.op, arguments, required_of(call))
     check(call, params_of(arrays), options)
     return arrays
 
 
 def _ssd() -> generation.Ssd:
-    """The public function, whose module imports this one."""
+    """The public function, imported late because its module imports this one."""
     from ..jax_functions import ssd
 
     return ssd

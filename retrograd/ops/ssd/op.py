@@ -1,4 +1,4 @@
-"""ssd, declared: its arguments, options and results, and the rules that letters cannot say."""
+"""The declaration of ssd: its arguments, options and results, and the checks that letters cannot express."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from retrograd.core.spec import CallSpec, Param, Pass, Size
 from . import hopper, triton
 
 NOT_NEGATIVE = (0.0, math.inf)
-# A sequence that goes on from the state at a multiple of so many steps has the bits of the whole, on every path.
+# A sequence continued from its state at a multiple of this many steps has the same bits as in one call, on every path.
 BORDER = 128
-# Steps of all rows, with a block for each sequence: kernels count steps in 32 bits, past the last one by some blocks.
+# Steps of all rows, plus a block per sequence: kernels count steps in 32 bits, up to some blocks past the last one.
 MOST_STEPS = 2**31 - 2**18
-# Steps that FLOPs are counted for: within them pairs of steps meet, beyond them only states do.
+# Steps of a block in the count of FLOPs: pairs of steps within a block, states between blocks.
 BLOCK = 64
 LETTERS = {
     "B": Letter("batch"),
@@ -44,12 +44,12 @@ class Spec(CallSpec):
         y[t] = h[t] C[t] + D x[t]
         out[t] = y[t] silu(z[t])                                    y[t] without z
 
-    Sums and states are in float32; what is multiplied in matrix products is rounded to the dtype of x, B and C, or
-    stays in float32 where these differ. All gradients are bitwise reproducible; a sequence's results and gradients
-    depend neither on its batch nor on what it is packed with. A row of the result depends on no later step, if all
-    values are finite: one that is not may spoil up to 63 rows before it. For its backward pass the forward pass keeps
-    the state of every 128th step (256th above N = 128): of a long sequence, where x, B and C have one dtype, at most as
-    many bytes as x has. Beside an x in float64 what is float32 here is float64.
+    Sums and states are in float32; operands of matrix products are rounded to the dtype of x, B and C, or stay in
+    float32 where these differ. All gradients are bitwise reproducible; a sequence's results and gradients depend
+    neither on its batch nor on the sequences packed with it. A row of the result does not depend on later steps if all
+    values are finite; a value that is not may corrupt up to 63 rows before it. The forward pass saves the state of
+    every 128th step (256th above N = 128) for the backward pass: for a long sequence, where x, B and C have one dtype,
+    at most as many bytes as x has. If x is float64, all float32 here is float64.
     """
 
     x: Param = required(
@@ -82,8 +82,8 @@ class Spec(CallSpec):
     dt_limit: tuple[float, float] = option(
         "float[]",
         NOT_NEGATIVE,
-        doc="""the least and the largest delta; what lies
-        outside is moved to them, and has no gradient. By default 0 and infinity: without `dt_softplus` a negative step
+        doc="""the least and the largest delta; a value
+        outside is clamped, and has no gradient. By default 0 and infinity: without `dt_softplus` a negative step
         becomes 0.""",
     )
     return_final_state: bool = option("bool", False, doc="also return the state after the last step.")
@@ -128,26 +128,26 @@ class Spec(CallSpec):
 
     @property
     def operand_dtype(self) -> str:
-        """Dtype of what is multiplied in matrix products, and of kept states: that of x, B and C, if they have one."""
+        """Dtype of matrix operands and saved states: that of x, B and C, or float32 where they differ."""
         same = self.B.dtype == self.C.dtype == self.x.dtype
         return self.x.dtype if same else self.compute_dtype
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The least and the largest delta, as numbers of the dtype of sums."""
+        """The least and the largest delta, in the range of the dtype of sums."""
         return in_range(self.dt_limit, self.compute_dtype)
 
     @property
     def chunk(self) -> int:
-        """Steps between two states that the forward pass keeps.
+        """Steps between two saved states.
 
-        Those of a long sequence then take at most as many bytes as x, if they are in its dtype.
+        With this many steps, the saved states of a long sequence take at most as many bytes as x, if x has their dtype.
         """
         return 128 if self.N <= 128 else 256
 
     @property
     def chunks(self) -> int:
-        """Places for kept states in a row; what lies in places without a chunk has no meaning."""
+        """The number of chunk slots of a row, see `places`; the contents of slots without a chunk are undefined."""
         return places(self, self.chunk)
 
     @property
@@ -156,37 +156,37 @@ class Spec(CallSpec):
         return self.D is not None and len(self.D.shape) == 2
 
     def bytes_moved(self, which: Pass) -> int:
-        """As of any op; the kernels of the backward pass find the initial state among the kept ones."""
+        """As of any op, but the backward kernels do not read the initial state: it is one of the saved states."""
         moved = CallSpec.bytes_moved(self, which)
         return moved - self.initial_state.nbytes if which == "bwd" and self.initial_state else moved
 
     def flops(self, which: Pass) -> int:
-        """Of the matrix products, with blocks of 64 steps, half of whose pairs of steps count."""
+        """Those of the matrix products, with blocks of 64 steps; half of the pairs of steps of a block are counted."""
         steps = self.batch * self.time
         states, pairs, scores = (2, 1, 1) if which == "fwd" else (5, 2, 3)
         per_head = self.P * (2 * states * self.N + pairs * BLOCK)
         return steps * (self.heads * per_head + scores * self.groups * BLOCK * self.N)
 
     def check(self) -> None:
-        """Raise for more steps than kernels count."""
+        """Raise for more steps than kernels can count."""
         if self.batch * self.time + BLOCK * self.sequences > MOST_STEPS:
             expected = f"batch * time + {BLOCK} * sequences of at most {MOST_STEPS}"
             raise bad_shape(self.op, "x", self.x.shape, expected)
 
     def check_options(self) -> None:
-        """Raise for a limit that is no pair in order, too."""
+        """Raise for a `dt_limit` that is not (low, high) with low <= high, too."""
         CallSpec.check_options(self)
         check_limit(self.op, self.dt_limit)
 
 
 def check_limit(op: str, limit: Any) -> None:
-    """Raise for a limit that is no pair in order."""
+    """Raise for a limit that is not (low, high) with low <= high."""
     if len(limit) != 2 or not limit[0] <= limit[1]:
         raise bad_value(op, "dt_limit", limit, "(low, high) with low <= high")
 
 
 def in_range(limit: tuple[float, float], dtype: str) -> tuple[float, float]:
-    """A limit whose numbers the dtype has: what it has no number for is infinite."""
+    """The limit with numbers outside of the range of the dtype replaced by infinity."""
     largest = 2.0**128 if dtype == "float32" else math.inf
 
     def number(x: float) -> float:

@@ -1,9 +1,9 @@
 """SSD without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
 
-`xp` is one of `retrograd.core.xp`'s namespaces. Time is cut in chunks and these in blocks; within a block everything is
-a matrix product, in the dtype of the sums, and from one to the next goes a state. All blocks of a chunk are taken at
-once but for their states: they are more rows of the batch. Arrays of steps lie as (rows, heads, steps, channels), those
-that the heads of a group share as (rows, groups, steps, states).
+`xp` is one of `retrograd.core.xp`'s namespaces. Time is cut into chunks, and chunks into blocks. Within a block,
+everything is a matrix product in the dtype of the sums; a state is passed from each block to the next. Except for the
+states, all blocks of a chunk are computed at once, as rows of a larger batch. Arrays of blocks are
+(rows, heads, steps, channels), or (rows, groups, steps, states) where the heads of a group share them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from retrograd.core.xp import Namespace, silu_grad
 from .op import Spec, in_range
 
 Arrays = Mapping[str, Any]
-# Steps of a block. Pairs of steps cost as many operations a step as a block has, states P N / BLOCK.
+# Steps of a block. Pairs of steps take BLOCK operations a step, states P N / BLOCK.
 BLOCK = 32
-# exp(FLOOR) is 0: a decay below it loses nothing by being it, and sums that it is in keep their other digits.
+# exp(FLOOR) is 0: clamping log decays to FLOOR changes no decay, and keeps the digits of sums of log decays.
 FLOOR = {"float32": -104.0, "float64": -746.0}
 
 
 def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
-    """The outputs y, final_state and states, by name."""
+    """The results y and final_state, and the saved states, by name."""
     if 0 in spec.x.shape:
         return _without_steps(xp, spec, arrays)
     delta, _ = _step_sizes(xp, spec, arrays)
@@ -34,11 +34,11 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     maths = _Maths(xp, spec, arrays)
     marks = len(time.starts)
 
-    def chunk(carry: Any, given: Any) -> Any:
-        h = time.enter(carry[0], given[:marks])
-        here = maths.block(*given[marks:])
-        entering, after = maths.states(here, h)
-        y = maths.joined(maths.outputs(here, maths.pairs(here), entering))
+    def chunk(carry: Any, slices: Any) -> Any:
+        h = time.enter(carry[0], slices[:marks])
+        blocks = maths.block(*slices[marks:])
+        entering, after = maths.states(blocks, h)
+        y = maths.joined(maths.outputs(blocks, maths.pairs(blocks), entering))
         return (after,), (h, y, *((after,) if spec.packed else ()))
 
     xs = (*time.starts, *(time.cut(array) for array in (arrays["x"], delta, arrays["B"], arrays["C"])))
@@ -50,14 +50,14 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     if spec.z is not None:
         y = y * xp.silu(xp.astype(arrays["z"], spec.compute_dtype))
     states = xp.astype(xp.moveaxis(states, 0, 1), spec.operand_dtype)
-    made = {"y": xp.astype(time.clear(y), spec.x.dtype), "states": states}
+    outputs = {"y": xp.astype(time.clear(y), spec.x.dtype), "states": states}
     if spec.return_final_state:
-        made["final_state"] = time.at_ends(last, *after or (None,))
-    return {name: xp.dense(array) for name, array in made.items()}
+        outputs["final_state"] = time.at_ends(last, *after or (None,))
+    return {name: xp.dense(array) for name, array in outputs.items()}
 
 
 def recomputed(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
-    """The states."""
+    """The saved states, from the arguments."""
     return {"states": forward(xp, spec, arrays)["states"]}
 
 
@@ -74,23 +74,23 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) 
     z = None if spec.z is None else xp.astype(arrays["z"], spec.compute_dtype)
     dy = dout if z is None else dout * xp.silu(z)
 
-    def chunk(carry: Any, given: Any) -> Any:
-        g = time.leave(carry[0], given[:marks])
-        state, dy, *rest = given[marks:]
-        here = maths.block(*rest)
-        pairs = maths.pairs(here)
-        entering, _ = maths.states(here, xp.astype(state, spec.compute_dtype))
-        *made, before = maths.gradients(here, pairs, entering, g, maths.cut(dy))
+    def chunk(carry: Any, slices: Any) -> Any:
+        g = time.leave(carry[0], slices[:marks])
+        state, dy, *rest = slices[marks:]
+        blocks = maths.block(*rest)
+        pairs = maths.pairs(blocks)
+        entering, _ = maths.states(blocks, xp.astype(state, spec.compute_dtype))
+        *by_step, before = maths.gradients(blocks, pairs, entering, g, maths.cut(dy))
         if z is not None:
-            made.append(maths.outputs(here, pairs, entering))
-        return (before,), (*(maths.joined(array) for array in made), *((before,) if spec.packed else ()))
+            by_step.append(maths.outputs(blocks, pairs, entering))
+        return (before,), (*(maths.joined(array) for array in by_step), *((before,) if spec.packed else ()))
 
     cut = [time.cut(array) for array in (dy, arrays["x"], delta, arrays["B"], arrays["C"])]
     xs = (*time.ends, xp.moveaxis(arrays["states"], 1, 0), *cut)
-    (first,), (*made, last) = xp.scan(chunk, (time.final_gradient,), xs, True)
+    (first,), (*by_step, last) = xp.scan(chunk, (time.final_gradient,), xs, True)
     if not spec.packed:
-        made.append(last)
-    dx, ddelta, dlog, dB, dC, *y = (time.join(array) for array in made)
+        by_step.append(last)
+    dx, ddelta, dlog, dB, dC, *y = (time.join(array) for array in by_step)
 
     dx = dx if spec.D is None else dx + _skip(spec, arrays) * dy
     draw = time.clear((ddelta + dlog * arrays["A"]) * slope)
@@ -148,17 +148,17 @@ def update(
 
 @dataclass(frozen=True)
 class _Block:
-    """What sums of blocks are made of.
+    """The inputs and decays of blocks of steps.
 
     Attributes:
         x: (rows, heads, steps, P).
         delta: (rows, heads, steps).
         B: (rows, groups, steps, N).
         C: as B.
-        grow: exp of the log decays from the block's start through each step.
-        rest: exp of those after each step up to the block's end.
-        whole: exp of all of them, (rows, heads, 1, 1).
-        sums: the log decays from the block's start through each step.
+        grow: the decay from the block's start through each step.
+        rest: the decay after each step through the block's end.
+        whole: the decay of the whole block, (rows, heads, 1, 1).
+        sums: the sum of the log decays from the block's start through each step.
     """
 
     x: Any
@@ -173,11 +173,11 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Pairs of steps of a block, (rows, heads, target, source).
+    """Matrices over pairs of steps of a block, (rows, heads, target, source).
 
     Attributes:
-        decay: 0 where the source is later than the target.
-        scores: C B^T, of each head.
+        decay: the decay from the source to the target; 0 where the source is later.
+        scores: C B^T, for each head.
     """
 
     decay: Any
@@ -203,30 +203,32 @@ class _Maths:
         return xp.reshape(xp.moveaxis(array, 1, 3), (-1, heads, BLOCK, *rest))
 
     def joined(self, array: Any) -> Any:
-        """The way back."""
+        """The inverse of `cut`."""
         rows, heads, steps, *rest = array.shape
         array = self.xp.reshape(array, (-1, self.spec.batch, heads, steps, *rest))
         blocks = rows // self.spec.batch
         return self.xp.reshape(self.xp.moveaxis(array, 3, 1), (blocks * steps, self.spec.batch, heads, *rest))
 
-    def states(self, here: _Block, h: Any) -> tuple[Any, Any]:
-        """The state that enters each block, from the one that enters the first; and the one that leaves the last."""
-        return self._carried(here, h, self.to_states(here.x * (here.rest * here.delta)[..., None], here.B), False)
+    def states(self, blocks: _Block, h: Any) -> tuple[Any, Any]:
+        """The state that enters each block, and the one that leaves the last, from `h`, which enters the first."""
+        return self._carried(
+            blocks, h, self.to_states(blocks.x * (blocks.rest * blocks.delta)[..., None], blocks.B), False
+        )
 
-    def _carried(self, here: _Block, state: Any, added: Any, backward: bool) -> tuple[Any, Any]:
-        """What meets each block on a way through all of them, and what is left behind the last."""
+    def _carried(self, blocks: _Block, state: Any, added: Any, backward: bool) -> tuple[Any, Any]:
+        """The state before each block, in the order of the scan, and the one after the last: state * whole + added."""
         xp, batch = self.xp, self.spec.batch
 
-        def step(carry: Any, given: Any) -> Any:
-            whole, more = given
-            return (carry[0] * whole + more,), carry
+        def step(carry: Any, slices: Any) -> Any:
+            whole, added = slices
+            return (carry[0] * whole + added,), carry
 
-        by_block = tuple(xp.reshape(array, (-1, batch, *array.shape[1:])) for array in (here.whole, added))
-        (last,), (met,) = xp.scan(step, (state,), by_block, backward)
-        return xp.reshape(met, (-1, *met.shape[2:])), last
+        by_block = tuple(xp.reshape(array, (-1, batch, *array.shape[1:])) for array in (blocks.whole, added))
+        (last,), (before,) = xp.scan(step, (state,), by_block, backward)
+        return xp.reshape(before, (-1, *before.shape[2:])), last
 
     def block(self, x: Any, delta: Any, B: Any, C: Any) -> _Block:
-        """From arrays (steps, batch, ...) of a chunk."""
+        """The blocks of a chunk, from its arrays (steps, batch, ...)."""
         xp = self.xp
         x, delta, B, C = (self.cut(array) for array in (x, delta, B, C))
         log = delta * self.A
@@ -235,49 +237,49 @@ class _Maths:
         last = sums[..., -1:]
         return _Block(x, delta, B, C, xp.exp(sums), xp.exp(last - sums), xp.exp(last)[..., None], sums)
 
-    def pairs(self, here: _Block) -> _Pairs:
-        """Its pairs of steps."""
+    def pairs(self, blocks: _Block) -> _Pairs:
+        """The pairs of steps of each block."""
         xp = self.xp
-        between = xp.where(self.causal, here.sums[..., :, None] - here.sums[..., None, :], float("-inf"))
-        return _Pairs(xp.exp(between), self.of_heads(xp.matmul(here.C, xp.moveaxis(here.B, -1, -2))))
+        between = xp.where(self.causal, blocks.sums[..., :, None] - blocks.sums[..., None, :], float("-inf"))
+        return _Pairs(xp.exp(between), self.of_heads(xp.matmul(blocks.C, xp.moveaxis(blocks.B, -1, -2))))
 
-    def outputs(self, here: _Block, pairs: _Pairs, h: Any) -> Any:
-        """Y without skip and gate, from the state that enters."""
-        within = self.xp.matmul(pairs.scores * pairs.decay * here.delta[..., None, :], here.x)
-        return within + self.from_states(here.C, h) * here.grow[..., None]
+    def outputs(self, blocks: _Block, pairs: _Pairs, h: Any) -> Any:
+        """Y without skip and gate; `h` is the state that enters each block."""
+        within = self.xp.matmul(pairs.scores * pairs.decay * blocks.delta[..., None, :], blocks.x)
+        return within + self.from_states(blocks.C, h) * blocks.grow[..., None]
 
-    def gradients(self, here: _Block, pairs: _Pairs, h: Any, g: Any, dy: Any) -> list[Any]:
-        """Dx without skip, d delta by its factor of x, d (delta A), dB, dC, and the gradient of the state that enters.
+    def gradients(self, blocks: _Block, pairs: _Pairs, h: Any, g: Any, dy: Any) -> list[Any]:
+        """Dx without skip, d delta as a factor of x, d (delta A), dB, dC, and the gradient of the entering state.
 
         Args:
-            here: the blocks.
+            blocks: the blocks of a chunk.
             pairs: their pairs of steps.
             h: the state that enters each block.
-            g: the gradient of the state that leaves the last one.
+            g: the gradient of the state that leaves the last block.
             dy: the gradient of y.
         """
         xp = self.xp
-        dys = dy * here.grow[..., None]
-        g, before = self._carried(here, g, self.to_states(dys, here.C), True)
-        dpairs = xp.matmul(dy, xp.moveaxis(here.x, -1, -2)) * pairs.decay
-        dx = xp.matmul(xp.moveaxis(pairs.scores * pairs.decay, -1, -2), dy)  # to be multiplied by delta
-        later = self.from_states(here.B, g) * here.rest[..., None]
+        dys = dy * blocks.grow[..., None]
+        g, before = self._carried(blocks, g, self.to_states(dys, blocks.C), True)
+        dpairs = xp.matmul(dy, xp.moveaxis(blocks.x, -1, -2)) * pairs.decay
+        dx = xp.matmul(xp.moveaxis(pairs.scores * pairs.decay, -1, -2), dy)  # without the factor delta
+        later = self.from_states(blocks.B, g) * blocks.rest[..., None]
 
         w = dpairs * pairs.scores
-        out = xp.sum(dys * self.from_states(here.C, h), -1)  # through the state that enters
-        into = xp.sum(here.x * later, -1)  # through the state that leaves
-        both = here.whole[..., 0] * xp.sum(xp.sum(h * g, -1), -1)[..., None]
-        # A pair of steps reaches over those from after its source through its target.
-        reach = xp.where(self.later, w * here.delta[..., None, :], 0)
+        out = xp.sum(dys * self.from_states(blocks.C, h), -1)  # through the state that enters
+        into = xp.sum(blocks.x * later, -1)  # through the state that leaves
+        both = blocks.whole[..., 0] * xp.sum(xp.sum(h * g, -1), -1)[..., None]
+        # The decay of a pair of steps contains the log decays from after its source through its target.
+        reach = xp.where(self.later, w * blocks.delta[..., None, :], 0)
         reach = xp.where(self.causal, xp.cumsum(reach, -1, False) - reach, 0)
-        behind = here.delta * into
-        dlog = xp.sum(reach, -2) + xp.cumsum(out, -1, True) + (xp.cumsum(behind, -1, False) - behind) + both
+        delta_into = blocks.delta * into
+        dlog = xp.sum(reach, -2) + xp.cumsum(out, -1, True) + (xp.cumsum(delta_into, -1, False) - delta_into) + both
 
-        dscores = self.of_groups(dpairs * here.delta[..., None, :])
-        dC = xp.matmul(dscores, here.B) + self.through_states(dys, h)
-        added = here.x * (here.rest * here.delta)[..., None]
-        dB = xp.matmul(xp.moveaxis(dscores, -1, -2), here.C) + self.through_states(added, g)
-        dx = (dx + later) * here.delta[..., None]
+        dscores = self.of_groups(dpairs * blocks.delta[..., None, :])
+        dC = xp.matmul(dscores, blocks.B) + self.through_states(dys, h)
+        added = blocks.x * (blocks.rest * blocks.delta)[..., None]
+        dB = xp.matmul(xp.moveaxis(dscores, -1, -2), blocks.C) + self.through_states(added, g)
+        dx = (dx + later) * blocks.delta[..., None]
         return [dx, xp.sum(w, -2) + into, dlog, dB, dC, before]
 
     def of_heads(self, scores: Any) -> Any:
@@ -298,15 +300,15 @@ class _Maths:
         xp, spec = self.xp, self.spec
         rows, groups, steps, N = matrix.shape
         of_group = xp.reshape(state, (rows, groups, spec.heads // groups * spec.P, N))
-        made = xp.matmul(matrix, xp.moveaxis(of_group, -1, -2))
-        made = xp.reshape(made, (rows, groups, steps, spec.heads // groups, spec.P))
-        return xp.reshape(xp.moveaxis(made, 2, 3), (rows, spec.heads, steps, spec.P))
+        product = xp.matmul(matrix, xp.moveaxis(of_group, -1, -2))
+        product = xp.reshape(product, (rows, groups, steps, spec.heads // groups, spec.P))
+        return xp.reshape(xp.moveaxis(product, 2, 3), (rows, spec.heads, steps, spec.P))
 
     def to_states(self, array: Any, matrix: Any) -> Any:
-        """(rows, heads, steps, P) and B or C, summed over the steps: (rows, heads, P, N)."""
+        """(rows, heads, steps, P) times B or C, summed over the steps: (rows, heads, P, N)."""
         rows, _, _, N = matrix.shape
-        made = self.xp.matmul(self.xp.moveaxis(self._beside(array), -1, -2), matrix)
-        return self.xp.reshape(made, (rows, self.spec.heads, self.spec.P, N))
+        product = self.xp.matmul(self.xp.moveaxis(self._beside(array), -1, -2), matrix)
+        return self.xp.reshape(product, (rows, self.spec.heads, self.spec.P, N))
 
     def through_states(self, array: Any, state: Any) -> Any:
         """(rows, heads, steps, P) times the states, summed over the heads of a group: (rows, groups, steps, N)."""
@@ -321,7 +323,7 @@ class _Maths:
 
 
 def _skip(spec: Spec, arrays: Arrays) -> Any:
-    """D as it multiplies x."""
+    """D in a shape that broadcasts against x."""
     D = arrays["D"]
     return D if len(D.shape) == 2 else D[:, None]
 
@@ -337,24 +339,24 @@ def _step_sizes(xp: Namespace, spec: Spec, arrays: Arrays) -> tuple[Any, Any]:
 
 
 def _limited(xp: Namespace, delta: Any, limit: tuple[float, float]) -> Any:
-    """Within the limit; NaN stays NaN."""
+    """Delta clamped to the limit; NaN stays NaN."""
     low, high = limit
     return xp.where(delta < low, low, xp.where(delta > high, high, delta))
 
 
 def _cut_time(xp: Namespace, spec: Spec, arrays: Arrays) -> Rows:
     def state(name: str) -> Any:
-        given = arrays.get(name)
-        return _zeros(xp, arrays, _state(spec)) if given is None else given
+        array = arrays.get(name)
+        return _zeros(xp, arrays, _state(spec)) if array is None else array
 
-    # Of rows shorter than a chunk, blocks without a step are left out; in others they change nothing.
+    # For rows shorter than a chunk, the chunk has no blocks of padding alone; elsewhere such blocks change no value.
     steps = spec.chunk if spec.packed else min(spec.chunk, -(-spec.time // BLOCK) * BLOCK)
     geometry = Geometry(spec.time, spec.packed, spec.sequences, steps)
     return cut_time(xp, geometry, state("initial_state"), state("dfinal_state"), arrays.get("cu_seqlens"))
 
 
 def _state(spec: Spec) -> Param:
-    """The state of every sequence."""
+    """Shape and dtype of the states of all sequences."""
     return spec.param("S H P N", "compute_dtype")
 
 
@@ -363,15 +365,16 @@ def _zeros(xp: Namespace, arrays: Arrays, param: Param) -> Any:
 
 
 def _without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
-    """The outputs where x is empty: each state stays as it is."""
-    made = {"y": arrays["x"], **{n: _zeros(xp, arrays, p) for n, p in spec.params(("states", "final_state")).items()}}
+    """The outputs where x is empty: each final state is the initial state."""
+    states = {n: _zeros(xp, arrays, p) for n, p in spec.params(("states", "final_state")).items()}
+    outputs = {"y": arrays["x"], **states}
     if spec.return_final_state and spec.initial_state is not None:
-        made["final_state"] = arrays["initial_state"]
-    return made
+        outputs["final_state"] = arrays["initial_state"]
+    return outputs
 
 
 def _gradients_without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
-    """As `_without_steps`: the gradient of a final state is that of the initial one, all others are zero."""
+    """The gradients where x is empty: that of an initial state is that of the final state, all others are zero."""
     names = [f"d{name}" for name in spec.arguments if name != "cu_seqlens"]
     gradients = {name: _zeros(xp, arrays, param) for name, param in spec.params(names).items()}
     if spec.initial_state is not None and spec.return_final_state:

@@ -1,5 +1,7 @@
-"""SSD by its definition, in plain PyTorch, one step after the other; and by blocks of matrix products, which sets the
-error budget. Both are differentiated by autograd."""
+"""SSD by its definition, in plain PyTorch, step by step; and by matrix products of blocks, for the error budget.
+
+Autograd differentiates both.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu, softplus
 
-BLOCK = 32  # steps of a block of the plain computation, the fewest that any path has
+BLOCK = 32  # steps of a block of `by_blocks`: the fewest of any path
 Scan = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -34,9 +36,10 @@ def ssd(
     scan: Scan | None = None,
     gated: Callable[[Tensor, torch.dtype], Tensor] = lambda y, dtype: y,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """See `retrograd.ssd`; this one computes in the dtype of A, the states by `scan`; y passes `gated` to its gate.
+    """`retrograd.ssd`, computed in the dtype of A.
 
-    On a GPU, which would wait for every step, float64 goes by blocks, which is then the same.
+    `scan` computes y and the states, `gated` is applied to y before the gate. By default, float64 on a GPU is computed
+    by blocks: step by step would be slow, and in float64 both agree.
     """
     if scan is None:
         scan = by_blocks if x.is_cuda and A.dtype == torch.float64 else by_steps
@@ -71,7 +74,7 @@ def ssd(
 
 
 def by_steps(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The definition: y (B, T, H, P) and the last state."""
+    """The definition: y (B, T, H, P) and the final state."""
     x, B, C = (array.to(A.dtype) for array in (x, B, C))
     ys = []
     for x_t, delta_t, B_t, C_t in zip(*(v.unbind(1) for v in (x, delta, B, C)), strict=True):
@@ -82,7 +85,7 @@ def by_steps(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: T
 
 
 def by_blocks(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The same as matrix products, forward and backward of operands in the dtype of x, B and C, added up in fp32."""
+    """The same by matrix products, with operands in the dtype of x, B and C and sums in fp32, forward and backward."""
     dtype = _operand_dtype(x, B, C)
     x, B, C = (array.to(A.dtype) for array in (x, B, C))
     ys = []
@@ -96,18 +99,18 @@ def by_blocks(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: 
         scores = product(c, b.mT, dtype) * decay * d[..., None, :]
         y = product(scores, u, dtype) + product(c, state.mT, dtype) * sums.exp()[..., None]
         ys.append(y.transpose(1, 2))
-        put = (sums[..., -1:] - sums).exp() * d
-        state = decayed(state, sums[..., -1:, None].exp(), dtype) + product((u * put[..., None]).mT, b, dtype)
+        weight = (sums[..., -1:] - sums).exp() * d
+        state = decayed(state, sums[..., -1:, None].exp(), dtype) + product((u * weight[..., None]).mT, b, dtype)
     return torch.cat(ys, 1) if ys else x * 1, state
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """A matrix product of operands that are rounded to a dtype, as are those of its gradient's products."""
+    """A matrix product of operands rounded to a dtype; the operands of its gradient's products are rounded too."""
     return with_rounded_gradient(_rounded(a, dtype) @ _rounded(b, dtype), dtype)
 
 
 def with_rounded_gradient(a: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same, whose gradient is rounded to a dtype."""
+    """The same values; the gradient is rounded to a dtype."""
     a = a.view_as(a)
     if a.requires_grad:
         a.register_hook(lambda gradient: gradient.to(dtype).to(gradient.dtype))
@@ -115,20 +118,20 @@ def with_rounded_gradient(a: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def decayed(state: Tensor, decay: Tensor, dtype: torch.dtype) -> Tensor:
-    """Their product, whose gradient multiplies the decay's by a state that was kept rounded to a dtype."""
+    """state * decay, where the gradient of the decay uses a saved state rounded to a dtype."""
     if dtype == state.dtype:
         return state * decay
-    kept = _rounded(state, dtype).detach()
-    return state * decay.detach() + (kept * decay - (kept * decay).detach())
+    saved = _rounded(state, dtype).detach()
+    return state * decay.detach() + (saved * decay - (saved * decay).detach())
 
 
 def _rounded(a: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounded in value, with the gradient of what was not."""
+    """The rounded values, with the gradient of the unrounded ones."""
     return a + (a.to(dtype).to(a.dtype) - a).detach()
 
 
 def _operand_dtype(x: Tensor, B: Tensor, C: Tensor) -> torch.dtype:
-    """That of all three; fp32 where they differ."""
+    """The common dtype of x, B and C; fp32 where they differ."""
     return x.dtype if x.dtype == B.dtype == C.dtype else torch.promote_types(x.dtype, torch.float32)
 
 

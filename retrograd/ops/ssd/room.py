@@ -1,4 +1,4 @@
-"""ssd as the contract, the benchmarks and the command line see it."""
+"""The record of ssd for the contract, the benchmarks and the command line."""
 
 from __future__ import annotations
 
@@ -17,15 +17,20 @@ ALL = sys.maxsize
 
 
 def cut(share: float, places: int = 1, columns: int = 32) -> Callable[[Room], Room]:
-    """On Hopper this share of the walks is cut into spans of `places`.
+    """A function from the room to its variant in which, on Hopper, a share of the walks is cut into spans.
 
-    `ahead` takes so many states (`columns`) at once. `pairs` takes one block of heads and `middle` one head, or, where
-    walks are cut, as many of a group as there are.
+    Without cuts, a program of `pairs` takes one block of heads and a program of `middle` one head; with cuts, both take
+    all heads of a group, or as many as they have room for.
+
+    Args:
+        share: the share of the walks.
+        places: places of a span.
+        columns: states of a program of `ahead`.
     """
 
     def recut(plan: Any) -> Any:
         if not hasattr(plan, "spans"):
-            return plan  # of the kernels for any GPU, which cut nothing
+            return plan  # of the Triton kernels, which cut no walks
         each = ALL if share else 1
         return replace(plan, spans=plan.spans.recut(share, places), columns=columns, together=each, sharing=each)
 

@@ -1,4 +1,4 @@
-"""What the functions for generation ask of their arguments: calls of a text's beginning, and of one step."""
+"""The declarations of the functions for generation: calls of a prefill and of one step."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from retrograd.core.spec import CallSpec, Param, Params, arguments
 
 from .op import BORDER, LETTERS, NOT_NEGATIVE, Spec, check_limit
 
-ROWS = ("x", "dt", "B", "C")  # of a step, that those after it need
+ROWS = ("x", "dt", "B", "C")  # arguments with a row per step that later steps need
 
 
 @dataclass(frozen=True)
 class Prefill(Spec):
-    """A call of `ssd_prefill`, whose sequences are cut in two before `ssd` sees them."""
+    """A call of `ssd_prefill`, which cuts sequences in two and calls `ssd` on each part."""
 
     op: ClassVar = "ssd_prefill"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Step(CallSpec):
-    """What calls of one step have in common: arrays without time."""
+    """Base of the calls of one step: their arrays have no time axis."""
 
     x: Param = required("B H P", *FLOATS, doc="")
     dt: Param = required("B H", "x", "compute_dtype", doc="")
@@ -41,7 +41,7 @@ class _Step(CallSpec):
     letters: ClassVar = {**LETTERS, "W": Letter("steps")}
 
     def check_options(self) -> None:
-        """Raise for a limit that is no pair in order, too."""
+        """Raise for a `dt_limit` that is not (low, high) with low <= high, too."""
         CallSpec.check_options(self)
         check_limit(self.op, self.dt_limit)
 
@@ -69,26 +69,26 @@ class Step(_Step):
     op: ClassVar = "ssd_step"
 
     def tie(self) -> None:
-        """A window has the steps up to a border."""
+        """A window has `BORDER` steps."""
         self.sizes["W"] = BORDER
 
 
 def names_of(call: type[CallSpec]) -> dict[str, str]:
-    """Argument -> the name that errors have for it: an array of a window has a dot."""
+    """Argument -> its name in errors: those of arrays of a window have a dot."""
     return {name: name.replace("window_", "window.") for name in arguments(call)}
 
 
 def required_of(call: type[CallSpec]) -> int:
-    """How many arrays a call has at least; public functions have them first."""
+    """The number of required arrays of a call, the first parameters of the public functions."""
     return sum(not declared.optional for declared in arguments(call).values())
 
 
 def check(call: type[CallSpec], params: Params, options: Mapping[str, Any]) -> None:
-    """Raise ValueError or TypeError for arrays or options of a call that do not fit together.
+    """Raise ValueError or TypeError for arrays or options that do not fit together.
 
     Args:
-        call: the kind of call.
-        params: shapes and dtypes by the names that errors have.
+        call: the declaration.
+        params: shapes and dtypes, by the names in errors.
         options: by name.
     """
     names = names_of(call)

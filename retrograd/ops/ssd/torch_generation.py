@@ -1,4 +1,4 @@
-"""Generation for PyTorch: the functions beside `ssd`, which `retrograd` has too."""
+"""The functions for generation in PyTorch, which `retrograd` exports beside `ssd`."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def ssd_update(
     dt_softplus: bool = False,
     dt_limit: Limit = NOT_NEGATIVE,
 ) -> tuple[Tensor, Tensor]:
-    """One step of `ssd`, for generation: (y, the new state). Pure; the state that came in is not changed.
+    """One step of `ssd`, for generation: (y, the new state). `state` is not modified.
 
-    The plain recurrence, in float32, in PyTorch operations, so that `torch.compile` fuses it. Its rounding is not that
-    of `ssd`, which multiplies blocks of steps: `ssd_step` gives the bits of `ssd`. No gradient is promised.
+    The plain recurrence, in float32, in PyTorch operations, so that `torch.compile` fuses it. It rounds differently
+    from `ssd`, which multiplies blocks of steps: for the bits of `ssd` use `ssd_step`. No gradient is promised.
 
     Args:
         state: (B, H, P, N), float32: zeros at first, or a final state of `ssd`.
@@ -53,7 +53,7 @@ def ssd_update(
         C: as B.
         z: (B, H, P), like x or float32.
 
-    Beside an x in float64 what is float32 here is float64.
+    If x is float64, all float32 here is float64.
 
     Returns:
         y (B, H, P) in the dtype of x, and the new state in the dtype of the old one.
@@ -100,10 +100,10 @@ def ssd_prefill(
     dt_limit: Limit = NOT_NEGATIVE,
     initial_state: States | None = None,
 ) -> tuple[Float[Tensor, "B T H P"], SsdWindow]:
-    """`ssd` on the beginning of a text, and the window from which `ssd_step` goes on.
+    """`ssd` on the first steps of a sequence, and the window from which `ssd_step` continues.
 
     Args:
-        x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_state: as in `ssd`; any T, 0 too.
+        x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_state: as in `ssd`; T may be 0.
 
     Returns:
         y (B, T, H, P), with the bits of `ssd` on all steps, and an `SsdWindow`.
@@ -140,15 +140,15 @@ def ssd_step(
     dt_softplus: bool = False,
     dt_limit: Limit = NOT_NEGATIVE,
 ) -> tuple[Float[Tensor, "B H P"], SsdWindow]:
-    """One step of generation with the bits of training: (y, the window behind it).
+    """One step of generation with the bits of training: (y, the window after it).
 
-    What `ssd` on the whole sequence gives at this step, to the bit, for a price: a call of `ssd` on 128 steps.
-    Where that matters less than time, see `ssd_update`. Sequences of a batch may be at different steps. Shapes do not
-    depend on the step, so that it can be captured in a CUDA graph. Values have to be finite.
+    y is bitwise equal to that of `ssd` on the whole sequence; this costs a call of `ssd` on 128 steps. `ssd_update` is
+    faster, without equal bits. Sequences of a batch may be at different steps. Shapes do not depend on the step, so it
+    can be captured in a CUDA graph. Values must be finite.
 
     Args:
-        window: of `ssd_prefill`, or of the step before; A and all that follows it have to be the same in all of these.
-        x: (B, H, P), in the dtype of the window's, as dt, B and C are.
+        window: from `ssd_prefill` or the step before. A, D, dt_bias and options must be the same in all these calls.
+        x: (B, H, P); x, dt, B and C in the dtypes of those in the window.
         dt: (B, H).
         A, D, dt_bias, dt_softplus, dt_limit: as in `ssd`.
         B: (B, G, N).
@@ -170,17 +170,17 @@ def ssd_step(
         >>> bool((last == retrograd.ssd(x, dt, A, B, C, dt_softplus=True)[:, 4]).all())
         True
     """
-    kept = generation.arrays_of_window(window)
+    window_arrays = generation.arrays_of_window(window)
     arrays = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
     options = {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
-    _check_step(kept | arrays, options)
+    _check_step(window_arrays | arrays, options)
     rows = {name: arrays[name] for name in ROWS}
     shared = {"A": A, "D": D, "dt_bias": dt_bias, **options}
     return generation.step(torch_namespace(), _ssd(), window, rows, shared, z)
 
 
 def _ssd() -> generation.Ssd:
-    """The public function, whose module imports this one."""
+    """The public function, imported late because its module imports this one."""
     from ..torch_functions import ssd
 
     return ssd

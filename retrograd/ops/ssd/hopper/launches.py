@@ -1,4 +1,4 @@
-"""The launches of this folder's kernels, and the calls that they are for."""
+"""The launches of the Hopper kernels, and the calls that they support."""
 
 from __future__ import annotations
 
@@ -46,28 +46,28 @@ __all__ = ["backward", "forward", "planned", "suits"]
 VECTORS = blocks.VECTORS.value
 STATES = (64, 128, 256)  # N
 UNIT = 8  # numbers of 16 bits in a copy of 16 bytes
-PREPARED_HEADS = 16  # of a program that prepares step sizes
-FINISHED_HEADS = 8  # of one that finishes their gradients
-MIDDLE_STAGES = 2  # slices of a program of `middle` on their way at once
-FARTHEST = 2**31 // STEPS  # numbers from a step to the next, so that 32 bits hold the way through a block
+PREPARED_HEADS = 16  # heads of a program of `prepare`
+FINISHED_HEADS = 8  # heads of a program of `finish`
+MIDDLE_STAGES = 2  # slices that a program of `middle` copies at once
+FARTHEST = 2**31 // STEPS  # limit of the stride of steps, so that offsets within a block fit in 32 bits
 
-# Registers a thread, on average, and of the warps of each kind.
+# Registers per thread, on average, and of each kind of warp.
 WALK_REGISTERS, AHEAD_REGISTERS = 128, 128
 CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS = 192, 104, 24
 CONSUME_REGISTERS = 240
 PAIR_REGISTERS = 168
-# Instructions that park what no loop changes, or a few numbers a slice.
+# `Launch.parked`: spill instructions for loop invariants, or for a few numbers per slice.
 WALK_PARKED, PAIR_PARKED = 36, 28
-# Stages of what is copied, as many as shared memory has room for: by halves, and by states of a program of `ahead`.
+# Pipeline stages of copies, as many as fit in shared memory: by `halves`, and by the states of a program of `ahead`.
 WALK_STAGES = {1: 3, 2: 2}
 PAIR_STAGES = 2
 AHEAD_STAGES = {32: 8, 64: 6, 128: 4}
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
-    """Whether the kernels are for the architecture, dtypes and sizes of a call; a wide D has no gradient in them.
+    """Whether the kernels support the architecture, dtypes and sizes of a call; they do not compute dD for a D (H, P).
 
-    The layout has no say: kernels of two kinds would give a row other bits.
+    This does not depend on the layout: other kernels would compute other bits for the same row.
     """
     if arch.name != "sm_90" or spec.operand_dtype not in ("bfloat16", "float16") or 0 in spec.x.shape:
         return False
@@ -77,7 +77,7 @@ def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
 
 
 def in_place(name: str, param: Param, layout: Layout) -> bool:
-    """Whether the kernels read an array where it lies: their descriptors see the heads of a step as one row."""
+    """Whether the kernels read an array without a copy: their descriptors treat the heads of a step as one row."""
     if not passes.in_place(name, param, layout):
         return False
     if name not in ("x", "dy", "B", "C"):
@@ -90,7 +90,7 @@ def in_place(name: str, param: Param, layout: Layout) -> bool:
 def forward(
     spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
 ) -> Program:
-    """The arguments -> y, final_state, states."""
+    """The arguments -> y, final_state and the saved states."""
     inputs, layouts = inputs_of(spec, names, layouts, in_place)
     scratch = (*_prepared(spec), _ahead(spec, plan))
     of = _Launches(spec, inputs + outputs + scratch, layouts, arch, plan)
@@ -101,7 +101,7 @@ def forward(
 def backward(
     spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
 ) -> Program:
-    """The gradients of the results, the arguments, states -> the gradients wanted."""
+    """The gradients of the results, the arguments and the saved states -> the wanted gradients."""
     inputs, layouts = inputs_of(spec, names, layouts, in_place)
     scratch = (*_backward_scratch(spec, plan), *unwanted(spec, outputs))
     of = _Launches(spec, inputs + outputs + scratch, layouts, arch, plan)
@@ -119,28 +119,28 @@ def backward(
 
 
 def _prepared(spec: Spec) -> tuple[Array, Array]:
-    """What `prepare` makes."""
+    """The results of `prepare`."""
     count = spec.batch * places(spec, PLACE)
     vectors = Array("vectors", (count, PLACE // STEPS, spec.heads, VECTORS, STEPS), FP32)
     return vectors, Array("delta", (count, spec.heads, PLACE), FP32)
 
 
 def _ahead(spec: Spec, plan: Plan) -> Array:
-    """What enters the spans of walks, but for the first."""
+    """The states, or gradients of states, that enter the spans of cut walks after the first."""
     return Array("ahead", (plan.spans.cut, plan.spans.count - 1, walked(spec), CHANNELS, spec.N), FP32)
 
 
 def _backward_scratch(spec: Spec, plan: Plan) -> tuple[Array, ...]:
-    """What the backward pass needs beside its results."""
+    """The scratch arrays of the backward pass, without those of unwanted gradients."""
     count = spec.batch * places(spec, PLACE)
     parts = spec.heads * slices(spec) * halves(spec)
     by_step = ("targets", "own", "dots", "sources", "behind")
     partial = (spec.batch * spec.time, spec.groups * head_blocks(spec) * halves(spec), spec.N)
-    kept = spec.params(("states",))["states"]
+    saved = spec.params(("states",))["states"]
     return (
         *_prepared(spec),
         _ahead(spec, plan),
-        *([Array("middle", kept.shape, kept.dtype)] if kept_places(spec) == 2 else []),
+        *([Array("middle", saved.shape, saved.dtype)] if kept_places(spec) == 2 else []),
         Array("leaving", (count, spec.heads, spec.P, spec.N), spec.operand_dtype),
         Array("both", (count, parts, 4), FP32),
         *(Array(name, (count, parts, PLACE), FP32) for name in by_step),
@@ -151,18 +151,18 @@ def _backward_scratch(spec: Spec, plan: Plan) -> tuple[Array, ...]:
 
 @dataclass(frozen=True)
 class _Launches(Launches):
-    """The launches of a pass of the kernels for Hopper."""
+    """Builds the launches of a pass of the Hopper kernels."""
 
     plan: Plan
 
     def prepare(self) -> Launch:
-        """The vectors of every block."""
+        """Computes delta, and the vectors of every block."""
         each = PLACE // STEPS
         names = "dt A dt_bias cu_seqlens vectors delta"
         return self.of_steps(prepare, names, self._places * each, PREPARED_HEADS, Q=STEPS, BLOCKS=each)
 
     def finish(self) -> Launch:
-        """The gradients of step sizes, and of what they are made of."""
+        """Computes the gradient of dt, and partial sums of those of A, dt_bias and D."""
         names = "dt A dt_bias cu_seqlens delta targets sources own behind both dots"
         out = "ddt dA_partial ddt_bias_partial dD_partial"
         count = slices(self.spec) * halves(self.spec)
@@ -170,7 +170,7 @@ class _Launches(Launches):
         return self.of_steps(backward_kernels.finish, f"{names} {out}", self._places, FINISHED_HEADS, **sizes)
 
     def ahead(self, u: str, k: str, *, start: str, back: bool = False) -> tuple[Launch, ...]:
-        """What enters spans, if there are any."""
+        """Computes what enters spans, if walks are cut."""
         spec, spans = self.spec, self.plan.spans
         if spans.count == 1:
             return ()
@@ -189,7 +189,7 @@ class _Launches(Launches):
         return (replace(launch, max_registers=AHEAD_REGISTERS),)
 
     def middle(self) -> tuple[Launch, ...]:
-        """What enters the places between those whose states are kept, if there are any."""
+        """Computes the states that enter the places without a saved state, if there are such places."""
         spec = self.spec
         if kept_places(spec) == 1:
             return ()
@@ -211,7 +211,7 @@ class _Launches(Launches):
     def walk(
         self, u: str, k: str, q: str, *, start: str, out: str, states: str, last: str, back: bool = False
     ) -> Launch:
-        """Results and states, or dx and the gradients of states."""
+        """Computes y and the states or, with `back`, dx and the gradients of the states."""
         spec = self.spec
         D = (0, 0) if spec.D is None else (spec.P, 1) if spec.wide_skip else (1, 0)
         arrays = self.pointers(
@@ -245,7 +245,7 @@ class _Launches(Launches):
     def pairs(
         self, rows: str, columns: str, left: str, right: str, *, states: str, partial: str, for_b: bool
     ) -> Launch:
-        """dC, or dB, and sums for what log decays and delta get."""
+        """Computes partial sums of dC, or with `for_b` of dB, and of the gradients of log decays and delta."""
         of = {"rows": rows, "columns": columns, "left": left, "right": right}
         others = "sources behind" if for_b else "middle targets own dots"
         of_group = head_blocks(self.spec)
@@ -274,7 +274,7 @@ class _Launches(Launches):
         scalars: Mapping[str, Scalar],
         **constants: int,
     ) -> Launch:
-        """A kernel that reads rows; `rows`: parameter -> array of rows."""
+        """A launch of a kernel that reads rows; `rows`: parameter -> array."""
         return Launch(
             kernel,
             grid=grid,
@@ -301,7 +301,7 @@ class _Launches(Launches):
         return self.spec.batch * places(self.spec, PLACE)
 
     def _strides(self, name: str) -> tuple[int, ...]:
-        """Of batch, time and head or group, in units."""
+        """An array's strides of batch, time and head or group, in units."""
         param = self.spec[name]
         assert param is not None
         return tuple(stride // UNIT for stride in strides_of(name, param.shape, self.layouts)[:-1])

@@ -1,8 +1,8 @@
-"""How work is cut among programs, so that the last ones do not leave multiprocessors idle.
+"""How work is divided among programs, so that few multiprocessors are idle at the end.
 
-Walks may be cut into spans of time, which begin at states that `ahead` finds by a walk of the states alone, with the
-bits of the walk; blocks of heads, which have sums of their own, may share a program. So these formulas may look at
-anything: they decide the time, never the bits.
+A walk is a pass over the steps of a sequence. Walks may be cut into spans of time. `ahead` computes the state that
+enters a span by a walk of the states alone, with the same bits as `walk`. Blocks of heads have separate sums, and
+several may share a program. So these formulas may depend on anything: they affect the time, never the bits.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from . import blocks
 PLACE = blocks.PLACE.value
 CHANNELS = blocks.CHANNELS.value
 STEPS = 64  # of a block, Q; a place has two
-MULTIPROCESSORS = 132  # of an H200, each of which takes one program
+MULTIPROCESSORS = 132  # of an H200; each runs one program at a time
 LEAST = 2  # places of a span
-# Of a program that finds the states between kept ones: states, slices at most.
+# Of a program of `middle`: states, and slices at most.
 MIDDLE_STATES, MIDDLE_SLICES = 128, 8
 MIDDLE_PROGRAMS = 6  # programs of `middle` for each multiprocessor, at least
-PAIR_BEGINNING = 4  # as many slices take as long as the beginning and end of a program of `pairs`
-# Of a block, over which dB and dC are summed at once, at most; by halves of the states.
+PAIR_BEGINNING = 4  # start and end of a program of `pairs` take as long as this many slices
+# Heads of a block of heads, over which dB and dC are summed at once, at most; by `halves`.
 SUMMED_HEADS = {1: 40, 2: 64}
-LEAST_BLOCKS = 2  # of heads for each place, if there are as many heads: few heads often come with few steps
+LEAST_BLOCKS = 2  # blocks of heads for each place, if there are enough heads: calls with few heads often have few steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Spans:
     """How a pass cuts its walks.
 
     Attributes:
-        whole: walks that a program takes whole; they come first.
-        cut: the others.
-        blocks: of a span.
-        count: spans of a walk that is cut, of the longest there may be; 1 if none is.
-        places: of the longest sequence there may be.
+        whole: the number of walks that are not cut; their programs are the first.
+        cut: the number of walks that are cut.
+        blocks: blocks of steps of a span.
+        count: spans of a cut walk of the longest possible sequence; 1 if no walk is cut.
+        places: places of the longest possible sequence.
     """
 
     whole: int
@@ -50,7 +50,7 @@ class Spans:
 
     @classmethod
     def of(cls, walks: int, cut: int, length: int, places: int) -> Spans:
-        """So many of the walks cut into spans of `length` places, where the longest sequence has `places`."""
+        """`cut` of the walks cut into spans of `length` places, where the longest sequence has `places` places."""
         count = max(1, -(-places // length))
         cut = cut if count > 1 else 0
         return cls(walks - cut, cut, 2 * length, count if cut else 1, places)
@@ -62,24 +62,24 @@ class Spans:
 
     @property
     def programs(self) -> int:
-        """All of them."""
+        """The number of programs."""
         return self.whole + self.cut * self.count
 
     @property
     def scalars(self) -> dict[str, int]:
-        """As kernels take it."""
+        """The run-time numbers that the kernels receive."""
         return {"whole": self.whole, "span": self.blocks, "spans": self.count}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a pass is cut among programs.
+    """How the work of a pass is divided among programs.
 
     Attributes:
-        spans: of its walks.
-        columns: states that a program of `ahead` takes, or all, if there are fewer.
-        together: blocks of heads that a program of `pairs` takes one after the other, or all of a group.
-        sharing: heads that a program of `middle` takes, or all of a group, or as many as it has room for.
+        spans: the spans of its walks.
+        columns: states of a program of `ahead`, at most.
+        together: blocks of heads that a program of `pairs` computes one after the other, at most.
+        sharing: heads of a group that a program of `middle` computes, at most.
     """
 
     spans: Spans
@@ -105,17 +105,17 @@ def slices(spec: Spec) -> int:
 
 
 def walked(spec: Spec) -> int:
-    """Slices of a walk."""
+    """Slices of a head or two heads in one walk."""
     return int(blocks.slices_walked(spec.N))
 
 
 def halves(spec: Spec) -> int:
-    """Programs, or warpgroups, that share the states of a slice."""
+    """Programs or warpgroups that divide the states of a slice among them."""
     return int(blocks.halves(spec.N))
 
 
 def walks(spec: Spec) -> int:
-    """Walks of a pass, through all sequences."""
+    """Walks of a pass, over all sequences."""
     return spec.sequences * spec.groups * -(-(spec.heads // spec.groups * slices(spec)) // walked(spec))
 
 
@@ -127,47 +127,51 @@ def heads(spec: Spec) -> int:
 
 
 def head_blocks(spec: Spec) -> int:
-    """Such blocks of a group."""
+    """Blocks of heads of a group."""
     return -(-(spec.heads // spec.groups) // heads(spec))
 
 
 def kept_places(spec: Spec) -> int:
-    """The forward pass keeps what enters every so many places of a sequence."""
+    """Places between two saved states."""
     return spec.chunk // PLACE
 
 
 def programs_of_pairs(spec: Spec) -> int:
-    """Programs of `pairs`, if each takes all blocks of heads of a group."""
+    """Programs of `pairs`, if each computes all blocks of heads of a group."""
     return spec.batch * places(spec, PLACE) * halves(spec) * spec.groups
 
 
 def programs_of_middle(spec: Spec) -> int:
-    """Programs of `middle`, if each takes all heads of a group."""
+    """Programs of `middle`, if each computes all heads of a group."""
     return spec.batch * spec.chunks * (spec.N // MIDDLE_STATES) * spec.groups
 
 
 def cut(walks: int, places: int) -> Spans:
-    """Walks beyond full rounds of all multiprocessors are cut into as many spans as those have room for."""
+    """The spans: walks beyond full rounds of all multiprocessors are cut into as many spans as fit on these."""
     left = walks % MULTIPROCESSORS
     room = MULTIPROCESSORS // left if left else 1
     return Spans.of(walks, left, max(LEAST, -(-places // room)), places)
 
 
 def columns(programs: int, N: int) -> int:
-    """States of a program of `ahead`: as few as there are multiprocessors for, of `programs` with all N states each.
+    """States of a program of `ahead`: the fewest for which each program has a multiprocessor.
 
-    A block takes less time with fewer, but two programs on one multiprocessor slow each other down.
+    With fewer states a block takes less time, but two programs on one multiprocessor slow each other down.
+
+    Args:
+        programs: programs if each computes all N states.
+        N: the states of a channel.
     """
     return next((few for few in (32, 64) if programs * (N // few) <= MULTIPROCESSORS), min(N, 128))
 
 
 def together(count: int, programs: int, slices: int) -> int:
-    """How many blocks of heads a program of `pairs` takes one after the other, so that all end soonest.
+    """How many blocks of heads a program of `pairs` computes one after the other, for the shortest time in all.
 
     Args:
-        count: blocks of a group.
-        programs: programs if each takes all of them.
-        slices: of a block.
+        count: blocks of heads of a group.
+        programs: programs if each computes all of them.
+        slices: slices of a block of heads.
     """
 
     def time(each: int) -> int:
@@ -178,11 +182,11 @@ def together(count: int, programs: int, slices: int) -> int:
 
 
 def sharing(count: int, programs: int, most: int) -> int:
-    """How many of a group's heads a program of `middle` takes, which then share B: as many as leave enough programs.
+    """How many heads of a group a program of `middle` computes with one copy of B: the most that leave enough programs.
 
     Args:
         count: heads of a group.
-        programs: programs if each takes all of them.
-        most: heads of a program.
+        programs: programs if each computes all of them.
+        most: heads of a program, at most.
     """
     return max(1, min(most, count, programs * count // (MIDDLE_PROGRAMS * MULTIPROCESSORS)))

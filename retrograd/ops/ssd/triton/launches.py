@@ -1,4 +1,4 @@
-"""Which kernels run, in which order, on which arrays: a program for each pass, the same for PyTorch and JAX."""
+"""The program of each pass: which kernels run, in which order, on which arrays. The same for PyTorch and JAX."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ TRITON = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
-    """Whether the kernels are for the dtypes, and there is something to compute."""
+    """Whether the kernels support the dtypes, and x is not empty."""
     return spec.x.dtype in KERNEL_FLOATS and 0 not in spec.x.shape
 
 
 def forward(
     spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, tile: Tile
 ) -> Program:
-    """The arguments -> y, final_state, states."""
+    """The arguments -> y, final_state and the saved states."""
     inputs, layouts = inputs_of(spec, names, layouts)
     scratch = (*_prepared(spec, tile), _states("entering", spec, tile))
     of = _Launches(spec, inputs + outputs + scratch, layouts, arch, tile)
@@ -47,7 +47,7 @@ def forward(
 def backward(
     spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, tile: Tile
 ) -> Program:
-    """The gradients of the results, the arguments, states -> the gradients wanted."""
+    """The gradients of the results, the arguments and the saved states -> the wanted gradients."""
     inputs, layouts = inputs_of(spec, names, layouts)
     scratch = (*_backward_scratch(spec, tile), *unwanted(spec, outputs))
     of = _Launches(spec, inputs + outputs + scratch, layouts, arch, tile)
@@ -67,11 +67,11 @@ def backward(
 
 
 def _backward_scratch(spec: Spec, tile: Tile) -> tuple[Array, ...]:
-    """What the backward kernels in Triton need beside their results."""
+    """The scratch arrays of the backward pass, without those of unwanted gradients."""
     count, blocks = _places(spec, tile.steps), tile.head_blocks(spec)
     of_slices = (count, spec.heads * tile.slices(spec), tile.steps)
     of_states = (count, spec.heads * tile.slices(spec) * tile.state_blocks(spec), tile.steps)
-    # Sums over blocks of steps.
+    # One sum per block of steps.
     partials = {"A": (count, spec.heads), "dt_bias": (count, spec.heads), "D": (count, spec.heads * spec.P)}
     sizes = {
         **dict.fromkeys(("targets", "sources", "own"), of_slices),
@@ -93,16 +93,16 @@ def _backward_scratch(spec: Spec, tile: Tile) -> tuple[Array, ...]:
 
 @dataclass(frozen=True)
 class _Launches(Launches):
-    """The launches of a pass of Triton kernels."""
+    """Builds the launches of a pass of the Triton kernels."""
 
     tile: Tile
 
     def prepare(self) -> Launch:
-        """Step sizes, and sums of log decays."""
+        """Computes delta, and the sums of log decays."""
         return self._of_steps(state_kernels.prepare, "dt A dt_bias cu_seqlens delta sums")
 
     def finish(self) -> Launch:
-        """The gradients of step sizes, and of what they are made of."""
+        """Computes the gradient of dt, and partial sums of those of A and dt_bias."""
         arrays = "dt A dt_bias cu_seqlens delta targets sources own before behind both ddt dA_partial ddt_bias_partial"
         spec, tile = self.spec, self.tile
         sizes = {"P_BLOCKS": tile.slices(spec), "N_BLOCKS": tile.state_blocks(spec), "TILES": tile.tiles(spec)}
@@ -120,7 +120,7 @@ class _Launches(Launches):
         back: bool = False,
         from_kept: bool = False,
     ) -> Launch:
-        """The states that enter the blocks, or, `back`, the gradients of those that leave them."""
+        """Computes the states that enter the blocks or, with `back`, the gradients of those that leave them."""
         spec, tile = self.spec, self.tile
         sequences = _places(spec, spec.chunk) if from_kept else spec.sequences
         return Launch(
@@ -176,7 +176,7 @@ class _Launches(Launches):
         dout: str | None = None,
         back: bool = False,
     ) -> Launch:
-        """The results of every block, or dx; with `dout`, the gradients of the gate."""
+        """Computes y or, with `back`, dx; with `dout`, dz and the gradient of y before the gate instead."""
         gates = {"dz_ptr": "dz", "dy_ptr": "dy_ungated"} if dout else {"dz_ptr": None, "dy_ptr": None}
         arrays = self.pointers(
             forward_kernels.outputs,
@@ -194,14 +194,14 @@ class _Launches(Launches):
         return self._of_blocks(forward_kernels.outputs, arrays, rows, BACK=back, WIDE_D=self.spec.wide_skip)
 
     def pairs(self, dy: str) -> Launch:
-        """Gradients by pairs of steps within a block."""
+        """Computes the contributions of pairs of steps within a block to gradients."""
         names = "x B C cu_seqlens delta sums dB_within dC_within dD_partial targets sources own"
         arrays = self.pointers(backward_kernels.pairs, names, dy_ptr=dy)
         launch = self._of_blocks(backward_kernels.pairs, arrays, {"dy": dy, "x": "x", "B": "B", "C": "C"})
         return replace(launch, num_warps=self.tile.pair_warps)
 
     def through_states(self, u: str, q: str, states: str, dq: str, by_step: str, *, back: bool) -> Launch:
-        """Gradients by pairs of steps that a state connects."""
+        """Computes the contributions of pairs of steps in different blocks, through the states, to gradients."""
         arrays = self.pointers(
             backward_kernels.through_states,
             "cu_seqlens delta sums",
@@ -220,7 +220,7 @@ class _Launches(Launches):
         return self.of_steps(kernel, names, _places(self.spec, steps), self.tile.prepared_heads, Q=steps, **constants)
 
     def _of_blocks(self, kernel: Any, arrays: dict[str, str | None], rows: dict[str, str], **constants: Any) -> Launch:
-        """A program for every block of steps and some heads of a group; `rows`: parameter -> array of rows."""
+        """A launch with a program for each block of steps and some heads of a group; `rows`: parameter -> array."""
         spec, tile = self.spec, self.tile
         return Launch(
             kernel,
@@ -251,7 +251,7 @@ class _Launches(Launches):
 
     @property
     def _multiplied(self) -> dict[str, Any]:
-        """How operands are multiplied."""
+        """Constants of the matrix products, and OVERLAP."""
         return {
             "DTYPE": TRITON[self.spec.operand_dtype],
             "SPLIT": self.spec.operand_dtype == FP32 and self.arch.backend == "cuda",
@@ -259,11 +259,11 @@ class _Launches(Launches):
         }
 
     def _param(self, name: str) -> Param | None:
-        """An array of rows."""
+        """Shape and dtype of an array of rows; None where it is absent."""
         return self.spec["dy" if name == "dy_ungated" else name]
 
     def _strides(self, name: str) -> tuple[int, ...]:
-        """Of batch, time and head, in units."""
+        """An array's strides of batch, time and head, in units."""
         param = self._param(name)
         if param is None:
             return (0, 0, 0)
@@ -280,10 +280,10 @@ def _prepared(spec: Spec, tile: Tile) -> tuple[Array, Array]:
 
 
 def _states(name: str, spec: Spec, tile: Tile) -> Array:
-    """A state for every block of steps."""
+    """A scratch array with a state for every block of steps."""
     return Array(name, (_places(spec, tile.steps), spec.heads, spec.P, spec.N), spec.operand_dtype)
 
 
 def _places(spec: Spec, steps: int) -> int:
-    """Places in all rows for blocks of so many steps."""
+    """The number of places in all rows, for blocks of `steps` steps."""
     return spec.batch * places(spec, steps)

@@ -1,7 +1,7 @@
 """Tile sizes of the Triton kernels: a pure function of the spec and the architecture.
 
-Nothing here looks at the batch, the number of packed sequences or the number of steps: a sequence meets the same
-binary, and its sums are taken in the same order, wherever it lies.
+Nothing here depends on the batch, the number of packed sequences or the number of steps: a sequence is computed by the
+same binary, with its sums in the same order, in every batch and packed row.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..op import Spec
 
 STEPS = 64  # of a block
 CHANNELS = 64  # of a slice, at most
-STATES = 128  # that one product has, at most
+STATES = 128  # of one product, at most
 CARRIED = 64  # states of a channel that one program carries, at most
-# Operands of 4 bytes are cut in two terms on their way to the tensor cores, which takes registers.
+# Operands of 4 bytes are split into two terms for the tensor cores, which needs registers.
 SINGLE_STEPS = 32
 SINGLE_CHANNELS = 32
 SINGLE_STATES = 32
-LEAST = 16  # what a matrix product takes at least
+LEAST = 16  # the smallest dimension of a matrix product
 DEEP_SHARED = 128 * KIB  # for a pipeline of three stages
 HEADS = 16  # over which a program sums dB and dC, at most
 PREPARED_HEADS = 16  # of a program that prepares step sizes, or finishes their gradients
@@ -31,18 +31,18 @@ PREPARED_HEADS = 16  # of a program that prepares step sizes, or finishes their 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program works on.
+    """Tile sizes of the kernels.
 
     Attributes:
         steps: of a block, Q.
         channels: of a slice of a head.
         states: of a channel, in one product.
         carried: states of a channel that one program carries.
-        num_warps: warps of a program that takes a block.
-        pair_warps: those of `pairs`, which has two matrices of pairs of steps in registers at once.
-        stages: depth of the pipeline over slices of a program that takes a block.
-        carry_stages: that over blocks of a program which carries states.
-        heads: of a group that a program takes, over which it sums dB and dC, at most.
+        num_warps: warps of a program that computes a block.
+        pair_warps: those of `pairs`, which holds two matrices of pairs of steps in registers.
+        stages: pipeline stages over slices, in a program that computes a block.
+        carry_stages: pipeline stages over blocks, in a program that carries states.
+        heads: heads of a group in one program, over which it sums dB and dC, at most.
         prepared_heads: of a program that prepares step sizes, or finishes their gradients.
     """
 
@@ -62,7 +62,7 @@ class Tile:
         return -(-spec.P // self.channels)
 
     def state_blocks(self, spec: Spec) -> int:
-        """Products that it takes for all states of a channel."""
+        """Products for all states of a channel."""
         return -(-spec.N // self.states)
 
     def tiles(self, spec: Spec) -> int:
@@ -70,22 +70,22 @@ class Tile:
         return self.slices(spec) * -(-spec.N // self.carried)
 
     def heads_of(self, spec: Spec) -> int:
-        """Heads of a group that one program takes."""
+        """Heads of a group in one program."""
         return max(1, min(self.heads, spec.heads // spec.groups))
 
     def head_blocks(self, spec: Spec) -> int:
-        """Programs that share a block of steps."""
+        """Programs of a block of steps."""
         return spec.groups * -(-(spec.heads // spec.groups) // self.heads_of(spec))
 
 
 def planned(spec: Spec, arch: Arch, which: Pass) -> Tile:
-    """The tile of a call, the same for both passes."""
+    """The tile sizes of a call, the same for both passes."""
     single = BYTES[spec.operand_dtype] == 4
 
     def at_most(size: int, most: int) -> int:
         return max(LEAST, min(power_of_two(size), most))
 
-    # Fewer warps are faster where they have the registers.
+    # 4 warps are faster where they have enough registers.
     few = arch.name in ("sm_80", "sm_90") and spec.z is None and spec.N <= STATES
     return Tile(
         steps=SINGLE_STEPS if single else STEPS,
