@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 from .arch import Arch
+
+T = TypeVar("T")
+TUNED = "sm_90"  # the architecture that plans are tuned for first
 
 
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n, and at least 1."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def of_arch(tables: Mapping[str, T], arch: Arch) -> T:
+    """An architecture's own table, by its name; where it has none, that of the architecture tuned for first."""
+    return tables.get(arch.name, tables[TUNED])
 
 
 def warps_of(warps: int, arch: Arch) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from retrograd.core.arch import KIB, Arch
 from retrograd.core.dtypes import BYTES
 from retrograd.core.spec import Pass
-from retrograd.core.tiles import power_of_two, warps_of
+from retrograd.core.tiles import of_arch, power_of_two, warps_of
 
 from ..op import Spec
 
@@ -96,12 +96,12 @@ class Plan:
     vectors: Vectors
 
 
-# Bytes of an element -> lanes, channels, unroll, warps, parallel.
-FORWARD = {2: (4, 256, 4, 8, 4096), 4: (4, 128, 8, 4, 16384)}
-BACKWARD = {2: (2, 256, 8, 4, 1024), 4: (4, 128, 4, 4, 8192)}
-# Bytes of an element -> channels, blocks, warps, parallel.
-FORWARD_TIME = {2: (32, 16, 4, 8192), 4: (32, 16, 4, 8192)}
-BACKWARD_TIME = {2: (32, 16, 8, 4096), 4: (32, 16, 8, 4096)}
+# Architecture -> bytes of an element -> lanes, channels, unroll, warps, parallel.
+FORWARD = {"sm_90": {2: (4, 256, 4, 8, 4096), 4: (4, 128, 8, 4, 16384)}}
+BACKWARD = {"sm_90": {2: (2, 256, 8, 4, 1024), 4: (4, 128, 4, 4, 8192)}}
+# Architecture -> bytes of an element -> channels, blocks, warps, parallel.
+FORWARD_TIME = {"sm_90": {2: (32, 16, 4, 8192), 4: (32, 16, 4, 8192)}}
+BACKWARD_TIME = {"sm_90": {2: (32, 16, 8, 4096), 4: (32, 16, 8, 4096)}}
 FEWEST_CHANNELS = 16
 
 
@@ -142,12 +142,12 @@ def backward_time(spec: Spec, arch: Arch) -> Vectors:
     return _vectors(spec, arch, BACKWARD_TIME)
 
 
-def _walk(spec: Spec, arch: Arch, table: dict[int, tuple[int, int, int, int, int]]) -> Walk:
-    lanes, channels, unroll, warps, parallel = table[BYTES[spec.x.dtype]]
+def _walk(spec: Spec, arch: Arch, tables: dict[str, dict[int, tuple[int, int, int, int, int]]]) -> Walk:
+    lanes, channels, unroll, warps, parallel = of_arch(tables, arch)[BYTES[spec.x.dtype]]
     narrow = min(channels, max(FEWEST_CHANNELS, power_of_two(spec.channels)))
     return Walk(lanes * channels // narrow, narrow, unroll, warps_of(warps, arch), parallel=parallel)
 
 
-def _vectors(spec: Spec, arch: Arch, table: dict[int, tuple[int, int, int, int]]) -> Vectors:
-    channels, blocks, warps, parallel = table[BYTES[spec.x.dtype]]
+def _vectors(spec: Spec, arch: Arch, tables: dict[str, dict[int, tuple[int, int, int, int]]]) -> Vectors:
+    channels, blocks, warps, parallel = of_arch(tables, arch)[BYTES[spec.x.dtype]]
     return Vectors(channels, blocks, 16 // BYTES[spec.x.dtype], warps_of(warps, arch), parallel)

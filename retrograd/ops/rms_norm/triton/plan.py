@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from retrograd.core.arch import Arch
 from retrograd.core.dtypes import BYTES
 from retrograd.core.spec import Pass
-from retrograd.core.tiles import power_of_two, warps_of
+from retrograd.core.tiles import of_arch, power_of_two, warps_of
 
 from ..op import Spec
 
@@ -48,39 +48,43 @@ class Tile:
 # By the arrays of a call beside x and the weight: columns -> rows, warps. One tile per program. Two wide rows per tile
 # halve the reads of the weight from L2.
 FORWARD = {
-    "plain": {128: (16, 4), 256: (32, 16), 512: (4, 4), 1024: (2, 4), 2048: (2, 8), 4096: (2, 8), 8192: (2, 16)},
-    "gated": {128: (16, 8), 256: (8, 8), 512: (2, 4), 1024: (1, 4), 2048: (1, 8), 4096: (1, 8), 8192: (2, 16)},
+    "sm_90": {
+        "plain": {128: (16, 4), 256: (32, 16), 512: (4, 4), 1024: (2, 4), 2048: (2, 8), 4096: (2, 8), 8192: (2, 16)},
+        "gated": {128: (16, 8), 256: (8, 8), 512: (2, 4), 1024: (1, 4), 2048: (1, 8), 4096: (1, 8), 8192: (2, 16)},
+    }
 }
 
-# Columns -> rows, warps, stages, programs.
+# Architecture -> columns -> rows, warps, stages, programs.
 BACKWARD = {
-    "plain": {
-        128: (64, 8, 3, 132),
-        256: (4, 2, 4, 512),
-        512: (8, 4, 3, 256),
-        1024: (4, 4, 3, 256),
-        2048: (4, 8, 3, 132),
-        4096: (2, 8, 3, 132),
-        8192: (1, 16, 3, 132),
-    },
-    "residual": {
-        128: (8, 2, 3, 512),
-        256: (2, 1, 3, 1024),
-        512: (4, 4, 3, 256),
-        1024: (4, 4, 3, 256),
-        2048: (2, 8, 3, 132),
-        4096: (1, 16, 4, 132),
-        8192: (1, 32, 3, 132),
-    },
-    "gated": {
-        128: (8, 1, 3, 1024),
-        256: (4, 1, 3, 1024),
-        512: (2, 2, 3, 512),
-        1024: (1, 4, 3, 512),
-        2048: (1, 8, 3, 264),
-        4096: (1, 16, 4, 132),
-        8192: (1, 16, 3, 132),  # only if `again`
-    },
+    "sm_90": {
+        "plain": {
+            128: (64, 8, 3, 132),
+            256: (4, 2, 4, 512),
+            512: (8, 4, 3, 256),
+            1024: (4, 4, 3, 256),
+            2048: (4, 8, 3, 132),
+            4096: (2, 8, 3, 132),
+            8192: (1, 16, 3, 132),
+        },
+        "residual": {
+            128: (8, 2, 3, 512),
+            256: (2, 1, 3, 1024),
+            512: (4, 4, 3, 256),
+            1024: (4, 4, 3, 256),
+            2048: (2, 8, 3, 132),
+            4096: (1, 16, 4, 132),
+            8192: (1, 32, 3, 132),
+        },
+        "gated": {
+            128: (8, 1, 3, 1024),
+            256: (4, 1, 3, 1024),
+            512: (2, 2, 3, 512),
+            1024: (1, 4, 3, 512),
+            2048: (1, 8, 3, 264),
+            4096: (1, 16, 4, 132),
+            8192: (1, 16, 3, 132),  # only if `again`
+        },
+    }
 }
 MOST_ROWS = 128
 # One program computes this many tiles in at most the time that the launch of a second stage takes.
@@ -127,7 +131,9 @@ def again(spec: Spec, arch: Arch) -> bool:
     """Whether a gated row fits into registers in the backward pass if its float32 values are computed twice."""
     two_bytes = spec.gate is not None and all(BYTES[d] == 2 for d in (spec.x.dtype, spec.gate.dtype, spec.y_dtype))
     alone = spec.residual is None and spec.bias is None
-    return arch.backend == "cuda" and two_bytes and alone and power_of_two(spec.N) == max(BACKWARD["gated"])
+    return (
+        arch.backend == "cuda" and two_bytes and alone and power_of_two(spec.N) == max(of_arch(BACKWARD, arch)["gated"])
+    )
 
 
 def forward(spec: Spec, arch: Arch) -> Tile:
@@ -135,7 +141,7 @@ def forward(spec: Spec, arch: Arch) -> Tile:
     if not whole_forward(spec):
         return Tile(rows=1, columns=2048 if _extra_arrays(spec) else 4096, num_warps=warps_of(8, arch), stages=2)
     columns = power_of_two(spec.N)
-    table = FORWARD["gated" if spec.gate else "plain"]
+    table = of_arch(FORWARD, arch)["gated" if spec.gate else "plain"]
     rows, warps = table.get(max(columns, min(table)), (1, 32))
     return Tile(_rows(rows, columns, min(table)), columns, warps_of(warps, arch))
 
@@ -143,7 +149,7 @@ def forward(spec: Spec, arch: Arch) -> Tile:
 def backward(spec: Spec, arch: Arch) -> Tile:
     """The backward pass's tile, if a row is held in registers."""
     columns = power_of_two(spec.N)
-    table = BACKWARD["gated" if spec.gate else "residual" if spec.residual else "plain"]
+    table = of_arch(BACKWARD, arch)["gated" if spec.gate else "residual" if spec.residual else "plain"]
     rows, warps, stages, programs = table[max(columns, min(table))]
     if arch.backend != "cuda":
         stages = 1
