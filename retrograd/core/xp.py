@@ -156,12 +156,16 @@ def _torch_multiply(x: Any, y: Any) -> Any:
 
 
 def _torch_matmul(a: Any, b: Any) -> Any:
-    """The product, with single rows and columns doubled: a CPU may compute them by vector functions with other bits."""
+    """The product, whose bits on a CPU do not depend on the other matrices of the batch.
+
+    A single row is doubled, since a vector function may compute it with other bits. Columns are padded to whole cache
+    lines: the bits of other matrices depend on their position in memory.
+    """
     import torch
 
     rows, columns = a.shape[-2], b.shape[-1]
     a = torch.cat([a, a], -2) if rows == 1 else a
-    b = torch.cat([b, b], -1) if columns == 1 else b
+    b = torch.nn.functional.pad(b, (0, -columns % 16)) if columns % 16 else b
     return torch.matmul(a, b)[..., :rows, :columns]
 
 

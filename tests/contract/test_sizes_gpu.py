@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from retrograd.ops.linear_scan.torch_op import linear_scan
-from retrograd.ops.selective_scan.torch_op import selective_scan
 from torch import Tensor
 
-from retrograd import ssd
+from retrograd import linear_scan, selective_scan, ssd
 from retrograd.ops.linear_scan import reference as linear_reference
 from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import Arrays, call, leaves, normal

@@ -13,8 +13,8 @@ import pytest
 import triton.language as tl
 
 from retrograd.core.kernels import numerics
-from retrograd.ops.rms_norm import backward, forward, plan, schedule
 from retrograd.ops.rms_norm.room import ROOM
+from retrograd.ops.rms_norm.triton import backward, forward, launches, plan
 from retrograd.testing import contract
 from retrograd.testing.interpreter import as_float16, forget_plans
 
@@ -118,7 +118,7 @@ def test_an_eps_that_is_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return program
 
-    breaks(monkeypatch, schedule, "forward", without_eps, "plain_fp32")
+    breaks(monkeypatch, launches, "forward", without_eps, "plain_fp32")
 
 
 def test_a_partial_sum_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_partial_sum_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None
     def one_less(sound: Any) -> Broken:
         return lambda partial, out, rows, *rest: sound(partial, out, rows - 1, *rest)
 
-    breaks(monkeypatch, schedule, "sum_rows_launch", one_less, "plain_fp32")
+    breaks(monkeypatch, launches, "sum_rows_launch", one_less, "plain_fp32")
 
 
 def test_a_tile_that_depends_on_the_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ x = jax.numpy.ones((1, 4, 2))
 print(jax.grad(lambda x: retrograd.jax.linear_scan(x, x).sum())(x).shape)
 config = nn.MambaConfig(d_model=8, n_layer=1, vocab_size=16)
 params = nn.init(jax.random.key(0), config)
-print(nn.language_model(params, jax.numpy.zeros((1, 4), "int32"), config).shape)
+print(nn.language_model(params, config, jax.numpy.zeros((1, 4), "int32")).shape)
 print(retrograd.__version__)
 try:
     retrograd.rms_norm
