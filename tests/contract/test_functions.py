@@ -46,6 +46,7 @@ def test_a_function_takes_what_its_op_declares(face: Face, op: Op) -> None:
 @EACH_OP
 def test_every_argument_and_option_is_explained(face: Face, op: Op) -> None:
     text = inspect.getdoc(function(face, op)) or ""
-    for name, declared in {**arguments(op.call), **options(op.call)}.items():
+    declarations: dict[str, Any] = {**arguments(op.call), **options(op.call)}
+    for name, declared in declarations.items():
         assert f"    {name}: " in text
         assert declared.doc.endswith(".")

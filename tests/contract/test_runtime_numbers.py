@@ -43,6 +43,7 @@ def test_a_new_number_compiles_nothing_in_pytorch(device: str) -> None:
         y = scaled(x, scale, seed)
         y.sum().backward()
         torch.testing.assert_close(y, x * scale + seed + 1)
+        assert x.grad is not None
         assert torch.equal(x.grad, torch.full_like(x, scale))
     assert torch_pass._prepare.cache_info().misses == before
 

@@ -84,9 +84,8 @@ def as_array(op: str, argument: str, value: Any, dtype: str, like: Any) -> Any:
         return value
     if value is None:
         return None
-    if isinstance(value, torch.SymInt | torch.SymFloat):
-        return torch.full((), value, dtype=DTYPES[dtype], device=like.device)
-    check_number(op, argument, value, dtype)
+    if not isinstance(value, torch.SymInt | torch.SymFloat):
+        check_number(op, argument, value, dtype)
     return torch.full((), value, dtype=DTYPES[dtype], device=getattr(like, "device", None))
 
 
