@@ -92,6 +92,11 @@ class Op:
         return {name: declared.kind for name, declared in options(self.call).items()}
 
     @cached_property
+    def tuple_options(self) -> tuple[int, ...]:
+        """The indices of the options that are tuples."""
+        return tuple(place for place, kind in enumerate(self.options.values()) if kind.endswith("[]"))
+
+    @cached_property
     def results(self) -> tuple[str, ...]:
         """Every array that the forward pass may return to the user, in order."""
         return tuple(result.name for result in self.call.results)

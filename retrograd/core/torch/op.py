@@ -65,7 +65,8 @@ def _bound(op: Op, operators: Operators) -> Call:
 
 def _direct(op: Op, operators: Operators) -> Callable[..., Results]:
     """The direct path: launches kernels without PyTorch's dispatcher."""
-    count = len(op.results)
+    results = op.results
+    count = len(results)
     arguments = len(op.arguments)
 
     class Direct(torch.autograd.Function):
@@ -84,8 +85,7 @@ def _direct(op: Op, operators: Operators) -> Callable[..., Results]:
             if any(gradients[place] is not None for place in prepared.unread):
                 prepared = whole(prepared)
             incoming = [
-                prepared.zeros(name) if g is None else resolved(g)
-                for name, g in zip(op.results, gradients, strict=True)
+                prepared.zeros(name) if g is None else resolved(g) for name, g in zip(results, gradients, strict=True)
             ]
             inputs, needs = (*incoming, *ctx.saved_tensors), ctx.needs_input_grad[:arguments]
             if torch.is_grad_enabled():

@@ -147,14 +147,9 @@ def _selector(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...
 
 def _prepared(op: Op, keys: Keys, options: Options) -> Prepared:
     """The prepared call, cached by keys and options."""
-    inside = tuple([type(item) for place in _tuples(op) for item in options[place]])
+    places = op.tuple_options
+    inside = tuple([type(item) for place in places for item in options[place]]) if places else ()
     return _prepare(op, keys, inside, *options)
-
-
-@cache
-def _tuples(op: Op) -> tuple[int, ...]:
-    """The indices of the options that are tuples."""
-    return tuple([place for place, kind in enumerate(op.options.values()) if kind.endswith("[]")])
 
 
 # The options are separate arguments, so that `typed` distinguishes 1, True and 1.0; `inside`, the types of the items of
@@ -211,7 +206,10 @@ def spec_of(op: Op, shapes: Shapes, options: Options) -> Any:
 def run_forward(op: Op, tensors: Tensors, options: Options) -> tuple[Prepared, list[Tensor | None]]:
     """The prepared call, and its results and saved arrays."""
     try:
-        keys = tuple([None if t is None else key(t) for t in tensors])
+        # As `key`, whose calls would take more host time.
+        keys: Keys = tuple(
+            [None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15) for t in tensors]
+        )
         prepared = _prepared(op, keys, options)
     except Exception:
         check_arguments(op, tensors, options)  # raises a clearer error for wrong types

@@ -46,17 +46,17 @@ def checker(call: type[CallSpec], check: Check = of_declaration, names: Mapping[
         check(call, params_of(tensors), given)
 
     def check_once(tensors: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-        shapes = tuple([None if t is None else (t.shape, t.dtype) for t in tensors.values()])
-        values = tuple(given.values())
-        key = (shapes, values, _types(values))
         try:
+            kind = tuple([None if t is None else (t.shape, t.dtype, t.device, t.layout) for t in tensors.values()])
+            values = tuple(given.values())
+            key = (kind, values, _types(values)) if values else kind
             if key in taken:
                 return
-        except TypeError:  # symbols have no hash, and what is no option may have none
-            check_now(tensors, given)
-            return
+        except (AttributeError, RuntimeError, TypeError):
+            key = None  # symbols have no hash; other values that fail here are reported by the checks
+        check_tensors(call.op, tensors, required)
         check_now(tensors, given)
-        if len(taken) < MOST_TAKEN:
+        if key is not None and len(taken) < MOST_TAKEN:
             taken.add(key)
 
     def run(*given: Any) -> None:
@@ -69,10 +69,10 @@ def checker(call: type[CallSpec], check: Check = of_declaration, names: Mapping[
     traced = getattr(torch.ops.retrograd, f"check_{call.op}")
 
     def checked(tensors: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        check_tensors(call.op, tensors, required)
         if not torch.compiler.is_compiling():
             check_once(tensors, given)
             return tensors, given
+        check_tensors(call.op, tensors, required)
         for name, value in given.items():
             if kinds[name] in OPTION_TYPES:
                 check_option(call.op, name, concrete(value), kinds[name])
