@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .packed import last_not_above, steps
 from .xp import Namespace
 
 
@@ -116,20 +117,16 @@ class Packed(Rows):
         self.last = end // spec.chunk + number
 
         chunk = xp.arange(cu_seqlens, spec.chunks)
-        owner = xp.sum(xp.astype(self.first[None] <= chunk[:, None], "int32"), 1) - 1
+        owner = last_not_above(xp, self.first, chunk)
         owner = xp.where(owner < 0, 0, owner)
         step = (chunk - self.first[owner])[:, None] * spec.chunk + xp.arange(cu_seqlens, spec.chunk)
         taken = (step >= 0) & (step < (end - begin)[owner][:, None])
         self.taken = taken[:, :, None]
         self.source = xp.where(taken, begin[owner][:, None] + step, 0)
 
-        time = xp.arange(cu_seqlens, spec.time)
-        own = xp.sum(xp.astype(end[None] <= time[:, None], "int32"), 1)
-        inside = own < spec.sequences
-        own = xp.where(inside, own, 0)
-        step = time - begin[own]
-        self.inside = (inside & (step >= 0))[None]
-        self.place = xp.where(self.inside[0], self.first[own] * spec.chunk + step, 0)
+        of = steps(xp, bounds, spec.time)
+        self.inside = of.inside[None]
+        self.place = xp.where(of.inside, self.first[of.owner] * spec.chunk + of.offset, 0)
 
         mark = (spec.chunks, 1, *(1 for _ in initial.shape[1:]))
         starts = xp.reshape(self.first[owner] == chunk, mark)

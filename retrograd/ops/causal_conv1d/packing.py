@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from retrograd.core.packed import last_not_above
 from retrograd.core.xp import Namespace
 
 from .op import Spec
@@ -83,11 +84,11 @@ def pack(xp: Namespace, spec: Spec, cu_seqlens: Any) -> Packing:
     starts = bounds + xp.arange(cu_seqlens, S + 1) * before  # of the sequences, with their states, in the row
     step, place = xp.arange(cu_seqlens, T), xp.arange(cu_seqlens, T + entries)
 
-    owner = bisect(xp, bounds, step)
+    owner = last_not_above(xp, bounds, step)
     inside = (owner >= 0) & (owner < S)
     place_of_step = xp.clip(step + (owner + 1) * before, 0, max(T + entries - 1, 0))
 
-    at = bisect(xp, starts, place)
+    at = last_not_above(xp, starts, place)
     known = (at >= 0) & (at < S)
     s = xp.clip(at, 0, max(S - 1, 0))
     offset = place - starts[s]
@@ -108,16 +109,3 @@ def pack(xp: Namespace, spec: Spec, cu_seqlens: Any) -> Packing:
         initials=starts[owner_of_entry] + entry,
         finals=starts[owner_of_entry + 1] - before + entry,
     )
-
-
-def bisect(xp: Namespace, bounds: Any, values: Any) -> Any:
-    """For each value, the index of the last of the sorted bounds that is not above it; -1 if all are."""
-    low = values * 0 - 1
-    high = low + 1 + bounds.shape[0]
-    for _ in range(bounds.shape[0].bit_length()):
-        middle = (low + high) // 2
-        inner = xp.where(middle < 0, middle * 0, middle)
-        above = (bounds[inner] > values) & (middle >= 0)
-        stop = high - low <= 1
-        low, high = xp.where(above | stop, low, middle), xp.where(above & ~stop, middle, high)
-    return low

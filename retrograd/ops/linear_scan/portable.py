@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from retrograd.core.packed import last_not_above, steps
 from retrograd.core.xp import Namespace
 
 from .op import Spec
@@ -255,7 +256,8 @@ class _Packed(_Chunks):
         sequences = xp.arange(like, S)
         origins = bounds[:-1] // size + sequences
         number = xp.arange(like, chunks)
-        sequence = _owner(xp, number, origins)
+        sequence = last_not_above(xp, origins, number)
+        sequence = xp.where(sequence < 0, 0, sequence)
         inner = number - origins[sequence]
         local = inner[:, None] * size + xp.arange(like, size)[None, :]
         lengths = bounds[1:] - bounds[:-1]
@@ -265,16 +267,13 @@ class _Packed(_Chunks):
         times = bounds[sequence][:, None] + (length - 1 - clipped if reverse else clipped)
         times = xp.where(exists, times, times * 0)
 
-        t = xp.arange(like, T)
-        owner = _owner(xp, t, bounds[:-1])
-        # Of several sequences that begin at the same time, only the last is not empty, and it is the owner.
-        inside = (t >= bounds[:-1][owner]) & (t < bounds[1:][owner])
-        step = bounds[1:][owner] - 1 - t if reverse else t - bounds[:-1][owner]
-        step = xp.where(inside, step, step * 0)
-        places = (origins[owner] + step // size) * size + step % size
+        of = steps(xp, bounds, T)
+        step = bounds[1:][of.owner] - 1 - xp.arange(like, T) if reverse else of.offset
+        step = xp.where(of.inside, step, step * 0)
+        places = (origins[of.owner] + step // size) * size + step % size
         return _Packed(
             T, size, reverse, _real(spec), bounds, xp.reshape(times, (-1,)), xp.reshape(exists, (-1,)), sequence,
-            inner == 0, places, inside, owner,
+            inner == 0, places, of.inside, of.owner,
         )  # fmt: skip
 
     def cut(self, xp: Namespace, x: Any, other: int) -> Any:
@@ -319,12 +318,6 @@ class _Packed(_Chunks):
         start, stop = self.bounds[:-1], self.bounds[1:]
         t = xp.where(stop > start, start if self.reverse else stop - 1, start * 0)
         return xp.where((stop > start)[:, None], x[0][t], empty)
-
-
-def _owner(xp: Namespace, place: Any, begins: Any) -> Any:
-    """For each place, the index of the last of the ascending `begins` that is not after it; 0 if all are."""
-    count = xp.sum(xp.astype(place[:, None] >= begins[None, :], "int32"), 1)
-    return xp.where(count > 0, count - 1, count)
 
 
 def _rise(xp: Namespace) -> Any:
