@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from typing import Annotated
 
 import torch
-from rich.table import Column
+import typer
+from rich.markup import escape
+from rich.table import Column, Table
 
 from retrograd.bench.environment import versions
 from retrograd.core.arch import Arch
-from retrograd.core.room import spec_of
-from retrograd.core.spec import Pass
+from retrograd.core.room import Room, spec_of
+from retrograd.core.spec import Pass, arguments, options
 from retrograd.core.torch.launch import arch_of
 from retrograd.ops import rooms
 
-from .console import has_jax, show, table
+from .console import has_jax, named_room, show, table
 
 PACKAGES = ("torch", "triton", "jax", "jaxlib", "numpy")
 
 
-def info() -> None:
-    """Show versions, devices, and the path of each op on them."""
+def info(
+    op: Annotated[str | None, typer.Argument(help="An op: shows its arguments and options instead.")] = None,
+) -> None:
+    """Show versions, devices, and the path of each op on them; or what an op takes."""
+    if op is not None:
+        show(declaration(named_room(op)))
+        return
     installed = table("Versions", "package", "version")
     installed.add_row("python", platform.python_version())
     for name, version in versions(PACKAGES).items():
@@ -41,6 +49,19 @@ def info() -> None:
         for framework, device, arch, why in devices:
             paths.add_row(op, framework, device, kernels_of(op, arch) if arch else "portable", why)
     show(paths)
+
+
+def declaration(room: Room) -> Table:
+    """The arguments and options of an op, from its declaration."""
+    assert room.op is not None
+    listed = table(f"{room.name}", "name", "shape or type", "default", Column("meaning"))
+    for name, argument in arguments(room.op.call).items():
+        listed.add_row(
+            name, argument.shape, "None" if argument.optional else "required", escape(" ".join(argument.doc.split()))
+        )
+    for name, option in options(room.op.call).items():
+        listed.add_row(name, option.kind, repr(option.default), escape(" ".join(option.doc.split())))
+    return listed
 
 
 def kernels_of(op: str, arch: Arch) -> str:

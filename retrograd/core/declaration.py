@@ -129,9 +129,9 @@ def boundaries(what: str, states: str) -> Any:
     """
     doc = (
         f"(S + 1,) int32, for B = 1: {what} holds S sequences one after another, the i-th from step cu_seqlens[i] up to"
-        f" cu_seqlens[i + 1]. States are then {states}. Steps outside of every sequence give zeros. The numbers must"
-        " not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them; elsewhere wrong ones"
-        " give results that mean nothing."
+        f" cu_seqlens[i + 1]. States are then {states}. Results are zero at steps outside of every sequence. The"
+        " numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check this;"
+        " elsewhere the results for such numbers are undefined."
     )
     declared = Argument("S+1", ("int32",), doc, optional=True, reaches="T", kinds=("Int32",))
     return field(default=None, metadata={"declared": declared})

@@ -41,7 +41,7 @@ OPTION_TYPES = {"bool": "bool", "float": "float", "float[]": "tuple[float, float
 
 JAX_NOTES = """\
 It is the same call as `retrograd.{name}`, with the same results and errors. On an NVIDIA GPU it launches the same
-kernels; on a CPU or TPU it is plain JAX.{kept} It has derivatives of every order, in reverse and in forward mode: first
+kernels; on a CPU or TPU it is plain JAX.{kept} The function has derivatives of every order, in reverse and in forward mode: first
 gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and takes more memory."""
 
 
@@ -177,7 +177,11 @@ def _documented(call: type[CallSpec], face: Face) -> Iterator[str]:
     yield ""
     if face is JAX:
         kept = [f"`{call.op}_{r.name}`" for r in (*call.results, *call.kept) if r in call.kept or r.instead]
-        named = f" What the backward pass keeps is named {' and '.join(kept)} for `jax.checkpoint`." if kept else ""
+        named = (
+            f" For `jax.checkpoint` policies, the arrays that the forward pass saves are named {' and '.join(kept)}."
+            if kept
+            else ""
+        )
         yield _wrapped(JAX_NOTES.format(name=call.op, kept=named), "")
         yield ""
     yield "Args:"
@@ -189,7 +193,7 @@ def _documented(call: type[CallSpec], face: Face) -> Iterator[str]:
     yield _wrapped(cls.RETURNS, "    ")
     yield ""
     yield "Raises:"
-    yield "    ValueError, TypeError: before any launch, naming the argument, what was expected and what came."
+    yield "    ValueError, TypeError: before any launch; the text names the argument, its value and what was expected."
     if cls.SOURCE:
         yield ""
         yield _wrapped(f"Source: {cls.SOURCE}", "")

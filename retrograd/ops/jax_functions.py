@@ -107,9 +107,10 @@ def rms_norm(
     bitwise reproducible; a row's results and gradients do not depend on the rest of its batch.
 
     It is the same call as `retrograd.rms_norm`, with the same results and errors. On an NVIDIA GPU it launches the same
-    kernels; on a CPU or TPU it is plain JAX. What the backward pass keeps is named `rms_norm_sum` and `rms_norm_rstd`
-    for `jax.checkpoint`. It has derivatives of every order, in reverse and in forward mode: first gradients in reverse
-    mode come from the kernels, all others from plain JAX, which is slower and takes more memory.
+    kernels; on a CPU or TPU it is plain JAX. For `jax.checkpoint` policies, the arrays that the forward pass saves are
+    named `rms_norm_sum` and `rms_norm_rstd`. The function has derivatives of every order, in reverse and in forward
+    mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and takes
+    more memory.
 
     Args:
         x: (..., N), float32, bfloat16 or float16, any strides. float64 runs on the portable path.
@@ -129,7 +130,7 @@ def rms_norm(
         which may be modified in place.
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019), equation 4; the gated form is Mamba-2's
     (Dao and Gu, 2024).
@@ -202,9 +203,9 @@ def linear_scan(
     what it is packed with. The product of a over a few thousand neighbouring steps is formed and must not overflow.
 
     It is the same call as `retrograd.linear_scan`, with the same results and errors. On an NVIDIA GPU it launches the
-    same kernels; on a CPU or TPU it is plain JAX. It has derivatives of every order, in reverse and in forward mode:
-    first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and takes more
-    memory.
+    same kernels; on a CPU or TPU it is plain JAX. The function has derivatives of every order, in reverse and in
+    forward mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and
+    takes more memory.
 
     Args:
         a: (B, T, D), or of size 1 along B, D or both, for decays that rows or channels share. Any strides.
@@ -212,9 +213,9 @@ def linear_scan(
             complex128 run on the portable path.
         initial_state: (B, D), float32 or the dtype of b (complex64 for complex b); zeros by default.
         cu_seqlens: (S + 1,) int32, for B = 1: b holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, D). Steps outside of every sequence give zeros. The numbers
-            must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them; elsewhere wrong
-            ones give results that mean nothing.
+            up to cu_seqlens[i + 1]. States are then (S, D). Results are zero at steps outside of every sequence. The
+            numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check this;
+            elsewhere the results for such numbers are undefined.
         reverse: scan from the last step to the first: h[t] = a[t] * h[t + 1] + b[t].
         return_final_state: also return the state after the last step (the first, with `reverse`).
 
@@ -223,7 +224,7 @@ def linear_scan(
         complex64. An empty sequence's final state is its initial state.
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
 
     Source: Blelloch, Prefix Sums and Their Applications (1990), section 1.4; the gradient is in the op's README.
 
@@ -288,9 +289,9 @@ def causal_conv1d(
     bitwise reproducible; a row's results and gradients depend neither on its batch nor on what it is packed with.
 
     It is the same call as `retrograd.causal_conv1d`, with the same results and errors. On an NVIDIA GPU it launches the
-    same kernels; on a CPU or TPU it is plain JAX. It has derivatives of every order, in reverse and in forward mode:
-    first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and takes more
-    memory.
+    same kernels; on a CPU or TPU it is plain JAX. The function has derivatives of every order, in reverse and in
+    forward mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and
+    takes more memory.
 
     Args:
         x: (B, T, D), float32, bfloat16 or float16, any strides, such as those of a transposed (B, D, T) array. float64
@@ -300,9 +301,9 @@ def causal_conv1d(
         initial_state: (B, D, W - 1) in the dtype of x: the inputs before the first step, oldest first; zeros by
             default.
         cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, D, W - 1). Steps outside of every sequence give zeros. The
-            numbers must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them;
-            elsewhere wrong ones give results that mean nothing.
+            up to cu_seqlens[i + 1]. States are then (S, D, W - 1). Results are zero at steps outside of every sequence.
+            The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check
+            this; elsewhere the results for such numbers are undefined.
         activation: "silu" or None.
         return_final_state: also return the last W - 1 inputs, to continue from.
 
@@ -310,7 +311,7 @@ def causal_conv1d(
         y (B, T, D) in the dtype of x; with `return_final_state`, (y, final_state), the state like `initial_state`.
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
 
     Source: the short convolution of Mamba (Gu and Dao, 2023).
 
@@ -343,9 +344,9 @@ def causal_conv1d_update(
     as XLA compiles both alike.
 
     It is the same call as `retrograd.causal_conv1d_update`, with the same results and errors. On an NVIDIA GPU it
-    launches the same kernels; on a CPU or TPU it is plain JAX. It has derivatives of every order, in reverse and in
-    forward mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and
-    takes more memory.
+    launches the same kernels; on a CPU or TPU it is plain JAX. The function has derivatives of every order, in reverse
+    and in forward mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is
+    slower and takes more memory.
 
     Args:
         x: (B, D), or (B, T, D) for T steps.
@@ -358,7 +359,7 @@ def causal_conv1d_update(
         (y, new_state): y has the shape of x.
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
 
     Example:
         >>> import jax.numpy as jnp
@@ -470,9 +471,10 @@ def selective_scan(
     framework's convention: JAX's are the conjugates of PyTorch's.
 
     It is the same call as `retrograd.selective_scan`, with the same results and errors. On an NVIDIA GPU it launches
-    the same kernels; on a CPU or TPU it is plain JAX. What the backward pass keeps is named `selective_scan_states` for
-    `jax.checkpoint`. It has derivatives of every order, in reverse and in forward mode: first gradients in reverse mode
-    come from the kernels, all others from plain JAX, which is slower and takes more memory.
+    the same kernels; on a CPU or TPU it is plain JAX. For `jax.checkpoint` policies, the arrays that the forward pass
+    saves are named `selective_scan_states`. The function has derivatives of every order, in reverse and in forward
+    mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and takes
+    more memory.
 
     Args:
         x: (B, T, D), float32, bfloat16 or float16, any strides: a transposed (B, D, T) is fine. float64 runs on the
@@ -488,9 +490,9 @@ def selective_scan(
         dt_bias: (D,), float32, added to dt.
         initial_state: (B, D, N), float32 (complex64 for complex A); zeros by default.
         cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, D, N). Steps outside of every sequence give zeros. The numbers
-            must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them; elsewhere wrong
-            ones give results that mean nothing.
+            up to cu_seqlens[i + 1]. States are then (S, D, N). Results are zero at steps outside of every sequence. The
+            numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check this;
+            elsewhere the results for such numbers are undefined.
         dt_softplus: whether to apply softplus to dt + dt_bias.
         return_final_state: also return the state after the last step.
 
@@ -499,7 +501,7 @@ def selective_scan(
         (complex64). An empty sequence's final state is its initial state.
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
 
     Source: Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces (2023), algorithm 2.
 
@@ -549,9 +551,9 @@ def selective_state_update(
     complex128 replace float32 and complex64.
 
     It is the same call as `retrograd.selective_state_update`, with the same results and errors. On an NVIDIA GPU it
-    launches the same kernels; on a CPU or TPU it is plain JAX. It has derivatives of every order, in reverse and in
-    forward mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and
-    takes more memory.
+    launches the same kernels; on a CPU or TPU it is plain JAX. The function has derivatives of every order, in reverse
+    and in forward mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is
+    slower and takes more memory.
 
     Args:
         state: (B, D, N), float32 (complex64 for complex A): zeros at first, or a final state of `selective_scan`.
@@ -569,7 +571,7 @@ def selective_state_update(
         y (B, D) in the dtype of x, and the new state in the dtype of the old one.
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
 
     Example:
         >>> import jax.numpy as jnp
@@ -659,9 +661,9 @@ def ssd(
     at most as many bytes as x has. If x is float64, all float32 here is float64.
 
     It is the same call as `retrograd.ssd`, with the same results and errors. On an NVIDIA GPU it launches the same
-    kernels; on a CPU or TPU it is plain JAX. What the backward pass keeps is named `ssd_states` for `jax.checkpoint`.
-    It has derivatives of every order, in reverse and in forward mode: first gradients in reverse mode come from the
-    kernels, all others from plain JAX, which is slower and takes more memory.
+    kernels; on a CPU or TPU it is plain JAX. For `jax.checkpoint` policies, the arrays that the forward pass saves are
+    named `ssd_states`. The function has derivatives of every order, in reverse and in forward mode: first gradients in
+    reverse mode come from the kernels, all others from plain JAX, which is slower and takes more memory.
 
     Args:
         x: (B, T, H, P), float32, bfloat16 or float16, any strides; P up to 256. float64 runs on the portable path.
@@ -674,9 +676,9 @@ def ssd(
         dt_bias: (H,), float32, added to dt.
         initial_state: (B, H, P, N), float32; zeros by default.
         cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, H, P, N). Steps outside of every sequence give zeros. The
-            numbers must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them;
-            elsewhere wrong ones give results that mean nothing.
+            up to cu_seqlens[i + 1]. States are then (S, H, P, N). Results are zero at steps outside of every sequence.
+            The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check
+            this; elsewhere the results for such numbers are undefined.
         dt_softplus: whether softplus makes delta positive.
         dt_limit: the least and the largest delta; a value outside is clamped, and has no gradient. By default 0 and
             infinity: without `dt_softplus` a negative step becomes 0.
@@ -687,7 +689,7 @@ def ssd(
         float32. An empty sequence's final state is its initial state.
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
 
     Source: Dao and Gu, Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State
     Space Duality (2024), section 6.

@@ -126,7 +126,7 @@ def rms_norm(
         which may be modified in place.
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019), equation 4; the gated form is Mamba-2's
     (Dao and Gu, 2024).
@@ -205,9 +205,9 @@ def linear_scan(
             complex128 run on the portable path.
         initial_state: (B, D), float32 or the dtype of b (complex64 for complex b); zeros by default.
         cu_seqlens: (S + 1,) int32, for B = 1: b holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, D). Steps outside of every sequence give zeros. The numbers
-            must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them; elsewhere wrong
-            ones give results that mean nothing.
+            up to cu_seqlens[i + 1]. States are then (S, D). Results are zero at steps outside of every sequence. The
+            numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check this;
+            elsewhere the results for such numbers are undefined.
         reverse: scan from the last step to the first: h[t] = a[t] * h[t + 1] + b[t].
         return_final_state: also return the state after the last step (the first, with `reverse`).
 
@@ -216,7 +216,7 @@ def linear_scan(
         complex64. An empty sequence's final state is its initial state.
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
 
     Source: Blelloch, Prefix Sums and Their Applications (1990), section 1.4; the gradient is in the op's README.
 
@@ -288,9 +288,9 @@ def causal_conv1d(
         initial_state: (B, D, W - 1) in the dtype of x: the inputs before the first step, oldest first; zeros by
             default.
         cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, D, W - 1). Steps outside of every sequence give zeros. The
-            numbers must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them;
-            elsewhere wrong ones give results that mean nothing.
+            up to cu_seqlens[i + 1]. States are then (S, D, W - 1). Results are zero at steps outside of every sequence.
+            The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check
+            this; elsewhere the results for such numbers are undefined.
         activation: "silu" or None.
         return_final_state: also return the last W - 1 inputs, to continue from.
 
@@ -298,7 +298,7 @@ def causal_conv1d(
         y (B, T, D) in the dtype of x; with `return_final_state`, (y, final_state), the state like `initial_state`.
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
 
     Source: the short convolution of Mamba (Gu and Dao, 2023).
 
@@ -342,7 +342,7 @@ def causal_conv1d_update(
         (y, new_state): y has the shape of x.
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
 
     Example:
         >>> import torch, retrograd
@@ -467,9 +467,9 @@ def selective_scan(
         dt_bias: (D,), float32, added to dt.
         initial_state: (B, D, N), float32 (complex64 for complex A); zeros by default.
         cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, D, N). Steps outside of every sequence give zeros. The numbers
-            must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them; elsewhere wrong
-            ones give results that mean nothing.
+            up to cu_seqlens[i + 1]. States are then (S, D, N). Results are zero at steps outside of every sequence. The
+            numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check this;
+            elsewhere the results for such numbers are undefined.
         dt_softplus: whether to apply softplus to dt + dt_bias.
         return_final_state: also return the state after the last step.
 
@@ -478,7 +478,7 @@ def selective_scan(
         (complex64). An empty sequence's final state is its initial state.
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
 
     Source: Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces (2023), algorithm 2.
 
@@ -544,7 +544,7 @@ def selective_state_update(
         y (B, D) in the dtype of x, and the new state in the dtype of the old one.
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
 
     Example:
         >>> import torch, retrograd
@@ -644,9 +644,9 @@ def ssd(
         dt_bias: (H,), float32, added to dt.
         initial_state: (B, H, P, N), float32; zeros by default.
         cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, H, P, N). Steps outside of every sequence give zeros. The
-            numbers must not fall or pass T: PyTorch on a CPU and JAX on a CPU outside of `jax.jit` check them;
-            elsewhere wrong ones give results that mean nothing.
+            up to cu_seqlens[i + 1]. States are then (S, H, P, N). Results are zero at steps outside of every sequence.
+            The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check
+            this; elsewhere the results for such numbers are undefined.
         dt_softplus: whether softplus makes delta positive.
         dt_limit: the least and the largest delta; a value outside is clamped, and has no gradient. By default 0 and
             infinity: without `dt_softplus` a negative step becomes 0.
@@ -657,7 +657,7 @@ def ssd(
         float32. An empty sequence's final state is its initial state.
 
     Raises:
-        ValueError, TypeError: before any launch, naming the argument, what was expected and what came.
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
 
     Source: Dao and Gu, Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State
     Space Duality (2024), section 6.

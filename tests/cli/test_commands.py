@@ -25,6 +25,13 @@ from retrograd.testing.verify import Check
 ROOM = rooms.room("rms_norm")
 
 
+def test_info_of_an_op_lists_what_it_takes() -> None:
+    listed = run("info", "linear_scan").output
+    assert "initial_state" in listed
+    assert "return_final_state" in listed
+    assert run("info", "no_op").exit_code == 2
+
+
 def test_info() -> None:
     result = run("info")
     assert result.exit_code == 0, result.output

@@ -13,6 +13,7 @@ from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.ops.rooms import room, rooms
 from retrograd.testing.draw import draw, options
+from retrograd.testing.jax_call import to_jax
 
 beartype = pytest.importorskip("beartype").beartype  # a GPU machine may not have it
 
@@ -33,6 +34,14 @@ def test_every_case_passes_the_annotations_in_pytorch(room: Room) -> None:
     function = checked(room.torch)
     for case in small(room):
         function(**draw(case, "cpu", 0), **options(case))
+
+
+@EACH_ROOM
+def test_every_case_passes_the_annotations_in_jax(room: Room) -> None:
+    function = checked(room.jax())
+    for case in [case for case in small(room) if room.stands_for_others(case)][:4]:
+        inputs = {name: to_jax(tensor) for name, tensor in draw(case, "cpu", 0).items()}
+        function(**inputs, **case.options)
 
 
 def test_an_array_of_another_shape_does_not() -> None:

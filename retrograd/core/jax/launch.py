@@ -23,7 +23,7 @@ from ..program import Array, Launch, Program
 TARGET = "triton_kernel_call_ffi"
 
 
-class Call(Protocol):
+class Traced(Protocol):
     """One pass of an op, with what a JAX primitive needs. Hashable: equal calls share one compilation."""
 
     def __hash__(self) -> int: ...
@@ -52,7 +52,7 @@ primitive.multiple_results = True
 
 
 @primitive.def_abstract_eval
-def _shapes(*arrays: Any, call: Call) -> list[Any]:
+def _shapes(*arrays: Any, call: Traced) -> list[Any]:
     """The results' types. They vary over the same manual axes of `shard_map` as the inputs, which all vary alike."""
     call.check(arrays)
     first = arrays[0]
@@ -68,17 +68,17 @@ def _shapes(*arrays: Any, call: Call) -> list[Any]:
 
 
 @primitive.def_impl
-def _eager(*arrays: Any, call: Call) -> list[Any]:
+def _eager(*arrays: Any, call: Traced) -> list[Any]:
     with jax.disable_jit(False):  # the primitive only runs under jit
         return _jitted(call)(*arrays)
 
 
 @lru_cache(maxsize=4096)
-def _jitted(call: Call) -> Callable[..., Any]:
+def _jitted(call: Traced) -> Callable[..., Any]:
     return jax.jit(partial(primitive.bind, call=call))
 
 
-def _derivative(arrays: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[list[Any], Sequence[Any]]:
+def _derivative(arrays: Sequence[Any], tangents: Sequence[Any], *, call: Traced) -> tuple[list[Any], Sequence[Any]]:
     """The results from the kernels, their tangents from the portable formulas."""
     moving = [not isinstance(tangent, ad.Zero) for tangent in tangents]
 
@@ -92,11 +92,11 @@ def _derivative(arrays: Sequence[Any], tangents: Sequence[Any], *, call: Call) -
 
 
 @lru_cache(maxsize=4096)
-def _jitted_portable(call: Call) -> Callable[..., Any]:
+def _jitted_portable(call: Traced) -> Callable[..., Any]:
     return jax.jit(call.portable)
 
 
-def _transpose(cotangents: Sequence[Any], *arrays: Any, call: Call) -> Sequence[Any]:
+def _transpose(cotangents: Sequence[Any], *arrays: Any, call: Traced) -> Sequence[Any]:
     transposed = call.transpose([ad.instantiate_zeros(cotangent) for cotangent in cotangents], arrays)
     return [found if ad.is_undefined_primal(a) else None for found, a in zip(transposed, arrays, strict=True)]
 
@@ -105,18 +105,18 @@ ad.primitive_jvps[primitive] = _derivative
 ad.primitive_transposes[primitive] = _transpose
 
 
-def _batch(arrays: Sequence[Any], axes: Sequence[int | None], *, call: Call) -> tuple[Sequence[Any], Sequence[int]]:
+def _batch(arrays: Sequence[Any], axes: Sequence[int | None], *, call: Traced) -> tuple[Sequence[Any], Sequence[int]]:
     return call.batch(arrays, axes)
 
 
 batching.primitive_batchers[primitive] = _batch
 
 
-def _portable(*arrays: Any, call: Call) -> list[Any]:
+def _portable(*arrays: Any, call: Traced) -> list[Any]:
     return list(call.portable(*arrays))
 
 
-def _kernels(*arrays: Any, call: Call) -> list[Any]:
+def _kernels(*arrays: Any, call: Traced) -> list[Any]:
     arch = arch_of_jax()
     program = None if arch is None or any(array.dtype == "float64" for array in arrays) else call.program(arch)
     if program is None or arch is None:
