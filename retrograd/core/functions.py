@@ -41,8 +41,8 @@ OPTION_TYPES = {"bool": "bool", "float": "float", "float[]": "tuple[float, float
 
 JAX_NOTES = """\
 It is the same call as `retrograd.{name}`, with the same results and errors. On an NVIDIA GPU it launches the same
-kernels; on a CPU or TPU it is plain JAX.{kept} The function has derivatives of every order, in reverse and in forward mode: first
-gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and takes more memory."""
+kernels; on a CPU or TPU it is plain JAX.{kept} The function has derivatives of every order, in reverse and in forward
+mode. First gradients in reverse mode come from the kernels; all others from plain JAX, slower and with more memory."""
 
 
 def function(op: Op, face: Face) -> str:

@@ -109,8 +109,7 @@ def rms_norm(
     It is the same call as `retrograd.rms_norm`, with the same results and errors. On an NVIDIA GPU it launches the same
     kernels; on a CPU or TPU it is plain JAX. For `jax.checkpoint` policies, the arrays that the forward pass saves are
     named `rms_norm_sum` and `rms_norm_rstd`. The function has derivatives of every order, in reverse and in forward
-    mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and takes
-    more memory.
+    mode. First gradients in reverse mode come from the kernels; all others from plain JAX, slower and with more memory.
 
     Args:
         x: (..., N), float32, bfloat16 or float16, any strides. float64 runs on the portable path.
@@ -204,8 +203,8 @@ def linear_scan(
 
     It is the same call as `retrograd.linear_scan`, with the same results and errors. On an NVIDIA GPU it launches the
     same kernels; on a CPU or TPU it is plain JAX. The function has derivatives of every order, in reverse and in
-    forward mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and
-    takes more memory.
+    forward mode. First gradients in reverse mode come from the kernels; all others from plain JAX, slower and with more
+    memory.
 
     Args:
         a: (B, T, D), or of size 1 along B, D or both, for decays that rows or channels share. Any strides.
@@ -290,8 +289,8 @@ def causal_conv1d(
 
     It is the same call as `retrograd.causal_conv1d`, with the same results and errors. On an NVIDIA GPU it launches the
     same kernels; on a CPU or TPU it is plain JAX. The function has derivatives of every order, in reverse and in
-    forward mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and
-    takes more memory.
+    forward mode. First gradients in reverse mode come from the kernels; all others from plain JAX, slower and with more
+    memory.
 
     Args:
         x: (B, T, D), float32, bfloat16 or float16, any strides, such as those of a transposed (B, D, T) array. float64
@@ -345,8 +344,8 @@ def causal_conv1d_update(
 
     It is the same call as `retrograd.causal_conv1d_update`, with the same results and errors. On an NVIDIA GPU it
     launches the same kernels; on a CPU or TPU it is plain JAX. The function has derivatives of every order, in reverse
-    and in forward mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is
-    slower and takes more memory.
+    and in forward mode. First gradients in reverse mode come from the kernels; all others from plain JAX, slower and
+    with more memory.
 
     Args:
         x: (B, D), or (B, T, D) for T steps.
@@ -473,8 +472,7 @@ def selective_scan(
     It is the same call as `retrograd.selective_scan`, with the same results and errors. On an NVIDIA GPU it launches
     the same kernels; on a CPU or TPU it is plain JAX. For `jax.checkpoint` policies, the arrays that the forward pass
     saves are named `selective_scan_states`. The function has derivatives of every order, in reverse and in forward
-    mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is slower and takes
-    more memory.
+    mode. First gradients in reverse mode come from the kernels; all others from plain JAX, slower and with more memory.
 
     Args:
         x: (B, T, D), float32, bfloat16 or float16, any strides: a transposed (B, D, T) is fine. float64 runs on the
@@ -552,8 +550,8 @@ def selective_state_update(
 
     It is the same call as `retrograd.selective_state_update`, with the same results and errors. On an NVIDIA GPU it
     launches the same kernels; on a CPU or TPU it is plain JAX. The function has derivatives of every order, in reverse
-    and in forward mode: first gradients in reverse mode come from the kernels, all others from plain JAX, which is
-    slower and takes more memory.
+    and in forward mode. First gradients in reverse mode come from the kernels; all others from plain JAX, slower and
+    with more memory.
 
     Args:
         state: (B, D, N), float32 (complex64 for complex A): zeros at first, or a final state of `selective_scan`.
@@ -662,8 +660,8 @@ def ssd(
 
     It is the same call as `retrograd.ssd`, with the same results and errors. On an NVIDIA GPU it launches the same
     kernels; on a CPU or TPU it is plain JAX. For `jax.checkpoint` policies, the arrays that the forward pass saves are
-    named `ssd_states`. The function has derivatives of every order, in reverse and in forward mode: first gradients in
-    reverse mode come from the kernels, all others from plain JAX, which is slower and takes more memory.
+    named `ssd_states`. The function has derivatives of every order, in reverse and in forward mode. First gradients in
+    reverse mode come from the kernels; all others from plain JAX, slower and with more memory.
 
     Args:
         x: (B, T, H, P), float32, bfloat16 or float16, any strides; P up to 256. float64 runs on the portable path.
