@@ -1,4 +1,4 @@
-"""Ways to break an op on purpose, and the assertion that a check notices."""
+"""Ways to break an op on purpose, and the assertion that a check detects it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Function = Callable[..., Any]
 
 
 def room(function: Function) -> Room:
-    """The room with another function in it."""
+    """The room of rms_norm with another PyTorch function."""
     return replace(ROOM, torch=function)
 
 
 def breaks(check: Callable[..., None], function: Function, case: str, **arguments: Any) -> None:
-    """Assert that the op passes a check, and that the broken one does not."""
+    """Assert that the op passes a check and that the broken op fails it."""
     arguments |= {"device": "cpu", "seed": SEED}
     check(ROOM, ROOM.case(case), **arguments)
     with pytest.raises(AssertionError):
@@ -47,13 +47,13 @@ def scaled_gradient(factor: float) -> Function:
 
 
 def as_if_dense(tensor: Tensor) -> Tensor:
-    """What a kernel reads that takes every array for dense."""
+    """The array that a kernel reads if it treats every array as dense."""
     shape = tensor.shape
     return tensor.as_strided(shape, torch.empty(shape, device="meta").stride(), tensor.storage_offset())
 
 
 class ReadsGradientAsDense(torch.autograd.Function):
-    """An identity that takes the gradient coming in for dense."""
+    """An identity that reads the incoming gradient as if it were dense."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Seeds, and which tests are collected in a process whose kernels are interpreted."""
+"""Seeds of inputs, and the tests that are collected in a process whose kernels are interpreted."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, default=None, help="draw inputs from this seed; a fresh one by default")
-    parser.addoption("--fuzz", type=int, default=300, help="about how many calls tests/fuzz makes in all")
+    parser.addoption("--seed", type=int, default=None, help="seed of the inputs; a new one for every test by default")
+    parser.addoption("--fuzz", type=int, default=300, help="approximate number of calls in tests/fuzz")
 
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """Where inputs are drawn from: fresh in every test, and shown where a test fails."""
-    given: int | None = request.config.getoption("--seed")
-    drawn = random.SystemRandom().randrange(10**6) if given is None else given
-    print(f"inputs drawn from --seed {drawn}")
-    return drawn
+    """The seed of the inputs: a new one for every test, printed so that a failure shows it."""
+    option: int | None = request.config.getoption("--seed")
+    number = random.SystemRandom().randrange(10**6) if option is None else option
+    print(f"inputs drawn from --seed {number}")
+    return number
 
 
 @pytest.fixture
 def large_arrays() -> Iterator[None]:
-    """For tests of arrays of many gigabytes: the memory goes back, since other processes may share the GPU."""
+    """For tests with arrays of many gigabytes: free the memory, since other processes may share the GPU."""
     import torch
 
     yield
@@ -37,7 +37,7 @@ def large_arrays() -> Iterator[None]:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """With TRITON_INTERPRET=1 a kernel is a Python function, so nothing but tests/interpreter makes sense."""
+    """With TRITON_INTERPRET=1 kernels are Python functions, so only tests/interpreter is collected."""
     if os.environ.get("TRITON_INTERPRET") == "1" and collection_path.suffix == ".py":
         return "interpreter" not in collection_path.parts or None
     return None

@@ -1,4 +1,4 @@
-"""The lower bounds of pyproject.toml. As a script: those that `make oldest` installs."""
+"""The lower version bounds in pyproject.toml. As a script, print those that `make oldest` installs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ USED = ("torch", "cli", "jax")  # the extras that a user's program needs
 
 
 def floors() -> dict[str, str]:
-    """Name -> the least version, of what the library and its command line need."""
+    """Package name -> lowest version, for the library and its command line."""
     project = tomllib.loads(PROJECT.read_text())["project"]
-    wanted = project["dependencies"] + [one for extra in USED for one in project["optional-dependencies"][extra]]
-    wanted = [one for one in wanted if not one.startswith("retrograd[")]
-    found = [re.fullmatch(r"(\w+)>=([\d.]+)(; .*)?", one) for one in wanted]
-    assert all(found), wanted
-    return {match[1]: match[2] for match in found if match}
+    requirements = project["dependencies"] + [
+        requirement for extra in USED for requirement in project["optional-dependencies"][extra]
+    ]
+    requirements = [requirement for requirement in requirements if not requirement.startswith("retrograd[")]
+    matches = [re.fullmatch(r"(\w+)>=([\d.]+)(; .*)?", requirement) for requirement in requirements]
+    assert all(matches), requirements
+    return {match[1]: match[2] for match in matches if match}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from retrograd.ops.rooms import rooms
 
 CASE = ("room", "case", "device")
 CPU: tuple[str, ...] = ("test",)
-SMALL: tuple[str, ...] = ("interpreter",)  # for what has nothing to do with the size of a case
+SMALL: tuple[str, ...] = ("interpreter",)  # for tests that do not depend on the size of a case
 CUDA = ("test", "gpu")
 FEW = Room.stands_for_others
 
@@ -26,16 +26,16 @@ def each_case(
     each: Callable[[Room, Case], Sequence[Any]] | None = None,
     spread: bool = False,
 ) -> list[Any]:
-    """The cases with one of the tags of the device, as (room, case, device), and what the test needs beside.
+    """The cases with one of the device's tags, as parameters (room, case, device) and extra ones.
 
     Args:
-        extra: with each of these in turn, if there are any.
+        extra: every case is repeated with each of these, if any.
         cpu: the tags on a CPU.
         cuda: the tags on a GPU.
-        only: which of these cases.
-        each: gives the extra parameters of a case, where they depend on it.
-        spread: share the extra parameters out among those of an op's cases that have the same ones: a few for each, the
-            rest is `slow`.
+        only: whether a case is included.
+        each: returns the extra parameters of a case, if they depend on it.
+        spread: distribute the extra parameters over those cases of an op that have the same ones: a few for each
+            case, the rest are `slow`.
     """
     found = []
     for device, tags, marks in (("cpu", cpu, ()), ("cuda", cuda, (pytest.mark.gpu,))):
@@ -43,16 +43,16 @@ def each_case(
             cases = [case for case in room.tagged(*tags) if only(room, case)]
             extras = {case.name: list(each(room, case) if each else extra) for case in cases}
             for case in cases:
-                more = extras[case.name]
-                alike = [name for name, other in extras.items() if other == more]
-                few = -(-len(more) // len(alike)) if spread else len(more)
-                first = alike.index(case.name) * few
-                for place, given in enumerate([(one,) for one in more] if each or extra else [()]):
-                    name = "-".join(map(str, (room.name, case.name, device, *given)))
-                    later = spread and (place - first) % len(more) >= few
+                parameters = extras[case.name]
+                sharing = [name for name, other in extras.items() if other == parameters]
+                few = -(-len(parameters) // len(sharing)) if spread else len(parameters)
+                first = sharing.index(case.name) * few
+                for index, values in enumerate([(one,) for one in parameters] if each or extra else [()]):
+                    name = "-".join(map(str, (room.name, case.name, device, *values)))
+                    later = spread and (index - first) % len(parameters) >= few
                     found.append(
                         pytest.param(
-                            room, case, device, *given, id=name, marks=(*marks, pytest.mark.slow) if later else marks
+                            room, case, device, *values, id=name, marks=(*marks, pytest.mark.slow) if later else marks
                         )
                     )
     return found

@@ -1,4 +1,4 @@
-"""Calls of rms_norm as hypothesis draws them: any dtypes, shapes and options that fit together."""
+"""A hypothesis strategy for calls of rms_norm: any valid combination of dtypes, shapes and options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = (1, 8, 12, 33, 48)
 
 @st.composite
 def calls(draw: st.DrawFn, dtypes: tuple[str, ...], columns: tuple[int, ...] = COLUMNS) -> Case:
-    """A case; its eps is large enough that one column is well conditioned."""
+    """A case; its eps is large enough that a norm over one column is well conditioned."""
     dtype = draw(st.sampled_from(dtypes))
     shape = (*draw(st.sampled_from(LEADS)), draw(st.sampled_from(columns)))
     weights: list[Any] = [None, True, *([shape[-2:]] if len(shape) > 2 else [])]

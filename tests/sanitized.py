@@ -1,6 +1,6 @@
-"""Small calls that run every kernel of an op, each forward and backward: what the sanitizers run.
+"""Small calls that run every kernel of an op, forward and backward, for the sanitizers.
 
-`python tests/sanitized.py rms_norm` runs those of an op, in PyTorch.
+`python tests/sanitized.py rms_norm` runs the calls of one op in PyTorch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAMED = {
     "ssd": ("one_head", "one_step"),
 }
 WHOLE = "whole sequences"
-# The Gluon kernels of selective_scan: in spans, and whole with chunks enough that every place is filled again.
+# The Gluon kernels of selective_scan, in spans and on whole sequences, with enough chunks to refill every buffer.
 GLUON: list[Case] = [
     case("gluon_8", (1, 70, 128, 8), given={"z"}, dtype="float16", return_final_state=True),
     case("gluon_16", (1, 140, 64, 16), given=MAMBA),
@@ -35,7 +35,7 @@ GLUON: list[Case] = [
     case("gluon_64", (1, 270, 32, 64), **ALL),
     case("gluon_packed", (1, 180, 64, 16), cu_seqlens=(3, 4, 4, 80, 170), **ALL),
 ]
-# Few heads, in whole tiles and in some that are not full; a group of more heads than one program takes.
+# Few heads, in full and partial tiles; a group of more heads than one program computes.
 SSD: list[Case] = [
     ssd.case("tiles", (1, 150, 2, 64, 1, 128)),
     ssd.case("not_full", (1, 270, 2, 72, 2, 136), dtype="float16", wide_D=True, **ssd.ALL),
@@ -43,7 +43,8 @@ SSD: list[Case] = [
     ssd.case("packed_gaps", (1, 180, 2, 64, 1, 64), cu_seqlens=(3, 4, 4, 140, 170), **ssd.ALL),
     ssd.case("many_heads", (2, 70, 36, 16, 2, 16), given=ssd.MAMBA | {"z"}),
 ]
-# Those for Hopper: in spans, and whole; an odd number of slices, and blocks enough that every place is filled again.
+# The Hopper kernels, in spans and on whole sequences: an odd number of slices, and enough blocks to refill every
+# buffer.
 HOPPER: list[Case] = [
     ssd.case("hopper", (1, 530, 3, 64, 1, 128), initial_state=True, return_final_state=True),
     ssd.case("hopper_256", (1, 530, 2, 64, 1, 256), cu_seqlens=(3, 4, 4, 270, 520), initial_state=True),
@@ -58,10 +59,10 @@ def cases(op: str) -> list[Case]:
 
 
 def run(op: str, case: Case, function: Callable[..., Any] | None = None) -> None:
-    """Forward and backward; inputs are drawn on the CPU, so that few kernels run that are not the op's."""
+    """Run both passes; inputs are drawn on the CPU, so that few kernels run besides the op's."""
     inputs, gradients = drawn(room(op), case, "cpu", seed=0)
-    given: dict[str, Any] = {name: tensor.cuda() for name, tensor in inputs.items()}
-    results = call(function or room(op).torch, given, options(case), [gradient.cuda() for gradient in gradients])
+    arguments: dict[str, Any] = {name: tensor.cuda() for name, tensor in inputs.items()}
+    results = call(function or room(op).torch, arguments, options(case), [gradient.cuda() for gradient in gradients])
     torch.cuda.synchronize()
     for name, result in results.items():
         assert result.cpu().isfinite().all(), f"{op}, {case.name}: {name} is not finite"

@@ -1,4 +1,4 @@
-"""A process of its own, since the number of devices is fixed when JAX starts; run by test_jax.py."""
+"""Checks on two devices, in a process of their own since JAX fixes the number at its start; run by test_jax.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def drawn(seed: int, *shape: int) -> jax.Array:
 
 
 def functions() -> dict[str, tuple[Callable[..., jax.Array], list[Any], int]]:
-    """(a function, its arguments, how many of them have rows, which are the first)."""
+    """Name -> (function, its arguments, the number of leading arguments that have rows)."""
     x, dt, matrix = drawn(0, 4, 9, 8), drawn(1, 4, 9, 8), drawn(2, 4, 9, 4)
     params, tokens = nn.init(jax.random.key(3), CONFIG), jnp.arange(36).reshape(4, 9) % 11
     return {
@@ -49,22 +49,22 @@ def functions() -> dict[str, tuple[Callable[..., jax.Array], list[Any], int]]:
 
 
 def in_shard_map(function: Callable[..., jax.Array], rows: int, arguments: list[Any], mesh: Mesh) -> Any:
-    specs = tuple(ROWS if place < rows else WHOLE for place in range(len(arguments)))
+    specs = tuple(ROWS if index < rows else WHOLE for index in range(len(arguments)))
     return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=ROWS)
 
 
 def main() -> None:
     auto, explicit = (jax.make_mesh((2,), ("data",), axis_types=(kind,)) for kind in (AxisType.Auto, AxisType.Explicit))
     for name, (function, arguments, rows) in functions().items():
-        floats = tuple(place for place, argument in enumerate(arguments) if name != "nn" or place)
+        floats = tuple(index for index, argument in enumerate(arguments) if name != "nn" or index)
 
         def gradients(function: Callable[..., jax.Array], floats: tuple[int, ...] = floats) -> Any:
-            return jax.jit(jax.grad(lambda *given: function(*given).var(), floats))
+            return jax.jit(jax.grad(lambda *args: function(*args).var(), floats))
 
         expected = gradients(function)(*arguments)
         mapped = gradients(in_shard_map(function, rows, arguments, auto))(*arguments)
         with jax.set_mesh(explicit):
-            spread = [jax.device_put(a, ROWS if place < rows else WHOLE) for place, a in enumerate(arguments)]
+            spread = [jax.device_put(a, ROWS if index < rows else WHOLE) for index, a in enumerate(arguments)]
             meshed = gradients(function)(*spread)
         for way, found in (("shard_map", mapped), ("explicit mesh", meshed)):
             for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

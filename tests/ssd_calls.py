@@ -1,4 +1,4 @@
-"""What tests of ssd in PyTorch, and of its kernels in the interpreter, share."""
+"""Helpers shared by the tests of ssd in PyTorch and of its kernels in the interpreter."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from retrograd.testing.draw import Arrays, draw, leaves, upcast
 IN_TIME = ("x", "dt", "B", "C")
 
 
-def drawn(seed: int, shape: tuple[int, int, int, int, int, int], **given: Any) -> Any:
+def drawn(seed: int, shape: tuple[int, int, int, int, int, int], **arguments: Any) -> Any:
     """The arrays of a plain call, in float32."""
-    return draw(case("drawn", shape, dtype="float32", given=frozenset(), **given), "cpu", seed)
+    return draw(case("drawn", shape, dtype="float32", given=frozenset(), **arguments), "cpu", seed)
 
 
 def check_reset(rate: float, length: float, seed: int, rows: int = 2, heads: int = 3) -> None:
-    """Past a step with a log decay of -rate * length, nothing of what was before is left, and the rest is accurate.
+    """After a step with a log decay of -rate * length, earlier steps have no effect, and the results are accurate.
 
-    Other steps are about 0.1 / rate long, and x is about `rate`: all else is of ordinary size.
+    Other step sizes are about 0.1 / rate, and x is about `rate`; all other values are of ordinary size.
     """
     at, steps = 100, 140
     shape = (rows, steps, heads, 4, 1, 4)
     inputs, other = (reset(drawn(s, shape, initial_state=True), rate, length, at) for s in (seed, seed + 1))
     found = from_step(ssd, inputs, at)
     for name in IN_TIME:
-        first = 0 if name == "dt" else at  # earlier step sizes are in the sums of later ones, and round them
+        first = 0 if name == "dt" else at  # earlier step sizes enter later sums and change their rounding
         other[name][:, first:] = inputs[name][:, first:]
     changed = from_step(ssd, other, at)
     assert_same_bits({n: changed[n] for n in ("y", "state")}, {n: found[n] for n in ("y", "state")}, "the past")
@@ -43,7 +43,7 @@ def check_reset(rate: float, length: float, seed: int, rows: int = 2, heads: int
     exact = from_step(reference.ssd, behind, 0)
     sizes = from_step(reference.ssd, behind | {n: behind[n].abs() for n in ("x", "B", "C")}, 0)
     # Sums of log decays are below 256, so that each of at most 40 additions between two steps rounds by 2^-17 at most,
-    # and exp makes this a factor. Sums of 40 products round by less than that again.
+    # and exp turns this into a factor. Sums of 40 products add less than the same error again.
     bound = 40 * 2.0**-16
     for name, tensor in exact.items():
         mine = found[name][:, at:] if name.removeprefix("d ") in IN_TIME else found[name]
@@ -51,7 +51,7 @@ def check_reset(rate: float, length: float, seed: int, rows: int = 2, heads: int
 
 
 def reset(inputs: Arrays, rate: float, length: float, at: int) -> Arrays:
-    """The same with other lengths of steps, one of which forgets all; it puts nothing into the state."""
+    """The inputs with other step sizes; step `at` has size `length`, which erases the state, and adds nothing to it."""
     inputs["A"] = torch.full_like(inputs["A"], -rate)
     inputs["x"], inputs["dt"] = inputs["x"] * rate, inputs["dt"].abs() / rate
     inputs["x"][:, at], inputs["dt"][:, at] = 0, length
@@ -59,10 +59,10 @@ def reset(inputs: Arrays, rate: float, length: float, at: int) -> Arrays:
 
 
 def from_step(function: Callable[..., Any], given: Arrays, at: int) -> Arrays:
-    """The results from a step on, and the gradients of their sum."""
+    """The results from step `at` on, and the gradients of their sum."""
     inputs = leaves(given)
     y, state = function(**inputs, return_final_state=True)
     names = [name for name in inputs if name not in ("A", "dt")]
     found = torch.autograd.grad(y[:, at:].sum() + state.sum(), [inputs[name] for name in names])
-    made = {f"d {name}": gradient for name, gradient in zip(names, found, strict=True)}
-    return {"y": y.detach()[:, at:], "state": state.detach(), **made}
+    gradients = {f"d {name}": gradient for name, gradient in zip(names, found, strict=True)}
+    return {"y": y.detach()[:, at:], "state": state.detach(), **gradients}

@@ -1,4 +1,4 @@
-"""A room of the smallest op that looks along time, in plain PyTorch and JAX, to be broken on purpose.
+"""The room of a minimal recurrent op in plain PyTorch and JAX, which tests break on purpose.
 
     h_t = a_t * h_{t-1} + w * x_t,    y_t = h_t
 
@@ -26,14 +26,14 @@ def identity(*tensors: Tensor) -> Any:
 
 @dataclass(frozen=True)
 class Scan:
-    """The op; every field is a place to break it at.
+    """The op; tests replace a field to break it.
 
     Attributes:
-        step: (a, h, wx, place) -> the next h; the place counts from the start of the array.
-        enter: (states, sequence) -> the state that a sequence starts from.
+        step: (a, h, wx, place) -> the next h; the place is the time index in the array.
+        enter: (states, sequence) -> the initial state of a sequence.
         leave: (last, before) -> the final state, from the last two states.
-        outside: what y is between sequences.
-        bounds: how cu_seqlens is read.
+        outside: the value of y outside of the sequences.
+        bounds: cu_seqlens -> the boundaries that the op uses.
     """
 
     step: Callable[..., Tensor] = lambda a, h, wx, place: a * h + wx
@@ -68,13 +68,13 @@ class Scan:
 
     def scan(self, x: Tensor, a: Tensor, w: Tensor, state: Tensor | None, steps: range, reverse: bool) -> Any:
         h = before = x.new_zeros(x[:, 0].shape if x.shape[1] else (x.shape[0], x.shape[2])) if state is None else state
-        made = []
+        states = []
         for t in reversed(steps) if reverse else steps:
             before, h = h, self.step(a[:, t], h, w * x[:, t], t)
-            made.append(h)
+            states.append(h)
         if reverse:
-            made.reverse()
-        y = torch.stack(made, 1) if made else x[:, steps.start : steps.stop] * 1
+            states.reverse()
+        y = torch.stack(states, 1) if states else x[:, steps.start : steps.stop] * 1
         return y, self.leave(h, before)
 
 
@@ -86,13 +86,13 @@ def load_jax() -> Callable[..., Any]:
         x: Any, a: Any, w: Any, *, initial_state: Any = None, cu_seqlens: Any = None,
         reverse: bool = False, return_final_state: bool = False,
     ) -> Any:  # fmt: skip
-        """Starts anew where a packed sequence does; takes no `reverse` of packed sequences, and no gaps."""
+        """Resets the state at each packed sequence; supports no `reverse` of packed sequences and no gaps."""
         h = jnp.zeros((x.shape[0], x.shape[2]), x.dtype) if initial_state is None else initial_state[: x.shape[0]]
         times = jnp.arange(x.shape[1])
         starts = jnp.zeros(0, jnp.int32) if cu_seqlens is None else cu_seqlens[:-1]
 
-        def step(h: Any, given: Any) -> Any:
-            x_t, a_t, t = given
+        def step(h: Any, inputs: Any) -> Any:
+            x_t, a_t, t = inputs
             if cu_seqlens is not None:
                 fresh = (starts == t).any()
                 entering = jnp.zeros_like(h) if initial_state is None else initial_state[jnp.argmax(starts == t)][None]
@@ -133,7 +133,7 @@ def update(state: Tensor, x: Tensor, a: Tensor, w: Tensor, step: Callable[..., T
     return h, h
 
 
-D = 64  # enough for a few draws to give a budget
+D = 64  # enough elements for a budget from a few draws
 
 CASES = [
     case("plain", (3, 9, D)),
@@ -142,7 +142,7 @@ CASES = [
     case("shared_decay", (3, 9, D), shared_decay=True),
     case("complex", (2, 9, D), dtype="complex64", state=True, return_final_state=True, strided=True),
     case("packed", (1, 12, D), cu_seqlens=(0, 5, 6, 12), state=True, return_final_state=True, strided=True),
-    # Without a state, autograd adds up zeros of either sign in an order of its own.
+    # Without a state, autograd adds zeros of both signs in its own order.
     case("packed_reverse", (1, 12, D), cu_seqlens=(0, 5, 6, 12), state=True, return_final_state=True, reverse=True),
     case("packed_gaps", (1, 12, D), cu_seqlens=(2, 5, 5, 9), state=True, return_final_state=True),
     case("one_step", (2, 1, D), state=True, return_final_state=True),
@@ -167,5 +167,5 @@ TOY = Room(
 
 
 def broken(**parts: Any) -> Room:
-    """The room with an op that is broken in one part."""
+    """The room with the op broken in one part."""
     return replace(TOY, torch=Scan(**parts))

@@ -1,4 +1,4 @@
-"""A small text, and runs on it with the tiny preset."""
+"""A small text, and training runs on it with the tiny preset."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ WEIGHTS, OPTIMISER, METRICS = "model.safetensors", "checkpoint/optimizer.safeten
 
 
 def write_text(path: Path, words: int = 2000, seed: int = 0) -> Path:
-    """A file of words, drawn."""
+    """Write a file of randomly drawn words."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes("".join(random.Random(seed).choices(WORDS, k=words)).encode())
     return path
 
 
 def new_trainer(folder: Path, **changed: Any) -> Trainer:
-    """A run that has not begun; `changed` are fields of the preset, or of the settings."""
+    """A new run; `changed` are fields of the preset or of the settings."""
     text = write_text(folder.parent / "text.txt")
     of_settings = {key: changed.pop(key) for key in ("seed", "compile") if key in changed}
-    given: dict[str, Any] = {"seed": 0, "compile": False} | of_settings
+    fields: dict[str, Any] = {"seed": 0, "compile": False} | of_settings
     settings = Settings(
         name="tiny",
         preset=replace(PRESETS["tiny"], **changed),
@@ -32,19 +32,19 @@ def new_trainer(folder: Path, **changed: Any) -> Trainer:
         source="drawn",
         device="cpu",
         threads=1,
-        **given,
+        **fields,
     )
     start(folder, settings, text_at(text))
     return Trainer(folder, settings)
 
 
 def go_on(folder: Path) -> Trainer:
-    """A run that is there, from its last checkpoint."""
+    """Resume an existing run from its last checkpoint."""
     return Trainer(folder, Settings.read(folder))
 
 
 def train(trainer: Trainer, stop_after: int | None = None) -> list[Row]:
-    """Train to the end, or until so many steps are done; the rows that were reported."""
+    """Train to the end or to step `stop_after`; return the reported rows."""
     rows: list[Row] = []
     with reproducible(trainer.settings.threads):
         trainer.run(rows.append, lambda: trainer.step == stop_after)
@@ -52,5 +52,5 @@ def train(trainer: Trainer, stop_after: int | None = None) -> list[Row]:
 
 
 def bits(folder: Path) -> tuple[bytes, bytes]:
-    """Model and optimiser as the checkpoint has them."""
+    """The bytes of the model and of the optimiser in the checkpoint."""
     return (folder / WEIGHTS).read_bytes(), (folder / OPTIMISER).read_bytes()

@@ -1,4 +1,4 @@
-"""Writes the modules of public functions from the ops' declarations: `make functions`."""
+"""Write the modules of public functions from the ops' declarations; run by `make functions`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Stub(ModuleType):
-    """Stands for a module that may not be there yet, or be broken."""
+    """Replaces a module that may be missing or broken."""
 
     __all__: tuple[str, ...] = ()
 
@@ -26,7 +26,7 @@ from retrograd.ops.functions import FILES, FOLDER, source  # noqa: E402
 
 
 def written(face: Face) -> str:
-    """The module, formatted."""
+    """The formatted source of the module."""
     command = [sys.executable, "-m", "ruff", "--quiet"]
     name = ["--stdin-filename", str(FOLDER / FILES[face]), "-"]
     text = source(face)

@@ -1,4 +1,4 @@
-"""The annotations of the public functions are true: every case of every op passes them, and a wrong shape does not."""
+"""The annotations of the public functions accept every case of every op and reject a wrong shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kernel is built for every architecture without a GPU, and its binary read back."""
+"""Every kernel is built for every architecture without a GPU, and the resources of its binary are checked."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from retrograd.testing.resources import resources
 pytestmark = pytest.mark.compile
 
 
-# What is not `slow`: on the architecture that plans are tuned for, so many binaries of a kernel, those of benchmarks
-# first; on the others one, by `make architectures`.
+# Not `slow`: up to MOST binaries of a kernel on the architecture that plans are tuned for, benchmarks first; one on
+# each other architecture, run by `make architectures`.
 TUNED_FOR = "sm_90"
 MOST = 2
-# Triton takes seconds to minutes for a binary of these kernels. One is built for the tuned architecture, and one for
-# the newest of each maker's others. Where cases are named: the first's for the tuned one, the second's for the others.
+# Triton takes seconds to minutes for a binary of these kernels. One is built for TUNED_FOR and one for each of NEWEST,
+# each vendor's newest architecture. Where two cases are named, the first is for TUNED_FOR, the second for the others.
 TAKES_LONG = {"scan_tiles": ("B8_T4096_D2048", "complex"), "backward_scan": None, "forward_scan": None, "walk": None}
 NEWEST = ("sm_100", "gfx950")
 
 
 def builds(arch: str, kernel: str) -> int:
-    """How many binaries of a kernel every run builds."""
+    """The number of binaries of a kernel that are not `slow`."""
     if arch == TUNED_FOR:
         return 1 if kernel in TAKES_LONG else MOST
     return 0 if kernel in TAKES_LONG and arch not in NEWEST else 1
 
 
 def each_binary() -> list[Any]:
-    """(arch, program, launch): every binary that some case runs, once, under the name of the first such case."""
+    """(arch, program, launch) of every distinct binary, named after the first case that runs it."""
     found: dict[Any, tuple[str, Program, Launch, str]] = {}
     for name, arch in SUPPORTED.items():
         for room in rooms():
-            # Benchmarks first, then the cases that stand for others.
+            # Benchmarks first, then the representative cases.
             for case in sorted(room.cases, key=lambda c: ("bench" not in c.tags, "strided" not in c.tags)):
                 for program, launch in programs.launches(room, case, arch):
                     label = f"{name}-{room.name}-{case.name}-{launch.kernel.__name__}-{len(found)}"
@@ -68,14 +68,16 @@ def each_binary() -> list[Any]:
 @pytest.mark.parametrize(("arch", "program", "launch"), each_binary())
 def test_a_kernel_keeps_its_registers_and_its_shared_memory(arch: str, program: Program, launch: Launch) -> None:
     found = resources(build(launch, program.arrays, SUPPORTED[arch]))
-    if triton.__version__.startswith("3.6."):  # what plans are tuned for; newer releases have to compile and to fit
+    if triton.__version__.startswith(
+        "3.6."
+    ):  # plans are tuned for 3.6; with others, kernels only have to compile and fit
         assert found.spills <= launch.parked, f"registers spill to memory: {found}"
         assert found.stack == 0 or launch.parked, f"the kernel needs a stack: {found}"
     assert found.shared <= SUPPORTED[arch].shared_memory
 
 
 def takes_long(room: Room, case: Case) -> bool:
-    """Whether a case has a kernel that Triton takes long for."""
+    """Whether a case has a kernel that Triton compiles slowly."""
     return any(
         launch.kernel.__name__ == "scan_tiles" for _, launch in programs.launches(room, case, SUPPORTED["sm_90"])
     )

@@ -1,4 +1,4 @@
-"""What a user is promised of the numbers that come out of an op: of every op, in every case."""
+"""The promises about the results and gradients of every op, in every case."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_sequence_step_by_step_has_the_bits_of_the_whole(room: Room, case: Cas
 
 
 def generated_in_jax(room: Room, case: Case) -> bool:
-    """One case of each op, because XLA compiles every length that is tried."""
+    """Whether the case is tested in JAX: one for each of these ops, because XLA compiles every tested length."""
     return f"{room.name}, {case.name}" in {
         "causal_conv1d, states",
         "linear_scan, complex",

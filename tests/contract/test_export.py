@@ -1,4 +1,4 @@
-"""What a user of `torch.export` is promised: a model with a length that is not fixed."""
+"""`torch.export` exports a model with a dynamic length."""
 
 from __future__ import annotations
 

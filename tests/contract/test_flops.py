@@ -1,4 +1,4 @@
-"""What a user of PyTorch's FLOP counter is told."""
+"""The FLOPs that PyTorch's FLOP counter reports for an op."""
 
 from __future__ import annotations
 

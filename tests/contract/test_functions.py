@@ -1,4 +1,4 @@
-"""The modules of public functions are what the declarations say."""
+"""The generated modules of public functions match the declarations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every op promises on a GPU beside the contract, which the other files run there too."""
+"""Promises of every op on a GPU in addition to the contract, which the other files also run on a GPU."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def is_first_of_several_sequences(room: Room, case: Case) -> bool:
 
 @pytest.mark.parametrize(CASE, each_case(cpu=(), cuda=("gpu",), only=is_first_of_several_sequences))
 def test_hundreds_of_runs_of_every_sequence_of_kernels_agree(room: Room, case: Case, device: str, seed: int) -> None:
-    # A copy that overtook a read of the same memory showed in one run of a hundred.
+    # A copy that overtook a read of the same memory changed the results of one run in a hundred.
     contract.check_structures(room, case, device, seed, runs=100)
 
 
 @pytest.mark.parametrize(CASE, each_case(cpu=()))
 def test_other_work_on_the_gpu_changes_nothing(room: Room, case: Case, device: str, seed: int) -> None:
-    # Programs then start in another order and on other multiprocessors.
+    # Program instances then start in another order and on other multiprocessors.
     busy = torch.cuda.Stream()
     a = torch.randn(4096, 4096, device="cuda")
     with torch.cuda.stream(busy):

@@ -1,4 +1,4 @@
-"""Every implementation honours what it says that it takes: none gets a call with an option that it ignores."""
+"""Every implementation honours each argument and option that it lists: it accepts no call with one that it ignores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EACH_ROOM = pytest.mark.parametrize("room", rooms(), ids=lambda room: room.name)
 
 
 def without_effect(room: Room, case: Case) -> set[str]:
-    """What changes no kernel: where a gate stands that is not there; to return x as the sum of x and nothing."""
+    """Options without effect: `norm_before_gate` if the gate is absent, `prenorm` if the residual is absent."""
     if room.name != "rms_norm":
         return set()
     idle = {"gate": "norm_before_gate", "residual": "prenorm"}
@@ -46,7 +46,7 @@ def test_an_implementation_takes_nothing_that_its_op_does_not_declare(room: Room
 
 
 def test_a_kernel_that_ignores_what_its_list_names_is_found() -> None:
-    """The kernels for long rows know no residual and no gate."""
+    """The kernels for long rows support no residual and no gate."""
     norm = room("rms_norm")
     assert norm.op is not None
     hopper, triton = norm.op.implementations

@@ -1,4 +1,4 @@
-"""What a user of JAX is promised: the same numbers, and the transformations."""
+"""The promises of every op in JAX: the error budget and the transformations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from retrograd.testing.verify import run
 
 
 def in_every_run(room: Room, case: Case) -> bool:
-    """Whether every run tries the case in JAX on a CPU: PyTorch has the same formulas, with other loops in time."""
+    """Whether the case is not `slow` in JAX on a CPU; PyTorch has the same formulas, with other loops over time."""
     return room.stands_for_others(case) or case.name == "long"
 
 

@@ -1,4 +1,4 @@
-"""What a JAX user may give, and what he is told about what he may not."""
+"""The arguments that the JAX functions accept, and the errors for those that they refuse."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ def drawn(op: str, seed: int) -> dict[str, np.ndarray]:
 
 
 def packed(op: str, seed: int) -> dict[str, jax.Array]:
-    """The arguments of a call that `cu_seqlens` may cut."""
+    """Arguments with a single row, which `cu_seqlens` can divide."""
     arrays = {name: jnp.asarray(array) for name, array in drawn(op, seed).items()}
     return {name: array[:1] if array.ndim >= 3 else array for name, array in arrays.items()}
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_arrays_of_numpy_are_taken_as_jax_takes_them(op: str, seed: int) -> None:
-    given = drawn(op, seed)
-    found = OPS[op](**given)
-    expected = OPS[op](**{name: jnp.asarray(array) for name, array in given.items()})
+    arguments = drawn(op, seed)
+    found = OPS[op](**arguments)
+    expected = OPS[op](**{name: jnp.asarray(array) for name, array in arguments.items()})
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert isinstance(a, jax.Array)
         assert a.dtype == "float32"

@@ -1,4 +1,4 @@
-"""The checks of JAX's promises notice what is broken on purpose."""
+"""The checks of the promises in JAX detect deliberate faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEED = 7
 
 
 def room(function: Callable[..., Any]) -> Room:
-    """The room with another JAX function in it."""
+    """The room of rms_norm with another JAX function."""
     return replace(ROOM, jax=lambda: function)
 
 

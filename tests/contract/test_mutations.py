@@ -1,4 +1,4 @@
-"""A test that cannot fail proves nothing: the numbers are broken on purpose here, and the contract has to notice.
+"""The contract detects deliberately wrong numbers.
 
 Broken ops run on the portable path; `tests/interpreter/test_kernel_mutations.py` breaks the kernels themselves.
 """
@@ -89,7 +89,7 @@ def test_a_parameter_gradient_of_nothing_that_is_not_zero() -> None:
 
 
 def noisy(x: Tensor, weight: Tensor) -> Tensor:
-    """Sums whose order changes from run to run, as atomic additions leave them: now and then another last bit."""
+    """Sums whose order changes from run to run, as with atomic additions: the last bit sometimes differs."""
     y = rms_norm(x, weight)
     return torch.where(torch.rand(y.shape) < 0.02, torch.nextafter(y, torch.full_like(y, torch.inf)), y)
 
@@ -132,7 +132,7 @@ def test_strides_that_are_ignored(layout: str) -> None:
 @pytest.mark.parametrize("layout", ["transposed", "permuted", "sliced", "every_other_row", "every_third_column"])
 def test_strides_of_gradients_that_are_ignored(layout: str) -> None:
     def dense(x: Tensor, weight: Tensor) -> Tensor:
-        made: Tensor = ReadsGradientAsDense.apply(rms_norm(x, weight))
-        return made
+        y: Tensor = ReadsGradientAsDense.apply(rms_norm(x, weight))
+        return y
 
     breaks(contract.check_layout, dense, "plain_fp32", layout=layout)

@@ -1,4 +1,4 @@
-"""Boundaries of packed sequences are refused on a CPU where they cannot be such."""
+"""Invalid boundaries of packed sequences are refused on a CPU."""
 
 from __future__ import annotations
 

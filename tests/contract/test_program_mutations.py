@@ -1,4 +1,4 @@
-"""The checks of programs and binaries notice what is broken on purpose."""
+"""The checks of programs and binaries detect deliberate faults."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def room(change: Callable[[Launch], Launch]) -> Room:
 
 
 def swapped(launch: Launch) -> Launch:
-    """The first and the last array exchanged."""
+    """The launch with its first and last present arrays exchanged."""
     arrays = dict(launch.arrays)
-    there = [name for name, array in arrays.items() if array is not None]
-    arrays[there[0]], arrays[there[-1]] = arrays[there[-1]], arrays[there[0]]
+    present = [name for name, array in arrays.items() if array is not None]
+    arrays[present[0]], arrays[present[-1]] = arrays[present[-1]], arrays[present[0]]
     return replace(launch, arrays=arrays)
 
 
@@ -49,7 +49,7 @@ def test_an_output_that_is_named_before_the_inputs() -> None:
 
 
 def test_a_launch_that_is_left_out() -> None:
-    case = ROOM.case("gpu_4096")  # its parameter gradients take a launch of their own
+    case = ROOM.case("gpu_4096")  # its parameter gradients have a launch of their own
     programs.check_order(ROOM, case, ARCH)
     with pytest.raises(AssertionError, match="nothing writes"):
         programs.check_order(room(lambda launch: replace(launch, grid=0)), case, ARCH)
@@ -85,7 +85,7 @@ def test_a_kernel_that_spills(arch: str, N: int) -> None:
 def test_a_sum_whose_order_depends_on_where_a_row_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     sound: Any = programs.second_row
     programs.check_same_sums(ROOM, ROOM.case("looped"), ARCH)
-    # Long rows are summed without a store that would fix their layout, so misaligned ones are summed otherwise.
-    monkeypatch.setattr(programs, "second_row", lambda *given: replace(sound(*given), aligned=False))
+    # Long rows are summed without a store that would fix their layout, so misaligned ones are summed in another order.
+    monkeypatch.setattr(programs, "second_row", lambda *arguments: replace(sound(*arguments), aligned=False))
     with pytest.raises(AssertionError, match="sums the second row as"):
         programs.check_same_sums(ROOM, ROOM.case("looped"), ARCH)

@@ -1,4 +1,4 @@
-"""What every program promises, for every architecture; nothing is compiled."""
+"""The promises of every program, for every architecture; nothing is compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of the house's arithmetic, over shapes and strides that hypothesis draws."""
+"""Properties of stride collapsing, binaries and error budgets, over values drawn by hypothesis."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHAPES = st.lists(st.integers(1, 5), min_size=0, max_size=4).map(tuple)
 
 @st.composite
 def strided(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """A shape, and strides as slices, transposes and broadcasts make them, for a few arrays of that shape."""
+    """A shape, and the strides of a few sliced, transposed or broadcast arrays of that shape."""
     shape = draw(SHAPES)
     arrays = []
     for _ in range(draw(st.integers(1, 3))):
@@ -57,7 +57,7 @@ def test_collapsed_strides_reach_every_row_in_the_same_order(
 
 
 def offsets(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
-    """Where the elements lie, in row-major order; numpy does the indexing."""
+    """The offsets of the elements in row-major order, as numpy indexes them."""
     size = 1 + sum((dim - 1) * stride for dim, stride in zip(shape, strides, strict=True))
     memory = np.arange(max(size, 1))
     view = np.lib.stride_tricks.as_strided(memory, shape, [stride * memory.itemsize for stride in strides])
@@ -88,14 +88,14 @@ def test_the_budget_has_room_for_rounding_to_nearest_and_no_more(value: float, d
     exact = torch.tensor([value], dtype=torch.float64)
     rounded = exact.to(dtype)
     assert abs(rounded.double() - exact) <= rounding(exact, dtype)
-    # A correctly rounded result always passes, beside a plain computation without error ...
+    # A correctly rounded result always passes if the plain computation is exact.
     assert within(rounded, exact)
-    # ... and one that is two units in the last place off never does.
+    # A result that is two units in the last place off never passes.
     spacing = 2 * torch.finfo(dtype).eps * abs(value)
     assert not within((exact + 2 * spacing).to(dtype), exact)
 
 
 def within(result: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Whether a result is within budget beside an exact plain computation."""
+    """Whether a result is within budget if the plain computation is exact."""
     verdict = judge([measure(result, exact, exact)])
     return verdict.error <= verdict.budget

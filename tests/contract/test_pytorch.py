@@ -1,4 +1,4 @@
-"""What a user is promised of an op inside PyTorch's own machinery."""
+"""The promises of every op under PyTorch's compiler, autograd and dispatcher."""
 
 from __future__ import annotations
 

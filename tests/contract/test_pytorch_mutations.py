@@ -1,4 +1,4 @@
-"""The checks of PyTorch's own machinery notice what is broken on purpose."""
+"""The checks of the PyTorch integration detect deliberate faults."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ def test_an_unread_output_that_still_sends_a_gradient() -> None:
             def backward(ctx: Any, dy: Tensor | None, ds: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
                 return dy, torch.ones_like(dy) if ds is None and dy is not None else ds
 
-        made: tuple[Tensor, Tensor] = Sends.apply(*rms_norm(x, weight, **others))
-        return made
+        results: tuple[Tensor, Tensor] = Sends.apply(*rms_norm(x, weight, **others))
+        return results
 
     breaks(integration.check_outputs_alone, sends, "prenorm")
 
 
 class Detached(torch.autograd.Function):
-    """rms_norm, whose gradient is cut off from its graph."""
+    """rms_norm with a gradient that is detached from the graph."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def test_gradients_in_batches_that_are_others() -> None:
 
 
 class Doubled(torch.autograd.Function):
-    """An identity, whose gradient is doubled where it comes in a batch."""
+    """An identity whose gradient is doubled if the incoming gradient is batched."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The definition itself: its gradients by autograd are those of finite differences, in float64."""
+"""The reference: its gradients by autograd agree with finite differences in float64."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def in_float64(case: Case) -> Case:
 
 
 def gradcheck(function: Callable[..., Any], case: Case, seed: int) -> None:
-    """Compare gradients along random directions with differences; all elements at once, so the size does not matter."""
+    """Compare gradients along random directions with finite differences, at a cost independent of the size."""
     case = in_float64(case)
     inputs = leaves(draw(case, "cpu", seed))
     wanted = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
 
-    def called(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        tensors = inputs | dict(zip(wanted, given, strict=True))
+    def called(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        tensors = inputs | dict(zip(wanted, arguments, strict=True))
         return outputs(function, tensors, options(case, torch.float64))
 
     assert torch.autograd.gradcheck(called, tuple(wanted.values()), fast_mode=True)

@@ -1,4 +1,4 @@
-"""Numbers known at run time alone are no part of what is compiled; scratch memory may be integers, and zeroed."""
+"""Run-time numbers are not compiled into kernels; scratch arrays may be integers, and may be zeroed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ in_torch, in_jax = torch_op.bind(OP), jax_op.bind(OP)
 
 
 def scaled(x: Any, scale: Any = None, seed: Any = None) -> Any:
-    """The public function, as it would be written from the declaration."""
+    """The public function as it would be generated from the declaration."""
     arguments, call = (torch_arguments, in_torch) if isinstance(x, torch.Tensor) else (jax_arguments, in_jax)
     scale = arguments.as_array("scaled", "scale", scale, "float32", x)
     seed = arguments.as_array("scaled", "seed", seed, "int32", x)

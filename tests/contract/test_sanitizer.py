@@ -1,4 +1,4 @@
-"""How the reports of compute-sanitizer are read, and that the calls which it runs come to every kernel."""
+"""The parser of compute-sanitizer's reports; the calls that run under it use every kernel."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ def test_a_known_hazard_is_a_pair_of_lines_of_a_kernel_in_either_order() -> None
 def test_the_lines_of_a_known_hazard_reach_shared_memory(known: Known) -> None:
     for file, lines in known.between:
         for line in lines:
-            # The lines of walk_back are told as lines of the kernel, whose own are its first and that after its groups.
-            told = file if line in (33, 167) else file.replace("hopper/backward.py", "hopper/walk_back.py")
-            text = (sanitizer.ROOT / told).read_text().splitlines()[line - 1]
+            # Reported under the kernel's file; only the kernel's first line and that after its groups are its own.
+            path = file if line in (33, 167) else file.replace("hopper/backward.py", "hopper/walk_back.py")
+            text = (sanitizer.ROOT / path).read_text().splitlines()[line - 1]
             groups = rf"^def {known.kernel}\(|^    gl\.warp_specialize\($|^    if cu_seqlens_ptr is not None:$"
             expected = rf"\.(load|store)\(|gl\.sum\(|{groups}"
-            assert re.search(expected, text), f"{told}:{line} is {text!r}"
+            assert re.search(expected, text), f"{path}:{line} is {text!r}"
 
 
 @pytest.mark.parametrize("op", NAMES)

@@ -28,7 +28,7 @@ AT_ONCE = 4  # processes on the GPU
 
 @cache
 def everything() -> dict[tuple[Tool, str], Findings]:
-    """What each tool reports of the calls of each op, which have been compiled before."""
+    """The findings of each tool for the calls of each op, whose kernels are compiled first."""
     runs: list[tuple[Tool, str]] = [(tool, op) for tool in ("racecheck", "memcheck") for op in reversed(NAMES)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(compiled, NAMES))
@@ -41,7 +41,7 @@ def compiled(op: str) -> None:
 
 @cache
 def of_kernel(name: str) -> Findings:
-    """What racecheck reports of one of the kernels that show how far it sees."""
+    """The findings of racecheck for one of the kernels that show its limits."""
     return sanitizer.run("racecheck", KERNELS, [name])
 
 

@@ -1,4 +1,4 @@
-"""Scans where 32-bit offsets would not do: many rows, and rows that are long."""
+"""Scans of arrays that exceed 32-bit offsets: many rows, and long rows."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 COUNT = 2**31 + 2**24  # elements of an array
 D = 2048
-STEPS = 512  # of a row, where there are many
+STEPS = 512  # of a row, in tests with many rows
 ROWS = COUNT // (STEPS * D)
 MAMBA = {"dt_softplus": True}
 SUMS = ("A", "D", "dt_bias")  # gradients that are sums over rows
 
 
 def drawn(shape: tuple[int, ...], generator: torch.Generator, scale: float = 1.0) -> Tensor:
-    """Normal numbers in bfloat16, drawn in parts, since fp32 takes twice the memory."""
-    made = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
-    for part in made.view(-1).split(2**28):
+    """Normal numbers in bfloat16, drawn in parts, since fp32 needs twice the memory."""
+    tensor = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
+    for part in tensor.view(-1).split(2**28):
         part.copy_(normal(part.shape, generator) * scale)
-    return made
+    return tensor
 
 
 def scan_inputs(rows: int, steps: int, generator: torch.Generator) -> Arrays:
-    """Decays in (0, 1), which forget within some dozens of steps, and inputs."""
+    """Inputs, and decays in (0, 1) whose products vanish within some dozens of steps."""
     decays = drawn((rows, steps, D), generator)
     for part in decays.view(-1).split(2**28):
         part.copy_(torch.sigmoid(part.float()))
@@ -41,7 +41,7 @@ def scan_inputs(rows: int, steps: int, generator: torch.Generator) -> Arrays:
 
 
 def mamba_inputs(rows: int, steps: int, generator: torch.Generator) -> Arrays:
-    """What Mamba's layer gives, 16 states."""
+    """The arguments in a Mamba layer: 16 states."""
     inputs = {name: drawn((rows, steps, D), generator) for name in ("x", "dt", "z")}
     inputs |= {name: drawn((rows, steps, 16), generator) for name in ("B", "C")}
     inputs |= {name: normal((D,), generator) for name in ("D", "dt_bias")}
@@ -49,7 +49,7 @@ def mamba_inputs(rows: int, steps: int, generator: torch.Generator) -> Arrays:
 
 
 def ssd_inputs(rows: int, steps: int, generator: torch.Generator, heads: int = D // 64) -> Arrays:
-    """What Mamba-2's layer gives, heads of 64 channels and 128 states."""
+    """The arguments in a Mamba-2 layer: heads of 64 channels, 128 states."""
     inputs = {"x": drawn((rows, steps, heads, 64), generator), "dt": drawn((rows, steps, heads), generator)}
     inputs |= {name: drawn((rows, steps, 1, 128), generator) for name in ("B", "C")}
     inputs |= {name: normal((heads,), generator) for name in ("D", "dt_bias")}
@@ -57,12 +57,12 @@ def ssd_inputs(rows: int, steps: int, generator: torch.Generator, heads: int = D
 
 
 def drawn_as(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """A gradient of what has the shape of an argument."""
+    """A gradient with the shape of a tensor."""
     return drawn(tuple(tensor.shape), generator)
 
 
 def row(inputs: Arrays, number: int) -> Arrays:
-    """One row of what has rows."""
+    """The inputs with one row of each array that has rows."""
     return {name: tensor[number : number + 1] if tensor.dim() >= 3 else tensor for name, tensor in inputs.items()}
 
 
@@ -96,8 +96,8 @@ def test_sums_over_rows_beyond_32_bits_are_those_of_the_rows(seed: int) -> None:
         for name in SUMS:
             exact[name] += alone[f"d {name}"]
     for name in SUMS:
-        # 2,000 rows in tiles of 1,024 and a tree of 10 levels: at most 12 roundings of 2^-24, of sums whose terms are
-        # sqrt(2,000) times as large as what is left of them.
+        # 2,000 rows in tiles of 1,024 and a tree of 10 levels: at most 12 roundings of 2^-24, of sums whose terms
+        # have absolute values that add up to sqrt(2,000) times the result.
         error = (result[f"d {name}"] - exact[name]).norm() / exact[name].norm()
         assert error < 12 * 2.0**-24 * 45, f"d {name}: {error}"
 
@@ -122,7 +122,7 @@ def test_the_last_of_a_million_steps_of_ssd_have_the_bits_that_they_have_from_a_
 
 
 def check_parts(function: Any, inputs: Arrays, dy: Tensor, cut: int) -> None:
-    """Cut where a chunk begins, a row has the same bits in two calls that pass the state on."""
+    """Assert that a row has the same bits in two calls, cut at the start of a chunk, that pass the state on."""
     steps = dy.shape[1]
     result = call(function, inputs, MAMBA, [dy])
 
@@ -150,7 +150,7 @@ def test_a_linear_scan_longer_than_32_bits_keeps_its_error_budget_at_its_end(see
     inputs = scan_inputs(1, steps, generator)
     dy = drawn((1, steps, D), generator)
     result = call(linear_scan, inputs, {}, [dy])
-    # A decay of sigmoid(2) a step forgets, to 2^-24, within 132 steps; few are slower for long.
+    # Decays of sigmoid(2) have a product below 2^-24 after 132 steps; few decays stay larger for long.
     judged, before = 256, 2048
     piece = {name: tensor[:, -(judged + before) :] for name, tensor in inputs.items()}
     plain = call(linear_reference.linear_scan, piece, {}, [dy[:, -(judged + before) :]])

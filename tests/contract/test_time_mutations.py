@@ -1,4 +1,4 @@
-"""The contract of ops that look along time, of complex numbers and of integer arguments notices what is broken."""
+"""The contract detects faults in recurrent ops, in complex numbers and in integer arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ in_each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name
 
 
 def breaks(check: Callable[..., None], room: Room, case: str, **arguments: Any) -> None:
-    """Assert that the toy passes a check, and that the broken one does not."""
+    """Assert that the toy op passes a check and that the broken op fails it."""
     arguments |= {"device": "cpu", "seed": SEED}
     check(TOY, TOY.case(case), **arguments)
     with pytest.raises(AssertionError):
@@ -186,8 +186,8 @@ def test_a_complex_gradient_without_its_conjugation() -> None:
 
 def test_an_imaginary_part_that_is_a_little_off() -> None:
     def off(a: Tensor, h: Tensor, wx: Tensor, place: int) -> Tensor:
-        made = a * h + wx
-        return torch.complex(made.real, made.imag * (1 + 1e-5))
+        value = a * h + wx
+        return torch.complex(value.real, value.imag * (1 + 1e-5))
 
     breaks(contract.check_errors, broken(step=off), "complex")
 
@@ -195,7 +195,7 @@ def test_an_imaginary_part_that_is_a_little_off() -> None:
 @pytest.mark.parametrize("layout", ["every_other_row", "every_third_column"])
 def test_strides_of_integers_that_are_ignored(layout: str) -> None:
     def dense(bounds: Tensor) -> Tensor:
-        return as_if_dense(bounds).clamp(max=12).sort().values  # what lies between is the largest integer
+        return as_if_dense(bounds).clamp(max=12).sort().values  # the memory between elements holds the largest integer
 
     breaks(contract.check_layout, broken(bounds=dense), "packed", layout=layout)
 
@@ -261,7 +261,7 @@ def test_a_complex_gradient_of_jax_in_the_other_convention() -> None:
 
     conjugates.defvjp(lambda x: (x, None), lambda _, dy: (dy.conj(),))
     sound = TOY.jax()
-    room = replace(TOY, jax=lambda: lambda x, **given: sound(conjugates(x), **given))
+    room = replace(TOY, jax=lambda: lambda x, **arguments: sound(conjugates(x), **arguments))
     with pytest.raises(AssertionError):
         contract.check_errors(room, TOY.case("complex"), "cpu", SEED, "jax")
     contract.check_errors(room, TOY.case("state"), "cpu", SEED, "jax")

@@ -1,4 +1,4 @@
-"""The functions for one step of generation take what those for a sequence take, refuse what they refuse, and agree."""
+"""The functions for one generation step accept and refuse the same arguments as those for a sequence, and agree."""
 
 from __future__ import annotations
 
@@ -88,32 +88,32 @@ def in_jax(value: Any) -> Any:
 
 def calls(wrong: dict[str, Callable[[Tensor], Any]], *frameworks: str) -> list[Any]:
     return [
-        pytest.param(framework, function, name, make, id=f"{framework}-{function}-{name}-{what}")
+        pytest.param(framework, function, name, spoil, id=f"{framework}-{function}-{name}-{what}")
         for framework in frameworks
         for function, shapes in SHAPES.items()
         for name in shapes
-        for what, make in wrong.items()
+        for what, spoil in wrong.items()
         if not (what == "nothing" and name in OPTIONAL)
-        # Another batch is another x's right: what does not fit it is the next argument.
+        # x decides the batch size, so with a longer x the next argument is the one refused.
         and not (what == "a longer array" and name == "x")
     ]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
-    ("framework", "function", "name", "make"), calls(WRONG, "torch", "jax") + calls(WRONG_TENSORS, "torch")
+    ("framework", "function", "name", "spoil"), calls(WRONG, "torch", "jax") + calls(WRONG_TENSORS, "torch")
 )
 def test_a_wrong_argument_is_refused_by_its_name(
-    framework: str, function: str, name: str, make: Callable[[Tensor], Any]
+    framework: str, function: str, name: str, spoil: Callable[[Tensor], Any]
 ) -> None:
-    given = good(function) | {name: make(good(function)[name])}
+    arguments = good(function) | {name: spoil(good(function)[name])}
     if framework == "jax":
-        given = {argument: in_jax(value) for argument, value in given.items()}
-    # A tensor that is elsewhere may be the one that the others are measured by.
-    first = next(iter(given))
+        arguments = {argument: in_jax(value) for argument, value in arguments.items()}
+    # The first tensor sets the expected device, so another name is reported if the first is on another device.
+    first = next(iter(arguments))
     named = rf"(device of )?({name})" if name != first else rf"{name}|device of \w+"
     with pytest.raises((TypeError, ValueError), match=rf"^{function}: ({named})[ .]"):
-        getattr(MODULES[framework], function)(**given)
+        getattr(MODULES[framework], function)(**arguments)
 
 
 @pytest.mark.parametrize("value", [1, "relu", np.True_, torch.tensor(True), [True]], ids=repr)
@@ -145,18 +145,18 @@ def test_what_is_expected_of_a_step_has_no_time(wrong: dict[str, Tensor], text: 
 
 
 def test_the_state_of_a_convolution_is_named_as_the_user_named_it() -> None:
-    given = good("causal_conv1d_update") | {"state": torch.ones(2, 6, 4)}
+    arguments = good("causal_conv1d_update") | {"state": torch.ones(2, 6, 4)}
     text = "causal_conv1d_update: state has shape (2, 6, 4), expected (batch=2, channels=6, width-1=3)"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        retrograd.causal_conv1d_update(**given)
+        retrograd.causal_conv1d_update(**arguments)
 
 
 @pytest.mark.parametrize("function", SHAPES)
 def test_a_step_takes_the_meta_device(function: str) -> None:
-    given = good(function)
-    found = getattr(retrograd, function)(**{name: tensor.to("meta") for name, tensor in given.items()})
-    wanted = getattr(retrograd, function)(**given)
-    assert [(t.device.type, t.shape, t.dtype) for t in found] == [("meta", t.shape, t.dtype) for t in wanted]
+    arguments = good(function)
+    found = getattr(retrograd, function)(**{name: tensor.to("meta") for name, tensor in arguments.items()})
+    expected = getattr(retrograd, function)(**arguments)
+    assert [(t.device.type, t.shape, t.dtype) for t in found] == [("meta", t.shape, t.dtype) for t in expected]
 
 
 MAMBA = {"z", "D", "dt_bias", "dt_softplus"}
@@ -182,39 +182,39 @@ EACH_GENERATED = [
 
 
 def generated(
-    update: Callable[..., Any], stack: Callable[..., Any], x: Any, *, initial_state: Any, **given: Any
+    update: Callable[..., Any], stack: Callable[..., Any], x: Any, *, initial_state: Any, **arguments: Any
 ) -> tuple[Any, Any]:
-    """A sequence, one step at a time."""
-    del given["return_final_state"]
-    over_time = {name for name in ("dt", "B", "C", "z") if name in given}
+    """The results of a sequence, computed one step at a time."""
+    del arguments["return_final_state"]
+    over_time = {name for name in ("dt", "B", "C", "z") if name in arguments}
     state, ys = initial_state, []
     for t in range(x.shape[1]):
-        step = {name: value[:, t] if name in over_time else value for name, value in given.items()}
+        step = {name: value[:, t] if name in over_time else value for name, value in arguments.items()}
         y, state = update(state, x[:, t], **step)
         ys.append(y)
     return stack(ys, 1), state
 
 
-def generated_in_torch(x: Tensor, step: str = "selective_state_update", **given: Any) -> tuple[Tensor, Tensor]:
-    return generated(getattr(retrograd, step), torch.stack, x, **given)
+def generated_in_torch(x: Tensor, step: str = "selective_state_update", **arguments: Any) -> tuple[Tensor, Tensor]:
+    return generated(getattr(retrograd, step), torch.stack, x, **arguments)
 
 
-def generated_in_jax(x: Tensor, step: str = "selective_state_update", **given: Any) -> tuple[Tensor, ...]:
-    def there(value: Any) -> Any:
+def generated_in_jax(x: Tensor, step: str = "selective_state_update", **arguments: Any) -> tuple[Tensor, ...]:
+    def to_jax(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         if value.dtype == torch.bfloat16:
             return jnp.asarray(value.float().numpy()).astype(jnp.bfloat16)
         return jnp.asarray(value.numpy())
 
-    statics = [name for name in ("dt_softplus", "dt_limit") if name in given]
+    statics = [name for name in ("dt_softplus", "dt_limit") if name in arguments]
     update = jax.jit(getattr(retrograd.jax, step), static_argnames=statics)
-    made = generated(update, jnp.stack, there(x), **{name: there(value) for name, value in given.items()})
+    results = generated(update, jnp.stack, to_jax(x), **{name: to_jax(value) for name, value in arguments.items()})
     return tuple(
         torch.tensor(np.asarray(array.astype(jnp.float32))).bfloat16()
         if array.dtype == jnp.bfloat16
         else torch.tensor(np.asarray(array))
-        for array in made
+        for array in results
     )
 
 
@@ -223,8 +223,8 @@ def generated_in_jax(x: Tensor, step: str = "selective_state_update", **given: A
 def test_steps_of_generation_keep_the_error_budget_of_the_sequence(
     step: str, definition: Any, plain: Any, tried: Any, function: Any, seed: int
 ) -> None:
-    def named(function: Any, inputs: dict[str, Tensor], given: dict[str, Any]) -> dict[str, Tensor]:
-        return dict(zip(("y", "state"), outputs(function, inputs, given), strict=True))
+    def named(function: Any, inputs: dict[str, Tensor], call_options: dict[str, Any]) -> dict[str, Tensor]:
+        return dict(zip(("y", "state"), outputs(function, inputs, call_options), strict=True))
 
     draws = []
     for i in range(draws_for(tried)):
@@ -250,20 +250,20 @@ def test_one_step_in_float64_is_the_scan_of_one_step_to_the_bit(seed: int) -> No
 @pytest.mark.parametrize("function", SHAPES)
 def test_a_step_has_gradients(function: str, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    given = {name: torch.randn(shape, generator=generator) / 2 for name, shape in SHAPES[function].items()}
+    arguments = {name: torch.randn(shape, generator=generator) / 2 for name, shape in SHAPES[function].items()}
 
     def positional(*tensors: Tensor) -> Any:
-        return getattr(retrograd, function)(**dict(zip(given, tensors, strict=True)))
+        return getattr(retrograd, function)(**dict(zip(arguments, tensors, strict=True)))
 
-    exact = [tensor.double().requires_grad_() for tensor in given.values()]
+    exact = [tensor.double().requires_grad_() for tensor in arguments.values()]
     assert torch.autograd.gradcheck(positional, exact, fast_mode=True)
 
     def loss(*arrays: Any) -> Any:
-        made = getattr(retrograd.jax, function)(**dict(zip(given, arrays, strict=True)))
-        return sum((array * array).sum() for array in made)
+        results = getattr(retrograd.jax, function)(**dict(zip(arguments, arrays, strict=True)))
+        return sum((array * array).sum() for array in results)
 
     wanted = torch.autograd.grad(sum((tensor * tensor).sum() for tensor in positional(*exact)), exact)
-    arrays = [jnp.asarray(tensor.numpy()) for tensor in given.values()]
+    arrays = [jnp.asarray(tensor.numpy()) for tensor in arguments.values()]
     for found, expected in zip(jax.jit(jax.grad(loss, range(len(arrays))))(*arrays), wanted, strict=True):
         np.testing.assert_allclose(np.asarray(found), expected.numpy(), rtol=1e-4, atol=1e-5)
 
@@ -271,41 +271,41 @@ def test_a_step_has_gradients(function: str, seed: int) -> None:
 @pytest.mark.parametrize("function", SHAPES)
 def test_arrays_of_numpy_are_taken_by_jax(function: str, seed: int) -> None:
     draw = np.random.default_rng(seed)
-    given = {name: draw.standard_normal(shape) for name, shape in SHAPES[function].items()}
+    arguments = {name: draw.standard_normal(shape) for name, shape in SHAPES[function].items()}
     update = getattr(retrograd.jax, function)
-    wanted = update(**{name: jnp.asarray(array) for name, array in given.items()})
-    for found, expected in zip(update(**given), wanted, strict=True):
+    wanted = update(**{name: jnp.asarray(array) for name, array in arguments.items()})
+    for found, expected in zip(update(**arguments), wanted, strict=True):
         assert found.dtype == expected.dtype == jnp.float32
         assert (found == expected).all()
 
 
 def test_a_step_leaves_the_state_that_came_in_as_it_is() -> None:
-    given = good("selective_state_update")
-    state = given["state"].clone()
-    _, new = retrograd.selective_state_update(**given)
-    assert torch.equal(given["state"], state)
-    assert new.data_ptr() != given["state"].data_ptr()
+    arguments = good("selective_state_update")
+    state = arguments["state"].clone()
+    _, new = retrograd.selective_state_update(**arguments)
+    assert torch.equal(arguments["state"], state)
+    assert new.data_ptr() != arguments["state"].data_ptr()
 
 
 @pytest.mark.parametrize("function", SHAPES)
 def test_a_step_is_traced_into_one_graph_and_mapped_over_calls(function: str, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    given = {name: torch.randn(3, *shape, generator=generator) for name, shape in SHAPES[function].items()}
+    arguments = {name: torch.randn(3, *shape, generator=generator) for name, shape in SHAPES[function].items()}
     call = getattr(retrograd, function)
 
     def positional(*tensors: Tensor) -> Any:
-        return call(**dict(zip(given, tensors, strict=True)))
+        return call(**dict(zip(arguments, tensors, strict=True)))
 
-    wanted = [positional(*(tensor[i] for tensor in given.values())) for i in range(3)]
+    wanted = [positional(*(tensor[i] for tensor in arguments.values())) for i in range(3)]
     stacked = tuple(torch.stack(results) for results in zip(*wanted, strict=True))
-    torch.testing.assert_close(torch.vmap(positional)(*given.values()), stacked)
+    torch.testing.assert_close(torch.vmap(positional)(*arguments.values()), stacked)
     for dynamic in (False, True):
         compiled = torch.compile(positional, fullgraph=True, backend="eager", dynamic=dynamic)
-        torch.testing.assert_close(compiled(*(tensor[0] for tensor in given.values())), wanted[0])
+        torch.testing.assert_close(compiled(*(tensor[0] for tensor in arguments.values())), wanted[0])
 
     def positional_in_jax(*arrays: Any) -> Any:
-        return getattr(retrograd.jax, function)(**dict(zip(given, arrays, strict=True)))
+        return getattr(retrograd.jax, function)(**dict(zip(arguments, arrays, strict=True)))
 
-    mapped = jax.jit(jax.vmap(positional_in_jax))(*(jnp.asarray(tensor.numpy()) for tensor in given.values()))
+    mapped = jax.jit(jax.vmap(positional_in_jax))(*(jnp.asarray(tensor.numpy()) for tensor in arguments.values()))
     for found, expected in zip(mapped, stacked, strict=True):
         np.testing.assert_allclose(np.asarray(found), expected.numpy(), rtol=1e-4, atol=1e-5)

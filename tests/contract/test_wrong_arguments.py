@@ -1,4 +1,4 @@
-"""What no op can use is refused by name on every way into PyTorch: direct, by the registered operator, compiled."""
+"""Wrong arguments are refused by name on every path into PyTorch: direct, registered operator, compiled."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ class Subclass(Tensor):
     pass
 
 
-def directly(function: Callable[..., Any], given: dict[str, Any]) -> Any:
-    return function(**given)
+def directly(function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    return function(**kwargs)
 
 
-def without_gradients(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+def without_gradients(function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     with torch.no_grad():
-        return function(**given)
+        return function(**kwargs)
 
 
-def under_a_dispatch_mode(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+def under_a_dispatch_mode(function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     with PassThrough():
-        return function(**given)
+        return function(**kwargs)
 
 
-def beside_a_subclass(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+def beside_a_subclass(function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     def can_be_one(value: Any) -> bool:
         return isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested and value.dim() > 0
 
-    return function(**{name: v.as_subclass(Subclass) if can_be_one(v) else v for name, v in given.items()})
+    return function(**{name: v.as_subclass(Subclass) if can_be_one(v) else v for name, v in kwargs.items()})
 
 
-def compiled(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+def compiled(function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     torch._dynamo.reset()
-    return torch.compile(lambda given: function(**given), backend="eager")(given)
+    return torch.compile(lambda kwargs: function(**kwargs), backend="eager")(kwargs)
 
 
 WAYS = [directly, without_gradients, under_a_dispatch_mode, beside_a_subclass]
 
-# From a tensor to what cannot stand in its place, with the error that says so.
+# Conversions of a tensor into a wrong argument, each with its error.
 NO_TENSORS: dict[str, tuple[Callable[[Tensor], Any], type[Exception], str]] = {
     "sparse": (lambda t: t.to_sparse(), TypeError, "{name} has layout sparse_coo, expected strided"),
     "compressed sparse": (
@@ -110,9 +110,9 @@ def arguments(op: Room) -> dict[str, Any]:
     return {**draw(case, "cpu", 0), **options(case)}
 
 
-def refusal(way: Callable[..., Any], op: Room, given: dict[str, Any], kind: type[Exception]) -> str:
+def refusal(way: Callable[..., Any], op: Room, kwargs: dict[str, Any], kind: type[Exception]) -> str:
     with pytest.raises(kind) as raised:
-        way(op.torch, given)
+        way(op.torch, kwargs)
     assert raised.type is kind
     return str(raised.value)
 
@@ -122,37 +122,37 @@ def refusal(way: Callable[..., Any], op: Room, given: dict[str, Any], kind: type
 @pytest.mark.parametrize(("op", "name"), EACH_ARGUMENT)
 def test_an_argument_that_is_no_tensor_with_strides_is_named(op: Room, name: str, what: str) -> None:
     spoil, kind, text = NO_TENSORS[what]
-    given = arguments(op)
-    given[name] = spoil(given[name])
+    kwargs = arguments(op)
+    kwargs[name] = spoil(kwargs[name])
     for way in WAYS:
-        assert refusal(way, op, given, kind) == f"{op.name}: " + text.format(name=name)
+        assert refusal(way, op, kwargs, kind) == f"{op.name}: " + text.format(name=name)
 
 
 @pytest.mark.parametrize(("op", "name"), EACH_ARGUMENT)
 def test_a_tensor_on_another_device_than_the_first_is_named(op: Room, name: str) -> None:
-    given = arguments(op)
-    first, *others = (argument for argument in op.arguments if isinstance(given.get(argument), Tensor))
-    given[name] = given[name].to("meta")
-    one, its, theirs = (others[0], "cpu", "meta") if name == first else (name, "meta", "cpu")
+    kwargs = arguments(op)
+    first, *others = (argument for argument in op.arguments if isinstance(kwargs.get(argument), Tensor))
+    kwargs[name] = kwargs[name].to("meta")
+    refused, device, expected = (others[0], "cpu", "meta") if name == first else (name, "meta", "cpu")
     for way in WAYS:
-        said = refusal(way, op, given, ValueError)
-        assert said == f"{op.name}: device of {one} is '{its}', expected {theirs}, the device of {first}"
+        message = refusal(way, op, kwargs, ValueError)
+        assert message == f"{op.name}: device of {refused} is '{device}', expected {expected}, the device of {first}"
 
 
 @pytest.mark.parametrize("op", rooms(), ids=lambda op: op.name)
 def test_tensors_that_are_all_on_the_meta_device_have_results_there(op: Room) -> None:
-    given = {name: v.to("meta") if isinstance(v, Tensor) else v for name, v in arguments(op).items()}
+    kwargs = {name: v.to("meta") if isinstance(v, Tensor) else v for name, v in arguments(op).items()}
     for way in WAYS:
-        made = way(op.torch, given)
-        assert (made if isinstance(made, Tensor) else made[0]).is_meta
+        results = way(op.torch, kwargs)
+        assert (results if isinstance(results, Tensor) else results[0]).is_meta
 
 
 @pytest.mark.parametrize(("op", "name", "value", "expected"), EACH_OPTION)
 def test_an_option_of_the_wrong_type_is_named(op: Room, name: str, value: Any, expected: str) -> None:
-    given = {**arguments(op), name: value}
-    said = f"numpy.{type(value).__name__}" if isinstance(value, np.bool) else type(value).__name__
+    kwargs = {**arguments(op), name: value}
+    type_name = f"numpy.{type(value).__name__}" if isinstance(value, np.bool) else type(value).__name__
     for way in WAYS:
-        assert refusal(way, op, given, TypeError) == f"{op.name}: {name} is {said}, expected {expected}"
+        assert refusal(way, op, kwargs, TypeError) == f"{op.name}: {name} is {type_name}, expected {expected}"
 
 
 @pytest.mark.parametrize(
@@ -169,14 +169,14 @@ def test_an_option_of_the_wrong_type_is_named(op: Room, name: str, value: Any, e
     ids=["option", "option that has no hash", "layout", "device"],
 )  # fmt: skip
 def test_a_compiled_function_says_the_same(op: str, name: str, value: Any, kind: type[Exception], text: str) -> None:
-    given = {**arguments(room(op)), name: value}
-    assert refusal(compiled, room(op), given, kind) == f"{op}: {text}"
+    kwargs = {**arguments(room(op)), name: value}
+    assert refusal(compiled, room(op), kwargs, kind) == f"{op}: {text}"
 
 
 @pytest.mark.parametrize("name", ["eps", "weight_offset", "group_size"])
 @pytest.mark.parametrize("value", [10**400, -(10**5000)], ids=["large", "too long to print"])
 def test_an_int_that_no_number_of_the_machine_can_hold_is_named(name: str, value: int) -> None:
-    given = {**arguments(room("rms_norm")), name: value}
+    kwargs = {**arguments(room("rms_norm")), name: value}
     for way in WAYS:
-        said = refusal(way, room("rms_norm"), given, ValueError)
-        assert said.startswith(f"rms_norm: {name} is an int of {value.bit_length()} bits, expected ")
+        message = refusal(way, room("rms_norm"), kwargs, ValueError)
+        assert message.startswith(f"rms_norm: {name} is an int of {value.bit_length()} bits, expected ")
