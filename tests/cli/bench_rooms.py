@@ -1,6 +1,6 @@
-"""Rooms made up of formulas, with the arguments and benchmark shapes of the recurrences; and ssd as it is.
+"""Fake rooms of plain formulas with the arguments and benchmark shapes of the recurrences; ssd keeps its own room.
 
-The peers are compared with these on a CPU; the plots are drawn with their cases.
+The tests compare the peers with these on a CPU and draw plots of their cases.
 """
 
 from collections.abc import Callable

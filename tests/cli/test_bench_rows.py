@@ -1,4 +1,4 @@
-"""Limits, rows, which cases and peers are chosen, and a whole run on the CPU with a clock that makes its times up."""
+"""Limits, rows, the choice of cases and peers, and a whole run on the CPU with a fake clock."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What `benchmarks/gpu.py` makes of the contract's report."""
+"""How `benchmarks/gpu.py` reads the report of the contract."""
 
 import importlib.util
 from pathlib import Path
@@ -31,7 +31,7 @@ def case(name: str, classname: str = "tests.test_contract", failed: bool = True)
         ([case("test_a[linear_scan-plain-cuda]"), case("test_a[selective_scan-x]", failed=False)], {"linear_scan"}),
         ([case("test_large", "tests.test_selective_scan_gpu")], {"selective_scan"}),
         ([case("test_a[linear_scan-plain-cuda]"), case("test_streams")], set(OPS)),
-        ([], set(OPS)),  # it failed, and no test of it did
+        ([], set(OPS)),  # the run failed without a failing test
         (None, set(OPS)),
     ],
 )

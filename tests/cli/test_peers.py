@@ -1,4 +1,4 @@
-"""The peers of the recurrences compute what the ops compute; formulas stand in for those that need a GPU."""
+"""The peers of the recurrences agree with the ops; plain formulas replace the peers that need a GPU."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ def record(op: str, rows: list[Row], notes: list[str], framework: Any = "torch")
 
 
 def timed(op: str, case: Case, names: list[str] | None) -> set[str]:
-    """The peers whose results were those of the op, on a CPU."""
+    """The peers that were timed on a CPU, so their results agreed with the op's."""
     rows: list[Row] = []
     notes: list[str] = []
     time_cases(record(op, rows, notes), [case], chosen_peers(op, "torch", names), fake_clock(), "cpu")
@@ -218,7 +218,7 @@ def packed(x: Tensor, *, cu_seqlens: Tensor) -> Tensor:
 
 
 def test_inputs_of_every_kind() -> None:
-    """Integers have no gradient, complex numbers have, in both frameworks."""
+    """In both frameworks, integers have no gradient and complex numbers have one."""
     import dataclasses
 
     inputs = {"x": cases.Tensor((1, 7, 2), "complex64", law="decay"),
@@ -257,7 +257,7 @@ def test_which_cases_are_timed() -> None:
 
 
 def test_sets_apart_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large sets are given one to a call."""
+    """Large sets of inputs are passed one per call."""
     import dataclasses
 
     run_jax = pytest.importorskip("retrograd.bench.run_jax")
@@ -281,7 +281,7 @@ def test_sets_apart_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 @pytest.mark.parametrize("op", list(ROOMS))
 def test_plots(op: str, framework: Any, tmp_path: Path) -> None:
-    """Every shape of the recurrences can be drawn, whatever bounds it and however far apart the peers are."""
+    """Every shape of the recurrences can be plotted, for any bound and any spread of the peers' speeds."""
     pytest.importorskip("matplotlib")
     from retrograd.bench.plot import draw
 

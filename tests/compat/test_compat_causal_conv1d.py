@@ -1,4 +1,4 @@
-"""The stand-ins for causal_conv1d's functions mean what they mean there, in its layouts, for every argument."""
+"""The stand-ins for causal_conv1d's functions agree with their definitions, in its layouts, for every argument."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_parameters_may_have_another_dtype_than_x(draw: Draw) -> None:
 
 
 def step_by_step(draw: Draw, length: int, count: int) -> tuple[dict[str, Any], Tensor, Tensor]:
-    """Arguments of an update of `count` steps, their results, and all inputs, those of the state first."""
+    """Arguments of an update of `count` steps, its result, and all inputs, the state's first."""
     given = inputs(draw) | {"x": draw(BATCH, DIM, count)}
     given = {name: t.detach() for name, t in given.items()}
     past = draw(BATCH, DIM, length).detach()
@@ -136,7 +136,7 @@ def test_conv_state_indices_choose_rows_and_negative_ones_change_none(
     options: dict[str, Any] = {"cache_seqlens": torch.tensor([5, 6], dtype=torch.int32)} if ring else {}
     alone = before.clone()
     for row, index in enumerate(indices):
-        if index >= 0:  # each row alone, on a state of its own
+        if index >= 0:  # each row in a separate call with its own state
             mine = {"x": given["x"][row : row + 1]} | {name: each[row : row + 1] for name, each in options.items()}
             expected[row] = causal_conv1d_update(conv_state=alone[index : index + 1], **(given | mine))[0]
     y = causal_conv1d_update(conv_state=pool, conv_state_indices=torch.tensor(indices).int(), **given, **options)

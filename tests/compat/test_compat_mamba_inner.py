@@ -1,4 +1,4 @@
-"""The stand-in for mamba_ssm's mamba_inner_fn: its meaning, what it keeps, what it copies, and autocast."""
+"""The stand-in for mamba_ssm's mamba_inner_fn: values, saved arrays, copies and autocast."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The stand-ins for mamba_ssm's scan and its update mean what they mean there, in its layouts, for every argument.
+"""The stand-ins for mamba_ssm's scan and update agree with their definitions, in its layouts, for every argument.
 
-Values and gradients are compared in float64, so that what is left of a difference is a handful of roundings.
+Values and gradients are compared in float64, so that they differ by a few roundings only.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_selective_scan_takes_parameters_of_any_dtype_beside_bfloat16(draw: Draw
     exact, exact_state = plain.scan(**{n: t.double() if isinstance(t, Tensor) else t for n, t in low.items()})  # type: ignore[arg-type]
     assert (out.dtype, state.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(out.double(), exact, rtol=2.0**-8, atol=1e-4)  # out is rounded once, to 8 bits
-    torch.testing.assert_close(state.double(), exact_state, rtol=1e-4, atol=1e-5)  # in float32 all along
+    torch.testing.assert_close(state.double(), exact_state, rtol=1e-4, atol=1e-5)  # float32 throughout
 
 
 HEADS = (2 * GROUPS, 3)  # of 3 channels each
@@ -134,7 +134,7 @@ def test_a_bfloat16_state_is_written_in_bfloat16(draw: Draw) -> None:
     expected = updated(state.double(), {name: t.double() for name, t in given.items()})
     y = selective_state_update(state, **given, dt_softplus=True)
     assert (y.dtype, state.dtype) == (torch.bfloat16, torch.bfloat16)
-    # Both are rounded once, to 8 bits; float32 before leaves the rest.
+    # Both are rounded once, to 8 bits; the rest is the float32 error before.
     torch.testing.assert_close((y.double(), state.double()), expected, rtol=2.0**-8, atol=1e-4)
 
 

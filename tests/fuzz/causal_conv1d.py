@@ -1,4 +1,4 @@
-"""Good calls of causal_conv1d, and of its step."""
+"""Good calls of causal_conv1d and of its generation step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, packed, size
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Widths with kernels and without, states, packed sequences."""
+    """Cases with widths with and without kernels, states and packed sequences."""
     double = draw(FLAG) and draw(FLAG)
     dtype = "float32" if double else draw(KERNEL_FLOATS)
     B, T, D = draw(size(4)), draw(size(20)), draw(size(9))

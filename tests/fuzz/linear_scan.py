@@ -12,7 +12,7 @@ from .sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, size
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Decays that rows or channels share, real and complex numbers, states, packed sequences, both directions."""
+    """Cases with decays shared by rows or channels, real and complex, states, packed sequences, both directions."""
     double = draw(FLAG) and draw(FLAG)
     dtype = draw(st.sampled_from(("float32", "complex64")) if double else KERNEL_FLOATS | st.just("complex64"))
     is_complex = dtype == "complex64"

@@ -1,4 +1,4 @@
-"""Good calls of selective_scan, and of its step."""
+"""Good calls of selective_scan and of its generation step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Good calls of ssd, and of its step."""
+"""Good calls of ssd and of its generation step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cases(draw: st.DrawFn) -> Case:
         wide_D=draw(FLAG),
         initial_state=draw(FLAG),
         cu_seqlens=where,
-        # The gradient of A sums terms that cancel, in a wider type than the call's: float64 has none, so strong decays
+        # The gradient of A sums terms that cancel, in a wider dtype than the call's: float64 has none, so strong decays
         # leave it fewer digits.
         decay=draw(st.sampled_from((0.0, 0.0, -5.0) if double else (0.0, 0.0, 5.0, -5.0))),
         **draw(flags("return_final_state")),

@@ -1,4 +1,4 @@
-"""linear_scan's kernels where tiny cases would not take them: many tiles, many groups of them, both ways to a state."""
+"""linear_scan's kernels beyond the tiny cases: many tiles, many groups of tiles, both ways to find a state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from retrograd.ops.linear_scan import op, reference
 from retrograd.ops.linear_scan.triton.plan import Tile
 from retrograd.testing.compare import assert_same_bits
 
-pytestmark = pytest.mark.slow  # test_kernels.py has the contract in every run
+pytestmark = pytest.mark.slow  # test_kernels.py runs the contract every time
 
 Arrays = dict[str, Tensor]
 
@@ -81,7 +81,7 @@ def run(inputs: Arrays, options: dict[str, bool], seed: int, arch: str = "sm_90"
 
 
 def exact(inputs: Arrays, options: dict[str, bool], found: Arrays) -> Arrays:
-    """The reference in float64, with the gradients that came in."""
+    """The reference in float64, with the same incoming gradients."""
     leaves = {
         name: t if name in OP.indices else t.to(torch.promote_types(t.dtype, torch.float64)).requires_grad_()
         for name, t in inputs.items()

@@ -1,4 +1,4 @@
-"""selective_scan's kernels in Triton's interpreter, without a framework's binding."""
+"""selective_scan's kernels in Triton's interpreter, without the binding of a framework."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from retrograd.testing.interpreter import as_float16
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from selective_scan_calls import Arrays, call, packed_and_alone
 
-pytestmark = pytest.mark.slow  # test_kernels.py has the contract in every run
+pytestmark = pytest.mark.slow  # test_kernels.py runs the contract every time
 
 REAL = [case for case in CASES if not case.inputs["A"].dtype.startswith("complex")]  # others have no kernels
 SMALL = [pytest.param(as_float16(case), id=case.name) for case in REAL if "interpreter" in case.tags]
@@ -73,12 +73,12 @@ def test_kernels_keep_the_error_budget(case: Case, seed: int) -> None:
 
 
 def transposed(name: str, tensor: Tensor) -> Tensor:
-    """The last two axes the other way round in memory: (B, D, T) seen as (B, T, D)."""
+    """The last two axes transposed in memory: (B, D, T) viewed as (B, T, D)."""
     return tensor.transpose(-1, -2).contiguous().transpose(-1, -2) if tensor.dim() > 1 else tensor
 
 
 def sliced(name: str, tensor: Tensor) -> Tensor:
-    """A part of a larger array full of NaN, with gaps along every axis."""
+    """A slice of a larger array of NaN, with gaps along every axis."""
     if tensor.dtype == torch.int32:
         return tensor
     whole = torch.full([2 * size + 3 for size in tensor.shape], torch.nan, dtype=tensor.dtype)

@@ -36,8 +36,8 @@ def trained(device: str, dtype: torch.dtype, *, compiled: bool = False) -> tuple
 def test_gradients_on_a_gpu_are_those_of_float64(dtype: torch.dtype, roundings: float, compiled: bool) -> None:
     loss, gradients = trained("cuda", dtype, compiled=compiled)
     exact, expected = trained("cpu", dtype)
-    # In float32 it is the hardware's exponential that rounds most, to 2^-22.
-    # Some twenty roundings lie between a weight and the loss; they add up like a walk, with a factor for bad luck.
+    # In float32 the hardware's exponential has the largest rounding, 2^-22.
+    # Some twenty roundings between a weight and the loss add up like a random walk, with a safety factor.
     assert abs(loss.item() - exact.item()) <= 20 * roundings * exact.item()
     for name, gradient in gradients.items():
         error = (gradient.double().cpu() - expected[name]).norm() / expected[name].norm()

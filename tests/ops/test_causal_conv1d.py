@@ -1,4 +1,4 @@
-"""What causal_conv1d means, at its edges and beside PyTorch's own convolution."""
+"""causal_conv1d at its edge cases and compared with PyTorch's convolution."""
 
 from __future__ import annotations
 

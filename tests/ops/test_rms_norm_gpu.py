@@ -1,4 +1,4 @@
-"""rms_norm where 32-bit offsets would not do."""
+"""rms_norm where 32-bit offsets overflow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("large_arrays")]
 
 N = 4096
 ROWS = (2**31 + 2**20) // N
-BEYOND = 2**31 // N  # the first row whose elements lie beyond 2^31
+BEYOND = 2**31 // N  # the first row whose elements are beyond 2^31
 
 
 def drawn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -27,7 +27,7 @@ def drawn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def compare_rows(rows: slice, inputs: Arrays, dy: Tensor, result: Arrays) -> None:
-    """The error budget of y and d x in some rows, which do not depend on the others."""
+    """Check the error budget of y and d x in some rows, which do not depend on the others."""
     part = inputs | {"x": inputs["x"][rows].contiguous()}
     plain = call(reference.rms_norm, part, {}, [dy[rows].contiguous()])
     upcast = {name: tensor.double() for name, tensor in part.items()}

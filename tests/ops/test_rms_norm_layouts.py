@@ -1,4 +1,4 @@
-"""rms_norm adds a row up in one order, wherever the row lies in memory: read back from the binaries, without a GPU."""
+"""rms_norm sums a row in one order for every layout: read from the binaries, without a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COPIED = {"transposed", "channels_first", "every_third_column", "broadcast_colum
 
 
 def programs(case: Case, layout: str | None) -> Iterator[Program]:
-    """Both passes, where every array that a user gives lies in this layout."""
+    """The programs of both passes, with every array of the user in this layout."""
     spec = spec_of(OP, case)
     given = {name: Param(tensor.shape, tensor.dtype) for name, tensor in case.inputs.items()}
     given |= spec.params(("dy", "dsum"))

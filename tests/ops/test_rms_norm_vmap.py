@@ -1,4 +1,4 @@
-"""A vmapped rms_norm is one call, whatever its calls share: none is run after the other."""
+"""A vmapped rms_norm is one call, whichever arguments are batched: there is no loop over the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ssd_prefill` and `ssd_step`: generation with the bits of training, and what they refuse."""
+"""`ssd_prefill` and `ssd_step`: generation is bitwise equal to training; refused calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLACES = [("cpu", CALLS), pytest.param("cuda", ON_A_GPU, marks=pytest.mark.gpu)]
 
 
 def part(inputs: dict[str, Any], steps: Any) -> dict[str, Any]:
-    """Some steps of the arrays that have steps."""
+    """Some steps of the arrays that have a time axis."""
     return {name: tensor[:, steps] if name in ALONG else tensor for name, tensor in inputs.items()}
 
 

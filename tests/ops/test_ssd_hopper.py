@@ -1,4 +1,4 @@
-"""Which calls the kernels of ssd for Hopper take, where they read, and how their walks are cut into spans of time."""
+"""ssd's kernels for Hopper: the calls they take, reads without a copy, and the split of walks into spans of time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ssd's `dt_limit`, an option that is a tuple: what it does, how it is taken, what is refused on every way in."""
+"""ssd's `dt_limit`, an option that is a tuple: its effect, accepted forms, and refusals on every calling path."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_what_is_no_limit_is_refused_by_name_on_every_way_in(limit: Any, kind: t
 
 @each_refused
 def test_a_compiled_function_says_the_same(limit: Any, kind: type[Exception], text: str) -> None:
-    # What is raised while a graph is traced comes in an error of PyTorch's own.
+    # PyTorch wraps an error raised during tracing in its own.
     with pytest.raises((torch._dynamo.exc.Unsupported, torch._dynamo.exc.TorchRuntimeError)) as raised:
         compiled(retrograd.ssd)(arrays(), limit)
     assert f"{kind.__name__}('ssd: {text}')" in str(raised.value)
@@ -197,7 +197,7 @@ def test_a_step_size_outside_has_no_gradient_and_one_at_the_limit_has_all_of_it(
 
 
 def test_softplus_comes_before_the_limit_and_its_slope_into_the_gradient(seed: int) -> None:
-    # Not at its ends: softplus need not give back to the bit what its inverse was given.
+    # Not at its ends: softplus of its inverse need not be bitwise equal.
     limit = (DT[1].item() - 1e-3, DT[3].item() + 1e-3)
     given = {**arrays(seed), "dt_bias": torch.full((H,), 0.25)}
     delta = given["dt"]
@@ -222,7 +222,7 @@ def test_within_a_limit_there_are_second_derivatives_and_outside_there_are_none(
 
 
 class Limited(torch.nn.Module):
-    """ssd with a limit as it stands in a configuration."""
+    """ssd with a limit as read from a configuration."""
 
     def forward(self, given: dict[str, Any]) -> Tensor:
         limit: Any = list(LIMIT)

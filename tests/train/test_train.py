@@ -1,4 +1,4 @@
-"""Training: the same bits from run to run, from any stop, after any kill; data, schedule and the bigram model."""
+"""Training: the same bits in every run, after any stop or kill; data, schedule and the bigram model."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_held_out_files_are_not_in_the_training_bytes(tmp_path: Path) -> None:
     assert not set(training) & set(held_out)
     assert 0.04 < len(b"".join(held_out)) / len(b"".join(training + held_out)) <= 0.05
     assert found == text_at(tmp_path / "text")
-    # A file more changes little: what is held out depends on each file's name.
+    # One more file changes little: the held-out set depends on each file's name.
     (tmp_path / "text" / "more.txt").write_text("more")
     assert len(set(found.held_out) - set(text_at(tmp_path / "text").held_out)) <= 1
 
