@@ -46,21 +46,21 @@ def test_red_ops(
         return False
 
     monkeypatch.setattr(script, "step", step)
-    told = tmp_path / "failures.txt"
-    assert script.red_ops(OPS, 2, told) == red
+    report_file = tmp_path / "failures.txt"
+    assert script.red_ops(OPS, 2, report_file) == red
     if cases is not None:
-        assert told.read_text().count("\nhow") == sum("failure" in one for one in cases)
+        assert report_file.read_text().count("\nhow") == sum("failure" in one for one in cases)
 
 
 def test_a_green_contract(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def step(*given: Any) -> bool:
+    def step(*arguments: Any) -> bool:
         return True
 
     monkeypatch.setattr(script, "step", step)
-    told = tmp_path / "failures.txt"
-    told.write_text("of an earlier run")
-    assert script.red_ops(OPS, 2, told) == set()
-    assert not told.exists()
+    report_file = tmp_path / "failures.txt"
+    report_file.write_text("of an earlier run")
+    assert script.red_ops(OPS, 2, report_file) == set()
+    assert not report_file.exists()
 
 
 def test_a_verdict_counts_for_its_commit(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

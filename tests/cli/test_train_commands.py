@@ -273,8 +273,8 @@ def test_generate_prints_what_the_full_forward_gives(trained: Path) -> None:
 
 def test_generate_draws_what_the_full_forward_draws(trained: Path) -> None:
     prompt, count = "def ", 40
-    given = ("--prompt", prompt, "--tokens", str(count), "--temperature", "0.5", "--seed", "3", "--device", "cpu")
-    results = [run("generate", trained, *given).stdout for _ in range(2)]
+    options = ("--prompt", prompt, "--tokens", str(count), "--temperature", "0.5", "--seed", "3", "--device", "cpu")
+    results = [run("generate", trained, *options).stdout for _ in range(2)]
     model, generator = load(trained), torch.Generator().manual_seed(3)
     tokens = list(prompt.encode())
     with torch.no_grad():
@@ -287,10 +287,10 @@ def test_generate_draws_what_the_full_forward_draws(trained: Path) -> None:
 
 
 def test_generate_at_the_smallest_temperature_takes_the_likeliest_byte(trained: Path) -> None:
-    given = ("generate", trained, "--tokens", "20", "--device", "cpu", "--temperature")
-    expected = run(*given, "0").stdout
+    command = ("generate", trained, "--tokens", "20", "--device", "cpu", "--temperature")
+    expected = run(*command, "0").stdout
     for temperature in ("1e-10", "1e-40", "5e-324"):
-        assert run(*given, temperature).stdout == expected
+        assert run(*command, temperature).stdout == expected
 
 
 def test_a_terminal_that_does_not_know_a_character_gets_another() -> None:

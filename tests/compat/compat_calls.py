@@ -34,9 +34,9 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 def gradients(outputs: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
     """Gradients of a fixed weighted sum of all results, for every input that can have one."""
-    made = outputs if isinstance(outputs, tuple) else (outputs,)
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
     generator = torch.Generator().manual_seed(0)
-    total = sum((y * torch.randn(y.shape, generator=generator, dtype=y.dtype)).sum().real for y in made)
+    total = sum((y * torch.randn(y.shape, generator=generator, dtype=y.dtype)).sum().real for y in results)
     leaves = {name: t for name, t in inputs.items() if isinstance(t, Tensor) and t.requires_grad}
     return dict(zip(leaves, torch.autograd.grad(total, list(leaves.values())), strict=True))
 

@@ -97,9 +97,9 @@ def mamba_inner(
     dt = dt @ delta_proj_weight.T
     dt = dt if dt_rms_weight is None else rms_norm(dt, dt_rms_weight, eps=b_c_dt_rms_eps)
 
-    def matrix(given: Tensor | None, rows: Tensor, bias: Tensor | None, weight: Tensor | None) -> Tensor:
-        if given is not None:
-            return given
+    def matrix(tensor: Tensor | None, rows: Tensor, bias: Tensor | None, weight: Tensor | None) -> Tensor:
+        if tensor is not None:
+            return tensor
         rows = rows if bias is None else rows + bias
         rows = rows if weight is None else rms_norm(rows, weight, eps=b_c_dt_rms_eps)
         return rows.unflatten(-1, (-1, 2)).transpose(1, 2).flatten(2) if A.is_complex() else rows.mT

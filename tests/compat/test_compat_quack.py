@@ -274,8 +274,8 @@ def test_neither_pass_makes_a_graph() -> None:
     x, weight = torch.randn(ROWS, N, requires_grad=True), torch.randn(N, requires_grad=True)
     out, _, rstd = rmsnorm_fwd(x, weight, store_rstd=True)
     assert rstd is not None
-    made = (out, rstd, *rmsnorm_bwd(x, weight, out, rstd, has_bias=True))
-    assert not any(tensor is not None and tensor.requires_grad for tensor in made)
+    outputs = (out, rstd, *rmsnorm_bwd(x, weight, out, rstd, has_bias=True))
+    assert not any(tensor is not None and tensor.requires_grad for tensor in outputs)
 
 
 def test_torch_compile_takes_all_three_as_one_graph() -> None:

@@ -105,9 +105,9 @@ def test_greedy_generation_gives_the_tokens_and_scores_of_the_slow_path(name: st
     mask = torch.ones_like(prompt)
     mask[0, :3] = 0 if padded else 1
     options = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True, "output_scores": True}
-    made = [model.eval().generate(prompt, attention_mask=mask, **options) for model in models]
-    model, moved, mine = (torch.stack(each.scores) for each in made)
-    assert torch.equal(made[2].sequences, made[0].sequences)
+    generated = [model.eval().generate(prompt, attention_mask=mask, **options) for model in models]
+    model, moved, mine = (torch.stack(each.scores) for each in generated)
+    assert torch.equal(generated[2].sequences, generated[0].sequences)
     assert_as_close(mine, model, moved, "scores")
     assert calls.keys() >= UPDATES
 

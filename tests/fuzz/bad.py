@@ -160,10 +160,10 @@ def spoilt(draw: st.DrawFn, op: str, case: Case, framework: Framework, more: Seq
     name, value, named = draw(st.sampled_from(changes))
     arguments = {name: array(tensor, framework) for name, tensor in case.inputs.items()}
     arguments |= {name: option(value, framework) for name, value in case.options.items() if value is not None}
-    given = ", ".join(f"{name}={value}" for name, value in {**arguments, name: value}.items())
+    passed = ", ".join(f"{name}={value}" for name, value in {**arguments, name: value}.items())
     if framework == "jax":
-        return Bad(f"retrograd.jax.{op}({given})", op, named)
-    return Bad(f"{draw(st.sampled_from(WAYS))}retrograd.{op}({given})", op, named)
+        return Bad(f"retrograd.jax.{op}({passed})", op, named)
+    return Bad(f"{draw(st.sampled_from(WAYS))}retrograd.{op}({passed})", op, named)
 
 
 def spoilt_arrays(case: Case, parameters: Mapping[str, Parameter], framework: Framework) -> Iterator[Change]:

@@ -87,9 +87,9 @@ def as_in_float32(op: Room, case: Case, inputs: Arrays, gradients: list[Tensor],
         dtype = torch.complex64 if tensor.is_complex() else torch.float32
         return (tensor.to(dtype) if differentiable(tensor) else tensor).contiguous()
 
-    given = {name: narrow(tensor) for name, tensor in inputs.items()}
+    narrowed = {name: narrow(tensor) for name, tensor in inputs.items()}
     function = getattr(import_module(f".{op.name}", __package__), "in_float32", op.reference)
-    rounded = call(function, given, options(case, torch.float32), [narrow(g) for g in gradients])
+    rounded = call(function, narrowed, options(case, torch.float32), [narrow(g) for g in gradients])
     return {name: exact[name] + (upcast(tensor) - exact[name]) * 2.0**-29 for name, tensor in rounded.items()}
 
 
@@ -105,8 +105,8 @@ def repeated(way: str, op: Room, case: Case, inputs: Arrays, gradients: list[Ten
     if way == "as a subclass":
         inputs = {name: tensor.as_subclass(Subclass) for name, tensor in inputs.items()}
     with poisoned(), PassThrough() if way == "under a dispatch mode" else nullcontext():
-        made = call(op.torch, inputs, options(case), gradients)
-    return {name: tensor.as_subclass(Tensor) for name, tensor in made.items()}
+        outputs = call(op.torch, inputs, options(case), gradients)
+    return {name: tensor.as_subclass(Tensor) for name, tensor in outputs.items()}
 
 
 def cases_of(op: str) -> st.SearchStrategy[Case]:

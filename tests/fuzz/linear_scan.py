@@ -20,7 +20,7 @@ def cases(draw: st.DrawFn) -> Case:
     B, T, D = draw(size(4)), draw(size(40)), draw(size(9))
     where = draw(st.none() | bounds(T))
     B = B if where is None else 1
-    made = case(
+    drawn = case(
         "fuzzed",
         (B, T, D),
         dtype=dtype,
@@ -30,4 +30,4 @@ def cases(draw: st.DrawFn) -> Case:
         packed=where,
         **draw(flags("reverse", "return_final_state")),
     )
-    return doubled(made) if double else made
+    return doubled(drawn) if double else drawn

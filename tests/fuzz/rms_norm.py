@@ -29,7 +29,7 @@ def cases(draw: st.DrawFn) -> Case:
     alone = (options.get("group_size") or shape[-1]) == 1
     options["eps"] = draw(st.sampled_from((0.5, 1) if alone else (1e-6, 1e-5, 0.1, 1)))
     options["out_dtype"] = draw(st.none() | floats)
-    made = case(
+    drawn = case(
         "fuzzed",
         shape,
         dtype=dtype,
@@ -40,4 +40,4 @@ def cases(draw: st.DrawFn) -> Case:
         gate=draw(st.none() | floats),
         **options,
     )
-    return doubled(made) if double else made
+    return doubled(drawn) if double else drawn

@@ -30,7 +30,7 @@ def cases(draw: st.DrawFn) -> Case:
     groups = draw(st.sampled_from([g for g in range(1, max(H, 1) + 1) if H % g == 0]))
     limit = draw(LIMITS)
     limits: dict[str, Any] = {} if limit is None else {"dt_limit": limit}
-    made = case(
+    drawn = case(
         "fuzzed",
         (B if where is None else 1, T, H, P, groups, N),
         dtype=dtype,
@@ -46,7 +46,7 @@ def cases(draw: st.DrawFn) -> Case:
         **draw(flags("return_final_state")),
         **limits,
     )
-    return doubled(made) if double else made
+    return doubled(drawn) if double else drawn
 
 
 def update(case: Case) -> Case:

@@ -17,9 +17,9 @@ class Pasted:
 def text(value: Any) -> str:
     """A value as Python; dataclasses are printed without the fields that have their default value."""
     if is_dataclass(value):
-        told = {field.name: getattr(value, field.name) for field in fields(value)}
-        given = [f"{f.name}={text(told[f.name])}" for f in fields(value) if told[f.name] != default(f)]
-        return f"{type(value).__name__}({', '.join(given)})"
+        values = {field.name: getattr(value, field.name) for field in fields(value)}
+        items = [f"{f.name}={text(values[f.name])}" for f in fields(value) if values[f.name] != default(f)]
+        return f"{type(value).__name__}({', '.join(items)})"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{text(name)}: {text(item)}" for name, item in value.items()) + "}"
     return repr(value)

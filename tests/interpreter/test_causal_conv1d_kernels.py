@@ -26,8 +26,8 @@ EACH = [pytest.param(as_float16(ROOM.case(name)), id=name) for name in ("width_3
 
 def long(T: int, dtype: str) -> Case:
     """A case of several chunks in the plans of these tests."""
-    given = {"activation": "silu", "return_final_state": True}
-    return case_of("long", (2, T, 19), dtype=dtype, bias=True, initial=True, **given)  # type: ignore[arg-type]
+    options = {"activation": "silu", "return_final_state": True}
+    return case_of("long", (2, T, 19), dtype=dtype, bias=True, initial=True, **options)  # type: ignore[arg-type]
 
 
 def smaller(planned: Plan) -> Plan:
@@ -111,11 +111,11 @@ def test_whatever_cu_seqlens_holds_every_element_is_written(bounds: tuple[int, .
     # The interpreter's tensors are on the CPU, where such boundaries are refused; on a GPU they are not checked.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("retrograd.core.torch.passes.check_rising", lambda *_: None)
-        made = run_all(SMALL if small else ROOM)
-    assert all(torch.isfinite(t).all() for t in made)
+        outputs = run_all(SMALL if small else ROOM)
+    assert all(torch.isfinite(t).all() for t in outputs)
     outside = [t for t in range(12) if t < bounds[0] or t >= bounds[-1]]
-    assert not made[0][:, outside].any()
-    assert not made[2][:, outside].any()
+    assert not outputs[0][:, outside].any()
+    assert not outputs[2][:, outside].any()
 
 
 def test_sequences_may_be_cut_from_a_wider_array_of_numbers(seed: int) -> None:

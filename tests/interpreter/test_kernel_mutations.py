@@ -112,9 +112,9 @@ def test_a_sum_that_is_normalised_before_it_is_rounded(monkeypatch: pytest.Monke
 def test_an_eps_that_is_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_eps(sound: Any) -> Broken:
         def program(*args: Any) -> Any:
-            made = sound(*args)
-            launches = [replace(launch, scalars={**launch.scalars, "eps": 0.0}) for launch in made.launches]
-            return replace(made, launches=tuple(launches))
+            planned = sound(*args)
+            launches = [replace(launch, scalars={**launch.scalars, "eps": 0.0}) for launch in planned.launches]
+            return replace(planned, launches=tuple(launches))
 
         return program
 

@@ -68,16 +68,16 @@ def run(inputs: Arrays, options: dict[str, bool], seed: int, arch: str = "sm_90"
     spec = OP.spec({name: Param(tuple(t.shape), dtype_name(t.dtype)) for name, t in inputs.items()}, options)
 
     def go(call: Any, arrays: Arrays) -> Arrays:
-        given = [arrays[name] for name in call.inputs]
-        layouts = {name: Layout(t.stride()) for name, t in zip(call.inputs, given, strict=True)}
+        arguments = [arrays[name] for name in call.inputs]
+        layouts = {name: Layout(t.stride()) for name, t in zip(call.inputs, arguments, strict=True)}
         program = call.program(layouts, SUPPORTED[arch])
-        return {a.name: t for a, t in zip(program.outputs, interpret(program, given), strict=True)}
+        return {a.name: t for a, t in zip(program.outputs, interpret(program, arguments), strict=True)}
 
-    made = go(OP.forward(spec), inputs)
+    outputs = go(OP.forward(spec), inputs)
     generator = torch.Generator().manual_seed(seed + 1)
-    gradients = {f"d{name}": torch.randn(t.shape, dtype=t.dtype, generator=generator) for name, t in made.items()}
+    gradients = {f"d{name}": torch.randn(t.shape, dtype=t.dtype, generator=generator) for name, t in outputs.items()}
     wanted = frozenset(inputs).difference(OP.indices)
-    return made | gradients | go(OP.backward(spec, wanted), inputs | made | gradients)
+    return outputs | gradients | go(OP.backward(spec, wanted), inputs | outputs | gradients)
 
 
 def exact(inputs: Arrays, options: dict[str, bool], found: Arrays) -> Arrays:
@@ -87,11 +87,11 @@ def exact(inputs: Arrays, options: dict[str, bool], found: Arrays) -> Arrays:
         for name, t in inputs.items()
     }
     rest = {name: t for name, t in leaves.items() if name not in ("a", "b")}
-    made = reference.linear_scan(leaves["a"], leaves["b"], **rest, **options)  # type: ignore[arg-type]
-    results = dict(zip(OP.results, made if isinstance(made, tuple) else (made,), strict=False))
+    outputs = reference.linear_scan(leaves["a"], leaves["b"], **rest, **options)  # type: ignore[arg-type]
+    results = dict(zip(OP.results, outputs if isinstance(outputs, tuple) else (outputs,), strict=False))
     names = [name for name in leaves if name not in OP.indices]
-    came = [found[f"d{name}"].to(t.dtype) for name, t in results.items()]
-    gradients = torch.autograd.grad(list(results.values()), [leaves[name] for name in names], came)
+    incoming = [found[f"d{name}"].to(t.dtype) for name, t in results.items()]
+    gradients = torch.autograd.grad(list(results.values()), [leaves[name] for name in names], incoming)
     return {name: t.detach() for name, t in results.items()} | {
         f"d{name}": t for name, t in zip(names, gradients, strict=True)
     }

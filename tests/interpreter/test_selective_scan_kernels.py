@@ -36,13 +36,13 @@ SMALL = [pytest.param(as_float16(case), id=case.name) for case in REAL if "inter
 STRIDED = [pytest.param(as_float16(case), id=case.name) for case in REAL if "strided" in case.tags]
 
 
-def in_interpreter(pass_: Any, given: Mapping[str, Tensor]) -> Arrays:
-    layouts = {name: Layout(tuple(t.stride()), t.data_ptr() % 16 == 0) for name, t in given.items()}
+def in_interpreter(pass_: Any, arrays: Mapping[str, Tensor]) -> Arrays:
+    layouts = {name: Layout(tuple(t.stride()), t.data_ptr() % 16 == 0) for name, t in arrays.items()}
     program = pass_.program(layouts, SUPPORTED["sm_80"])
     assert [array.name for array in program.inputs] == list(pass_.inputs)
     assert program.outputs == pass_.outputs
-    made = interpret(program, [given[array.name] for array in program.inputs])
-    return {array.name: tensor for array, tensor in zip(program.outputs, made, strict=True)}
+    outputs = interpret(program, [arrays[array.name] for array in program.inputs])
+    return {array.name: tensor for array, tensor in zip(program.outputs, outputs, strict=True)}
 
 
 def drawn(case: Case, seed: int) -> tuple[Arrays, list[Tensor]]:
@@ -55,9 +55,9 @@ def check(case: Case, seed: int, layout: Any = lambda name, tensor: tensor) -> N
     for i in range(min(4, draws_for(case))):
         inputs, gradients = drawn(case, seed * 1000 + i)
         plain, exact = plain_and_exact(reference.selective_scan, case, inputs, gradients, reference.plain)
-        given = {name: layout(name, tensor) for name, tensor in inputs.items()}
-        came = [layout(f"d {i}", gradient) for i, gradient in enumerate(gradients)]
-        draws.append((call(in_interpreter, given, options(case), came), plain, exact))
+        tensors = {name: layout(name, tensor) for name, tensor in inputs.items()}
+        incoming = [layout(f"d {i}", gradient) for i, gradient in enumerate(gradients)]
+        draws.append((call(in_interpreter, tensors, options(case), incoming), plain, exact))
     assert_within_budget(draws, case.name)
 
 
@@ -115,8 +115,8 @@ def test_steps_outside_of_any_sequence_get_zeros(bounds: tuple[int, ...], seed: 
     case = as_float16(next(case for case in CASES if case.name == "packed_plain"))
     inputs, gradients = drawn(case, seed)
     inputs["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
-    made = call(in_interpreter, inputs, options(case), gradients)
-    for name, tensor in made.items():
+    outputs = call(in_interpreter, inputs, options(case), gradients)
+    for name, tensor in outputs.items():
         assert torch.isfinite(tensor).all(), name
         if name in ("y", "d x", "d dt", "d B", "d C"):
             assert not tensor[:, : max(bounds[0], 0)].any(), name

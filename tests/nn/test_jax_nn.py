@@ -65,8 +65,8 @@ class Draw:
 
     def result(self, run: Run) -> Arrays:
         """Logits and gradients of a JAX function."""
-        made, gradients = run(self.params, to_jax(self.tokens.int()), to_jax(self.gradient))
-        return {"logits": to_torch(made, CPU)} | {f"d {name}": to_torch(g, CPU) for name, g in gradients.items()}
+        logits, gradients = run(self.params, to_jax(self.tokens.int()), to_jax(self.gradient))
+        return {"logits": to_torch(logits, CPU)} | {f"d {name}": to_torch(g, CPU) for name, g in gradients.items()}
 
 
 def definition(weights: Arrays, config: nn.MambaConfig, tokens: Tensor) -> Tensor:
@@ -138,8 +138,10 @@ def assert_right(run: Run, draws: list[Draw]) -> None:
 def assert_right_logits(run: Run, draws: list[Draw]) -> None:
     """Assert the same of the logits only, which compiles in a third of the time."""
     compiled = jax.jit(run)
-    made = [{"logits": to_torch(compiled(draw.params, to_jax(draw.tokens.int())), CPU)} for draw in draws]
-    assert_within_budget([(m, draw.plain, draw.exact) for m, draw in zip(made, draws, strict=True)], "retrograd.jax.nn")
+    outputs = [{"logits": to_torch(compiled(draw.params, to_jax(draw.tokens.int())), CPU)} for draw in draws]
+    assert_within_budget(
+        [(m, draw.plain, draw.exact) for m, draw in zip(outputs, draws, strict=True)], "retrograd.jax.nn"
+    )
 
 
 def test_logits_and_gradients_are_those_of_the_pytorch_model(draws: list[Draw]) -> None:
@@ -178,8 +180,8 @@ def test_packed_sequences_in_two_pieces_have_the_logits_of_each_alone(draws_of_o
         for piece in (tokens[:, :5], tokens[:, 5:]):
             length = piece.shape[1]
             starts = jnp.array([0, length, length, 2 * length], jnp.int32)
-            made, state = nn.language_model(params, ONE, piece.reshape(1, -1), state, cu_seqlens=starts)
-            pieces.append(made.reshape(B, length, -1))
+            logits, state = nn.language_model(params, ONE, piece.reshape(1, -1), state, cu_seqlens=starts)
+            pieces.append(logits.reshape(B, length, -1))
         return jnp.concatenate(pieces, axis=1)
 
     assert_right_logits(run, draws_of_one)
@@ -199,8 +201,8 @@ def test_steps_of_generation_give_the_logits_of_the_whole(draws: list[Draw]) -> 
         logits, state = nn.language_model(params, CONFIG, tokens[:, :3], nn.initial_state(CONFIG, B))
 
         def step(state: Any, token: jax.Array) -> Any:
-            made, state = nn.step(params, CONFIG, token, state)
-            return state, made
+            output, state = nn.step(params, CONFIG, token, state)
+            return state, output
 
         _, then = jax.lax.scan(step, state, tokens[:, 3:].T)
         return jnp.concatenate((logits, then.swapaxes(0, 1)), axis=1)

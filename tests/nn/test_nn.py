@@ -144,11 +144,11 @@ def test_steps_give_what_the_whole_forward_gives() -> None:
 
 def test_generation_takes_the_tokens_that_the_whole_forward_takes() -> None:
     ours, prompt = model(), tokens(2, 5)
-    made = torch.stack(list(generate(ours, prompt, 12, temperature=0.0)), 1)
+    generated = torch.stack(list(generate(ours, prompt, 12, temperature=0.0)), 1)
     text = prompt
     for _ in range(12):
         text = torch.cat((text, ours(text)[:, -1, : CONFIG.vocab_size].argmax(-1, keepdim=True)), 1)
-    assert torch.equal(torch.cat((prompt, made), 1), text)
+    assert torch.equal(torch.cat((prompt, generated), 1), text)
 
 
 def test_generation_draws_from_the_seed_and_within_the_vocabulary() -> None:

@@ -55,7 +55,7 @@ def test_steps_take_the_tokens_that_the_whole_forward_takes() -> None:
     torch.manual_seed(0)
     model = LanguageModel(CONFIG, device="cuda")
     text = torch.randint(CONFIG.vocab_size, (2, 70), device="cuda")
-    made = torch.stack(list(generate(model, text, 20, temperature=0.0)), 1)
+    generated = torch.stack(list(generate(model, text, 20, temperature=0.0)), 1)
     for t in range(20):
-        assert torch.equal(model(text)[:, -1, : CONFIG.vocab_size].argmax(-1), made[:, t])
-        text = torch.cat((text, made[:, t : t + 1]), 1)
+        assert torch.equal(model(text)[:, -1, : CONFIG.vocab_size].argmax(-1), generated[:, t])
+        text = torch.cat((text, generated[:, t : t + 1]), 1)

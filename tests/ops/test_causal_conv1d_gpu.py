@@ -30,11 +30,11 @@ def time_last(shape: tuple[int, ...]) -> Tensor:
     return torch.empty((B, D, T), dtype=torch.bfloat16, device="cuda").transpose(1, 2)
 
 
-def fill(made: Tensor, generator: torch.Generator) -> Tensor:
+def fill(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Draw standard normal numbers in parts, since fp32 takes twice the memory."""
-    for part in made.split(2**15, 1):
+    for part in tensor.split(2**15, 1):
         part.copy_(normal(part.shape, generator))
-    return made
+    return tensor
 
 
 def cut(inputs: Arrays, dy: Tensor, start: int, stop: int) -> tuple[Arrays, Tensor]:
@@ -60,7 +60,7 @@ def test_more_elements_than_32_bits_count(layout: Callable[[tuple[int, ...]], Te
         # The gradients of the last W - 1 steps of a part lack the terms of later steps.
         last = 64 if start + 64 == STEPS else 64 - (W - 1)
         found = {"y": result["y"][:, start : start + 64], "d x": result["d x"][:, start : start + last]}
-        plain, exact = ({"y": given["y"], "d x": given["d x"][:, :last]} for given in (plain, exact))
+        plain, exact = ({"y": arrays["y"], "d x": arrays["d x"][:, :last]} for arrays in (plain, exact))
         assert_within_budget([(found, plain, exact)], f"steps {start} on")
 
     plain_sum, exact_sum = (torch.zeros((D, W), dtype=dtype, device="cuda") for dtype in (torch.float32, torch.float64))

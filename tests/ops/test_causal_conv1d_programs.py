@@ -34,8 +34,8 @@ def programs(spec: Spec, in_time: tuple[str, ...], arch: str) -> list[Program]:
     _, T, D = spec.x.shape
     layouts = {name: Layout((T * D, 1, T)) for name in in_time}
     wanted = frozenset(spec.arguments)
-    made = [call.program(layouts, SUPPORTED[arch]) for call in (OP.forward(spec), OP.backward(spec, wanted))]
-    return [program for program in made if program is not None]
+    compiled = [call.program(layouts, SUPPORTED[arch]) for call in (OP.forward(spec), OP.backward(spec, wanted))]
+    return [program for program in compiled if program is not None]
 
 
 def names(spec: Spec, in_time: tuple[str, ...]) -> list[str]:

@@ -97,15 +97,15 @@ def test_every_sum_over_channels_is_where_place_says(N: int, split: bool) -> Non
     terms = random.standard_normal((steps, 2, channels, N)).astype(np.float32)
     sums = np.full((8, 32), np.nan, np.float32).view(np.uint32)
     for t in reversed(range(steps)):  # the order does not matter
-        given = [sums, sums, *(part[d, n].view(np.uint32) for part in terms[t])]
-        given.append((np.arange(8)[:, None] == QUAD).astype(np.float32).view(np.uint32))
-        operands = {f"${8 * i + r}": block[r] for i, block in enumerate(given) for r in range(8)}
+        blocks = [sums, sums, *(part[d, n].view(np.uint32) for part in terms[t])]
+        blocks.append((np.arange(8)[:, None] == QUAD).astype(np.float32).view(np.uint32))
+        operands = {f"${8 * i + r}": block[r] for i, block in enumerate(blocks) for r in range(8)}
         after = execute(channel_sum._text(t, N, split), operands)
         assert all(after[f"${i}"] is operands[f"${i}"] for i in range(8, 40)), "an input is overwritten"
         sums = np.stack([after[f"${r}"] for r in range(8)])
 
-    *told, valid = (np.broadcast_to(x, d.shape) for x in channel_sum.place.fn(d, n, N))
-    step, which, state = (x[valid] for x in told)
+    *placement, valid = (np.broadcast_to(x, d.shape) for x in channel_sum.place.fn(d, n, N))
+    step, which, state = (x[valid] for x in placement)
     expected = terms.sum(2, dtype=np.float64)[step, which, state]
     size = np.abs(terms).sum(2)[step, which, state]
     # tf32 has 10 bits after the leading one and the others are truncated; two terms lose at most 2 bits of fp32's 23.

@@ -20,10 +20,10 @@ BEYOND = 2**31 // N  # the first row whose elements are beyond 2^31
 
 def drawn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Standard normal bfloat16, drawn in parts, since fp32 takes twice the memory."""
-    made = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
-    for part in made.split(2**16):
+    tensor = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+    for part in tensor.split(2**16):
         part.copy_(normal(part.shape, generator))
-    return made
+    return tensor
 
 
 def compare_rows(rows: slice, inputs: Arrays, dy: Tensor, result: Arrays) -> None:

@@ -16,8 +16,8 @@ from retrograd.ops.selective_scan.op import OP, Spec
 
 
 def spec(batch: int, channels: int, time: int, N: int = 16) -> Spec:
-    made: Spec = spec_of(OP, bench(batch, channels, time, N))
-    return made
+    checked: Spec = spec_of(OP, bench(batch, channels, time, N))
+    return checked
 
 
 def both(call: Spec) -> tuple[spans.Spans, spans.Spans]:

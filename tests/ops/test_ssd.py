@@ -248,8 +248,8 @@ def as_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **given: Any
 )
 def test_with_one_decay_a_head_it_is_the_selective_scan(tried: Case, seed: int) -> None:
     inputs = {name: upcast(tensor) for name, tensor in draw(tried, "cpu", seed).items()}
-    came = draw_gradients(reference.ssd, tried, inputs, seed)
-    found, expected = (call(function, inputs, tried.options, came) for function in (ssd, as_scan))
+    incoming = draw_gradients(reference.ssd, tried, inputs, seed)
+    found, expected = (call(function, inputs, tried.options, incoming) for function in (ssd, as_scan))
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -273,8 +273,8 @@ def test_every_element_of_every_gradient_is_that_of_finite_differences(packed: b
     inputs: dict[str, Any] = leaves({name: upcast(tensor) for name, tensor in draw(tried, "cpu", seed).items()})
     names = [name for name, tensor in inputs.items() if tensor.requires_grad]
 
-    def call(*given: Tensor) -> Any:
-        return ssd(**(inputs | dict(zip(names, given, strict=True))), **tried.options)
+    def call(*tensors: Tensor) -> Any:
+        return ssd(**(inputs | dict(zip(names, tensors, strict=True))), **tried.options)
 
     assert torch.autograd.gradcheck(call, [inputs[name] for name in names])
 
@@ -299,7 +299,7 @@ def test_a_limit_that_float32_has_no_number_for_is_none(limit: tuple[float, floa
     inputs["x"].requires_grad_()
     for name, tensor in inputs.items():
         assert tensor.dtype == torch.float32, name
-    found, expected = (ssd(**inputs, dt_limit=given) for given in (limit, (low, math.inf)))
+    found, expected = (ssd(**inputs, dt_limit=dt_limit) for dt_limit in (limit, (low, math.inf)))
     assert torch.equal(found, expected)
     assert torch.equal(*(torch.autograd.grad(y.sum(), inputs["x"])[0] for y in (found, expected)))
 

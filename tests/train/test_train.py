@@ -272,8 +272,8 @@ def test_a_damaged_line_of_metrics_is_refused_by_its_number(tmp_path: Path, line
 def test_settings_come_back_from_their_file(tmp_path: Path) -> None:
     trainer = new_trainer(tmp_path / "run", lr=1 / 3)
     assert Settings.read(tmp_path / "run") == trainer.settings
-    for name, given in PRESETS.items():
-        assert Preset.from_dict(json.loads(json.dumps(given.to_dict()))) == given, name
+    for name, original in PRESETS.items():
+        assert Preset.from_dict(json.loads(json.dumps(original.to_dict()))) == original, name
 
 
 @pytest.mark.slow

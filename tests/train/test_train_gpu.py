@@ -16,8 +16,8 @@ COMMAND = (sys.executable, "-c", "import sys; from retrograd.cli import main; sy
 def run(out: Path, name: str, *options: str) -> Path:
     """A run in a separate process, since cuBLAS reads its settings once."""
     text = write_text(out / "text.txt", words=200_000)
-    given = ("--preset", "cpu", "--device", "cuda", "--steps", "20", "--data", text, "--out", out, "--name", name)
-    command = [*COMMAND, "train", *map(str, given), *options]
+    arguments = ("--preset", "cpu", "--device", "cuda", "--steps", "20", "--data", text, "--out", out, "--name", name)
+    command = [*COMMAND, "train", *map(str, arguments), *options]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return out / name
