@@ -1,6 +1,6 @@
-"""Rooms made up of formulas, with the arguments and benchmark shapes of the recurrences; and ssd as it is.
+"""Fake rooms of plain formulas with the arguments and benchmark shapes of the recurrences; ssd keeps its own room.
 
-The peers are compared with these on a CPU; the plots are drawn with their cases.
+The tests compare the peers with these on a CPU and draw plots of their cases.
 """
 
 from collections.abc import Callable
@@ -103,15 +103,15 @@ def bytes_of(tensor: cases.Tensor) -> int:
 
 def made_up(name: str, function: Callable[..., Any], found: list[Case]) -> Room:
     def bytes_moved(case: Case, which: Pass) -> int:
-        given = sum(bytes_of(tensor) for tensor in case.inputs.values())
-        made = bytes_of(next(iter(case.inputs.values())))
-        return given + made if which == "fwd" else 2 * given + made
+        inputs = sum(bytes_of(tensor) for tensor in case.inputs.values())
+        result = bytes_of(next(iter(case.inputs.values())))
+        return inputs + result if which == "fwd" else 2 * inputs + result
 
     def exps(case: Case, which: Pass) -> int:
         letters = case.shape
         return letters["B"] * letters["T"] * letters["D"] * letters.get("N", 0)
 
-    def nothing(*given: Any) -> Any:
+    def nothing(*arguments: Any) -> Any:
         raise NotImplementedError
 
     return Room(

@@ -1,4 +1,4 @@
-"""Rows as a run on a GPU would give them, with made-up times."""
+"""Benchmark rows like those of a run on a GPU, with invented times."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ def record(
 
 
 def fake_clock() -> Clock:
-    """Runs every call, and always says the same."""
+    """A clock that runs every call and always returns the same times."""
 
     def device(calls: object) -> Timing:
         for call in calls:  # type: ignore[attr-defined]
@@ -35,7 +35,7 @@ def fake_clock() -> Clock:
 
 
 def sample_rows() -> list[Row]:
-    """Limits and two implementations on a few cases, each at half its limit."""
+    """Rows of limits and of two implementations on a few cases, each at half the limit."""
     rows: list[Row] = []
     filled = record(rows.append)
     filled.add_limits()

@@ -1,4 +1,4 @@
-"""The command line, called within the test's process."""
+"""Calls the command line within the process of the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(*arguments: str | Path) -> Any:
 
 
 def refused(*arguments: str | Path) -> str:
-    """The one line of a command that ends with status 2."""
+    """Assert that a command exits with status 2 and one line, and return the line."""
     result = run(*arguments)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""

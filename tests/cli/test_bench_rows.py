@@ -1,4 +1,4 @@
-"""Limits, rows, which cases and peers are chosen, and a whole run on the CPU with a clock that makes its times up."""
+"""Limits, rows, the choice of cases and peers, and a whole run on the CPU with a fake clock."""
 
 from pathlib import Path
 
@@ -61,14 +61,14 @@ def test_speeds_come_from_the_limits_of_the_same_run() -> None:
     rows = sample_rows()
     speeds = Speeds(rows)
     forward = [row for row in rows if row.case == "M4096_N256" and row.pass_ == "fwd"]
-    for given, expected, unit in (
+    for measured, expected, unit in (
         (speeds.of(forward[0]), 4000, "GB/s"),
         (speeds.of(forward[1]), 2000, "GB/s"),
         (Speeds(forward).of(forward[1]), 50, "% of limit"),
     ):
-        assert given is not None
-        assert given[0] == pytest.approx(expected)
-        assert given[1] == unit
+        assert measured is not None
+        assert measured[0] == pytest.approx(expected)
+        assert measured[1] == unit
     table = frame(rows)
     assert set(table["unit"]) == {"GB/s", "TFLOP/s", "Gexp/s"}
     assert table["fraction"].max() == pytest.approx(1)
@@ -145,8 +145,8 @@ def test_run_tells_when_retrograd_fails_or_a_peer_computes_something_else() -> N
     notes: list[str] = []
     case = ROOM.case("plain")
 
-    def doubled(x: object, **given: object) -> object:
-        return 2 * ROOM.torch(x, **given)
+    def doubled(x: object, **arguments: object) -> object:
+        return 2 * ROOM.torch(x, **arguments)
 
     recorded = record(rows.append, notes.append)
     recorded.room = dataclasses.replace(ROOM, torch=doubled)

@@ -1,4 +1,4 @@
-"""The command line: what it prints and how it ends."""
+"""The command line: its output and exit status."""
 
 import builtins
 import dataclasses
@@ -60,10 +60,10 @@ def test_no_word_and_no_number_is_cut_however_narrow_the_terminal_is(
 
 def test_a_table_too_wide_for_the_terminal_is_printed_as_headings_and_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console.out, "width", 20)
-    made = console.table("Title", "name", Column("text"), "empty")
-    made.add_row("causal_conv1d", "words that are folded", "")
+    table = console.table("Title", "name", Column("text"), "empty")
+    table.add_row("causal_conv1d", "words that are folded", "")
     with console.out.capture() as capture:
-        console.show(made)
+        console.show(table)
     lines = [line.rstrip() for line in capture.get().splitlines()]
     assert lines == ["Title", "", "name  causal_conv1d", "text  words that are", "      folded", ""]
 
@@ -76,8 +76,8 @@ def test_the_longest_names_of_every_op_fit_a_terminal_of_80_columns() -> None:
             for case in room.tagged("test", "gpu")
             for argument in room.arguments
         ]
-        (made,) = tables_of([("torch", check) for check in checks])
-        assert console.narrowest(made) <= 80
+        (table,) = tables_of([("torch", check) for check in checks])
+        assert console.narrowest(table) <= 80
 
 
 def test_version_names_those_of_the_frameworks_too() -> None:
@@ -101,8 +101,8 @@ def test_help(command: str | None) -> None:
 
 
 def test_check_passes() -> None:
-    given = ("--op", "rms_norm", "--case", "plain", "--case", "prenorm", "--device", "cpu", "--framework", "torch")
-    result = run("check", *given)
+    options = ("--op", "rms_norm", "--case", "plain", "--case", "prenorm", "--device", "cpu", "--framework", "torch")
+    result = run("check", *options)
     assert result.exit_code == 0, result.output
     assert "d residual" in result.stdout
     assert "8 quantities, 8 within budget, 8 repeat to the bit" in result.stdout
@@ -119,26 +119,26 @@ def test_check_in_jax() -> None:
 calls = itertools.count()
 
 
-def slightly_wrong(x: torch.Tensor, **given: Any) -> Any:
-    return ROOM.torch(x, **given) * 1.1
+def slightly_wrong(x: torch.Tensor, **arguments: Any) -> Any:
+    return ROOM.torch(x, **arguments) * 1.1
 
 
-def unsteady(x: torch.Tensor, **given: Any) -> Any:
-    return ROOM.torch(x, **given) * (1 + 2**-7 * (next(calls) % 2))
+def unsteady(x: torch.Tensor, **arguments: Any) -> Any:
+    return ROOM.torch(x, **arguments) * (1 + 2**-7 * (next(calls) % 2))
 
 
-def raises(x: torch.Tensor, **given: Any) -> Any:
+def raises(x: torch.Tensor, **arguments: Any) -> Any:
     raise RuntimeError("[broken]")
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"), [(slightly_wrong, "1 quantities"), (unsteady, "differs"), (raises, "RuntimeError: [broken]")]
+    ("broken", "text"), [(slightly_wrong, "1 quantities"), (unsteady, "differs"), (raises, "RuntimeError: [broken]")]
 )
-def test_check_fails(broken: Callable[..., Any], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_fails(broken: Callable[..., Any], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms, "room", lambda name: dataclasses.replace(ROOM, torch=broken))
     result = run("check", "--op", "rms_norm", "--case", "no_weight", "--device", "cpu", "--framework", "torch")
     assert result.exit_code == 1, result.output
-    assert told.replace("1 quantities", "quantities failed") in result.stdout
+    assert text.replace("1 quantities", "quantities failed") in result.stdout
 
 
 def test_bad_input(tmp_path: Path) -> None:
@@ -162,12 +162,12 @@ def test_plot_only(tmp_path: Path) -> None:
     rows, picture = tmp_path / "rms_norm.jsonl", tmp_path / "rms_norm.png"
     for row in sample_rows():
         append(rows, row)
-    given = ("bench", "rms_norm", "--plot-only", "--out", str(rows))
-    assert "needs --plot" in refused(*given)
-    result = run(*given, "--plot", str(picture))
+    command = ("bench", "rms_norm", "--plot-only", "--out", str(rows))
+    assert "needs --plot" in refused(*command)
+    result = run(*command, "--plot", str(picture))
     assert result.exit_code == 0, result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "no timed row of jax" in refused(*given, "--plot", str(picture), "--framework", "jax")
+    assert "no timed row of jax" in refused(*command, "--plot", str(picture), "--framework", "jax")
 
 
 def test_table_of_results() -> None:

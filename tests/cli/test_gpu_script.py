@@ -1,4 +1,4 @@
-"""What `benchmarks/gpu.py` makes of the contract's report."""
+"""How `benchmarks/gpu.py` reads the report of the contract."""
 
 import importlib.util
 from pathlib import Path
@@ -31,7 +31,7 @@ def case(name: str, classname: str = "tests.test_contract", failed: bool = True)
         ([case("test_a[linear_scan-plain-cuda]"), case("test_a[selective_scan-x]", failed=False)], {"linear_scan"}),
         ([case("test_large", "tests.test_selective_scan_gpu")], {"selective_scan"}),
         ([case("test_a[linear_scan-plain-cuda]"), case("test_streams")], set(OPS)),
-        ([], set(OPS)),  # it failed, and no test of it did
+        ([], set(OPS)),  # the run failed without a failing test
         (None, set(OPS)),
     ],
 )
@@ -46,21 +46,21 @@ def test_red_ops(
         return False
 
     monkeypatch.setattr(script, "step", step)
-    told = tmp_path / "failures.txt"
-    assert script.red_ops(OPS, 2, told) == red
+    report_file = tmp_path / "failures.txt"
+    assert script.red_ops(OPS, 2, report_file) == red
     if cases is not None:
-        assert told.read_text().count("\nhow") == sum("failure" in one for one in cases)
+        assert report_file.read_text().count("\nhow") == sum("failure" in one for one in cases)
 
 
 def test_a_green_contract(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def step(*given: Any) -> bool:
+    def step(*arguments: Any) -> bool:
         return True
 
     monkeypatch.setattr(script, "step", step)
-    told = tmp_path / "failures.txt"
-    told.write_text("of an earlier run")
-    assert script.red_ops(OPS, 2, told) == set()
-    assert not told.exists()
+    report_file = tmp_path / "failures.txt"
+    report_file.write_text("of an earlier run")
+    assert script.red_ops(OPS, 2, report_file) == set()
+    assert not report_file.exists()
 
 
 def test_a_verdict_counts_for_its_commit(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

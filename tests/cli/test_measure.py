@@ -1,4 +1,4 @@
-"""The GPU clock's own logic, on a device that is made up: what is captured, repeated and divided."""
+"""The logic of the GPU clock on a fake device: captures, repetitions and division."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from retrograd.bench import measure
 
 
 class Device:
-    """Stands in for torch.cuda: a clock that every call and every sleep moves on."""
+    """Fake of torch.cuda with a clock that every call and every sleep advances."""
 
     OutOfMemoryError = MemoryError
 
@@ -68,7 +68,7 @@ def test_device_time(captures: bool, how: str, on_own_stream: bool, monkeypatch:
         device.current = device.own
     monkeypatch.setattr(measure, "torch", SimpleNamespace(cuda=device))
     assert measure.device([device.call] * 4) == (3.0, how)
-    # Captured: two calls twice to warm up, the capture, and the replays; else the attempt at it, and two rounds more.
+    # Captured: two calls twice to warm up, the capture, the replays. Otherwise: the failed capture and two more rounds.
     rounds = 2 + measure.REPEATS + (1 if captures else 3)
     assert device.calls == 4 + 4 * rounds
 

@@ -1,4 +1,4 @@
-"""The peers of the recurrences compute what the ops compute; formulas stand in for those that need a GPU."""
+"""The peers of the recurrences agree with the ops; plain formulas replace the peers that need a GPU."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ def record(op: str, rows: list[Row], notes: list[str], framework: Any = "torch")
 
 
 def timed(op: str, case: Case, names: list[str] | None) -> set[str]:
-    """The peers whose results were those of the op, on a CPU."""
+    """The peers that were timed on a CPU, so their results agreed with the op's."""
     rows: list[Row] = []
     notes: list[str] = []
     time_cases(record(op, rows, notes), [case], chosen_peers(op, "torch", names), fake_clock(), "cpu")
@@ -72,8 +72,8 @@ def simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float) -> tupl
     return torch.stack(y, 1).to(v.dtype), None
 
 
-def mamba_chunk_scan_combined(*given: Any, **options: Any) -> Tensor:
-    *inputs, chunk = given
+def mamba_chunk_scan_combined(*arguments: Any, **options: Any) -> Tensor:
+    *inputs, chunk = arguments
     assert chunk == 256
     y = ssd(*inputs, **options)
     assert isinstance(y, Tensor)
@@ -125,9 +125,9 @@ def test_peers_of_ssd() -> None:
 @pytest.mark.usefixtures("peers_of_ssd")
 def test_a_backward_pass_of_mamba_ssm_has_the_mode_of_its_forward_pass() -> None:
     case = ssd_case("mamba", (1, 3, 2, 2, 1, 2), dtype="float32")
-    given = {name: torch.rand(tensor.shape, requires_grad=True) for name, tensor in case.inputs.items()}
-    made = [peer.build(case)(given) for peer in peers("ssd", "torch")[:2]]  # type: ignore[operator]
-    for y in made:
+    arguments = {name: torch.rand(tensor.shape, requires_grad=True) for name, tensor in case.inputs.items()}
+    outputs = [peer.build(case)(arguments) for peer in peers("ssd", "torch")[:2]]  # type: ignore[operator]
+    for y in outputs:
         y.sum().backward()
     assert modes == ["0", "1", "backward 0", "backward 1"]
 
@@ -159,14 +159,14 @@ def test_peers_in_jax() -> None:
         for name in ("lax.scan", "lax.associative_scan"):
             case = scan_case(2, 7, 5, TEST, initial_state=name == "lax.scan", reverse=reverse)
             (peer,) = chosen_peers("linear_scan", "jax", [name])
-            given = {argument: drawn[argument] for argument in case.inputs}
-            found = peer.build(case)({key: jnp.asarray(tensor.numpy()) for key, tensor in given.items()})  # type: ignore[operator]
-            torch.testing.assert_close(torch.tensor(jax.device_get(found)), linear_scan(**given, reverse=reverse))
+            tensors = {argument: drawn[argument] for argument in case.inputs}
+            found = peer.build(case)({key: jnp.asarray(tensor.numpy()) for key, tensor in tensors.items()})  # type: ignore[operator]
+            torch.testing.assert_close(torch.tensor(jax.device_get(found)), linear_scan(**tensors, reverse=reverse))
     case = conv_case(2, 9, 6, TEST, dtype="float32")
-    given = {name: torch.randn(tensor.shape) for name, tensor in case.inputs.items()}
-    expected = ROOMS["causal_conv1d"].torch(**given, activation="silu")
+    tensors = {name: torch.randn(tensor.shape) for name, tensor in case.inputs.items()}
+    expected = ROOMS["causal_conv1d"].torch(**tensors, activation="silu")
     (peer,) = chosen_peers("causal_conv1d", "jax", ["xla"])
-    found = peer.build(case)({key: jnp.asarray(tensor.numpy()) for key, tensor in given.items()})  # type: ignore[operator]
+    found = peer.build(case)({key: jnp.asarray(tensor.numpy()) for key, tensor in tensors.items()})  # type: ignore[operator]
     torch.testing.assert_close(torch.tensor(jax.device_get(found)), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -184,9 +184,11 @@ def test_the_peer_of_ssd_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     (peer,) = peers("ssd", "jax")
     shape = (1, 5, 4, 3, 2, 2)
     for case in (ssd_case("mamba", shape, dtype="float32"), ssd_case("plain", shape, dtype="float32", given=set())):
-        given = draw(case, "cpu", 0)
-        found = peer.build(case)({name: jnp.asarray(tensor.numpy()) for name, tensor in given.items()})  # type: ignore[operator]
-        torch.testing.assert_close(torch.tensor(jax.device_get(found)), ROOMS["ssd"].reference(**given, **case.options))
+        tensors = draw(case, "cpu", 0)
+        found = peer.build(case)({name: jnp.asarray(tensor.numpy()) for name, tensor in tensors.items()})  # type: ignore[operator]
+        torch.testing.assert_close(
+            torch.tensor(jax.device_get(found)), ROOMS["ssd"].reference(**tensors, **case.options)
+        )
 
 
 def test_what_is_not_installed_is_left_out() -> None:
@@ -218,7 +220,7 @@ def packed(x: Tensor, *, cu_seqlens: Tensor) -> Tensor:
 
 
 def test_inputs_of_every_kind() -> None:
-    """Integers have no gradient, complex numbers have, in both frameworks."""
+    """In both frameworks, integers have no gradient and complex numbers have one."""
     import dataclasses
 
     inputs = {"x": cases.Tensor((1, 7, 2), "complex64", law="decay"),
@@ -232,7 +234,7 @@ def test_inputs_of_every_kind() -> None:
             ROOMS["linear_scan"], torch=packed, jax=lambda: lambda x, cu_seqlens: x * cu_seqlens[-1]
         )
         recorded.room = dataclasses.replace(recorded.room, cases=[case])
-        again = Peer("again", lambda case: lambda given: given["x"] * given["cu_seqlens"][-1])
+        again = Peer("again", lambda case: lambda arrays: arrays["x"] * arrays["cu_seqlens"][-1])
         if framework == "torch":
             assert time_cases(recorded, [case], [again], fake_clock(), "cpu") == []
         else:
@@ -257,7 +259,7 @@ def test_which_cases_are_timed() -> None:
 
 
 def test_sets_apart_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large sets are given one to a call."""
+    """Large sets of inputs are passed one per call."""
     import dataclasses
 
     run_jax = pytest.importorskip("retrograd.bench.run_jax")
@@ -281,7 +283,7 @@ def test_sets_apart_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 @pytest.mark.parametrize("op", list(ROOMS))
 def test_plots(op: str, framework: Any, tmp_path: Path) -> None:
-    """Every shape of the recurrences can be drawn, whatever bounds it and however far apart the peers are."""
+    """Every shape of the recurrences can be plotted, for any bound and any spread of the peers' speeds."""
     pytest.importorskip("matplotlib")
     from retrograd.bench.plot import draw
 

@@ -1,4 +1,4 @@
-"""`retrograd train` and `retrograd generate`: what they print, leave and refuse, and what signals do to them."""
+"""`retrograd train` and `retrograd generate`: output, files, refusals and signals."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_resume_refuses_a_checkpoint_of_another_shape(tmp_path: Path) -> None:
 
 
 def wait_for(process: subprocess.Popen[str], path: Path) -> None:
-    """Until something is written at this place."""
+    """Wait until the process has written this file."""
     end = time.monotonic() + 60
     while not path.exists() or not path.stat().st_size:
         assert process.poll() is None, process.communicate()
@@ -160,7 +160,7 @@ def wait_for(process: subprocess.Popen[str], path: Path) -> None:
 
 
 def started(arguments: tuple[str | Path, ...]) -> subprocess.Popen[str]:
-    """The command in a process of its own."""
+    """Start the command in a separate process."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -238,7 +238,7 @@ def test_a_kill_leaves_a_checkpoint_from_which_the_same_bits_are_reached(tmp_pat
 def test_resume_from_the_command_line_ends_in_the_bits_of_a_run_never_stopped(tmp_path: Path) -> None:
     train(new_trainer(tmp_path / "whole", steps=4))
     train(new_trainer(tmp_path / "stopped", steps=4), stop_after=3)
-    for _ in range(2):  # a run that is finished is judged again, and stays as it is
+    for _ in range(2):  # resuming a finished run evaluates it again and changes nothing
         result = run("train", "--resume", tmp_path / "stopped")
         assert result.exit_code == 0, result.output
         assert bits(tmp_path / "stopped") == bits(tmp_path / "whole")
@@ -247,7 +247,7 @@ def test_resume_from_the_command_line_ends_in_the_bits_of_a_run_never_stopped(tm
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """A run; its model is scaled up, so that its choices are clear."""
+    """A trained run; its weights are scaled up so that the likeliest token is unambiguous."""
     trainer = new_trainer(tmp_path / "run", steps=4)
     train(trainer)
     with torch.no_grad():
@@ -273,8 +273,8 @@ def test_generate_prints_what_the_full_forward_gives(trained: Path) -> None:
 
 def test_generate_draws_what_the_full_forward_draws(trained: Path) -> None:
     prompt, count = "def ", 40
-    given = ("--prompt", prompt, "--tokens", str(count), "--temperature", "0.5", "--seed", "3", "--device", "cpu")
-    results = [run("generate", trained, *given).stdout for _ in range(2)]
+    options = ("--prompt", prompt, "--tokens", str(count), "--temperature", "0.5", "--seed", "3", "--device", "cpu")
+    results = [run("generate", trained, *options).stdout for _ in range(2)]
     model, generator = load(trained), torch.Generator().manual_seed(3)
     tokens = list(prompt.encode())
     with torch.no_grad():
@@ -287,10 +287,10 @@ def test_generate_draws_what_the_full_forward_draws(trained: Path) -> None:
 
 
 def test_generate_at_the_smallest_temperature_takes_the_likeliest_byte(trained: Path) -> None:
-    given = ("generate", trained, "--tokens", "20", "--device", "cpu", "--temperature")
-    expected = run(*given, "0").stdout
+    command = ("generate", trained, "--tokens", "20", "--device", "cpu", "--temperature")
+    expected = run(*command, "0").stdout
     for temperature in ("1e-10", "1e-40", "5e-324"):
-        assert run(*given, temperature).stdout == expected
+        assert run(*command, temperature).stdout == expected
 
 
 def test_a_terminal_that_does_not_know_a_character_gets_another() -> None:

@@ -1,4 +1,4 @@
-"""Calls of mamba_ssm's functions, and what it takes to compare two answers to them."""
+"""Calls of mamba_ssm's functions, and the comparison of two implementations of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ BATCH, DIM, STEPS, STATES, RANK, WIDTH, GROUPS = 2, 6, 9, 4, 3, 4, 2
 
 Draw = Callable[..., Tensor]
 
-# float64 has 16 digits; sums of up to a hundred terms leave 12 and more.
+# float64 has 16 digits; after sums of up to a hundred terms at least 12 are right.
 close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-11)
 
 
 def drawing(seed: int) -> Draw:
-    """A function from sizes to normal numbers, in float64, that ask for gradients."""
+    """A function that draws normal float64 tensors of the passed sizes, with requires_grad."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -33,16 +33,16 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def gradients(outputs: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
-    """Of a fixed sum of all results, for every input that can have one."""
-    made = outputs if isinstance(outputs, tuple) else (outputs,)
+    """Gradients of a fixed weighted sum of all results, for every input that can have one."""
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
     generator = torch.Generator().manual_seed(0)
-    total = sum((y * torch.randn(y.shape, generator=generator, dtype=y.dtype)).sum().real for y in made)
+    total = sum((y * torch.randn(y.shape, generator=generator, dtype=y.dtype)).sum().real for y in results)
     leaves = {name: t for name, t in inputs.items() if isinstance(t, Tensor) and t.requires_grad}
     return dict(zip(leaves, torch.autograd.grad(total, list(leaves.values())), strict=True))
 
 
 def assert_same_function(ours: Callable[..., Any], meant: Callable[..., Any], inputs: dict[str, Any]) -> None:
-    """The same values and the same gradients."""
+    """Assert equal values and gradients."""
     got, expected = ours(**inputs), meant(**inputs)
     close(got, expected)
     close(gradients(got, inputs), gradients(expected, inputs))

@@ -1,4 +1,4 @@
-"""Tiny models of transformers with random weights, on their own functions or on retrograd's."""
+"""Tiny transformers models with random weights, on their own functions or on retrograd's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MAMBA2 = {
     "n_groups": 2,
     "chunk_size": 8,
 }
-# A model's package in transformers -> what its classes are called, and its configuration.
+# A model's package in transformers -> the prefix of its class names, and its configuration.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", MAMBA),
     "falcon_mamba": ("FalconMamba", MAMBA),
@@ -60,15 +60,15 @@ STAND_INS = {
 
 
 def slow(name: str) -> Any:
-    """A model on transformers' own functions."""
+    """A model that uses transformers' own functions."""
     return _model(name)
 
 
 def ours(name: str) -> tuple[Any, Counter[str]]:
-    """A model that was imported after `install`, and how often each of our functions has been called."""
+    """A model imported after `install`, and the number of calls of each of our functions."""
     calls: Counter[str] = Counter()
     with _counted(calls), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # other tests have imported models before
+        warnings.simplefilter("ignore", RuntimeWarning)  # other tests may have imported models already
         retrograd.compat.install(force=True)
         try:
             return _model(name), calls
@@ -77,7 +77,7 @@ def ours(name: str) -> tuple[Any, Counter[str]]:
 
 
 def _model(name: str) -> Any:
-    """A model whose module is imported anew, so that it looks for the packages now."""
+    """A model whose module is imported again, so that it searches for the packages now."""
     import transformers
 
     prefix, options = MODELS[name]
@@ -92,7 +92,7 @@ def _model(name: str) -> Any:
 
 @contextmanager
 def _counted(calls: Counter[str]) -> Iterator[None]:
-    """Count the calls of the stand-ins' functions, by whoever looks them up in here."""
+    """Count the calls of the stand-ins' functions that are looked up inside this context."""
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

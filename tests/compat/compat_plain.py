@@ -1,4 +1,4 @@
-"""What the packages' functions mean, in plain PyTorch: one step after the other, and nothing but the formulas."""
+"""The definitions of the packages' functions in plain PyTorch, step by step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x); PyTorch's own leaves a term of 2e-9 out above 20."""
+    """log(1 + e^x); PyTorch's softplus omits a term of 2e-9 above 20."""
     return torch.logaddexp(x, torch.zeros_like(x))
 
 
@@ -51,7 +51,7 @@ def scan(
 def convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None = None, silu: bool = False
 ) -> Tensor:
-    """causal_conv1d_fn, after the inputs `before`."""
+    """causal_conv1d_fn that follows the inputs `before`."""
     width = weight.shape[1]
     before = x.new_zeros(*x.shape[:2], width - 1) if before is None else before
     y = F.conv1d(torch.cat([before, x], -1), weight[:, None], bias, groups=x.shape[1])
@@ -88,7 +88,7 @@ def mamba_inner(
     dt_rms_weight: Tensor | None = None,
     b_c_dt_rms_eps: float = 1e-6,
 ) -> Tensor:
-    """mamba_inner_fn; what is given is not projected."""
+    """mamba_inner_fn; a B or C that is passed is not projected from x."""
     rank, numbers = delta_proj_weight.shape[1], A.shape[1] * (2 if A.is_complex() else 1)
     x, z = xz.chunk(2, 1)
     x = convolution(x, conv1d_weight[:, 0], conv1d_bias, silu=True)
@@ -97,9 +97,9 @@ def mamba_inner(
     dt = dt @ delta_proj_weight.T
     dt = dt if dt_rms_weight is None else rms_norm(dt, dt_rms_weight, eps=b_c_dt_rms_eps)
 
-    def matrix(given: Tensor | None, rows: Tensor, bias: Tensor | None, weight: Tensor | None) -> Tensor:
-        if given is not None:
-            return given
+    def matrix(tensor: Tensor | None, rows: Tensor, bias: Tensor | None, weight: Tensor | None) -> Tensor:
+        if tensor is not None:
+            return tensor
         rows = rows if bias is None else rows + bias
         rows = rows if weight is None else rms_norm(rows, weight, eps=b_c_dt_rms_eps)
         return rows.unflatten(-1, (-1, 2)).transpose(1, 2).flatten(2) if A.is_complex() else rows.mT

@@ -1,4 +1,4 @@
-"""Whatever is no tensor, no strided one, elsewhere or of a foreign dtype, and no flag, is refused by the stand-ins."""
+"""The stand-ins refuse non-tensors, non-strided tensors, other devices, unsupported dtypes and non-boolean flags."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ GOOD: dict[Callable[..., Any], dict[str, Any]] = {
         "has_residual": True,
     },
 }
-REFUSED_BY = {layer_norm_fn: "rms_norm_fn", layernorm_fn: "rmsnorm_fn"}  # what these call
+REFUSED_BY = {layer_norm_fn: "rms_norm_fn", layernorm_fn: "rmsnorm_fn"}  # the functions that they call
 NORMS_OF_OTHERS = (liger_rms_norm, liger_fused_add_rms_norm, rmsnorm, rmsnorm_fwd, rmsnorm_bwd)
 NO_TENSORS: list[Callable[[Tensor], Any]] = [
     lambda good: 1.0,
@@ -122,8 +122,8 @@ NO_TENSORS: list[Callable[[Tensor], Any]] = [
 def arguments(kind: type, *leave_out: Callable[..., Any]) -> list[Any]:
     return [
         pytest.param(function, name, id=f"{function.__name__}-{name}")
-        for function, given in GOOD.items()
-        for name, value in given.items()
+        for function, good in GOOD.items()
+        for name, value in good.items()
         if isinstance(value, kind) and function not in leave_out
     ]
 
@@ -146,10 +146,10 @@ def test_what_is_no_strided_tensor_is_refused_by_name(function: Callable[..., An
 
 @pytest.mark.parametrize(("function", "name"), arguments(Tensor))
 def test_a_tensor_on_another_device_is_refused_by_name(function: Callable[..., Any], name: str) -> None:
-    given = GOOD[function]
-    named = r"\w+" if name == next(iter(given)) else name  # the others are measured by the first
+    good = GOOD[function]
+    named = r"\w+" if name == next(iter(good)) else name  # the devices of the others are compared with the first's
     with pytest.raises(ValueError, match=rf"^{REFUSED_BY.get(function, function.__name__)}: device of {named} is "):
-        function(**(given | {name: given[name].to("meta")}))
+        function(**(good | {name: good[name].to("meta")}))
 
 
 @pytest.mark.parametrize(("function", "name"), arguments(Tensor, *NORMS_OF_OTHERS))
@@ -169,8 +169,8 @@ def test_what_is_no_flag_is_refused_by_name(function: Callable[..., Any], name: 
 @pytest.mark.parametrize("function", GOOD, ids=lambda function: function.__name__)
 def test_tensors_without_numbers_are_taken_together(function: Callable[..., Any]) -> None:
     everywhere = {n: value.to("meta") if isinstance(value, Tensor) else value for n, value in GOOD[function].items()}
-    made = function(**everywhere)
-    assert all(result.is_meta for result in (made if isinstance(made, tuple) else (made,)))
+    results = function(**everywhere)
+    assert all(result.is_meta for result in (results if isinstance(results, tuple) else (results,)))
 
 
 def test_sequences_are_not_counted_without_numbers() -> None:

@@ -1,4 +1,4 @@
-"""The stand-ins for causal_conv1d's functions mean what they mean there, in its layouts, for every argument."""
+"""The stand-ins for causal_conv1d's functions agree with their definitions, in its layouts, for every argument."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ def test_a_convolution_with_and_without_bias_and_activation(draw: Draw, bias: bo
 
 @pytest.mark.parametrize("steps", [1, STEPS])
 def test_states_come_in_and_go_out(draw: Draw, steps: int) -> None:
-    given = inputs(draw) | {"x": draw(BATCH, DIM, steps), "initial_states": draw(BATCH, DIM, WIDTH - 1)}
+    arguments = inputs(draw) | {"x": draw(BATCH, DIM, steps), "initial_states": draw(BATCH, DIM, WIDTH - 1)}
 
     def meant(x: Tensor, weight: Tensor, bias: Tensor, initial_states: Tensor) -> tuple[Tensor, Tensor]:
         last = torch.cat([initial_states, x], -1)[..., -(WIDTH - 1) :]
         return plain.convolution(x, weight, bias, initial_states, silu=True), last
 
-    assert_same_function(partial(causal_conv1d_fn, activation="silu", return_final_states=True), meant, given)
+    assert_same_function(partial(causal_conv1d_fn, activation="silu", return_final_states=True), meant, arguments)
 
 
 def test_final_states_are_written_where_the_caller_says(draw: Draw) -> None:
-    given = inputs(draw)
+    arguments = inputs(draw)
     place = zeros(BATCH, DIM, WIDTH - 1)
-    _, final = causal_conv1d_fn(**given, return_final_states=True, final_states_out=place)
+    _, final = causal_conv1d_fn(**arguments, return_final_states=True, final_states_out=place)
     assert final is place
-    assert torch.equal(place, given["x"][..., -(WIDTH - 1) :])
+    assert torch.equal(place, arguments["x"][..., -(WIDTH - 1) :])
 
 
 def test_where_final_states_would_go_is_not_looked_at_without_them(draw: Draw) -> None:
-    given, place = inputs(draw), zeros(BATCH, DIM, WIDTH - 1)
-    assert torch.equal(causal_conv1d_fn(**given, final_states_out=place), causal_conv1d_fn(**given))  # type: ignore[arg-type]
+    arguments, place = inputs(draw), zeros(BATCH, DIM, WIDTH - 1)
+    assert torch.equal(causal_conv1d_fn(**arguments, final_states_out=place), causal_conv1d_fn(**arguments))  # type: ignore[arg-type]
     assert not place.any()
 
 
@@ -74,11 +74,11 @@ def test_seq_idx_keeps_sequences_apart_and_makes_padding_zero(draw: Draw) -> Non
 
 
 def test_parameters_may_have_another_dtype_than_x(draw: Draw) -> None:
-    given = {name: t.detach().bfloat16() for name, t in inputs(draw).items()}
-    exact = plain.convolution(**{name: t.double() for name, t in given.items()})
+    tensors = {name: t.detach().bfloat16() for name, t in inputs(draw).items()}
+    exact = plain.convolution(**{name: t.double() for name, t in tensors.items()})
     for x in (torch.bfloat16, torch.float32):
         for parameters in (torch.bfloat16, torch.float32):
-            y = causal_conv1d_fn(given["x"].to(x), given["weight"].to(parameters), given["bias"].to(parameters))
+            y = causal_conv1d_fn(tensors["x"].to(x), tensors["weight"].to(parameters), tensors["bias"].to(parameters))
             assert isinstance(y, Tensor)
             assert y.dtype == x
             # One rounding to the dtype of x, after sums in float32.
@@ -86,42 +86,42 @@ def test_parameters_may_have_another_dtype_than_x(draw: Draw) -> None:
 
 
 def step_by_step(draw: Draw, length: int, count: int) -> tuple[dict[str, Any], Tensor, Tensor]:
-    """Arguments of an update of `count` steps, their results, and all inputs, those of the state first."""
-    given = inputs(draw) | {"x": draw(BATCH, DIM, count)}
-    given = {name: t.detach() for name, t in given.items()}
+    """Arguments of an update of `count` steps, its result, and all inputs, the state's first."""
+    tensors = inputs(draw) | {"x": draw(BATCH, DIM, count)}
+    tensors = {name: t.detach() for name, t in tensors.items()}
     past = draw(BATCH, DIM, length).detach()
-    everything = torch.cat([past, given["x"]], -1)
+    everything = torch.cat([past, tensors["x"]], -1)
     before = past[..., length - (WIDTH - 1) :]
-    return given, plain.convolution(given["x"], given["weight"], given["bias"], before, silu=True), everything
+    return tensors, plain.convolution(tensors["x"], tensors["weight"], tensors["bias"], before, silu=True), everything
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("length", [WIDTH - 1, WIDTH + 2])
 def test_an_update_shifts_the_state_in_place(draw: Draw, length: int, count: int) -> None:
-    given, expected, everything = step_by_step(draw, length, count)
+    arguments, expected, everything = step_by_step(draw, length, count)
     state = everything[..., :length].clone()
-    y = causal_conv1d_update(conv_state=state, activation="silu", **given)
+    y = causal_conv1d_update(conv_state=state, activation="silu", **arguments)
     close((y, state), (expected, everything[..., -length:]))
 
 
 def test_an_update_takes_a_single_step_without_a_dimension_of_time(draw: Draw) -> None:
-    given, expected, everything = step_by_step(draw, WIDTH - 1, 1)
+    arguments, expected, everything = step_by_step(draw, WIDTH - 1, 1)
     state = everything[..., : WIDTH - 1].clone()
-    y = causal_conv1d_update(given["x"][..., 0], state, given["weight"], given["bias"], "silu")
+    y = causal_conv1d_update(arguments["x"][..., 0], state, arguments["weight"], arguments["bias"], "silu")
     close(y, expected[..., 0])
 
 
 @pytest.mark.parametrize("count", [1, 3, 9])
 def test_with_cache_seqlens_the_state_is_a_ring(draw: Draw, count: int) -> None:
     length, seen = 6, torch.tensor([6, 14], dtype=torch.int32)
-    given, expected, everything = step_by_step(draw, length, count)
+    arguments, expected, everything = step_by_step(draw, length, count)
     ring, after = zeros(BATCH, DIM, length), zeros(BATCH, DIM, length)
     for row in range(BATCH):
         for step in range(length):
             ring[row, :, (int(seen[row]) - length + step) % length] = everything[row, :, step]
             newest = int(seen[row]) + count - length + step
             after[row, :, newest % length] = everything[row, :, count + step]
-    y = causal_conv1d_update(conv_state=ring, activation="silu", cache_seqlens=seen, **given)
+    y = causal_conv1d_update(conv_state=ring, activation="silu", cache_seqlens=seen, **arguments)
     close((y, ring), (expected, after))
 
 
@@ -130,16 +130,16 @@ def test_with_cache_seqlens_the_state_is_a_ring(draw: Draw, count: int) -> None:
 def test_conv_state_indices_choose_rows_and_negative_ones_change_none(
     draw: Draw, ring: bool, indices: list[int]
 ) -> None:
-    given, _, _ = step_by_step(draw, WIDTH, 2)
+    arguments, _, _ = step_by_step(draw, WIDTH, 2)
     pool = draw(4, DIM, WIDTH).detach()
     before, expected = pool.clone(), zeros(BATCH, DIM, 2)
     options: dict[str, Any] = {"cache_seqlens": torch.tensor([5, 6], dtype=torch.int32)} if ring else {}
     alone = before.clone()
     for row, index in enumerate(indices):
-        if index >= 0:  # each row alone, on a state of its own
-            mine = {"x": given["x"][row : row + 1]} | {name: each[row : row + 1] for name, each in options.items()}
-            expected[row] = causal_conv1d_update(conv_state=alone[index : index + 1], **(given | mine))[0]
-    y = causal_conv1d_update(conv_state=pool, conv_state_indices=torch.tensor(indices).int(), **given, **options)
+        if index >= 0:  # each row in a separate call with its own state
+            mine = {"x": arguments["x"][row : row + 1]} | {name: each[row : row + 1] for name, each in options.items()}
+            expected[row] = causal_conv1d_update(conv_state=alone[index : index + 1], **(arguments | mine))[0]
+    y = causal_conv1d_update(conv_state=pool, conv_state_indices=torch.tensor(indices).int(), **arguments, **options)
     assert torch.equal(y, expected)
     assert torch.equal(pool, alone)
 
@@ -194,6 +194,6 @@ def test_causal_conv1d_fn_names_what_it_refuses(draw: Draw, name: str, wrong: di
 
 @pytest.mark.parametrize(("name", "wrong"), named(UPDATE_REFUSALS))
 def test_causal_conv1d_update_names_what_it_refuses(draw: Draw, name: str, wrong: dict[str, Any]) -> None:
-    given = inputs(draw) | {"conv_state": zeros(BATCH, DIM, WIDTH - 1)}
+    arguments = inputs(draw) | {"conv_state": zeros(BATCH, DIM, WIDTH - 1)}
     with pytest.raises((ValueError, TypeError, NotImplementedError), match=f"^causal_conv1d_update: {name} "):
-        causal_conv1d_update(**(given | wrong))
+        causal_conv1d_update(**(arguments | wrong))

@@ -1,4 +1,4 @@
-"""Models of transformers on retrograd's kernels compute what they compute on a CPU without."""
+"""Transformers models on retrograd's kernels agree with the same models on a CPU without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `install` puts in place, what it leaves alone, and that `uninstall` puts everything back."""
+"""What `install` replaces and leaves unchanged, and that `uninstall` restores everything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import retrograd.compat
 
 PACKAGES = ("causal_conv1d", "mamba_ssm")
 
-# Module -> what others import from it.
+# Module -> the names that others import from it.
 PLACES = {
     "causal_conv1d": "causal_conv1d_fn causal_conv1d_update",
     "causal_conv1d.causal_conv1d_interface": "causal_conv1d_fn causal_conv1d_update",
@@ -33,7 +33,7 @@ PLACES = {
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    """No test leaves a stand-in, or a package made up here, behind."""
+    """Remove the stand-ins and fake packages after every test."""
     yield
     retrograd.compat.uninstall()
     for name in [name for name in sys.modules if name.split(".")[0] in PACKAGES]:
@@ -43,7 +43,7 @@ def as_it_was() -> Iterator[None]:
 
 @pytest.fixture
 def really_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory on the path with a package mamba_ssm of somebody else."""
+    """A directory on the path with another package named mamba_ssm."""
     inner = tmp_path / "mamba_ssm" / "ops"
     inner.mkdir(parents=True)
     (tmp_path / "mamba_ssm" / "__init__.py").write_text("__version__ = '9'\nfrom mamba_ssm import ops\n")

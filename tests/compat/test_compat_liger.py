@@ -1,4 +1,4 @@
-"""retrograd.compat.liger: liger_kernel's norms by name and signature, each argument against its meaning in float64."""
+"""retrograd.compat.liger: liger_kernel's norms by name and signature, each argument checked in float64."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def norm(S: Tensor, W: Tensor | float, eps: float, offset: float) -> Tensor:
 
 
 def assert_rounded_once(result: Tensor, meaning: Tensor) -> None:
-    """One rounding of the result, and of float32 sums: at most 64 terms, 2^-24 each, and as much again on the way."""
+    """Assert an error of one rounding, plus float32 sums of 64 terms at 2^-24 each and as much in intermediates."""
     allowed = rounding(meaning, result.dtype) + 2.0**-17 * meaning.abs().max()
     assert ((result.double() - meaning).abs() <= allowed).all()
 
@@ -103,13 +103,13 @@ def test_every_casting_mode_computes_as_gemma(mode: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [BF16, F16])
 def test_llama_s_own_arithmetic_is_two_roundings_away(dtype: torch.dtype) -> None:
-    """Llama rounds before the weight and after it, we after it: the two differ by those three roundings at most."""
+    """Llama rounds before and after the weight, we only after: the results differ by at most these three roundings."""
     X, W = draw(ROWS, N, dtype=dtype), draw(N)
     X_hat = (X.float() * torch.rsqrt(X.float().square().mean(-1, keepdim=True) + 1e-6)).to(dtype)
     llama = (X_hat * W).to(dtype).double()
     ours = liger_rms_norm(X, W, 1e-6).double()
     meaning = norm(X.double(), W.double(), 1e-6, 0.0)
-    allowed = 3.1 * rounding(meaning, dtype) + 2.0**-17 * meaning.abs().max()  # and what is of second order
+    allowed = 3.1 * rounding(meaning, dtype) + 2.0**-17 * meaning.abs().max()  # and second-order terms
     assert ((ours - llama).abs() <= allowed).all()
 
 

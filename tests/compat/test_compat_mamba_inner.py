@@ -1,4 +1,4 @@
-"""The stand-in for mamba_ssm's mamba_inner_fn: its meaning, what it keeps, what it copies, and autocast."""
+"""The stand-in for mamba_ssm's mamba_inner_fn: values, saved arrays, copies and autocast."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def test_mamba_inner_fn_takes_a_transposed_projection_without_a_copy(
 
     def watched(function: Any) -> Any:
         def wrapped(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-            given = kwargs.get("z", x)
-            inside.append(given.untyped_storage().data_ptr() == xz.untyped_storage().data_ptr())
+            tensor = kwargs.get("z", x)
+            inside.append(tensor.untyped_storage().data_ptr() == xz.untyped_storage().data_ptr())
             return function(x, *args, **kwargs)
 
         return wrapped
@@ -151,11 +151,11 @@ def test_under_autocast_the_projections_are_in_its_dtype(draw: Draw) -> None:
     inputs["xz"] = inputs["xz"].bfloat16()
     projections = ("x_proj_weight", "delta_proj_weight", "out_proj_weight", "out_proj_bias")
     found = []
-    for autocast, given in (
+    for autocast, tensors in (
         (True, inputs),
         (False, inputs | {name: inputs[name].bfloat16() for name in projections}),
     ):
-        leaves = {name: t.clone().requires_grad_() for name, t in given.items()}
+        leaves = {name: t.clone().requires_grad_() for name, t in tensors.items()}
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             out = mamba_inner_fn(**leaves)
         assert out.dtype == torch.bfloat16
@@ -249,9 +249,9 @@ def test_mamba_inner_fn_takes_the_meta_device(draw: Draw) -> None:
 
 @pytest.mark.parametrize("which", ["B_proj_bias", "b_rms_weight"])
 def test_what_belongs_to_the_projected_B_is_refused_where_B_is_given(draw: Draw, which: str) -> None:
-    given = inner_inputs(draw) | {"x_proj_weight": draw(RANK + STATES, DIM), which: draw(STATES)}
+    arguments = inner_inputs(draw) | {"x_proj_weight": draw(RANK + STATES, DIM), which: draw(STATES)}
     with pytest.raises(NotImplementedError, match=f"mamba_inner_fn: {which} is not supported, since B is given"):
-        mamba_inner_fn(**given, B=draw(DIM, STATES))
+        mamba_inner_fn(**arguments, B=draw(DIM, STATES))
 
 
 def test_norms_of_complex_matrices_are_refused(draw: Draw) -> None:

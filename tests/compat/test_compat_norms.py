@@ -148,14 +148,14 @@ def test_layer_norms_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["weight", "bias", "residual", "rowscale", "dropout_p", "x"])
 def test_rms_norm_fn_names_what_it_refuses(name: str) -> None:
-    given: dict[str, Any] = {"x": zeros(2, DIM), "weight": zeros(DIM), "bias": None}
+    arguments: dict[str, Any] = {"x": zeros(2, DIM), "weight": zeros(DIM), "bias": None}
     bad = 1.0 if name == "dropout_p" else zeros() if name == "x" else zeros(7)
     with pytest.raises((ValueError, TypeError), match=f"^rms_norm_fn: {name} "):
-        layer_norm.rms_norm_fn(**(given | {name: bad}))
+        layer_norm.rms_norm_fn(**(arguments | {name: bad}))
 
 
 @pytest.mark.parametrize("name", ["weight", "bias", "z", "x"])
 def test_rmsnorm_fn_names_what_it_refuses(name: str) -> None:
-    given: dict[str, Any] = {"x": zeros(2, DIM), "weight": zeros(DIM), "bias": None}
+    arguments: dict[str, Any] = {"x": zeros(2, DIM), "weight": zeros(DIM), "bias": None}
     with pytest.raises((ValueError, TypeError), match=f"^rmsnorm_fn: {name} "):
-        layernorm_gated.rmsnorm_fn(**(given | {name: zeros() if name == "x" else zeros(7)}))
+        layernorm_gated.rmsnorm_fn(**(arguments | {name: zeros() if name == "x" else zeros(7)}))

@@ -1,4 +1,4 @@
-"""`retrograd.compat.transformers.patch`: a patched model computes what it computed, with the same parameters."""
+"""`retrograd.compat.transformers.patch`: a patched model has the same results and parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ATTENTION = {
     "num_key_value_heads": 1,
     "head_dim": 16,
 }
-# Model -> its configuration, the class of its norms, and how many there are.
+# Model -> its configuration, the class of its norms and their number.
 MODELS: dict[str, tuple[dict[str, Any], str, int]] = {
     "Llama": (ATTENTION, "LlamaRMSNorm", 5),
     "Qwen3": (ATTENTION, "Qwen3RMSNorm", 9),
@@ -36,7 +36,7 @@ MODELS: dict[str, tuple[dict[str, Any], str, int]] = {
     "Jamba": (JAMBA, "JambaRMSNorm", 13),
 }
 TEXT = {"Gemma3": "Gemma3Text"}  # the prefix of its configuration
-# Two computations in float32 that round in different places: some tens of units of 2^-24 in every layer.
+# Two float32 computations that round at different points differ by some tens of units of 2^-24 in every layer.
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -46,13 +46,13 @@ def model_of(name: str) -> Any:
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if "norm" in parameter_name:  # weights of 1 would hide what is done with them
+            if "norm" in parameter_name:  # weights of 1 would hide errors in their use
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model
 
 
 def quietly(model: Any) -> Any:
-    """Patched; what is left as it is does not matter here."""
+    """The patched model, without the warnings about skipped norms."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return patch(model)
@@ -103,7 +103,7 @@ def test_results_keep_the_dtypes_and_values_of_the_original(
 
 
 class Norm(nn.Module):
-    """A norm that does as it says, to be made another."""
+    """A standard RMS norm, the base of the variants below."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Norm(nn.Module):
 
 
 class WeightsRMSNorm(Norm):
-    """Idefics' rule: a weight in half precision decides on the dtype, not the wider of the two."""
+    """Idefics' rule: a weight in half precision determines the dtype of the result, not the wider of the two."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x * (x.float().square().mean(-1, keepdim=True) + self.eps).rsqrt()
@@ -123,7 +123,7 @@ class WeightsRMSNorm(Norm):
 
 
 class WideRMSNorm(Norm):
-    """Its results are in float32, whatever comes in."""
+    """A norm with float32 results for every input dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.float() * (x.float().square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight.float()

@@ -1,4 +1,4 @@
-"""retrograd.compat.quack: quack's rmsnorm by name and signature, each argument against its meaning in float64."""
+"""retrograd.compat.quack: quack's rmsnorm by name and signature, each argument checked in float64."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def as_written(
     dtypes: dict[str, torch.dtype], residual_dtype: torch.dtype | None = None, eps: float = 1e-6,
     weight_offset: float = 0.0, prenorm: bool = False, out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """y, s and rstd, where s is rounded before it is normalised to the dtype in which it is summed."""
+    """y, s and rstd by the definition: s is rounded to the dtype of the sum, then normalised."""
     s = x
     if residual is not None:
         summed = F32 if residual_dtype not in (None, dtypes["residual"]) else dtypes["residual"]
@@ -94,7 +94,7 @@ def as_written(
 
 
 def assert_rounded_once(result: Tensor, meaning: Tensor) -> None:
-    """One rounding of the result, and of float32 sums: at most 64 terms, 2^-24 each, and as much again on the way."""
+    """Assert an error of one rounding, plus float32 sums of 64 terms at 2^-24 each and as much in intermediates."""
     allowed = rounding(meaning, result.dtype) + 2.0**-17 * meaning.abs().max()
     assert ((result.double() - meaning).abs() <= allowed).all()
 
@@ -131,7 +131,7 @@ def test_rmsnorm_and_its_gradients_are_what_is_written(name: str) -> None:
         assert ours.dtype == tensors[key].dtype
         if (
             key == "x" and stream and residual is None
-        ):  # two gradients come to x, each of its dtype, and are added there
+        ):  # x receives two gradients in its dtype, which are added in that dtype
             assert ((ours.double() - gradient).abs() <= 4 * rounding(gradient.abs().max(), ours.dtype)).all()
         else:
             assert_rounded_once(ours, gradient)
@@ -165,7 +165,7 @@ def test_rmsnorm_fwd_keeps_no_rstd_unless_asked_and_returns_x_where_there_is_no_
 
 
 def same_dtypes(call: dict[str, Any]) -> bool:
-    """Whether x and s, and weight and bias, have one dtype: rmsnorm_bwd knows that of s and of weight alone."""
+    """Whether x and s, and weight and bias, have one dtype: rmsnorm_bwd only receives the dtypes of s and weight."""
     x, weight = call.get("x", BF16), call.get("weight")
     return (
         weight is not None
@@ -247,7 +247,7 @@ def test_rmsnorm_bwd_returns_what_is_asked_for() -> None:
     assert dw is not None
     assert dw_again is not None
     assert torch.equal(dw, dw_again)
-    # A gradient of s in a dtype of its own comes back as one, asked for or not.
+    # A gradient of s whose dtype differs from x is always returned, requested or not.
     half = rmsnorm_bwd(x, weight, x, rstd, x.bfloat16())[3]
     assert half is not None
     assert half.dtype == BF16
@@ -274,8 +274,8 @@ def test_neither_pass_makes_a_graph() -> None:
     x, weight = torch.randn(ROWS, N, requires_grad=True), torch.randn(N, requires_grad=True)
     out, _, rstd = rmsnorm_fwd(x, weight, store_rstd=True)
     assert rstd is not None
-    made = (out, rstd, *rmsnorm_bwd(x, weight, out, rstd, has_bias=True))
-    assert not any(tensor is not None and tensor.requires_grad for tensor in made)
+    outputs = (out, rstd, *rmsnorm_bwd(x, weight, out, rstd, has_bias=True))
+    assert not any(tensor is not None and tensor.requires_grad for tensor in outputs)
 
 
 def test_torch_compile_takes_all_three_as_one_graph() -> None:

@@ -1,6 +1,6 @@
-"""The stand-ins for mamba_ssm's scan and its update mean what they mean there, in its layouts, for every argument.
+"""The stand-ins for mamba_ssm's scan and update agree with their definitions, in its layouts, for every argument.
 
-Values and gradients are compared in float64, so that what is left of a difference is a handful of roundings.
+Values and gradients are compared in float64, so that they differ by a few roundings only.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_selective_scan_without_an_option(draw: Draw, left_out: str) -> None:
     del inputs[left_out]
     if left_out == "delta_softplus":  # a step size below 0 would let the states grow
         inputs["delta"], inputs["delta_bias"] = inputs["delta"].abs(), inputs["delta_bias"].abs()
-    assert_same_function(selective_scan_fn, lambda **given: plain.scan(**given)[0], inputs)
+    assert_same_function(selective_scan_fn, lambda **arguments: plain.scan(**arguments)[0], inputs)
 
 
 def test_selective_scan_takes_parameters_of_any_dtype_beside_bfloat16(draw: Draw) -> None:
@@ -65,7 +65,7 @@ def test_selective_scan_takes_parameters_of_any_dtype_beside_bfloat16(draw: Draw
     exact, exact_state = plain.scan(**{n: t.double() if isinstance(t, Tensor) else t for n, t in low.items()})  # type: ignore[arg-type]
     assert (out.dtype, state.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(out.double(), exact, rtol=2.0**-8, atol=1e-4)  # out is rounded once, to 8 bits
-    torch.testing.assert_close(state.double(), exact_state, rtol=1e-4, atol=1e-5)  # in float32 all along
+    torch.testing.assert_close(state.double(), exact_state, rtol=1e-4, atol=1e-5)  # float32 throughout
 
 
 HEADS = (2 * GROUPS, 3)  # of 3 channels each
@@ -85,9 +85,9 @@ def update_inputs(draw: Draw, shape: tuple[int, ...], groups: tuple[int, ...]) -
     return {name: t.detach() for name, t in inputs.items()}
 
 
-def updated(state: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def updated(state: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """The recurrence of one step, head by head."""
-    delta = plain.softplus(given["dt"] + given["dt_bias"])[..., None]
+    delta = plain.softplus(arguments["dt"] + arguments["dt_bias"])[..., None]
 
     def spread(matrix: Tensor) -> Tensor:
         if state.ndim == 3:
@@ -95,9 +95,9 @@ def updated(state: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
         groups = matrix if matrix.ndim == 3 else matrix[:, None]
         return groups.repeat_interleave(state.shape[1] // groups.shape[1], 1)[:, :, None]
 
-    new = torch.exp(delta * given["A"]) * state + delta * given["x"][..., None] * spread(given["B"])
-    y = (new * spread(given["C"])).sum(-1) + given["D"] * given["x"]
-    return y * torch.nn.functional.silu(given["z"]), new
+    new = torch.exp(delta * arguments["A"]) * state + delta * arguments["x"][..., None] * spread(arguments["B"])
+    y = (new * spread(arguments["C"])).sum(-1) + arguments["D"] * arguments["x"]
+    return y * torch.nn.functional.silu(arguments["z"]), new
 
 
 @pytest.mark.parametrize(
@@ -106,35 +106,35 @@ def updated(state: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
     ids=["channels", "channels, a group", "heads", "heads, a group", "heads, groups"],
 )
 def test_a_state_update_writes_the_state_in_place(draw: Draw, shape: tuple[int, ...], groups: tuple[int, ...]) -> None:
-    given = update_inputs(draw, shape, groups)
+    arguments = update_inputs(draw, shape, groups)
     state = draw(BATCH, *shape, STATES).detach()
-    expected = updated(state.clone(), given)
-    y = selective_state_update(state, **given, dt_softplus=True)
+    expected = updated(state.clone(), arguments)
+    y = selective_state_update(state, **arguments, dt_softplus=True)
     close((y, state), expected)
 
 
 @pytest.mark.parametrize("indices", [[4, 0], [-1, 3], [0, -1], [-1, -1]])
 def test_state_batch_indices_choose_rows_and_negative_ones_change_none(draw: Draw, indices: list[int]) -> None:
-    given = update_inputs(draw, (DIM,), ())
+    arguments = update_inputs(draw, (DIM,), ())
     pool = draw(5, DIM, STATES).detach()
     expected, result = pool.clone(), torch.zeros(BATCH, DIM, dtype=torch.float64)
-    y, new = updated(pool[torch.tensor(indices)], given)
+    y, new = updated(pool[torch.tensor(indices)], arguments)
     for row, index in enumerate(indices):
         if index >= 0:
             expected[index], result[row] = new[row], y[row]
     found = selective_state_update(
-        pool, **given, dt_softplus=True, state_batch_indices=torch.tensor(indices, dtype=torch.int32)
+        pool, **arguments, dt_softplus=True, state_batch_indices=torch.tensor(indices, dtype=torch.int32)
     )
     close((found, pool), (result, expected))
 
 
 def test_a_bfloat16_state_is_written_in_bfloat16(draw: Draw) -> None:
-    given = {name: t.bfloat16() for name, t in update_inputs(draw, (DIM,), ()).items()}
+    arguments = {name: t.bfloat16() for name, t in update_inputs(draw, (DIM,), ()).items()}
     state = draw(BATCH, DIM, STATES).detach().bfloat16()
-    expected = updated(state.double(), {name: t.double() for name, t in given.items()})
-    y = selective_state_update(state, **given, dt_softplus=True)
+    expected = updated(state.double(), {name: t.double() for name, t in arguments.items()})
+    y = selective_state_update(state, **arguments, dt_softplus=True)
     assert (y.dtype, state.dtype) == (torch.bfloat16, torch.bfloat16)
-    # Both are rounded once, to 8 bits; float32 before leaves the rest.
+    # Both are rounded once, to 8 bits; the rest is the float32 error before.
     torch.testing.assert_close((y.double(), state.double()), expected, rtol=2.0**-8, atol=1e-4)
 
 
@@ -181,13 +181,13 @@ def test_selective_scan_fn_names_what_it_refuses(draw: Draw, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["u", "delta", "D", "z", "delta_bias", "B"])
 def test_no_imaginary_part_is_dropped(draw: Draw, name: str) -> None:
-    given = scan_inputs(draw)
+    arguments = scan_inputs(draw)
     with pytest.raises(TypeError, match=f"^selective_scan_fn: {name} has dtype complex128, expected float32 or "):
-        selective_scan_fn(**(given | {name: given[name] + 0j}))
+        selective_scan_fn(**(arguments | {name: arguments[name] + 0j}))
 
 
 @pytest.mark.parametrize("name", UPDATE_REFUSALS)
 def test_selective_state_update_names_what_it_refuses(draw: Draw, name: str) -> None:
-    given = update_inputs(draw, (DIM,), ()) | {"state": zeros(BATCH, DIM, STATES)}
+    arguments = update_inputs(draw, (DIM,), ()) | {"state": zeros(BATCH, DIM, STATES)}
     with pytest.raises((ValueError, TypeError), match=rf"^selective_state_update: {name} "):
-        selective_state_update(**(given | {name: UPDATE_REFUSALS[name]}))
+        selective_state_update(**(arguments | {name: UPDATE_REFUSALS[name]}))

@@ -1,8 +1,8 @@
-"""Models of transformers compute with retrograd's functions what they compute with their own.
+"""Transformers models agree on retrograd's functions and on their own.
 
-How far apart two computations in float32 may be is told by the model: by how far its results move when every parameter
-moves by one unit in its last place, which is the least that rounding does. A different order of sums does a few times
-that, in every layer.
+The tolerance between two float32 computations is measured on the model: the change of its results when every parameter
+changes by one unit in its last place, which is the smallest effect of rounding. A different order of sums has a few
+times that effect in every layer.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="the package transformers is not installed")
 
 ULP = 2.0**-23
-TIMES = 4  # that movement; 1 is the most that was seen
+TIMES = 4  # times that change; the largest observed is 1
 STEPS = 20
 
-# What each model calls: in training, in evaluation, and for every token that it generates.
+# The functions that each model calls: in training, in evaluation, and for every generated token.
 CONVOLUTION_AND_SCAN = {"causal_conv1d_fn", "selective_scan_fn"}
 UPDATES = {"causal_conv1d_update", "selective_state_update"}
 TRAINING = {
     "mamba": {"mamba_inner_fn"},
-    "falcon_mamba": {"mamba_inner_fn", *CONVOLUTION_AND_SCAN},  # the first declines, and leaves it to the others
+    "falcon_mamba": {"mamba_inner_fn", *CONVOLUTION_AND_SCAN},  # the first declines, so the others are called
     "jamba": CONVOLUTION_AND_SCAN,
     "mamba2": {"causal_conv1d_fn"},
 }
@@ -42,7 +42,7 @@ def tokens(seed: int, batch: int = 2, time: int = 21) -> Tensor:
 
 
 def three(name: str) -> tuple[Any, Any, Any, Counter[str]]:
-    """A model on its own functions, the same with its parameters an ulp off, the same on ours; and our calls."""
+    """A model on its own functions, the same with parameters changed by one ulp, the same on ours; and our calls."""
     model, moved, (mine, calls) = slow(name), slow(name), ours(name)
     mine.load_state_dict(model.state_dict())
     signs = torch.Generator().manual_seed(1)
@@ -53,7 +53,7 @@ def three(name: str) -> tuple[Any, Any, Any, Counter[str]]:
 
 
 def assert_as_close(mine: Tensor, model: Tensor, moved: Tensor, what: str) -> None:
-    """`mine` differs from `model` by no more than what the smallest movement of the parameters can do."""
+    """Assert that `mine` is as close to `model` as a change of the parameters by one ulp allows."""
     scale = (moved - model).norm().item() + ULP * model.norm().item()
     assert (mine - model).norm().item() <= TIMES * scale, what
 
@@ -105,9 +105,9 @@ def test_greedy_generation_gives_the_tokens_and_scores_of_the_slow_path(name: st
     mask = torch.ones_like(prompt)
     mask[0, :3] = 0 if padded else 1
     options = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True, "output_scores": True}
-    made = [model.eval().generate(prompt, attention_mask=mask, **options) for model in models]
-    model, moved, mine = (torch.stack(each.scores) for each in made)
-    assert torch.equal(made[2].sequences, made[0].sequences)
+    generated = [model.eval().generate(prompt, attention_mask=mask, **options) for model in models]
+    model, moved, mine = (torch.stack(each.scores) for each in generated)
+    assert torch.equal(generated[2].sequences, generated[0].sequences)
     assert_as_close(mine, model, moved, "scores")
     assert calls.keys() >= UPDATES
 
@@ -119,7 +119,7 @@ def test_a_model_in_bfloat16_trains_and_generates(name: str, seed: int) -> None:
     ids = tokens(seed)
     loss = mine(ids, labels=ids, use_cache=False).loss
     loss.backward()
-    # Random weights know nothing: the loss is near that of a uniform guess, and every gradient is a number.
+    # With random weights the loss is near that of a uniform guess, and every gradient is finite.
     assert abs(loss.item() - torch.tensor(VOCABULARY).log().item()) < 1
     assert all(p.grad is None or p.grad.isfinite().all() for p in mine.parameters())
     assert mine.eval().generate(ids, max_new_tokens=3, do_sample=False).shape == (2, 24)

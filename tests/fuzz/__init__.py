@@ -1,5 +1,5 @@
-"""Calls that nobody thought of: drawn by hypothesis, good ones judged in float64, bad ones refused by name.
+"""Random calls drawn by hypothesis: good calls are checked in float64, bad calls have to be refused by name.
 
-`pytest tests/fuzz --fuzz 10000` makes about that many. What a good call of an op is stands in the file of its name; how
-a call is spoilt knows no op. A failure is made small and printed as text to be pasted; `--seed` draws it again.
+`pytest tests/fuzz --fuzz 10000` runs about that many calls. The file named after an op draws its good calls; `bad.py`
+spoils calls of any op. A failure is minimised and printed as Python to paste; `--seed` draws it again.
 """

@@ -1,4 +1,4 @@
-"""A bad call, as text: a good one with one thing spoilt. It has to be refused, with the op and the argument named."""
+"""A bad call as text: a good call with one argument replaced. The error has to name the op and the argument."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ import numpy as np, torch, jax.numpy as jnp, retrograd, retrograd.jax
 from retrograd.testing.integration import PassThrough
 """
 WAYS = ("", "with torch.no_grad(): ", "with PassThrough(): ")
-Change = tuple[str, str, tuple[str, ...]]  # an argument, what stands in its place, and which of them is to be named
+Change = tuple[str, str, tuple[str, ...]]  # an argument, its replacement, and the names that the error may have
 UPDATES = {
     "causal_conv1d": "causal_conv1d_update",
     "selective_scan": "selective_state_update",
     "ssd": "ssd_update",
 }
 
-# What stands where an array should, in either framework and in one of them.
+# Replacements of an array, in either framework and in one of them.
 NO_ARRAYS = ("'text'", "3", "0.5", "[1.0, 2.0]", "object()", "10**400", "np.array('text')", "True", "{}")
 NO_ARRAYS_OF: dict[Framework, tuple[str, ...]] = {
     "torch": ("np.ones((2, 3))", "jnp.ones(3)"),
@@ -45,7 +45,7 @@ NO_ARRAYS_OF: dict[Framework, tuple[str, ...]] = {
 # No op takes numbers of these dtypes, and no op indices of those.
 NO_NUMBERS = ("int32", "bool", "int16", "uint8")
 NO_INDICES: dict[Framework, tuple[str, ...]] = {"torch": ("int64", "bool", "float32"), "jax": ("bool", "float32")}
-# What an option cannot be, by the type of its default ...
+# Invalid values of an option, by the type of its default ...
 NO_OPTIONS: dict[type, tuple[str, ...]] = {
     bool: ("1", "0", "None", "'silu'", "1.0", "[]", "np.True_", "torch.tensor(True)", "10**400", "float('nan')"),
     float: ("float('nan')", "float('inf')", "[1]", "None", "'1'", "True", "10**400", "1j", "{}", "torch.tensor(1.0)"),
@@ -70,7 +70,7 @@ class Bad(Pasted):
 
     Attributes:
         text: the call.
-        op: whose name the error begins with.
+        op: the name that the error begins with.
         named: arguments of which the error names one.
     """
 
@@ -79,7 +79,7 @@ class Bad(Pasted):
     named: tuple[str, ...]
 
     def check(self) -> None:
-        """Assert that it is refused, by name."""
+        """Assert that the call is refused and the error names the argument."""
         space: dict[str, Any] = {}
         exec(IMPORTS, space)
         try:
@@ -94,12 +94,12 @@ class Bad(Pasted):
 
 @dataclass(frozen=True, repr=False)
 class Bent(Pasted):
-    """A good call with one array of another shape or dtype: refused by name, or right all the same."""
+    """A good call with one array of another shape or dtype: it is refused by name or computes the right results."""
 
     call: Good
 
     def check(self) -> None:
-        """Assert that it is either."""
+        """Assert that the call is refused by name or right."""
         op, case = room(self.call.op), self.call.case
         try:
             outputs(op.torch, draw_case(case, "cpu", self.call.seed), options(case))
@@ -125,7 +125,7 @@ def bad(draw: st.DrawFn, op: str, framework: Framework) -> Bad:
 
 @st.composite
 def bad_update(draw: st.DrawFn, op: str, framework: Framework) -> Bad:
-    """A bad call of an op's step of generation."""
+    """A bad call of the generation step of an op."""
     case = draw(cases_of(op).filter(lambda case: framework == "torch" or not is_double(case)))
     update: Callable[[Case], Case] = import_module(f".{op}", __package__).update
     return draw(spoilt(UPDATES[op], update(case), framework))
@@ -133,7 +133,7 @@ def bad_update(draw: st.DrawFn, op: str, framework: Framework) -> Bad:
 
 @st.composite
 def bent(draw: st.DrawFn, op: str) -> Bent:
-    """A call of an op with one array bent: a dimension longer, shorter, more or less, or a dtype of another array."""
+    """A call of an op with one array changed: a dimension longer, shorter, added or removed, or another dtype."""
     case = draw(cases_of(op))
     name = draw(st.sampled_from(list(case.inputs)))
     tensor = case.inputs[name]
@@ -154,20 +154,20 @@ def bent(draw: st.DrawFn, op: str) -> Bent:
 
 @st.composite
 def spoilt(draw: st.DrawFn, op: str, case: Case, framework: Framework, more: Sequence[Change] = ()) -> Bad:
-    """A case as text, with one argument replaced by what it cannot be; `more` are replacements too."""
+    """A case as text, with one argument replaced by an invalid value; `more` are further candidates."""
     parameters = signature(getattr(retrograd, op)).parameters
     changes = [*spoilt_arrays(case, parameters, framework), *spoilt_options(parameters), *more]
     name, value, named = draw(st.sampled_from(changes))
     arguments = {name: array(tensor, framework) for name, tensor in case.inputs.items()}
     arguments |= {name: option(value, framework) for name, value in case.options.items() if value is not None}
-    given = ", ".join(f"{name}={value}" for name, value in {**arguments, name: value}.items())
+    passed = ", ".join(f"{name}={value}" for name, value in {**arguments, name: value}.items())
     if framework == "jax":
-        return Bad(f"retrograd.jax.{op}({given})", op, named)
-    return Bad(f"{draw(st.sampled_from(WAYS))}retrograd.{op}({given})", op, named)
+        return Bad(f"retrograd.jax.{op}({passed})", op, named)
+    return Bad(f"{draw(st.sampled_from(WAYS))}retrograd.{op}({passed})", op, named)
 
 
 def spoilt_arrays(case: Case, parameters: Mapping[str, Parameter], framework: Framework) -> Iterator[Change]:
-    """What no array can be."""
+    """Invalid replacements of arrays."""
     first, *others = case.inputs
     for name, tensor in case.inputs.items():
         good = array(tensor, framework)
@@ -185,14 +185,14 @@ def spoilt_arrays(case: Case, parameters: Mapping[str, Parameter], framework: Fr
 
 
 def spoilt_options(parameters: Mapping[str, Parameter]) -> Iterator[Change]:
-    """What no option can be."""
+    """Invalid values of options."""
     for name, parameter in parameters.items():
         for value in (*NO_OPTIONS.get(type(parameter.default), ()), *NO_OPTIONS_NAMED.get(name, ())):
             yield name, value, (name,)
 
 
 def spoilt_packing(op: str, case: Case, framework: Framework) -> Iterator[Change]:
-    """Numbers between which no sequences can lie."""
+    """Invalid values of cu_seqlens."""
     if not room(op).time_axis:
         return
     steps = length(room(op), case)

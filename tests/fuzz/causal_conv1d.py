@@ -1,4 +1,4 @@
-"""Good calls of causal_conv1d, and of its step."""
+"""Good calls of causal_conv1d and of its generation step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, packed, size
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Widths with kernels and without, states, packed sequences."""
+    """Cases with widths with and without kernels, states and packed sequences."""
     double = draw(FLAG) and draw(FLAG)
     dtype = "float32" if double else draw(KERNEL_FLOATS)
     B, T, D = draw(size(4)), draw(size(20)), draw(size(9))
     where = draw(st.none() | bounds(T))
-    made = case(
+    drawn = case(
         "fuzzed",
         (B if where is None else 1, T, D),
         draw(st.sampled_from((4, 3, 2, 1, 7))),
@@ -29,8 +29,8 @@ def cases(draw: st.DrawFn) -> Case:
         activation=draw(st.sampled_from((None, "silu"))),
         **draw(flags("return_final_state")),
     )
-    made = made if where is None else packed(made, where)
-    return doubled(made) if double else made
+    drawn = drawn if where is None else packed(drawn, where)
+    return doubled(drawn) if double else drawn
 
 
 def update(case: Case) -> Case:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 
 def each(calls: st.SearchStrategy[Any], number: float, seed: int, check: Callable[[Any], None]) -> None:
-    """Draw so many calls and check each; a failure is made small and printed as text that makes it again."""
+    """Draw this number of calls and check each; a failure is minimised and printed as Python that repeats it."""
 
     @hypothesis.seed(seed)
     @settings(
-        # The first that is drawn is the smallest there is, with nothing in it.
+        # The first draw is the smallest call, whose arrays are empty.
         max_examples=max(2, round(number)),
         database=None,
         deadline=None,

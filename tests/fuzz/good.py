@@ -1,4 +1,4 @@
-"""A good call: every output and gradient against the op's reference in float64, and the same bits on every way in."""
+"""A good call: every output and gradient against the op's reference in float64, bitwise equal on all paths."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ WAYS = ("directly", "under a dispatch mode", "as a subclass")
 
 
 class Subclass(Tensor):
-    """Tensors that PyTorch's dispatcher has to be asked about."""
+    """A tensor subclass, so that PyTorch dispatches its calls through the subclass."""
 
 
 @dataclass(frozen=True, repr=False)
 class Good(Pasted):
-    """A call that has to work; its text makes it again.
+    """A call that has to work; its repr is Python that repeats it.
 
     Attributes:
         op: the op's name.
         case: its arguments.
-        layouts: array -> how it lies in memory; results name their gradients.
-        way: the way into PyTorch that the call is repeated on.
-        seed: values are drawn from it.
+        layouts: array -> its layout; the name of a result means its gradient.
+        way: the PyTorch path that the call is repeated on.
+        seed: of the values.
         framework: of the call.
     """
 
@@ -55,7 +55,7 @@ class Good(Pasted):
     framework: Framework = "torch"
 
     def check(self) -> None:
-        """Assert that it works."""
+        """Assert that the call works."""
         op, case = room(self.op), self.case
         draws: list[tuple[Arrays, Arrays, Arrays]] = []
         for i in range(min(draws_for(case), FEW_DRAWS)):
@@ -78,23 +78,23 @@ class Good(Pasted):
 
 
 def as_in_float32(op: Room, case: Case, inputs: Arrays, gradients: list[Tensor], exact: Arrays) -> Arrays:
-    """What sets the budget in float64, where the reference has no error: 2^-29 of its error in float32.
+    """The error budget in float64, where the reference has no error: 2^-29 of its error in float32.
 
-    Where another order of additions rounds more in every dtype, the op's file names one that has it, as `in_float32`.
+    If another order of additions rounds more in every dtype, the op's file defines `in_float32` with that order.
     """
 
     def narrow(tensor: Tensor) -> Tensor:
         dtype = torch.complex64 if tensor.is_complex() else torch.float32
         return (tensor.to(dtype) if differentiable(tensor) else tensor).contiguous()
 
-    given = {name: narrow(tensor) for name, tensor in inputs.items()}
+    narrowed = {name: narrow(tensor) for name, tensor in inputs.items()}
     function = getattr(import_module(f".{op.name}", __package__), "in_float32", op.reference)
-    rounded = call(function, given, options(case, torch.float32), [narrow(g) for g in gradients])
+    rounded = call(function, narrowed, options(case, torch.float32), [narrow(g) for g in gradients])
     return {name: exact[name] + (upcast(tensor) - exact[name]) * 2.0**-29 for name, tensor in rounded.items()}
 
 
 def lay(layout: str, tensor: Tensor) -> Tensor:
-    """The tensor in a layout: one of the contract's, or negated in memory, with a negation that PyTorch has put off."""
+    """The tensor in a layout: one of the contract's, or negated in memory with PyTorch's lazy negation."""
     if layout == NEGATED and tensor.is_floating_point():
         return torch._neg_view(-tensor)
     return laid_out(layout, {"": tensor})[""] if layout in LAYOUTS else tensor
@@ -105,19 +105,19 @@ def repeated(way: str, op: Room, case: Case, inputs: Arrays, gradients: list[Ten
     if way == "as a subclass":
         inputs = {name: tensor.as_subclass(Subclass) for name, tensor in inputs.items()}
     with poisoned(), PassThrough() if way == "under a dispatch mode" else nullcontext():
-        made = call(op.torch, inputs, options(case), gradients)
-    return {name: tensor.as_subclass(Tensor) for name, tensor in made.items()}
+        outputs = call(op.torch, inputs, options(case), gradients)
+    return {name: tensor.as_subclass(Tensor) for name, tensor in outputs.items()}
 
 
 def cases_of(op: str) -> st.SearchStrategy[Case]:
     """The good calls of an op: `cases` of the file of its name."""
     cases: Callable[[], st.SearchStrategy[Case]] = import_module(f".{op}", __package__).cases
-    return cases().map(lambda case: replace(case, shape={}))  # what is not read is not printed
+    return cases().map(lambda case: replace(case, shape={}))  # arrays that the call does not read are not printed
 
 
 @st.composite
 def good(draw: st.DrawFn, op: str) -> Good:
-    """A good call of an op, of tensors that lie in memory in any way."""
+    """A good call of an op, with tensors of any layout."""
     case = draw(cases_of(op))
     names = (*case.inputs, output_name(0), output_name(1))
     never = REPEATING if room(op).gradients_only else frozenset[str]()
@@ -131,11 +131,11 @@ def good(draw: st.DrawFn, op: str) -> Good:
 
 @st.composite
 def good_in_jax(draw: st.DrawFn, op: str) -> Good:
-    """A good call of an op in JAX, whose arrays are dense and, unless it is told so, never of float64."""
+    """A good call of an op in JAX, whose arrays are dense and never float64 unless x64 is enabled."""
     case = draw(cases_of(op).filter(lambda case: not is_double(case)))
     return Good(op, case, seed=draw(st.integers(0, 10**6)), framework="jax")
 
 
 def is_double(case: Case) -> bool:
-    """Whether an argument is of float64 or complex128."""
+    """Whether an argument is float64 or complex128."""
     return any(DTYPES[tensor.dtype] in (torch.float64, torch.complex128) for tensor in case.inputs.values())

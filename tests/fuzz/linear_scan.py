@@ -12,7 +12,7 @@ from .sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, size
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Decays that rows or channels share, real and complex numbers, states, packed sequences, both directions."""
+    """Cases with decays shared by rows or channels, real and complex, states, packed sequences, both directions."""
     double = draw(FLAG) and draw(FLAG)
     dtype = draw(st.sampled_from(("float32", "complex64")) if double else KERNEL_FLOATS | st.just("complex64"))
     is_complex = dtype == "complex64"
@@ -20,7 +20,7 @@ def cases(draw: st.DrawFn) -> Case:
     B, T, D = draw(size(4)), draw(size(40)), draw(size(9))
     where = draw(st.none() | bounds(T))
     B = B if where is None else 1
-    made = case(
+    drawn = case(
         "fuzzed",
         (B, T, D),
         dtype=dtype,
@@ -30,4 +30,4 @@ def cases(draw: st.DrawFn) -> Case:
         packed=where,
         **draw(flags("reverse", "return_final_state")),
     )
-    return doubled(made) if double else made
+    return doubled(drawn) if double else drawn

@@ -12,7 +12,7 @@ from .sizes import FLAG, KERNEL_FLOATS, doubled, flags, size
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Any number of dimensions, every optional argument there or not."""
+    """Cases with any number of dimensions, each optional argument present or absent."""
     double = draw(FLAG) and draw(FLAG)
     floats = st.just("float32") if double else KERNEL_FLOATS
     shape = (*draw(st.lists(size(4), max_size=3)), draw(st.sampled_from((1, 2, 3, 8, 12, 33, 0))))
@@ -25,11 +25,11 @@ def cases(draw: st.DrawFn) -> Case:
     if weight is None or len(weight) == 1:
         divisors = [n for n in range(1, max(shape[-1], 4) + 1) if shape[-1] % n == 0]
         options["group_size"] = draw(st.sampled_from((None, *divisors)))
-    # What is divided by its own size alone has a gradient of nearly nothing.
+    # A single column is divided by its own size, so its gradient is nearly zero.
     alone = (options.get("group_size") or shape[-1]) == 1
     options["eps"] = draw(st.sampled_from((0.5, 1) if alone else (1e-6, 1e-5, 0.1, 1)))
     options["out_dtype"] = draw(st.none() | floats)
-    made = case(
+    drawn = case(
         "fuzzed",
         shape,
         dtype=dtype,
@@ -40,4 +40,4 @@ def cases(draw: st.DrawFn) -> Case:
         gate=draw(st.none() | floats),
         **options,
     )
-    return doubled(made) if double else made
+    return doubled(drawn) if double else drawn

@@ -1,4 +1,4 @@
-"""Good calls of selective_scan, and of its step."""
+"""Good calls of selective_scan and of its generation step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cases(draw: st.DrawFn) -> Case:
     B, T, D, N = draw(size(3)), draw(size(40)), draw(size(6)), draw(st.integers(1, 5))
     where = draw(st.none() | bounds(T))
     groups = st.none() | st.sampled_from([g for g in range(1, max(D, 1) + 1) if D % g == 0])
-    made = case(
+    drawn = case(
         "fuzzed",
         (B if where is None else 1, T, D, N),
         dtype=dtype,
@@ -33,7 +33,7 @@ def cases(draw: st.DrawFn) -> Case:
         cu_seqlens=where,
         **draw(flags("return_final_state")),
     )
-    return doubled(made) if double else made
+    return doubled(drawn) if double else drawn
 
 
 def update(case: Case) -> Case:

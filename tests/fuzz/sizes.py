@@ -1,4 +1,4 @@
-"""What the strategies of all ops draw from: sizes, dtypes, where packed sequences begin and end."""
+"""Strategies shared by all ops: sizes, dtypes, boundaries of packed sequences."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ DOUBLE = {"float32": "float64", "complex64": "complex128"}
 
 
 def size(most: int) -> st.SearchStrategy[int]:
-    """Of a dimension, 0 and 1 among them."""
+    """Sizes of a dimension, including 0 and 1."""
     return st.integers(0, most)
 
 
 def flags(*names: str) -> st.SearchStrategy[dict[str, Any]]:
-    """Options that are on or off."""
+    """Values of a boolean option."""
     return st.fixed_dictionaries(dict.fromkeys(names, FLAG))
 
 
 def bounds(steps: int) -> st.SearchStrategy[tuple[int, ...]]:
-    """Of packed sequences, some of them empty; steps may be left out before the first and after the last."""
+    """Boundaries of packed sequences, some empty; steps before the first and after the last may be outside."""
     return st.lists(st.integers(0, steps), min_size=2, max_size=5).map(lambda numbers: tuple(sorted(numbers)))
 
 
 def packed(case: Case, where: tuple[int, ...]) -> Case:
-    """The case with its sequences at other steps."""
+    """The case with other boundaries of its sequences."""
     return replace(case, inputs={**case.inputs, "cu_seqlens": Tensor((len(where),), "int32", values=where)})
 
 
 def doubled(case: Case) -> Case:
-    """A case in float32 in float64 instead."""
+    """A float32 case in float64."""
     inputs = {name: replace(t, dtype=DOUBLE.get(t.dtype, t.dtype)) for name, t in case.inputs.items()}
     options = {name: DOUBLE.get(v, v) if isinstance(v, str) else v for name, v in case.options.items()}
     return replace(case, inputs=inputs, options=options)

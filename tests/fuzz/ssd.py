@@ -1,4 +1,4 @@
-"""Good calls of ssd, and of its step."""
+"""Good calls of ssd and of its generation step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cases(draw: st.DrawFn) -> Case:
     groups = draw(st.sampled_from([g for g in range(1, max(H, 1) + 1) if H % g == 0]))
     limit = draw(LIMITS)
     limits: dict[str, Any] = {} if limit is None else {"dt_limit": limit}
-    made = case(
+    drawn = case(
         "fuzzed",
         (B if where is None else 1, T, H, P, groups, N),
         dtype=dtype,
@@ -40,13 +40,13 @@ def cases(draw: st.DrawFn) -> Case:
         wide_D=draw(FLAG),
         initial_state=draw(FLAG),
         cu_seqlens=where,
-        # The gradient of A sums terms that cancel, in a wider type than the call's: float64 has none, so strong decays
+        # The gradient of A sums terms that cancel, in a wider dtype than the call's: float64 has none, so strong decays
         # leave it fewer digits.
         decay=draw(st.sampled_from((0.0, 0.0, -5.0) if double else (0.0, 0.0, 5.0, -5.0))),
         **draw(flags("return_final_state")),
         **limits,
     )
-    return doubled(made) if double else made
+    return doubled(drawn) if double else drawn
 
 
 def update(case: Case) -> Case:

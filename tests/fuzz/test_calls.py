@@ -1,4 +1,4 @@
-"""Calls that hypothesis draws, of every op: the good ones are right, the bad ones are refused by name."""
+"""Calls of every op drawn by hypothesis: good calls are right, bad calls are refused by name."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .good import Good, good, good_in_jax
 each_op = pytest.mark.parametrize("op", NAMES)
 each_framework = pytest.mark.parametrize("framework", ["torch", "jax"])
 
-# The share of all calls that a test makes; a call that JAX compiles takes as long as a hundred others.
+# The share of all calls that each test runs; a call compiled by JAX takes as long as a hundred others.
 GOOD, GOOD_IN_JAX, BENT, BAD, BAD_UPDATE = 0.4, 0.01, 0.15, 0.15, 0.07
 
 
 @pytest.fixture
 def total(request: pytest.FixtureRequest) -> int:
-    """Calls in all."""
+    """The total number of calls."""
     calls: int = request.config.getoption("--fuzz")
     return calls
 

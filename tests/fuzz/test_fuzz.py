@@ -1,4 +1,4 @@
-"""The fuzz itself: its calls are text that makes them again, and what is wrong does not pass."""
+"""The fuzz itself: the text of a call repeats it, and errors are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels in Triton's interpreter: a process of its own, started with TRITON_INTERPRET=1."""
+"""Kernels in Triton's interpreter, which needs a separate process started with TRITON_INTERPRET=1."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # Tiles of 32 steps instead of 256: sooner interpreted, and small cases then have several of them.
+    # Tiles of 32 steps instead of 256 are interpreted faster, and small cases then have several.
     for name in ("forward", "backward"):
         monkeypatch.setattr(linear_scan, name, lambda spec: linear_scan.Tile(steps=4, levels=3, channels=32))
     with interpreted():

@@ -1,4 +1,4 @@
-"""causal_conv1d's kernels where tiny cases would not take them: many programs, lanes that end early, other strides."""
+"""causal_conv1d's kernels beyond the tiny cases: many programs, lanes that end early, other strides."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from retrograd.testing.compare import assert_same_bits, assert_within_budget
 from retrograd.testing.draw import Arrays, call, options, plain_and_exact
 from retrograd.testing.interpreter import as_float16
 
-pytestmark = pytest.mark.slow  # test_kernels.py has the contract in every run
+pytestmark = pytest.mark.slow  # test_kernels.py runs the contract every time
 
 EACH = [pytest.param(as_float16(ROOM.case(name)), id=name) for name in ("width_3", "states", "packed_states")]
 
 
 def long(T: int, dtype: str) -> Case:
-    """A call of several chunks in the plans of these tests."""
-    given = {"activation": "silu", "return_final_state": True}
-    return case_of("long", (2, T, 19), dtype=dtype, bias=True, initial=True, **given)  # type: ignore[arg-type]
+    """A case of several chunks in the plans of these tests."""
+    options = {"activation": "silu", "return_final_state": True}
+    return case_of("long", (2, T, 19), dtype=dtype, bias=True, initial=True, **options)  # type: ignore[arg-type]
 
 
 def smaller(planned: Plan) -> Plan:
-    """Tiles of a few steps, so that small calls take many programs."""
+    """The plan with tiles of a few steps, so that small calls have many programs."""
     walk = Walk(lanes=2, channels=16, unroll=4, num_warps=1, parallel=10**9)
     vectors = Vectors(channels=16, blocks=2, vector=planned.vectors.vector, num_warps=1, parallel=10**9)
     return Plan(walk, vectors)
@@ -41,7 +41,7 @@ SMALL = ROOM.variant(replan=smaller)
 
 
 def in_time(tensor: Tensor) -> Tensor:
-    """(B, T, D) that lies as (B, D, T) in memory."""
+    """(B, T, D) stored as (B, D, T)."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -108,14 +108,14 @@ def test_whatever_cu_seqlens_holds_every_element_is_written(bounds: tuple[int, .
         leaves = (x, weight, state)
         return [y, final, *torch.autograd.grad((y, final), leaves, (torch.ones_like(y), torch.ones_like(final)))]
 
-    # On a CPU, which the interpreter's tensors are on, such numbers are refused; a GPU takes them as they are.
+    # The interpreter's tensors are on the CPU, where such boundaries are refused; on a GPU they are not checked.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("retrograd.core.torch.passes.check_rising", lambda *_: None)
-        made = run_all(SMALL if small else ROOM)
-    assert all(torch.isfinite(t).all() for t in made)
+        outputs = run_all(SMALL if small else ROOM)
+    assert all(torch.isfinite(t).all() for t in outputs)
     outside = [t for t in range(12) if t < bounds[0] or t >= bounds[-1]]
-    assert not made[0][:, outside].any()
-    assert not made[2][:, outside].any()
+    assert not outputs[0][:, outside].any()
+    assert not outputs[2][:, outside].any()
 
 
 def test_sequences_may_be_cut_from_a_wider_array_of_numbers(seed: int) -> None:

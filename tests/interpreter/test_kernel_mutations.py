@@ -1,6 +1,6 @@
-"""The kernels broken on purpose, in one place each; the contract in the interpreter has to notice.
+"""Kernels with one deliberate error each, which the contract has to detect in the interpreter.
 
-An interpreted kernel looks its helpers up as any Python function does, so a broken helper can take a sound one's place.
+An interpreted kernel looks up its helpers like any Python function, so a test can replace a helper by a broken one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Broken = Callable[..., Any]
 
 
 def check(case: str, which: Callable[..., None] = contract.check_errors, **arguments: Any) -> None:
-    """One of the contract's checks on a case, its plan made anew."""
+    """Run one check of the contract on a case, with a new plan."""
     forget_plans()
     which(ROOM, as_float16(ROOM.case(case)), device="cpu", seed=SEED, **arguments)
 
@@ -33,7 +33,7 @@ def check(case: str, which: Callable[..., None] = contract.check_errors, **argum
 def breaks(
     patch: pytest.MonkeyPatch, module: Any, helper: str, broken: Callable[[Any], Broken], case: str, **check_of: Any
 ) -> None:
-    """Assert that a case passes its check, and fails it with the helper broken; `broken` is given the sound one."""
+    """Assert that a case passes its check, and fails it with the helper broken; `broken` receives the sound one."""
     check(case, **check_of)
     patch.setattr(module, helper, broken(getattr(module, helper)))
     with pytest.raises(AssertionError):
@@ -112,9 +112,9 @@ def test_a_sum_that_is_normalised_before_it_is_rounded(monkeypatch: pytest.Monke
 def test_an_eps_that_is_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_eps(sound: Any) -> Broken:
         def program(*args: Any) -> Any:
-            made = sound(*args)
-            launches = [replace(launch, scalars={**launch.scalars, "eps": 0.0}) for launch in made.launches]
-            return replace(made, launches=tuple(launches))
+            planned = sound(*args)
+            launches = [replace(launch, scalars={**launch.scalars, "eps": 0.0}) for launch in planned.launches]
+            return replace(planned, launches=tuple(launches))
 
         return program
 

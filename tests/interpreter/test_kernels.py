@@ -1,4 +1,4 @@
-"""Every op's kernels keep the contract in Triton's interpreter, behind the public function."""
+"""Every op's kernels keep the contract in Triton's interpreter, called through the public function."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from retrograd.testing.interpreter import as_float16
 from retrograd.testing.layouts import layouts_of
 from retrograd.testing.parts import is_packed
 
-# The interpreter takes its time: every run has the cases that stand for others, the rest are `slow`. So are some of
-# those, of kernels that go step by step.
+# The interpreter is slow: every run has the representative cases, the rest are marked `slow`. So are some of these
+# where the kernels go step by step.
 LEFT_OUT = {
     "linear_scan": {"states", "shared_channels", "fp32_decay"},
     "selective_scan": {"groups", "states", "mamba"},
@@ -39,13 +39,13 @@ CASES: list[Any] = [
     for room in rooms()
     for case in room.tagged("interpreter")
 ]
-# It makes no more draws of a case than this.
+# The contract draws each case at most this often.
 MOST_DRAWS = 1
 each_case = pytest.mark.parametrize(("room", "case"), CASES)
 
 
 def those(only: Callable[[Room, Case], bool]) -> list[Any]:
-    """The cases of which something is true."""
+    """The cases that satisfy a predicate."""
     return [parameters for parameters in CASES if only(*parameters.values)]
 
 

@@ -1,4 +1,4 @@
-"""linear_scan's kernels where tiny cases would not take them: many tiles, many groups of them, both ways to a state."""
+"""linear_scan's kernels beyond the tiny cases: many tiles, many groups of tiles, both ways to find a state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from retrograd.ops.linear_scan import op, reference
 from retrograd.ops.linear_scan.triton.plan import Tile
 from retrograd.testing.compare import assert_same_bits
 
-pytestmark = pytest.mark.slow  # test_kernels.py has the contract in every run
+pytestmark = pytest.mark.slow  # test_kernels.py runs the contract every time
 
 Arrays = dict[str, Tensor]
 
@@ -68,30 +68,30 @@ def run(inputs: Arrays, options: dict[str, bool], seed: int, arch: str = "sm_90"
     spec = OP.spec({name: Param(tuple(t.shape), dtype_name(t.dtype)) for name, t in inputs.items()}, options)
 
     def go(call: Any, arrays: Arrays) -> Arrays:
-        given = [arrays[name] for name in call.inputs]
-        layouts = {name: Layout(t.stride()) for name, t in zip(call.inputs, given, strict=True)}
+        arguments = [arrays[name] for name in call.inputs]
+        layouts = {name: Layout(t.stride()) for name, t in zip(call.inputs, arguments, strict=True)}
         program = call.program(layouts, SUPPORTED[arch])
-        return {a.name: t for a, t in zip(program.outputs, interpret(program, given), strict=True)}
+        return {a.name: t for a, t in zip(program.outputs, interpret(program, arguments), strict=True)}
 
-    made = go(OP.forward(spec), inputs)
+    outputs = go(OP.forward(spec), inputs)
     generator = torch.Generator().manual_seed(seed + 1)
-    gradients = {f"d{name}": torch.randn(t.shape, dtype=t.dtype, generator=generator) for name, t in made.items()}
+    gradients = {f"d{name}": torch.randn(t.shape, dtype=t.dtype, generator=generator) for name, t in outputs.items()}
     wanted = frozenset(inputs).difference(OP.indices)
-    return made | gradients | go(OP.backward(spec, wanted), inputs | made | gradients)
+    return outputs | gradients | go(OP.backward(spec, wanted), inputs | outputs | gradients)
 
 
 def exact(inputs: Arrays, options: dict[str, bool], found: Arrays) -> Arrays:
-    """The reference in float64, with the gradients that came in."""
+    """The reference in float64, with the same incoming gradients."""
     leaves = {
         name: t if name in OP.indices else t.to(torch.promote_types(t.dtype, torch.float64)).requires_grad_()
         for name, t in inputs.items()
     }
     rest = {name: t for name, t in leaves.items() if name not in ("a", "b")}
-    made = reference.linear_scan(leaves["a"], leaves["b"], **rest, **options)  # type: ignore[arg-type]
-    results = dict(zip(OP.results, made if isinstance(made, tuple) else (made,), strict=False))
+    outputs = reference.linear_scan(leaves["a"], leaves["b"], **rest, **options)  # type: ignore[arg-type]
+    results = dict(zip(OP.results, outputs if isinstance(outputs, tuple) else (outputs,), strict=False))
     names = [name for name in leaves if name not in OP.indices]
-    came = [found[f"d{name}"].to(t.dtype) for name, t in results.items()]
-    gradients = torch.autograd.grad(list(results.values()), [leaves[name] for name in names], came)
+    incoming = [found[f"d{name}"].to(t.dtype) for name, t in results.items()]
+    gradients = torch.autograd.grad(list(results.values()), [leaves[name] for name in names], incoming)
     return {name: t.detach() for name, t in results.items()} | {
         f"d{name}": t for name, t in zip(names, gradients, strict=True)
     }

@@ -14,7 +14,7 @@ from retrograd.core.cases import Case
 from retrograd.ops.rms_norm.room import ROOM
 from retrograd.testing import contract
 
-# float16 stands for bfloat16, which the interpreter truncates.
+# float16 replaces bfloat16, which the interpreter truncates.
 KERNELS = ("float32", "float16")
 PATIENT = settings(
     max_examples=2, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

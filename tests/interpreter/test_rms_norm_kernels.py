@@ -1,4 +1,4 @@
-"""rms_norm's kernels where tiny cases would not take them: many tiles, many programs, rows in parts, packed views."""
+"""rms_norm's kernels beyond the tiny cases: many tiles, many programs, rows in parts, packed views."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import Arrays, call, options, plain_and_exact
 from retrograd.testing.interpreter import as_float16, forget_plans
 
-MOST_DRAWS = 1  # the interpreter takes its time, so every run has few cases of what takes many calls
+MOST_DRAWS = 1  # the interpreter is slow, so every run has few cases of the tests with many calls
 TELLING = ("odd_columns", "plain", "qk_norm_bias", "gate_after", "prenorm_fp32_stream")
 
 
 def interpreted(every_run: Callable[[str, Case], bool]) -> pytest.MarkDecorator:
-    """The cases, with tiles of both kinds; those not of every run are `slow`."""
+    """The cases with both kinds of tiles; those outside `every_run` are marked `slow`."""
     return pytest.mark.parametrize(
         ("_small_tiles", "case"),
         [
@@ -56,7 +56,7 @@ STRIDED = [
 
 @pytest.fixture
 def _small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rows a tile and three programs; `in-parts`, rows of more than 8 columns go 32 columns at a time."""
+    """Two rows per tile and three programs; `in-parts`: rows of more than 8 columns, 32 columns at a time."""
     shrink = {"forward": ("rows",), "backward": ("rows", "programs")}
     if request.param == "in-parts":
         monkeypatch.setattr(plan, "WHOLE_FORWARD", (8, 8))
@@ -98,19 +98,19 @@ def test_many_tiles_and_programs_reach_strided_arrays(case: Case, layout: str, s
 
 
 def packed_heads(tensor: Tensor) -> Tensor:
-    """(B, T, H, N) as the middle third of a packed (B, T, 3, H, N), as q, k and v come out of one projection."""
+    """(B, T, H, N) as the middle third of a packed (B, T, 3, H, N), like q, k and v of one projection."""
     packed = torch.full((*tensor.shape[:2], 3, *tensor.shape[2:]), torch.nan, dtype=tensor.dtype)
     packed[:, :, 1] = tensor
     return packed[:, :, 1]
 
 
 def heads_first(tensor: Tensor) -> Tensor:
-    """(B, T, H, N) that lies as (B, H, T, N) in memory, as attention leaves it."""
+    """(B, T, H, N) stored as (B, H, T, N), the layout that attention returns."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def one_element(tensor: Tensor) -> Tensor:
-    """Stride 0 everywhere."""
+    """One element expanded with strides of 0."""
     return tensor[:1, :1, :1, :1].expand(tensor.shape)
 
 
@@ -136,7 +136,7 @@ def test_what_is_normalised_is_the_sum_as_it_is_returned(seed: int) -> None:
 
 
 def check_rounded_sum(seed: int) -> None:
-    """Normalising the returned sum gives the same bits, so the backward pass reads what the forward pass normalised."""
+    """Normalising the returned sum has the same bits, so the backward pass reads what the forward pass normalised."""
     generator = torch.Generator().manual_seed(seed)
     x, residual = (torch.randn(4, 64, generator=generator).half() for _ in range(2))
     y, s = rms_norm(x, residual=residual, prenorm=True)

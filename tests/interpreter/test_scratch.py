@@ -1,4 +1,4 @@
-"""Scratch memory of integers that starts as zeros, and numbers that kernels read at run time."""
+"""Integer workspace that is zeroed before the launch, and run-time numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""selective_scan's kernels in Triton's interpreter, without a framework's binding."""
+"""selective_scan's kernels in Triton's interpreter, without the binding of a framework."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from retrograd.testing.interpreter import as_float16
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from selective_scan_calls import Arrays, call, packed_and_alone
 
-pytestmark = pytest.mark.slow  # test_kernels.py has the contract in every run
+pytestmark = pytest.mark.slow  # test_kernels.py runs the contract every time
 
 REAL = [case for case in CASES if not case.inputs["A"].dtype.startswith("complex")]  # others have no kernels
 SMALL = [pytest.param(as_float16(case), id=case.name) for case in REAL if "interpreter" in case.tags]
 STRIDED = [pytest.param(as_float16(case), id=case.name) for case in REAL if "strided" in case.tags]
 
 
-def in_interpreter(pass_: Any, given: Mapping[str, Tensor]) -> Arrays:
-    layouts = {name: Layout(tuple(t.stride()), t.data_ptr() % 16 == 0) for name, t in given.items()}
+def in_interpreter(pass_: Any, arrays: Mapping[str, Tensor]) -> Arrays:
+    layouts = {name: Layout(tuple(t.stride()), t.data_ptr() % 16 == 0) for name, t in arrays.items()}
     program = pass_.program(layouts, SUPPORTED["sm_80"])
     assert [array.name for array in program.inputs] == list(pass_.inputs)
     assert program.outputs == pass_.outputs
-    made = interpret(program, [given[array.name] for array in program.inputs])
-    return {array.name: tensor for array, tensor in zip(program.outputs, made, strict=True)}
+    outputs = interpret(program, [arrays[array.name] for array in program.inputs])
+    return {array.name: tensor for array, tensor in zip(program.outputs, outputs, strict=True)}
 
 
 def drawn(case: Case, seed: int) -> tuple[Arrays, list[Tensor]]:
@@ -55,9 +55,9 @@ def check(case: Case, seed: int, layout: Any = lambda name, tensor: tensor) -> N
     for i in range(min(4, draws_for(case))):
         inputs, gradients = drawn(case, seed * 1000 + i)
         plain, exact = plain_and_exact(reference.selective_scan, case, inputs, gradients, reference.plain)
-        given = {name: layout(name, tensor) for name, tensor in inputs.items()}
-        came = [layout(f"d {i}", gradient) for i, gradient in enumerate(gradients)]
-        draws.append((call(in_interpreter, given, options(case), came), plain, exact))
+        tensors = {name: layout(name, tensor) for name, tensor in inputs.items()}
+        incoming = [layout(f"d {i}", gradient) for i, gradient in enumerate(gradients)]
+        draws.append((call(in_interpreter, tensors, options(case), incoming), plain, exact))
     assert_within_budget(draws, case.name)
 
 
@@ -73,12 +73,12 @@ def test_kernels_keep_the_error_budget(case: Case, seed: int) -> None:
 
 
 def transposed(name: str, tensor: Tensor) -> Tensor:
-    """The last two axes the other way round in memory: (B, D, T) seen as (B, T, D)."""
+    """The last two axes transposed in memory: (B, D, T) viewed as (B, T, D)."""
     return tensor.transpose(-1, -2).contiguous().transpose(-1, -2) if tensor.dim() > 1 else tensor
 
 
 def sliced(name: str, tensor: Tensor) -> Tensor:
-    """A part of a larger array full of NaN, with gaps along every axis."""
+    """A slice of a larger array of NaN, with gaps along every axis."""
     if tensor.dtype == torch.int32:
         return tensor
     whole = torch.full([2 * size + 3 for size in tensor.shape], torch.nan, dtype=tensor.dtype)
@@ -115,8 +115,8 @@ def test_steps_outside_of_any_sequence_get_zeros(bounds: tuple[int, ...], seed: 
     case = as_float16(next(case for case in CASES if case.name == "packed_plain"))
     inputs, gradients = drawn(case, seed)
     inputs["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
-    made = call(in_interpreter, inputs, options(case), gradients)
-    for name, tensor in made.items():
+    outputs = call(in_interpreter, inputs, options(case), gradients)
+    for name, tensor in outputs.items():
         assert torch.isfinite(tensor).all(), name
         if name in ("y", "d x", "d dt", "d B", "d C"):
             assert not tensor[:, : max(bounds[0], 0)].any(), name

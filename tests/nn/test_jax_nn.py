@@ -1,4 +1,4 @@
-"""What a user of `retrograd.jax.nn` is promised: PyTorch's model, as pure functions."""
+"""`retrograd.jax.nn` is PyTorch's model as pure functions."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ OTHER = replace(CONFIG, bias=True, conv_bias=False, tie_embeddings=False, residu
 ONE = replace(CONFIG, n_layer=1)  # compiled in half the time
 WIDE = [replace(config, d_model=64, n_layer=4) for config in (CONFIG, OTHER)]  # some hundred numbers of each kind
 B, T = 2, 13
-DRAWS = 12  # an error budget of one draw of so small a model is a matter of luck
+DRAWS = 12  # the error budget of a single draw of so small a model varies by chance
 CPU = torch.device("cpu")
 
 Run = Callable[..., jax.Array]  # (params, tokens) -> logits
 
 
 class Draw:
-    """Weights, tokens and a gradient of the logits; what comes of them in float64, and in PyTorch's modules."""
+    """Weights, tokens and a gradient of the logits, with the results in float64 and of PyTorch's modules."""
 
     def __init__(self, config: nn.MambaConfig, seed: int, dtype: torch.dtype = torch.float32) -> None:
         torch.manual_seed(seed)
@@ -65,12 +65,12 @@ class Draw:
 
     def result(self, run: Run) -> Arrays:
         """Logits and gradients of a JAX function."""
-        made, gradients = run(self.params, to_jax(self.tokens.int()), to_jax(self.gradient))
-        return {"logits": to_torch(made, CPU)} | {f"d {name}": to_torch(g, CPU) for name, g in gradients.items()}
+        logits, gradients = run(self.params, to_jax(self.tokens.int()), to_jax(self.gradient))
+        return {"logits": to_torch(logits, CPU)} | {f"d {name}": to_torch(g, CPU) for name, g in gradients.items()}
 
 
 def definition(weights: Arrays, config: nn.MambaConfig, tokens: Tensor) -> Tensor:
-    """Logits as the paper has them, a step at a time, in the dtype of the weights."""
+    """Logits by the paper's definition, step by step, in the dtype of the weights."""
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
@@ -103,7 +103,7 @@ def mamba(w: Arrays, config: nn.MambaConfig, u: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def first_seed() -> int:
-    """Where inputs are drawn from: fresh in every run, and shown where a test fails."""
+    """The seed of the inputs: new in every run and shown by a failing test."""
     seed = int(np.random.SeedSequence().generate_state(1)[0]) % 10**6
     print(f"inputs drawn from seed {seed}")
     return seed
@@ -130,16 +130,18 @@ def with_gradients(run: Run) -> Run:
 
 
 def assert_right(run: Run, draws: list[Draw]) -> None:
-    """Logits and all gradients are as near to float64 as PyTorch's modules are."""
+    """Assert that logits and all gradients are as close to float64 as those of PyTorch's modules."""
     compiled = with_gradients(run)
     assert_within_budget([(draw.result(compiled), draw.plain, draw.exact) for draw in draws], "retrograd.jax.nn")
 
 
 def assert_right_logits(run: Run, draws: list[Draw]) -> None:
-    """The same of the logits alone, which is compiled in a third of the time."""
+    """Assert the same of the logits only, which compiles in a third of the time."""
     compiled = jax.jit(run)
-    made = [{"logits": to_torch(compiled(draw.params, to_jax(draw.tokens.int())), CPU)} for draw in draws]
-    assert_within_budget([(m, draw.plain, draw.exact) for m, draw in zip(made, draws, strict=True)], "retrograd.jax.nn")
+    outputs = [{"logits": to_torch(compiled(draw.params, to_jax(draw.tokens.int())), CPU)} for draw in draws]
+    assert_within_budget(
+        [(m, draw.plain, draw.exact) for m, draw in zip(outputs, draws, strict=True)], "retrograd.jax.nn"
+    )
 
 
 def test_logits_and_gradients_are_those_of_the_pytorch_model(draws: list[Draw]) -> None:
@@ -170,7 +172,7 @@ def test_a_sequence_in_two_pieces_has_logits_and_gradients_of_the_whole(draws_of
 
 
 def test_packed_sequences_in_two_pieces_have_the_logits_of_each_alone(draws_of_one: list[Draw]) -> None:
-    """An empty sequence stands between them."""
+    """There is an empty sequence between them."""
 
     def run(params: Any, tokens: jax.Array) -> jax.Array:
         state = nn.initial_state(ONE, B + 1)
@@ -178,8 +180,8 @@ def test_packed_sequences_in_two_pieces_have_the_logits_of_each_alone(draws_of_o
         for piece in (tokens[:, :5], tokens[:, 5:]):
             length = piece.shape[1]
             starts = jnp.array([0, length, length, 2 * length], jnp.int32)
-            made, state = nn.language_model(params, ONE, piece.reshape(1, -1), state, cu_seqlens=starts)
-            pieces.append(made.reshape(B, length, -1))
+            logits, state = nn.language_model(params, ONE, piece.reshape(1, -1), state, cu_seqlens=starts)
+            pieces.append(logits.reshape(B, length, -1))
         return jnp.concatenate(pieces, axis=1)
 
     assert_right_logits(run, draws_of_one)
@@ -199,8 +201,8 @@ def test_steps_of_generation_give_the_logits_of_the_whole(draws: list[Draw]) -> 
         logits, state = nn.language_model(params, CONFIG, tokens[:, :3], nn.initial_state(CONFIG, B))
 
         def step(state: Any, token: jax.Array) -> Any:
-            made, state = nn.step(params, CONFIG, token, state)
-            return state, made
+            output, state = nn.step(params, CONFIG, token, state)
+            return state, output
 
         _, then = jax.lax.scan(step, state, tokens[:, 3:].T)
         return jnp.concatenate((logits, then.swapaxes(0, 1)), axis=1)
@@ -251,13 +253,13 @@ def test_a_jitted_step_of_adam_learns_a_batch_and_repeats_to_the_bit() -> None:
         return values, {name: to_torch(p, CPU) for name, p in params.items()}
 
     values, params = trained()
-    assert abs(values[0] - math.log(ONE.padded_vocab_size)) < 0.2  # knows nothing at first
+    assert abs(values[0] - math.log(ONE.padded_vocab_size)) < 0.2  # the loss of a uniform guess at first
     assert values[-1] < values[0] / 2
     assert_same_bits(trained()[1], params, "trained again")
 
 
 def test_the_gradient_has_no_scattered_additions() -> None:
-    """XLA makes atomic additions of them on a GPU, whose order is not fixed."""
+    """XLA compiles them to atomic additions on a GPU, whose order is not fixed."""
     params = jax.eval_shape(partial(nn.init, config=CONFIG), jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((B, T), jnp.int32)
     run = with_gradients(lambda params, tokens: nn.language_model(params, CONFIG, tokens))
@@ -401,7 +403,7 @@ def test_bfloat16_parameters_run_with_activations_of_any_dtype(dtype: Any) -> No
 
 
 def test_the_state_has_the_dtypes_that_a_loop_needs() -> None:
-    """`lax.scan` asks that a step returns the dtypes it was given."""
+    """`lax.scan` requires that a step returns the dtypes that it receives."""
     params = nn.init(jax.random.key(0), CONFIG)
     before = nn.initial_state(CONFIG, B, jnp.bfloat16)
     _, after = nn.step(params, CONFIG, jnp.ones(B, int), before, dtype=jnp.bfloat16)

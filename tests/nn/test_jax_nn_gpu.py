@@ -34,8 +34,8 @@ def trained(device: jax.Device) -> tuple[Array, dict[str, Array]]:
 def test_gradients_on_a_gpu_are_those_of_a_cpu() -> None:
     loss, gradients = trained(jax.devices("gpu")[0])
     expected_loss, expected = trained(jax.devices("cpu")[0])
-    # The hardware's exponential rounds to 2^-22; some twenty such roundings lie between a weight and the loss, and they
-    # add up like a walk, with a factor for bad luck.
+    # The hardware's exponential rounds to 2^-22; some twenty such roundings between a weight and the loss
+    # add up like a random walk, with a safety factor.
     assert abs(loss.item() - expected_loss.item()) <= 20 * 2**-22 * expected_loss.item()
     for name, gradient in gradients.items():
         exact = np.asarray(expected[name], np.float64)

@@ -1,4 +1,4 @@
-"""retrograd.nn: the modules compute what the paper says, and read the checkpoints of state-spaces/mamba."""
+"""retrograd.nn: the modules compute the paper's model and read the checkpoints of state-spaces/mamba."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tokens(batch: int, time: int, seed: int = 1) -> Tensor:
 
 
 def plain_logits(weights: dict[str, Tensor], config: MambaConfig, ids: Tensor) -> Tensor:
-    """The model by its definition, with nothing of the modules."""
+    """The logits by definition, without the modules."""
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
         return x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
@@ -144,11 +144,11 @@ def test_steps_give_what_the_whole_forward_gives() -> None:
 
 def test_generation_takes_the_tokens_that_the_whole_forward_takes() -> None:
     ours, prompt = model(), tokens(2, 5)
-    made = torch.stack(list(generate(ours, prompt, 12, temperature=0.0)), 1)
+    generated = torch.stack(list(generate(ours, prompt, 12, temperature=0.0)), 1)
     text = prompt
     for _ in range(12):
         text = torch.cat((text, ours(text)[:, -1, : CONFIG.vocab_size].argmax(-1, keepdim=True)), 1)
-    assert torch.equal(torch.cat((prompt, made), 1), text)
+    assert torch.equal(torch.cat((prompt, generated), 1), text)
 
 
 def test_generation_draws_from_the_seed_and_within_the_vocabulary() -> None:
@@ -253,7 +253,7 @@ def test_a_config_of_more_layers_than_there_are_weights_for_is_refused_at_once(t
     since = time.monotonic()
     with pytest.raises(ValueError, match=r"backbone.layers.3.norm.weight is missing"):
         load(tmp_path)
-    assert time.monotonic() - since < 5  # no time to make so many modules
+    assert time.monotonic() - since < 5  # too little time to build so many modules
 
 
 def test_files_that_are_listed_have_to_be_those_that_were(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_files_that_are_listed_have_to_be_those_that_were(tmp_path: Path) -> Non
         with pytest.raises(ValueError, match=f"{name} is not the file that SHA256SUMS beside it lists"):
             load(tmp_path)
         (tmp_path / name).write_bytes(whole)
-    save(model(seed=1), tmp_path)  # what is saved there later is listed no longer
+    save(model(seed=1), tmp_path)  # files saved later are no longer listed
     load(tmp_path)
     (tmp_path / "SHA256SUMS").write_bytes(b"-----BEGIN\xff\n")  # another's
     load(tmp_path)
@@ -317,7 +317,7 @@ def test_the_head_stays_the_embedding_whatever_state_is_loaded(tmp_path: Path, a
     assert ours.lm_head.weight is ours.backbone.embedding.weight
     assert ours.lm_head.weight.requires_grad
     assert torch.equal(ours(ids), expected)
-    save(other, tmp_path)  # a file has the embedding alone
+    save(other, tmp_path)  # the file has the embedding but no head
     ours = model()
     ours.load_state_dict(load_file(tmp_path / "model.safetensors"), assign=assign)
     assert ours.lm_head.weight is ours.backbone.embedding.weight
@@ -504,7 +504,7 @@ def test_autocast_changes_gradients_by_roundings_alone() -> None:
         assert mine.grad is not None
         assert exact.grad is not None
         assert mine.grad.dtype == torch.float32
-        # bf16 rounds to 2^-9; some twenty roundings lie between a weight and the loss.
+        # bf16 rounds to 2^-9; there are some twenty roundings between a weight and the loss.
         assert (mine.grad - exact.grad).norm() <= 20 * 2**-8 * exact.grad.norm(), name
 
 
@@ -583,7 +583,7 @@ def test_layers_may_be_wrapped_one_by_one(wrap: Callable[[nn.Module], nn.Module]
         (lambda m: m.backbone.blocks[0].mixer(torch.zeros(2, 5, 32), (1, 2)), TypeError, "Mamba: state is tuple"),
         (lambda m: m.backbone.blocks[0].mixer([1.0]), TypeError, r"u is list, expected a torch.Tensor"),
         (lambda m: m([[1, 2]]), TypeError, r"tokens is list, expected a torch.Tensor"),
-        # Before the first token is asked for:
+        # Before the first token is requested:
         (
             lambda m: generate(m, tokens(2, 0), 1),
             ValueError,

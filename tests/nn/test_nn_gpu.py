@@ -36,8 +36,8 @@ def trained(device: str, dtype: torch.dtype, *, compiled: bool = False) -> tuple
 def test_gradients_on_a_gpu_are_those_of_float64(dtype: torch.dtype, roundings: float, compiled: bool) -> None:
     loss, gradients = trained("cuda", dtype, compiled=compiled)
     exact, expected = trained("cpu", dtype)
-    # In float32 it is the hardware's exponential that rounds most, to 2^-22.
-    # Some twenty roundings lie between a weight and the loss; they add up like a walk, with a factor for bad luck.
+    # In float32 the hardware's exponential has the largest rounding, 2^-22.
+    # Some twenty roundings between a weight and the loss add up like a random walk, with a safety factor.
     assert abs(loss.item() - exact.item()) <= 20 * roundings * exact.item()
     for name, gradient in gradients.items():
         error = (gradient.double().cpu() - expected[name]).norm() / expected[name].norm()
@@ -55,7 +55,7 @@ def test_steps_take_the_tokens_that_the_whole_forward_takes() -> None:
     torch.manual_seed(0)
     model = LanguageModel(CONFIG, device="cuda")
     text = torch.randint(CONFIG.vocab_size, (2, 70), device="cuda")
-    made = torch.stack(list(generate(model, text, 20, temperature=0.0)), 1)
+    generated = torch.stack(list(generate(model, text, 20, temperature=0.0)), 1)
     for t in range(20):
-        assert torch.equal(model(text)[:, -1, : CONFIG.vocab_size].argmax(-1), made[:, t])
-        text = torch.cat((text, made[:, t : t + 1]), 1)
+        assert torch.equal(model(text)[:, -1, : CONFIG.vocab_size].argmax(-1), generated[:, t])
+        text = torch.cat((text, generated[:, t : t + 1]), 1)

@@ -1,4 +1,4 @@
-"""What causal_conv1d means, at its edges and beside PyTorch's own convolution."""
+"""causal_conv1d at its edge cases and compared with PyTorch's convolution."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_a_step_of_generation_compiles(seed: int) -> None:
     compiled = torch.compile(causal_conv1d_update, fullgraph=True, backend="eager")
     for found, expected in zip(compiled(x, state, weight), causal_conv1d_update(x, state, weight), strict=True):
         assert torch.equal(found, expected)
-    made = jax.jit(retrograd.jax.causal_conv1d_update)(*map(jnp.asarray, (x.numpy(), state.numpy(), weight.numpy())))
-    for got, wanted in zip(made, causal_conv1d_update(x, state, weight), strict=True):
+    in_jax = jax.jit(retrograd.jax.causal_conv1d_update)(*map(jnp.asarray, (x.numpy(), state.numpy(), weight.numpy())))
+    for got, wanted in zip(in_jax, causal_conv1d_update(x, state, weight), strict=True):
         np.testing.assert_allclose(np.asarray(got), wanted.numpy(), rtol=1e-5, atol=1e-5)
 
 
@@ -131,7 +131,7 @@ def test_jax_and_pytorch_agree_on_packed_gradients(seed: int) -> None:
         assert isinstance(y, jax.Array)
         return (y * y).sum()
 
-    made = jax.grad(loss, argnums=(0, 1, 2))(*(jnp.asarray(t.detach().numpy()) for t in leaves))
-    for found, leaf in zip(made, leaves, strict=True):
+    gradients = jax.grad(loss, argnums=(0, 1, 2))(*(jnp.asarray(t.detach().numpy()) for t in leaves))
+    for found, leaf in zip(gradients, leaves, strict=True):
         assert leaf.grad is not None
         np.testing.assert_allclose(np.asarray(found), leaf.grad.numpy(), rtol=1e-4, atol=1e-5)

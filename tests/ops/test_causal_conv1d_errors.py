@@ -1,4 +1,4 @@
-"""What a user reads who calls causal_conv1d wrongly: the argument, what came and what was expected."""
+"""Errors of wrong calls of causal_conv1d: they name the argument, its value and what was expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""causal_conv1d where 32-bit offsets would not do, in both layouts."""
+"""causal_conv1d where 32-bit offsets overflow, in both layouts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("large_arrays")]
 
 D, W = 4096, 4
 STEPS = (2**31 + 2**20) // D
-BEYOND = 2**31 // D  # the first step whose elements lie beyond 2^31
+BEYOND = 2**31 // D  # the first step whose elements are beyond 2^31
 SILU = {"activation": "silu"}
 
 
@@ -30,15 +30,15 @@ def time_last(shape: tuple[int, ...]) -> Tensor:
     return torch.empty((B, D, T), dtype=torch.bfloat16, device="cuda").transpose(1, 2)
 
 
-def fill(made: Tensor, generator: torch.Generator) -> Tensor:
+def fill(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Draw standard normal numbers in parts, since fp32 takes twice the memory."""
-    for part in made.split(2**15, 1):
+    for part in tensor.split(2**15, 1):
         part.copy_(normal(part.shape, generator))
-    return made
+    return tensor
 
 
 def cut(inputs: Arrays, dy: Tensor, start: int, stop: int) -> tuple[Arrays, Tensor]:
-    """Some steps with the W - 1 inputs before them as their initial state."""
+    """A range of steps, with the W - 1 inputs before it as the initial state."""
     before = inputs["x"][:, max(start - (W - 1), 0) : start].transpose(1, 2)
     state = torch.nn.functional.pad(before, (W - 1 - before.shape[2], 0))
     return inputs | {"x": inputs["x"][:, start:stop].contiguous(), "initial_state": state}, dy[
@@ -57,10 +57,10 @@ def test_more_elements_than_32_bits_count(layout: Callable[[tuple[int, ...]], Te
         plain = call(reference.causal_conv1d, part, SILU, [gradient])
         upcast = {name: tensor.double() for name, tensor in part.items()}
         exact = call(reference.causal_conv1d, upcast, SILU, [gradient.double()])
-        # The last W - 1 steps of a part lack what comes behind them.
+        # The gradients of the last W - 1 steps of a part lack the terms of later steps.
         last = 64 if start + 64 == STEPS else 64 - (W - 1)
         found = {"y": result["y"][:, start : start + 64], "d x": result["d x"][:, start : start + last]}
-        plain, exact = ({"y": given["y"], "d x": given["d x"][:, :last]} for given in (plain, exact))
+        plain, exact = ({"y": arrays["y"], "d x": arrays["d x"][:, :last]} for arrays in (plain, exact))
         assert_within_budget([(found, plain, exact)], f"steps {start} on")
 
     plain_sum, exact_sum = (torch.zeros((D, W), dtype=dtype, device="cuda") for dtype in (torch.float32, torch.float64))

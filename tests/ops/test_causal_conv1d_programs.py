@@ -1,4 +1,4 @@
-"""causal_conv1d's kernels for contiguous time, which no dense case takes: built everywhere, chosen by strides."""
+"""causal_conv1d's kernels for contiguous time, which dense cases never use: compiled everywhere, chosen by strides."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ LAYOUTS = {"x": ("x",), "dy": ("dy",), "both": ("x", "dy")}
 
 
 def programs(spec: Spec, in_time: tuple[str, ...], arch: str) -> list[Program]:
-    """The forward and the backward program where some arrays have contiguous time."""
+    """The forward and the backward program for arrays of which some have contiguous time."""
     _, T, D = spec.x.shape
     layouts = {name: Layout((T * D, 1, T)) for name in in_time}
     wanted = frozenset(spec.arguments)
-    made = [call.program(layouts, SUPPORTED[arch]) for call in (OP.forward(spec), OP.backward(spec, wanted))]
-    return [program for program in made if program is not None]
+    compiled = [call.program(layouts, SUPPORTED[arch]) for call in (OP.forward(spec), OP.backward(spec, wanted))]
+    return [program for program in compiled if program is not None]
 
 
 def names(spec: Spec, in_time: tuple[str, ...]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The sums over channels on the tensor cores: the PTX that the kernels inline, run here for the lanes of a warp."""
+"""The sums over channels on the tensor cores: the kernels' inline PTX, interpreted here for the lanes of a warp."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Registers = dict[str, Any]  # name -> 32 lanes: bits as uint32, or a predicate
 
 
 def execute(text: str, operands: Registers) -> Registers:
-    """Run inline assembly for a warp: exactly the instructions that `channel_sum` emits."""
+    """Interpret inline assembly for a warp; supports only the instructions that `channel_sum` emits."""
     values = {**operands, "%laneid": LANES.astype(np.uint32)}
     body = re.fullmatch(r"\{(.*)\}", text, re.DOTALL)
     assert body is not None
@@ -66,7 +66,7 @@ def step(operation: str, words: list[str], values: Registers) -> None:
 
 
 def product(a: list[Any], b: list[Any], c: list[Any]) -> Iterator[Any]:
-    """D = A B + C of the tensor cores; who holds which element, PTX states for mma.m16n8k8 with tf32."""
+    """D = A B + C of the tensor cores, with the element layout that PTX specifies for mma.m16n8k8 with tf32."""
     at_a = [(QUAD, PLACE), (QUAD + 8, PLACE), (QUAD, PLACE + 4), (QUAD + 8, PLACE + 4)]
     at_b = [(PLACE, QUAD), (PLACE + 4, QUAD)]
     at_c = [(QUAD, 2 * PLACE), (QUAD, 2 * PLACE + 1), (QUAD + 8, 2 * PLACE), (QUAD + 8, 2 * PLACE + 1)]
@@ -97,18 +97,18 @@ def test_every_sum_over_channels_is_where_place_says(N: int, split: bool) -> Non
     terms = random.standard_normal((steps, 2, channels, N)).astype(np.float32)
     sums = np.full((8, 32), np.nan, np.float32).view(np.uint32)
     for t in reversed(range(steps)):  # the order does not matter
-        given = [sums, sums, *(part[d, n].view(np.uint32) for part in terms[t])]
-        given.append((np.arange(8)[:, None] == QUAD).astype(np.float32).view(np.uint32))
-        operands = {f"${8 * i + r}": block[r] for i, block in enumerate(given) for r in range(8)}
+        blocks = [sums, sums, *(part[d, n].view(np.uint32) for part in terms[t])]
+        blocks.append((np.arange(8)[:, None] == QUAD).astype(np.float32).view(np.uint32))
+        operands = {f"${8 * i + r}": block[r] for i, block in enumerate(blocks) for r in range(8)}
         after = execute(channel_sum._text(t, N, split), operands)
         assert all(after[f"${i}"] is operands[f"${i}"] for i in range(8, 40)), "an input is overwritten"
         sums = np.stack([after[f"${r}"] for r in range(8)])
 
-    *told, valid = (np.broadcast_to(x, d.shape) for x in channel_sum.place.fn(d, n, N))
-    step, which, state = (x[valid] for x in told)
+    *placement, valid = (np.broadcast_to(x, d.shape) for x in channel_sum.place.fn(d, n, N))
+    step, which, state = (x[valid] for x in placement)
     expected = terms.sum(2, dtype=np.float64)[step, which, state]
     size = np.abs(terms).sum(2)[step, which, state]
-    # tf32 has 10 bits behind the leading one and the others are cut off; two terms lose at most 2 bits of fp32's 23.
+    # tf32 has 10 bits after the leading one and the others are truncated; two terms lose at most 2 bits of fp32's 23.
     np.testing.assert_array_less(np.abs(sums.view(np.float32)[valid] - expected), size * 2.0 ** (-21 if split else -10))
     found = sorted(zip(step, which, state, strict=True))
     assert found == [(t, w, s) for t in range(steps) for w in range(2) for s in range(N)]

@@ -1,4 +1,4 @@
-"""What linear_scan promises beyond the contract: its reference, its portable path in both frameworks, its binaries."""
+"""linear_scan beyond the contract: its reference, its portable path in both frameworks, its binaries."""
 
 from __future__ import annotations
 

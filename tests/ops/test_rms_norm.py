@@ -1,4 +1,4 @@
-"""What rms_norm means, at its edges and beside PyTorch's own."""
+"""rms_norm at its edge cases and compared with PyTorch's."""
 
 from __future__ import annotations
 

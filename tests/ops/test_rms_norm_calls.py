@@ -1,4 +1,4 @@
-"""Every combination of dtypes, shapes and options keeps the contract, not only those that somebody thought of."""
+"""Every combination of dtypes, shapes and options keeps the contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user reads who calls rms_norm wrongly: the argument, what came and what was expected, before any launch."""
+"""Errors of wrong calls of rms_norm, before any launch: they name the argument, its value and what was expected."""
 
 from __future__ import annotations
 

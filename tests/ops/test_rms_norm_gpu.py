@@ -1,4 +1,4 @@
-"""rms_norm where 32-bit offsets would not do."""
+"""rms_norm where 32-bit offsets overflow."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("large_arrays")]
 
 N = 4096
 ROWS = (2**31 + 2**20) // N
-BEYOND = 2**31 // N  # the first row whose elements lie beyond 2^31
+BEYOND = 2**31 // N  # the first row whose elements are beyond 2^31
 
 
 def drawn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Standard normal bfloat16, drawn in parts, since fp32 takes twice the memory."""
-    made = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
-    for part in made.split(2**16):
+    tensor = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+    for part in tensor.split(2**16):
         part.copy_(normal(part.shape, generator))
-    return made
+    return tensor
 
 
 def compare_rows(rows: slice, inputs: Arrays, dy: Tensor, result: Arrays) -> None:
-    """The error budget of y and d x in some rows, which do not depend on the others."""
+    """Check the error budget of y and d x in some rows, which do not depend on the others."""
     part = inputs | {"x": inputs["x"][rows].contiguous()}
     plain = call(reference.rms_norm, part, {}, [dy[rows].contiguous()])
     upcast = {name: tensor.double() for name, tensor in part.items()}

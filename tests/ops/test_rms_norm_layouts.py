@@ -1,4 +1,4 @@
-"""rms_norm adds a row up in one order, wherever the row lies in memory: read back from the binaries, without a GPU."""
+"""rms_norm sums a row in one order for every layout: read from the binaries, without a GPU."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ COPIED = {"transposed", "channels_first", "every_third_column", "broadcast_colum
 
 
 def programs(case: Case, layout: str | None) -> Iterator[Program]:
-    """Both passes, where every array that a user gives lies in this layout."""
+    """The programs of both passes, with every array of the user in this layout."""
     spec = spec_of(OP, case)
-    given = {name: Param(tensor.shape, tensor.dtype) for name, tensor in case.inputs.items()}
-    given |= spec.params(("dy", "dsum"))
-    made = {name: torch.zeros(param.shape, dtype=DTYPES[param.dtype]) for name, param in given.items()}
-    lying = layouts(list(given), [key(LAYOUTS[layout](tensor)) for tensor in made.values()]) if layout else {}
+    params = {name: Param(tensor.shape, tensor.dtype) for name, tensor in case.inputs.items()}
+    params |= spec.params(("dy", "dsum"))
+    tensors = {name: torch.zeros(param.shape, dtype=DTYPES[param.dtype]) for name, param in params.items()}
+    strided = layouts(list(params), [key(LAYOUTS[layout](tensor)) for tensor in tensors.values()]) if layout else {}
     for call in (OP.forward(spec), OP.backward(spec, frozenset(OP.arguments))):
-        program = call.program(lying, ARCH)
+        program = call.program(strided, ARCH)
         assert program is not None
         yield program
 

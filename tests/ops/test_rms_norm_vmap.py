@@ -1,4 +1,4 @@
-"""A vmapped rms_norm is one call, whatever its calls share: none is run after the other."""
+"""A vmapped rms_norm is one call, whichever arguments are batched: there is no loop over the batch."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def test_a_batch_of_calls_is_one_call_with_the_gradients_of_each(name: str, own:
     keys = jax.random.split(jax.random.key(seed), 2)
     x, weight = (jax.random.normal(key, (CALLS, *shape)) for key, shape in zip(keys, SHAPES[name], strict=True))
     axes = (0 if "x" in own else None, 0 if "weight" in own else None)
-    given = [array if axis == 0 else array[0] for array, axis in zip((x, weight), axes, strict=True)]
+    arguments = [array if axis == 0 else array[0] for array, axis in zip((x, weight), axes, strict=True)]
 
     def loss(x: jax.Array, weight: jax.Array) -> jax.Array:
         return (rms_norm(x, weight, group_size=16 if name == "groups" else None) ** 3).sum()
 
     gradients = jax.grad(loss, (0, 1))
     batched = jax.vmap(gradients, axes)
-    assert "scan" not in str(jax.make_jaxpr(batched)(*given))
-    found = batched(*given)
+    assert "scan" not in str(jax.make_jaxpr(batched)(*arguments))
+    found = batched(*arguments)
     for i in range(CALLS):
-        alone = gradients(*(array[i] if axis == 0 else array for array, axis in zip(given, axes, strict=True)))
+        alone = gradients(*(array[i] if axis == 0 else array for array, axis in zip(arguments, axes, strict=True)))
         for a, b in zip(found, alone, strict=True):
             assert jnp.allclose(a[i], b, rtol=1e-4, atol=1e-4)

@@ -21,9 +21,9 @@ TEST = [pytest.param(case, id=case.name) for case in CASES if "test" in case.tag
 SHORT = [p for p in TEST if p.values[0].shape["T"] < 40 and p.values[0].shape["N"] < 20]  # type: ignore[union-attr]
 
 
-def in_torch(pass_: Any, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    made: Mapping[str, Tensor] = pass_.portable(torch_namespace(), given)
-    return made
+def in_torch(pass_: Any, arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    outputs: Mapping[str, Tensor] = pass_.portable(torch_namespace(), arrays)
+    return outputs
 
 
 def drawn(case: Case, seed: int) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -39,9 +39,9 @@ def test_reference_has_the_derivative_of_finite_differences(case: Case, seed: in
     leaves = [inputs[name].requires_grad_() for name in names]
 
     def function(*tensors: Tensor) -> Any:
-        given = inputs | dict(zip(names, tensors, strict=True))
-        x, dt, A, B, C = (given.pop(name) for name in ("x", "dt", "A", "B", "C"))
-        return reference.selective_scan(x, dt, A, B, C, **given, **case.options)  # type: ignore[arg-type]
+        arguments = inputs | dict(zip(names, tensors, strict=True))
+        x, dt, A, B, C = (arguments.pop(name) for name in ("x", "dt", "A", "B", "C"))
+        return reference.selective_scan(x, dt, A, B, C, **arguments, **case.options)  # type: ignore[arg-type]
 
     assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
 
@@ -50,9 +50,9 @@ def test_reference_has_the_derivative_of_finite_differences(case: Case, seed: in
 def test_portable_path_in_float64_is_the_reference(case: Case, seed: int) -> None:
     inputs, gradients = drawn(case, seed)
     _, exact = plain_and_exact(reference.selective_scan, case, inputs, gradients, reference.plain)
-    made = call(in_torch, {n: upcast(t) for n, t in inputs.items()}, options(case), [upcast(g) for g in gradients])
+    outputs = call(in_torch, {n: upcast(t) for n, t in inputs.items()}, options(case), [upcast(g) for g in gradients])
     for name, tensor in exact.items():
-        assert torch.allclose(made[name], tensor, rtol=1e-9, atol=1e-9), name
+        assert torch.allclose(outputs[name], tensor, rtol=1e-9, atol=1e-9), name
 
 
 def test_packed_sequences_have_the_bits_they_have_alone(seed: int) -> None:

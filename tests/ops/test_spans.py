@@ -1,4 +1,4 @@
-"""How selective_scan's kernels for Hopper split time: every step in one span, and none split where the GPU is full."""
+"""How selective_scan's Hopper kernels split time: each step is in one span; no split where the GPU is full."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from retrograd.ops.selective_scan.op import OP, Spec
 
 
 def spec(batch: int, channels: int, time: int, N: int = 16) -> Spec:
-    made: Spec = spec_of(OP, bench(batch, channels, time, N))
-    return made
+    checked: Spec = spec_of(OP, bench(batch, channels, time, N))
+    return checked
 
 
 def both(call: Spec) -> tuple[spans.Spans, spans.Spans]:
@@ -59,5 +59,5 @@ def test_programs_in_turn_end_when_a_queue_says_so(many: int, long: int, more: i
     ready = [0] * spans.MULTIPROCESSORS
     for length in [long] * many + [short] * more:
         heapq.heapreplace(ready, ready[0] + length)
-    # The formula lets no program begin before all long ones of its wave have ended, so it is late by less than one.
+    # In the formula a program begins after all long ones of its wave have ended, so it is late by less than one.
     assert 0 <= spans.in_turn(many, long, more, short) - max(ready) < long + short

@@ -1,4 +1,4 @@
-"""ssd's checks, and what its decays do: they forget all, nothing, or grow; and beside `selective_scan`."""
+"""ssd's checks, extreme decays (to zero, of one, growing), and the comparison with `selective_scan`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FLOATS = "float32 or bfloat16 or float16 or float64"
 
 
 def spec_of(change: dict[str, Any]) -> Spec:
-    """The spec of SHAPES with other shapes, dtypes and options; a shape and a dtype are given as (shape, dtype)."""
+    """The spec of SHAPES with other shapes, dtypes and options; (shape, dtype) changes both."""
     params: dict[str, Param | None] = {name: Param(shape, "float32") for name, shape in SHAPES.items()}
     options = OPTIONS | {name: value for name, value in change.items() if name in OPTIONS}
     for name, value in change.items():
@@ -217,7 +217,7 @@ def test_a_million_steps_keep_at_most_as_many_bytes_as_x_has(N: int, chunk: int,
 
 
 def as_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **given: Any) -> tuple[Tensor, ...]:
-    """The call as `selective_scan`: every channel of a head for itself, with the head's decay for each state."""
+    """The call as `selective_scan`: channels are independent, and each state has the decay of its head."""
     heads, P = x.shape[2:]
     N = B.shape[-1]
 
@@ -248,8 +248,8 @@ def as_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **given: Any
 )
 def test_with_one_decay_a_head_it_is_the_selective_scan(tried: Case, seed: int) -> None:
     inputs = {name: upcast(tensor) for name, tensor in draw(tried, "cpu", seed).items()}
-    came = draw_gradients(reference.ssd, tried, inputs, seed)
-    found, expected = (call(function, inputs, tried.options, came) for function in (ssd, as_scan))
+    incoming = draw_gradients(reference.ssd, tried, inputs, seed)
+    found, expected = (call(function, inputs, tried.options, incoming) for function in (ssd, as_scan))
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -273,8 +273,8 @@ def test_every_element_of_every_gradient_is_that_of_finite_differences(packed: b
     inputs: dict[str, Any] = leaves({name: upcast(tensor) for name, tensor in draw(tried, "cpu", seed).items()})
     names = [name for name, tensor in inputs.items() if tensor.requires_grad]
 
-    def call(*given: Tensor) -> Any:
-        return ssd(**(inputs | dict(zip(names, given, strict=True))), **tried.options)
+    def call(*tensors: Tensor) -> Any:
+        return ssd(**(inputs | dict(zip(names, tensors, strict=True))), **tried.options)
 
     assert torch.autograd.gradcheck(call, [inputs[name] for name in names])
 
@@ -284,7 +284,7 @@ def test_a_decay_to_nothing_forgets_all_and_spoils_nothing(rate: float, length: 
     check_reset(rate, length, seed)
 
 
-# In bfloat16 the budget is wider, and this takes as long again.
+# In bfloat16 the budget is wider, and the time would double.
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_what_grows_keeps_its_error_budget(dtype: str, seed: int) -> None:
     tried = case("growth", (1, 80, 64, 2, 1, 4), dtype=dtype, initial_state=True, return_final_state=True)
@@ -299,7 +299,7 @@ def test_a_limit_that_float32_has_no_number_for_is_none(limit: tuple[float, floa
     inputs["x"].requires_grad_()
     for name, tensor in inputs.items():
         assert tensor.dtype == torch.float32, name
-    found, expected = (ssd(**inputs, dt_limit=given) for given in (limit, (low, math.inf)))
+    found, expected = (ssd(**inputs, dt_limit=dt_limit) for dt_limit in (limit, (low, math.inf)))
     assert torch.equal(found, expected)
     assert torch.equal(*(torch.autograd.grad(y.sum(), inputs["x"])[0] for y in (found, expected)))
 

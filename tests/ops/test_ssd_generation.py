@@ -1,4 +1,4 @@
-"""`ssd_prefill` and `ssd_step`: generation with the bits of training, and what they refuse."""
+"""`ssd_prefill` and `ssd_step`: generation is bitwise equal to training; refused calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLACES = [("cpu", CALLS), pytest.param("cuda", ON_A_GPU, marks=pytest.mark.gpu)]
 
 
 def part(inputs: dict[str, Any], steps: Any) -> dict[str, Any]:
-    """Some steps of the arrays that have steps."""
+    """Some steps of the arrays that have a time axis."""
     return {name: tensor[:, steps] if name in ALONG else tensor for name, tensor in inputs.items()}
 
 
@@ -47,12 +47,12 @@ def test_a_sequence_continued_step_by_step_has_the_bits_of_the_whole(
     device: str, calls: dict[str, Any], name: str, begun: int, seed: int
 ) -> None:
     inputs: dict[str, Any] = draw(calls[name], device, seed)
-    given = options(calls[name])
-    expected = retrograd.ssd(**inputs, **given)
-    y, window = retrograd.ssd_prefill(**part(inputs, slice(begun)), **given)
+    settings = options(calls[name])
+    expected = retrograd.ssd(**inputs, **settings)
+    y, window = retrograd.ssd_prefill(**part(inputs, slice(begun)), **settings)
     assert torch.equal(y, expected[:, :begun])
     for t in range(begun, min(begun + 11, TIME)):
-        y, window = retrograd.ssd_step(window, **without_state(part(inputs, t)), **given)
+        y, window = retrograd.ssd_step(window, **without_state(part(inputs, t)), **settings)
         assert y.dtype == inputs["x"].dtype
         assert torch.equal(y, expected[:, t]), f"step {t}"
 
@@ -60,8 +60,8 @@ def test_a_sequence_continued_step_by_step_has_the_bits_of_the_whole(
 def test_sequences_of_a_batch_may_be_at_different_steps(seed: int) -> None:
     call = CALLS["everything"]
     inputs: dict[str, Any] = draw(call, "cpu", seed)
-    given = options(call)
-    expected = retrograd.ssd(**inputs, **given)
+    settings = options(call)
+    expected = retrograd.ssd(**inputs, **settings)
     begun = (126, 5)
 
     def row(array: Tensor, i: int) -> Tensor:
@@ -71,27 +71,27 @@ def test_sequences_of_a_batch_may_be_at_different_steps(seed: int) -> None:
         batched = {*ALONG, "initial_state"}
         return part({name: row(t, i) if name in batched else t for name, t in inputs.items()}, steps)
 
-    windows = [retrograd.ssd_prefill(**of_row(i, slice(n)), **given)[1] for i, n in enumerate(begun)]
+    windows = [retrograd.ssd_prefill(**of_row(i, slice(n)), **settings)[1] for i, n in enumerate(begun)]
     window = SsdWindow(*(torch.cat(arrays) for arrays in zip(*windows, strict=True)))
     for after in range(4):
         at = [n + after for n in begun]
         steps: dict[str, Any] = {name: torch.stack([inputs[name][i, t] for i, t in enumerate(at)]) for name in ALONG}
-        y, window = retrograd.ssd_step(window, **(without_state(inputs) | steps), **given)
+        y, window = retrograd.ssd_step(window, **(without_state(inputs) | steps), **settings)
         assert torch.equal(y, torch.stack([expected[i, t] for i, t in enumerate(at)]))
 
 
 def test_in_jax_it_has_the_results_of_torch(seed: int) -> None:
     call = CALLS["everything"]
     inputs: dict[str, Any] = draw(call, "cpu", seed)
-    given = options(call)
-    expected = retrograd.ssd(**inputs, **given)
+    settings = options(call)
+    expected = retrograd.ssd(**inputs, **settings)
 
     def in_jax(tensors: dict[str, Any]) -> dict[str, Any]:
         return {name: jnp.asarray(tensor.numpy()) for name, tensor in tensors.items()}
 
-    y, window = retrograd.jax.ssd_prefill(**in_jax(part(inputs, slice(126))), **given)
+    y, window = retrograd.jax.ssd_prefill(**in_jax(part(inputs, slice(126))), **settings)
     for t in range(126, 130):
-        y, window = retrograd.jax.ssd_step(window, **in_jax(without_state(part(inputs, t))), **given)
+        y, window = retrograd.jax.ssd_step(window, **in_jax(without_state(part(inputs, t))), **settings)
         torch.testing.assert_close(torch.tensor(y.tolist()), expected[:, t], rtol=1e-4, atol=1e-4)
 
 
@@ -151,7 +151,7 @@ def test_what_is_no_window_is_refused() -> None:
 )
 def test_a_beginning_is_refused_in_the_shapes_that_the_user_passed(change: dict[str, Any], text: str) -> None:
     shapes = {"x": (2, 5, 6, 4), "dt": (2, 5, 6), "A": (6,), "B": (2, 5, 1, 3), "C": (2, 5, 1, 3)}
-    given: dict[str, Any] = {name: torch.ones(shape) for name, shape in (shapes | change).items()}
+    arguments: dict[str, Any] = {name: torch.ones(shape) for name, shape in (shapes | change).items()}
     with pytest.raises(ValueError, match="ssd_prefill") as raised:
-        retrograd.ssd_prefill(**given)
+        retrograd.ssd_prefill(**arguments)
     assert str(raised.value).startswith(f"ssd_prefill: {text}")

@@ -1,4 +1,4 @@
-"""Which calls the kernels of ssd for Hopper take, where they read, and how their walks are cut into spans of time."""
+"""ssd's kernels for Hopper: the calls they take, reads without a copy, and the split of walks into spans of time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SHAPE = (2, 300, 6, 64, 2, 128)
 
 
 def spec(shape: tuple[int, int, int, int, int, int] = SHAPE, **how: Any) -> Spec:
-    made: Spec = spec_of(OP, case("call", shape, **how))
-    return made
+    checked: Spec = spec_of(OP, case("call", shape, **how))
+    return checked
 
 
 def taken(spec: Spec, which: Pass, arch: str = "sm_90") -> bool:
@@ -135,11 +135,11 @@ def test_with_more_than_128_states_every_second_place_has_a_kept_one_and_the_bac
     call = case("call", (1, 1024, 24, 64, 1, 256))
     kernels = [one.kernel.__name__ for _, one in programs.launches(room("ssd"), call, HOPPER)]
     assert kernels.count("middle") == 1
-    made = spec((1, 1024, 24, 64, 1, 256))
-    program = OP.backward(made, frozenset()).program({}, HOPPER)
+    checked = spec((1, 1024, 24, 64, 1, 256))
+    program = OP.backward(checked, frozenset()).program({}, HOPPER)
     assert program is not None
     middle = next(array for array in program.scratch if array.name == "middle")
-    states = made["states"]
+    states = checked["states"]
     assert states is not None
     assert middle.shape == states.shape == (1, 4, 24, 64, 256)
 
@@ -147,9 +147,9 @@ def test_with_more_than_128_states_every_second_place_has_a_kept_one_and_the_bac
 @given(st.integers(1, 9), st.integers(1, 300), st.integers(1, 5000))
 def test_the_programs_that_sum_over_heads_take_all_of_their_blocks(batch: int, heads: int, time: int) -> None:
     shape = (batch, time, heads, 64, 1, 128)
-    made = spec(shape)
-    blocks, places = plan.head_blocks(made), batch * -(-time // 128)  # one group
-    assert (blocks - 1) * plan.heads(made) < heads <= blocks * plan.heads(made)
+    checked = spec(shape)
+    blocks, places = plan.head_blocks(checked), batch * -(-time // 128)  # one group
+    assert (blocks - 1) * plan.heads(checked) < heads <= blocks * plan.heads(checked)
     all_launches = programs.launches(room("ssd"), case("call", shape), HOPPER)
     found = [one for _, one in all_launches if one.kernel.__name__ == "pairs"]
     for one in found:
@@ -167,20 +167,20 @@ def test_a_program_takes_several_blocks_of_heads_where_there_are_programs_enough
 
 @given(st.integers(1, 9), st.integers(1, 200), st.integers(129, 70_000))
 def test_the_programs_that_find_the_states_between_kept_ones_take_all_heads(batch: int, heads: int, time: int) -> None:
-    made = spec((batch, time, heads, 64, 1, 256))
+    checked = spec((batch, time, heads, 64, 1, 256))
     all_launches = programs.launches(room("ssd"), case("call", (batch, time, heads, 64, 1, 256)), HOPPER)
     (found,) = [one for _, one in all_launches if one.kernel.__name__ == "middle"]
     each = found.scalars["each"]
     assert isinstance(each, int)
     assert 1 <= each <= min(heads, plan.MIDDLE_SLICES)
-    assert found.grid == batch * made.chunks * 2 * -(-heads // each)
+    assert found.grid == batch * checked.chunks * 2 * -(-heads // each)
     assert each == 1 or found.grid >= plan.MULTIPROCESSORS
 
 
 def test_few_heads_are_summed_in_two_blocks_so_that_a_place_has_two_programs() -> None:
     def blocks(heads: int, groups: int = 1, N: int = 128) -> tuple[int, int]:
-        made = spec((1, 300, heads, 64, groups, N))
-        return groups * plan.head_blocks(made), plan.heads(made)
+        checked = spec((1, 300, heads, 64, groups, N))
+        return groups * plan.head_blocks(checked), plan.heads(checked)
 
     assert blocks(1) == (1, 1)
     assert blocks(24) == (2, 12)

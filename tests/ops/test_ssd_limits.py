@@ -1,4 +1,4 @@
-"""ssd's `dt_limit`, an option that is a tuple: what it does, how it is taken, what is refused on every way in."""
+"""ssd's `dt_limit`, an option that is a tuple: its effect, accepted forms, and refusals on every calling path."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def arrays(seed: int = 0) -> dict[str, Any]:
 
 def step() -> dict[str, Any]:
     """The arrays of `ssd_update`."""
-    given = {name: t[:, 0] if name != "A" else t for name, t in arrays().items()}
-    return {"state": torch.ones(B, H, P, N), **given}
+    arguments = {name: t[:, 0] if name != "A" else t for name, t in arrays().items()}
+    return {"state": torch.ones(B, H, P, N), **arguments}
 
 
-def in_jax(given: dict[str, Tensor]) -> dict[str, Any]:
-    return {name: jnp.asarray(t.numpy()) for name, t in given.items()}
+def in_jax(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    return {name: jnp.asarray(t.numpy()) for name, t in tensors.items()}
 
 
 def directly(limit: Any) -> Any:
@@ -82,14 +82,14 @@ def under_a_dispatch_mode(limit: Any) -> Any:
 
 
 def as_a_subclass(limit: Any) -> Any:
-    given: dict[str, Any] = {name: t.as_subclass(Subclass) for name, t in arrays().items()}
-    return retrograd.ssd(**given, dt_limit=limit)
+    arguments: dict[str, Any] = {name: t.as_subclass(Subclass) for name, t in arrays().items()}
+    return retrograd.ssd(**arguments, dt_limit=limit)
 
 
 def mapped(limit: Any) -> Any:
-    given = arrays()
-    x = given.pop("x")
-    return torch.vmap(lambda x: retrograd.ssd(x, **given, dt_limit=limit))(x[None])[0]
+    arguments = arrays()
+    x = arguments.pop("x")
+    return torch.vmap(lambda x: retrograd.ssd(x, **arguments, dt_limit=limit))(x[None])[0]
 
 
 def with_jax(limit: Any) -> Any:
@@ -97,7 +97,7 @@ def with_jax(limit: Any) -> Any:
 
 
 def under_jit(limit: Any) -> Any:
-    return jax.jit(lambda given: retrograd.jax.ssd(**given, dt_limit=limit))(in_jax(arrays()))
+    return jax.jit(lambda arguments: retrograd.jax.ssd(**arguments, dt_limit=limit))(in_jax(arrays()))
 
 
 EAGER = [directly, with_gradients, under_a_dispatch_mode, as_a_subclass, mapped]
@@ -112,8 +112,8 @@ def compiled(function: Any, dynamic: bool | None = None) -> Any:
     """(arrays, limit) -> the results of a function."""
     torch._dynamo.reset()
 
-    def call(given: dict[str, Tensor], limit: Any) -> Any:
-        return function(**given, dt_limit=limit)
+    def call(arguments: dict[str, Tensor], limit: Any) -> Any:
+        return function(**arguments, dt_limit=limit)
 
     return torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=dynamic)
 
@@ -129,7 +129,7 @@ def test_what_is_no_limit_is_refused_by_name_on_every_way_in(limit: Any, kind: t
 
 @each_refused
 def test_a_compiled_function_says_the_same(limit: Any, kind: type[Exception], text: str) -> None:
-    # What is raised while a graph is traced comes in an error of PyTorch's own.
+    # PyTorch wraps an error raised during tracing in its own.
     with pytest.raises((torch._dynamo.exc.Unsupported, torch._dynamo.exc.TorchRuntimeError)) as raised:
         compiled(retrograd.ssd)(arrays(), limit)
     assert f"{kind.__name__}('ssd: {text}')" in str(raised.value)
@@ -146,11 +146,11 @@ def test_a_call_that_was_taken_lets_none_in_that_python_calls_equal() -> None:
 
 @pytest.mark.parametrize("limit", [[0.1, 0.5], (0, 1), [0, inf], (-inf, inf), (0.3, 0.3)], ids=str)
 def test_a_limit_may_be_a_list_ints_and_infinite_on_every_way_in(limit: Any) -> None:
-    given = arrays()
-    expected = retrograd.ssd(**{**given, "dt": given["dt"].clamp(*limit)})
+    arguments = arrays()
+    expected = retrograd.ssd(**{**arguments, "dt": arguments["dt"].clamp(*limit)})
     for way in EAGER:
         assert torch.equal(way(limit).detach().as_subclass(Tensor), expected)
-    assert torch.equal(compiled(retrograd.ssd)(given, limit), expected)
+    assert torch.equal(compiled(retrograd.ssd)(arguments, limit), expected)
     wanted = retrograd.ssd_update(**{**step(), "dt": step()["dt"].clamp(*limit)})
     assert all(torch.equal(a, b) for a, b in zip(UPDATES[0](limit), wanted, strict=True))
 
@@ -165,45 +165,45 @@ def test_in_jax_a_limit_is_given_closed_over_or_static() -> None:
 
 
 def test_a_function_compiled_for_any_numbers_takes_one_limit_after_another() -> None:
-    def gradient(y: Tensor, given: dict[str, Tensor]) -> Tensor:
-        return torch.autograd.grad(y.square().sum(), given["dt"])[0]
+    def gradient(y: Tensor, arguments: dict[str, Tensor]) -> Tensor:
+        return torch.autograd.grad(y.square().sum(), arguments["dt"])[0]
 
     function = compiled(retrograd.ssd, dynamic=True)
-    given: dict[str, Any] = leaves(arrays())
+    arguments: dict[str, Any] = leaves(arrays())
     for limit in (LIMIT, (0.0, inf)):
-        found, expected = function(given, limit), retrograd.ssd(**given, dt_limit=limit)
+        found, expected = function(arguments, limit), retrograd.ssd(**arguments, dt_limit=limit)
         assert torch.equal(found, expected)
-        assert torch.equal(gradient(found, given), gradient(expected, given))
+        assert torch.equal(gradient(found, arguments), gradient(expected, arguments))
     update = compiled(retrograd.ssd_update)
     for limit in (LIMIT, (0.0, inf)):
         for a, b in zip(update(step(), limit), UPDATES[0](limit), strict=True):
             assert torch.equal(a, b)
 
 
-def gradients(given: dict[str, Tensor], seed: int, **options: Any) -> dict[str, Tensor]:
-    inputs: dict[str, Any] = leaves(given)
+def gradients(tensors: dict[str, Tensor], seed: int, **options: Any) -> dict[str, Tensor]:
+    inputs: dict[str, Any] = leaves(tensors)
     y = retrograd.ssd(**inputs, **options)
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed))
     return dict(zip(inputs, torch.autograd.grad(y, list(inputs.values()), dy), strict=True))
 
 
 def test_a_step_size_outside_has_no_gradient_and_one_at_the_limit_has_all_of_it(seed: int) -> None:
-    given = arrays(seed)
-    found = gradients(given, seed, dt_limit=(DT[1].item(), DT[3].item()))
+    arguments = arrays(seed)
+    found = gradients(arguments, seed, dt_limit=(DT[1].item(), DT[3].item()))
     assert torch.equal(found["dt"] != 0, WITHIN[:, None].expand(B, T, H))
-    clamped = gradients({**given, "dt": given["dt"].clamp(DT[1], DT[3])}, seed)
+    clamped = gradients({**arguments, "dt": arguments["dt"].clamp(DT[1], DT[3])}, seed)
     assert torch.equal(found.pop("dt"), clamped.pop("dt") * WITHIN[:, None])
     assert all(torch.equal(gradient, clamped[name]) for name, gradient in found.items())
 
 
 def test_softplus_comes_before_the_limit_and_its_slope_into_the_gradient(seed: int) -> None:
-    # Not at its ends: softplus need not give back to the bit what its inverse was given.
+    # Not at its ends: softplus of its inverse need not be bitwise equal.
     limit = (DT[1].item() - 1e-3, DT[3].item() + 1e-3)
-    given = {**arrays(seed), "dt_bias": torch.full((H,), 0.25)}
-    delta = given["dt"]
+    arguments = {**arrays(seed), "dt_bias": torch.full((H,), 0.25)}
+    delta = arguments["dt"]
     raw = torch.log(torch.expm1(delta)) - 0.25
-    found = gradients({**given, "dt": raw}, seed, dt_softplus=True, dt_limit=limit)
-    clamped = gradients({**given, "dt": delta.clamp(*limit) - 0.25}, seed)
+    found = gradients({**arguments, "dt": raw}, seed, dt_softplus=True, dt_limit=limit)
+    clamped = gradients({**arguments, "dt": delta.clamp(*limit) - 0.25}, seed)
     expected = clamped["dt"] * torch.sigmoid(raw + 0.25) * WITHIN[:, None]
     clamped |= {"dt": expected, "dt_bias": expected.sum((0, 1))}
     for name, gradient in found.items():
@@ -212,8 +212,8 @@ def test_softplus_comes_before_the_limit_and_its_slope_into_the_gradient(seed: i
 
 
 def test_within_a_limit_there_are_second_derivatives_and_outside_there_are_none() -> None:
-    names, given = zip(*arrays().items(), strict=True)
-    inputs = [tensor[:1].double() if tensor.dim() > 1 else tensor.double() for tensor in given]
+    names, tensors = zip(*arrays().items(), strict=True)
+    inputs = [tensor[:1].double() if tensor.dim() > 1 else tensor.double() for tensor in tensors]
 
     def call(*tensors: Tensor) -> Tensor:
         return retrograd.ssd(**dict(zip(names, tensors, strict=True)), dt_limit=(0.08, 0.55))
@@ -222,7 +222,7 @@ def test_within_a_limit_there_are_second_derivatives_and_outside_there_are_none(
 
 
 class Limited(torch.nn.Module):
-    """ssd with a limit as it stands in a configuration."""
+    """ssd with a limit as read from a configuration."""
 
     def forward(self, given: dict[str, Any]) -> Tensor:
         limit: Any = list(LIMIT)
@@ -241,9 +241,9 @@ def test_a_call_with_a_limit_is_exported_for_every_length() -> None:
 
 
 def test_a_step_size_that_is_no_number_is_not_made_one() -> None:
-    given = arrays()
-    given["dt"][0, 2, 1] = nan
-    y = retrograd.ssd(**given, dt_limit=LIMIT)
+    arguments = arrays()
+    arguments["dt"][0, 2, 1] = nan
+    y = retrograd.ssd(**arguments, dt_limit=LIMIT)
     assert y[0, 2:, 1].isnan().all()
     assert y[0, :, 0].isfinite().all()
     assert y[1].isfinite().all()

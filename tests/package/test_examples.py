@@ -1,4 +1,4 @@
-"""The examples in docstrings run and print what they say."""
+"""The examples in docstrings run and print the output that they show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = sorted(m.name for m in walk_packages(retrograd.__path__, "retrograd.") i
 
 
 def examples(module: ModuleType) -> list[doctest.DocTest]:
-    """The docstrings of a module that hold examples."""
+    """The docstrings of a module that have examples."""
     return [test for test in doctest.DocTestFinder().find(module, module.__name__) if test.examples]
 
 

@@ -1,4 +1,4 @@
-"""What `import retrograd` costs, and what it leaves alone."""
+"""The time of `import retrograd`, and the modules that it does not import."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ info()
 
 
 def output_of(script: str) -> str:
-    """What a fresh process prints."""
+    """The output of a script in a new process."""
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture(scope="module")
 def imported() -> dict[str, Any]:
-    """What a process reports that imported torch and then retrograd."""
+    """The report of a process that imported torch and then retrograd."""
     report: dict[str, Any] = json.loads(output_of(IMPORT))
     return report
 

@@ -1,4 +1,4 @@
-"""What a user's pip gets to see: the requirements, the two archives, and the page of the package."""
+"""The package as pip sees it: requirements, the two archives, and the project page."""
 
 from __future__ import annotations
 

@@ -32,14 +32,14 @@ if scan.linear_scan is not None:
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """The script takes one thread where it measures time."""
+    """Restore the number of threads, as the script sets it to one for timings."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
 def drawn(kind: str, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Decays of a kind, and inputs of both signs."""
+    """Decays of one kind and inputs of both signs."""
     rng = np.random.default_rng(length)
     shape = (length, 3)
     a, b = rng.uniform(0.01, 1, shape), rng.standard_normal(shape)

@@ -1,4 +1,4 @@
-"""Training: the same bits from run to run, from any stop, after any kill; data, schedule and the bigram model."""
+"""Training: the same bits in every run, after any stop or kill; data, schedule and the bigram model."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_held_out_files_are_not_in_the_training_bytes(tmp_path: Path) -> None:
     assert not set(training) & set(held_out)
     assert 0.04 < len(b"".join(held_out)) / len(b"".join(training + held_out)) <= 0.05
     assert found == text_at(tmp_path / "text")
-    # A file more changes little: what is held out depends on each file's name.
+    # One more file changes little: the held-out set depends on each file's name.
     (tmp_path / "text" / "more.txt").write_text("more")
     assert len(set(found.held_out) - set(text_at(tmp_path / "text").held_out)) <= 1
 
@@ -272,8 +272,8 @@ def test_a_damaged_line_of_metrics_is_refused_by_its_number(tmp_path: Path, line
 def test_settings_come_back_from_their_file(tmp_path: Path) -> None:
     trainer = new_trainer(tmp_path / "run", lr=1 / 3)
     assert Settings.read(tmp_path / "run") == trainer.settings
-    for name, given in PRESETS.items():
-        assert Preset.from_dict(json.loads(json.dumps(given.to_dict()))) == given, name
+    for name, original in PRESETS.items():
+        assert Preset.from_dict(json.loads(json.dumps(original.to_dict()))) == original, name
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The files of a run: one that was changed or damaged is refused by its name, or the run ends in the same bits."""
+"""The files of a run: a changed or damaged file is refused by name, or the run ends with the same bits."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run(stopped: Path, tmp_path: Path) -> Path:
 
 
 def refusal(folder: Path) -> str | None:
-    """What is said of a run that is not gone on with; None for one that is, to its end."""
+    """The error of a run that is not resumed; None if it is resumed to its end."""
     try:
         trainer = go_on(folder)
     except (ValueError, OSError) as error:
@@ -82,7 +82,7 @@ def refusal(folder: Path) -> str | None:
 
 
 def outcome(folder: Path) -> tuple[bytes, ...]:
-    """What a run leaves, less the speed."""
+    """The files of a finished run, without the speed in the metrics."""
     rows = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     return (*bits(folder), repr([row | {"tokens_per_s": 0} for row in rows]).encode())
 
@@ -126,7 +126,7 @@ def test_a_damaged_model_of_a_run_is_not_loaded(run: Path, name: str) -> None:
 
 
 def listed_anew(folder: Path) -> None:
-    """What `sha256sum * > SHA256SUMS` does, for who means a change."""
+    """Write the checksums again, like `sha256sum * > SHA256SUMS` after an intended change."""
     checksums.write(folder, checksums.read(folder))
 
 
@@ -171,7 +171,7 @@ def test_a_model_saved_into_a_checkpoint_is_loaded_and_not_trained_on(run: Path)
 def test_a_kill_while_a_run_begins_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = new_trainer(tmp_path / "run").settings
     with monkeypatch.context() as patched:
-        patched.setattr(shutil, "rmtree", lambda _: None)  # a kill cleans nothing up
+        patched.setattr(shutil, "rmtree", lambda _: None)  # a kill runs no cleanup
         patched.setattr(runs_of.checksums, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             start(tmp_path / "killed", settings, text_at(write_text(tmp_path / "text.txt")))

@@ -1,4 +1,4 @@
-"""Training on a GPU: two runs with one seed give the same checkpoint, and so does one that was stopped."""
+"""Training on a GPU: runs with one seed write the same checkpoint, also a run that was stopped and resumed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ COMMAND = (sys.executable, "-c", "import sys; from retrograd.cli import main; sy
 
 
 def run(out: Path, name: str, *options: str) -> Path:
-    """A run in a process of its own, as cuBLAS reads its settings once."""
+    """A run in a separate process, since cuBLAS reads its settings once."""
     text = write_text(out / "text.txt", words=200_000)
-    given = ("--preset", "cpu", "--device", "cuda", "--steps", "20", "--data", text, "--out", out, "--name", name)
-    command = [*COMMAND, "train", *map(str, given), *options]
+    arguments = ("--preset", "cpu", "--device", "cuda", "--steps", "20", "--data", text, "--out", out, "--name", name)
+    command = [*COMMAND, "train", *map(str, arguments), *options]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return out / name
