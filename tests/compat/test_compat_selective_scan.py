@@ -68,7 +68,7 @@ def test_selective_scan_takes_parameters_of_any_dtype_beside_bfloat16(draw: Draw
     torch.testing.assert_close(state.double(), exact_state, rtol=1e-4, atol=1e-5)  # float32 throughout
 
 
-HEADS = (2 * GROUPS, 3)  # of 3 channels each
+HEADS = (2 * GROUPS, 3)  # groups of 3 channels
 
 
 def update_inputs(draw: Draw, shape: tuple[int, ...], groups: tuple[int, ...]) -> dict[str, Any]:

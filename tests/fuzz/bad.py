@@ -110,7 +110,7 @@ class Bent(Pasted):
 
 
 def assert_names(op: str, arguments: tuple[str, ...], error: Exception) -> None:
-    """Assert that an error names the op and one of its arguments."""
+    """Assert that an error names the op and one of these arguments."""
     said = str(error)
     assert said.startswith(f"{op}: "), f"the op is not named: {said}"
     assert any(re.search(rf"\b{name}\b", said) for name in arguments), f"none of {arguments} is named: {said}"

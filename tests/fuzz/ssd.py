@@ -15,7 +15,7 @@ from retrograd.ops.ssd.cases import MAMBA, case
 from .sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, size
 
 in_float32 = reference.plain  # by blocks of steps: differences of sums of log decays round more than their terms
-# Around delta, which is about 0.1 without softplus and 0.05 with it: none, within, below, above.
+# Limits around delta, which is about 0.1 without softplus and 0.05 with it: none, within, below, above.
 LIMITS = st.sampled_from((None, (0.0, inf), (0.03, 0.11), (0.05, 0.05), (-1, 1), (1.0, 2.0), (-inf, 1e-3)))
 
 

@@ -50,7 +50,7 @@ def those(only: Callable[[Room, Case], bool]) -> list[Any]:
 
 
 def quick(only: Callable[[Room, Case], bool]) -> list[Any]:
-    """As `those`, but `slow` in rooms whose kernels go step by step: there the interpreter takes seconds a call."""
+    """Like `those`, but marked `slow` if the kernels go step by step, which takes the interpreter seconds per call."""
     return [
         pytest.param(*p.values, id=p.id, marks=pytest.mark.slow if p.values[0].time_axis else p.marks)
         for p in those(only)
@@ -102,7 +102,7 @@ def test_a_sequence_step_by_step_has_the_bits_of_the_whole(room: Room, case: Cas
     generation.check_step(room, case, "cpu", seed)
 
 
-# Those of selective_scan are Gluon's, which has no interpreter.
+# Those of selective_scan are in Gluon, which has no interpreter.
 @pytest.mark.parametrize(("room", "case"), quick(lambda room, case: room.name == "linear_scan"))
 def test_every_sequence_of_kernels_gives_the_same_bits(room: Room, case: Case, seed: int) -> None:
     contract.check_structures(room, case, "cpu", seed)

@@ -269,9 +269,9 @@ def test_the_gradient_has_no_scattered_additions() -> None:
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_gradient_of_the_embedding_is_the_sum_over_each_tokens_places(dtype: Any, seed: int) -> None:
-    """In float32 whatever the activations' dtype: sums of small integers are exact then, and were not in bfloat16."""
+    """The sum is in float32 for activations of any dtype: small integers are exact then, unlike in bfloat16."""
     generator = np.random.default_rng(seed)
-    tokens = generator.integers(-2, 12, size=(3, 400))  # some are not in the table, and some rows do not occur
+    tokens = generator.integers(-2, 12, size=(3, 400))  # some tokens are outside the table, and some rows do not occur
     gradient = generator.integers(-9, 10, size=(3, 400, 5)).astype(np.float32)
     weight = jnp.zeros((16, 5))
     x, pull_back = jax.vjp(lambda weight: embed(weight, jnp.array(tokens)).astype(dtype), weight)
@@ -331,7 +331,7 @@ def test_init_draws_from_the_distributions_of_the_modules(config: nn.MambaConfig
 
 
 def by_kind(params: Any) -> dict[str, np.ndarray]:
-    """The elements of all layers' parameters of one name together, in float64."""
+    """The elements of parameters of one name, concatenated over all layers, in float64."""
     found: dict[str, list[np.ndarray]] = {}
     for name, array in params.items():
         found.setdefault(".".join(name.split(".")[-2:]), []).append(np.ravel(array).astype(np.float64))

@@ -269,7 +269,7 @@ def test_files_that_are_listed_have_to_be_those_that_were(tmp_path: Path) -> Non
         (tmp_path / name).write_bytes(whole)
     save(model(seed=1), tmp_path)  # files saved later are no longer listed
     load(tmp_path)
-    (tmp_path / "SHA256SUMS").write_bytes(b"-----BEGIN\xff\n")  # another's
+    (tmp_path / "SHA256SUMS").write_bytes(b"-----BEGIN\xff\n")  # a file of another tool
     load(tmp_path)
 
 

@@ -187,5 +187,5 @@ def test_few_heads_are_summed_in_two_blocks_so_that_a_place_has_two_programs() -
     assert blocks(80) == (2, 40)
     assert blocks(83) == (3, 28)
     assert blocks(16, groups=8) == (8, 2)
-    assert blocks(24, N=256) == (1, 24)  # a place has two programs already
+    assert blocks(24, N=256) == (1, 24)  # each place already has two programs
     assert blocks(128, N=256) == (2, 64)

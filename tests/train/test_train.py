@@ -88,7 +88,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_a_whole_one(
     trainer = go_on(tmp_path / "killed")
     assert trainer.step == (6 if moment == "delete_others" else 5)
     load(tmp_path / "killed")
-    if moment != "delete_others":  # that one came after the rename, with step 5's model under step 6's name
+    if moment != "delete_others":  # the last kill is after the rename, with step 5's model under step 6's name
         train(trainer)
         assert bits(tmp_path / "killed") == bits(tmp_path / "whole")
         assert [p.name for p in (tmp_path / "killed").glob("checkpoint-*")] == [f"checkpoint-{STEPS}"]
@@ -217,7 +217,7 @@ def test_norms_biases_and_decay_rates_do_not_decay() -> None:
 
 
 def test_a_model_learns_more_than_a_bigram_model(tmp_path: Path) -> None:
-    # Nearly every letter is the one two places before, of which a bigram model knows nothing.
+    # Nearly every letter repeats the one two positions before, which a bigram model cannot use.
     generator = np.random.default_rng(0)
     letters, other = list(generator.choice(list(b"ab"), 2)), generator.random(80_000) < 0.05
     for place in range(len(other)):

@@ -51,7 +51,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was stopped half-way."""
+    """A run that was stopped halfway."""
     folder = tmp_path_factory.mktemp("runs") / "stopped"
     train(new_trainer(folder, steps=STEPS), stop_after=STOP)
     return folder

@@ -35,7 +35,7 @@ def test_two_runs_with_one_seed_give_the_same_bits_on_a_gpu(tmp_path: Path, dtyp
 def test_a_run_that_was_stopped_ends_in_the_same_bits_on_a_gpu(tmp_path: Path, dtype: str) -> None:
     whole = run(tmp_path, "whole", "--dtype", dtype)
     stopped = run(tmp_path, "stopped", "--dtype", dtype)
-    (stopped / "checkpoint").unlink()  # now it has not begun
+    (stopped / "checkpoint").unlink()  # without it, the run has not begun
     train(go_on(stopped), stop_after=7)
     train(go_on(stopped))
     assert bits(stopped) == bits(whole)
