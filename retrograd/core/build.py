@@ -55,7 +55,13 @@ def signature(launch: Launch, arrays: dict[str, Array]) -> Signature:
 
     for place, parameter in enumerate(launch.kernel.params):
         name = parameter.name
-        if name in launch.arrays and (array := launch.arrays[name]) is not None:
+        if name in launch.descriptors and (array := launch.arrays[name]) is not None:
+            if not arrays[array].aligned:
+                raise ValueError(f"{launch.kernel.__name__}: {array} has a tensor descriptor, but may begin anywhere")
+            descriptor = launch.descriptors[name]
+            layout = f",{descriptor.layout!r}" if descriptor.layout else ""
+            types.append((name, f"tensordesc<{TRITON[arrays[array].dtype]}{list(descriptor.block)}{layout}>"))
+        elif name in launch.arrays and (array := launch.arrays[name]) is not None:
             types.append((name, f"*{TRITON[arrays[array].dtype]}"))
             if arrays[array].aligned:
                 hints.append(((place,), ALIGNMENT))

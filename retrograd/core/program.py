@@ -42,6 +42,23 @@ class Array:
         return prod(self.shape) * BYTES[self.dtype]
 
 
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A tensor descriptor: how the tensor memory accelerator (TMA) sees an array. The launcher creates it on the host.
+
+    Attributes:
+        shape: of the view that is described, up to five axes.
+        strides: its strides in elements; the last is 1, and the others are multiples of 16 bytes.
+        block: the shape of one copy.
+        layout: Gluon's layout of a block in shared memory; None for a Triton kernel, whose compiler chooses one.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
+    layout: Any = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
     """One kernel launch.
@@ -50,6 +67,8 @@ class Launch:
         kernel: a `@triton.jit` function. Its first parameters are its pointers: those it reads, then those it writes.
         grid: number of CTAs along x; the other two dimensions are not used.
         arrays: every pointer parameter -> array name, or None where an optional array is absent.
+        descriptors: those parameters of `arrays` that are tensor descriptors and no pointers; their arrays begin on a
+            16-byte boundary. Shape and strides are no part of what a kernel is compiled for.
         scalars: kernel parameter -> value known at launch; a tuple of ints is passed as one parameter.
         constants: kernel parameter -> value known when the kernel is compiled.
         num_warps: warps per CTA.
@@ -71,6 +90,7 @@ class Launch:
     max_registers: int | None = None
     parked: int = 0
     overlap: bool = False
+    descriptors: Mapping[str, Descriptor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         pointers = self.kernel.arg_names[: len(self.arrays)]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+from described_kernels import B, D, H, T, doubled, program
 from scaled.op import OP
 
+from retrograd.core.program import Program
+from retrograd.core.torch.launch import interpret
 from retrograd.core.torch.op import bind_unregistered
 from retrograd.testing.interpreter import interpreted
 
@@ -19,3 +24,11 @@ def test_kernels_read_numbers_and_zeroed_integers() -> None:
             torch.testing.assert_close(y, x * scale + seed + 1)
             (dx,) = torch.autograd.grad(y.sum(), x)
             assert torch.equal(dx, torch.full_like(x, scale))
+
+
+def test_a_tensor_descriptor_reads_a_strided_view() -> None:
+    q = torch.randn(B, T, 3, H, D)[:, :, 0].half()
+    made = program(doubled)
+    arrays = [replace(array, dtype="float16") for array in (*made.inputs, *made.outputs)]
+    (out,) = interpret(Program((arrays[0],), (arrays[1],), (), made.launches), [q])
+    assert torch.equal(out, 2 * q)

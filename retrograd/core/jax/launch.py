@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import compress
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
 from ..arch import Arch, nvidia
-from ..program import Array, Launch, Program
+from ..program import Array, Descriptor, Launch, Program
 
 TARGET = "triton_kernel_call_ffi"
 
@@ -172,6 +172,27 @@ def _launch(launch: Launch, program: Program, arch: Arch, arrays: dict[str, Any]
     return dict(zip(writes, results[: len(writes)], strict=True))
 
 
+def _descriptor(descriptor: Descriptor, meta: Mapping[str, Any]) -> list[Any]:
+    """The parameters that a tensor descriptor becomes: itself, then shape and strides; `meta` is the compiler's."""
+    from jaxlib import gpu_triton
+    from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+
+    create = getattr(gpu_triton, "create_tma_descriptor_parameter", None)
+    if create is None:
+        raise NotImplementedError("tensor descriptors as kernel arguments need jax 0.11.2")
+    itself = create(
+        elem_type=TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]],
+        elem_size_bytes=meta["elem_size"],
+        swizzle=meta["swizzle"],
+        shape=list(descriptor.shape),
+        strides=list(descriptor.strides),
+        block_shape=list(meta["block_size"]),
+        oob_fill=0,
+    )
+    sizes = [gpu_triton.create_scalar_parameter(size, "i32") for size in descriptor.shape]
+    return [itself, *sizes, *(gpu_triton.create_scalar_parameter(stride, "i64") for stride in descriptor.strides)]
+
+
 def _opaque(
     launch: Launch, compiled: Any, arrays: dict[str, Array], arch: Arch, has_descriptors: bool, zeroed: Container[str]
 ) -> bytes:
@@ -195,7 +216,11 @@ def _opaque(
     )
     parameters = []
     types = dict(signature(launch, arrays).types)
+    described = iter(getattr(metadata, "tensordesc_meta", None) or ())
     for name, value in zip(launch.kernel.arg_names, arguments(launch), strict=True):
+        if name in launch.descriptors:
+            parameters += _descriptor(launch.descriptors[name], next(described))
+            continue
         kinds, values = (types[name], value) if isinstance(types[name], tuple) else ((types[name],), (value,))
         for kind, item in zip(kinds, values, strict=True):
             if kind == "constexpr":

@@ -16,7 +16,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 
 from ..arch import Arch, amd, nvidia
-from ..program import Array, Program
+from ..program import Array, Descriptor, Launch, Program
 from ..rows import Layout, dense
 
 DTYPES: dict[str, torch.dtype] = {
@@ -128,6 +128,8 @@ def prepare(
             values = arguments(launch)
             pointers = values[: len(launch.arrays)]
             addresses_of = itemgetter(*(absent if name is None else places[name] for name in pointers))
+            if launch.descriptors:
+                addresses_of = with_descriptors(launch, addresses_of)
             steps.append((start, launch.grid, first, descriptors, then, addresses_of, values[len(pointers) :]))
 
     empty = torch.empty_strided
@@ -175,6 +177,43 @@ class Launcher:
     ) -> Runner:
         """The function that runs a program on tensors; see `prepare`."""
         return prepare(program, inputs, outputs, arch, device)
+
+
+class Described:
+    """A tensor descriptor as Triton's launcher takes it: an address with the shape and strides of a view."""
+
+    __slots__ = ("address", "shape", "strides")
+    padding = "zero"
+
+    def __init__(self, address: int, descriptor: Descriptor) -> None:
+        self.address = address
+        self.shape = descriptor.shape
+        self.strides = descriptor.strides
+
+    @property
+    def base(self) -> Described:
+        """What has the address."""
+        return self
+
+    def data_ptr(self) -> int:
+        """The address."""
+        return self.address
+
+
+def with_descriptors(
+    launch: Launch, addresses_of: Callable[[Any], tuple[Any, ...]]
+) -> Callable[[Any], tuple[Any, ...]]:
+    """The same selection of addresses, with tensor descriptors in the place of those that are described."""
+    pointers = launch.kernel.arg_names[: len(launch.arrays)]
+    described = [(place, launch.descriptors[name]) for place, name in enumerate(pointers) if name in launch.descriptors]
+
+    def select(addresses: Any) -> tuple[Any, ...]:
+        selected = list(addresses_of(addresses))
+        for place, descriptor in described:
+            selected[place] = Described(selected[place], descriptor)
+        return tuple(selected)
+
+    return select
 
 
 def dense_copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -229,6 +268,8 @@ def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.T
 
     Outputs and scratch start as NaN, integers as the largest one, to reveal elements that no kernel wrote.
     """
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
     from ..build import arguments
 
     allocated = [unwritten(array) for array in (*program.outputs, *program.scratch)]
@@ -242,5 +283,9 @@ def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.T
         # The interpreter runs launches one after the other and does not know the instructions for overlap.
         launch = replace(launch, constants={**launch.constants, "OVERLAP": False}, overlap=False)
         values = [by_name[value] if isinstance(value, str) else value for value in arguments(launch)]
+        for place, name in enumerate(launch.kernel.arg_names):
+            if (descriptor := launch.descriptors.get(name)) is not None:
+                views = (list(descriptor.shape), list(descriptor.strides), list(descriptor.block))
+                values[place] = TensorDescriptor(values[place], *views)
         launch.kernel[(launch.grid,)](*values, num_warps=launch.num_warps, num_stages=launch.num_stages)
     return allocated[: len(program.outputs)]
