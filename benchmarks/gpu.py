@@ -56,7 +56,7 @@ def main() -> int:
     if arguments.no_tests:
         red = set(arguments.ops)
     elif arguments.contract:
-        red = told_red(arguments.contract, arguments.ops)
+        red = ops_not_green(arguments.contract, arguments.ops)
     else:
         red = red_ops(arguments.ops, arguments.jobs, folder / "failures.txt")
         verdict = {"commit": commit(), "green": [op for op in arguments.ops if op not in red]}
@@ -106,7 +106,7 @@ def red_ops(ops: list[str], jobs: int, failures: Path) -> set[str]:
     return set().union(*named) if named and all(named) else set(ops)
 
 
-def told_red(path: Path, ops: list[str]) -> set[str]:
+def ops_not_green(path: Path, ops: list[str]) -> set[str]:
     """The ops that are not green in an earlier run of the contract on the same commit."""
     from retrograd.bench.environment import commit
 

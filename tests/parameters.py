@@ -15,7 +15,7 @@ CASE = ("room", "case", "device")
 CPU: tuple[str, ...] = ("test",)
 SMALL: tuple[str, ...] = ("interpreter",)  # for tests that do not depend on the size of a case
 CUDA = ("test", "gpu")
-FEW = Room.stands_for_others
+FEW = Room.is_representative
 
 
 def each_case(

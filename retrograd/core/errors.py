@@ -72,7 +72,7 @@ def check_number(op: str, argument: str, value: Any, dtype: str) -> None:
         raise bad_value(op, argument, value, f"a finite number that {dtype} has")
 
 
-def check_rising(op: str, argument: str, numbers: Sequence[int], limit: int) -> None:
+def check_nondecreasing(op: str, argument: str, numbers: Sequence[int], limit: int) -> None:
     """Raise for numbers that decrease, or that are outside of 0 to `limit`."""
     for place, (before, number) in enumerate(pairwise((0, *numbers))):
         if not before <= number <= limit:

@@ -150,7 +150,7 @@ class Op:
 
 
 @dataclass(frozen=True)
-class OfOp:
+class OpPass:
     """A pass of an op."""
 
     op: Op
@@ -181,7 +181,7 @@ class OfOp:
 
 
 @dataclass(frozen=True)
-class Forward(OfOp):
+class Forward(OpPass):
     """The forward pass: present arguments -> results and saved arrays."""
 
     which = "fwd"
@@ -203,7 +203,7 @@ class Forward(OfOp):
 
 
 @dataclass(frozen=True)
-class Backward(OfOp):
+class Backward(OpPass):
     """The backward pass: gradients of results, arguments and outputs of the forward pass -> gradients of arguments."""
 
     wanted: frozenset[str]

@@ -74,8 +74,8 @@ class Launch:
         num_warps: warps per CTA.
         num_stages: depth of the software pipeline that the compiler builds.
         max_registers: upper limit of registers per thread, so that more CTAs fit on a multiprocessor; NVIDIA only.
-        parked: the number of spill instructions that tests allow, for values that no inner loop changes, in a kernel
-            that uses all registers by design.
+        allowed_spills: spill instructions that tests allow, for values that no inner loop changes, in a kernel that uses
+            all registers by design.
         overlap: launch while the previous kernel drains; the kernel then has to call `numerics.wait_for_previous`,
             whose docstring says when. Only where `Arch.overlaps_launches`; it does not change results.
     """
@@ -88,7 +88,7 @@ class Launch:
     num_warps: int = 4
     num_stages: int = 1
     max_registers: int | None = None
-    parked: int = 0
+    allowed_spills: int = 0
     overlap: bool = False
     descriptors: Mapping[str, Descriptor] = field(default_factory=dict)
 

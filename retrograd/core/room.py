@@ -145,7 +145,7 @@ class Room:
                 return case
         raise KeyError(f"{self.name} has no case {name!r}")
 
-    def stands_for_others(self, case: Case) -> bool:
+    def is_representative(self, case: Case) -> bool:
         """Whether a case is used for tests with many variations of a call; see `Case.tags`."""
         return "strided" in case.tags or not self.tagged("strided")
 

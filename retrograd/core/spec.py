@@ -108,7 +108,7 @@ class CallSpec:
                 self._check_dtype(name, argument, param)
                 self._check_ranges(name, param)
                 if name == next(iter(arguments(type(self)))):
-                    self.tie()
+                    self.bind_sizes()
             elif argument.reaches:
                 self.sizes[SEQUENCES] = self.sizes[BATCH]
         self.check()
@@ -126,7 +126,7 @@ class CallSpec:
         """The declared shape of an argument; a subclass may leave out alternatives that this call cannot have."""
         return arguments(type(self))[name].shape
 
-    def tie(self) -> None:
+    def bind_sizes(self) -> None:
         """Set sizes that follow from the first argument but are not among its letters; by default none."""
 
     def check(self) -> None:

@@ -124,7 +124,7 @@ def check_packed(room: Room, case: Case, device: str, seed: int) -> None:
 
 def check_outside(room: Room, case: Case, device: str, seed: int, framework: Framework = "torch") -> None:
     """Steps outside of every packed sequence have results of zero, and affect no other result even if they are NaN."""
-    if not leaves_steps_out(room, case):
+    if not has_gaps(room, case):
         return
     inputs, gradients = drawn(room, case, device, seed)
     arrays = copies_of(inputs), copies_of(named_outputs(gradients))
@@ -156,7 +156,7 @@ def plant_nan(tensors: Mapping[str, Tensor]) -> None:
         tensor.fill_(torch.nan)
 
 
-def leaves_steps_out(room: Room, case: Case) -> bool:
+def has_gaps(room: Room, case: Case) -> bool:
     """Whether the packed sequences of a case leave steps uncovered."""
     bounds = case.inputs[PACKED].values if is_packed(case) else None
     return bounds is not None and (bounds[0] > 0 or bounds[-1] < length(room, case))

@@ -205,7 +205,7 @@ def roads_of(room: Room, case: Case) -> list[str]:
     """The roads on which a case is tested; an empty case, on one."""
     if any(0 in tensor.shape for tensor in case.inputs.values()):
         return [by_name.__name__]
-    if not room.stands_for_others(case):
+    if not room.is_representative(case):
         return []
     is_complex = any(tensor.dtype.startswith("complex") for tensor in case.inputs.values())
     return [name for name, road in ROADS.items() if not (is_complex and road in OF_REAL_NUMBERS)]

@@ -76,7 +76,7 @@ def can_be_cut(room: Room, case: Case) -> bool:
     return has_prefixes(room, case) and 0 < room.continues < length(room, case)
 
 
-def goes_by_steps(room: Room, case: Case) -> bool:
+def has_step(room: Room, case: Case) -> bool:
     """Whether a case can be called step by step."""
     return can_be_cut(room, case) and room.continues == 1
 

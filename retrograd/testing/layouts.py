@@ -125,7 +125,7 @@ def laid_out(layout: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def layouts_of(room: Room, case: Case) -> list[str]:
     """The layouts in which a case is tested."""
-    if not room.stands_for_others(case):
+    if not room.is_representative(case):
         return []
     makes_sense = {
         "channels_first": bool(room.time_axis),

@@ -71,8 +71,8 @@ def test_a_kernel_keeps_its_registers_and_its_shared_memory(arch: str, program: 
     if triton.__version__.startswith(
         "3.6."
     ):  # plans are tuned for 3.6; with others, kernels only have to compile and fit
-        assert found.spills <= launch.parked, f"registers spill to memory: {found}"
-        assert found.stack == 0 or launch.parked, f"the kernel needs a stack: {found}"
+        assert found.spills <= launch.allowed_spills, f"registers spill to memory: {found}"
+        assert found.stack == 0 or launch.allowed_spills, f"the kernel needs a stack: {found}"
     assert found.shared <= SUPPORTED[arch].shared_memory
 
 
@@ -91,7 +91,7 @@ def takes_long(room: Room, case: Case) -> bool:
             room, case, id=f"{room.name}-{case.name}", marks=pytest.mark.slow if takes_long(room, case) else ()
         )
         for room in rooms()
-        for case in filter(room.stands_for_others, room.tagged("test"))
+        for case in filter(room.is_representative, room.tagged("test"))
         if len(case.inputs[room.arguments[0]].shape) > 1 and not is_packed(case)
     ],
 )

@@ -45,7 +45,7 @@ def test_a_packed_sequence_has_the_same_bits_alone(room: Room, case: Case, devic
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
-@pytest.mark.parametrize(CASE, each_case(only=contract.leaves_steps_out))
+@pytest.mark.parametrize(CASE, each_case(only=contract.has_gaps))
 def test_steps_outside_of_every_sequence_give_zeros_and_reach_nothing(
     room: Room, case: Case, device: str, framework: Framework, seed: int
 ) -> None:
@@ -67,7 +67,7 @@ def test_a_sequence_in_two_calls_has_the_bits_of_the_whole(room: Room, case: Cas
     generation.check_continue(room, case, device, seed)
 
 
-@pytest.mark.parametrize(CASE, each_case(only=generation.goes_by_steps))
+@pytest.mark.parametrize(CASE, each_case(only=generation.has_step))
 def test_a_sequence_step_by_step_has_the_bits_of_the_whole(room: Room, case: Case, device: str, seed: int) -> None:
     generation.check_step(room, case, device, seed)
 

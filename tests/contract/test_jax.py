@@ -27,7 +27,7 @@ from retrograd.testing.verify import run
 
 def in_every_run(room: Room, case: Case) -> bool:
     """Whether the case is not `slow` in JAX on a CPU; PyTorch has the same formulas, with other loops over time."""
-    return room.stands_for_others(case) or case.name == "long"
+    return room.is_representative(case) or case.name == "long"
 
 
 @pytest.mark.parametrize(CASE, [*each_case(cuda=(), only=in_every_run), *each_case(cpu=())])

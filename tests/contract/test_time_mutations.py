@@ -49,7 +49,7 @@ def test_a_sound_op_passes(case: Any, seed: int) -> None:
     for check, applies in (
         (generation.check_prefix, generation.has_prefixes),
         (generation.check_continue, generation.can_be_cut),
-        (generation.check_step, generation.goes_by_steps),
+        (generation.check_step, generation.has_step),
     ):
         if applies(TOY, case):
             check(TOY, case, "cpu", seed)

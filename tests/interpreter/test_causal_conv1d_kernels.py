@@ -110,7 +110,7 @@ def test_whatever_cu_seqlens_holds_every_element_is_written(bounds: tuple[int, .
 
     # The interpreter's tensors are on the CPU, where such boundaries are refused; on a GPU they are not checked.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retrograd.core.torch.passes.check_rising", lambda *_: None)
+        patch.setattr("retrograd.core.torch.passes.check_nondecreasing", lambda *_: None)
         outputs = run_all(SMALL if small else ROOM)
     assert all(torch.isfinite(t).all() for t in outputs)
     outside = [t for t in range(12) if t < bounds[0] or t >= bounds[-1]]

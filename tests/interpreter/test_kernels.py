@@ -26,7 +26,7 @@ LEFT_OUT = {
 
 def every_run(room: Room, case: Case) -> bool:
     """Whether a case is interpreted in every run."""
-    return not room.time_axis or (room.stands_for_others(case) and case.name not in LEFT_OUT.get(room.name, ()))
+    return not room.time_axis or (room.is_representative(case) and case.name not in LEFT_OUT.get(room.name, ()))
 
 
 CASES: list[Any] = [
@@ -57,7 +57,7 @@ def quick(only: Callable[[Room, Case], bool]) -> list[Any]:
     ]
 
 
-few = pytest.mark.parametrize(("room", "case"), quick(Room.stands_for_others))
+few = pytest.mark.parametrize(("room", "case"), quick(Room.is_representative))
 LAID_OUT = [
     pytest.param(*parameters.values, layout, id=f"{parameters.id}-{layout}", marks=parameters.marks)
     for parameters in quick(lambda room, case: True)
@@ -75,13 +75,13 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(room: Room, case: Case, se
     contract.check_batch_invariance(room, case, "cpu", seed)
 
 
-@pytest.mark.parametrize(("room", "case"), quick(lambda room, case: is_packed(case) and room.stands_for_others(case)))
+@pytest.mark.parametrize(("room", "case"), quick(lambda room, case: is_packed(case) and room.is_representative(case)))
 def test_a_packed_sequence_has_the_same_bits_alone(room: Room, case: Case, seed: int) -> None:
     contract.check_packed(room, case, "cpu", seed)
 
 
 @pytest.mark.parametrize(
-    ("room", "case"), quick(lambda room, case: contract.passes_state(room, case) and room.stands_for_others(case))
+    ("room", "case"), quick(lambda room, case: contract.passes_state(room, case) and room.is_representative(case))
 )
 def test_a_sequence_in_two_parts_has_the_results_of_the_whole(room: Room, case: Case, seed: int) -> None:
     contract.check_state_passing(room, case, "cpu", seed)
@@ -97,7 +97,7 @@ def test_a_sequence_in_two_calls_has_the_bits_of_the_whole(room: Room, case: Cas
     generation.check_continue(room, case, "cpu", seed)
 
 
-@pytest.mark.parametrize(("room", "case"), quick(generation.goes_by_steps))
+@pytest.mark.parametrize(("room", "case"), quick(generation.has_step))
 def test_a_sequence_step_by_step_has_the_bits_of_the_whole(room: Room, case: Case, seed: int) -> None:
     generation.check_step(room, case, "cpu", seed)
 

@@ -27,7 +27,7 @@ def test_kernels_read_numbers_and_zeroed_integers() -> None:
 
 
 def test_a_tensor_descriptor_reads_a_strided_view() -> None:
-    q = torch.randn(B, T, 3, H, D)[:, :, 0].half()
+    q = torch.randn(B, T, 3, H, D).half()[:, :, 0]
     made = program(doubled)
     arrays = [replace(array, dtype="float16") for array in (*made.inputs, *made.outputs)]
     (out,) = interpret(Program((arrays[0],), (arrays[1],), (), made.launches), [q])

@@ -129,7 +129,7 @@ def test_steps_outside_of_any_sequence_get_zeros(bounds: tuple[int, ...], seed: 
     inputs, gradients = contract.drawn(ROOM, tried, "cpu", seed)
     inputs["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retrograd.core.torch.passes.check_rising", lambda *_: None)
+        patch.setattr("retrograd.core.torch.passes.check_nondecreasing", lambda *_: None)
         made = call(ROOM.torch, inputs, options(tried), gradients)
     for name, tensor in made.items():
         assert torch.isfinite(tensor).all(), name

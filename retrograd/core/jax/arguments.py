@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import bad_type, bad_value, check_number, check_rising
+from ..errors import bad_type, bad_value, check_nondecreasing, check_number
 from ..op import Op
 from ..spec import CallSpec, Param, arguments
 
@@ -78,7 +78,7 @@ def check_numbers(op: Op, spec: Any, arguments: Mapping[str, Any]) -> None:
     """Raise for `Op.indices` that decrease or exceed their limit, if readable without waiting: on a CPU, untraced."""
     for name, limit in op.indices.items():
         if (numbers := arguments[name]) is not None and _readable(numbers):
-            check_rising(op.name, name, np.asarray(numbers).tolist(), limit(spec))
+            check_nondecreasing(op.name, name, np.asarray(numbers).tolist(), limit(spec))
 
 
 def _readable(array: Any) -> bool:

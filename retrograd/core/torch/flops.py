@@ -19,7 +19,7 @@ Formula = Callable[..., int]  # from an operator's arguments
 _formulas: list[tuple[Any, Formula]] = []
 
 
-def tell_flops(operator: Any, formula: Formula) -> None:
+def register_flops(operator: Any, formula: Formula) -> None:
     """Register an operator's formula with the counter, now or when the counter's module is imported."""
     _formulas.append((operator, formula))
     if COUNTER in sys.modules:

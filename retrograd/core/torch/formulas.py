@@ -20,7 +20,7 @@ from torch._C._functorch import (
     is_functorch_wrapped_tensor,
 )
 
-from ..errors import check_rising
+from ..errors import check_nondecreasing
 from ..op import Forward, Op
 from ..program import Array
 from ..xp import differentiable_torch_namespace
@@ -62,7 +62,7 @@ def results(op: Op, tensors: Tensors, options: Options) -> tuple[Tensor | None, 
     for name, limit in op.indices.items():
         numbers = tensors[op.arguments.index(name)]
         if numbers is not None and _readable(numbers):
-            check_rising(op.name, name, numbers.tolist(), limit(call.spec))
+            check_nondecreasing(op.name, name, numbers.tolist(), limit(call.spec))
     formulas = partial(op.formulas.forward, differentiable_torch_namespace(), call.spec)
     outputs = _outputs(formulas, call.outputs, dict(zip(op.arguments, tensors, strict=True)))
     ids = {id(t) for t in tensors if t is not None}

@@ -127,7 +127,9 @@ def prepare(
                 allocations.append(((size,), (1,), torch.uint8))
             values = arguments(launch)
             pointers = values[: len(launch.arrays)]
-            addresses_of = itemgetter(*(absent if name is None else places[name] for name in pointers))
+            addresses_of: Callable[[Any], tuple[Any, ...]] = itemgetter(
+                *(absent if name is None else places[name] for name in pointers)
+            )
             if launch.descriptors:
                 addresses_of = with_descriptors(launch, addresses_of)
             steps.append((start, launch.grid, first, descriptors, then, addresses_of, values[len(pointers) :]))
@@ -285,7 +287,7 @@ def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.T
         values = [by_name[value] if isinstance(value, str) else value for value in arguments(launch)]
         for place, name in enumerate(launch.kernel.arg_names):
             if (descriptor := launch.descriptors.get(name)) is not None:
-                views = (list(descriptor.shape), list(descriptor.strides), list(descriptor.block))
-                values[place] = TensorDescriptor(values[place], *views)
+                shape, strides, block = map(list, (descriptor.shape, descriptor.strides, descriptor.block))
+                values[place] = TensorDescriptor(values[place], shape, strides, block)
         launch.kernel[(launch.grid,)](*values, num_warps=launch.num_warps, num_stages=launch.num_stages)
     return allocated[: len(program.outputs)]

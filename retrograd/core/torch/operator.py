@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..op import Call, Op, differentiable, gradient_names, gradients_of_results, saved_names
 from .arguments import absent
-from .flops import tell_flops
+from .flops import register_flops
 from .launch import DTYPES
 from .passes import Options, Shapes, backward_pass, run_forward, shapes_of, spec_of, wanted_names
 
@@ -135,8 +135,8 @@ def register(op: Op) -> Operators:
         count: int = spec_of(op, params, options).flops("bwd")
         return count
 
-    tell_flops(operator, flops)
-    tell_flops(backward_operator, backward_flops)
+    register_flops(operator, flops)
+    register_flops(backward_operator, backward_flops)
     return Operators(operator, gradients_of)
 
 

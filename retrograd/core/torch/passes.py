@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import check_rising
+from ..errors import check_nondecreasing
 from ..op import Backward, Call, Op, differentiable, gradient_names, gradients_of_results, saved_names
 from ..spec import Param, Params
 from ..xp import torch_namespace
@@ -216,5 +216,5 @@ def run_forward(op: Op, tensors: Tensors, options: Options) -> tuple[Prepared, l
         raise
     for place, limit in prepared.limits:
         if (numbers := tensors[place]) is not None:
-            check_rising(op.name, op.arguments[place], numbers.tolist(), limit)
+            check_nondecreasing(op.name, op.arguments[place], numbers.tolist(), limit)
     return prepared, prepared.run(tensors)

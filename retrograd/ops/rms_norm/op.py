@@ -192,7 +192,7 @@ class Spec(CallSpec):
         """A parameter has heads only if x has at least two dimensions."""
         return "N" if name in PARAMETERS and len(self.x.shape) < 2 else CallSpec.shape_of(self, name)
 
-    def tie(self) -> None:
+    def bind_sizes(self) -> None:
         """Heads are the last but one dimension of x."""
         if len(self.x.shape) > 1:
             self.sizes["H"] = self.x.shape[-2]

@@ -68,7 +68,7 @@ class Step(_Step):
 
     op: ClassVar = "ssd_step"
 
-    def tie(self) -> None:
+    def bind_sizes(self) -> None:
         """A window has `BORDER` steps."""
         self.sizes["W"] = BORDER
 

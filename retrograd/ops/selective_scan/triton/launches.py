@@ -81,7 +81,7 @@ def backward(
         constants=_constants(spec, tile, arch),
         num_warps=tile.num_warps,
         max_registers=tile.max_registers,
-        parked=20,  # spill instructions of the compilers for sm_80 and sm_100 at 255 registers
+        allowed_spills=20,  # spill instructions of the compilers for sm_80 and sm_100 at 255 registers
         overlap=arch.overlaps_launches,
     )
     return Program(inputs, outputs, scratch, (launch, *unfinished.launches(arch)))

@@ -56,7 +56,7 @@ WALK_REGISTERS, AHEAD_REGISTERS = 128, 128
 CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS = 192, 104, 24
 CONSUME_REGISTERS = 240
 PAIR_REGISTERS = 168
-# `Launch.parked`: spill instructions for loop invariants, or for a few numbers per slice.
+# `Launch.allowed_spills`: spill instructions for loop invariants, or for a few numbers per slice.
 WALK_PARKED, PAIR_PARKED = 36, 28
 # Pipeline stages of copies, as many as fit in shared memory: by `halves`, and by the states of a program of `ahead`.
 WALK_STAGES = {1: 3, 2: 2}
@@ -240,7 +240,7 @@ class _Launches(Launches):
             WEIGH_REGISTERS=WEIGH_REGISTERS,
             FETCH_REGISTERS=FETCH_REGISTERS,
         )
-        return replace(launch, max_registers=WALK_REGISTERS, parked=WALK_PARKED)
+        return replace(launch, max_registers=WALK_REGISTERS, allowed_spills=WALK_PARKED)
 
     def pairs(
         self, rows: str, columns: str, left: str, right: str, *, states: str, partial: str, for_b: bool
@@ -263,7 +263,7 @@ class _Launches(Launches):
             CONSUME_REGISTERS=CONSUME_REGISTERS,
             FETCH_REGISTERS=FETCH_REGISTERS,
         )
-        return replace(launch, max_registers=PAIR_REGISTERS, parked=PAIR_PARKED)
+        return replace(launch, max_registers=PAIR_REGISTERS, allowed_spills=PAIR_PARKED)
 
     def _of_rows(
         self,
