@@ -74,8 +74,8 @@ class Launch:
         num_warps: warps per CTA.
         num_stages: depth of the software pipeline that the compiler builds.
         max_registers: upper limit of registers per thread, so that more CTAs fit on a multiprocessor; NVIDIA only.
-        allowed_spills: spill instructions that tests allow, for values that no inner loop changes, in a kernel that uses
-            all registers by design.
+        allowed_spills: spill instructions that tests allow, for loop invariants of a kernel that uses all registers by
+            design.
         overlap: launch while the previous kernel drains; the kernel then has to call `numerics.wait_for_previous`,
             whose docstring says when. Only where `Arch.overlaps_launches`; it does not change results.
     """
