@@ -32,6 +32,12 @@ def test_info_of_an_op_lists_what_it_takes() -> None:
     assert run("info", "no_op").exit_code == 2
 
 
+@without_gpu
+@pytest.mark.parametrize("command", [("check", "--op", "rms_norm"), ("bench", "rms_norm")], ids=["check", "bench"])
+def test_an_implementation_is_run_alone_or_not_at_all(command: tuple[str, ...]) -> None:
+    assert "no kernel runs on this device" in refused(*command, "--implementation", "triton")
+
+
 def test_info() -> None:
     result = run("info")
     assert result.exit_code == 0, result.output
