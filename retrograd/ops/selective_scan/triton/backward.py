@@ -4,7 +4,7 @@
 first. In a chunk it goes forward once, to note the state that enters each group of GROUP steps; then over the groups
 from the last, whose states and decays it computes once more, into registers, before it goes back over them. dB and dC
 leave as sums over a program's channels, the gradients of parameters as sums over its sequence, all in fp32;
-`core.reduce` adds these in a fixed order.
+`core/kernels/reduce.py` adds these in a fixed order.
 """
 
 import triton
