@@ -1,9 +1,9 @@
-"""RMSNorm, backward. Symbols and formulas: README.md beside this file.
+"""RMSNorm, backward. Symbols and formulas: ../README.md.
 
 `backward_whole` holds a row in registers: one read of dy and s, one write of dx, and the sums over rows that make
 dweight and dbias stay in registers until the program ends; each program then writes one row of partial sums, which
-`core/kernels/reduce.py` adds in a fixed order. Longer rows take two kernels: `backward_row_means` reads each row for its
-mean c, and `backward_columns` owns a block of columns, whose sums over rows fit again.
+`core/kernels/reduce.py` adds in a fixed order. Longer rows take two kernels: `backward_row_means` reads each row for
+its mean c, and `backward_columns` owns a block of columns, whose sums over rows fit again.
 """
 
 import triton
