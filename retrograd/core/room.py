@@ -102,7 +102,6 @@ class Room:
             "batch_axis": axes["batch"] | axes["B"] | axes["S"],
             "time_axis": axes["T"],
             "sequence_axis": axes["S"],
-            "exps": (lambda case, which: spec_of(op, case).exps(which)) if hasattr(op.call, "exps") else None,
         }
         return cls(name=op.name, op=op, arguments=op.arguments, **_costs(op), **(derived | rest))
 
@@ -173,6 +172,7 @@ def _costs(op: Op) -> dict[str, Any]:
         "programs": programs,
         "bytes_moved": lambda case, which: spec_of(op, case).bytes_moved(which),
         "flops": lambda case, which: spec_of(op, case).flops(which),
+        "exps": (lambda case, which: spec_of(op, case).exps(which)) if hasattr(op.call, "exps") else None,
     }
 
 

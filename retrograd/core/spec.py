@@ -104,9 +104,9 @@ class CallSpec:
             if SEQUENCES in argument.shape.split():  # without boundaries, a state has one entry per batch row
                 self.sizes.setdefault(SEQUENCES, self.sizes[BATCH])
             if (param := self[name]) is not None:
-                self._check_shape(name, argument, param)
+                axes = self._check_shape(name, argument, param)
                 self._check_dtype(name, argument, param)
-                self._check_ranges(name, param)
+                self._check_ranges(name, param, axes)
                 if name == next(iter(arguments(type(self)))):
                     self.bind_sizes()
             elif argument.reaches:
@@ -269,7 +269,8 @@ class CallSpec:
         if param.dtype not in allowed:
             raise bad_dtype(self.op, name, param.dtype, allowed)
 
-    def _check_shape(self, name: str, argument: Argument, param: Param) -> None:
+    def _check_shape(self, name: str, argument: Argument, param: Param) -> tuple[Axis, ...]:
+        """Set the sizes of an argument's letters; returns the axes of the alternative that fits its shape."""
         forms = alternatives(self.shape_of(name))
         if argument.reaches:
             self._check_boundaries(name, param, self.letters[SEQUENCES].least)
@@ -277,7 +278,7 @@ class CallSpec:
             found = fits(axes, param.shape, self.sizes)
             if found is not None:
                 self.sizes.update(found)
-                return
+                return axes
         first, declared = next(iter(arguments(type(self)).items()))
         if argument.shape == declared.shape and name != first:
             expected = f"the shape of {first}, {getattr(self, first).shape}"
@@ -297,9 +298,12 @@ class CallSpec:
             expected = form(axes, self._words, {BATCH: 1})
             raise bad_shape(self.op, rows, getattr(self, rows).shape, f"{expected}, since {name} is given")
 
-    def _check_ranges(self, name: str, param: Param) -> None:
-        for letter, place in self._places(name, param):
-            size, declared = param.shape[place], self.letters[letter]
+    def _check_ranges(self, name: str, param: Param, axes: tuple[Axis, ...]) -> None:
+        """Raise for a size that its letter does not allow."""
+        for place, axis in enumerate(axes):
+            if axis.many or axis.offset or axes[0].many:
+                continue
+            letter, size, declared = axis.letter, param.shape[place], self.letters[axis.letter]
             if declared.divides is not None:
                 other = self.sizes[declared.divides]
                 if size < 1 or other % size:
@@ -310,11 +314,6 @@ class CallSpec:
                 known = {k: v for k, v in self.sizes.items() if k != letter}
                 expected = " or ".join(form(axes, self._words, known) for axes in alternatives(self.shape_of(name)))
                 raise bad_shape(self.op, name, param.shape, expected)
-
-    def _places(self, name: str, param: Param) -> list[tuple[str, int]]:
-        """The letters of an argument, each with its axis."""
-        axes = next((a for a in alternatives(self.shape_of(name)) if fits(a, param.shape, self.sizes) is not None), ())
-        return [(a.letter, place) for place, a in enumerate(axes) if not (a.many or a.offset or axes[0].many)]
 
     @property
     def _words(self) -> Mapping[str, Letter]:
@@ -350,6 +349,12 @@ def once(function: F) -> F:
 def arguments(call: type[CallSpec]) -> dict[str, Argument]:
     """The declared arguments, in order."""
     return {f.name: declared for f in fields(call) if isinstance(declared := f.metadata.get("declared"), Argument)}
+
+
+@once
+def required_count(call: type[CallSpec]) -> int:
+    """The number of required arguments, which come before the optional ones."""
+    return sum(not argument.optional for argument in arguments(call).values())
 
 
 @once

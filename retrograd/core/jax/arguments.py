@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import bad_type, bad_value, check_nondecreasing, check_number
 from ..op import Op
-from ..spec import CallSpec, Param, arguments
+from ..spec import CallSpec, Param, required_count
 
 
 def arrays_of(op: str, arguments: Mapping[str, Any], required: int = 1) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def checker(
 
     It raises ValueError or TypeError for what does not fit together.
     """
-    required = sum(not declared.optional for declared in arguments(call).values())
+    required = required_count(call)
 
     def checked(given: dict[str, Any], options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays = arrays_of(call.op, given, required)

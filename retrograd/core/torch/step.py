@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from ..errors import OPTION_TYPES, check_option
-from ..spec import CallSpec, Params, arguments, options
+from ..spec import CallSpec, Params, arguments, options, required_count
 from .arguments import check_tensors, concrete, params_of
 from .formulas import is_transformed
 from .operator import hashable
 
-MOST_TAKEN = 4096  # kinds of calls that are remembered as checked
+MOST_ACCEPTED = 4096  # kinds of calls that are remembered as correct
 Check = Callable[[type[CallSpec], Params, Mapping[str, Any]], Any]
 Checked = Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]
 
@@ -33,14 +33,14 @@ def checker(call: type[CallSpec], check: Check = of_declaration, names: Mapping[
     Args:
         call: declares the step; its operator is `retrograd::check_<op>`.
         check: raises for shapes, dtypes and options of such a call that do not fit together.
-        names: argument -> the name that errors have for it, where that is another one.
+        names: argument -> its name in errors, where the two differ.
     """
     shown = {name: (names or {}).get(name, name) for name in arguments(call)}
     kinds = {name: declared.kind for name, declared in options(call).items()}
     defaults = {name: declared.default for name, declared in options(call).items()}
-    required = sum(not declared.optional for declared in arguments(call).values())
+    required = required_count(call)
 
-    taken: set[Any] = set()
+    accepted: set[Any] = set()
 
     def check_now(tensors: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         check(call, params_of(tensors), given)
@@ -50,14 +50,14 @@ def checker(call: type[CallSpec], check: Check = of_declaration, names: Mapping[
             kind = tuple([None if t is None else (t.shape, t.dtype, t.device, t.layout) for t in tensors.values()])
             values = tuple(given.values())
             key = (kind, values, _types(values)) if values else kind
-            if key in taken:
+            if key in accepted:
                 return
         except (AttributeError, RuntimeError, TypeError):
             key = None  # symbols have no hash; other values that fail here are reported by the checks
         check_tensors(call.op, tensors, required)
         check_now(tensors, given)
-        if key is not None and len(taken) < MOST_TAKEN:
-            taken.add(key)
+        if key is not None and len(accepted) < MOST_ACCEPTED:
+            accepted.add(key)
 
     def run(*given: Any) -> None:
         chosen = hashable(given[len(shown) :])
@@ -86,5 +86,5 @@ def checker(call: type[CallSpec], check: Check = of_declaration, names: Mapping[
 
 
 def _types(value: Any) -> Any:
-    """The type of an option, or of what a tuple has: True, 1 and 1.0 are equal, but not alike."""
+    """The type of an option, or of what a tuple has: True, 1 and 1.0 are equal, but not all are correct options."""
     return tuple([_types(item) for item in value]) if isinstance(value, tuple) else type(value)

@@ -10,13 +10,13 @@ from jaxtyping import Float
 
 from retrograd.core.errors import as_tuple
 from retrograd.core.jax.arguments import arrays_of, params_of
-from retrograd.core.spec import CallSpec
+from retrograd.core.spec import CallSpec, required_count
 from retrograd.core.xp import jax_namespace
 
 from . import generation, portable
 from .generation import SsdWindow
 from .op import NOT_NEGATIVE
-from .steps import ROWS, Prefill, Step, Update, check, required_of
+from .steps import ROWS, Prefill, Step, Update, check
 
 __all__ = ["SsdWindow", "ssd_prefill", "ssd_step", "ssd_update"]
 
@@ -114,7 +114,7 @@ def ssd_step(
 
 
 def _checked(call: type[CallSpec], arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    arrays = arrays_of(call.op, arguments, required_of(call))
+    arrays = arrays_of(call.op, arguments, required_count(call))
     check(call, params_of(arrays), options)
     return arrays
 

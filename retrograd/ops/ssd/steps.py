@@ -78,11 +78,6 @@ def names_of(call: type[CallSpec]) -> dict[str, str]:
     return {name: name.replace("window_", "window.") for name in arguments(call)}
 
 
-def required_of(call: type[CallSpec]) -> int:
-    """The number of required arrays of a call, the first parameters of the public functions."""
-    return sum(not declared.optional for declared in arguments(call).values())
-
-
 def check(call: type[CallSpec], params: Params, options: Mapping[str, Any]) -> None:
     """Raise ValueError or TypeError for arrays or options that do not fit together.
 
