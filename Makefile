@@ -11,12 +11,10 @@ OLDEST := test_commands or test_import or checkpoints or saved or (budget and pl
 .PHONY: test check train lint functions architectures oldest newest gpu clean
 
 # All that needs no GPU: the tests, then the kernels in Triton's interpreter. JOBS processes, each with one thread: threads
-# of several would wait for one another. XLA compiles for longer than these calls run, so it does not optimise machine code,
-# and emits fusions the older way, which is quicker to compile.
+# of several would wait for one another.
 test: export OMP_NUM_THREADS := 1
-test: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 test: .venv/installed
-	$(BIN)/pytest -n $(JOBS) --dist worksteal
+	XLA_FLAGS="$$($(BIN)/python tests/xla_flags.py)" $(BIN)/pytest -n $(JOBS) --dist worksteal
 	TRITON_INTERPRET=1 $(BIN)/pytest -n $(JOBS) --dist worksteal tests/interpreter
 
 # Every output and gradient against float64 on this machine.

@@ -65,7 +65,10 @@ def run(op: str, case: Case, function: Callable[..., Any] | None = None) -> None
     results = call(function or room(op).torch, arguments, options(case), [gradient.cuda() for gradient in gradients])
     torch.cuda.synchronize()
     for name, result in results.items():
-        assert result.cpu().isfinite().all(), f"{op}, {case.name}: {name} is not finite"
+        wrong = (~result.cpu().isfinite()).nonzero()
+        assert not len(wrong), (
+            f"{op}, {case.name}: {name} is not finite at {len(wrong)} places, {wrong[:8].tolist()}, ..."
+        )
 
 
 if __name__ == "__main__":

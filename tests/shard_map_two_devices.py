@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-)
+from xla_flags import quick
+
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=2 {quick()}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax

@@ -5,6 +5,7 @@ JAX's gradient of a complex array is the conjugate of PyTorch's; `forward_and_ba
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -18,6 +19,8 @@ from torch import Tensor
 from .draw import Arrays, Function, differentiable, output_name
 
 BFLOAT16 = jnp.dtype("bfloat16")
+# XLA's defaults of the options that tests change by XLA_FLAGS; not every jaxlib knows all of them.
+DEFAULTS = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
 
 
 def to_jax(tensor: Tensor) -> jax.Array:
@@ -61,7 +64,8 @@ def optimised(function: Function, names: tuple[str, ...], options: tuple[tuple[s
         results = function(**dict(zip(names, arrays, strict=True)), **dict(options))
         return results if isinstance(results, tuple) else (results,)
 
-    return jax.jit(run, compiler_options={"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True})
+    flags = os.environ.get("XLA_FLAGS", "")
+    return jax.jit(run, compiler_options={name: value for name, value in DEFAULTS.items() if name in flags})
 
 
 def wanted(inputs: Mapping[str, Tensor]) -> list[str]:

@@ -71,9 +71,10 @@ def test_a_clean_run_has_a_summary_and_comes_to_its_end() -> None:
     assert not parse(clean).errors
     assert not parse(clean.replace("finished\n", "")).finished
     assert not parse("finished\n").finished
-    failed = parse(clean + "========= Error: process didn't terminate successfully\n")
-    assert not failed.finished
-    assert not failed.errors
+    failed = "========= Error: process didn't terminate successfully\n"
+    assert parse(clean + failed).finished
+    assert not parse(clean.replace("finished\n", failed)).finished
+    assert not parse(clean + failed).errors
 
 
 def test_reports_that_are_not_read_are_an_error() -> None:

@@ -182,7 +182,6 @@ def _descriptor(descriptor: Descriptor, meta: Mapping[str, Any]) -> list[Any]:
         raise NotImplementedError("tensor descriptors as kernel arguments need jax 0.11.2")
     itself = create(
         elem_type=TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]],
-        elem_size_bytes=meta["elem_size"],
         swizzle=meta["swizzle"],
         shape=list(descriptor.shape),
         strides=list(descriptor.strides),

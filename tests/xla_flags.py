@@ -1,0 +1,22 @@
+"""XLA flags with which JAX compiles quickly: the calls of tests run for less time than they compile. As a script, print them."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from packaging.version import Version
+
+NOT_OPTIMISED = "--xla_backend_optimization_level=0"
+# The older way to emit fusions compiles faster, while jaxlib has it; XLA ends a process with a flag that it does not know.
+OLDER_FUSIONS = "--xla_cpu_use_fusion_emitters=false"
+WITHOUT_OLDER_FUSIONS = Version("0.11.1")
+
+
+def quick() -> str:
+    """The flags for the jaxlib that is installed."""
+    older = Version(version("jaxlib")) < WITHOUT_OLDER_FUSIONS
+    return f"{NOT_OPTIMISED} {OLDER_FUSIONS}" if older else NOT_OPTIMISED
+
+
+if __name__ == "__main__":
+    print(quick())
