@@ -28,8 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from retrograd.bench.measure import device_ms, events_ms
 from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.build import build
-from retrograd.core.program import Program
-from retrograd.core.rows import Layout, dense
+from retrograd.core.program import Layout, Program, dense
 from retrograd.core.spec import Param, Pass
 from retrograd.core.torch.launch import arch_of, prepare
 from retrograd.ops.causal_conv1d import reference

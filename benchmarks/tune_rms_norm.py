@@ -23,12 +23,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from triton import next_power_of_2
+
 from retrograd.bench.measure import device_ms, input_sets
 from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.build import build
 from retrograd.core.program import Program
 from retrograd.core.spec import Param
-from retrograd.core.tiles import power_of_two
 from retrograd.core.torch.launch import DTYPES, arch_of, prepare
 from retrograd.ops.rms_norm.op import OP
 from retrograd.ops.rms_norm.triton import plan
@@ -43,7 +44,7 @@ Shape = tuple[int, int, int]  # rows, warps, stages
 
 def shapes(which: str, N: int) -> Iterator[Shape]:
     """Candidate tile shapes: 4 to 32 elements a thread."""
-    columns = power_of_two(N)
+    columns = next_power_of_2(N)
     for warps, each, stages in product((1, 2, 4, 8, 16, 32), (4, 8, 16, 32), (1, 2, 3, 4)):
         elements = warps * 32 * each
         if which == "forward" and stages > 1:
@@ -88,7 +89,7 @@ def compile_one(job: tuple[str, str, int, Shape, str]) -> tuple[str, int, Shape,
     shared = 0
     for programs in (1, 132, 256, 512, 1024, 2048):  # the second stage's tile depends on the number of programs
         result = program(
-            kind, which, 65536, N, plan.Tile(rows, power_of_two(N), warps, stages, programs), SUPPORTED[name]
+            kind, which, 65536, N, plan.Tile(rows, next_power_of_2(N), warps, stages, programs), SUPPORTED[name]
         )
         for launch in result.launches:
             shared = max(shared, build(launch, result.arrays, SUPPORTED[name]).metadata.shared)
@@ -144,7 +145,7 @@ def main() -> None:
                     continue
                 bounded = [p for p in PROGRAMS if p * shape[1] <= 16 * 528]
                 for programs in bounded if which == "backward" else [UNBOUNDED]:
-                    tile = plan.Tile(shape[0], power_of_two(N), shape[1], shape[2], programs)
+                    tile = plan.Tile(shape[0], next_power_of_2(N), shape[1], shape[2], programs)
                     candidate = program(options.kind, which, M, N, tile, arch)
                     names = [a.name for a in candidate.inputs]
                     run = prepare(candidate, names, [a.name for a in candidate.outputs], arch, device)

@@ -1,4 +1,4 @@
-"""XLA flags with which JAX compiles quickly: the calls of tests run for less time than they compile. As a script, print them."""
+"""XLA flags with which JAX compiles quickly, for tests, whose calls are short. As a script, print them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.metadata import version
 from packaging.version import Version
 
 NOT_OPTIMISED = "--xla_backend_optimization_level=0"
-# The older way to emit fusions compiles faster, while jaxlib has it; XLA ends a process with a flag that it does not know.
+# The older way to emit fusions compiles faster. XLA ends a process that names a flag that it does not have.
 OLDER_FUSIONS = "--xla_cpu_use_fusion_emitters=false"
 WITHOUT_OLDER_FUSIONS = Version("0.11.1")
 

@@ -21,8 +21,9 @@ from torch import Tensor
 from retrograd import rms_norm
 from retrograd.compat.checks import flag
 from retrograd.compat.dtypes import widened
-from retrograd.core.dtypes import KERNEL_FLOATS, accumulator
+from retrograd.core.dtypes import KERNEL_FLOATS
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_option
+from retrograd.core.spec import accumulator
 from retrograd.core.torch.arguments import check_tensors
 from retrograd.core.torch.launch import dtype_name
 

@@ -6,6 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .declaration import Option
+
+VALUES: dict[str, tuple[Any, ...]] = {  # values to try, by kind of option
+    "bool": (False, True),
+    "float": (0.25, 0.5),
+    "float[]": ((0.0, 1.0), (0.0, 2.0)),
+    "SymInt?": (None, 8, 16),
+    "ScalarType?": ("float32", "bfloat16", "float16"),
+}
+
 Law = Literal["normal", "decay", "negative"]
 
 
@@ -54,3 +64,8 @@ class Case:
     tags: frozenset[str] = frozenset({"test"})
     shape: Mapping[str, int] = field(default_factory=dict)
     shared: frozenset[str] = frozenset()
+
+
+def other_values(option: Option, now: Any) -> list[Any]:
+    """Values to try for an option, other than `now`."""
+    return [value for value in option.choices or VALUES[option.kind] if value != now]

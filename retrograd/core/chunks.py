@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .packed import last_not_above, steps
+from .spec import places
 from .xp import Namespace
 
 
@@ -181,14 +182,3 @@ def cut_time(xp: Namespace, spec: Sequences, initial: Any, final_gradient: Any, 
     if spec.packed:
         return Packed(xp, spec, initial, final_gradient, cu_seqlens)
     return Rows(xp, spec, initial, final_gradient)
-
-
-def places(spec: Sequences, steps: int) -> int:
-    """The number of slots of a row in an array with one slot per `steps` steps of a sequence.
-
-    In a packed row, the slots of sequence i begin at start // steps + i. It needs at most
-    end // steps - start // steps + 1 slots, so its slots never overlap those of the next sequence.
-    """
-    if spec.packed:
-        return spec.time // steps + spec.sequences
-    return -(-spec.time // steps)

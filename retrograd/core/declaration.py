@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 
@@ -55,10 +56,8 @@ class Argument:
     number: str | None = None
     kinds: tuple[str, ...] = ("Float",)
 
-    @property
-    def differentiable(self) -> bool:
-        """Whether it has a gradient."""
-        return self.reaches is None and self.number is None
+    def __post_init__(self) -> None:
+        alternatives(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +99,9 @@ class Result:
     returned: str | None = None
     instead: str | None = None
     kinds: tuple[str, ...] = ("Float",)
+
+    def __post_init__(self) -> None:
+        alternatives(self.shape)
 
 
 def required(shape: str, *dtypes: str, doc: str, kinds: tuple[str, ...] = ("Float",)) -> Any:
@@ -159,9 +161,10 @@ class Axis:
     many: bool = False
 
 
-def alternatives(shape: str) -> list[tuple[Axis, ...]]:
-    """The alternatives of a declared shape, each as a tuple of axes."""
-    return [tuple(_axes(form)) for form in shape.split("|")]
+@cache
+def alternatives(shape: str) -> tuple[tuple[Axis, ...], ...]:
+    """The alternatives of a declared shape, each as a tuple of axes; raises ValueError for what is no shape."""
+    return tuple(tuple(_axes(form)) for form in shape.split("|"))
 
 
 def _axes(form: str) -> Iterator[Axis]:
@@ -174,36 +177,6 @@ def _axes(form: str) -> Iterator[Axis]:
 
 
 Sizes = Mapping[str, Any]  # by letter; a tuple for a letter of any number of axes
-
-
-def fits(axes: tuple[Axis, ...], shape: tuple[int, ...], known: Sizes) -> dict[str, Any] | None:
-    """The sizes of those letters of a shape that are not known yet; None where the shape does not fit."""
-    many = [place for place, axis in enumerate(axes) if axis.many]
-    if many:
-        extra = len(shape) - (len(axes) - 1)
-        if extra < 0:
-            return None
-        (place,) = many
-        shape = (*shape[:place], shape[place : place + extra], *shape[place + extra :])  # type: ignore[arg-type]
-    if len(shape) != len(axes):
-        return None
-    found: dict[str, Any] = {}
-    for axis, size in zip(axes, shape, strict=True):
-        if axis.may_be_one and size == 1:
-            continue
-        own = size if axis.many else size - axis.offset
-        expected = known.get(axis.letter, found.get(axis.letter))
-        if expected is None:
-            found[axis.letter] = own
-        elif own != expected:
-            return None
-    return found
-
-
-def size_of(axis: Axis, sizes: Sizes) -> tuple[int, ...]:
-    """The sizes in a shape for a declared axis: one, or any number where the axis is `many`."""
-    size = sizes[axis.letter]
-    return tuple(size) if axis.many else (size + axis.offset,)
 
 
 def form(axes: tuple[Axis, ...], letters: Mapping[str, Letter], known: Sizes) -> str:

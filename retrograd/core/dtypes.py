@@ -28,8 +28,3 @@ TRITON = {
 KERNEL_FLOATS = ("float32", "bfloat16", "float16")
 # float64 runs only on the portable path, for tests and for gradcheck.
 FLOATS = (*KERNEL_FLOATS, "float64")
-
-
-def accumulator(dtype: str) -> str:
-    """The dtype in which values of `dtype` are summed."""
-    return dtype if dtype in ("float64", "complex64", "complex128") else "float32"

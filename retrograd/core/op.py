@@ -13,11 +13,12 @@ from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
 from .arch import Arch
-from .implementation import Implementation, Replan
-from .program import Array, Program
-from .rows import Layouts
+from .program import Array, Launch, Layouts, Program
 from .spec import CallSpec, Fold, Params, Pass, arguments, options, with_gradients
 from .xp import Namespace
+
+# Maps an implementation's plan to the plan to use instead; see `Op.replan`.
+Replan = Callable[[Any], Any]
 
 
 class Call(Protocol):
@@ -47,6 +48,65 @@ class Call(Protocol):
         """The outputs by name, from the inputs by name, without a kernel."""
 
 
+def names(text: str) -> frozenset[str]:
+    """The names in a text, separated by spaces."""
+    return frozenset(text.split())
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """Kernels for some of an op's calls.
+
+    Its package has a module `launches` with these functions, where `which` is the pass:
+
+    - `suits(spec, arch, which)`: whether the kernels run this call, all of whose arguments and options are in `takes`.
+    - `planned(spec, arch, which)`: the plan: tile sizes and the like, as one value.
+    - `forward` and `backward(spec, inputs, outputs, layouts, arch, plan)`: the program. A constant of a kernel that has
+      an option's name, in capitals, is that option's value; the launches need not say so.
+
+    That module is imported only when a call is planned, because it imports the kernels and so Triton.
+
+    Attributes:
+        package: the name of its package.
+        takes: the arguments and options that its kernels support. A call with any other argument, or with a non-default
+            value of any other option, is passed on to the next implementation.
+    """
+
+    package: str
+    takes: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.package.rpartition(".")[2]
+
+    def has(self, spec: CallSpec, arch: Arch, which: Pass) -> bool:
+        """Whether it runs this pass of the call on the architecture."""
+        return spec.uses <= self.takes and self._launches.suits(spec, arch, which)
+
+    def program(
+        self,
+        spec: CallSpec,
+        which: Pass,
+        inputs: tuple[str, ...],
+        outputs: tuple[Array, ...],
+        layouts: Layouts,
+        arch: Arch,
+        replan: Replan | None,
+    ) -> Program:
+        """The program of a pass; `replan`, if not None, changes the plan first."""
+        plan = self._launches.planned(spec, arch, which)
+        if replan is not None:
+            plan = replan(plan)
+        schedule = self._launches.forward if which == "fwd" else self._launches.backward
+        program: Program = schedule(spec, inputs, outputs, layouts, arch, plan)
+        return replace(program, launches=tuple(_with_options(launch, spec) for launch in program.launches))
+
+    @property
+    def _launches(self) -> Any:
+        return import_module(f"{self.package}.launches")
+
+
 @dataclass(frozen=True, eq=False)
 class Op:
     """One op.
@@ -58,8 +118,8 @@ class Op:
             other inputs of the backward pass.
         implementations: the implementations; the first that takes a call runs it.
         replan: maps an implementation's plan to the one to use instead, for tuners and tests.
-        update: the declaration of a call for one step of generation, where there is one: the package's module `update`
-            has a function `update(call, arrays, options)`, which turns it into a call of the op.
+        updates: whether there is a call for one step of generation: the package's module `update` has its declaration,
+            `Step`, and a function `update(call, arrays, options)`, which turns it into a call of the op.
         extra: public names written by hand, in the package's modules `torch_generation` and `jax_generation`.
     """
 
@@ -67,7 +127,7 @@ class Op:
     package: str
     implementations: tuple[Implementation, ...] = ()
     replan: Replan | None = None
-    update: type[CallSpec] | None = None
+    updates: bool = False
     extra: tuple[str, ...] = ()
 
     @property
@@ -139,6 +199,11 @@ class Op:
     def formulas(self) -> Any:
         """The module with the portable path."""
         return import_module(f"{self.package}.portable")
+
+    @cached_property
+    def update(self) -> type[CallSpec] | None:
+        """The declaration of a call for one step of generation, where there is one."""
+        return import_module(f"{self.package}.update").Step if self.updates else None
 
     def only(self, name: str) -> Op:
         """The op with only one of its implementations; calls that it does not take then run on the portable path."""
@@ -230,6 +295,15 @@ class Backward(OpPass):
             return {}
         saved: Mapping[str, Any] = self.op.formulas.recomputed(xp, self.spec, arrays)
         return saved
+
+
+def _with_options(launch: Launch, spec: CallSpec) -> Launch:
+    """The launch with the options that its kernel names as constants and that it does not set."""
+    named = {name.upper(): name for name in options(type(spec))}
+    unset = {
+        at: getattr(spec, named[at]) for at in launch.kernel.arg_names if at in named and at not in launch.constants
+    }
+    return replace(launch, constants={**launch.constants, **unset}) if unset else launch
 
 
 def _size(letter: str, spec: Any) -> int:

@@ -2,18 +2,32 @@
 
 An implementation returns its launches as a `Program`, without a GPU and without a framework. The launchers
 (`core/torch/launch.py`, `core/jax/launch.py`) run it; the tests cross-compile it, or run it in Triton's interpreter.
+The functions build its arrays, and the pointers and strides of its launches, from the arrays of a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
 from .dtypes import BYTES
+from .spec import Param
 
 Scalar = int | float | tuple[int, ...]
+Strides = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """An array's layout in memory: strides in elements, and whether its first element is on a 16-byte boundary."""
+
+    strides: Strides
+    aligned: bool = True
+
+
+Layouts = Mapping[str, Layout]  # by array name; an array without an entry is dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +143,56 @@ class Program:
             name = launch.kernel.__name__
             raise ValueError(f"{name}: pointers must name what is read before what is written, got {early} in {used}")
         return reads, writes
+
+
+def dense(shape: Sequence[int]) -> Strides:
+    """Strides of a dense row-major array, in elements."""
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def arrays_of(layouts: Layouts, /, **params: Param | None) -> tuple[Array, ...]:
+    """The present arrays; each keyword is an array's name."""
+    return tuple(
+        Array(name, param.shape, param.dtype, layouts[name].aligned if name in layouts else True)
+        for name, param in params.items()
+        if param is not None
+    )
+
+
+def read_in_place(
+    params: Mapping[str, Param], layouts: Layouts, in_place: Callable[[str, Param, Layout], bool]
+) -> tuple[tuple[Array, ...], Layouts]:
+    """The arrays that a pass reads, and the layouts of those that its kernels read without a copy.
+
+    The launcher first copies each of the others that may not be dense into dense memory.
+
+    Args:
+        params: shapes and dtypes by name.
+        layouts: layouts of the arrays that may not be dense.
+        in_place: returns whether the kernels read an array of this name, shape and dtype in this layout.
+    """
+    kept = {
+        name: layouts[name]
+        for name, param in params.items()
+        if name in layouts and in_place(name, param, layouts[name])
+    }
+    arrays = arrays_of(kept, **params)
+    return tuple(replace(a, copied=a.name in layouts and a.name not in kept) for a in arrays), kept
+
+
+def pointers_to(arrays: Iterable[Array], names: str = "", **others: str | None) -> dict[str, str | None]:
+    """Pointer parameter -> array name, None where the array is absent.
+
+    Args:
+        arrays: the present arrays.
+        names: names of arrays whose parameter is `<name>_ptr`, separated by spaces.
+        others: parameter -> array name, or None.
+    """
+    present = {array.name for array in arrays}
+    wanted = {f"{name}_ptr": name for name in names.split()} | others
+    return {parameter: name if name in present else None for parameter, name in wanted.items()}
+
+
+def strides_of(name: str, shape: tuple[int, ...], layouts: Layouts) -> Strides:
+    """An array's strides, in elements; those of a dense array where no layout is passed for it."""
+    return layouts[name].strides if name in layouts else dense(shape)

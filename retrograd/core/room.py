@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import update_wrapper
 from importlib import import_module
@@ -10,12 +10,11 @@ from types import FunctionType
 from typing import Any
 
 from .arch import Arch
-from .cases import Case
+from .cases import Case, other_values
 from .declaration import Argument, alternatives
-from .implementation import Replan
-from .op import Op, differentiable
+from .op import Op, Replan, differentiable
 from .program import Program
-from .spec import CallSpec, Param, Pass, arguments
+from .spec import CallSpec, Param, Pass, arguments, options
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,10 @@ class Room:
     op: Op | None = None
 
     @classmethod
-    def of(cls, op: Op, **rest: Any) -> Room:
-        """The room of an op; `rest` has the attributes that do not follow from `op`.
+    def of(cls, op: Op, cases: Sequence[Case], **rest: Any) -> Room:
+        """The room of an op; `rest` has the other attributes that do not follow from `op`.
+
+        An option that no case sets gets a case of its own: the first case with another value of the option.
 
         The public functions are in the modules `torch_functions` and `jax_functions` next to the op's package.
         """
@@ -103,7 +104,14 @@ class Room:
             "time_axis": axes["T"],
             "sequence_axis": axes["S"],
         }
-        return cls(name=op.name, op=op, arguments=op.arguments, **_costs(op), **(derived | rest))
+        return cls(
+            name=op.name,
+            op=op,
+            arguments=op.arguments,
+            cases=[*cases, *_untried(op, cases)],
+            **_costs(op),
+            **(derived | rest),
+        )
 
     def variant(
         self, only: str | None = None, replan: Replan | None = None, call: type[CallSpec] | None = None
@@ -156,6 +164,15 @@ class Room:
 def spec_of(op: Op, case: Case) -> Any:
     """The spec of a case."""
     return op.spec({name: Param(tensor.shape, tensor.dtype) for name, tensor in case.inputs.items()}, case.options)
+
+
+def _untried(op: Op, cases: Sequence[Case]) -> Iterator[Case]:
+    """The first case with another value of each option that no case sets, under the option's name."""
+    tried = {name for case in cases for name in case.options}
+    for name, option in options(op.call).items():
+        if name not in tried:
+            (value, *_) = other_values(option, option.default)
+            yield replace(cases[0], name=name, options={**cases[0].options, name: value})
 
 
 def _costs(op: Op) -> dict[str, Any]:

@@ -1,17 +1,10 @@
-"""Strides and layouts: merges dimensions so that few strides address every row and strided arrays need no copy."""
+"""Strides of rows: merges dimensions so that few strides address every row, and strided arrays need no copy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Sequence
 
-Strides = tuple[int, ...]
-
-
-def dense(shape: Sequence[int]) -> Strides:
-    """Strides of a dense row-major array, in elements."""
-    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+from .program import Strides, dense
 
 
 def is_dense(shape: Sequence[int], strides: Strides) -> bool:
@@ -50,14 +43,3 @@ def collapse(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[tuple[in
     if not merged:
         return (1,), [tuple(s[-1:]) or (0,) for s in strides]
     return tuple(merged), [tuple(s) for s in kept]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """An array's layout in memory: strides in elements, and whether its first element is on a 16-byte boundary."""
-
-    strides: Strides
-    aligned: bool = True
-
-
-Layouts = Mapping[str, Layout]  # by array name; an array without an entry is dense

@@ -11,8 +11,8 @@ from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
-from .declaration import Argument, Axis, Letter, Option, Result, alternatives, fits, form, size_of
-from .dtypes import BYTES, accumulator
+from .declaration import Argument, Axis, Letter, Option, Result, Sizes, alternatives, form
+from .dtypes import BYTES
 from .errors import bad_dtype, bad_shape, bad_type, bad_value, check_option
 
 Pass = Literal["fwd", "bwd"]
@@ -117,7 +117,9 @@ class CallSpec:
         """Raise for an option of the wrong type, or with a value that is not among its choices."""
         for name, declared in options(type(self)).items():
             value = getattr(self, name)
-            if declared.kind != "ScalarType?":
+            # A value of the default's own type is right, but for ints that are too large and for what a tuple holds.
+            right = type(value) is type(declared.default) and type(value) not in (int, tuple)
+            if declared.kind != "ScalarType?" and not right:
                 check_option(self.op, name, value, declared.kind)
             if declared.choices and value not in declared.choices:
                 raise bad_value(self.op, name, value, " or ".join(map(repr, declared.choices)))
@@ -366,7 +368,7 @@ def options(call: type[CallSpec]) -> dict[str, Option]:
 @once
 def with_gradients(call: type[CallSpec]) -> frozenset[str]:
     """The arguments that have a gradient."""
-    return frozenset(name for name, argument in arguments(call).items() if argument.differentiable)
+    return frozenset(name for name, a in arguments(call).items() if a.reaches is None and a.number is None)
 
 
 @once
@@ -388,3 +390,49 @@ def _in_order(call: type[CallSpec]) -> list[tuple[str, Argument]]:
         return int(any(axis.may_be_one or axis.offset for axis in axes))
 
     return sorted(arguments(call).items(), key=late)
+
+
+def accumulator(dtype: str) -> str:
+    """The dtype in which values of `dtype` are summed."""
+    return dtype if dtype in ("float64", "complex64", "complex128") else "float32"
+
+
+def places(spec: Any, steps: int) -> int:
+    """The number of slots of a row in an array with one slot per `steps` steps of a sequence.
+
+    In a packed row, the slots of sequence i begin at start // steps + i. It needs at most
+    end // steps - start // steps + 1 slots, so its slots never overlap those of the next sequence.
+    """
+    if spec.packed:
+        return spec.time // steps + spec.sequences
+    return -(-spec.time // steps)
+
+
+def fits(axes: tuple[Axis, ...], shape: tuple[int, ...], known: Sizes) -> dict[str, Any] | None:
+    """The sizes of those letters of a shape that are not known yet; None where the shape does not fit."""
+    many = [place for place, axis in enumerate(axes) if axis.many]
+    if many:
+        extra = len(shape) - (len(axes) - 1)
+        if extra < 0:
+            return None
+        (place,) = many
+        shape = (*shape[:place], shape[place : place + extra], *shape[place + extra :])  # type: ignore[arg-type]
+    if len(shape) != len(axes):
+        return None
+    found: dict[str, Any] = {}
+    for axis, size in zip(axes, shape, strict=True):
+        if axis.may_be_one and size == 1:
+            continue
+        own = size if axis.many else size - axis.offset
+        expected = known.get(axis.letter, found.get(axis.letter))
+        if expected is None:
+            found[axis.letter] = own
+        elif own != expected:
+            return None
+    return found
+
+
+def size_of(axis: Axis, sizes: Sizes) -> tuple[int, ...]:
+    """The sizes in a shape for a declared axis: one, or any number where the axis is `many`."""
+    size = sizes[axis.letter]
+    return tuple(size) if axis.many else (size + axis.offset,)

@@ -11,11 +11,6 @@ T = TypeVar("T")
 TUNED = "sm_90"  # the architecture that plans are tuned for first
 
 
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n, and at least 1."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def of_arch(tables: Mapping[str, T], arch: Arch) -> T:
     """An architecture's own table, by its name; where it has none, that of the architecture tuned for first."""
     return tables.get(arch.name, tables[TUNED])

@@ -13,7 +13,7 @@ from retrograd.core.jax.arguments import checker, jax_dtype
 from retrograd.core.jax.op import bind
 
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
-from .causal_conv1d.update import Update as CAUSAL_CONV1D_UPDATE
+from .causal_conv1d.update import Step as CAUSAL_CONV1D_UPDATE
 from .causal_conv1d.update import update as step_of_causal_conv1d
 from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM

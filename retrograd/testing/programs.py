@@ -9,7 +9,7 @@ from typing import Any
 
 from retrograd.core.arch import Arch
 from retrograd.core.build import ALIGNMENT, build, signature
-from retrograd.core.cases import Case
+from retrograd.core.cases import Case, other_values
 from retrograd.core.kernels.reduce import sum_rows
 from retrograd.core.program import Array, Launch, Program
 from retrograd.core.room import Room, spec_of
@@ -163,15 +163,6 @@ def second_row(room: Room, case: Case, array: Array) -> Array:
     return replace(array, aligned=row.nbytes % ALIGNMENT == 0)
 
 
-OTHERS: dict[str, tuple[Any, ...]] = {  # values to try, by kind of option
-    "bool": (False, True),
-    "float": (0.25, 0.5),
-    "float[]": ((0.0, 1.0), (0.0, 2.0)),
-    "SymInt?": (None, 8, 16),
-    "ScalarType?": ("float32", "bfloat16", "float16"),
-}
-
-
 def check_honours(room: Room, case: Case, arch: Arch, without_effect: Container[str] = ()) -> int:
     """Changing an option changes the launches, and so does omitting an optional argument.
 
@@ -209,9 +200,8 @@ def varied(room: Room, case: Case) -> Iterator[tuple[Case, str]]:
         now = case.options.get(name, option.default)
         if option.kind == "ScalarType?" and now is None:
             now = next(iter(case.inputs.values())).dtype
-        for value in option.choices or OTHERS[option.kind]:
-            if value != now:
-                yield replace(case, options={**case.options, name: value}), name
+        for value in other_values(option, now):
+            yield replace(case, options={**case.options, name: value}), name
     for name, argument in arguments(room.op.call).items():
         if argument.optional and name in case.inputs:
             yield replace(case, inputs={n: t for n, t in case.inputs.items() if n != name}), name

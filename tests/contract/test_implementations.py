@@ -8,7 +8,7 @@ import pytest
 
 from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.cases import Case
-from retrograd.core.implementation import Implementation
+from retrograd.core.op import Implementation
 from retrograd.core.room import Room
 from retrograd.core.spec import arguments, options
 from retrograd.ops.rms_norm.cases import case

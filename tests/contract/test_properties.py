@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.cases import Case
+from retrograd.core.program import dense
 from retrograd.core.room import Room
-from retrograd.core.rows import collapse, dense
+from retrograd.core.rows import collapse
 from retrograd.ops.rooms import rooms
 from retrograd.testing import programs
 from retrograd.testing.budget import judge, measure, rounding

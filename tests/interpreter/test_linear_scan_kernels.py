@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from retrograd.core.arch import SUPPORTED
-from retrograd.core.rows import Layout
+from retrograd.core.program import Layout
 from retrograd.core.spec import Param
 from retrograd.core.torch.launch import dtype_name, interpret
 from retrograd.ops.linear_scan import op, reference

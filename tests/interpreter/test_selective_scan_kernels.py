@@ -14,8 +14,8 @@ from torch import Tensor
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.cases import Case
+from retrograd.core.program import Layout
 from retrograd.core.room import spec_of
-from retrograd.core.rows import Layout
 from retrograd.core.torch.launch import interpret
 from retrograd.ops.selective_scan import reference
 from retrograd.ops.selective_scan.cases import CASES

@@ -8,8 +8,7 @@ import pytest
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
-from retrograd.core.program import Program
-from retrograd.core.rows import Layout
+from retrograd.core.program import Layout, Program
 from retrograd.core.spec import Param
 from retrograd.ops.causal_conv1d.op import OP, Spec
 from retrograd.ops.causal_conv1d.triton.launches import planned

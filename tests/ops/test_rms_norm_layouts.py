@@ -10,9 +10,8 @@ import torch
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
 from retrograd.core.cases import Case
-from retrograd.core.program import Program
+from retrograd.core.program import Layout, Program
 from retrograd.core.room import spec_of
-from retrograd.core.rows import Layout
 from retrograd.core.spec import Param
 from retrograd.core.torch.launch import DTYPES, key, layouts
 from retrograd.ops.rms_norm.op import OP

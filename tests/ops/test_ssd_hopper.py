@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrograd.core.arch import SUPPORTED
+from retrograd.core.program import Layout, dense
 from retrograd.core.room import spec_of
-from retrograd.core.rows import Layout, dense
 from retrograd.core.spec import Pass
 from retrograd.ops.rooms import room
 from retrograd.ops.ssd.cases import MAMBA, case
-from retrograd.ops.ssd.hopper import IMPLEMENTATION, launches, plan
+from retrograd.ops.ssd.hopper import launches, plan
 from retrograd.ops.ssd.op import OP, Spec
 from retrograd.testing import programs
 
@@ -28,7 +28,8 @@ def spec(shape: tuple[int, int, int, int, int, int] = SHAPE, **how: Any) -> Spec
 
 
 def taken(spec: Spec, which: Pass, arch: str = "sm_90") -> bool:
-    return IMPLEMENTATION.has(spec, SUPPORTED[arch], which)
+    (hopper,) = OP.only("hopper").implementations
+    return hopper.has(spec, SUPPORTED[arch], which)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,8 @@ from math import prod
 from typing import ClassVar
 
 from retrograd.core.declaration import Letter, Result, number, required
-from retrograd.core.op import Op
+from retrograd.core.op import Implementation, Op, names
 from retrograd.core.spec import CallSpec, Param, Pass
-
-from . import triton
 
 
 @dataclass(frozen=True)
@@ -34,4 +32,4 @@ class Spec(CallSpec):
         return 2 * prod(self.x.shape)
 
 
-OP = Op(Spec, __package__, (triton.IMPLEMENTATION,))
+OP = Op(Spec, __package__, (Implementation(f"{__package__}.triton", takes=names("x scale seed")),))

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 
 from ..arch import Arch
 from ..op import Call, Op, differentiable, saved_names
-from ..program import Array, Program
-from ..rows import Layouts
+from ..program import Array, Layouts, Program
 from ..spec import Fold
 from ..xp import Namespace, jax_namespace
 from .launch import primitive

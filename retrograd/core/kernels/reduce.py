@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton import next_power_of_2
 
 from ..arch import Arch
 from ..program import Launch
-from ..tiles import power_of_two
 from .numerics import let_next_start, wait_for_previous
 
 # 8 columns of fp32 are one 32-byte sector; all rows are asked for at once, so their latency is paid once.
@@ -43,7 +43,7 @@ def sum_rows(
 
 def sum_rows_launch(partial: str, out: str, rows: int, columns: int, arch: Arch) -> Launch:
     """Reduce the array `partial` (rows, columns), fp32, to `out` (columns,) in the dtype of `out`."""
-    tile_rows = min(TILE_ROWS, max(16, power_of_two(rows)))
+    tile_rows = min(TILE_ROWS, max(16, next_power_of_2(rows)))
     return Launch(
         sum_rows,
         grid=-(-columns // COLUMNS),
@@ -92,8 +92,8 @@ def sum_blocks_launch(
     partial: str, out: str, rows: int, groups: int, blocks: int, N: int, arch: Arch, part: int = 0, parts: int = 1
 ) -> Launch:
     """Reduce the array `partial` (rows, groups, blocks, parts, N), fp32, at `part`, to `out` (rows, groups, N)."""
-    at_once = min(BLOCKS, power_of_two(blocks))
-    tile_rows = max(1, min(TILE_STEPS, ELEMENTS // (at_once * power_of_two(N))))
+    at_once = min(BLOCKS, next_power_of_2(max(blocks, 1)))
+    tile_rows = max(1, min(TILE_STEPS, ELEMENTS // (at_once * next_power_of_2(N))))
     return Launch(
         sum_blocks,
         grid=-(-rows // tile_rows) * groups,
@@ -101,7 +101,7 @@ def sum_blocks_launch(
         scalars={"rows": rows, "groups": groups, "blocks_a_group": blocks, "part": part, "parts": parts},
         constants={
             "N": N,
-            "BLOCK_N": power_of_two(N),
+            "BLOCK_N": next_power_of_2(N),
             "ROWS": tile_rows,
             "BLOCKS": at_once,
             "OVERLAP": arch.overlaps_launches,

@@ -11,18 +11,7 @@ from torch import Tensor
 from ..errors import OPTION_TYPES, bad_layout, bad_type, bad_value, check_number, check_option
 from ..op import Op
 from ..spec import Param
-from .launch import DTYPES, dtype_name
-
-
-def concrete(option: Any) -> Any:
-    """An option's value: the name of a dtype, and the number for a symbol from a graph traced with dynamic shapes."""
-    if isinstance(option, torch.SymInt):
-        return int(option)
-    if isinstance(option, torch.SymFloat):
-        return float(option)
-    if isinstance(option, tuple):
-        return tuple([concrete(item) for item in option])
-    return dtype_name(option) if isinstance(option, torch.dtype) else option
+from .launch import DTYPES, concrete, dtype_name
 
 
 def check_arguments(op: Op, tensors: Sequence[Any], options: Sequence[Any]) -> None:

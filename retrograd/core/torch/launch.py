@@ -16,8 +16,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 
 from ..arch import Arch, amd, nvidia
-from ..program import Array, Descriptor, Launch, Program
-from ..rows import Layout, dense
+from ..program import Array, Descriptor, Launch, Layout, Program, dense
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
@@ -49,6 +48,17 @@ def arch_of(device: torch.device) -> Arch | None:
 def dtype_name(dtype: torch.dtype) -> str:
     """The dtype's name; for a dtype that the library does not know, torch's name without the prefix."""
     return NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def concrete(option: Any) -> Any:
+    """An option's value: the name of a dtype, and the number for a symbol from a graph traced with dynamic shapes."""
+    if isinstance(option, torch.SymInt):
+        return int(option)
+    if isinstance(option, torch.SymFloat):
+        return float(option)
+    if isinstance(option, tuple):
+        return tuple([concrete(item) for item in option])
+    return dtype_name(option) if isinstance(option, torch.dtype) else option
 
 
 def key(tensor: torch.Tensor) -> Key:

@@ -8,12 +8,32 @@ from typing import ClassVar
 
 from retrograd.core.declaration import Letter, Result, boundaries, option, optional, required
 from retrograd.core.dtypes import FLOATS
-from retrograd.core.op import Op
-from retrograd.core.spec import Param, Pass, Size
+from retrograd.core.errors import bad_shape
+from retrograd.core.op import Implementation, Op, names
+from retrograd.core.spec import CallSpec, Param, Pass, Size
 
-from . import triton
-from .common import ACTIVATIONS, Convolution
-from .update import Update
+ACTIVATIONS = (None, "silu")
+MAX_T = 2**31 - 2**18  # steps are counted in int32, and the last tile may end past them
+
+
+class Convolution(CallSpec):
+    """What `causal_conv1d` and `causal_conv1d_update` share: calls that filter x along time."""
+
+    x: Param
+
+    letters: ClassVar = {
+        "B": Letter("batch"),
+        "T": Letter("time"),
+        "D": Letter("channels"),
+        "W": Letter("width", 1, 64),
+    }
+
+    time = Size("T", 1)  # of all packed sequences together
+
+    def check(self) -> None:
+        """Raise for more steps than the kernels can count."""
+        if self.time > MAX_T:
+            raise bad_shape(self.op, "x", self.x.shape, f"at most {MAX_T} steps of time")
 
 
 @dataclass(frozen=True)
@@ -102,4 +122,10 @@ class Spec(Convolution):
         return (forward if which == "fwd" else backward) * math.prod(self.x.shape)
 
 
-OP = Op(Spec, __package__, (triton.IMPLEMENTATION,), update=Update)
+IMPLEMENTATIONS = (
+    Implementation(
+        f"{__package__}.triton",
+        takes=names("x weight bias initial_state cu_seqlens activation return_final_state"),
+    ),
+)
+OP = Op(Spec, __package__, IMPLEMENTATIONS, updates=True)

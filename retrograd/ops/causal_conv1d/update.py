@@ -10,11 +10,11 @@ from retrograd.core.declaration import Result, option, optional, required
 from retrograd.core.dtypes import FLOATS
 from retrograd.core.spec import Param
 
-from .common import ACTIVATIONS, Convolution
+from .op import ACTIVATIONS, Convolution
 
 
 @dataclass(frozen=True)
-class Update(Convolution):
+class Step(Convolution):
     """One or a few steps of generation: `causal_conv1d` continued from a state, with its gradients.
 
     The results are bitwise equal to those of the same steps in a longer sequence; in JAX without a kernel, only as far

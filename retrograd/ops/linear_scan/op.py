@@ -9,10 +9,8 @@ from typing import ClassVar
 from retrograd.core.declaration import Letter, Result, boundaries, option, optional, required
 from retrograd.core.dtypes import KERNEL_FLOATS
 from retrograd.core.errors import bad_shape
-from retrograd.core.op import Op
+from retrograd.core.op import Implementation, Op, names
 from retrograd.core.spec import CallSpec, Param, Pass, Size
-
-from . import triton
 
 MAX_TIME = 2**30  # steps are counted in 32 bits, with room for the tiles past the end
 DTYPES = (*KERNEL_FLOATS, "complex64", "float64", "complex128")
@@ -134,4 +132,10 @@ class Spec(CallSpec):
             raise bad_shape(self.op, "b", self.b.shape, f"at most {MAX_TIME} steps along time")
 
 
-OP = Op(Spec, __package__, (triton.IMPLEMENTATION,))
+IMPLEMENTATIONS = (
+    Implementation(
+        f"{__package__}.triton",
+        takes=names("a b initial_state cu_seqlens reverse return_final_state"),
+    ),
+)
+OP = Op(Spec, __package__, IMPLEMENTATIONS)

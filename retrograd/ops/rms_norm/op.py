@@ -11,10 +11,8 @@ from typing import ClassVar
 from retrograd.core.declaration import Letter, Result, option, optional, required
 from retrograd.core.dtypes import FLOATS
 from retrograd.core.errors import bad_dtype, bad_shape, bad_value
-from retrograd.core.op import Op
+from retrograd.core.op import Implementation, Op, names
 from retrograd.core.spec import CallSpec, Fold, Param, Pass, Size
-
-from . import hopper, triton
 
 # Largest row the kernels are built and tested for.
 MAX_N = 262_144
@@ -230,4 +228,14 @@ class Spec(CallSpec):
             raise bad_value(self.op, "eps", self.eps, f"at least {SMALLEST_EPS:.4g}, the smallest normal float32")
 
 
-OP = Op(Spec, __package__, (hopper.IMPLEMENTATION, triton.IMPLEMENTATION))
+IMPLEMENTATIONS = (
+    Implementation(
+        f"{__package__}.hopper",
+        takes=names("x weight eps weight_offset group_size prenorm out_dtype"),
+    ),
+    Implementation(
+        f"{__package__}.triton",
+        takes=names("x weight bias residual gate eps weight_offset group_size norm_before_gate prenorm out_dtype"),
+    ),
+)
+OP = Op(Spec, __package__, IMPLEMENTATIONS)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from retrograd.core.arrays import pointers_to, read_in_place
-from retrograd.core.program import Array, Scalar
-from retrograd.core.rows import Layout, Layouts, is_dense
+from retrograd.core.program import Array, Layout, Layouts, Scalar, pointers_to, read_in_place
+from retrograd.core.rows import is_dense
 from retrograd.core.spec import Param
 
 from .op import Spec

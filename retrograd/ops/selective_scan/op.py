@@ -5,16 +5,77 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from retrograd.core.chunks import places
-from retrograd.core.declaration import Result, boundaries, option, optional, required
+from retrograd.core.declaration import Letter, Result, boundaries, option, optional, required
 from retrograd.core.dtypes import FLOATS
-from retrograd.core.op import Op
-from retrograd.core.spec import Param, Pass, Size
-from retrograd.core.tiles import power_of_two
+from retrograd.core.op import Implementation, Op, names
+from retrograd.core.spec import CallSpec, Param, Pass, Size, accumulator, places
 
-from . import hopper, triton
-from .common import D_DOC, DT_BIAS_DOC, DT_SOFTPLUS_DOC, FLOAT_OR_COMPLEX, Common
-from .update import Step
+MAX_N = 256
+FLOAT_OR_COMPLEX = ("Float", "Complex")  # kinds of numbers
+D_DOC = "(D,), float32: a skip from x to y."
+DT_BIAS_DOC = "(D,), float32, added to dt."
+DT_SOFTPLUS_DOC = "whether to apply softplus to dt + dt_bias."
+
+
+class Common(CallSpec):
+    """What `selective_scan` and `selective_state_update` share: letters and dtypes."""
+
+    x: Param
+    A: Param
+    B: Param
+    C: Param
+
+    letters: ClassVar = {
+        "B": Letter("batch"),
+        "T": Letter("time"),
+        "D": Letter("channels"),
+        "N": Letter("state", 1, MAX_N),
+        "G": Letter("groups", divides="D"),
+        "K": Letter("groups", divides="D"),
+        "S": Letter("sequences", 1),
+    }
+
+    @property
+    def compute_dtype(self) -> str:
+        """Dtype of the real arithmetic."""
+        return accumulator(self.x.dtype)
+
+    @property
+    def pair_dtype(self) -> str:
+        """Dtype of complex numbers, pairs of real ones."""
+        return "complex128" if self.compute_dtype == "float64" else "complex64"
+
+    @property
+    def complex(self) -> bool:
+        """Whether A, B, C and the states are complex."""
+        return self.A.dtype.startswith("complex")
+
+    @property
+    def state_dtype(self) -> str:
+        """Dtype of the states."""
+        return self.pair_dtype if self.complex else self.compute_dtype
+
+    @property
+    def B_dtypes(self) -> tuple[str, ...]:
+        """Dtypes that B may have."""
+        return self._dtypes_of_matrix("B")
+
+    @property
+    def C_dtypes(self) -> tuple[str, ...]:
+        """Dtypes that C may have."""
+        return self._dtypes_of_matrix("C")
+
+    def constant(self, name: str) -> bool:
+        """Whether B or C is the same at all steps: (D, N)."""
+        return False
+
+    def matrix(self, name: str) -> Param:
+        """B or C."""
+        return self.B if name == "B" else self.C
+
+    def _dtypes_of_matrix(self, name: str) -> tuple[str, ...]:
+        """The dtype of the states; a real matrix with a time axis may also have that of x."""
+        return (self.state_dtype,) if self.complex or self.constant(name) else (self.x.dtype, self.state_dtype)
 
 
 @dataclass(frozen=True)
@@ -123,7 +184,7 @@ class Spec(Common):
     def chunk(self) -> int:
         """Steps between two saved states: as few as 2 bytes per channel and step allow."""
         numbers = self.N * (2 if self.complex else 1)
-        return max(16, min(128, 2 * power_of_two(numbers)))
+        return next((steps for steps in (16, 32, 64) if steps >= 2 * numbers), 128)
 
     @property
     def chunks(self) -> int:
@@ -152,4 +213,14 @@ class Spec(Common):
         return steps * (self.N + self.dt_softplus + (self.z is not None))
 
 
-OP = Op(Spec, __package__, (hopper.IMPLEMENTATION, triton.IMPLEMENTATION), update=Step)
+IMPLEMENTATIONS = (
+    Implementation(
+        f"{__package__}.hopper",
+        takes=names("x dt A B C D z dt_bias initial_state cu_seqlens dt_softplus return_final_state"),
+    ),
+    Implementation(
+        f"{__package__}.triton",
+        takes=names("x dt A B C D z dt_bias initial_state cu_seqlens dt_softplus return_final_state"),
+    ),
+)
+OP = Op(Spec, __package__, IMPLEMENTATIONS, updates=True)

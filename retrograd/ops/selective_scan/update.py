@@ -10,7 +10,7 @@ from retrograd.core.declaration import Result, option, optional, required
 from retrograd.core.dtypes import FLOATS
 from retrograd.core.spec import Param
 
-from .common import D_DOC, DT_BIAS_DOC, DT_SOFTPLUS_DOC, FLOAT_OR_COMPLEX, Common
+from .op import D_DOC, DT_BIAS_DOC, DT_SOFTPLUS_DOC, FLOAT_OR_COMPLEX, Common
 
 OF_STEPS = ("x", "dt", "B", "C", "z")
 

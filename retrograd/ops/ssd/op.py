@@ -6,14 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from retrograd.core.chunks import places
 from retrograd.core.declaration import Letter, Result, boundaries, option, optional, required
 from retrograd.core.dtypes import FLOATS
 from retrograd.core.errors import bad_shape, bad_value
-from retrograd.core.op import Op
-from retrograd.core.spec import CallSpec, Param, Pass, Size
-
-from . import hopper, triton
+from retrograd.core.op import Implementation, Op, names
+from retrograd.core.spec import CallSpec, Param, Pass, Size, places
 
 NOT_NEGATIVE = (0.0, math.inf)
 # A sequence continued from its state at a multiple of this many steps has the same bits as in one call, on every path.
@@ -195,9 +192,19 @@ def in_range(limit: tuple[float, float], dtype: str) -> tuple[float, float]:
     return number(limit[0]), number(limit[1])
 
 
+IMPLEMENTATIONS = (
+    Implementation(
+        f"{__package__}.hopper",
+        takes=names("x dt A B C D dt_bias initial_state cu_seqlens dt_softplus dt_limit return_final_state"),
+    ),
+    Implementation(
+        f"{__package__}.triton",
+        takes=names("x dt A B C D z dt_bias initial_state cu_seqlens dt_softplus dt_limit return_final_state"),
+    ),
+)
 OP = Op(
     Spec,
     __package__,
-    (hopper.IMPLEMENTATION, triton.IMPLEMENTATION),
+    IMPLEMENTATIONS,
     extra=("SsdWindow", "ssd_prefill", "ssd_step", "ssd_update"),
 )

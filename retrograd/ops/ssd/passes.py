@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrograd.core.arch import Arch
-from retrograd.core.arrays import pointers_to, read_in_place, strides_of
 from retrograd.core.build import divisor
 from retrograd.core.kernels.reduce import sum_blocks_launch, sum_rows_launch
-from retrograd.core.program import Array, Launch, Scalar
-from retrograd.core.rows import Layout, Layouts, is_dense
+from retrograd.core.program import Array, Launch, Layout, Layouts, Scalar, pointers_to, read_in_place, strides_of
+from retrograd.core.rows import is_dense
 from retrograd.core.spec import Param
 
 from .op import Spec
@@ -57,7 +56,6 @@ class Launches:
             },
             constants={
                 "BLOCK_H": heads,
-                "SOFTPLUS": self.spec.dt_softplus,
                 "OVERLAP": self.arch.overlaps_launches,
                 **constants,
             },

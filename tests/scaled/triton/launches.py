@@ -4,9 +4,8 @@ from math import prod
 from typing import Any
 
 from retrograd.core.arch import Arch
-from retrograd.core.arrays import pointers_to, read_in_place
-from retrograd.core.program import Array, Launch, Program
-from retrograd.core.rows import Layouts, is_dense
+from retrograd.core.program import Array, Launch, Layouts, Program, pointers_to, read_in_place
+from retrograd.core.rows import is_dense
 from retrograd.core.spec import Pass
 
 from . import kernels

@@ -12,11 +12,9 @@ from typing import Any
 from triton import knobs
 
 from retrograd.core.arch import Arch
-from retrograd.core.arrays import arrays_of, pointers_to, strides_of
 from retrograd.core.dtypes import KERNEL_FLOATS
 from retrograd.core.kernels.reduce import sum_rows_launch
-from retrograd.core.program import Array, Launch, Program, Scalar
-from retrograd.core.rows import Layouts
+from retrograd.core.program import Array, Launch, Layouts, Program, Scalar, arrays_of, pointers_to, strides_of
 from retrograd.core.spec import Pass
 
 from ..op import Spec

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from triton import next_power_of_2
+
 from retrograd.core.arch import KIB, Arch
 from retrograd.core.dtypes import BYTES
 from retrograd.core.spec import Pass
-from retrograd.core.tiles import of_arch, power_of_two, warps_of
+from retrograd.core.tiles import of_arch, warps_of
 
 from ..op import Spec
 
@@ -46,8 +48,8 @@ class Walk:
     def steps(self, spec: Spec) -> int:
         """Steps that a lane walks over, a power of two."""
         steps = spec.batch * spec.time * -(-spec.channels // self.channels)
-        wanted = power_of_two(steps // self.parallel)
-        return max(self.unroll, min(LONGEST_WALK, wanted, power_of_two(-(-spec.time // self.lanes))))
+        wanted = next_power_of_2(steps // self.parallel)
+        return max(self.unroll, min(LONGEST_WALK, wanted, next_power_of_2(-(-spec.time // self.lanes))))
 
     def chunks(self, spec: Spec) -> int:
         """Programs that share the time of a row."""
@@ -75,8 +77,8 @@ class Vectors:
     def tiles(self, spec: Spec) -> int:
         """Tiles per program, a power of two."""
         each = -(-spec.time // (self.blocks * self.vector))
-        wanted = power_of_two(spec.batch * each * -(-spec.channels // self.channels) // self.parallel)
-        return max(1, min(LONGEST_WALK // self.vector, wanted, power_of_two(each)))
+        wanted = next_power_of_2(spec.batch * each * -(-spec.channels // self.channels) // self.parallel)
+        return max(1, min(LONGEST_WALK // self.vector, wanted, next_power_of_2(each)))
 
     def chunks(self, spec: Spec) -> int:
         """Programs that share the time of a row."""
@@ -144,7 +146,7 @@ def backward_time(spec: Spec, arch: Arch) -> Vectors:
 
 def _walk(spec: Spec, arch: Arch, tables: dict[str, dict[int, tuple[int, int, int, int, int]]]) -> Walk:
     lanes, channels, unroll, warps, parallel = of_arch(tables, arch)[BYTES[spec.x.dtype]]
-    narrow = min(channels, max(FEWEST_CHANNELS, power_of_two(spec.channels)))
+    narrow = min(channels, max(FEWEST_CHANNELS, next_power_of_2(spec.channels)))
     return Walk(lanes * channels // narrow, narrow, unroll, warps_of(warps, arch), parallel=parallel)
 
 

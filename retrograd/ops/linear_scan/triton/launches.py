@@ -7,9 +7,7 @@ from math import prod
 from typing import Any
 
 from retrograd.core.arch import Arch
-from retrograd.core.arrays import arrays_of, pointers_to, strides_of
-from retrograd.core.program import Array, Launch, Program, Scalar
-from retrograd.core.rows import Layouts, Strides
+from retrograd.core.program import Array, Launch, Layouts, Program, Scalar, Strides, arrays_of, pointers_to, strides_of
 from retrograd.core.spec import Param, Pass
 
 from ..op import Spec

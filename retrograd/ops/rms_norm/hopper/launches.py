@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from retrograd.core.arch import KIB, Arch
-from retrograd.core.arrays import arrays_of, pointers_to
 from retrograd.core.dtypes import BYTES
 from retrograd.core.kernels.reduce import sum_rows_launch
-from retrograd.core.program import Array, Launch, Program
-from retrograd.core.rows import Layouts
+from retrograd.core.program import Array, Launch, Layouts, Program, arrays_of, pointers_to
 from retrograd.core.spec import Param, Pass
 
 from ..op import Spec

@@ -6,12 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retrograd.core.arch import Arch
-from retrograd.core.arrays import arrays_of, pointers_to, strides_of
 from retrograd.core.build import ALIGNMENT, divisor
 from retrograd.core.dtypes import KERNEL_FLOATS
 from retrograd.core.kernels.reduce import sum_rows_launch
-from retrograd.core.program import Array, Launch, Program, Scalar
-from retrograd.core.rows import Layout, Layouts, Strides, collapse
+from retrograd.core.program import (
+    Array,
+    Launch,
+    Layout,
+    Layouts,
+    Program,
+    Scalar,
+    Strides,
+    arrays_of,
+    pointers_to,
+    strides_of,
+)
+from retrograd.core.rows import collapse
 from retrograd.core.spec import Param, Pass
 
 from ..op import Spec

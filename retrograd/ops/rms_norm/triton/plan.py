@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from triton import next_power_of_2
+
 from retrograd.core.arch import Arch
 from retrograd.core.dtypes import BYTES
 from retrograd.core.spec import Pass
-from retrograd.core.tiles import of_arch, power_of_two, warps_of
+from retrograd.core.tiles import of_arch, warps_of
 
 from ..op import Spec
 
@@ -119,28 +121,26 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
 
 def whole_forward(spec: Spec) -> bool:
     """Whether the forward pass holds a row in registers."""
-    return power_of_two(spec.N) <= WHOLE_FORWARD[_extra_arrays(spec) > 0]
+    return _columns(spec) <= WHOLE_FORWARD[_extra_arrays(spec) > 0]
 
 
 def whole_backward(spec: Spec, arch: Arch) -> bool:
     """Whether the backward pass holds a row in registers."""
-    return power_of_two(spec.N) <= WHOLE_BACKWARD[spec.gate is not None or spec.bias is not None] or again(spec, arch)
+    return _columns(spec) <= WHOLE_BACKWARD[spec.gate is not None or spec.bias is not None] or again(spec, arch)
 
 
 def again(spec: Spec, arch: Arch) -> bool:
     """Whether a gated row fits into registers in the backward pass if its float32 values are computed twice."""
     two_bytes = spec.gate is not None and all(BYTES[d] == 2 for d in (spec.x.dtype, spec.gate.dtype, spec.y_dtype))
     alone = spec.residual is None and spec.bias is None
-    return (
-        arch.backend == "cuda" and two_bytes and alone and power_of_two(spec.N) == max(of_arch(BACKWARD, arch)["gated"])
-    )
+    return arch.backend == "cuda" and two_bytes and alone and _columns(spec) == max(of_arch(BACKWARD, arch)["gated"])
 
 
 def forward(spec: Spec, arch: Arch) -> Tile:
     """The forward pass's tile."""
     if not whole_forward(spec):
         return Tile(rows=1, columns=2048 if _extra_arrays(spec) else 4096, num_warps=warps_of(8, arch), stages=2)
-    columns = power_of_two(spec.N)
+    columns = _columns(spec)
     table = of_arch(FORWARD, arch)["gated" if spec.gate else "plain"]
     rows, warps = table.get(max(columns, min(table)), (1, 32))
     return Tile(_rows(rows, columns, min(table)), columns, warps_of(warps, arch))
@@ -148,7 +148,7 @@ def forward(spec: Spec, arch: Arch) -> Tile:
 
 def backward(spec: Spec, arch: Arch) -> Tile:
     """The backward pass's tile, if a row is held in registers."""
-    columns = power_of_two(spec.N)
+    columns = _columns(spec)
     table = of_arch(BACKWARD, arch)["gated" if spec.gate else "residual" if spec.residual else "plain"]
     rows, warps, stages, programs = table[max(columns, min(table))]
     if arch.backend != "cuda":
@@ -160,6 +160,11 @@ def backward(spec: Spec, arch: Arch) -> Tile:
     if spec.N % 8:
         rows = max(1, rows // 2)  # unaligned rows are read element by element, which needs more addresses
     return _within_shared_memory(Tile(rows, columns, warps_of(warps, arch), stages, programs), spec, arch)
+
+
+def _columns(spec: Spec) -> int:
+    """Columns of a tile that holds a row."""
+    return next_power_of_2(max(spec.N, 1))
 
 
 def _rows(rows: int, columns: int, narrowest: int) -> int:

@@ -53,7 +53,7 @@ def finish(
     BLOCK_D: gl.constexpr,
     KEEP: gl.constexpr,
     PIECE: gl.constexpr,
-    SOFTPLUS: gl.constexpr,
+    DT_SOFTPLUS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
     """Write the gradients of the groups that `walk_back` has done.
@@ -109,7 +109,7 @@ def finish(
         mbarrier.arrive(free, count=1)
         mbarrier.arrive(empty.index(number % (GROUPS + 1)), count=1)
         ddt = dlog * LN2 + ddx * x
-        if SOFTPLUS:
+        if DT_SOFTPLUS:
             ddt = ddt * one_minus_exp(delta)
         ddt = gl.where(t < left, ddt, 0.0)
         to = (row + time) * channels + (t * (channels // 8)).to(gl.int64) * 8 + d

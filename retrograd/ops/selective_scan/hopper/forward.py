@@ -79,7 +79,7 @@ def forward_scan(
     STATES: gl.constexpr,
     KEEP: gl.constexpr,
     STAGES: gl.constexpr,
-    SOFTPLUS: gl.constexpr,
+    DT_SOFTPLUS: gl.constexpr,
     WARPS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
@@ -155,7 +155,7 @@ def forward_scan(
         async_copy.commit_group()
     async_copy.wait_group(STAGES - 2)
     block_barrier()
-    delta = step_size(dt_s.index(0).load(VEC), bias, steps < length, SOFTPLUS)
+    delta = step_size(dt_s.index(0).load(VEC), bias, steps < length, DT_SOFTPLUS)
     delta_f._reinterpret(gl.float32, [8, BLOCK_D], ROWS).store(delta)
     dx_f._reinterpret(gl.float32, [8, BLOCK_D], ROWS).store(delta * x_s.index(0).load(VEC).to(gl.float32))
     B_f._reinterpret(gl.float32, [8, N], ROWS).store(B_s.index(0).load(NV).to(gl.float32))
@@ -169,7 +169,7 @@ def forward_scan(
         after = (g + 1) % STAGES
         before = (g + STAGES - 1) % STAGES
         # prepare; past the end the steps are masked
-        delta = step_size(dt_s.index(after).load(VEC), bias, steps < length - g * 8 - 8, SOFTPLUS)
+        delta = step_size(dt_s.index(after).load(VEC), bias, steps < length - g * 8 - 8, DT_SOFTPLUS)
         dx = delta * x_s.index(after).load(VEC).to(gl.float32)
         b = B_s.index(after).load(NV).to(gl.float32)
         c = C_s.index(after).load(NV).to(gl.float32)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from retrograd.core.arch import KIB, Arch
-from retrograd.core.arrays import pointers_to, read_in_place, strides_of
-from retrograd.core.chunks import places
 from retrograd.core.dtypes import BYTES, KERNEL_FLOATS
-from retrograd.core.program import Array, Launch, Program
-from retrograd.core.rows import Layout, Layouts, Strides, dense, is_dense
-from retrograd.core.spec import Param, Pass
+from retrograd.core.program import (
+    Array,
+    Launch,
+    Layout,
+    Layouts,
+    Program,
+    Strides,
+    dense,
+    pointers_to,
+    read_in_place,
+    strides_of,
+)
+from retrograd.core.rows import is_dense
+from retrograd.core.spec import Param, Pass, places
 
 from ..op import Spec
 from ..passes import FP32, Unfinished
@@ -110,7 +119,6 @@ def forward(
             "STATES": states,
             "KEEP": spec.chunk,
             "STAGES": STAGES,
-            "SOFTPLUS": spec.dt_softplus,
             "WARPS": warps,
             "OVERLAP": arch.overlaps_launches,
         },
@@ -141,7 +149,6 @@ def backward(
             "KEEP": spec.chunk,
             "PIECE": spans.PIECE,
             "MIDDLE": spec.N <= 32,  # more states and longer chunks leave no shared memory for it
-            "SOFTPLUS": spec.dt_softplus,
             "SPLIT": spec.x.dtype == FP32 or spec.B.dtype == FP32 or spec.C.dtype == FP32,
             "WARPS": BACKWARD_WARPS,
             "MAKE_REGISTERS": MAKE_REGISTERS_64 if spec.N == 64 else MAKE_REGISTERS,
@@ -205,7 +212,6 @@ def _walk(
             "KEEP": spec.chunk,
             "STEPS": min(WALK_STEPS, spec.chunk),
             "STAGES": WALK_STAGES,
-            "SOFTPLUS": spec.dt_softplus,
             "BACK": back,
             "WARPS": warps,
             "OVERLAP": arch.overlaps_launches,

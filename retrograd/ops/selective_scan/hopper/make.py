@@ -49,7 +49,7 @@ def fetch_group(number, chunks, length, channels, arrays, states_ptr, raw, kept_
 
 
 @gluon.jit
-def prepare(stage, left, bias_ptr, d0, raw, N: gl.constexpr, BLOCK_D: gl.constexpr, SOFTPLUS: gl.constexpr,
+def prepare(stage, left, bias_ptr, d0, raw, N: gl.constexpr, BLOCK_D: gl.constexpr, DT_SOFTPLUS: gl.constexpr,
             WARPS: gl.constexpr):  # fmt: skip
     """What came, as the other warps want it: delta, 0 past the `left` steps, x, g_y = dy silu(z), B, C, dy silu'(z)."""
     VEC: gl.constexpr = vector_layout(BLOCK_D, WARPS)
@@ -58,7 +58,7 @@ def prepare(stage, left, bias_ptr, d0, raw, N: gl.constexpr, BLOCK_D: gl.constex
     gy = dy_s.index(stage).load(VEC).to(gl.float32)
     bias = per_channel(bias_ptr, d0, BLOCK_D, VEC)
     within = gl.arange(0, 8, gl.SliceLayout(1, VEC))[:, None] < left
-    delta = step_size(dt_s.index(stage).load(VEC), bias, within, SOFTPLUS)
+    delta = step_size(dt_s.index(stage).load(VEC), bias, within, DT_SOFTPLUS)
     gate = gy
     if z_s is not None:
         gy, gate = through_gate(gy, z_s.index(stage).load(VEC).to(gl.float32))
@@ -101,7 +101,7 @@ def make(
     BLOCK_D: gl.constexpr,
     KEEP: gl.constexpr,
     MIDDLE: gl.constexpr,
-    SOFTPLUS: gl.constexpr,
+    DT_SOFTPLUS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
     """Make the groups of every chunk, from the last chunk on: their rows, and the states that enter them.
@@ -131,7 +131,7 @@ def make(
     block_barrier()
     if chunks > 0:
         left = length - (chunks - 1) * KEEP
-        put(prepare(0, left, dt_bias_ptr, d0, raw, N, BLOCK_D, SOFTPLUS, WARPS), 0, rows, gate_f)
+        put(prepare(0, left, dt_bias_ptr, d0, raw, N, BLOCK_D, DT_SOFTPLUS, WARPS), 0, rows, gate_f)
         h = kept_s.index(0).load(OWN)
     for number in range(groups):
         async_copy.wait_group(0)
@@ -141,7 +141,7 @@ def make(
         k = (number + 1) // GROUPS
         j = (number + 1) % GROUPS
         left = length - (chunks - 1 - k) * KEEP - j * 8
-        values = prepare((number + 1) % STAGES, left, dt_bias_ptr, d0, raw, N, BLOCK_D, SOFTPLUS, WARPS)
+        values = prepare((number + 1) % STAGES, left, dt_bias_ptr, d0, raw, N, BLOCK_D, DT_SOFTPLUS, WARPS)
         place = place_of(number // GROUPS, number % GROUPS, GROUPS)
         delta_j = rows_of(rows[0], place, BLOCK_D)
         x_j = rows_of(rows[1], place, BLOCK_D)

@@ -41,10 +41,10 @@ def softplus(x):
 
 
 @gluon.jit
-def step_size(dt, bias, mask, SOFTPLUS: gl.constexpr):
+def step_size(dt, bias, mask, DT_SOFTPLUS: gl.constexpr):
     """Delta in fp32; 0 where the mask is false, which leaves the state as it is."""
     delta = dt.to(gl.float32) + bias
-    if SOFTPLUS:
+    if DT_SOFTPLUS:
         delta = softplus(delta)
     return gl.where(mask, delta, 0.0)
 

@@ -31,11 +31,11 @@ def fetch_group(time, length, stage, arrays, raw, N: gl.constexpr, BLOCK_D: gl.c
 
 @gluon.jit
 def prepare(time, length, stage, raw, bias, BLOCK_D: gl.constexpr, N: gl.constexpr, STEPS: gl.constexpr,
-            SOFTPLUS: gl.constexpr, BACK: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
+            DT_SOFTPLUS: gl.constexpr, BACK: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
     """Delta, what drives the states, which is delta x or g_y, and through which vector: B or C."""
     VEC: gl.constexpr = tile_layout(BLOCK_D, 1, WARPS)
     within = time + gl.arange(0, STEPS, gl.SliceLayout(1, VEC))[:, None] < length
-    delta = step_size(raw[1].index(stage).load(VEC), bias, within, SOFTPLUS)
+    delta = step_size(raw[1].index(stage).load(VEC), bias, within, DT_SOFTPLUS)
     drive = raw[0].index(stage).load(VEC).to(gl.float32)
     if not BACK:
         drive = delta * drive
@@ -113,7 +113,7 @@ def walk(
     KEEP: gl.constexpr,
     STEPS: gl.constexpr,
     STAGES: gl.constexpr,
-    SOFTPLUS: gl.constexpr,
+    DT_SOFTPLUS: gl.constexpr,
     BACK: gl.constexpr,
     WARPS: gl.constexpr,
     OVERLAP: gl.constexpr,
@@ -178,11 +178,11 @@ def walk(
         fetch_group(time + i * way, length, i, arrays, raw, N, BLOCK_D, WARPS)
     async_copy.wait_group(STAGES - 2)
     block_barrier()
-    put(prepare(time, length, 0, raw, bias, BLOCK_D, N, STEPS, SOFTPLUS, BACK, WARPS), rows)
+    put(prepare(time, length, 0, raw, bias, BLOCK_D, N, STEPS, DT_SOFTPLUS, BACK, WARPS), rows)
     for g in range(groups):
         async_copy.wait_group(STAGES - 3)
         block_barrier()
-        values = prepare(time + way, length, (g + 1) % STAGES, raw, bias, BLOCK_D, N, STEPS, SOFTPLUS, BACK, WARPS)
+        values = prepare(time + way, length, (g + 1) % STAGES, raw, bias, BLOCK_D, N, STEPS, DT_SOFTPLUS, BACK, WARPS)
         for i in gl.static_range(STEPS // 4):
             h = four_steps(STEPS // 4 - 1 - i if BACK else i, h, a2, rows, FOUR, BACK)
         block_barrier()

@@ -129,7 +129,7 @@ def backward_scan(
     BLOCK_D: tl.constexpr,
     KEEP: tl.constexpr,
     GROUP: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
+    DT_SOFTPLUS: tl.constexpr,
     B_CONSTANT: tl.constexpr,
     C_CONSTANT: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -212,7 +212,7 @@ def backward_scan(
                 t = chunk * KEEP + j * GROUP + i
                 x = tl.load(x_ptr + t.to(tl.int64) * x_strides[0] + wide_d * x_strides[1], mask=in_d, other=0.0)
                 dt = tl.load(dt_ptr + t.to(tl.int64) * dt_strides[0] + wide_d * dt_strides[1], mask=in_d, other=0.0)
-                delta = step_size(dt.to(tl.float32) + bias, in_d, SOFTPLUS)
+                delta = step_size(dt.to(tl.float32) + bias, in_d, DT_SOFTPLUS)
                 B_t = matrix_at(B, B_ptr, t, B_strides[0], n, B_strides[2], in_n)
                 h = tl.exp2(delta[:, None] * A) * h + (delta * x.to(tl.float32))[:, None] * B_t
         tl.debug_barrier()
@@ -231,7 +231,7 @@ def backward_scan(
                 dt = tl.load(dt_ptr + t.to(tl.int64) * dt_strides[0] + wide_d * dt_strides[1], mask=here, other=0.0)
                 x = x.to(tl.float32)
                 raw = dt.to(tl.float32) + bias
-                delta = step_size(raw, here, SOFTPLUS)
+                delta = step_size(raw, here, DT_SOFTPLUS)
                 B_t = matrix_at(B, B_ptr, t, B_strides[0], n, B_strides[2], in_n & (t < length))
                 decay = tl.exp2(delta[:, None] * A)
                 h = decay * h + (delta * x)[:, None] * B_t
@@ -268,7 +268,7 @@ def backward_scan(
                 dlog = g * states[i]  # the gradient of delta A
                 dA += dlog * deltas[i][:, None]
                 ddelta = tl.sum(dlog * A, axis=1) * LN2 + dxB * xs[i]
-                if SOFTPLUS:
+                if DT_SOFTPLUS:
                     ddelta *= sigmoid(raws[i])
                 ddelta = tl.where(here, ddelta, 0.0)
                 dbias, dbias_lost = add_compensated(dbias, dbias_lost, ddelta)

@@ -67,10 +67,10 @@ def matrix_at(tile, ptr, t, stride, n, n_stride, mask):
 
 
 @triton.jit
-def step_size(raw, mask, SOFTPLUS: tl.constexpr):
+def step_size(raw, mask, DT_SOFTPLUS: tl.constexpr):
     """Delta; 0 where the mask is false, which leaves the states as they are."""
     delta = raw
-    if SOFTPLUS:
+    if DT_SOFTPLUS:
         delta = softplus(raw)
     return tl.where(mask, delta, 0.0)
 
@@ -132,7 +132,7 @@ def forward_scan(
     BLOCK_D: tl.constexpr,
     KEEP: tl.constexpr,
     GROUP: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
+    DT_SOFTPLUS: tl.constexpr,
     B_CONSTANT: tl.constexpr,
     C_CONSTANT: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -193,7 +193,7 @@ def forward_scan(
             x = tl.load(x_ptr + t.to(tl.int64) * x_strides[0] + wide_d * x_strides[1], mask=here, other=0.0)
             dt = tl.load(dt_ptr + t.to(tl.int64) * dt_strides[0] + wide_d * dt_strides[1], mask=here, other=0.0)
             x = x.to(tl.float32)
-            delta = step_size(dt.to(tl.float32) + bias, here, SOFTPLUS)
+            delta = step_size(dt.to(tl.float32) + bias, here, DT_SOFTPLUS)
             B_t = matrix_at(B, B_ptr, t, B_strides[0], n, B_strides[2], in_n & (t < length))
             C_t = matrix_at(C, C_ptr, t, C_strides[0], n, C_strides[2], in_n & (t < length))
             h = tl.exp2(delta[:, None] * A) * h + (delta * x)[:, None] * B_t

@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from retrograd.core.arch import Arch
-from retrograd.core.arrays import pointers_to, read_in_place, strides_of
 from retrograd.core.dtypes import KERNEL_FLOATS
-from retrograd.core.program import Array, Launch, Program, Scalar
-from retrograd.core.rows import Layouts, Strides
+from retrograd.core.program import (
+    Array,
+    Launch,
+    Layouts,
+    Program,
+    Scalar,
+    Strides,
+    pointers_to,
+    read_in_place,
+    strides_of,
+)
 from retrograd.core.spec import Param, Pass
 
 from ..op import Spec
@@ -131,7 +139,6 @@ def _constants(spec: Spec, tile: Tile, arch: Arch) -> dict[str, Any]:
         "BLOCK_D": tile.channels,
         "KEEP": spec.chunk,
         "GROUP": tile.group,
-        "SOFTPLUS": spec.dt_softplus,
         "B_CONSTANT": spec.constant("B"),
         "C_CONSTANT": spec.constant("C"),
         "OVERLAP": arch.overlaps_launches,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from triton import next_power_of_2
+
 from retrograd.core.arch import Arch
-from retrograd.core.tiles import power_of_two
 
 from ..op import Spec
 
@@ -64,17 +65,17 @@ def unit(spec: Spec) -> int:
 
 def forward(spec: Spec, arch: Arch) -> Tile:
     """The forward pass's tile: one warp, and as many channels as it has registers for."""
-    states = power_of_two(spec.N)
+    states = next_power_of_2(spec.N)
     channels = max(1, min(FORWARD_CHANNELS, FORWARD_STATES * arch.warp_size // states))
-    return Tile(unit(spec), min(channels, power_of_two(unit(spec))), states, FORWARD_GROUP, num_warps=1)
+    return Tile(unit(spec), min(channels, next_power_of_2(max(unit(spec), 1))), states, FORWARD_GROUP, num_warps=1)
 
 
 def backward(spec: Spec, arch: Arch) -> Tile:
     """The backward pass's tile: few channels would mean many partial sums, so many states get more warps."""
-    states = power_of_two(spec.N)
+    states = next_power_of_2(spec.N)
     channels = max(BACKWARD_CHANNELS, min(FORWARD_CHANNELS, BACKWARD_STATES * arch.warp_size // states))
     channels = min(channels, MOST_WARPS * BACKWARD_STATES * arch.warp_size // states)
-    channels = min(channels, power_of_two(unit(spec)))
+    channels = min(channels, next_power_of_2(max(unit(spec), 1)))
     warps = max(1, states * channels // (BACKWARD_STATES * arch.warp_size))
     # Sums over more threads need more registers.
     many = states > (MANY_STATES if channels >= BACKWARD_CHANNELS else MANY_STATES // 2)

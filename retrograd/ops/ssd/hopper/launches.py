@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retrograd.core.arch import Arch
-from retrograd.core.arrays import strides_of
-from retrograd.core.chunks import places
-from retrograd.core.program import Array, Launch, Program, Scalar
-from retrograd.core.rows import Layout, Layouts
-from retrograd.core.spec import Param, Pass
+from retrograd.core.program import Array, Launch, Layout, Layouts, Program, Scalar, strides_of
+from retrograd.core.spec import Param, Pass, places
 
 from .. import passes
 from ..op import Spec

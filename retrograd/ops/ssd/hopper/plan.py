@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retrograd.core.arch import Arch
-from retrograd.core.chunks import places
-from retrograd.core.spec import Pass
+from retrograd.core.spec import Pass, places
 
 from ..op import Spec
 from . import blocks

@@ -40,7 +40,7 @@ def prepare(
     Q: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
+    DT_SOFTPLUS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """vectors (places, BLOCKS, H, 4, Q) in column order, and delta (places, H, BLOCKS Q) as it is; BLOCKS a place.
@@ -61,7 +61,7 @@ def prepare(
     t = step + begin + j
     live = ((t >= 0) & (t < length))[:, None] & (head < H)[None, :]
     delta, log = step_sizes(
-        dt_ptr, A_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H, low, high, SOFTPLUS
+        dt_ptr, A_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H, low, high, DT_SOFTPLUS
     )  # fmt: skip
     sums = tl.cumsum(log, axis=0)
     in_array = (head < H)[None, :]

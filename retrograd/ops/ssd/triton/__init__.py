@@ -1,8 +1,1 @@
 """ssd in Triton, on every architecture."""
-
-from retrograd.core.implementation import Implementation, names
-
-IMPLEMENTATION = Implementation(
-    __package__,
-    takes=names("x dt A B C D z dt_bias initial_state cu_seqlens dt_softplus dt_limit return_final_state"),
-)

@@ -234,7 +234,7 @@ def finish(
     N_BLOCKS: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
+    DT_SOFTPLUS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """ddt (B, T, H), and a block's sums of dA, ddt_bias and, with `dots`, dD, (places, H).
@@ -283,7 +283,7 @@ def finish(
     tl.store(dA_partial_ptr + wide * H + head, dA, mask=head < H)
     unlimited = raw
     ddt = dfactor + dlog * A
-    if SOFTPLUS:
+    if DT_SOFTPLUS:
         unlimited = softplus(raw)
         ddt *= tl.where(raw > -80.0, 1.0 / (1.0 + tl.exp(-raw)), tl.exp(raw))
     ddt = tl.where(live & (unlimited == limited(unlimited, low, high)), ddt, 0.0)

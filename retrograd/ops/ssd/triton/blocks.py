@@ -125,11 +125,11 @@ def load_raw(dt_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H):
 
 @triton.jit
 def step_sizes(
-    dt_ptr, A_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H, low, high, SOFTPLUS: tl.constexpr
+    dt_ptr, A_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H, low, high, DT_SOFTPLUS: tl.constexpr
 ):  # fmt: skip
     """Delta of some heads, (steps, heads), 0 in steps that do not live; and its log decay in base 2."""
     delta = load_raw(dt_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H)
-    if SOFTPLUS:
+    if DT_SOFTPLUS:
         delta = softplus(delta)
     delta = tl.where(live, limited(delta, low, high), 0.0)
     log = delta * (tl.load(A_ptr + head, mask=head < H, other=0.0) * LOG2E)[None, :]

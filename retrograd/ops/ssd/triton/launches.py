@@ -8,12 +8,9 @@ from typing import Any
 import triton.language as tl
 
 from retrograd.core.arch import Arch
-from retrograd.core.arrays import strides_of
-from retrograd.core.chunks import places
 from retrograd.core.dtypes import KERNEL_FLOATS
-from retrograd.core.program import Array, Launch, Program
-from retrograd.core.rows import Layouts
-from retrograd.core.spec import Param, Pass
+from retrograd.core.program import Array, Launch, Layouts, Program, strides_of
+from retrograd.core.spec import Param, Pass, places
 
 from ..op import Spec
 from ..passes import FP32, Launches, inputs_of, sums, unit, unwanted

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from triton import next_power_of_2
+
 from retrograd.core.arch import KIB, Arch
 from retrograd.core.dtypes import BYTES
 from retrograd.core.spec import Pass
-from retrograd.core.tiles import power_of_two
 
 from ..op import Spec
 
@@ -83,7 +84,7 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> Tile:
     single = BYTES[spec.operand_dtype] == 4
 
     def at_most(size: int, most: int) -> int:
-        return max(LEAST, min(power_of_two(size), most))
+        return max(LEAST, min(next_power_of_2(size), most))
 
     # 4 warps are faster where they have enough registers.
     few = arch.name in ("sm_80", "sm_90") and spec.z is None and spec.N <= STATES

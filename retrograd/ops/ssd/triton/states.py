@@ -24,7 +24,7 @@ def prepare(
     high,
     Q: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
+    DT_SOFTPLUS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """delta (places, H, Q), 0 outside of the sequence; sums (places, H, Q) of delta A log2(e) from a block's start."""
@@ -39,7 +39,7 @@ def prepare(
     t = step + j
     live = ((t >= 0) & (t < length))[:, None] & (head < H)[None, :]
     delta, log = step_sizes(
-        dt_ptr, A_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H, low, high, SOFTPLUS
+        dt_ptr, A_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H, low, high, DT_SOFTPLUS
     )  # fmt: skip
     at = (tl.cast(place, tl.int64) * H + head)[None, :] * Q + j[:, None]
     in_array = (head < H)[None, :] & (j < Q)[:, None]
