@@ -29,7 +29,8 @@ def check_tensors(op: str, tensors: Mapping[str, Any], required: int = 0) -> Non
     first = next(iter(present), "")
     for name, tensor in present.items():
         check_strided(op, name, tensor)
-        check_device(op, name, tensor.device, first, present[first].device)
+        if tensor.device != present[first].device:
+            raise bad_device(op, name, tensor.device, first, present[first].device)
 
 
 def check_strided(op: str, argument: str, tensor: Any) -> None:
@@ -41,10 +42,9 @@ def check_strided(op: str, argument: str, tensor: Any) -> None:
         raise bad_layout(op, argument, layout, "strided")
 
 
-def check_device(op: str, argument: str, device: torch.device, first: str, its_device: torch.device) -> None:
-    """Raise for an argument on another device than the first one."""
-    if device != its_device:
-        raise bad_value(op, f"device of {argument}", str(device), f"{its_device}, the device of {first}")
+def bad_device(op: str, argument: str, device: torch.device, first: str, its_device: torch.device) -> ValueError:
+    """An argument on another device than the first one."""
+    return bad_value(op, f"device of {argument}", str(device), f"{its_device}, the device of {first}")
 
 
 def check_options(op: str, kinds: Mapping[str, str], values: Sequence[Any]) -> None:

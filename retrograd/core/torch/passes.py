@@ -15,7 +15,7 @@ from ..errors import check_nondecreasing
 from ..op import Backward, Call, Op, differentiable, gradient_names, gradients_of_results, saved_names
 from ..spec import Param, Params
 from ..xp import torch_namespace
-from .arguments import check_arguments, check_device
+from .arguments import bad_device, check_arguments
 from .launch import DTYPES, Key, Launcher, Runner, concrete, dtype_name, key, layouts
 
 Tensors = Sequence[Tensor | None]
@@ -160,7 +160,7 @@ def _prepare(op: Op, keys: Keys, inside: tuple[type, ...], *options: Any) -> Pre
     assert first is not None
     for name, key_ in zip(op.arguments, keys, strict=True):
         if key_ is not None and key_[3] != first[3]:
-            check_device(op.name, name, key_[3], op.arguments[0], first[3])
+            raise bad_device(op.name, name, key_[3], op.arguments[0], first[3])
     params = tuple([None if k is None else (tuple(k[0]), k[2]) for k in keys])
     return Prepared(op, params, keys, first[3], options)
 
