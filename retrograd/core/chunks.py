@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .packed import last_not_above, steps
+from .packed import slots
 from .spec import places
 from .xp import Namespace
 
@@ -111,24 +111,12 @@ class Packed(Rows):
 
     def __init__(self, xp: Namespace, spec: Sequences, initial: Any, final_gradient: Any, cu_seqlens: Any) -> None:
         super().__init__(xp, spec, initial, final_gradient)
-        bounds = xp.clip(cu_seqlens, 0, spec.time)
-        begin, end = bounds[:-1], bounds[1:]
-        number = xp.arange(cu_seqlens, spec.sequences)
-        self.first = begin // spec.chunk + number  # first chunk slot of each sequence
-        self.last = end // spec.chunk + number
+        of = slots(xp, cu_seqlens, spec.time, spec.chunk, spec.chunks)
+        self.first, self.last, owner = of.first, of.last, of.owner
+        self.taken, self.source = of.taken[:, :, None], of.source
+        self.inside, self.place = of.inside[None], of.place
 
         chunk = xp.arange(cu_seqlens, spec.chunks)
-        owner = last_not_above(xp, self.first, chunk)
-        owner = xp.where(owner < 0, 0, owner)
-        step = (chunk - self.first[owner])[:, None] * spec.chunk + xp.arange(cu_seqlens, spec.chunk)
-        taken = (step >= 0) & (step < (end - begin)[owner][:, None])
-        self.taken = taken[:, :, None]
-        self.source = xp.where(taken, begin[owner][:, None] + step, 0)
-
-        of = steps(xp, bounds, spec.time)
-        self.inside = of.inside[None]
-        self.place = xp.where(of.inside, self.first[of.owner] * spec.chunk + of.offset, 0)
-
         mark = (spec.chunks, 1, *(1 for _ in initial.shape[1:]))
         starts = xp.reshape(self.first[owner] == chunk, mark)
         ends = xp.reshape(self.last[owner] == chunk, mark)

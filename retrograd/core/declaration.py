@@ -43,8 +43,9 @@ class Argument:
         positional: whether it may be passed by position though it is optional.
         reaches: for non-decreasing int32 values without a gradient, the letter whose size is their upper bound.
         number: for a run-time number, for which no kernel is specialised, the dtype of the 0-dimensional array that
-            holds it; it has no gradient.
+            holds it.
         kinds: jaxtyping's names for its dtypes.
+        differentiable: whether it has a gradient.
     """
 
     shape: str
@@ -55,6 +56,7 @@ class Argument:
     reaches: str | None = None
     number: str | None = None
     kinds: tuple[str, ...] = ("Float",)
+    differentiable: bool = True
 
     def __post_init__(self) -> None:
         alternatives(self.shape)
@@ -118,24 +120,27 @@ def optional(shape: str, *dtypes: str, doc: str, positional: bool = False, kinds
 def number(dtype: str, *, doc: str) -> Any:
     """The field of a run-time number: a Python number or a 0-dimensional array."""
     kinds = ("Int32",) if dtype == "int32" else ("Float32",)
-    declared = Argument("", (dtype,), doc, optional=True, number=dtype, kinds=kinds)
+    declared = Argument("", (dtype,), doc, optional=True, number=dtype, kinds=kinds, differentiable=False)
     return field(default=None, metadata={"declared": declared})
 
 
-def boundaries(what: str, states: str) -> Any:
-    """The field of `cu_seqlens`: where packed sequences begin and end along T, in a batch of one.
+def boundaries(what: str, then: str, name: str = "cu_seqlens", axis: str = "T", reaches: str = "T") -> Any:
+    """The field of boundaries: where packed sequences begin and end along an axis, in a batch of one.
 
     Args:
         what: the name of the array that holds the sequences.
-        states: the shape of states with packed sequences.
+        then: what else changes with packed sequences, as a sentence.
+        name: the name of the boundaries.
+        axis: the size of the axis, as the docs call it.
+        reaches: the letter of the axis.
     """
     doc = (
-        f"(S + 1,) int32, for B = 1: {what} holds S sequences one after another, the i-th from step cu_seqlens[i] up to"
-        f" cu_seqlens[i + 1]. States are then {states}. Results are zero at steps outside of every sequence. The"
-        " numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check this;"
-        " elsewhere the results for such numbers are undefined."
+        f"(S + 1,) int32, for B = 1: {what} holds S sequences one after another, the i-th from step {name}[i] up to"
+        f" {name}[i + 1]. {then} Results are zero at steps outside of every sequence. The numbers must not decrease or"
+        f" exceed {axis}: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check this; elsewhere the results"
+        " for such numbers are undefined."
     )
-    declared = Argument("S+1", ("int32",), doc, optional=True, reaches="T", kinds=("Int32",))
+    declared = Argument("S+1", ("int32",), doc, optional=True, reaches=reaches, kinds=("Int32",), differentiable=False)
     return field(default=None, metadata={"declared": declared})
 
 

@@ -15,9 +15,14 @@ OPTION_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "float": ((float, int), "a float"),
     "float[]": ((tuple,), "a tuple of floats"),
     "SymInt?": ((int, NoneType), "an int or None"),
+    "float?": ((float, int, NoneType), "a float or None"),
+    "int": ((int,), "an int"),
+    "int[]?": ((tuple, NoneType), "a tuple of ints or None"),
+    "str": ((str,), "a str"),
     "str?": ((str, NoneType), "a str or None"),
 }
-MOST_BITS = {"float": 1023, "SymInt?": 63}  # most bits of an int that can be converted to the schema's type
+# Most bits of an int that can be converted to the schema's type.
+MOST_BITS = {"float": 1023, "float?": 1023, "int": 63, "SymInt?": 63}
 
 
 def bad_value(op: str, argument: str, got: Any, expected: str) -> ValueError:
@@ -57,7 +62,7 @@ def check_option(op: str, option: str, value: Any, kind: str) -> None:
         raise bad_type(op, option, value, expected)
     if isinstance(value, tuple):
         for place, item in enumerate(value):
-            check_option(op, f"{option}[{place}]", item, kind.removesuffix("[]"))
+            check_option(op, f"{option}[{place}]", item, kind.removesuffix("?").removesuffix("[]"))
     if kind in MOST_BITS and isinstance(value, int) and not -(2 ** MOST_BITS[kind]) < value < 2 ** MOST_BITS[kind]:
         raise bad_value(op, option, value, f"at most {MOST_BITS[kind]} bits")
 

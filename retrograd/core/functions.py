@@ -37,7 +37,14 @@ class Face:
 
 TORCH = Face("Tensor", "torch.dtype | None", "torch_dtype", "{}.clone()", "retrograd")
 JAX = Face("Array", "Any", "jax_dtype", "jnp.asarray({})", "retrograd.jax")
-OPTION_TYPES = {"bool": "bool", "float": "float", "float[]": "tuple[float, float]", "SymInt?": "int | None"}
+OPTION_TYPES = {
+    "bool": "bool",
+    "float": "float",
+    "float?": "float | None",
+    "float[]": "tuple[float, float]",
+    "int[]?": "tuple[int, int] | None",
+    "SymInt?": "int | None",
+}
 
 JAX_NOTES = """\
 It is the same call as `retrograd.{name}`, with the same results and errors. On an NVIDIA GPU it launches the same
@@ -120,9 +127,9 @@ def _returned(results: tuple[Result, ...], face: Face) -> str:
 def _option_type(option: Option, face: Face) -> str:
     if option.kind == "ScalarType?":
         return face.dtype
-    if option.kind == "str?":
+    if option.choices:
         named = ", ".join(repr(choice) for choice in option.choices if choice is not None)
-        return f"Literal[{named}] | None"
+        return f"Literal[{named}]" + (" | None" if option.kind.endswith("?") else "")
     return OPTION_TYPES[option.kind]
 
 
@@ -146,7 +153,7 @@ def _options(call: type[CallSpec], face: Face) -> str:
     def value(name: str, option: Option) -> str:
         if option.kind == "ScalarType?":
             return f'{face.checked_dtype}("{call.op}", "{name}", {name})'
-        return f"as_tuple({name})" if option.kind == "float[]" else name
+        return f"as_tuple({name})" if "[]" in option.kind else name
 
     return "{" + ", ".join(f'"{name}": {value(name, option)}' for name, option in options(call).items()) + "}"
 

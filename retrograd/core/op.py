@@ -154,7 +154,7 @@ class Op:
     @cached_property
     def tuple_options(self) -> tuple[int, ...]:
         """The indices of the options that are tuples."""
-        return tuple(place for place, kind in enumerate(self.options.values()) if kind.endswith("[]"))
+        return tuple(place for place, kind in enumerate(self.options.values()) if "[]" in kind)
 
     @cached_property
     def results(self) -> tuple[str, ...]:

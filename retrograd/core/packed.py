@@ -33,6 +33,48 @@ def steps(xp: Namespace, bounds: Any, time: int) -> Steps:
     return Steps(owner, (step >= begin[owner]) & (step < end[owner]), step - begin[owner])
 
 
+@dataclass(frozen=True)
+class Slots:
+    """The slots of the sequences of a packed row, each of `size` steps counted from a sequence's start.
+
+    Attributes:
+        first: (S,), the first slot of each sequence.
+        last: (S,), the last one that it may have.
+        owner: (slots,), the sequence of each slot.
+        step: (slots, size), steps since the start of the owner.
+        taken: (slots, size), whether the owner has such a step.
+        source: (slots, size), the step's place in the row; 0 where not taken.
+        inside: (T,), whether a step of the row belongs to a sequence.
+        place: (T,), its place in the slots, flat; 0 where it belongs to none.
+    """
+
+    first: Any
+    last: Any
+    owner: Any
+    step: Any
+    taken: Any
+    source: Any
+    inside: Any
+    place: Any
+
+
+def slots(xp: Namespace, cu_seqlens: Any, time: int, size: int, count: int) -> Slots:
+    """The slots of a row of `time` steps, `count` in all; see `spec.places`."""
+    bounds = xp.clip(cu_seqlens, 0, time)
+    begin, end = bounds[:-1], bounds[1:]
+    number = xp.arange(cu_seqlens, begin.shape[0])
+    first = begin // size + number
+    slot = xp.arange(cu_seqlens, count)
+    owner = last_not_above(xp, first, slot)
+    owner = xp.where(owner < 0, 0, owner)
+    step = (slot - first[owner])[:, None] * size + xp.arange(cu_seqlens, size)
+    taken = (step >= 0) & (step < (end - begin)[owner][:, None])
+    source = xp.where(taken, begin[owner][:, None] + step, 0)
+    of = steps(xp, bounds, time)
+    place = xp.where(of.inside, first[of.owner] * size + of.offset, 0)
+    return Slots(first, end // size + number, owner, step, taken, source, of.inside, place)
+
+
 def last_not_above(xp: Namespace, bounds: Any, values: Any) -> Any:
     """For each value, the index of the last of the sorted bounds that is not above it; -1 if all are."""
     low = values * 0 - 1

@@ -109,7 +109,7 @@ class CallSpec:
                 self._check_ranges(name, param, axes)
                 if name == next(iter(arguments(type(self)))):
                     self.bind_sizes()
-            elif argument.reaches:
+            elif argument.reaches and not self.packed:
                 self.sizes[SEQUENCES] = self.sizes[BATCH]
         self.check()
 
@@ -368,7 +368,7 @@ def options(call: type[CallSpec]) -> dict[str, Option]:
 @once
 def with_gradients(call: type[CallSpec]) -> frozenset[str]:
     """The arguments that have a gradient."""
-    return frozenset(name for name, a in arguments(call).items() if a.reaches is None and a.number is None)
+    return frozenset(name for name, argument in arguments(call).items() if argument.differentiable)
 
 
 @once

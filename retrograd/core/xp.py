@@ -8,6 +8,8 @@ from functools import cache
 from math import prod
 from typing import Any
 
+WORD = 2**32 - 1
+
 
 @dataclass(frozen=True)
 class Namespace:
@@ -27,6 +29,17 @@ class Namespace:
     cumsum: Callable[[Any, int, bool], Any]  # over an axis; from its end if the last argument is True
     matmul: Callable[[Any, Any], Any]  # of matrices in the last two axes; other axes broadcast
     exp: Callable[[Any], Any]
+    log: Callable[[Any], Any]
+    tanh: Callable[[Any], Any]
+    abs: Callable[[Any], Any]
+    max: Callable[[Any], Any]
+    maximum: Callable[[Any, Any], Any]
+    # word(x): integers as words of 32 bits, for `^`, `&`, `>>` by fewer than 32 bits, and `mul_wide`.
+    # mul_wide(word, n): the high and the low word of its product with an int of 32 bits.
+    # add_word(word, n): the sum, without what exceeds 32 bits.
+    word: Callable[[Any], Any]
+    mul_wide: Callable[[Any, int], tuple[Any, Any]]
+    add_word: Callable[[Any, int], Any]
     softplus: Callable[[Any], Any]
     where: Callable[[Any, Any, Any], Any]
     multiply: Callable[[Any, Any], Any]  # also complex by complex; for other products use `*`
@@ -75,6 +88,14 @@ def torch_namespace() -> Namespace:
         cumsum=lambda x, axis, reverse: x.flip(axis).cumsum(axis).flip(axis) if reverse else x.cumsum(axis),
         matmul=_torch_matmul,
         exp=torch.exp,
+        log=torch.log,
+        tanh=torch.tanh,
+        abs=torch.abs,
+        max=lambda x: x.amax(-1, keepdim=True),
+        maximum=torch.maximum,
+        word=lambda x: x.long() & WORD,
+        mul_wide=lambda x, n: ((x * n) >> 32 & WORD, (x * n) & WORD),
+        add_word=lambda x, n: (x + n) & WORD,
         softplus=lambda x: x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())),
         where=torch.where,
         multiply=_torch_multiply,
@@ -230,6 +251,14 @@ def jax_namespace() -> Namespace:
         cumsum=lambda x, axis, reverse: jax.lax.cumsum(x, axis % x.ndim, reverse=reverse),
         matmul=lambda a, b: jnp.matmul(a, b, precision="highest"),
         exp=jnp.exp,
+        log=jnp.log,
+        tanh=jnp.tanh,
+        abs=jnp.abs,
+        max=lambda x: jnp.max(x, axis=-1, keepdims=True),
+        maximum=jnp.maximum,
+        word=lambda x: x.astype("uint32"),
+        mul_wide=_jax_mul_wide,
+        add_word=lambda x, n: x + jnp.uint32(n),
         softplus=jax.nn.softplus,
         where=jnp.where,
         multiply=jnp.multiply,
@@ -245,6 +274,18 @@ def jax_namespace() -> Namespace:
         scan=lambda step, carry, xs, reverse: jax.lax.scan(step, carry, xs, reverse=reverse),
         recurrence=_jax_recurrence,
     )
+
+
+def _jax_mul_wide(x: Any, n: int) -> tuple[Any, Any]:
+    """JAX has no integers of 64 bits by default: products of 16 bits by 16."""
+    import jax.numpy as jnp
+
+    high, low = jnp.uint32(n >> 16), jnp.uint32(n & 0xFFFF)
+    x_high, x_low = x >> 16, x & 0xFFFF
+    lowest = x_low * low
+    middle = x_high * low + (lowest >> 16)  # below 2^32
+    other = x_low * high + (middle & 0xFFFF)
+    return x_high * high + (middle >> 16) + (other >> 16), x * jnp.uint32(n)
 
 
 def _jax_narrow(wide: Any, dtype: str) -> tuple[Any, Any]:

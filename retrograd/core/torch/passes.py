@@ -148,7 +148,7 @@ def _selector(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...
 def _prepared(op: Op, keys: Keys, options: Options) -> Prepared:
     """The prepared call, cached by keys and options."""
     places = op.tuple_options
-    inside = tuple([type(item) for place in places for item in options[place]]) if places else ()
+    inside = tuple([type(item) for place in places for item in options[place] or ()]) if places else ()
     return _prepare(op, keys, inside, *options)
 
 

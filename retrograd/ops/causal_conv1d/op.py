@@ -66,7 +66,7 @@ class Spec(Convolution):
         "x",
         doc="(B, D, W - 1) in the dtype of x: the inputs before the first step, oldest first; zeros by default.",
     )
-    cu_seqlens: Param | None = boundaries("x", "(S, D, W - 1)")
+    cu_seqlens: Param | None = boundaries("x", "States are then (S, D, W - 1).")
     activation: str | None = option("str?", None, choices=ACTIVATIONS, doc='"silu" or None.')
     return_final_state: bool = option("bool", False, doc="also return the last W - 1 inputs, to continue from.")
 

@@ -50,7 +50,7 @@ class Spec(CallSpec):
         doc="(B, D), float32 or the dtype of b (complex64 for complex b); zeros by default.",
         kinds=KINDS,
     )
-    cu_seqlens: Param | None = boundaries("b", "(S, D)")
+    cu_seqlens: Param | None = boundaries("b", "States are then (S, D).")
     reverse: bool = option("bool", False, doc="scan from the last step to the first: h[t] = a[t] * h[t + 1] + b[t].")
     return_final_state: bool = option(
         "bool", False, doc="also return the state after the last step (the first, with `reverse`)."

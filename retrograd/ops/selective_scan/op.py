@@ -131,7 +131,7 @@ class Spec(Common):
         kinds=FLOAT_OR_COMPLEX,
         doc="(B, D, N), float32 (complex64 for complex A); zeros by default.",
     )
-    cu_seqlens: Param | None = boundaries("x", "(S, D, N)")
+    cu_seqlens: Param | None = boundaries("x", "States are then (S, D, N).")
     dt_softplus: bool = option("bool", False, doc=DT_SOFTPLUS_DOC)
     return_final_state: bool = option("bool", False, doc="also return the state after the last step.")
 

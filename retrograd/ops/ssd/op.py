@@ -74,7 +74,7 @@ class Spec(CallSpec):
         doc="""(B, H, P, N), float32; zeros by
         default.""",
     )
-    cu_seqlens: Param | None = boundaries("x", "(S, H, P, N)")
+    cu_seqlens: Param | None = boundaries("x", "States are then (S, H, P, N).")
     dt_softplus: bool = option("bool", False, doc="whether softplus makes delta positive.")
     dt_limit: tuple[float, float] = option(
         "float[]",

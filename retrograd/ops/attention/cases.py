@@ -1,0 +1,93 @@
+"""Named shapes of attention: each mask and option with gradients, odd sizes, and calls that see no key."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from retrograd.core.cases import Case, Tensor
+
+SMALL = frozenset({"test", "interpreter"})
+STRIDED = SMALL | {"strided"}
+TEST = frozenset({"test"})
+BENCH = frozenset({"bench"})
+
+
+def case(
+    name: str,
+    shape: tuple[int, int, int, int, int, int],
+    *,
+    value: int | None = None,
+    dtype: str = "bfloat16",
+    bias: tuple[int, int, int, int] | None = None,
+    bias_dtype: str = "float32",
+    slopes: tuple[int, ...] | None = None,
+    sinks: bool = False,
+    seed: int | None = None,
+    packed: tuple[Collection[int], Collection[int]] | None = None,
+    tags: frozenset[str] = TEST,
+    **options: Any,
+) -> Case:
+    """A case; `shape` is (B, Tq, Tk, H, G, D), `value` V, by default D; `packed` the boundaries of queries and keys."""
+    B, Q, K, H, G, D = shape
+    V = D if value is None else value
+    inputs = {
+        "q": Tensor((B, Q, H, D), dtype),
+        "k": Tensor((B, K, G, D), dtype),
+        "v": Tensor((B, K, G, V), dtype),
+    }
+    if bias:
+        inputs["bias"] = Tensor(bias, bias_dtype)
+    if slopes:
+        inputs["alibi_slopes"] = Tensor(slopes, "float32", mean=0.1, std=0.02)
+    if sinks:
+        inputs["sinks"] = Tensor((H,), "float32")
+    if seed is not None:
+        inputs["dropout_seed"] = Tensor((), "int32", values=(seed,))
+    if packed:
+        for side, bounds in zip(("q", "k"), packed, strict=True):
+            inputs[f"cu_seqlens_{side}"] = Tensor((len(bounds),), "int32", values=tuple(bounds))
+    return Case(name, inputs, options, tags, {"B": B, "Tq": Q, "Tk": K, "H": H, "Hkv": G, "D": D, "V": V})
+
+
+TEST_CASES: list[Case] = [
+    case("plain", (2, 9, 9, 2, 2, 16), tags=STRIDED),
+    case("fp32", (1, 70, 70, 3, 3, 24), dtype="float32", tags=SMALL),
+    case("fp16", (2, 12, 20, 2, 1, 32), dtype="float16", tags=SMALL),
+    case("causal", (2, 75, 75, 2, 2, 16), causal=True, tags=STRIDED),
+    case("causal_more_keys", (1, 7, 70, 2, 2, 16), causal=True, tags=SMALL),
+    case("causal_fewer_keys", (2, 20, 9, 2, 2, 16), causal=True, return_lse=True, tags=SMALL),
+    case("one_query", (2, 1, 70, 4, 2, 16), causal=True, tags=SMALL),
+    case("one_key", (2, 5, 1, 2, 2, 16), return_lse=True, tags=SMALL),
+    case("window", (1, 80, 80, 2, 1, 16), window=(5, 0), tags=SMALL),
+    case("window_both", (2, 20, 30, 2, 2, 16), window=(3, 4), return_lse=True, tags=STRIDED),
+    case("window_unseen", (1, 10, 40, 2, 2, 16), window=(0, -1), causal=True, tags=SMALL),
+    case("groups", (2, 17, 17, 6, 2, 16), causal=True, tags=STRIDED),
+    case("wide_keys", (1, 9, 12, 2, 1, 48), value=16, scale=0.3, tags=SMALL),
+    case("wide_values", (1, 9, 12, 2, 2, 16), value=40, dtype="float32", tags=SMALL),
+    case("softcap", (2, 10, 10, 2, 2, 16), softcap=2.0, causal=True, tags=SMALL),
+    case("lse", (2, 10, 13, 4, 2, 16), return_lse=True, tags=STRIDED),
+    case("bias", (2, 10, 13, 4, 2, 16), bias=(2, 4, 10, 13), tags=STRIDED),
+    case("bias_of_batch", (2, 10, 70, 2, 2, 16), bias=(1, 2, 10, 70), bias_dtype="bfloat16", causal=True, tags=SMALL),
+    case("bias_of_heads", (2, 9, 9, 2, 1, 16), bias=(2, 1, 9, 9), tags=SMALL),
+    case("bias_of_keys", (2, 9, 12, 2, 2, 16), bias=(1, 1, 1, 12), tags=SMALL),
+    case("bias_of_queries", (2, 9, 12, 2, 2, 16), bias=(2, 2, 9, 1), return_lse=True, tags=SMALL),
+    case("alibi", (2, 12, 12, 4, 2, 16), slopes=(4,), causal=True, tags=SMALL),
+    case("alibi_of_rows", (2, 12, 15, 2, 2, 16), slopes=(2, 2), tags=STRIDED),
+    case("sinks", (2, 12, 9, 4, 2, 16), sinks=True, causal=True, return_lse=True, tags=STRIDED),
+    case("dropout", (2, 10, 70, 4, 2, 16), seed=7, dropout_p=0.3, tags=STRIDED),
+    case("packed", (1, 40, 40, 2, 1, 16), packed=((0, 3, 3, 30, 40), (0, 3, 3, 30, 40)), causal=True, tags=STRIDED),
+    case("packed_gaps", (1, 40, 50, 4, 2, 16), packed=((2, 3, 20, 36), (0, 7, 10, 48)), sinks=True, slopes=(3, 4),
+         window=(4, 2), return_lse=True, tags=STRIDED),
+    case("packed_tiles", (1, 200, 220, 2, 2, 16), packed=((0, 70, 200), (5, 90, 220)), causal=True, dtype="float32"),
+    case("packed_no_keys", (1, 12, 9, 2, 2, 16), packed=((0, 4, 12), (0, 0, 9)), return_lse=True, tags=SMALL),
+    case("packed_dropout", (1, 30, 30, 2, 2, 16), packed=((0, 12, 30), (0, 12, 30)), seed=3, dropout_p=0.2, tags=SMALL),
+    case("everything", (2, 20, 26, 4, 2, 16), value=24, bias=(2, 1, 20, 26), slopes=(4,), sinks=True, seed=11,
+         dropout_p=0.25, causal=True, window=(9, 3), softcap=5.0, scale=0.2, return_lse=True, dtype="float16",
+         tags=STRIDED),
+    case("no_batch", (0, 5, 5, 2, 2, 16), tags=SMALL),
+    case("no_queries", (2, 0, 5, 2, 2, 16), return_lse=True, tags=SMALL),
+    case("no_keys", (2, 5, 0, 2, 2, 16), return_lse=True, tags=SMALL),
+]  # fmt: skip
+
+CASES: list[Case] = TEST_CASES

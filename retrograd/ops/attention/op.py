@@ -1,0 +1,189 @@
+"""The declaration of attention: its arguments, options, results, and the rules that letters cannot express."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from retrograd.core.declaration import Letter, Result, boundaries, number, option, optional, required
+from retrograd.core.dtypes import FLOATS
+from retrograd.core.errors import bad_value
+from retrograd.core.op import Op
+from retrograd.core.spec import CallSpec, Param, Pass, Size
+
+UNLIMITED = -1  # of a window's side
+SLOPES = "alibi_slopes is then (H,) or (S, H)."
+FORMS = 2**16  # values of a random number: one in FORMS is the finest step of dropout_p
+
+
+@dataclass(frozen=True)
+class Spec(CallSpec):
+    """Softmax attention with every mask and option that training needs.
+
+    With head h of q, and group g = h // (H / G) of k and v, for query i and key j::
+
+        x[i, j] = scale <q[i], k[j]>                                        softcap tanh(x / softcap) with a softcap
+        x[i, j] += bias[i, j] - alibi_slopes[h] |i' - j|                    i' = i + Tk - Tq
+        p[i, j] = exp(x[i, j] - lse[i]) for visible j, else 0
+        lse[i] = log(sum of exp(x[i, j]) over visible j, + exp(sinks[h]))
+        out[i] = sum over j of p[i, j] v[j]                                 p after dropout
+
+    A key is visible if it lies in the query's sequence, with `causal` if j <= i', and with `window` (left, right) if
+    i' - left <= j <= i' + right: the last query is aligned with the last key of its sequence. A query that sees no key
+    has zeros as its result and gradients, and lse -inf without sinks. Sums are taken in float32. All gradients are
+    bitwise reproducible; a query's result depends on nothing but its own sequence up to its last visible key.
+    """
+
+    q: Param = required(
+        "B Q H D",
+        *FLOATS,
+        doc="""(B, Tq, H, D), float32, bfloat16 or float16, any strides. float64 runs on the
+        portable path.""",
+    )
+    k: Param = required("B K G D", "q", doc="(B, Tk, G, D) in the dtype of q; G divides H.")
+    v: Param = required("B K G V", "q", doc="(B, Tk, G, V) in the dtype of q.")
+    bias: Param | None = optional(
+        "#B #H #Q #K",
+        "q",
+        "compute_dtype",
+        doc="""(B, H, Tq, Tk), each axis also of size 1; like q or float32. Its gradient has its shape: axes of size 1
+        are summed in a fixed order.""",
+    )
+    alibi_slopes: Param | None = optional("H | S H", "compute_dtype", doc="(H,), or (B, H), float32.")
+    sinks: Param | None = optional(
+        "H", "compute_dtype", doc="(H,), float32: the logarithm of what each head adds to the sum of exponentials."
+    )
+    dropout_seed: Param | None = number("int32", doc="the seed of the dropout; needed where dropout_p is not 0.")
+    cu_seqlens_q: Param | None = boundaries("q", SLOPES, "cu_seqlens_q", "Tq", "Q")
+    cu_seqlens_k: Param | None = boundaries("k and v", SLOPES, "cu_seqlens_k", "Tk", "K")
+    causal: bool = option("bool", False, doc="whether a query sees no key behind its own place.")
+    window: tuple[int, int] | None = option(
+        "int[]?",
+        None,
+        doc="(left, right), how many keys a query sees before and behind its own place; -1 for all.",
+    )
+    scale: float | None = option("float?", None, doc="factor of the products; 1 / sqrt(D) by default.")
+    softcap: float | None = option("float?", None, doc="bound of the scaled products.")
+    dropout_p: float = option("float", 0.0, doc="share of the probabilities that are dropped, in steps of 2^-16.")
+    return_lse: bool = option("bool", False, doc="also return lse.")
+    backward: str = option(
+        "str",
+        "auto",
+        choices=("auto", "split", "fused"),
+        doc="""the backward algorithm of the kernels: "split" computes dk, dv and dq in two kernels, without a
+        workspace; "fused" in one, which adds up dq in a fixed order in float32; "auto" is the faster one.""",
+    )
+
+    op: ClassVar = "attention"
+    letters: ClassVar = {
+        "B": Letter("batch"),
+        "Q": Letter("queries"),
+        "K": Letter("keys"),
+        "H": Letter("heads"),
+        "G": Letter("key heads", divides="H"),
+        "D": Letter("head size", 1, 512),
+        "V": Letter("value size", 1, 512),
+        "S": Letter("sequences", 1),
+    }
+    results: ClassVar = (
+        Result("out", "B Q H V", "q"),
+        Result("lse", "B H Q", "compute_dtype", returned="return_lse"),
+    )
+    whole: ClassVar = {"return_lse": True}
+
+    batch = Size("B")
+    queries = Size("Q")
+    keys = Size("K")
+    heads = Size("H")
+    groups = Size("G")
+    head_size = Size("D")
+    value_size = Size("V")
+    sequences = Size("S")
+
+    RETURNS: ClassVar = """out (B, Tq, H, V) in the dtype of q; with `return_lse`, (out, lse), the logarithm of the sum
+        of exponentials (B, H, Tq) in float32, which has a gradient, too."""
+    SOURCE: ClassVar = """Dao, FlashAttention-2 (2023), algorithms 1 and 2; dropout by Philox4x32-7 of Salmon et al.,
+        Parallel Random Numbers: As Easy as 1, 2, 3 (2011)."""
+    TORCH_EXAMPLE: ClassVar = """
+        >>> import torch, retrograd
+        >>> q, k = torch.randn(2, 100, 8, 64, requires_grad=True), torch.randn(2, 100, 2, 64)
+        >>> out, lse = retrograd.attention(q, k, k, causal=True, window=(31, 0), return_lse=True)
+        >>> (out.sum() + lse.sum()).backward()
+        >>> out.shape, lse.shape
+        (torch.Size([2, 100, 8, 64]), torch.Size([2, 8, 100]))
+        """
+    JAX_EXAMPLE: ClassVar = """
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import attention
+        >>> q, k = jnp.ones((2, 100, 8, 64)), jnp.ones((2, 100, 2, 64))
+        >>> dq = jax.grad(lambda q: attention(q, k, k, causal=True).sum())(q)
+        >>> dq.shape
+        (2, 100, 8, 64)
+        """
+
+    @property
+    def factor(self) -> float:
+        """The factor of the products."""
+        return 1 / math.sqrt(self.head_size) if self.scale is None else self.scale
+
+    @property
+    def sides(self) -> tuple[int | None, int | None]:
+        """How many keys a query sees before and behind its own place; None for all."""
+        left, right = self.window or (UNLIMITED, UNLIMITED)
+        right = 0 if self.causal else right
+        return None if left == UNLIMITED else left, None if right == UNLIMITED else right
+
+    @property
+    def threshold(self) -> int:
+        """Random numbers below it, of FORMS, drop a probability."""
+        return round(self.dropout_p * FORMS)
+
+    def reads(self, wanted: frozenset[str]) -> tuple[str, ...]:
+        """The gradients of the results, the arguments, out and lse."""
+        return (*self.gradients_in(), *self.arguments, "out", "lse")
+
+    def check(self) -> None:
+        """Raise for arguments that do not go together."""
+        if (self.cu_seqlens_q is None) != (self.cu_seqlens_k is None):
+            missing, other = ("q", "k") if self.cu_seqlens_q is None else ("k", "q")
+            raise bad_value(self.op, f"cu_seqlens_{missing}", None, f"boundaries, since cu_seqlens_{other} is given")
+        dropped = self.dropout_p > 0
+        if dropped != (self.dropout_seed is not None):
+            got, expected = (None, "a seed") if dropped else ("a seed", "None")
+            raise bad_value(self.op, "dropout_seed", got, f"{expected}, since dropout_p is {self.dropout_p}")
+
+    def check_options(self) -> None:
+        """Raise for option values that are invalid for every q, too."""
+        CallSpec.check_options(self)
+        if self.window is not None and (len(self.window) != 2 or min(self.window) < UNLIMITED):
+            raise bad_value(self.op, "window", self.window, "(left, right), each at least 0, or -1 for all")
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise bad_value(self.op, "scale", self.scale, "a finite number")
+        if self.softcap is not None and not 0 < self.softcap < math.inf:
+            raise bad_value(self.op, "softcap", self.softcap, "a positive number")
+        if not 0 <= self.threshold < FORMS or not 0 <= self.dropout_p < 1:
+            raise bad_value(self.op, "dropout_p", self.dropout_p, "at least 0 and less than 1")
+
+    def visible(self) -> int:
+        """How many pairs of a query and a key the masks leave to a head, with one sequence."""
+        left, right = self.sides
+        shift = self.keys - self.queries
+        total = 0
+        for i in range(self.queries) if left is not None or right is not None else ():
+            low = 0 if left is None else max(0, i + shift - left)
+            high = self.keys - 1 if right is None else min(self.keys - 1, i + shift + right)
+            total += max(0, high - low + 1)
+        return total if left is not None or right is not None else self.queries * self.keys
+
+    def flops(self, which: Pass) -> int:
+        """Of the matrix products: two forward, five backward; packed sequences count as one."""
+        pair = self.head_size + self.value_size if which == "fwd" else 3 * self.head_size + 2 * self.value_size
+        return 2 * self.batch * self.heads * self.visible() * pair
+
+    def exps(self, which: Pass) -> int:
+        """One exponential for each pair."""
+        return self.batch * self.heads * self.visible()
+
+
+OP = Op(Spec, __package__)
