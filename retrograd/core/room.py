@@ -11,7 +11,7 @@ from typing import Any
 
 from .arch import Arch
 from .cases import Case, other_values
-from .declaration import Argument, alternatives
+from .declaration import Argument, Result, alternatives
 from .op import Op, Replan, differentiable
 from .program import Program
 from .spec import CallSpec, Param, Pass, arguments, options
@@ -37,10 +37,14 @@ class Room:
         bytes_moved: the fewest bytes a case's pass moves through device memory.
         flops: a case's floating-point operations.
         exps: a case's exponentials, where they may limit its speed.
-        time_axis: argument -> the axis of time, for an op with one. Its first result has batch and time on the same
-            axes as its first argument; every other result is a state, with one entry per sequence along its first axis.
+        time_axis: argument or result -> its axis of time, for an op with one or, like attention, two times. Results
+            have the names of `testing.draw`: `y`, `output 1`, .... An array with two axes of time is not listed.
+        bounds: argument or result -> the boundaries of packed sequences along its axis of time; `cu_seqlens` if it is
+            not listed.
         sequence_axis: argument -> the axis with one entry per sequence: of the size of the batch, or, where
             `cu_seqlens` cuts a batch of one into several sequences, of their number.
+        alone: whether, in a case, a row of a batch and a packed sequence have the bits that they have alone.
+        causal: whether, in a case, the first steps of all arrays alone have the bits that they have in the whole.
         continues: a sequence cut at a multiple of this many steps into two calls, the second from the final state of
             the first, has the same bits as in one call; 0 where no cut keeps the bits.
         update: the public PyTorch function for one step of generation, where there is one: arguments have no time axis,
@@ -69,6 +73,9 @@ class Room:
     plain: Callable[..., Any] | None = None
     time_axis: Mapping[str, int] = field(default_factory=dict)
     sequence_axis: Mapping[str, int] = field(default_factory=dict)
+    bounds: Mapping[str, str] = field(default_factory=dict)
+    alone: Callable[[Case], bool] = lambda case: True
+    causal: Callable[[Case], bool] = lambda case: True
     continues: int = 0
     update: Callable[..., Any] | None = None
     jax_update: Callable[[], Callable[..., Any]] | None = None
@@ -94,15 +101,15 @@ class Room:
 
         of_torch = import_module(f"{package}.torch_functions")
         declared = arguments(op.call)
-        axes = {letter: _axes(declared, letter) for letter in ("batch", "B", "S", "T")}
+        axes = {letter: _axes(declared, letter) for letter in ("batch", "B", "S")}
         derived = {
             "torch": getattr(of_torch, op.name),
             "jax": lambda: of_jax(op.name),
             "update": update and getattr(of_torch, update),
             "jax_update": update and (lambda: of_jax(update)),
             "batch_axis": axes["batch"] | axes["B"] | axes["S"],
-            "time_axis": axes["T"],
             "sequence_axis": axes["S"],
+            **_times(op),
         }
         return cls(
             name=op.name,
@@ -193,8 +200,22 @@ def _costs(op: Op) -> dict[str, Any]:
     }
 
 
-def _axes(declared: Mapping[str, Argument], letter: str) -> dict[str, int]:
-    """Argument -> its axis of a letter, for arguments with the letter in some alternative of their shape."""
+def _times(op: Op) -> dict[str, dict[str, str] | dict[str, int]]:
+    """The attributes of a room that describe axes of time: those along which boundaries cut sequences."""
+    declared = arguments(op.call)
+    bounds = {argument.reaches: name for name, argument in declared.items() if argument.reaches}
+    results = {"y" if i == 0 else f"output {i}": result for i, result in enumerate(op.call.results)}
+    found = [(name, letter, axis) for letter in bounds for name, axis in _axes({**declared, **results}, letter).items()]
+    names = [name for name, _, _ in found]
+    once = [(name, letter, axis) for name, letter, axis in found if names.count(name) == 1]
+    return {
+        "time_axis": {name: axis for name, _, axis in once},
+        "bounds": {name: bounds[letter] for name, letter, _ in once},
+    }
+
+
+def _axes(declared: Mapping[str, Argument | Result], letter: str) -> dict[str, int]:
+    """Array -> its axis of a letter, for arrays with the letter in some alternative of their shape."""
     found: dict[str, int] = {}
     for name, argument in declared.items():
         for axes in alternatives(argument.shape):

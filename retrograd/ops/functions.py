@@ -22,7 +22,7 @@ from jaxtyping import Complex, Float, Int32
 from torch import Tensor
 
 from retrograd.core.errors import as_tuple
-from retrograd.core.torch.arguments import torch_dtype
+from retrograd.core.torch.arguments import as_array, torch_dtype
 from retrograd.core.torch.op import bind
 from retrograd.core.torch.step import checker
 """,
@@ -34,7 +34,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Int32
 
 from retrograd.core.errors import as_tuple
-from retrograd.core.jax.arguments import checker, jax_dtype
+from retrograd.core.jax.arguments import as_array, checker, jax_dtype
 from retrograd.core.jax.op import bind
 """,
 }

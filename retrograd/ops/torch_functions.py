@@ -10,10 +10,11 @@ from jaxtyping import Complex, Float, Int32
 from torch import Tensor
 
 from retrograd.core.errors import as_tuple
-from retrograd.core.torch.arguments import torch_dtype
+from retrograd.core.torch.arguments import as_array, torch_dtype
 from retrograd.core.torch.op import bind
 from retrograd.core.torch.step import checker
 
+from .attention.op import OP as ATTENTION
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
 from .causal_conv1d.update import Step as CAUSAL_CONV1D_UPDATE
 from .causal_conv1d.update import update as step_of_causal_conv1d
@@ -27,6 +28,7 @@ from .ssd.torch_generation import SsdWindow, ssd_prefill, ssd_step, ssd_update
 
 __all__ = [
     "SsdWindow",
+    "attention",
     "causal_conv1d",
     "causal_conv1d_update",
     "linear_scan",
@@ -44,6 +46,7 @@ _linear_scan = bind(LINEAR_SCAN)
 _causal_conv1d = bind(CAUSAL_CONV1D)
 _selective_scan = bind(SELECTIVE_SCAN)
 _ssd = bind(SSD)
+_attention = bind(ATTENTION)
 
 _check_causal_conv1d_update = checker(CAUSAL_CONV1D_UPDATE)
 _check_selective_state_update = checker(SELECTIVE_STATE_UPDATE)
@@ -687,3 +690,150 @@ def ssd(
         {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit), "return_final_state": return_final_state},
     )
     return (y, final_state) if return_final_state else y  # type: ignore[return-value]
+
+
+@overload
+def attention(
+    q: Float[Tensor, "B Q H D"],
+    k: Float[Tensor, "B K G D"],
+    v: Float[Tensor, "B K G V"],
+    *,
+    bias: Float[Tensor, "#B #H #Q #K"] | None = ...,
+    alibi_slopes: Float[Tensor, " H"] | Float[Tensor, "S H"] | None = ...,
+    sinks: Float[Tensor, " H"] | None = ...,
+    dropout_seed: int | Int32[Tensor, ""] | None = ...,
+    cu_seqlens_q: Int32[Tensor, " S_plus_1"] | None = ...,
+    cu_seqlens_k: Int32[Tensor, " S_plus_1"] | None = ...,
+    causal: bool = ...,
+    window: tuple[int, int] | None = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    dropout_p: float = ...,
+    return_lse: Literal[False] = ...,
+    backward: Literal["auto", "split", "fused"] = ...,
+) -> Float[Tensor, "B Q H V"]: ...
+
+
+@overload
+def attention(
+    q: Float[Tensor, "B Q H D"],
+    k: Float[Tensor, "B K G D"],
+    v: Float[Tensor, "B K G V"],
+    *,
+    bias: Float[Tensor, "#B #H #Q #K"] | None = ...,
+    alibi_slopes: Float[Tensor, " H"] | Float[Tensor, "S H"] | None = ...,
+    sinks: Float[Tensor, " H"] | None = ...,
+    dropout_seed: int | Int32[Tensor, ""] | None = ...,
+    cu_seqlens_q: Int32[Tensor, " S_plus_1"] | None = ...,
+    cu_seqlens_k: Int32[Tensor, " S_plus_1"] | None = ...,
+    causal: bool = ...,
+    window: tuple[int, int] | None = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    dropout_p: float = ...,
+    return_lse: Literal[True],
+    backward: Literal["auto", "split", "fused"] = ...,
+) -> tuple[Float[Tensor, "B Q H V"], Float[Tensor, "B H Q"]]: ...
+
+
+def attention(
+    q: Float[Tensor, "B Q H D"],
+    k: Float[Tensor, "B K G D"],
+    v: Float[Tensor, "B K G V"],
+    *,
+    bias: Float[Tensor, "#B #H #Q #K"] | None = None,
+    alibi_slopes: Float[Tensor, " H"] | Float[Tensor, "S H"] | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
+    dropout_seed: int | Int32[Tensor, ""] | None = None,
+    cu_seqlens_q: Int32[Tensor, " S_plus_1"] | None = None,
+    cu_seqlens_k: Int32[Tensor, " S_plus_1"] | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    return_lse: bool = False,
+    backward: Literal["auto", "split", "fused"] = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Softmax attention with every mask and option that training needs.
+
+    With head h of q, and group g = h // (H / G) of k and v, for query i and key j::
+
+        x[i, j] = scale <q[i], k[j]>                                        softcap tanh(x / softcap) with a softcap
+        x[i, j] += bias[i, j] - alibi_slopes[h] |i' - j|                    i' = i + Tk - Tq
+        p[i, j] = exp(x[i, j] - lse[i]) for visible j, else 0
+        lse[i] = log(sum of exp(x[i, j]) over visible j, + exp(sinks[h]))
+        out[i] = sum over j of p[i, j] v[j]                                 p after dropout
+
+    A key is visible if it lies in the query's sequence, with `causal` if j <= i', and with `window` (left, right) if
+    i' - left <= j <= i' + right: the last query is aligned with the last key of its sequence. A query that sees no key
+    has zeros as its result and gradients, and lse -inf without sinks. Sums are taken in float32. All gradients are
+    bitwise reproducible; a query's result depends on nothing but its own sequence up to its last visible key.
+
+    Args:
+        q: (B, Tq, H, D), float32, bfloat16 or float16, any strides. float64 runs on the portable path.
+        k: (B, Tk, G, D) in the dtype of q; G divides H.
+        v: (B, Tk, G, V) in the dtype of q.
+        bias: (B, H, Tq, Tk), each axis also of size 1; like q or float32. Its gradient has its shape: axes of size 1
+            are summed in a fixed order.
+        alibi_slopes: (H,), or (B, H), float32.
+        sinks: (H,), float32: the logarithm of what each head adds to the sum of exponentials.
+        dropout_seed: the seed of the dropout; needed where dropout_p is not 0.
+        cu_seqlens_q: (S + 1,) int32, for B = 1: q holds S sequences one after another, the i-th from step
+            cu_seqlens_q[i] up to cu_seqlens_q[i + 1]. alibi_slopes is then (H,) or (S, H). Results are zero at steps
+            outside of every sequence. The numbers must not decrease or exceed Tq: PyTorch on a CPU, and JAX on a CPU
+            outside of `jax.jit`, check this; elsewhere the results for such numbers are undefined.
+        cu_seqlens_k: (S + 1,) int32, for B = 1: k and v holds S sequences one after another, the i-th from step
+            cu_seqlens_k[i] up to cu_seqlens_k[i + 1]. alibi_slopes is then (H,) or (S, H). Results are zero at steps
+            outside of every sequence. The numbers must not decrease or exceed Tk: PyTorch on a CPU, and JAX on a CPU
+            outside of `jax.jit`, check this; elsewhere the results for such numbers are undefined.
+        causal: whether a query sees no key behind its own place.
+        window: (left, right), how many keys a query sees before and behind its own place; -1 for all.
+        scale: factor of the products; 1 / sqrt(D) by default.
+        softcap: bound of the scaled products.
+        dropout_p: share of the probabilities that are dropped, in steps of 2^-16.
+        return_lse: also return lse.
+        backward: the backward algorithm of the kernels: "split" computes dk, dv and dq in two kernels, without a
+            workspace; "fused" in one, which adds up dq in a fixed order in float32; "auto" is the faster one.
+
+    Returns:
+        out (B, Tq, H, V) in the dtype of q; with `return_lse`, (out, lse), the logarithm of the sum of exponentials (B,
+        H, Tq) in float32, which has a gradient, too.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Source: Dao, FlashAttention-2 (2023), algorithms 1 and 2; dropout by Philox4x32-7 of Salmon et al., Parallel Random
+    Numbers: As Easy as 1, 2, 3 (2011).
+
+    Example:
+        >>> import torch, retrograd
+        >>> q, k = torch.randn(2, 100, 8, 64, requires_grad=True), torch.randn(2, 100, 2, 64)
+        >>> out, lse = retrograd.attention(q, k, k, causal=True, window=(31, 0), return_lse=True)
+        >>> (out.sum() + lse.sum()).backward()
+        >>> out.shape, lse.shape
+        (torch.Size([2, 100, 8, 64]), torch.Size([2, 8, 100]))
+    """
+    out, lse = _attention(
+        {
+            "q": q,
+            "k": k,
+            "v": v,
+            "bias": bias,
+            "alibi_slopes": alibi_slopes,
+            "sinks": sinks,
+            "dropout_seed": as_array("attention", "dropout_seed", dropout_seed, "int32", q),
+            "cu_seqlens_q": cu_seqlens_q,
+            "cu_seqlens_k": cu_seqlens_k,
+        },
+        {
+            "causal": causal,
+            "window": as_tuple(window),
+            "scale": scale,
+            "softcap": softcap,
+            "dropout_p": dropout_p,
+            "return_lse": return_lse,
+            "backward": backward,
+        },
+    )
+    return (out, lse) if return_lse else out  # type: ignore[return-value]

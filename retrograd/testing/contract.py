@@ -7,7 +7,6 @@ check can fail.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,9 +19,10 @@ from .compare import assert_same_bits, assert_within_budget
 from .draw import Arrays, call, draw, draw_gradients, options, output_name, plain_and_exact
 from .layouts import laid_out
 from .parts import (
-    PACKED,
     batch_axis,
     batch_size,
+    bounds_in,
+    bounds_of,
     cut,
     having,
     in_parts,
@@ -90,31 +90,28 @@ def check_batch_invariance(room: Room, case: Case, device: str, seed: int, layou
 
 def check_packed(room: Room, case: Case, device: str, seed: int) -> None:
     """A packed sequence has bitwise the same outputs and gradients alone, packed, and packed with sequences of NaN."""
-    if not is_packed(case):
-        return
     inputs, gradients = drawn(room, case, device, seed)
     with poisoned():
         together = call(room.torch, inputs, options(case), gradients)
     own = having(room, case, together, time_axis, sequence_axis)
-    bounds = inputs[PACKED].tolist()
-    places = list(enumerate(pairwise(bounds)))
+    places = range(min(map(len, bounds_in(case).values())) - 1)
     for kept in (0, 1):
         arrays = copies_of(inputs), copies_of(named_outputs(gradients))
-        for place, (start, stop) in places[1 - kept :: 2]:
+        for place in places[1 - kept :: 2]:
             for tensors in arrays:
                 theirs = having(room, case, tensors, time_axis, sequence_axis)
-                plant_nan(sequence(room, case, theirs, place, start, stop))
+                plant_nan(sequence(room, case, theirs, place))
         beside = call(room.torch, arrays[0], options(case), list(arrays[1].values()))
-        for place, (start, stop) in places[kept::2]:
-            expected = sequence(room, case, own, place, start, stop)
-            found = sequence(room, case, beside, place, start, stop)
+        for place in places[kept::2]:
+            expected = sequence(room, case, own, place)
+            found = sequence(room, case, beside, place)
             where = f"{room.name}, {case.name}: sequence {place} beside NaN"
             assert_same_bits({name: found[name] for name in expected}, expected, where)
-    for place, (start, stop) in places:
-        expected = sequence(room, case, own, place, start, stop)
+    for place in places:
+        expected = sequence(room, case, own, place)
         for copied in (False, True):
-            part = sequence(room, case, inputs, place, start, stop)
-            incoming = sequence(room, case, named_outputs(gradients), place, start, stop)
+            part = sequence(room, case, inputs, place)
+            incoming = sequence(room, case, named_outputs(gradients), place)
             if copied:
                 part, incoming = copies_of(part), copies_of(incoming)
             alone = call(room.torch, part, options(case), list(incoming.values()))
@@ -137,17 +134,18 @@ def check_outside(room: Room, case: Case, device: str, seed: int, framework: Fra
     for part in outside(room, case, found):
         for name, tensor in part.items():
             assert not tensor.any(), f"{where}, {name} is not zero"
-        assert_same_bits(part, {"y": torch.zeros_like(part["y"])}, f"{where}, beside zeros")
+        assert_same_bits(part, {name: torch.zeros_like(part[name]) for name in part}, f"{where}, beside zeros")
     assert_same_bits(found, expected, f"{where}, with NaN and without")
 
 
 def outside(room: Room, case: Case, arrays: Mapping[str, Tensor]) -> Iterator[Arrays]:
     """The steps before the first packed sequence and those after the last, as views."""
-    bounds = case.inputs[PACKED].values
-    assert bounds is not None
-    along_time = having(room, case, arrays, time_axis)
-    for start, stop in ((0, bounds[0]), (bounds[-1], length(room, case))):
-        yield cut(room, case, along_time, time_axis, start, stop)
+    for name, bounds in bounds_in(case).items():
+        along_time = having(room, case, arrays, time_axis)
+        own = {array: tensor for array, tensor in along_time.items() if bounds_of(room, array) == name}
+        steps = length(room, case, next(array for array in room.time_axis if bounds_of(room, array) == name))
+        for start, stop in ((0, bounds[0]), (bounds[-1], steps)):
+            yield cut(room, case, own, time_axis, start, stop)
 
 
 def plant_nan(tensors: Mapping[str, Tensor]) -> None:
@@ -158,7 +156,7 @@ def plant_nan(tensors: Mapping[str, Tensor]) -> None:
 
 def has_gaps(room: Room, case: Case) -> bool:
     """Whether the packed sequences of a case leave steps uncovered."""
-    bounds = case.inputs[PACKED].values if is_packed(case) else None
+    bounds = bounds_in(case).get(bounds_of(room, "y"))
     return bounds is not None and (bounds[0] > 0 or bounds[-1] < length(room, case))
 
 

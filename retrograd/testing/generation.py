@@ -68,7 +68,7 @@ def cuts(framework: Framework, steps: int, *numbers: int) -> list[int]:
 
 def has_prefixes(room: Room, case: Case) -> bool:
     """Whether a case has several steps and is not packed: `check_packed` covers packed sequences."""
-    return bool(room.time_axis) and not is_packed(case) and length(room, case) > 1
+    return bool(room.time_axis) and not is_packed(case) and length(room, case) > 1 and room.causal(case)
 
 
 def can_be_cut(room: Room, case: Case) -> bool:
@@ -84,8 +84,10 @@ def has_step(room: Room, case: Case) -> bool:
 def training(
     room: Room, case: Case, device: str, seed: int, framework: Framework
 ) -> tuple[Arrays, dict[str, Any], Arrays]:
-    """The inputs of a case, its options with `return_final_state`, and the outputs of the op."""
-    inputs, chosen = draw(case, device, seed), options(case) | {"return_final_state": True}
+    """The inputs of a case, its options, if there are states with `return_final_state`, and the outputs of the op."""
+    inputs, chosen = draw(case, device, seed), options(case)
+    if STATE in room.arguments:
+        chosen |= {"return_final_state": True}
     with poisoned():
         results = outputs(called(room, framework), leaves(inputs), chosen)
     return inputs, chosen, {output_name(i): tensor.detach() for i, tensor in enumerate(results)}

@@ -116,7 +116,7 @@ def meshed(room: Room, case: Case) -> Function:
     whole = jax.sharding.NamedSharding(mesh, SHARED)
 
     def has_rows(name: str) -> bool:
-        return batch_axis(room, case, name) == 0 and len(case.inputs[name].shape) > 1
+        return room.alone(case) and batch_axis(room, case, name) == 0 and len(case.inputs[name].shape) > 1
 
     def call(first: jax.Array, **rest: jax.Array) -> Any:
         names = tuple(case.inputs)

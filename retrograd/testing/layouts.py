@@ -118,7 +118,7 @@ def laid_out(layout: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors in a layout; integers keep their values, so they are not broadcast."""
     lay = LAYOUTS[layout]
     return {
-        name: lay(tensor) if differentiable(tensor) or layout not in REPEATING else tensor
+        name: lay(tensor) if tensor.dim() and (differentiable(tensor) or layout not in REPEATING) else tensor
         for name, tensor in tensors.items()
     }
 

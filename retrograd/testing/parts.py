@@ -18,7 +18,7 @@ from retrograd.core.room import Room
 
 from .draw import Arrays, Function, outputs
 
-PACKED = "cu_seqlens"
+PACKED = "cu_seqlens"  # the name of boundaries, or how it begins
 STATE = "initial_state"
 Axis = Callable[[Room, Case, str], int | None]
 
@@ -29,13 +29,31 @@ def batch_axis(room: Room, case: Case, name: str) -> int | None:
 
 
 def time_axis(room: Room, case: Case, name: str) -> int | None:
-    """The time axis of an array; the first output has the same one as the first argument, a state has none."""
-    return argument_axis(case, room.time_axis, name, room.time_axis.get(room.arguments[0]) if name == "y" else None)
+    """The time axis of an array; a state has none."""
+    first = room.time_axis.get(room.arguments[0]) if name == "y" else None
+    return argument_axis(case, of_time(room, name), name, room.time_axis.get(name, first))
+
+
+def of_time(room: Room, name: str) -> dict[str, int]:
+    """The arguments with the same time as an array, and their axis of it."""
+    own = bounds_of(room, name)
+    return {other: axis for other, axis in room.time_axis.items() if bounds_of(room, other) == own}
+
+
+def bounds_of(room: Room, name: str) -> str:
+    """The name of the boundaries along an array's axis of time."""
+    return room.bounds.get(name.removeprefix("d "), PACKED)
+
+
+def bounds_in(case: Case) -> dict[str, tuple[int, ...]]:
+    """The boundaries of a case by name."""
+    return {name: tensor.values or () for name, tensor in case.inputs.items() if name.startswith(PACKED)}
 
 
 def sequence_axis(room: Room, case: Case, name: str) -> int | None:
     """The axis along which an array has one entry for each sequence."""
-    return argument_axis(case, room.sequence_axis, name, None if name == "y" else 0)
+    state = name != "y" and time_axis(room, case, name) is None
+    return argument_axis(case, room.sequence_axis, name, 0 if state else None)
 
 
 def argument_axis(case: Case, named: Mapping[str, int], name: str, of_outputs: int | None) -> int | None:
@@ -66,19 +84,19 @@ def batch_size(room: Room, case: Case) -> int:
     """The number of independent rows of a case along its batch axis; 0 for a case without one, packed or empty."""
     first = room.arguments[0]
     shape = case.inputs[first].shape
-    if first not in room.batch_axis or is_packed(case) or len(shape) < 2 or 0 in shape:
+    if first not in room.batch_axis or is_packed(case) or len(shape) < 2 or 0 in shape or not room.alone(case):
         return 0
     return broadcast_size(sizes_along(case, room.batch_axis))
 
 
-def length(room: Room, case: Case) -> int:
-    """The number of steps of a case."""
-    return broadcast_size(sizes_along(case, room.time_axis))
+def length(room: Room, case: Case, name: str = "y") -> int:
+    """The number of steps along the time axis of an array, by default of the results."""
+    return broadcast_size(sizes_along(case, of_time(room, name)))
 
 
 def is_packed(case: Case) -> bool:
     """Whether the case has packed sequences."""
-    return PACKED in case.inputs
+    return bool(bounds_in(case))
 
 
 def cut(room: Room, case: Case, tensors: Mapping[str, Tensor], axis: Axis, start: int, stop: int) -> Arrays:
@@ -105,11 +123,15 @@ def repeated(room: Room, case: Case, tensors: Mapping[str, Tensor], copies: int)
     }
 
 
-def sequence(room: Room, case: Case, tensors: Mapping[str, Tensor], place: int, start: int, stop: int) -> Arrays:
-    """One packed sequence (number `place`, steps `start` to `stop`) as a batch of one, as views."""
-    steps = cut(room, case, tensors, time_axis, start, stop)
+def sequence(room: Room, case: Case, tensors: Mapping[str, Tensor], place: int) -> Arrays:
+    """The packed sequence of number `place` as a batch of one, as views."""
+    bounds = bounds_in(case)
+    steps: Arrays = {}
+    for name, tensor in tensors.items():
+        start, stop = bounds.get(bounds_of(room, name), next(iter(bounds.values())))[place : place + 2]
+        steps |= cut(room, case, {name: tensor}, time_axis, start, stop)
     alone = cut(room, case, steps, sequence_axis, place, place + 1)
-    return {name: tensor for name, tensor in alone.items() if name != PACKED}
+    return {name: tensor for name, tensor in alone.items() if name not in bounds}
 
 
 def span(room: Room, case: Case, tensors: Mapping[str, Tensor], start: int, stop: int) -> Arrays:

@@ -68,7 +68,7 @@ def resized(room: Room, case: Case, rows: int) -> Case:
     axis_of = sequence_axis if is_packed(case) else batch_axis
 
     def shape(name: str, old: tuple[int, ...]) -> tuple[int, ...]:
-        if name == PACKED:
+        if name.startswith(PACKED):
             return (rows + 1,)
         axis = axis_of(room, case, name)
         return old if axis is None else (*old[:axis], rows, *old[axis + 1 :])

@@ -24,6 +24,7 @@ FIRST_CASE = {
     "causal_conv1d": "fp32",
     "selective_scan": "packed_fp32",
     "ssd": "packed_fp32",
+    "attention": "fp32",
 }
 
 
@@ -85,7 +86,10 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "bool": (1, 0, 1.0, None, "silu", [], {}, np.True_, torch.tensor(True), 10**400),
     "float": ([1], "1e-6", None, True, 1j, {}, torch.tensor(1e-6)),
     "float[]": ("x", None, True, 3.0, {}, np.zeros(2), torch.tensor(0.0)),
+    "float?": ([1], "1", True, 1j, {}, torch.tensor(1.0)),
+    "int[]?": ("x", True, 3, {}, np.zeros(2), torch.tensor(0)),
     "SymInt?": (2.0, [2], True, "2", torch.tensor(2)),
+    "str": (1, None, True, b"auto", [], {}, torch.tensor(1)),
     "str?": (1, True, b"silu", [], {}, torch.tensor(1)),
     "ScalarType?": (1, "float32", [], np.float32),
 }
@@ -93,7 +97,10 @@ EXPECTED = {
     "bool": "a bool",
     "float": "a float",
     "float[]": "a tuple of floats",
+    "float?": "a float or None",
+    "int[]?": "a tuple of ints or None",
     "SymInt?": "an int or None",
+    "str": "a str",
     "str?": "a str or None",
     "ScalarType?": "a torch.dtype or None",
 }

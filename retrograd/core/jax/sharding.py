@@ -49,7 +49,7 @@ def by_rows(op: Op, spec: Any, arrays: Mapping[str, Any], call: Callable[..., An
     sharded = {name: of for name, array in arrays.items() if array is not None and (of := explicit(array))}
     if not sharded:
         return call(spec, *arrays.values())
-    rows = next(iter(op.folds(spec, 1))).axes
+    rows = next((fold.axes for fold in op.folds(spec, 1)), {})
     first = next(iter(sharded.values()))
     mesh, split = first.mesh, PartitionSpec(first.spec[0])
     for name, own in sharded.items():

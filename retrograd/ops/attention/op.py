@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ from retrograd.core.declaration import Letter, Result, boundaries, number, optio
 from retrograd.core.dtypes import FLOATS
 from retrograd.core.errors import bad_value
 from retrograd.core.op import Op
-from retrograd.core.spec import CallSpec, Param, Pass, Size
+from retrograd.core.spec import CallSpec, Fold, Param, Pass, Size
 
 UNLIMITED = -1  # of a window's side
 SLOPES = "alibi_slopes is then (H,) or (S, H)."
@@ -142,6 +143,11 @@ class Spec(CallSpec):
     def reads(self, wanted: frozenset[str]) -> tuple[str, ...]:
         """The gradients of the results, the arguments, out and lse."""
         return (*self.gradients_in(), *self.arguments, "out", "lse")
+
+    def folds(self, size: int) -> Iterator[Fold]:
+        """The calls as rows of one batch; none with dropout, which depends on a row's number."""
+        if not self.dropout_p:
+            yield from CallSpec.folds(self, size)
 
     def check(self) -> None:
         """Raise for arguments that do not go together."""

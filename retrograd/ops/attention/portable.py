@@ -38,7 +38,8 @@ def forward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, A
         safe = xp.where(more == -inf, 0, more)
         before, p = xp.exp(largest - safe), xp.exp(scores - safe)
         total = total * before + xp.sum(p, -1)[..., None]
-        return (more, total, out * before + xp.matmul(p * call.dropped(tile), tile["v"])), ()
+        added = call.own(xp.matmul(p * call.dropped(tile), tile["v"]), tile)
+        return (more, total, out * before + added), ()
 
     (largest, total, out), _ = _scan(call, step, (largest, total, out))
     some = total > 0
@@ -66,17 +67,18 @@ def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: froze
         scores, slope = call.scores(q, tile)
         p = xp.exp(scores - lse)
         factors = call.dropped(tile)
-        dscores = p * (xp.matmul(dout, _turned(xp, tile["v"])) * factors - delta)
-        dv = _in_order(xp, xp.matmul(_turned(xp, p * factors), dout))
+        dscores = call.own(p * (xp.matmul(dout, _turned(xp, tile["v"])) * factors - delta), tile)
+        dv = _in_order(xp, call.own(xp.matmul(_turned(xp, p * factors), dout), tile))
         dbias: tuple[Any, ...] = ()
         if spec.bias is not None:
             summed = call.as_bias(dscores)
             dshared, dbias = (dshared, (summed,)) if call.by_key else (dshared + summed, ())
         if spec.alibi_slopes is not None:
             dslopes = dslopes - xp.sum(dscores * call.distance(tile), -1)[..., None]
-        dproducts = dscores if slope is None else dscores * slope
-        dk = _in_order(xp, xp.matmul(_turned(xp, dproducts), q))
-        return (dq + xp.matmul(dproducts, tile["k"]), dslopes, dshared), (dk, dv, *dbias)
+        dproducts = dscores if slope is None else call.own(dscores * slope, tile)
+        dk = _in_order(xp, call.own(xp.matmul(_turned(xp, dproducts), q), tile))
+        dq = dq + call.own(xp.matmul(dproducts, tile["k"]), tile)
+        return (dq, dslopes, dshared), (dk, dv, *dbias)
 
     nothing = xp.zeros(q, q.shape, spec.compute_dtype)
     (dq, dslopes, dshared), (dk, dv, *dbias) = _scan(call, step, (nothing, slopes, shared))
@@ -141,6 +143,13 @@ class Pairs:
             x = x - self._slopes() * self.distance(tile)
         return xp.where(self._visible(tile), x, -inf), slope
 
+    def own(self, array: Any, tile: Mapping[str, Any]) -> Any:
+        """An array with zeros for the tiles of queries of other sequences, whose numbers need not be finite."""
+        if not self.spec.packed:
+            return array
+        same = self.xp.reshape(self.queries.owner == tile["owner"], (self.queries.count, 1, 1))
+        return self.xp.where(same, array, 0)
+
     def distance(self, tile: Mapping[str, Any]) -> Any:
         """How far each key is from each query's place."""
         return self.xp.astype(self.xp.abs(self._behind(tile)), self.spec.compute_dtype)
@@ -182,10 +191,10 @@ class Pairs:
         return xp.dense(xp.reshape(array, (*array.shape[:2], spec.heads, array.shape[4])))
 
     def joined_rows(self, array: Any) -> Any:
-        """The inverse of `of_rows`; -inf outside of sequences."""
+        """The inverse of `of_rows`."""
         xp, spec = self.xp, self.spec
         array = xp.moveaxis(xp.moveaxis(array[..., 0], 4, 0), 4, 0)
-        return xp.dense(xp.reshape(self.queries.join(array, 3, -inf), (spec.batch, spec.heads, spec.queries)))
+        return xp.dense(xp.reshape(self.queries.join(array, 3), (spec.batch, spec.heads, spec.queries)))
 
     def joined_keys(self, array: Any) -> Any:
         """(key tiles, batch, G, TILE, size) as (batch, keys, G, size)."""

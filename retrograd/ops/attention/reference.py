@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +33,12 @@ def attention(
     dropout_p: float = 0.0,
     return_lse: bool = False,
     backward: str = "auto",
+    rounded: Callable[[Tensor, Tensor, torch.dtype], Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`retrograd.attention`, computed in the dtype of its inputs."""
+    """`retrograd.attention`, computed in float32 or float64; probabilities are rounded to the dtype of v.
+
+    `rounded(out, lse, dtype)` rounds the result; it then also has the gradient that reaches lse by the probabilities.
+    """
     heads, share = q.shape[2], q.shape[2] // max(k.shape[2], 1)
     k, v = (t.repeat_interleave(share, 2) for t in (k, v))
     own_q, i, start = numbered(q, cu_seqlens_q)
@@ -48,7 +54,9 @@ def attention(
     if left >= 0:
         visible &= ahead >= -left
 
-    x = torch.einsum("bihd,bjhd->bhij", q, k) * (1 / math.sqrt(q.shape[3]) if scale is None else scale)
+    compute = torch.promote_types(q.dtype, torch.float32)
+    factor = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    x = torch.einsum("bihd,bjhd->bhij", q.to(compute), k.to(compute)) * factor
     if softcap is not None:
         x = softcap * torch.tanh(x / softcap)
     if bias is not None:
@@ -66,14 +74,38 @@ def attention(
     some = total > 0
     total = torch.where(some, total, 1)
     lse = torch.where(some, largest + torch.log(total), -math.inf)[..., 0]
-    p = weights / total
+    p = weights / total if rounded is None else torch.exp(x - torch.where(some[..., 0], lse, 0).detach()[..., None])
     if dropout_p > 0:
         threshold = round(dropout_p * FORMS)
         p = torch.where(random(dropout_seed, p.shape, i, j, start) >= threshold, p / (1 - threshold / FORMS), 0)
-    out = torch.einsum("bhij,bjhd->bihd", p, v).to(q.dtype)
+    out = torch.einsum("bhij,bjhd->bihd", p.to(v.dtype).to(compute), v.to(compute))
+    out = out.to(q.dtype) if rounded is None else rounded(out, lse, q.dtype)
     outside = own_q < 0
     out = torch.where(outside[None, :, None, None], 0, out)
-    return (out, torch.where(outside, -math.inf, lse)) if return_lse else out
+    return (out, torch.where(outside, 0, lse)) if return_lse else out
+
+
+class _Rounded(torch.autograd.Function):
+    """Rounds the result; its gradient at lse is that of the rounded result, which is all that a backward pass has."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, lse: Tensor, dtype: torch.dtype) -> Tensor:
+        rounded = out.to(dtype)
+        ctx.save_for_backward(rounded)
+        ctx.dtypes = out.dtype, lse.dtype
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None]:
+        (rounded,) = ctx.saved_tensors
+        of_out, of_lse = ctx.dtypes
+        dout = dout.to(of_out)
+        return dout, -(dout * rounded.to(of_out)).sum(3).transpose(1, 2).to(of_lse), None
+
+
+def plain(*arguments: Any, **options: Any) -> Any:
+    """`attention`, whose gradients have the rounding of the saved result."""
+    return attention(*arguments, **options, rounded=_Rounded.apply)
 
 
 def numbered(array: Tensor, bounds: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from retrograd.core.cases import Case
 from retrograd.core.room import Room
 
 from . import reference
 from .cases import CASES
 from .op import OP
 
-ROOM = Room.of(OP, cases=CASES, reference=reference.attention)
+
+def alone(case: Case) -> bool:
+    """Whether a row or a sequence has the same bits alone: dropout depends on its place."""
+    return not case.options.get("dropout_p")
+
+
+def causal(case: Case) -> bool:
+    """Whether queries see no key behind their own place, which is the same with fewer steps."""
+    same = case.inputs["q"].shape[1] == case.inputs["k"].shape[1]
+    return same and bool(case.options.get("causal")) and "bias" not in case.inputs
+
+
+ROOM = Room.of(OP, cases=CASES, reference=reference.attention, plain=reference.plain, alone=alone, causal=causal)

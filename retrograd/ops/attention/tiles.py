@@ -53,12 +53,12 @@ class Tiles:
             array = self.xp.concat([array, zeros], 0)
         return self.xp.reshape(array, (self.count, TILE, *rest))
 
-    def join(self, array: Any, axis: int, outside: float = 0.0) -> Any:
-        """The inverse of `cut`; `outside` is the value of steps that belong to no sequence."""
+    def join(self, array: Any, axis: int) -> Any:
+        """The inverse of `cut`; zeros at steps that belong to no sequence."""
         array = self.xp.reshape(array, (self.count * TILE, *array.shape[2:]))
         if self.packed is None:
             array = array[: self.time]
         else:
             inside = self.xp.reshape(self.packed.inside, (self.time, *(1 for _ in array.shape[1:])))
-            array = self.xp.where(inside, array[self.packed.place], outside)
+            array = self.xp.where(inside, array[self.packed.place], 0)
         return self.xp.moveaxis(array, 0, axis)

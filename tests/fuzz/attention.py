@@ -1,0 +1,54 @@
+"""Good calls of attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from retrograd.core.cases import Case
+from retrograd.ops.attention.cases import case
+
+from .sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, size
+
+SIDE = st.sampled_from((-1, 0, 1, 5, 100))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Groups of heads, other sizes of values, every mask and option, packed sequences, more and fewer keys."""
+    double = draw(FLAG) and draw(FLAG)
+    dtype = "float32" if double else draw(KERNEL_FLOATS)
+    B, Q, K, G = draw(size(3)), draw(size(80)), draw(size(80)), draw(st.integers(1, 2))
+    D, V = draw(st.integers(1, 20)), draw(st.integers(1, 20))
+    H = G * draw(st.integers(1, 3))
+    packed = draw(st.none() | bounds(Q))
+    more: dict[str, Any] = {}
+    if packed is not None:
+        B = 1
+        ends = draw(st.lists(st.integers(0, K), min_size=len(packed), max_size=len(packed)))
+        more["packed"] = (packed, tuple(sorted(ends)))
+    sequences = B if packed is None else len(packed) - 1
+    if draw(FLAG):
+        more["bias"] = tuple(draw(st.sampled_from((1, n))) for n in (B, H, Q, K))
+        more["bias_dtype"] = draw(st.sampled_from(("float32", dtype)))
+    if draw(FLAG):
+        more["window"] = (draw(SIDE), draw(SIDE))
+    if draw(FLAG):
+        more["softcap"] = draw(st.sampled_from((0.5, 3.0)))
+    if draw(FLAG):
+        more["scale"] = draw(st.sampled_from((0.1, 1.0, 0.0, -0.3)))
+    if draw(FLAG):
+        more |= {"seed": draw(st.integers(-5, 2**31 - 1)), "dropout_p": draw(st.sampled_from((0.1, 0.5)))}
+    drawn = case(
+        "fuzzed",
+        (B, Q, K, H, G, D),
+        value=V,
+        dtype=dtype,
+        slopes=draw(st.sampled_from((None, (H,), (sequences, H)))),
+        sinks=draw(FLAG),
+        **draw(flags("causal", "return_lse")),
+        **more,
+    )
+    return replace(doubled(drawn), shared=drawn.shared) if double else drawn
