@@ -1,1 +1,1 @@
-"""The attention op."""
+"""Softmax attention. Start with README.md in this folder."""
