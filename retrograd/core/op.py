@@ -7,7 +7,7 @@ neither contains mathematics of an op.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
 from typing import Any, ClassVar, Protocol
@@ -120,7 +120,7 @@ class Op:
         replan: maps an implementation's plan to the one to use instead, for tuners and tests.
         updates: whether there is a call for one step of generation: the package's module `update` has its declaration,
             `Step`, and a function `update(call, arrays, options)`, which turns it into a call of the op.
-        extra: public names written by hand, in the package's modules `torch_generation` and `jax_generation`.
+        extra: module of the package -> its public names, written by hand; a module's name begins with the framework's.
     """
 
     call: type[CallSpec]
@@ -128,7 +128,7 @@ class Op:
     implementations: tuple[Implementation, ...] = ()
     replan: Replan | None = None
     updates: bool = False
-    extra: tuple[str, ...] = ()
+    extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

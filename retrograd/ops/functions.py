@@ -60,7 +60,11 @@ def source(face: Face) -> str:
         parts.append(function(op, face))
         if op.update is not None:
             parts.append(update(op, op.update, face))
-    names = [name for op in ops() for name in (op.name, *([op.update.op] if op.update else []), *op.extra)]
+    names = [
+        name
+        for op in ops()
+        for name in (op.name, *([op.update.op] if op.update else []), *sum(_extra(op, face).values(), ()))
+    ]
     parts.insert(4, f"__all__ = {sorted(names)!r}")
     return "\n\n".join(parts) + "\n"
 
@@ -70,7 +74,11 @@ def _imports(op: Op, face: Face) -> str:
     if op.update is not None:
         lines.append(f"from .{op.name}.update import {op.update.__name__} as {op.update.op.upper()}")
         lines.append(f"from .{op.name}.update import update as step_of_{op.name}")
-    if op.extra:
-        framework = "torch" if face is TORCH else "jax"
-        lines.append(f"from .{op.name}.{framework}_generation import {', '.join(op.extra)}")
+    lines += [f"from .{op.name}.{module} import {', '.join(names)}" for module, names in _extra(op, face).items()]
     return "\n".join(lines)
+
+
+def _extra(op: Op, face: Face) -> dict[str, tuple[str, ...]]:
+    """The modules of a framework with public names written by hand."""
+    framework = "torch_" if face is TORCH else "jax_"
+    return {module: names for module, names in op.extra.items() if module.startswith(framework)}

@@ -12,6 +12,7 @@ from retrograd.core.errors import as_tuple
 from retrograd.core.jax.arguments import as_array, checker, jax_dtype
 from retrograd.core.jax.op import bind
 
+from .attention.jax_like import dot_product_attention
 from .attention.op import OP as ATTENTION
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
 from .causal_conv1d.update import Step as CAUSAL_CONV1D_UPDATE
@@ -29,6 +30,7 @@ __all__ = [
     "attention",
     "causal_conv1d",
     "causal_conv1d_update",
+    "dot_product_attention",
     "linear_scan",
     "rms_norm",
     "selective_scan",

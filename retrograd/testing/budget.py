@@ -76,12 +76,14 @@ def rounding(exact: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def measure(result: Tensor, plain: Tensor, exact: Tensor) -> Measured | None:
-    """The error of one draw; infinite if the result contains NaN or infinity.
+    """The error of one draw; infinite if the result contains NaN or an infinity that the exact result has not.
 
     None if the plain computation overflows and the result does not: such a draw has no budget.
     """
     if exact.numel() == 0:
         return Judgement(0.0, 0.0), Judgement(0.0, 0.0)
+    met = exact.isinf() & (upcast(result) == exact) & (upcast(plain) == exact)
+    result, plain, exact = (torch.where(met, 0, tensor) for tensor in (result, plain, exact))
     if not bool(torch.isfinite(plain).all()) and bool(torch.isfinite(result).all()):
         return None
     parts = (exact, upcast(result) - exact, upcast(plain) - exact, rounding(exact, result.dtype))

@@ -39,7 +39,7 @@ def cases(draw: st.DrawFn) -> Case:
         more["softcap"] = draw(st.sampled_from((0.5, 3.0)))
     if draw(FLAG):
         more["scale"] = draw(st.sampled_from((0.1, 1.0, 0.0, -0.3)))
-    if draw(FLAG):
+    if K > 7 and packed is None and draw(FLAG):  # with one key, the gradients at scores are what rounding leaves
         more |= {"seed": draw(st.integers(-5, 2**31 - 1)), "dropout_p": draw(st.sampled_from((0.1, 0.5)))}
     drawn = case(
         "fuzzed",

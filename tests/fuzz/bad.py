@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import retrograd
 from retrograd.core.cases import Case, Tensor
+from retrograd.core.spec import arguments
 from retrograd.core.torch.launch import DTYPES
-from retrograd.ops.rooms import room
+from retrograd.ops.rooms import NAMES, room
 from retrograd.testing.draw import draw as draw_case
 from retrograd.testing.draw import options, outputs
 from retrograd.testing.parts import PACKED, length
@@ -56,6 +57,12 @@ NO_OPTIONS_NAMED = {
     "group_size": ("0", "-1", "2.0", "True", "[2]", "'2'", "10**400", "10**5000", "float('nan')"),
     "out_dtype": ("'garbage'", "'int32'", "3", "[]", "torch.int32", "object()"),
     "eps": ("0.0", "-1", "1e-40"),
+    "window": ("()", "(1,)", "(1, 2, 3)", "(-2, 0)", "(1.0, 2)", "3", "'x'", "True", "(True, 1)", "(None, 1)",
+        "np.ones(2)"),
+    "scale": ("float('nan')", "float('inf')", "'1'", "True", "[1]", "1j", "10**400", "torch.tensor(1.0)"),
+    "softcap": ("0", "-1.0", "float('nan')", "float('inf')", "'1'", "True", "[1]"),
+    "dropout_p": ("1.0", "-0.1", "2"),
+    "backward": ("'fast'", "None", "True", "1", "b'split'", "[]"),
     "dt_limit": (
         "None", "True", "0.5", "'x'", "{}", "()", "(1.0,)", "[0, 1, 2]", "(2.0, 1.0)", "(float('nan'), 1.0)",
         "(1.0, float('nan'))", "(False, 1.0)", "('0', '1')", "[[0.0], [1.0]]", "(None, 1.0)", "(0, 10**400)",
@@ -109,11 +116,11 @@ class Bent(Pasted):
             self.call.check()
 
 
-def assert_names(op: str, arguments: tuple[str, ...], error: Exception) -> None:
+def assert_names(op: str, names: tuple[str, ...], error: Exception) -> None:
     """Assert that an error names the op and one of these arguments."""
     said = str(error)
     assert said.startswith(f"{op}: "), f"the op is not named: {said}"
-    assert any(re.search(rf"\b{name}\b", said) for name in arguments), f"none of {arguments} is named: {said}"
+    assert any(re.search(rf"\b{name}\b", said) for name in names), f"none of {names} is named: {said}"
 
 
 @st.composite
@@ -156,18 +163,20 @@ def bent(draw: st.DrawFn, op: str) -> Bent:
 def spoilt(draw: st.DrawFn, op: str, case: Case, framework: Framework, more: Sequence[Change] = ()) -> Bad:
     """A case as text, with one argument replaced by an invalid value; `more` are further candidates."""
     parameters = signature(getattr(retrograd, op)).parameters
-    changes = [*spoilt_arrays(case, parameters, framework), *spoilt_options(parameters), *more]
+    changes = [*spoilt_arrays(op, case, parameters, framework), *spoilt_options(parameters), *more]
     name, value, named = draw(st.sampled_from(changes))
-    arguments = {name: array(tensor, framework) for name, tensor in case.inputs.items()}
-    arguments |= {name: option(value, framework) for name, value in case.options.items() if value is not None}
-    passed = ", ".join(f"{name}={value}" for name, value in {**arguments, name: value}.items())
+    passed = {name: array(tensor, framework) for name, tensor in case.inputs.items()}
+    passed |= {name: option(value, framework) for name, value in case.options.items() if value is not None}
+    text = ", ".join(f"{name}={value}" for name, value in {**passed, name: value}.items())
     if framework == "jax":
-        return Bad(f"retrograd.jax.{op}({passed})", op, named)
-    return Bad(f"{draw(st.sampled_from(WAYS))}retrograd.{op}({passed})", op, named)
+        return Bad(f"retrograd.jax.{op}({text})", op, named)
+    return Bad(f"{draw(st.sampled_from(WAYS))}retrograd.{op}({text})", op, named)
 
 
-def spoilt_arrays(case: Case, parameters: Mapping[str, Parameter], framework: Framework) -> Iterator[Change]:
+def spoilt_arrays(op: str, case: Case, parameters: Mapping[str, Parameter], framework: Framework) -> Iterator[Change]:
     """Invalid replacements of arrays."""
+    own = room(op).op if op in NAMES else None
+    numbers = [name for name, declared in arguments(own.call).items() if declared.number] if own else []
     first, *others = case.inputs
     for name, tensor in case.inputs.items():
         good = array(tensor, framework)
@@ -176,6 +185,8 @@ def spoilt_arrays(case: Case, parameters: Mapping[str, Parameter], framework: Fr
         values = [*NO_ARRAYS, *NO_ARRAYS_OF[framework], *(["None"] if required else [])]
         values += [array(replace(tensor, dtype=dtype), framework) for dtype in dtypes]
         values += [f"{good}[None, None, None]"] if name != first else []
+        if name in numbers:
+            values.remove("3")  # a number is right there
         if framework == "torch":
             values += [f"{good}.to_sparse()", f"torch.nested.nested_tensor([{good}, {good}])"]
             if others:
@@ -213,7 +224,9 @@ def spoilt_packing(op: str, case: Case, framework: Framework) -> Iterator[Change
 
 def array(tensor: Tensor, framework: Framework) -> str:
     """An array as text."""
-    what, of = ("ones", tensor.shape) if tensor.values is None else ("array", tensor.values)
+    what: str = "ones" if tensor.values is None else "array"
+    of: Any = tensor.shape if tensor.values is None else tensor.values
+    of = tensor.values[0] if tensor.values and not tensor.shape else of
     if framework == "jax":
         return f"jnp.{what}({of}, '{tensor.dtype}')"
     return f"torch.{'ones' if what == 'ones' else 'tensor'}({of}, dtype=torch.{tensor.dtype})"

@@ -192,4 +192,4 @@ class Spec(CallSpec):
         return self.batch * self.heads * self.visible()
 
 
-OP = Op(Spec, __package__)
+OP = Op(Spec, __package__, extra={"jax_like": ("dot_product_attention",)})

@@ -55,7 +55,10 @@ def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: froze
     lse = call.of_rows("lse")
     lse = xp.where(lse == -inf, 0, lse)
     # The gradient at the sum of exponentials of each query: <dout, out> - dlse.
-    delta = xp.sum(out * dout, -1)[..., None]
+    # By the same products as those with v, so that what cancels with one visible key cancels exactly.
+    products = xp.matmul(dout, _turned(xp, out))
+    same = xp.arange(q, TILE)[:, None] == xp.arange(q, TILE)
+    delta = xp.sum(xp.where(same, products, 0), -1)[..., None]
     if "dlse" in arrays:
         delta = delta - call.of_rows("dlse")
     delta = xp.where(call.taken, delta, 0)

@@ -46,6 +46,8 @@ class Tiles:
         array = self.xp.moveaxis(array, axis, 0)
         rest = array.shape[1:]
         if self.packed is not None:
+            if self.time == 0:  # there is nothing to take tiles from
+                return self.xp.zeros(array, (self.count, TILE, *rest), str(array.dtype).removeprefix("torch."))
             taken = self.xp.reshape(self.taken, (self.count, TILE, *(1 for _ in rest)))
             return self.xp.where(taken, array[self.packed.source], 0)
         if padding := self.count * TILE - self.time:

@@ -192,6 +192,7 @@ def in_range(limit: tuple[float, float], dtype: str) -> tuple[float, float]:
     return number(limit[0]), number(limit[1])
 
 
+GENERATION = ("SsdWindow", "ssd_prefill", "ssd_step", "ssd_update")
 IMPLEMENTATIONS = (
     Implementation(
         f"{__package__}.hopper",
@@ -206,5 +207,5 @@ OP = Op(
     Spec,
     __package__,
     IMPLEMENTATIONS,
-    extra=("SsdWindow", "ssd_prefill", "ssd_step", "ssd_update"),
+    extra=dict.fromkeys(("torch_generation", "jax_generation"), GENERATION),
 )
