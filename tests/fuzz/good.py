@@ -90,7 +90,8 @@ def as_in_float32(op: Room, case: Case, inputs: Arrays, gradients: list[Tensor],
     narrowed = {name: narrow(tensor) for name, tensor in inputs.items()}
     function = getattr(import_module(f".{op.name}", __package__), "in_float32", op.reference)
     rounded = call(function, narrowed, options(case, torch.float32), [narrow(g) for g in gradients])
-    return {name: exact[name] + (upcast(tensor) - exact[name]) * 2.0**-29 for name, tensor in rounded.items()}
+    found = {name: (upcast(tensor), exact[name]) for name, tensor in rounded.items()}
+    return {name: torch.where(t == right, right, right + (t - right) * 2.0**-29) for name, (t, right) in found.items()}
 
 
 def lay(layout: str, tensor: Tensor) -> Tensor:

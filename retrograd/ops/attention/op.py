@@ -168,7 +168,7 @@ class Spec(CallSpec):
             raise bad_value(self.op, "scale", self.scale, "a finite number")
         if self.softcap is not None and not 0 < self.softcap < math.inf:
             raise bad_value(self.op, "softcap", self.softcap, "a positive number")
-        if not 0 <= self.threshold < FORMS or not 0 <= self.dropout_p < 1:
+        if not 0 <= self.dropout_p < 1 or self.threshold == FORMS:
             raise bad_value(self.op, "dropout_p", self.dropout_p, "at least 0 and less than 1")
 
     def visible(self) -> int:
