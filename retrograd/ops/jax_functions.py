@@ -13,6 +13,7 @@ from retrograd.core.jax.arguments import as_array, checker, jax_dtype
 from retrograd.core.jax.op import bind
 
 from .attention.jax_like import dot_product_attention
+from .attention.jax_packed import attention_qkvpacked
 from .attention.op import OP as ATTENTION
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
 from .causal_conv1d.update import Step as CAUSAL_CONV1D_UPDATE
@@ -28,6 +29,7 @@ from .ssd.op import OP as SSD
 __all__ = [
     "SsdWindow",
     "attention",
+    "attention_qkvpacked",
     "causal_conv1d",
     "causal_conv1d_update",
     "dot_product_attention",

@@ -15,6 +15,7 @@ from retrograd.core.torch.op import bind
 from retrograd.core.torch.step import checker
 
 from .attention.op import OP as ATTENTION
+from .attention.torch_packed import attention_qkvpacked
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
 from .causal_conv1d.update import Step as CAUSAL_CONV1D_UPDATE
 from .causal_conv1d.update import update as step_of_causal_conv1d
@@ -29,6 +30,7 @@ from .ssd.torch_generation import SsdWindow, ssd_prefill, ssd_step, ssd_update
 __all__ = [
     "SsdWindow",
     "attention",
+    "attention_qkvpacked",
     "causal_conv1d",
     "causal_conv1d_update",
     "linear_scan",

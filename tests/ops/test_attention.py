@@ -14,7 +14,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import retrograd.jax
-from retrograd import attention
+from retrograd import attention, attention_qkvpacked
 from retrograd.core.xp import jax_namespace, torch_namespace
 from retrograd.ops.attention.dropout import philox
 from retrograd.ops.attention.op import FORMS
@@ -93,6 +93,26 @@ def test_views_of_a_packed_qkv_are_taken_as_they_are() -> None:
     assert out.equal(attention(*(t.contiguous() for t in qkv.unbind(2)), causal=True))
     transposed = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in qkv.unbind(2)]
     assert out.equal(attention(*transposed, causal=True))
+
+
+def test_a_packed_qkv_has_one_gradient() -> None:
+    qkv = drawn(1, 70, 3, 2, 16).requires_grad_()
+    bounds = torch.tensor([0, 30, 70], dtype=torch.int32)
+    out: Any = attention_qkvpacked(qkv, cu_seqlens=bounds, causal=True)
+    apart = [t.detach().requires_grad_() for t in qkv.unbind(2)]
+    expected = attention(*apart, cu_seqlens_q=bounds, cu_seqlens_k=bounds, causal=True)
+    assert out.equal(expected)
+    (found,) = gradients(out, [qkv])
+    assert found.equal(torch.stack(gradients(expected, apart), 2))
+    in_jax: Any = retrograd.jax.attention_qkvpacked(jnp.asarray(qkv.detach().numpy()), causal=True)
+    alone: Any = attention_qkvpacked(qkv.detach(), causal=True)
+    torch.testing.assert_close(torch.tensor(in_jax.tolist()), alone)
+
+
+@pytest.mark.parametrize(("wrong", "text"), [(torch.zeros(2, 3, 4), r"qkv has shape \(2, 3, 4\)"), (3, "qkv is int")])
+def test_what_is_no_packed_qkv_is_refused(wrong: Any, text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"attention_qkvpacked: {text}, expected"):
+        attention_qkvpacked(wrong)
 
 
 def test_dropout_keeps_the_expected_share_and_scales_it() -> None:

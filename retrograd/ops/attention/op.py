@@ -192,4 +192,9 @@ class Spec(CallSpec):
         return self.batch * self.heads * self.visible()
 
 
-OP = Op(Spec, __package__, extra={"jax_like": ("dot_product_attention",)})
+PACKED = ("attention_qkvpacked",)
+OP = Op(
+    Spec,
+    __package__,
+    extra={"torch_packed": PACKED, "jax_packed": PACKED, "jax_like": ("dot_product_attention",)},
+)

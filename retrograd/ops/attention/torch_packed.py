@@ -1,0 +1,83 @@
+"""`attention` of queries, keys and values in one array."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from retrograd.core.errors import bad_shape, bad_type
+
+NAME = "attention_qkvpacked"
+
+
+def attention_qkvpacked(
+    qkv: Tensor,
+    *,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dropout_seed: int | Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    return_lse: bool = False,
+    backward: Literal["auto", "split", "fused"] = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`attention` of queries, keys and values that a projection left in one array, without a copy of them.
+
+    Args:
+        qkv: (B, T, 3, H, D): queries, keys and values. Its gradient is one array, too.
+        bias: as in `attention`.
+        alibi_slopes: as in `attention`.
+        sinks: as in `attention`.
+        dropout_seed: as in `attention`.
+        cu_seqlens: (S + 1,) int32: the boundaries of queries and keys.
+        causal: as in `attention`.
+        window: as in `attention`.
+        scale: as in `attention`.
+        softcap: as in `attention`.
+        dropout_p: as in `attention`.
+        return_lse: as in `attention`.
+        backward: as in `attention`.
+
+    Returns:
+        out (B, T, H, D); with `return_lse`, (out, lse).
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import torch, retrograd
+        >>> qkv = torch.randn(2, 100, 3, 8, 64, requires_grad=True)
+        >>> retrograd.attention_qkvpacked(qkv, causal=True).sum().backward()
+        >>> qkv.grad.shape
+        torch.Size([2, 100, 3, 8, 64])
+    """
+    from retrograd.ops.torch_functions import attention  # which has this function, too
+
+    if not isinstance(qkv, Tensor):
+        raise bad_type(NAME, "qkv", qkv, "a torch.Tensor")
+    if qkv.ndim != 5 or qkv.shape[2] != 3:
+        raise bad_shape(NAME, "qkv", qkv.shape, "(batch, steps, 3, heads, head size)")
+    q, k, v = qkv.unbind(2)
+    options: dict[str, Any] = {
+        "bias": bias,
+        "alibi_slopes": alibi_slopes,
+        "sinks": sinks,
+        "dropout_seed": dropout_seed,
+        "cu_seqlens_q": cu_seqlens,
+        "cu_seqlens_k": cu_seqlens,
+        "causal": causal,
+        "window": window,
+        "scale": scale,
+        "softcap": softcap,
+        "dropout_p": dropout_p,
+        "return_lse": return_lse,
+        "backward": backward,
+    }
+    results: Tensor | tuple[Tensor, Tensor] = attention(q, k, v, **options)
+    return results
