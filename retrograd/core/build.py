@@ -53,6 +53,14 @@ def signature(launch: Launch, arrays: dict[str, Array]) -> Signature:
             hints.append((path, known))
         return "i32" if abs(value) <= INT32_MAX else "i64"
 
+    def pointer(array: str | None, path: Path) -> str:
+        if array is None:
+            constants.append((path, None))
+            return "constexpr"
+        if arrays[array].aligned:
+            hints.append((path, ALIGNMENT))
+        return f"*{TRITON[arrays[array].dtype]}"
+
     for place, parameter in enumerate(launch.kernel.params):
         name = parameter.name
         if name in launch.descriptors and (array := launch.arrays[name]) is not None:
@@ -61,10 +69,16 @@ def signature(launch: Launch, arrays: dict[str, Array]) -> Signature:
             descriptor = launch.descriptors[name]
             layout = f",{descriptor.layout!r}" if descriptor.layout else ""
             types.append((name, f"tensordesc<{TRITON[arrays[array].dtype]}{list(descriptor.block)}{layout}>"))
-        elif name in launch.arrays and (array := launch.arrays[name]) is not None:
-            types.append((name, f"*{TRITON[arrays[array].dtype]}"))
-            if arrays[array].aligned:
-                hints.append(((place,), ALIGNMENT))
+        elif name in launch.strided:
+            own, array, specialize = launch.strided[name], launch.arrays[name], not parameter.do_not_specialize
+            parts = [pointer(array, (place, 0))]
+            for i, stride in enumerate(own[1:], 1):
+                if array is None:
+                    constants.append(((place, i), None))
+                parts.append("constexpr" if array is None else scalar(stride, (place, i), specialize))
+            types.append((name, type(own)(*parts)))
+        elif name in launch.arrays and launch.arrays[name] is not None:
+            types.append((name, pointer(launch.arrays[name], (place,))))
         elif name in launch.scalars:
             value: Scalar = launch.scalars[name]
             specialize = not parameter.do_not_specialize
@@ -85,8 +99,9 @@ def divisor(value: int) -> int:
 
 
 def arguments(launch: Launch) -> list[Any]:
-    """The kernel's arguments in order; an array's name is in the place of its address."""
-    values = {**launch.scalars, **launch.constants, **launch.arrays}
+    """The kernel's arguments in order; an array's name is in the place of its address, also within a named tuple."""
+    strided = {name: type(own)(launch.arrays[name], *own[1:]) for name, own in launch.strided.items()}
+    values = {**launch.scalars, **launch.constants, **launch.arrays, **strided}
     return [values.get(name) for name in launch.kernel.arg_names]
 
 

@@ -83,6 +83,8 @@ class Launch:
         arrays: every pointer parameter -> array name, or None where an optional array is absent.
         descriptors: those parameters of `arrays` that are tensor descriptors and no pointers; their arrays begin on a
             16-byte boundary. Shape and strides are no part of what a kernel is compiled for.
+        strided: those parameters of `arrays` that are named tuples, with the array's pointer and its strides -> such a
+            tuple with the strides, and None in the pointer's place, which is the first.
         scalars: kernel parameter -> value known at launch; a tuple of ints is passed as one parameter.
         constants: kernel parameter -> value known when the kernel is compiled.
         num_warps: warps per CTA.
@@ -105,6 +107,7 @@ class Launch:
     allowed_spills: int = 0
     overlap: bool = False
     descriptors: Mapping[str, Descriptor] = field(default_factory=dict)
+    strided: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         pointers = self.kernel.arg_names[: len(self.arrays)]

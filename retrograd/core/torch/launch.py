@@ -136,12 +136,12 @@ def prepare(
                 descriptors = len(places) + len(allocations) - len(allocated)
                 allocations.append(((size,), (1,), torch.uint8))
             values = arguments(launch)
-            pointers = values[: len(launch.arrays)]
+            pointers = [launch.arrays[name] for name in launch.kernel.arg_names[: len(launch.arrays)]]
             addresses_of: Callable[[Any], tuple[Any, ...]] = itemgetter(
                 *(absent if name is None else places[name] for name in pointers)
             )
-            if launch.descriptors:
-                addresses_of = with_descriptors(launch, addresses_of)
+            if launch.descriptors or launch.strided:
+                addresses_of = with_more(launch, addresses_of)
             steps.append((start, launch.grid, first, descriptors, then, addresses_of, values[len(pointers) :]))
 
     empty = torch.empty_strided
@@ -212,17 +212,18 @@ class Described:
         return self.address
 
 
-def with_descriptors(
-    launch: Launch, addresses_of: Callable[[Any], tuple[Any, ...]]
-) -> Callable[[Any], tuple[Any, ...]]:
-    """The same selection of addresses, with tensor descriptors in the place of those that are described."""
+def with_more(launch: Launch, addresses_of: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[Any, ...]]:
+    """The same selection of addresses, with tensor descriptors, and tuples of address and strides, in their places."""
     pointers = launch.kernel.arg_names[: len(launch.arrays)]
     described = [(place, launch.descriptors[name]) for place, name in enumerate(pointers) if name in launch.descriptors]
+    strided = [(place, launch.strided[name][1:]) for place, name in enumerate(pointers) if name in launch.strided]
 
     def select(addresses: Any) -> tuple[Any, ...]:
         selected = list(addresses_of(addresses))
         for place, descriptor in described:
             selected[place] = Described(selected[place], descriptor)
+        for place, strides in strided:
+            selected[place] = (selected[place], *strides)
         return tuple(selected)
 
     return select
@@ -294,8 +295,10 @@ def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.T
             continue
         # The interpreter runs launches one after the other and does not know the instructions for overlap.
         launch = replace(launch, constants={**launch.constants, "OVERLAP": False}, overlap=False)
-        values = [by_name[value] if isinstance(value, str) else value for value in arguments(launch)]
+        values: list[Any] = [by_name[value] if isinstance(value, str) else value for value in arguments(launch)]
         for place, name in enumerate(launch.kernel.arg_names):
+            if name in launch.strided and (array := launch.arrays[name]) is not None:
+                values[place] = values[place]._replace(**{values[place]._fields[0]: by_name[array]})
             if (descriptor := launch.descriptors.get(name)) is not None:
                 shape, strides, block = map(list, (descriptor.shape, descriptor.strides, descriptor.block))
                 values[place] = TensorDescriptor(values[place], shape, strides, block)

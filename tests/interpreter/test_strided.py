@@ -1,0 +1,16 @@
+"""Named tuples of a pointer and strides in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from strided_kernels import COLUMNS, ROWS, program
+
+from retrograd.core.torch.launch import interpret
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_arrays_are_read_by_their_strides(both: bool) -> None:
+    a, b = torch.randn(2 * ROWS, COLUMNS)[::2], torch.randn(COLUMNS, ROWS).T
+    (out,) = interpret(program((2 * COLUMNS, 1), (1, ROWS) if both else None), [a, b] if both else [a])
+    assert torch.equal(out, a + b if both else a)

@@ -1,0 +1,49 @@
+"""A kernel whose arrays are named tuples of a pointer and strides, one of them optional."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from retrograd.core.program import Array, Launch, Program
+
+ROWS, COLUMNS = 5, 24
+
+
+class Rows(NamedTuple):
+    pointer: Any
+    row: Any
+    column: Any
+
+
+@triton.jit
+def load(array, row, column, mask):
+    return tl.load(array.pointer + row[:, None] * array.row + column[None, :] * array.column, mask=mask)
+
+
+@triton.jit
+def total(a, b, out, rows, columns, BLOCK: tl.constexpr):
+    """out = a + b; a alone without b."""
+    row, column = tl.program_id(0) * 4 + tl.arange(0, 4), tl.arange(0, BLOCK)
+    mask = (row < rows)[:, None] & (column < columns)[None, :]
+    sums = load(a, row, column, mask)
+    if b.pointer is not None:
+        sums += load(b, row, column, mask)
+    tl.store(out.pointer + row[:, None] * out.row + column[None, :] * out.column, sums, mask=mask)
+
+
+def program(a: tuple[int, int], b: tuple[int, int] | None) -> Program:
+    """a + b, with these strides."""
+    arrays = {name: Array(name, (ROWS, COLUMNS), "float32") for name in ("a", "b", "out")}
+    launch = Launch(
+        total,
+        grid=-(-ROWS // 4),
+        arrays={"a": "a", "b": "b" if b else None, "out": "out"},
+        strided={"a": Rows(None, *a), "b": Rows(None, *(b or (0, 0))), "out": Rows(None, COLUMNS, 1)},
+        scalars={"rows": ROWS, "columns": COLUMNS},
+        constants={"BLOCK": 32},
+    )
+    inputs = (arrays["a"], arrays["b"]) if b else (arrays["a"],)
+    return Program(inputs, (arrays["out"],), (), (launch,))
