@@ -1,0 +1,25 @@
+"""Arrays with their strides, as the kernels of attention take them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Heads(NamedTuple):
+    """An array (batch, steps, heads, columns), or one with fewer of these axes, whose strides are then 0."""
+
+    pointer: Any
+    batch: Any
+    step: Any
+    head: Any
+    column: Any
+
+
+class Pairs(NamedTuple):
+    """A bias, (batch, heads, queries, keys); the strides of axes of size 1 are 0."""
+
+    pointer: Any
+    batch: Any
+    head: Any
+    query: Any
+    key: Any
