@@ -403,9 +403,12 @@ def places(spec: Any, steps: int) -> int:
     In a packed row, the slots of sequence i begin at start // steps + i. It needs at most
     end // steps - start // steps + 1 slots, so its slots never overlap those of the next sequence.
     """
-    if spec.packed:
-        return spec.time // steps + spec.sequences
-    return -(-spec.time // steps)
+    return places_of(spec.time, steps, spec.sequences if spec.packed else None)
+
+
+def places_of(time: int, steps: int, sequences: int | None) -> int:
+    """As `places`, for a row of `time` steps; `sequences` is None where none are packed."""
+    return -(-time // steps) if sequences is None else time // steps + sequences
 
 
 def fits(axes: tuple[Axis, ...], shape: tuple[int, ...], known: Sizes) -> dict[str, Any] | None:

@@ -785,7 +785,7 @@ def attention(
             cu_seqlens_q[i] up to cu_seqlens_q[i + 1]. alibi_slopes is then (H,) or (S, H). Results are zero at steps
             outside of every sequence. The numbers must not decrease or exceed Tq: PyTorch on a CPU, and JAX on a CPU
             outside of `jax.jit`, check this; elsewhere the results for such numbers are undefined.
-        cu_seqlens_k: (S + 1,) int32, for B = 1: k and v holds S sequences one after another, the i-th from step
+        cu_seqlens_k: (S + 1,) int32, for B = 1: each of k and v holds S sequences one after another, the i-th from step
             cu_seqlens_k[i] up to cu_seqlens_k[i + 1]. alibi_slopes is then (H,) or (S, H). Results are zero at steps
             outside of every sequence. The numbers must not decrease or exceed Tk: PyTorch on a CPU, and JAX on a CPU
             outside of `jax.jit`, check this; elsewhere the results for such numbers are undefined.

@@ -57,7 +57,7 @@ class Spec(CallSpec):
     )
     dropout_seed: Param | None = number("int32", doc="the seed of the dropout; needed where dropout_p is not 0.")
     cu_seqlens_q: Param | None = boundaries("q", SLOPES, "cu_seqlens_q", "Tq", "Q")
-    cu_seqlens_k: Param | None = boundaries("k and v", SLOPES, "cu_seqlens_k", "Tk", "K")
+    cu_seqlens_k: Param | None = boundaries("each of k and v", SLOPES, "cu_seqlens_k", "Tk", "K")
     causal: bool = option("bool", False, doc="whether a query sees no key behind its own place.")
     window: tuple[int, int] | None = option(
         "int[]?",
@@ -175,12 +175,14 @@ class Spec(CallSpec):
         """How many pairs of a query and a key the masks leave to a head, with one sequence."""
         left, right = self.sides
         shift = self.keys - self.queries
+        if left is None and right is None:
+            return self.queries * self.keys
         total = 0
-        for i in range(self.queries) if left is not None or right is not None else ():
+        for i in range(self.queries):
             low = 0 if left is None else max(0, i + shift - left)
             high = self.keys - 1 if right is None else min(self.keys - 1, i + shift + right)
             total += max(0, high - low + 1)
-        return total if left is not None or right is not None else self.queries * self.keys
+        return total
 
     def flops(self, which: Pass) -> int:
         """Of the matrix products: two forward, five backward; packed sequences count as one."""

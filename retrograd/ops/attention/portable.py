@@ -111,10 +111,11 @@ class Pairs:
         q = arrays["q"]
         self.queries = Tiles(xp, q, spec.queries, arrays.get("cu_seqlens_q"))
         self.keys = Tiles(xp, q, spec.keys, arrays.get("cu_seqlens_k"))
-        shift = self._of_sequence(arrays.get("cu_seqlens_k"), spec.keys) - self.queries.length
-        self.place = self.queries.step + shift[:, None]
+        shift = self.keys.lengths - self.queries.lengths
+        self.place = self.queries.step + shift[self.queries.owner][:, None]
         self.taken = xp.reshape(self.queries.taken, (self.queries.count, TILE, 1))
         self.bias = self._bias()
+        self.slopes = self._slopes()
 
     @property
     def by_key(self) -> bool:
@@ -143,7 +144,7 @@ class Pairs:
         if spec.bias is not None:
             x = x + (tile["bias"] if self.by_key else self.bias)
         if spec.alibi_slopes is not None:
-            x = x - self._slopes() * self.distance(tile)
+            x = x - self.slopes * self.distance(tile)
         return xp.where(self._visible(tile), x, -inf), slope
 
     def own(self, array: Any, tile: Mapping[str, Any]) -> Any:
@@ -167,19 +168,13 @@ class Pairs:
 
     def of_queries(self, name: str) -> Any:
         """An array (batch, queries, heads, size) in tiles."""
-        xp, spec = self.xp, self.spec
-        array = xp.astype(self.arrays[name], spec.compute_dtype)
-        cut = self.queries.cut(array, 1)
-        of_groups = (spec.groups, spec.heads // max(spec.groups, 1))
-        cut = xp.reshape(cut, (*cut.shape[:3], *of_groups, cut.shape[4]))
-        return xp.moveaxis(xp.moveaxis(cut, 0, 4), 0, 4)
+        array = self.xp.astype(self.arrays[name], self.spec.compute_dtype)
+        return self._tiled(self._by_group(array, 2), 1)
 
     def of_rows(self, name: str) -> Any:
         """An array (batch, heads, queries) in tiles, with a last axis of size 1."""
-        xp = self.xp
-        array = xp.astype(self.arrays[name], self.spec.compute_dtype)
-        cut = self.queries.cut(self._by_group(array, 1), 3)  # tiles, TILE, batch, G, R
-        return xp.moveaxis(xp.moveaxis(cut, 0, 4), 0, 4)[..., None]
+        array = self.xp.astype(self.arrays[name], self.spec.compute_dtype)
+        return self._tiled(self._by_group(array, 1), 3)[..., None]
 
     def of_heads(self, array: Any) -> Any:
         """An array (heads,) as (1, G, R, 1, 1, 1)."""
@@ -189,15 +184,13 @@ class Pairs:
     def joined(self, array: Any, dtype: str) -> Any:
         """The inverse of `of_queries`."""
         xp, spec = self.xp, self.spec
-        array = xp.moveaxis(xp.moveaxis(array, 4, 0), 4, 0)  # tiles, TILE, batch, G, R, size
-        array = self.queries.join(xp.astype(array, dtype), 1)
+        array = self._untiled(xp.astype(array, dtype), 1)
         return xp.dense(xp.reshape(array, (*array.shape[:2], spec.heads, array.shape[4])))
 
     def joined_rows(self, array: Any) -> Any:
         """The inverse of `of_rows`."""
         xp, spec = self.xp, self.spec
-        array = xp.moveaxis(xp.moveaxis(array[..., 0], 4, 0), 4, 0)
-        return xp.dense(xp.reshape(self.queries.join(array, 3), (spec.batch, spec.heads, spec.queries)))
+        return xp.dense(xp.reshape(self._untiled(array[..., 0], 3), (spec.batch, spec.heads, spec.queries)))
 
     def joined_keys(self, array: Any) -> Any:
         """(key tiles, batch, G, TILE, size) as (batch, keys, G, size)."""
@@ -226,7 +219,7 @@ class Pairs:
         if self.by_key:
             array = self.keys.join(xp.moveaxis(array, 6, 1), 5)
         if shape[2] != 1:
-            array = self.queries.join(xp.moveaxis(xp.moveaxis(array, 4, 0), 4, 0), 3)
+            array = self._untiled(array, 3)
         return xp.reshape(array, shape)
 
     def joined_slopes(self, array: Any) -> Any:
@@ -247,12 +240,14 @@ class Pairs:
         xp = self.xp
         return xp.reshape(xp.sum(xp.sum(xp.sum(array[..., 0], 4), 3), 0), (self.spec.heads,))
 
-    def _of_sequence(self, cu_seqlens: Any, time: int) -> Any:
-        """The number of keys of the sequence of each tile of queries."""
-        if cu_seqlens is None:
-            return self.queries.owner * 0 + time
-        bounds = self.xp.clip(cu_seqlens, 0, time)
-        return (bounds[1:] - bounds[:-1])[self.queries.owner]
+    def _tiled(self, array: Any, axis: int) -> Any:
+        """An array, cut along its axis of queries: (batch, G, R, tiles, TILE, ...)."""
+        cut = self.queries.cut(array, axis)
+        return self.xp.moveaxis(self.xp.moveaxis(cut, 0, 4), 0, 4)
+
+    def _untiled(self, array: Any, axis: int) -> Any:
+        """The inverse of `_tiled`."""
+        return self.queries.join(self.xp.moveaxis(self.xp.moveaxis(array, 4, 0), 4, 0), axis)
 
     def _of_keys(self, name: str) -> Any:
         """k or v as (key tiles, batch, G, 1, 1, TILE, size)."""
@@ -269,16 +264,14 @@ class Pairs:
         """The bias as (batch, G, R, query tiles, TILE, keys); axes of size 1 stay so. None where there is none."""
         if self.spec.bias is None:
             return None
-        xp = self.xp
-        bias = self._by_group(xp.astype(self.arrays["bias"], self.spec.compute_dtype), 1)
-        if bias.shape[3] == 1:
-            return bias[:, :, :, None]
-        cut = self.queries.cut(bias, 3)  # tiles, TILE, batch, G, R, keys
-        return xp.moveaxis(xp.moveaxis(cut, 0, 4), 0, 4)
+        bias = self._by_group(self.xp.astype(self.arrays["bias"], self.spec.compute_dtype), 1)
+        return bias[:, :, :, None] if bias.shape[3] == 1 else self._tiled(bias, 3)
 
     def _slopes(self) -> Any:
-        """The slopes of every query."""
+        """The slopes of every query; None where there are none."""
         xp, spec = self.xp, self.spec
+        if spec.alibi_slopes is None:
+            return None
         slopes = xp.astype(self.arrays["alibi_slopes"], spec.compute_dtype)
         if len(slopes.shape) == 1:
             return self.of_heads(slopes)

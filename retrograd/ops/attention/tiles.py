@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from retrograd.core.packed import slots
+from retrograd.core.spec import places_of
 from retrograd.core.xp import Namespace
 
 TILE = 64
@@ -17,7 +18,7 @@ class Tiles:
         count: the number of tiles.
         owner: (count,), the sequence of each tile; 0 where no sequences are packed.
         start: (count,), where that sequence starts.
-        length: (count,), how long it is.
+        lengths: of each sequence, or of all rows.
         step: (count, TILE), steps since that start.
         taken: (count, TILE), whether the sequence has such a step.
     """
@@ -26,20 +27,20 @@ class Tiles:
         self.xp = xp
         self.time = time
         if cu_seqlens is None:
-            self.count = max(1, -(-time // TILE))
+            self.count = max(1, places_of(time, TILE, None))
             self.owner = xp.arange(like, self.count) * 0
             self.start = self.owner
-            self.length = self.owner + time
+            self.lengths = self.owner[:1] + time
             self.step = xp.reshape(xp.arange(like, self.count * TILE), (self.count, TILE))
             self.taken = self.step < time
             self.packed = None
             return
-        self.count = time // TILE + cu_seqlens.shape[0] - 1
+        self.count = places_of(time, TILE, cu_seqlens.shape[0] - 1)
         self.packed = of = slots(xp, cu_seqlens, time, TILE, self.count)
         bounds = xp.clip(cu_seqlens, 0, time)
         self.owner, self.step, self.taken = of.owner, of.step, of.taken
         self.start = bounds[:-1][of.owner]
-        self.length = (bounds[1:] - bounds[:-1])[of.owner]
+        self.lengths = bounds[1:] - bounds[:-1]
 
     def cut(self, array: Any, axis: int) -> Any:
         """An array along an axis as (count, TILE, the other axes)."""

@@ -5,7 +5,18 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from .pairs import kept, load_row, load_steps, scores_of, sequence_of, store_steps, tiles_of
+from .pairs import (
+    kept,
+    keys_seen,
+    load_row,
+    load_steps,
+    scores_of,
+    sequence_of,
+    store_row,
+    store_steps,
+    tile_of_queries,
+    tiles_of,
+)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -23,8 +34,7 @@ def deltas(out, dout, dlse, delta, rows, heads, V: tl.constexpr, BLOCK_V: tl.con
     value = tl.sum(result * incoming, axis=1)
     if dlse.pointer is not None:
         value -= load_row(dlse, batch, 0, i, rows, head)
-    start = delta.pointer + tl.cast(batch, tl.int64) * delta.batch + tl.cast(head, tl.int64) * delta.head
-    tl.store(start + i.to(tl.int64) * delta.step, value, mask=i < rows)
+    store_row(delta, value, batch, 0, i, rows, head)
 
 
 @triton.jit
@@ -40,7 +50,7 @@ def gradients_of(
         products, bias, slopes, batch, number, head, i, j, first_q, first_k, counts, shift,
         FACTOR, SOFTCAP, LEFT, RIGHT,
     )  # fmt: skip
-    p = tl.exp(x - lse[:, None])
+    p = tl.exp(x - tl.where(lse == float("-inf"), 0.0, lse)[:, None])
     dp = tl.dot(dout_tile, tl.trans(v_tile), input_precision="ieee")
     dropped = p
     if DROPPED > 0:
@@ -87,29 +97,17 @@ def queries_backward(
     BLOCK_V: tl.constexpr = COLUMNS[3]
     LEFT: tl.constexpr = SIDES[0]
     RIGHT: tl.constexpr = SIDES[1]
-    Tq, Tk, heads, share, sequences = sizes
-    tiles = tiles_of(cu_q_ptr, Tq, sequences, BLOCK_Q)
-    tile = tiles - 1 - tl.program_id(0) % tiles
-    row = tl.program_id(0) // tiles
-    batch, head = row // heads, row % heads
-    number, first_q, queries, first_k, keys, at = sequence_of(cu_q_ptr, cu_k_ptr, tile, Tq, Tk, sequences, BLOCK_Q)
-    if cu_q_ptr is None:
-        number = batch
-    shift = keys - queries
+    heads, share = sizes[2], sizes[3]
+    batch, head, number, first_q, queries, first_k, keys, at = tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, BLOCK_Q)
+    row, shift = batch * heads + head, keys - queries
     i = at + tl.arange(0, BLOCK_Q)
     column_d, column_v = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
     q_tile = load_steps(q, batch, first_q, i, queries, head, column_d, D, BLOCK_D)
     dout_tile = load_steps(dout, batch, first_q, i, queries, head, column_v, V, BLOCK_V)
     own_lse = load_row(lse, batch, first_q, i, queries, head)
-    own_lse = tl.where(own_lse == float("-inf"), 0.0, own_lse)
     own_delta = load_row(delta, batch, first_q, i, queries, head)
     total = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
-    low, high = 0, keys
-    if LEFT is not None:
-        low = tl.maximum(at + shift - LEFT, 0) // BLOCK_K * BLOCK_K
-    if RIGHT is not None:
-        high = tl.minimum(tl.minimum(at + BLOCK_Q, queries) + shift + RIGHT, keys)
-    high = tl.where(at < queries, high, 0)
+    low, high = keys_seen(at, queries, keys, LEFT, RIGHT, BLOCK_Q, BLOCK_K)
     for start in tl.range(low, high, BLOCK_K):
         j = start + tl.arange(0, BLOCK_K)
         k_tile = load_steps(k, batch, first_k, j, keys, head // share, column_d, D, BLOCK_D)
@@ -161,12 +159,10 @@ def keys_backward(
     tile = tl.program_id(0) % tiles
     groups = heads // share
     batch, group = tl.program_id(0) // tiles // groups, tl.program_id(0) // tiles % groups
-    number, first_k, keys, first_q, queries, at = sequence_of(cu_k_ptr, cu_q_ptr, tile, Tk, Tq, sequences, BLOCK_K)
-    if cu_k_ptr is None:
-        number = batch
+    number, first_k, keys, first_q, queries, at = sequence_of(
+        cu_k_ptr, cu_q_ptr, tile, batch, Tk, Tq, sequences, BLOCK_K
+    )
     shift = keys - queries
-    if cu_k_ptr is not None:  # a tile of no sequence has no keys
-        shift = tl.where(keys > 0, shift, 0)
     j = at + tl.arange(0, BLOCK_K)
     column_d, column_v = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
     k_tile = load_steps(k, batch, first_k, j, keys, group, column_d, D, BLOCK_D)
@@ -187,7 +183,6 @@ def keys_backward(
             q_tile = load_steps(q, batch, first_q, i, queries, head, column_d, D, BLOCK_D)
             dout_tile = load_steps(dout, batch, first_q, i, queries, head, column_v, V, BLOCK_V)
             own_lse = load_row(lse, batch, first_q, i, queries, head)
-            own_lse = tl.where(own_lse == float("-inf"), 0.0, own_lse)
             own_delta = load_row(delta, batch, first_q, i, queries, head)
             p, ds = gradients_of(
                 q_tile, k_tile, v_tile, dout_tile, own_lse, own_delta, bias, slopes, seed_ptr, batch, number, head,

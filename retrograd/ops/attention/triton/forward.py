@@ -5,7 +5,7 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from .pairs import kept, load_steps, scores_of, sequence_of, store_steps, tiles_of
+from .pairs import kept, keys_seen, load_steps, scores_of, store_row, store_steps, tile_of_queries
 
 
 @triton.jit(do_not_specialize=["sizes"])
@@ -43,16 +43,9 @@ def forward(
     BLOCK_V: tl.constexpr = COLUMNS[3]
     LEFT: tl.constexpr = SIDES[0]
     RIGHT: tl.constexpr = SIDES[1]
-    Tq, Tk, heads, share, sequences = sizes
-    tiles = tiles_of(cu_q_ptr, Tq, sequences, BLOCK_Q)
-    # The last tiles see most keys, so they come first.
-    tile = tiles - 1 - tl.program_id(0) % tiles
-    row = tl.program_id(0) // tiles
-    batch, head = row // heads, row % heads
-    number, first_q, queries, first_k, keys, at = sequence_of(cu_q_ptr, cu_k_ptr, tile, Tq, Tk, sequences, BLOCK_Q)
-    if cu_q_ptr is None:
-        number = batch
-    shift = keys - queries
+    heads, share = sizes[2], sizes[3]
+    batch, head, number, first_q, queries, first_k, keys, at = tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, BLOCK_Q)
+    row, shift = batch * heads + head, keys - queries
     i = at + tl.arange(0, BLOCK_Q)
     column_d, column_v = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
     q_tile = load_steps(q, batch, first_q, i, queries, head, column_d, D, BLOCK_D)
@@ -64,12 +57,7 @@ def forward(
         largest = tl.zeros([BLOCK_Q], tl.float32) + sink
         total += tl.where(sink > float("-inf"), 1.0, 0.0)
     result = tl.zeros([BLOCK_Q, BLOCK_V], tl.float32)
-    low, high = 0, keys
-    if LEFT is not None:
-        low = tl.maximum(at + shift - LEFT, 0) // BLOCK_K * BLOCK_K
-    if RIGHT is not None:
-        high = tl.minimum(tl.minimum(at + BLOCK_Q, queries) + shift + RIGHT, keys)
-    high = tl.where(at < queries, high, 0)
+    low, high = keys_seen(at, queries, keys, LEFT, RIGHT, BLOCK_Q, BLOCK_K)
     for start in tl.range(low, high, BLOCK_K):
         j = start + tl.arange(0, BLOCK_K)
         k_tile = load_steps(k, batch, first_k, j, keys, head // share, column_d, D, BLOCK_D)
@@ -93,6 +81,4 @@ def forward(
     some = total > 0
     total = tl.where(some, total, 1.0)
     store_steps(out, result / total[:, None], batch, first_q, i, queries, head, column_v, V)
-    lse_ptr = lse.pointer + tl.cast(batch, tl.int64) * lse.batch + tl.cast(head, tl.int64) * lse.head
-    value = tl.where(some, largest + tl.log(total), float("-inf"))
-    tl.store(lse_ptr + (first_q + i).to(tl.int64) * lse.step, value, mask=i < queries)
+    store_row(lse, tl.where(some, largest + tl.log(total), float("-inf")), batch, first_q, i, queries, head)

@@ -8,7 +8,7 @@ from typing import Any
 from retrograd.core.arch import Arch
 from retrograd.core.dtypes import KERNEL_FLOATS
 from retrograd.core.program import Array, Launch, Layouts, Program, Scalar, Strides, read_in_place, strides_of
-from retrograd.core.spec import Pass
+from retrograd.core.spec import Pass, places_of
 
 from ..op import Spec
 from . import backward as backward_kernels
@@ -78,7 +78,7 @@ class _Launches:
     def tiles(self, side: str, size: int) -> int:
         """The number of tiles of queries or keys of a row."""
         time = self.spec.queries if side == "q" else self.spec.keys
-        return time // size + self.spec.sequences if self.spec.packed else -(-time // size)
+        return places_of(time, size, self.spec.sequences if self.spec.packed else None)
 
     def deltas(self) -> Launch:
         """Computes the gradient at the sum of exponentials of every query."""

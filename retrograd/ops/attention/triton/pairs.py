@@ -29,12 +29,12 @@ def owner_of(cu_ptr, tile, sequences, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def sequence_of(cu_ptr, other_ptr, tile, T, other_T, sequences, BLOCK: tl.constexpr):
-    """Of a tile of queries, or of keys: the sequence, its first step and their number, those of its keys, or queries,
-    and the tile's first step in it; no step if the tile belongs to no sequence.
+def sequence_of(cu_ptr, other_ptr, tile, batch, T, other_T, sequences, BLOCK: tl.constexpr):
+    """Of a tile of queries, or of keys: the sequence, or the row where none are packed; its first step and their
+    number; those of its keys, or queries; the tile's first step in it. No step if the tile belongs to no sequence.
     """
     if cu_ptr is None:
-        return 0, 0, T, 0, other_T, tile * BLOCK
+        return batch, 0, T, 0, other_T, tile * BLOCK
     else:
         number = owner_of(cu_ptr, tile, sequences, BLOCK)
         start = tl.minimum(tl.maximum(tl.load(cu_ptr + number), 0), T)
@@ -43,6 +43,30 @@ def sequence_of(cu_ptr, other_ptr, tile, T, other_T, sequences, BLOCK: tl.conste
         last = tl.minimum(tl.maximum(tl.load(other_ptr + number + 1), first), other_T)
         at = (tile - start // BLOCK - number) * BLOCK
         return number, start, tl.where(at >= 0, end - start, 0), first, last - first, at
+
+
+@triton.jit
+def tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, BLOCK: tl.constexpr):
+    """What a program that owns a tile of queries works on: batch, head and `sequence_of` its tile."""
+    Tq, Tk, heads, _share, sequences = sizes
+    tiles = tiles_of(cu_q_ptr, Tq, sequences, BLOCK)
+    # The last tiles see most keys, so they come first.
+    tile = tiles - 1 - tl.program_id(0) % tiles
+    row = tl.program_id(0) // tiles
+    batch, head = row // heads, row % heads
+    number, first_q, queries, first_k, keys, at = sequence_of(cu_q_ptr, cu_k_ptr, tile, batch, Tq, Tk, sequences, BLOCK)
+    return batch, head, number, first_q, queries, first_k, keys, at
+
+
+@triton.jit
+def keys_seen(at, queries, keys, LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The keys that a tile of queries may see, from a multiple of BLOCK_K on; none if it has no query."""
+    low, high = 0, keys
+    if LEFT is not None:
+        low = tl.maximum(at + keys - queries - LEFT, 0) // BLOCK_K * BLOCK_K
+    if RIGHT is not None:
+        high = tl.minimum(tl.minimum(at + BLOCK_Q, queries) + keys - queries + RIGHT, keys)
+    return low, tl.where(at < queries, high, 0)
 
 
 @triton.jit
@@ -61,6 +85,13 @@ def load_row(array, batch, first, step, count, head):
     """Numbers of steps of a head, fp32; zeros for steps that are none."""
     start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
     return tl.load(start + (first + step).to(tl.int64) * array.step, mask=(step >= 0) & (step < count), other=0.0)
+
+
+@triton.jit
+def store_row(array, values, batch, first, step, count, head):
+    """Store numbers of steps of a head."""
+    start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
+    tl.store(start + (first + step).to(tl.int64) * array.step, values, mask=step < count)
 
 
 @triton.jit
