@@ -10,6 +10,8 @@ from retrograd.core.room import Room
 from .compare import assert_same_bits
 from .contract import drawn
 from .draw import call, options
+from .poison import poisoned
+from .shared_memory import filled_with_nan
 
 BUSY_CYCLES = 50_000_000  # tens of milliseconds
 
@@ -51,3 +53,16 @@ def check_stream(room: Room, case: Case, seed: int) -> None:
         result = call(room.torch, late, options(case), gradients)
     torch.cuda.synchronize()
     assert_same_bits(result, expected, f"{room.name}, {case.name}: on another stream")
+
+
+def check_shared_memory(room: Room, case: Case, seed: int) -> None:
+    """Results do not depend on what is in shared memory and in new arrays before a kernel writes there.
+
+    Checked for every sequence of kernels among which a plan may choose.
+    """
+    inputs, gradients = drawn(room, case, "cuda", seed)
+    expected = call(room.torch, inputs, options(case), gradients)
+    with filled_with_nan(), poisoned():
+        for name, structure in {"public": lambda room: room, **room.structures}.items():
+            found = call(structure(room).torch, inputs, options(case), gradients)
+            assert_same_bits(found, expected, f"{room.name}, {case.name}, {name}: with NaN in shared memory")

@@ -57,13 +57,20 @@ def interpreted(arch: str = "sm_80") -> Iterator[None]:
     """
     if not ACTIVE:
         raise RuntimeError("the process must start with TRITON_INTERPRET=1")
-    launcher = Launchers.current
+    with launched_by(Interpreter(SUPPORTED[arch])):
+        yield
+
+
+@contextmanager
+def launched_by(launcher: torch_launch.Launcher) -> Iterator[None]:
+    """A context in which another launcher runs the programs of every op."""
+    usual = Launchers.current
     forget_plans()
-    Launchers.current = Interpreter(SUPPORTED[arch])
+    Launchers.current = launcher
     try:
         yield
     finally:
-        Launchers.current = launcher
+        Launchers.current = usual
         forget_plans()
 
 

@@ -39,6 +39,13 @@ def test_hundreds_of_runs_of_every_sequence_of_kernels_agree(room: Room, case: C
 
 
 @pytest.mark.parametrize(CASE, each_case(cpu=()))
+def test_what_earlier_kernels_left_in_shared_memory_changes_nothing(
+    room: Room, case: Case, device: str, seed: int
+) -> None:
+    cuda.check_shared_memory(room, case, seed)
+
+
+@pytest.mark.parametrize(CASE, each_case(cpu=()))
 def test_other_work_on_the_gpu_changes_nothing(room: Room, case: Case, device: str, seed: int) -> None:
     # Program instances then start in another order and on other multiprocessors.
     busy = torch.cuda.Stream()
