@@ -1,4 +1,4 @@
-"""Registers, spills and memory of a compiled kernel, read from its binary, and the order in which it sums."""
+"""Registers, spills and memory of a compiled kernel, read from its binary; its barriers; the order of its sums."""
 
 from __future__ import annotations
 
@@ -73,3 +73,24 @@ def reductions(compiled: Any) -> list[str]:
     named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", text, re.MULTILINE))
     found = re.findall(r'"tt\.(?:reduce|scan)"\(.*?\}\) : \((.*?)\) ->', text, re.DOTALL)
     return [re.sub(r"#\w+", lambda name: named.get(name[0], name[0]), operand) for operand in found]
+
+
+def unused_barriers(compiled: Any) -> list[str]:
+    """The mbarriers of a Gluon kernel that are initialised and never used.
+
+    The compiler lets what is allocated later share their memory, and a barrier there may change it.
+    """
+    lines = compiled.asm["ttgir"].splitlines()
+
+    def is_used(value: str) -> bool:
+        mentions = [line for line in lines if re.search(rf"{re.escape(value)}\b", line)]
+        for line in mentions:
+            own, _, operation = line.strip().partition(" = ")
+            if own == value or "ttng.init_barrier" in line:
+                continue
+            if not operation.startswith("ttg.memdesc_index") or is_used(own):
+                return True
+        return False
+
+    allocated = (re.match(r"\s*(%\w+) = ttg\.local_alloc\b.*memdesc<(?:\d+x)+i64,", line) for line in lines)
+    return [found[1] for found in allocated if found and not is_used(found[1])]

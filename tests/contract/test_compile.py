@@ -16,7 +16,7 @@ from retrograd.core.room import Room
 from retrograd.ops.rooms import rooms
 from retrograd.testing import programs
 from retrograd.testing.parts import is_packed
-from retrograd.testing.resources import resources
+from retrograd.testing.resources import resources, unused_barriers
 
 pytestmark = pytest.mark.compile
 
@@ -67,7 +67,9 @@ def each_binary() -> list[Any]:
 
 @pytest.mark.parametrize(("arch", "program", "launch"), each_binary())
 def test_a_kernel_keeps_its_registers_and_its_shared_memory(arch: str, program: Program, launch: Launch) -> None:
-    found = resources(build(launch, program.arrays, SUPPORTED[arch]))
+    compiled = build(launch, program.arrays, SUPPORTED[arch])
+    found = resources(compiled)
+    assert not unused_barriers(compiled)
     if triton.__version__.startswith(
         "3.6."
     ):  # plans are tuned for 3.6; with others, kernels only have to compile and fit

@@ -137,9 +137,7 @@ def prepare(
                 allocations.append(((size,), (1,), torch.uint8))
             values = arguments(launch)
             pointers = [launch.arrays[name] for name in launch.kernel.arg_names[: len(launch.arrays)]]
-            addresses_of: Callable[[Any], tuple[Any, ...]] = itemgetter(
-                *(absent if name is None else places[name] for name in pointers)
-            )
+            addresses_of = together([absent if name is None else places[name] for name in pointers])
             if launch.descriptors or launch.strided:
                 addresses_of = with_more(launch, addresses_of)
             steps.append((start, launch.grid, first, descriptors, then, addresses_of, values[len(pointers) :]))
@@ -170,6 +168,13 @@ def prepare(
             return launch_all(tensors)
 
     return guarded if torch.cuda.device_count() > 1 else launch_all
+
+
+def together(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
+    """The function that returns the elements in these places as a tuple."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda values: tuple([values[place] for place in places])
 
 
 class Launcher:

@@ -439,7 +439,6 @@ def walk(
     u_done = gl.allocate_shared_memory(gl.int64, [U_STAGES, 1], BARRIER)
     scored = gl.allocate_shared_memory(gl.int64, [SCORES, 1], BARRIER)
     read = gl.allocate_shared_memory(gl.int64, [SCORES, 1], BARRIER)
-    states_done = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(done.index(i), count=PARTS + 1)
@@ -449,7 +448,12 @@ def walk(
     for i in gl.static_range(SCORES):
         mbarrier.init(scored.index(i), count=1)
         mbarrier.init(read.index(i), count=SLICES)
-    mbarrier.init(states_done, count=PARTS)
+    # A barrier that nobody uses would share its memory with what is allocated next, and change it.
+    if entering_ptr is not None:
+        states_done = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+        mbarrier.init(states_done, count=PARTS)
+    else:
+        states_done: gl.constexpr = None  # type: ignore[no-redef]
     if HALVES > 1:  # what the second half adds to the results, there and taken
         added_s = gl.allocate_shared_memory(gl.float32, [2, 4, 4, 8, 4, 2, 2], PARKED)
         added = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
