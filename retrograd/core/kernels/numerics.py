@@ -5,6 +5,8 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
+MOST_HALVINGS = tl.constexpr(16)  # in `pairwise_sum`
+
 
 @triton.jit
 def sigmoid(x):
@@ -148,3 +150,16 @@ def add_compensated(total, lost, x):
     y = x - lost
     added = total + y
     return added, (added - total) - y
+
+
+@triton.jit
+def pairwise_sum(x):
+    """x (rows, columns) -> (rows,): sums over columns, a power of two, in an order that does not depend on the layout.
+
+    `tl.sum` adds what a thread holds first, and that depends on how well the addresses of x are aligned.
+    """
+    for _ in tl.static_range(MOST_HALVINGS):
+        if x.shape[1] > 1:
+            left, right = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+            x = left + right
+    return tl.reshape(x, [x.shape[0]])

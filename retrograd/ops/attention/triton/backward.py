@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.numerics import let_next_start, pairwise_sum, wait_for_previous
 
 from .pairs import (
     kept,
@@ -31,7 +31,7 @@ def deltas(out, dout, dlse, delta, rows, heads, V: tl.constexpr, BLOCK_V: tl.con
     column = tl.arange(0, BLOCK_V)
     result = load_steps(out, batch, 0, i, rows, head, column, V, BLOCK_V).to(tl.float32)
     incoming = load_steps(dout, batch, 0, i, rows, head, column, V, BLOCK_V).to(tl.float32)
-    value = tl.sum(result * incoming, axis=1)
+    value = pairwise_sum(result * incoming)
     if dlse.pointer is not None:
         value -= load_row(dlse, batch, 0, i, rows, head)
     store_row(delta, value, batch, 0, i, rows, head)

@@ -28,6 +28,8 @@ WIDTHS = (2, 3, 4)  # that the kernels take
 
 STATE_CHANNELS = 128  # per program of the kernels for states, which has one warp
 
+PACKED_SPILLS = 28  # spill instructions of sums over time where packed sequences leave no register for them
+
 # Array -> kernel parameter, if it is not the array's own name.
 SHORT = {"initial_state": "initial", "final_state": "final", "dinitial_state": "dinitial", "dfinal_state": "dfinal"}
 
@@ -124,6 +126,7 @@ def backward(
                 constants={**_constants(spec, arch), **_walk(tile), **_activation(spec, arch)},
                 num_warps=tile.num_warps,
                 max_registers=tile.max_registers,
+                allowed_spills=PACKED_SPILLS if spec.packed and tile.max_registers else 0,
                 overlap=arch.overlaps_launches,
             )
         launches.append(launch)
