@@ -119,6 +119,7 @@ class _Launches:
             scalars=scalars,
             constants={**constants, "OVERLAP": self.arch.overlaps_launches},
             num_warps=self.tile.num_warps,
+            num_stages=self.tile.num_stages,
             overlap=self.arch.overlaps_launches,
         )
 

@@ -21,11 +21,13 @@ class Tile:
         queries: queries of a tile.
         keys: keys of a tile, a multiple of 32.
         num_warps: warps of a program.
+        num_stages: tiles that are loaded ahead, and the one that is used.
     """
 
     queries: int
     keys: int
     num_warps: int
+    num_stages: int = 2
 
 
 def columns(size: int) -> int:
