@@ -23,6 +23,7 @@ class Arch:
         shared_memory: bytes of shared memory that one CTA may use.
         overlaps_launches: whether a kernel may be launched while the previous one drains (programmatic dependent
             launch).
+        copies_tensors: whether a tensor memory accelerator copies blocks of tensors by descriptors.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Arch:
     warp_size: int
     shared_memory: int
     overlaps_launches: bool = False
+    copies_tensors: bool = False
 
     @property
     def target(self) -> GPUTarget:
@@ -45,8 +47,8 @@ SUPPORTED: dict[str, Arch] = {
     arch.name: arch
     for arch in (
         Arch("sm_80", "cuda", 32, 163 * KIB),
-        Arch("sm_90", "cuda", 32, 227 * KIB, overlaps_launches=True),
-        Arch("sm_100", "cuda", 32, 227 * KIB, overlaps_launches=True),
+        Arch("sm_90", "cuda", 32, 227 * KIB, overlaps_launches=True, copies_tensors=True),
+        Arch("sm_100", "cuda", 32, 227 * KIB, overlaps_launches=True, copies_tensors=True),
         Arch("gfx942", "hip", 64, 64 * KIB),
         Arch("gfx950", "hip", 64, 160 * KIB),
     )

@@ -11,7 +11,7 @@ from .declaration import Option
 VALUES: dict[str, tuple[Any, ...]] = {  # values to try, by kind of option
     "bool": (False, True),
     "float": (0.25, 0.5),
-    "float?": (None, 0.25, 0.5),
+    "float?": (None, 0.3, 0.5),
     "float[]": ((0.0, 1.0), (0.0, 2.0)),
     "int[]?": (None, (3, 0), (2, 4)),
     "SymInt?": (None, 8, 16),

@@ -10,7 +10,7 @@ from typing import ClassVar
 from retrograd.core.declaration import Letter, Result, boundaries, number, option, optional, required
 from retrograd.core.dtypes import FLOATS
 from retrograd.core.errors import bad_value
-from retrograd.core.op import Op
+from retrograd.core.op import Implementation, Op, names
 from retrograd.core.spec import CallSpec, Fold, Param, Pass, Size
 
 UNLIMITED = -1  # of a window's side
@@ -198,5 +198,14 @@ PACKED = ("attention_qkvpacked",)
 OP = Op(
     Spec,
     __package__,
+    (
+        Implementation(
+            f"{__package__}.triton",
+            takes=names(
+                "q k v bias alibi_slopes sinks dropout_seed cu_seqlens_q cu_seqlens_k "
+                "causal window scale softcap dropout_p return_lse backward"
+            ),
+        ),
+    ),
     extra={"torch_packed": PACKED, "jax_packed": PACKED, "jax_like": ("dot_product_attention",)},
 )

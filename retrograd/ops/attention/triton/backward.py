@@ -6,22 +6,43 @@ import triton.language as tl
 from retrograd.core.kernels.numerics import let_next_start, pairwise_sum, wait_for_previous
 
 from .pairs import (
+    dropped,
+    is_partial,
     kept,
-    keys_seen,
     load_row,
     load_steps,
+    load_tile,
+    part_of,
+    power,
     scores_of,
-    sequence_of,
+    seen,
     store_row,
     store_steps,
+    tile_of_keys,
     tile_of_queries,
     tiles_of,
 )
 
 
 @triton.jit(do_not_specialize=["rows"])
-def deltas(out, dout, dlse, delta, rows, heads, V: tl.constexpr, BLOCK_V: tl.constexpr, OVERLAP: tl.constexpr):
-    """<dout, out> - dlse of every query of a head; `rows` are queries."""
+def deltas(
+    out,
+    dout,
+    lse,
+    dlse,
+    delta,
+    base,
+    rows,
+    heads,
+    UNIT: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Of every query of a head: delta, <dout, out> - dlse; base, lse in the unit of scores, 0 where it is -inf.
+
+    `rows` are queries.
+    """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     tiles = tl.cdiv(rows, 64)
@@ -35,33 +56,40 @@ def deltas(out, dout, dlse, delta, rows, heads, V: tl.constexpr, BLOCK_V: tl.con
     if dlse.pointer is not None:
         value -= load_row(dlse, batch, 0, i, rows, head)
     store_row(delta, value, batch, 0, i, rows, head)
+    logarithm = load_row(lse, batch, 0, i, rows, head)
+    store_row(base, tl.where(logarithm == float("-inf"), 0.0, logarithm * UNIT), batch, 0, i, rows, head)
 
 
 @triton.jit
-def gradients_of(
-    q_tile, k_tile, v_tile, dout_tile, lse, delta, bias, slopes, seed_ptr, batch, number, head, row, i, start,
-    first_q, first_k, counts, shift, LEFT: tl.constexpr, RIGHT: tl.constexpr, FACTOR: tl.constexpr,
-    SOFTCAP: tl.constexpr, DROPPED: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+def add_keys(
+    totals, q_tile, dout_tile, k, v, own, bias, slopes, seed_ptr, place, counts, heads, i, start, border,
+    SIDES: tl.constexpr, FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, PARTIAL: tl.constexpr, STEEP: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile of pairs: the probabilities after dropout, and the gradients of the products without their factor."""
-    j = start + tl.arange(0, BLOCK_K)
+    """dq without its factor, and the gradient of a slope by queries, with one more tile of keys."""
+    total, steep = totals
+    batch, _number, first_q, first_k = place
+    head, group, row = heads
+    base, delta = own
+    k_tile = load_tile(k, batch, first_k, start, counts[1], group, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED, PARTIAL)
+    v_tile = load_tile(v, batch, first_k, start, counts[1], group, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED, PARTIAL)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+    j = start + tl.arange(0, BLOCK_K)
     x, bounded = scores_of(
-        products, bias, slopes, batch, number, head, i, j, first_q, first_k, counts, shift,
-        FACTOR, SOFTCAP, LEFT, RIGHT,
+        products, bias, slopes, place, head, i[:, None], j[None, :], counts, border, SIDES, FACTORS
     )  # fmt: skip
-    p = tl.exp(x - tl.where(lse == float("-inf"), 0.0, lse)[:, None])
-    dp = tl.dot(dout_tile, tl.trans(v_tile), input_precision="ieee")
-    dropped = p
+    p = power(x * FACTORS[3] - base[:, None], FACTORS[1] == 1.0)
+    keep = None
     if DROPPED > 0:
         keep = kept(seed_ptr, i, row, first_q, start, DROPPED, BLOCK_Q, BLOCK_K)
-        inverse: tl.constexpr = 1.0 / (1.0 - DROPPED / 65536.0)
-        dropped = tl.where(keep, p * inverse, 0.0)
-        dp = tl.where(keep, dp * inverse, 0.0)
+    dp = dropped(tl.dot(dout_tile, tl.trans(v_tile), input_precision="ieee"), keep, DROPPED)
     ds = p * (dp - delta[:, None])
-    if SOFTCAP is not None:
+    if STEEP:
+        distance = tl.abs(j[None, :] - i[:, None] - (counts[1] - counts[0]))
+        steep -= tl.sum(ds * distance.to(tl.float32), axis=1)
+    if FACTORS[2] is not None:
         ds *= 1.0 - bounded * bounded
-    return dropped, ds
+    return tl.dot(ds.to(k_tile.dtype), k_tile, total, input_precision="ieee"), steep
 
 
 @triton.jit(do_not_specialize=["sizes"])
@@ -74,50 +102,90 @@ def queries_backward(
     seed_ptr,
     cu_q_ptr,
     cu_k_ptr,
-    lse,
+    base,
     dout,
     delta,
     dq,
+    dslopes_ptr,
     sizes,
     SIDES: tl.constexpr,
-    FACTOR: tl.constexpr,
-    SOFTCAP: tl.constexpr,
+    FACTORS: tl.constexpr,
+    SCALE: tl.constexpr,
     DROPPED: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """dq of a tile of queries."""
+    """dq of a tile of queries; dslopes (batch, tiles, heads): parts of the gradient of slopes.
+
+    DESCRIBED: k and v are tensor descriptors.
+    """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    D: tl.constexpr = COLUMNS[0]
-    V: tl.constexpr = COLUMNS[1]
+    PARTS: tl.constexpr = 1 if cu_q_ptr is None else 3
     BLOCK_D: tl.constexpr = COLUMNS[2]
-    BLOCK_V: tl.constexpr = COLUMNS[3]
-    LEFT: tl.constexpr = SIDES[0]
-    RIGHT: tl.constexpr = SIDES[1]
-    heads, share = sizes[2], sizes[3]
     batch, head, number, first_q, queries, first_k, keys, at = tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, BLOCK_Q)
-    row, shift = batch * heads + head, keys - queries
     i = at + tl.arange(0, BLOCK_Q)
-    column_d, column_v = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
-    q_tile = load_steps(q, batch, first_q, i, queries, head, column_d, D, BLOCK_D)
-    dout_tile = load_steps(dout, batch, first_q, i, queries, head, column_v, V, BLOCK_V)
-    own_lse = load_row(lse, batch, first_q, i, queries, head)
+    column = tl.arange(0, COLUMNS[2])
+    q_tile = load_steps(q, batch, first_q, i, queries, head, column, COLUMNS[0], COLUMNS[2])
+    dout_tile = load_steps(dout, batch, first_q, i, queries, head, tl.arange(0, COLUMNS[3]), COLUMNS[1], COLUMNS[3])
+    own_base = load_row(base, batch, first_q, i, queries, head)
     own_delta = load_row(delta, batch, first_q, i, queries, head)
     total = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
-    low, high = keys_seen(at, queries, keys, LEFT, RIGHT, BLOCK_Q, BLOCK_K)
-    for start in tl.range(low, high, BLOCK_K):
-        j = start + tl.arange(0, BLOCK_K)
-        k_tile = load_steps(k, batch, first_k, j, keys, head // share, column_d, D, BLOCK_D)
-        v_tile = load_steps(v, batch, first_k, j, keys, head // share, column_v, V, BLOCK_V)
-        _dropped, ds = gradients_of(
-            q_tile, k_tile, v_tile, dout_tile, own_lse, own_delta, bias, slopes, seed_ptr, batch, number, head, row,
-            i, start, first_q, first_k, (queries, keys), shift, LEFT, RIGHT, FACTOR, SOFTCAP, DROPPED, BLOCK_Q, BLOCK_K,
-        )  # fmt: skip
-        total = tl.dot(ds.to(k_tile.dtype), k_tile, total, input_precision="ieee")
-    store_steps(dq, total * FACTOR, batch, first_q, i, queries, head, column_d, D)
+    steep = tl.zeros([BLOCK_Q], tl.float32)
+    low, first, last, high = seen(at, queries, keys, SIDES[0], SIDES[1], BLOCK_Q, BLOCK_K)
+    for part in tl.static_range(PARTS):
+        begin, end = part_of(low, first, last, high, part, PARTS)
+        for start in tl.range(begin, end, BLOCK_K):
+            total, steep = add_keys(
+                (total, steep), q_tile, dout_tile, k, v, (own_base, own_delta), bias, slopes, seed_ptr,
+                (batch, number, first_q, first_k), (queries, keys), (head, head // sizes[3], batch * sizes[2] + head),
+                i, start, (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K,
+                DESCRIBED, is_partial(part, PARTS, DESCRIBED), dslopes_ptr is not None,
+            )  # fmt: skip
+    if dslopes_ptr is not None:
+        tiles = tiles_of(cu_q_ptr, sizes[0], sizes[4], BLOCK_Q)
+        own_tile = batch * tiles + tiles - 1 - tl.program_id(0) % tiles
+        tl.store(dslopes_ptr + own_tile * sizes[2] + head, tl.sum(tl.where(i < queries, steep, 0.0), axis=0))
+    store_steps(dq, total * SCALE, batch, first_q, i, queries, head, column, COLUMNS[0])
+
+
+@triton.jit
+def add_queries(
+    totals, k_tile, v_tile, q, dout, base, delta, bias, slopes, seed_ptr, place, counts, heads, j, at, start, border,
+    SIDES: tl.constexpr, FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    """dk without its factor, and dv, with one more tile of queries of a head. Pairs are (keys, queries) here."""
+    total_k, total_v = totals
+    batch, _number, first_q, _first_k = place
+    head, row = heads
+    i = start + tl.arange(0, BLOCK_Q)
+    q_tile = load_tile(
+        q, batch, first_q, start, counts[0], head, COLUMNS[0], COLUMNS[2], BLOCK_Q, DESCRIBED, not DESCRIBED
+    )
+    dout_tile = load_tile(
+        dout, batch, first_q, start, counts[0], head, COLUMNS[1], COLUMNS[3], BLOCK_Q, DESCRIBED, not DESCRIBED
+    )  # fmt: skip
+    own_base = load_row(base, batch, first_q, i, counts[0], head)
+    products = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")
+    x, bounded = scores_of(
+        products, bias, slopes, place, head, i[None, :], j[:, None], counts, border, SIDES, FACTORS
+    )  # fmt: skip
+    p = power(x * FACTORS[3] - own_base[None, :], FACTORS[1] == 1.0)
+    keep = None
+    if DROPPED > 0:
+        keep = tl.trans(kept(seed_ptr, i, row, first_q, at, DROPPED, BLOCK_Q, BLOCK_K))
+    total_v = tl.dot(dropped(p, keep, DROPPED).to(dout_tile.dtype), dout_tile, total_v, input_precision="ieee")
+    own_delta = load_row(delta, batch, first_q, i, counts[0], head)
+    dp = dropped(tl.dot(v_tile, tl.trans(dout_tile), input_precision="ieee"), keep, DROPPED)
+    ds = p * (dp - own_delta[None, :])
+    if FACTORS[2] is not None:
+        ds *= 1.0 - bounded * bounded
+    total_k = tl.dot(ds.to(q_tile.dtype), q_tile, total_k, input_precision="ieee")
+    return total_k, total_v
 
 
 @triton.jit(do_not_specialize=["sizes"])
@@ -130,66 +198,46 @@ def keys_backward(
     seed_ptr,
     cu_q_ptr,
     cu_k_ptr,
-    lse,
+    base,
     dout,
     delta,
     dk,
     dv,
     sizes,
     SIDES: tl.constexpr,
-    FACTOR: tl.constexpr,
-    SOFTCAP: tl.constexpr,
+    FACTORS: tl.constexpr,
+    SCALE: tl.constexpr,
     DROPPED: tl.constexpr,
+    SHARE: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """dk and dv of a tile of keys: sums over the heads of its group, and over the tiles of queries that see it."""
+    """dk and dv of a tile of keys: sums over the heads of its group, and over the tiles of queries that see it.
+
+    DESCRIBED: q and dout are tensor descriptors; not of packed sequences, whose last tiles have steps of the next one.
+    """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    D: tl.constexpr = COLUMNS[0]
-    V: tl.constexpr = COLUMNS[1]
     BLOCK_D: tl.constexpr = COLUMNS[2]
     BLOCK_V: tl.constexpr = COLUMNS[3]
-    LEFT: tl.constexpr = SIDES[0]
-    RIGHT: tl.constexpr = SIDES[1]
-    Tq, Tk, heads, share, sequences = sizes
-    tiles = tiles_of(cu_k_ptr, Tk, sequences, BLOCK_K)
-    tile = tl.program_id(0) % tiles
-    groups = heads // share
-    batch, group = tl.program_id(0) // tiles // groups, tl.program_id(0) // tiles % groups
-    number, first_k, keys, first_q, queries, at = sequence_of(
-        cu_k_ptr, cu_q_ptr, tile, batch, Tk, Tq, sequences, BLOCK_K
-    )
-    shift = keys - queries
+    batch, group, number, first_q, queries, first_k, keys, at = tile_of_keys(cu_q_ptr, cu_k_ptr, sizes, BLOCK_K)
     j = at + tl.arange(0, BLOCK_K)
-    column_d, column_v = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
-    k_tile = load_steps(k, batch, first_k, j, keys, group, column_d, D, BLOCK_D)
-    v_tile = load_steps(v, batch, first_k, j, keys, group, column_v, V, BLOCK_V)
+    column_d, column_v = tl.arange(0, COLUMNS[2]), tl.arange(0, COLUMNS[3])
+    k_tile = load_steps(k, batch, first_k, j, keys, group, column_d, COLUMNS[0], COLUMNS[2])
+    v_tile = load_steps(v, batch, first_k, j, keys, group, column_v, COLUMNS[1], COLUMNS[3])
     total_k = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
     total_v = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
-    low, high = 0, queries
-    if RIGHT is not None:
-        low = tl.maximum(at - RIGHT - shift, 0) // BLOCK_Q * BLOCK_Q
-    if LEFT is not None:
-        high = tl.minimum(at + BLOCK_K + LEFT - shift, queries)
-    high = tl.where(at < keys, high, 0)
-    for own in range(share):
-        head = group * share + own
-        row = batch * heads + head
+    low, first, last, high = seen(at, keys, queries, SIDES[1], SIDES[0], BLOCK_K, BLOCK_Q)
+    for one in range(SHARE):
+        head = group * SHARE + one
         for start in tl.range(low, high, BLOCK_Q):
-            i = start + tl.arange(0, BLOCK_Q)
-            q_tile = load_steps(q, batch, first_q, i, queries, head, column_d, D, BLOCK_D)
-            dout_tile = load_steps(dout, batch, first_q, i, queries, head, column_v, V, BLOCK_V)
-            own_lse = load_row(lse, batch, first_q, i, queries, head)
-            own_delta = load_row(delta, batch, first_q, i, queries, head)
-            p, ds = gradients_of(
-                q_tile, k_tile, v_tile, dout_tile, own_lse, own_delta, bias, slopes, seed_ptr, batch, number, head,
-                row, i, at, first_q, first_k, (queries, keys), shift, LEFT, RIGHT, FACTOR, SOFTCAP, DROPPED,
-                BLOCK_Q, BLOCK_K,
+            total_k, total_v = add_queries(
+                (total_k, total_v), k_tile, v_tile, q, dout, base, delta, bias, slopes, seed_ptr,
+                (batch, number, first_q, first_k), (queries, keys), (head, batch * sizes[2] + head), j, at, start,
+                (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED,
             )  # fmt: skip
-            total_v = tl.dot(tl.trans(p.to(dout_tile.dtype)), dout_tile, total_v, input_precision="ieee")
-            total_k = tl.dot(tl.trans(ds.to(q_tile.dtype)), q_tile, total_k, input_precision="ieee")
-    store_steps(dk, total_k * FACTOR, batch, first_k, j, keys, group, column_d, D)
-    store_steps(dv, total_v, batch, first_k, j, keys, group, column_v, V)
+    store_steps(dk, total_k * SCALE, batch, first_k, j, keys, group, column_d, COLUMNS[0])
+    store_steps(dv, total_v, batch, first_k, j, keys, group, column_v, COLUMNS[1])

@@ -3,9 +3,54 @@
 import triton
 import triton.language as tl
 
-from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
 
-from .pairs import kept, keys_seen, load_steps, scores_of, store_row, store_steps, tile_of_queries
+from .pairs import (
+    is_partial,
+    kept,
+    load_steps,
+    load_tile,
+    part_of,
+    power,
+    scores_of,
+    seen,
+    store_row,
+    store_steps,
+    tile_of_queries,
+)
+
+
+@triton.jit
+def add_tile(
+    sums, q_tile, k, v, bias, slopes, seed_ptr, place, counts, heads, i, start, border,
+    SIDES: tl.constexpr, FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, PARTIAL: tl.constexpr,
+):  # fmt: skip
+    """The running sums (largest score, sum of exponentials, result) with one more tile of keys."""
+    largest, total, result = sums
+    batch, _number, first_q, first_k = place
+    head, group, row = heads
+    EXACT: tl.constexpr = FACTORS[1] == 1.0
+    FACTOR: tl.constexpr = FACTORS[3]
+    k_tile = load_tile(
+        k, batch, first_k, start, counts[1], group, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED, not DESCRIBED
+    )  # fmt: skip
+    products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+    j = start + tl.arange(0, BLOCK_K)
+    x, _bounded = scores_of(
+        products, bias, slopes, place, head, i[:, None], j[None, :], counts, border, SIDES, FACTORS
+    )  # fmt: skip
+    more = tl.maximum(largest, tl.max(x, axis=1))
+    safe = tl.where(more == float("-inf"), 0.0, more) * FACTOR
+    before = power(largest * FACTOR - safe, EXACT)
+    p = power(x * FACTOR - safe[:, None], EXACT)
+    total = total * before + tl.sum(p, axis=1)
+    if DROPPED > 0:
+        keep = kept(seed_ptr, i, row, first_q, start, DROPPED, BLOCK_Q, BLOCK_K)
+        p = tl.where(keep, p, 0.0)
+    v_tile = load_tile(v, batch, first_k, start, counts[1], group, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED, PARTIAL)
+    result = tl.dot(p.to(v_tile.dtype), v_tile, result * before[:, None], input_precision="ieee")
+    return more, total, result
 
 
 @triton.jit(do_not_specialize=["sizes"])
@@ -23,62 +68,55 @@ def forward(
     lse,
     sizes,
     SIDES: tl.constexpr,
-    FACTOR: tl.constexpr,
-    SOFTCAP: tl.constexpr,
+    FACTORS: tl.constexpr,
     DROPPED: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """sizes: Tq, Tk, heads, heads of a group, sequences. COLUMNS: D, V and what holds them.
+    """sizes: Tq, Tk, heads, heads of a group, sequences. COLUMNS: D, V and what holds them. SIDES: of the window.
 
-    DROPPED: the numbers of dropout, of 2^16, below which a pair is dropped.
+    FACTORS: of products, or None where they are the scores; the unit of scores, log2(e), or 1 where exponentials are
+    exact; the softcap; the factor of scores in exponents. DROPPED: the numbers of dropout, of 2^16, below which a pair
+    is dropped. DESCRIBED: k and v are tensor descriptors.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    D: tl.constexpr = COLUMNS[0]
-    V: tl.constexpr = COLUMNS[1]
-    BLOCK_D: tl.constexpr = COLUMNS[2]
+    PARTS: tl.constexpr = 1 if cu_q_ptr is None else 3
+    UNIT: tl.constexpr = FACTORS[1]
+    FACTOR: tl.constexpr = FACTORS[3]
     BLOCK_V: tl.constexpr = COLUMNS[3]
-    LEFT: tl.constexpr = SIDES[0]
-    RIGHT: tl.constexpr = SIDES[1]
-    heads, share = sizes[2], sizes[3]
     batch, head, number, first_q, queries, first_k, keys, at = tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, BLOCK_Q)
-    row, shift = batch * heads + head, keys - queries
     i = at + tl.arange(0, BLOCK_Q)
-    column_d, column_v = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
-    q_tile = load_steps(q, batch, first_q, i, queries, head, column_d, D, BLOCK_D)
+    column = tl.arange(0, COLUMNS[2])
+    q_tile = load_steps(q, batch, first_q, i, queries, head, column, COLUMNS[0], COLUMNS[2])
 
     largest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     if sinks.pointer is not None:
-        sink = tl.load(sinks.pointer + head * sinks.head)
+        sink = tl.load(sinks.pointer + head * sinks.head) * UNIT
         largest = tl.zeros([BLOCK_Q], tl.float32) + sink
         total += tl.where(sink > float("-inf"), 1.0, 0.0)
     result = tl.zeros([BLOCK_Q, BLOCK_V], tl.float32)
-    low, high = keys_seen(at, queries, keys, LEFT, RIGHT, BLOCK_Q, BLOCK_K)
-    for start in tl.range(low, high, BLOCK_K):
-        j = start + tl.arange(0, BLOCK_K)
-        k_tile = load_steps(k, batch, first_k, j, keys, head // share, column_d, D, BLOCK_D)
-        products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
-        x, _bounded = scores_of(
-            products, bias, slopes, batch, number, head, i, j, first_q, first_k, (queries, keys), shift,
-            FACTOR, SOFTCAP, LEFT, RIGHT,
-        )  # fmt: skip
-        more = tl.maximum(largest, tl.max(x, axis=1))
-        safe = tl.where(more == float("-inf"), 0.0, more)
-        before = tl.exp(largest - safe)
-        p = tl.exp(x - safe[:, None])
-        total = total * before + tl.sum(p, axis=1)
-        largest = more
-        if DROPPED > 0:
-            keep = kept(seed_ptr, i, row, first_q, start, DROPPED, BLOCK_Q, BLOCK_K)
-            p = tl.where(keep, p * (1.0 / (1.0 - DROPPED / 65536.0)), 0.0)
-        v_tile = load_steps(v, batch, first_k, j, keys, head // share, column_v, V, BLOCK_V)
-        result = tl.dot(p.to(v_tile.dtype), v_tile, result * before[:, None], input_precision="ieee")
+    low, first, last, high = seen(at, queries, keys, SIDES[0], SIDES[1], BLOCK_Q, BLOCK_K)
+    for part in tl.static_range(PARTS):
+        begin, end = part_of(low, first, last, high, part, PARTS)
+        for start in tl.range(begin, end, BLOCK_K):
+            largest, total, result = add_tile(
+                (largest, total, result), q_tile, k, v, bias, slopes, seed_ptr, (batch, number, first_q, first_k),
+                (queries, keys), (head, head // sizes[3], batch * sizes[2] + head), i, start,
+                (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED,
+                is_partial(part, PARTS, DESCRIBED),
+            )  # fmt: skip
 
     some = total > 0
     total = tl.where(some, total, 1.0)
-    store_steps(out, result / total[:, None], batch, first_q, i, queries, head, column_v, V)
-    store_row(lse, tl.where(some, largest + tl.log(total), float("-inf")), batch, first_q, i, queries, head)
+    inverse = (1.0 / (1.0 - DROPPED / 65536.0)) / total
+    store_steps(out, result * inverse[:, None], batch, first_q, i, queries, head, tl.arange(0, COLUMNS[3]), COLUMNS[1])
+    if UNIT == 1.0:
+        logarithm = largest * FACTOR + tl.log(total)
+    else:
+        logarithm = (largest * FACTOR + tl.log2(total)) / LOG2E
+    store_row(lse, tl.where(some, logarithm, float("-inf")), batch, first_q, i, queries, head)

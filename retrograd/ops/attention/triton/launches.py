@@ -2,57 +2,94 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from retrograd.core.arch import Arch
-from retrograd.core.dtypes import KERNEL_FLOATS
-from retrograd.core.program import Array, Launch, Layouts, Program, Scalar, Strides, read_in_place, strides_of
+from retrograd.core.dtypes import BYTES, KERNEL_FLOATS
+from retrograd.core.program import (
+    Array,
+    Descriptor,
+    Launch,
+    Layouts,
+    Program,
+    Scalar,
+    Strides,
+    read_in_place,
+    strides_of,
+)
 from retrograd.core.spec import Pass, places_of
+from retrograd.core.tiles import warps_of
 
 from ..op import Spec
 from . import backward as backward_kernels
 from . import forward as forward_kernels
+from . import parameters as parameter_kernels
 from .arrays import Heads, Pairs
-from .plan import Tile, columns, planned
+from .plan import Plan, Tile, columns, planned
 
 __all__ = ["backward", "forward", "planned", "suits"]
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
-    """Whether the kernels take the dtypes; there are no gradients of bias, slopes and sinks yet."""
-    plain = spec.bias is None and spec.alibi_slopes is None and spec.sinks is None
-    return spec.q.dtype in KERNEL_FLOATS and (which == "fwd" or plain)
+    """Whether the kernels take the dtype, and the backward algorithm."""
+    return spec.q.dtype in KERNEL_FLOATS and (which == "fwd" or spec.backward != "fused")
 
 
 def forward(
-    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, tile: Tile
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
 ) -> Program:
     """The arguments -> out, lse."""
     inputs, layouts = read_in_place(spec.params(names), layouts, lambda *_: True)
     outputs = tuple(replace(array, zeroed=spec.packed) for array in outputs)  # steps of no sequence
-    own = _Launches(spec, inputs + outputs, layouts, arch, tile)
-    launch = own.launch(forward_kernels.forward, own.tiles("q", tile.queries) * spec.batch * spec.heads)
+    own = _Launches(spec, inputs + outputs, layouts, arch)
+    launch = own.of_queries(forward_kernels.forward, plan.queries)
     return Program(inputs, outputs, (), (launch,))
 
 
 def backward(
-    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, tile: Tile
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
 ) -> Program:
     """The gradients of the results, the arguments, out and lse -> the wanted gradients, in two loops."""
     inputs, layouts = read_in_place(spec.params(names), layouts, lambda *_: True)
     outputs = tuple(replace(array, zeroed=spec.packed) for array in outputs)
-    scratch = (Array("delta", (spec.batch, spec.heads, spec.queries), "float32"),)
-    own = _Launches(spec, inputs + outputs + scratch, layouts, arch, tile)
-    wanted = {array.name for array in outputs}
+    wanted = {array.name: array for array in outputs}
+    of_queries = (spec.batch, spec.heads, spec.queries)
+    scratch = [Array("delta", of_queries, FP32), Array("base", of_queries, FP32)]
+    if "dsinks" in wanted:
+        scratch.append(Array("dsinks_partial", (spec.batch, spec.heads), FP32))
+    if "dalibi_slopes" in wanted:
+        tiles = _tiles(spec, spec.queries, plan.queries.queries)
+        scratch.append(Array("dalibi_slopes_partial", (spec.batch, tiles, spec.heads), FP32))
+    if "dbias" in wanted and shared_axes(spec) == (True, True):
+        tiles = _tiles(spec, spec.queries, plan.pairs.queries)
+        scratch.append(Array("dbias_partial", (*wanted["dbias"].shape[:2], tiles), FP32))
+    own = _Launches(spec, inputs + outputs + tuple(scratch), layouts, arch)
     launches = [own.deltas()]
-    if wanted & {"dk", "dv"}:
-        grid = own.tiles("k", tile.keys) * spec.batch * spec.groups
-        launches.append(own.launch(backward_kernels.keys_backward, grid))
-    if "dq" in wanted:
-        grid = own.tiles("q", tile.queries) * spec.batch * spec.heads
-        launches.append(own.launch(backward_kernels.queries_backward, grid))
-    return Program(inputs, outputs, scratch, tuple(launches))
+    if wanted.keys() & {"dk", "dv"}:
+        launches.append(own.of_keys(backward_kernels.keys_backward, plan.keys))
+    if wanted.keys() & {"dq", "dalibi_slopes"}:
+        launches.append(own.of_queries(backward_kernels.queries_backward, plan.queries))
+    if "dbias" in wanted:
+        launches.append(own.of_bias(plan.pairs))
+    if "dsinks" in wanted:
+        launches.append(own.of_sinks())
+    launches += [own.sum_tiles(array.name.removesuffix("_partial"), plan) for array in scratch[2:]]
+    return Program(inputs, outputs, tuple(scratch), tuple(launches))
+
+
+def shared_axes(spec: Spec) -> tuple[bool, bool]:
+    """Whether queries, and keys, share what is added to their scores."""
+    assert spec.bias is not None
+    return spec.bias.shape[2] < spec.queries, spec.bias.shape[3] < spec.keys
+
+
+def _tiles(spec: Spec, time: int, size: int) -> int:
+    """The number of tiles of queries or keys of a row."""
+    return places_of(time, size, spec.sequences if spec.packed else None)
 
 
 # Parameter -> array, where the names differ.
@@ -61,8 +98,16 @@ NAMES = {
     "seed_ptr": "dropout_seed",
     "cu_q_ptr": "cu_seqlens_q",
     "cu_k_ptr": "cu_seqlens_k",
+    "dslopes_ptr": "dalibi_slopes_partial",
+    "partial_ptr": "dbias_partial",
 }
-ROWS = ("lse", "dlse", "delta")  # arrays (batch, heads, queries)
+ROWS = ("lse", "dlse", "delta", "base")  # arrays (batch, heads, queries)
+FP32 = "float32"
+ROWS_OF_DELTAS = 64  # queries of a program
+ROWS_OF_SINKS = 1024
+TILES_AT_ONCE, HEADS_AT_ONCE = 16, 16  # of a program of `sum_tiles`
+SPILLS = 8  # spill instructions of loop invariants, with every option on or in float32
+FARTHEST = 2**36  # elements: the limit of the strides of tensor descriptors
 
 
 @dataclass(frozen=True)
@@ -73,37 +118,145 @@ class _Launches:
     arrays: tuple[Array, ...]
     layouts: Layouts
     arch: Arch
-    tile: Tile
-
-    def tiles(self, side: str, size: int) -> int:
-        """The number of tiles of queries or keys of a row."""
-        time = self.spec.queries if side == "q" else self.spec.keys
-        return places_of(time, size, self.spec.sequences if self.spec.packed else None)
 
     def deltas(self) -> Launch:
-        """Computes the gradient at the sum of exponentials of every query."""
+        """Computes the gradient at the sum of exponentials of every query, and the base of its exponents."""
         spec = self.spec
-        constants = {"V": spec.value_size, "BLOCK_V": columns(spec.value_size)}
+        constants = {"UNIT": self._factors()[1], "V": spec.value_size, "BLOCK_V": columns(spec.value_size)}
         scalars: dict[str, Scalar] = {"rows": spec.queries, "heads": spec.heads}
-        return self._of(backward_kernels.deltas, -(-spec.queries // 64) * spec.batch * spec.heads, scalars, constants)
+        grid = -(-spec.queries // ROWS_OF_DELTAS) * spec.batch * spec.heads
+        return self._of(backward_kernels.deltas, grid, scalars, constants)
 
-    def launch(self, kernel: Any, grid: int) -> Launch:
-        """A launch over tiles of pairs."""
+    def of_queries(self, kernel: Any, tile: Tile) -> Launch:
+        """A launch of a kernel whose programs own tiles of queries, and walk over keys."""
+        grid = _tiles(self.spec, self.spec.queries, tile.queries) * self.spec.batch * self.spec.heads
+        return self._of_pairs(kernel, grid, tile, {"k": tile.keys, "v": tile.keys})
+
+    def of_keys(self, kernel: Any, tile: Tile) -> Launch:
+        """A launch of a kernel whose programs own tiles of keys, and walk over queries."""
+        grid = _tiles(self.spec, self.spec.keys, tile.keys) * self.spec.batch * self.spec.groups
+        walked = {} if self.spec.packed else {"q": tile.queries, "dout": tile.queries}
+        return self._of_pairs(kernel, grid, tile, walked)
+
+    def of_bias(self, tile: Tile) -> Launch:
+        """Computes the gradient of the bias: a program for each of its tiles, or of its tiles along one axis."""
+        spec = self.spec
+        assert spec.bias is not None
+        over_queries, over_keys = shared_axes(spec)
+        of_queries, of_keys = (_tiles(spec, *pair) for pair in ((spec.queries, tile.queries), (spec.keys, tile.keys)))
+        tiles = of_keys if over_queries and not over_keys else of_queries
+        if not over_queries and not over_keys:
+            tiles *= -(-spec.keys // tile.keys)
+        rows, heads = spec.bias.shape[:2]
+        launch = self._of_pairs(
+            parameter_kernels.bias_backward,
+            tiles * rows * heads,
+            tile,
+            {},
+            {"summed": (spec.batch if rows == 1 else 1, spec.heads if heads == 1 else 1)},
+        )
+        constants = {**launch.constants, "OVER_QUERIES": over_queries, "OVER_KEYS": over_keys}
+        return replace(launch, constants=constants, num_stages=1)
+
+    def of_sinks(self) -> Launch:
+        """Computes what the queries of a head in a row have of the gradients of sinks."""
+        spec = self.spec
+        scalars: dict[str, Scalar] = {"rows": spec.queries, "heads": spec.heads, "sequences": spec.sequences}
+        kernel = parameter_kernels.sinks_backward
+        launch = self._of(kernel, spec.batch * spec.heads, scalars, {"BLOCK": ROWS_OF_SINKS})
+        return replace(launch, arrays={**launch.arrays, "partial_ptr": "dsinks_partial"})
+
+    def sum_tiles(self, name: str, plan: Plan) -> Launch:
+        """Sums what the tiles of queries have of a gradient."""
+        spec = self.spec
+        arrays = {array.name: array for array in self.arrays}
+        partial, out = arrays[f"{name}_partial"], arrays[name]
+        # Sums over tiles: of each sequence, of each row and head of a bias, or of all.
+        by_sequence = name == "dalibi_slopes" and len(out.shape) == 2
+        sequences = out.shape[0] if by_sequence else prod(out.shape) if name == "dbias" else 1
+        heads = 1 if name == "dbias" else spec.heads
+        tiles = prod(partial.shape) // max(sequences * heads, 1)
+        cut = by_sequence and spec.packed
+        return Launch(
+            parameter_kernels.sum_tiles,
+            grid=sequences * -(-heads // HEADS_AT_ONCE),
+            arrays={"partial_ptr": partial.name, "cu_q_ptr": "cu_seqlens_q" if cut else None, "out_ptr": name},
+            scalars={"tiles": tiles, "sequences": sequences, "heads": heads},
+            constants={
+                "BLOCK": plan.queries.queries,
+                "TILES": TILES_AT_ONCE,
+                "BLOCK_H": HEADS_AT_ONCE,
+                "OVERLAP": self.arch.overlaps_launches,
+            },
+            num_warps=warps_of(4, self.arch),
+            overlap=self.arch.overlaps_launches,
+        )
+
+    def _of_pairs(
+        self,
+        kernel: Any,
+        grid: int,
+        tile: Tile,
+        walked: Mapping[str, int],
+        scalars: Mapping[str, Scalar] | None = None,
+    ) -> Launch:
+        """A launch over tiles of pairs; `walked`: array -> steps of its tiles, for those that descriptors may copy."""
         spec = self.spec
         D, V = spec.head_size, spec.value_size
         share = spec.heads // max(spec.groups, 1)
+        described = {name: self._described(name, steps) for name, steps in walked.items()}
         constants = {
             "SIDES": spec.sides,
-            "FACTOR": spec.factor,
+            "FACTORS": self._factors(),
+            "SCALE": spec.factor,
             "DROPPED": spec.threshold,
+            "SHARE": share,
             "COLUMNS": (D, V, columns(D), columns(V)),
-            "BLOCK_Q": self.tile.queries,
-            "BLOCK_K": self.tile.keys,
+            "BLOCK_Q": tile.queries,
+            "BLOCK_K": tile.keys,
+            "DESCRIBED": bool(described) and None not in described.values(),
         }
         sizes = (spec.queries, spec.keys, spec.heads, share, spec.sequences)
-        return self._of(kernel, grid, {"sizes": sizes}, constants)
+        constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+        descriptors = {name: each for name, each in described.items() if each and constants.get("DESCRIBED")}
+        launch = self._of(kernel, grid, {"sizes": sizes, **(scalars or {})}, constants, descriptors)
+        return replace(launch, num_warps=tile.num_warps, num_stages=tile.num_stages, allowed_spills=SPILLS)
 
-    def _of(self, kernel: Any, grid: int, scalars: dict[str, Scalar], constants: dict[str, Any]) -> Launch:
+    def _factors(self) -> tuple[float | None, float, float | None, float]:
+        """FACTORS of the kernels, see `forward`."""
+        spec = self.spec
+        unit = 1.0 if spec.q.dtype == "float32" else math.log2(math.e)
+        if spec.softcap is not None:
+            return spec.factor / spec.softcap, unit, spec.softcap, 1.0
+        plain = spec.bias is None and spec.alibi_slopes is None and spec.sinks is None
+        if plain and unit != 1.0 and spec.factor > 0:
+            return None, unit, None, spec.factor * unit
+        return spec.factor * unit, unit, None, 1.0
+
+    def _described(self, name: str, steps: int) -> Descriptor | None:
+        """The descriptor of an array (batch, steps, heads, columns); None where tiles cannot be copied by one."""
+        array = next(array for array in self.arrays if array.name == name)
+        strides = strides_of(name, array.shape, self.layouts)
+        unit = 16 // BYTES[array.dtype]
+        # The stride of an axis of size 1 is never used.
+        strides = tuple(
+            unit if size == 1 else stride for size, stride in zip(array.shape[:3], strides[:3], strict=True)
+        )
+        column = strides_of(name, array.shape, self.layouts)[3] if array.shape[3] > 1 else 1
+        fits = all(0 < stride < FARTHEST and stride % unit == 0 for stride in strides)
+        if not self.arch.copies_tensors or not fits or column != 1 or not array.aligned or 0 in array.shape:
+            return None
+        return Descriptor(array.shape, (*strides, 1), (1, steps, 1, columns(array.shape[3])))
+
+    def _of(
+        self,
+        kernel: Any,
+        grid: int,
+        scalars: dict[str, Scalar],
+        constants: dict[str, Any],
+        descriptors: Mapping[str, Descriptor] | None = None,
+    ) -> Launch:
+        descriptors = descriptors or {}
         present = {array.name: strides_of(array.name, array.shape, self.layouts) for array in self.arrays}
         parameters = [name for name in kernel.arg_names if name not in scalars and not name.isupper()]
         arrays = {name: NAMES.get(name, name) for name in parameters}
@@ -114,21 +267,21 @@ class _Launches:
             strided={
                 name: self._strides(array, present.get(array))
                 for name, array in arrays.items()
-                if not name.endswith("_ptr")
+                if not name.endswith("_ptr") and name not in descriptors
             },
             scalars=scalars,
             constants={**constants, "OVERLAP": self.arch.overlaps_launches},
-            num_warps=self.tile.num_warps,
-            num_stages=self.tile.num_stages,
             overlap=self.arch.overlaps_launches,
+            descriptors=descriptors,
         )
 
     def _strides(self, name: str, own: Strides | None) -> Heads | Pairs:
         """The strides of an array as the kernels take them; zeros for an absent one."""
-        if name == "bias":
-            shape = self.spec.bias.shape if self.spec.bias else (1, 1, 1, 1)
-            shared = zip(shape, own or (0, 0, 0, 0), strict=True)
-            return Pairs(None, *(0 if size == 1 else stride for size, stride in shared))
+        if name in ("bias", "dbias"):
+            shape = self.spec.bias.shape if self.spec.bias else (0, 0, 0, 0)
+            spread = (self.spec.batch, self.spec.heads, self.spec.queries, self.spec.keys)
+            axes = zip(shape, spread, own or (0, 0, 0, 0), strict=True)
+            return Pairs(None, *(0 if size < whole else stride for size, whole, stride in axes))
         if own is None:
             return Heads(None, 0, 0, 0, 0)
         if name in ROWS:

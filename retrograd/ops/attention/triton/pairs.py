@@ -3,7 +3,11 @@
 import triton
 import triton.language as tl
 
+from retrograd.core.kernels.numerics import LOG2E
+
 ROUNDS = tl.constexpr(7)
+LOG2E_REST = tl.constexpr(1.92596298909109e-08)  # what float32 leaves of log2(e)
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -59,14 +63,58 @@ def tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def keys_seen(at, queries, keys, LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The keys that a tile of queries may see, from a multiple of BLOCK_K on; none if it has no query."""
-    low, high = 0, keys
-    if LEFT is not None:
-        low = tl.maximum(at + keys - queries - LEFT, 0) // BLOCK_K * BLOCK_K
-    if RIGHT is not None:
-        high = tl.minimum(tl.minimum(at + BLOCK_Q, queries) + keys - queries + RIGHT, keys)
-    return low, tl.where(at < queries, high, 0)
+def tile_of_keys(cu_q_ptr, cu_k_ptr, sizes, BLOCK: tl.constexpr):
+    """What a program that owns a tile of keys works on: batch, group and `sequence_of` its tile."""
+    Tq, Tk, heads, share, sequences = sizes
+    tiles = tiles_of(cu_k_ptr, Tk, sequences, BLOCK)
+    tile = tl.program_id(0) % tiles
+    groups = heads // share
+    batch, group = tl.program_id(0) // tiles // groups, tl.program_id(0) // tiles % groups
+    number, first_k, keys, first_q, queries, at = sequence_of(cu_k_ptr, cu_q_ptr, tile, batch, Tk, Tq, sequences, BLOCK)
+    return batch, group, number, first_q, queries, first_k, keys, at
+
+
+@triton.jit
+def seen(at, own, others, BEFORE: tl.constexpr, BEHIND: tl.constexpr, OWN: tl.constexpr, OTHER: tl.constexpr):
+    """Of a tile of OWN steps from `at` on, of `own` steps: which of the `others` it meets, in tiles of OTHER.
+
+    A step i meets j if i + shift - BEFORE <= j <= i + shift + BEHIND, with shift = others - own; None is no limit.
+    Returned are low, first, last, high: those from low on, a multiple of OTHER, up to high. From first to last are
+    whole tiles that every step meets. Queries meet keys with the sides of the window, keys meet queries with these
+    exchanged.
+    """
+    low, high = 0, others
+    first, last = 0, others // OTHER * OTHER
+    shift = others - own
+    end = tl.minimum(at + OWN, own)
+    if BEFORE is not None:
+        low = tl.maximum(at + shift - BEFORE, 0) // OTHER * OTHER
+        first = tl.cdiv(tl.maximum(end - 1 + shift - BEFORE, 0), OTHER) * OTHER
+    if BEHIND is not None:
+        high = tl.minimum(tl.maximum(end + shift + BEHIND, 0), others)
+        last = tl.minimum(last, tl.maximum(at + shift + BEHIND + 1, 0) // OTHER * OTHER)
+    high = tl.where(at < own, high, 0)
+    first = tl.minimum(first, high)
+    return low, first, tl.maximum(tl.minimum(last, high), first), high
+
+
+@triton.jit
+def part_of(low, first, last, high, part: tl.constexpr, PARTS: tl.constexpr):
+    """What `seen` returns, as one range or in three: only the first and the last have tiles with other sequences."""
+    if PARTS == 1:
+        return low, high
+    elif part == 0:
+        return low, first
+    elif part == 1:
+        return first, last
+    else:
+        return last, high
+
+
+@triton.constexpr_function
+def is_partial(part, PARTS, DESCRIBED):
+    """Whether the tiles of a part may have steps of no or of another sequence, which a descriptor does not skip."""
+    return not DESCRIBED if PARTS == 1 else part != 1
 
 
 @triton.jit
@@ -81,6 +129,36 @@ def load_steps(array, batch, first, step, count, head, column, COLUMNS: tl.const
 
 
 @triton.jit
+def load_tile(
+    array, batch, first, at, count, head, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+    DESCRIBED: tl.constexpr, PARTIAL: tl.constexpr,
+):  # fmt: skip
+    """The tile of STEPS steps of a head from `at` on, through a tensor descriptor or by strides.
+
+    Zeros for columns that are none and, if PARTIAL, for steps that are none; else a sequence has all of these steps.
+    """
+    if DESCRIBED:
+        tile = array.load([batch, first + at, head, 0]).reshape(STEPS, BLOCK)
+        if PARTIAL:
+            tile = tl.where((at + tl.arange(0, STEPS) < count)[:, None], tile, 0.0)
+        return tile
+    else:
+        start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
+        start += tl.cast(first + at, tl.int64) * array.step
+        step, column = tl.arange(0, STEPS), tl.arange(0, BLOCK)
+        offsets = step[:, None] * array.step + column[None, :] * array.column
+        if PARTIAL:
+            mask = (at + step < count)[:, None]
+            if COLUMNS != BLOCK:
+                mask = mask & (column < COLUMNS)[None, :]
+            return tl.load(start + offsets, mask=mask, other=0.0)
+        elif COLUMNS != BLOCK:
+            return tl.load(start + offsets, mask=(column < COLUMNS)[None, :], other=0.0)
+        else:
+            return tl.load(start + offsets)
+
+
+@triton.jit
 def load_row(array, batch, first, step, count, head):
     """Numbers of steps of a head, fp32; zeros for steps that are none."""
     start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
@@ -91,7 +169,7 @@ def load_row(array, batch, first, step, count, head):
 def store_row(array, values, batch, first, step, count, head):
     """Store numbers of steps of a head."""
     start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
-    tl.store(start + (first + step).to(tl.int64) * array.step, values, mask=step < count)
+    tl.store(start + (first + step).to(tl.int64) * array.step, values, mask=(step >= 0) & (step < count))
 
 
 @triton.jit
@@ -100,8 +178,14 @@ def store_steps(array, values, batch, first, step, count, head, column, COLUMNS:
     if array.pointer is not None:
         start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
         offsets = (first + step).to(tl.int64)[:, None] * array.step + column[None, :] * array.column
-        mask = (step < count)[:, None] & (column < COLUMNS)[None, :]
+        mask = ((step >= 0) & (step < count))[:, None] & (column < COLUMNS)[None, :]
         tl.store(start + offsets, values.to(array.pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def dropped(x, keep, DROPPED: tl.constexpr):
+    """Probabilities, or gradients at them, after dropout."""
+    return x if DROPPED == 0 else tl.where(keep, x * (1.0 / (1.0 - DROPPED / 65536.0)), 0.0)
 
 
 @triton.jit
@@ -143,28 +227,50 @@ def kept(seed_ptr, i, row, start, j, THRESHOLD: tl.constexpr, QUERIES: tl.conste
 
 
 @triton.jit
+def power(x, EXACT: tl.constexpr):
+    """2^x; with EXACT e^x, to the last bit or two of float32."""
+    if EXACT:
+        x = tl.where(x < -1e4, -1e4, x)
+        whole = x * LOG2E
+        rest = tl.fma(x, LOG2E, -whole) + x * LOG2E_REST
+        power = tl.exp2(whole)
+        return tl.fma(power, rest * LN2, power)
+    else:
+        return tl.exp2(x)
+
+
+@triton.jit
 def scores_of(
-    products, bias, slopes, batch, number, head, i, j, first_q, first_k, counts, shift,
-    FACTOR: tl.constexpr, SOFTCAP: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    products, bias, slopes, place, head, i, j, counts, border, SIDES: tl.constexpr, FACTORS: tl.constexpr
 ):  # fmt: skip
-    """The scores of a tile of pairs, -inf where a key is not visible, and the bounded product, or 0 without a cap."""
-    x = products * FACTOR
-    bounded = 0.0
-    if SOFTCAP is not None:
-        bounded = tanh(x / SOFTCAP)
-        x = bounded * SOFTCAP
+    """The scores of a tile of pairs, -inf where a key is not visible; their bounded products, 0 without a cap.
+
+    i, j: (rows, 1) and (1, columns), or the other way round. border: whether there are pairs that are not visible.
+    """
+    batch, number, first_q, first_k = place
+    SCALE: tl.constexpr = FACTORS[0]
+    UNIT: tl.constexpr = FACTORS[1]
+    SOFTCAP: tl.constexpr = FACTORS[2]
     queries, keys = counts
-    visible = (i < queries)[:, None] & (j < keys)[None, :]
-    behind = j[None, :] - (i + shift)[:, None]
-    if LEFT is not None:
-        visible = visible & (behind >= -LEFT)
-    if RIGHT is not None:
-        visible = visible & (behind <= RIGHT)
-    if bias.pointer is not None:
-        start = bias.pointer + tl.cast(batch, tl.int64) * bias.batch + tl.cast(head, tl.int64) * bias.head
-        rows = (first_q + i).to(tl.int64)[:, None] * bias.query
-        x += tl.load(start + rows + (first_k + j).to(tl.int64)[None, :] * bias.key, mask=visible, other=0.0)
-    if slopes.pointer is not None:
-        slope = tl.load(slopes.pointer + tl.cast(number, tl.int64) * slopes.batch + head * slopes.head)
-        x -= slope * tl.abs(behind).to(tl.float32)
-    return tl.where(visible, x, float("-inf")), bounded
+    shift = keys - queries
+    x, bounded = products, 0.0
+    if SCALE is not None:
+        x = products * SCALE
+        if SOFTCAP is not None:
+            bounded = tanh(x)
+            x = bounded * (SOFTCAP * UNIT)
+        if bias.pointer is not None:
+            start = bias.pointer + tl.cast(batch, tl.int64) * bias.batch + tl.cast(head, tl.int64) * bias.head
+            at = tl.cast(first_q + i, tl.int64) * bias.query + tl.cast(first_k + j, tl.int64) * bias.key
+            x += tl.load(start + at, mask=(i < queries) & (j < keys), other=0.0) * UNIT
+        if slopes.pointer is not None:
+            slope = tl.load(slopes.pointer + tl.cast(number, tl.int64) * slopes.batch + head * slopes.head) * UNIT
+            x -= slope * tl.abs(j - i - shift).to(tl.float32)
+    if border:
+        visible = (i < queries) & (j < keys)
+        if SIDES[0] is not None:
+            visible = visible & (j >= i + (shift - SIDES[0]))
+        if SIDES[1] is not None:
+            visible = visible & (j <= i + (shift + SIDES[1]))
+        x = tl.where(visible, x, float("-inf"))
+    return x, bounded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triton import next_power_of_2
 
@@ -30,13 +30,53 @@ class Tile:
     num_stages: int = 2
 
 
+@dataclass(frozen=True)
+class Plan:
+    """The tiles of the kernels of a pass.
+
+    Attributes:
+        queries: of kernels whose programs own queries, and walk over keys.
+        keys: of those that own keys, and walk over queries.
+        pairs: of those that own both.
+    """
+
+    queries: Tile
+    keys: Tile
+    pairs: Tile
+
+
+# Width of a head -> tiles of the forward pass, of dq, and of dk and dv, without an option that takes registers.
+PLAIN = {
+    64: (Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
+    128: (Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 3)),
+    256: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
+    512: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(16, 32, 8, 1)),
+}
+# With one: softcap, bias, slopes, sinks, dropout, packed sequences.
+LADEN = {
+    **PLAIN,
+    64: (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 64, 8, 2)),
+    128: (Tile(128, 64, 8, 3), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
+}
+# In float32, whose products do not run on tensor cores.
+EXACT = {
+    64: (Tile(64, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 64, 8, 1)),
+    512: (Tile(16, 32, 8, 1), Tile(16, 32, 8, 1), Tile(16, 32, 8, 1)),
+}
+
+
 def columns(size: int) -> int:
     """Columns of a tile that holds a head."""
     return max(16, next_power_of_2(size))
 
 
-def planned(spec: Spec, arch: Arch, which: Pass) -> Tile:
-    """The tile of a pass: a function of the sizes of a head and the dtype."""
-    widest = max(columns(spec.head_size), columns(spec.value_size)) * (2 if spec.q.dtype == "float32" else 1)
-    queries, keys, warps = (128, 64, 8) if widest <= 128 else (64, 32, 8) if widest <= 256 else (32, 32, 8)
-    return Tile(queries, keys, warps_of(warps, arch))
+def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
+    """The tiles of a pass: a function of the sizes of a head, the dtype and the options."""
+    widest = max(columns(spec.head_size), columns(spec.value_size))
+    laden = {"softcap", "bias", "alibi_slopes", "sinks", "dropout_seed", "cu_seqlens_q"} & spec.uses
+    table = EXACT if spec.q.dtype == "float32" else LADEN if laden else PLAIN
+    tiles = table[min(width for width in table if width >= widest)]
+    forward, queries, keys = (replace(tile, num_warps=warps_of(tile.num_warps, arch)) for tile in tiles)
+    # Kernels that own pairs keep a tile of them in registers.
+    pairs = Tile(32, 32, warps_of(4, arch), 1)
+    return Plan(forward if which == "fwd" else queries, keys, pairs)

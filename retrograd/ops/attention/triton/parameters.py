@@ -1,0 +1,155 @@
+"""Attention, backward: the gradients of a bias, of sinks and of slopes, in sums of a fixed order."""
+
+import triton
+import triton.language as tl
+
+from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+
+from .pairs import dropped, kept, load_row, load_steps, power, scores_of, seen, sequence_of, tiles_of
+
+
+@triton.jit(do_not_specialize=["sizes", "summed"])
+def bias_backward(
+    q,
+    k,
+    v,
+    bias,
+    slopes,
+    seed_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    base,
+    dout,
+    delta,
+    dbias,
+    partial_ptr,
+    sizes,
+    summed,
+    SIDES: tl.constexpr,
+    FACTORS: tl.constexpr,
+    DROPPED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVER_QUERIES: tl.constexpr,
+    OVER_KEYS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """The gradient of a tile of the bias: a sum over the rows and heads (`summed`) that share it, and over its axes of
+    size 1; where both are, one of `partial` (rows of the bias, heads of the bias, tiles of queries), to be summed.
+    """
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    Tq, Tk, heads, share, sequences = sizes
+    rows, row_heads = summed
+    OWNS_KEYS: tl.constexpr = OVER_QUERIES and not OVER_KEYS
+    PAIRS: tl.constexpr = not OVER_QUERIES and not OVER_KEYS
+    across = tl.cdiv(Tk, BLOCK_K) if PAIRS else 1
+    if OWNS_KEYS:
+        tiles = tiles_of(cu_k_ptr, Tk, sequences, BLOCK_K)
+    else:
+        tiles = tiles_of(cu_q_ptr, Tq, sequences, BLOCK_Q)
+    tile = tl.program_id(0) // across % tiles
+    own = tl.program_id(0) // across // tiles
+    batch, head = own // (heads // row_heads), own % (heads // row_heads)
+    if OWNS_KEYS:
+        number, first_k, keys, first_q, queries, at = sequence_of(
+            cu_k_ptr, cu_q_ptr, tile, batch, Tk, Tq, sequences, BLOCK_K
+        )
+        low, _first, _last, high = seen(at, keys, queries, SIDES[1], SIDES[0], BLOCK_K, BLOCK_Q)
+    else:
+        number, first_q, queries, first_k, keys, at = sequence_of(
+            cu_q_ptr, cu_k_ptr, tile, batch, Tq, Tk, sequences, BLOCK_Q
+        )
+        low, _first, _last, high = seen(at, queries, keys, SIDES[0], SIDES[1], BLOCK_Q, BLOCK_K)
+        if PAIRS:
+            start = tl.program_id(0) % across * BLOCK_K
+            high = tl.where(start >= low, tl.minimum(high, start + BLOCK_K), 0)
+            low = start
+    column_d, column_v = tl.arange(0, COLUMNS[2]), tl.arange(0, COLUMNS[3])
+    total = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    for one in range(rows * row_heads):
+        b, h = batch + one // row_heads, head + one % row_heads
+        n = b if cu_q_ptr is None else number
+        for start in range(low, high, BLOCK_Q if OWNS_KEYS else BLOCK_K):
+            at_q, at_k = (start, at) if OWNS_KEYS else (at, start)
+            i, j = at_q + tl.arange(0, BLOCK_Q), at_k + tl.arange(0, BLOCK_K)
+            q_tile = load_steps(q, b, first_q, i, queries, h, column_d, COLUMNS[0], COLUMNS[2])
+            k_tile = load_steps(k, b, first_k, j, keys, h // share, column_d, COLUMNS[0], COLUMNS[2])
+            x, _bounded = scores_of(
+                tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"), bias, slopes, (b, n, first_q, first_k), h,
+                i[:, None], j[None, :], (queries, keys), True, SIDES, FACTORS,
+            )  # fmt: skip
+            p = power(x * FACTORS[3] - load_row(base, b, first_q, i, queries, h)[:, None], FACTORS[1] == 1.0)
+            v_tile = load_steps(v, b, first_k, j, keys, h // share, column_v, COLUMNS[1], COLUMNS[3])
+            dout_tile = load_steps(dout, b, first_q, i, queries, h, column_v, COLUMNS[1], COLUMNS[3])
+            keep = None
+            if DROPPED > 0:
+                keep = kept(seed_ptr, i, b * heads + h, first_q, at_k, DROPPED, BLOCK_Q, BLOCK_K)
+            dp = dropped(tl.dot(dout_tile, tl.trans(v_tile), input_precision="ieee"), keep, DROPPED)
+            total += p * (dp - load_row(delta, b, first_q, i, queries, h)[:, None])
+    if OVER_QUERIES and OVER_KEYS:
+        tl.store(partial_ptr + own * tiles + tile, tl.sum(tl.sum(total, axis=1), axis=0))
+    else:
+        start = dbias.pointer + tl.cast(batch, tl.int64) * dbias.batch + tl.cast(head, tl.int64) * dbias.head
+        i, j = at + tl.arange(0, BLOCK_Q), (low if PAIRS else at) + tl.arange(0, BLOCK_K)
+        at_i, at_j = tl.cast(first_q + i, tl.int64) * dbias.query, tl.cast(first_k + j, tl.int64) * dbias.key
+        if OVER_KEYS:
+            tl.store(start + at_i, tl.sum(total, axis=1), mask=(at >= 0) & (i < queries))
+        elif OVER_QUERIES:
+            tl.store(start + at_j, tl.sum(total, axis=0), mask=(at >= 0) & (j < keys))
+        else:
+            mask = (at >= 0) & (i < queries)[:, None] & (j < keys)[None, :]
+            tl.store(start + at_i[:, None] + at_j[None, :], total, mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows", "sequences"])
+def sinks_backward(
+    sinks, lse, cu_q_ptr, delta, partial_ptr, rows, heads, sequences, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    """Parts (batch, heads) of the gradient of sinks; `rows` are queries."""
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    batch, head = tl.program_id(0) // heads, tl.program_id(0) % heads
+    sink = tl.load(sinks.pointer + head * sinks.head)
+    low, high = 0, rows
+    if cu_q_ptr is not None:  # steps of no sequence may have gradients, and have no sink
+        low, high = tl.load(cu_q_ptr), tl.load(cu_q_ptr + sequences)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, rows, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        logarithm = load_row(lse, batch, 0, i, rows, head)
+        live = (i >= low) & (i < high) & (logarithm > float("-inf"))
+        total -= tl.where(live, tl.exp(sink - logarithm) * load_row(delta, batch, 0, i, rows, head), 0.0)
+    tl.store(partial_ptr + tl.program_id(0), tl.sum(total, axis=0))
+
+
+@triton.jit(do_not_specialize=["tiles", "sequences"])
+def sum_tiles(
+    partial_ptr,
+    cu_q_ptr,
+    out_ptr,
+    tiles,
+    sequences,
+    heads,
+    BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """out (sequences, heads): sums over the tiles of each sequence; of `tiles` in each row, where none are packed."""
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    blocks = tl.cdiv(heads, BLOCK_H)
+    number = tl.program_id(0) // blocks
+    head = tl.program_id(0) % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
+    first, count = number * tiles, tiles
+    if cu_q_ptr is not None:
+        start, end = tl.load(cu_q_ptr + number), tl.load(cu_q_ptr + number + 1)
+        first, count = start // BLOCK + number, tl.cdiv(end - start, BLOCK)
+    total = tl.zeros([TILES, BLOCK_H], tl.float32)
+    for begin in range(0, count, TILES):
+        tile = begin + tl.arange(0, TILES)
+        mask = (tile < count)[:, None] & (head < heads)[None, :]
+        total += tl.load(partial_ptr + (first + tile)[:, None] * heads + head[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + number * heads + head, tl.sum(total, axis=0), mask=head < heads)
