@@ -47,8 +47,8 @@ class Plan:
 
 # Width of a head -> tiles of the forward pass, of dq, and of dk and dv, without an option that takes registers.
 PLAIN = {
-    64: (Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
-    128: (Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 3)),
+    64: (Tile(128, 64, 8, 3), Tile(128, 64, 4, 2), Tile(128, 64, 4, 2)),
+    128: (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
     256: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
     512: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(16, 32, 8, 1)),
 }
