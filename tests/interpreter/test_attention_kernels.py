@@ -1,13 +1,12 @@
-"""The kernels of attention, which no call reaches yet, in Triton's interpreter."""
+"""Attention in Triton's interpreter with small tiles, so that small calls have whole tiles and those at a border."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+import torch
 
-from retrograd.core.cases import Case
-from retrograd.core.op import Implementation, names
 from retrograd.core.room import Room
 from retrograd.ops.attention.triton.plan import Plan, Tile
 from retrograd.ops.rooms import room
@@ -17,42 +16,23 @@ from retrograd.testing.draw import call, options
 from retrograd.testing.interpreter import as_float16, interpreted
 
 ATTENTION = room("attention")
-TAKES = names(
-    "q k v bias alibi_slopes sinks dropout_seed cu_seqlens_q cu_seqlens_k causal window scale softcap dropout_p"
-    " return_lse"
-)
-
-
-# So that small calls have whole tiles in the middle, too.
 SMALL = Plan(Tile(32, 32, 4), Tile(16, 32, 4), Tile(16, 32, 4))
-LONG = ("causal", "causal_more_keys", "window", "window_causal", "packed_tiles", "dropout", "bias_of_batch")
+BOTH = ("sm_80", "sm_90")  # by strides, and through tensor descriptors
+ARCHES = pytest.mark.parametrize("arch", BOTH)
 
 
-def with_kernels(plan: Plan | None = None) -> Room:
-    op = ATTENTION.op
-    assert op is not None
-    kernels = Implementation(f"{op.package}.triton", TAKES)
-    replan = None if plan is None else lambda _: plan
-    return replace(ATTENTION, op=replace(op, implementations=(kernels,), replan=replan)).variant()
+def with_small_tiles() -> Room:
+    assert ATTENTION.op is not None
+    return replace(ATTENTION, op=replace(ATTENTION.op, replan=lambda _: SMALL)).variant()
 
 
+@ARCHES
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(as_float16(case), id=case.name, marks=() if "strided" in case.tags else pytest.mark.slow)
-        for case in ATTENTION.tagged("interpreter")
-    ],
+    "name", ["causal", "causal_more_keys", "window", "window_causal", "packed_tiles", "dropout", "bias_of_batch"]
 )
-def test_results_and_gradients_keep_their_error_budget(case: Case, seed: int) -> None:
-    with interpreted():
-        contract.check_errors(with_kernels(), case, "cpu", seed)
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])  # by strides, and through tensor descriptors
-@pytest.mark.parametrize("name", LONG)
 def test_whole_tiles_and_those_at_a_border_keep_the_error_budget(name: str, arch: str, seed: int) -> None:
     with interpreted(arch):
-        contract.check_errors(with_kernels(SMALL), as_float16(ATTENTION.case(name)), "cpu", seed)
+        contract.check_errors(with_small_tiles(), as_float16(ATTENTION.case(name)), "cpu", seed)
 
 
 @pytest.mark.parametrize("name", ["causal", "window", "packed_tiles"])
@@ -60,18 +40,26 @@ def test_strides_and_descriptors_give_the_same_bits(name: str, seed: int) -> Non
     case = as_float16(ATTENTION.case(name))
     inputs, gradients = contract.drawn(ATTENTION, case, "cpu", seed)
     found = []
-    for arch in ("sm_80", "sm_90"):
+    for arch in BOTH:
         with interpreted(arch):
-            found.append(call(with_kernels(SMALL).torch, inputs, options(case), gradients))
+            found.append(call(with_small_tiles().torch, inputs, options(case), gradients))
     assert_same_bits(found[0], found[1], name)
 
 
-@pytest.mark.parametrize("name", ["packed", "packed_gaps"])
-def test_a_packed_sequence_has_the_same_bits_alone(name: str, seed: int) -> None:
-    with interpreted():
-        contract.check_packed(with_kernels(), as_float16(ATTENTION.case(name)), "cpu", seed)
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [("packed", "sm_80"), ("packed", "sm_90"), *(pytest.param("packed_gaps", a, marks=pytest.mark.slow) for a in BOTH)],
+)
+def test_a_packed_sequence_has_the_same_bits_alone(name: str, arch: str, seed: int) -> None:
+    with interpreted(arch):
+        contract.check_packed(with_small_tiles(), as_float16(ATTENTION.case(name)), "cpu", seed)
 
 
-def test_a_row_has_the_same_bits_alone(seed: int) -> None:
+def test_a_query_with_its_keys_alone_has_the_bits_of_the_whole() -> None:
+    q, k, v = torch.randn(3, 1, 80, 2, 16, dtype=torch.float16)
     with interpreted():
-        contract.check_batch_invariance(with_kernels(), as_float16(ATTENTION.case("groups")), "cpu", seed)
+        attention = with_small_tiles().torch
+        whole = attention(q, k, v, causal=True)
+        for t in (0, 31, 32, 79):
+            one = attention(q[:, t : t + 1], k[:, : t + 1], v[:, : t + 1], causal=True)
+            assert torch.equal(one[:, 0], whole[:, t])

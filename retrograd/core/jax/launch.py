@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import compress
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from ..arch import Arch, nvidia
 from ..program import Array, Descriptor, Launch, Program
 
 TARGET = "triton_kernel_call_ffi"
+CREATE_DESCRIPTOR = "create_tma_descriptor_parameter"  # of jaxlib from 0.11.2 on
 
 
 class Traced(Protocol):
@@ -139,7 +141,10 @@ def arch_of_jax() -> Arch | None:
     if not hasattr(jaxlib.gpu_triton, "TritonKernelCall"):
         return None
     major, minor = jax.local_devices(backend="cuda")[0].compute_capability.split(".")
-    return nvidia(int(major), int(minor))
+    arch = nvidia(int(major), int(minor))
+    if arch is None or hasattr(jaxlib.gpu_triton, CREATE_DESCRIPTOR):
+        return arch
+    return replace(arch, copies_tensors=False)
 
 
 def run(program: Program, arch: Arch, inputs: Sequence[Any]) -> list[Any]:
@@ -177,10 +182,7 @@ def _descriptor(descriptor: Descriptor, meta: Mapping[str, Any]) -> list[Any]:
     from jaxlib import gpu_triton
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
-    create = getattr(gpu_triton, "create_tma_descriptor_parameter", None)
-    if create is None:
-        raise NotImplementedError("tensor descriptors as kernel arguments need jax 0.11.2")
-    itself = create(
+    itself = getattr(gpu_triton, CREATE_DESCRIPTOR)(
         elem_type=TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]],
         swizzle=meta["swizzle"],
         shape=list(descriptor.shape),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from triton import next_power_of_2
@@ -45,21 +46,30 @@ class Plan:
     pairs: Tile
 
 
-# Width of a head -> tiles of the forward pass, of dq, and of dk and dv, without an option that takes registers.
-PLAIN = {
+# Width of a head -> tiles of the forward pass, of dq, and of dk and dv.
+Table = Mapping[int, tuple[Tile, Tile, Tile]]
+# Tuned on an H200, without an option that takes registers.
+PLAIN: Table = {
     64: (Tile(128, 64, 8, 3), Tile(128, 64, 4, 2), Tile(128, 64, 4, 2)),
     128: (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
     256: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
     512: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(16, 32, 8, 1)),
 }
 # With one: softcap, bias, slopes, sinks, dropout, packed sequences.
-LADEN = {
+LADEN: Table = {
     **PLAIN,
     64: (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 64, 8, 2)),
     128: (Tile(128, 64, 8, 3), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
 }
+# On the architectures that no plan is tuned for.
+SMALL: Table = {
+    64: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
+    128: (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2), Tile(32, 32, 8, 2)),
+    256: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    512: (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(16, 32, 8, 1)),
+}
 # In float32, whose products do not run on tensor cores.
-EXACT = {
+EXACT: Table = {
     64: (Tile(64, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 64, 8, 1)),
     512: (Tile(16, 32, 8, 1), Tile(16, 32, 8, 1), Tile(16, 32, 8, 1)),
 }
@@ -71,10 +81,14 @@ def columns(size: int) -> int:
 
 
 def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
-    """The tiles of a pass: a function of the sizes of a head, the dtype and the options."""
+    """The tiles of a pass: a function of the sizes of a head, the dtype, the options and the architecture."""
     widest = max(columns(spec.head_size), columns(spec.value_size))
     laden = {"softcap", "bias", "alibi_slopes", "sinks", "dropout_seed", "cu_seqlens_q"} & spec.uses
-    table = EXACT if spec.q.dtype == "float32" else LADEN if laden else PLAIN
+    table = LADEN if laden else PLAIN
+    if spec.q.dtype == "float32":
+        table = EXACT
+    elif arch.name != "sm_90":
+        table = SMALL
     tiles = table[min(width for width in table if width >= widest)]
     forward, queries, keys = (replace(tile, num_warps=warps_of(tile.num_warps, arch)) for tile in tiles)
     # Kernels that own pairs keep a tile of them in registers.
