@@ -91,4 +91,36 @@ TEST_CASES: list[Case] = [
     case("no_keys", (2, 5, 0, 2, 2, 16), tags=SMALL),
 ]  # fmt: skip
 
-CASES: list[Case] = TEST_CASES
+
+def bench(batch: int, time: int, heads: int, D: int, groups: int | None = None, mark: str = "", **more: Any) -> Case:
+    """A benchmark's case."""
+    groups = heads if groups is None else groups
+    name = f"{mark}B{batch}_T{time}_H{heads}{f'_G{groups}' if groups != heads else ''}_D{D}"
+    return case(name, (batch, time, time, heads, groups, D), tags=BENCH, **more)
+
+
+def packed_bounds(sequences: int, longest: int) -> tuple[int, ...]:
+    """Bounds of sequences of 1 to `longest` steps, in an order in which long and short ones take turns."""
+    lengths = [1 + (i * 197) % longest for i in range(sequences)]
+    return tuple(sum(lengths[:i]) for i in range(sequences + 1))
+
+
+TINY = packed_bounds(512, 512)
+BENCH_CASES: list[Case] = [
+    *(
+        bench(batch, time, heads, D, mark=mark, **options)
+        for batch, time, heads in ((4, 4096, 24), (16, 328, 24), (1, 32768, 2))
+        for D in (32, 64, 128)
+        for mark, options in (("", {}), ("causal_", {"causal": True}))
+    ),
+    *(bench(2, time, 16, 128, mark="causal_", causal=True) for time in (512, 1024, 2048, 8192, 16384)),
+    bench(1, 16384, 32, 128, 8, mark="causal_", causal=True),
+    bench(4, 4096, 24, 128, mark="window_", window=(1023, 0)),
+    bench(4, 4096, 24, 128, mark="softcap_", causal=True, softcap=30.0),
+    bench(4, 4096, 24, 128, mark="sinks_", causal=True, sinks=True),
+    bench(4, 4096, 24, 128, mark="dropout_", causal=True, dropout_p=0.1, seed=1),
+    bench(4, 4096, 24, 128, mark="bias_", bias=(1, 24, 4096, 4096)),
+    bench(1, TINY[-1], 16, 128, mark="packed_", causal=True, packed=(TINY, TINY)),
+]
+
+CASES: list[Case] = TEST_CASES + BENCH_CASES
