@@ -121,7 +121,7 @@ def is_partial(part, PARTS, DESCRIBED):
 def load_steps(array, batch, first, step, count, head, column, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     """The tile (steps, columns) of a head; zeros for steps that are none."""
     start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
-    offsets = (first + step).to(tl.int64)[:, None] * array.step + column[None, :] * array.column
+    offsets = (first + step).to(tl.int64)[:, None] * array.step + column.to(tl.int64)[None, :] * array.column
     mask = ((step >= 0) & (step < count))[:, None]
     if COLUMNS != BLOCK:
         mask = mask & (column < COLUMNS)[None, :]
@@ -146,7 +146,7 @@ def load_tile(
         start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
         start += tl.cast(first + at, tl.int64) * array.step
         step, column = tl.arange(0, STEPS), tl.arange(0, BLOCK)
-        offsets = step[:, None] * array.step + column[None, :] * array.column
+        offsets = step.to(tl.int64)[:, None] * array.step + column.to(tl.int64)[None, :] * array.column
         if PARTIAL:
             mask = (at + step < count)[:, None]
             if COLUMNS != BLOCK:
@@ -177,7 +177,7 @@ def store_steps(array, values, batch, first, step, count, head, column, COLUMNS:
     """Store the tile (steps, columns) of a head, if there is such an array."""
     if array.pointer is not None:
         start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
-        offsets = (first + step).to(tl.int64)[:, None] * array.step + column[None, :] * array.column
+        offsets = (first + step).to(tl.int64)[:, None] * array.step + column.to(tl.int64)[None, :] * array.column
         mask = ((step >= 0) & (step < count))[:, None] & (column < COLUMNS)[None, :]
         tl.store(start + offsets, values.to(array.pointer.dtype.element_ty), mask=mask)
 
