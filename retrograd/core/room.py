@@ -54,6 +54,8 @@ class Room:
             inputs in these layouts do not test errors.
         structures: name -> a function from the room to a variant planned to run another sequence of kernels. A plan may
             choose among these sequences by the size of the batch, because they have the same bits.
+        draws: how often each case is drawn at least, to judge its errors: more than once where a few rows have the
+            largest ones.
         tensor_core_sums: whether sums of 16-bit inputs may use tensor cores, which keep 11 bits of each term.
         label: the implementation's name in benchmark rows.
         op: the op that its functions call; None in some rooms that test the contract itself.
@@ -81,6 +83,7 @@ class Room:
     jax_update: Callable[[], Callable[..., Any]] | None = None
     gradients_only: frozenset[str] = frozenset()
     structures: Mapping[str, Callable[[Room], Room]] = field(default_factory=dict)
+    draws: int = 1
     tensor_core_sums: bool = False
     label: str = "retrograd"
     op: Op | None = None

@@ -65,7 +65,7 @@ def verify(
     """
     measured: dict[str, list[Measured | None]] = {}
     repeats: dict[str, bool] = {}
-    draws_wanted = draws_for(case)
+    draws_wanted = max(draws_for(case), room.draws)
     slack = 1.0 if draws_wanted <= most_draws else SLACK
     for i in range(min(draws_wanted, most_draws)):
         inputs = draw(case, device, seed * 1000 + i)

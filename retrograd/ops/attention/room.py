@@ -21,4 +21,12 @@ def causal(case: Case) -> bool:
     return same and bool(case.options.get("causal")) and "bias" not in case.inputs
 
 
-ROOM = Room.of(OP, cases=CASES, reference=reference.attention, plain=reference.plain, alone=alone, causal=causal)
+ROOM = Room.of(
+    OP,
+    cases=CASES,
+    reference=reference.attention,
+    plain=reference.plain,
+    alone=alone,
+    causal=causal,
+    draws=4,  # the largest errors come from the rounding of a few queries' lse
+)
