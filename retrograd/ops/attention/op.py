@@ -73,7 +73,8 @@ class Spec(CallSpec):
         "auto",
         choices=("auto", "split", "fused"),
         doc="""the backward algorithm of the kernels: "split" computes dk, dv and dq in two kernels, without a
-        workspace; "fused" in one, which adds up dq in a fixed order in float32; "auto" is the faster one.""",
+        workspace; "fused" in one, which adds up dq in a fixed order in float32: it has no kernel yet, and runs on the
+        portable path; "auto" is the faster one.""",
     )
 
     op: ClassVar = "attention"

