@@ -63,3 +63,10 @@ def test_a_query_with_its_keys_alone_has_the_bits_of_the_whole() -> None:
         for t in (0, 31, 32, 79):
             one = attention(q[:, t : t + 1], k[:, : t + 1], v[:, : t + 1], causal=True)
             assert torch.equal(one[:, 0], whole[:, t])
+
+
+def test_the_widest_window_is_none() -> None:
+    q, k, v = torch.randn(3, 1, 80, 2, 16, dtype=torch.float16)
+    with interpreted():
+        attention = with_small_tiles().torch
+        assert torch.equal(attention(q, k, v, window=(2**31 - 1, 2**31 - 1)), attention(q, k, v))

@@ -177,9 +177,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"window": (1, 2, 3)},
-        r"attention: window is \(1, 2, 3\), expected \(left, right\), each at least 0, or -1 for all",
+        r"attention: window is \(1, 2, 3\), expected \(left, right\), each at least 0, in 32 bits",
     ),
     ({"window": (-2, 0)}, r"attention: window is \(-2, 0\), expected"),
+    ({"window": (2**31, 0)}, r"attention: window is \(2147483648, 0\), expected"),
     ({"scale": math.inf}, "attention: scale is inf, expected a finite number"),
     ({"softcap": 0.0}, "attention: softcap is 0.0, expected a positive number"),
     ({"dropout_p": 1.0, "dropout_seed": 1}, "attention: dropout_p is 1.0, expected at least 0 and less than 1"),

@@ -163,8 +163,9 @@ class Spec(CallSpec):
     def check_options(self) -> None:
         """Raise for option values that are invalid for every q, too."""
         CallSpec.check_options(self)
-        if self.window is not None and (len(self.window) != 2 or min(self.window) < UNLIMITED):
-            raise bad_value(self.op, "window", self.window, "(left, right), each at least 0, or -1 for all")
+        sides = (0, 0) if self.window is None else self.window
+        if len(sides) != 2 or not all(UNLIMITED <= side < 2**31 for side in sides):
+            raise bad_value(self.op, "window", self.window, "(left, right), each at least 0, in 32 bits, or -1 for all")
         if self.scale is not None and not math.isfinite(self.scale):
             raise bad_value(self.op, "scale", self.scale, "a finite number")
         if self.softcap is not None and not 0 < self.softcap < math.inf:

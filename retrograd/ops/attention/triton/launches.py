@@ -206,7 +206,8 @@ class _Launches:
         share = spec.heads // max(spec.groups, 1)
         described = {name: self._described(name, steps) for name, steps in walked.items()}
         constants = {
-            "SIDES": spec.sides,
+            # A side that reaches every key is no limit; its sums with steps might not fit in 32 bits.
+            "SIDES": tuple(None if side is None or side >= spec.queries + spec.keys else side for side in spec.sides),
             "FACTORS": self._factors(),
             "SCALE": spec.factor,
             "DROPPED": spec.threshold,
