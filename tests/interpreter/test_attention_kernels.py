@@ -17,6 +17,7 @@ from retrograd.testing.interpreter import as_float16, interpreted
 
 ATTENTION = room("attention")
 SMALL = Plan(Tile(32, 32, 4), Tile(16, 32, 4), Tile(16, 32, 4))
+MOST_DRAWS = 1  # of a case: errors beyond rounding show in one draw, and the interpreter is slow
 BOTH = ("sm_80", "sm_90")  # by strides, and through tensor descriptors
 ARCHES = pytest.mark.parametrize("arch", BOTH)
 
@@ -32,10 +33,10 @@ def with_small_tiles() -> Room:
 )
 def test_whole_tiles_and_those_at_a_border_keep_the_error_budget(name: str, arch: str, seed: int) -> None:
     with interpreted(arch):
-        contract.check_errors(with_small_tiles(), as_float16(ATTENTION.case(name)), "cpu", seed)
+        contract.check_errors(with_small_tiles(), as_float16(ATTENTION.case(name)), "cpu", seed, most_draws=MOST_DRAWS)
 
 
-@pytest.mark.parametrize("name", ["causal", "window", "packed_tiles"])
+@pytest.mark.parametrize("name", ["causal", "window", pytest.param("packed_tiles", marks=pytest.mark.slow)])
 def test_strides_and_descriptors_give_the_same_bits(name: str, seed: int) -> None:
     case = as_float16(ATTENTION.case(name))
     inputs, gradients = contract.drawn(ATTENTION, case, "cpu", seed)
