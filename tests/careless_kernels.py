@@ -1,4 +1,4 @@
-"""Kernels that use shared memory as none should."""
+"""Kernels that use shared memory wrongly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of how kernels use shared memory see the kernels that use it as none should."""
+"""The checks of how kernels use shared memory find kernels that use it wrongly."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-
 MOST_HALVINGS = tl.constexpr(16)  # in `pairwise_sum`
 
 

@@ -13,7 +13,7 @@ from .pairs import (
     load_steps,
     load_tile,
     part_of,
-    power,
+    probabilities,
     scores_of,
     seen,
     store_row,
@@ -37,6 +37,7 @@ def deltas(
     UNIT: tl.constexpr,
     V: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Of every query of a head: delta, <dout, out> - dlse; base, lse in the unit of scores, 0 where it is -inf.
@@ -45,10 +46,10 @@ def deltas(
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    tiles = tl.cdiv(rows, 64)
+    tiles = tl.cdiv(rows, BLOCK)
     row = tl.program_id(0) // tiles
     batch, head = row // heads, row % heads
-    i = tl.program_id(0) % tiles * 64 + tl.arange(0, 64)
+    i = tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, BLOCK_V)
     result = load_steps(out, batch, 0, i, rows, head, column, V, BLOCK_V).to(tl.float32)
     incoming = load_steps(dout, batch, 0, i, rows, head, column, V, BLOCK_V).to(tl.float32)
@@ -78,7 +79,7 @@ def add_keys(
     x, bounded = scores_of(
         products, bias, slopes, place, head, i[:, None], j[None, :], counts, border, SIDES, FACTORS
     )  # fmt: skip
-    p = power(x * FACTORS[3] - base[:, None], FACTORS[1] == 1.0)
+    p = probabilities(x, base[:, None], FACTORS)
     keep = None
     if DROPPED > 0:
         keep = kept(seed_ptr, i, row, first_q, start, DROPPED, BLOCK_Q, BLOCK_K)
@@ -174,7 +175,7 @@ def add_queries(
     x, bounded = scores_of(
         products, bias, slopes, place, head, i[None, :], j[:, None], counts, border, SIDES, FACTORS
     )  # fmt: skip
-    p = power(x * FACTORS[3] - own_base[None, :], FACTORS[1] == 1.0)
+    p = probabilities(x, own_base[None, :], FACTORS)
     keep = None
     if DROPPED > 0:
         keep = tl.trans(kept(seed_ptr, i, row, first_q, at, DROPPED, BLOCK_Q, BLOCK_K))

@@ -17,6 +17,7 @@ from .pairs import (
     store_row,
     store_steps,
     tile_of_queries,
+    upscale,
 )
 
 
@@ -113,7 +114,7 @@ def forward(
 
     some = total > 0
     total = tl.where(some, total, 1.0)
-    inverse = (1.0 / (1.0 - DROPPED / 65536.0)) / total
+    inverse = upscale(DROPPED) / total
     store_steps(out, result * inverse[:, None], batch, first_q, i, queries, head, tl.arange(0, COLUMNS[3]), COLUMNS[1])
     if UNIT == 1.0:
         logarithm = largest * FACTOR + tl.log(total)

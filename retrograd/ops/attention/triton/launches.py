@@ -98,6 +98,7 @@ NAMES = {
     "seed_ptr": "dropout_seed",
     "cu_q_ptr": "cu_seqlens_q",
     "cu_k_ptr": "cu_seqlens_k",
+    "dsinks_ptr": "dsinks_partial",
     "dslopes_ptr": "dalibi_slopes_partial",
     "partial_ptr": "dbias_partial",
 }
@@ -122,7 +123,8 @@ class _Launches:
     def deltas(self) -> Launch:
         """Computes the gradient at the sum of exponentials of every query, and the base of its exponents."""
         spec = self.spec
-        constants = {"UNIT": self._factors()[1], "V": spec.value_size, "BLOCK_V": columns(spec.value_size)}
+        V = spec.value_size
+        constants = {"UNIT": self._factors()[1], "V": V, "BLOCK_V": columns(V), "BLOCK": ROWS_OF_DELTAS}
         scalars: dict[str, Scalar] = {"rows": spec.queries, "heads": spec.heads}
         grid = -(-spec.queries // ROWS_OF_DELTAS) * spec.batch * spec.heads
         return self._of(backward_kernels.deltas, grid, scalars, constants)
@@ -163,8 +165,7 @@ class _Launches:
         spec = self.spec
         scalars: dict[str, Scalar] = {"rows": spec.queries, "heads": spec.heads, "sequences": spec.sequences}
         kernel = parameter_kernels.sinks_backward
-        launch = self._of(kernel, spec.batch * spec.heads, scalars, {"BLOCK": ROWS_OF_SINKS})
-        return replace(launch, arrays={**launch.arrays, "partial_ptr": "dsinks_partial"})
+        return self._of(kernel, spec.batch * spec.heads, scalars, {"BLOCK": ROWS_OF_SINKS})
 
     def sum_tiles(self, name: str, plan: Plan) -> Launch:
         """Sums what the tiles of queries have of a gradient."""
@@ -237,15 +238,13 @@ class _Launches:
     def _described(self, name: str, steps: int) -> Descriptor | None:
         """The descriptor of an array (batch, steps, heads, columns); None where tiles cannot be copied by one."""
         array = next(array for array in self.arrays if array.name == name)
-        strides = strides_of(name, array.shape, self.layouts)
+        if not self.arch.copies_tensors or not array.aligned or 0 in array.shape:
+            return None
         unit = 16 // BYTES[array.dtype]
         # The stride of an axis of size 1 is never used.
-        strides = tuple(
-            unit if size == 1 else stride for size, stride in zip(array.shape[:3], strides[:3], strict=True)
-        )
-        column = strides_of(name, array.shape, self.layouts)[3] if array.shape[3] > 1 else 1
-        fits = all(0 < stride < FARTHEST and stride % unit == 0 for stride in strides)
-        if not self.arch.copies_tensors or not fits or column != 1 or not array.aligned or 0 in array.shape:
+        valid = zip(array.shape, strides_of(name, array.shape, self.layouts), (unit, unit, unit, 1), strict=True)
+        *strides, column = (stand_in if size == 1 else stride for size, stride, stand_in in valid)
+        if column != 1 or not all(0 < stride < FARTHEST and stride % unit == 0 for stride in strides):
             return None
         return Descriptor(array.shape, (*strides, 1), (1, steps, 1, columns(array.shape[3])))
 

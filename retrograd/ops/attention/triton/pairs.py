@@ -5,6 +5,8 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import LOG2E
 
+from ..op import FORMS
+
 ROUNDS = tl.constexpr(7)
 LOG2E_REST = tl.constexpr(1.92596298909109e-08)  # what float32 leaves of log2(e)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -182,10 +184,16 @@ def store_steps(array, values, batch, first, step, count, head, column, COLUMNS:
         tl.store(start + offsets, values.to(array.pointer.dtype.element_ty), mask=mask)
 
 
+@triton.constexpr_function
+def upscale(DROPPED):
+    """The factor of what dropout keeps."""
+    return 1.0 / (1.0 - DROPPED / FORMS)
+
+
 @triton.jit
 def dropped(x, keep, DROPPED: tl.constexpr):
     """Probabilities, or gradients at them, after dropout."""
-    return x if DROPPED == 0 else tl.where(keep, x * (1.0 / (1.0 - DROPPED / 65536.0)), 0.0)
+    return x if DROPPED == 0 else tl.where(keep, x * upscale(DROPPED), 0.0)
 
 
 @triton.jit
@@ -237,6 +245,12 @@ def power(x, EXACT: tl.constexpr):
         return tl.fma(power, rest * LN2, power)
     else:
         return tl.exp2(x)
+
+
+@triton.jit
+def probabilities(x, base, FACTORS: tl.constexpr):
+    """Of scores of pairs, from what the forward pass has left of each query: `base` in `backward.deltas`."""
+    return power(x * FACTORS[3] - base, FACTORS[1] == 1.0)
 
 
 @triton.jit

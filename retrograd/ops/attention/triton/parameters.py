@@ -5,7 +5,7 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from .pairs import dropped, kept, load_row, load_steps, power, scores_of, seen, sequence_of, tiles_of
+from .pairs import dropped, kept, load_row, load_steps, probabilities, scores_of, seen, sequence_of, tiles_of
 
 
 @triton.jit(do_not_specialize=["sizes", "summed"])
@@ -80,7 +80,7 @@ def bias_backward(
                 tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"), bias, slopes, (b, n, first_q, first_k), h,
                 i[:, None], j[None, :], (queries, keys), True, SIDES, FACTORS,
             )  # fmt: skip
-            p = power(x * FACTORS[3] - load_row(base, b, first_q, i, queries, h)[:, None], FACTORS[1] == 1.0)
+            p = probabilities(x, load_row(base, b, first_q, i, queries, h)[:, None], FACTORS)
             v_tile = load_steps(v, b, first_k, j, keys, h // share, column_v, COLUMNS[1], COLUMNS[3])
             dout_tile = load_steps(dout, b, first_q, i, queries, h, column_v, COLUMNS[1], COLUMNS[3])
             keep = None
@@ -105,7 +105,7 @@ def bias_backward(
 
 @triton.jit(do_not_specialize=["rows", "sequences"])
 def sinks_backward(
-    sinks, lse, cu_q_ptr, delta, partial_ptr, rows, heads, sequences, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+    sinks, lse, cu_q_ptr, delta, dsinks_ptr, rows, heads, sequences, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
 ):
     """Parts (batch, heads) of the gradient of sinks; `rows` are queries."""
     wait_for_previous(OVERLAP)
@@ -121,7 +121,7 @@ def sinks_backward(
         logarithm = load_row(lse, batch, 0, i, rows, head)
         live = (i >= low) & (i < high) & (logarithm > float("-inf"))
         total -= tl.where(live, tl.exp(sink - logarithm) * load_row(delta, batch, 0, i, rows, head), 0.0)
-    tl.store(partial_ptr + tl.program_id(0), tl.sum(total, axis=0))
+    tl.store(dsinks_ptr + tl.program_id(0), tl.sum(total, axis=0))
 
 
 @triton.jit(do_not_specialize=["tiles", "sequences"])
