@@ -95,6 +95,34 @@ def flex(case: Case) -> Function:
     return call
 
 
+def longest(case: Case, side: str) -> int:
+    """The length of the longest packed sequence."""
+    bounds = case.inputs[f"cu_seqlens_{side}"].values or ()
+    return int(max(b - a for a, b in pairwise(bounds)))
+
+
+def varlen(case: Case) -> Function:
+    """PyTorch's attention of packed sequences, which is FA2."""
+    check_takes(case, ARRAYS | {"cu_seqlens_q", "cu_seqlens_k"}, frozenset({"causal", "window", "scale"}))
+    if "cu_seqlens_q" not in case.inputs:
+        raise NotApplicableError("it takes packed sequences only")
+    attention = load("torch.nn.attention.varlen", "varlen_attn")
+    left, right = case.options.get("window") or (-1, -1)
+    options = {
+        "max_q": longest(case, "q"),
+        "max_k": longest(case, "k"),
+        "scale": case.options.get("scale"),
+        "window_size": (left, 0 if case.options.get("causal") else right),
+    }
+
+    def call(inputs: Mapping[str, Tensor]) -> Tensor:
+        q, k, v = (inputs[name][0] for name in "qkv")
+        out: Tensor = attention(q, k, v, inputs["cu_seqlens_q"], inputs["cu_seqlens_k"], **options)
+        return out[None]
+
+    return call
+
+
 def flash(case: Case, module: str, **more: Any) -> Function:
     """The flash-attention package: FA2's CUDA kernels, or FA4's in CuTe; packed sequences by its function for these."""
     packed = "cu_seqlens_q" in case.inputs
@@ -107,17 +135,13 @@ def flash(case: Case, module: str, **more: Any) -> Function:
         "softcap": case.options.get("softcap") or 0.0,
         **more,
     }
-    longest = {}
-    if packed:
-        for side in "qk":
-            bounds = case.inputs[f"cu_seqlens_{side}"].values or ()
-            longest[f"max_seqlen_{side}"] = int(max(b - a for a, b in pairwise(bounds)))
+    lengths = {f"max_seqlen_{side}": longest(case, side) for side in "qk"} if packed else {}
 
     def call(inputs: Mapping[str, Tensor]) -> Tensor:
         q, k, v = (inputs[name] for name in "qkv")
         if packed:
             bounds = {name: inputs[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
-            found = attention(q[0], k[0], v[0], **bounds, **longest, **options)
+            found = attention(q[0], k[0], v[0], **bounds, **lengths, **options)
         else:
             found = attention(q, k, v, **options)
         out: Tensor = found[0] if isinstance(found, tuple) else found
@@ -129,6 +153,7 @@ def flash(case: Case, module: str, **more: Any) -> Function:
 PEERS = (
     Peer("cudnn", partial(sdpa, backend=SDPBackend.CUDNN_ATTENTION), "torch"),
     Peer("sdpa_flash", partial(sdpa, backend=SDPBackend.FLASH_ATTENTION), "torch"),
+    Peer("varlen_flash", varlen, "torch"),
     Peer("flex_attention", flex, "torch", costly=True),
     Peer("flash_attn", partial(flash, module="flash_attn"), "flash_attn"),
     Peer("fa4", partial(flash, module="flash_attn.cute.interface"), "flash-attn-4"),
