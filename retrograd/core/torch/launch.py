@@ -6,9 +6,10 @@ built); a call then only allocates its outputs, fills in addresses and launches.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from operator import itemgetter
 from typing import Any
 
@@ -23,6 +24,8 @@ DTYPES: dict[str, torch.dtype] = {
     for name in ("bfloat16", "float16", "float32", "float64", "complex64", "complex128", "int32", "int64", "uint8")
 }
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+KEPT_DESCRIPTORS = 256  # of a parameter of a kernel
 
 Runner = Callable[[Sequence[Any]], list[Any]]  # from tensors or None to tensors or None
 
@@ -139,7 +142,7 @@ def prepare(
             pointers = [launch.arrays[name] for name in launch.kernel.arg_names[: len(launch.arrays)]]
             addresses_of = together([absent if name is None else places[name] for name in pointers])
             if launch.descriptors or launch.strided:
-                addresses_of = with_more(launch, addresses_of)
+                addresses_of = with_more(launch, compiled, addresses_of)
             steps.append((start, launch.grid, first, descriptors, then, addresses_of, values[len(pointers) :]))
 
     empty = torch.empty_strided
@@ -217,26 +220,52 @@ class Described:
         return self.address
 
 
-def with_more(launch: Launch, addresses_of: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[Any, ...]]:
+def with_more(
+    launch: Launch, compiled: Any, addresses_of: Callable[[Any], tuple[Any, ...]]
+) -> Callable[[Any], tuple[Any, ...]]:
     """The same selection of addresses, with tensor descriptors, and tuples of address and strides, in their places."""
     pointers = launch.kernel.arg_names[: len(launch.arrays)]
-    described = [(place, launch.descriptors[name]) for place, name in enumerate(pointers) if name in launch.descriptors]
+    names = [name for name in pointers if name in launch.descriptors]
+    encoders = [encoder(launch.descriptors[name], compiled, number) for number, name in enumerate(names)]
+    # From the last one on, since a descriptor may become several arguments.
+    described = [(pointers.index(name), encode) for name, encode in zip(names, encoders, strict=True)][::-1]
     strided = [(place, launch.strided[name][1:]) for place, name in enumerate(pointers) if name in launch.strided]
 
     def select(addresses: Any) -> tuple[Any, ...]:
         selected = list(addresses_of(addresses))
-        for place, descriptor in described:
-            selected[place] = Described(selected[place], descriptor)
         for place, strides in strided:
             selected[place] = (selected[place], *strides)
+        for place, encode in described:
+            selected[place : place + 1] = encode(selected[place])
         return tuple(selected)
 
     return select
 
 
+def encoder(descriptor: Descriptor, compiled: Any, number: int) -> Callable[[int], Sequence[Any]]:
+    """The function from an array's address to what a launch takes for its descriptor, the kernel's `number`-th.
+
+    Encoding takes longer than the rest of a launch, and addresses come again, so those that were encoded are kept.
+    """
+    if not launches_in_c(compiled):
+        return lambda address: (Described(address, descriptor),)
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    metas = compiled.metadata.tensordesc_meta
+    meta = metas[number] if metas else None
+    return lru_cache(KEPT_DESCRIPTORS)(lambda address: make_tensordesc_arg(Described(address, descriptor), meta))
+
+
 def dense_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A dense copy of the tensor."""
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def launches_in_c(compiled: Any) -> bool:
+    """Whether Triton's C function launches a binary, without the Python around it, which other releases may lack."""
+    import triton
+
+    return triton.__version__.startswith("3.6.") and hasattr(compiled.run, "launch_pdl")
 
 
 def launcher(compiled: Any) -> tuple[Any, list[Any], list[Any]]:
@@ -245,17 +274,20 @@ def launcher(compiled: Any) -> tuple[Any, list[Any], list[Any]]:
     Between the two lists it takes the address of memory for the kernel's tensor descriptors, or None.
 
     `compiled.run` (which also loads the binary) takes the same arguments in every supported release of Triton. In 3.6
-    it is a Python object that allocates that memory by a callback and then calls a C function; here that C function is
-    called directly.
+    it is a Python object that allocates that memory by a callback, encodes the descriptors that the host passes, and
+    then calls a C function; here that C function is called directly.
     """
     import triton
 
     run = compiled.run
     common = [compiled.packed_metadata, None, None, None]
-    if triton.__version__.startswith("3.6.") and hasattr(run, "launch_pdl"):
+    if launches_in_c(compiled):
         if run.profile_scratch_size:
             raise RuntimeError(f"{compiled.name}: a kernel that is profiled cannot be launched directly")
-        return run.launch, [compiled.function, run.launch_cooperative_grid, run.launch_pdl], [None, *common]
+        start = (
+            inspect.getclosurevars(run.launch).nonlocals["launcher"] if inspect.isfunction(run.launch) else run.launch
+        )
+        return start, [compiled.function, run.launch_cooperative_grid, run.launch_pdl], [None, *common]
 
     allocates = bool(getattr(compiled.metadata, "global_scratch_size", 0))
     # Held until this launch's next call on the stream: an overlapping next kernel must not get the same memory.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+STEPS_OF_PACKED = 2**28  # the limit of a packed sequence's length
+
 
 class Heads(NamedTuple):
     """An array (batch, steps, heads, columns), or one with fewer of these axes, whose strides are then 0."""

@@ -6,13 +6,12 @@ import triton.language as tl
 from retrograd.core.kernels.numerics import let_next_start, pairwise_sum, wait_for_previous
 
 from .pairs import (
+    clear_gaps,
     dropped,
-    is_partial,
     kept,
     load_row,
     load_steps,
     load_tile,
-    part_of,
     probabilities,
     scores_of,
     seen,
@@ -65,15 +64,15 @@ def deltas(
 def add_keys(
     totals, q_tile, dout_tile, k, v, own, bias, slopes, seed_ptr, place, counts, heads, i, start, border,
     SIDES: tl.constexpr, FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, PARTIAL: tl.constexpr, STEEP: tl.constexpr,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, STEEP: tl.constexpr,
 ):  # fmt: skip
     """dq without its factor, and the gradient of a slope by queries, with one more tile of keys."""
     total, steep = totals
     batch, _number, first_q, first_k = place
     head, group, row = heads
     base, delta = own
-    k_tile = load_tile(k, batch, first_k, start, counts[1], group, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED, PARTIAL)
-    v_tile = load_tile(v, batch, first_k, start, counts[1], group, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED, PARTIAL)
+    k_tile = load_tile(k, batch, first_k, start, counts[1], group, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED)
+    v_tile = load_tile(v, batch, first_k, start, counts[1], group, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
     j = start + tl.arange(0, BLOCK_K)
     x, bounded = scores_of(
@@ -125,9 +124,11 @@ def queries_backward(
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    PARTS: tl.constexpr = 1 if cu_q_ptr is None else 3
     BLOCK_D: tl.constexpr = COLUMNS[2]
-    batch, head, number, first_q, queries, first_k, keys, at = tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, BLOCK_Q)
+    batch, head, tile, number, first_q, queries, first_k, keys, at = tile_of_queries(
+        cu_q_ptr, cu_k_ptr, bias, sizes, BLOCK_Q
+    )
+    clear_gaps(dq, cu_q_ptr, sizes[0], sizes[4], tile, head, COLUMNS[0], COLUMNS[2], BLOCK_Q)
     i = at + tl.arange(0, BLOCK_Q)
     column = tl.arange(0, COLUMNS[2])
     q_tile = load_steps(q, batch, first_q, i, queries, head, column, COLUMNS[0], COLUMNS[2])
@@ -137,18 +138,15 @@ def queries_backward(
     total = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     steep = tl.zeros([BLOCK_Q], tl.float32)
     low, first, last, high = seen(at, queries, keys, SIDES[0], SIDES[1], BLOCK_Q, BLOCK_K)
-    for part in tl.static_range(PARTS):
-        begin, end = part_of(low, first, last, high, part, PARTS)
-        for start in tl.range(begin, end, BLOCK_K):
-            total, steep = add_keys(
-                (total, steep), q_tile, dout_tile, k, v, (own_base, own_delta), bias, slopes, seed_ptr,
-                (batch, number, first_q, first_k), (queries, keys), (head, head // sizes[3], batch * sizes[2] + head),
-                i, start, (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K,
-                DESCRIBED, is_partial(part, PARTS, DESCRIBED), dslopes_ptr is not None,
-            )  # fmt: skip
+    for start in tl.range(low, high, BLOCK_K):
+        total, steep = add_keys(
+            (total, steep), q_tile, dout_tile, k, v, (own_base, own_delta), bias, slopes, seed_ptr,
+            (batch, number, first_q, first_k), (queries, keys), (head, head // sizes[3], batch * sizes[2] + head),
+            i, start, (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K,
+            DESCRIBED, dslopes_ptr is not None,
+        )  # fmt: skip
     if dslopes_ptr is not None:
-        tiles = tiles_of(cu_q_ptr, sizes[0], sizes[4], BLOCK_Q)
-        own_tile = batch * tiles + tiles - 1 - tl.program_id(0) % tiles
+        own_tile = batch * tiles_of(cu_q_ptr, sizes[0], sizes[4], BLOCK_Q) + tile
         tl.store(dslopes_ptr + own_tile * sizes[2] + head, tl.sum(tl.where(i < queries, steep, 0.0), axis=0))
     store_steps(dq, total * SCALE, batch, first_q, i, queries, head, column, COLUMNS[0])
 
@@ -164,12 +162,8 @@ def add_queries(
     batch, _number, first_q, _first_k = place
     head, row = heads
     i = start + tl.arange(0, BLOCK_Q)
-    q_tile = load_tile(
-        q, batch, first_q, start, counts[0], head, COLUMNS[0], COLUMNS[2], BLOCK_Q, DESCRIBED, not DESCRIBED
-    )
-    dout_tile = load_tile(
-        dout, batch, first_q, start, counts[0], head, COLUMNS[1], COLUMNS[3], BLOCK_Q, DESCRIBED, not DESCRIBED
-    )  # fmt: skip
+    q_tile = load_tile(q, batch, first_q, start, counts[0], head, COLUMNS[0], COLUMNS[2], BLOCK_Q, DESCRIBED)
+    dout_tile = load_tile(dout, batch, first_q, start, counts[0], head, COLUMNS[1], COLUMNS[3], BLOCK_Q, DESCRIBED)
     own_base = load_row(base, batch, first_q, i, counts[0], head)
     products = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")
     x, bounded = scores_of(
@@ -218,13 +212,17 @@ def keys_backward(
 ):
     """dk and dv of a tile of keys: sums over the heads of its group, and over the tiles of queries that see it.
 
-    DESCRIBED: q and dout are tensor descriptors; not of packed sequences, whose last tiles have steps of the next one.
+    DESCRIBED: q and dout are tensor descriptors.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     BLOCK_D: tl.constexpr = COLUMNS[2]
     BLOCK_V: tl.constexpr = COLUMNS[3]
-    batch, group, number, first_q, queries, first_k, keys, at = tile_of_keys(cu_q_ptr, cu_k_ptr, sizes, BLOCK_K)
+    batch, group, tile, number, first_q, queries, first_k, keys, at = tile_of_keys(
+        cu_q_ptr, cu_k_ptr, bias, sizes, BLOCK_K
+    )
+    clear_gaps(dk, cu_k_ptr, sizes[1], sizes[4], tile, group, COLUMNS[0], COLUMNS[2], BLOCK_K)
+    clear_gaps(dv, cu_k_ptr, sizes[1], sizes[4], tile, group, COLUMNS[1], COLUMNS[3], BLOCK_K)
     j = at + tl.arange(0, BLOCK_K)
     column_d, column_v = tl.arange(0, COLUMNS[2]), tl.arange(0, COLUMNS[3])
     k_tile = load_steps(k, batch, first_k, j, keys, group, column_d, COLUMNS[0], COLUMNS[2])
@@ -232,13 +230,19 @@ def keys_backward(
     total_k = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
     total_v = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     low, first, last, high = seen(at, keys, queries, SIDES[1], SIDES[0], BLOCK_K, BLOCK_Q)
-    for one in range(SHARE):
-        head = group * SHARE + one
-        for start in tl.range(low, high, BLOCK_Q):
-            total_k, total_v = add_queries(
-                (total_k, total_v), k_tile, v_tile, q, dout, base, delta, bias, slopes, seed_ptr,
-                (batch, number, first_q, first_k), (queries, keys), (head, batch * sizes[2] + head), j, at, start,
-                (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED,
-            )  # fmt: skip
+    stop, tiles = high, 0
+    if SHARE > 1:
+        tiles = tl.cdiv(tl.maximum(high - low, 0), BLOCK_Q)  # that each head of the group has
+        stop = low + tiles * SHARE * BLOCK_Q
+    for step in tl.range(low, stop, BLOCK_Q):
+        head, start = group, step
+        if SHARE > 1:
+            walked = (step - low) // BLOCK_Q
+            head, start = group * SHARE + walked // tiles, low + walked % tiles * BLOCK_Q
+        total_k, total_v = add_queries(
+            (total_k, total_v), k_tile, v_tile, q, dout, base, delta, bias, slopes, seed_ptr,
+            (batch, number, first_q, first_k), (queries, keys), (head, batch * sizes[2] + head), j, at, start,
+            (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED,
+        )  # fmt: skip
     store_steps(dk, total_k * SCALE, batch, first_k, j, keys, group, column_d, COLUMNS[0])
     store_steps(dv, total_v, batch, first_k, j, keys, group, column_v, COLUMNS[1])

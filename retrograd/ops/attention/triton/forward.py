@@ -6,11 +6,10 @@ import triton.language as tl
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
 
 from .pairs import (
-    is_partial,
+    clear_gaps,
     kept,
     load_steps,
     load_tile,
-    part_of,
     power,
     scores_of,
     seen,
@@ -25,7 +24,7 @@ from .pairs import (
 def add_tile(
     sums, q_tile, k, v, bias, slopes, seed_ptr, place, counts, heads, i, start, border,
     SIDES: tl.constexpr, FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, PARTIAL: tl.constexpr,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """The running sums (largest score, sum of exponentials, result) with one more tile of keys."""
     largest, total, result = sums
@@ -33,9 +32,7 @@ def add_tile(
     head, group, row = heads
     EXACT: tl.constexpr = FACTORS[1] == 1.0
     FACTOR: tl.constexpr = FACTORS[3]
-    k_tile = load_tile(
-        k, batch, first_k, start, counts[1], group, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED, not DESCRIBED
-    )  # fmt: skip
+    k_tile = load_tile(k, batch, first_k, start, counts[1], group, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
     j = start + tl.arange(0, BLOCK_K)
     x, _bounded = scores_of(
@@ -49,7 +46,7 @@ def add_tile(
     if DROPPED > 0:
         keep = kept(seed_ptr, i, row, first_q, start, DROPPED, BLOCK_Q, BLOCK_K)
         p = tl.where(keep, p, 0.0)
-    v_tile = load_tile(v, batch, first_k, start, counts[1], group, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED, PARTIAL)
+    v_tile = load_tile(v, batch, first_k, start, counts[1], group, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED)
     result = tl.dot(p.to(v_tile.dtype), v_tile, result * before[:, None], input_precision="ieee")
     return more, total, result
 
@@ -85,11 +82,14 @@ def forward(
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    PARTS: tl.constexpr = 1 if cu_q_ptr is None else 3
     UNIT: tl.constexpr = FACTORS[1]
     FACTOR: tl.constexpr = FACTORS[3]
     BLOCK_V: tl.constexpr = COLUMNS[3]
-    batch, head, number, first_q, queries, first_k, keys, at = tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, BLOCK_Q)
+    batch, head, tile, number, first_q, queries, first_k, keys, at = tile_of_queries(
+        cu_q_ptr, cu_k_ptr, bias, sizes, BLOCK_Q
+    )
+    clear_gaps(out, cu_q_ptr, sizes[0], sizes[4], tile, head, COLUMNS[1], COLUMNS[3], BLOCK_Q)
+    clear_gaps(lse, cu_q_ptr, sizes[0], sizes[4], tile, head, 1, 1, BLOCK_Q)
     i = at + tl.arange(0, BLOCK_Q)
     column = tl.arange(0, COLUMNS[2])
     q_tile = load_steps(q, batch, first_q, i, queries, head, column, COLUMNS[0], COLUMNS[2])
@@ -97,20 +97,17 @@ def forward(
     largest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     if sinks.pointer is not None:
-        sink = tl.load(sinks.pointer + head * sinks.head) * UNIT
+        sink = tl.load(sinks.pointer + head * sinks.head) * (UNIT / FACTOR)
         largest = tl.zeros([BLOCK_Q], tl.float32) + sink
         total += tl.where(sink > float("-inf"), 1.0, 0.0)
     result = tl.zeros([BLOCK_Q, BLOCK_V], tl.float32)
     low, first, last, high = seen(at, queries, keys, SIDES[0], SIDES[1], BLOCK_Q, BLOCK_K)
-    for part in tl.static_range(PARTS):
-        begin, end = part_of(low, first, last, high, part, PARTS)
-        for start in tl.range(begin, end, BLOCK_K):
-            largest, total, result = add_tile(
-                (largest, total, result), q_tile, k, v, bias, slopes, seed_ptr, (batch, number, first_q, first_k),
-                (queries, keys), (head, head // sizes[3], batch * sizes[2] + head), i, start,
-                (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED,
-                is_partial(part, PARTS, DESCRIBED),
-            )  # fmt: skip
+    for start in tl.range(low, high, BLOCK_K):
+        largest, total, result = add_tile(
+            (largest, total, result), q_tile, k, v, bias, slopes, seed_ptr, (batch, number, first_q, first_k),
+            (queries, keys), (head, head // sizes[3], batch * sizes[2] + head), i, start,
+            (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED,
+        )  # fmt: skip
 
     some = total > 0
     total = tl.where(some, total, 1.0)

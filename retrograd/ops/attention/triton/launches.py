@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from retrograd.core.arch import Arch
+from retrograd.core.build import INT32_MAX
 from retrograd.core.dtypes import BYTES, KERNEL_FLOATS
 from retrograd.core.program import (
     Array,
@@ -28,6 +29,7 @@ from ..op import Spec
 from . import backward as backward_kernels
 from . import forward as forward_kernels
 from . import parameters as parameter_kernels
+from .arrays import STEPS_OF_PACKED as LIMIT
 from .arrays import Heads, Pairs
 from .plan import Plan, Tile, columns, planned
 
@@ -44,7 +46,6 @@ def forward(
 ) -> Program:
     """The arguments -> out, lse."""
     inputs, layouts = read_in_place(spec.params(names), layouts, lambda *_: True)
-    outputs = tuple(replace(array, zeroed=spec.packed) for array in outputs)  # steps of no sequence
     own = _Launches(spec, inputs + outputs, layouts, arch)
     launch = own.of_queries(forward_kernels.forward, plan.queries)
     return Program(inputs, outputs, (), (launch,))
@@ -55,7 +56,8 @@ def backward(
 ) -> Program:
     """The gradients of the results, the arguments, out and lse -> the wanted gradients, in two loops."""
     inputs, layouts = read_in_place(spec.params(names), layouts, lambda *_: True)
-    outputs = tuple(replace(array, zeroed=spec.packed) for array in outputs)
+    # No program owns the pairs of two sequences.
+    outputs = tuple(replace(array, zeroed=spec.packed and array.name == "dbias") for array in outputs)
     wanted = {array.name: array for array in outputs}
     of_queries = (spec.batch, spec.heads, spec.queries)
     scratch = [Array("delta", of_queries, FP32), Array("base", of_queries, FP32)]
@@ -109,6 +111,7 @@ ROWS_OF_SINKS = 1024
 TILES_AT_ONCE, HEADS_AT_ONCE = 16, 16  # of a program of `sum_tiles`
 SPILLS = 8  # spill instructions of loop invariants, with every option on or in float32
 FARTHEST = 2**36  # elements: the limit of the strides of tensor descriptors
+LEAST_FACTOR = 2.0**-40  # of products that are scores: sinks are divided by it
 
 
 @dataclass(frozen=True)
@@ -137,8 +140,7 @@ class _Launches:
     def of_keys(self, kernel: Any, tile: Tile) -> Launch:
         """A launch of a kernel whose programs own tiles of keys, and walk over queries."""
         grid = _tiles(self.spec, self.spec.keys, tile.keys) * self.spec.batch * self.spec.groups
-        walked = {} if self.spec.packed else {"q": tile.queries, "dout": tile.queries}
-        return self._of_pairs(kernel, grid, tile, walked)
+        return self._of_pairs(kernel, grid, tile, {"q": tile.queries, "dout": tile.queries})
 
     def of_bias(self, tile: Tile) -> Launch:
         """Computes the gradient of the bias: a program for each of its tiles, or of its tiles along one axis."""
@@ -154,11 +156,11 @@ class _Launches:
             parameter_kernels.bias_backward,
             tiles * rows * heads,
             tile,
-            {},
+            {"q": tile.queries, "k": tile.keys, "v": tile.keys, "dout": tile.queries},
             {"summed": (spec.batch if rows == 1 else 1, spec.heads if heads == 1 else 1)},
         )
         constants = {**launch.constants, "OVER_QUERIES": over_queries, "OVER_KEYS": over_keys}
-        return replace(launch, constants=constants, num_stages=1)
+        return replace(launch, constants=constants)
 
     def of_sinks(self) -> Launch:
         """Computes what the queries of a head in a row have of the gradients of sinks."""
@@ -230,8 +232,8 @@ class _Launches:
         unit = 1.0 if spec.q.dtype == "float32" else math.log2(math.e)
         if spec.softcap is not None:
             return spec.factor / spec.softcap, unit, spec.softcap, 1.0
-        plain = spec.bias is None and spec.alibi_slopes is None and spec.sinks is None
-        if plain and unit != 1.0 and spec.factor > 0:
+        plain = spec.bias is None and spec.alibi_slopes is None
+        if plain and unit != 1.0 and spec.factor > LEAST_FACTOR:
             return None, unit, None, spec.factor * unit
         return spec.factor * unit, unit, None, 1.0
 
@@ -246,7 +248,15 @@ class _Launches:
         *strides, column = (stand_in if size == 1 else stride for size, stride, stand_in in valid)
         if column != 1 or not all(0 < stride < FARTHEST and stride % unit == 0 for stride in strides):
             return None
-        return Descriptor(array.shape, (*strides, 1), (1, steps, 1, columns(array.shape[3])))
+        block = (1, steps, 1, columns(array.shape[3]))
+        if not self.spec.packed:
+            return Descriptor(array.shape, (*strides, 1), block)
+        # Tile `at` of a sequence of n steps that ends at step e of the row is at (LIMIT, e, LIMIT - n + at): steps
+        # behind the sequence's end are behind the limit, so zeros. The strides of the first axis and of the third add
+        # up to FARTHEST, and LIMIT * FARTHEST elements to nothing in an address of 64 bits.
+        _batch, step, head = strides
+        shape = (INT32_MAX, INT32_MAX, LIMIT, *array.shape[2:])
+        return Descriptor(shape, (FARTHEST - step, step, step, head, 1), (1, *block))
 
     def _of(
         self,

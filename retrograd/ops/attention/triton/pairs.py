@@ -6,8 +6,11 @@ import triton.language as tl
 from retrograd.core.kernels.numerics import LOG2E
 
 from ..op import FORMS
+from .arrays import STEPS_OF_PACKED
 
 ROUNDS = tl.constexpr(7)
+BOUNDS = tl.constexpr(512)  # bounds of sequences that a program compares at once
+LIMIT = tl.constexpr(STEPS_OF_PACKED)
 LOG2E_REST = tl.constexpr(1.92596298909109e-08)  # what float32 leaves of log2(e)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -27,10 +30,11 @@ def owner_of(cu_ptr, tile, sequences, BLOCK: tl.constexpr):
     low = 0
     high = sequences
     while high - low > 1:
-        middle = (low + high) // 2
-        behind = tl.load(cu_ptr + middle) // BLOCK + middle > tile
-        high = tl.where(behind, middle, high)
-        low = tl.where(behind, low, middle)
+        part = tl.cdiv(high - low, BOUNDS)
+        number = low + (1 + tl.arange(0, BOUNDS)) * part
+        start = tl.load(cu_ptr + number, mask=number < high, other=0)
+        low += tl.sum(((number < high) & (start // BLOCK + number <= tile)).to(tl.int32), axis=0) * part
+        high = tl.minimum(high, low + part)
     return low
 
 
@@ -52,28 +56,36 @@ def sequence_of(cu_ptr, other_ptr, tile, batch, T, other_T, sequences, BLOCK: tl
 
 
 @triton.jit
-def tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, BLOCK: tl.constexpr):
-    """What a program that owns a tile of queries works on: batch, head and `sequence_of` its tile."""
-    Tq, Tk, heads, _share, sequences = sizes
-    tiles = tiles_of(cu_q_ptr, Tq, sequences, BLOCK)
-    # The last tiles see most keys, so they come first.
-    tile = tiles - 1 - tl.program_id(0) % tiles
-    row = tl.program_id(0) // tiles
-    batch, head = row // heads, row % heads
-    number, first_q, queries, first_k, keys, at = sequence_of(cu_q_ptr, cu_k_ptr, tile, batch, Tq, Tk, sequences, BLOCK)
-    return batch, head, number, first_q, queries, first_k, keys, at
+def place_of(tiles, heads, bias):
+    """The batch, head and tile of a program; those that read the same part of a bias run side by side."""
+    if bias.pointer is None:
+        row = tl.program_id(0) // tiles
+        return row // heads, row % heads, tl.program_id(0) % tiles
+    else:
+        rows = tl.num_programs(0) // (tiles * heads)
+        own = tl.program_id(0) // rows
+        return tl.program_id(0) % rows, own // tiles, own % tiles
 
 
 @triton.jit
-def tile_of_keys(cu_q_ptr, cu_k_ptr, sizes, BLOCK: tl.constexpr):
-    """What a program that owns a tile of keys works on: batch, group and `sequence_of` its tile."""
+def tile_of_queries(cu_q_ptr, cu_k_ptr, bias, sizes, BLOCK: tl.constexpr):
+    """What a program that owns a tile of queries works on: batch, head, tile of the row, and `sequence_of` it."""
+    Tq, Tk, heads, _share, sequences = sizes
+    tiles = tiles_of(cu_q_ptr, Tq, sequences, BLOCK)
+    batch, head, tile = place_of(tiles, heads, bias)
+    tile = tiles - 1 - tile  # the last tiles see most keys, so they come first
+    number, first_q, queries, first_k, keys, at = sequence_of(cu_q_ptr, cu_k_ptr, tile, batch, Tq, Tk, sequences, BLOCK)
+    return batch, head, tile, number, first_q, queries, first_k, keys, at
+
+
+@triton.jit
+def tile_of_keys(cu_q_ptr, cu_k_ptr, bias, sizes, BLOCK: tl.constexpr):
+    """What a program that owns a tile of keys works on: batch, group, tile of the row, and `sequence_of` it."""
     Tq, Tk, heads, share, sequences = sizes
     tiles = tiles_of(cu_k_ptr, Tk, sequences, BLOCK)
-    tile = tl.program_id(0) % tiles
-    groups = heads // share
-    batch, group = tl.program_id(0) // tiles // groups, tl.program_id(0) // tiles % groups
+    batch, group, tile = place_of(tiles, heads // share, bias)
     number, first_k, keys, first_q, queries, at = sequence_of(cu_k_ptr, cu_q_ptr, tile, batch, Tk, Tq, sequences, BLOCK)
-    return batch, group, number, first_q, queries, first_k, keys, at
+    return batch, group, tile, number, first_q, queries, first_k, keys, at
 
 
 @triton.jit
@@ -101,25 +113,6 @@ def seen(at, own, others, BEFORE: tl.constexpr, BEHIND: tl.constexpr, OWN: tl.co
 
 
 @triton.jit
-def part_of(low, first, last, high, part: tl.constexpr, PARTS: tl.constexpr):
-    """What `seen` returns, as one range or in three: only the first and the last have tiles with other sequences."""
-    if PARTS == 1:
-        return low, high
-    elif part == 0:
-        return low, first
-    elif part == 1:
-        return first, last
-    else:
-        return last, high
-
-
-@triton.constexpr_function
-def is_partial(part, PARTS, DESCRIBED):
-    """Whether the tiles of a part may have steps of no or of another sequence, which a descriptor does not skip."""
-    return not DESCRIBED if PARTS == 1 else part != 1
-
-
-@triton.jit
 def load_steps(array, batch, first, step, count, head, column, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     """The tile (steps, columns) of a head; zeros for steps that are none."""
     start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
@@ -133,31 +126,21 @@ def load_steps(array, batch, first, step, count, head, column, COLUMNS: tl.const
 @triton.jit
 def load_tile(
     array, batch, first, at, count, head, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
-    DESCRIBED: tl.constexpr, PARTIAL: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """The tile of STEPS steps of a head from `at` on, through a tensor descriptor or by strides.
 
-    Zeros for columns that are none and, if PARTIAL, for steps that are none; else a sequence has all of these steps.
+    Zeros for columns and steps that are none.
     """
-    if DESCRIBED:
-        tile = array.load([batch, first + at, head, 0]).reshape(STEPS, BLOCK)
-        if PARTIAL:
-            tile = tl.where((at + tl.arange(0, STEPS) < count)[:, None], tile, 0.0)
-        return tile
+    if not DESCRIBED:
+        step = at + tl.arange(0, STEPS)
+        return load_steps(array, batch, first, step, count, head, tl.arange(0, BLOCK), COLUMNS, BLOCK)
+    elif len(array.shape) == 5:
+        # The end of the sequence is at the limit of the third axis; see `launches._Launches._described`.
+        tile = array.load([LIMIT, first + count, LIMIT - count + at, head, 0])
+        return tile.reshape(STEPS, BLOCK)
     else:
-        start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
-        start += tl.cast(first + at, tl.int64) * array.step
-        step, column = tl.arange(0, STEPS), tl.arange(0, BLOCK)
-        offsets = step.to(tl.int64)[:, None] * array.step + column.to(tl.int64)[None, :] * array.column
-        if PARTIAL:
-            mask = (at + step < count)[:, None]
-            if COLUMNS != BLOCK:
-                mask = mask & (column < COLUMNS)[None, :]
-            return tl.load(start + offsets, mask=mask, other=0.0)
-        elif COLUMNS != BLOCK:
-            return tl.load(start + offsets, mask=(column < COLUMNS)[None, :], other=0.0)
-        else:
-            return tl.load(start + offsets)
+        return array.load([batch, first + at, head, 0]).reshape(STEPS, BLOCK)
 
 
 @triton.jit
@@ -184,6 +167,26 @@ def store_steps(array, values, batch, first, step, count, head, column, COLUMNS:
         tl.store(start + offsets, values.to(array.pointer.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def clear_gaps(
+    array, cu_ptr, T, sequences, tile, head, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr
+):
+    """Store zeros in those of the steps from tile * STEPS on that lie before the first packed sequence, or behind the
+    last. Rows have at least as many tiles as are needed for all of their steps.
+    """
+    if cu_ptr is not None:
+        at = tile * STEPS
+        low, high = tl.load(cu_ptr), tl.load(cu_ptr + sequences)
+        if (at < low) | (at + STEPS > high):
+            step = at + tl.arange(0, STEPS)
+            step = tl.where((step < low) | (step >= high), step, T)
+            if BLOCK == 1:
+                store_row(array, tl.zeros([STEPS], tl.float32), 0, 0, step, T, head)
+            else:
+                zeros = tl.zeros([STEPS, BLOCK], tl.float32)
+                store_steps(array, zeros, 0, 0, step, T, head, tl.arange(0, BLOCK), COLUMNS)
+
+
 @triton.constexpr_function
 def upscale(DROPPED):
     """The factor of what dropout keeps."""
@@ -197,11 +200,15 @@ def dropped(x, keep, DROPPED: tl.constexpr):
 
 
 @triton.jit
-def tanh(x):
-    """By the exponential of a number that is not positive."""
-    e = tl.exp(-2.0 * tl.abs(x))
-    y = (1.0 - e) / (1.0 + e)
-    return tl.where(x < 0, -y, y)
+def tanh(x, EXACT: tl.constexpr):
+    """To the last bits of float32 with EXACT, else with an absolute error below 2^-20, in two special instructions."""
+    if EXACT:
+        e = tl.exp(-2.0 * tl.abs(x))
+        y = (1.0 - e) / (1.0 + e)
+        return tl.where(x < 0, -y, y)
+    else:
+        root = tl.rsqrt(1.0 + tl.exp2(x * (2.0 * LOG2E)))
+        return 1.0 - 2.0 * root * root
 
 
 @triton.jit
@@ -271,7 +278,7 @@ def scores_of(
     if SCALE is not None:
         x = products * SCALE
         if SOFTCAP is not None:
-            bounded = tanh(x)
+            bounded = tanh(x, UNIT == 1.0)
             x = bounded * (SOFTCAP * UNIT)
         if bias.pointer is not None:
             start = bias.pointer + tl.cast(batch, tl.int64) * bias.batch + tl.cast(head, tl.int64) * bias.head

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from .pairs import dropped, kept, load_row, load_steps, probabilities, scores_of, seen, sequence_of, tiles_of
+from .pairs import dropped, kept, load_row, load_tile, probabilities, scores_of, seen, sequence_of, tiles_of
 
 
 @triton.jit(do_not_specialize=["sizes", "summed"])
@@ -33,10 +33,13 @@ def bias_backward(
     BLOCK_K: tl.constexpr,
     OVER_QUERIES: tl.constexpr,
     OVER_KEYS: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The gradient of a tile of the bias: a sum over the rows and heads (`summed`) that share it, and over its axes of
     size 1; where both are, one of `partial` (rows of the bias, heads of the bias, tiles of queries), to be summed.
+
+    DESCRIBED: q, k, v and dout are tensor descriptors.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
@@ -66,28 +69,29 @@ def bias_backward(
             start = tl.program_id(0) % across * BLOCK_K
             high = tl.where(start >= low, tl.minimum(high, start + BLOCK_K), 0)
             low = start
-    column_d, column_v = tl.arange(0, COLUMNS[2]), tl.arange(0, COLUMNS[3])
+    STEP: tl.constexpr = BLOCK_Q if OWNS_KEYS else BLOCK_K
+    steps = tl.cdiv(tl.maximum(high - low, 0), STEP)  # that each row and head has
     total = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-    for one in range(rows * row_heads):
+    for step in tl.range(0, steps * rows * row_heads):
+        one, start = step // steps, low + step % steps * STEP
         b, h = batch + one // row_heads, head + one % row_heads
         n = b if cu_q_ptr is None else number
-        for start in range(low, high, BLOCK_Q if OWNS_KEYS else BLOCK_K):
-            at_q, at_k = (start, at) if OWNS_KEYS else (at, start)
-            i, j = at_q + tl.arange(0, BLOCK_Q), at_k + tl.arange(0, BLOCK_K)
-            q_tile = load_steps(q, b, first_q, i, queries, h, column_d, COLUMNS[0], COLUMNS[2])
-            k_tile = load_steps(k, b, first_k, j, keys, h // share, column_d, COLUMNS[0], COLUMNS[2])
-            x, _bounded = scores_of(
-                tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"), bias, slopes, (b, n, first_q, first_k), h,
-                i[:, None], j[None, :], (queries, keys), True, SIDES, FACTORS,
-            )  # fmt: skip
-            p = probabilities(x, load_row(base, b, first_q, i, queries, h)[:, None], FACTORS)
-            v_tile = load_steps(v, b, first_k, j, keys, h // share, column_v, COLUMNS[1], COLUMNS[3])
-            dout_tile = load_steps(dout, b, first_q, i, queries, h, column_v, COLUMNS[1], COLUMNS[3])
-            keep = None
-            if DROPPED > 0:
-                keep = kept(seed_ptr, i, b * heads + h, first_q, at_k, DROPPED, BLOCK_Q, BLOCK_K)
-            dp = dropped(tl.dot(dout_tile, tl.trans(v_tile), input_precision="ieee"), keep, DROPPED)
-            total += p * (dp - load_row(delta, b, first_q, i, queries, h)[:, None])
+        at_q, at_k = (start, at) if OWNS_KEYS else (at, start)
+        i, j = at_q + tl.arange(0, BLOCK_Q), at_k + tl.arange(0, BLOCK_K)
+        q_tile = load_tile(q, b, first_q, at_q, queries, h, COLUMNS[0], COLUMNS[2], BLOCK_Q, DESCRIBED)
+        k_tile = load_tile(k, b, first_k, at_k, keys, h // share, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED)
+        x, _bounded = scores_of(
+            tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"), bias, slopes, (b, n, first_q, first_k), h,
+            i[:, None], j[None, :], (queries, keys), True, SIDES, FACTORS,
+        )  # fmt: skip
+        p = probabilities(x, load_row(base, b, first_q, i, queries, h)[:, None], FACTORS)
+        v_tile = load_tile(v, b, first_k, at_k, keys, h // share, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED)
+        dout_tile = load_tile(dout, b, first_q, at_q, queries, h, COLUMNS[1], COLUMNS[3], BLOCK_Q, DESCRIBED)
+        keep = None
+        if DROPPED > 0:
+            keep = kept(seed_ptr, i, b * heads + h, first_q, at_k, DROPPED, BLOCK_Q, BLOCK_K)
+        dp = dropped(tl.dot(dout_tile, tl.trans(v_tile), input_precision="ieee"), keep, DROPPED)
+        total += p * (dp - load_row(delta, b, first_q, i, queries, h)[:, None])
     if OVER_QUERIES and OVER_KEYS:
         tl.store(partial_ptr + own * tiles + tile, tl.sum(tl.sum(total, axis=1), axis=0))
     else:

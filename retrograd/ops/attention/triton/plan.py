@@ -46,21 +46,20 @@ class Plan:
     pairs: Tile
 
 
-# Width of a head -> tiles of the forward pass, of dq, and of dk and dv.
+# Width of a head -> tiles of the forward pass, of dq, and of dk and dv. The side that a program walks over (keys,
+# keys, queries) is the order of sums: packing sequences, or a window, must not change it.
 Table = Mapping[int, tuple[Tile, Tile, Tile]]
-# Tuned on an H200, without an option that takes registers.
-PLAIN: Table = {
-    64: (Tile(128, 64, 8, 3), Tile(128, 64, 4, 2), Tile(128, 64, 4, 2)),
-    128: (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
+# Tuned on an H200.
+TUNED: Table = {
+    64: (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3), Tile(128, 64, 4, 2)),
+    128: (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
     256: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
     512: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(16, 32, 8, 1)),
 }
-# With one: softcap, bias, slopes, sinks, dropout, packed sequences.
-LADEN: Table = {
-    **PLAIN,
-    64: (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 64, 8, 2)),
-    128: (Tile(128, 64, 8, 3), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
-}
+# Of dk and dv with a softcap or a bias, which take registers.
+LADEN = {64: Tile(64, 64, 4, 2)}
+# Of dq for long walks over keys.
+LONG = {128: Tile(128, 64, 8, 3)}
 # On the architectures that no plan is tuned for.
 SMALL: Table = {
     64: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
@@ -83,14 +82,17 @@ def columns(size: int) -> int:
 def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
     """The tiles of a pass: a function of the sizes of a head, the dtype, the options and the architecture."""
     widest = max(columns(spec.head_size), columns(spec.value_size))
-    laden = {"softcap", "bias", "alibi_slopes", "sinks", "dropout_seed", "cu_seqlens_q"} & spec.uses
-    table = LADEN if laden else PLAIN
+    table = SMALL if arch.name != "sm_90" else TUNED
     if spec.q.dtype == "float32":
         table = EXACT
-    elif arch.name != "sm_90":
-        table = SMALL
-    tiles = table[min(width for width in table if width >= widest)]
-    forward, queries, keys = (replace(tile, num_warps=warps_of(tile.num_warps, arch)) for tile in tiles)
+    width = min(width for width in table if width >= widest)
+    forward, queries, keys = table[width]
+    if table is TUNED:
+        if {"softcap", "bias"} & spec.uses:
+            keys = LADEN.get(width, keys)
+        if not {"window", "bias", "softcap", "cu_seqlens_q"} & spec.uses:
+            queries = LONG.get(width, queries)
+    own = forward if which == "fwd" else queries
     # Kernels that own pairs keep a tile of them in registers.
-    pairs = Tile(32, 32, warps_of(4, arch), 1)
-    return Plan(forward if which == "fwd" else queries, keys, pairs)
+    pairs = Tile(64, 64, 4, 2) if table is TUNED and width <= 128 else Tile(32, 32, 4, 1)
+    return Plan(*(replace(tile, num_warps=warps_of(tile.num_warps, arch)) for tile in (own, keys, pairs)))
