@@ -15,10 +15,13 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import retrograd.jax
 from retrograd import attention, attention_qkvpacked
+from retrograd.core.arch import SUPPORTED, Arch
+from retrograd.core.spec import Param
 from retrograd.core.xp import jax_namespace, torch_namespace
 from retrograd.ops.attention.dropout import philox
-from retrograd.ops.attention.op import FORMS
+from retrograd.ops.attention.op import FORMS, OP
 from retrograd.ops.attention.reference import philox as reference_philox
+from retrograd.ops.attention.triton.plan import planned
 from retrograd.testing.compare import assert_same_bits
 
 # Random123's known answers for Philox4x32 with seven rounds: counter, key, words.
@@ -198,3 +201,14 @@ def test_what_does_not_go_together_is_refused(changed: dict[str, Any], text: str
     given = {"q": torch.zeros(1, 4, 4, 16), "k": torch.zeros(1, 4, 2, 16), "v": torch.zeros(1, 4, 2, 16)}
     with pytest.raises(ValueError, match=text):
         attention(**{**given, **changed})
+
+
+@pytest.mark.parametrize("arch", SUPPORTED.values(), ids=SUPPORTED)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("D", [16, 64, 80, 128, 192, 256, 512])
+def test_the_order_of_sums_does_not_depend_on_packing_or_on_a_window(arch: Arch, dtype: str, D: int) -> None:
+    arrays = {name: Param((1, 300, 2, D), dtype) for name in "qkv"}
+    packed = {f"cu_seqlens_{side}": Param((3,), "int32") for side in "qk"}
+    specs = [OP.spec(arrays | more, options) for more in ({}, packed) for options in ({}, {"window": (9, 0)})]
+    plans = [(planned(spec, arch, "fwd"), planned(spec, arch, "bwd")) for spec in specs]
+    assert len({(f.queries.keys, b.queries.keys, b.keys.queries, b.fused) for f, b in plans}) == 1

@@ -284,10 +284,9 @@ def launcher(compiled: Any) -> tuple[Any, list[Any], list[Any]]:
     if launches_in_c(compiled):
         if run.profile_scratch_size:
             raise RuntimeError(f"{compiled.name}: a kernel that is profiled cannot be launched directly")
-        start = (
-            inspect.getclosurevars(run.launch).nonlocals["launcher"] if inspect.isfunction(run.launch) else run.launch
-        )
-        return start, [compiled.function, run.launch_cooperative_grid, run.launch_pdl], [None, *common]
+        wrapped = inspect.isfunction(run.launch)
+        function = inspect.getclosurevars(run.launch).nonlocals["launcher"] if wrapped else run.launch
+        return function, [compiled.function, run.launch_cooperative_grid, run.launch_pdl], [None, *common]
 
     allocates = bool(getattr(compiled.metadata, "global_scratch_size", 0))
     # Held until this launch's next call on the stream: an overlapping next kernel must not get the same memory.

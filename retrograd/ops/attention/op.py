@@ -72,9 +72,9 @@ class Spec(CallSpec):
         "str",
         "auto",
         choices=("auto", "split", "fused"),
-        doc="""the backward algorithm of the kernels: "split" computes dk, dv and dq in two kernels, without a
-        workspace; "fused" in one, which adds up dq in a fixed order in float32: it has no kernel yet, and runs on the
-        portable path; "auto" is the faster one.""",
+        doc="""the backward algorithm of the kernels: "split" computes dk and dv, and dq, in two kernels,
+        without a workspace; "fused" computes all in one, which adds up dq in a fixed order, in a workspace of float32;
+        "auto" is the faster one.""",
     )
 
     op: ClassVar = "attention"
@@ -174,20 +174,21 @@ class Spec(CallSpec):
             raise bad_value(self.op, "dropout_p", self.dropout_p, "at least 0 and less than 1")
 
     def visible(self) -> int:
-        """How many pairs of a query and a key the masks leave to a head, with one sequence."""
+        """How many pairs of a query and a key the masks leave to a head; packed sequences count as equally long."""
+        sequences = self.sequences if self.packed else 1
+        queries, keys = self.queries // sequences, self.keys // sequences
         left, right = self.sides
-        shift = self.keys - self.queries
         if left is None and right is None:
-            return self.queries * self.keys
+            return sequences * queries * keys
         total = 0
-        for i in range(self.queries):
-            low = 0 if left is None else max(0, i + shift - left)
-            high = self.keys - 1 if right is None else min(self.keys - 1, i + shift + right)
+        for place in range(keys - queries, keys):
+            low = 0 if left is None else max(0, place - left)
+            high = keys - 1 if right is None else min(keys - 1, place + right)
             total += max(0, high - low + 1)
-        return total
+        return sequences * total
 
     def flops(self, which: Pass) -> int:
-        """Of the matrix products: two forward, five backward; packed sequences count as one."""
+        """Of the matrix products: two forward, five backward."""
         pair = self.head_size + self.value_size if which == "fwd" else 3 * self.head_size + 2 * self.value_size
         return 2 * self.batch * self.heads * self.visible() * pair
 

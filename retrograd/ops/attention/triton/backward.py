@@ -157,7 +157,10 @@ def add_queries(
     SIDES: tl.constexpr, FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """dk without its factor, and dv, with one more tile of queries of a head. Pairs are (keys, queries) here."""
+    """dk without its factor, and dv, with one more tile of queries of a head; the gradient at its products.
+
+    Pairs are (keys, queries) here.
+    """
     total_k, total_v = totals
     batch, _number, first_q, _first_k = place
     head, row = heads
@@ -179,8 +182,8 @@ def add_queries(
     ds = p * (dp - own_delta[None, :])
     if FACTORS[2] is not None:
         ds *= 1.0 - bounded * bounded
-    total_k = tl.dot(ds.to(q_tile.dtype), q_tile, total_k, input_precision="ieee")
-    return total_k, total_v
+    ds = ds.to(q_tile.dtype)
+    return tl.dot(ds, q_tile, total_k, input_precision="ieee"), total_v, ds
 
 
 @triton.jit(do_not_specialize=["sizes"])
@@ -239,7 +242,7 @@ def keys_backward(
         if SHARE > 1:
             walked = (step - low) // BLOCK_Q
             head, start = group * SHARE + walked // tiles, low + walked % tiles * BLOCK_Q
-        total_k, total_v = add_queries(
+        total_k, total_v, _ds = add_queries(
             (total_k, total_v), k_tile, v_tile, q, dout, base, delta, bias, slopes, seed_ptr,
             (batch, number, first_q, first_k), (queries, keys), (head, batch * sizes[2] + head), j, at, start,
             (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED,

@@ -28,6 +28,7 @@ from retrograd.core.tiles import warps_of
 from ..op import Spec
 from . import backward as backward_kernels
 from . import forward as forward_kernels
+from . import fused as fused_kernels
 from . import parameters as parameter_kernels
 from .arrays import STEPS_OF_PACKED as LIMIT
 from .arrays import Heads, Pairs
@@ -38,7 +39,8 @@ __all__ = ["backward", "forward", "planned", "suits"]
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
     """Whether the kernels take the dtype, and the backward algorithm."""
-    return spec.q.dtype in KERNEL_FLOATS and (which == "fwd" or spec.backward != "fused")
+    orders = arch.backend == "cuda"  # other GPUs may start programs in another order
+    return spec.q.dtype in KERNEL_FLOATS and (which == "fwd" or spec.backward != "fused" or orders)
 
 
 def forward(
@@ -54,7 +56,7 @@ def forward(
 def backward(
     spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
 ) -> Program:
-    """The gradients of the results, the arguments, out and lse -> the wanted gradients, in two loops."""
+    """The gradients of the results, the arguments, out and lse -> the wanted gradients."""
     inputs, layouts = read_in_place(spec.params(names), layouts, lambda *_: True)
     # No program owns the pairs of two sequences.
     outputs = tuple(replace(array, zeroed=spec.packed and array.name == "dbias") for array in outputs)
@@ -69,17 +71,26 @@ def backward(
     if "dbias" in wanted and shared_axes(spec) == (True, True):
         tiles = _tiles(spec, spec.queries, plan.pairs.queries)
         scratch.append(Array("dbias_partial", (*wanted["dbias"].shape[:2], tiles), FP32))
+    fused = spec.backward == "fused" and bool(wanted.keys() & {"dq", "dk", "dv"})
+    if fused:
+        tiles = _tiles(spec, spec.queries, plan.fused.queries)
+        scratch.append(Array("dq_sum", (spec.batch, spec.queries, spec.heads, spec.head_size), FP32, zeroed=True))
+        scratch.append(Array("turns", (spec.batch, spec.heads, tiles), "int32", zeroed=True))
     own = _Launches(spec, inputs + outputs + tuple(scratch), layouts, arch)
     launches = [own.deltas()]
-    if wanted.keys() & {"dk", "dv"}:
+    if fused:
+        launches.append(own.of_keys(fused_kernels.fused_backward, plan.fused))
+        launches += [own.finish()] if "dq" in wanted else []
+    elif wanted.keys() & {"dk", "dv"}:
         launches.append(own.of_keys(backward_kernels.keys_backward, plan.keys))
-    if wanted.keys() & {"dq", "dalibi_slopes"}:
+    if "dalibi_slopes" in wanted or ("dq" in wanted and not fused):
         launches.append(own.of_queries(backward_kernels.queries_backward, plan.queries))
     if "dbias" in wanted:
         launches.append(own.of_bias(plan.pairs))
     if "dsinks" in wanted:
         launches.append(own.of_sinks())
-    launches += [own.sum_tiles(array.name.removesuffix("_partial"), plan) for array in scratch[2:]]
+    partial = (array.name.removesuffix("_partial") for array in scratch if array.name.endswith("_partial"))
+    launches += [own.sum_tiles(name, plan) for name in partial]
     return Program(inputs, outputs, tuple(scratch), tuple(launches))
 
 
@@ -103,6 +114,8 @@ NAMES = {
     "dsinks_ptr": "dsinks_partial",
     "dslopes_ptr": "dalibi_slopes_partial",
     "partial_ptr": "dbias_partial",
+    "dq_sum_ptr": "dq_sum",
+    "turns_ptr": "turns",
 }
 ROWS = ("lse", "dlse", "delta", "base")  # arrays (batch, heads, queries)
 FP32 = "float32"
@@ -141,6 +154,15 @@ class _Launches:
         """A launch of a kernel whose programs own tiles of keys, and walk over queries."""
         grid = _tiles(self.spec, self.spec.keys, tile.keys) * self.spec.batch * self.spec.groups
         return self._of_pairs(kernel, grid, tile, {"q": tile.queries, "dout": tile.queries})
+
+    def finish(self) -> Launch:
+        """Rounds the sums of dq."""
+        spec = self.spec
+        D = spec.head_size
+        constants = {"SCALE": spec.factor, "D": D, "BLOCK_D": columns(D), "BLOCK": ROWS_OF_DELTAS}
+        scalars: dict[str, Scalar] = {"rows": spec.queries, "heads": spec.heads}
+        grid = -(-spec.queries // ROWS_OF_DELTAS) * spec.batch * spec.heads
+        return self._of(fused_kernels.finish, grid, scalars, constants)
 
     def of_bias(self, tile: Tile) -> Launch:
         """Computes the gradient of the bias: a program for each of its tiles, or of its tiles along one axis."""

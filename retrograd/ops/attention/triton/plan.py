@@ -39,11 +39,13 @@ class Plan:
         queries: of kernels whose programs own queries, and walk over keys.
         keys: of those that own keys, and walk over queries.
         pairs: of those that own both.
+        fused: of the one that computes dk, dv and dq.
     """
 
     queries: Tile
     keys: Tile
     pairs: Tile
+    fused: Tile
 
 
 # Width of a head -> tiles of the forward pass, of dq, and of dk and dv. The side that a program walks over (keys,
@@ -60,6 +62,7 @@ TUNED: Table = {
 LADEN = {64: Tile(64, 64, 4, 2)}
 # Of dq for long walks over keys.
 LONG = {128: Tile(128, 64, 8, 3)}
+FUSED = {64: Tile(64, 64, 4, 2), 128: Tile(64, 128, 8, 2), 256: Tile(32, 64, 8, 2), 512: Tile(16, 32, 8, 1)}
 # On the architectures that no plan is tuned for.
 SMALL: Table = {
     64: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
@@ -95,4 +98,5 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
     own = forward if which == "fwd" else queries
     # Kernels that own pairs keep a tile of them in registers.
     pairs = Tile(64, 64, 4, 2) if table is TUNED and width <= 128 else Tile(32, 32, 4, 1)
-    return Plan(*(replace(tile, num_warps=warps_of(tile.num_warps, arch)) for tile in (own, keys, pairs)))
+    fused = FUSED[width] if table is TUNED else keys
+    return Plan(*(replace(tile, num_warps=warps_of(tile.num_warps, arch)) for tile in (own, keys, pairs, fused)))
