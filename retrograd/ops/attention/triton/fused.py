@@ -12,12 +12,38 @@ MOST_LOOKS = tl.constexpr(2**24)  # seconds
 
 
 @triton.jit
-def add_in_turn(sum_ptr, turn_ptr, turn, values, mask):
+def wait_for_turn(turn_ptr, turn, IN_PTX: tl.constexpr):
+    """Wait until a counter is `turn`; returns whether it is, after many looks.
+
+    IN_PTX: in an instruction of the compiler's, which copies ahead only in loops without a loop in them.
+    """
+    if IN_PTX:
+        seen_turn = tl.inline_asm_elementwise(
+            """{
+            .reg .pred waits, patient;
+            .reg .s32 looks;
+            mov.s32 looks, 0;
+            again:
+            ld.acquire.gpu.global.s32 $0, [$1];
+            setp.ne.s32 waits, $0, $2;
+            setp.lt.and.s32 patient, looks, $3, waits;
+            add.s32 looks, looks, 1;
+            @patient bra again;
+            }""",
+            "=&r,l,r,r", [turn_ptr, turn, MOST_LOOKS], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+        return seen_turn == turn
+    else:
+        looks = 0
+        while (tl.atomic_add(turn_ptr, 0, sem="acquire") != turn) & (looks < MOST_LOOKS):
+            looks += 1
+        return looks < MOST_LOOKS
+
+
+@triton.jit
+def add_in_turn(sum_ptr, turn_ptr, turn, values, mask, IN_PTX: tl.constexpr):
     """Add values to a sum in memory when `turn` programs have added theirs; NaN if they never do."""
-    looks = 0
-    while (tl.atomic_add(turn_ptr, 0, sem="acquire") != turn) & (looks < MOST_LOOKS):
-        looks += 1
-    values = tl.where(looks < MOST_LOOKS, values, float("nan"))
+    values = tl.where(wait_for_turn(turn_ptr, turn, IN_PTX), values, float("nan"))
     # What other programs have written is not in this multiprocessor's own cache.
     values += tl.load(sum_ptr, mask=mask, other=0.0, cache_modifier=".cg")
     tl.store(sum_ptr, values, mask=mask)
@@ -102,7 +128,7 @@ def fused_backward(
         sums += i.to(tl.int64)[:, None] * (heads * COLUMNS[0]) + column_d[None, :]
         turn_ptr = turns_ptr + (batch * heads + head) * tiles_q + first_tile + start // BLOCK_Q
         mask = (i < queries)[:, None] & (column_d < COLUMNS[0])[None, :]
-        add_in_turn(sums, turn_ptr, (at - first_seen) // BLOCK_K, part, mask)
+        add_in_turn(sums, turn_ptr, (at - first_seen) // BLOCK_K, part, mask, OVERLAP)
     store_steps(dk, total_k * SCALE, batch, first_k, j, keys, group, column_d, COLUMNS[0])
     store_steps(dv, total_v, batch, first_k, j, keys, group, column_v, COLUMNS[1])
 
