@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from retrograd.core.program import Array, Launch, Program
+from retrograd.core.program import Array, Launch, Part, Program, layouts_of
 
 ROWS, COLUMNS = 5, 24
 
@@ -47,3 +48,19 @@ def program(a: tuple[int, int], b: tuple[int, int] | None) -> Program:
     )
     inputs = (arrays["a"], arrays["b"]) if b else (arrays["a"],)
     return Program(inputs, (arrays["out"],), (), (launch,))
+
+
+def side_by_side() -> Program:
+    """a + b and a, which lie in one array `both`, (ROWS, 2, COLUMNS)."""
+    a, b, total_, copy = (Array(name, (ROWS, COLUMNS), "float32") for name in ("a", "b", "total", "copy"))
+    outputs = tuple(array.within(Part("both", 1, place, 2)) for place, array in enumerate((total_, copy)))
+    launches = tuple(
+        replace(
+            launch,
+            arrays={**launch.arrays, "out": output.name},
+            strided={**launch.strided, "out": Rows(None, *layouts_of(outputs)[output.name].strides)},
+        )
+        for output, strides in zip(outputs, ((COLUMNS, 1), None), strict=True)
+        for launch in program((COLUMNS, 1), strides).launches
+    )
+    return Program((a, b), outputs, (), launches)

@@ -16,10 +16,9 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from .arch import Arch
 from .dtypes import TRITON
-from .program import Array, Launch, Scalar
+from .program import ALIGNMENT, Array, Launch, Scalar
 
 INT32_MAX = 2**31 - 1
-ALIGNMENT = 16
 Path = tuple[int, ...]  # a parameter's index; a second number is the index within a tuple
 
 

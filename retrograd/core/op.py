@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
 from .arch import Arch
-from .program import Array, Launch, Layouts, Program
+from .program import Array, Launch, Layouts, Part, Program
 from .spec import CallSpec, Fold, Params, Pass, arguments, options, with_gradients
 from .xp import Namespace
 
@@ -70,10 +70,13 @@ class Implementation:
         package: the name of its package.
         takes: the arguments and options that its kernels support. A call with any other argument, or with a non-default
             value of any other option, is passed on to the next implementation.
+        places: the outputs that its launches write by the strides of `program.layouts_of`, and that may so be parts of
+            a larger array.
     """
 
     package: str
     takes: frozenset[str]
+    places: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -105,6 +108,34 @@ class Implementation:
     @property
     def _launches(self) -> Any:
         return import_module(f"{self.package}.launches")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The first arguments of an op, of one shape and dtype, which a caller passes side by side in one array.
+
+    Attributes:
+        name: the name of that array.
+        arguments: the names of the arguments.
+        axis: the axis of that array along which they lie.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    axis: int
+
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """The names of the arguments' gradients."""
+        return tuple(f"d{name}" for name in self.arguments)
+
+    def placed(self, outputs: Iterable[Array]) -> Iterable[Array]:
+        """The outputs of a backward pass, with the arguments' gradients as parts of the array's gradient."""
+        places = {name: place for place, name in enumerate(self.gradients)}
+        for array in outputs:
+            if array.name in places:
+                array = array.within(Part(f"d{self.name}", self.axis, places[array.name], len(places)))
+            yield array
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,9 +210,17 @@ class Op:
         """The forward pass; its outputs are the present results and saved arrays."""
         return Forward(self, spec)
 
-    def backward(self, spec: Any, wanted: frozenset[str]) -> Backward:
-        """The backward pass; it computes at least the gradients of the arguments `wanted`."""
-        return Backward(self, spec, wanted & differentiable(self))
+    def backward(self, spec: Any, wanted: frozenset[str], stack: Stack | None = None) -> Backward:
+        """The backward pass; it computes at least the gradients of the arguments `wanted`.
+
+        With a stack, which `stacks` allows, its program writes those of the stack's arguments into one array.
+        """
+        return Backward(self, spec, wanted & differentiable(self), stack)
+
+    def stacks(self, spec: Any, arch: Arch, stack: Stack) -> bool:
+        """Whether kernels can write the gradients of the stack's arguments into one array."""
+        first = self.implementation(spec, arch, "bwd")
+        return first is not None and first.places.issuperset(stack.gradients)
 
     def same_gradient(self, spec: Any) -> Mapping[str, str]:
         """Argument -> another argument with the same gradient, which is computed once, for that other argument."""
@@ -272,6 +311,7 @@ class Backward(OpPass):
     """The backward pass: gradients of results, arguments and outputs of the forward pass -> gradients of arguments."""
 
     wanted: frozenset[str]
+    stack: Stack | None = None
     which = "bwd"
 
     @cached_property
@@ -283,6 +323,12 @@ class Backward(OpPass):
     def computed(self) -> tuple[str, ...]:
         """See `CallSpec.makes`."""
         return self.spec.makes(self.wanted)
+
+    @cached_property
+    def outputs(self) -> tuple[Array, ...]:
+        """See `Call`."""
+        outputs = super().outputs
+        return outputs if self.stack is None else tuple(self.stack.placed(outputs))
 
     def portable(self, xp: Namespace, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `Call`."""

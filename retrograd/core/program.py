@@ -17,6 +17,7 @@ from .spec import Param
 
 Scalar = int | float | tuple[int, ...]
 Strides = tuple[int, ...]
+ALIGNMENT = 16  # bytes: of the addresses of which a kernel may know that they are aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +32,34 @@ Layouts = Mapping[str, Layout]  # by array name; an array without an entry is de
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Where an output lies in a larger array, which holds several outputs of one shape side by side along an axis.
+
+    Attributes:
+        whole: the name of the larger array; a launcher allocates it and returns it.
+        axis: its axis that the output does not have.
+        index: the output's index along that axis.
+        size: the size of that axis.
+    """
+
+    whole: str
+    axis: int
+    index: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Array:
     """An array that a program reads or writes.
 
     Attributes:
         name: its name in the launches.
-        shape: its shape; an output is allocated dense.
+        shape: its shape; an output is allocated dense, unless it is a part of a larger array.
         dtype: a name of `core.dtypes`.
         aligned: whether its first element is on a 16-byte boundary, as in all arrays that a launcher allocates.
         copied: whether the launcher first copies this input into dense memory, because no launch reads its layout.
         zeroed: whether the launcher fills this output or scratch array with zeros before the first launch that uses it.
+        part: the place of this output in a larger array; None where it is an array of its own.
     """
 
     name: str
@@ -49,11 +68,36 @@ class Array:
     aligned: bool = True
     copied: bool = False
     zeroed: bool = False
+    part: Part | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of its elements."""
         return prod(self.shape) * BYTES[self.dtype]
+
+    @property
+    def whole(self) -> Array:
+        """The array that a launcher allocates for it: itself, or the larger one."""
+        if (part := self.part) is None:
+            return self
+        shape = (*self.shape[: part.axis], part.size, *self.shape[part.axis :])
+        return Array(part.whole, shape, self.dtype, zeroed=self.zeroed)
+
+    @property
+    def strides(self) -> Strides:
+        """The strides of an output or scratch array, in elements."""
+        strides = dense(self.whole.shape)
+        return strides if self.part is None else (*strides[: self.part.axis], *strides[self.part.axis + 1 :])
+
+    @property
+    def offset(self) -> int:
+        """Where it begins in `whole`, in elements."""
+        return 0 if self.part is None else self.part.index * prod(self.shape[self.part.axis :])
+
+    def within(self, part: Part) -> Array:
+        """The same output as a part of a larger array."""
+        placed = replace(self, part=part)
+        return replace(placed, aligned=placed.offset * BYTES[self.dtype] % ALIGNMENT == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +173,20 @@ class Program:
         """Every array by its name."""
         return {array.name: array for array in (*self.inputs, *self.outputs, *self.scratch)}
 
+    @property
+    def returned(self) -> tuple[Array, ...]:
+        """The arrays that a launcher allocates for the outputs and returns: a larger array once for all of its parts.
+
+        Raises:
+            ValueError: the outputs are not all parts of a larger array, or do not agree about it.
+        """
+        wholes = dict.fromkeys(array.whole for array in self.outputs)
+        for whole in wholes:
+            parts = [array.part for array in self.outputs if array.part and array.whole == whole]
+            if parts and [part.index for part in parts] != list(range(parts[0].size)):
+                raise ValueError(f"{whole.name}: has the parts {[part.index for part in parts]} of {parts[0].size}")
+        return tuple(wholes)
+
     def reads_and_writes(self, launch: Launch, written: Container[str]) -> tuple[list[str], list[str]]:
         """The arrays that a launch reads, up to its last pointer to an array in `written`, and those that it writes.
 
@@ -160,6 +218,11 @@ def arrays_of(layouts: Layouts, /, **params: Param | None) -> tuple[Array, ...]:
         for name, param in params.items()
         if param is not None
     )
+
+
+def layouts_of(outputs: Iterable[Array]) -> Layouts:
+    """The layouts of those outputs that are parts of larger arrays."""
+    return {array.name: Layout(array.strides, array.aligned) for array in outputs if array.part is not None}
 
 
 def read_in_place(

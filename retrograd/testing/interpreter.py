@@ -43,7 +43,7 @@ class Interpreter(torch_launch.Launcher):
 
         def run(tensors: Sequence[Any]) -> list[Any]:
             results = torch_launch.interpret(program, [tensors[place] for place in places])
-            by_name = {array.name: tensor for array, tensor in zip(program.outputs, results, strict=True)}
+            by_name = {array.name: tensor for array, tensor in zip(program.returned, results, strict=True)}
             return [None if name is None else by_name.get(name) for name in outputs]
 
         return run

@@ -104,7 +104,7 @@ def prepare(
     Args:
         program: the launches.
         inputs: names of the tensors passed to the runner, in order; the program reads some of them.
-        outputs: names of the tensors that the runner returns, in order; the program computes some of them.
+        outputs: names of the tensors that the runner returns, in order; the program returns some of them.
         arch: the device's architecture.
         device: a GPU, with its index.
 
@@ -115,16 +115,21 @@ def prepare(
     from ..build import arguments, build, descriptor_bytes
 
     index = device.index
-    allocated = (*program.outputs, *program.scratch)
+    kept = program.returned
+    allocated = (*kept, *program.scratch)
     allocations = [(array.shape, dense(array.shape), DTYPES[array.dtype]) for array in allocated]
     by_name = {array.name: array for array in program.inputs}
     read = [place for place, name in enumerate(inputs) if name in by_name]
     copied = [place for place in read if by_name[inputs[place]].copied]
-    names = (*(inputs[i] for i in read), *(array.name for array in allocated))
+    own = [array.name for array in allocated]
+    # An output that is a part of a larger array has no tensor of its own, only an address.
+    parts = [array for array in program.outputs if array.part]
+    offsets = [(own.index(array.whole.name), array.offset * DTYPES[array.dtype].itemsize) for array in parts]
+    names = (*(inputs[i] for i in read), *(array.name for array in parts), *own)
     places = {name: place for place, name in enumerate(names)}
     zeroed = [place for place, array in enumerate(allocated) if array.zeroed]
     # Index -1, for what the program does not compute, is the None after the last tensor.
-    returned = [next((i for i, array in enumerate(program.outputs) if array.name == name), -1) for name in outputs]
+    returned = [next((i for i, array in enumerate(kept) if array.name == name), -1) for name in outputs]
 
     steps: list[tuple[Any, int, list[Any], int, list[Any], Callable[[Any], tuple[Any, ...]], list[Any]]] = []
     absent = -1
@@ -156,6 +161,8 @@ def prepare(
         for i in zeroed:
             new[i].zero_()
         addresses: list[Any] = [tensors[i].data_ptr() for i in read]
+        for i, offset in offsets:
+            addresses.append(new[i].data_ptr() + offset)
         addresses += [tensor.data_ptr() for tensor in new]
         addresses.append(None)
         stream = stream_of(index)
@@ -315,17 +322,20 @@ def unwritten(array: Array) -> torch.Tensor:
 def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a program in Triton's interpreter on CPU tensors; the process must have started with TRITON_INTERPRET=1.
 
-    Outputs and scratch start as NaN, integers as the largest one, to reveal elements that no kernel wrote.
+    Outputs and scratch start as NaN, integers as the largest one, to reveal elements that no kernel wrote. Returned are
+    the arrays of `program.returned`.
     """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     from ..build import arguments
 
-    allocated = [unwritten(array) for array in (*program.outputs, *program.scratch)]
+    allocated = {array.name: unwritten(array) for array in (*program.returned, *program.scratch)}
+    parts = {a.name: allocated[a.whole.name].select(a.part.axis, a.part.index) for a in program.outputs if a.part}
     tensors = [dense_copy(t) if array.copied else t for array, t in zip(program.inputs, tensors, strict=True)]
     # A kernel sees a complex number as two floats.
-    views = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in (*tensors, *allocated)]
-    by_name = dict(zip(program.arrays, views, strict=True))
+    read = {array.name: tensor for array, tensor in zip(program.inputs, tensors, strict=True)}
+    everything = {**read, **allocated, **parts}
+    by_name = {name: torch.view_as_real(t) if t.is_complex() else t for name, t in everything.items()}
     for launch in program.launches:
         if launch.grid == 0:
             continue
@@ -339,4 +349,4 @@ def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.T
                 shape, strides, block = map(list, (descriptor.shape, descriptor.strides, descriptor.block))
                 values[place] = TensorDescriptor(values[place], shape, strides, block)
         launch.kernel[(launch.grid,)](*values, num_warps=launch.num_warps, num_stages=launch.num_stages)
-    return allocated[: len(program.outputs)]
+    return [allocated[array.name] for array in program.returned]

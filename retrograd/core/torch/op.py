@@ -32,7 +32,13 @@ def bind(op: Op) -> Call:
 
     This registers the op's operators with PyTorch, under the op's name.
     """
-    return _bound(op, register(op))
+    return _bound(op, operators_of(op))
+
+
+@cache
+def operators_of(op: Op) -> Operators:
+    """The op's operators, registered with PyTorch once."""
+    return register(op)
 
 
 def bind_unregistered(op: Op) -> Call:
@@ -65,8 +71,7 @@ def _bound(op: Op, operators: Operators) -> Call:
 
 def _direct(op: Op, operators: Operators) -> Callable[..., Results]:
     """The direct path: launches kernels without PyTorch's dispatcher."""
-    results = op.results
-    count = len(results)
+    count = len(op.results)
     arguments = len(op.arguments)
 
     class Direct(torch.autograd.Function):
@@ -81,22 +86,36 @@ def _direct(op: Op, operators: Operators) -> Callable[..., Results]:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-            prepared: Prepared = ctx.prepared
-            if any(gradients[place] is not None for place in prepared.unread):
-                prepared = whole(prepared)
-            incoming = [
-                prepared.zeros(name) if g is None else resolved(g) for name, g in zip(results, gradients, strict=True)
-            ]
+            prepared, incoming = incoming_of(ctx.prepared, gradients)
             inputs, needs = (*incoming, *ctx.saved_tensors), ctx.needs_input_grad[:arguments]
-            if torch.is_grad_enabled():
-                found = formulas.gradients(prepared.backward(needs), inputs)
-            elif in_batches(incoming):
-                by_name = dict(zip(prepared.backward(needs).names, inputs, strict=True))
-                found = operators.backward(prepared.params, prepared.options, needs, by_name)
-            else:
-                found = prepared.backward(needs).run(inputs)
-            return (*found, None)
+            if kernels_only(incoming):
+                return (*prepared.backward(needs).run(inputs), None)
+            return (*transformed(operators, prepared, needs, inputs), None)
 
     # Function.apply without its check for function transforms: `launches_directly` has already excluded them.
     apply: Callable[..., Results] = super(torch.autograd.Function, Direct).apply
     return apply
+
+
+def incoming_of(prepared: Prepared, gradients: Tensors) -> tuple[Prepared, list[Tensor | None]]:
+    """The prepared call whose backward pass reads these gradients of results, and what it reads of them."""
+    if any(gradients[place] is not None for place in prepared.unread):
+        prepared = whole(prepared)
+    named = zip(prepared.op.results, gradients, strict=True)
+    return prepared, [prepared.zeros(name) if g is None else resolved(g) for name, g in named]
+
+
+def kernels_only(incoming: Tensors) -> bool:
+    """Whether a backward pass may launch its kernels itself: nothing differentiates it, and it has no batches."""
+    return not (torch.is_grad_enabled() or in_batches(incoming))
+
+
+def transformed(
+    operators: Operators, prepared: Prepared, needs: tuple[bool, ...], inputs: Tensors
+) -> list[Tensor | None]:
+    """The gradients of a backward pass where `kernels_only` is False."""
+    backward = prepared.backward(needs)
+    if torch.is_grad_enabled():
+        return formulas.gradients(backward, inputs)
+    by_name = dict(zip(backward.names, inputs, strict=True))
+    return operators.backward(prepared.params, prepared.options, needs, by_name)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import check_nondecreasing
-from ..op import Backward, Call, Op, differentiable, gradient_names, gradients_of_results, saved_names
+from ..op import Backward, Call, Op, Stack, differentiable, gradient_names, gradients_of_results, saved_names
 from ..spec import Param, Params
 from ..xp import torch_namespace
 from .arguments import bad_device, check_arguments
@@ -104,6 +104,7 @@ class Prepared:
         run: runs the forward pass on tensors of this layout.
         saved: selects, from arguments, results and saved arrays, those that the backward pass reads.
         backward: the backward pass, as a function of which arguments need a gradient.
+        stacked: the same for gradients in one array, see `stacked_pass`, as a function of a stack, too.
         limits: (index, upper bound) of each argument whose values are checked before each run.
         read: name -> result, for the results whose gradients the backward pass reads.
         unread: the indices of the other computed results.
@@ -127,12 +128,20 @@ class Prepared:
         others = {array.name for array in forward.outputs}.difference(self.read)
         self.unread = [place for place, name in enumerate(op.results) if name in others]
 
+        def wanted(needs: tuple[bool, ...]) -> frozenset[str]:
+            names = frozenset([name for name, need in zip(op.arguments, needs, strict=False) if need])
+            return names & differentiable(op)
+
         @cache
         def pass_for(needs: tuple[bool, ...]) -> BackwardPass:
-            wanted = frozenset([name for name, need in zip(op.arguments, needs, strict=False) if need])
-            return backward_pass(op, params, device, wanted & differentiable(op), *options)
+            return backward_pass(op, params, device, wanted(needs), *options)
+
+        @cache
+        def stacked_for(needs: tuple[bool, ...], stack: Stack) -> BackwardPass | None:
+            return stacked_pass(op, params, device, wanted(needs), stack, *options)
 
         self.backward = pass_for
+        self.stacked = stacked_for
 
     def zeros(self, result: str) -> Tensor | None:
         """Zeros as the gradient of a result that no loss uses; None where the backward pass does not read it."""
@@ -171,6 +180,23 @@ def backward_pass(op: Op, params: Shapes, device: torch.device, wanted: frozense
     spec = spec_of(op, params, options)
     names = (*gradients_of_results(op), *saved_names(op, op.backward(spec, differentiable(op))))
     return BackwardPass(op.backward(spec, wanted), names, wanted_names(op, spec, wanted), device)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def stacked_pass(
+    op: Op, params: Shapes, device: torch.device, wanted: frozenset[str], stack: Stack, *options: Any
+) -> BackwardPass | None:
+    """The backward pass whose first result is one array, with the gradients of all the stack's arguments.
+
+    Its other results are those of `backward_pass`, as are its inputs. None where no kernel can write that array.
+    """
+    arch = Launchers.current.arch_of(device)
+    spec = spec_of(op, params, options)
+    if arch is None or not op.stacks(spec, arch, stack):
+        return None
+    apart = backward_pass(op, params, device, wanted, *options)
+    makes = (f"d{stack.name}", *apart.makes[len(stack.arguments) :])
+    return BackwardPass(op.backward(spec, wanted, stack), apart.names, makes, device)
 
 
 def whole(prepared: Prepared) -> Prepared:

@@ -1,0 +1,77 @@
+"""A call whose first arguments lie in one tensor, for which kernels write one gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..op import Op, Stack
+from .arguments import without_gaps
+from .launch import launches_directly
+from .op import Results, bind, incoming_of, kernels_only, operators_of, transformed
+from .operator import Operators
+from .passes import Tensors, run_forward
+
+# Of the stack's tensor, the other arguments by name and the options by name, in the op's order.
+StackedCall = Callable[[Tensor, dict[str, Any], dict[str, Any]], Results]
+
+
+def bind_stack(op: Op, stack: Stack) -> StackedCall:
+    """The function from a tensor with the stack's arguments side by side, the others and the options to the results.
+
+    Results and gradients have the bits of a call on the tensor's views. Where kernels run in eager code, they write
+    the tensor's gradient; elsewhere PyTorch puts it together from the gradients of the views.
+    """
+    apart = bind(op)
+    direct = _direct(op, operators_of(op), stack)
+
+    def call(whole: Tensor, others: dict[str, Any], settings: dict[str, Any]) -> Results:
+        others = others | {name: without_gaps(others[name]) for name in op.indices if others[name] is not None}
+        tensors = (whole, *others.values())
+        if torch.is_grad_enabled() and whole.requires_grad and launches_directly(tensors):
+            return direct(*tensors, tuple(settings.values()))
+        parts = dict(zip(stack.arguments, whole.unbind(stack.axis), strict=True))
+        return apart(parts | others, settings)
+
+    return call
+
+
+def _direct(op: Op, operators: Operators, stack: Stack) -> Callable[..., Results]:
+    """The path that launches kernels without PyTorch's dispatcher."""
+    count = len(op.results)
+    stacked = len(stack.arguments)
+    given = len(op.arguments) - stacked + 1
+
+    class Stacked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Results:
+            tensors: Tensors = (*inputs[0].unbind(stack.axis), *inputs[1:given])
+            prepared, outputs = run_forward(op, tensors, inputs[given])
+            ctx.prepared = prepared
+            # Not its views, which are no nodes of the graph; they come first in what the backward pass reads.
+            ctx.save_for_backward(inputs[0], *prepared.saved((*tensors, *outputs))[stacked:])
+            ctx.set_materialize_grads(False)
+            return tuple(outputs[:count])
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+            prepared, incoming = incoming_of(ctx.prepared, gradients)
+            whole, *saved = ctx.saved_tensors
+            inputs = (*incoming, *whole.unbind(stack.axis), *saved)
+            first, *rest = ctx.needs_input_grad[:given]
+            needs = (*[first] * stacked, *rest)
+            if not kernels_only(incoming):
+                found = transformed(operators, prepared, needs, inputs)
+            elif first and (together := prepared.stacked(needs, stack)):
+                return (*together.run(inputs), None)
+            else:
+                found = prepared.backward(needs).run(inputs)
+            parts = [gradient for gradient in found[:stacked] if gradient is not None]
+            return (torch.stack(parts, stack.axis) if first else None, *found[stacked:], None)
+
+    # As in `op._direct`.
+    apply: Callable[..., Results] = super(torch.autograd.Function, Stacked).apply
+    return apply
