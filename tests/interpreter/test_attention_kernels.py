@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from retrograd import attention, attention_qkvpacked
+from retrograd.core.arch import SUPPORTED
 from retrograd.core.room import Room
+from retrograd.core.torch.launch import Runner
 from retrograd.ops.attention.triton.plan import Plan, Tile
 from retrograd.ops.rooms import room
 from retrograd.testing import contract
 from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.draw import call, options
-from retrograd.testing.interpreter import as_float16, interpreted
+from retrograd.testing.interpreter import Interpreter, as_float16, interpreted, launched_by
 
 ATTENTION = room("attention")
 SMALL = Plan(Tile(32, 32, 4), Tile(16, 32, 4), Tile(16, 32, 4), Tile(16, 32, 4))
@@ -71,3 +76,53 @@ def test_the_widest_window_is_none() -> None:
     with interpreted():
         attention = with_small_tiles().torch
         assert torch.equal(attention(q, k, v, window=(2**31 - 1, 2**31 - 1)), attention(q, k, v))
+
+
+class Keeping(Interpreter):
+    """Keeps shape and address of the first array that the last program returned."""
+
+    first: tuple[Any, int]
+
+    def prepare(self, *given: Any) -> Runner:
+        run = super().prepare(*given)
+
+        def keep(tensors: Sequence[Any]) -> list[Any]:
+            returned = run(tensors)
+            self.first = returned[0].shape, returned[0].data_ptr()
+            return returned
+
+        return keep
+
+
+@ARCHES
+@pytest.mark.parametrize(
+    ("shape", "bounds", "backward"),
+    [
+        ((2, 20, 3, 2, 16), None, "split"),
+        ((2, 20, 3, 2, 16), None, "fused"),
+        ((1, 70, 3, 2, 16), [2, 40, 66], "split"),
+        ((2, 9, 3, 1, 5), None, "split"),
+    ],
+    ids=["batch", "fused", "packed", "unaligned"],
+)
+def test_the_gradients_of_a_packed_qkv_are_written_into_one_array(
+    shape: tuple[int, ...], bounds: list[int] | None, backward: Any, arch: str
+) -> None:
+    qkv = torch.randn(shape, dtype=torch.float16, requires_grad=True)
+    sinks = torch.randn(shape[3], requires_grad=True)
+    cu = None if bounds is None else torch.tensor(bounds, dtype=torch.int32)
+    dout = torch.randn(*shape[:2], *shape[3:], dtype=torch.float16)
+    with launched_by(launcher := Keeping(SUPPORTED[arch])):
+        out: Any = attention_qkvpacked(qkv, sinks=sinks, cu_seqlens=cu, causal=True, backward=backward)
+        out.backward(dout)
+        assert qkv.grad is not None
+        assert launcher.first == (shape, qkv.grad.data_ptr())
+        apart = [*(t.detach().requires_grad_() for t in qkv.unbind(2)), sinks.detach().requires_grad_()]
+        q, k, v, _ = apart
+        how: dict[str, Any] = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "causal": True, "backward": backward}
+        expected = attention(q, k, v, sinks=apart[3], **how)
+        *gradients, dsinks = torch.autograd.grad(expected, apart, dout)
+    assert torch.equal(out, expected)
+    assert torch.equal(qkv.grad, torch.stack(gradients, 2))
+    assert sinks.grad is not None
+    assert torch.equal(sinks.grad, dsinks)

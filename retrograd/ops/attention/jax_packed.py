@@ -31,7 +31,8 @@ def attention_qkvpacked(
     """`attention` of queries, keys and values that a projection left in one array, without a copy of them.
 
     Args:
-        qkv: (B, T, 3, H, D): queries, keys and values. Its gradient is one array, too.
+        qkv: (B, T, 3, H, D): queries, keys and values. Its gradient is one array, too, which XLA puts together from
+            three, perhaps by a copy.
         bias: as in `attention`.
         alibi_slopes: as in `attention`.
         sinks: as in `attention`.

@@ -208,6 +208,7 @@ OP = Op(
                 "q k v bias alibi_slopes sinks dropout_seed cu_seqlens_q cu_seqlens_k "
                 "causal window scale softcap dropout_p return_lse backward"
             ),
+            places=names("dq dk dv"),
         ),
     ),
     extra={"torch_packed": PACKED, "jax_packed": PACKED, "jax_like": ("dot_product_attention",)},

@@ -6,9 +6,18 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from retrograd.core.errors import bad_shape, bad_type
+from retrograd.core.errors import as_tuple, bad_shape, bad_type
+from retrograd.core.op import Stack
+from retrograd.core.torch.arguments import as_array
+from retrograd.core.torch.stack import bind_stack
+
+from .op import OP
 
 NAME = "attention_qkvpacked"
+
+STACK = Stack("qkv", ("q", "k", "v"), axis=2)
+
+_attention = bind_stack(OP, STACK)
 
 
 def attention_qkvpacked(
@@ -30,7 +39,8 @@ def attention_qkvpacked(
     """`attention` of queries, keys and values that a projection left in one array, without a copy of them.
 
     Args:
-        qkv: (B, T, 3, H, D): queries, keys and values. Its gradient is one array, too.
+        qkv: (B, T, 3, H, D): queries, keys and values. Its gradient is one array, too: on a GPU the kernels write it
+            without a copy; in a compiled graph, and under transforms, PyTorch puts it together from three.
         bias: as in `attention`.
         alibi_slopes: as in `attention`.
         sinks: as in `attention`.
@@ -57,27 +67,26 @@ def attention_qkvpacked(
         >>> qkv.grad.shape
         torch.Size([2, 100, 3, 8, 64])
     """
-    from retrograd.ops.torch_functions import attention  # which has this function, too
-
     if not isinstance(qkv, Tensor):
         raise bad_type(NAME, "qkv", qkv, "a torch.Tensor")
     if qkv.ndim != 5 or qkv.shape[2] != 3:
         raise bad_shape(NAME, "qkv", qkv.shape, "(batch, steps, 3, heads, head size)")
-    q, k, v = qkv.unbind(2)
-    options: dict[str, Any] = {
+    others: dict[str, Any] = {
         "bias": bias,
         "alibi_slopes": alibi_slopes,
         "sinks": sinks,
-        "dropout_seed": dropout_seed,
+        "dropout_seed": as_array(OP.name, "dropout_seed", dropout_seed, "int32", qkv),
         "cu_seqlens_q": cu_seqlens,
         "cu_seqlens_k": cu_seqlens,
+    }
+    options: dict[str, Any] = {
         "causal": causal,
-        "window": window,
+        "window": as_tuple(window),
         "scale": scale,
         "softcap": softcap,
         "dropout_p": dropout_p,
         "return_lse": return_lse,
         "backward": backward,
     }
-    results: Tensor | tuple[Tensor, Tensor] = attention(q, k, v, **options)
-    return results
+    out, lse = _attention(qkv, others, options)
+    return (out, lse) if return_lse else out  # type: ignore[return-value]

@@ -19,6 +19,7 @@ from retrograd.core.program import (
     Program,
     Scalar,
     Strides,
+    layouts_of,
     read_in_place,
     strides_of,
 )
@@ -76,7 +77,7 @@ def backward(
         tiles = _tiles(spec, spec.queries, plan.fused.queries)
         scratch.append(Array("dq_sum", (spec.batch, spec.queries, spec.heads, spec.head_size), FP32, zeroed=True))
         scratch.append(Array("turns", (spec.batch, spec.heads, tiles), "int32", zeroed=True))
-    own = _Launches(spec, inputs + outputs + tuple(scratch), layouts, arch)
+    own = _Launches(spec, inputs + outputs + tuple(scratch), {**layouts, **layouts_of(outputs)}, arch)
     launches = [own.deltas()]
     if fused:
         launches.append(own.of_keys(fused_kernels.fused_backward, plan.fused))
