@@ -62,9 +62,9 @@ def deltas(
 
 @triton.jit
 def add_keys(
-    totals, q_tile, dout_tile, k, v, own, bias, slopes, seed_ptr, place, counts, heads, i, start, border,
+    totals, q_tile, dout_tile, k, v, own, bias, slopes, seed_ptr, place, counts, heads, at, start, border,
     SIDES: tl.constexpr, FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, STEEP: tl.constexpr,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr, STEEP: tl.constexpr,
 ):  # fmt: skip
     """dq without its factor, and the gradient of a slope by queries, with one more tile of keys."""
     total, steep = totals
@@ -74,9 +74,10 @@ def add_keys(
     k_tile = load_tile(k, batch, first_k, start, counts[1], group, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED)
     v_tile = load_tile(v, batch, first_k, start, counts[1], group, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
-    j = start + tl.arange(0, BLOCK_K)
+    i, j = at + tl.arange(0, BLOCK_Q), start + tl.arange(0, BLOCK_K)
     x, bounded = scores_of(
-        products, bias, slopes, place, head, i[:, None], j[None, :], counts, border, SIDES, FACTORS
+        products, bias, slopes, place, head, i[:, None], j[None, :], (at, start), counts, border, SIDES, FACTORS,
+        BLOCK_Q, BLOCK_K, BIAS,
     )  # fmt: skip
     p = probabilities(x, base[:, None], FACTORS)
     keep = None
@@ -116,6 +117,7 @@ def queries_backward(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     DESCRIBED: tl.constexpr,
+    BIAS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """dq of a tile of queries; dslopes (batch, tiles, heads): parts of the gradient of slopes.
@@ -126,7 +128,7 @@ def queries_backward(
     let_next_start(OVERLAP)
     BLOCK_D: tl.constexpr = COLUMNS[2]
     batch, head, tile, number, first_q, queries, first_k, keys, at = tile_of_queries(
-        cu_q_ptr, cu_k_ptr, bias, sizes, BLOCK_Q
+        cu_q_ptr, cu_k_ptr, sizes, BLOCK_Q, BIAS
     )
     clear_gaps(dq, cu_q_ptr, sizes[0], sizes[4], tile, head, COLUMNS[0], COLUMNS[2], BLOCK_Q)
     i = at + tl.arange(0, BLOCK_Q)
@@ -142,8 +144,8 @@ def queries_backward(
         total, steep = add_keys(
             (total, steep), q_tile, dout_tile, k, v, (own_base, own_delta), bias, slopes, seed_ptr,
             (batch, number, first_q, first_k), (queries, keys), (head, head // sizes[3], batch * sizes[2] + head),
-            i, start, (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K,
-            DESCRIBED, dslopes_ptr is not None,
+            at, start, (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K,
+            DESCRIBED, BIAS, dslopes_ptr is not None,
         )  # fmt: skip
     if dslopes_ptr is not None:
         own_tile = batch * tiles_of(cu_q_ptr, sizes[0], sizes[4], BLOCK_Q) + tile
@@ -153,9 +155,9 @@ def queries_backward(
 
 @triton.jit
 def add_queries(
-    totals, k_tile, v_tile, q, dout, base, delta, bias, slopes, seed_ptr, place, counts, heads, j, at, start, border,
+    totals, k_tile, v_tile, q, dout, base, delta, bias, slopes, seed_ptr, place, counts, heads, at, start, border,
     SIDES: tl.constexpr, FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """dk without its factor, and dv, with one more tile of queries of a head; the gradient at its products.
 
@@ -164,13 +166,14 @@ def add_queries(
     total_k, total_v = totals
     batch, _number, first_q, _first_k = place
     head, row = heads
-    i = start + tl.arange(0, BLOCK_Q)
+    i, j = start + tl.arange(0, BLOCK_Q), at + tl.arange(0, BLOCK_K)
     q_tile = load_tile(q, batch, first_q, start, counts[0], head, COLUMNS[0], COLUMNS[2], BLOCK_Q, DESCRIBED)
     dout_tile = load_tile(dout, batch, first_q, start, counts[0], head, COLUMNS[1], COLUMNS[3], BLOCK_Q, DESCRIBED)
     own_base = load_row(base, batch, first_q, i, counts[0], head)
     products = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")
     x, bounded = scores_of(
-        products, bias, slopes, place, head, i[None, :], j[:, None], counts, border, SIDES, FACTORS
+        products, bias, slopes, place, head, i[None, :], j[:, None], (start, at), counts, border, SIDES, FACTORS,
+        BLOCK_Q, BLOCK_K, BIAS,
     )  # fmt: skip
     p = probabilities(x, own_base[None, :], FACTORS)
     keep = None
@@ -211,6 +214,7 @@ def keys_backward(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     DESCRIBED: tl.constexpr,
+    BIAS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """dk and dv of a tile of keys: sums over the heads of its group, and over the tiles of queries that see it.
@@ -222,7 +226,7 @@ def keys_backward(
     BLOCK_D: tl.constexpr = COLUMNS[2]
     BLOCK_V: tl.constexpr = COLUMNS[3]
     batch, group, tile, number, first_q, queries, first_k, keys, at = tile_of_keys(
-        cu_q_ptr, cu_k_ptr, bias, sizes, BLOCK_K
+        cu_q_ptr, cu_k_ptr, sizes, BLOCK_K, BIAS
     )
     clear_gaps(dk, cu_k_ptr, sizes[1], sizes[4], tile, group, COLUMNS[0], COLUMNS[2], BLOCK_K)
     clear_gaps(dv, cu_k_ptr, sizes[1], sizes[4], tile, group, COLUMNS[1], COLUMNS[3], BLOCK_K)
@@ -244,8 +248,8 @@ def keys_backward(
             head, start = group * SHARE + walked // tiles, low + walked % tiles * BLOCK_Q
         total_k, total_v, _ds = add_queries(
             (total_k, total_v), k_tile, v_tile, q, dout, base, delta, bias, slopes, seed_ptr,
-            (batch, number, first_q, first_k), (queries, keys), (head, batch * sizes[2] + head), j, at, start,
-            (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED,
+            (batch, number, first_q, first_k), (queries, keys), (head, batch * sizes[2] + head), at, start,
+            (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS,
         )  # fmt: skip
     store_steps(dk, total_k * SCALE, batch, first_k, j, keys, group, column_d, COLUMNS[0])
     store_steps(dv, total_v, batch, first_k, j, keys, group, column_v, COLUMNS[1])

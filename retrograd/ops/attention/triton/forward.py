@@ -22,9 +22,9 @@ from .pairs import (
 
 @triton.jit
 def add_tile(
-    sums, q_tile, k, v, bias, slopes, seed_ptr, place, counts, heads, i, start, border,
+    sums, q_tile, k, v, bias, slopes, seed_ptr, place, counts, heads, at, start, border,
     SIDES: tl.constexpr, FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """The running sums (largest score, sum of exponentials, result) with one more tile of keys."""
     largest, total, result = sums
@@ -34,9 +34,10 @@ def add_tile(
     FACTOR: tl.constexpr = FACTORS[3]
     k_tile = load_tile(k, batch, first_k, start, counts[1], group, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
-    j = start + tl.arange(0, BLOCK_K)
+    i, j = at + tl.arange(0, BLOCK_Q), start + tl.arange(0, BLOCK_K)
     x, _bounded = scores_of(
-        products, bias, slopes, place, head, i[:, None], j[None, :], counts, border, SIDES, FACTORS
+        products, bias, slopes, place, head, i[:, None], j[None, :], (at, start), counts, border, SIDES, FACTORS,
+        BLOCK_Q, BLOCK_K, BIAS,
     )  # fmt: skip
     more = tl.maximum(largest, tl.max(x, axis=1))
     safe = tl.where(more == float("-inf"), 0.0, more) * FACTOR
@@ -72,13 +73,14 @@ def forward(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     DESCRIBED: tl.constexpr,
+    BIAS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """sizes: Tq, Tk, heads, heads of a group, sequences. COLUMNS: D, V and what holds them. SIDES: of the window.
 
     FACTORS: of products, or None where they are the scores; the unit of scores, log2(e), or 1 where exponentials are
     exact; the softcap; the factor of scores in exponents. DROPPED: the numbers of dropout, of 2^16, below which a pair
-    is dropped. DESCRIBED: k and v are tensor descriptors.
+    is dropped. DESCRIBED: k and v are tensor descriptors. BIAS: whether the bias is one; None without a bias.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
@@ -86,7 +88,7 @@ def forward(
     FACTOR: tl.constexpr = FACTORS[3]
     BLOCK_V: tl.constexpr = COLUMNS[3]
     batch, head, tile, number, first_q, queries, first_k, keys, at = tile_of_queries(
-        cu_q_ptr, cu_k_ptr, bias, sizes, BLOCK_Q
+        cu_q_ptr, cu_k_ptr, sizes, BLOCK_Q, BIAS
     )
     clear_gaps(out, cu_q_ptr, sizes[0], sizes[4], tile, head, COLUMNS[1], COLUMNS[3], BLOCK_Q)
     clear_gaps(lse, cu_q_ptr, sizes[0], sizes[4], tile, head, 1, 1, BLOCK_Q)
@@ -105,8 +107,8 @@ def forward(
     for start in tl.range(low, high, BLOCK_K):
         largest, total, result = add_tile(
             (largest, total, result), q_tile, k, v, bias, slopes, seed_ptr, (batch, number, first_q, first_k),
-            (queries, keys), (head, head // sizes[3], batch * sizes[2] + head), i, start,
-            (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED,
+            (queries, keys), (head, head // sizes[3], batch * sizes[2] + head), at, start,
+            (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS,
         )  # fmt: skip
 
     some = total > 0

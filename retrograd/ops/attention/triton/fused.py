@@ -78,6 +78,7 @@ def fused_backward(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     DESCRIBED: tl.constexpr,
+    BIAS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """dk and dv of a tile of keys; dq_sum (batch, queries, heads, D) fp32, without its factor, is 0 at first.
@@ -118,8 +119,8 @@ def fused_backward(
         head, start = group * SHARE + step // steps, low + step % steps * BLOCK_Q
         total_k, total_v, ds = add_queries(
             (total_k, total_v), k_tile, v_tile, q, dout, base, delta, bias, slopes, seed_ptr,
-            (batch, number, first_q, first_k), (queries, keys), (head, batch * heads + head), j, at, start,
-            (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED,
+            (batch, number, first_q, first_k), (queries, keys), (head, batch * heads + head), at, start,
+            (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS,
         )  # fmt: skip
         part = tl.dot(tl.trans(ds), k_tile, input_precision="ieee")
         first_seen, _first, _last, _high = seen(start, queries, keys, SIDES[0], SIDES[1], BLOCK_Q, BLOCK_K)

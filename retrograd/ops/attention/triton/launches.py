@@ -231,6 +231,7 @@ class _Launches:
         D, V = spec.head_size, spec.value_size
         share = spec.heads // max(spec.groups, 1)
         described = {name: self._described(name, steps) for name, steps in walked.items()}
+        bias = self._described_bias(tile)
         constants = {
             # A side that reaches every key is no limit; its sums with steps might not fit in 32 bits.
             "SIDES": tuple(None if side is None or side >= spec.queries + spec.keys else side for side in spec.sides),
@@ -242,10 +243,13 @@ class _Launches:
             "BLOCK_Q": tile.queries,
             "BLOCK_K": tile.keys,
             "DESCRIBED": bool(described) and None not in described.values(),
+            "BIAS": None if spec.bias is None else bias is not None,
         }
         sizes = (spec.queries, spec.keys, spec.heads, share, spec.sequences)
         constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
         descriptors = {name: each for name, each in described.items() if each and constants.get("DESCRIBED")}
+        if bias:
+            descriptors["bias"] = bias
         launch = self._of(kernel, grid, {"sizes": sizes, **(scalars or {})}, constants, descriptors)
         return replace(launch, num_warps=tile.num_warps, num_stages=tile.num_stages, allowed_spills=SPILLS)
 
@@ -263,13 +267,8 @@ class _Launches:
     def _described(self, name: str, steps: int) -> Descriptor | None:
         """The descriptor of an array (batch, steps, heads, columns); None where tiles cannot be copied by one."""
         array = next(array for array in self.arrays if array.name == name)
-        if not self.arch.copies_tensors or not array.aligned or 0 in array.shape:
-            return None
-        unit = 16 // BYTES[array.dtype]
-        # The stride of an axis of size 1 is never used.
-        valid = zip(array.shape, strides_of(name, array.shape, self.layouts), (unit, unit, unit, 1), strict=True)
-        *strides, column = (stand_in if size == 1 else stride for size, stride, stand_in in valid)
-        if column != 1 or not all(0 < stride < FARTHEST and stride % unit == 0 for stride in strides):
+        strides = self._strides_to_describe(array)
+        if strides is None:
             return None
         block = (1, steps, 1, columns(array.shape[3]))
         if not self.spec.packed:
@@ -280,6 +279,28 @@ class _Launches:
         _batch, step, head = strides
         shape = (INT32_MAX, INT32_MAX, LIMIT, *array.shape[2:])
         return Descriptor(shape, (FARTHEST - step, step, step, head, 1), (1, *block))
+
+    def _described_bias(self, tile: Tile) -> Descriptor | None:
+        """The descriptor of the bias; None where there is none, or tiles cannot be copied by one."""
+        spec = self.spec
+        if spec.bias is None or spec.packed or shared_axes(spec) != (False, False):
+            return None
+        strides = self._strides_to_describe(next(array for array in self.arrays if array.name == "bias"))
+        if strides is None:
+            return None
+        return Descriptor(spec.bias.shape, (*strides, 1), (1, 1, tile.queries, tile.keys))
+
+    def _strides_to_describe(self, array: Array) -> Strides | None:
+        """The strides of an array of four axes but for the last; None where no descriptor can have them."""
+        if not self.arch.copies_tensors or not array.aligned or 0 in array.shape:
+            return None
+        unit = 16 // BYTES[array.dtype]
+        # The stride of an axis of size 1 is never used.
+        valid = zip(array.shape, strides_of(array.name, array.shape, self.layouts), (unit, unit, unit, 1), strict=True)
+        *strides, column = (stand_in if size == 1 else stride for size, stride, stand_in in valid)
+        if column != 1 or not all(0 < stride < FARTHEST and stride % unit == 0 for stride in strides):
+            return None
+        return tuple(strides)
 
     def _of(
         self,

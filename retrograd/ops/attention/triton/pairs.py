@@ -56,34 +56,34 @@ def sequence_of(cu_ptr, other_ptr, tile, batch, T, other_T, sequences, BLOCK: tl
 
 
 @triton.jit
-def place_of(tiles, heads, bias):
+def place_of(tiles, heads, BIAS: tl.constexpr):
     """The batch, head and tile of a program; those that read the same part of a bias run side by side."""
-    if bias.pointer is None:
-        row = tl.program_id(0) // tiles
-        return row // heads, row % heads, tl.program_id(0) % tiles
-    else:
+    if BIAS is not None:
         rows = tl.num_programs(0) // (tiles * heads)
         own = tl.program_id(0) // rows
         return tl.program_id(0) % rows, own // tiles, own % tiles
+    else:
+        row = tl.program_id(0) // tiles
+        return row // heads, row % heads, tl.program_id(0) % tiles
 
 
 @triton.jit
-def tile_of_queries(cu_q_ptr, cu_k_ptr, bias, sizes, BLOCK: tl.constexpr):
+def tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, BLOCK: tl.constexpr, BIAS: tl.constexpr):
     """What a program that owns a tile of queries works on: batch, head, tile of the row, and `sequence_of` it."""
     Tq, Tk, heads, _share, sequences = sizes
     tiles = tiles_of(cu_q_ptr, Tq, sequences, BLOCK)
-    batch, head, tile = place_of(tiles, heads, bias)
+    batch, head, tile = place_of(tiles, heads, BIAS)
     tile = tiles - 1 - tile  # the last tiles see most keys, so they come first
     number, first_q, queries, first_k, keys, at = sequence_of(cu_q_ptr, cu_k_ptr, tile, batch, Tq, Tk, sequences, BLOCK)
     return batch, head, tile, number, first_q, queries, first_k, keys, at
 
 
 @triton.jit
-def tile_of_keys(cu_q_ptr, cu_k_ptr, bias, sizes, BLOCK: tl.constexpr):
+def tile_of_keys(cu_q_ptr, cu_k_ptr, sizes, BLOCK: tl.constexpr, BIAS: tl.constexpr):
     """What a program that owns a tile of keys works on: batch, group, tile of the row, and `sequence_of` it."""
     Tq, Tk, heads, share, sequences = sizes
     tiles = tiles_of(cu_k_ptr, Tk, sequences, BLOCK)
-    batch, group, tile = place_of(tiles, heads // share, bias)
+    batch, group, tile = place_of(tiles, heads // share, BIAS)
     number, first_k, keys, first_q, queries, at = sequence_of(cu_k_ptr, cu_q_ptr, tile, batch, Tk, Tq, sequences, BLOCK)
     return batch, group, tile, number, first_q, queries, first_k, keys, at
 
@@ -261,14 +261,30 @@ def probabilities(x, base, FACTORS: tl.constexpr):
 
 
 @triton.jit
+def load_bias(bias, place, head, i, j, tile, counts, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr):
+    """The bias of the tile of pairs that begins at query tile[0] and key tile[1], turned as i and j are."""
+    batch, _number, first_q, first_k = place
+    if BIAS:
+        row, own = tl.minimum(batch, bias.shape[0] - 1), tl.minimum(head, bias.shape[1] - 1)
+        part = bias.load([row, own, first_q + tile[0], first_k + tile[1]]).reshape(BLOCK_Q, BLOCK_K)
+        return part if i.shape[1] == 1 else tl.trans(part)
+    else:
+        start = bias.pointer + tl.cast(batch, tl.int64) * bias.batch + tl.cast(head, tl.int64) * bias.head
+        at = tl.cast(first_q + i, tl.int64) * bias.query + tl.cast(first_k + j, tl.int64) * bias.key
+        return tl.load(start + at, mask=(i < counts[0]) & (j < counts[1]), other=0.0)
+
+
+@triton.jit
 def scores_of(
-    products, bias, slopes, place, head, i, j, counts, border, SIDES: tl.constexpr, FACTORS: tl.constexpr
+    products, bias, slopes, place, head, i, j, tile, counts, border, SIDES: tl.constexpr, FACTORS: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """The scores of a tile of pairs, -inf where a key is not visible; their bounded products, 0 without a cap.
 
-    i, j: (rows, 1) and (1, columns), or the other way round. border: whether there are pairs that are not visible.
+    i, j: (queries, 1) and (1, keys), or turned; tile: the first of each. border: whether there are pairs that are not
+    visible.
     """
-    batch, number, first_q, first_k = place
+    _batch, number, _first_q, _first_k = place
     SCALE: tl.constexpr = FACTORS[0]
     UNIT: tl.constexpr = FACTORS[1]
     SOFTCAP: tl.constexpr = FACTORS[2]
@@ -280,10 +296,8 @@ def scores_of(
         if SOFTCAP is not None:
             bounded = tanh(x, UNIT == 1.0)
             x = bounded * (SOFTCAP * UNIT)
-        if bias.pointer is not None:
-            start = bias.pointer + tl.cast(batch, tl.int64) * bias.batch + tl.cast(head, tl.int64) * bias.head
-            at = tl.cast(first_q + i, tl.int64) * bias.query + tl.cast(first_k + j, tl.int64) * bias.key
-            x += tl.load(start + at, mask=(i < queries) & (j < keys), other=0.0) * UNIT
+        if BIAS is not None:
+            x += load_bias(bias, place, head, i, j, tile, counts, BLOCK_Q, BLOCK_K, BIAS) * UNIT
         if slopes.pointer is not None:
             slope = tl.load(slopes.pointer + tl.cast(number, tl.int64) * slopes.batch + head * slopes.head) * UNIT
             x -= slope * tl.abs(j - i - shift).to(tl.float32)

@@ -34,6 +34,7 @@ def bias_backward(
     OVER_QUERIES: tl.constexpr,
     OVER_KEYS: tl.constexpr,
     DESCRIBED: tl.constexpr,
+    BIAS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The gradient of a tile of the bias: a sum over the rows and heads (`summed`) that share it, and over its axes of
@@ -82,7 +83,7 @@ def bias_backward(
         k_tile = load_tile(k, b, first_k, at_k, keys, h // share, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED)
         x, _bounded = scores_of(
             tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"), bias, slopes, (b, n, first_q, first_k), h,
-            i[:, None], j[None, :], (queries, keys), True, SIDES, FACTORS,
+            i[:, None], j[None, :], (at_q, at_k), (queries, keys), True, SIDES, FACTORS, BLOCK_Q, BLOCK_K, BIAS,
         )  # fmt: skip
         p = probabilities(x, load_row(base, b, first_q, i, queries, h)[:, None], FACTORS)
         v_tile = load_tile(v, b, first_k, at_k, keys, h // share, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED)
