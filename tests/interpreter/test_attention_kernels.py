@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from retrograd import attention, attention_qkvpacked
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.room import Room
 from retrograd.core.torch.launch import Runner
+from retrograd.ops.attention.triton.pairs import owner_of
 from retrograd.ops.attention.triton.plan import Plan, Tile
 from retrograd.ops.rooms import room
 from retrograd.testing import contract
@@ -126,3 +129,22 @@ def test_the_gradients_of_a_packed_qkv_are_written_into_one_array(
     assert torch.equal(qkv.grad, torch.stack(gradients, 2))
     assert sinks.grad is not None
     assert torch.equal(sinks.grad, dsinks)
+
+
+@triton.jit
+def owners(cu_ptr, sequences, owners_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The owner of every seventh tile."""
+    for i in range(count):
+        tl.store(owners_ptr + i, owner_of(cu_ptr, 7 * i, sequences, BLOCK))
+
+
+@pytest.mark.parametrize("sequences", [1, 2, 513, 1200])
+def test_a_tile_finds_its_sequence_among_many(sequences: int) -> None:
+    lengths = torch.randint(0, 9, (sequences,), generator=torch.Generator().manual_seed(sequences))
+    cu = torch.cat([torch.zeros(1), lengths.cumsum(0)]).to(torch.int32)
+    first = cu[:-1] // 4 + torch.arange(sequences)  # tile of each sequence
+    tiles = torch.arange(0, int(cu[-1]) // 4 + sequences, 7)
+    found = torch.full((len(tiles),), -1, dtype=torch.int32)
+    owners[(1,)](cu, sequences, found, len(tiles), BLOCK=4)
+    expected = torch.searchsorted(first, tiles, right=True) - 1
+    assert torch.equal(found.long(), expected)

@@ -1,0 +1,67 @@
+"""attention where 32-bit offsets overflow, and with thousands of tiny sequences."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from retrograd import attention
+from retrograd.testing.compare import assert_same_bits
+
+pytestmark = pytest.mark.gpu
+
+H, D = 128, 128
+T = 2**31 // (H * D) + 4096  # of one row: offsets of the last steps take more than 32 bits
+LAST = 4096  # steps, from a multiple of every tile on
+WINDOW = 63
+
+
+def drawn(seed: int, steps: int, heads: int, size: int) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    tensor = torch.empty(1, steps, heads, size, dtype=torch.bfloat16, device="cuda")
+    for part in tensor.split(2**12, 1):
+        part.copy_(torch.randn(part.shape, generator=generator, device="cuda"))
+    return tensor
+
+
+def results(inputs: list[Tensor], dout: Tensor, **options: Any) -> dict[str, Tensor]:
+    """out, dq, dk and dv."""
+    q, k, v = (t.detach().requires_grad_() for t in inputs)
+    out = attention(q, k, v, causal=True, **options)
+    assert isinstance(out, Tensor)
+    gradients = torch.autograd.grad(out, (q, k, v), dout)
+    return {"out": out.detach(), **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
+
+
+def steps(found: dict[str, Tensor], start: int, end: int | None) -> dict[str, Tensor]:
+    return {name: tensor[:, start:end].contiguous() for name, tensor in found.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("large_arrays")
+def test_steps_farther_than_32_bits_reach_have_the_bits_of_a_short_row(seed: int) -> None:
+    inputs = [drawn(seed + i, T, H, D) for i in range(3)]
+    dout = drawn(seed + 3, T, H, D)
+    whole = results(inputs, dout, window=(WINDOW, 0))
+    part = results([t[:, -LAST:].contiguous() for t in inputs], dout[:, -LAST:].contiguous(), window=(WINDOW, 0))
+    assert_same_bits(steps(whole, 2 * WINDOW - LAST, None), steps(part, 2 * WINDOW, None), "the last steps")
+
+
+@pytest.mark.parametrize("backward", ["split", "fused"])
+def test_each_of_thousands_of_tiny_sequences_has_the_bits_it_has_alone(backward: str, seed: int) -> None:
+    bounds = [0]
+    for i in range(3000):
+        bounds.append(bounds[-1] + 1 + i * 5 % 9 + (200 if i % 1000 == 500 else 0))
+    inputs = [drawn(seed + i, bounds[-1], 4, 64) for i in range(3)]
+    dout = drawn(seed + 3, bounds[-1], 4, 64)
+    cu = torch.tensor(bounds, dtype=torch.int32, device="cuda")
+    whole = results(inputs, dout, cu_seqlens_q=cu, cu_seqlens_k=cu, backward=backward)
+    chosen = [0, 1, 499, 500, 501, 511, 512, 513, 1500, 2048, 2998, 2999]
+    for number, (start, end) in enumerate(pairwise(bounds)):
+        if number in chosen:
+            alone = results([t[:, start:end] for t in inputs], dout[:, start:end].contiguous(), backward=backward)
+            assert_same_bits(steps(whole, start, end), alone, f"sequence {number}")
