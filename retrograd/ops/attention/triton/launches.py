@@ -123,7 +123,6 @@ FP32 = "float32"
 ROWS_OF_DELTAS = 64  # queries of a program
 ROWS_OF_SINKS = 1024
 TILES_AT_ONCE, HEADS_AT_ONCE = 16, 16  # of a program of `sum_tiles`
-SPILLS = 8  # spill instructions of loop invariants, with every option on or in float32
 FARTHEST = 2**36  # elements: the limit of the strides of tensor descriptors
 LEAST_FACTOR = 2.0**-40  # of products that are scores: sinks are divided by it
 
@@ -251,7 +250,7 @@ class _Launches:
         if bias:
             descriptors["bias"] = bias
         launch = self._of(kernel, grid, {"sizes": sizes, **(scalars or {})}, constants, descriptors)
-        return replace(launch, num_warps=tile.num_warps, num_stages=tile.num_stages, allowed_spills=SPILLS)
+        return replace(launch, num_warps=tile.num_warps, num_stages=tile.num_stages, allowed_spills=tile.spills)
 
     def _factors(self) -> tuple[float | None, float, float | None, float]:
         """FACTORS of the kernels, see `forward`."""
