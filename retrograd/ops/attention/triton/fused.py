@@ -15,7 +15,8 @@ MOST_LOOKS = tl.constexpr(2**24)  # seconds
 def wait_for_turn(turn_ptr, turn, IN_PTX: tl.constexpr):
     """Wait until a counter is `turn`; returns whether it is, after many looks.
 
-    IN_PTX: in an instruction of the compiler's, which copies ahead only in loops without a loop in them.
+    IN_PTX: in what is one instruction to the compiler, which copies ahead only in loops without a loop in them. Triton's
+    interpreter has no PTX.
     """
     if IN_PTX:
         seen_turn = tl.inline_asm_elementwise(
@@ -79,6 +80,7 @@ def fused_backward(
     BLOCK_K: tl.constexpr,
     DESCRIBED: tl.constexpr,
     BIAS: tl.constexpr,
+    IN_PTX: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """dk and dv of a tile of keys; dq_sum (batch, queries, heads, D) fp32, without its factor, is 0 at first.
@@ -129,7 +131,7 @@ def fused_backward(
         sums += i.to(tl.int64)[:, None] * (heads * COLUMNS[0]) + column_d[None, :]
         turn_ptr = turns_ptr + (batch * heads + head) * tiles_q + first_tile + start // BLOCK_Q
         mask = (i < queries)[:, None] & (column_d < COLUMNS[0])[None, :]
-        add_in_turn(sums, turn_ptr, (at - first_seen) // BLOCK_K, part, mask, OVERLAP)
+        add_in_turn(sums, turn_ptr, (at - first_seen) // BLOCK_K, part, mask, IN_PTX)
     store_steps(dk, total_k * SCALE, batch, first_k, j, keys, group, column_d, COLUMNS[0])
     store_steps(dv, total_v, batch, first_k, j, keys, group, column_v, COLUMNS[1])
 

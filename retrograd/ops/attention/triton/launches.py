@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from triton import knobs
+
 from retrograd.core.arch import Arch
 from retrograd.core.build import INT32_MAX
 from retrograd.core.dtypes import BYTES, KERNEL_FLOATS
@@ -242,6 +244,7 @@ class _Launches:
             "BLOCK_Q": tile.queries,
             "BLOCK_K": tile.keys,
             "DESCRIBED": bool(described) and None not in described.values(),
+            "IN_PTX": not knobs.runtime.interpret,
             "BIAS": None if spec.bias is None else bias is not None,
         }
         sizes = (spec.queries, spec.keys, spec.heads, share, spec.sequences)
