@@ -15,7 +15,7 @@ MOST_LOOKS = tl.constexpr(2**24)  # seconds
 def wait_for_turn(turn_ptr, turn, IN_PTX: tl.constexpr):
     """Wait until a counter is `turn`; returns whether it is, after many looks.
 
-    IN_PTX: in what is one instruction to the compiler, which copies ahead only in loops without a loop in them. Triton's
+    IN_PTX: in one instruction of the compiler's, which copies ahead only in loops without a loop in them. Triton's
     interpreter has no PTX.
     """
     if IN_PTX:

@@ -31,7 +31,7 @@ class Tile:
     keys: int
     num_warps: int
     num_stages: int = 2
-    spills: int = 8
+    spills: int = 10
 
 
 @dataclass(frozen=True)
