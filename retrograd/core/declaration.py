@@ -124,6 +124,12 @@ def number(dtype: str, *, doc: str) -> Any:
     return field(default=None, metadata={"declared": declared})
 
 
+def labels(shape: str, *, doc: str) -> Any:
+    """The field of an optional array of int32, which has no gradient."""
+    declared = Argument(shape, ("int32",), doc, optional=True, kinds=("Int32",), differentiable=False)
+    return field(default=None, metadata={"declared": declared})
+
+
 def boundaries(what: str, then: str, name: str = "cu_seqlens", axis: str = "T", reaches: str = "T") -> Any:
     """The field of boundaries: where packed sequences begin and end along an axis, in a batch of one.
 

@@ -75,6 +75,31 @@ def slots(xp: Namespace, cu_seqlens: Any, time: int, size: int, count: int) -> S
     return Slots(first, end // size + number, owner, step, taken, source, of.inside, place)
 
 
+@dataclass(frozen=True)
+class Runs:
+    """The runs of equal ids in the rows of a batch.
+
+    Attributes:
+        number: (B, T), from 1 on through all rows; 0 at steps with a negative id, which belong to no sequence.
+        start: (B, T), the run's first step, counted from the start of its row.
+    """
+
+    number: Any
+    start: Any
+
+
+def runs(xp: Namespace, ids: Any) -> Runs:
+    """The runs of (B, T) ids."""
+    batch, time = ids.shape
+    step = xp.arange(ids, time)
+    before = xp.concat([ids[:, :1], ids[:, :-1]], 1)
+    begins = xp.astype((ids != before) | (step == 0), "int32")
+    number = xp.cumsum(xp.reshape(begins, (batch * time,)), 0, False)
+    first = xp.reshape(last_not_above(xp, number, number - 1) + 1, (batch, time))
+    start = first - time * xp.arange(ids, batch)[:, None]
+    return Runs(xp.where(ids < 0, 0, xp.reshape(number, (batch, time))), start)
+
+
 def last_not_above(xp: Namespace, bounds: Any, values: Any) -> Any:
     """For each value, the index of the last of the sorted bounds that is not above it; -1 if all are."""
     low = values * 0 - 1

@@ -737,6 +737,7 @@ def attention(
     dropout_seed: int | Int32[Array, ""] | None = ...,
     cu_seqlens_q: Int32[Array, " S_plus_1"] | None = ...,
     cu_seqlens_k: Int32[Array, " S_plus_1"] | None = ...,
+    segment_ids: Int32[Array, "B Q"] | None = ...,
     causal: bool = ...,
     window: tuple[int, int] | None = ...,
     scale: float | None = ...,
@@ -759,6 +760,7 @@ def attention(
     dropout_seed: int | Int32[Array, ""] | None = ...,
     cu_seqlens_q: Int32[Array, " S_plus_1"] | None = ...,
     cu_seqlens_k: Int32[Array, " S_plus_1"] | None = ...,
+    segment_ids: Int32[Array, "B Q"] | None = ...,
     causal: bool = ...,
     window: tuple[int, int] | None = ...,
     scale: float | None = ...,
@@ -780,6 +782,7 @@ def attention(
     dropout_seed: int | Int32[Array, ""] | None = None,
     cu_seqlens_q: Int32[Array, " S_plus_1"] | None = None,
     cu_seqlens_k: Int32[Array, " S_plus_1"] | None = None,
+    segment_ids: Int32[Array, "B Q"] | None = None,
     causal: bool = False,
     window: tuple[int, int] | None = None,
     scale: float | None = None,
@@ -825,6 +828,10 @@ def attention(
             cu_seqlens_k[i] up to cu_seqlens_k[i + 1]. alibi_slopes is then (H,) or (S, H). Results are zero at steps
             outside of every sequence. The numbers must not decrease or exceed Tk: PyTorch on a CPU, and JAX on a CPU
             outside of `jax.jit`, check this; elsewhere the results for such numbers are undefined.
+        segment_ids: (B, T) int32, for Tq = Tk = T and without cu_seqlens: a sequence is a run of steps of a row with
+            one id, which is not negative; another run begins where the id differs from that of the step before, and
+            with each row. Results and gradients are zero at steps with a negative id. The same as packed sequences, and
+            on a GPU the same bits; alibi_slopes is (H,).
         causal: whether a query sees no key behind its own place.
         window: (left, right), how many keys a query sees before and behind its own place; -1 for all.
         scale: factor of the products; 1 / sqrt(D) by default.
@@ -832,8 +839,8 @@ def attention(
         dropout_p: share of the probabilities that are dropped, in steps of 2^-16.
         return_lse: also return lse.
         backward: the backward algorithm of the kernels: "split" computes dk and dv, and dq, in two kernels, without a
-            workspace; "fused" computes all in one, which adds up dq in a fixed order, in a workspace of float32; "auto"
-            is the faster one.
+            workspace; "fused" computes all in one, which adds up dq in a fixed order, in a workspace of float32
+            ("split" with segment_ids); "auto" is the faster one.
 
     Returns:
         out (B, Tq, H, V) in the dtype of q; with `return_lse`, (out, lse), the logarithm of the sum of exponentials (B,
@@ -864,6 +871,7 @@ def attention(
             "dropout_seed": as_array("attention", "dropout_seed", dropout_seed, "int32", q),
             "cu_seqlens_q": cu_seqlens_q,
             "cu_seqlens_k": cu_seqlens_k,
+            "segment_ids": segment_ids,
         },
         {
             "causal": causal,

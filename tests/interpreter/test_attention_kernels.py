@@ -81,6 +81,109 @@ def test_the_widest_window_is_none() -> None:
         assert torch.equal(attention(q, k, v, window=(2**31 - 1, 2**31 - 1)), attention(q, k, v))
 
 
+def bounds_of(ids: list[int]) -> tuple[list[int], list[bool]]:
+    """Where the runs of a row's ids begin, with its end, and whether each is a sequence."""
+    first = [step for step, own in enumerate(ids) if step == 0 or own != ids[step - 1]]
+    return [*first, len(ids)], [ids[step] >= 0 for step in first]
+
+
+SEGMENTED = [case for case in ATTENTION.tagged("interpreter") if "segment_ids" in case.inputs]
+NAMES = [case.name for case in SEGMENTED if "bias" not in case.inputs]
+LAYOUTS = {"dense": (0, 0), "heads first": (1, 2), "steps first": (0, 1)}  # axes that are exchanged in memory
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "arch"),
+    [
+        ("segments", "steps first", "sm_90"),
+        *(("segments_everything", "dense", arch) for arch in BOTH),
+        *(
+            pytest.param(name, layout, arch, marks=pytest.mark.slow)
+            for name in NAMES
+            for layout in LAYOUTS
+            for arch in BOTH
+        ),
+    ],
+)
+def test_runs_of_ids_have_the_bits_of_packed_sequences(name: str, arch: str, layout: str, seed: int) -> None:
+    """Each row packed alone; with dropout, which depends on a row's number, only the first is."""
+    case = as_float16(ATTENTION.case(name))
+    inputs, gradients = contract.drawn(ATTENTION, case, "cpu", seed)
+    for array in ("q", "k", "v"):
+        inputs[array] = inputs[array].transpose(*LAYOUTS[layout]).contiguous().transpose(*LAYOUTS[layout])
+    ids = inputs.pop("segment_ids")
+    shared = {"alibi_slopes", "sinks", "dropout_seed"}
+    with interpreted(arch):
+        attention = with_small_tiles().torch
+        found = call(attention, {**inputs, "segment_ids": ids}, options(case), gradients)
+        for row in range(1 if "dropout_seed" in inputs else len(ids)):
+            own = {n: t if n in shared else t[row : row + 1] for n, t in inputs.items()}
+            bounds, kept = bounds_of(ids[row].tolist())
+            cu_seqlens = torch.tensor(bounds, dtype=torch.int32)
+            incoming = [gradient[row : row + 1] for gradient in gradients]
+            both = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+            expected = call(attention, {**own, **both}, options(case), incoming)
+            inside = torch.repeat_interleave(torch.tensor(kept), cu_seqlens.diff())
+            for output, tensor in expected.items():
+                if output.removeprefix("d ") not in shared:
+                    time = 2 if output == "output 1" else 1
+                    mask = inside.reshape([-1 if axis == time else 1 for axis in range(tensor.dim())])
+                    right = {output: torch.where(mask, tensor, 0)}
+                    assert_same_bits({output: found[output][row : row + 1]}, right, f"{name}, row {row}")
+
+
+@ARCHES
+def test_gradients_that_runs_of_ids_share_have_the_bits_of_packed_sequences(arch: str, seed: int) -> None:
+    """Those of slopes: rows of ids one after the other are a packed row."""
+    case = as_float16(ATTENTION.case("segments_everything"))
+    inputs, gradients = contract.drawn(ATTENTION, case, "cpu", seed)
+    steps = inputs["segment_ids"].shape[1]
+    ids = torch.arange(2 * steps, dtype=torch.int32).reshape(2, steps) // 7
+    bounds = torch.tensor(sorted({*range(0, 2 * steps, 7), steps, 2 * steps}), dtype=torch.int32)
+    flat = {n: t.flatten(0, 1)[None] if n in ("q", "k", "v") else t for n, t in inputs.items() if n != "segment_ids"}
+    incoming = [gradients[0].flatten(0, 1)[None], gradients[1].transpose(0, 1).flatten(1, 2)[None]]
+    with interpreted(arch):
+        attention = with_small_tiles().torch
+        found = call(attention, {**inputs, "segment_ids": ids}, options(case), gradients)
+        packed = {**flat, "cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
+        expected = call(attention, packed, options(case), incoming)
+    assert_same_bits({"d": found["d alibi_slopes"]}, {"d": expected["d alibi_slopes"]}, "slopes")
+
+
+@ARCHES
+def test_nan_at_steps_of_no_sequence_reaches_nothing(arch: str, seed: int) -> None:
+    case = as_float16(ATTENTION.case("segments_everything"))
+    inputs, gradients = contract.drawn(ATTENTION, case, "cpu", seed)
+    outside = inputs["segment_ids"] < 0
+    assert outside.any()
+    with interpreted(arch):
+        attention = with_small_tiles().torch
+        expected = call(attention, inputs, options(case), gradients)
+        for tensor in (*(inputs[name] for name in ("q", "k", "v")), gradients[0]):
+            tensor[outside] = torch.nan
+        gradients[1].transpose(1, 2)[outside] = torch.nan
+        found = call(attention, inputs, options(case), gradients)
+    assert_same_bits(found, expected, "beside NaN")
+    for name in ("y", "d q", "d k", "d v"):
+        assert not found[name][outside].any()
+
+
+def test_more_runs_than_one_block_lists() -> None:
+    q, k, v = torch.randn(3, 2, 1100, 1, 16, dtype=torch.float16)
+    ids = (torch.arange(2 * 1100, dtype=torch.int32) // 70).reshape(2, 1100)
+    with interpreted():
+        out = with_small_tiles().torch(q, k, v, segment_ids=ids)
+        last = with_small_tiles().torch(*(t[1:, 20:90] for t in (q, k, v)))
+    assert torch.equal(out[1:, 20:90], last)
+
+
+def test_programs_take_several_runs_of_one_step() -> None:
+    q, k, v = torch.randn(3, 2, 70, 1, 16, dtype=torch.float16)
+    ids = torch.arange(2 * 70, dtype=torch.int32).reshape(2, 70)
+    with interpreted():
+        assert torch.equal(with_small_tiles().torch(q, k, v, segment_ids=ids), v)
+
+
 class Keeping(Interpreter):
     """Keeps shape and address of the first array that the last program returned."""
 

@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 import torch
@@ -171,7 +172,67 @@ def test_packed_sequences_are_those_of_separate_calls() -> None:
         assert out[:, i:j].equal(attention(q[:, i:j], k[:, m:n], v[:, m:n], causal=True))
 
 
+IDS = [[3, 3, 0, 0, 0, 7, 3, 3, 3], [-2, 1, 1, 1, -1, -1, 4, 4, -5]]
+RUNS = [[(0, 2), (2, 5), (5, 6), (6, 9)], [(1, 4), (6, 8)]]
+
+
+@pytest.mark.parametrize("how", [{}, {"causal": True}, {"window": (1, 0), "softcap": 2.0}])
+def test_runs_of_ids_are_sequences(how: dict[str, Any]) -> None:
+    q, k, v = drawn(2, 9, 4, 16), drawn(2, 9, 2, 16), drawn(2, 9, 2, 16, seed=1)
+    out, lse = attention(q, k, v, segment_ids=torch.tensor(IDS, dtype=torch.int32), return_lse=True, **how)
+    for row, runs in enumerate(RUNS):
+        left = torch.ones(9, dtype=torch.bool)
+        for i, j in runs:
+            part = [t[row : row + 1, i:j] for t in (q, k, v)]
+            expected, own = attention(*part, return_lse=True, **how)
+            torch.testing.assert_close(out[row, i:j], expected[0])
+            torch.testing.assert_close(lse[row, :, i:j], own[0])
+            left[i:j] = False
+        assert not out[row, left].any()
+        assert not lse[row, :, left].any()
+
+
+def test_ids_drop_the_pairs_that_boundaries_drop() -> None:
+    q, v = torch.zeros(1, 90, 2, 16), torch.eye(90)[None, :, None].expand(1, 90, 2, 90)
+    ids, bounds = torch.zeros(1, 90, dtype=torch.int32), torch.tensor([0, 70, 90], dtype=torch.int32)
+    ids[:, 70:] = 1
+    how: dict[str, Any] = {"dropout_p": 0.4, "dropout_seed": 9}
+    dropped = attention(q, q, v, segment_ids=ids, **how) == 0
+    assert dropped.equal(attention(q, q, v, cu_seqlens_q=bounds, cu_seqlens_k=bounds, **how) == 0)
+    assert 0.3 < (~dropped[:, :70, :, :70]).float().mean() < 0.9
+    in_jax = retrograd.jax.attention(
+        *(jnp.asarray(t.numpy()) for t in (q, q, v)), segment_ids=jnp.asarray(ids.numpy()), **how
+    )
+    assert dropped.equal(torch.tensor((in_jax == 0).tolist()))
+
+
+def test_nan_at_steps_of_negative_ids_reaches_nothing() -> None:
+    arrays = [drawn(2, 9, 2, 16, seed=seed).requires_grad_() for seed in range(3)]
+    ids = torch.tensor(IDS, dtype=torch.int32)
+    hidden = (ids < 0)[:, :, None, None]
+    whole = attention(*(torch.where(hidden, math.nan, t) for t in arrays), segment_ids=ids)
+    expected = attention(*arrays, segment_ids=ids)
+    assert whole.equal(expected)
+    for found, right in zip(gradients(whole, arrays), gradients(expected, arrays), strict=True):
+        assert found.equal(right)
+        assert not found[hidden[..., 0, 0]].any()
+
+
+def test_a_batch_of_ids_is_vmapped_as_rows() -> None:
+    q, k = (jnp.asarray(drawn(3, 2, 9, 2, 16, seed=seed).numpy()) for seed in range(2))
+    ids = jnp.asarray([IDS, IDS[::-1], IDS], dtype="int32")
+
+    def one(q: Any, k: Any, ids: Any) -> Any:
+        return retrograd.jax.attention(q, k, k, segment_ids=ids, causal=True)
+
+    found, shared = jax.vmap(one)(q, k, ids), jax.vmap(one, (0, 0, None))(q, k, ids[0])
+    for i in range(3):
+        assert jnp.allclose(found[i], one(q[i], k[i], ids[i]), atol=1e-6)
+        assert jnp.allclose(shared[i], one(q[i], k[i], ids[0]), atol=1e-6)
+
+
 BOUNDS = torch.tensor([0, 4], dtype=torch.int32)
+NO_IDS = torch.zeros(1, 4, dtype=torch.int32)
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"k": torch.zeros(1, 4, 3, 16)}, r"attention: k.shape\[2\] is 3, expected key heads that divide the heads, 4"),
     (
@@ -190,6 +251,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"dropout_p": 0.1}, "attention: dropout_seed is None, expected a seed, since dropout_p is 0.1"),
     ({"dropout_seed": 1}, "attention: dropout_seed is 'a seed', expected None, since dropout_p is 0.0"),
     ({"cu_seqlens_q": BOUNDS}, "attention: cu_seqlens_k is None, expected boundaries, since cu_seqlens_q is given"),
+    (
+        {"segment_ids": torch.zeros(1, 3, dtype=torch.int32)},
+        r"segment_ids has shape \(1, 3\), expected \(batch=1, queries",
+    ),
+    (
+        {"segment_ids": NO_IDS, "cu_seqlens_q": BOUNDS, "cu_seqlens_k": BOUNDS},
+        "attention: segment_ids is 'an array', expected None, since cu_seqlens_q is given",
+    ),
+    (
+        {"segment_ids": NO_IDS, "k": torch.zeros(1, 5, 2, 16), "v": torch.zeros(1, 5, 2, 16)},
+        "attention: segment_ids is 'an array', expected None, since there are 4 queries and 5 keys",
+    ),
+    (
+        {"segment_ids": NO_IDS, "alibi_slopes": torch.zeros(1, 4)},
+        r"attention: alibi_slopes has shape \(1, 4\), expected \(heads=4,\)",
+    ),
     ({"backward": "fast"}, "attention: backward is 'fast', expected 'auto' or 'split' or 'fused'"),
     ({"bias": torch.zeros(1, 4, 5, 4)}, r"attention: bias has shape \(1, 4, 5, 4\), expected"),
     ({"q": torch.zeros(1, 4, 4, 600), "k": torch.zeros(1, 4, 2, 600)}, "attention: q has shape .*head size=1..512"),
@@ -203,12 +280,19 @@ def test_what_does_not_go_together_is_refused(changed: dict[str, Any], text: str
         attention(**{**given, **changed})
 
 
+def test_ids_of_another_dtype_are_refused() -> None:
+    q = torch.zeros(1, 4, 2, 16)
+    with pytest.raises(TypeError, match="attention: segment_ids has dtype int64, expected int32"):
+        attention(q, q, q, segment_ids=torch.zeros(1, 4, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("arch", SUPPORTED.values(), ids=SUPPORTED)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("D", [16, 64, 80, 128, 192, 256, 512])
 def test_the_order_of_sums_does_not_depend_on_packing_or_on_a_window(arch: Arch, dtype: str, D: int) -> None:
     arrays = {name: Param((1, 300, 2, D), dtype) for name in "qkv"}
     packed = {f"cu_seqlens_{side}": Param((3,), "int32") for side in "qk"}
-    specs = [OP.spec(arrays | more, options) for more in ({}, packed) for options in ({}, {"window": (9, 0)})]
+    ids = {"segment_ids": Param((1, 300), "int32")}
+    specs = [OP.spec(arrays | more, options) for more in ({}, packed, ids) for options in ({}, {"window": (9, 0)})]
     plans = [(planned(spec, arch, "fwd"), planned(spec, arch, "bwd")) for spec in specs]
     assert len({(f.queries.keys, b.queries.keys, b.keys.queries, b.fused) for f, b in plans}) == 1

@@ -102,6 +102,18 @@ def test_packed_sequences_may_leave_gaps(device: str) -> None:
 
 
 @ON
+def test_ids_of_steps(device: str) -> None:
+    ids = torch.arange(B * T, dtype=torch.int32, device=device).reshape(B, T) // 30 - 1
+
+    def ask(function: Function) -> Any:
+        qkv = leaf(drawn(B, T, 3, H, D, device=device))
+        out = function(qkv, segment_ids=ids, causal=True)
+        return [out, *torch.autograd.grad(loss_of(out), [qkv])]
+
+    both(ask)
+
+
+@ON
 @pytest.mark.parametrize("shape", [(0, T, 3, H, D), (B, 0, 3, H, D), (B, T, 3, H, 3), (1, 5, 3, 1, 1)])
 def test_empty_and_odd_shapes(shape: tuple[int, ...], device: str) -> None:
     def ask(function: Function) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Any
 
 from retrograd.core.cases import Case, Tensor
@@ -25,10 +26,15 @@ def case(
     sinks: bool = False,
     seed: int | None = None,
     packed: tuple[Collection[int], Collection[int]] | None = None,
+    segments: Sequence[Sequence[int]] | None = None,
     tags: frozenset[str] = TEST,
     **options: Any,
 ) -> Case:
-    """A case; `shape` is (B, Tq, Tk, H, G, D), `value` V, by default D; `packed` the boundaries of queries and keys."""
+    """A case.
+
+    `shape` is (B, Tq, Tk, H, G, D), `value` V, by default D; `packed` has the boundaries of queries and keys,
+    `segments` the ids of each row.
+    """
     B, Q, K, H, G, D = shape
     V = D if value is None else value
     inputs = {
@@ -47,10 +53,23 @@ def case(
     if packed:
         for side, bounds in zip(("q", "k"), packed, strict=True):
             inputs[f"cu_seqlens_{side}"] = Tensor((len(bounds),), "int32", values=tuple(bounds))
+    if segments:
+        inputs["segment_ids"] = Tensor((B, Q), "int32", values=tuple(chain(*segments)))
     shared = frozenset({"alibi_slopes"} if slopes and len(slopes) == 1 else ())
     return Case(name, inputs, options, tags, {"B": B, "Tq": Q, "Tk": K, "H": H, "Hkv": G, "D": D, "V": V}, shared)
 
 
+def ids(*runs: tuple[int, int]) -> tuple[int, ...]:
+    """A row's ids from runs of (id, steps)."""
+    return tuple(chain(*((label,) * steps for label, steps in runs)))
+
+
+# Of 40 steps each: ids that come again, runs of one step, steps of no sequence inside and at both ends.
+ROWS = (
+    ids((0, 13), (7, 1), (0, 2), (5, 24)),
+    ids((-1, 3), (2, 5), (-4, 2), (-1, 1), (2, 20), (1, 1), (3, 4), (-1, 4)),
+    ids((9, 40)),
+)
 TEST_CASES: list[Case] = [
     case("plain", (2, 9, 9, 2, 2, 16), tags=STRIDED),
     case("fp32", (1, 70, 70, 3, 3, 24), dtype="float32", tags=SMALL),
@@ -94,6 +113,16 @@ TEST_CASES: list[Case] = [
     case("fused_everything", (2, 70, 80, 4, 2, 16), value=24, bias=(2, 1, 70, 80), slopes=(4,), sinks=True, seed=11,
          dropout_p=0.25, causal=True, window=(50, 3), softcap=5.0, scale=0.2, return_lse=True, dtype="float16",
          backward="fused", tags=SMALL),
+    case("segments", (3, 40, 40, 2, 1, 16), segments=ROWS, causal=True, tags=STRIDED),
+    case("segments_everything", (2, 40, 40, 4, 2, 16), value=24, segments=ROWS[1::-1], slopes=(4,), sinks=True,
+         window=(9, 3), softcap=5.0, return_lse=True, dtype="float16", tags=STRIDED),
+    case("segments_dropout", (2, 40, 40, 4, 2, 16), segments=ROWS[:2], seed=5, dropout_p=0.3, tags=SMALL),
+    case("segments_fp32", (2, 40, 40, 2, 2, 24), segments=ROWS[:2], dtype="float32", window=(11, 4), tags=SMALL),
+    case("segments_tiles", (2, 200, 200, 2, 1, 16), segments=(ids((1, 70), (0, 130)), ids((3, 120), (-1, 9), (4, 71))),
+         causal=True, slopes=(2,)),
+    case("segments_of_a_step", (2, 40, 40, 2, 2, 16), segments=(tuple(range(40)),) * 2, return_lse=True, tags=SMALL),
+    case("segments_of_nothing", (1, 9, 9, 2, 2, 16), segments=(ids((-1, 9)),), sinks=True, return_lse=True, tags=SMALL),
+    case("segments_bias", (2, 40, 40, 2, 1, 16), segments=ROWS[:2], bias=(2, 1, 40, 40), causal=True, tags=SMALL),
     case("no_batch", (0, 5, 5, 2, 2, 16), tags=SMALL),
     case("no_queries", (2, 0, 5, 2, 2, 16), return_lse=True, tags=SMALL),
     case("no_keys", (2, 5, 0, 2, 2, 16), tags=SMALL),

@@ -46,6 +46,25 @@ def kept(xp: Namespace, spec: Spec, seed: Any, queries: Tiles, key: Any) -> Any:
     return numbers >= spec.threshold
 
 
+def kept_in_runs(xp: Namespace, spec: Spec, seed: Any, query: Any, key: Any, start: Any) -> Any:
+    """As `kept`, for rows that hold several sequences at any step: every pair makes its own call.
+
+    `query` (query tiles, TILE) and `key` (TILE,) are steps of a row, and `start` (batch, 1, 1, query tiles, TILE, 1)
+    is where the query's sequence begins.
+    """
+    of_heads = (spec.batch, spec.groups, spec.heads // max(spec.groups, 1))
+    row = xp.reshape(xp.arange(key, spec.batch * spec.heads), (*of_heads, 1, 1, 1))
+    step = key - start
+    place = xp.where(step < 0, 0, step)  # of a key before the sequence, which nothing sees
+    shape = (*of_heads, *query.shape, key.shape[0])
+    counter = (place // GROUP * CALLS + place % 8 // 2, query[:, :, None] - start, row, start)
+    words = philox(xp, [xp.broadcast_to(xp.word(part), shape) for part in counter], xp.word(seed))
+    word = words[0]
+    for number in range(1, 4):
+        word = xp.where(place % GROUP // 8 == number, words[number], word)
+    return xp.where(place % 2 == 0, word & (FORMS - 1), word >> 16) >= spec.threshold
+
+
 def philox(xp: Namespace, counter: list[Any], seed: Any) -> list[Any]:
     """The four words of each counter."""
     a, b, c, d = counter

@@ -20,6 +20,7 @@ def attention_qkvpacked(
     sinks: Array | None = None,
     dropout_seed: int | Array | None = None,
     cu_seqlens: Array | None = None,
+    segment_ids: Array | None = None,
     causal: bool = False,
     window: tuple[int, int] | None = None,
     scale: float | None = None,
@@ -38,6 +39,7 @@ def attention_qkvpacked(
         sinks: as in `attention`.
         dropout_seed: as in `attention`.
         cu_seqlens: (S + 1,) int32: the boundaries of queries and keys.
+        segment_ids: as in `attention`.
         causal: as in `attention`.
         window: as in `attention`.
         scale: as in `attention`.
@@ -73,6 +75,7 @@ def attention_qkvpacked(
         "dropout_seed": dropout_seed,
         "cu_seqlens_q": cu_seqlens,
         "cu_seqlens_k": cu_seqlens,
+        "segment_ids": segment_ids,
         "causal": causal,
         "window": window,
         "scale": scale,

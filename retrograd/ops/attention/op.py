@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from retrograd.core.declaration import Letter, Result, boundaries, number, option, optional, required
+from retrograd.core.declaration import Letter, Result, boundaries, labels, number, option, optional, required
 from retrograd.core.dtypes import FLOATS
 from retrograd.core.errors import bad_value
 from retrograd.core.op import Implementation, Op, names
@@ -58,6 +58,13 @@ class Spec(CallSpec):
     dropout_seed: Param | None = number("int32", doc="the seed of the dropout; needed where dropout_p is not 0.")
     cu_seqlens_q: Param | None = boundaries("q", SLOPES, "cu_seqlens_q", "Tq", "Q")
     cu_seqlens_k: Param | None = boundaries("each of k and v", SLOPES, "cu_seqlens_k", "Tk", "K")
+    segment_ids: Param | None = labels(
+        "B Q",
+        doc="""(B, T) int32, for Tq = Tk = T and without cu_seqlens: a sequence is a run of steps of a row with one id,
+        which is not negative; another run begins where the id differs from that of the step before, and with each row.
+        Results and gradients are zero at steps with a negative id. The same as packed sequences, and on a GPU the same
+        bits; alibi_slopes is (H,).""",
+    )
     causal: bool = option("bool", False, doc="whether a query sees no key behind its own place.")
     window: tuple[int, int] | None = option(
         "int[]?",
@@ -73,8 +80,8 @@ class Spec(CallSpec):
         "auto",
         choices=("auto", "split", "fused"),
         doc="""the backward algorithm of the kernels: "split" computes dk and dv, and dq, in two kernels,
-        without a workspace; "fused" computes all in one, which adds up dq in a fixed order, in a workspace of float32;
-        "auto" is the faster one.""",
+        without a workspace; "fused" computes all in one, which adds up dq in a fixed order, in a workspace of float32
+        ("split" with segment_ids); "auto" is the faster one.""",
     )
 
     op: ClassVar = "attention"
@@ -141,9 +148,19 @@ class Spec(CallSpec):
         """Random numbers below it, of FORMS, drop a probability."""
         return round(self.dropout_p * FORMS)
 
+    @property
+    def segmented(self) -> bool:
+        """Whether ids of steps tell the sequences apart."""
+        return self.segment_ids is not None
+
     def reads(self, wanted: frozenset[str]) -> tuple[str, ...]:
         """The gradients of the results, the arguments, out and lse."""
         return (*self.gradients_in(), *self.arguments, "out", "lse")
+
+    def shape_of(self, name: str) -> str:
+        """The slopes of the heads where segments are given: they have no numbers that slopes could be listed by."""
+        alone = name == "alibi_slopes" and self.segmented
+        return "H" if alone else CallSpec.shape_of(self, name)
 
     def folds(self, size: int) -> Iterator[Fold]:
         """The calls as rows of one batch; none with dropout, which depends on a row's number."""
@@ -155,10 +172,20 @@ class Spec(CallSpec):
         if (self.cu_seqlens_q is None) != (self.cu_seqlens_k is None):
             missing, other = ("q", "k") if self.cu_seqlens_q is None else ("k", "q")
             raise bad_value(self.op, f"cu_seqlens_{missing}", None, f"boundaries, since cu_seqlens_{other} is given")
+        if self.segmented:
+            self._check_segments()
         dropped = self.dropout_p > 0
         if dropped != (self.dropout_seed is not None):
             got, expected = (None, "a seed") if dropped else ("a seed", "None")
             raise bad_value(self.op, "dropout_seed", got, f"{expected}, since dropout_p is {self.dropout_p}")
+
+    def _check_segments(self) -> None:
+        """Raise for ids beside boundaries, or with keys that are other steps than the queries."""
+        if self.packed:
+            raise bad_value(self.op, "segment_ids", "an array", "None, since cu_seqlens_q is given")
+        if self.queries != self.keys:
+            expected = f"None, since there are {self.queries} queries and {self.keys} keys"
+            raise bad_value(self.op, "segment_ids", "an array", expected)
 
     def check_options(self) -> None:
         """Raise for option values that are invalid for every q, too."""
@@ -174,7 +201,10 @@ class Spec(CallSpec):
             raise bad_value(self.op, "dropout_p", self.dropout_p, "at least 0 and less than 1")
 
     def visible(self) -> int:
-        """How many pairs of a query and a key the masks leave to a head; packed sequences count as equally long."""
+        """How many pairs of a query and a key the masks leave to a head.
+
+        Packed sequences count as equally long. Where ids tell sequences apart, a row counts as one sequence.
+        """
         sequences = self.sequences if self.packed else 1
         queries, keys = self.queries // sequences, self.keys // sequences
         left, right = self.sides
@@ -205,7 +235,7 @@ OP = Op(
         Implementation(
             f"{__package__}.triton",
             takes=names(
-                "q k v bias alibi_slopes sinks dropout_seed cu_seqlens_q cu_seqlens_k "
+                "q k v bias alibi_slopes sinks dropout_seed cu_seqlens_q cu_seqlens_k segment_ids "
                 "causal window scale softcap dropout_p return_lse backward"
             ),
             places=names("dq dk dv"),

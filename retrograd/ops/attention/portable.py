@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
+from retrograd.core.packed import runs
 from retrograd.core.xp import Namespace
 
-from .dropout import kept
+from .dropout import kept, kept_in_runs
 from .op import FORMS, Spec
 from .tiles import TILE, Tiles
 
@@ -44,7 +45,7 @@ def forward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, A
     (largest, total, out), _ = _scan(call, step, (largest, total, out))
     some = total > 0
     total = xp.where(some, total, 1)
-    lse = xp.where(some, largest + xp.log(total), -inf)
+    lse = call.inside(xp.where(some, largest + xp.log(total), -inf))
     return {"out": call.joined(out / total, spec.q.dtype), "lse": call.joined_rows(lse)}
 
 
@@ -107,6 +108,7 @@ class Pairs:
     def __init__(self, xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> None:
         self.xp = xp
         self.spec = spec
+        self.runs = runs(xp, arrays["segment_ids"]) if spec.segmented else None
         self.arrays = arrays
         q = arrays["q"]
         self.queries = Tiles(xp, q, spec.queries, arrays.get("cu_seqlens_q"))
@@ -114,6 +116,9 @@ class Pairs:
         shift = self.keys.lengths - self.queries.lengths
         self.place = self.queries.step + shift[self.queries.owner][:, None]
         self.taken = xp.reshape(self.queries.taken, (self.queries.count, TILE, 1))
+        if self.runs is not None:
+            self.run = self._of_steps(self.runs.number)
+            self.taken = self.run > 0
         self.bias = self._bias()
         self.slopes = self._slopes()
 
@@ -128,6 +133,9 @@ class Pairs:
         keys = self.keys
         tiles = {"k": self._of_keys("k"), "v": self._of_keys("v"), "step": keys.step, "taken": keys.taken}
         tiles |= {"owner": keys.owner}
+        if self.runs is not None:
+            # (key tiles, batch, 1, 1, 1, 1, TILE)
+            tiles |= {"run": self._runs_of_keys()[:, :, None, None, None, None]}
         if self.by_key:
             # (key tiles, batch, G, R, query tiles, TILE, TILE)
             cut = keys.cut(self.bias, 5)
@@ -154,6 +162,10 @@ class Pairs:
         same = self.xp.reshape(self.queries.owner == tile["owner"], (self.queries.count, 1, 1))
         return self.xp.where(same, array, 0)
 
+    def inside(self, array: Any) -> Any:
+        """An array of queries with zeros at steps whose id is of no sequence, where numbers need not be finite."""
+        return array if self.runs is None else self.xp.where(self.taken, array, 0)
+
     def distance(self, tile: Mapping[str, Any]) -> Any:
         """How far each key is from each query's place."""
         return self.xp.astype(self.xp.abs(self._behind(tile)), self.spec.compute_dtype)
@@ -163,18 +175,22 @@ class Pairs:
         spec = self.spec
         if spec.threshold == 0:
             return 1.0
-        keep = kept(self.xp, spec, self.arrays["dropout_seed"], self.queries, tile["step"])
+        seed, key = self.arrays["dropout_seed"], tile["step"]
+        if self.runs is None:
+            keep = kept(self.xp, spec, seed, self.queries, key)
+        else:
+            keep = kept_in_runs(self.xp, spec, seed, self.queries.step, key, self._of_steps(self.runs.start))
         return self.xp.astype(keep, spec.compute_dtype) * (1 / (1 - spec.threshold / FORMS))
 
     def of_queries(self, name: str) -> Any:
         """An array (batch, queries, heads, size) in tiles."""
         array = self.xp.astype(self.arrays[name], self.spec.compute_dtype)
-        return self._tiled(self._by_group(array, 2), 1)
+        return self.inside(self._tiled(self._by_group(array, 2), 1))
 
     def of_rows(self, name: str) -> Any:
         """An array (batch, heads, queries) in tiles, with a last axis of size 1."""
         array = self.xp.astype(self.arrays[name], self.spec.compute_dtype)
-        return self._tiled(self._by_group(array, 1), 3)[..., None]
+        return self.inside(self._tiled(self._by_group(array, 1), 3)[..., None])
 
     def of_heads(self, array: Any) -> Any:
         """An array (heads,) as (1, G, R, 1, 1, 1)."""
@@ -240,6 +256,10 @@ class Pairs:
         xp = self.xp
         return xp.reshape(xp.sum(xp.sum(xp.sum(array[..., 0], 4), 3), 0), (self.spec.heads,))
 
+    def _of_steps(self, array: Any) -> Any:
+        """An array (batch, queries) in tiles, (batch, 1, 1, tiles, TILE, 1)."""
+        return self._tiled(array[:, None, None], 3)[..., None]
+
     def _tiled(self, array: Any, axis: int) -> Any:
         """An array, cut along its axis of queries: (batch, G, R, tiles, TILE, ...)."""
         cut = self.queries.cut(array, axis)
@@ -252,7 +272,15 @@ class Pairs:
     def _of_keys(self, name: str) -> Any:
         """k or v as (key tiles, batch, G, 1, 1, TILE, size)."""
         array = self.xp.astype(self.arrays[name], self.spec.compute_dtype)
-        return self.xp.moveaxis(self.keys.cut(array, 1), 1, 3)[:, :, :, None, None]
+        cut = self.xp.moveaxis(self.keys.cut(array, 1), 1, 3)[:, :, :, None, None]
+        if self.runs is None:
+            return cut
+        return self.xp.where(self._runs_of_keys()[:, :, None, None, None, :, None] > 0, cut, 0)
+
+    def _runs_of_keys(self) -> Any:
+        """The run of each key, (key tiles, batch, TILE)."""
+        assert self.runs is not None
+        return self.xp.moveaxis(self.keys.cut(self.runs.number, 1), 1, 2)
 
     def _by_group(self, array: Any, axis: int) -> Any:
         """An array whose axis of heads, or of size 1, becomes two: groups, and heads of a group."""
@@ -286,7 +314,11 @@ class Pairs:
 
     def _visible(self, tile: Mapping[str, Any]) -> Any:
         behind = self._behind(tile)
-        visible = self.taken & tile["taken"][None, None] & (self.queries.owner == tile["owner"])[:, None, None]
+        visible = self.taken & tile["taken"][None, None]
+        if self.runs is None:
+            visible = visible & (self.queries.owner == tile["owner"])[:, None, None]
+        else:
+            visible = visible & (self.run == tile["run"])
         left, right = self.spec.sides
         if left is not None:
             visible = visible & (behind >= -left)

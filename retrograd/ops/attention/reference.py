@@ -26,6 +26,7 @@ def attention(
     dropout_seed: Tensor | int | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     causal: bool = False,
     window: tuple[int, int] | None = None,
     scale: float | None = None,
@@ -41,11 +42,16 @@ def attention(
     """
     heads, share = q.shape[2], q.shape[2] // max(k.shape[2], 1)
     k, v = (t.repeat_interleave(share, 2) for t in (k, v))
-    own_q, i, start = numbered(q, cu_seqlens_q)
-    own_k, j, _ = numbered(k, cu_seqlens_k)
-    place = i + shifts(q, k, cu_seqlens_q, cu_seqlens_k)[own_q]
-    ahead = j[None, :] - place[:, None]  # of a key: how far it lies behind the query's place
-    visible = (own_q[:, None] == own_k[None, :]) & (own_q >= 0)[:, None]
+    if segment_ids is not None:
+        own_q, i, start = runs(segment_ids)
+        own_k, j, place = own_q, i, i
+    else:
+        own_q, i, start = (t[None] for t in numbered(q, cu_seqlens_q))
+        own_k, j, _ = (t[None] for t in numbered(k, cu_seqlens_k))
+        place = i + shifts(q, k, cu_seqlens_q, cu_seqlens_k)[own_q]
+    # (rows, 1, queries, keys), of a key: how far it lies behind the query's place
+    ahead = j[:, None, None, :] - place[:, None, :, None]
+    visible = (own_q[:, None, :, None] == own_k[:, None, None, :]) & (own_q >= 0)[:, None, :, None]
     left, right = window or (-1, -1)
     if causal:
         visible &= ahead <= 0
@@ -81,8 +87,8 @@ def attention(
     out = torch.einsum("bhij,bjhd->bihd", p.to(v.dtype).to(compute), v.to(compute))
     out = out.to(q.dtype) if rounded is None else rounded(out, lse, q.dtype)
     outside = own_q < 0
-    out = torch.where(outside[None, :, None, None], 0, out)
-    return (out, torch.where(outside, 0, lse)) if return_lse else out
+    out = torch.where(outside[:, :, None, None], 0, out)
+    return (out, torch.where(outside[:, None], 0, lse)) if return_lse else out
 
 
 class _Rounded(torch.autograd.Function):
@@ -120,6 +126,19 @@ def numbered(array: Tensor, bounds: Tensor | None) -> tuple[Tensor, Tensor, Tens
     return own, step - start, start
 
 
+def runs(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `numbered` by (row, step), for the runs of equal ids in each row, which are numbered through all rows."""
+    own, start = torch.full_like(ids, -1, dtype=torch.int64), torch.zeros_like(ids, dtype=torch.int64)
+    number = -1
+    for row, of_steps in enumerate(ids.tolist()):
+        for step, label in enumerate(of_steps):
+            begins = step == 0 or label != of_steps[step - 1]
+            number += begins
+            own[row, step] = number if label >= 0 else -1
+            start[row, step] = step if begins else start[row, step - 1]
+    return own, torch.arange(ids.shape[1], device=ids.device) - start, start
+
+
 def shifts(q: Tensor, k: Tensor, bounds_q: Tensor | None, bounds_k: Tensor | None) -> Tensor:
     """Tk - Tq of each sequence."""
     if bounds_q is None or bounds_k is None:
@@ -131,20 +150,23 @@ def of_rows(slopes: Tensor, own: Tensor, bounds: Tensor | None) -> Tensor:
     """The slopes by (batch, head, query, 1)."""
     if slopes.dim() == 1:
         return slopes[None, :, None, None]
-    return slopes[:, :, None, None] if bounds is None else slopes[own].T[None, :, :, None]
+    return slopes[:, :, None, None] if bounds is None else slopes[own[0]].T[None, :, :, None]
 
 
 def random(seed: Tensor | int | None, shape: torch.Size, i: Tensor, j: Tensor, start: Tensor) -> Tensor:
     """Numbers from 0 to FORMS - 1 for (batch, head, query, key): two in each word that Philox4x32-7 returns.
 
     Of 32 keys, those that share a call are 2 c, 2 c + 1 and the ones 8, 16 and 24 behind them: a thread of a tensor
-    core's result has them. The counter is (call, i, b H + h, the sequence's start), the key (seed, 0).
+    core's result has them. The counter is (call, i, b H + h, the sequence's start), the key (seed, 0). i, j and start
+    are (rows, steps).
     """
     batch, heads, _, _ = shape
     row = torch.arange(batch * heads, device=i.device).reshape(batch, heads, 1, 1)
     call = j // 32 * 4 + j % 8 // 2
-    counter = torch.broadcast_tensors(call[None, :], i[:, None], row, start[:, None])
+    i, start = i[:, None, :, None], start[:, None, :, None]
+    counter = torch.broadcast_tensors(call[:, None, None, :], i, row, start)
     words = torch.stack(philox(counter, int(seed or 0) & MASK))
+    j = j[:, None, None, :]
     word = (j % 32 // 8).expand(words.shape[1:])
     return words.gather(0, word[None])[0] >> (16 * (j % 2)) & (FORMS - 1)
 

@@ -28,6 +28,7 @@ def attention_qkvpacked(
     sinks: Tensor | None = None,
     dropout_seed: int | Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     causal: bool = False,
     window: tuple[int, int] | None = None,
     scale: float | None = None,
@@ -46,6 +47,7 @@ def attention_qkvpacked(
         sinks: as in `attention`.
         dropout_seed: as in `attention`.
         cu_seqlens: (S + 1,) int32: the boundaries of queries and keys.
+        segment_ids: as in `attention`.
         causal: as in `attention`.
         window: as in `attention`.
         scale: as in `attention`.
@@ -78,6 +80,7 @@ def attention_qkvpacked(
         "dropout_seed": as_array(OP.name, "dropout_seed", dropout_seed, "int32", qkv),
         "cu_seqlens_q": cu_seqlens,
         "cu_seqlens_k": cu_seqlens,
+        "segment_ids": segment_ids,
     }
     options: dict[str, Any] = {
         "causal": causal,

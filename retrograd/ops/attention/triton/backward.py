@@ -21,6 +21,7 @@ from .pairs import (
     tile_of_queries,
     tiles_of,
 )
+from .segments import own_tiles, run_of_keys, run_of_queries
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -64,15 +65,15 @@ def deltas(
 def add_keys(
     totals, q_tile, dout_tile, k, v, own, bias, slopes, seed_ptr, place, counts, heads, at, start, border,
     SIDES: tl.constexpr, FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr, STEEP: tl.constexpr,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr, STEEP: tl.constexpr, origin,
 ):  # fmt: skip
     """dq without its factor, and the gradient of a slope by queries, with one more tile of keys."""
     total, steep = totals
     batch, _number, first_q, first_k = place
     head, group, row = heads
     base, delta = own
-    k_tile = load_tile(k, batch, first_k, start, counts[1], group, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED)
-    v_tile = load_tile(v, batch, first_k, start, counts[1], group, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED)
+    k_tile = load_tile(k, batch, first_k, start, counts[1], group, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED, origin)
+    v_tile = load_tile(v, batch, first_k, start, counts[1], group, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED, origin)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
     i, j = at + tl.arange(0, BLOCK_Q), start + tl.arange(0, BLOCK_K)
     x, bounded = scores_of(
@@ -91,6 +92,40 @@ def add_keys(
     if FACTORS[2] is not None:
         ds *= 1.0 - bounded * bounded
     return tl.dot(ds.to(k_tile.dtype), k_tile, total, input_precision="ieee"), steep
+
+
+@triton.jit
+def add_up_queries(
+    q, k, v, bias, slopes, seed_ptr, cu_q_ptr, base, dout, delta, dq, dslopes_ptr, sizes, own, SIDES: tl.constexpr,
+    FACTORS: tl.constexpr, SCALE: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr, SEGMENTED: tl.constexpr,
+):  # fmt: skip
+    """dq of a tile of queries, `own`, and its part of the gradient of slopes."""
+    BLOCK_D: tl.constexpr = COLUMNS[2]
+    batch, head, tile, number, first_q, queries, first_k, keys, at = own
+    origin = batch * sizes[0] if SEGMENTED else 0
+    i = at + tl.arange(0, BLOCK_Q)
+    column = tl.arange(0, COLUMNS[2])
+    q_tile = load_steps(q, batch, first_q, i, queries, head, column, COLUMNS[0], COLUMNS[2])
+    dout_tile = load_steps(dout, batch, first_q, i, queries, head, tl.arange(0, COLUMNS[3]), COLUMNS[1], COLUMNS[3])
+    own_base = load_row(base, batch, first_q, i, queries, head)
+    own_delta = load_row(delta, batch, first_q, i, queries, head)
+    total = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+    steep = tl.zeros([BLOCK_Q], tl.float32)
+    low, first, last, high = seen(at, queries, keys, SIDES[0], SIDES[1], BLOCK_Q, BLOCK_K)
+    for start in tl.range(low, high, BLOCK_K):
+        total, steep = add_keys(
+            (total, steep), q_tile, dout_tile, k, v, (own_base, own_delta), bias, slopes, seed_ptr,
+            (batch, number, first_q, first_k), (queries, keys), (head, head // sizes[3], batch * sizes[2] + head),
+            at, start, (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K,
+            DESCRIBED, BIAS, dslopes_ptr is not None, origin,
+        )  # fmt: skip
+    if dslopes_ptr is not None:
+        own_tile = tile
+        if not SEGMENTED:
+            own_tile = batch * tiles_of(cu_q_ptr, sizes[0], sizes[4], BLOCK_Q) + tile
+        tl.store(dslopes_ptr + own_tile * sizes[2] + head, tl.sum(tl.where(i < queries, steep, 0.0), axis=0))
+    store_steps(dq, total * SCALE, batch, first_q, i, queries, head, column, COLUMNS[0])
 
 
 @triton.jit(do_not_specialize=["sizes"])
@@ -118,46 +153,38 @@ def queries_backward(
     BLOCK_K: tl.constexpr,
     DESCRIBED: tl.constexpr,
     BIAS: tl.constexpr,
+    SEGMENTED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """dq of a tile of queries; dslopes (batch, tiles, heads): parts of the gradient of slopes.
 
-    DESCRIBED: k and v are tensor descriptors.
+    DESCRIBED: k and v are tensor descriptors. SEGMENTED: cu_q_ptr and cu_k_ptr are `segments`' runs, and dslopes is
+    (1, tiles, heads).
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    BLOCK_D: tl.constexpr = COLUMNS[2]
-    batch, head, tile, number, first_q, queries, first_k, keys, at = tile_of_queries(
-        cu_q_ptr, cu_k_ptr, sizes, BLOCK_Q, BIAS
-    )
-    clear_gaps(dq, cu_q_ptr, sizes[0], sizes[4], tile, head, COLUMNS[0], COLUMNS[2], BLOCK_Q)
-    i = at + tl.arange(0, BLOCK_Q)
-    column = tl.arange(0, COLUMNS[2])
-    q_tile = load_steps(q, batch, first_q, i, queries, head, column, COLUMNS[0], COLUMNS[2])
-    dout_tile = load_steps(dout, batch, first_q, i, queries, head, tl.arange(0, COLUMNS[3]), COLUMNS[1], COLUMNS[3])
-    own_base = load_row(base, batch, first_q, i, queries, head)
-    own_delta = load_row(delta, batch, first_q, i, queries, head)
-    total = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
-    steep = tl.zeros([BLOCK_Q], tl.float32)
-    low, first, last, high = seen(at, queries, keys, SIDES[0], SIDES[1], BLOCK_Q, BLOCK_K)
-    for start in tl.range(low, high, BLOCK_K):
-        total, steep = add_keys(
-            (total, steep), q_tile, dout_tile, k, v, (own_base, own_delta), bias, slopes, seed_ptr,
-            (batch, number, first_q, first_k), (queries, keys), (head, head // sizes[3], batch * sizes[2] + head),
-            at, start, (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K,
-            DESCRIBED, BIAS, dslopes_ptr is not None,
+    if SEGMENTED:
+        head, first, tiles, programs = own_tiles(cu_q_ptr, sizes[2], BLOCK_Q)
+        for n in tl.range(first, tiles, programs, disable_licm=True):
+            add_up_queries(
+                q, k, v, bias, slopes, seed_ptr, cu_q_ptr, base, dout, delta, dq, dslopes_ptr, sizes,
+                run_of_queries(cu_q_ptr, tiles - 1 - n, head, sizes, BLOCK_Q), SIDES, FACTORS, SCALE, DROPPED, COLUMNS,
+                BLOCK_Q, BLOCK_K, DESCRIBED, BIAS, SEGMENTED,
+            )  # fmt: skip
+    else:
+        own = tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, BLOCK_Q, BIAS)
+        clear_gaps(dq, cu_q_ptr, sizes[0], sizes[4], own[2], own[1], COLUMNS[0], COLUMNS[2], BLOCK_Q)
+        add_up_queries(
+            q, k, v, bias, slopes, seed_ptr, cu_q_ptr, base, dout, delta, dq, dslopes_ptr, sizes, own, SIDES, FACTORS,
+            SCALE, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS, SEGMENTED,
         )  # fmt: skip
-    if dslopes_ptr is not None:
-        own_tile = batch * tiles_of(cu_q_ptr, sizes[0], sizes[4], BLOCK_Q) + tile
-        tl.store(dslopes_ptr + own_tile * sizes[2] + head, tl.sum(tl.where(i < queries, steep, 0.0), axis=0))
-    store_steps(dq, total * SCALE, batch, first_q, i, queries, head, column, COLUMNS[0])
 
 
 @triton.jit
 def add_queries(
     totals, k_tile, v_tile, q, dout, base, delta, bias, slopes, seed_ptr, place, counts, heads, at, start, border,
     SIDES: tl.constexpr, FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr, origin=0,
 ):  # fmt: skip
     """dk without its factor, and dv, with one more tile of queries of a head; the gradient at its products.
 
@@ -167,8 +194,10 @@ def add_queries(
     batch, _number, first_q, _first_k = place
     head, row = heads
     i, j = start + tl.arange(0, BLOCK_Q), at + tl.arange(0, BLOCK_K)
-    q_tile = load_tile(q, batch, first_q, start, counts[0], head, COLUMNS[0], COLUMNS[2], BLOCK_Q, DESCRIBED)
-    dout_tile = load_tile(dout, batch, first_q, start, counts[0], head, COLUMNS[1], COLUMNS[3], BLOCK_Q, DESCRIBED)
+    q_tile = load_tile(q, batch, first_q, start, counts[0], head, COLUMNS[0], COLUMNS[2], BLOCK_Q, DESCRIBED, origin)
+    dout_tile = load_tile(
+        dout, batch, first_q, start, counts[0], head, COLUMNS[1], COLUMNS[3], BLOCK_Q, DESCRIBED, origin
+    )
     own_base = load_row(base, batch, first_q, i, counts[0], head)
     products = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")
     x, bounded = scores_of(
@@ -187,6 +216,43 @@ def add_queries(
         ds *= 1.0 - bounded * bounded
     ds = ds.to(q_tile.dtype)
     return tl.dot(ds, q_tile, total_k, input_precision="ieee"), total_v, ds
+
+
+@triton.jit
+def add_up_keys(
+    q, k, v, bias, slopes, seed_ptr, base, dout, delta, dk, dv, sizes, own, SIDES: tl.constexpr, FACTORS: tl.constexpr,
+    SCALE: tl.constexpr, DROPPED: tl.constexpr, SHARE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr, SEGMENTED: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of a tile of keys, `own`."""
+    BLOCK_D: tl.constexpr = COLUMNS[2]
+    BLOCK_V: tl.constexpr = COLUMNS[3]
+    batch, group, _tile, number, first_q, queries, first_k, keys, at = own
+    origin = batch * sizes[0] if SEGMENTED else 0
+    j = at + tl.arange(0, BLOCK_K)
+    column_d, column_v = tl.arange(0, COLUMNS[2]), tl.arange(0, COLUMNS[3])
+    k_tile = load_steps(k, batch, first_k, j, keys, group, column_d, COLUMNS[0], COLUMNS[2])
+    v_tile = load_steps(v, batch, first_k, j, keys, group, column_v, COLUMNS[1], COLUMNS[3])
+    total_k = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+    total_v = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+    low, first, last, high = seen(at, keys, queries, SIDES[1], SIDES[0], BLOCK_K, BLOCK_Q)
+    stop, tiles = high, 0
+    if SHARE > 1:
+        tiles = tl.cdiv(tl.maximum(high - low, 0), BLOCK_Q)  # that each head of the group has
+        stop = low + tiles * SHARE * BLOCK_Q
+    for step in tl.range(low, stop, BLOCK_Q):
+        head, start = group, step
+        if SHARE > 1:
+            walked = (step - low) // BLOCK_Q
+            head, start = group * SHARE + walked // tiles, low + walked % tiles * BLOCK_Q
+        total_k, total_v, _ds = add_queries(
+            (total_k, total_v), k_tile, v_tile, q, dout, base, delta, bias, slopes, seed_ptr,
+            (batch, number, first_q, first_k), (queries, keys), (head, batch * sizes[2] + head), at, start,
+            (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS,
+            origin,
+        )  # fmt: skip
+    store_steps(dk, total_k * SCALE, batch, first_k, j, keys, group, column_d, COLUMNS[0])
+    store_steps(dv, total_v, batch, first_k, j, keys, group, column_v, COLUMNS[1])
 
 
 @triton.jit(do_not_specialize=["sizes"])
@@ -215,41 +281,28 @@ def keys_backward(
     BLOCK_K: tl.constexpr,
     DESCRIBED: tl.constexpr,
     BIAS: tl.constexpr,
+    SEGMENTED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """dk and dv of a tile of keys: sums over the heads of its group, and over the tiles of queries that see it.
 
-    DESCRIBED: q and dout are tensor descriptors.
+    DESCRIBED: q and dout are tensor descriptors. SEGMENTED: cu_q_ptr and cu_k_ptr are `segments`' runs.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    BLOCK_D: tl.constexpr = COLUMNS[2]
-    BLOCK_V: tl.constexpr = COLUMNS[3]
-    batch, group, tile, number, first_q, queries, first_k, keys, at = tile_of_keys(
-        cu_q_ptr, cu_k_ptr, sizes, BLOCK_K, BIAS
-    )
-    clear_gaps(dk, cu_k_ptr, sizes[1], sizes[4], tile, group, COLUMNS[0], COLUMNS[2], BLOCK_K)
-    clear_gaps(dv, cu_k_ptr, sizes[1], sizes[4], tile, group, COLUMNS[1], COLUMNS[3], BLOCK_K)
-    j = at + tl.arange(0, BLOCK_K)
-    column_d, column_v = tl.arange(0, COLUMNS[2]), tl.arange(0, COLUMNS[3])
-    k_tile = load_steps(k, batch, first_k, j, keys, group, column_d, COLUMNS[0], COLUMNS[2])
-    v_tile = load_steps(v, batch, first_k, j, keys, group, column_v, COLUMNS[1], COLUMNS[3])
-    total_k = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
-    total_v = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
-    low, first, last, high = seen(at, keys, queries, SIDES[1], SIDES[0], BLOCK_K, BLOCK_Q)
-    stop, tiles = high, 0
-    if SHARE > 1:
-        tiles = tl.cdiv(tl.maximum(high - low, 0), BLOCK_Q)  # that each head of the group has
-        stop = low + tiles * SHARE * BLOCK_Q
-    for step in tl.range(low, stop, BLOCK_Q):
-        head, start = group, step
-        if SHARE > 1:
-            walked = (step - low) // BLOCK_Q
-            head, start = group * SHARE + walked // tiles, low + walked % tiles * BLOCK_Q
-        total_k, total_v, _ds = add_queries(
-            (total_k, total_v), k_tile, v_tile, q, dout, base, delta, bias, slopes, seed_ptr,
-            (batch, number, first_q, first_k), (queries, keys), (head, batch * sizes[2] + head), at, start,
-            (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS,
+    if SEGMENTED:
+        group, first, tiles, programs = own_tiles(cu_k_ptr, sizes[2] // SHARE, BLOCK_K)
+        for n in tl.range(first, tiles, programs, disable_licm=True):
+            add_up_keys(
+                q, k, v, bias, slopes, seed_ptr, base, dout, delta, dk, dv, sizes,
+                run_of_keys(cu_k_ptr, n, group, sizes, BLOCK_K, OVERLAP), SIDES, FACTORS, SCALE, DROPPED, SHARE,
+                COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS, SEGMENTED,
+            )  # fmt: skip
+    else:
+        own = tile_of_keys(cu_q_ptr, cu_k_ptr, sizes, BLOCK_K, BIAS)
+        clear_gaps(dk, cu_k_ptr, sizes[1], sizes[4], own[2], own[1], COLUMNS[0], COLUMNS[2], BLOCK_K)
+        clear_gaps(dv, cu_k_ptr, sizes[1], sizes[4], own[2], own[1], COLUMNS[1], COLUMNS[3], BLOCK_K)
+        add_up_keys(
+            q, k, v, bias, slopes, seed_ptr, base, dout, delta, dk, dv, sizes, own, SIDES, FACTORS, SCALE, DROPPED,
+            SHARE, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS, SEGMENTED,
         )  # fmt: skip
-    store_steps(dk, total_k * SCALE, batch, first_k, j, keys, group, column_d, COLUMNS[0])
-    store_steps(dv, total_v, batch, first_k, j, keys, group, column_v, COLUMNS[1])

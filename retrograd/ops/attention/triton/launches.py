@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -33,6 +33,7 @@ from . import backward as backward_kernels
 from . import forward as forward_kernels
 from . import fused as fused_kernels
 from . import parameters as parameter_kernels
+from . import segments as segment_kernels
 from .arrays import STEPS_OF_PACKED as LIMIT
 from .arrays import Heads, Pairs
 from .plan import Plan, Tile, columns, planned
@@ -41,9 +42,13 @@ __all__ = ["backward", "forward", "planned", "suits"]
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
-    """Whether the kernels take the dtype, and the backward algorithm."""
-    orders = arch.backend == "cuda"  # other GPUs may start programs in another order
-    return spec.q.dtype in KERNEL_FLOATS and (which == "fwd" or spec.backward != "fused" or orders)
+    """Whether the kernels take the dtype, the backward algorithm, and a bias beside ids of steps."""
+    ordered = arch.backend == "cuda"  # other GPUs may start programs in another order
+    if which == "bwd" and _fused(spec) and not ordered:
+        return False
+    if which == "bwd" and spec.segmented and spec.bias is not None:
+        return False
+    return spec.q.dtype in KERNEL_FLOATS
 
 
 def forward(
@@ -51,9 +56,10 @@ def forward(
 ) -> Program:
     """The arguments -> out, lse."""
     inputs, layouts = read_in_place(spec.params(names), layouts, lambda *_: True)
-    own = _Launches(spec, inputs + outputs, layouts, arch)
-    launch = own.of_queries(forward_kernels.forward, plan.queries)
-    return Program(inputs, outputs, (), (launch,))
+    scratch = tuple(_runs(spec))
+    own = _Launches(spec, inputs + outputs + scratch, layouts, arch)
+    launches = (*own.of_runs(), own.of_queries(forward_kernels.forward, plan.queries))
+    return Program(inputs, outputs, scratch, launches)
 
 
 def backward(
@@ -65,22 +71,25 @@ def backward(
     outputs = tuple(replace(array, zeroed=spec.packed and array.name == "dbias") for array in outputs)
     wanted = {array.name: array for array in outputs}
     of_queries = (spec.batch, spec.heads, spec.queries)
-    scratch = [Array("delta", of_queries, FP32), Array("base", of_queries, FP32)]
+    scratch = [*_runs(spec), Array("delta", of_queries, FP32), Array("base", of_queries, FP32)]
     if "dsinks" in wanted:
         scratch.append(Array("dsinks_partial", (spec.batch, spec.heads), FP32))
     if "dalibi_slopes" in wanted:
-        tiles = _tiles(spec, spec.queries, plan.queries.queries)
-        scratch.append(Array("dalibi_slopes_partial", (spec.batch, tiles, spec.heads), FP32))
+        steps, size = spec.batch * spec.queries, plan.queries.queries
+        rows, tiles = spec.batch, _tiles(spec, spec.queries, size)
+        if spec.segmented:
+            rows, tiles = 1, places_of(steps, size, steps)
+        scratch.append(Array("dalibi_slopes_partial", (rows, tiles, spec.heads), FP32))
     if "dbias" in wanted and shared_axes(spec) == (True, True):
         tiles = _tiles(spec, spec.queries, plan.pairs.queries)
         scratch.append(Array("dbias_partial", (*wanted["dbias"].shape[:2], tiles), FP32))
-    fused = spec.backward == "fused" and bool(wanted.keys() & {"dq", "dk", "dv"})
+    fused = _fused(spec) and bool(wanted.keys() & {"dq", "dk", "dv"})
     if fused:
         tiles = _tiles(spec, spec.queries, plan.fused.queries)
         scratch.append(Array("dq_sum", (spec.batch, spec.queries, spec.heads, spec.head_size), FP32, zeroed=True))
         scratch.append(Array("turns", (spec.batch, spec.heads, tiles), "int32", zeroed=True))
     own = _Launches(spec, inputs + outputs + tuple(scratch), {**layouts, **layouts_of(outputs)}, arch)
-    launches = [own.deltas()]
+    launches = [*own.of_runs(), own.deltas()]
     if fused:
         launches.append(own.of_keys(fused_kernels.fused_backward, plan.fused))
         launches += [own.finish()] if "dq" in wanted else []
@@ -103,6 +112,30 @@ def shared_axes(spec: Spec) -> tuple[bool, bool]:
     return spec.bias.shape[2] < spec.queries, spec.bias.shape[3] < spec.keys
 
 
+def _fused(spec: Spec) -> bool:
+    """Whether one kernel computes dq, dk and dv.
+
+    With ids of steps a program takes several tiles one after the other, and might wait for one that has not started.
+    """
+    return spec.backward == "fused" and not spec.segmented
+
+
+def _runs(spec: Spec) -> Iterator[Array]:
+    """The scratch arrays of the kernels that list the runs of equal ids."""
+    if spec.segmented:
+        steps = spec.batch * spec.queries
+        yield Array("run_counts", (-(-steps // STEPS_OF_RUNS),), "int32")
+        yield Array("runs", (steps + 2,), "int32")
+
+
+def _step(shape: tuple[int, ...], strides: Strides) -> int | None:
+    """The stride of the steps of all rows, one after the other; None where they have none."""
+    batch, time = shape[:2]
+    if time == 1:
+        return strides[0]
+    return strides[1] if batch == 1 or strides[0] == time * strides[1] else None
+
+
 def _tiles(spec: Spec, time: int, size: int) -> int:
     """The number of tiles of queries or keys of a row."""
     return places_of(time, size, spec.sequences if spec.packed else None)
@@ -114,6 +147,9 @@ NAMES = {
     "seed_ptr": "dropout_seed",
     "cu_q_ptr": "cu_seqlens_q",
     "cu_k_ptr": "cu_seqlens_k",
+    "ids": "segment_ids",
+    "counts_ptr": "run_counts",
+    "runs_ptr": "runs",
     "dsinks_ptr": "dsinks_partial",
     "dslopes_ptr": "dalibi_slopes_partial",
     "partial_ptr": "dbias_partial",
@@ -124,7 +160,9 @@ ROWS = ("lse", "dlse", "delta", "base")  # arrays (batch, heads, queries)
 FP32 = "float32"
 ROWS_OF_DELTAS = 64  # queries of a program
 ROWS_OF_SINKS = 1024
+STEPS_OF_RUNS = 1024
 TILES_AT_ONCE, HEADS_AT_ONCE = 16, 16  # of a program of `sum_tiles`
+SPILLS_OF_RUNS = 80  # more spill instructions of loop invariants, with the loop over tiles that ids of steps need
 FARTHEST = 2**36  # elements: the limit of the strides of tensor descriptors
 LEAST_FACTOR = 2.0**-40  # of products that are scores: sinks are divided by it
 
@@ -138,6 +176,16 @@ class _Launches:
     layouts: Layouts
     arch: Arch
 
+    def of_runs(self) -> tuple[Launch, ...]:
+        """List the runs of equal ids, where there are ids."""
+        spec = self.spec
+        if not spec.segmented:
+            return ()
+        scalars: dict[str, Scalar] = {"T": spec.queries, "total": spec.batch * spec.queries}
+        grid, constants = -(-spec.batch * spec.queries // STEPS_OF_RUNS), {"BLOCK": STEPS_OF_RUNS}
+        kernels = segment_kernels.count_runs, segment_kernels.list_runs
+        return tuple(self._of(kernel, grid, scalars, constants) for kernel in kernels)
+
     def deltas(self) -> Launch:
         """Computes the gradient at the sum of exponentials of every query, and the base of its exponents."""
         spec = self.spec
@@ -149,13 +197,20 @@ class _Launches:
 
     def of_queries(self, kernel: Any, tile: Tile) -> Launch:
         """A launch of a kernel whose programs own tiles of queries, and walk over keys."""
-        grid = _tiles(self.spec, self.spec.queries, tile.queries) * self.spec.batch * self.spec.heads
+        grid = self._programs(self.spec.queries, tile.queries) * self.spec.heads
         return self._of_pairs(kernel, grid, tile, {"k": tile.keys, "v": tile.keys})
 
     def of_keys(self, kernel: Any, tile: Tile) -> Launch:
         """A launch of a kernel whose programs own tiles of keys, and walk over queries."""
-        grid = _tiles(self.spec, self.spec.keys, tile.keys) * self.spec.batch * self.spec.groups
+        grid = self._programs(self.spec.keys, tile.keys) * self.spec.groups
         return self._of_pairs(kernel, grid, tile, {"q": tile.queries, "dout": tile.queries})
+
+    def _programs(self, time: int, size: int) -> int:
+        """The programs of a head. The number of runs is known on the device only, so with ids there are as many as runs
+        of a tile or more need; each takes every so many tiles, see `segments.own_tiles`.
+        """
+        spec = self.spec
+        return 2 * -(-spec.batch * time // size) if spec.segmented else spec.batch * _tiles(spec, time, size)
 
     def finish(self) -> Launch:
         """Rounds the sums of dq."""
@@ -204,10 +259,18 @@ class _Launches:
         heads = 1 if name == "dbias" else spec.heads
         tiles = prod(partial.shape) // max(sequences * heads, 1)
         cut = by_sequence and spec.packed
+        of_runs = spec.segmented and name == "dalibi_slopes"
+        if of_runs:
+            tiles = spec.batch * spec.queries // plan.queries.queries
         return Launch(
             parameter_kernels.sum_tiles,
             grid=sequences * -(-heads // HEADS_AT_ONCE),
-            arrays={"partial_ptr": partial.name, "cu_q_ptr": "cu_seqlens_q" if cut else None, "out_ptr": name},
+            arrays={
+                "partial_ptr": partial.name,
+                "cu_q_ptr": "cu_seqlens_q" if cut else None,
+                "runs_ptr": "runs" if of_runs else None,
+                "out_ptr": name,
+            },
             scalars={"tiles": tiles, "sequences": sequences, "heads": heads},
             constants={
                 "BLOCK": plan.queries.queries,
@@ -244,6 +307,7 @@ class _Launches:
             "BLOCK_Q": tile.queries,
             "BLOCK_K": tile.keys,
             "DESCRIBED": bool(described) and None not in described.values(),
+            "SEGMENTED": spec.segmented,
             "IN_PTX": not knobs.runtime.interpret,
             "BIAS": None if spec.bias is None else bias is not None,
         }
@@ -253,7 +317,8 @@ class _Launches:
         if bias:
             descriptors["bias"] = bias
         launch = self._of(kernel, grid, {"sizes": sizes, **(scalars or {})}, constants, descriptors)
-        return replace(launch, num_warps=tile.num_warps, num_stages=tile.num_stages, allowed_spills=tile.spills)
+        spills = tile.spills + SPILLS_OF_RUNS if spec.segmented else tile.spills
+        return replace(launch, num_warps=tile.num_warps, num_stages=tile.num_stages, allowed_spills=spills)
 
     def _factors(self) -> tuple[float | None, float, float | None, float]:
         """FACTORS of the kernels, see `forward`."""
@@ -269,11 +334,16 @@ class _Launches:
     def _described(self, name: str, steps: int) -> Descriptor | None:
         """The descriptor of an array (batch, steps, heads, columns); None where tiles cannot be copied by one."""
         array = next(array for array in self.arrays if array.name == name)
-        strides = self._strides_to_describe(array)
+        shape, own = array.shape, strides_of(name, array.shape, self.layouts)
+        if self.spec.segmented:
+            if (step := _step(shape, own)) is None:
+                return None
+            shape, own = (1, shape[0] * shape[1], *shape[2:]), (0, step, *own[2:])
+        strides = self._strides_to_describe(array, shape, own)
         if strides is None:
             return None
         block = (1, steps, 1, columns(array.shape[3]))
-        if not self.spec.packed:
+        if not self.spec.packed and not self.spec.segmented:
             return Descriptor(array.shape, (*strides, 1), block)
         # Tile `at` of a sequence of n steps that ends at step e of the row is at (LIMIT, e, LIMIT - n + at): steps
         # behind the sequence's end are behind the limit, so zeros. The strides of the first axis and of the third add
@@ -285,24 +355,25 @@ class _Launches:
     def _described_bias(self, tile: Tile) -> Descriptor | None:
         """The descriptor of the bias; None where there is none, or tiles cannot be copied by one."""
         spec = self.spec
-        if spec.bias is None or spec.packed or shared_axes(spec) != (False, False):
+        if spec.bias is None or spec.packed or spec.segmented or shared_axes(spec) != (False, False):
             return None
-        strides = self._strides_to_describe(next(array for array in self.arrays if array.name == "bias"))
+        array = next(array for array in self.arrays if array.name == "bias")
+        strides = self._strides_to_describe(array, array.shape, strides_of("bias", array.shape, self.layouts))
         if strides is None:
             return None
         return Descriptor(spec.bias.shape, (*strides, 1), (1, 1, tile.queries, tile.keys))
 
-    def _strides_to_describe(self, array: Array) -> Strides | None:
-        """The strides of an array of four axes but for the last; None where no descriptor can have them."""
+    def _strides_to_describe(self, array: Array, shape: tuple[int, ...], strides: Strides) -> Strides | None:
+        """Those strides of an array of this shape, but for the last; None where no descriptor can have them."""
         if not self.arch.copies_tensors or not array.aligned or 0 in array.shape:
             return None
         unit = 16 // BYTES[array.dtype]
         # The stride of an axis of size 1 is never used.
-        valid = zip(array.shape, strides_of(array.name, array.shape, self.layouts), (unit, unit, unit, 1), strict=True)
-        *strides, column = (stand_in if size == 1 else stride for size, stride, stand_in in valid)
-        if column != 1 or not all(0 < stride < FARTHEST and stride % unit == 0 for stride in strides):
+        valid = zip(shape, strides, (unit, unit, unit, 1), strict=True)
+        *others, column = (stand_in if size == 1 else stride for size, stride, stand_in in valid)
+        if column != 1 or not all(0 < stride < FARTHEST and stride % unit == 0 for stride in others):
             return None
-        return tuple(strides)
+        return tuple(others)
 
     def _of(
         self,
@@ -316,6 +387,8 @@ class _Launches:
         present = {array.name: strides_of(array.name, array.shape, self.layouts) for array in self.arrays}
         parameters = [name for name in kernel.arg_names if name not in scalars and not name.isupper()]
         arrays = {name: NAMES.get(name, name) for name in parameters}
+        if "SEGMENTED" in constants and self.spec.segmented:
+            arrays |= {"cu_q_ptr": "runs", "cu_k_ptr": "runs"}
         return Launch(
             kernel,
             grid=grid,
@@ -340,6 +413,8 @@ class _Launches:
             return Pairs(None, *(0 if size < whole else stride for size, whole, stride in axes))
         if own is None:
             return Heads(None, 0, 0, 0, 0)
+        if name == "segment_ids":
+            return Heads(None, own[0], own[1], 0, 0)
         if name in ROWS:
             return Heads(None, own[0], own[2], own[1], 0)
         if name == "alibi_slopes":

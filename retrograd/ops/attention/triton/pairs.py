@@ -25,7 +25,13 @@ def tiles_of(cu_ptr, T, sequences, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def owner_of(cu_ptr, tile, sequences, BLOCK: tl.constexpr):
+def unsigned(start):
+    """Where a run of equal ids begins; see `segments`."""
+    return tl.where(start < 0, -1 - start, start)
+
+
+@triton.jit
+def owner_of(cu_ptr, tile, sequences, BLOCK: tl.constexpr, SEGMENTED: tl.constexpr = False):
     """The last sequence whose first tile is not behind this one; tiles of sequence i begin at start // BLOCK + i."""
     low = 0
     high = sequences
@@ -33,6 +39,8 @@ def owner_of(cu_ptr, tile, sequences, BLOCK: tl.constexpr):
         part = tl.cdiv(high - low, BOUNDS)
         number = low + (1 + tl.arange(0, BOUNDS)) * part
         start = tl.load(cu_ptr + number, mask=number < high, other=0)
+        if SEGMENTED:
+            start = unsigned(start)
         low += tl.sum(((number < high) & (start // BLOCK + number <= tile)).to(tl.int32), axis=0) * part
         high = tl.minimum(high, low + part)
     return low
@@ -126,18 +134,19 @@ def load_steps(array, batch, first, step, count, head, column, COLUMNS: tl.const
 @triton.jit
 def load_tile(
     array, batch, first, at, count, head, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
-    DESCRIBED: tl.constexpr,
+    DESCRIBED: tl.constexpr, origin=0,
 ):  # fmt: skip
     """The tile of STEPS steps of a head from `at` on, through a tensor descriptor or by strides.
 
-    Zeros for columns and steps that are none.
+    Zeros for columns and steps that are none. origin: the row's first step among those of all rows, where ids of steps
+    tell sequences apart.
     """
     if not DESCRIBED:
         step = at + tl.arange(0, STEPS)
         return load_steps(array, batch, first, step, count, head, tl.arange(0, BLOCK), COLUMNS, BLOCK)
     elif len(array.shape) == 5:
         # The end of the sequence is at the limit of the third axis; see `launches._Launches._described`.
-        tile = array.load([LIMIT, first + count, LIMIT - count + at, head, 0])
+        tile = array.load([LIMIT, origin + first + count, LIMIT - count + at, head, 0])
         return tile.reshape(STEPS, BLOCK)
     else:
         return array.load([batch, first + at, head, 0]).reshape(STEPS, BLOCK)

@@ -110,7 +110,7 @@ def bias_backward(
 
 @triton.jit(do_not_specialize=["rows", "sequences"])
 def sinks_backward(
-    sinks, lse, cu_q_ptr, delta, dsinks_ptr, rows, heads, sequences, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+    sinks, lse, cu_q_ptr, ids, delta, dsinks_ptr, rows, heads, sequences, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
 ):
     """Parts (batch, heads) of the gradient of sinks; `rows` are queries."""
     wait_for_previous(OVERLAP)
@@ -125,6 +125,8 @@ def sinks_backward(
         i = start + tl.arange(0, BLOCK)
         logarithm = load_row(lse, batch, 0, i, rows, head)
         live = (i >= low) & (i < high) & (logarithm > float("-inf"))
+        if ids.pointer is not None:
+            live = live & (load_row(ids, batch, 0, i, rows, 0) >= 0)
         total -= tl.where(live, tl.exp(sink - logarithm) * load_row(delta, batch, 0, i, rows, head), 0.0)
     tl.store(dsinks_ptr + tl.program_id(0), tl.sum(total, axis=0))
 
@@ -133,6 +135,7 @@ def sinks_backward(
 def sum_tiles(
     partial_ptr,
     cu_q_ptr,
+    runs_ptr,
     out_ptr,
     tiles,
     sequences,
@@ -142,13 +145,18 @@ def sum_tiles(
     BLOCK_H: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """out (sequences, heads): sums over the tiles of each sequence; of `tiles` in each row, where none are packed."""
+    """out (sequences, heads): sums over the tiles of each sequence; of `tiles` in each row, where none are packed.
+
+    With runs (see `segments`) each of them has another tile.
+    """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     blocks = tl.cdiv(heads, BLOCK_H)
     number = tl.program_id(0) // blocks
     head = tl.program_id(0) % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
     first, count = number * tiles, tiles
+    if runs_ptr is not None:
+        count += tl.load(runs_ptr)
     if cu_q_ptr is not None:
         start, end = tl.load(cu_q_ptr + number), tl.load(cu_q_ptr + number + 1)
         first, count = start // BLOCK + number, tl.cdiv(end - start, BLOCK)

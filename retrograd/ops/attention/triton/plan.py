@@ -101,7 +101,7 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
             forward = replace(forward, num_stages=2)  # two programs' tiles of the bias fit beside those of k and v
         if {"softcap", "bias"} & spec.uses:
             keys = LADEN.get(width, keys)
-        if not {"window", "bias", "softcap", "cu_seqlens_q"} & spec.uses:
+        if not {"window", "bias", "softcap", "cu_seqlens_q", "segment_ids"} & spec.uses:
             queries = LONG.get(width, queries)
         pairs, fused = PAIRS.get(width, pairs), FUSED[width]
     own = forward if which == "fwd" else queries
