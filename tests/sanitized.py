@@ -24,7 +24,17 @@ NAMED = {
     "linear_scan": ("plain", "states", "shared_both", "packed", "packed_shared", "complex", "long"),
     "selective_scan": ("mamba_fp32", "most_states", "packed", "constant_B"),
     "ssd": ("one_head", "one_step"),
-    "attention": ("plain", "window", "bias", "sinks", "packed_gaps", "wide_values", "everything", "fused_packed"),
+    "attention": (
+        "plain",
+        "window",
+        "bias",
+        "sinks",
+        "packed_gaps",
+        "wide_values",
+        "everything",
+        "fused_packed",
+        "segments_tiles",
+    ),
 }
 WHOLE = "whole sequences"
 # The Gluon kernels of selective_scan, in spans and on whole sequences, with enough chunks to refill every buffer.

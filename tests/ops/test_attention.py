@@ -296,3 +296,9 @@ def test_the_order_of_sums_does_not_depend_on_packing_or_on_a_window(arch: Arch,
     specs = [OP.spec(arrays | more, options) for more in ({}, packed, ids) for options in ({}, {"window": (9, 0)})]
     plans = [(planned(spec, arch, "fwd"), planned(spec, arch, "bwd")) for spec in specs]
     assert len({(f.queries.keys, b.queries.keys, b.keys.queries, b.fused) for f, b in plans}) == 1
+
+
+def test_ids_tell_fewer_than_2_to_the_31_steps_apart() -> None:
+    arrays = {name: Param((2**16, 2**15, 1, 16), "bfloat16") for name in "qkv"}
+    with pytest.raises(ValueError, match="segment_ids is '65536 rows of 32768 steps', expected fewer than 2147483648"):
+        OP.spec(arrays | {"segment_ids": Param((2**16, 2**15), "int32")}, {}).check()

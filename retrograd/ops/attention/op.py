@@ -15,6 +15,7 @@ from retrograd.core.spec import CallSpec, Fold, Param, Pass, Size
 
 UNLIMITED = -1  # of a window's side
 SLOPES = "alibi_slopes is then (H,) or (S, H)."
+MOST_STEPS = 2**31  # that ids may tell apart
 FORMS = 2**16  # values of a random number: one in FORMS is the finest step of dropout_p
 
 
@@ -186,6 +187,9 @@ class Spec(CallSpec):
         if self.queries != self.keys:
             expected = f"None, since there are {self.queries} queries and {self.keys} keys"
             raise bad_value(self.op, "segment_ids", "an array", expected)
+        if self.batch * self.queries >= MOST_STEPS:
+            expected = f"fewer than {MOST_STEPS} steps in all rows"
+            raise bad_value(self.op, "segment_ids", f"{self.batch} rows of {self.queries} steps", expected)
 
     def check_options(self) -> None:
         """Raise for option values that are invalid for every q, too."""
