@@ -32,8 +32,11 @@ def cases(draw: st.DrawFn) -> Case:
         ends = draw(st.lists(st.integers(0, K), min_size=len(packed), max_size=len(packed)))
         more["packed"] = (packed, tuple(sorted(ends)))
     sequences = B if packed is None else len(packed) - 1
+    sinks, lse = draw(FLAG), draw(FLAG)
     if draw(FLAG):
-        more["bias"] = tuple(draw(st.sampled_from((1, n))) for n in (B, H, Q, K))
+        # What all keys share changes neither p nor out: without a sink or lse, its gradient is what rounding leaves.
+        shares = (*((1, n) for n in (B, H, Q)), (1, K) if sinks or lse else (K,))
+        more["bias"] = tuple(draw(st.sampled_from(sizes)) for sizes in shares)
         more["bias_dtype"] = draw(st.sampled_from(("float32", dtype)))
     if draw(FLAG):
         more["window"] = (draw(SIDE), draw(SIDE))
@@ -49,8 +52,9 @@ def cases(draw: st.DrawFn) -> Case:
         value=V,
         dtype=dtype,
         slopes=draw(st.sampled_from((None, (H,), (sequences, H)))),
-        sinks=draw(FLAG),
-        **draw(flags("causal", "return_lse")),
+        sinks=sinks,
+        return_lse=lse,
+        **draw(flags("causal")),
         **more,
     )
     return replace(doubled(drawn), shared=drawn.shared) if double else drawn

@@ -11,6 +11,8 @@ from retrograd.core.cases import Case, Tensor
 SMALL = frozenset({"test", "interpreter"})
 STRIDED = SMALL | {"strided"}
 TEST = frozenset({"test"})
+GPU = frozenset({"gpu"})
+KERNELS = frozenset({"gpu", "interpreter"})  # the portable path has one backward algorithm
 BENCH = frozenset({"bench"})
 
 
@@ -106,13 +108,13 @@ TEST_CASES: list[Case] = [
          dropout_p=0.25, causal=True, window=(9, 3), softcap=5.0, scale=0.2, return_lse=True, dtype="float16",
          tags=STRIDED),
     case("fused", (2, 70, 90, 2, 2, 16), backward="fused", return_lse=True, tags=STRIDED),
-    case("fused_causal", (1, 150, 150, 4, 2, 24), backward="fused", causal=True, dtype="float32"),
-    case("fused_window", (1, 200, 170, 2, 2, 16), backward="fused", window=(40, 30), sinks=True, tags=SMALL),
+    case("fused_causal", (1, 150, 150, 4, 2, 24), backward="fused", causal=True, dtype="float32", tags=GPU),
+    case("fused_window", (1, 200, 170, 2, 2, 16), backward="fused", window=(40, 30), sinks=True, tags=KERNELS),
     case("fused_packed", (1, 150, 160, 4, 2, 16), packed=((2, 3, 90, 146), (0, 7, 90, 158)), slopes=(3, 4),
-         window=(40, 20), backward="fused", tags=SMALL),
+         window=(40, 20), backward="fused", tags=KERNELS),
     case("fused_everything", (2, 70, 80, 4, 2, 16), value=24, bias=(2, 1, 70, 80), slopes=(4,), sinks=True, seed=11,
          dropout_p=0.25, causal=True, window=(50, 3), softcap=5.0, scale=0.2, return_lse=True, dtype="float16",
-         backward="fused", tags=SMALL),
+         backward="fused", tags=KERNELS),
     case("segments", (3, 40, 40, 2, 1, 16), segments=ROWS, causal=True, tags=STRIDED),
     case("segments_everything", (2, 40, 40, 4, 2, 16), value=24, segments=ROWS[1::-1], slopes=(4,), sinks=True,
          window=(9, 3), softcap=5.0, return_lse=True, dtype="float16", tags=STRIDED),
