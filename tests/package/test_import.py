@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+import retrograd
 
 MOST_SECONDS = 0.3  # of one core
 
@@ -17,7 +21,8 @@ import torch
 start = time.process_time()
 import retrograd
 seconds = time.process_time() - start
-print(json.dumps({"seconds": seconds, "modules": sorted(sys.modules), "cuda": torch.cuda.is_initialized()}))
+found = {"seconds": seconds, "file": retrograd.__file__, "modules": sorted(sys.modules)}
+print(json.dumps(found | {"cuda": torch.cuda.is_initialized()}))
 """
 
 WITHOUT_TRITON = """
@@ -38,15 +43,20 @@ info()
 """
 
 
-def output_of(script: str) -> str:
-    """The output of a script in a new process."""
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+def output_of(script: str, folder: Path | None = None) -> str:
+    """The output of a script in a new process, in a folder."""
+    command = [sys.executable, "-c", script]  # it imports what its folder has, before what is installed
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
 
 
 @pytest.fixture(scope="module")
-def imported() -> dict[str, Any]:
-    """The report of a process that imported torch and then retrograd."""
-    report: dict[str, Any] = json.loads(output_of(IMPORT))
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of a process that imported torch and then retrograd, with the bytecode that an installation has."""
+    folder = tmp_path_factory.mktemp("installed")
+    shutil.copytree(Path(retrograd.__file__).parent, folder / "retrograd")
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(folder)], check=True)
+    report: dict[str, Any] = json.loads(output_of(IMPORT, folder))
+    assert Path(report["file"]).is_relative_to(folder)
     return report
 
 
