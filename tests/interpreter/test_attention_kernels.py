@@ -36,9 +36,13 @@ def with_small_tiles() -> Room:
     return replace(ATTENTION, op=replace(ATTENTION.op, replan=lambda _: SMALL)).variant()
 
 
-@ARCHES
 @pytest.mark.parametrize(
-    "name", ["causal", "causal_more_keys", "window", "window_causal", "packed_tiles", "dropout", "bias_of_batch"]
+    ("name", "arch"),
+    [
+        *((name, arch) for name in ("causal", "causal_more_keys", "window", "window_causal") for arch in BOTH),
+        *((name, "sm_90") for name in ("packed_tiles", "dropout", "bias_of_batch")),
+        *(pytest.param(name, "sm_80", marks=pytest.mark.slow) for name in ("packed_tiles", "dropout", "bias_of_batch")),
+    ],
 )
 def test_whole_tiles_and_those_at_a_border_keep_the_error_budget(name: str, arch: str, seed: int) -> None:
     with interpreted(arch):
@@ -97,7 +101,6 @@ LAYOUTS = {"dense": (0, 0), "heads first": (1, 2), "steps first": (0, 1)}  # axe
     ("name", "layout", "arch"),
     [
         ("segments", "steps first", "sm_90"),
-        ("segments_everything", "dense", "sm_90"),
         *(
             pytest.param(name, layout, arch, marks=pytest.mark.slow)
             for name in NAMES

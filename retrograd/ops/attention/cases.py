@@ -12,7 +12,7 @@ SMALL = frozenset({"test", "interpreter"})
 STRIDED = SMALL | {"strided"}
 TEST = frozenset({"test"})
 GPU = frozenset({"gpu"})
-KERNELS = frozenset({"gpu", "interpreter"})  # the portable path has one backward algorithm
+KERNELS = frozenset({"gpu", "interpreter"})  # what the portable path does not distinguish
 BENCH = frozenset({"bench"})
 
 
@@ -122,7 +122,7 @@ TEST_CASES: list[Case] = [
     case("segments_fp32", (2, 40, 40, 2, 2, 24), segments=ROWS[:2], dtype="float32", window=(11, 4), tags=SMALL),
     case("segments_tiles", (2, 200, 200, 2, 1, 16), segments=(ids((1, 70), (0, 130)), ids((3, 120), (-1, 9), (4, 71))),
          causal=True, slopes=(2,)),
-    case("segments_of_a_step", (2, 40, 40, 2, 2, 16), segments=(tuple(range(40)),) * 2, return_lse=True, tags=SMALL),
+    case("segments_of_a_step", (2, 40, 40, 2, 2, 16), segments=(tuple(range(40)),) * 2, return_lse=True, tags=KERNELS),
     case("segments_of_nothing", (1, 9, 9, 2, 2, 16), segments=(ids((-1, 9)),), sinks=True, return_lse=True, tags=SMALL),
     case("segments_bias", (2, 40, 40, 2, 1, 16), segments=ROWS[:2], bias=(2, 1, 40, 40), causal=True, tags=SMALL),
     case("no_batch", (0, 5, 5, 2, 2, 16), tags=SMALL),
