@@ -22,6 +22,7 @@ from .pairs import (
     tiles_of,
 )
 from .segments import own_tiles, run_of_keys, run_of_queries
+from .turns import add_in_turn
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -65,11 +66,11 @@ def deltas(
 def add_keys(
     totals, q_tile, dout_tile, k, v, own, bias, slopes, seed_ptr, place, counts, heads, at, start, border,
     SIDES: tl.constexpr, FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr, STEEP: tl.constexpr, origin,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr, STEEP: tl.constexpr,
 ):  # fmt: skip
     """dq without its factor, and the gradient of a slope by queries, with one more tile of keys."""
     total, steep = totals
-    batch, _number, first_q, first_k = place
+    batch, _number, first_q, first_k, origin = place
     head, group, row = heads
     base, delta = own
     k_tile = load_tile(k, batch, first_k, start, counts[1], group, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED, origin)
@@ -116,9 +117,9 @@ def add_up_queries(
     for start in tl.range(low, high, BLOCK_K):
         total, steep = add_keys(
             (total, steep), q_tile, dout_tile, k, v, (own_base, own_delta), bias, slopes, seed_ptr,
-            (batch, number, first_q, first_k), (queries, keys), (head, head // sizes[3], batch * sizes[2] + head),
-            at, start, (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K,
-            DESCRIBED, BIAS, dslopes_ptr is not None, origin,
+            (batch, number, first_q, first_k, origin), (queries, keys),
+            (head, head // sizes[3], batch * sizes[2] + head), at, start, (start < first) | (start >= last), SIDES,
+            FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS, dslopes_ptr is not None,
         )  # fmt: skip
     if dslopes_ptr is not None:
         own_tile = tile
@@ -173,7 +174,8 @@ def queries_backward(
             )  # fmt: skip
     else:
         own = tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, BLOCK_Q, BIAS)
-        clear_gaps(dq, cu_q_ptr, sizes[0], sizes[4], own[2], own[1], COLUMNS[0], COLUMNS[2], BLOCK_Q)
+        head, tile = own[1], own[2]
+        clear_gaps(dq, cu_q_ptr, sizes[0], sizes[4], tile, head, COLUMNS[0], COLUMNS[2], BLOCK_Q)
         add_up_queries(
             q, k, v, bias, slopes, seed_ptr, cu_q_ptr, base, dout, delta, dq, dslopes_ptr, sizes, own, SIDES, FACTORS,
             SCALE, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS, SEGMENTED,
@@ -184,14 +186,14 @@ def queries_backward(
 def add_queries(
     totals, k_tile, v_tile, q, dout, base, delta, bias, slopes, seed_ptr, place, counts, heads, at, start, border,
     SIDES: tl.constexpr, FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr, origin=0,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """dk without its factor, and dv, with one more tile of queries of a head; the gradient at its products.
 
     Pairs are (keys, queries) here.
     """
     total_k, total_v = totals
-    batch, _number, first_q, _first_k = place
+    batch, _number, first_q, _first_k, origin = place
     head, row = heads
     i, j = start + tl.arange(0, BLOCK_Q), at + tl.arange(0, BLOCK_K)
     q_tile = load_tile(q, batch, first_q, start, counts[0], head, COLUMNS[0], COLUMNS[2], BLOCK_Q, DESCRIBED, origin)
@@ -222,9 +224,10 @@ def add_queries(
 def add_up_keys(
     q, k, v, bias, slopes, seed_ptr, base, dout, delta, dk, dv, sizes, own, SIDES: tl.constexpr, FACTORS: tl.constexpr,
     SCALE: tl.constexpr, DROPPED: tl.constexpr, SHARE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr, SEGMENTED: tl.constexpr,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr, SEGMENTED: tl.constexpr, sums,
+    IN_PTX: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a tile of keys, `own`."""
+    """dk and dv of a tile of keys, `own`; and, unless `sums` is None, its part of dq, see `add_in_turn`."""
     BLOCK_D: tl.constexpr = COLUMNS[2]
     BLOCK_V: tl.constexpr = COLUMNS[3]
     batch, group, _tile, number, first_q, queries, first_k, keys, at = own
@@ -245,12 +248,17 @@ def add_up_keys(
         if SHARE > 1:
             walked = (step - low) // BLOCK_Q
             head, start = group * SHARE + walked // tiles, low + walked % tiles * BLOCK_Q
-        total_k, total_v, _ds = add_queries(
+        total_k, total_v, ds = add_queries(
             (total_k, total_v), k_tile, v_tile, q, dout, base, delta, bias, slopes, seed_ptr,
-            (batch, number, first_q, first_k), (queries, keys), (head, batch * sizes[2] + head), at, start,
+            (batch, number, first_q, first_k, origin), (queries, keys), (head, batch * sizes[2] + head), at, start,
             (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS,
-            origin,
         )  # fmt: skip
+        if sums is not None:
+            part = tl.dot(tl.trans(ds), k_tile, input_precision="ieee")
+            add_in_turn(
+                sums, part, batch, head, first_q, queries, keys, at, start, sizes, SIDES, COLUMNS, BLOCK_Q, BLOCK_K,
+                IN_PTX,
+            )  # fmt: skip
     store_steps(dk, total_k * SCALE, batch, first_k, j, keys, group, column_d, COLUMNS[0])
     store_steps(dv, total_v, batch, first_k, j, keys, group, column_v, COLUMNS[1])
 
@@ -296,13 +304,14 @@ def keys_backward(
             add_up_keys(
                 q, k, v, bias, slopes, seed_ptr, base, dout, delta, dk, dv, sizes,
                 run_of_keys(cu_k_ptr, n, group, sizes, BLOCK_K, OVERLAP), SIDES, FACTORS, SCALE, DROPPED, SHARE,
-                COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS, SEGMENTED,
+                COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS, SEGMENTED, None, False,
             )  # fmt: skip
     else:
         own = tile_of_keys(cu_q_ptr, cu_k_ptr, sizes, BLOCK_K, BIAS)
-        clear_gaps(dk, cu_k_ptr, sizes[1], sizes[4], own[2], own[1], COLUMNS[0], COLUMNS[2], BLOCK_K)
-        clear_gaps(dv, cu_k_ptr, sizes[1], sizes[4], own[2], own[1], COLUMNS[1], COLUMNS[3], BLOCK_K)
+        group, tile = own[1], own[2]
+        clear_gaps(dk, cu_k_ptr, sizes[1], sizes[4], tile, group, COLUMNS[0], COLUMNS[2], BLOCK_K)
+        clear_gaps(dv, cu_k_ptr, sizes[1], sizes[4], tile, group, COLUMNS[1], COLUMNS[3], BLOCK_K)
         add_up_keys(
             q, k, v, bias, slopes, seed_ptr, base, dout, delta, dk, dv, sizes, own, SIDES, FACTORS, SCALE, DROPPED,
-            SHARE, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS, SEGMENTED,
+            SHARE, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS, SEGMENTED, None, False,
         )  # fmt: skip

@@ -25,11 +25,11 @@ from .segments import own_tiles, run_of_queries
 def add_tile(
     sums, q_tile, k, v, bias, slopes, seed_ptr, place, counts, heads, at, start, border,
     SIDES: tl.constexpr, FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr, origin,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """The running sums (largest score, sum of exponentials, result) with one more tile of keys."""
     largest, total, result = sums
-    batch, _number, first_q, first_k = place
+    batch, _number, first_q, first_k, origin = place
     head, group, row = heads
     EXACT: tl.constexpr = FACTORS[1] == 1.0
     FACTOR: tl.constexpr = FACTORS[3]
@@ -79,10 +79,9 @@ def attend(
     low, first, last, high = seen(at, queries, keys, SIDES[0], SIDES[1], BLOCK_Q, BLOCK_K)
     for start in tl.range(low, high, BLOCK_K):
         largest, total, result = add_tile(
-            (largest, total, result), q_tile, k, v, bias, slopes, seed_ptr, (batch, number, first_q, first_k),
+            (largest, total, result), q_tile, k, v, bias, slopes, seed_ptr, (batch, number, first_q, first_k, origin),
             (queries, keys), (head, head // sizes[3], batch * sizes[2] + head), at, start,
             (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS,
-            origin,
         )  # fmt: skip
 
     some = total > 0
@@ -143,8 +142,9 @@ def forward(
             )  # fmt: skip
     else:
         own = tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, BLOCK_Q, BIAS)
-        clear_gaps(out, cu_q_ptr, sizes[0], sizes[4], own[2], own[1], COLUMNS[1], COLUMNS[3], BLOCK_Q)
-        clear_gaps(lse, cu_q_ptr, sizes[0], sizes[4], own[2], own[1], 1, 1, BLOCK_Q)
+        head, tile = own[1], own[2]
+        clear_gaps(out, cu_q_ptr, sizes[0], sizes[4], tile, head, COLUMNS[1], COLUMNS[3], BLOCK_Q)
+        clear_gaps(lse, cu_q_ptr, sizes[0], sizes[4], tile, head, 1, 1, BLOCK_Q)
         attend(
             q, k, v, bias, slopes, sinks, seed_ptr, out, lse, sizes, own, SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q,
             BLOCK_K, DESCRIBED, BIAS, SEGMENTED,

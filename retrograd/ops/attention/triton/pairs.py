@@ -134,7 +134,7 @@ def load_steps(array, batch, first, step, count, head, column, COLUMNS: tl.const
 @triton.jit
 def load_tile(
     array, batch, first, at, count, head, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
-    DESCRIBED: tl.constexpr, origin=0,
+    DESCRIBED: tl.constexpr, origin,
 ):  # fmt: skip
     """The tile of STEPS steps of a head from `at` on, through a tensor descriptor or by strides.
 
@@ -272,7 +272,7 @@ def probabilities(x, base, FACTORS: tl.constexpr):
 @triton.jit
 def load_bias(bias, place, head, i, j, tile, counts, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr):
     """The bias of the tile of pairs that begins at query tile[0] and key tile[1], turned as i and j are."""
-    batch, _number, first_q, first_k = place
+    batch, _number, first_q, first_k, _origin = place
     if BIAS:
         row, own = tl.minimum(batch, bias.shape[0] - 1), tl.minimum(head, bias.shape[1] - 1)
         part = bias.load([row, own, first_q + tile[0], first_k + tile[1]]).reshape(BLOCK_Q, BLOCK_K)
@@ -293,7 +293,7 @@ def scores_of(
     i, j: (queries, 1) and (1, keys), or turned; tile: the first of each. border: whether there are pairs that are not
     visible.
     """
-    _batch, number, _first_q, _first_k = place
+    _batch, number, _first_q, _first_k, _origin = place
     SCALE: tl.constexpr = FACTORS[0]
     UNIT: tl.constexpr = FACTORS[1]
     SOFTCAP: tl.constexpr = FACTORS[2]

@@ -79,15 +79,15 @@ def bias_backward(
         n = b if cu_q_ptr is None else number
         at_q, at_k = (start, at) if OWNS_KEYS else (at, start)
         i, j = at_q + tl.arange(0, BLOCK_Q), at_k + tl.arange(0, BLOCK_K)
-        q_tile = load_tile(q, b, first_q, at_q, queries, h, COLUMNS[0], COLUMNS[2], BLOCK_Q, DESCRIBED)
-        k_tile = load_tile(k, b, first_k, at_k, keys, h // share, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED)
+        q_tile = load_tile(q, b, first_q, at_q, queries, h, COLUMNS[0], COLUMNS[2], BLOCK_Q, DESCRIBED, 0)
+        k_tile = load_tile(k, b, first_k, at_k, keys, h // share, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED, 0)
         x, _bounded = scores_of(
-            tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"), bias, slopes, (b, n, first_q, first_k), h,
+            tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"), bias, slopes, (b, n, first_q, first_k, 0), h,
             i[:, None], j[None, :], (at_q, at_k), (queries, keys), True, SIDES, FACTORS, BLOCK_Q, BLOCK_K, BIAS,
         )  # fmt: skip
         p = probabilities(x, load_row(base, b, first_q, i, queries, h)[:, None], FACTORS)
-        v_tile = load_tile(v, b, first_k, at_k, keys, h // share, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED)
-        dout_tile = load_tile(dout, b, first_q, at_q, queries, h, COLUMNS[1], COLUMNS[3], BLOCK_Q, DESCRIBED)
+        v_tile = load_tile(v, b, first_k, at_k, keys, h // share, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED, 0)
+        dout_tile = load_tile(dout, b, first_q, at_q, queries, h, COLUMNS[1], COLUMNS[3], BLOCK_Q, DESCRIBED, 0)
         keep = None
         if DROPPED > 0:
             keep = kept(seed_ptr, i, b * heads + h, first_q, at_k, DROPPED, BLOCK_Q, BLOCK_K)
