@@ -158,7 +158,7 @@ NAMES = {
 }
 ROWS = ("lse", "dlse", "delta", "base")  # arrays (batch, heads, queries)
 FP32 = "float32"
-ROWS_OF_DELTAS = 64  # queries of a program
+QUERIES_OF_ROWS = 64  # of a program of `deltas` or `finish`
 ROWS_OF_SINKS = 1024
 STEPS_OF_RUNS = 1024
 TILES_AT_ONCE, HEADS_AT_ONCE = 16, 16  # of a program of `sum_tiles`
@@ -188,12 +188,8 @@ class _Launches:
 
     def deltas(self) -> Launch:
         """Computes the gradient at the sum of exponentials of every query, and the base of its exponents."""
-        spec = self.spec
-        V = spec.value_size
-        constants = {"UNIT": self._factors()[1], "V": V, "BLOCK_V": columns(V), "BLOCK": ROWS_OF_DELTAS}
-        scalars: dict[str, Scalar] = {"rows": spec.queries, "heads": spec.heads}
-        grid = -(-spec.queries // ROWS_OF_DELTAS) * spec.batch * spec.heads
-        return self._of(backward_kernels.deltas, grid, scalars, constants)
+        V = self.spec.value_size
+        return self._of_rows(backward_kernels.deltas, {"UNIT": self._factors()[1], "V": V, "BLOCK_V": columns(V)})
 
     def of_queries(self, kernel: Any, tile: Tile) -> Launch:
         """A launch of a kernel whose programs own tiles of queries, and walk over keys."""
@@ -214,12 +210,8 @@ class _Launches:
 
     def finish(self) -> Launch:
         """Rounds the sums of dq."""
-        spec = self.spec
-        D = spec.head_size
-        constants = {"SCALE": spec.factor, "D": D, "BLOCK_D": columns(D), "BLOCK": ROWS_OF_DELTAS}
-        scalars: dict[str, Scalar] = {"rows": spec.queries, "heads": spec.heads}
-        grid = -(-spec.queries // ROWS_OF_DELTAS) * spec.batch * spec.heads
-        return self._of(fused_kernels.finish, grid, scalars, constants)
+        D = self.spec.head_size
+        return self._of_rows(fused_kernels.finish, {"SCALE": self.spec.factor, "D": D, "BLOCK_D": columns(D)})
 
     def of_bias(self, tile: Tile) -> Launch:
         """Computes the gradient of the bias: a program for each of its tiles, or of its tiles along one axis."""
@@ -251,8 +243,7 @@ class _Launches:
     def sum_tiles(self, name: str, plan: Plan) -> Launch:
         """Sums what the tiles of queries have of a gradient."""
         spec = self.spec
-        arrays = {array.name: array for array in self.arrays}
-        partial, out = arrays[f"{name}_partial"], arrays[name]
+        partial, out = self._array(f"{name}_partial"), self._array(name)
         # Sums over tiles: of each sequence, of each row and head of a bias, or of all.
         by_sequence = name == "dalibi_slopes" and len(out.shape) == 2
         sequences = out.shape[0] if by_sequence else prod(out.shape) if name == "dbias" else 1
@@ -281,6 +272,13 @@ class _Launches:
             num_warps=warps_of(4, self.arch),
             overlap=self.arch.overlaps_launches,
         )
+
+    def _of_rows(self, kernel: Any, constants: Mapping[str, Any]) -> Launch:
+        """A launch of a kernel whose programs own queries of a head, and look at nothing else."""
+        spec = self.spec
+        scalars: dict[str, Scalar] = {"rows": spec.queries, "heads": spec.heads}
+        grid = -(-spec.queries // QUERIES_OF_ROWS) * spec.batch * spec.heads
+        return self._of(kernel, grid, scalars, {**constants, "BLOCK": QUERIES_OF_ROWS})
 
     def _of_pairs(
         self,
@@ -333,7 +331,7 @@ class _Launches:
 
     def _described(self, name: str, steps: int) -> Descriptor | None:
         """The descriptor of an array (batch, steps, heads, columns); None where tiles cannot be copied by one."""
-        array = next(array for array in self.arrays if array.name == name)
+        array = self._array(name)
         shape, own = array.shape, strides_of(name, array.shape, self.layouts)
         if self.spec.segmented:
             if (step := _step(shape, own)) is None:
@@ -357,11 +355,14 @@ class _Launches:
         spec = self.spec
         if spec.bias is None or spec.packed or spec.segmented or shared_axes(spec) != (False, False):
             return None
-        array = next(array for array in self.arrays if array.name == "bias")
+        array = self._array("bias")
         strides = self._strides_to_describe(array, array.shape, strides_of("bias", array.shape, self.layouts))
         if strides is None:
             return None
         return Descriptor(spec.bias.shape, (*strides, 1), (1, 1, tile.queries, tile.keys))
+
+    def _array(self, name: str) -> Array:
+        return next(array for array in self.arrays if array.name == name)
 
     def _strides_to_describe(self, array: Array, shape: tuple[int, ...], strides: Strides) -> Strides | None:
         """Those strides of an array of this shape, but for the last; None where no descriptor can have them."""
