@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+from retrograd.bench.drawing import draw_file
 from retrograd.bench.environment import folder_name
 from retrograd.bench.peers import Function, Peer
 from retrograd.bench.results import LIMITS, Row, append, read
@@ -85,16 +86,10 @@ def main() -> int:
     peers = [Peer(name, build, "torch") for name, build in functions.items()]
     failed = run(op, cases, peers, emit, partial(print, flush=True))
     memory = {(case.name, name): workspace(build(case), case) for case in cases for name, build in functions.items()}
-    rows = read(path)
-    text = "\n".join(table([row for row in rows if row.op != LIMITS], memory))
+    text = "\n".join(table([row for row in read(path) if row.op != LIMITS], memory))
     path.with_suffix(".txt").write_text(text + "\n")
     print(text, flush=True)
-    try:
-        from retrograd.bench.plot import draw as plot
-    except ImportError:
-        print("not drawn: no matplotlib here", flush=True)
-    else:
-        plot(rows, path.with_suffix(".png"))
+    draw_file(path)
     return 1 if failed else 0
 
 

@@ -40,6 +40,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("gpu.py: PyTorch sees no GPU here", file=sys.stderr)
         return 2
+    from retrograd.bench.drawing import draw_file
     from retrograd.bench.environment import commit, folder_name
     from retrograd.ops.rooms import NAMES
 
@@ -75,8 +76,8 @@ def main() -> int:
         for op, path in rows.items():
             command = [sys.executable, __file__, op, "--results", str(folder), "--rows", path.name, *forwarded]
             measured.append(step(f"{op} in {framework}", [*command, "--framework", framework]))
-    for path in rows.values():
-        draw(path)
+    for path in filter(Path.exists, rows.values()):
+        draw_file(path)
     print(f"rows: {', '.join(map(str, rows.values()))}", flush=True)
     return 0 if not red and all(measured) else 1
 
@@ -153,19 +154,6 @@ def measure(arguments: argparse.Namespace, path: Path) -> int:
     if failed:
         print(f"retrograd itself failed on {', '.join(failed)}", flush=True)
     return 1 if failed else 0
-
-
-def draw(path: Path) -> None:
-    """Draw the rows if matplotlib is installed; `retrograd bench --plot-only` can draw them elsewhere."""
-    if importlib.util.find_spec("matplotlib") is None or not path.exists():
-        return
-    from retrograd.bench.plot import draw
-    from retrograd.bench.results import read
-
-    try:
-        draw(read(path), path.with_suffix(".png"))
-    except ValueError as error:
-        print(f"{path.name}: {error}", flush=True)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from retrograd.bench.drawing import draw_file
 from retrograd.bench.environment import folder_name
 from retrograd.bench.peers import Function, Peer
 from retrograd.bench.results import LIMITS, Row, append, read
@@ -91,14 +92,8 @@ def main() -> int:
             append(path, row)
 
     failed = run(op, cases, peers, emit, partial(print, flush=True))
-    rows = read(path)
-    print("\n".join(table([row for row in rows if row.op != LIMITS])), flush=True)
-    try:
-        from retrograd.bench.plot import draw
-    except ImportError:
-        print("not drawn: no matplotlib here", flush=True)
-    else:
-        draw(rows, path.with_suffix(".png"))
+    print("\n".join(table([row for row in read(path) if row.op != LIMITS])), flush=True)
+    draw_file(path)
     return 1 if failed else 0
 
 
