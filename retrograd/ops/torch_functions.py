@@ -803,8 +803,8 @@ def attention(
         dropout_p: share of the probabilities that are dropped, in steps of 2^-16.
         return_lse: also return lse.
         backward: the backward algorithm of the kernels: "split" computes dk and dv, and dq, in two kernels, without a
-            workspace; "fused" computes all in one, which adds up dq in a fixed order, in a workspace of float32
-            ("split" with segment_ids); "auto" is the faster one.
+            workspace; "fused" computes all in one, which adds up dq in a fixed order, in a workspace of float32; "auto"
+            is the faster one. With segment_ids each of them is "split".
 
     Returns:
         out (B, Tq, H, V) in the dtype of q; with `return_lse`, (out, lse), the logarithm of the sum of exponentials (B,

@@ -81,8 +81,8 @@ class Spec(CallSpec):
         "auto",
         choices=("auto", "split", "fused"),
         doc="""the backward algorithm of the kernels: "split" computes dk and dv, and dq, in two kernels,
-        without a workspace; "fused" computes all in one, which adds up dq in a fixed order, in a workspace of float32
-        ("split" with segment_ids); "auto" is the faster one.""",
+        without a workspace; "fused" computes all in one, which adds up dq in a fixed order, in a workspace of float32;
+        "auto" is the faster one. With segment_ids each of them is "split".""",
     )
 
     op: ClassVar = "attention"

@@ -42,8 +42,8 @@ def fused_backward(
 ):
     """dk and dv of a tile of keys; dq_sum (batch, queries, heads, D) fp32, without its factor, is 0 at first.
 
-    turns (batch, heads, tiles of queries), 0 at first: how many tiles of keys have added to a tile of dq_sum. Tiles of
-    keys take turns in their order. A program has a higher number than those that it waits for, so these have begun.
+    turns (batch, heads, tiles of queries), 0 at first: how many tiles of keys have added to a tile of dq_sum. They add
+    in their order. A program has a higher number than those that it waits for, so these have begun.
 
     DESCRIBED: q and dout are tensor descriptors.
     """

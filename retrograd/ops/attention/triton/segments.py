@@ -57,9 +57,9 @@ def list_runs(ids, counts_ptr, runs_ptr, T, total, BLOCK: tl.constexpr, OVERLAP:
 
 @triton.jit
 def own_tiles(runs_ptr, heads, BLOCK: tl.constexpr):
-    """Of a program: its head; its first tile, their number in all, and how far its tiles are apart.
+    """Of a program: its head; its first tile; the number of tiles of all runs; the distance between its tiles.
 
-    The number of tiles is known only here, so a head has as many programs as runs of many steps would need.
+    The number of tiles is known on the device only. A head has the programs that runs of a tile on average need.
     """
     count = tl.load(runs_ptr)
     tiles = tl.load(runs_ptr + 1 + count) // BLOCK + count
@@ -69,8 +69,8 @@ def own_tiles(runs_ptr, heads, BLOCK: tl.constexpr):
 
 @triton.jit
 def run_of(runs_ptr, tile, T, BLOCK: tl.constexpr):
-    """Of a tile: its row; its run; the run's first step in the row; its steps; those that they see and are seen by,
-    none in a run of a negative id; the tile's first step in the run.
+    """Of a tile: its row; its run; the run's first step in the row; the number of the run's steps, and of those that
+    they may see, which is 0 in a run of a negative id; the tile's first step in the run.
     """
     number = owner_of(runs_ptr + 1, tile, tl.load(runs_ptr), BLOCK, True)
     own = tl.load(runs_ptr + 1 + number)
