@@ -7,7 +7,6 @@ from its table.
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
@@ -15,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from retrograd.bench.kernels import kernel_times
 from retrograd.core.room import spec_of
 from retrograd.core.torch.launch import arch_of
 from retrograd.ops.rooms import room
@@ -26,28 +25,12 @@ from retrograd.ops.ssd.op import OP
 from retrograd.ops.ssd.triton.plan import planned
 from retrograd.testing.draw import draw, options
 
-RUNS = 5
 VARIANTS: list[dict[str, int]] = [
     {"num_warps": warps, "pair_warps": warps, "stages": stages, "channels": channels, "carry_stages": carried}
     for (warps, stages, channels), carried in zip(
         product((4, 8), (1, 2, 3), (32, 64)), (1, 2, 3, 4, 2, 3, 2, 3, 2, 3, 2, 3), strict=True
     )
 ]
-
-
-def kernel_times(call: Any) -> dict[str, float]:
-    """Microseconds by kernel, the mean of a few runs with a flushed L2."""
-    flush = torch.empty(2**28, dtype=torch.int8, device="cuda")
-    call()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        for _ in range(RUNS):
-            flush.zero_()
-            call()
-    times: dict[str, float] = defaultdict(float)
-    for event in found.key_averages():
-        times[event.key] += event.device_time_total / RUNS
-    return times
 
 
 def main() -> None:

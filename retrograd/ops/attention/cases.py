@@ -91,6 +91,8 @@ TEST_CASES: list[Case] = [
     case("lse", (2, 10, 13, 4, 2, 16), return_lse=True, tags=STRIDED),
     case("bias", (2, 10, 13, 4, 2, 16), bias=(2, 4, 10, 13), tags=STRIDED),
     case("bias_of_batch", (2, 10, 70, 2, 2, 16), bias=(1, 2, 10, 70), bias_dtype="bfloat16", causal=True, tags=SMALL),
+    case("bias_of_rows", (3, 40, 70, 2, 1, 16), bias=(1, 2, 40, 70), slopes=(2,), causal=True, tags=SMALL),
+    case("bias_of_many_heads", (3, 3, 8, 128, 1, 16), bias=(1, 128, 3, 8), slopes=(3, 128), softcap=3.0, tags=GPU),
     case("bias_of_heads", (2, 9, 9, 2, 1, 16), bias=(2, 1, 9, 9), tags=SMALL),
     case("bias_of_keys", (2, 9, 12, 2, 2, 16), bias=(1, 1, 1, 12), tags=SMALL),
     case("bias_of_queries", (2, 9, 12, 2, 2, 16), bias=(2, 2, 9, 1), dtype="float32", return_lse=True, tags=SMALL),

@@ -41,12 +41,14 @@ class Plan:
     Attributes:
         queries: of kernels whose programs own queries, and walk over keys.
         keys: of those that own keys, and walk over queries.
+        biased: of the one that computes dq and the gradient of a bias.
         pairs: of those that own both.
         fused: of the one that computes dk, dv and dq.
     """
 
     queries: Tile
     keys: Tile
+    biased: Tile
     pairs: Tile
     fused: Tile
 
@@ -67,6 +69,8 @@ LADEN = {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2, spills=70)}
 LONG = {128: Tile(128, 64, 8, 3)}
 # Of the gradient of a bias, whose kernel keeps a tile of pairs in registers.
 PAIRS = {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 1)}
+# Of dq and the gradient of a bias, for two rows at a time.
+BIASED = {64: Tile(64, 64, 8, 2), 128: Tile(64, 64, 8, 2)}
 FUSED = {64: Tile(64, 64, 4, 2), 128: Tile(64, 128, 8, 2), 256: Tile(32, 64, 8, 2), 512: Tile(16, 32, 8, 1)}
 # On the architectures that no plan is tuned for.
 SMALL: Table = {
@@ -95,7 +99,7 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
         table = EXACT
     width = min(width for width in table if width >= widest)
     forward, queries, keys = table[width]
-    pairs, fused = Tile(32, 32, 4, 1), keys
+    pairs, fused, biased = Tile(32, 32, 4, 1), keys, queries
     if table is TUNED:
         if "bias" in spec.uses:
             forward = replace(forward, num_stages=2)  # two programs' tiles of the bias fit beside those of k and v
@@ -103,6 +107,8 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
             keys = LADEN.get(width, keys)
         if not {"window", "bias", "softcap", "cu_seqlens_q", "segment_ids"} & spec.uses:
             queries = LONG.get(width, queries)
-        pairs, fused = PAIRS.get(width, pairs), FUSED[width]
+        pairs, fused, biased = PAIRS.get(width, pairs), FUSED[width], BIASED.get(width, biased)
     own = forward if which == "fwd" else queries
-    return Plan(*(replace(tile, num_warps=warps_of(tile.num_warps, arch)) for tile in (own, keys, pairs, fused)))
+    return Plan(
+        *(replace(tile, num_warps=warps_of(tile.num_warps, arch)) for tile in (own, keys, biased, pairs, fused))
+    )
