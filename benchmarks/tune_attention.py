@@ -36,7 +36,7 @@ TileSizes = tuple[int, int, int, int]
 KERNELS = {
     "queries": ("forward", "queries_backward"),
     "keys": ("keys_backward",),
-    "biased": ("queries_backward",),
+    "biased": ("biased_backward",),
     "pairs": ("bias_backward",),
 }
 TILES: dict[int, tuple[TileSizes, ...]] = {
@@ -65,7 +65,7 @@ def cases_of(names: list[str]) -> list[Case]:
 
 def variants(case: Case) -> Iterator[tuple[str, TileSizes]]:
     """The fields of the plan, and their tiles, that a case tries."""
-    for field in ("queries", "keys", *(("biased", "pairs") if "bias" in case.inputs else ())):
+    for field in ("queries", "keys", *(("biased", "pairs") if "bias" in case.inputs else ())):  # of which one runs
         for tile in BIASED if field == "biased" else TILES[max(64, columns(case.shape["D"]))]:
             yield field, tile
 

@@ -161,6 +161,7 @@ BENCH_CASES: list[Case] = [
     bench(4, 4096, 24, 128, mark="sinks_", causal=True, sinks=True),
     bench(4, 4096, 24, 128, mark="dropout_", causal=True, dropout_p=0.1, seed=1),
     *(bench(4, 4096, 24, D, mark="bias_", bias=(1, 24, 4096, 4096)) for D in (64, 128)),
+    bench(4, 4096, 24, 128, mark="bias_of_heads_", bias=(4, 1, 4096, 4096)),
     bench(1, TINY[-1], 16, 128, mark="packed_", causal=True, packed=(TINY, TINY)),
 ]
 

@@ -129,7 +129,9 @@ def add_up_queries(
     low, first, last, high = seen(at, queries, keys, SIDES[0], SIDES[1], BLOCK_Q, BLOCK_K)
     for start in tl.range(low, high, BLOCK_K):
         place = batch, number, first_q, first_k, origin
-        added = load_bias(bias, place, head, at, start, (queries, keys), BLOCK_Q, BLOCK_K, BIAS)
+        added = None
+        if BIAS is not None:
+            added = load_bias(bias, place, head, at, start, (queries, keys), BLOCK_Q, BLOCK_K, BIAS)
         total, steep, _dx = add_keys(
             (total, steep), mine, k, v, added, slopes, seed_ptr, place, (queries, keys),
             (head, head // sizes[3], batch * sizes[2] + head), at, start, (start < first) | (start >= last), SIDES,
@@ -214,7 +216,9 @@ def add_queries(
     )
     own_base = load_row(base, batch, first_q, i, counts[0], head)
     products = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")
-    added = load_bias(bias, place, head, start, at, counts, BLOCK_Q, BLOCK_K, BIAS, True)
+    added = None
+    if BIAS is not None:
+        added = load_bias(bias, place, head, start, at, counts, BLOCK_Q, BLOCK_K, BIAS, True)
     x, bounded = scores_of(
         products, added, slopes, number, head, i[None, :], j[:, None], counts, border, SIDES, FACTORS
     )

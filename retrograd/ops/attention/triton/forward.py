@@ -37,7 +37,9 @@ def add_tile(
     k_tile = load_tile(k, batch, first_k, start, counts[1], group, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED, origin)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
     i, j = at + tl.arange(0, BLOCK_Q), start + tl.arange(0, BLOCK_K)
-    added = load_bias(bias, place, head, at, start, counts, BLOCK_Q, BLOCK_K, BIAS)
+    added = None
+    if BIAS is not None:
+        added = load_bias(bias, place, head, at, start, counts, BLOCK_Q, BLOCK_K, BIAS)
     x, _bounded = scores_of(
         products, added, slopes, number, head, i[:, None], j[None, :], counts, border, SIDES, FACTORS
     )

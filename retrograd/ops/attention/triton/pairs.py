@@ -284,11 +284,9 @@ def load_bias(
     bias, place, head, at_q, at_k, counts, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr,
     TURNED: tl.constexpr = False,
 ):  # fmt: skip
-    """The bias of the pairs of queries from at_q on and keys from at_k on, (queries, keys), or turned; None without."""
+    """The bias of the pairs of queries from at_q on and keys from at_k on, (queries, keys), or turned."""
     batch, _number, first_q, first_k, _origin = place
-    if BIAS is None:
-        return None
-    elif BIAS:
+    if BIAS:
         row, own = tl.minimum(batch, bias.shape[0] - 1), tl.minimum(head, bias.shape[1] - 1)
         part = bias.load([row, own, first_q + at_q, first_k + at_k]).reshape(BLOCK_Q, BLOCK_K)
         return tl.trans(part) if TURNED else part
@@ -305,7 +303,8 @@ def load_bias(
 def scores_of(products, added, slopes, number, head, i, j, counts, border, SIDES: tl.constexpr, FACTORS: tl.constexpr):
     """The scores of a tile of pairs, -inf where a key is not visible; their bounded products, 0 without a cap.
 
-    added: the bias; i, j: (queries, 1) and (1, keys), or turned. border: whether there are pairs that are not visible.
+    added: the bias, or None. i, j: (queries, 1) and (1, keys), or turned. border: whether there are pairs that are not
+    visible.
     """
     SCALE: tl.constexpr = FACTORS[0]
     UNIT: tl.constexpr = FACTORS[1]
