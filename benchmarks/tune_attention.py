@@ -36,7 +36,6 @@ TileSizes = tuple[int, int, int, int]
 KERNELS = {
     "queries": ("forward", "queries_backward"),
     "keys": ("keys_backward",),
-    "biased": ("biased_backward",),
     "pairs": ("bias_backward",),
 }
 TILES: dict[int, tuple[TileSizes, ...]] = {
@@ -51,9 +50,6 @@ TILES: dict[int, tuple[TileSizes, ...]] = {
         (32, 32, 4, 1),
     ),
 }  # fmt: skip
-BIASED: tuple[TileSizes, ...] = (
-    (64, 32, 8, 2), (64, 32, 8, 3), (128, 32, 8, 2), (64, 64, 8, 2), (64, 32, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2),
-)  # fmt: skip
 
 
 def cases_of(names: list[str]) -> list[Case]:
@@ -65,8 +61,8 @@ def cases_of(names: list[str]) -> list[Case]:
 
 def variants(case: Case) -> Iterator[tuple[str, TileSizes]]:
     """The fields of the plan, and their tiles, that a case tries."""
-    for field in ("queries", "keys", *(("biased", "pairs") if "bias" in case.inputs else ())):  # of which one runs
-        for tile in BIASED if field == "biased" else TILES[max(64, columns(case.shape["D"]))]:
+    for field in ("queries", "keys", *(("pairs",) if "bias" in case.inputs else ())):
+        for tile in TILES[max(64, columns(case.shape["D"]))]:
             yield field, tile
 
 

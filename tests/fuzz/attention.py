@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,14 @@ SIDE = st.sampled_from((-1, 0, 1, 5, 100))
 
 
 @st.composite
+def ids_of_row(draw: st.DrawFn, steps: int) -> tuple[int, ...]:
+    """Ids of steps in a few runs; those of negative ids are of no sequence."""
+    cuts = draw(bounds(steps))
+    labels = [draw(st.integers(-1, 2)) for _ in range(len(cuts) + 1)]
+    return tuple(labels[bisect_right(cuts, step)] for step in range(steps))
+
+
+@st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Groups of heads, other sizes of values, every mask and option, packed sequences, more and fewer keys."""
     double = draw(FLAG) and draw(FLAG)
@@ -31,6 +40,9 @@ def cases(draw: st.DrawFn) -> Case:
         B = 1
         ends = draw(st.lists(st.integers(0, K), min_size=len(packed), max_size=len(packed)))
         more["packed"] = (packed, tuple(sorted(ends)))
+    if packed is None and B and Q and draw(FLAG) and draw(FLAG):
+        K = Q
+        more["segments"] = tuple(draw(ids_of_row(Q)) for _ in range(B))
     sequences = B if packed is None else len(packed) - 1
     sinks, lse = draw(FLAG), draw(FLAG)
     if draw(FLAG):
@@ -51,7 +63,7 @@ def cases(draw: st.DrawFn) -> Case:
         (B, Q, K, H, G, D),
         value=V,
         dtype=dtype,
-        slopes=draw(st.sampled_from((None, (H,), (sequences, H)))),
+        slopes=draw(st.sampled_from((None, (H,), (H,) if "segments" in more else (sequences, H)))),
         sinks=sinks,
         return_lse=lse,
         **draw(flags("causal")),

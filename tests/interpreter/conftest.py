@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.ops.attention.triton import launches as attention
 from retrograd.ops.linear_scan.triton import plan as linear_scan
 from retrograd.testing.interpreter import ACTIVE, interpreted
 
@@ -26,6 +25,5 @@ def _kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Tiles of 32 steps instead of 256 are interpreted faster, and small cases then have several.
     for name in ("forward", "backward"):
         monkeypatch.setattr(linear_scan, name, lambda spec: linear_scan.Tile(steps=4, levels=3, channels=32))
-    monkeypatch.setattr(attention, "PROGRAMS_TO_FILL", 1)  # a small case has few programs
     with interpreted():
         yield

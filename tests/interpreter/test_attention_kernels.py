@@ -24,7 +24,7 @@ from retrograd.testing.draw import call, options
 from retrograd.testing.interpreter import Interpreter, as_float16, interpreted, launched_by
 
 ATTENTION = room("attention")
-SMALL = Plan(Tile(32, 32, 4), *[Tile(16, 32, 4)] * 4)
+SMALL = Plan(Tile(32, 32, 4), Tile(16, 32, 4), Tile(16, 32, 4), Tile(16, 32, 4))
 MOST_DRAWS = 1  # of a case: errors beyond rounding show in one draw, and the interpreter is slow
 BOTH = ("sm_80", "sm_90")  # by strides, and through tensor descriptors
 ARCHES = pytest.mark.parametrize("arch", BOTH)

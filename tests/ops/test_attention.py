@@ -22,7 +22,7 @@ from retrograd.core.xp import jax_namespace, torch_namespace
 from retrograd.ops.attention.dropout import philox
 from retrograd.ops.attention.op import FORMS, OP
 from retrograd.ops.attention.reference import philox as reference_philox
-from retrograd.ops.attention.triton.plan import planned
+from retrograd.ops.attention.triton.launches import planned, suits
 from retrograd.testing.compare import assert_same_bits
 
 # Random123's known answers for Philox4x32 with seven rounds: counter, key, words.
@@ -286,9 +286,11 @@ def test_ids_of_another_dtype_are_refused() -> None:
         attention(q, q, q, segment_ids=torch.zeros(1, 4, dtype=torch.int64))
 
 
+WIDTHS = (16, 64, 80, 128, 192, 256, 512)
+
+
 @pytest.mark.parametrize("arch", SUPPORTED.values(), ids=SUPPORTED)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("D", [16, 64, 80, 128, 192, 256, 512])
+@pytest.mark.parametrize(("dtype", "D"), [("bfloat16", D) for D in WIDTHS] + [("float32", D) for D in WIDTHS[:-1]])
 def test_the_order_of_sums_does_not_depend_on_packing_or_on_a_window(arch: Arch, dtype: str, D: int) -> None:
     arrays = {name: Param((1, 300, 2, D), dtype) for name in "qkv"}
     packed = {f"cu_seqlens_{side}": Param((3,), "int32") for side in "qk"}
@@ -296,6 +298,11 @@ def test_the_order_of_sums_does_not_depend_on_packing_or_on_a_window(arch: Arch,
     specs = [OP.spec(arrays | more, options) for more in ({}, packed, ids) for options in ({}, {"window": (9, 0)})]
     plans = [(planned(spec, arch, "fwd"), planned(spec, arch, "bwd")) for spec in specs]
     assert len({(f.queries.keys, b.queries.keys, b.keys.queries, b.fused) for f, b in plans}) == 1
+
+
+def test_float32_heads_wider_than_256_run_on_the_portable_path() -> None:
+    arrays = {name: Param((1, 300, 2, 257), "float32") for name in "qkv"}
+    assert not any(suits(OP.spec(arrays, {}), arch, "fwd") for arch in SUPPORTED.values())
 
 
 def test_ids_tell_fewer_than_2_to_the_31_steps_apart() -> None:

@@ -9,7 +9,6 @@ from .pairs import (
     clear_gaps,
     dropped,
     kept,
-    load_bias,
     load_row,
     load_steps,
     load_tile,
@@ -65,50 +64,35 @@ def deltas(
 
 @triton.jit
 def add_keys(
-    totals, own, k, v, added, slopes, seed_ptr, place, counts, heads, at, start, border, SIDES: tl.constexpr,
-    FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    DESCRIBED: tl.constexpr, STEEP: tl.constexpr,
+    totals, q_tile, dout_tile, k, v, own, bias, slopes, seed_ptr, place, counts, heads, at, start, border,
+    SIDES: tl.constexpr, FACTORS: tl.constexpr, DROPPED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, BIAS: tl.constexpr, STEEP: tl.constexpr,
 ):  # fmt: skip
-    """dq without its factor, and the gradient of a slope by queries, with one more tile of keys; the gradient at its
-    scores.
-    """
+    """dq without its factor, and the gradient of a slope by queries, with one more tile of keys."""
     total, steep = totals
-    batch, number, first_q, first_k, origin = place
+    batch, _number, first_q, first_k, origin = place
     head, group, row = heads
-    q_tile, dout_tile, base, delta = own
+    base, delta = own
     k_tile = load_tile(k, batch, first_k, start, counts[1], group, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED, origin)
     v_tile = load_tile(v, batch, first_k, start, counts[1], group, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED, origin)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
     i, j = at + tl.arange(0, BLOCK_Q), start + tl.arange(0, BLOCK_K)
     x, bounded = scores_of(
-        products, added, slopes, number, head, i[:, None], j[None, :], counts, border, SIDES, FACTORS
-    )
+        products, bias, slopes, place, head, i[:, None], j[None, :], (at, start), counts, border, SIDES, FACTORS,
+        BLOCK_Q, BLOCK_K, BIAS,
+    )  # fmt: skip
     p = probabilities(x, base[:, None], FACTORS)
     keep = None
     if DROPPED > 0:
         keep = kept(seed_ptr, i, row, first_q, start, DROPPED, BLOCK_Q, BLOCK_K)
     dp = dropped(tl.dot(dout_tile, tl.trans(v_tile), input_precision="ieee"), keep, DROPPED)
-    dx = p * (dp - delta[:, None])
+    ds = p * (dp - delta[:, None])
     if STEEP:
         distance = tl.abs(j[None, :] - i[:, None] - (counts[1] - counts[0]))
-        steep -= tl.sum(dx * distance.to(tl.float32), axis=1)
-    dz = dx if FACTORS[2] is None else dx * (1.0 - bounded * bounded)
-    return tl.dot(dz.to(k_tile.dtype), k_tile, total, input_precision="ieee"), steep, dx
-
-
-@triton.jit
-def load_queries(q, dout, base, delta, batch, head, first_q, i, queries, COLUMNS: tl.constexpr):
-    """What a program that owns a tile of queries of a head has of them: q, dout, base, delta."""
-    q_tile = load_steps(q, batch, first_q, i, queries, head, tl.arange(0, COLUMNS[2]), COLUMNS[0], COLUMNS[2])
-    dout_tile = load_steps(dout, batch, first_q, i, queries, head, tl.arange(0, COLUMNS[3]), COLUMNS[1], COLUMNS[3])
-    own_base = load_row(base, batch, first_q, i, queries, head)
-    return q_tile, dout_tile, own_base, load_row(delta, batch, first_q, i, queries, head)
-
-
-@triton.jit
-def store_steep(dslopes_ptr, steep, place, i, queries):
-    """Store what a tile of queries has of the gradient of a slope."""
-    tl.store(dslopes_ptr + place, tl.sum(tl.where(i < queries, steep, 0.0), axis=0))
+        steep -= tl.sum(ds * distance.to(tl.float32), axis=1)
+    if FACTORS[2] is not None:
+        ds *= 1.0 - bounded * bounded
+    return tl.dot(ds.to(k_tile.dtype), k_tile, total, input_precision="ieee"), steep
 
 
 @triton.jit
@@ -123,23 +107,25 @@ def add_up_queries(
     origin = batch * sizes[0] if SEGMENTED else 0
     i = at + tl.arange(0, BLOCK_Q)
     column = tl.arange(0, COLUMNS[2])
-    mine = load_queries(q, dout, base, delta, batch, head, first_q, i, queries, COLUMNS)
+    q_tile = load_steps(q, batch, first_q, i, queries, head, column, COLUMNS[0], COLUMNS[2])
+    dout_tile = load_steps(dout, batch, first_q, i, queries, head, tl.arange(0, COLUMNS[3]), COLUMNS[1], COLUMNS[3])
+    own_base = load_row(base, batch, first_q, i, queries, head)
+    own_delta = load_row(delta, batch, first_q, i, queries, head)
     total = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     steep = tl.zeros([BLOCK_Q], tl.float32)
     low, first, last, high = seen(at, queries, keys, SIDES[0], SIDES[1], BLOCK_Q, BLOCK_K)
     for start in tl.range(low, high, BLOCK_K):
-        place = batch, number, first_q, first_k, origin
-        added = None
-        if BIAS is not None:
-            added = load_bias(bias, place, head, at, start, (queries, keys), BLOCK_Q, BLOCK_K, BIAS)
-        total, steep, _dx = add_keys(
-            (total, steep), mine, k, v, added, slopes, seed_ptr, place, (queries, keys),
+        total, steep = add_keys(
+            (total, steep), q_tile, dout_tile, k, v, (own_base, own_delta), bias, slopes, seed_ptr,
+            (batch, number, first_q, first_k, origin), (queries, keys),
             (head, head // sizes[3], batch * sizes[2] + head), at, start, (start < first) | (start >= last), SIDES,
-            FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, dslopes_ptr is not None,
+            FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS, dslopes_ptr is not None,
         )  # fmt: skip
     if dslopes_ptr is not None:
-        own_tile = tile if SEGMENTED else batch * tiles_of(cu_q_ptr, sizes[0], sizes[4], BLOCK_Q) + tile
-        store_steep(dslopes_ptr, steep, own_tile * sizes[2] + head, i, queries)
+        own_tile = tile
+        if not SEGMENTED:
+            own_tile = batch * tiles_of(cu_q_ptr, sizes[0], sizes[4], BLOCK_Q) + tile
+        tl.store(dslopes_ptr + own_tile * sizes[2] + head, tl.sum(tl.where(i < queries, steep, 0.0), axis=0))
     store_steps(dq, total * SCALE, batch, first_q, i, queries, head, column, COLUMNS[0])
 
 
@@ -207,7 +193,7 @@ def add_queries(
     Pairs are (keys, queries) here.
     """
     total_k, total_v = totals
-    batch, number, first_q, _first_k, origin = place
+    batch, _number, first_q, _first_k, origin = place
     head, row = heads
     i, j = start + tl.arange(0, BLOCK_Q), at + tl.arange(0, BLOCK_K)
     q_tile = load_tile(q, batch, first_q, start, counts[0], head, COLUMNS[0], COLUMNS[2], BLOCK_Q, DESCRIBED, origin)
@@ -216,12 +202,10 @@ def add_queries(
     )
     own_base = load_row(base, batch, first_q, i, counts[0], head)
     products = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")
-    added = None
-    if BIAS is not None:
-        added = load_bias(bias, place, head, start, at, counts, BLOCK_Q, BLOCK_K, BIAS, True)
     x, bounded = scores_of(
-        products, added, slopes, number, head, i[None, :], j[:, None], counts, border, SIDES, FACTORS
-    )
+        products, bias, slopes, place, head, i[None, :], j[:, None], (start, at), counts, border, SIDES, FACTORS,
+        BLOCK_Q, BLOCK_K, BIAS,
+    )  # fmt: skip
     p = probabilities(x, own_base[None, :], FACTORS)
     keep = None
     if DROPPED > 0:

@@ -8,7 +8,6 @@ from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_prev
 from .pairs import (
     clear_gaps,
     kept,
-    load_bias,
     load_steps,
     load_tile,
     power,
@@ -30,19 +29,17 @@ def add_tile(
 ):  # fmt: skip
     """The running sums (largest score, sum of exponentials, result) with one more tile of keys."""
     largest, total, result = sums
-    batch, number, first_q, first_k, origin = place
+    batch, _number, first_q, first_k, origin = place
     head, group, row = heads
     EXACT: tl.constexpr = FACTORS[1] == 1.0
     FACTOR: tl.constexpr = FACTORS[3]
     k_tile = load_tile(k, batch, first_k, start, counts[1], group, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED, origin)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
     i, j = at + tl.arange(0, BLOCK_Q), start + tl.arange(0, BLOCK_K)
-    added = None
-    if BIAS is not None:
-        added = load_bias(bias, place, head, at, start, counts, BLOCK_Q, BLOCK_K, BIAS)
     x, _bounded = scores_of(
-        products, added, slopes, number, head, i[:, None], j[None, :], counts, border, SIDES, FACTORS
-    )
+        products, bias, slopes, place, head, i[:, None], j[None, :], (at, start), counts, border, SIDES, FACTORS,
+        BLOCK_Q, BLOCK_K, BIAS,
+    )  # fmt: skip
     more = tl.maximum(largest, tl.max(x, axis=1))
     safe = tl.where(more == float("-inf"), 0.0, more) * FACTOR
     before = power(largest * FACTOR - safe, EXACT)

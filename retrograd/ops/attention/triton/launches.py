@@ -30,26 +30,27 @@ from retrograd.core.tiles import warps_of
 
 from ..op import Spec
 from . import backward as backward_kernels
-from . import biased as biased_kernels
 from . import forward as forward_kernels
 from . import fused as fused_kernels
 from . import parameters as parameter_kernels
 from . import segments as segment_kernels
 from .arrays import STEPS_OF_PACKED as LIMIT
 from .arrays import Heads, Pairs
-from .plan import Plan, Tile, columns, planned
+from .plan import Plan, Tile, columns, has_tiles, planned
 
 __all__ = ["backward", "forward", "planned", "suits"]
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
-    """Whether the kernels take the dtype, the backward algorithm, and a bias beside ids of steps."""
+    """Whether the kernels take the dtype, the sizes of a head in it, the backward algorithm, and a bias beside ids of
+    steps.
+    """
     ordered = arch.backend == "cuda"  # other GPUs may start programs in another order
     if which == "bwd" and _fused(spec) and not ordered:
         return False
     if which == "bwd" and spec.segmented and spec.bias is not None:
         return False
-    return spec.q.dtype in KERNEL_FLOATS
+    return spec.q.dtype in KERNEL_FLOATS and has_tiles(spec, arch)
 
 
 def forward(
@@ -68,13 +69,9 @@ def backward(
 ) -> Program:
     """The gradients of the results, the arguments, out and lse -> the wanted gradients."""
     inputs, layouts = read_in_place(spec.params(names), layouts, lambda *_: True)
+    # No program owns the pairs of two sequences.
+    outputs = tuple(replace(array, zeroed=spec.packed and array.name == "dbias") for array in outputs)
     wanted = {array.name: array for array in outputs}
-    beside_dq = "dbias" in wanted and bias_beside_dq(spec, plan)
-    if beside_dq:
-        plan = replace(plan, queries=plan.biased)
-    # No program owns the pairs of two sequences; a program that walks over keys does not come to those behind a mask.
-    partly = spec.packed or (beside_dq and spec.sides != (None, None))
-    outputs = tuple(replace(array, zeroed=partly and array.name == "dbias") for array in outputs)
     of_queries = (spec.batch, spec.heads, spec.queries)
     scratch = [*_runs(spec), Array("delta", of_queries, FP32), Array("base", of_queries, FP32)]
     if "dsinks" in wanted:
@@ -100,11 +97,9 @@ def backward(
         launches += [own.finish()] if "dq" in wanted else []
     elif wanted.keys() & {"dk", "dv"}:
         launches.append(own.of_keys(backward_kernels.keys_backward, plan.keys))
-    if beside_dq:
-        launches.append(own.of_biased(plan.queries))
-    elif "dalibi_slopes" in wanted or ("dq" in wanted and not fused):
+    if "dalibi_slopes" in wanted or ("dq" in wanted and not fused):
         launches.append(own.of_queries(backward_kernels.queries_backward, plan.queries))
-    if "dbias" in wanted and not beside_dq:
+    if "dbias" in wanted:
         launches.append(own.of_bias(plan.pairs))
     if "dsinks" in wanted:
         launches.append(own.of_sinks())
@@ -117,19 +112,6 @@ def shared_axes(spec: Spec) -> tuple[bool, bool]:
     """Whether queries, and keys, share what is added to their scores."""
     assert spec.bias is not None
     return spec.bias.shape[2] < spec.queries, spec.bias.shape[3] < spec.keys
-
-
-def bias_beside_dq(spec: Spec, plan: Plan) -> bool:
-    """Whether the kernel of dq computes the gradient of the bias, too.
-
-    A program then has a tile of queries of a head in all rows that share the bias: enough programs have to be left.
-    """
-    assert spec.bias is not None
-    rows, heads = spec.bias.shape[:2]
-    if _fused(spec) or heads < spec.heads or shared_axes(spec) != (False, False):
-        return False
-    programs = spec.heads * _tiles(spec, spec.queries, plan.biased.queries)
-    return rows == spec.batch or (spec.bias.dtype == FP32 and programs >= PROGRAMS_TO_FILL)
 
 
 def _fused(spec: Spec) -> bool:
@@ -178,7 +160,6 @@ NAMES = {
 }
 ROWS = ("lse", "dlse", "delta", "base")  # arrays (batch, heads, queries)
 FP32 = "float32"
-PROGRAMS_TO_FILL = 128  # a GPU
 QUERIES_OF_ROWS = 64  # of a program of `deltas` or `finish`
 ROWS_OF_SINKS = 1024
 STEPS_OF_RUNS = 1024
@@ -212,19 +193,10 @@ class _Launches:
         V = self.spec.value_size
         return self._of_rows(backward_kernels.deltas, {"UNIT": self._factors()[1], "V": V, "BLOCK_V": columns(V)})
 
-    def of_queries(self, kernel: Any, tile: Tile, scalars: Mapping[str, Scalar] | None = None) -> Launch:
+    def of_queries(self, kernel: Any, tile: Tile) -> Launch:
         """A launch of a kernel whose programs own tiles of queries, and walk over keys."""
         grid = self._programs(self.spec.queries, tile.queries) * self.spec.heads
-        return self._of_pairs(kernel, grid, tile, {"k": tile.keys, "v": tile.keys}, scalars)
-
-    def of_biased(self, tile: Tile) -> Launch:
-        """Computes dq and the gradient of a bias: a program owns a tile of queries, in all rows that share the bias."""
-        spec = self.spec
-        assert spec.bias is not None
-        shared = spec.bias.shape[0] < spec.batch
-        launch = self.of_queries(biased_kernels.biased_backward, tile, {"rows": spec.batch})
-        grid = launch.grid // spec.batch if shared else launch.grid
-        return replace(launch, grid=grid, constants={**launch.constants, "SHARED": shared})
+        return self._of_pairs(kernel, grid, tile, {"k": tile.keys, "v": tile.keys})
 
     def of_keys(self, kernel: Any, tile: Tile) -> Launch:
         """A launch of a kernel whose programs own tiles of keys, and walk over queries."""
@@ -253,14 +225,15 @@ class _Launches:
         if not over_queries and not over_keys:
             tiles *= -(-spec.keys // tile.keys)
         rows, heads = spec.bias.shape[:2]
-        return self._of_pairs(
+        launch = self._of_pairs(
             parameter_kernels.bias_backward,
             tiles * rows * heads,
             tile,
             {"q": tile.queries, "k": tile.keys, "v": tile.keys, "dout": tile.queries},
             {"summed": (spec.batch if rows == 1 else 1, spec.heads if heads == 1 else 1)},
-            {"OVER_QUERIES": over_queries, "OVER_KEYS": over_keys},
         )
+        constants = {**launch.constants, "OVER_QUERIES": over_queries, "OVER_KEYS": over_keys}
+        return replace(launch, constants=constants)
 
     def of_sinks(self) -> Launch:
         """Computes what the queries of a head in a row have of the gradients of sinks."""
@@ -316,7 +289,6 @@ class _Launches:
         tile: Tile,
         walked: Mapping[str, int],
         scalars: Mapping[str, Scalar] | None = None,
-        constants: Mapping[str, Any] | None = None,
     ) -> Launch:
         """A launch over tiles of pairs; `walked`: array -> steps of its tiles, for those that descriptors may copy."""
         spec = self.spec
@@ -325,7 +297,6 @@ class _Launches:
         described = {name: self._described(name, steps) for name, steps in walked.items()}
         bias = self._described_bias(tile)
         constants = {
-            **(constants or {}),
             # A side that reaches every key is no limit; its sums with steps might not fit in 32 bits.
             "SIDES": tuple(None if side is None or side >= spec.queries + spec.keys else side for side in spec.sides),
             "FACTORS": self._factors(),
@@ -397,7 +368,8 @@ class _Launches:
 
     def _strides_to_describe(self, array: Array, shape: tuple[int, ...], strides: Strides) -> Strides | None:
         """Those strides of an array of this shape, but for the last; None where no descriptor can have them."""
-        if not self.arch.copies_tensors or not array.aligned or 0 in array.shape:
+        # float32 needs no tile in shared memory: there are no tensor cores to read it.
+        if not self.arch.copies_tensors or not array.aligned or 0 in array.shape or self.spec.q.dtype == FP32:
             return None
         unit = 16 // BYTES[array.dtype]
         # The stride of an axis of size 1 is never used.

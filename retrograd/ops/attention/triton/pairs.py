@@ -177,16 +177,6 @@ def store_steps(array, values, batch, first, step, count, head, column, COLUMNS:
 
 
 @triton.jit
-def pairs_of(array, place, head, at_q, at_k, counts, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Pointers to the pairs of queries from at_q on and keys from at_k on, and which of them there are."""
-    batch, _number, first_q, first_k, _origin = place
-    i, j = (at_q + tl.arange(0, BLOCK_Q))[:, None], (at_k + tl.arange(0, BLOCK_K))[None, :]
-    start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
-    pairs = start + tl.cast(first_q + i, tl.int64) * array.query + tl.cast(first_k + j, tl.int64) * array.key
-    return pairs, (i < counts[0]) & (j < counts[1])
-
-
-@triton.jit
 def clear_gaps(
     array, cu_ptr, T, sequences, tile, head, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr
 ):
@@ -280,32 +270,30 @@ def probabilities(x, base, FACTORS: tl.constexpr):
 
 
 @triton.jit
-def load_bias(
-    bias, place, head, at_q, at_k, counts, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr,
-    TURNED: tl.constexpr = False,
-):  # fmt: skip
-    """The bias of the pairs of queries from at_q on and keys from at_k on, (queries, keys), or turned."""
+def load_bias(bias, place, head, i, j, tile, counts, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr):
+    """The bias of the tile of pairs that begins at query tile[0] and key tile[1], turned as i and j are."""
     batch, _number, first_q, first_k, _origin = place
     if BIAS:
         row, own = tl.minimum(batch, bias.shape[0] - 1), tl.minimum(head, bias.shape[1] - 1)
-        part = bias.load([row, own, first_q + at_q, first_k + at_k]).reshape(BLOCK_Q, BLOCK_K)
-        return tl.trans(part) if TURNED else part
+        part = bias.load([row, own, first_q + tile[0], first_k + tile[1]]).reshape(BLOCK_Q, BLOCK_K)
+        return part if i.shape[1] == 1 else tl.trans(part)
     else:
-        i, j = (at_q + tl.arange(0, BLOCK_Q))[:, None], (at_k + tl.arange(0, BLOCK_K))[None, :]
-        if TURNED:
-            i, j = tl.trans(i), tl.trans(j)
         start = bias.pointer + tl.cast(batch, tl.int64) * bias.batch + tl.cast(head, tl.int64) * bias.head
         at = tl.cast(first_q + i, tl.int64) * bias.query + tl.cast(first_k + j, tl.int64) * bias.key
         return tl.load(start + at, mask=(i < counts[0]) & (j < counts[1]), other=0.0)
 
 
 @triton.jit
-def scores_of(products, added, slopes, number, head, i, j, counts, border, SIDES: tl.constexpr, FACTORS: tl.constexpr):
+def scores_of(
+    products, bias, slopes, place, head, i, j, tile, counts, border, SIDES: tl.constexpr, FACTORS: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
     """The scores of a tile of pairs, -inf where a key is not visible; their bounded products, 0 without a cap.
 
-    added: the bias, or None. i, j: (queries, 1) and (1, keys), or turned. border: whether there are pairs that are not
+    i, j: (queries, 1) and (1, keys), or turned; tile: the first of each. border: whether there are pairs that are not
     visible.
     """
+    _batch, number, _first_q, _first_k, _origin = place
     SCALE: tl.constexpr = FACTORS[0]
     UNIT: tl.constexpr = FACTORS[1]
     SOFTCAP: tl.constexpr = FACTORS[2]
@@ -317,8 +305,8 @@ def scores_of(products, added, slopes, number, head, i, j, counts, border, SIDES
         if SOFTCAP is not None:
             bounded = tanh(x, UNIT == 1.0)
             x = bounded * (SOFTCAP * UNIT)
-        if added is not None:
-            x += added * UNIT
+        if BIAS is not None:
+            x += load_bias(bias, place, head, i, j, tile, counts, BLOCK_Q, BLOCK_K, BIAS) * UNIT
         if slopes.pointer is not None:
             slope = tl.load(slopes.pointer + tl.cast(number, tl.int64) * slopes.batch + head * slopes.head) * UNIT
             x -= slope * tl.abs(j - i - shift).to(tl.float32)

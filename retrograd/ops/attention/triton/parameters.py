@@ -5,19 +5,7 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from .pairs import (
-    dropped,
-    kept,
-    load_bias,
-    load_row,
-    load_tile,
-    pairs_of,
-    probabilities,
-    scores_of,
-    seen,
-    sequence_of,
-    tiles_of,
-)
+from .pairs import dropped, kept, load_row, load_tile, probabilities, scores_of, seen, sequence_of, tiles_of
 
 
 @triton.jit(do_not_specialize=["sizes", "summed"])
@@ -85,9 +73,6 @@ def bias_backward(
     STEP: tl.constexpr = BLOCK_Q if OWNS_KEYS else BLOCK_K
     steps = tl.cdiv(tl.maximum(high - low, 0), STEP)  # that each row and head has
     total = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-    if PAIRS:
-        place = batch, number, first_q, first_k, 0
-        added = load_bias(bias, place, head, at, low, (queries, keys), BLOCK_Q, BLOCK_K, BIAS)
     for step in tl.range(0, steps * rows * row_heads):
         one, start = step // steps, low + step % steps * STEP
         b, h = batch + one // row_heads, head + one % row_heads
@@ -96,12 +81,9 @@ def bias_backward(
         i, j = at_q + tl.arange(0, BLOCK_Q), at_k + tl.arange(0, BLOCK_K)
         q_tile = load_tile(q, b, first_q, at_q, queries, h, COLUMNS[0], COLUMNS[2], BLOCK_Q, DESCRIBED, 0)
         k_tile = load_tile(k, b, first_k, at_k, keys, h // share, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED, 0)
-        if not PAIRS:
-            place = b, n, first_q, first_k, 0
-            added = load_bias(bias, place, h, at_q, at_k, (queries, keys), BLOCK_Q, BLOCK_K, BIAS)
         x, _bounded = scores_of(
-            tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"), added, slopes, n, h, i[:, None], j[None, :],
-            (queries, keys), True, SIDES, FACTORS,
+            tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"), bias, slopes, (b, n, first_q, first_k, 0), h,
+            i[:, None], j[None, :], (at_q, at_k), (queries, keys), True, SIDES, FACTORS, BLOCK_Q, BLOCK_K, BIAS,
         )  # fmt: skip
         p = probabilities(x, load_row(base, b, first_q, i, queries, h)[:, None], FACTORS)
         v_tile = load_tile(v, b, first_k, at_k, keys, h // share, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED, 0)
@@ -113,20 +95,17 @@ def bias_backward(
         total += p * (dp - load_row(delta, b, first_q, i, queries, h)[:, None])
     if OVER_QUERIES and OVER_KEYS:
         tl.store(partial_ptr + own * tiles + tile, tl.sum(tl.sum(total, axis=1), axis=0))
-    elif PAIRS:
-        place = batch, number, first_q, first_k, 0
-        pairs, mask = pairs_of(dbias, place, head, at, low, (queries, keys), BLOCK_Q, BLOCK_K)
-        tl.store(pairs, total, mask=(at >= 0) & mask)
     else:
         start = dbias.pointer + tl.cast(batch, tl.int64) * dbias.batch + tl.cast(head, tl.int64) * dbias.head
+        i, j = at + tl.arange(0, BLOCK_Q), (low if PAIRS else at) + tl.arange(0, BLOCK_K)
+        at_i, at_j = tl.cast(first_q + i, tl.int64) * dbias.query, tl.cast(first_k + j, tl.int64) * dbias.key
         if OVER_KEYS:
-            i = at + tl.arange(0, BLOCK_Q)
-            at_i = start + tl.cast(first_q + i, tl.int64) * dbias.query
-            tl.store(at_i, tl.sum(total, axis=1), mask=(at >= 0) & (i < queries))
+            tl.store(start + at_i, tl.sum(total, axis=1), mask=(at >= 0) & (i < queries))
+        elif OVER_QUERIES:
+            tl.store(start + at_j, tl.sum(total, axis=0), mask=(at >= 0) & (j < keys))
         else:
-            j = at + tl.arange(0, BLOCK_K)
-            at_j = start + tl.cast(first_k + j, tl.int64) * dbias.key
-            tl.store(at_j, tl.sum(total, axis=0), mask=(at >= 0) & (j < keys))
+            mask = (at >= 0) & (i < queries)[:, None] & (j < keys)[None, :]
+            tl.store(start + at_i[:, None] + at_j[None, :], total, mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows", "sequences"])

@@ -41,14 +41,12 @@ class Plan:
     Attributes:
         queries: of kernels whose programs own queries, and walk over keys.
         keys: of those that own keys, and walk over queries.
-        biased: of the one that computes dq and the gradient of a bias.
         pairs: of those that own both.
         fused: of the one that computes dk, dv and dq.
     """
 
     queries: Tile
     keys: Tile
-    biased: Tile
     pairs: Tile
     fused: Tile
 
@@ -56,33 +54,31 @@ class Plan:
 # Width of a head -> tiles of the forward pass, of dq, and of dk and dv. The side that a program walks over (keys,
 # keys, queries) is the order of sums: packing sequences, or a window, must not change it.
 Table = Mapping[int, tuple[Tile, Tile, Tile]]
-# Tuned on an H200 with 4 rows of 24 heads and 4096 steps.
+# Tuned on an H200 with 4 rows of 4096 steps and 24 heads; with 8, causal, for those wider than 128.
 TUNED: Table = {
     64: (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3), Tile(128, 64, 4, 2, spills=50)),
     128: (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2, spills=20)),
-    256: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
-    512: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(16, 32, 8, 1)),
+    256: (Tile(64, 64, 4, 1), Tile(64, 64, 4, 2, spills=30), Tile(64, 64, 8, 2)),
+    512: (Tile(32, 32, 4, 1, spills=20), Tile(64, 32, 8, 1), Tile(64, 32, 8, 1, spills=260)),
 }
 # Of dk and dv with a softcap or a bias, which take registers.
-LADEN = {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2, spills=70)}
+LADEN = {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2, spills=70), 256: Tile(64, 32, 8, 2)}
 # Of dq for long walks over keys.
 LONG = {128: Tile(128, 64, 8, 3)}
 # Of the gradient of a bias, whose kernel keeps a tile of pairs in registers.
 PAIRS = {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 1)}
-# Of dq and the gradient of a bias, for two rows at a time.
-BIASED = {64: Tile(64, 64, 8, 2), 128: Tile(64, 64, 8, 2)}
 FUSED = {64: Tile(64, 64, 4, 2), 128: Tile(64, 128, 8, 2), 256: Tile(32, 64, 8, 2), 512: Tile(16, 32, 8, 1)}
 # On the architectures that no plan is tuned for.
 SMALL: Table = {
     64: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
-    128: (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2), Tile(32, 32, 8, 2)),
+    128: (Tile(64, 32, 8, 2, spills=12), Tile(64, 32, 8, 2, spills=12), Tile(32, 32, 8, 2)),
     256: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    512: (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(16, 32, 8, 1)),
+    512: (Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(16, 32, 8, 1, spills=20)),
 }
 # In float32, whose products do not run on tensor cores.
 EXACT: Table = {
     64: (Tile(64, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 64, 8, 1)),
-    512: (Tile(16, 32, 8, 1), Tile(16, 32, 8, 1), Tile(16, 32, 8, 1)),
+    256: (Tile(16, 32, 8, 1), Tile(16, 32, 8, 1), Tile(16, 32, 8, 1)),
 }
 
 
@@ -91,15 +87,29 @@ def columns(size: int) -> int:
     return max(16, next_power_of_2(size))
 
 
+def table_of(spec: Spec, arch: Arch) -> Table:
+    """The table that has a call's tiles."""
+    if spec.q.dtype == "float32":
+        return EXACT
+    return TUNED if arch.name == "sm_90" else SMALL
+
+
+def widest(spec: Spec) -> int:
+    """Columns of a tile that holds a head of queries and keys, or of values."""
+    return max(columns(spec.head_size), columns(spec.value_size))
+
+
+def has_tiles(spec: Spec, arch: Arch) -> bool:
+    """Whether there are tiles for heads of these sizes."""
+    return widest(spec) <= max(table_of(spec, arch))
+
+
 def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
     """The tiles of a pass: a function of the sizes of a head, the dtype, the options and the architecture."""
-    widest = max(columns(spec.head_size), columns(spec.value_size))
-    table = SMALL if arch.name != "sm_90" else TUNED
-    if spec.q.dtype == "float32":
-        table = EXACT
-    width = min(width for width in table if width >= widest)
+    table = table_of(spec, arch)
+    width = min(width for width in table if width >= widest(spec))
     forward, queries, keys = table[width]
-    pairs, fused, biased = Tile(32, 32, 4, 1), keys, queries
+    pairs, fused = Tile(32, 32, 4, 1), keys
     if table is TUNED:
         if "bias" in spec.uses:
             forward = replace(forward, num_stages=2)  # two programs' tiles of the bias fit beside those of k and v
@@ -107,8 +117,6 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
             keys = LADEN.get(width, keys)
         if not {"window", "bias", "softcap", "cu_seqlens_q", "segment_ids"} & spec.uses:
             queries = LONG.get(width, queries)
-        pairs, fused, biased = PAIRS.get(width, pairs), FUSED[width], BIASED.get(width, biased)
+        pairs, fused = PAIRS.get(width, pairs), FUSED[width]
     own = forward if which == "fwd" else queries
-    return Plan(
-        *(replace(tile, num_warps=warps_of(tile.num_warps, arch)) for tile in (own, keys, biased, pairs, fused))
-    )
+    return Plan(*(replace(tile, num_warps=warps_of(tile.num_warps, arch)) for tile in (own, keys, pairs, fused)))
