@@ -89,7 +89,7 @@ def red_ops(ops: list[str], jobs: int, failures: Path) -> set[str]:
     """
     failures.unlink(missing_ok=True)
     # Compilation takes most of the contract's time, so several processes share the GPU.
-    several = ["-n", str(jobs)] if importlib.util.find_spec("xdist") else []
+    several = ["-n", str(jobs), "--dist", "worksteal"] if importlib.util.find_spec("xdist") else []
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         tests = ["-m", "gpu and not slow", "-k", " or ".join(ops), "-q", f"--junitxml={report}"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from triton import next_power_of_2
 
-from retrograd.core.arch import Arch
+from retrograd.core.arch import KIB, Arch
 from retrograd.core.spec import Pass
 from retrograd.core.tiles import warps_of
 
@@ -76,10 +76,13 @@ SMALL: Table = {
     512: (Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(16, 32, 8, 1, spills=20)),
 }
 # In float32, whose products do not run on tensor cores.
-EXACT: Table = {
+EXACT: dict[int, tuple[Tile, Tile, Tile]] = {
     64: (Tile(64, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 64, 8, 1)),
     256: (Tile(16, 32, 8, 1), Tile(16, 32, 8, 1), Tile(16, 32, 8, 1)),
 }
+# The widest heads in float32, where a program has this much shared memory.
+EXACT_WIDE: Table = EXACT | {512: (Tile(16, 32, 8, 1), Tile(16, 32, 16, 1), Tile(16, 32, 16, 1, spills=20))}
+BYTES_OF_EXACT_WIDE = 200 * KIB
 
 
 def columns(size: int) -> int:
@@ -90,7 +93,7 @@ def columns(size: int) -> int:
 def table_of(spec: Spec, arch: Arch) -> Table:
     """The table that has a call's tiles."""
     if spec.q.dtype == "float32":
-        return EXACT
+        return EXACT_WIDE if arch.shared_memory >= BYTES_OF_EXACT_WIDE else EXACT
     return TUNED if arch.name == "sm_90" else SMALL
 
 
