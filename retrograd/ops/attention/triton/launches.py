@@ -59,7 +59,7 @@ def forward(
     """The arguments -> out, lse."""
     inputs, layouts = read_in_place(spec.params(names), layouts, lambda *_: True)
     scratch = tuple(_runs(spec))
-    own = _Launches(spec, inputs + outputs + scratch, layouts, arch)
+    own = Launches(spec, inputs + outputs + scratch, layouts, arch)
     launches = (*own.of_runs(), own.of_queries(forward_kernels.forward, plan.queries))
     return Program(inputs, outputs, scratch, launches)
 
@@ -90,7 +90,7 @@ def backward(
         tiles = _tiles(spec, spec.queries, plan.fused.queries)
         scratch.append(Array("dq_sum", (spec.batch, spec.queries, spec.heads, spec.head_size), FP32, zeroed=True))
         scratch.append(Array("turns", (spec.batch, spec.heads, tiles), "int32", zeroed=True))
-    own = _Launches(spec, inputs + outputs + tuple(scratch), {**layouts, **layouts_of(outputs)}, arch)
+    own = Launches(spec, inputs + outputs + tuple(scratch), {**layouts, **layouts_of(outputs)}, arch)
     launches = [*own.of_runs(), own.deltas()]
     if fused:
         launches.append(own.of_keys(fused_kernels.fused_backward, plan.fused))
@@ -157,6 +157,8 @@ NAMES = {
     "partial_ptr": "dbias_partial",
     "dq_sum_ptr": "dq_sum",
     "turns_ptr": "turns",
+    "places_ptr": "places",
+    "counter_ptr": "counter",
 }
 ROWS = ("lse", "dlse", "delta", "base")  # arrays (batch, heads, queries)
 FP32 = "float32"
@@ -170,7 +172,7 @@ LEAST_FACTOR = 2.0**-40  # of products that are scores: sinks are divided by it
 
 
 @dataclass(frozen=True)
-class _Launches:
+class Launches:
     """Builds the launches of a pass."""
 
     spec: Spec
@@ -186,7 +188,7 @@ class _Launches:
         scalars: dict[str, Scalar] = {"T": spec.queries, "total": spec.batch * spec.queries}
         grid, constants = -(-spec.batch * spec.queries // STEPS_OF_RUNS), {"BLOCK": STEPS_OF_RUNS}
         kernels = segment_kernels.count_runs, segment_kernels.list_runs
-        return tuple(self._of(kernel, grid, scalars, constants) for kernel in kernels)
+        return tuple(self.launch(kernel, grid, scalars, constants) for kernel in kernels)
 
     def deltas(self) -> Launch:
         """Computes the gradient at the sum of exponentials of every query, and the base of its exponents."""
@@ -240,7 +242,7 @@ class _Launches:
         spec = self.spec
         scalars: dict[str, Scalar] = {"rows": spec.queries, "heads": spec.heads, "sequences": spec.sequences}
         kernel = parameter_kernels.sinks_backward
-        return self._of(kernel, spec.batch * spec.heads, scalars, {"BLOCK": ROWS_OF_SINKS})
+        return self.launch(kernel, spec.batch * spec.heads, scalars, {"BLOCK": ROWS_OF_SINKS})
 
     def sum_tiles(self, name: str, plan: Plan) -> Launch:
         """Sums what the tiles of queries have of a gradient."""
@@ -280,7 +282,7 @@ class _Launches:
         spec = self.spec
         scalars: dict[str, Scalar] = {"rows": spec.queries, "heads": spec.heads}
         grid = -(-spec.queries // QUERIES_OF_ROWS) * spec.batch * spec.heads
-        return self._of(kernel, grid, scalars, {**constants, "BLOCK": QUERIES_OF_ROWS})
+        return self.launch(kernel, grid, scalars, {**constants, "BLOCK": QUERIES_OF_ROWS})
 
     def _of_pairs(
         self,
@@ -294,11 +296,10 @@ class _Launches:
         spec = self.spec
         D, V = spec.head_size, spec.value_size
         share = spec.heads // max(spec.groups, 1)
-        described = {name: self._described(name, steps) for name, steps in walked.items()}
+        described = {name: self.described(name, steps) for name, steps in walked.items()}
         bias = self._described_bias(tile)
         constants = {
-            # A side that reaches every key is no limit; its sums with steps might not fit in 32 bits.
-            "SIDES": tuple(None if side is None or side >= spec.queries + spec.keys else side for side in spec.sides),
+            "SIDES": self.sides(),
             "FACTORS": self._factors(),
             "SCALE": spec.factor,
             "DROPPED": spec.threshold,
@@ -316,9 +317,14 @@ class _Launches:
         descriptors = {name: each for name, each in described.items() if each and constants.get("DESCRIBED")}
         if bias:
             descriptors["bias"] = bias
-        launch = self._of(kernel, grid, {"sizes": sizes, **(scalars or {})}, constants, descriptors)
+        launch = self.launch(kernel, grid, {"sizes": sizes, **(scalars or {})}, constants, descriptors)
         spills = tile.spills + SPILLS_OF_RUNS if spec.segmented else tile.spills
         return replace(launch, num_warps=tile.num_warps, num_stages=tile.num_stages, allowed_spills=spills)
+
+    def sides(self) -> tuple[int | None, ...]:
+        """The window. A side that reaches every key is no limit; its sums with steps might not fit in 32 bits."""
+        spec = self.spec
+        return tuple(None if side is None or side >= spec.queries + spec.keys else side for side in spec.sides)
 
     def _factors(self) -> tuple[float | None, float, float | None, float]:
         """FACTORS of the kernels, see `forward`."""
@@ -331,7 +337,7 @@ class _Launches:
             return None, unit, None, spec.factor * unit
         return spec.factor * unit, unit, None, 1.0
 
-    def _described(self, name: str, steps: int) -> Descriptor | None:
+    def described(self, name: str, steps: int) -> Descriptor | None:
         """The descriptor of an array (batch, steps, heads, columns); None where tiles cannot be copied by one."""
         array = self._array(name)
         shape, own = array.shape, strides_of(name, array.shape, self.layouts)
@@ -379,7 +385,7 @@ class _Launches:
             return None
         return tuple(others)
 
-    def _of(
+    def launch(
         self,
         kernel: Any,
         grid: int,

@@ -1,0 +1,1 @@
+"""Gluon kernels of attention for NVIDIA's Hopper GPUs."""

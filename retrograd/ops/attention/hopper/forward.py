@@ -1,0 +1,345 @@
+"""Attention, forward, on Hopper: products on the tensor cores beside the softmax of others. Symbols: ../README.md.
+
+A program takes tiles of queries, one after the other, and walks over their blocks of keys, from the last one that
+any of its queries sees to the first. Its warps are of three kinds:
+    fetch   brings q, and block after block of k and v, by TMA
+    attend  twice, for one half of the queries each: while the tensor cores compute the scores of a block and add the
+            values of the block before, the other half has its softmax
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from retrograd.core.kernels.gluon import tma_load, tma_store
+from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
+
+from .tiles import at_step, blocks_seen, tile_of, unmasked
+
+WARPS = gl.constexpr(4)  # that attend to one half of a tile
+FETCH_REGISTERS = gl.constexpr(40)
+LN2 = gl.constexpr(0.6931471805599453)
+
+
+@gluon.constexpr_function
+def several(number, descriptor):
+    """The shape of this many blocks."""
+    return [number, *descriptor.block_shape]
+
+
+@gluon.jit
+def matrix(block):
+    """A block in shared memory as (steps, columns)."""
+    return block.reshape([block.shape[len(block.shape) - 3], block.shape[len(block.shape) - 1]])
+
+
+@gluon.jit
+def next_tile(tickets, turn):
+    """The number of the next tile that this program takes, which `fetch` has drawn: ticket number `turn`."""
+    ticket_s, drawn = tickets
+    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    mbarrier.wait(drawn.index(turn % 2), (turn // 2) & 1)
+    return gl.max(ticket_s.index(turn % 2).load(LINE), 0)
+
+
+@gluon.jit
+def fetch(
+    q, k, v, memory, barriers, tickets, counter_ptr, places_ptr, sizes, SIDES: gl.constexpr, QUERIES: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Copy to shared memory what the program's tiles need, and draw tickets for these: numbers of tiles, by a counter.
+
+    A ticket's place is free again when it is drawn: two tiles later both halves have let go of q.
+    """
+    q_s, k_s, v_s, _ = memory
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    ticket_s, drawn = tickets
+    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    n, phase, turn = 0, 1, 0
+    total = sizes[4] * sizes[5]
+    t = gl.program_id(0)
+    while t < total:
+        ticket = gl.atomic_add(counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
+        batch, head, first_q, queries, first_k, keys, at = tile_of(t, places_ptr, sizes, 2 * QUERIES)
+        low, high = blocks_seen(at, queries, keys, SIDES, 2 * QUERIES, KEYS)
+        for w in gl.static_range(2):
+            mbarrier.wait(q_empty.index(w), phase)
+            mbarrier.expect(q_full.index(w), q.block_type.nbytes)
+            tma_load(q, at_step(q, batch, first_q, at + w * QUERIES, queries, head), q_full.index(w), q_s.index(w))
+        phase ^= 1
+        group = head // sizes[3]
+        for i in range(high - low):
+            slot, free = n % STAGES, ((n // STAGES) & 1) ^ 1
+            where = at_step(k, batch, first_k, (high - 1 - i) * KEYS, keys, group)
+            mbarrier.wait(k_empty.index(slot), free)
+            mbarrier.expect(k_full.index(slot), k.block_type.nbytes)
+            tma_load(k, where, k_full.index(slot), k_s.index(slot))
+            mbarrier.wait(v_empty.index(slot), free)
+            mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
+            tma_load(v, where, v_full.index(slot), v_s.index(slot))
+            n += 1
+        ticket_s.index(turn % 2).store(gl.full([1], ticket, gl.int32, LINE))
+        mbarrier.arrive(drawn.index(turn % 2), count=1)
+        t = ticket
+        turn += 1
+
+
+@gluon.jit
+def scores(s, i, block, counts, SIDES: gl.constexpr, FACTORS: gl.constexpr, MASKED: gl.constexpr):
+    """Scores from products: bounded, and -inf where a key is not visible; of queries i and a block of keys."""
+    KEYS: gl.constexpr = s.shape[1]
+    queries, keys = counts
+    if FACTORS[0] is not None:
+        root = gl.rsqrt(1.0 + gl.exp2(s * (FACTORS[0] * 2.0 * LOG2E)))
+        s = (1.0 - 2.0 * root * root) * FACTORS[1]
+    if MASKED:
+        j = block * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, s.type.layout))
+        shift = keys - queries
+        last = keys - 1
+        if SIDES[1] is not None:
+            last = gl.minimum(last, i + (shift + SIDES[1]))
+            s = gl.where(j[None, :] <= last[:, None], s, float("-inf"))
+        else:
+            s = gl.where((j <= last)[None, :], s, float("-inf"))
+        if SIDES[0] is not None:
+            s = gl.where(j[None, :] >= (i + (shift - SIDES[0]))[:, None], s, float("-inf"))
+    return s
+
+
+@gluon.jit
+def softmax(s, largest, FACTOR: gl.constexpr, MASKED: gl.constexpr):
+    """The new largest score, the factor of older sums, the exponentials."""
+    more = gl.maximum(largest, gl.max(s, 1))
+    safe = more * FACTOR
+    if MASKED:
+        safe = gl.where(more == float("-inf"), 0.0, safe)
+    return more, gl.exp2(largest * FACTOR - safe), gl.exp2(s * FACTOR - safe[:, None])
+
+
+@gluon.jit
+def part_sums(p):
+    """Sums over the keys that one thread holds: (queries, 8)."""
+    return gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 8]), 1)
+
+
+@gluon.jit
+def add_block(
+    sums, n, q, empty, memory, barriers, i, block, counts, SIDES: gl.constexpr, FACTORS: gl.constexpr,
+    STAGES: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """The running sums with the values of block number n of the program, and the exponentials of the next one."""
+    largest, total, result, p = sums
+    _, k_s, v_s, _ = memory
+    _, _, k_full, k_empty, v_full, v_empty = barriers
+    ROW: gl.constexpr = gl.SliceLayout(1, result.type.layout)
+    PART: gl.constexpr = gl.SliceLayout(1, total.type.layout)
+    LEFT: gl.constexpr = p.type.layout
+    slot, next_slot = n % STAGES, (n + 1) % STAGES
+    mbarrier.wait(k_full.index(next_slot), ((n + 1) // STAGES) & 1)
+    s = warpgroup_mma(q, matrix(k_s.index(next_slot)).permute((1, 0)), empty, use_acc=False, is_async=True)
+    mbarrier.wait(v_full.index(slot), (n // STAGES) & 1)
+    result = warpgroup_mma(p, matrix(v_s.index(slot)), result, is_async=True)
+    s = warpgroup_mma_wait(1, deps=[s])
+    mbarrier.arrive(k_empty.index(next_slot))
+    s = scores(s, i, block, counts, SIDES, FACTORS, MASKED)
+    largest, before, p = softmax(s, largest, FACTORS[2], MASKED)
+    total = total * gl.convert_layout(before, PART, assert_trivial=True)[:, None] + part_sums(p)
+    result = warpgroup_mma_wait(0, deps=[result])
+    mbarrier.arrive(v_empty.index(slot))
+    result = result * gl.convert_layout(before, ROW, assert_trivial=True)[:, None]
+    return largest, total, result, gl.convert_layout(p.to(v_s.dtype), LEFT, assert_trivial=True)
+
+
+@gluon.jit
+def attend(
+    W: gl.constexpr, out, sinks, lse, memory, barriers, tickets, places_ptr, sizes, SIDES: gl.constexpr,
+    FACTORS: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """out and lse of one half, W, of the queries of the program's tiles."""
+    q_s, k_s, v_s, out_s = memory
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    COLUMNS: gl.constexpr = v_s.shape[len(v_s.shape) - 1]
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, KEYS, 16])
+    R: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, COLUMNS, 16])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, R, 2)
+    ROW: gl.constexpr = gl.SliceLayout(1, S)
+    q = matrix(q_s.index(W))
+    empty = gl.zeros([QUERIES, KEYS], gl.float32, S)
+    n, phase, turn = 0, 0, 0
+    total_tiles = sizes[4] * sizes[5]
+    t = gl.program_id(0)
+    while t < total_tiles:
+        batch, head, first_q, queries, _first_k, keys, at = tile_of(t, places_ptr, sizes, 2 * QUERIES)
+        low, high = blocks_seen(at, queries, keys, SIDES, 2 * QUERIES, KEYS)
+        own = at + W * QUERIES
+        bottom, top = unmasked(own, queries, keys, low, high, SIDES, QUERIES, KEYS)
+        counts = queries, keys
+        i = own + gl.arange(0, QUERIES, ROW)
+
+        largest = gl.full([QUERIES], float("-inf"), gl.float32, ROW)
+        if sinks.pointer is not None:
+            sink = gl.load(sinks.pointer + head * sinks.head) * (LOG2E / FACTORS[2])
+            largest = gl.full([QUERIES], sink, gl.float32, ROW)
+        mbarrier.wait(q_full.index(W), phase)
+        slot = n % STAGES
+        mbarrier.wait(k_full.index(slot), (n // STAGES) & 1)
+        s = warpgroup_mma(q, matrix(k_s.index(slot)).permute((1, 0)), empty, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=[s])
+        mbarrier.arrive(k_empty.index(slot))
+        s = scores(s, i, high - 1, counts, SIDES, FACTORS, True)
+        largest, _before, p = softmax(s, largest, FACTORS[2], True)
+        total = part_sums(p)
+        p = gl.convert_layout(p.to(v_s.dtype), LEFT, assert_trivial=True)
+        result = gl.zeros([QUERIES, COLUMNS], gl.float32, R)
+        for block in range(high - 1 - top):
+            largest, total, result, p = add_block(
+                (largest, total, result, p), n, q, empty, memory, barriers, i, high - 2 - block, counts, SIDES, FACTORS,
+                STAGES, True,
+            )  # fmt: skip
+            n += 1
+        for block in range(top - bottom):
+            largest, total, result, p = add_block(
+                (largest, total, result, p), n, q, empty, memory, barriers, i, top - 1 - block, counts, SIDES, FACTORS,
+                STAGES, False,
+            )  # fmt: skip
+            n += 1
+        if SIDES[0] is not None:
+            for block in range(bottom - low):
+                largest, total, result, p = add_block(
+                    (largest, total, result, p), n, q, empty, memory, barriers, i, bottom - 1 - block, counts, SIDES,
+                    FACTORS, STAGES, True,
+                )  # fmt: skip
+                n += 1
+        mbarrier.arrive(q_empty.index(W))
+        slot = n % STAGES
+        mbarrier.wait(v_full.index(slot), (n // STAGES) & 1)
+        result = warpgroup_mma(p, matrix(v_s.index(slot)), result, is_async=True)
+        result = warpgroup_mma_wait(0, deps=[result])
+        mbarrier.arrive(v_empty.index(slot))
+        n += 1
+        phase ^= 1
+
+        whole = gl.convert_layout(gl.sum(total, 1), ROW, assert_trivial=True)
+        if sinks.pointer is not None:
+            whole += gl.where(sink > float("-inf"), gl.exp2((sink - largest) * FACTORS[2]), 0.0)
+        some = whole > 0
+        whole = gl.where(some, whole, 1.0)
+        inverse = gl.convert_layout(1.0 / whole, gl.SliceLayout(1, R), assert_trivial=True)
+        tma.store_wait(0)
+        matrix(out_s.index(W)).store((result * inverse[:, None]).to(v_s.dtype))
+        fence_async_shared()
+        tma_store(out, at_step(out, batch, first_q, own, queries, head), out_s.index(W))
+        logarithm = gl.where(some, (largest * FACTORS[2] + gl.log2(whole)) * LN2, float("-inf"))
+        row = lse.pointer + gl.cast(batch, gl.int64) * lse.batch + gl.cast(head, gl.int64) * lse.head
+        gl.store(row + (first_q + i).to(gl.int64) * lse.step, logarithm, mask=i < queries)
+        t = next_tile(tickets, turn)
+        turn += 1
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["sizes"])
+def forward(
+    q,
+    k,
+    v,
+    sinks,
+    places_ptr,
+    counter_ptr,
+    out,
+    lse,
+    sizes,
+    SIDES: gl.constexpr,
+    FACTORS: gl.constexpr,
+    QUERIES: gl.constexpr,
+    KEYS: gl.constexpr,
+    STAGES: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    OVERLAP: gl.constexpr,
+):
+    """q, k, v, out: tensor descriptors. places: of tiles, where sequences are packed; see `tiles.list_places`.
+
+    counter: 0 at first. sizes: Tq, Tk, heads, heads of a group, tiles of a head, heads of all rows, heads of a section.
+    SIDES: of the window. FACTORS: of products in
+    a softcap, of bounded products, of scores in exponents. QUERIES: of one half of a tile; KEYS: of a block.
+    """
+    TYPE: gl.constexpr = q.dtype
+    q_s = gl.allocate_shared_memory(TYPE, several(2, q), q.layout)
+    k_s = gl.allocate_shared_memory(TYPE, several(STAGES, k), k.layout)
+    v_s = gl.allocate_shared_memory(TYPE, several(STAGES, v), v.layout)
+    out_s = gl.allocate_shared_memory(TYPE, several(2, out), out.layout)
+    pair: gl.constexpr = [2, 1]
+    ring: gl.constexpr = [STAGES, 1]
+    q_full = gl.allocate_shared_memory(gl.int64, pair, mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, pair, mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
+    drawn = gl.allocate_shared_memory(gl.int64, pair, mbarrier.MBarrierLayout())
+    ticket_s = gl.allocate_shared_memory(gl.int32, pair, gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    for w in gl.static_range(2):
+        mbarrier.init(q_full.index(w), count=1)
+        mbarrier.init(q_empty.index(w), count=1)
+        mbarrier.init(drawn.index(w), count=1)
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(slot), count=1)
+        mbarrier.init(k_empty.index(slot), count=2)
+        mbarrier.init(v_full.index(slot), count=1)
+        mbarrier.init(v_empty.index(slot), count=2)
+    fence_async_shared()
+    memory = (q_s, k_s, v_s, out_s)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    tickets = (ticket_s, drawn)
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    gl.warp_specialize(
+        [
+            (
+                attend,
+                (
+                    0,
+                    out,
+                    sinks,
+                    lse,
+                    memory,
+                    barriers,
+                    tickets,
+                    places_ptr,
+                    sizes,
+                    SIDES,
+                    FACTORS,
+                    QUERIES,
+                    KEYS,
+                    STAGES,
+                ),
+            ),
+            (
+                attend,
+                (
+                    1,
+                    out,
+                    sinks,
+                    lse,
+                    memory,
+                    barriers,
+                    tickets,
+                    places_ptr,
+                    sizes,
+                    SIDES,
+                    FACTORS,
+                    QUERIES,
+                    KEYS,
+                    STAGES,
+                ),
+            ),
+            (fetch, (q, k, v, memory, barriers, tickets, counter_ptr, places_ptr, sizes, SIDES, QUERIES, KEYS, STAGES)),
+        ],
+        [WARPS, 1],
+        [REGISTERS, FETCH_REGISTERS],
+    )

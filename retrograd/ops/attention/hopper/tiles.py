@@ -1,0 +1,96 @@
+"""Which tile of queries comes next, and which blocks of keys it sees; all in scalars. Symbols: ../README.md."""
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+
+from ..triton.arrays import STEPS_OF_PACKED
+from ..triton.pairs import clear_gaps, sequence_of
+
+LIMIT = tl.constexpr(STEPS_OF_PACKED)
+PLACE = tl.constexpr(8)  # numbers of a tile in a list of places
+
+
+@triton.jit(do_not_specialize=["sizes"])
+def list_places(
+    cu_q_ptr, cu_k_ptr, out, lse, places_ptr, sizes, V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """places (tiles, 8), int32: `sequence_of` each tile of packed queries. Zeros at steps of no sequence in out, lse.
+
+    sizes: Tq, Tk, heads, sequences.
+    """
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    Tq, Tk, heads, sequences = sizes
+    tile = tl.program_id(0)
+    _number, first_q, queries, first_k, keys, at = sequence_of(cu_q_ptr, cu_k_ptr, tile, 0, Tq, Tk, sequences, BLOCK)
+    place = places_ptr + tile * PLACE
+    tl.store(place, first_q)
+    tl.store(place + 1, tl.where(at < queries, queries, 0))
+    tl.store(place + 2, first_k)
+    tl.store(place + 3, tl.where(at < queries, keys, 0))
+    tl.store(place + 4, tl.where((at >= 0) & (at < queries), at, 0))
+    for head in range(heads):
+        clear_gaps(out, cu_q_ptr, Tq, sequences, tile, head, V, BLOCK_V, BLOCK)
+        clear_gaps(lse, cu_q_ptr, Tq, sequences, tile, head, 1, 1, BLOCK)
+
+
+@gluon.jit
+def tile_of(t, places_ptr, sizes, TILE: gl.constexpr):
+    """Of tile number t: batch, head; first step and number of its sequence's queries, and keys; its own first query.
+
+    The heads of all rows are in sections, whose keys and values fit in the L2. In a section those tiles come first that
+    see most keys.
+    """
+    Tq, Tk, heads, _share, tiles, rows, section = sizes
+    first = t // (section * tiles) * section
+    within, count = t - first * tiles, gl.minimum(rows - first, section)
+    tile, row = tiles - 1 - within // count, first + within % count
+    if places_ptr is None:
+        return row // heads, row % heads, 0, Tq, 0, Tk, tile * TILE
+    else:
+        place = places_ptr + tile * PLACE
+        first_q, queries = gl.load(place), gl.load(place + 1)
+        first_k, keys = gl.load(place + 2), gl.load(place + 3)
+        return 0, row, first_q, queries, first_k, keys, gl.load(place + 4)
+
+
+@gluon.jit
+def at_step(array, batch, first, at, count, head):
+    """The coordinates of a tile in a tensor descriptor, see `triton.launches._Launches._described`."""
+    if len(array.block_shape) == 5:
+        return [LIMIT, first + count, LIMIT - count + at, head, 0]
+    else:
+        return [batch, first + at, head, 0]
+
+
+@gluon.jit
+def blocks_seen(at, queries, keys, SIDES: gl.constexpr, TILE: gl.constexpr, KEYS: gl.constexpr):
+    """The first block of keys that a tile of queries sees, and the end of its blocks; at least one."""
+    shift = keys - queries
+    low, high = 0, keys
+    if SIDES[0] is not None:
+        low = gl.maximum(at + shift - SIDES[0], 0) // KEYS
+    if SIDES[1] is not None:
+        high = gl.minimum(gl.maximum(gl.minimum(at + TILE, queries) + shift + SIDES[1], 0), keys)
+    high = gl.maximum(gl.cdiv(high, KEYS), 1)
+    return gl.minimum(low, high - 1), high
+
+
+@gluon.jit
+def unmasked(own, queries, keys, low, high, SIDES: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr):
+    """Of the blocks from low on, without the last: from where to where all queries from `own` on see all keys."""
+    shift = keys - queries
+    bottom, last = low, keys
+    if SIDES[1] is not None:
+        last = gl.minimum(last, gl.maximum(own + shift + SIDES[1] + 1, 0))
+    top = gl.minimum(gl.maximum(last // KEYS, low), high - 1)
+    if SIDES[0] is not None:
+        end = gl.minimum(own + QUERIES, queries)
+        bottom = gl.cdiv(gl.maximum(end - 1 + shift - SIDES[0], 0), KEYS)
+        bottom = gl.minimum(gl.maximum(bottom, low), top)
+    return bottom, top
