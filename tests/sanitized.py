@@ -34,6 +34,8 @@ NAMED = {
         "everything",
         "fused_packed",
         "segments_tiles",
+        "size_64_packed",
+        "size_128_window",
     ),
 }
 WHOLE = "whole sequences"

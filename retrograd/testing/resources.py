@@ -1,4 +1,4 @@
-"""Registers, spills and memory of a compiled kernel, read from its binary; its barriers; the order of its sums."""
+"""Of a compiled kernel: registers, spills and memory, read from its binary; barriers, products, the order of its sums."""
 
 from __future__ import annotations
 
@@ -58,10 +58,38 @@ def _amd(compiled: Any) -> Resources:
 
 def _cuobjdump(option: str, file: str) -> str:
     """Run the cuobjdump of the Triton package, which finds nvdisasm in its own folder."""
+    return subprocess.run([_nvidia_tool("cuobjdump"), option, file], check=True, capture_output=True, text=True).stdout
+
+
+def _nvidia_tool(name: str) -> Path:
+    """A tool of the Triton package."""
     import triton.backends.nvidia
 
-    tool = Path(triton.backends.nvidia.__path__[0]) / "bin" / "cuobjdump"
-    return subprocess.run([tool, option, file], check=True, capture_output=True, text=True).stdout
+    return Path(triton.backends.nvidia.__path__[0]) / "bin" / name
+
+
+def serialized(compiled: Any) -> list[str]:
+    """The remarks of NVIDIA's assembler that products which were to run side by side follow one another.
+
+    Triton drops them, so the assembler runs once more.
+    """
+    with NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(compiled.asm["ptx"])
+        file.flush()
+        command: list[str | Path] = [
+            _nvidia_tool("ptxas"),
+            "-v",
+            f"--gpu-name={_target(compiled)}",
+            file.name,
+            "-o",
+            "/dev/null",
+        ]
+        found = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [line for line in (found.stdout + found.stderr).splitlines() if "serialized" in line]
+
+
+def _target(compiled: Any) -> str:
+    return re.findall(r"^\.target (\w+)", compiled.asm["ptx"], re.MULTILINE)[0]
 
 
 def reductions(compiled: Any) -> list[str]:

@@ -15,6 +15,7 @@ from retrograd import attention, attention_qkvpacked
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.room import Room
 from retrograd.core.torch.launch import Runner
+from retrograd.ops.attention.hopper.tiles import list_places
 from retrograd.ops.attention.triton.pairs import owner_of
 from retrograd.ops.attention.triton.plan import Plan, Tile
 from retrograd.ops.rooms import room
@@ -255,3 +256,27 @@ def test_a_tile_finds_its_sequence_among_many(sequences: int) -> None:
     owners[(1,)](cu, sequences, found, len(tiles), BLOCK=4)
     expected = torch.searchsorted(first, tiles, right=True) - 1
     assert torch.equal(found.long(), expected)
+
+
+@pytest.mark.parametrize(
+    "bounds", [(0, 40), (0, 0, 3, 17, 40), (5, 9, 9, 30), (0, 0), (40, 40), (13, 13), tuple(range(2, 40))]
+)
+def test_the_places_of_tiles_cover_every_step_once(bounds: tuple[int, ...]) -> None:
+    T, block, sequences = 40, 8, len(bounds) - 1
+    q, k = (torch.tensor(bounds, dtype=torch.int32) + shift for shift in (0, 3))
+    places = torch.full((T // block + sequences + 2, 8), -1, dtype=torch.int32)
+    list_places[(len(places),)](q, k, places, (T, T + 3, sequences), BLOCK=block, OVERLAP=False)
+    covered = torch.zeros(T, dtype=torch.int32)
+    for first_q, queries, first_k, keys, at, outside, _, _ in places.tolist():
+        steps = range(first_q + at, first_q + min(at + block, queries))
+        covered[list(steps)] += 1
+        for step in steps:
+            inside = bounds[0] <= step < bounds[-1]
+            assert outside == (not inside)
+            if inside:
+                own = max(i for i in range(sequences) if bounds[i] <= step)
+                assert (first_q, queries) == (bounds[own], bounds[own + 1] - bounds[own])
+                assert (first_k, keys) == (bounds[own] + 3, queries)
+            else:
+                assert keys == 0
+    assert covered.tolist() == [1] * T

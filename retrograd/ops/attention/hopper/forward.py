@@ -66,7 +66,7 @@ def fetch(
     t = gl.program_id(0)
     while t < total:
         ticket = gl.atomic_add(counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
-        batch, head, first_q, queries, first_k, keys, at = tile_of(t, places_ptr, sizes, 2 * QUERIES)
+        batch, head, first_q, queries, first_k, keys, at, _outside = tile_of(t, places_ptr, sizes, 2 * QUERIES)
         low, high = blocks_seen(at, queries, keys, SIDES, 2 * QUERIES, KEYS)
         for w in gl.static_range(2):
             mbarrier.wait(q_empty.index(w), phase)
@@ -175,7 +175,7 @@ def attend(
     total_tiles = sizes[4] * sizes[5]
     t = gl.program_id(0)
     while t < total_tiles:
-        batch, head, first_q, queries, _first_k, keys, at = tile_of(t, places_ptr, sizes, 2 * QUERIES)
+        batch, head, first_q, queries, _first_k, keys, at, outside = tile_of(t, places_ptr, sizes, 2 * QUERIES)
         low, high = blocks_seen(at, queries, keys, SIDES, 2 * QUERIES, KEYS)
         own = at + W * QUERIES
         bottom, top = unmasked(own, queries, keys, low, high, SIDES, QUERIES, KEYS)
@@ -236,6 +236,7 @@ def attend(
         fence_async_shared()
         tma_store(out, at_step(out, batch, first_q, own, queries, head), out_s.index(W))
         logarithm = gl.where(some, (largest * FACTORS[2] + gl.log2(whole)) * LN2, float("-inf"))
+        logarithm = gl.where(outside, 0.0, logarithm)
         row = lse.pointer + gl.cast(batch, gl.int64) * lse.batch + gl.cast(head, gl.int64) * lse.head
         gl.store(row + (first_q + i).to(gl.int64) * lse.step, logarithm, mask=i < queries)
         t = next_tile(tickets, turn)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import log2
+from math import e, log2
 
 from triton.experimental.gluon import language as gl
 
@@ -12,7 +12,7 @@ from retrograd.core.program import Array, Descriptor, Launch, Layout, Layouts, P
 from retrograd.core.spec import Param, Pass, places_of
 
 from ..op import Spec
-from ..triton.launches import LEAST_FACTOR, Launches, columns
+from ..triton.launches import LEAST_FACTOR, Launches
 from . import forward as forward_kernels
 from . import tiles as tile_kernels
 from .plan import TUNED, Plan, planned
@@ -43,7 +43,8 @@ def forward(
         return Launches(spec, (one,), {name: layout}, arch).described(name, 1) is not None
 
     inputs, layouts = read_in_place(spec.params(names), layouts, in_place)
-    tiles = places_of(spec.queries, 2 * plan.queries, spec.sequences if spec.packed else None)
+    # Steps before the first packed sequence, and behind the last, have tiles, too.
+    tiles = places_of(spec.queries, 2 * plan.queries, spec.sequences + 2 if spec.packed else None)
     counter = Array("counter", (1,), "int32", zeroed=True)
     scratch = (counter, *((Array("places", (tiles, PLACE), "int32"),) if spec.packed else ()))
     own = _Launches(Launches(spec, inputs + outputs + scratch, layouts, arch), plan, tiles)
@@ -63,9 +64,8 @@ class _Launches:
         spec = self.of.spec
         if not spec.packed:
             return ()
-        sizes = (spec.queries, spec.keys, spec.heads, spec.sequences)
-        V = spec.value_size
-        constants = {"V": V, "BLOCK_V": columns(V), "BLOCK": 2 * self.plan.queries}
+        sizes = (spec.queries, spec.keys, spec.sequences)
+        constants = {"BLOCK": 2 * self.plan.queries}
         return (self.of.launch(tile_kernels.list_places, self.tiles, {"sizes": sizes}, constants),)
 
     def forward(self) -> Launch:
@@ -76,9 +76,9 @@ class _Launches:
         bytes_of_group = 2 * spec.keys * (spec.head_size + spec.value_size)
         section = share * max(1, self.plan.section // bytes_of_group)
         sizes = (spec.queries, spec.keys, spec.heads, share, self.tiles, rows, section)
-        unit = log2(2.718281828459045)
-        capped = spec.softcap is not None
-        factors = (spec.factor / spec.softcap, spec.softcap * unit, 1.0) if capped else (None, None, spec.factor * unit)
+        factors: tuple[float | None, float | None, float] = (None, None, spec.factor * log2(e))
+        if spec.softcap is not None:
+            factors = (spec.factor / spec.softcap, spec.softcap * log2(e), 1.0)
         constants = {
             "SIDES": self.of.sides(),
             "FACTORS": factors,

@@ -8,40 +8,48 @@ from triton.experimental.gluon import language as gl
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from ..triton.arrays import STEPS_OF_PACKED
-from ..triton.pairs import clear_gaps, sequence_of
+from ..triton.pairs import sequence_of
 
 LIMIT = tl.constexpr(STEPS_OF_PACKED)
 PLACE = tl.constexpr(8)  # numbers of a tile in a list of places
 
 
 @triton.jit(do_not_specialize=["sizes"])
-def list_places(
-    cu_q_ptr, cu_k_ptr, out, lse, places_ptr, sizes, V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """places (tiles, 8), int32: `sequence_of` each tile of packed queries. Zeros at steps of no sequence in out, lse.
+def list_places(cu_q_ptr, cu_k_ptr, places_ptr, sizes, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    """places (tiles, 8), int32, of tiles of packed queries: first step and number of its sequence's queries, and keys;
+    the tile's first query; whether these steps are of no sequence. No queries if there is no such tile.
 
-    sizes: Tq, Tk, heads, sequences.
+    sizes: Tq, Tk, sequences. The steps before the first sequence, and those behind the last, are listed as sequences of
+    queries that see no key.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    Tq, Tk, heads, sequences = sizes
+    Tq, Tk, sequences = sizes
     tile = tl.program_id(0)
-    _number, first_q, queries, first_k, keys, at = sequence_of(cu_q_ptr, cu_k_ptr, tile, 0, Tq, Tk, sequences, BLOCK)
+    low = tl.minimum(tl.maximum(tl.load(cu_q_ptr), 0), Tq)
+    high = tl.minimum(tl.maximum(tl.load(cu_q_ptr + sequences), low), Tq)
+    _number, first_q, queries, first_k, keys, at = sequence_of(
+        cu_q_ptr, cu_k_ptr, tl.maximum(tile - 1, 0), 0, Tq, Tk, sequences, BLOCK
+    )
+    before, behind = tile <= low // BLOCK, tile - (high // BLOCK + sequences + 1)
+    outside = before | (behind >= 0)
+    first_q = tl.where(before, 0, tl.where(behind >= 0, high, first_q))
+    queries = tl.where(before, low, tl.where(behind >= 0, Tq - high, queries))
+    at = tl.where(outside, tl.where(before, tile, behind) * BLOCK, at)
+    there = (at >= 0) & (at < queries)
     place = places_ptr + tile * PLACE
     tl.store(place, first_q)
-    tl.store(place + 1, tl.where(at < queries, queries, 0))
+    tl.store(place + 1, tl.where(there, queries, 0))
     tl.store(place + 2, first_k)
-    tl.store(place + 3, tl.where(at < queries, keys, 0))
-    tl.store(place + 4, tl.where((at >= 0) & (at < queries), at, 0))
-    for head in range(heads):
-        clear_gaps(out, cu_q_ptr, Tq, sequences, tile, head, V, BLOCK_V, BLOCK)
-        clear_gaps(lse, cu_q_ptr, Tq, sequences, tile, head, 1, 1, BLOCK)
+    tl.store(place + 3, tl.where(there & (not outside), keys, 0))
+    tl.store(place + 4, tl.where(there, at, 0))
+    tl.store(place + 5, outside.to(tl.int32))
 
 
 @gluon.jit
 def tile_of(t, places_ptr, sizes, TILE: gl.constexpr):
-    """Of tile number t: batch, head; first step and number of its sequence's queries, and keys; its own first query.
+    """Of tile number t: batch, head; first step and number of its sequence's queries, and keys; its own first query;
+    whether its steps are of no sequence.
 
     The heads of all rows are in sections, whose keys and values fit in the L2. In a section those tiles come first that
     see most keys.
@@ -51,12 +59,12 @@ def tile_of(t, places_ptr, sizes, TILE: gl.constexpr):
     within, count = t - first * tiles, gl.minimum(rows - first, section)
     tile, row = tiles - 1 - within // count, first + within % count
     if places_ptr is None:
-        return row // heads, row % heads, 0, Tq, 0, Tk, tile * TILE
+        return row // heads, row % heads, 0, Tq, 0, Tk, tile * TILE, False
     else:
         place = places_ptr + tile * PLACE
         first_q, queries = gl.load(place), gl.load(place + 1)
         first_k, keys = gl.load(place + 2), gl.load(place + 3)
-        return 0, row, first_q, queries, first_k, keys, gl.load(place + 4)
+        return 0, row, first_q, queries, first_k, keys, gl.load(place + 4), gl.load(place + 5) != 0
 
 
 @gluon.jit
