@@ -1,4 +1,4 @@
-"""Of a compiled kernel: registers, spills and memory, read from its binary; barriers, products, the order of its sums."""
+"""Of a compiled kernel: registers, spills, memory, barriers, products, the order of its sums."""
 
 from __future__ import annotations
 

@@ -9,10 +9,11 @@ import pytest
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
 from retrograd.core.cases import Case
-from retrograd.core.op import Forward
+from retrograd.core.op import Backward, Forward
 from retrograd.core.program import Layout, dense
 from retrograd.core.room import spec_of
 from retrograd.ops.attention.cases import case
+from retrograd.ops.attention.hopper import launches
 from retrograd.ops.attention.hopper.plan import TUNED
 from retrograd.ops.attention.op import OP, Spec
 from retrograd.testing.resources import resources, serialized
@@ -77,11 +78,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "softcap": {"causal": True, "softcap": 3.0, "sinks": True},
     "packed": {"causal": True, "packed": (BOUNDS, BOUNDS)},
 }
-CASES = [case(f"{name}_{D}", (1, 260, 260, 4, 2, D), **how) for D in TUNED for name, how in KINDS.items()]
+CASES = {f"{name}_{D}": case(name, (1, 260, 260, 4, 2, D), **how) for D in TUNED for name, how in KINDS.items()}
+QUICK = ("causal_128", "window_64")  # the others are slow
+OF_FORWARD = [pytest.param(c, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, c in CASES.items()]
+OF_BACKWARD = [each for each in OF_FORWARD if each.id != "softcap_128"]
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", OF_FORWARD)
 def test_products_run_beside_the_softmax(case: Case) -> None:
     program = Forward(OP, spec_of(OP, case)).program({}, HOPPER)
     assert program is not None
@@ -89,6 +93,19 @@ def test_products_run_beside_the_softmax(case: Case) -> None:
     compiled = build(forward, program.arrays, HOPPER)
     assert not serialized(compiled)
     assert resources(compiled).spills <= forward.allowed_spills
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("case", OF_BACKWARD)
+def test_products_of_the_backward_pass_run_beside_each_other(case: Case) -> None:
+    spec: Spec = spec_of(OP, case)
+    task = Backward(OP, spec, frozenset("qkv"))
+    plan = launches.planned(spec, HOPPER, "bwd")
+    program = launches.backward(spec, task.inputs, task.outputs, {}, HOPPER, plan)
+    (walk,) = (launch for launch in program.launches if launch.kernel.__name__ == "backward")
+    compiled = build(walk, program.arrays, HOPPER)
+    assert not serialized(compiled)
+    assert resources(compiled).spills <= walk.allowed_spills
 
 
 def test_an_array_that_no_descriptor_can_take_is_copied() -> None:

@@ -239,6 +239,7 @@ OP = Op(
         Implementation(
             f"{__package__}.hopper",
             takes=names("q k v sinks cu_seqlens_q cu_seqlens_k causal window scale softcap return_lse backward"),
+            places=names("dk dv"),
         ),
         Implementation(
             f"{__package__}.triton",

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import e, log2
+from typing import Any
 
 from triton.experimental.gluon import language as gl
 
 from retrograd.core.arch import Arch
-from retrograd.core.program import Array, Descriptor, Launch, Layout, Layouts, Program, read_in_place
+from retrograd.core.program import Array, Descriptor, Launch, Layout, Layouts, Program, layouts_of, read_in_place
 from retrograd.core.spec import Param, Pass, places_of
 
 from ..op import Spec
 from ..triton.launches import LEAST_FACTOR, Launches
+from ..triton.plan import columns
+from . import backward as backward_kernels
 from . import forward as forward_kernels
+from . import rows as row_kernels
 from . import tiles as tile_kernels
 from .plan import TUNED, Plan, planned
 
-__all__ = ["forward", "planned", "suits"]
+__all__ = ["backward", "forward", "planned", "suits"]
 
 PLACE = tile_kernels.PLACE.value
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
-    """Whether the kernels support the architecture, the dtype, the sizes of a head and the scale of a call."""
-    if arch.name != "sm_90" or which == "bwd" or spec.q.dtype not in ("bfloat16", "float16"):
+    """Whether the kernels support the architecture, the dtype, the sizes of a head and the scale of a call.
+
+    No call takes those of the backward pass before they have kept the contract on a GPU.
+    """
+    if which == "bwd" or arch.name != "sm_90" or spec.q.dtype not in ("bfloat16", "float16"):
         return False
     if spec.head_size != spec.value_size or spec.head_size not in TUNED or spec.factor <= LEAST_FACTOR:
         return False
@@ -36,19 +44,56 @@ def forward(
 ) -> Program:
     """The arguments -> out, lse."""
 
-    def in_place(name: str, param: Param, layout: Layout) -> bool:
-        if name not in ("q", "k", "v"):
-            return True
-        one = Array(name, param.shape, param.dtype, aligned=layout.aligned)
-        return Launches(spec, (one,), {name: layout}, arch).described(name, 1) is not None
-
-    inputs, layouts = read_in_place(spec.params(names), layouts, in_place)
+    inputs, layouts = _read(spec, names, layouts, arch)
     # Steps before the first packed sequence, and behind the last, have tiles, too.
     tiles = places_of(spec.queries, 2 * plan.queries, spec.sequences + 2 if spec.packed else None)
     counter = Array("counter", (1,), "int32", zeroed=True)
     scratch = (counter, *((Array("places", (tiles, PLACE), "int32"),) if spec.packed else ()))
-    own = _Launches(Launches(spec, inputs + outputs + scratch, layouts, arch), plan, tiles)
-    return Program(inputs, outputs, scratch, (*own.list_places(), own.forward()))
+    own = _Launches(Launches(spec, inputs + outputs + scratch, layouts, arch), plan)
+    return Program(inputs, outputs, scratch, (*own.list_places("q", tiles, 2 * plan.queries), own.forward(tiles)))
+
+
+def backward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
+) -> Program:
+    """The gradients of the results, the arguments, out and lse -> the wanted gradients."""
+    inputs, layouts = _read(spec, names, layouts, arch)
+    wanted = {array.name for array in outputs}
+    walked = bool(wanted & {"dq", "dk", "dv"})
+    tiles = places_of(spec.keys, plan.walked_keys, spec.sequences + 2 if spec.packed else None)
+    tiles_q = places_of(spec.queries, plan.walked_queries, spec.sequences if spec.packed else None)
+    rows = spec.batch * spec.heads * tiles_q
+    steps = rows * plan.walked_queries
+    scratch = [Array("base", (steps,), "float32"), Array("delta", (steps,), "float32")]
+    if "dsinks" in wanted:
+        scratch.append(Array("dsinks_partial", (spec.batch * tiles_q, spec.heads), "float32"))
+    if walked:
+        params = spec.params(("q", "k", "v"))
+        scratch += [Array("counter", (1,), "int32", zeroed=True), Array("turns", (rows,), "int32", zeroed=True)]
+        scratch += [Array("dq_sum", (steps, columns(spec.head_size)), "float32")]
+        scratch += [Array(f"d{n}", params[n].shape, params[n].dtype) for n in "kv" if f"d{n}" not in wanted]
+        scratch += [Array("places", (tiles, PLACE), "int32")] if spec.packed else []
+    own = _Launches(Launches(spec, inputs + outputs + tuple(scratch), {**layouts, **layouts_of(outputs)}, arch), plan)
+    launches = [own.prepare(tiles_q)]
+    if walked:
+        launches += [*own.list_places("k", tiles, plan.walked_keys), own.backward(tiles, tiles_q)]
+    if "dq" in wanted:
+        launches.append(own.finish(tiles_q))
+    if "dsinks" in wanted:
+        launches.append(own.of.sum_tiles("dsinks", plan.walked_queries))
+    return Program(inputs, outputs, tuple(scratch), tuple(launches))
+
+
+def _read(spec: Spec, names: tuple[str, ...], layouts: Layouts, arch: Arch) -> tuple[tuple[Array, ...], Layouts]:
+    """The arrays that a pass reads; those that tensor descriptors cannot take are copied before."""
+
+    def in_place(name: str, param: Param, layout: Layout) -> bool:
+        if name not in ("q", "k", "v", "dout"):
+            return True
+        one = Array(name, param.shape, param.dtype, aligned=layout.aligned)
+        return Launches(spec, (one,), {name: layout}, arch).described(name, 1) is not None
+
+    return read_in_place(spec.params(names), layouts, in_place)
 
 
 @dataclass(frozen=True)
@@ -57,42 +102,95 @@ class _Launches:
 
     of: Launches
     plan: Plan
-    tiles: int
 
-    def list_places(self) -> tuple[Launch, ...]:
-        """Lists where the tiles of packed sequences are."""
+    def list_places(self, side: str, tiles: int, steps: int) -> tuple[Launch, ...]:
+        """Lists where the tiles of packed queries, or keys, are."""
         spec = self.of.spec
         if not spec.packed:
             return ()
-        sizes = (spec.queries, spec.keys, spec.sequences)
-        constants = {"BLOCK": 2 * self.plan.queries}
-        return (self.of.launch(tile_kernels.list_places, self.tiles, {"sizes": sizes}, constants),)
+        sizes = [spec.queries, spec.keys, spec.sequences]
+        arrays = {"cu_ptr": "cu_seqlens_q", "other_ptr": "cu_seqlens_k"}
+        if side == "k":
+            sizes[:2] = reversed(sizes[:2])
+            arrays = {"cu_ptr": "cu_seqlens_k", "other_ptr": "cu_seqlens_q"}
+        launch = self.of.launch(tile_kernels.list_places, tiles, {"sizes": tuple(sizes)}, {"BLOCK": steps})
+        return (replace(launch, arrays={**launch.arrays, **arrays}),)
 
-    def forward(self) -> Launch:
+    def forward(self, tiles: int) -> Launch:
         """Computes out and lse."""
         spec, plan = self.of.spec, self.plan
         steps = {"q": plan.queries, "k": plan.keys, "v": plan.keys, "out": plan.queries}
         rows, share = spec.batch * spec.heads, spec.heads // spec.groups
         bytes_of_group = 2 * spec.keys * (spec.head_size + spec.value_size)
-        section = share * max(1, self.plan.section // bytes_of_group)
-        sizes = (spec.queries, spec.keys, spec.heads, share, self.tiles, rows, section)
-        factors: tuple[float | None, float | None, float] = (None, None, spec.factor * log2(e))
-        if spec.softcap is not None:
-            factors = (spec.factor / spec.softcap, spec.softcap * log2(e), 1.0)
+        section = share * max(1, plan.section // bytes_of_group)
+        sizes = (spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
         constants = {
             "SIDES": self.of.sides(),
-            "FACTORS": factors,
+            "FACTORS": self._factors(),
             "QUERIES": plan.queries,
             "KEYS": plan.keys,
             "STAGES": plan.stages,
             "REGISTERS": plan.registers,
         }
-        descriptors = {name: self._described(name, size) for name, size in steps.items()}
-        grid = min(rows * self.tiles, plan.programs)
-        launch = self.of.launch(forward_kernels.forward, grid, {"sizes": sizes}, constants, descriptors)
+        grid = min(rows * tiles, plan.programs)
+        launch = self.of.launch(forward_kernels.forward, grid, {"sizes": sizes}, constants, self._described(steps))
         return replace(launch, num_warps=4, allowed_spills=plan.spills)
 
-    def _described(self, name: str, steps: int) -> Descriptor:
-        found = self.of.described(name, steps)
-        assert found is not None, name
-        return replace(found, layout=gl.NVMMASharedLayout(128, 16, rank=len(found.block)))
+    def prepare(self, tiles: int) -> Launch:
+        """Computes the numbers of queries that the walk reads, and parts of the gradient of sinks."""
+        V = self.of.spec.value_size
+        return self._of_rows(row_kernels.prepare, tiles, {"V": V, "BLOCK_V": columns(V)})
+
+    def finish(self, tiles: int) -> Launch:
+        """Rounds the sums of dq."""
+        D = self.of.spec.head_size
+        constants = {"SCALE": self.of.spec.factor, "D": D, "BLOCK_D": columns(D)}
+        return self._of_rows(row_kernels.finish, tiles, constants)
+
+    def _of_rows(self, kernel: Any, tiles: int, constants: dict[str, Any]) -> Launch:
+        spec = self.of.spec
+        sizes = (spec.queries, spec.heads, tiles, spec.sequences)
+        constants = {**constants, "BLOCK": self.plan.walked_queries}
+        return self.of.launch(kernel, spec.batch * spec.heads * tiles, {"sizes": sizes}, constants)
+
+    def backward(self, tiles: int, tiles_q: int) -> Launch:
+        """Computes dk, dv and the sums of dq."""
+        spec, plan = self.of.spec, self.plan
+        queries, keys = plan.walked_queries, plan.walked_keys
+        descriptors = self._described({"q": queries, "dout": queries, "k": keys, "v": keys, "dk": keys, "dv": keys})
+        steps = spec.batch * spec.heads * tiles_q * queries
+        of_rows = Descriptor((steps,), (1,), (queries,), gl.NVMMASharedLayout(0, 32, rank=1))
+        D = columns(spec.head_size)
+        sums = Descriptor((steps, D), (D, 1), (queries, D), gl.NVMMASharedLayout(128, 32, rank=2))
+        descriptors |= {"base": of_rows, "delta": of_rows, "dq_sum": sums}
+        sizes = (spec.queries, spec.keys, spec.heads, spec.heads // spec.groups, tiles, tiles_q)
+        constants = {
+            "SIDES": self.of.sides(),
+            "FACTORS": self._factors(),
+            "SCALE": spec.factor,
+            "KEYS": keys,
+            "QUERIES": queries,
+            "STAGES": 2,
+            "SLOTS": 2,
+            "REGISTERS": 240,
+        }
+        grid = spec.batch * spec.groups * tiles
+        launch = self.of.launch(backward_kernels.backward, grid, {"sizes": sizes}, constants, descriptors)
+        return replace(launch, num_warps=4, allowed_spills=plan.walk_spills)
+
+    def _factors(self) -> tuple[float | None, float | None, float]:
+        """FACTORS of the kernels, see `forward`."""
+        spec = self.of.spec
+        if spec.softcap is not None:
+            return spec.factor / spec.softcap, spec.softcap * log2(e), 1.0
+        return None, None, spec.factor * log2(e)
+
+    def _described(self, steps: Mapping[str, int]) -> dict[str, Descriptor]:
+        """The descriptors of arrays, in blocks of so many steps."""
+        found = {name: self.of.described(name, size) for name, size in steps.items()}
+        assert None not in found.values(), found
+        return {
+            name: replace(own, layout=gl.NVMMASharedLayout(128, 16, rank=len(own.block)))
+            for name, own in found.items()
+            if own
+        }

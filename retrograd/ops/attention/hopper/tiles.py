@@ -15,35 +15,37 @@ PLACE = tl.constexpr(8)  # numbers of a tile in a list of places
 
 
 @triton.jit(do_not_specialize=["sizes"])
-def list_places(cu_q_ptr, cu_k_ptr, places_ptr, sizes, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
-    """places (tiles, 8), int32, of tiles of packed queries: first step and number of its sequence's queries, and keys;
-    the tile's first query; whether these steps are of no sequence. No queries if there is no such tile.
+def list_places(cu_ptr, other_ptr, places_ptr, sizes, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    """places (tiles, 8), int32, of tiles of packed queries, or keys: first step and number of its sequence's queries,
+    and of its keys, or the other way round; the tile's first step; whether these steps are of no sequence; the
+    sequence's number. No steps if there is no such tile.
 
-    sizes: Tq, Tk, sequences. The steps before the first sequence, and those behind the last, are listed as sequences of
-    queries that see no key.
+    sizes: T, T of the others, sequences. The steps before the first sequence, and those behind the last, are listed as
+    sequences without the others.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    Tq, Tk, sequences = sizes
+    T, other_T, sequences = sizes
     tile = tl.program_id(0)
-    low = tl.minimum(tl.maximum(tl.load(cu_q_ptr), 0), Tq)
-    high = tl.minimum(tl.maximum(tl.load(cu_q_ptr + sequences), low), Tq)
-    _number, first_q, queries, first_k, keys, at = sequence_of(
-        cu_q_ptr, cu_k_ptr, tl.maximum(tile - 1, 0), 0, Tq, Tk, sequences, BLOCK
+    low = tl.minimum(tl.maximum(tl.load(cu_ptr), 0), T)
+    high = tl.minimum(tl.maximum(tl.load(cu_ptr + sequences), low), T)
+    number, first, count, other_first, others, at = sequence_of(
+        cu_ptr, other_ptr, tl.maximum(tile - 1, 0), 0, T, other_T, sequences, BLOCK
     )
     before, behind = tile <= low // BLOCK, tile - (high // BLOCK + sequences + 1)
     outside = before | (behind >= 0)
-    first_q = tl.where(before, 0, tl.where(behind >= 0, high, first_q))
-    queries = tl.where(before, low, tl.where(behind >= 0, Tq - high, queries))
+    first = tl.where(before, 0, tl.where(behind >= 0, high, first))
+    count = tl.where(before, low, tl.where(behind >= 0, T - high, count))
     at = tl.where(outside, tl.where(before, tile, behind) * BLOCK, at)
-    there = (at >= 0) & (at < queries)
+    there = (at >= 0) & (at < count)
     place = places_ptr + tile * PLACE
-    tl.store(place, first_q)
-    tl.store(place + 1, tl.where(there, queries, 0))
-    tl.store(place + 2, first_k)
-    tl.store(place + 3, tl.where(there & (not outside), keys, 0))
+    tl.store(place, first)
+    tl.store(place + 1, tl.where(there, count, 0))
+    tl.store(place + 2, other_first)
+    tl.store(place + 3, tl.where(there & (not outside), others, 0))
     tl.store(place + 4, tl.where(there, at, 0))
     tl.store(place + 5, outside.to(tl.int32))
+    tl.store(place + 6, number)
 
 
 @gluon.jit
@@ -102,3 +104,43 @@ def unmasked(own, queries, keys, low, high, SIDES: gl.constexpr, QUERIES: gl.con
         bottom = gl.cdiv(gl.maximum(end - 1 + shift - SIDES[0], 0), KEYS)
         bottom = gl.minimum(gl.maximum(bottom, low), top)
     return bottom, top
+
+
+@gluon.jit
+def tile_of_keys(ticket, places_ptr, sizes, KEYS: gl.constexpr, QUERIES: gl.constexpr):
+    """Of a ticket: batch, group; first step and number of its sequence's queries, and keys; its tile's first key; the
+    number, in all rows, of the tile of queries with which the sequence begins in head 0.
+    """
+    Tq, Tk, heads, share, tiles, tiles_q = sizes
+    row, tile = ticket // tiles, ticket % tiles
+    groups = heads // share
+    if places_ptr is None:
+        batch = row // groups
+        return batch, row % groups, 0, Tq, 0, Tk, tile * KEYS, batch * heads * tiles_q
+    else:
+        place = places_ptr + tile * PLACE
+        first_k, keys = gl.load(place), gl.load(place + 1)
+        first_q, queries = gl.load(place + 2), gl.load(place + 3)
+        rows_at = first_q // QUERIES + gl.load(place + 6)
+        return 0, row, first_q, queries, first_k, keys, gl.load(place + 4), rows_at
+
+
+@gluon.jit
+def queries_seen(at, queries, keys, SIDES: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr):
+    """The first tile of queries that sees a tile of keys, and how many do."""
+    shift = keys - queries
+    low, high = 0, queries
+    if SIDES[1] is not None:
+        low = gl.maximum(at - shift - SIDES[1], 0) // QUERIES
+    if SIDES[0] is not None:
+        high = gl.minimum(gl.maximum(gl.minimum(at + KEYS, keys) - shift + SIDES[0], 0), queries)
+    return low, gl.maximum(gl.cdiv(high, QUERIES) - low, 0)
+
+
+@gluon.jit
+def turn_of(at, start, queries, keys, SIDES: gl.constexpr, KEYS: gl.constexpr):
+    """How many tiles of keys before the one from `at` on see the tile of queries from `start` on."""
+    first = 0
+    if SIDES[0] is not None:
+        first = gl.maximum(start + keys - queries - SIDES[0], 0) // KEYS
+    return at // KEYS - first

@@ -104,7 +104,7 @@ def backward(
     if "dsinks" in wanted:
         launches.append(own.of_sinks())
     partial = (array.name.removesuffix("_partial") for array in scratch if array.name.endswith("_partial"))
-    launches += [own.sum_tiles(name, plan) for name in partial]
+    launches += [own.sum_tiles(name, plan.queries.queries) for name in partial]
     return Program(inputs, outputs, tuple(scratch), tuple(launches))
 
 
@@ -158,6 +158,8 @@ NAMES = {
     "dq_sum_ptr": "dq_sum",
     "turns_ptr": "turns",
     "places_ptr": "places",
+    "base_ptr": "base",
+    "delta_ptr": "delta",
     "counter_ptr": "counter",
 }
 ROWS = ("lse", "dlse", "delta", "base")  # arrays (batch, heads, queries)
@@ -244,8 +246,8 @@ class Launches:
         kernel = parameter_kernels.sinks_backward
         return self.launch(kernel, spec.batch * spec.heads, scalars, {"BLOCK": ROWS_OF_SINKS})
 
-    def sum_tiles(self, name: str, plan: Plan) -> Launch:
-        """Sums what the tiles of queries have of a gradient."""
+    def sum_tiles(self, name: str, size: int) -> Launch:
+        """Sums what the tiles of `size` queries have of a gradient."""
         spec = self.spec
         partial, out = self._array(f"{name}_partial"), self._array(name)
         # Sums over tiles: of each sequence, of each row and head of a bias, or of all.
@@ -256,7 +258,7 @@ class Launches:
         cut = by_sequence and spec.packed
         of_runs = spec.segmented and name == "dalibi_slopes"
         if of_runs:
-            tiles = spec.batch * spec.queries // plan.queries.queries
+            tiles = spec.batch * spec.queries // size
         return Launch(
             parameter_kernels.sum_tiles,
             grid=sequences * -(-heads // HEADS_AT_ONCE),
@@ -268,7 +270,7 @@ class Launches:
             },
             scalars={"tiles": tiles, "sequences": sequences, "heads": heads},
             constants={
-                "BLOCK": plan.queries.queries,
+                "BLOCK": size,
                 "TILES": TILES_AT_ONCE,
                 "BLOCK_H": HEADS_AT_ONCE,
                 "OVERLAP": self.arch.overlaps_launches,

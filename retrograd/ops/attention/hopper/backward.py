@@ -1,0 +1,314 @@
+"""Attention, backward, on Hopper: dk, dv and dq in one walk over the queries. Symbols: ../README.md.
+
+A program takes a tile of keys of a group, and walks over the tiles of queries that see it, head by head, from the last
+to the first. Its warps are of four kinds:
+    fetch   brings k and v, and tile after tile of q and dout with their rows' base and delta, by TMA
+    differ  twice, for one half of the keys each: five products, of which dq takes both halves' ds from shared memory
+    add     adds what the program has of dq to memory, when it is its turn
+The tiles of keys that see a tile of queries add to its dq in their order. A program draws its tile by a ticket, and
+waits for programs with lower tickets only, which have started; so it never waits in vain.
+"""
+
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from retrograd.core.kernels.gluon import tma_load, tma_store
+from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
+
+from .forward import matrix, several
+from .tiles import at_step, queries_seen, tile_of_keys, turn_of
+
+WARPS = gl.constexpr(4)
+FEW_REGISTERS = gl.constexpr(24)
+
+
+@builtin
+def tma_add(desc, coord, src, _semantic=None):
+    """Add a block in shared memory to one in global memory."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
+
+
+@gluon.jit
+def read_turn(turn_ptr):
+    """A counter, and with it what was written before it; all lanes read the same."""
+    return gl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [turn_ptr.to(gl.int64, bitcast=True)], dtype=gl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def pass_turn(turn_ptr, turn):
+    """Write a counter once this thread's copies by TMA are in global memory."""
+    gl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group 0; fence.proxy.async.global; bar.warp.sync -1; "
+        "st.release.gpu.global.s32 [$1], $2; mov.b32 $0, $2;",
+        "=r,l,r", [turn_ptr.to(gl.int64, bitcast=True), turn], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def step_back(head, m, low, steps):
+    """What comes after tile m of a head: the one before it, down to `low`, and then the last of the next head."""
+    return gl.where(m > low, head, head + 1), gl.where(m > low, m - 1, low + steps - 1)
+
+
+@gluon.jit
+def fetch(
+    arrays, memory, barriers, place, walk, share, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr
+):
+    """Copy to shared memory what the program reads."""
+    q, k, v, dout, base, delta = arrays
+    q_s, k_s, v_s, dout_s, base_s, delta_s, _, _ = memory
+    kv_full, q_full, q_empty, dout_full, dout_empty, _, _ = barriers
+    batch, group, first_q, queries, first_k, keys, at, rows_at = place
+    low, steps, tiles = walk
+    mbarrier.expect(kv_full, k.block_type.nbytes + v.block_type.nbytes)
+    tma_load(k, at_step(k, batch, first_k, at, keys, group), kv_full, k_s)
+    tma_load(v, at_step(v, batch, first_k, at, keys, group), kv_full, v_s)
+    head, m = group * share, low + steps - 1
+    for n in range(share * steps):
+        row = (rows_at + head * tiles + m) * QUERIES
+        slot, free = n % STAGES, ((n // STAGES) & 1) ^ 1
+        mbarrier.wait(q_empty.index(slot), free)
+        mbarrier.expect(q_full.index(slot), q.block_type.nbytes + QUERIES * 4)
+        tma_load(q, at_step(q, batch, first_q, m * QUERIES, queries, head), q_full.index(slot), q_s.index(slot))
+        tma_load(base, [row], q_full.index(slot), base_s.index(slot))
+        mbarrier.wait(dout_empty.index(slot), free)
+        mbarrier.expect(dout_full.index(slot), dout.block_type.nbytes + QUERIES * 4)
+        tma_load(
+            dout, at_step(dout, batch, first_q, m * QUERIES, queries, head), dout_full.index(slot), dout_s.index(slot)
+        )
+        tma_load(delta, [row], dout_full.index(slot), delta_s.index(slot))
+        head, m = step_back(head, m, low, steps)
+
+
+@gluon.jit
+def add(
+    dq_sum, turns_ptr, memory, barriers, place, walk, share, SIDES: gl.constexpr, KEYS: gl.constexpr,
+    QUERIES: gl.constexpr, SLOTS: gl.constexpr,
+):  # fmt: skip
+    """Add the program's parts of dq to their sums, in turn; the first one is stored."""
+    _, _, _, _, _, _, _, dq_s = memory
+    _, _, _, _, _, dq_full, dq_empty = barriers
+    _batch, group, _first_q, queries, _first_k, keys, at, rows_at = place
+    low, steps, tiles = walk
+    head, m = group * share, low + steps - 1
+    for n in range(share * steps):
+        row = rows_at + head * tiles + m
+        slot = n % SLOTS
+        turn = turn_of(at, m * QUERIES, queries, keys, SIDES, KEYS)
+        mbarrier.wait(dq_full.index(slot), (n // SLOTS) & 1)
+        while read_turn(turns_ptr + row) != turn:
+            pass
+        if turn == 0:
+            tma_store(dq_sum, [row * QUERIES, 0], dq_s.index(slot))
+        else:
+            tma_add(dq_sum, [row * QUERIES, 0], dq_s.index(slot))
+        tma.store_wait(0)
+        mbarrier.arrive(dq_empty.index(slot))
+        pass_turn(turns_ptr + row, turn + 1)
+        head, m = step_back(head, m, low, steps)
+
+
+@gluon.jit
+def differ(
+    W: gl.constexpr, dk, dv, memory, barriers, ds_full, done, place, walk, share, SIDES: gl.constexpr,
+    FACTORS: gl.constexpr, SCALE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr,
+    SLOTS: gl.constexpr,
+):  # fmt: skip
+    """dk and dv of one half, W, of the keys; half of the columns of dq, from all keys. Pairs are (keys, queries)."""
+    q_s, k_s, v_s, dout_s, base_s, delta_s, ds_s, dq_s = memory
+    kv_full, q_full, q_empty, dout_full, dout_empty, dq_full, dq_empty = barriers
+    batch, group, _first_q, queries, first_k, keys, at, _rows_at = place
+    low, steps, _tiles = walk
+    TYPE: gl.constexpr = q_s.dtype
+    R: gl.constexpr = KEYS // 2
+    D: gl.constexpr = k_s.shape[len(k_s.shape) - 1]
+    V: gl.constexpr = v_s.shape[len(v_s.shape) - 1]
+    HALF: gl.constexpr = D // 2
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, QUERIES, 16])
+    OF_K: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, D, 16])
+    OF_V: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, V, 16])
+    OF_Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, HALF, 16])
+    LEFT_K: gl.constexpr = gl.DotOperandLayout(0, OF_K, 2)
+    LEFT_V: gl.constexpr = gl.DotOperandLayout(0, OF_V, 2)
+    COLUMN: gl.constexpr = gl.SliceLayout(0, S)
+    none = gl.zeros([R, QUERIES], gl.float32, S)
+    none_q = gl.zeros([QUERIES, HALF], gl.float32, OF_Q)
+    total_k = gl.zeros([R, D], gl.float32, OF_K)
+    total_v = gl.zeros([R, V], gl.float32, OF_V)
+    k_all = matrix(k_s)
+    k, v = k_all.slice(W * R, R), matrix(v_s).slice(W * R, R)
+    shift = keys - queries
+    j = at + W * R + gl.arange(0, R, gl.SliceLayout(1, S))
+    head, m = 0, low + steps - 1
+    mbarrier.wait(kv_full, 0)
+    for n in range(share * steps):
+        start = m * QUERIES
+        slot, ready = n % STAGES, (n // STAGES) & 1
+        dq_at, ds_at = n % SLOTS, n % 2
+        q_tile, dout_tile = matrix(q_s.index(slot)), matrix(dout_s.index(slot))
+        mbarrier.wait(q_full.index(slot), ready)
+        s = warpgroup_mma(k, q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+        mbarrier.wait(dout_full.index(slot), ready)
+        dp = warpgroup_mma(v, dout_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+        base = base_s.index(slot).load(COLUMN)
+        s = warpgroup_mma_wait(1, deps=[s])
+        if FACTORS[0] is not None:
+            root = gl.rsqrt(1.0 + gl.exp2(s * (FACTORS[0] * 2.0 * LOG2E)))
+            bounded = 1.0 - 2.0 * root * root
+            p = gl.exp2(bounded * FACTORS[1] - base[None, :])
+        else:
+            p = gl.exp2(s * FACTORS[2] - base[None, :])
+        # Behind the last key, k and v are 0, but p might be too large for a product with 0.
+        if SIDES[1] is None:
+            if at + KEYS > keys:
+                p = gl.where((j < keys)[:, None], p, 0.0)
+        elif (at + KEYS - 1 > start + shift + SIDES[1]) | (at + KEYS > keys):
+            last = gl.minimum(start + gl.arange(0, QUERIES, COLUMN) + (shift + SIDES[1]), keys - 1)
+            p = gl.where(j[:, None] <= last[None, :], p, 0.0)
+        if SIDES[0] is not None:
+            if at < start + QUERIES - 1 + shift - SIDES[0]:
+                first = start + gl.arange(0, QUERIES, COLUMN) + (shift - SIDES[0])
+                p = gl.where(j[:, None] >= first[None, :], p, 0.0)
+        # This product reads p, so that the assembler leaves the exponentials before the wait for dp.
+        left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
+        total_v = warpgroup_mma(left, dout_tile, total_v, is_async=True)
+        delta = delta_s.index(slot).load(COLUMN)
+        dp = warpgroup_mma_wait(1, deps=[dp])
+        ds = p * (dp - delta[None, :])
+        if FACTORS[0] is not None:
+            ds *= 1.0 - bounded * bounded
+        ds = ds.to(TYPE)
+        ds_s.index(ds_at).slice(W * R, R).store(ds)
+        fence_async_shared()
+        # Two places: the other half cannot be two steps ahead, so a place is free again when it is used again.
+        mbarrier.arrive(ds_full.index(ds_at))
+        mbarrier.wait(ds_full.index(ds_at), (n // 2) & 1)
+        part = warpgroup_mma(
+            ds_s.index(ds_at).permute((1, 0)), k_all.slice(W * HALF, HALF, dim=1), none_q, use_acc=False, is_async=True
+        )
+        total_k = warpgroup_mma(gl.convert_layout(ds, LEFT_K, assert_trivial=True), q_tile, total_k, is_async=True)
+        part, total_v = warpgroup_mma_wait(1, deps=[part, total_v])
+        mbarrier.arrive(dout_empty.index(slot))
+        mbarrier.wait(dq_empty.index(dq_at), ((n // SLOTS) & 1) ^ 1)
+        dq_s.index(dq_at).slice(W * HALF, HALF, dim=1).store(part)
+        fence_async_shared()
+        mbarrier.arrive(dq_full.index(dq_at))
+        total_k = warpgroup_mma_wait(0, deps=[total_k])
+        mbarrier.arrive(q_empty.index(slot))
+        head, m = step_back(head, m, low, steps)
+    mbarrier.arrive(done)  # k and v are not read any more: their places take the results
+    mbarrier.wait(done, 0)
+    k.store((total_k * SCALE).to(TYPE))
+    v.store(total_v.to(TYPE))
+    fence_async_shared()
+    mbarrier.arrive(done)
+    if W == 0:
+        mbarrier.wait(done, 1)
+        tma_store(dk, at_step(dk, batch, first_k, at, keys, group), k_s)
+        tma_store(dv, at_step(dv, batch, first_k, at, keys, group), v_s)
+        tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["sizes"])
+def backward(
+    q,
+    k,
+    v,
+    dout,
+    base,
+    delta,
+    places_ptr,
+    counter_ptr,
+    turns_ptr,
+    dq_sum,
+    dk,
+    dv,
+    sizes,
+    SIDES: gl.constexpr,
+    FACTORS: gl.constexpr,
+    SCALE: gl.constexpr,
+    KEYS: gl.constexpr,
+    QUERIES: gl.constexpr,
+    STAGES: gl.constexpr,
+    SLOTS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    OVERLAP: gl.constexpr,
+):
+    """Tensor descriptors: q, k, v, dout, dk, dv; base, delta and dq_sum tile by tile, see `rows`. counter and turns are
+    0 at first.
+
+    sizes: Tq, Tk, heads, heads of a group, tiles of keys of a group, tiles of queries of a head. SIDES, FACTORS: as
+    `forward`. STAGES: of q and dout; SLOTS: of dq.
+    """
+    TYPE: gl.constexpr = q.dtype
+    q_s = gl.allocate_shared_memory(TYPE, several(STAGES, q), q.layout)
+    k_s = gl.allocate_shared_memory(TYPE, k.block_shape, k.layout)
+    v_s = gl.allocate_shared_memory(TYPE, v.block_shape, v.layout)
+    dout_s = gl.allocate_shared_memory(TYPE, several(STAGES, dout), dout.layout)
+    base_s = gl.allocate_shared_memory(gl.float32, several(STAGES, base), base.layout)
+    delta_s = gl.allocate_shared_memory(gl.float32, several(STAGES, delta), delta.layout)
+    ds_s = gl.allocate_shared_memory(
+        TYPE, [2, KEYS, QUERIES], gl.NVMMASharedLayout.get_default_for([KEYS, QUERIES], TYPE)
+    )
+    dq_s = gl.allocate_shared_memory(gl.float32, several(SLOTS, dq_sum), dq_sum.layout)
+    ring: gl.constexpr = [STAGES, 1]
+    slots: gl.constexpr = [SLOTS, 1]
+    one: gl.constexpr = [1]
+    pair: gl.constexpr = [2, 1]
+    kv_full = gl.allocate_shared_memory(gl.int64, one, mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
+    dout_full = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
+    dout_empty = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
+    dq_full = gl.allocate_shared_memory(gl.int64, slots, mbarrier.MBarrierLayout())
+    dq_empty = gl.allocate_shared_memory(gl.int64, slots, mbarrier.MBarrierLayout())
+    ds_full = gl.allocate_shared_memory(gl.int64, pair, mbarrier.MBarrierLayout())
+    done = gl.allocate_shared_memory(gl.int64, one, mbarrier.MBarrierLayout())
+    mbarrier.init(kv_full, count=1)
+    mbarrier.init(done, count=2)
+    for slot in gl.static_range(2):
+        mbarrier.init(ds_full.index(slot), count=2)
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(q_full.index(slot), count=1)
+        mbarrier.init(q_empty.index(slot), count=2)
+        mbarrier.init(dout_full.index(slot), count=1)
+        mbarrier.init(dout_empty.index(slot), count=2)
+    for slot in gl.static_range(SLOTS):
+        mbarrier.init(dq_full.index(slot), count=2)
+        mbarrier.init(dq_empty.index(slot), count=1)
+    fence_async_shared()
+    arrays = (q, k, v, dout, base, delta)
+    memory = (q_s, k_s, v_s, dout_s, base_s, delta_s, ds_s, dq_s)
+    barriers = (kv_full, q_full, q_empty, dout_full, dout_empty, dq_full, dq_empty)
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    ticket = gl.atomic_add(counter_ptr, 1)
+    share = sizes[3]
+    place = tile_of_keys(ticket, places_ptr, sizes, KEYS, QUERIES)
+    low, steps = queries_seen(place[6], place[3], place[5], SIDES, KEYS, QUERIES)
+    walk = (low, steps, sizes[5])
+    gl.warp_specialize(
+        [
+            (differ, (0, dk, dv, memory, barriers, ds_full, done, place, walk, share, SIDES, FACTORS, SCALE, KEYS,
+                      QUERIES, STAGES, SLOTS)),
+            (differ, (1, dk, dv, memory, barriers, ds_full, done, place, walk, share, SIDES, FACTORS, SCALE, KEYS,
+                      QUERIES, STAGES, SLOTS)),
+            (fetch, (arrays, memory, barriers, place, walk, share, KEYS, QUERIES, STAGES)),
+            (add, (dq_sum, turns_ptr, memory, barriers, place, walk, share, SIDES, KEYS, QUERIES, SLOTS)),
+        ],
+        [WARPS, 1, 1],
+        [REGISTERS, FEW_REGISTERS, FEW_REGISTERS],
+    )  # fmt: skip
