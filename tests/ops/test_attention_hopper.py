@@ -1,10 +1,15 @@
-"""attention's kernels for Hopper: the calls they take, and what the assembler makes of them."""
+"""attention's kernels for Hopper: the calls they take, what the assembler makes of them, and their tiles."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
@@ -13,7 +18,7 @@ from retrograd.core.op import Backward, Forward
 from retrograd.core.program import Layout, dense
 from retrograd.core.room import spec_of
 from retrograd.ops.attention.cases import case
-from retrograd.ops.attention.hopper import launches
+from retrograd.ops.attention.hopper import launches, tiles
 from retrograd.ops.attention.hopper.plan import TUNED
 from retrograd.ops.attention.op import OP, Spec
 from retrograd.testing.resources import resources, serialized
@@ -121,3 +126,68 @@ def test_an_array_that_no_descriptor_can_take_is_copied() -> None:
     assert copied((260 * 130, 130, 65, 1))
     assert copied((260 * 256, 256, 128, 2))
     assert copied(dense(shape), aligned=False)
+
+
+class Scalars:
+    """What kernels compute with scalars, on Python's own numbers."""
+
+    maximum, minimum = max, min
+
+    @staticmethod
+    def cdiv(x: int, y: int) -> int:
+        return -(-x // y)
+
+
+def on_numbers(kernel: Any) -> Callable[..., Any]:
+    """A function of a kernel, all in scalars, as one of Python."""
+    return FunctionType(kernel.fn.__code__, {"gl": Scalars, "range": range})
+
+
+SIDE = st.none() | st.integers(0, 300)
+SIZE = st.integers(1, 500)
+
+
+def visible(queries: range, keys: range, i_to_j: int, sides: tuple[int | None, int | None]) -> list[bool]:
+    left, right = sides
+    return [
+        (left is None or j >= i + i_to_j - left) and (right is None or j <= i + i_to_j + right)
+        for i in queries
+        for j in keys
+    ]
+
+
+@given(SIZE, SIZE, st.tuples(SIDE, SIDE), st.integers(0, 3), st.booleans())
+def test_blocks_are_left_out_or_unmasked_only_where_no_pair_is_wrong(
+    queries: int, keys: int, sides: tuple[int | None, int | None], tile: int, half: bool
+) -> None:
+    at = 128 * tile
+    assume(at < queries)
+    low, high = on_numbers(tiles.blocks_seen)(at, queries, keys, sides, 128, 128)
+    own = at + 64 * half
+    bottom, top = on_numbers(tiles.unmasked)(own, queries, keys, low, high, sides, 64, 128)
+    assert 0 <= low <= bottom <= top < high
+    rows = range(own, min(own + 64, queries))
+    for block in range(-(-keys // 128)):
+        pairs = visible(rows, range(128 * block, min(128 * block + 128, keys)), keys - queries, sides)
+        if not low <= block < high:
+            assert not any(pairs)
+        if bottom <= block < top:
+            assert all(pairs)
+            assert 128 * block + 128 <= keys
+
+
+@given(SIZE, SIZE, st.tuples(SIDE, SIDE))
+def test_every_tile_of_keys_that_sees_a_tile_of_queries_has_a_turn(
+    queries: int, keys: int, sides: tuple[int | None, int | None]
+) -> None:
+    turns: Counter[int] = Counter()  # of the tiles of queries, in the order of the tiles of keys
+    for at in range(0, keys, 128):
+        low, steps = on_numbers(tiles.queries_seen)(at, queries, keys, sides, 128, 64)
+        walked = range(low, low + steps)
+        for m in range(-(-queries // 64)):
+            rows = range(64 * m, min(64 * m + 64, queries))
+            if any(visible(rows, range(at, min(at + 128, keys)), keys - queries, sides)):
+                assert m in walked
+        for m in walked:
+            assert turns[m] == on_numbers(tiles.turn_of)(at, 64 * m, queries, keys, sides, 128)
+            turns[m] += 1
