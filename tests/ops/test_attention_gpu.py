@@ -65,3 +65,16 @@ def test_each_of_thousands_of_tiny_sequences_has_the_bits_it_has_alone(backward:
         if number in chosen:
             alone = results([t[:, start:end] for t in inputs], dout[:, start:end].contiguous(), backward=backward)
             assert_same_bits(steps(whole, start, end), alone, f"sequence {number}")
+
+
+@pytest.mark.parametrize("how", [{}, {"window": (100, 0)}, {"window": (70, 40)}], ids=str)
+@pytest.mark.parametrize("D", [16, 64, 128])
+def test_one_query_with_its_keys_has_the_bits_of_the_whole(D: int, how: dict[str, Any], seed: int) -> None:
+    T, shift = 300, 33
+    q, k, v = (drawn(seed + i, T + shift, 2, D) for i in range(3))
+    whole, whole_lse = attention(q[:, :T], k, v, causal=True, return_lse=True, **how)
+    for t in (0, 30, 31, 63, 64, 94, 95, 127, 128, 200, 255, 299):
+        keys = slice(0, t + shift + 1)
+        one, lse = attention(q[:, t : t + 1], k[:, keys], v[:, keys], causal=True, return_lse=True, **how)
+        assert torch.equal(one[:, 0], whole[:, t]), t
+        assert torch.equal(lse[..., 0], whole_lse[..., t]), t

@@ -4,27 +4,41 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
 import pytest
+import triton
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from retrograd.core.arch import SUPPORTED
+from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.build import build
 from retrograd.core.cases import Case
-from retrograd.core.op import Backward, Forward
+from retrograd.core.op import Backward, Forward, Implementation, names
 from retrograd.core.program import Layout, dense
 from retrograd.core.room import spec_of
+from retrograd.core.spec import Pass
 from retrograd.ops.attention.cases import case
-from retrograd.ops.attention.hopper import launches, tiles
+from retrograd.ops.attention.hopper import tiles
 from retrograd.ops.attention.hopper.plan import TUNED
 from retrograd.ops.attention.op import OP, Spec
 from retrograd.testing.resources import resources, serialized
 
 HOPPER = SUPPORTED["sm_90"]
 BOUNDS = (0, 100, 260)
+# No call takes these kernels before they keep the whole contract.
+HOPPER_OP = replace(
+    OP,
+    implementations=(
+        Implementation(
+            "retrograd.ops.attention.hopper",
+            takes=names("q k v sinks cu_seqlens_q cu_seqlens_k causal window scale softcap return_lse backward"),
+            places=names("dq dk dv"),
+        ),
+    ),
+)
 
 
 def spec(D: int = 64, **how: Any) -> Spec:
@@ -32,9 +46,9 @@ def spec(D: int = 64, **how: Any) -> Spec:
     return checked
 
 
-def taken(spec: Spec, arch: str = "sm_90") -> bool:
-    (hopper,) = OP.only("hopper").implementations
-    return hopper.has(spec, SUPPORTED[arch], "fwd")
+def taken(spec: Spec, arch: Arch = HOPPER, which: Pass = "fwd") -> bool:
+    (hopper,) = HOPPER_OP.implementations
+    return hopper.has(spec, arch, which)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +86,13 @@ def test_it_leaves_to_the_portable_kernels(how: dict[str, Any]) -> None:
     assert not taken(spec(**how))
 
 
-def test_it_needs_hopper() -> None:
-    assert [name for name in SUPPORTED if taken(spec(), name)] == ["sm_90"]
+def test_it_needs_hopper_and_tensor_descriptors() -> None:
+    assert [name for name, arch in SUPPORTED.items() if taken(spec(), arch)] == ["sm_90"]
+    assert not taken(spec(), replace(HOPPER, copies_tensors=False))
+
+
+def test_the_algorithm_without_a_workspace_is_left_to_the_portable_kernels() -> None:
+    assert [taken(spec(backward=name), which="bwd") for name in ("auto", "fused", "split")] == [True, True, False]
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -84,38 +103,41 @@ KINDS: dict[str, dict[str, Any]] = {
     "packed": {"causal": True, "packed": (BOUNDS, BOUNDS)},
 }
 CASES = {f"{name}_{D}": case(name, (1, 260, 260, 4, 2, D), **how) for D in TUNED for name, how in KINDS.items()}
-QUICK = ("causal_128", "window_64")  # the others are slow
+QUICK = ("causal_128",)  # the others are slow
 OF_FORWARD = [pytest.param(c, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, c in CASES.items()]
 OF_BACKWARD = [each for each in OF_FORWARD if each.id != "softcap_128"]
+
+
+def check(compiled: Any, allowed_spills: int) -> None:
+    """The plans are tuned for one release of Triton; with others, kernels only have to compile."""
+    if triton.__version__.startswith("3.6."):
+        assert not serialized(compiled)
+        assert resources(compiled).spills <= allowed_spills
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("case", OF_FORWARD)
 def test_products_run_beside_the_softmax(case: Case) -> None:
-    program = Forward(OP, spec_of(OP, case)).program({}, HOPPER)
+    program = Forward(HOPPER_OP, spec_of(OP, case)).program({}, HOPPER)
     assert program is not None
     *_, forward = program.launches
-    compiled = build(forward, program.arrays, HOPPER)
-    assert not serialized(compiled)
-    assert resources(compiled).spills <= forward.allowed_spills
+    check(build(forward, program.arrays, HOPPER), forward.allowed_spills)
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("case", OF_BACKWARD)
 def test_products_of_the_backward_pass_run_beside_each_other(case: Case) -> None:
     spec: Spec = spec_of(OP, case)
-    task = Backward(OP, spec, frozenset("qkv"))
-    plan = launches.planned(spec, HOPPER, "bwd")
-    program = launches.backward(spec, task.inputs, task.outputs, {}, HOPPER, plan)
+    task = Backward(HOPPER_OP, spec, frozenset("qkv"))
+    program = task.program({}, HOPPER)
+    assert program is not None
     (walk,) = (launch for launch in program.launches if launch.kernel.__name__ == "backward")
-    compiled = build(walk, program.arrays, HOPPER)
-    assert not serialized(compiled)
-    assert resources(compiled).spills <= walk.allowed_spills
+    check(build(walk, program.arrays, HOPPER), walk.allowed_spills)
 
 
 def test_an_array_that_no_descriptor_can_take_is_copied() -> None:
     def copied(strides: tuple[int, ...], *, aligned: bool = True) -> bool:
-        program = Forward(OP, spec()).program({"k": Layout(strides, aligned)}, HOPPER)
+        program = Forward(HOPPER_OP, spec()).program({"k": Layout(strides, aligned)}, HOPPER)
         assert program is not None
         return next(array.copied for array in program.inputs if array.name == "k")
 

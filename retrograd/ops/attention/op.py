@@ -237,11 +237,6 @@ OP = Op(
     __package__,
     (
         Implementation(
-            f"{__package__}.hopper",
-            takes=names("q k v sinks cu_seqlens_q cu_seqlens_k causal window scale softcap return_lse backward"),
-            places=names("dk dv"),
-        ),
-        Implementation(
             f"{__package__}.triton",
             takes=names(
                 "q k v bias alibi_slopes sinks dropout_seed cu_seqlens_q cu_seqlens_k segment_ids "

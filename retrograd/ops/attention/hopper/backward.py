@@ -48,11 +48,28 @@ def read_turn(turn_ptr):
 
 
 @gluon.jit
+def see_writes(turn):
+    """`turn`; what other programs wrote before it is there for copies by TMA, too."""
+    return gl.inline_asm_elementwise(
+        "fence.proxy.async.global; mov.b32 $0, $1;", "=r,r", [turn], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def pass_turn(turn_ptr, turn):
     """Write a counter once this thread's copies by TMA are in global memory."""
     gl.inline_asm_elementwise(
-        "cp.async.bulk.wait_group 0; fence.proxy.async.global; bar.warp.sync -1; "
-        "st.release.gpu.global.s32 [$1], $2; mov.b32 $0, $2;",
+        """{
+        .reg .pred first;
+        .reg .b32 lane;
+        cp.async.bulk.wait_group 0;
+        fence.proxy.async.global;
+        bar.warp.sync -1;
+        mov.u32 lane, %laneid;
+        setp.eq.u32 first, lane, 0;
+        @first st.release.gpu.global.s32 [$1], $2;
+        mov.b32 $0, $2;
+        }""",
         "=r,l,r", [turn_ptr.to(gl.int64, bitcast=True), turn], dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
@@ -111,6 +128,7 @@ def add(
         mbarrier.wait(dq_full.index(slot), (n // SLOTS) & 1)
         while read_turn(turns_ptr + row) != turn:
             pass
+        turn = see_writes(turn)
         if turn == 0:
             tma_store(dq_sum, [row * QUERIES, 0], dq_s.index(slot))
         else:

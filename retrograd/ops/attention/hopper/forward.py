@@ -50,7 +50,7 @@ def next_tile(tickets, turn):
 
 @gluon.jit
 def fetch(
-    q, k, v, memory, barriers, tickets, counter_ptr, places_ptr, sizes, SIDES: gl.constexpr, QUERIES: gl.constexpr,
+    q, k, v, memory, barriers, tickets, t, counter_ptr, places_ptr, sizes, SIDES: gl.constexpr, QUERIES: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy to shared memory what the program's tiles need, and draw tickets for these: numbers of tiles, by a counter.
@@ -63,9 +63,8 @@ def fetch(
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     n, phase, turn = 0, 1, 0
     total = sizes[4] * sizes[5]
-    t = gl.program_id(0)
     while t < total:
-        ticket = gl.atomic_add(counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
+        ticket = gl.atomic_add(counter_ptr, 1, sem="relaxed")
         batch, head, first_q, queries, first_k, keys, at, _outside = tile_of(t, places_ptr, sizes, 2 * QUERIES)
         low, high = blocks_seen(at, queries, keys, SIDES, 2 * QUERIES, KEYS)
         for w in gl.static_range(2):
@@ -116,10 +115,9 @@ def scores(s, i, block, counts, SIDES: gl.constexpr, FACTORS: gl.constexpr, MASK
 def softmax(s, largest, FACTOR: gl.constexpr, MASKED: gl.constexpr):
     """The new largest score, the factor of older sums, the exponentials."""
     more = gl.maximum(largest, gl.max(s, 1))
-    safe = more * FACTOR
-    if MASKED:
-        safe = gl.where(more == float("-inf"), 0.0, safe)
-    return more, gl.exp2(largest * FACTOR - safe), gl.exp2(s * FACTOR - safe[:, None])
+    safe = gl.where(more == float("-inf"), 0.0, more) if MASKED else more
+    before = gl.exp2((largest - safe) * FACTOR)  # 1 if the largest stays, as in a block that a query does not see
+    return more, before, gl.exp2(s * FACTOR - (safe * FACTOR)[:, None])
 
 
 @gluon.jit
@@ -158,7 +156,7 @@ def add_block(
 
 @gluon.jit
 def attend(
-    W: gl.constexpr, out, sinks, lse, memory, barriers, tickets, places_ptr, sizes, SIDES: gl.constexpr,
+    W: gl.constexpr, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES: gl.constexpr,
     FACTORS: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """out and lse of one half, W, of the queries of the program's tiles."""
@@ -173,7 +171,6 @@ def attend(
     empty = gl.zeros([QUERIES, KEYS], gl.float32, S)
     n, phase, turn = 0, 0, 0
     total_tiles = sizes[4] * sizes[5]
-    t = gl.program_id(0)
     while t < total_tiles:
         batch, head, first_q, queries, _first_k, keys, at, outside = tile_of(t, places_ptr, sizes, 2 * QUERIES)
         low, high = blocks_seen(at, queries, keys, SIDES, 2 * QUERIES, KEYS)
@@ -228,7 +225,7 @@ def attend(
         whole = gl.convert_layout(gl.sum(total, 1), ROW, assert_trivial=True)
         if sinks.pointer is not None:
             whole += gl.where(sink > float("-inf"), gl.exp2((sink - largest) * FACTORS[2]), 0.0)
-        some = whole > 0
+        some = whole != 0
         whole = gl.where(some, whole, 1.0)
         inverse = gl.convert_layout(1.0 / whole, gl.SliceLayout(1, R), assert_trivial=True)
         tma.store_wait(0)
@@ -299,48 +296,16 @@ def forward(
     tickets = (ticket_s, drawn)
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
+    t = gl.atomic_add(counter_ptr, 1, sem="relaxed")
     gl.warp_specialize(
         [
-            (
-                attend,
-                (
-                    0,
-                    out,
-                    sinks,
-                    lse,
-                    memory,
-                    barriers,
-                    tickets,
-                    places_ptr,
-                    sizes,
-                    SIDES,
-                    FACTORS,
-                    QUERIES,
-                    KEYS,
-                    STAGES,
-                ),
-            ),
-            (
-                attend,
-                (
-                    1,
-                    out,
-                    sinks,
-                    lse,
-                    memory,
-                    barriers,
-                    tickets,
-                    places_ptr,
-                    sizes,
-                    SIDES,
-                    FACTORS,
-                    QUERIES,
-                    KEYS,
-                    STAGES,
-                ),
-            ),
-            (fetch, (q, k, v, memory, barriers, tickets, counter_ptr, places_ptr, sizes, SIDES, QUERIES, KEYS, STAGES)),
+            (attend, (0, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES, FACTORS, QUERIES,
+                      KEYS, STAGES)),
+            (attend, (1, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES, FACTORS, QUERIES,
+                      KEYS, STAGES)),
+            (fetch, (q, k, v, memory, barriers, tickets, t, counter_ptr, places_ptr, sizes, SIDES, QUERIES, KEYS,
+                     STAGES)),
         ],
         [WARPS, 1],
         [REGISTERS, FETCH_REGISTERS],
-    )
+    )  # fmt: skip

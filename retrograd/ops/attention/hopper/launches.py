@@ -28,11 +28,10 @@ PLACE = tile_kernels.PLACE.value
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
-    """Whether the kernels support the architecture, the dtype, the sizes of a head and the scale of a call.
-
-    No call takes those of the backward pass before they have kept the contract on a GPU.
-    """
-    if which == "bwd" or arch.name != "sm_90" or spec.q.dtype not in ("bfloat16", "float16"):
+    """Whether the kernels support the architecture, the dtype, the sizes of a head, the scale and the algorithm."""
+    if arch.name != "sm_90" or not arch.copies_tensors or spec.q.dtype not in ("bfloat16", "float16"):
+        return False
+    if which == "bwd" and spec.backward == "split":  # which promises to need no workspace
         return False
     if spec.head_size != spec.value_size or spec.head_size not in TUNED or spec.factor <= LEAST_FACTOR:
         return False
@@ -122,7 +121,7 @@ class _Launches:
         steps = {"q": plan.queries, "k": plan.keys, "v": plan.keys, "out": plan.queries}
         rows, share = spec.batch * spec.heads, spec.heads // spec.groups
         bytes_of_group = 2 * spec.keys * (spec.head_size + spec.value_size)
-        section = share * max(1, plan.section // bytes_of_group)
+        section = min(rows, share * max(1, plan.section // bytes_of_group))
         sizes = (spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
         constants = {
             "SIDES": self.of.sides(),

@@ -41,7 +41,7 @@ class Plan:
 
 
 # Width of a head.
-TUNED = {64: Plan(64, 128, 2, spills=30), 128: Plan(64, 128, 2, spills=4, walk_spills=90)}
+TUNED = {64: Plan(64, 128, 2, spills=30), 128: Plan(64, 128, 2, spills=30, walk_spills=90)}
 
 
 def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:

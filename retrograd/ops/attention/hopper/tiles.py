@@ -71,7 +71,7 @@ def tile_of(t, places_ptr, sizes, TILE: gl.constexpr):
 
 @gluon.jit
 def at_step(array, batch, first, at, count, head):
-    """The coordinates of a tile in a tensor descriptor, see `triton.launches._Launches._described`."""
+    """The coordinates of a tile in a tensor descriptor, see `triton.launches.Launches.described`."""
     if len(array.block_shape) == 5:
         return [LIMIT, first + count, LIMIT - count + at, head, 0]
     else:

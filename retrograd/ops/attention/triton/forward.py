@@ -41,9 +41,9 @@ def add_tile(
         BLOCK_Q, BLOCK_K, BIAS,
     )  # fmt: skip
     more = tl.maximum(largest, tl.max(x, axis=1))
-    safe = tl.where(more == float("-inf"), 0.0, more) * FACTOR
-    before = power(largest * FACTOR - safe, EXACT)
-    p = power(x * FACTOR - safe[:, None], EXACT)
+    safe = tl.where(more == float("-inf"), 0.0, more)
+    before = power((largest - safe) * FACTOR, EXACT)  # 1 if the largest stays, as in a tile that a query does not see
+    p = power(x * FACTOR - (safe * FACTOR)[:, None], EXACT)
     total = total * before + tl.sum(p, axis=1)
     if DROPPED > 0:
         keep = kept(seed_ptr, i, row, first_q, start, DROPPED, BLOCK_Q, BLOCK_K)
@@ -84,7 +84,7 @@ def attend(
             (start < first) | (start >= last), SIDES, FACTORS, DROPPED, COLUMNS, BLOCK_Q, BLOCK_K, DESCRIBED, BIAS,
         )  # fmt: skip
 
-    some = total > 0
+    some = total != 0
     total = tl.where(some, total, 1.0)
     inverse = upscale(DROPPED) / total
     store_steps(out, result * inverse[:, None], batch, first_q, i, queries, head, tl.arange(0, COLUMNS[3]), COLUMNS[1])

@@ -145,7 +145,7 @@ def load_tile(
         step = at + tl.arange(0, STEPS)
         return load_steps(array, batch, first, step, count, head, tl.arange(0, BLOCK), COLUMNS, BLOCK)
     elif len(array.shape) == 5:
-        # The end of the sequence is at the limit of the third axis; see `launches._Launches._described`.
+        # The end of the sequence is at the limit of the third axis; see `launches.Launches.described`.
         tile = array.load([LIMIT, origin + first + count, LIMIT - count + at, head, 0])
         return tile.reshape(STEPS, BLOCK)
     else:
