@@ -1,7 +1,7 @@
 """Attention, backward, on Hopper: dk, dv and dq in one walk over the queries. Symbols: ../README.md.
 
 A program takes a tile of keys of a group, and walks over the tiles of queries that see it, head by head, from the last
-to the first. Its warps are of four kinds:
+to the first. Its warps are of three kinds:
     fetch   brings k and v, and tile after tile of q and dout with their rows' base and delta, by TMA
     differ  twice, for one half of the keys each: five products, of which dq takes both halves' ds from shared memory
     add     adds what the program has of dq to memory, when it is its turn
@@ -22,9 +22,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from retrograd.core.kernels.gluon import tma_load, tma_store
-from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
+from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from .forward import matrix, several
+from .forward import bounded, matrix, ring, several
 from .tiles import at_step, queries_seen, tile_of_keys, turn_of
 
 WARPS = gl.constexpr(4)
@@ -81,9 +81,7 @@ def step_back(head, m, low, steps):
 
 
 @gluon.jit
-def fetch(
-    arrays, memory, barriers, place, walk, share, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr
-):
+def fetch(arrays, memory, barriers, place, walk, share, QUERIES: gl.constexpr, STAGES: gl.constexpr):
     """Copy to shared memory what the program reads."""
     q, k, v, dout, base, delta = arrays
     q_s, k_s, v_s, dout_s, base_s, delta_s, _, _ = memory
@@ -170,7 +168,7 @@ def differ(
     k, v = k_all.slice(W * R, R), matrix(v_s).slice(W * R, R)
     shift = keys - queries
     j = at + W * R + gl.arange(0, R, gl.SliceLayout(1, S))
-    head, m = 0, low + steps - 1
+    m = low + steps - 1
     mbarrier.wait(kv_full, 0)
     for n in range(share * steps):
         start = m * QUERIES
@@ -184,9 +182,8 @@ def differ(
         base = base_s.index(slot).load(COLUMN)
         s = warpgroup_mma_wait(1, deps=[s])
         if FACTORS[0] is not None:
-            root = gl.rsqrt(1.0 + gl.exp2(s * (FACTORS[0] * 2.0 * LOG2E)))
-            bounded = 1.0 - 2.0 * root * root
-            p = gl.exp2(bounded * FACTORS[1] - base[None, :])
+            capped = bounded(s, FACTORS[0])
+            p = gl.exp2(capped * FACTORS[1] - base[None, :])
         else:
             p = gl.exp2(s * FACTORS[2] - base[None, :])
         # Behind the last key, k and v are 0, but p might be too large for a product with 0.
@@ -207,7 +204,7 @@ def differ(
         dp = warpgroup_mma_wait(1, deps=[dp])
         ds = p * (dp - delta[None, :])
         if FACTORS[0] is not None:
-            ds *= 1.0 - bounded * bounded
+            ds *= 1.0 - capped * capped
         ds = ds.to(TYPE)
         ds_s.index(ds_at).slice(W * R, R).store(ds)
         fence_async_shared()
@@ -226,7 +223,7 @@ def differ(
         mbarrier.arrive(dq_full.index(dq_at))
         total_k = warpgroup_mma_wait(0, deps=[total_k])
         mbarrier.arrive(q_empty.index(slot))
-        head, m = step_back(head, m, low, steps)
+        _head, m = step_back(0, m, low, steps)
     mbarrier.arrive(done)  # k and v are not read any more: their places take the results
     mbarrier.wait(done, 0)
     k.store((total_k * SCALE).to(TYPE))
@@ -282,31 +279,11 @@ def backward(
         TYPE, [2, KEYS, QUERIES], gl.NVMMASharedLayout.get_default_for([KEYS, QUERIES], TYPE)
     )
     dq_s = gl.allocate_shared_memory(gl.float32, several(SLOTS, dq_sum), dq_sum.layout)
-    ring: gl.constexpr = [STAGES, 1]
-    slots: gl.constexpr = [SLOTS, 1]
-    one: gl.constexpr = [1]
-    pair: gl.constexpr = [2, 1]
-    kv_full = gl.allocate_shared_memory(gl.int64, one, mbarrier.MBarrierLayout())
-    q_full = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
-    dout_full = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
-    dout_empty = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
-    dq_full = gl.allocate_shared_memory(gl.int64, slots, mbarrier.MBarrierLayout())
-    dq_empty = gl.allocate_shared_memory(gl.int64, slots, mbarrier.MBarrierLayout())
-    ds_full = gl.allocate_shared_memory(gl.int64, pair, mbarrier.MBarrierLayout())
-    done = gl.allocate_shared_memory(gl.int64, one, mbarrier.MBarrierLayout())
-    mbarrier.init(kv_full, count=1)
-    mbarrier.init(done, count=2)
-    for slot in gl.static_range(2):
-        mbarrier.init(ds_full.index(slot), count=2)
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(q_full.index(slot), count=1)
-        mbarrier.init(q_empty.index(slot), count=2)
-        mbarrier.init(dout_full.index(slot), count=1)
-        mbarrier.init(dout_empty.index(slot), count=2)
-    for slot in gl.static_range(SLOTS):
-        mbarrier.init(dq_full.index(slot), count=2)
-        mbarrier.init(dq_empty.index(slot), count=1)
+    kv_full, done = ring(1, 1).index(0), ring(1, 2).index(0)
+    q_full, q_empty = ring(STAGES, 1), ring(STAGES, 2)
+    dout_full, dout_empty = ring(STAGES, 1), ring(STAGES, 2)
+    dq_full, dq_empty = ring(SLOTS, 2), ring(SLOTS, 1)
+    ds_full = ring(2, 2)
     fence_async_shared()
     arrays = (q, k, v, dout, base, delta)
     memory = (q_s, k_s, v_s, dout_s, base_s, delta_s, ds_s, dq_s)
@@ -324,7 +301,7 @@ def backward(
                       QUERIES, STAGES, SLOTS)),
             (differ, (1, dk, dv, memory, barriers, ds_full, done, place, walk, share, SIDES, FACTORS, SCALE, KEYS,
                       QUERIES, STAGES, SLOTS)),
-            (fetch, (arrays, memory, barriers, place, walk, share, KEYS, QUERIES, STAGES)),
+            (fetch, (arrays, memory, barriers, place, walk, share, QUERIES, STAGES)),
             (add, (dq_sum, turns_ptr, memory, barriers, place, walk, share, SIDES, KEYS, QUERIES, SLOTS)),
         ],
         [WARPS, 1, 1],

@@ -20,11 +20,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
 
+from ..triton.pairs import LN2
 from .tiles import at_step, blocks_seen, tile_of, unmasked
 
 WARPS = gl.constexpr(4)  # that attend to one half of a tile
 FETCH_REGISTERS = gl.constexpr(40)
-LN2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.constexpr_function
@@ -37,6 +37,15 @@ def several(number, descriptor):
 def matrix(block):
     """A block in shared memory as (steps, columns)."""
     return block.reshape([block.shape[len(block.shape) - 3], block.shape[len(block.shape) - 1]])
+
+
+@gluon.jit
+def ring(number: gl.constexpr, arrivals: gl.constexpr):
+    """So many mbarriers, each of which waits for so many arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(number):
+        mbarrier.init(barriers.index(i), count=arrivals)
+    return barriers
 
 
 @gluon.jit
@@ -90,13 +99,19 @@ def fetch(
 
 
 @gluon.jit
+def bounded(s, FACTOR: gl.constexpr):
+    """tanh(s FACTOR), as `triton.pairs.tanh`."""
+    root = gl.rsqrt(1.0 + gl.exp2(s * (FACTOR * 2.0 * LOG2E)))
+    return 1.0 - 2.0 * root * root
+
+
+@gluon.jit
 def scores(s, i, block, counts, SIDES: gl.constexpr, FACTORS: gl.constexpr, MASKED: gl.constexpr):
     """Scores from products: bounded, and -inf where a key is not visible; of queries i and a block of keys."""
     KEYS: gl.constexpr = s.shape[1]
     queries, keys = counts
     if FACTORS[0] is not None:
-        root = gl.rsqrt(1.0 + gl.exp2(s * (FACTORS[0] * 2.0 * LOG2E)))
-        s = (1.0 - 2.0 * root * root) * FACTORS[1]
+        s = bounded(s, FACTORS[0]) * FACTORS[1]
     if MASKED:
         j = block * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, s.type.layout))
         shift = keys - queries
@@ -263,33 +278,18 @@ def forward(
     """q, k, v, out: tensor descriptors. places: of tiles, where sequences are packed; see `tiles.list_places`.
 
     counter: 0 at first. sizes: Tq, Tk, heads, heads of a group, tiles of a head, heads of all rows, heads of a section.
-    SIDES: of the window. FACTORS: of products in
-    a softcap, of bounded products, of scores in exponents. QUERIES: of one half of a tile; KEYS: of a block.
+    SIDES: of the window. FACTORS: of products in a softcap, of bounded products, of scores in exponents. QUERIES: of
+    one half of a tile; KEYS: of a block.
     """
     TYPE: gl.constexpr = q.dtype
     q_s = gl.allocate_shared_memory(TYPE, several(2, q), q.layout)
     k_s = gl.allocate_shared_memory(TYPE, several(STAGES, k), k.layout)
     v_s = gl.allocate_shared_memory(TYPE, several(STAGES, v), v.layout)
     out_s = gl.allocate_shared_memory(TYPE, several(2, out), out.layout)
-    pair: gl.constexpr = [2, 1]
-    ring: gl.constexpr = [STAGES, 1]
-    q_full = gl.allocate_shared_memory(gl.int64, pair, mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, pair, mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, ring, mbarrier.MBarrierLayout())
-    drawn = gl.allocate_shared_memory(gl.int64, pair, mbarrier.MBarrierLayout())
-    ticket_s = gl.allocate_shared_memory(gl.int32, pair, gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    for w in gl.static_range(2):
-        mbarrier.init(q_full.index(w), count=1)
-        mbarrier.init(q_empty.index(w), count=1)
-        mbarrier.init(drawn.index(w), count=1)
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(slot), count=1)
-        mbarrier.init(k_empty.index(slot), count=2)
-        mbarrier.init(v_full.index(slot), count=1)
-        mbarrier.init(v_empty.index(slot), count=2)
+    ticket_s = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q_full, q_empty, drawn = ring(2, 1), ring(2, 1), ring(2, 1)
+    k_full, k_empty = ring(STAGES, 1), ring(STAGES, 2)
+    v_full, v_empty = ring(STAGES, 1), ring(STAGES, 2)
     fence_async_shared()
     memory = (q_s, k_s, v_s, out_s)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)

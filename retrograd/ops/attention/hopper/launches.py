@@ -42,14 +42,13 @@ def forward(
     spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
 ) -> Program:
     """The arguments -> out, lse."""
-
     inputs, layouts = _read(spec, names, layouts, arch)
     # Steps before the first packed sequence, and behind the last, have tiles, too.
     tiles = places_of(spec.queries, 2 * plan.queries, spec.sequences + 2 if spec.packed else None)
     counter = Array("counter", (1,), "int32", zeroed=True)
     scratch = (counter, *((Array("places", (tiles, PLACE), "int32"),) if spec.packed else ()))
     own = _Launches(Launches(spec, inputs + outputs + scratch, layouts, arch), plan)
-    return Program(inputs, outputs, scratch, (*own.list_places("q", tiles, 2 * plan.queries), own.forward(tiles)))
+    return Program(inputs, outputs, scratch, (*own.list_places("q", "k", tiles, 2 * plan.queries), own.forward(tiles)))
 
 
 def backward(
@@ -75,7 +74,7 @@ def backward(
     own = _Launches(Launches(spec, inputs + outputs + tuple(scratch), {**layouts, **layouts_of(outputs)}, arch), plan)
     launches = [own.prepare(tiles_q)]
     if walked:
-        launches += [*own.list_places("k", tiles, plan.walked_keys), own.backward(tiles, tiles_q)]
+        launches += [*own.list_places("k", "q", tiles, plan.walked_keys), own.backward(tiles, tiles_q)]
     if "dq" in wanted:
         launches.append(own.finish(tiles_q))
     if "dsinks" in wanted:
@@ -102,17 +101,15 @@ class _Launches:
     of: Launches
     plan: Plan
 
-    def list_places(self, side: str, tiles: int, steps: int) -> tuple[Launch, ...]:
-        """Lists where the tiles of packed queries, or keys, are."""
+    def list_places(self, own: str, other: str, tiles: int, steps: int) -> tuple[Launch, ...]:
+        """Lists where the tiles of packed queries are, or of keys; `own` and `other` are "q" and "k"."""
         spec = self.of.spec
         if not spec.packed:
             return ()
-        sizes = [spec.queries, spec.keys, spec.sequences]
-        arrays = {"cu_ptr": "cu_seqlens_q", "other_ptr": "cu_seqlens_k"}
-        if side == "k":
-            sizes[:2] = reversed(sizes[:2])
-            arrays = {"cu_ptr": "cu_seqlens_k", "other_ptr": "cu_seqlens_q"}
-        launch = self.of.launch(tile_kernels.list_places, tiles, {"sizes": tuple(sizes)}, {"BLOCK": steps})
+        time = {"q": spec.queries, "k": spec.keys}
+        sizes = (time[own], time[other], spec.sequences)
+        arrays = {"cu_ptr": f"cu_seqlens_{own}", "other_ptr": f"cu_seqlens_{other}"}
+        launch = self.of.launch(tile_kernels.list_places, tiles, {"sizes": sizes}, {"BLOCK": steps})
         return (replace(launch, arrays={**launch.arrays, **arrays}),)
 
     def forward(self, tiles: int) -> Launch:

@@ -12,6 +12,18 @@ from retrograd.core.kernels.numerics import LOG2E, let_next_start, pairwise_sum,
 from ..triton.pairs import clear_gaps, load_row, load_steps, sequence_of, store_steps
 
 
+@triton.jit
+def tile_of_program(cu_q_ptr, sizes, BLOCK: tl.constexpr):
+    """Batch, head and tile; first step and number of its sequence's queries; its own first query."""
+    Tq, heads, tiles, sequences = sizes
+    row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    batch = row // heads
+    _number, first, queries, _first_k, _keys, at = sequence_of(
+        cu_q_ptr, cu_q_ptr, tile, batch, Tq, Tq, sequences, BLOCK
+    )
+    return batch, row % heads, tile, first, queries, at
+
+
 @triton.jit(do_not_specialize=["sizes"])
 def prepare(
     out,
@@ -35,12 +47,8 @@ def prepare(
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    Tq, heads, tiles, sequences = sizes
-    row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    batch, head = row // heads, row % heads
-    _number, first, queries, _first_k, _keys, at = sequence_of(
-        cu_q_ptr, cu_q_ptr, tile, batch, Tq, Tq, sequences, BLOCK
-    )
+    _Tq, heads, tiles, _sequences = sizes
+    batch, head, tile, first, queries, at = tile_of_program(cu_q_ptr, sizes, BLOCK)
     i, column = at + tl.arange(0, BLOCK), tl.arange(0, BLOCK_V)
     result = load_steps(out, batch, first, i, queries, head, column, V, BLOCK_V).to(tl.float32)
     incoming = load_steps(dout, batch, first, i, queries, head, column, V, BLOCK_V).to(tl.float32)
@@ -74,12 +82,8 @@ def finish(
     """dq from its sums; zeros where no tile of keys has added to a tile. sizes: as `prepare`."""
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    Tq, heads, tiles, sequences = sizes
-    row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    batch, head = row // heads, row % heads
-    _number, first, queries, _first_k, _keys, at = sequence_of(
-        cu_q_ptr, cu_q_ptr, tile, batch, Tq, Tq, sequences, BLOCK
-    )
+    Tq, _heads, _tiles, sequences = sizes
+    batch, head, tile, first, queries, at = tile_of_program(cu_q_ptr, sizes, BLOCK)
     clear_gaps(dq, cu_q_ptr, Tq, sequences, tile, head, D, BLOCK_D, BLOCK)
     i, column = tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
     sums = dq_sum_ptr + (tl.program_id(0).to(tl.int64) * BLOCK + i)[:, None] * BLOCK_D + column[None, :]

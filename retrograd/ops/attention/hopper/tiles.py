@@ -49,6 +49,14 @@ def list_places(cu_ptr, other_ptr, places_ptr, sizes, BLOCK: tl.constexpr, OVERL
 
 
 @gluon.jit
+def place_of(places_ptr, tile):
+    """What `list_places` has listed of a tile."""
+    place = places_ptr + tile * PLACE
+    first, count, other_first, others = gl.load(place), gl.load(place + 1), gl.load(place + 2), gl.load(place + 3)
+    return first, count, other_first, others, gl.load(place + 4), gl.load(place + 5), gl.load(place + 6)
+
+
+@gluon.jit
 def tile_of(t, places_ptr, sizes, TILE: gl.constexpr):
     """Of tile number t: batch, head; first step and number of its sequence's queries, and keys; its own first query;
     whether its steps are of no sequence.
@@ -63,10 +71,8 @@ def tile_of(t, places_ptr, sizes, TILE: gl.constexpr):
     if places_ptr is None:
         return row // heads, row % heads, 0, Tq, 0, Tk, tile * TILE, False
     else:
-        place = places_ptr + tile * PLACE
-        first_q, queries = gl.load(place), gl.load(place + 1)
-        first_k, keys = gl.load(place + 2), gl.load(place + 3)
-        return 0, row, first_q, queries, first_k, keys, gl.load(place + 4), gl.load(place + 5) != 0
+        first_q, queries, first_k, keys, at, outside, _number = place_of(places_ptr, tile)
+        return 0, row, first_q, queries, first_k, keys, at, outside != 0
 
 
 @gluon.jit
@@ -118,11 +124,8 @@ def tile_of_keys(ticket, places_ptr, sizes, KEYS: gl.constexpr, QUERIES: gl.cons
         batch = row // groups
         return batch, row % groups, 0, Tq, 0, Tk, tile * KEYS, batch * heads * tiles_q
     else:
-        place = places_ptr + tile * PLACE
-        first_k, keys = gl.load(place), gl.load(place + 1)
-        first_q, queries = gl.load(place + 2), gl.load(place + 3)
-        rows_at = first_q // QUERIES + gl.load(place + 6)
-        return 0, row, first_q, queries, first_k, keys, gl.load(place + 4), rows_at
+        first_k, keys, first_q, queries, at, _outside, number = place_of(places_ptr, tile)
+        return 0, row, first_q, queries, first_k, keys, at, first_q // QUERIES + number
 
 
 @gluon.jit
