@@ -41,18 +41,21 @@ def binary(program: Program, launch: Launch) -> tuple[Any, ...]:
 
 
 def check_order(room: Room, case: Case, arch: Arch) -> None:
-    """Kernel parameters begin with the arrays, those read before those written; every output is written.
+    """Kernel parameters begin with the arrays, those read before those written; one launch has each output.
 
     PyTorch's launcher fills in addresses in this order, and XLA's distinguishes inputs from outputs by it.
     """
     for program in room.programs(case, arch) or ():
         written = {array.name for array in program.inputs}
+        outputs = {array.name for array in program.outputs}
         for launch in program.launches:
             if not launch.grid:
                 continue
             where = f"{room.name}, {case.name}, {arch.name}: {launch.kernel.__name__}"
             first = launch.kernel.arg_names[: len(launch.arrays)]
             assert first == list(launch.arrays), f"{where} does not take its arrays first: {first}"
+            twice = sorted(outputs & written & set(launch.arrays.values()))
+            assert not twice, f"{where} is given {twice}, which an earlier launch has written"
             try:
                 _, writes = program.reads_and_writes(launch, written)
             except ValueError as error:

@@ -55,6 +55,17 @@ def test_a_launch_that_is_left_out() -> None:
         programs.check_order(room(lambda launch: replace(launch, grid=0)), case, ARCH)
 
 
+def test_an_output_that_two_launches_write() -> None:
+    def twice(case: Case, arch: Arch) -> tuple[Program, Program]:
+        both = ROOM.programs(case, arch)
+        assert both is not None
+        forward, backward = both
+        return replace(forward, launches=forward.launches * 2), backward
+
+    with pytest.raises(AssertionError, match="an earlier launch has written"):
+        programs.check_order(replace(ROOM, programs=twice), CASE, ARCH)
+
+
 @pytest.mark.parametrize("field", ["warps", "tile", "layout"])
 def test_a_binary_that_depends_on_the_number_of_rows(field: str) -> None:
     def by_rows(launch: Launch) -> Launch:

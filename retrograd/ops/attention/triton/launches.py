@@ -97,6 +97,8 @@ def backward(
         launches += [own.finish()] if "dq" in wanted else []
     elif wanted.keys() & {"dk", "dv"}:
         launches.append(own.of_keys(backward_kernels.keys_backward, plan.keys))
+    if fused:  # which has computed dq
+        own = replace(own, arrays=tuple(array for array in own.arrays if array.name != "dq"))
     if "dalibi_slopes" in wanted or ("dq" in wanted and not fused):
         launches.append(own.of_queries(backward_kernels.queries_backward, plan.queries))
     if "dbias" in wanted:
