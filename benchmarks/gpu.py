@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--cases", help="patterns of case names, comma-separated; by default all, in jax fewer")
     parser.add_argument("--peers", help="peers in torch, comma-separated; all by default")
     parser.add_argument("--no-tests", action="store_true", help="skip the contract; the rows count as red")
-    parser.add_argument("--contract", type=Path, help="contract.json of an earlier run of this commit, used instead")
+    parser.add_argument("--contract", type=Path, help="contract.json of an earlier run of this code, used instead")
     parser.add_argument("--no-bench", action="store_true", help="only the contract")
     parser.add_argument("--jobs", type=int, default=8, help="processes that share the GPU in the contract")
     parser.add_argument("--framework", choices=("torch", "jax"), help="only measure one op in this framework")
@@ -41,7 +41,7 @@ def main() -> int:
         print("gpu.py: PyTorch sees no GPU here", file=sys.stderr)
         return 2
     from retrograd.bench.drawing import draw_file
-    from retrograd.bench.environment import commit, folder_name
+    from retrograd.bench.environment import folder_name, tested_code
     from retrograd.ops.rooms import NAMES
 
     for op in arguments.ops:
@@ -60,7 +60,7 @@ def main() -> int:
         red = ops_not_green(arguments.contract, arguments.ops)
     else:
         red = red_ops(arguments.ops, arguments.jobs, folder / "failures.txt")
-        verdict = {"commit": commit(), "green": [op for op in arguments.ops if op not in red]}
+        verdict = {"code": tested_code(), "green": [op for op in arguments.ops if op not in red]}
         (folder / "contract.json").write_text(json.dumps(verdict) + "\n")
     print(f"contract: red {', '.join(sorted(red)) or 'none'}", flush=True)
     if arguments.no_bench:
@@ -108,13 +108,11 @@ def red_ops(ops: list[str], jobs: int, failures: Path) -> set[str]:
 
 
 def ops_not_green(path: Path, ops: list[str]) -> set[str]:
-    """The ops that are not green in an earlier run of the contract on the same commit."""
-    from retrograd.bench.environment import commit
+    """The ops that are not green in an earlier run of the contract on the same code."""
+    from retrograd.bench.environment import tested_code
 
     verdict = json.loads(path.read_text())
-    here = commit()
-    same = verdict["commit"] == here and here != "unknown"
-    return set(ops) - set(verdict["green"] if same else ())
+    return set(ops) - set(verdict["green"] if verdict["code"] == tested_code() else ())
 
 
 def step(name: str, command: list[str]) -> bool:

@@ -69,10 +69,11 @@ def time_cases(
 def host(
     record: Record, case: Case, peer: Peer, host_times: Callable[[Function | Native, Case], HostTimes]
 ) -> HostTimes:
-    """Measure the host times and add their rows; empty if a peer fails on so small a case."""
-    function = peer.build(case)
+    """Measure the host times and add their rows; empty if a peer does not take so small a case, or fails on it."""
     try:
-        times = host_times(function, case)
+        times = host_times(peer.build(case), case)
+    except NotApplicableError:
+        return {}
     except Exception as error:
         record.leave_out(case, peer, f"{type(error).__name__}: {error}")
         return {}

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from retrograd.bench import environment
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 OPS = ["linear_scan", "selective_scan"]
 
@@ -63,10 +65,9 @@ def test_a_green_contract(script: ModuleType, tmp_path: Path, monkeypatch: pytes
     assert not report_file.exists()
 
 
-def test_a_verdict_counts_for_its_commit(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_counts_for_its_code(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "contract.json"
-    path.write_text('{"commit": "abc1234", "green": ["linear_scan"]}')
-    monkeypatch.setenv("RETROGRAD_COMMIT", "abc1234")
+    path.write_text(f'{{"code": "{environment.tested_code()}", "green": ["linear_scan"]}}')
     assert script.ops_not_green(path, OPS) == {"selective_scan"}
-    monkeypatch.setenv("RETROGRAD_COMMIT", "abc1234-dirty")
+    monkeypatch.setattr(environment, "tested_code", lambda: "other")
     assert script.ops_not_green(path, OPS) == set(OPS)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -212,6 +213,21 @@ def test_a_peer_says_what_it_does_not_take() -> None:
     packed = cases.Tensor((3,), "int32", values=(0, 3, 7))
     with pytest.raises(NotApplicableError, match="it takes no cu_seqlens"):
         peers("selective_scan", "torch")[0].build(Case("packed", {"x": packed, "cu_seqlens": packed}))
+
+
+def test_a_peer_may_take_large_cases_only() -> None:
+    def build(case: Case) -> Any:
+        if "test" in case.tags:
+            raise NotApplicableError("it takes many steps only")
+        return own_function(ROOMS["linear_scan"], case)
+
+    rows: list[Row] = []
+    notes: list[str] = []
+    case = next(iter(bench_cases(ROOMS["linear_scan"])))
+    small = replace(case, inputs={name: replace(tensor, shape=(2, 5, 3)) for name, tensor in case.inputs.items()})
+    time_cases(record("linear_scan", rows, notes), [small], [Peer("large", build, "torch")], fake_clock(), "cpu")
+    assert not notes
+    assert {row.pass_ for row in rows if row.impl == "large"} == {"fwd", "bwd"}
 
 
 def packed(x: Tensor, *, cu_seqlens: Tensor) -> Tensor:

@@ -105,23 +105,36 @@ def longest(case: Case, side: str) -> int:
 
 
 def varlen(case: Case) -> Function:
-    """PyTorch's attention of packed sequences, which is FA2."""
+    """PyTorch's attention of packed sequences, which is FA2; its rows are such sequences where it has a window."""
     check_takes(case, ARRAYS | {"cu_seqlens_q", "cu_seqlens_k"}, frozenset({"causal", "window", "scale"}))
-    if "cu_seqlens_q" not in case.inputs:
-        raise NotApplicableError("it takes packed sequences only")
+    packed = "cu_seqlens_q" in case.inputs
+    if not packed and "window" not in case.options:
+        raise NotApplicableError("it is timed with packed sequences and windows only")
     attention = load("torch.nn.attention.varlen", "varlen_attn")
     left, right = case.options.get("window") or (-1, -1)
+    queries, keys = (longest(case, side) if packed else case.inputs[side].shape[1] for side in "qk")
     options = {
-        "max_q": longest(case, "q"),
-        "max_k": longest(case, "k"),
+        "max_q": queries,
+        "max_k": keys,
         "scale": case.options.get("scale"),
         "window_size": (left, 0 if case.options.get("causal") else right),
     }
 
+    rows = case.inputs["q"].shape[0] + 1
+    made = (
+        {}
+        if packed
+        else {
+            f"cu_seqlens_{side}": torch.arange(0, rows * steps, steps, dtype=torch.int32, device="cuda")
+            for side, steps in zip("qk", (queries, keys), strict=True)
+        }
+    )
+
     def call(inputs: Mapping[str, Tensor]) -> Tensor:
-        q, k, v = (inputs[name][0] for name in "qkv")
-        out: Tensor = attention(q, k, v, inputs["cu_seqlens_q"], inputs["cu_seqlens_k"], **options)
-        return out[None]
+        q, k, v = (inputs[name].flatten(0, 1) for name in "qkv")
+        bounds = {**inputs, **made}
+        out: Tensor = attention(q, k, v, bounds["cu_seqlens_q"], bounds["cu_seqlens_k"], **options)
+        return out.unflatten(0, inputs["q"].shape[:2])
 
     return call
 
