@@ -149,13 +149,16 @@ def draw_pass(part: SubFigure, rows: Sequence[Row], speeds: Speeds, styles: dict
     columns = max(1, min(MOST_COLUMNS, len(lines)))
     line_rows = ceil(len(lines) / columns)
     grid = part.add_gridspec(line_rows + bool(rest), columns)
+    before = ""
     for place, (panel, own) in enumerate(lines.items()):
         unit, heights = rates(own, speeds)
         wide = max(heights) > WIDE * min(heights)
         axes = add(grid[place // columns, place % columns], unit, wide)
         draw_lines(axes, own, heights, styles)
         axes.set_title(panel.title)
-        label(axes, own, speeds, unit, min(heights) if wide else None, names_unit=place % columns == 0)
+        first = place % columns == 0 or unit != before
+        before = unit
+        label(axes, own, speeds, unit, min(heights) if wide else None, names_unit=first)
     if rest:
         unit, heights = rates(rest, speeds)
         axes = add(grid[line_rows, :], unit, False)

@@ -58,7 +58,9 @@ def case(
     if segments:
         inputs["segment_ids"] = Tensor((B, Q), "int32", values=tuple(chain(*segments)))
     shared = frozenset({"alibi_slopes"} if slopes and len(slopes) == 1 else ())
-    return Case(name, inputs, options, tags, {"B": B, "Tq": Q, "Tk": K, "H": H, "Hkv": G, "D": D, "V": V}, shared)
+    steps = {"T": Q} if Q == K else {"Tq": Q, "Tk": K}
+    others = {name: size for name, size, usual in (("G", G, H), ("V", V, D)) if size != usual}
+    return Case(name, inputs, options, tags, {"B": B, **steps, "H": H, "D": D, **others}, shared)
 
 
 def ids(*runs: tuple[int, int]) -> tuple[int, ...]:
@@ -170,7 +172,12 @@ BENCH_CASES: list[Case] = [
         for D in (32, 64, 128)
         for mark, options in (("", {}), ("causal_", {"causal": True}))
     ),
-    *(bench(2, time, 16, 128, mark="causal_", causal=True) for time in (512, 1024, 2048, 8192, 16384)),
+    *(
+        bench(2, time, 16, D, mark=mark, **options)
+        for D in (64, 128)
+        for mark, options in (("", {}), ("causal_", {"causal": True}))
+        for time in (1024, 2048, 4096, 8192, 16384)
+    ),
     bench(1, 16384, 32, 128, 8, mark="causal_", causal=True),
     bench(4, 4096, 24, 128, mark="window_", window=(1023, 0)),
     bench(4, 4096, 24, 128, mark="softcap_", causal=True, softcap=30.0),
