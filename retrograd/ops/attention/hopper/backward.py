@@ -1,7 +1,7 @@
 """Attention, backward, on Hopper: dk, dv and dq in one walk over the queries. Symbols: ../README.md.
 
-A program takes a tile of keys of a group, and walks over the tiles of queries that see it, head by head, from the last
-to the first. Its warps are of three kinds:
+A program takes a tile of keys of a group, and walks over the tiles of queries that see it, from the last to the first,
+each of them in all heads of the group. Its warps are of three kinds:
     fetch   brings k and v, and tile after tile of q and dout with their rows' base and delta, by TMA
     differ  twice, for one half of the keys each: five products, of which dq takes both halves' ds from shared memory
     add     adds what the program has of dq to memory, when it is its turn
@@ -75,24 +75,28 @@ def pass_turn(turn_ptr, turn):
 
 
 @gluon.jit
-def step_back(head, m, low, steps):
-    """What comes after tile m of a head: the one before it, down to `low`, and then the last of the next head."""
-    return gl.where(m > low, head, head + 1), gl.where(m > low, m - 1, low + steps - 1)
+def step_of(n, group, walk, SHARE: gl.constexpr):
+    """Step n of a walk: the head, and the tile of its queries.
+
+    Heads come first: a program that went head by head would wait, at each head's last queries, for all those before it.
+    """
+    low, steps, _tiles = walk
+    return group * SHARE + n % SHARE, low + steps - 1 - n // SHARE
 
 
 @gluon.jit
-def fetch(arrays, memory, barriers, place, walk, share, QUERIES: gl.constexpr, STAGES: gl.constexpr):
+def fetch(arrays, memory, barriers, place, walk, SHARE: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr):
     """Copy to shared memory what the program reads."""
     q, k, v, dout, base, delta = arrays
     q_s, k_s, v_s, dout_s, base_s, delta_s, _, _ = memory
     kv_full, q_full, q_empty, dout_full, dout_empty, _, _ = barriers
     batch, group, first_q, queries, first_k, keys, at, rows_at = place
-    low, steps, tiles = walk
+    _low, steps, tiles = walk
     mbarrier.expect(kv_full, k.block_type.nbytes + v.block_type.nbytes)
     tma_load(k, at_step(k, batch, first_k, at, keys, group), kv_full, k_s)
     tma_load(v, at_step(v, batch, first_k, at, keys, group), kv_full, v_s)
-    head, m = group * share, low + steps - 1
-    for n in range(share * steps):
+    for n in range(SHARE * steps):
+        head, m = step_of(n, group, walk, SHARE)
         row = (rows_at + head * tiles + m) * QUERIES
         slot, free = n % STAGES, ((n // STAGES) & 1) ^ 1
         mbarrier.wait(q_empty.index(slot), free)
@@ -105,21 +109,20 @@ def fetch(arrays, memory, barriers, place, walk, share, QUERIES: gl.constexpr, S
             dout, at_step(dout, batch, first_q, m * QUERIES, queries, head), dout_full.index(slot), dout_s.index(slot)
         )
         tma_load(delta, [row], dout_full.index(slot), delta_s.index(slot))
-        head, m = step_back(head, m, low, steps)
 
 
 @gluon.jit
 def add(
-    dq_sum, turns_ptr, memory, barriers, place, walk, share, SIDES: gl.constexpr, KEYS: gl.constexpr,
+    dq_sum, turns_ptr, memory, barriers, place, walk, SHARE: gl.constexpr, SIDES: gl.constexpr, KEYS: gl.constexpr,
     QUERIES: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
     """Add the program's parts of dq to their sums, in turn; the first one is stored."""
     _, _, _, _, _, _, _, dq_s = memory
     _, _, _, _, _, dq_full, dq_empty = barriers
     _batch, group, _first_q, queries, _first_k, keys, at, rows_at = place
-    low, steps, tiles = walk
-    head, m = group * share, low + steps - 1
-    for n in range(share * steps):
+    _low, steps, tiles = walk
+    for n in range(SHARE * steps):
+        head, m = step_of(n, group, walk, SHARE)
         row = rows_at + head * tiles + m
         slot = n % SLOTS
         turn = turn_of(at, m * QUERIES, queries, keys, SIDES, KEYS)
@@ -134,20 +137,27 @@ def add(
         tma.store_wait(0)
         mbarrier.arrive(dq_empty.index(slot))
         pass_turn(turns_ptr + row, turn + 1)
-        head, m = step_back(head, m, low, steps)
+
+
+@gluon.jit
+def products_of_step(n, k, q_s, none, q_full, STAGES: gl.constexpr):
+    """Begin the products of keys with the queries of step n, when these are there."""
+    slot = n % STAGES
+    mbarrier.wait(q_full.index(slot), (n // STAGES) & 1)
+    return warpgroup_mma(k, matrix(q_s.index(slot)).permute((1, 0)), none, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def differ(
-    W: gl.constexpr, dk, dv, memory, barriers, ds_full, done, place, walk, share, SIDES: gl.constexpr,
+    W: gl.constexpr, dk, dv, memory, barriers, ds_full, done, place, walk, SHARE: gl.constexpr, SIDES: gl.constexpr,
     FACTORS: gl.constexpr, SCALE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr,
-    SLOTS: gl.constexpr,
+    SLOTS: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """dk and dv of one half, W, of the keys; half of the columns of dq, from all keys. Pairs are (keys, queries)."""
     q_s, k_s, v_s, dout_s, base_s, delta_s, ds_s, dq_s = memory
     kv_full, q_full, q_empty, dout_full, dout_empty, dq_full, dq_empty = barriers
     batch, group, _first_q, queries, first_k, keys, at, _rows_at = place
-    low, steps, _tiles = walk
+    _low, steps, _tiles = walk
     TYPE: gl.constexpr = q_s.dtype
     R: gl.constexpr = KEYS // 2
     D: gl.constexpr = k_s.shape[len(k_s.shape) - 1]
@@ -168,19 +178,28 @@ def differ(
     k, v = k_all.slice(W * R, R), matrix(v_s).slice(W * R, R)
     shift = keys - queries
     j = at + W * R + gl.arange(0, R, gl.SliceLayout(1, S))
-    m = low + steps - 1
     mbarrier.wait(kv_full, 0)
-    for n in range(share * steps):
+    total = SHARE * steps
+    s = none
+    if AHEAD:
+        if total > 0:
+            s = warpgroup_mma_wait(0, deps=[products_of_step(0, k, q_s, none, q_full, STAGES)])
+    for n in range(total):
+        _head, m = step_of(n, group, walk, SHARE)
         start = m * QUERIES
         slot, ready = n % STAGES, (n // STAGES) & 1
         dq_at, ds_at = n % SLOTS, n % 2
         q_tile, dout_tile = matrix(q_s.index(slot)), matrix(dout_s.index(slot))
-        mbarrier.wait(q_full.index(slot), ready)
-        s = warpgroup_mma(k, q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+        if not AHEAD:
+            s = products_of_step(n, k, q_s, none, q_full, STAGES)
         mbarrier.wait(dout_full.index(slot), ready)
         dp = warpgroup_mma(v, dout_tile.permute((1, 0)), none, use_acc=False, is_async=True)
         base = base_s.index(slot).load(COLUMN)
-        s = warpgroup_mma_wait(1, deps=[s])
+        if AHEAD:
+            # The last step computes its own once more, so that no product is in a branch.
+            next_s = products_of_step(gl.minimum(n + 1, total - 1), k, q_s, none, q_full, STAGES)
+        else:
+            s = warpgroup_mma_wait(1, deps=[s])
         if FACTORS[0] is not None:
             capped = bounded(s, FACTORS[0])
             p = gl.exp2(capped * FACTORS[1] - base[None, :])
@@ -201,7 +220,7 @@ def differ(
         left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
         total_v = warpgroup_mma(left, dout_tile, total_v, is_async=True)
         delta = delta_s.index(slot).load(COLUMN)
-        dp = warpgroup_mma_wait(1, deps=[dp])
+        dp = warpgroup_mma_wait(2 if AHEAD else 1, deps=[dp])
         ds = p * (dp - delta[None, :])
         if FACTORS[0] is not None:
             ds *= 1.0 - capped * capped
@@ -215,7 +234,10 @@ def differ(
             ds_s.index(ds_at).permute((1, 0)), k_all.slice(W * HALF, HALF, dim=1), none_q, use_acc=False, is_async=True
         )
         total_k = warpgroup_mma(gl.convert_layout(ds, LEFT_K, assert_trivial=True), q_tile, total_k, is_async=True)
-        part, total_v = warpgroup_mma_wait(1, deps=[part, total_v])
+        if AHEAD:
+            part, total_v, s = warpgroup_mma_wait(1, deps=[part, total_v, next_s])
+        else:
+            part, total_v = warpgroup_mma_wait(1, deps=[part, total_v])
         mbarrier.arrive(dout_empty.index(slot))
         mbarrier.wait(dq_empty.index(dq_at), ((n // SLOTS) & 1) ^ 1)
         dq_s.index(dq_at).slice(W * HALF, HALF, dim=1).store(part)
@@ -223,7 +245,6 @@ def differ(
         mbarrier.arrive(dq_full.index(dq_at))
         total_k = warpgroup_mma_wait(0, deps=[total_k])
         mbarrier.arrive(q_empty.index(slot))
-        _head, m = step_back(0, m, low, steps)
     mbarrier.arrive(done)  # k and v are not read any more: their places take the results
     mbarrier.wait(done, 0)
     k.store((total_k * SCALE).to(TYPE))
@@ -255,18 +276,22 @@ def backward(
     SIDES: gl.constexpr,
     FACTORS: gl.constexpr,
     SCALE: gl.constexpr,
+    SHARE: gl.constexpr,
     KEYS: gl.constexpr,
     QUERIES: gl.constexpr,
     STAGES: gl.constexpr,
     SLOTS: gl.constexpr,
     REGISTERS: gl.constexpr,
+    AHEAD: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
     """Tensor descriptors: q, k, v, dout, dk, dv; base, delta and dq_sum tile by tile, see `rows`. counter and turns are
     0 at first.
 
-    sizes: Tq, Tk, heads, heads of a group, tiles of keys of a group, tiles of queries of a head. SIDES, FACTORS: as
-    `forward`. STAGES: of q and dout; SLOTS: of dq.
+    sizes: Tq, Tk, heads, tiles of keys of a group, tiles of queries of a head, groups of all rows, groups of a section.
+    SIDES, FACTORS: as
+    `forward`. SHARE: heads of a group; STAGES: of q and dout; SLOTS: of dq. AHEAD: whether a step
+    begins the products of queries and keys of the next one, which takes registers.
     """
     TYPE: gl.constexpr = q.dtype
     q_s = gl.allocate_shared_memory(TYPE, several(STAGES, q), q.layout)
@@ -291,18 +316,17 @@ def backward(
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     ticket = gl.atomic_add(counter_ptr, 1)
-    share = sizes[3]
-    place = tile_of_keys(ticket, places_ptr, sizes, KEYS, QUERIES)
+    place = tile_of_keys(ticket, places_ptr, sizes, SHARE, KEYS, QUERIES)
     low, steps = queries_seen(place[6], place[3], place[5], SIDES, KEYS, QUERIES)
-    walk = (low, steps, sizes[5])
+    walk = (low, steps, sizes[4])
     gl.warp_specialize(
         [
-            (differ, (0, dk, dv, memory, barriers, ds_full, done, place, walk, share, SIDES, FACTORS, SCALE, KEYS,
-                      QUERIES, STAGES, SLOTS)),
-            (differ, (1, dk, dv, memory, barriers, ds_full, done, place, walk, share, SIDES, FACTORS, SCALE, KEYS,
-                      QUERIES, STAGES, SLOTS)),
-            (fetch, (arrays, memory, barriers, place, walk, share, QUERIES, STAGES)),
-            (add, (dq_sum, turns_ptr, memory, barriers, place, walk, share, SIDES, KEYS, QUERIES, SLOTS)),
+            (differ, (0, dk, dv, memory, barriers, ds_full, done, place, walk, SHARE, SIDES, FACTORS, SCALE, KEYS,
+                      QUERIES, STAGES, SLOTS, AHEAD)),
+            (differ, (1, dk, dv, memory, barriers, ds_full, done, place, walk, SHARE, SIDES, FACTORS, SCALE, KEYS,
+                      QUERIES, STAGES, SLOTS, AHEAD)),
+            (fetch, (arrays, memory, barriers, place, walk, SHARE, QUERIES, STAGES)),
+            (add, (dq_sum, turns_ptr, memory, barriers, place, walk, SHARE, SIDES, KEYS, QUERIES, SLOTS)),
         ],
         [WARPS, 1, 1],
         [REGISTERS, FEW_REGISTERS, FEW_REGISTERS],

@@ -3,8 +3,8 @@
 A program takes tiles of queries, one after the other, and walks over their blocks of keys, from the last one that
 any of its queries sees to the first. Its warps are of three kinds:
     fetch   brings q, and block after block of k and v, by TMA
-    attend  twice, for one half of the queries each: while the tensor cores compute the scores of a block and add the
-            values of the block before, the other half has its softmax
+    attend  two or three times, for some of the queries each: while the tensor cores compute the scores of a block and
+            add the values of the block before for one group of warps, another one has its softmax
 """
 
 from triton.experimental import gluon
@@ -23,8 +23,11 @@ from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_prev
 from ..triton.pairs import LN2
 from .tiles import at_step, blocks_seen, tile_of, unmasked
 
-WARPS = gl.constexpr(4)  # that attend to one half of a tile
+WARPS = gl.constexpr(4)  # of a group
+QUEUED = gl.constexpr(2)  # tiles whose q is in shared memory: one is attended to, the next one on its way
+TICKETS = gl.constexpr(4)  # places of drawn tickets
 FETCH_REGISTERS = gl.constexpr(40)
+FEWER_REGISTERS = gl.constexpr(24)  # beside three groups
 
 
 @gluon.constexpr_function
@@ -53,34 +56,36 @@ def next_tile(tickets, turn):
     """The number of the next tile that this program takes, which `fetch` has drawn: ticket number `turn`."""
     ticket_s, drawn = tickets
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    mbarrier.wait(drawn.index(turn % 2), (turn // 2) & 1)
-    return gl.max(ticket_s.index(turn % 2).load(LINE), 0)
+    mbarrier.wait(drawn.index(turn % TICKETS), (turn // TICKETS) & 1)
+    return gl.max(ticket_s.index(turn % TICKETS).load(LINE), 0)
 
 
 @gluon.jit
 def fetch(
     q, k, v, memory, barriers, tickets, t, counter_ptr, places_ptr, sizes, SIDES: gl.constexpr, QUERIES: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
     """Copy to shared memory what the program's tiles need, and draw tickets for these: numbers of tiles, by a counter.
 
-    A ticket's place is free again when it is drawn: two tiles later both halves have let go of q.
+    A ticket's place is free again when it is drawn: TICKETS tiles later, when all groups have let go of the q that was
+    QUEUED tiles before, and so have read the tickets of all tiles before that one.
     """
     q_s, k_s, v_s, _ = memory
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     ticket_s, drawn = tickets
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    n, phase, turn = 0, 1, 0
+    n, turn = 0, 0
     total = sizes[4] * sizes[5]
     while t < total:
         ticket = gl.atomic_add(counter_ptr, 1, sem="relaxed")
-        batch, head, first_q, queries, first_k, keys, at, _outside = tile_of(t, places_ptr, sizes, 2 * QUERIES)
-        low, high = blocks_seen(at, queries, keys, SIDES, 2 * QUERIES, KEYS)
-        for w in gl.static_range(2):
-            mbarrier.wait(q_empty.index(w), phase)
-            mbarrier.expect(q_full.index(w), q.block_type.nbytes)
-            tma_load(q, at_step(q, batch, first_q, at + w * QUERIES, queries, head), q_full.index(w), q_s.index(w))
-        phase ^= 1
+        batch, head, first_q, queries, first_k, keys, at, _outside = tile_of(t, places_ptr, sizes, GROUPS * QUERIES)
+        low, high = blocks_seen(at, queries, keys, SIDES, GROUPS * QUERIES, KEYS)
+        for w in gl.static_range(GROUPS):
+            place = w * QUEUED + turn % QUEUED
+            where = at_step(q, batch, first_q, at + w * QUERIES, queries, head)
+            mbarrier.wait(q_empty.index(place), ((turn // QUEUED) & 1) ^ 1)
+            mbarrier.expect(q_full.index(place), q.block_type.nbytes)
+            tma_load(q, where, q_full.index(place), q_s.index(place))
         group = head // sizes[3]
         for i in range(high - low):
             slot, free = n % STAGES, ((n // STAGES) & 1) ^ 1
@@ -92,8 +97,8 @@ def fetch(
             mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
             tma_load(v, where, v_full.index(slot), v_s.index(slot))
             n += 1
-        ticket_s.index(turn % 2).store(gl.full([1], ticket, gl.int32, LINE))
-        mbarrier.arrive(drawn.index(turn % 2), count=1)
+        ticket_s.index(turn % TICKETS).store(gl.full([1], ticket, gl.int32, LINE))
+        mbarrier.arrive(drawn.index(turn % TICKETS), count=1)
         t = ticket
         turn += 1
 
@@ -106,13 +111,16 @@ def bounded(s, FACTOR: gl.constexpr):
 
 
 @gluon.jit
-def scores(s, i, block, counts, SIDES: gl.constexpr, FACTORS: gl.constexpr, MASKED: gl.constexpr):
-    """Scores from products: bounded, and -inf where a key is not visible; of queries i and a block of keys."""
+def scores(s, i, block, border, counts, SIDES: gl.constexpr, FACTORS: gl.constexpr):
+    """Scores from products: bounded, and -inf where a key is not visible; of queries i and a block of keys.
+
+    border: whether there are pairs that are not visible.
+    """
     KEYS: gl.constexpr = s.shape[1]
     queries, keys = counts
     if FACTORS[0] is not None:
         s = bounded(s, FACTORS[0]) * FACTORS[1]
-    if MASKED:
+    if border:
         j = block * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, s.type.layout))
         shift = keys - queries
         last = keys - 1
@@ -127,12 +135,13 @@ def scores(s, i, block, counts, SIDES: gl.constexpr, FACTORS: gl.constexpr, MASK
 
 
 @gluon.jit
-def softmax(s, largest, FACTOR: gl.constexpr, MASKED: gl.constexpr):
+def softmax(s, largest, FACTOR: gl.constexpr):
     """The new largest score, the factor of older sums, the exponentials."""
     more = gl.maximum(largest, gl.max(s, 1))
-    safe = gl.where(more == float("-inf"), 0.0, more) if MASKED else more
+    safe = gl.where(more == float("-inf"), 0.0, more)
     before = gl.exp2((largest - safe) * FACTOR)  # 1 if the largest stays, as in a block that a query does not see
-    return more, before, gl.exp2(s * FACTOR - (safe * FACTOR)[:, None])
+    # Of two products the compiler might round either one, so which one is fused is said here.
+    return more, before, gl.exp2(gl.fma(s, FACTOR, -(safe * FACTOR)[:, None]))
 
 
 @gluon.jit
@@ -143,8 +152,8 @@ def part_sums(p):
 
 @gluon.jit
 def add_block(
-    sums, n, q, empty, memory, barriers, i, block, counts, SIDES: gl.constexpr, FACTORS: gl.constexpr,
-    STAGES: gl.constexpr, MASKED: gl.constexpr,
+    sums, n, q, empty, memory, barriers, i, block, border, counts, SIDES: gl.constexpr, FACTORS: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """The running sums with the values of block number n of the program, and the exponentials of the next one."""
     largest, total, result, p = sums
@@ -160,8 +169,8 @@ def add_block(
     result = warpgroup_mma(p, matrix(v_s.index(slot)), result, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_empty.index(next_slot))
-    s = scores(s, i, block, counts, SIDES, FACTORS, MASKED)
-    largest, before, p = softmax(s, largest, FACTORS[2], MASKED)
+    s = scores(s, i, block, border, counts, SIDES, FACTORS)
+    largest, before, p = softmax(s, largest, FACTORS[2])
     total = total * gl.convert_layout(before, PART, assert_trivial=True)[:, None] + part_sums(p)
     result = warpgroup_mma_wait(0, deps=[result])
     mbarrier.arrive(v_empty.index(slot))
@@ -172,9 +181,9 @@ def add_block(
 @gluon.jit
 def attend(
     W: gl.constexpr, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES: gl.constexpr,
-    FACTORS: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    FACTORS: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
-    """out and lse of one half, W, of the queries of the program's tiles."""
+    """out and lse of the queries of group W in the program's tiles."""
     q_s, k_s, v_s, out_s = memory
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     COLUMNS: gl.constexpr = v_s.shape[len(v_s.shape) - 1]
@@ -182,13 +191,12 @@ def attend(
     R: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, COLUMNS, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, R, 2)
     ROW: gl.constexpr = gl.SliceLayout(1, S)
-    q = matrix(q_s.index(W))
     empty = gl.zeros([QUERIES, KEYS], gl.float32, S)
-    n, phase, turn = 0, 0, 0
+    n, turn = 0, 0
     total_tiles = sizes[4] * sizes[5]
     while t < total_tiles:
-        batch, head, first_q, queries, _first_k, keys, at, outside = tile_of(t, places_ptr, sizes, 2 * QUERIES)
-        low, high = blocks_seen(at, queries, keys, SIDES, 2 * QUERIES, KEYS)
+        batch, head, first_q, queries, _first_k, keys, at, outside = tile_of(t, places_ptr, sizes, GROUPS * QUERIES)
+        low, high = blocks_seen(at, queries, keys, SIDES, GROUPS * QUERIES, KEYS)
         own = at + W * QUERIES
         bottom, top = unmasked(own, queries, keys, low, high, SIDES, QUERIES, KEYS)
         counts = queries, keys
@@ -198,44 +206,34 @@ def attend(
         if sinks.pointer is not None:
             sink = gl.load(sinks.pointer + head * sinks.head) * (LOG2E / FACTORS[2])
             largest = gl.full([QUERIES], sink, gl.float32, ROW)
-        mbarrier.wait(q_full.index(W), phase)
+        place = W * QUEUED + turn % QUEUED
+        q = matrix(q_s.index(place))
+        mbarrier.wait(q_full.index(place), (turn // QUEUED) & 1)
         slot = n % STAGES
         mbarrier.wait(k_full.index(slot), (n // STAGES) & 1)
         s = warpgroup_mma(q, matrix(k_s.index(slot)).permute((1, 0)), empty, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_empty.index(slot))
-        s = scores(s, i, high - 1, counts, SIDES, FACTORS, True)
-        largest, _before, p = softmax(s, largest, FACTORS[2], True)
+        s = scores(s, i, high - 1, True, counts, SIDES, FACTORS)
+        largest, _before, p = softmax(s, largest, FACTORS[2])
         total = part_sums(p)
         p = gl.convert_layout(p.to(v_s.dtype), LEFT, assert_trivial=True)
         result = gl.zeros([QUERIES, COLUMNS], gl.float32, R)
-        for block in range(high - 1 - top):
+        for step in range(high - 1 - low):
+            block = high - 2 - step
+            border = (block >= top) | (block < bottom)
             largest, total, result, p = add_block(
-                (largest, total, result, p), n, q, empty, memory, barriers, i, high - 2 - block, counts, SIDES, FACTORS,
-                STAGES, True,
+                (largest, total, result, p), n, q, empty, memory, barriers, i, block, border, counts, SIDES, FACTORS,
+                STAGES,
             )  # fmt: skip
             n += 1
-        for block in range(top - bottom):
-            largest, total, result, p = add_block(
-                (largest, total, result, p), n, q, empty, memory, barriers, i, top - 1 - block, counts, SIDES, FACTORS,
-                STAGES, False,
-            )  # fmt: skip
-            n += 1
-        if SIDES[0] is not None:
-            for block in range(bottom - low):
-                largest, total, result, p = add_block(
-                    (largest, total, result, p), n, q, empty, memory, barriers, i, bottom - 1 - block, counts, SIDES,
-                    FACTORS, STAGES, True,
-                )  # fmt: skip
-                n += 1
-        mbarrier.arrive(q_empty.index(W))
+        mbarrier.arrive(q_empty.index(place))
         slot = n % STAGES
         mbarrier.wait(v_full.index(slot), (n // STAGES) & 1)
         result = warpgroup_mma(p, matrix(v_s.index(slot)), result, is_async=True)
         result = warpgroup_mma_wait(0, deps=[result])
         mbarrier.arrive(v_empty.index(slot))
         n += 1
-        phase ^= 1
 
         whole = gl.convert_layout(gl.sum(total, 1), ROW, assert_trivial=True)
         if sinks.pointer is not None:
@@ -247,7 +245,7 @@ def attend(
         matrix(out_s.index(W)).store((result * inverse[:, None]).to(v_s.dtype))
         fence_async_shared()
         tma_store(out, at_step(out, batch, first_q, own, queries, head), out_s.index(W))
-        logarithm = gl.where(some, (largest * FACTORS[2] + gl.log2(whole)) * LN2, float("-inf"))
+        logarithm = gl.where(some, gl.fma(largest, FACTORS[2], gl.log2(whole)) * LN2, float("-inf"))
         logarithm = gl.where(outside, 0.0, logarithm)
         row = lse.pointer + gl.cast(batch, gl.int64) * lse.batch + gl.cast(head, gl.int64) * lse.head
         gl.store(row + (first_q + i).to(gl.int64) * lse.step, logarithm, mask=i < queries)
@@ -272,6 +270,7 @@ def forward(
     QUERIES: gl.constexpr,
     KEYS: gl.constexpr,
     STAGES: gl.constexpr,
+    GROUPS: gl.constexpr,
     REGISTERS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
@@ -279,17 +278,18 @@ def forward(
 
     counter: 0 at first. sizes: Tq, Tk, heads, heads of a group, tiles of a head, heads of all rows, heads of a section.
     SIDES: of the window. FACTORS: of products in a softcap, of bounded products, of scores in exponents. QUERIES: of
-    one half of a tile; KEYS: of a block.
+    one group; KEYS: of a block; STAGES: of k and v.
     """
     TYPE: gl.constexpr = q.dtype
-    q_s = gl.allocate_shared_memory(TYPE, several(2, q), q.layout)
+    PLACES: gl.constexpr = 2 if GROUPS == 2 else 4  # shapes are powers of two
+    q_s = gl.allocate_shared_memory(TYPE, several(PLACES * QUEUED, q), q.layout)
     k_s = gl.allocate_shared_memory(TYPE, several(STAGES, k), k.layout)
     v_s = gl.allocate_shared_memory(TYPE, several(STAGES, v), v.layout)
-    out_s = gl.allocate_shared_memory(TYPE, several(2, out), out.layout)
-    ticket_s = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    q_full, q_empty, drawn = ring(2, 1), ring(2, 1), ring(2, 1)
-    k_full, k_empty = ring(STAGES, 1), ring(STAGES, 2)
-    v_full, v_empty = ring(STAGES, 1), ring(STAGES, 2)
+    out_s = gl.allocate_shared_memory(TYPE, several(PLACES, out), out.layout)
+    ticket_s = gl.allocate_shared_memory(gl.int32, [TICKETS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q_full, q_empty, drawn = ring(GROUPS * QUEUED, 1), ring(GROUPS * QUEUED, 1), ring(TICKETS, 1)
+    k_full, k_empty = ring(STAGES, 1), ring(STAGES, GROUPS)
+    v_full, v_empty = ring(STAGES, 1), ring(STAGES, GROUPS)
     fence_async_shared()
     memory = (q_s, k_s, v_s, out_s)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
@@ -297,15 +297,31 @@ def forward(
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     t = gl.atomic_add(counter_ptr, 1, sem="relaxed")
-    gl.warp_specialize(
-        [
-            (attend, (0, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES, FACTORS, QUERIES,
-                      KEYS, STAGES)),
-            (attend, (1, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES, FACTORS, QUERIES,
-                      KEYS, STAGES)),
-            (fetch, (q, k, v, memory, barriers, tickets, t, counter_ptr, places_ptr, sizes, SIDES, QUERIES, KEYS,
-                     STAGES)),
-        ],
-        [WARPS, 1],
-        [REGISTERS, FETCH_REGISTERS],
-    )  # fmt: skip
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (attend, (0, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES, FACTORS, QUERIES,
+                          KEYS, STAGES, GROUPS)),
+                (attend, (1, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES, FACTORS, QUERIES,
+                          KEYS, STAGES, GROUPS)),
+                (fetch, (q, k, v, memory, barriers, tickets, t, counter_ptr, places_ptr, sizes, SIDES, QUERIES, KEYS,
+                         STAGES, GROUPS)),
+            ],
+            [WARPS, 1],
+            [REGISTERS, FETCH_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (attend, (0, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES, FACTORS, QUERIES,
+                          KEYS, STAGES, GROUPS)),
+                (attend, (1, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES, FACTORS, QUERIES,
+                          KEYS, STAGES, GROUPS)),
+                (attend, (2, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES, FACTORS, QUERIES,
+                          KEYS, STAGES, GROUPS)),
+                (fetch, (q, k, v, memory, barriers, tickets, t, counter_ptr, places_ptr, sizes, SIDES, QUERIES, KEYS,
+                         STAGES, GROUPS)),
+            ],
+            [WARPS, WARPS, 1],
+            [REGISTERS, REGISTERS, FEWER_REGISTERS],
+        )  # fmt: skip

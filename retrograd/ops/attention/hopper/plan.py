@@ -8,42 +8,73 @@ from retrograd.core.arch import Arch
 from retrograd.core.spec import Pass
 
 from ..op import Spec
+from ..triton.plan import columns
 
 MULTIPROCESSORS = 132  # of an H200; a program stays on each
+SECTION = 2**25  # bytes of the heads that are computed side by side, which fit in the L2
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The tiles of the kernels.
+class ForwardPlan:
+    """The tiles of the forward pass; `programs` and `section` only decide the time.
 
     Attributes:
-        queries: of one half of a tile of the forward pass; each half has warps of its own.
+        groups: of warps that attend, two or three; each has queries of its own in a tile.
+        queries: of a group.
         keys: of a block.
         stages: blocks of k, and of v, in shared memory.
         registers: of a thread that attends.
-        spills: spill instructions that tests allow: of one address, with windows, in no loop without a mask.
-        walked_keys, walked_queries: of a tile of the backward pass.
-        walk_spills: spill instructions that tests allow there.
-        programs: of the forward pass, at most; like `section`, they only decide the time.
-        section: bytes of keys and values of the heads that are computed side by side.
+        spills: spill instructions that tests allow.
+        programs: at most.
+        section: bytes of the keys and values of the heads that are computed side by side.
     """
 
-    queries: int
-    keys: int
-    stages: int
+    groups: int = 2
+    queries: int = 64
+    keys: int = 128
+    stages: int = 2
     registers: int = 232
     spills: int = 0
-    walked_keys: int = 128
-    walked_queries: int = 64
-    walk_spills: int = 0
     programs: int = MULTIPROCESSORS
-    section: int = 2**25
+    section: int = SECTION
 
 
-# Width of a head.
-TUNED = {64: Plan(64, 128, 2, spills=30), 128: Plan(64, 128, 2, spills=30, walk_spills=90)}
+@dataclass(frozen=True)
+class BackwardPlan:
+    """The tiles of the backward pass; `section` only decides the time.
+
+    Attributes:
+        keys: of a program's tile; each half has warps of its own.
+        queries: of a tile that it walks over.
+        stages: tiles of queries in shared memory.
+        slots: parts of dq in shared memory, on their way to their sums.
+        ahead: whether a step begins the first product of the next one.
+        registers: of a thread that computes products.
+        spills: spill instructions that tests allow.
+        section: bytes of what the heads that are computed side by side have of queries: q, dout and the sums of dq.
+    """
+
+    keys: int = 128
+    queries: int = 64
+    stages: int = 2
+    slots: int = 2
+    ahead: bool = False
+    registers: int = 240
+    spills: int = 0
+    section: int = SECTION
 
 
-def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
+# Columns of a head in tiles.
+FORWARD = {64: ForwardPlan(groups=3, registers=160, spills=130), 128: ForwardPlan()}
+BACKWARD = {64: BackwardPlan(stages=3, ahead=True, spills=10), 128: BackwardPlan(spills=100)}
+LEAST_SIZE = 64  # of a head: narrower ones would leave columns unused that their products cost
+
+
+def has_tiles(spec: Spec) -> bool:
+    """Whether there are tiles for heads of these sizes."""
+    return spec.head_size == spec.value_size >= LEAST_SIZE and columns(spec.head_size) in FORWARD
+
+
+def planned(spec: Spec, arch: Arch, which: Pass) -> ForwardPlan | BackwardPlan:
     """The tiles of a pass: a function of the size of a head."""
-    return TUNED[spec.head_size]
+    return (FORWARD if which == "fwd" else BACKWARD)[columns(spec.head_size)]

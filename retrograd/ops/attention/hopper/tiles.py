@@ -57,6 +57,14 @@ def place_of(places_ptr, tile):
 
 
 @gluon.jit
+def of_section(t, tiles, rows, section):
+    """Row and tile of number t: a section of rows after another, and in it tile after tile, each of all its rows."""
+    first = t // (section * tiles) * section
+    within, count = t - first * tiles, gl.minimum(rows - first, section)
+    return first + within % count, within // count
+
+
+@gluon.jit
 def tile_of(t, places_ptr, sizes, TILE: gl.constexpr):
     """Of tile number t: batch, head; first step and number of its sequence's queries, and keys; its own first query;
     whether its steps are of no sequence.
@@ -65,9 +73,8 @@ def tile_of(t, places_ptr, sizes, TILE: gl.constexpr):
     see most keys.
     """
     Tq, Tk, heads, _share, tiles, rows, section = sizes
-    first = t // (section * tiles) * section
-    within, count = t - first * tiles, gl.minimum(rows - first, section)
-    tile, row = tiles - 1 - within // count, first + within % count
+    row, place = of_section(t, tiles, rows, section)
+    tile = tiles - 1 - place
     if places_ptr is None:
         return row // heads, row % heads, 0, Tq, 0, Tk, tile * TILE, False
     else:
@@ -113,13 +120,16 @@ def unmasked(own, queries, keys, low, high, SIDES: gl.constexpr, QUERIES: gl.con
 
 
 @gluon.jit
-def tile_of_keys(ticket, places_ptr, sizes, KEYS: gl.constexpr, QUERIES: gl.constexpr):
+def tile_of_keys(ticket, places_ptr, sizes, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr):
     """Of a ticket: batch, group; first step and number of its sequence's queries, and keys; its tile's first key; the
     number, in all rows, of the tile of queries with which the sequence begins in head 0.
+
+    The groups of all rows are in sections, whose queries fit in the L2. In a section tile comes after tile, each in all
+    groups, so that the program before one that waits for it has begun some time before.
     """
-    Tq, Tk, heads, share, tiles, tiles_q = sizes
-    row, tile = ticket // tiles, ticket % tiles
-    groups = heads // share
+    Tq, Tk, heads, tiles, tiles_q, rows, section = sizes
+    row, tile = of_section(ticket, tiles, rows, section)
+    groups = heads // SHARE
     if places_ptr is None:
         batch = row // groups
         return batch, row % groups, 0, Tq, 0, Tk, tile * KEYS, batch * heads * tiles_q

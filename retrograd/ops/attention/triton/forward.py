@@ -43,7 +43,8 @@ def add_tile(
     more = tl.maximum(largest, tl.max(x, axis=1))
     safe = tl.where(more == float("-inf"), 0.0, more)
     before = power((largest - safe) * FACTOR, EXACT)  # 1 if the largest stays, as in a tile that a query does not see
-    p = power(x * FACTOR - (safe * FACTOR)[:, None], EXACT)
+    # Of two products the compiler might round either one, so which one is fused is said here.
+    p = power(tl.fma(x, FACTOR, -(safe * FACTOR)[:, None]), EXACT)
     total = total * before + tl.sum(p, axis=1)
     if DROPPED > 0:
         keep = kept(seed_ptr, i, row, first_q, start, DROPPED, BLOCK_Q, BLOCK_K)
@@ -89,9 +90,9 @@ def attend(
     inverse = upscale(DROPPED) / total
     store_steps(out, result * inverse[:, None], batch, first_q, i, queries, head, tl.arange(0, COLUMNS[3]), COLUMNS[1])
     if UNIT == 1.0:
-        logarithm = largest * FACTOR + tl.log(total)
+        logarithm = tl.fma(largest, FACTOR, tl.log(total))
     else:
-        logarithm = (largest * FACTOR + tl.log2(total)) / LOG2E
+        logarithm = tl.fma(largest, FACTOR, tl.log2(total)) / LOG2E
     logarithm = tl.where(some, logarithm, float("-inf"))
     if SEGMENTED:
         logarithm = tl.where(keys > 0, logarithm, 0.0)

@@ -306,10 +306,11 @@ def scores_of(
             bounded = tanh(x, UNIT == 1.0)
             x = bounded * (SOFTCAP * UNIT)
         if BIAS is not None:
-            x += load_bias(bias, place, head, i, j, tile, counts, BLOCK_Q, BLOCK_K, BIAS) * UNIT
+            added = load_bias(bias, place, head, i, j, tile, counts, BLOCK_Q, BLOCK_K, BIAS)
+            x = tl.fma(added.to(tl.float32), UNIT, x)
         if slopes.pointer is not None:
             slope = tl.load(slopes.pointer + tl.cast(number, tl.int64) * slopes.batch + head * slopes.head) * UNIT
-            x -= slope * tl.abs(j - i - shift).to(tl.float32)
+            x = tl.fma(-slope, tl.abs(j - i - shift).to(tl.float32), x)
     if border:
         visible = (i < queries) & (j < keys)
         if SIDES[0] is not None:
