@@ -265,7 +265,8 @@ def test_the_places_of_tiles_cover_every_step_once(bounds: tuple[int, ...]) -> N
     T, block, sequences = 40, 8, len(bounds) - 1
     q, k = (torch.tensor(bounds, dtype=torch.int32) + shift for shift in (0, 3))
     places = torch.full((T // block + sequences + 2, 8), -1, dtype=torch.int32)
-    list_places[(len(places),)](q, k, places, (T, T + 3, sequences), BLOCK=block, OVERLAP=False)
+    sizes = (T, T + 3, sequences, len(places))
+    list_places[(2,)](q, k, None, places, sizes, BLOCK=block, TILES=64, OVERLAP=False)
     covered = torch.zeros(T, dtype=torch.int32)
     for first_q, queries, first_k, keys, at, outside, _, _ in places.tolist():
         steps = range(first_q + at, first_q + min(at + block, queries))
@@ -280,3 +281,27 @@ def test_the_places_of_tiles_cover_every_step_once(bounds: tuple[int, ...]) -> N
             else:
                 assert keys == 0
     assert covered.tolist() == [1] * T
+
+
+@pytest.mark.parametrize(
+    "ids", [((0,) * 20,), ((3,) * 7 + (-1,) * 2 + (3,) * 11, (-2,) + (5,) * 19), (tuple(range(20)), (-1,) * 20)]
+)
+def test_the_places_of_runs_cover_every_step_of_all_rows_once(ids: tuple[tuple[int, ...], ...]) -> None:
+    steps = [(row, step) for row, labels in enumerate(ids) for step in range(len(labels))]
+    starts = [n for n, (row, step) in enumerate(steps) if step == 0 or ids[row][step] != ids[row][step - 1]]
+    label = [ids[row][step] for row, step in steps]
+    listed = [-1 - start if label[start] < 0 else start for start in starts]
+    runs = torch.tensor([len(starts), *listed, len(steps)], dtype=torch.int32)
+    total, block = len(steps), 8
+    places = torch.full((total // block + total, 8), -1, dtype=torch.int32)
+    sizes = (total, total, 0, len(places))
+    list_places[(2,)](None, None, runs, places, sizes, BLOCK=block, TILES=64, OVERLAP=False)
+    covered = torch.zeros(total, dtype=torch.int32)
+    for first, count, other_first, others, at, outside, number, _ in places[: total // block + len(starts)].tolist():
+        own = range(first + at, first + min(at + block, count))
+        covered[list(own)] += 1
+        for step in own:
+            assert starts[number] == first == other_first
+            assert {label[first + n] for n in range(count)} == {label[step]}
+            assert (outside, others) == ((1, 0) if label[step] < 0 else (0, count))
+    assert covered.tolist() == [1] * total

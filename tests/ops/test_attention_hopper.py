@@ -34,7 +34,9 @@ HOPPER_OP = replace(
     implementations=(
         Implementation(
             "retrograd.ops.attention.hopper",
-            takes=names("q k v sinks cu_seqlens_q cu_seqlens_k causal window scale softcap return_lse backward"),
+            takes=names(
+                "q k v sinks cu_seqlens_q cu_seqlens_k segment_ids causal window scale softcap return_lse backward"
+            ),
             places=names("dq dk dv"),
         ),
     ),
@@ -60,6 +62,7 @@ def taken(spec: Spec, arch: Arch = HOPPER, which: Pass = "fwd") -> bool:
         {"D": 96},
         {"causal": True, "window": (30, 0), "softcap": 3.0, "sinks": True, "scale": 0.2, "return_lse": True},
         {"packed": (BOUNDS, BOUNDS)},
+        {"segments": ((0,) * 260,)},
         {"backward": "fused"},
     ],
     ids=str,
@@ -79,7 +82,6 @@ def test_it_takes(how: dict[str, Any]) -> None:
         {"bias": (1, 4, 260, 260)},
         {"slopes": (4,)},
         {"seed": 1, "dropout_p": 0.1},
-        {"segments": ((0,) * 260,)},
         {"scale": -0.3},  # the largest score is that of the largest product
         {"scale": 0.0},
     ],
@@ -108,6 +110,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "window": {"window": (30, 5)},
     "softcap": {"causal": True, "softcap": 3.0, "sinks": True},
     "packed": {"causal": True, "packed": (BOUNDS, BOUNDS)},
+    "segments": {"causal": True, "segments": ((0,) * 260,)},
 }
 CASES = {f"{name}_{D}": case(name, (1, 260, 260, 4, 2, D), **how) for D in FORWARD for name, how in KINDS.items()}
 QUICK = ("causal_128",)  # the others are slow

@@ -21,11 +21,11 @@ from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
 
 from ..triton.pairs import LN2
-from .tiles import at_step, blocks_seen, tile_of, unmasked
+from .tickets import draw, give, ring, take, tickets_for
+from .tiles import at_step, blocks_seen, tile_of, tiles_of_head, unmasked
 
 WARPS = gl.constexpr(4)  # of a group
 QUEUED = gl.constexpr(2)  # tiles whose q is in shared memory: one is attended to, the next one on its way
-TICKETS = gl.constexpr(4)  # places of drawn tickets
 FETCH_REGISTERS = gl.constexpr(40)
 FEWER_REGISTERS = gl.constexpr(24)  # beside three groups
 
@@ -43,42 +43,19 @@ def matrix(block):
 
 
 @gluon.jit
-def ring(number: gl.constexpr, arrivals: gl.constexpr):
-    """So many mbarriers, each of which waits for so many arrivals."""
-    barriers = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(number):
-        mbarrier.init(barriers.index(i), count=arrivals)
-    return barriers
-
-
-@gluon.jit
-def next_tile(tickets, turn):
-    """The number of the next tile that this program takes, which `fetch` has drawn: ticket number `turn`."""
-    ticket_s, drawn = tickets
-    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    mbarrier.wait(drawn.index(turn % TICKETS), (turn // TICKETS) & 1)
-    return gl.max(ticket_s.index(turn % TICKETS).load(LINE), 0)
-
-
-@gluon.jit
 def fetch(
-    q, k, v, memory, barriers, tickets, t, counter_ptr, places_ptr, sizes, SIDES: gl.constexpr, QUERIES: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
+    q, k, v, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES: gl.constexpr,
+    QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
-    """Copy to shared memory what the program's tiles need, and draw tickets for these: numbers of tiles, by a counter.
-
-    A ticket's place is free again when it is drawn: TICKETS tiles later, when all groups have let go of the q that was
-    QUEUED tiles before, and so have read the tickets of all tiles before that one.
-    """
+    """Copy to shared memory what the program's tiles need, and draw tickets for these."""
     q_s, k_s, v_s, _ = memory
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-    ticket_s, drawn = tickets
-    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     n, turn = 0, 0
-    total = sizes[4] * sizes[5]
-    while t < total:
-        ticket = gl.atomic_add(counter_ptr, 1, sem="relaxed")
-        batch, head, first_q, queries, first_k, keys, at, _outside = tile_of(t, places_ptr, sizes, GROUPS * QUERIES)
+    while t < tiles * sizes[5]:
+        ticket = draw(counter_ptr)
+        batch, head, first_q, queries, first_k, keys, at, _outside = tile_of(
+            t, tiles, places_ptr, sizes, GROUPS * QUERIES
+        )
         low, high = blocks_seen(at, queries, keys, SIDES, GROUPS * QUERIES, KEYS)
         for w in gl.static_range(GROUPS):
             place = w * QUEUED + turn % QUEUED
@@ -97,8 +74,7 @@ def fetch(
             mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
             tma_load(v, where, v_full.index(slot), v_s.index(slot))
             n += 1
-        ticket_s.index(turn % TICKETS).store(gl.full([1], ticket, gl.int32, LINE))
-        mbarrier.arrive(drawn.index(turn % TICKETS), count=1)
+        give(tickets, turn, (ticket,))
         t = ticket
         turn += 1
 
@@ -180,8 +156,9 @@ def add_block(
 
 @gluon.jit
 def attend(
-    W: gl.constexpr, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES: gl.constexpr,
-    FACTORS: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
+    W: gl.constexpr, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes,
+    SIDES: gl.constexpr, FACTORS: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    GROUPS: gl.constexpr,
 ):  # fmt: skip
     """out and lse of the queries of group W in the program's tiles."""
     q_s, k_s, v_s, out_s = memory
@@ -193,9 +170,10 @@ def attend(
     ROW: gl.constexpr = gl.SliceLayout(1, S)
     empty = gl.zeros([QUERIES, KEYS], gl.float32, S)
     n, turn = 0, 0
-    total_tiles = sizes[4] * sizes[5]
-    while t < total_tiles:
-        batch, head, first_q, queries, _first_k, keys, at, outside = tile_of(t, places_ptr, sizes, GROUPS * QUERIES)
+    while t < tiles * sizes[5]:
+        batch, head, first_q, queries, _first_k, keys, at, outside = tile_of(
+            t, tiles, places_ptr, sizes, GROUPS * QUERIES
+        )
         low, high = blocks_seen(at, queries, keys, SIDES, GROUPS * QUERIES, KEYS)
         own = at + W * QUERIES
         bottom, top = unmasked(own, queries, keys, low, high, SIDES, QUERIES, KEYS)
@@ -247,9 +225,12 @@ def attend(
         tma_store(out, at_step(out, batch, first_q, own, queries, head), out_s.index(W))
         logarithm = gl.where(some, gl.fma(largest, FACTORS[2], gl.log2(whole)) * LN2, float("-inf"))
         logarithm = gl.where(outside, 0.0, logarithm)
+        if runs_ptr is not None:  # first_q is a step of all rows
+            batch = first_q // sizes[0]
+            first_q -= batch * sizes[0]
         row = lse.pointer + gl.cast(batch, gl.int64) * lse.batch + gl.cast(head, gl.int64) * lse.head
         gl.store(row + (first_q + i).to(gl.int64) * lse.step, logarithm, mask=i < queries)
-        t = next_tile(tickets, turn)
+        t = take(tickets, turn)
         turn += 1
     tma.store_wait(0)
 
@@ -261,6 +242,7 @@ def forward(
     v,
     sinks,
     places_ptr,
+    runs_ptr,
     counter_ptr,
     out,
     lse,
@@ -274,7 +256,8 @@ def forward(
     REGISTERS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """q, k, v, out: tensor descriptors. places: of tiles, where sequences are packed; see `tiles.list_places`.
+    """q, k, v, out: tensor descriptors. places: of tiles, where sequences are packed or ids tell them apart; see
+    `tiles.list_places`. runs: of ids.
 
     counter: 0 at first. sizes: Tq, Tk, heads, heads of a group, tiles of a head, heads of all rows, heads of a section.
     SIDES: of the window. FACTORS: of products in a softcap, of bounded products, of scores in exponents. QUERIES: of
@@ -286,26 +269,26 @@ def forward(
     k_s = gl.allocate_shared_memory(TYPE, several(STAGES, k), k.layout)
     v_s = gl.allocate_shared_memory(TYPE, several(STAGES, v), v.layout)
     out_s = gl.allocate_shared_memory(TYPE, several(PLACES, out), out.layout)
-    ticket_s = gl.allocate_shared_memory(gl.int32, [TICKETS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    q_full, q_empty, drawn = ring(GROUPS * QUEUED, 1), ring(GROUPS * QUEUED, 1), ring(TICKETS, 1)
+    q_full, q_empty = ring(GROUPS * QUEUED, 1), ring(GROUPS * QUEUED, 1)
     k_full, k_empty = ring(STAGES, 1), ring(STAGES, GROUPS)
     v_full, v_empty = ring(STAGES, 1), ring(STAGES, GROUPS)
+    tickets = tickets_for(GROUPS)
     fence_async_shared()
     memory = (q_s, k_s, v_s, out_s)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
-    tickets = (ticket_s, drawn)
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    t = gl.atomic_add(counter_ptr, 1, sem="relaxed")
+    t = draw(counter_ptr)
+    tiles = tiles_of_head(runs_ptr, sizes[4], GROUPS * QUERIES)
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (attend, (0, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES, FACTORS, QUERIES,
-                          KEYS, STAGES, GROUPS)),
-                (attend, (1, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES, FACTORS, QUERIES,
-                          KEYS, STAGES, GROUPS)),
-                (fetch, (q, k, v, memory, barriers, tickets, t, counter_ptr, places_ptr, sizes, SIDES, QUERIES, KEYS,
-                         STAGES, GROUPS)),
+                (attend, (0, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes, SIDES,
+                          FACTORS, QUERIES, KEYS, STAGES, GROUPS)),
+                (attend, (1, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes, SIDES,
+                          FACTORS, QUERIES, KEYS, STAGES, GROUPS)),
+                (fetch, (q, k, v, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, QUERIES,
+                         KEYS, STAGES, GROUPS)),
             ],
             [WARPS, 1],
             [REGISTERS, FETCH_REGISTERS],
@@ -313,14 +296,14 @@ def forward(
     else:
         gl.warp_specialize(
             [
-                (attend, (0, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES, FACTORS, QUERIES,
-                          KEYS, STAGES, GROUPS)),
-                (attend, (1, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES, FACTORS, QUERIES,
-                          KEYS, STAGES, GROUPS)),
-                (attend, (2, out, sinks, lse, memory, barriers, tickets, t, places_ptr, sizes, SIDES, FACTORS, QUERIES,
-                          KEYS, STAGES, GROUPS)),
-                (fetch, (q, k, v, memory, barriers, tickets, t, counter_ptr, places_ptr, sizes, SIDES, QUERIES, KEYS,
-                         STAGES, GROUPS)),
+                (attend, (0, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes, SIDES,
+                          FACTORS, QUERIES, KEYS, STAGES, GROUPS)),
+                (attend, (1, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes, SIDES,
+                          FACTORS, QUERIES, KEYS, STAGES, GROUPS)),
+                (attend, (2, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes, SIDES,
+                          FACTORS, QUERIES, KEYS, STAGES, GROUPS)),
+                (fetch, (q, k, v, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, QUERIES,
+                         KEYS, STAGES, GROUPS)),
             ],
             [WARPS, WARPS, 1],
             [REGISTERS, REGISTERS, FEWER_REGISTERS],

@@ -14,7 +14,7 @@ from retrograd.core.program import Array, Descriptor, Launch, Layout, Layouts, P
 from retrograd.core.spec import Param, Pass, places_of
 
 from ..op import Spec
-from ..triton.launches import LEAST_FACTOR, Launches
+from ..triton.launches import LEAST_FACTOR, QUERIES_OF_ROWS, Launches, runs_of
 from ..triton.plan import columns
 from . import backward as backward_kernels
 from . import forward as forward_kernels
@@ -25,15 +25,17 @@ from .plan import BackwardPlan, ForwardPlan, has_tiles, planned
 __all__ = ["backward", "forward", "planned", "suits"]
 
 PLACE = tile_kernels.PLACE.value
+TILES_AT_ONCE = 128  # of a program of `list_places`
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
-    """Whether the kernels support the architecture, the dtype, the sizes of a head, the scale, and in the backward pass the
-    algorithm, and no softcap.
+    """Whether the kernels take the architecture, the dtype, the sizes of a head and the scale.
+
+    In the backward pass not "split", which promises to need no workspace, nor a softcap, whose gradient would take more
+    registers than there are.
     """
     if arch.name != "sm_90" or not arch.copies_tensors or spec.q.dtype not in ("bfloat16", "float16"):
         return False
-    # "split" promises to need no workspace; the gradient of a softcap takes more registers than there are.
     if which == "bwd" and (spec.backward == "split" or spec.softcap is not None):
         return False
     if not has_tiles(spec) or spec.factor <= LEAST_FACTOR:
@@ -46,10 +48,8 @@ def forward(
 ) -> Program:
     """The arguments -> out, lse."""
     inputs, layouts = _read(spec, names, layouts, arch)
-    # Steps before the first packed sequence, and behind the last, have tiles, too.
-    tiles = places_of(spec.queries, plan.groups * plan.queries, spec.sequences + 2 if spec.packed else None)
-    counter = Array("counter", (1,), "int32", zeroed=True)
-    scratch = (counter, *((Array("places", (tiles, PLACE), "int32"),) if spec.packed else ()))
+    tiles = _tiles(spec, spec.queries, plan.groups * plan.queries)
+    scratch = (Array("counter", (1,), "int32", zeroed=True), *_places(spec, tiles))
     own = _Launches(Launches(spec, inputs + outputs + scratch, layouts, arch))
     listed = own.list_places("q", "k", tiles, plan.groups * plan.queries)
     return Program(inputs, outputs, scratch, (*listed, own.forward(plan, tiles)))
@@ -62,28 +62,52 @@ def backward(
     inputs, layouts = _read(spec, names, layouts, arch)
     wanted = {array.name for array in outputs}
     walked = bool(wanted & {"dq", "dk", "dv"})
-    tiles = places_of(spec.keys, plan.keys, spec.sequences + 2 if spec.packed else None)
-    tiles_q = places_of(spec.queries, plan.queries, spec.sequences if spec.packed else None)
-    rows = spec.batch * spec.heads * tiles_q
-    steps = rows * plan.queries
-    scratch = [Array("base", (steps,), "float32"), Array("delta", (steps,), "float32")]
+    scratch = [Array(name, _numbers(spec), "float32") for name in ("base", "delta")]
     if "dsinks" in wanted:
-        scratch.append(Array("dsinks_partial", (spec.batch * tiles_q, spec.heads), "float32"))
+        tiles_of_rows = -(-spec.queries // QUERIES_OF_ROWS)
+        scratch.append(Array("dsinks_partial", (spec.batch * tiles_of_rows, spec.heads), "float32"))
+    tiles, tiles_q = _tiles(spec, spec.keys, plan.keys), _tiles(spec, spec.queries, plan.queries)
     if walked:
         params = spec.params(("q", "k", "v"))
-        scratch += [Array("counter", (1,), "int32", zeroed=True), Array("turns", (rows,), "int32", zeroed=True)]
-        scratch += [Array("dq_sum", (steps, columns(spec.head_size)), "float32")]
+        rows = spec.heads if spec.segmented else spec.batch * spec.heads
+        scratch += [Array("counter", (1,), "int32", zeroed=True), Array("turns", (rows, tiles_q), "int32", zeroed=True)]
+        # With sinks a query that sees no key has an lse, and so no mark that nothing is added to its sums.
+        scratch += [Array("dq_sum", spec.q.shape, "float32", zeroed=spec.sinks is not None)]
         scratch += [Array(f"d{n}", params[n].shape, params[n].dtype) for n in "kv" if f"d{n}" not in wanted]
-        scratch += [Array("places", (tiles, PLACE), "int32")] if spec.packed else []
+        scratch += _places(spec, tiles)
     own = _Launches(Launches(spec, inputs + outputs + tuple(scratch), {**layouts, **layouts_of(outputs)}, arch))
-    launches = [own.prepare(plan, tiles_q)]
+    launches = [own.prepare()]
     if walked:
         launches += [*own.list_places("k", "q", tiles, plan.keys), own.backward(plan, tiles, tiles_q)]
     if "dq" in wanted:
-        launches.append(own.finish(plan, tiles_q))
+        launches.append(own.finish())
     if "dsinks" in wanted:
-        launches.append(own.of.sum_tiles("dsinks", plan.queries))
+        launches.append(own.of.sum_tiles("dsinks", QUERIES_OF_ROWS))
     return Program(inputs, outputs, tuple(scratch), tuple(launches))
+
+
+def _tiles(spec: Spec, time: int, size: int) -> int:
+    """The number of tiles of queries or keys of a head; where ids tell sequences apart, the largest that it can be.
+
+    Steps before the first packed sequence, and behind the last, have tiles, too.
+    """
+    if spec.segmented:
+        return places_of(spec.batch * time, size, spec.batch * time)
+    return places_of(time, size, spec.sequences + 2 if spec.packed else None)
+
+
+def _numbers(spec: Spec) -> tuple[int, int]:
+    """The shape of an array of numbers of queries: rows a multiple of 16 bytes long, as tensor descriptors need."""
+    rows, steps = spec.batch * spec.heads, spec.queries
+    if spec.segmented:
+        rows, steps = spec.heads, spec.batch * spec.queries
+    return rows, -(-steps // 4) * 4
+
+
+def _places(spec: Spec, tiles: int) -> tuple[Array, ...]:
+    """The scratch arrays in which places of tiles are listed."""
+    listed = spec.packed or spec.segmented
+    return (*runs_of(spec), Array("places", (tiles, PLACE), "int32")) if listed else ()
 
 
 def _read(spec: Spec, names: tuple[str, ...], layouts: Layouts, arch: Arch) -> tuple[tuple[Array, ...], Layouts]:
@@ -107,19 +131,23 @@ class _Launches:
     def list_places(self, own: str, other: str, tiles: int, steps: int) -> tuple[Launch, ...]:
         """Lists where the tiles of packed queries are, or of keys; `own` and `other` are "q" and "k"."""
         spec = self.of.spec
-        if not spec.packed:
+        if not spec.packed and not spec.segmented:
             return ()
         time = {"q": spec.queries, "k": spec.keys}
-        sizes = (time[own], time[other], spec.sequences)
-        arrays = {"cu_ptr": f"cu_seqlens_{own}", "other_ptr": f"cu_seqlens_{other}"}
-        launch = self.of.launch(tile_kernels.list_places, tiles, {"sizes": sizes}, {"BLOCK": steps})
-        return (replace(launch, arrays={**launch.arrays, **arrays}),)
+        sizes = (time[own], time[other], spec.sequences, tiles)
+        arrays: dict[str, str | None] = {"cu_ptr": f"cu_seqlens_{own}", "other_ptr": f"cu_seqlens_{other}"}
+        if spec.segmented:
+            steps_of_all = spec.batch * spec.queries
+            sizes, arrays = (steps_of_all, steps_of_all, 0, tiles), dict.fromkeys(arrays)
+        constants = {"BLOCK": steps, "TILES": TILES_AT_ONCE}
+        launch = self.of.launch(tile_kernels.list_places, -(-tiles // TILES_AT_ONCE), {"sizes": sizes}, constants)
+        return (*self.of.of_runs(), replace(launch, arrays={**launch.arrays, **arrays}))
 
     def forward(self, plan: ForwardPlan, tiles: int) -> Launch:
         """Computes out and lse."""
         spec = self.of.spec
         steps = {"q": plan.queries, "k": plan.keys, "v": plan.keys, "out": plan.queries}
-        rows, share = spec.batch * spec.heads, spec.heads // spec.groups
+        rows, share = self._rows(spec.heads), spec.heads // spec.groups
         bytes_of_group = 2 * spec.keys * (spec.head_size + spec.value_size)
         section = min(rows, share * max(1, plan.section // bytes_of_group))
         sizes = (spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
@@ -136,33 +164,39 @@ class _Launches:
         launch = self.of.launch(forward_kernels.forward, grid, {"sizes": sizes}, constants, self._described(steps))
         return replace(launch, num_warps=4, allowed_spills=plan.spills)
 
-    def prepare(self, plan: BackwardPlan, tiles: int) -> Launch:
+    def prepare(self) -> Launch:
         """Computes the numbers of queries that the walk reads, and parts of the gradient of sinks."""
         V = self.of.spec.value_size
-        return self._of_rows(row_kernels.prepare, plan, tiles, {"V": V, "BLOCK_V": columns(V)})
+        return self._of_queries(row_kernels.prepare, {"V": V, "BLOCK_V": columns(V)})
 
-    def finish(self, plan: BackwardPlan, tiles: int) -> Launch:
+    def finish(self) -> Launch:
         """Rounds the sums of dq."""
         D = self.of.spec.head_size
         constants = {"SCALE": self.of.spec.factor, "D": D, "BLOCK_D": columns(D)}
-        return self._of_rows(row_kernels.finish, plan, tiles, constants)
+        return self._of_queries(row_kernels.finish, constants)
 
-    def _of_rows(self, kernel: Any, plan: BackwardPlan, tiles: int, constants: dict[str, Any]) -> Launch:
+    def _of_queries(self, kernel: Any, constants: dict[str, Any]) -> Launch:
         spec = self.of.spec
-        sizes = (spec.queries, spec.heads, tiles, spec.sequences)
-        constants = {**constants, "BLOCK": plan.queries}
-        return self.of.launch(kernel, spec.batch * spec.heads * tiles, {"sizes": sizes}, constants)
+        sizes = (spec.queries, spec.heads, spec.sequences, _numbers(spec)[1])
+        constants = {**constants, "BLOCK": QUERIES_OF_ROWS, "FLAT": spec.segmented}
+        grid = spec.batch * spec.heads * -(-spec.queries // QUERIES_OF_ROWS)
+        return self.of.launch(kernel, grid, {"sizes": sizes}, constants)
+
+    def _rows(self, heads: int) -> int:
+        """The number of rows of tiles: where ids tell sequences apart, the rows of the batch are one."""
+        return heads if self.of.spec.segmented else self.of.spec.batch * heads
 
     def backward(self, plan: BackwardPlan, tiles: int, tiles_q: int) -> Launch:
         """Computes dk, dv and the sums of dq."""
         spec = self.of.spec
         blocks = {"q": plan.queries, "dout": plan.queries} | dict.fromkeys(("k", "v", "dk", "dv"), plan.keys)
-        D, rows, share = columns(spec.head_size), spec.batch * spec.groups, spec.heads // spec.groups
-        steps = spec.batch * spec.heads * tiles_q * plan.queries
-        of_rows = Descriptor((steps,), (1,), (plan.queries,), gl.NVMMASharedLayout(0, 32, rank=1))
-        sums = Descriptor((steps, D), (D, 1), (plan.queries, D), gl.NVMMASharedLayout(128, 32, rank=2))
-        descriptors = {**self._described(blocks), "base": of_rows, "delta": of_rows, "dq_sum": sums}
-        bytes_of_group = share * spec.queries * (2 * spec.head_size + 2 * spec.value_size + 4 * D)
+        rows, share = self._rows(spec.groups), spec.heads // spec.groups
+        count, pitch = _numbers(spec)
+        steps = spec.batch * spec.queries if spec.segmented else spec.queries
+        numbers = Descriptor((count, steps), (pitch, 1), (1, plan.queries), gl.NVMMASharedLayout(0, 32, rank=2))
+        descriptors = {**self._described(blocks), "base": numbers, "delta": numbers}
+        descriptors |= self._described({"dq_sum": plan.queries}, bits=32)
+        bytes_of_group = share * spec.queries * (6 * spec.head_size + 2 * spec.value_size)
         section = min(rows, max(1, plan.section // bytes_of_group))
         sizes = (spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
         constants = {
@@ -177,8 +211,11 @@ class _Launches:
             "AHEAD": plan.ahead,
             "REGISTERS": plan.registers,
         }
-        launch = self.of.launch(backward_kernels.backward, rows * tiles, {"sizes": sizes}, constants, descriptors)
-        return replace(launch, num_warps=4, allowed_spills=plan.spills)
+        # A program takes several tiles only where their number is known on the device alone: that takes registers.
+        grid = min(rows * tiles, plan.programs) if spec.segmented else rows * tiles
+        launch = self.of.launch(backward_kernels.backward, grid, {"sizes": sizes}, constants, descriptors)
+        spills = plan.spills + (plan.spills_of_ids if spec.segmented else 0)
+        return replace(launch, num_warps=4, allowed_spills=spills)
 
     def _factors(self) -> tuple[float | None, float | None, float]:
         """FACTORS of the kernels, see `forward`."""
@@ -187,12 +224,12 @@ class _Launches:
             return spec.factor / spec.softcap, spec.softcap * log2(e), 1.0
         return None, None, spec.factor * log2(e)
 
-    def _described(self, steps: Mapping[str, int]) -> dict[str, Descriptor]:
-        """The descriptors of arrays, in blocks of so many steps."""
+    def _described(self, steps: Mapping[str, int], bits: int = 16) -> dict[str, Descriptor]:
+        """The descriptors of arrays of elements of so many bits, in blocks of so many steps."""
         found = {name: self.of.described(name, size) for name, size in steps.items()}
         assert None not in found.values(), found
         return {
-            name: replace(own, layout=gl.NVMMASharedLayout(128, 16, rank=len(own.block)))
+            name: replace(own, layout=gl.NVMMASharedLayout(128, bits, rank=len(own.block)))
             for name, own in found.items()
             if own
         }

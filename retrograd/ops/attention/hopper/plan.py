@@ -41,7 +41,7 @@ class ForwardPlan:
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """The tiles of the backward pass; `section` only decides the time.
+    """The tiles of the backward pass; `programs` and `section` only decide the time.
 
     Attributes:
         keys: of a program's tile; each half has warps of its own.
@@ -51,6 +51,8 @@ class BackwardPlan:
         ahead: whether a step begins the first product of the next one.
         registers: of a thread that computes products.
         spills: spill instructions that tests allow.
+        spills_of_ids: more of them, where ids tell sequences apart and a program takes several tiles.
+        programs: at most, with ids.
         section: bytes of what the heads that are computed side by side have of queries: q, dout and the sums of dq.
     """
 
@@ -61,12 +63,14 @@ class BackwardPlan:
     ahead: bool = False
     registers: int = 240
     spills: int = 0
+    spills_of_ids: int = 0
+    programs: int = MULTIPROCESSORS
     section: int = SECTION
 
 
 # Columns of a head in tiles.
 FORWARD = {64: ForwardPlan(groups=3, registers=160, spills=130), 128: ForwardPlan()}
-BACKWARD = {64: BackwardPlan(stages=3, ahead=True, spills=10), 128: BackwardPlan(spills=100)}
+BACKWARD = {64: BackwardPlan(stages=3, ahead=True, spills=10), 128: BackwardPlan(spills=100, spills_of_ids=150)}
 LEAST_SIZE = 64  # of a head: narrower ones would leave columns unused that their products cost
 
 

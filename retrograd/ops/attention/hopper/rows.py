@@ -1,27 +1,29 @@
-"""Attention, backward, on Hopper: what comes before and after the walk, in tiles of queries. Symbols: ../README.md.
-
-Numbers of queries are kept tile by tile, (heads of all rows, tiles, 64), so that a copy of those of a tile begins on a
-boundary of 16 bytes at any length.
-"""
+"""Attention, backward, on Hopper: what comes before and after the walk, for each query. Symbols: ../README.md."""
 
 import triton
 import triton.language as tl
 
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, pairwise_sum, wait_for_previous
 
-from ..triton.pairs import clear_gaps, load_row, load_steps, sequence_of, store_steps
+from ..triton.pairs import load_row, load_steps, store_steps
 
 
 @triton.jit
-def tile_of_program(cu_q_ptr, sizes, BLOCK: tl.constexpr):
-    """Batch, head and tile; first step and number of its sequence's queries; its own first query."""
-    Tq, heads, tiles, sequences = sizes
+def steps_of(sizes, BLOCK: tl.constexpr, FLAT: tl.constexpr):
+    """Of a program: batch, head, tile, steps, and where their numbers are in base and delta.
+
+    sizes: Tq, heads, sequences, distance of the rows of base and delta. These have a row for each head of each row of
+    the batch; with FLAT, for ids, a row for each head, with the steps of all rows of the batch.
+    """
+    T, heads, _sequences, pitch = sizes
+    tiles = tl.cdiv(T, BLOCK)
     row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    batch = row // heads
-    _number, first, queries, _first_k, _keys, at = sequence_of(
-        cu_q_ptr, cu_q_ptr, tile, batch, Tq, Tq, sequences, BLOCK
-    )
-    return batch, row % heads, tile, first, queries, at
+    batch, head = row // heads, row % heads
+    i = tile * BLOCK + tl.arange(0, BLOCK)
+    if FLAT:
+        return batch, head, tile, i, head.to(tl.int64) * pitch + batch * T + i
+    else:
+        return batch, head, tile, i, row.to(tl.int64) * pitch + i
 
 
 @triton.jit(do_not_specialize=["sizes"])
@@ -31,6 +33,7 @@ def prepare(
     lse,
     dlse,
     sinks,
+    ids,
     cu_q_ptr,
     base_ptr,
     delta_ptr,
@@ -39,54 +42,58 @@ def prepare(
     V: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK: tl.constexpr,
+    FLAT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """delta; and base, lse in powers of two, inf for steps that are none or see nothing: probabilities are then 0.
+    """delta; and base, lse in powers of two, inf for steps of no sequence and those that see nothing: probabilities are
+    then 0.
 
-    dsinks (rows, tiles, heads): parts of the gradient of sinks. sizes: Tq, heads, tiles of a head, sequences.
+    dsinks (rows, tiles, heads): parts of the gradient of sinks. sizes: see `steps_of`.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    _Tq, heads, tiles, _sequences = sizes
-    batch, head, tile, first, queries, at = tile_of_program(cu_q_ptr, sizes, BLOCK)
-    i, column = at + tl.arange(0, BLOCK), tl.arange(0, BLOCK_V)
-    result = load_steps(out, batch, first, i, queries, head, column, V, BLOCK_V).to(tl.float32)
-    incoming = load_steps(dout, batch, first, i, queries, head, column, V, BLOCK_V).to(tl.float32)
+    T, heads, sequences, _pitch = sizes
+    batch, head, tile, i, at = steps_of(sizes, BLOCK, FLAT)
+    column = tl.arange(0, BLOCK_V)
+    result = load_steps(out, batch, 0, i, T, head, column, V, BLOCK_V).to(tl.float32)
+    incoming = load_steps(dout, batch, 0, i, T, head, column, V, BLOCK_V).to(tl.float32)
     delta = pairwise_sum(result * incoming)
     if dlse.pointer is not None:
-        delta -= load_row(dlse, batch, first, i, queries, head)
-    logarithm = load_row(lse, batch, first, i, queries, head)
-    live = (i >= 0) & (i < queries) & (logarithm != float("-inf"))
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(base_ptr + place, tl.where(live, logarithm * LOG2E, float("inf")))
-    tl.store(delta_ptr + place, tl.where(live, delta, 0.0))
+        delta -= load_row(dlse, batch, 0, i, T, head)
+    logarithm = load_row(lse, batch, 0, i, T, head)
+    live = (i < T) & (logarithm != float("-inf"))
+    if cu_q_ptr is not None:
+        live &= (i >= tl.load(cu_q_ptr)) & (i < tl.load(cu_q_ptr + sequences))
+    if ids.pointer is not None:
+        own = ids.pointer + batch.to(tl.int64) * ids.batch + i.to(tl.int64) * ids.step
+        live &= tl.load(own, mask=i < T, other=-1) >= 0
+    tl.store(base_ptr + at, tl.where(live, logarithm * LOG2E, float("inf")), mask=i < T)
+    tl.store(delta_ptr + at, tl.where(live, delta, 0.0), mask=i < T)
     if dsinks_ptr is not None:
         sink = tl.load(sinks.pointer + head * sinks.head)
         part = tl.where(live, tl.exp(sink - logarithm) * delta, 0.0)
-        tl.store(dsinks_ptr + (batch * tiles + tile) * heads + head, -tl.sum(part, axis=0))
+        tl.store(dsinks_ptr + (batch * tl.cdiv(T, BLOCK) + tile) * heads + head, -tl.sum(part, axis=0))
 
 
 @triton.jit(do_not_specialize=["sizes"])
 def finish(
-    dq_sum_ptr,
-    turns_ptr,
-    cu_q_ptr,
+    dq_sum,
+    base_ptr,
     dq,
     sizes,
     SCALE: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
+    FLAT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """dq from its sums; zeros where no tile of keys has added to a tile. sizes: as `prepare`."""
+    """dq from its sums; zeros where base is inf. sizes: see `steps_of`."""
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    Tq, _heads, _tiles, sequences = sizes
-    batch, head, tile, first, queries, at = tile_of_program(cu_q_ptr, sizes, BLOCK)
-    clear_gaps(dq, cu_q_ptr, Tq, sequences, tile, head, D, BLOCK_D, BLOCK)
-    i, column = tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
-    sums = dq_sum_ptr + (tl.program_id(0).to(tl.int64) * BLOCK + i)[:, None] * BLOCK_D + column[None, :]
-    there = tl.load(turns_ptr + tl.program_id(0)) > 0
-    total = tl.load(sums, mask=there & (column < D)[None, :], other=0.0)
-    store_steps(dq, total * SCALE, batch, first, at + i, queries, head, column, D)
+    T, _heads, _sequences, _pitch = sizes
+    batch, head, _tile, i, at = steps_of(sizes, BLOCK, FLAT)
+    column = tl.arange(0, BLOCK_D)
+    live = tl.load(base_ptr + at, mask=i < T, other=float("inf")) != float("inf")
+    total = load_steps(dq_sum, batch, 0, tl.where(live, i, T), T, head, column, D, BLOCK_D)
+    store_steps(dq, total * SCALE, batch, 0, i, T, head, column, D)

@@ -8,44 +8,77 @@ from triton.experimental.gluon import language as gl
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from ..triton.arrays import STEPS_OF_PACKED
-from ..triton.pairs import sequence_of
+from ..triton.pairs import unsigned
 
 LIMIT = tl.constexpr(STEPS_OF_PACKED)
 PLACE = tl.constexpr(8)  # numbers of a tile in a list of places
 
 
+@triton.jit
+def sequences_of(tiles, starts_ptr, sequences, T, BLOCK: tl.constexpr):
+    """The last sequence whose first tile is not behind each of the tiles; tiles of sequence i begin at
+    start // BLOCK + i.
+    """
+    low = tiles * 0
+    size = sequences
+    while size > 1:
+        half = size // 2
+        first = bound_of(starts_ptr, low + half, T) // BLOCK + low + half
+        low = tl.where(first <= tiles, low + half, low)
+        size -= half
+    return low
+
+
+@triton.jit
+def bound_of(bounds_ptr, i, T):
+    """Where sequence i begins; in a list of runs, too."""
+    return tl.minimum(unsigned(tl.load(bounds_ptr + i)), T)
+
+
 @triton.jit(do_not_specialize=["sizes"])
-def list_places(cu_ptr, other_ptr, places_ptr, sizes, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+def list_places(
+    cu_ptr, other_ptr, runs_ptr, places_ptr, sizes, BLOCK: tl.constexpr, TILES: tl.constexpr, OVERLAP: tl.constexpr
+):
     """places (tiles, 8), int32, of tiles of packed queries, or keys: first step and number of its sequence's queries,
     and of its keys, or the other way round; the tile's first step; whether these steps are of no sequence; the
     sequence's number. No steps if there is no such tile.
 
-    sizes: T, T of the others, sequences. The steps before the first sequence, and those behind the last, are listed as
-    sequences without the others.
+    sizes: T, T of the others, sequences, tiles. The steps before the first sequence, and those behind the last, are
+    listed as sequences without the others. Where there are ids, runs_ptr has `segments`' runs of all rows, of which
+    those of negative ids are without others, and T is the number of steps in all rows.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    T, other_T, sequences = sizes
-    tile = tl.program_id(0)
-    low = tl.minimum(tl.maximum(tl.load(cu_ptr), 0), T)
-    high = tl.minimum(tl.maximum(tl.load(cu_ptr + sequences), low), T)
-    number, first, count, other_first, others, at = sequence_of(
-        cu_ptr, other_ptr, tl.maximum(tile - 1, 0), 0, T, other_T, sequences, BLOCK
-    )
-    before, behind = tile <= low // BLOCK, tile - (high // BLOCK + sequences + 1)
-    outside = before | (behind >= 0)
-    first = tl.where(before, 0, tl.where(behind >= 0, high, first))
-    count = tl.where(before, low, tl.where(behind >= 0, T - high, count))
-    at = tl.where(outside, tl.where(before, tile, behind) * BLOCK, at)
+    T, other_T, sequences, tiles = sizes
+    tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
+    if runs_ptr is None:
+        low, high = bound_of(cu_ptr, 0, T), bound_of(cu_ptr, sequences, T)
+        number = sequences_of(tl.maximum(tile - 1, 0), cu_ptr, sequences, T, BLOCK)
+        first, end = bound_of(cu_ptr, number, T), bound_of(cu_ptr, number + 1, T)
+        other_first, other_end = bound_of(other_ptr, number, other_T), bound_of(other_ptr, number + 1, other_T)
+        at = (tl.maximum(tile - 1, 0) - first // BLOCK - number) * BLOCK
+        before, behind = tile <= low // BLOCK, tile - (high // BLOCK + sequences + 1)
+        outside = before | (behind >= 0)
+        count = tl.where(before, low, tl.where(behind >= 0, T - high, end - first))
+        first = tl.where(before, 0, tl.where(behind >= 0, high, first))
+        at = tl.where(outside, tl.where(before, tile, behind) * BLOCK, at)
+    else:
+        sequences = tl.load(runs_ptr)
+        number = sequences_of(tile, runs_ptr + 1, sequences, T, BLOCK)
+        outside = tl.load(runs_ptr + 1 + number) < 0
+        first = bound_of(runs_ptr + 1, number, T)
+        end = bound_of(runs_ptr + 1, number + 1, T)
+        other_first, other_end, count = first, end, end - first
+        at = (tile - first // BLOCK - number) * BLOCK
     there = (at >= 0) & (at < count)
-    place = places_ptr + tile * PLACE
-    tl.store(place, first)
-    tl.store(place + 1, tl.where(there, count, 0))
-    tl.store(place + 2, other_first)
-    tl.store(place + 3, tl.where(there & (not outside), others, 0))
-    tl.store(place + 4, tl.where(there, at, 0))
-    tl.store(place + 5, outside.to(tl.int32))
-    tl.store(place + 6, number)
+    place, listed = places_ptr + tile * PLACE, tile < tiles
+    tl.store(place, first, mask=listed)
+    tl.store(place + 1, tl.where(there, count, 0), mask=listed)
+    tl.store(place + 2, other_first, mask=listed)
+    tl.store(place + 3, tl.where(there & ~outside, other_end - other_first, 0), mask=listed)
+    tl.store(place + 4, tl.where(there, at, 0), mask=listed)
+    tl.store(place + 5, outside.to(tl.int32), mask=listed)
+    tl.store(place + 6, number, mask=listed)
 
 
 @gluon.jit
@@ -57,6 +90,16 @@ def place_of(places_ptr, tile):
 
 
 @gluon.jit
+def tiles_of_head(runs_ptr, tiles, BLOCK: gl.constexpr):
+    """The number of tiles of a head, which is known on the device only where ids tell sequences apart."""
+    if runs_ptr is None:
+        return tiles
+    else:
+        count = gl.load(runs_ptr)
+        return gl.load(runs_ptr + 1 + count) // BLOCK + count
+
+
+@gluon.jit
 def of_section(t, tiles, rows, section):
     """Row and tile of number t: a section of rows after another, and in it tile after tile, each of all its rows."""
     first = t // (section * tiles) * section
@@ -65,14 +108,14 @@ def of_section(t, tiles, rows, section):
 
 
 @gluon.jit
-def tile_of(t, places_ptr, sizes, TILE: gl.constexpr):
-    """Of tile number t: batch, head; first step and number of its sequence's queries, and keys; its own first query;
-    whether its steps are of no sequence.
+def tile_of(t, tiles, places_ptr, sizes, TILE: gl.constexpr):
+    """Of tile number t, of `tiles` of a head: batch, head; first step and number of its sequence's queries, and keys;
+    its own first query; whether its steps are of no sequence. With ids, batch is 0 and steps are those of all rows.
 
     The heads of all rows are in sections, whose keys and values fit in the L2. In a section those tiles come first that
     see most keys.
     """
-    Tq, Tk, heads, _share, tiles, rows, section = sizes
+    Tq, Tk, heads, _share, _tiles, rows, section = sizes
     row, place = of_section(t, tiles, rows, section)
     tile = tiles - 1 - place
     if places_ptr is None:
@@ -120,14 +163,14 @@ def unmasked(own, queries, keys, low, high, SIDES: gl.constexpr, QUERIES: gl.con
 
 
 @gluon.jit
-def tile_of_keys(ticket, places_ptr, sizes, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr):
-    """Of a ticket: batch, group; first step and number of its sequence's queries, and keys; its tile's first key; the
-    number, in all rows, of the tile of queries with which the sequence begins in head 0.
+def tile_of_keys(ticket, tiles, places_ptr, sizes, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr):
+    """Of a ticket, of `tiles` of a group: batch, group; first step and number of its sequence's queries, and keys; its
+    tile's first key; the number, in all rows, of the tile of queries with which the sequence begins in head 0.
 
     The groups of all rows are in sections, whose queries fit in the L2. In a section tile comes after tile, each in all
     groups, so that the program before one that waits for it has begun some time before.
     """
-    Tq, Tk, heads, tiles, tiles_q, rows, section = sizes
+    Tq, Tk, heads, _tiles, tiles_q, rows, section = sizes
     row, tile = of_section(ticket, tiles, rows, section)
     groups = heads // SHARE
     if places_ptr is None:

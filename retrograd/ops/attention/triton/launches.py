@@ -58,7 +58,7 @@ def forward(
 ) -> Program:
     """The arguments -> out, lse."""
     inputs, layouts = read_in_place(spec.params(names), layouts, lambda *_: True)
-    scratch = tuple(_runs(spec))
+    scratch = tuple(runs_of(spec))
     own = Launches(spec, inputs + outputs + scratch, layouts, arch)
     launches = (*own.of_runs(), own.of_queries(forward_kernels.forward, plan.queries))
     return Program(inputs, outputs, scratch, launches)
@@ -73,7 +73,7 @@ def backward(
     outputs = tuple(replace(array, zeroed=spec.packed and array.name == "dbias") for array in outputs)
     wanted = {array.name: array for array in outputs}
     of_queries = (spec.batch, spec.heads, spec.queries)
-    scratch = [*_runs(spec), Array("delta", of_queries, FP32), Array("base", of_queries, FP32)]
+    scratch = [*runs_of(spec), Array("delta", of_queries, FP32), Array("base", of_queries, FP32)]
     if "dsinks" in wanted:
         scratch.append(Array("dsinks_partial", (spec.batch, spec.heads), FP32))
     if "dalibi_slopes" in wanted:
@@ -124,7 +124,7 @@ def _fused(spec: Spec) -> bool:
     return spec.backward == "fused" and not spec.segmented
 
 
-def _runs(spec: Spec) -> Iterator[Array]:
+def runs_of(spec: Spec) -> Iterator[Array]:
     """The scratch arrays of the kernels that list the runs of equal ids."""
     if spec.segmented:
         steps = spec.batch * spec.queries

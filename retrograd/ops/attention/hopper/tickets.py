@@ -1,0 +1,72 @@
+"""The tiles that a program takes, one after the other: one warp draws their numbers, the others take them from it."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+TICKETS = gl.constexpr(2)  # in shared memory
+
+
+@gluon.jit
+def ring(number: gl.constexpr, arrivals: gl.constexpr):
+    """So many mbarriers, each of which waits for so many arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(number):
+        mbarrier.init(barriers.index(i), count=arrivals)
+    return barriers
+
+
+@gluon.jit
+def tickets_for(takers: gl.constexpr, numbers: gl.constexpr = 1):
+    """Places for tickets of so many numbers, which so many groups of warps take."""
+    layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    return gl.allocate_shared_memory(gl.int32, [TICKETS, numbers], layout), ring(TICKETS, 1), ring(TICKETS, takers)
+
+
+@gluon.jit
+def draw(counter_ptr):
+    """The number of the next tile of all programs."""
+    return gl.atomic_add(counter_ptr, 1, sem="relaxed")
+
+
+@gluon.jit
+def give(tickets, turn, numbers):
+    """Write ticket number `turn` of this program, when all groups have let go of the one before it in its place."""
+    memory, given, taken = tickets
+    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    place, again = turn % TICKETS, (turn // TICKETS) & 1
+    mbarrier.wait(taken.index(place), again ^ 1)
+    for i in gl.static_range(len(numbers)):
+        memory.index(place).slice(i, 1).store(gl.full([1], numbers[i], gl.int32, LINE))
+    mbarrier.arrive(given.index(place), count=1)
+
+
+@gluon.jit
+def wait_for(tickets, turn):
+    """Wait until ticket number `turn` is written."""
+    _memory, given, _taken = tickets
+    mbarrier.wait(given.index(turn % TICKETS), (turn // TICKETS) & 1)
+
+
+@gluon.jit
+def read(tickets, turn, i: gl.constexpr):
+    """Number i of a ticket."""
+    memory, _given, _taken = tickets
+    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    return gl.max(memory.index(turn % TICKETS).slice(i, 1).load(LINE), 0)
+
+
+@gluon.jit
+def let_go(tickets, turn):
+    """This group reads ticket number `turn` no more."""
+    _memory, _given, taken = tickets
+    mbarrier.arrive(taken.index(turn % TICKETS))
+
+
+@gluon.jit
+def take(tickets, turn):
+    """The only number of ticket number `turn`."""
+    wait_for(tickets, turn)
+    ticket = read(tickets, turn, 0)
+    let_go(tickets, turn)
+    return ticket
