@@ -1,4 +1,4 @@
-"""attention where 32-bit offsets overflow, and with thousands of tiny sequences."""
+"""attention where 32-bit offsets overflow, with thousands of tiny sequences, and on a GPU that others keep busy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from retrograd import attention
@@ -78,3 +80,41 @@ def test_one_query_with_its_keys_has_the_bits_of_the_whole(D: int, how: dict[str
         one, lse = attention(q[:, t : t + 1], k[:, keys], v[:, keys], causal=True, return_lse=True, **how)
         assert torch.equal(one[:, 0], whole[:, t]), t
         assert torch.equal(lse[..., 0], whole_lse[..., t]), t
+
+
+@pytest.mark.parametrize("backward", ["auto", "fused"])
+@pytest.mark.parametrize("D", [64, 128])
+def test_a_row_with_more_tiles_than_programs_fit_on_the_gpu_has_the_same_bits_again(
+    D: int, backward: str, seed: int
+) -> None:
+    inputs = [drawn(seed + i, 65536, 1, D) for i in range(4)]
+    first, second = (results(inputs[:3], inputs[3], backward=backward) for _ in range(2))
+    assert_same_bits(first, second, "again")
+    assert all(bool(tensor.isfinite().all()) for tensor in first.values())
+
+
+@triton.jit
+def occupy(out_ptr, rounds):  # type: ignore[no-untyped-def]
+    """Keep a multiprocessor busy, so that no program with many registers fits beside."""
+    at = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    x = at.to(tl.float32)
+    for _ in range(rounds):
+        x = x * 0.999 + 0.5
+    tl.store(out_ptr + at, x)
+
+
+@pytest.mark.parametrize("backward", ["auto", "fused"])
+def test_a_gpu_that_another_stream_keeps_busy_finishes_with_the_same_bits(backward: str, seed: int) -> None:
+    inputs = [drawn(seed + i, 4096, 4, 128) for i in range(4)]
+    alone = results(inputs[:3], inputs[3], backward=backward)
+    programs = torch.cuda.get_device_properties().multi_processor_count - 8
+    out = torch.empty(programs * 1024, device="cuda")
+    other = torch.cuda.Stream()
+    occupy[(programs,)](out, 1, num_warps=32)  # compiled before it is timed
+    torch.cuda.synchronize()
+    with torch.cuda.stream(other):
+        occupy[(programs,)](out, 2**25, num_warps=32)
+    beside = results(inputs[:3], inputs[3], backward=backward)
+    torch.cuda.current_stream().synchronize()
+    assert not other.query(), "the other stream was done before"
+    assert_same_bits(beside, alone, "beside another kernel")

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import triton
+from attention_on_hopper import HOPPER_OP
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.build import build
 from retrograd.core.cases import Case
-from retrograd.core.op import Backward, Forward, Implementation, names
+from retrograd.core.op import Backward, Forward
 from retrograd.core.program import Layout, dense
 from retrograd.core.room import spec_of
 from retrograd.core.spec import Pass
@@ -28,19 +29,6 @@ from retrograd.testing.resources import resources, serialized
 
 HOPPER = SUPPORTED["sm_90"]
 BOUNDS = (0, 100, 260)
-# No call takes these kernels before they keep the whole contract.
-HOPPER_OP = replace(
-    OP,
-    implementations=(
-        Implementation(
-            "retrograd.ops.attention.hopper",
-            takes=names(
-                "q k v sinks cu_seqlens_q cu_seqlens_k segment_ids causal window scale softcap return_lse backward"
-            ),
-            places=names("dq dk dv"),
-        ),
-    ),
-)
 
 
 def spec(D: int = 64, **how: Any) -> Spec:

@@ -1,0 +1,457 @@
+"""Runs Gluon kernels whose warps have different work on a CPU, with NumPy, in any order of what runs side by side.
+
+Gluon has no interpreter. Here the functions of a kernel run as they are written, on other names: arrays are NumPy's,
+each group of warps is a thread, and copies by TMA and products are done at any time before they are waited for. One
+thread runs at a time; at each barrier and counter a random one goes on. Found are deadlocks, products that are used
+before they are waited for, wrong indices, and in some orders shared memory that is used again too early. It knows
+neither registers nor layouts, nor which memory accesses other threads see.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from triton.experimental.gluon._runtime import GluonJITFunction
+from triton.language import constexpr
+
+MOST_TURNS = 2_000_000  # of all threads of a kernel
+RESIDENT = 3  # programs that run at a time, at most
+
+
+class Stuck(AssertionError):
+    """No thread can go on."""
+
+
+class Array(np.ndarray):
+    """A tensor in registers."""
+
+    type = SimpleNamespace(layout=None)
+
+    def to(self, dtype: Any) -> Array:
+        return self.astype(dtype).view(Array)
+
+
+def array(values: Any) -> Any:
+    """Values as a tensor, or as one of Python's numbers if there is but one."""
+    values = np.asarray(values)
+    return values.view(Array) if values.ndim else values.item()
+
+
+class Pointer:
+    """An address, or a tensor of addresses, in elements."""
+
+    def __init__(self, memory: np.ndarray, at: Any) -> None:
+        self.memory, self.at = memory, at
+
+    def __add__(self, other: Any) -> Pointer:
+        return Pointer(self.memory, self.at + other)
+
+
+class Memory:
+    """A buffer in shared memory, or a part of one."""
+
+    def __init__(self, data: np.ndarray) -> None:
+        self.data, self.shape, self.dtype = data, list(data.shape), data.dtype.type
+
+    def index(self, i: int) -> Memory:
+        assert 0 <= i < len(self.data)
+        return Memory(self.data[i])
+
+    def slice(self, start: int, length: int, dim: int = 0) -> Memory:
+        assert 0 <= start <= start + length <= self.shape[dim]
+        return Memory(self.data[(slice(None),) * dim + (slice(start, start + length),)])
+
+    def reshape(self, shape: list[int]) -> Memory:
+        data = self.data.view()
+        data.shape = tuple(shape)  # raises where that would copy
+        return Memory(data)
+
+    def permute(self, order: tuple[int, ...]) -> Memory:
+        return Memory(self.data.transpose(order))
+
+    def load(self, _layout: Any) -> Array:
+        return self.data.copy().view(Array)
+
+    def store(self, values: Any) -> None:
+        assert list(values.shape) == self.shape, (values.shape, self.shape)
+        self.data[...] = values
+
+
+class Barrier:
+    """An mbarrier."""
+
+    def __init__(self) -> None:
+        self.count = self.pending = self.bytes = self.phases = 0
+
+    def change(self, arrivals: int, bytes_: int) -> None:
+        assert self.count, "not initialised"
+        self.pending -= arrivals
+        self.bytes += bytes_
+        assert self.pending >= 0, "more arrivals than there are to be"
+        if self.pending == 0 and self.bytes == 0:
+            self.phases, self.pending = self.phases + 1, self.count
+
+
+class Barriers:
+    """A row of mbarriers."""
+
+    def __init__(self, number: int) -> None:
+        self.all = [Barrier() for _ in range(number)]
+
+    def index(self, i: int) -> Barrier:
+        assert 0 <= i < len(self.all)
+        return self.all[i]
+
+
+class Tensor:
+    """A tensor descriptor."""
+
+    def __init__(self, described: Any) -> None:
+        self.memory, self.start = flat(described.base)
+        self.size, self.strides, self.block_shape = described.shape, described.strides, list(described.block_shape)
+        self.dtype, self.layout = self.memory.dtype.type, None
+        self.block_type = SimpleNamespace(nbytes=int(np.prod(self.block_shape)) * self.memory.itemsize)
+
+    def places(self, at: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Where the elements of a block are in memory, and which of them there are."""
+        address, there = np.zeros((), np.uint64), np.ones((), bool)
+        for first, length, size, stride in zip(at, self.block_shape, self.size, self.strides, strict=True):
+            own = int(first) + np.arange(length, dtype=np.int64)
+            address = address[..., None] + own.astype(np.uint64) * np.uint64(stride % 2**64)
+            there = there[..., None] & (own >= 0) & (own < size)
+        return (address % np.uint64(2**62)).astype(np.int64) + self.start, there
+
+    def read(self, at: list[Any]) -> np.ndarray:
+        place, there = self.places(at)
+        return np.where(there, self.memory[np.where(there, place, 0)], self.memory.dtype.type(0))
+
+    def write(self, at: list[Any], values: np.ndarray, add: bool) -> None:
+        place, there = self.places(at)
+        own = values.reshape(self.block_shape)[there]
+        self.memory[place[there]] = self.memory[place[there]] + own if add else own
+
+
+def flat(tensor: torch.Tensor) -> tuple[np.ndarray, int]:
+    """All memory of a tensor, and where its first element is in it."""
+    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    return whole.numpy(), int(tensor.storage_offset())
+
+
+class Product:
+    """A product that has begun."""
+
+    def __init__(self, a: Any, b: Memory, acc: Any, use_acc: bool) -> None:
+        self.operands: tuple[Any, Memory, Any, bool] | None = (a, b, acc, use_acc)
+        self.value: Any = None
+
+    def compute(self) -> None:
+        if self.operands is not None:
+            a, b, acc, use_acc = self.operands
+            left = a.data if isinstance(a, Memory) else np.asarray(a)
+            product = left.astype(np.float32) @ b.data.astype(np.float32)
+            assert not isinstance(acc, Product), "a product is added to before it was waited for"
+            assert product.shape == acc.shape
+            self.value, self.operands = (product + acc if use_acc else product).view(Array), None
+
+
+class Thread:
+    """A group of warps, or a program before its groups."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.turn = threading.Semaphore(0)
+        self.condition: Callable[[], bool] | None = None
+        self.done = False
+        self.products: list[Product] = []
+        self.unread = self.unwritten = 0  # copies from shared memory
+        self.haste = machine().random.choice((0.02, 1.0))  # how likely it goes on before others
+        self.thread = threading.Thread(target=self.run, args=(work,), daemon=True)
+
+    def run(self, work: Callable[[], Any]) -> None:
+        self.turn.acquire()
+        current.thread = self
+        try:
+            work()
+        except BaseException as error:
+            machine().errors.append(error)
+        self.done = True
+        machine().back.release()
+
+
+current = threading.local()
+the: list[Machine] = []
+
+
+def machine() -> Machine:
+    """The one at work."""
+    return the[-1]
+
+
+class Machine:
+    """Runs a kernel: threads, and copies on their way."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.haste = self.random.choice((0.01, 0.5))  # how likely a copy is done while a thread can go on
+        self.last = self.random.random()  # how likely the last copy is done before the others
+        self.back = threading.Semaphore(0)
+        self.threads: list[Thread] = []
+        self.copies: list[Callable[[], None]] = []
+        self.errors: list[BaseException] = []
+
+    def start(self, work: Callable[[], Any]) -> Thread:
+        thread = Thread(work)
+        self.threads.append(thread)
+        thread.thread.start()
+        return thread
+
+    def give_way(self, condition: Callable[[], bool] | None = None) -> None:
+        """Let others run, until the condition holds."""
+        own: Thread = current.thread
+        own.condition = condition
+        self.back.release()
+        own.turn.acquire()
+        if self.errors:
+            raise SystemExit
+
+    def run(self, programs: list[Callable[[], Any]]) -> None:
+        """Run programs, which begin in their order."""
+        waiting, resident = list(programs), self.random.randint(1, RESIDENT)
+        running: list[Thread] = []
+        for _ in range(MOST_TURNS):
+            running = [thread for thread in running if not thread.done]
+            self.threads = [thread for thread in self.threads if not thread.done]
+            while waiting and len(running) < resident:
+                running.append(self.start(waiting.pop(0)))
+            ready = [thread for thread in self.threads if thread.condition is None or thread.condition()]
+            if self.errors or not (ready or self.copies):
+                break
+            if self.copies and (not ready or self.random.random() < self.haste):
+                last = len(self.copies) - 1
+                self.copies.pop(last if self.random.random() < self.last else self.random.randint(0, last))()
+            else:
+                thread = self.random.choices(ready, [each.haste for each in ready])[0]
+                thread.condition = None
+                thread.turn.release()
+                self.back.acquire()
+        unfinished = len(self.threads)
+        first = next(iter(self.errors), None)
+        self.errors.append(SystemExit())
+        for thread in self.threads:
+            thread.turn.release()
+        if first is not None:
+            raise first
+        if unfinished or waiting:
+            raise Stuck(f"{unfinished} groups of warps wait, {len(waiting)} programs have not begun")
+
+
+def load_block(tensor: Tensor, at: list[Any], barrier: Barrier, to: Memory) -> None:
+    def copy() -> None:
+        to.data[...] = tensor.read(at).reshape(to.data.shape)
+        barrier.change(0, -tensor.block_type.nbytes)
+
+    machine().copies.append(copy)
+
+
+def store_block(tensor: Tensor, at: list[Any], source: Memory, add: bool = False) -> None:
+    own: Thread = current.thread
+
+    def read() -> None:
+        values = source.data.copy()
+        own.unread -= 1
+
+        def write() -> None:
+            tensor.write(at, values, add)
+            own.unwritten -= 1
+
+        machine().copies.append(write)
+
+    own.unread += 1
+    own.unwritten += 1
+    machine().copies.append(read)
+
+
+def wait_for_reads(_pending: int) -> None:
+    own: Thread = current.thread
+    machine().give_way(lambda: own.unread == 0)
+
+
+def read_turn(pointer: Pointer) -> int:
+    machine().give_way()
+    return int(pointer.memory[pointer.at])
+
+
+def pass_turn(pointer: Pointer, turn: int) -> None:
+    own: Thread = current.thread
+    machine().give_way(lambda: own.unwritten == 0)
+    pointer.memory[pointer.at] = turn
+
+
+def product(a: Any, b: Memory, acc: Any, use_acc: bool = True, is_async: bool = False) -> Product:
+    assert is_async
+    begun = Product(a, b, acc, use_acc)
+    if machine().random.random() < 0.5:
+        begun.compute()
+    current.thread.products.append(begun)
+    return begun
+
+
+def wait_for_products(pending: int, deps: list[Product]) -> Any:
+    machine().give_way()
+    products = current.thread.products
+    while len(products) > pending:
+        products.pop(0).compute()
+    assert not any(each in products for each in deps), "a product is used before it was waited for"
+    values = tuple(each.value for each in deps)
+    return values if len(values) > 1 else values[0]
+
+
+def atomic_add(pointer: Pointer, value: int, sem: str = "") -> int:
+    machine().give_way()
+    before = int(pointer.memory[pointer.at])
+    pointer.memory[pointer.at] += value
+    return before
+
+
+def load(pointer: Pointer) -> Any:
+    return array(pointer.memory[pointer.at])
+
+
+def store(pointer: Pointer, values: Any, mask: Any = True) -> None:
+    there = np.broadcast_to(mask, np.shape(pointer.at))
+    pointer.memory[np.asarray(pointer.at)[there]] = np.broadcast_to(values, there.shape)[there]
+
+
+def specialize(groups: list[tuple[Any, tuple[Any, ...]]], _warps: list[int], _registers: list[int]) -> None:
+    def begin(function: Any, arguments: tuple[Any, ...]) -> Thread:
+        return machine().start(lambda: function(*arguments))
+
+    threads = [begin(function, arguments) for function, arguments in groups]
+    machine().give_way(lambda: all(thread.done for thread in threads))
+
+
+def allocate(dtype: Any, shape: list[int], layout: Any = None) -> Memory | Barriers:
+    if layout == "mbarrier":
+        return Barriers(shape[0])
+    empty = np.iinfo(dtype).max if np.issubdtype(dtype, np.integer) else np.nan
+    return Memory(np.full(shape, empty, dtype))
+
+
+def init(barrier: Barrier, count: int) -> None:
+    barrier.count = barrier.pending = count
+
+
+def wait(barrier: Barrier, parity: int) -> None:
+    machine().give_way(lambda: barrier.phases % 2 != parity)
+
+
+def arrive(barrier: Barrier, count: int = 1) -> None:
+    machine().give_way()
+    barrier.change(count, 0)
+
+
+def layouts(*_: Any, **__: Any) -> None:
+    """Any layout."""
+
+
+def exponential(x: Any) -> Any:
+    with np.errstate(over="ignore"):
+        return array(np.exp2(np.asarray(x, np.float32)))
+
+
+def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return array(function(*arguments))
+
+    return run
+
+
+layouts.get_default_for = layouts  # type: ignore[attr-defined]
+GL = SimpleNamespace(
+    int32=np.int32, int64=np.int64, float32=np.float32, constexpr=None, static_range=range, num_warps=lambda: 4,
+    BlockedLayout=layouts, SliceLayout=layouts, NVMMADistributedLayout=layouts, DotOperandLayout=layouts,
+    SwizzledSharedLayout=layouts, NVMMASharedLayout=layouts, allocate_shared_memory=allocate,
+    zeros=lambda shape, dtype, _: np.zeros(shape, dtype).view(Array),
+    full=lambda shape, value, dtype, _: np.full(shape, value, dtype).view(Array),
+    arange=lambda start, end, _: np.arange(start, end).view(Array),
+    convert_layout=lambda x, _, assert_trivial=False: x, reshape=lambda x, shape: x.reshape(shape),
+    cdiv=lambda a, b: -(-a // b), cast=lambda x, dtype: int(x), where=quiet(np.where), minimum=quiet(np.minimum),
+    maximum=quiet(np.maximum), exp2=exponential, rsqrt=quiet(lambda x: 1 / np.sqrt(x)), log2=quiet(np.log2),
+    fma=quiet(lambda a, b, c: np.asarray(a * np.float32(b) + c, np.float32)), load=load, store=store,
+    atomic_add=atomic_add, max=lambda x, axis: array(np.max(x, axis)), sum=lambda x, axis: array(np.sum(x, axis)),
+    warp_specialize=specialize,
+)  # fmt: skip
+NAMES: dict[str, Any] = {
+    "gl": GL,
+    "mbarrier": SimpleNamespace(init=init, wait=wait, arrive=arrive, MBarrierLayout=lambda: "mbarrier",
+                                expect=lambda barrier, bytes_: barrier.change(1, bytes_)),
+    "tma": SimpleNamespace(store_wait=wait_for_reads),
+    "tma_load": load_block,
+    "tma_store": store_block,
+    "tma_add": lambda tensor, at, source: store_block(tensor, at, source, add=True),
+    "fence_async_shared": lambda: None,
+    "warpgroup_mma": product,
+    "warpgroup_mma_wait": wait_for_products,
+    "wait_for_previous": lambda _: None,
+    "let_next_start": lambda _: None,
+    "read_turn": read_turn,
+    "see_writes": lambda turn: turn,
+    "pass_turn": pass_turn,
+}  # fmt: skip
+
+
+def in_python(kernel: Any, known: dict[int, Any] | None = None) -> Any:
+    """A function of a kernel with the names above, and all functions that it calls."""
+    known = {} if known is None else known
+    function = kernel.fn
+    if id(function) not in known:
+        names = dict(function.__globals__)
+        known[id(function)] = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+        for name in function.__code__.co_names:
+            value = names.get(name)
+            if name in NAMES:
+                names[name] = NAMES[name]
+            elif isinstance(value, constexpr):
+                names[name] = value.value
+            elif hasattr(value, "fn"):
+                names[name] = in_python(value, known)
+    return known[id(function)]
+
+
+def argument(value: Any) -> Any:
+    """An argument of a launch."""
+    if isinstance(value, torch.Tensor):
+        return Pointer(*flat(value))
+    if hasattr(value, "block_shape"):
+        return Tensor(value)
+    if hasattr(value, "_fields"):
+        return type(value)(*map(argument, value))
+    return value
+
+
+@contextmanager
+def emulated(seed: int) -> Iterator[None]:
+    """A context in which Gluon kernels run so, in an order that the seed decides."""
+    usual = GluonJITFunction.run
+
+    def run(kernel: Any, *values: Any, grid: tuple[int, ...], **options: Any) -> None:
+        function, arguments = in_python(kernel), list(map(argument, values))
+        named = {name: value for name, value in options.items() if name in kernel.arg_names}
+        the.append(Machine(seed))
+        try:
+            machine().run([lambda: function(*arguments, **named)] * grid[0])
+        finally:
+            the.pop()
+
+    GluonJITFunction.run = run
+    try:
+        yield
+    finally:
+        GluonJITFunction.run = usual

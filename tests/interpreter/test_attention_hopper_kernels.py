@@ -1,0 +1,61 @@
+"""attention's Hopper kernels in Python: results, gradients and bits in any order of what runs side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from attention_on_hopper import HOPPER_OP
+from gluon_in_python import emulated
+
+from retrograd.ops.attention.cases import case, ids
+from retrograd.ops.rooms import room
+from retrograd.testing import contract
+from retrograd.testing.compare import assert_same_bits
+from retrograd.testing.draw import call, options
+from retrograd.testing.interpreter import interpreted
+
+ATTENTION = room("attention")
+ON_HOPPER = replace(ATTENTION, op=HOPPER_OP).variant()
+BOUNDS = (3, 4, 4, 150, 290)
+CASES = {
+    "full": case("full", (1, 150, 200, 2, 1, 64), dtype="float16", return_lse=True),
+    "causal": case("causal", (2, 270, 270, 2, 2, 64), dtype="float16", causal=True),
+    "wide": case("wide", (1, 140, 140, 2, 2, 128), dtype="float16", causal=True),
+    "groups": case("groups", (1, 200, 200, 4, 1, 64), dtype="float16", causal=True, sinks=True),
+    "fewer_keys": case("fewer_keys", (1, 300, 100, 2, 2, 64), dtype="float16", causal=True),
+    "fewer_keys_sinks": case("fewer_keys_sinks", (1, 300, 100, 1, 1, 64), dtype="float16", causal=True, sinks=True),
+    "window": case("window", (1, 400, 380, 1, 1, 64), dtype="float16", window=(90, 60), return_lse=True),
+    "packed": case("packed", (1, 300, 300, 2, 1, 64), dtype="float16", causal=True, sinks=True,
+                   packed=(BOUNDS, BOUNDS)),
+    "packed_keys": case("packed_keys", (1, 300, 320, 1, 1, 128), dtype="float16", window=(40, 200), return_lse=True,
+                        packed=((2, 3, 120, 296), (0, 7, 150, 308))),
+    "segments": case("segments", (2, 150, 150, 1, 1, 64), dtype="float16", causal=True, return_lse=True, sinks=True,
+                     segments=(ids((1, 20), (0, 130)), ids((3, 120), (-1, 9), (4, 21)))),
+    "segments_wide": case("segments_wide", (2, 150, 150, 1, 1, 128), dtype="float16",
+                          segments=(ids((1, 30), (0, 120)), ids((-3, 20), (-1, 9), (4, 121)))),
+    "segments_of_a_step": case("segments_of_a_step", (1, 30, 30, 1, 1, 64), dtype="float16",
+                               segments=(tuple(range(30)),)),
+}  # fmt: skip
+
+
+QUICK = ("groups", "fewer_keys_sinks", "packed_keys", "segments")
+EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_they_keep_the_error_budget_in_any_order(name: str, seed: int) -> None:
+    with interpreted("sm_90"), emulated(seed):
+        contract.check_errors(ON_HOPPER, CASES[name], "cpu", seed, most_draws=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["causal", "groups", "window", "segments"])
+def test_another_order_gives_the_same_bits(name: str, seed: int) -> None:
+    found: list[Any] = []
+    inputs, gradients = contract.drawn(ON_HOPPER, CASES[name], "cpu", seed)
+    for order in range(2):
+        with interpreted("sm_90"), emulated(seed + order):
+            found.append(call(ON_HOPPER.torch, inputs, options(CASES[name]), gradients))
+    assert_same_bits(found[1], found[0], f"{name} in another order")
