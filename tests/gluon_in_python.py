@@ -170,7 +170,8 @@ class Thread:
         self.done = False
         self.products: list[Product] = []
         self.unread = self.unwritten = 0  # copies from shared memory
-        self.haste = machine().random.choice((0.02, 1.0))  # how likely it goes on before others
+        self.machine = machine()
+        self.haste = self.machine.random.choice((0.02, 1.0))  # how likely it goes on before others
         self.thread = threading.Thread(target=self.run, args=(work,), daemon=True)
 
     def run(self, work: Callable[[], Any]) -> None:
@@ -179,9 +180,9 @@ class Thread:
         try:
             work()
         except BaseException as error:
-            machine().errors.append(error)
+            self.machine.errors.append(error)
         self.done = True
-        machine().back.release()
+        self.machine.back.release()
 
 
 current = threading.local()
@@ -242,9 +243,10 @@ class Machine:
                 self.back.acquire()
         unfinished = len(self.threads)
         first = next(iter(self.errors), None)
-        self.errors.append(SystemExit())
+        self.errors.append(SystemExit())  # which ends those that wait
         for thread in self.threads:
             thread.turn.release()
+            thread.thread.join()
         if first is not None:
             raise first
         if unfinished or waiting:
