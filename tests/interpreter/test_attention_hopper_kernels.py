@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,10 @@ CASES = {
     "full": case("full", (1, 150, 200, 2, 1, 64), dtype="float16", return_lse=True),
     "causal": case("causal", (2, 270, 270, 2, 2, 64), dtype="float16", causal=True),
     "wide": case("wide", (1, 140, 140, 2, 2, 128), dtype="float16", causal=True),
+    "wider": case("wider", (1, 140, 140, 1, 1, 256), dtype="float16", causal=True, return_lse=True),
+    "wider_keys": case("wider_keys", (1, 270, 270, 2, 1, 192), value=128, dtype="float16", causal=True),
+    "packed_sinks": case("packed_sinks", (1, 300, 130, 1, 1, 64), dtype="float16", causal=True, sinks=True,
+                         packed=((3, 4, 90, 90, 290), (3, 4, 10, 60, 120))),
     "groups": case("groups", (1, 200, 200, 4, 1, 64), dtype="float16", causal=True, sinks=True),
     "fewer_keys": case("fewer_keys", (1, 300, 100, 2, 2, 64), dtype="float16", causal=True),
     "fewer_keys_sinks": case("fewer_keys_sinks", (1, 300, 100, 1, 1, 64), dtype="float16", causal=True, sinks=True),
@@ -59,3 +64,19 @@ def test_another_order_gives_the_same_bits(name: str, seed: int) -> None:
         with interpreted("sm_90"), emulated(seed + order):
             found.append(call(ON_HOPPER.torch, inputs, options(CASES[name]), gradients))
     assert_same_bits(found[1], found[0], f"{name} in another order")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("check", "name"),
+    [
+        *((contract.check_packed, name) for name in ("packed", "packed_keys")),
+        *((contract.check_outside, name) for name in ("packed", "packed_keys", "segments")),
+        *((contract.check_batch_invariance, name) for name in ("causal", "segments", "full")),
+        *((contract.check_structures, name) for name in ("packed", "segments_of_a_step", "fewer_keys")),
+    ],
+    ids=lambda each: getattr(each, "__name__", each),
+)
+def test_they_keep_the_contract_in_any_order(check: Callable[..., None], name: str, seed: int) -> None:
+    with interpreted("sm_90"), emulated(seed):
+        check(ON_HOPPER, CASES[name], "cpu", seed)

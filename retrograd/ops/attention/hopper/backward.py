@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from .forward import bounded, matrix, several
+from .forward import matrix, several
 from .tickets import draw, give, let_go, read, ring, tickets_for, wait_for
 from .tiles import at_step, queries_seen, tile_of_keys, tiles_of_head, turn_of
 
@@ -206,7 +206,7 @@ def products_of_step(n, k, q_s, none, q_full, STAGES: gl.constexpr):
 @gluon.jit
 def differ_tile(
     W: gl.constexpr, dk, dv, memory, barriers, ds_full, walked, tickets, done, turn, SIDES: gl.constexpr,
-    FACTORS: gl.constexpr, SCALE: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr,
+    FACTOR: gl.constexpr, SCALE: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr,
     STAGES: gl.constexpr, SLOTS: gl.constexpr, AHEAD: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
     """dk and dv of one half, W, of the keys; half of the columns of dq, from all keys. Pairs are (keys, queries)."""
@@ -260,11 +260,7 @@ def differ_tile(
             next_s = products_of_step(gl.minimum(n + 1, end - 1), k, q_s, none, q_full, STAGES)
         else:
             s = warpgroup_mma_wait(1, deps=[s])
-        if FACTORS[0] is not None:
-            capped = bounded(s, FACTORS[0])
-            p = gl.exp2(capped * FACTORS[1] - base[None, :])
-        else:
-            p = gl.exp2(s * FACTORS[2] - base[None, :])
+        p = gl.exp2(gl.fma(s, FACTOR, -base[None, :]))
         # Behind the last key, k and v are 0, but p might be too large for a product with 0.
         if SIDES[1] is None:
             if at + KEYS > keys:
@@ -284,8 +280,6 @@ def differ_tile(
             delta = gl.where(own, delta, 0.0)
         dp = warpgroup_mma_wait(2 if AHEAD else 1, deps=[dp])
         ds = p * (dp - delta[None, :])
-        if FACTORS[0] is not None:
-            ds *= 1.0 - capped * capped
         ds = ds.to(TYPE)
         ds_s.index(ds_at).slice(W * R, R).store(ds)
         fence_async_shared()
@@ -324,7 +318,7 @@ def differ_tile(
 
 @gluon.jit
 def differ(
-    W: gl.constexpr, dk, dv, memory, barriers, ds_full, walked, tickets, SIDES: gl.constexpr, FACTORS: gl.constexpr,
+    W: gl.constexpr, dk, dv, memory, barriers, ds_full, walked, tickets, SIDES: gl.constexpr, FACTOR: gl.constexpr,
     SCALE: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr,
     SLOTS: gl.constexpr, AHEAD: gl.constexpr, LISTED: gl.constexpr, SEVERAL: gl.constexpr,
 ):  # fmt: skip
@@ -334,14 +328,14 @@ def differ(
         done, turn = 0, 0
         while read(tickets, turn, MORE) == 1:
             done = differ_tile(
-                W, dk, dv, memory, barriers, ds_full, walked, tickets, done, turn, SIDES, FACTORS, SCALE, SHARE, KEYS,
+                W, dk, dv, memory, barriers, ds_full, walked, tickets, done, turn, SIDES, FACTOR, SCALE, SHARE, KEYS,
                 QUERIES, STAGES, SLOTS, AHEAD, LISTED,
             )  # fmt: skip
             turn += 1
             wait_for(tickets, turn)
     else:
         differ_tile(
-            W, dk, dv, memory, barriers, ds_full, walked, tickets, 0, 0, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES,
+            W, dk, dv, memory, barriers, ds_full, walked, tickets, 0, 0, SIDES, FACTOR, SCALE, SHARE, KEYS, QUERIES,
             STAGES, SLOTS, AHEAD, LISTED,
         )  # fmt: skip
 
@@ -363,7 +357,7 @@ def backward(
     dv,
     sizes,
     SIDES: gl.constexpr,
-    FACTORS: gl.constexpr,
+    FACTOR: gl.constexpr,
     SCALE: gl.constexpr,
     SHARE: gl.constexpr,
     KEYS: gl.constexpr,
@@ -378,7 +372,8 @@ def backward(
     its factor. counter and turns (heads of all rows, tiles of queries) are 0 at first.
 
     sizes: Tq, Tk, heads, tiles of keys of a group, tiles of queries of a head, groups of all rows, groups of a section.
-    places, runs, SIDES, FACTORS: as `forward`. SHARE: heads of a group; STAGES: of q and dout; SLOTS: of dq. AHEAD:
+    places, runs, SIDES: as `forward`. FACTOR: of products in
+    exponents. SHARE: heads of a group; STAGES: of q and dout; SLOTS: of dq. AHEAD:
     whether a step begins the products of queries and keys of the next one, which takes registers.
     """
     TYPE: gl.constexpr = q.dtype
@@ -408,9 +403,9 @@ def backward(
     tiles = tiles_of_head(runs_ptr, sizes[3], KEYS)
     gl.warp_specialize(
         [
-            (differ, (0, dk, dv, memory, barriers, ds_full, walked, tickets, SIDES, FACTORS, SCALE, SHARE, KEYS,
+            (differ, (0, dk, dv, memory, barriers, ds_full, walked, tickets, SIDES, FACTOR, SCALE, SHARE, KEYS,
                       QUERIES, STAGES, SLOTS, AHEAD, places_ptr is not None, runs_ptr is not None)),
-            (differ, (1, dk, dv, memory, barriers, ds_full, walked, tickets, SIDES, FACTORS, SCALE, SHARE, KEYS,
+            (differ, (1, dk, dv, memory, barriers, ds_full, walked, tickets, SIDES, FACTOR, SCALE, SHARE, KEYS,
                       QUERIES, STAGES, SLOTS, AHEAD, places_ptr is not None, runs_ptr is not None)),
             (fetch, (arrays, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, SHARE, KEYS,
                      QUERIES, STAGES, runs_ptr is not None)),

@@ -25,7 +25,6 @@ from .tickets import draw, give, ring, take, tickets_for
 from .tiles import at_step, blocks_seen, tile_of, tiles_of_head, unmasked
 
 WARPS = gl.constexpr(4)  # of a group
-QUEUED = gl.constexpr(2)  # tiles whose q is in shared memory: one is attended to, the next one on its way
 FETCH_REGISTERS = gl.constexpr(40)
 FEWER_REGISTERS = gl.constexpr(24)  # beside three groups
 
@@ -34,6 +33,12 @@ FEWER_REGISTERS = gl.constexpr(24)  # beside three groups
 def several(number, descriptor):
     """The shape of this many blocks."""
     return [number, *descriptor.block_shape]
+
+
+@gluon.constexpr_function
+def same(a, b):
+    """Whether two shapes are the same."""
+    return list(a) == list(b)
 
 
 @gluon.jit
@@ -45,7 +50,7 @@ def matrix(block):
 @gluon.jit
 def fetch(
     q, k, v, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES: gl.constexpr,
-    QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
+    QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, QUEUED: gl.constexpr,
 ):  # fmt: skip
     """Copy to shared memory what the program's tiles need, and draw tickets for these."""
     q_s, k_s, v_s, _ = memory
@@ -158,7 +163,7 @@ def add_block(
 def attend(
     W: gl.constexpr, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes,
     SIDES: gl.constexpr, FACTORS: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    GROUPS: gl.constexpr,
+    GROUPS: gl.constexpr, QUEUED: gl.constexpr, OUT_IN_Q: gl.constexpr,
 ):  # fmt: skip
     """out and lse of the queries of group W in the program's tiles."""
     q_s, k_s, v_s, out_s = memory
@@ -205,7 +210,8 @@ def attend(
                 STAGES,
             )  # fmt: skip
             n += 1
-        mbarrier.arrive(q_empty.index(place))
+        if not OUT_IN_Q:
+            mbarrier.arrive(q_empty.index(place))
         slot = n % STAGES
         mbarrier.wait(v_full.index(slot), (n // STAGES) & 1)
         result = warpgroup_mma(p, matrix(v_s.index(slot)), result, is_async=True)
@@ -223,6 +229,9 @@ def attend(
         matrix(out_s.index(W)).store((result * inverse[:, None]).to(v_s.dtype))
         fence_async_shared()
         tma_store(out, at_step(out, batch, first_q, own, queries, head), out_s.index(W))
+        if OUT_IN_Q:
+            tma.store_wait(0)
+            mbarrier.arrive(q_empty.index(place))
         logarithm = gl.where(some, gl.fma(largest, FACTORS[2], gl.log2(whole)) * LN2, float("-inf"))
         logarithm = gl.where(outside, 0.0, logarithm)
         if runs_ptr is not None:  # first_q is a step of all rows
@@ -253,6 +262,7 @@ def forward(
     KEYS: gl.constexpr,
     STAGES: gl.constexpr,
     GROUPS: gl.constexpr,
+    QUEUED: gl.constexpr,
     REGISTERS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
@@ -261,14 +271,18 @@ def forward(
 
     counter: 0 at first. sizes: Tq, Tk, heads, heads of a group, tiles of a head, heads of all rows, heads of a section.
     SIDES: of the window. FACTORS: of products in a softcap, of bounded products, of scores in exponents. QUERIES: of
-    one group; KEYS: of a block; STAGES: of k and v.
+    one group; KEYS: of a block; STAGES: of k and v; QUEUED: tiles whose q is in shared memory.
     """
     TYPE: gl.constexpr = q.dtype
     PLACES: gl.constexpr = 2 if GROUPS == 2 else 4  # shapes are powers of two
     q_s = gl.allocate_shared_memory(TYPE, several(PLACES * QUEUED, q), q.layout)
     k_s = gl.allocate_shared_memory(TYPE, several(STAGES, k), k.layout)
     v_s = gl.allocate_shared_memory(TYPE, several(STAGES, v), v.layout)
-    out_s = gl.allocate_shared_memory(TYPE, several(PLACES, out), out.layout)
+    # Where there is little memory, out is staged in the place of q.
+    OUT_IN_Q: gl.constexpr = QUEUED == 1 and same(q.block_shape, out.block_shape)
+    out_s = q_s
+    if not OUT_IN_Q:
+        out_s = gl.allocate_shared_memory(TYPE, several(PLACES, out), out.layout)
     q_full, q_empty = ring(GROUPS * QUEUED, 1), ring(GROUPS * QUEUED, 1)
     k_full, k_empty = ring(STAGES, 1), ring(STAGES, GROUPS)
     v_full, v_empty = ring(STAGES, 1), ring(STAGES, GROUPS)
@@ -284,11 +298,11 @@ def forward(
         gl.warp_specialize(
             [
                 (attend, (0, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes, SIDES,
-                          FACTORS, QUERIES, KEYS, STAGES, GROUPS)),
+                          FACTORS, QUERIES, KEYS, STAGES, GROUPS, QUEUED, OUT_IN_Q)),
                 (attend, (1, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes, SIDES,
-                          FACTORS, QUERIES, KEYS, STAGES, GROUPS)),
+                          FACTORS, QUERIES, KEYS, STAGES, GROUPS, QUEUED, OUT_IN_Q)),
                 (fetch, (q, k, v, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, QUERIES,
-                         KEYS, STAGES, GROUPS)),
+                         KEYS, STAGES, GROUPS, QUEUED)),
             ],
             [WARPS, 1],
             [REGISTERS, FETCH_REGISTERS],
@@ -297,13 +311,13 @@ def forward(
         gl.warp_specialize(
             [
                 (attend, (0, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes, SIDES,
-                          FACTORS, QUERIES, KEYS, STAGES, GROUPS)),
+                          FACTORS, QUERIES, KEYS, STAGES, GROUPS, QUEUED, OUT_IN_Q)),
                 (attend, (1, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes, SIDES,
-                          FACTORS, QUERIES, KEYS, STAGES, GROUPS)),
+                          FACTORS, QUERIES, KEYS, STAGES, GROUPS, QUEUED, OUT_IN_Q)),
                 (attend, (2, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes, SIDES,
-                          FACTORS, QUERIES, KEYS, STAGES, GROUPS)),
+                          FACTORS, QUERIES, KEYS, STAGES, GROUPS, QUEUED, OUT_IN_Q)),
                 (fetch, (q, k, v, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, QUERIES,
-                         KEYS, STAGES, GROUPS)),
+                         KEYS, STAGES, GROUPS, QUEUED)),
             ],
             [WARPS, WARPS, 1],
             [REGISTERS, REGISTERS, FEWER_REGISTERS],

@@ -14,6 +14,7 @@ from retrograd.core.program import Array, Descriptor, Launch, Layout, Layouts, P
 from retrograd.core.spec import Param, Pass, places_of
 
 from ..op import Spec
+from ..triton.arrays import STEPS_OF_PACKED as LIMIT
 from ..triton.launches import LEAST_FACTOR, QUERIES_OF_ROWS, Launches, runs_of
 from ..triton.plan import columns
 from . import backward as backward_kernels
@@ -38,7 +39,9 @@ def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
         return False
     if which == "bwd" and (spec.backward == "split" or spec.softcap is not None):
         return False
-    if not has_tiles(spec) or spec.factor <= LEAST_FACTOR:
+    if not has_tiles(spec, which) or spec.factor <= LEAST_FACTOR:
+        return False
+    if spec.segmented and spec.batch * spec.queries >= LIMIT:  # of the list of places
         return False
     return 0 not in spec.q.shape and 0 not in spec.k.shape
 
@@ -71,8 +74,7 @@ def backward(
         params = spec.params(("q", "k", "v"))
         rows = spec.heads if spec.segmented else spec.batch * spec.heads
         scratch += [Array("counter", (1,), "int32", zeroed=True), Array("turns", (rows, tiles_q), "int32", zeroed=True)]
-        # With sinks a query that sees no key has an lse, and so no mark that nothing is added to its sums.
-        scratch += [Array("dq_sum", spec.q.shape, "float32", zeroed=spec.sinks is not None)]
+        scratch += [Array("dq_sum", spec.q.shape, "float32")]
         scratch += [Array(f"d{n}", params[n].shape, params[n].dtype) for n in "kv" if f"d{n}" not in wanted]
         scratch += _places(spec, tiles)
     own = _Launches(Launches(spec, inputs + outputs + tuple(scratch), {**layouts, **layouts_of(outputs)}, arch))
@@ -148,7 +150,7 @@ class _Launches:
         spec = self.of.spec
         steps = {"q": plan.queries, "k": plan.keys, "v": plan.keys, "out": plan.queries}
         rows, share = self._rows(spec.heads), spec.heads // spec.groups
-        bytes_of_group = 2 * spec.keys * (spec.head_size + spec.value_size)
+        bytes_of_group = 2 * self._steps(spec.keys) * (spec.head_size + spec.value_size)
         section = min(rows, share * max(1, plan.section // bytes_of_group))
         sizes = (spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
         constants = {
@@ -158,6 +160,7 @@ class _Launches:
             "KEYS": plan.keys,
             "STAGES": plan.stages,
             "GROUPS": plan.groups,
+            "QUEUED": plan.queued,
             "REGISTERS": plan.registers,
         }
         grid = min(rows * tiles, plan.programs)
@@ -167,7 +170,7 @@ class _Launches:
     def prepare(self) -> Launch:
         """Computes the numbers of queries that the walk reads, and parts of the gradient of sinks."""
         V = self.of.spec.value_size
-        return self._of_queries(row_kernels.prepare, {"V": V, "BLOCK_V": columns(V)})
+        return self._of_queries(row_kernels.prepare, {"SIDES": self.of.sides(), "V": V, "BLOCK_V": columns(V)})
 
     def finish(self) -> Launch:
         """Rounds the sums of dq."""
@@ -177,7 +180,7 @@ class _Launches:
 
     def _of_queries(self, kernel: Any, constants: dict[str, Any]) -> Launch:
         spec = self.of.spec
-        sizes = (spec.queries, spec.heads, spec.sequences, _numbers(spec)[1])
+        sizes = (spec.queries, spec.keys, spec.heads, spec.sequences, _numbers(spec)[1])
         constants = {**constants, "BLOCK": QUERIES_OF_ROWS, "FLAT": spec.segmented}
         grid = spec.batch * spec.heads * -(-spec.queries // QUERIES_OF_ROWS)
         return self.of.launch(kernel, grid, {"sizes": sizes}, constants)
@@ -186,22 +189,26 @@ class _Launches:
         """The number of rows of tiles: where ids tell sequences apart, the rows of the batch are one."""
         return heads if self.of.spec.segmented else self.of.spec.batch * heads
 
+    def _steps(self, time: int) -> int:
+        """The steps of such a row."""
+        return self.of.spec.batch * time if self.of.spec.segmented else time
+
     def backward(self, plan: BackwardPlan, tiles: int, tiles_q: int) -> Launch:
         """Computes dk, dv and the sums of dq."""
         spec = self.of.spec
         blocks = {"q": plan.queries, "dout": plan.queries} | dict.fromkeys(("k", "v", "dk", "dv"), plan.keys)
         rows, share = self._rows(spec.groups), spec.heads // spec.groups
         count, pitch = _numbers(spec)
-        steps = spec.batch * spec.queries if spec.segmented else spec.queries
-        numbers = Descriptor((count, steps), (pitch, 1), (1, plan.queries), gl.NVMMASharedLayout(0, 32, rank=2))
+        steps, layout = self._steps(spec.queries), gl.NVMMASharedLayout(0, 32, rank=2)
+        numbers = Descriptor((count, steps), (pitch, 1), (1, plan.queries), layout)
         descriptors = {**self._described(blocks), "base": numbers, "delta": numbers}
         descriptors |= self._described({"dq_sum": plan.queries}, bits=32)
-        bytes_of_group = share * spec.queries * (6 * spec.head_size + 2 * spec.value_size)
+        bytes_of_group = share * steps * (6 * spec.head_size + 2 * spec.value_size)
         section = min(rows, max(1, plan.section // bytes_of_group))
         sizes = (spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
         constants = {
             "SIDES": self.of.sides(),
-            "FACTORS": self._factors(),
+            "FACTOR": self._factors()[2],
             "SCALE": spec.factor,
             "SHARE": share,
             "KEYS": plan.keys,

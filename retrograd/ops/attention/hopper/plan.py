@@ -23,6 +23,7 @@ class ForwardPlan:
         queries: of a group.
         keys: of a block.
         stages: blocks of k, and of v, in shared memory.
+        queued: tiles whose q is in shared memory: one is attended to, a second one on its way.
         registers: of a thread that attends.
         spills: spill instructions that tests allow.
         programs: at most.
@@ -33,6 +34,7 @@ class ForwardPlan:
     queries: int = 64
     keys: int = 128
     stages: int = 2
+    queued: int = 2
     registers: int = 232
     spills: int = 0
     programs: int = MULTIPROCESSORS
@@ -68,17 +70,33 @@ class BackwardPlan:
     section: int = SECTION
 
 
-# Columns of a head in tiles.
-FORWARD = {64: ForwardPlan(groups=3, registers=160, spills=130), 128: ForwardPlan()}
-BACKWARD = {64: BackwardPlan(stages=3, ahead=True, spills=10), 128: BackwardPlan(spills=100, spills_of_ids=150)}
+# Columns of a head of queries and keys, and of values, in tiles.
+FORWARD = {
+    (64, 64): ForwardPlan(groups=3, registers=160, spills=130),
+    (128, 128): ForwardPlan(),
+    (256, 128): ForwardPlan(keys=64, queued=1),
+    (256, 256): ForwardPlan(keys=64, queued=1),
+}
+BACKWARD = {
+    (64, 64): BackwardPlan(stages=3, ahead=True, spills=10),
+    (128, 128): BackwardPlan(spills=100, spills_of_ids=150),
+}
 LEAST_SIZE = 64  # of a head: narrower ones would leave columns unused that their products cost
+UNIT = 8  # of a head's size: tensor descriptors need strides of 16 bytes
 
 
-def has_tiles(spec: Spec) -> bool:
+def sizes_of(spec: Spec) -> tuple[int, int]:
+    """Columns of a call's heads in tiles."""
+    return columns(spec.head_size), columns(spec.value_size)
+
+
+def has_tiles(spec: Spec, which: Pass) -> bool:
     """Whether there are tiles for heads of these sizes."""
-    return spec.head_size == spec.value_size >= LEAST_SIZE and columns(spec.head_size) in FORWARD
+    table = FORWARD if which == "fwd" else BACKWARD
+    sizes = spec.head_size, spec.value_size
+    return all(size >= LEAST_SIZE and size % UNIT == 0 for size in sizes) and sizes_of(spec) in table
 
 
 def planned(spec: Spec, arch: Arch, which: Pass) -> ForwardPlan | BackwardPlan:
-    """The tiles of a pass: a function of the size of a head."""
-    return (FORWARD if which == "fwd" else BACKWARD)[columns(spec.head_size)]
+    """The tiles of a pass: a function of the sizes of a head."""
+    return (FORWARD if which == "fwd" else BACKWARD)[sizes_of(spec)]

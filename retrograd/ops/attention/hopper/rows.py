@@ -12,10 +12,10 @@ from ..triton.pairs import load_row, load_steps, store_steps
 def steps_of(sizes, BLOCK: tl.constexpr, FLAT: tl.constexpr):
     """Of a program: batch, head, tile, steps, and where their numbers are in base and delta.
 
-    sizes: Tq, heads, sequences, distance of the rows of base and delta. These have a row for each head of each row of
-    the batch; with FLAT, for ids, a row for each head, with the steps of all rows of the batch.
+    sizes: Tq, Tk, heads, sequences, distance of the rows of base and delta. These have a row for each head of each row
+    of the batch; with FLAT, for ids, a row for each head, with the steps of all rows of the batch.
     """
-    T, heads, _sequences, pitch = sizes
+    T, _Tk, heads, _sequences, pitch = sizes
     tiles = tl.cdiv(T, BLOCK)
     row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     batch, head = row // heads, row % heads
@@ -24,6 +24,26 @@ def steps_of(sizes, BLOCK: tl.constexpr, FLAT: tl.constexpr):
         return batch, head, tile, i, head.to(tl.int64) * pitch + batch * T + i
     else:
         return batch, head, tile, i, row.to(tl.int64) * pitch + i
+
+
+@triton.jit
+def places_among_keys(i, cu_q_ptr, cu_k_ptr, sizes):
+    """Of steps: the place of each among the keys of its sequence, and how many of these there are; none outside of
+    packed sequences.
+    """
+    T, Tk, _heads, sequences, _pitch = sizes
+    if cu_q_ptr is None:
+        return i + Tk - T, Tk + i * 0
+    else:
+        number = i * 0
+        size = sequences
+        while size > 1:
+            half = size // 2
+            number = tl.where(tl.load(cu_q_ptr + number + half) <= i, number + half, number)
+            size -= half
+        first, end = tl.load(cu_q_ptr + number), tl.load(cu_q_ptr + number + 1)
+        keys = tl.load(cu_k_ptr + number + 1) - tl.load(cu_k_ptr + number)
+        return i - end + keys, tl.where((i >= first) & (i < end), keys, 0)
 
 
 @triton.jit(do_not_specialize=["sizes"])
@@ -35,24 +55,26 @@ def prepare(
     sinks,
     ids,
     cu_q_ptr,
+    cu_k_ptr,
     base_ptr,
     delta_ptr,
     dsinks_ptr,
     sizes,
+    SIDES: tl.constexpr,
     V: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK: tl.constexpr,
     FLAT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """delta; and base, lse in powers of two, inf for steps of no sequence and those that see nothing: probabilities are
+    """delta; and base, lse in powers of two, inf for steps of no sequence and those that see no key: probabilities are
     then 0.
 
     dsinks (rows, tiles, heads): parts of the gradient of sinks. sizes: see `steps_of`.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    T, heads, sequences, _pitch = sizes
+    T, _Tk, heads, _sequences, _pitch = sizes
     batch, head, tile, i, at = steps_of(sizes, BLOCK, FLAT)
     column = tl.arange(0, BLOCK_V)
     result = load_steps(out, batch, 0, i, T, head, column, V, BLOCK_V).to(tl.float32)
@@ -62,12 +84,16 @@ def prepare(
         delta -= load_row(dlse, batch, 0, i, T, head)
     logarithm = load_row(lse, batch, 0, i, T, head)
     live = (i < T) & (logarithm != float("-inf"))
-    if cu_q_ptr is not None:
-        live &= (i >= tl.load(cu_q_ptr)) & (i < tl.load(cu_q_ptr + sequences))
+    place, keys = places_among_keys(i, cu_q_ptr, cu_k_ptr, sizes)
     if ids.pointer is not None:
         own = ids.pointer + batch.to(tl.int64) * ids.batch + i.to(tl.int64) * ids.step
         live &= tl.load(own, mask=i < T, other=-1) >= 0
-    tl.store(base_ptr + at, tl.where(live, logarithm * LOG2E, float("inf")), mask=i < T)
+    if cu_q_ptr is not None:
+        live &= (i >= tl.load(cu_q_ptr)) & (i < tl.load(cu_q_ptr + sizes[3]))
+    sees = live & (keys > 0)
+    if SIDES[1] is not None:
+        sees &= place + SIDES[1] >= 0
+    tl.store(base_ptr + at, tl.where(sees, logarithm * LOG2E, float("inf")), mask=i < T)
     tl.store(delta_ptr + at, tl.where(live, delta, 0.0), mask=i < T)
     if dsinks_ptr is not None:
         sink = tl.load(sinks.pointer + head * sinks.head)
@@ -91,7 +117,7 @@ def finish(
     """dq from its sums; zeros where base is inf. sizes: see `steps_of`."""
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    T, _heads, _sequences, _pitch = sizes
+    T, _Tk, _heads, _sequences, _pitch = sizes
     batch, head, _tile, i, at = steps_of(sizes, BLOCK, FLAT)
     column = tl.arange(0, BLOCK_D)
     live = tl.load(base_ptr + at, mask=i < T, other=float("inf")) != float("inf")
