@@ -215,9 +215,10 @@ class Machine:
     def give_way(self, condition: Callable[[], bool] | None = None) -> None:
         """Let others run, until the condition holds."""
         own: Thread = current.thread
-        own.condition = condition
-        self.back.release()
-        own.turn.acquire()
+        if not self.errors:
+            own.condition = condition
+            self.back.release()
+            own.turn.acquire()
         if self.errors:
             raise SystemExit
 

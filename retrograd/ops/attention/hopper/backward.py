@@ -372,9 +372,8 @@ def backward(
     its factor. counter and turns (heads of all rows, tiles of queries) are 0 at first.
 
     sizes: Tq, Tk, heads, tiles of keys of a group, tiles of queries of a head, groups of all rows, groups of a section.
-    places, runs, SIDES: as `forward`. FACTOR: of products in
-    exponents. SHARE: heads of a group; STAGES: of q and dout; SLOTS: of dq. AHEAD:
-    whether a step begins the products of queries and keys of the next one, which takes registers.
+    places, runs, SIDES: as `forward`. FACTOR: of products in exponents. SHARE: heads of a group; STAGES: of q and dout;
+    SLOTS: of dq. AHEAD: whether a step begins the products of queries and keys of the next one, which takes registers.
     """
     TYPE: gl.constexpr = q.dtype
     q_s = gl.allocate_shared_memory(TYPE, several(STAGES, q), q.layout)

@@ -6,6 +6,7 @@ import triton.language as tl
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, pairwise_sum, wait_for_previous
 
 from ..triton.pairs import load_row, load_steps, store_steps
+from .tiles import bound_of
 
 
 @triton.jit
@@ -39,10 +40,10 @@ def places_among_keys(i, cu_q_ptr, cu_k_ptr, sizes):
         size = sequences
         while size > 1:
             half = size // 2
-            number = tl.where(tl.load(cu_q_ptr + number + half) <= i, number + half, number)
+            number = tl.where(bound_of(cu_q_ptr, number + half, T) <= i, number + half, number)
             size -= half
-        first, end = tl.load(cu_q_ptr + number), tl.load(cu_q_ptr + number + 1)
-        keys = tl.load(cu_k_ptr + number + 1) - tl.load(cu_k_ptr + number)
+        first, end = bound_of(cu_q_ptr, number, T), bound_of(cu_q_ptr, number + 1, T)
+        keys = bound_of(cu_k_ptr, number + 1, Tk) - bound_of(cu_k_ptr, number, Tk)
         return i - end + keys, tl.where((i >= first) & (i < end), keys, 0)
 
 
@@ -89,7 +90,7 @@ def prepare(
         own = ids.pointer + batch.to(tl.int64) * ids.batch + i.to(tl.int64) * ids.step
         live &= tl.load(own, mask=i < T, other=-1) >= 0
     if cu_q_ptr is not None:
-        live &= (i >= tl.load(cu_q_ptr)) & (i < tl.load(cu_q_ptr + sizes[3]))
+        live &= (i >= bound_of(cu_q_ptr, 0, T)) & (i < bound_of(cu_q_ptr, sizes[3], T))
     sees = live & (keys > 0)
     if SIDES[1] is not None:
         sees &= place + SIDES[1] >= 0
