@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -39,17 +38,6 @@ def commit() -> str:
         return git("describe", "--always", "--dirty", "--exclude=*")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-
-
-def tested_code() -> str:
-    """A digest of the package's sources but for its benchmarks: what a verdict of the contract is about."""
-    package = Path(__file__).parents[1]
-    digest = sha256()
-    for path in sorted(package.rglob("*.py")):
-        name = path.relative_to(package)
-        if name.parts[0] != "bench":
-            digest.update(f"{name.as_posix()}\n{path.read_text()}\n".encode())
-    return digest.hexdigest()[:16]
 
 
 def git(*arguments: str) -> str:

@@ -57,7 +57,8 @@ def check_order(room: Room, case: Case, arch: Arch) -> None:
             twice = sorted(outputs & written & set(launch.arrays.values()))
             assert not twice, f"{where} is given {twice}, which an earlier launch has written"
             described = {launch.arrays[name] for name in launch.descriptors}
-            cleared = sorted(array.name for array in program.scratch if array.zeroed and array.name in described)
+            zeroed = {array.name for array in (*program.outputs, *program.scratch) if array.zeroed}
+            cleared = sorted(zeroed & described)
             assert not cleared, f"{where}: XLA's launcher does not zero {cleared}, which are behind descriptors"
             try:
                 _, writes = program.reads_and_writes(launch, written)

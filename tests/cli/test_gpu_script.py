@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from retrograd.bench import environment
-
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 OPS = ["linear_scan", "selective_scan"]
 
@@ -67,7 +65,7 @@ def test_a_green_contract(script: ModuleType, tmp_path: Path, monkeypatch: pytes
 
 def test_a_verdict_counts_for_its_code(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "contract.json"
-    path.write_text(f'{{"code": "{environment.tested_code()}", "green": ["linear_scan"]}}')
+    path.write_text(f'{{"code": "{script.tested_code()}", "green": ["linear_scan"]}}')
     assert script.ops_not_green(path, OPS) == {"selective_scan"}
-    monkeypatch.setattr(environment, "tested_code", lambda: "other")
+    monkeypatch.setattr(script, "tested_code", lambda: "other")
     assert script.ops_not_green(path, OPS) == set(OPS)

@@ -120,15 +120,11 @@ def varlen(case: Case) -> Function:
         "window_size": (left, 0 if case.options.get("causal") else right),
     }
 
-    rows = case.inputs["q"].shape[0] + 1
-    made = (
-        {}
-        if packed
-        else {
-            f"cu_seqlens_{side}": torch.arange(0, rows * steps, steps, dtype=torch.int32, device="cuda")
-            for side, steps in zip("qk", (queries, keys), strict=True)
-        }
-    )
+    made: dict[str, Tensor] = {}
+    if not packed:
+        for side, steps in zip("qk", (queries, keys), strict=True):
+            end = (case.inputs["q"].shape[0] + 1) * steps
+            made[f"cu_seqlens_{side}"] = torch.arange(0, end, steps, dtype=torch.int32, device="cuda")
 
     def call(inputs: Mapping[str, Tensor]) -> Tensor:
         q, k, v = (inputs[name].flatten(0, 1) for name in "qkv")

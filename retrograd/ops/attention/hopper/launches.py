@@ -72,8 +72,8 @@ def backward(
     tiles, tiles_q = _tiles(spec, spec.keys, plan.keys), _tiles(spec, spec.queries, plan.queries)
     if walked:
         params = spec.params(("q", "k", "v"))
-        rows = spec.heads if spec.segmented else spec.batch * spec.heads
-        scratch += [Array("counter", (1,), "int32", zeroed=True), Array("turns", (rows, tiles_q), "int32", zeroed=True)]
+        turns = Array("turns", (_rows(spec, spec.heads), tiles_q), "int32", zeroed=True)
+        scratch += [Array("counter", (1,), "int32", zeroed=True), turns]
         scratch += [Array("dq_sum", spec.q.shape, "float32")]
         scratch += [Array(f"d{n}", params[n].shape, params[n].dtype) for n in "kv" if f"d{n}" not in wanted]
         scratch += _places(spec, tiles)
@@ -88,22 +88,30 @@ def backward(
     return Program(inputs, outputs, tuple(scratch), tuple(launches))
 
 
+def _rows(spec: Spec, heads: int) -> int:
+    """The number of rows of tiles: where ids tell sequences apart, the rows of the batch are one."""
+    return heads if spec.segmented else spec.batch * heads
+
+
+def _steps(spec: Spec, time: int) -> int:
+    """The steps of such a row."""
+    return spec.batch * time if spec.segmented else time
+
+
 def _tiles(spec: Spec, time: int, size: int) -> int:
     """The number of tiles of queries or keys of a head; where ids tell sequences apart, the largest that it can be.
 
     Steps before the first packed sequence, and behind the last, have tiles, too.
     """
+    steps = _steps(spec, time)
     if spec.segmented:
-        return places_of(spec.batch * time, size, spec.batch * time)
-    return places_of(time, size, spec.sequences + 2 if spec.packed else None)
+        return places_of(steps, size, steps)
+    return places_of(steps, size, spec.sequences + 2 if spec.packed else None)
 
 
 def _numbers(spec: Spec) -> tuple[int, int]:
     """The shape of an array of numbers of queries: rows a multiple of 16 bytes long, as tensor descriptors need."""
-    rows, steps = spec.batch * spec.heads, spec.queries
-    if spec.segmented:
-        rows, steps = spec.heads, spec.batch * spec.queries
-    return rows, -(-steps // 4) * 4
+    return _rows(spec, spec.heads), -(-_steps(spec, spec.queries) // 4) * 4
 
 
 def _places(spec: Spec, tiles: int) -> tuple[Array, ...]:
@@ -139,8 +147,8 @@ class _Launches:
         sizes = (time[own], time[other], spec.sequences, tiles)
         arrays: dict[str, str | None] = {"cu_ptr": f"cu_seqlens_{own}", "other_ptr": f"cu_seqlens_{other}"}
         if spec.segmented:
-            steps_of_all = spec.batch * spec.queries
-            sizes, arrays = (steps_of_all, steps_of_all, 0, tiles), dict.fromkeys(arrays)
+            total = _steps(spec, spec.queries)
+            sizes, arrays = (total, total, 0, tiles), dict.fromkeys(arrays)
         constants = {"BLOCK": steps, "TILES": TILES_AT_ONCE}
         launch = self.of.launch(tile_kernels.list_places, -(-tiles // TILES_AT_ONCE), {"sizes": sizes}, constants)
         return (*self.of.of_runs(), replace(launch, arrays={**launch.arrays, **arrays}))
@@ -149,8 +157,8 @@ class _Launches:
         """Computes out and lse."""
         spec = self.of.spec
         steps = {"q": plan.queries, "k": plan.keys, "v": plan.keys, "out": plan.queries}
-        rows, share = self._rows(spec.heads), spec.heads // spec.groups
-        bytes_of_group = 2 * self._steps(spec.keys) * (spec.head_size + spec.value_size)
+        rows, share = _rows(spec, spec.heads), spec.heads // spec.groups
+        bytes_of_group = 2 * _steps(spec, spec.keys) * (spec.head_size + spec.value_size)
         section = min(rows, share * max(1, plan.section // bytes_of_group))
         sizes = (spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
         constants = {
@@ -185,21 +193,13 @@ class _Launches:
         grid = spec.batch * spec.heads * -(-spec.queries // QUERIES_OF_ROWS)
         return self.of.launch(kernel, grid, {"sizes": sizes}, constants)
 
-    def _rows(self, heads: int) -> int:
-        """The number of rows of tiles: where ids tell sequences apart, the rows of the batch are one."""
-        return heads if self.of.spec.segmented else self.of.spec.batch * heads
-
-    def _steps(self, time: int) -> int:
-        """The steps of such a row."""
-        return self.of.spec.batch * time if self.of.spec.segmented else time
-
     def backward(self, plan: BackwardPlan, tiles: int, tiles_q: int) -> Launch:
         """Computes dk, dv and the sums of dq."""
         spec = self.of.spec
         blocks = {"q": plan.queries, "dout": plan.queries} | dict.fromkeys(("k", "v", "dk", "dv"), plan.keys)
-        rows, share = self._rows(spec.groups), spec.heads // spec.groups
+        rows, share = _rows(spec, spec.groups), spec.heads // spec.groups
         count, pitch = _numbers(spec)
-        steps, layout = self._steps(spec.queries), gl.NVMMASharedLayout(0, 32, rank=2)
+        steps, layout = _steps(spec, spec.queries), gl.NVMMASharedLayout(0, 32, rank=2)
         numbers = Descriptor((count, steps), (pitch, 1), (1, plan.queries), layout)
         descriptors = {**self._described(blocks), "base": numbers, "delta": numbers}
         descriptors |= self._described({"dq_sum": plan.queries}, bits=32)

@@ -6,7 +6,7 @@ import triton.language as tl
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, pairwise_sum, wait_for_previous
 
 from ..triton.pairs import load_row, load_steps, store_steps
-from .tiles import bound_of
+from .tiles import bound_of, sequences_of
 
 
 @triton.jit
@@ -29,22 +29,15 @@ def steps_of(sizes, BLOCK: tl.constexpr, FLAT: tl.constexpr):
 
 @triton.jit
 def places_among_keys(i, cu_q_ptr, cu_k_ptr, sizes):
-    """Of steps: the place of each among the keys of its sequence, and how many of these there are; none outside of
-    packed sequences.
-    """
+    """Of steps: whether each is of a sequence; its place among the keys of that; how many of these there are."""
     T, Tk, _heads, sequences, _pitch = sizes
     if cu_q_ptr is None:
-        return i + Tk - T, Tk + i * 0
+        return i < T, i + Tk - T, Tk
     else:
-        number = i * 0
-        size = sequences
-        while size > 1:
-            half = size // 2
-            number = tl.where(bound_of(cu_q_ptr, number + half, T) <= i, number + half, number)
-            size -= half
+        number = sequences_of(i, cu_q_ptr, sequences, T, None)
         first, end = bound_of(cu_q_ptr, number, T), bound_of(cu_q_ptr, number + 1, T)
         keys = bound_of(cu_k_ptr, number + 1, Tk) - bound_of(cu_k_ptr, number, Tk)
-        return i - end + keys, tl.where((i >= first) & (i < end), keys, 0)
+        return (i >= first) & (i < end), i - end + keys, keys
 
 
 @triton.jit(do_not_specialize=["sizes"])
@@ -84,13 +77,11 @@ def prepare(
     if dlse.pointer is not None:
         delta -= load_row(dlse, batch, 0, i, T, head)
     logarithm = load_row(lse, batch, 0, i, T, head)
-    live = (i < T) & (logarithm != float("-inf"))
-    place, keys = places_among_keys(i, cu_q_ptr, cu_k_ptr, sizes)
+    inside, place, keys = places_among_keys(i, cu_q_ptr, cu_k_ptr, sizes)
+    live = inside & (logarithm != float("-inf"))
     if ids.pointer is not None:
         own = ids.pointer + batch.to(tl.int64) * ids.batch + i.to(tl.int64) * ids.step
         live &= tl.load(own, mask=i < T, other=-1) >= 0
-    if cu_q_ptr is not None:
-        live &= (i >= bound_of(cu_q_ptr, 0, T)) & (i < bound_of(cu_q_ptr, sizes[3], T))
     sees = live & (keys > 0)
     if SIDES[1] is not None:
         sees &= place + SIDES[1] >= 0

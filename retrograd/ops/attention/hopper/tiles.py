@@ -15,16 +15,18 @@ PLACE = tl.constexpr(8)  # numbers of a tile in a list of places
 
 
 @triton.jit
-def sequences_of(tiles, starts_ptr, sequences, T, BLOCK: tl.constexpr):
-    """The last sequence whose first tile is not behind each of the tiles; tiles of sequence i begin at
-    start // BLOCK + i.
+def sequences_of(places, bounds_ptr, sequences, T, BLOCK: tl.constexpr):
+    """The last sequence that begins not behind each of the places, which are tiles, or steps where BLOCK is None; tiles
+    of sequence i begin at start // BLOCK + i. As `owner_of`, for many places at once.
     """
-    low = tiles * 0
+    low = places * 0
     size = sequences
     while size > 1:
         half = size // 2
-        first = bound_of(starts_ptr, low + half, T) // BLOCK + low + half
-        low = tl.where(first <= tiles, low + half, low)
+        first = bound_of(bounds_ptr, low + half, T)
+        if BLOCK is not None:
+            first = first // BLOCK + low + half
+        low = tl.where(first <= places, low + half, low)
         size -= half
     return low
 
