@@ -27,12 +27,21 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 def assert_same_bits(result: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
     """Assert that all expected results are bitwise equal."""
-    for name, tensor in expected.items():
-        found = result[name]
-        if not same_bits(found, tensor):
-            form = f"{tuple(found.shape)} {found.dtype} and {tuple(tensor.shape)} {tensor.dtype}"
-            apart = float((upcast(found) - upcast(tensor)).abs().max()) if found.shape == tensor.shape else "shapes"
-            raise AssertionError(f"{where}: {name} differs by {apart}; {form}")
+    wrong = [name for name, tensor in expected.items() if not same_bits(result[name], tensor)]
+    if wrong:
+        raise AssertionError("; ".join(f"{where}: {name} {difference(result[name], expected[name])}" for name in wrong))
+
+
+def difference(found: Tensor, expected: Tensor) -> str:
+    """How far apart two arrays are that have not the same bits, and where."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return f"is {tuple(found.shape)} {found.dtype}, expected {tuple(expected.shape)} {expected.dtype}"
+    places = (found != expected).nonzero()
+    if not len(places):
+        return "differs in the signs of zeros"
+    apart = float((upcast(found) - upcast(expected)).abs().max())
+    first, last = (tuple(places[i].tolist()) for i in (0, -1))
+    return f"differs by {apart} at {len(places)} of {found.numel()} places, from {first} to {last}"
 
 
 def same_form(room: Room, case: Case, result: Arrays, plain: Arrays) -> None:

@@ -26,7 +26,8 @@ def check_graph(room: Room, case: Case, seed: int) -> None:
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.empty_cache()  # a capture cannot free cached memory, which may be short on a shared GPU
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # Other threads, such as JAX's, may use the GPU meanwhile; after a failed capture the old stream is current again.
+    with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         captured = call(room.torch, inputs, options(case), gradients)
     for again in range(2):
         fresh, fresh_gradients = drawn(room, case, "cuda", seed + again)

@@ -36,7 +36,8 @@ def everything() -> dict[tuple[Tool, str], Findings]:
 
 
 def compiled(op: str) -> None:
-    subprocess.run([sys.executable, CALLS, op], env=sanitizer.environment(), check=True)
+    # What fails here fails under a tool again, whose findings say so.
+    subprocess.run([sys.executable, CALLS, op], env=sanitizer.environment(), check=False)
 
 
 @cache
