@@ -116,5 +116,7 @@ def test_a_gpu_that_another_stream_keeps_busy_finishes_with_the_same_bits(backwa
         occupy[(programs,)](out, 2**25, num_warps=32)
     beside = results(inputs[:3], inputs[3], backward=backward)
     torch.cuda.current_stream().synchronize()
-    assert not other.query(), "the other stream was done before"
+    done_before = other.query()
+    other.synchronize()  # it writes to `out` at its end
+    assert not done_before, "the other stream was done before"
     assert_same_bits(beside, alone, "beside another kernel")
