@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
+from traceback import clear_frames
 from typing import Any, Protocol
 
 from retrograd.core.cases import Case
@@ -61,6 +63,7 @@ def time_cases(
                 record.leave_out(case, peer, str(reason))
             except Exception as error:
                 record.leave_out(case, peer, f"{type(error).__name__}: {error}")
+                forget(error)
                 if peer is implementations[0]:
                     failed.append(case.name)
     return failed
@@ -76,9 +79,16 @@ def host(
         return {}
     except Exception as error:
         record.leave_out(case, peer, f"{type(error).__name__}: {error}")
+        forget(error)
         return {}
     record.add_host(case, peer, times)
     return times
+
+
+def forget(error: Exception) -> None:
+    """Free the arrays of the frames in which an error was raised, so that the next implementation has their memory."""
+    clear_frames(error.__traceback__)
+    gc.collect()  # errors and their frames hold each other
 
 
 class Expected:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -228,6 +229,32 @@ def test_a_peer_may_take_large_cases_only() -> None:
     time_cases(record("linear_scan", rows, notes), [small], [Peer("large", build, "torch")], fake_clock(), "cpu")
     assert not notes
     assert {row.pass_ for row in rows if row.impl == "large"} == {"fwd", "bwd"}
+
+
+def test_what_a_failed_peer_held_is_free_for_the_next() -> None:
+    held: list[weakref.ref[Tensor]] = []
+
+    def fails(case: Case) -> Any:
+        large = torch.zeros(1000)
+        held.append(weakref.ref(large))
+        try:
+            raise MemoryError(len(large))
+        except MemoryError as error:
+            kept = error  # a cycle: the frame holds the error, whose traceback holds the frame
+            raise kept from None
+
+    def sees(case: Case) -> Any:
+        assert [one() for one in held] == [None] * len(held)
+        return own_function(ROOMS["linear_scan"], case)
+
+    rows: list[Row] = []
+    notes: list[str] = []
+    case = next(iter(bench_cases(ROOMS["linear_scan"])))
+    small = replace(case, inputs={name: replace(tensor, shape=(2, 5, 3)) for name, tensor in case.inputs.items()})
+    both = [Peer(name, build, "torch") for name, build in (("fails", fails), ("sees", sees))]
+    time_cases(record("linear_scan", rows, notes), [small], both, fake_clock(), "cpu")
+    assert held
+    assert {row.pass_ for row in rows if row.impl == "sees"} >= {"fwd", "bwd"}
 
 
 def packed(x: Tensor, *, cu_seqlens: Tensor) -> Tensor:
