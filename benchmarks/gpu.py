@@ -135,8 +135,12 @@ def step(name: str, command: list[str]) -> bool:
 
 def measure(arguments: argparse.Namespace, path: Path) -> int:
     """Measure in one framework; 1 if retrograd failed on a case."""
+    import torch
+
+    from retrograd.bench.ahead import compile_ahead
     from retrograd.bench.results import Row, Speeds, append, line
     from retrograd.bench.selection import bench_cases, chosen_peers, sparse
+    from retrograd.core.torch.launch import arch_of
     from retrograd.ops.rooms import room
 
     op = room(arguments.ops[0])
@@ -149,6 +153,8 @@ def measure(arguments: argparse.Namespace, path: Path) -> int:
             cases = sparse(op, cases)
     else:
         from retrograd.bench.run import run
+    if arch := arch_of(torch.device("cuda")):
+        compile_ahead(op, cases, arch)
     names = arguments.peers.split(",") if arguments.peers and framework == "torch" else None
     rows: list[Row] = []
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from retrograd.bench import measure
+from retrograd.bench.ahead import compile_case
+from retrograd.core.arch import SUPPORTED
 
 
 class Device:
@@ -93,3 +95,7 @@ def test_host_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "torch", SimpleNamespace(cuda=device))
     assert 0 < measure.host_us(device.call, repeats=10) < 1e6
     assert device.calls == 30
+
+
+def test_the_kernels_of_both_passes_are_compiled_ahead() -> None:
+    assert compile_case("rms_norm", SUPPORTED["sm_90"], "plain") >= 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -23,20 +22,18 @@ TESTS = Path(__file__).parents[1]
 CALLS = TESTS / "sanitized.py"
 KERNELS = TESTS / "sanitizer_kernels.py"
 KNOWN = sanitizer.known_hazards(TESTS / "known_hazards.toml")
-AT_ONCE = 4  # processes on the GPU
 
 
 @cache
-def everything() -> dict[tuple[Tool, str], Findings]:
-    """The findings of each tool for the calls of each op, whose kernels are compiled first."""
-    runs: list[tuple[Tool, str]] = [(tool, op) for tool in ("racecheck", "memcheck") for op in reversed(NAMES)]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(compiled, NAMES))
-        return dict(zip(runs, pool.map(lambda one: sanitizer.run(one[0], CALLS, [one[1]]), runs), strict=True))
+def of_op(tool: Tool, op: str) -> Findings:
+    """The findings of a tool for the calls of an op."""
+    compile_kernels(op)
+    return sanitizer.run(tool, CALLS, [op])
 
 
-def compiled(op: str) -> None:
-    # What fails here fails under a tool again, whose findings say so.
+@cache
+def compile_kernels(op: str) -> None:
+    """Run the calls of an op without a tool, which compiles faster. What fails then fails under the tool, too."""
     subprocess.run([sys.executable, CALLS, op], env=sanitizer.environment(), check=False)
 
 
@@ -48,14 +45,14 @@ def of_kernel(name: str) -> Findings:
 
 @pytest.mark.parametrize("op", NAMES)
 def test_no_kernel_reaches_beyond_an_array(op: str) -> None:
-    found = everything()["memcheck", op]
+    found = of_op("memcheck", op)
     assert found.finished, found.text[-3000:]
     assert not found.errors, "\n\n".join(found.errors)
 
 
 @pytest.mark.parametrize("op", NAMES)
 def test_accesses_to_shared_memory_are_ordered_but_for_those_whose_barrier_the_tool_does_not_see(op: str) -> None:
-    found = everything()["racecheck", op]
+    found = of_op("racecheck", op)
     assert found.finished, found.text[-3000:]
     assert not found.errors, "\n\n".join(found.errors)
     unknown = [str(race) for race in found.races if not any(known.covers(race) for known in KNOWN)]
@@ -63,7 +60,7 @@ def test_accesses_to_shared_memory_are_ordered_but_for_those_whose_barrier_the_t
 
 
 def test_hazards_are_known_only_where_the_tool_objects_to_a_correct_kernel_too() -> None:
-    reported = any(race for op in NAMES for race in everything()["racecheck", op].races)
+    reported = any(of_op("racecheck", op).races for op in reversed(NAMES))
     correct = [of_kernel(name) for name in ("handed_over", "relayed", "captured")]
     assert all(found.finished for found in correct)
     assert not reported or any(found.races for found in correct)
