@@ -40,6 +40,12 @@ CASES = {
                      segments=(ids((1, 20), (0, 130)), ids((3, 120), (-1, 9), (4, 21)))),
     "segments_wide": case("segments_wide", (2, 150, 150, 1, 1, 128), dtype="float16",
                           segments=(ids((1, 30), (0, 120)), ids((-3, 20), (-1, 9), (4, 121)))),
+    "wider_packed": case("wider_packed", (1, 300, 320, 2, 1, 192), value=128, dtype="float16", window=(40, 200),
+                         packed=((2, 3, 120, 296), (0, 7, 150, 308)), return_lse=True),
+    "wider_segments": case("wider_segments", (2, 90, 90, 1, 1, 256), dtype="float16", sinks=True,
+                           segments=(ids((1, 20), (0, 70)), ids((3, 60), (-1, 9), (4, 21)))),
+    "softcap": case("softcap", (1, 150, 200, 2, 1, 128), dtype="float16", causal=True, softcap=2.0, sinks=True),
+    "wider_softcap": case("wider_softcap", (1, 100, 150, 2, 1, 160), dtype="float16", softcap=2.0, return_lse=True),
     "segments_of_a_step": case("segments_of_a_step", (1, 30, 30, 1, 1, 64), dtype="float16",
                                segments=(tuple(range(30)),)),
 }  # fmt: skip
@@ -57,7 +63,7 @@ def test_they_keep_the_error_budget_in_any_order(name: str, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["causal", "groups", "window", "segments"])
+@pytest.mark.parametrize("name", ["causal", "groups", "window", "segments", "wider_packed"])
 def test_another_order_gives_the_same_bits(name: str, seed: int) -> None:
     found: list[Any] = []
     inputs, gradients = contract.drawn(ON_HOPPER, CASES[name], "cpu", seed)
@@ -71,9 +77,9 @@ def test_another_order_gives_the_same_bits(name: str, seed: int) -> None:
 @pytest.mark.parametrize(
     ("check", "name"),
     [
-        *((contract.check_packed, name) for name in ("packed", "packed_keys")),
-        *((contract.check_outside, name) for name in ("packed", "packed_keys", "segments")),
-        *((contract.check_batch_invariance, name) for name in ("causal", "segments", "full")),
+        *((contract.check_packed, name) for name in ("packed", "packed_keys", "wider_packed")),
+        *((contract.check_outside, name) for name in ("packed", "packed_keys", "segments", "wider_segments")),
+        *((contract.check_batch_invariance, name) for name in ("causal", "segments", "full", "wider_keys")),
         *((contract.check_structures, name) for name in ("packed", "segments_of_a_step", "fewer_keys")),
     ],
     ids=lambda each: getattr(each, "__name__", each),

@@ -91,12 +91,9 @@ def test_the_algorithm_without_a_workspace_is_left_to_the_portable_kernels() -> 
     assert [taken(spec(backward=name), which="bwd") for name in ("auto", "fused", "split")] == [True, True, False]
 
 
-def test_gradients_of_heads_wider_than_128_are_left_to_the_portable_kernels() -> None:
-    assert [taken(spec(D), which=which) for D in (128, 256) for which in ("fwd", "bwd")] == [True, True, True, False]
-
-
-def test_the_gradient_of_a_softcap_is_left_to_the_portable_kernels() -> None:
-    assert [taken(spec(softcap=3.0), which=which) for which in ("fwd", "bwd")] == [True, False]
+def test_both_passes_take_the_same_calls_but_for_that_algorithm() -> None:
+    for how in ({}, {"D": 128}, {"D": 192, "value": 128}, {"D": 256}, {"softcap": 3.0}, {"segments": ((0,) * 260,)}):
+        assert [taken(spec(**how), which=which) for which in ("fwd", "bwd")] == [True, True]
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -113,8 +110,7 @@ CASES = {
     for name, how in KINDS.items()
 }
 QUICK = ("causal_128_128",)  # the others are slow
-OF_FORWARD = [pytest.param(c, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, c in CASES.items()]
-OF_BACKWARD = [each for each in OF_FORWARD if "softcap" not in str(each.id) and "256" not in str(each.id)]
+EACH = [pytest.param(c, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, c in CASES.items()]
 
 
 def check(compiled: Any, allowed_spills: int) -> None:
@@ -125,7 +121,7 @@ def check(compiled: Any, allowed_spills: int) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("case", OF_FORWARD)
+@pytest.mark.parametrize("case", EACH)
 def test_products_run_beside_the_softmax(case: Case) -> None:
     program = Forward(HOPPER_OP, spec_of(OP, case)).program({}, HOPPER)
     assert program is not None
@@ -134,7 +130,7 @@ def test_products_run_beside_the_softmax(case: Case) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("case", OF_BACKWARD)
+@pytest.mark.parametrize("case", EACH)
 def test_products_of_the_backward_pass_run_beside_each_other(case: Case) -> None:
     spec: Spec = spec_of(OP, case)
     task = Backward(HOPPER_OP, spec, frozenset("qkv"))

@@ -21,3 +21,9 @@ if not hasattr(_descriptor, "_reinterpret"):
 def ex2(x):
     """2**x in one special-function instruction; denormals are flushed."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def lg2(x):
+    """The logarithm to base 2 in one special-function instruction, with a relative error below 2^-21; -inf for 0."""
+    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)

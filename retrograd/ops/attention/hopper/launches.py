@@ -27,17 +27,17 @@ __all__ = ["backward", "forward", "planned", "suits"]
 
 PLACE = tile_kernels.PLACE.value
 TILES_AT_ONCE = 128  # of a program of `list_places`
+PARTS_OF_COLUMNS = 4  # of dq, see `by_columns`
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
     """Whether the kernels take the architecture, the dtype, the sizes of a head and the scale.
 
-    In the backward pass not "split", which promises to need no workspace, nor a softcap, whose gradient would take more
-    registers than there are.
+    In the backward pass not "split", which promises to need no workspace.
     """
     if arch.name != "sm_90" or not arch.copies_tensors or spec.q.dtype not in ("bfloat16", "float16"):
         return False
-    if which == "bwd" and (spec.backward == "split" or spec.softcap is not None):
+    if which == "bwd" and spec.backward == "split":
         return False
     if not has_tiles(spec, which) or spec.factor <= LEAST_FACTOR:
         return False
@@ -203,12 +203,15 @@ class _Launches:
         numbers = Descriptor((count, steps), (pitch, 1), (1, plan.queries), layout)
         descriptors = {**self._described(blocks), "base": numbers, "delta": numbers}
         descriptors |= self._described({"dq_sum": plan.queries}, bits=32)
+        if plan.by_columns:
+            sums = descriptors["dq_sum"]
+            descriptors["dq_sum"] = replace(sums, block=(*sums.block[:-1], sums.block[-1] // PARTS_OF_COLUMNS))
         bytes_of_group = share * steps * (6 * spec.head_size + 2 * spec.value_size)
         section = min(rows, max(1, plan.section // bytes_of_group))
         sizes = (spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
         constants = {
             "SIDES": self.of.sides(),
-            "FACTOR": self._factors()[2],
+            "FACTORS": self._factors(),
             "SCALE": spec.factor,
             "SHARE": share,
             "KEYS": plan.keys,
@@ -216,6 +219,7 @@ class _Launches:
             "STAGES": plan.stages,
             "SLOTS": plan.slots,
             "AHEAD": plan.ahead,
+            "BY_COLUMNS": plan.by_columns,
             "REGISTERS": plan.registers,
         }
         # A program takes several tiles only where their number is known on the device alone: that takes registers.

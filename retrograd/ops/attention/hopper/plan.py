@@ -46,9 +46,10 @@ class BackwardPlan:
     """The tiles of the backward pass; `programs` and `section` only decide the time.
 
     Attributes:
-        keys: of a program's tile; each half has warps of its own.
+        keys: of a program's tile.
         queries: of a tile that it walks over.
-        stages: tiles of queries in shared memory.
+        by_columns: whether two groups of warps share the columns of dk and dv; else each has half of the keys.
+        stages: tiles of q in shared memory, and of dout.
         slots: parts of dq in shared memory, on their way to their sums.
         ahead: whether a step begins the first product of the next one.
         registers: of a thread that computes products.
@@ -60,7 +61,8 @@ class BackwardPlan:
 
     keys: int = 128
     queries: int = 64
-    stages: int = 2
+    by_columns: bool = False
+    stages: tuple[int, int] = (2, 2)
     slots: int = 2
     ahead: bool = False
     registers: int = 240
@@ -78,8 +80,10 @@ FORWARD = {
     (256, 256): ForwardPlan(keys=64, queued=1),
 }
 BACKWARD = {
-    (64, 64): BackwardPlan(stages=3, ahead=True, spills=10),
+    (64, 64): BackwardPlan(stages=(3, 3), ahead=True, spills=10),
     (128, 128): BackwardPlan(spills=100, spills_of_ids=150),
+    (256, 128): BackwardPlan(keys=64, by_columns=True),
+    (256, 256): BackwardPlan(keys=64, by_columns=True, stages=(2, 1)),
 }
 LEAST_SIZE = 64  # of a head: narrower ones would leave columns unused that their products cost
 UNIT = 8  # of a head's size: tensor descriptors need strides of 16 bytes

@@ -128,12 +128,12 @@ def tile_of(t, tiles, places_ptr, sizes, TILE: gl.constexpr):
 
 
 @gluon.jit
-def at_step(array, batch, first, at, count, head):
+def at_step(array, batch, first, at, count, head, column=0):
     """The coordinates of a tile in a tensor descriptor, see `triton.launches.Launches.described`."""
     if len(array.block_shape) == 5:
-        return [LIMIT, first + count, LIMIT - count + at, head, 0]
+        return [LIMIT, first + count, LIMIT - count + at, head, column]
     else:
-        return [batch, first + at, head, 0]
+        return [batch, first + at, head, column]
 
 
 @gluon.jit

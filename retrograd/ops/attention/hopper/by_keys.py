@@ -1,0 +1,114 @@
+"""Attention, backward, on Hopper: a tile of keys whose halves two groups of warps take. Symbols: ../README.md."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .forward import WARPS, matrix
+from .steps import (
+    AT,
+    KEYS_OF,
+    LOW,
+    QUERIES_OF,
+    STEPS,
+    differences,
+    numbers_of,
+    probabilities,
+    step_of,
+    store_totals,
+)
+from .tickets import read
+
+
+@gluon.jit
+def products_of_step(n, k, q_s, none, q_full, STAGES: gl.constexpr):
+    """Begin the products of keys with the queries of step n, when these are there."""
+    slot = n % STAGES
+    mbarrier.wait(q_full.index(slot), (n // STAGES) & 1)
+    return warpgroup_mma(k, matrix(q_s.index(slot)).permute((1, 0)), none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def differ_by_keys(
+    W: gl.constexpr, dk, dv, memory, barriers, tickets, done, turn, SIDES: gl.constexpr,
+    FACTORS: gl.constexpr, SCALE: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, AHEAD: gl.constexpr, LISTED: gl.constexpr,
+):  # fmt: skip
+    """dk and dv of one half, W, of the keys; half of the columns of dq, from all keys. Pairs are (keys, queries)."""
+    q_s, k_s, v_s, dout_s, base_s, delta_s, _, ds_s, dq_s = memory
+    kv_full, _, q_full, q_empty, dout_full, dout_empty, _, ds_full, dq_full, dq_empty, _ = barriers
+    TYPE: gl.constexpr = q_s.dtype
+    R: gl.constexpr = KEYS // 2
+    D: gl.constexpr = k_s.shape[len(k_s.shape) - 1]
+    V: gl.constexpr = v_s.shape[len(v_s.shape) - 1]
+    HALF: gl.constexpr = D // 2
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, QUERIES, 16])
+    OF_K: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, D, 16])
+    OF_V: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, V, 16])
+    OF_Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, HALF, 16])
+    LEFT_K: gl.constexpr = gl.DotOperandLayout(0, OF_K, 2)
+    LEFT_V: gl.constexpr = gl.DotOperandLayout(0, OF_V, 2)
+    COLUMN: gl.constexpr = gl.SliceLayout(0, S)
+    none = gl.zeros([R, QUERIES], gl.float32, S)
+    none_q = gl.zeros([QUERIES, HALF], gl.float32, OF_Q)
+    k_all = matrix(k_s)
+    k, v = k_all.slice(W * R, R), matrix(v_s).slice(W * R, R)
+    k_half = k_all.slice(W * HALF, HALF, dim=1)
+    queries, keys, at = read(tickets, turn, QUERIES_OF), read(tickets, turn, KEYS_OF), read(tickets, turn, AT)
+    low, steps = read(tickets, turn, LOW), read(tickets, turn, STEPS)
+    total_k = gl.zeros([R, D], gl.float32, OF_K)
+    total_v = gl.zeros([R, V], gl.float32, OF_V)
+    j = at + W * R + gl.arange(0, R, gl.SliceLayout(1, S))
+    mbarrier.wait(kv_full, turn & 1)
+    end = done + SHARE * steps
+    s = none
+    if AHEAD:
+        if end > done:
+            s = warpgroup_mma_wait(0, deps=[products_of_step(done, k, q_s, none, q_full, STAGES[0])])
+    for n in range(done, end):
+        _head, m = step_of(n - done, 0, low, steps, SHARE)
+        start = m * QUERIES
+        q_at, dout_at, ds_at, dq_at = n % STAGES[0], n % STAGES[1], n % 2, n % SLOTS
+        q_tile, dout_tile = matrix(q_s.index(q_at)), matrix(dout_s.index(dout_at))
+        if not AHEAD:
+            s = products_of_step(n, k, q_s, none, q_full, STAGES[0])
+        mbarrier.wait(dout_full.index(dout_at), (n // STAGES[1]) & 1)
+        dp = warpgroup_mma(v, dout_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+        base = numbers_of(base_s, q_at, queries - start, float("inf"), LISTED, COLUMN)
+        if AHEAD:
+            # The last step computes its own once more, so that no product is in a branch.
+            next_s = products_of_step(gl.minimum(n + 1, end - 1), k, q_s, none, q_full, STAGES[0])
+        else:
+            s = warpgroup_mma_wait(1, deps=[s])
+        p = probabilities(s, base, j, at, start, queries, keys, SIDES, FACTORS, KEYS, QUERIES, COLUMN)
+        # This product reads p, so that the assembler leaves the exponentials before the wait for dp.
+        left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
+        total_v = warpgroup_mma(left, dout_tile, total_v, is_async=True)
+        delta = numbers_of(delta_s, dout_at, queries - start, 0.0, LISTED, COLUMN)
+        dp = warpgroup_mma_wait(2 if AHEAD else 1, deps=[dp])
+        ds = differences(p, dp, base, delta, FACTORS).to(TYPE)
+        ds_s.index(ds_at).slice(W * R, R).store(ds)
+        fence_async_shared()
+        # Two places: the other half cannot be two steps ahead, so a place is free again when it is used again.
+        mbarrier.arrive(ds_full.index(ds_at))
+        mbarrier.wait(ds_full.index(ds_at), (n // 2) & 1)
+        part = warpgroup_mma(ds_s.index(ds_at).permute((1, 0)), k_half, none_q, use_acc=False, is_async=True)
+        total_k = warpgroup_mma(gl.convert_layout(ds, LEFT_K, assert_trivial=True), q_tile, total_k, is_async=True)
+        if AHEAD:
+            part, total_v, s = warpgroup_mma_wait(1, deps=[part, total_v, next_s])
+        else:
+            part, total_v = warpgroup_mma_wait(1, deps=[part, total_v])
+        mbarrier.arrive(dout_empty.index(dout_at))
+        mbarrier.wait(dq_empty.index(dq_at), ((n // SLOTS) & 1) ^ 1)
+        matrix(dq_s.index(dq_at)).slice(W * HALF, HALF, dim=1).store(part)
+        fence_async_shared()
+        mbarrier.arrive(dq_full.index(dq_at))
+        total_k = warpgroup_mma_wait(0, deps=[total_k])
+        mbarrier.arrive(q_empty.index(q_at))
+    store_totals(W, dk, dv, k, v, total_k * SCALE, total_v, memory, barriers, tickets, turn)
+    return end
