@@ -225,7 +225,8 @@ class _Launches:
         # A program takes several tiles only where their number is known on the device alone: that takes registers.
         grid = min(rows * tiles, plan.programs) if spec.segmented else rows * tiles
         launch = self.of.launch(backward_kernels.backward, grid, {"sizes": sizes}, constants, descriptors)
-        spills = plan.spills + (plan.spills_of_ids if spec.segmented else 0)
+        more = spec.segmented or spec.softcap is not None
+        spills = plan.spills + (plan.more_spills if more else 0)
         return replace(launch, num_warps=4, allowed_spills=spills)
 
     def _factors(self) -> tuple[float | None, float | None, float]:

@@ -54,7 +54,8 @@ class BackwardPlan:
         ahead: whether a step begins the first product of the next one.
         registers: of a thread that computes products.
         spills: spill instructions that tests allow.
-        spills_of_ids: more of them, where ids tell sequences apart and a program takes several tiles.
+        more_spills: that they allow besides, with a softcap, or where ids tell sequences apart and a program takes
+            several tiles.
         programs: at most, with ids.
         section: bytes of what the heads that are computed side by side have of queries: q, dout and the sums of dq.
     """
@@ -67,7 +68,7 @@ class BackwardPlan:
     ahead: bool = False
     registers: int = 240
     spills: int = 0
-    spills_of_ids: int = 0
+    more_spills: int = 0
     programs: int = MULTIPROCESSORS
     section: int = SECTION
 
@@ -80,10 +81,10 @@ FORWARD = {
     (256, 256): ForwardPlan(keys=64, queued=1),
 }
 BACKWARD = {
-    (64, 64): BackwardPlan(stages=(3, 3), ahead=True, spills=10),
-    (128, 128): BackwardPlan(spills=100, spills_of_ids=150),
-    (256, 128): BackwardPlan(keys=64, by_columns=True),
-    (256, 256): BackwardPlan(keys=64, by_columns=True, stages=(2, 1)),
+    (64, 64): BackwardPlan(stages=(3, 3), ahead=True, spills=10, more_spills=30),
+    (128, 128): BackwardPlan(spills=100, more_spills=150),
+    (256, 128): BackwardPlan(keys=64, by_columns=True, spills=10),
+    (256, 256): BackwardPlan(keys=64, by_columns=True, stages=(2, 1), spills=80, more_spills=20),
 }
 LEAST_SIZE = 64  # of a head: narrower ones would leave columns unused that their products cost
 UNIT = 8  # of a head's size: tensor descriptors need strides of 16 bytes
