@@ -21,10 +21,12 @@ from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
 
 from ..triton.pairs import LN2
-from .tickets import draw, give, ring, take, tickets_for
+from .tickets import draw, give, let_go, read, ring, tickets_for, wait_for
 from .tiles import at_step, blocks_seen, tile_of, tiles_of_head, unmasked
 
 WARPS = gl.constexpr(4)  # of a group
+# Numbers of a ticket: whether there is a tile; what `tile_of` tells of it; what `blocks_seen` does.
+MORE, BATCH, HEAD, FIRST_Q, QUERIES_OF, KEYS_OF, AT, OUTSIDE, LOW, HIGH = (gl.constexpr(i) for i in range(10))
 FETCH_REGISTERS = gl.constexpr(40)
 FEWER_REGISTERS = gl.constexpr(24)  # beside three groups
 
@@ -58,30 +60,32 @@ def fetch(
     n, turn = 0, 0
     while t < tiles * sizes[5]:
         ticket = draw(counter_ptr)
-        batch, head, first_q, queries, first_k, keys, at, _outside = tile_of(
+        batch, head, first_q, queries, first_k, keys, at, outside = tile_of(
             t, tiles, places_ptr, sizes, GROUPS * QUERIES
         )
-        low, high = blocks_seen(at, queries, keys, SIDES, GROUPS * QUERIES, KEYS)
-        for w in gl.static_range(GROUPS):
-            place = w * QUEUED + turn % QUEUED
-            where = at_step(q, batch, first_q, at + w * QUERIES, queries, head)
-            mbarrier.wait(q_empty.index(place), ((turn // QUEUED) & 1) ^ 1)
-            mbarrier.expect(q_full.index(place), q.block_type.nbytes)
-            tma_load(q, where, q_full.index(place), q_s.index(place))
-        group = head // sizes[3]
-        for i in range(high - low):
-            slot, free = n % STAGES, ((n // STAGES) & 1) ^ 1
-            where = at_step(k, batch, first_k, (high - 1 - i) * KEYS, keys, group)
-            mbarrier.wait(k_empty.index(slot), free)
-            mbarrier.expect(k_full.index(slot), k.block_type.nbytes)
-            tma_load(k, where, k_full.index(slot), k_s.index(slot))
-            mbarrier.wait(v_empty.index(slot), free)
-            mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
-            tma_load(v, where, v_full.index(slot), v_s.index(slot))
-            n += 1
-        give(tickets, turn, (ticket,))
+        if queries > 0:
+            low, high = blocks_seen(at, queries, keys, SIDES, GROUPS * QUERIES, KEYS)
+            give(tickets, turn, (1, batch, head, first_q, queries, keys, at, outside, low, high))
+            for w in gl.static_range(GROUPS):
+                place = w * QUEUED + turn % QUEUED
+                where = at_step(q, batch, first_q, at + w * QUERIES, queries, head)
+                mbarrier.wait(q_empty.index(place), ((turn // QUEUED) & 1) ^ 1)
+                mbarrier.expect(q_full.index(place), q.block_type.nbytes)
+                tma_load(q, where, q_full.index(place), q_s.index(place))
+            group = head // sizes[3]
+            for i in range(high - low):
+                slot, free = n % STAGES, ((n // STAGES) & 1) ^ 1
+                where = at_step(k, batch, first_k, (high - 1 - i) * KEYS, keys, group)
+                mbarrier.wait(k_empty.index(slot), free)
+                mbarrier.expect(k_full.index(slot), k.block_type.nbytes)
+                tma_load(k, where, k_full.index(slot), k_s.index(slot))
+                mbarrier.wait(v_empty.index(slot), free)
+                mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
+                tma_load(v, where, v_full.index(slot), v_s.index(slot))
+                n += 1
+            turn += 1
         t = ticket
-        turn += 1
+    give(tickets, turn, (0,))
 
 
 @gluon.jit
@@ -161,9 +165,9 @@ def add_block(
 
 @gluon.jit
 def attend(
-    W: gl.constexpr, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes,
-    SIDES: gl.constexpr, FACTORS: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    GROUPS: gl.constexpr, QUEUED: gl.constexpr, OUT_IN_Q: gl.constexpr,
+    W: gl.constexpr, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES: gl.constexpr,
+    FACTORS: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, QUEUED: gl.constexpr,
+    OUT_IN_Q: gl.constexpr,
 ):  # fmt: skip
     """out and lse of the queries of group W in the program's tiles."""
     q_s, k_s, v_s, out_s = memory
@@ -175,11 +179,12 @@ def attend(
     ROW: gl.constexpr = gl.SliceLayout(1, S)
     empty = gl.zeros([QUERIES, KEYS], gl.float32, S)
     n, turn = 0, 0
-    while t < tiles * sizes[5]:
-        batch, head, first_q, queries, _first_k, keys, at, outside = tile_of(
-            t, tiles, places_ptr, sizes, GROUPS * QUERIES
-        )
-        low, high = blocks_seen(at, queries, keys, SIDES, GROUPS * QUERIES, KEYS)
+    wait_for(tickets, 0)
+    while read(tickets, turn, MORE) == 1:
+        batch, head, first_q = read(tickets, turn, BATCH), read(tickets, turn, HEAD), read(tickets, turn, FIRST_Q)
+        queries, keys, at = read(tickets, turn, QUERIES_OF), read(tickets, turn, KEYS_OF), read(tickets, turn, AT)
+        outside, low, high = read(tickets, turn, OUTSIDE), read(tickets, turn, LOW), read(tickets, turn, HIGH)
+        let_go(tickets, turn)
         own = at + W * QUERIES
         bottom, top = unmasked(own, queries, keys, low, high, SIDES, QUERIES, KEYS)
         counts = queries, keys
@@ -233,14 +238,14 @@ def attend(
             tma.store_wait(0)
             mbarrier.arrive(q_empty.index(place))
         logarithm = gl.where(some, gl.fma(largest, FACTORS[2], gl.log2(whole)) * LN2, float("-inf"))
-        logarithm = gl.where(outside, 0.0, logarithm)
+        logarithm = gl.where(outside != 0, 0.0, logarithm)
         if runs_ptr is not None:  # first_q is a step of all rows
             batch = first_q // sizes[0]
             first_q -= batch * sizes[0]
         row = lse.pointer + gl.cast(batch, gl.int64) * lse.batch + gl.cast(head, gl.int64) * lse.head
         gl.store(row + (first_q + i).to(gl.int64) * lse.step, logarithm, mask=i < queries)
-        t = take(tickets, turn)
         turn += 1
+        wait_for(tickets, turn)
     tma.store_wait(0)
 
 
@@ -286,7 +291,7 @@ def forward(
     q_full, q_empty = ring(GROUPS * QUEUED, 1), ring(GROUPS * QUEUED, 1)
     k_full, k_empty = ring(STAGES, 1), ring(STAGES, GROUPS)
     v_full, v_empty = ring(STAGES, 1), ring(STAGES, GROUPS)
-    tickets = tickets_for(GROUPS)
+    tickets = tickets_for(GROUPS, 16)
     fence_async_shared()
     memory = (q_s, k_s, v_s, out_s)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
@@ -297,10 +302,10 @@ def forward(
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (attend, (0, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes, SIDES,
-                          FACTORS, QUERIES, KEYS, STAGES, GROUPS, QUEUED, OUT_IN_Q)),
-                (attend, (1, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes, SIDES,
-                          FACTORS, QUERIES, KEYS, STAGES, GROUPS, QUEUED, OUT_IN_Q)),
+                (attend, (0, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, QUERIES, KEYS,
+                          STAGES, QUEUED, OUT_IN_Q)),
+                (attend, (1, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, QUERIES, KEYS,
+                          STAGES, QUEUED, OUT_IN_Q)),
                 (fetch, (q, k, v, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, QUERIES,
                          KEYS, STAGES, GROUPS, QUEUED)),
             ],
@@ -310,12 +315,12 @@ def forward(
     else:
         gl.warp_specialize(
             [
-                (attend, (0, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes, SIDES,
-                          FACTORS, QUERIES, KEYS, STAGES, GROUPS, QUEUED, OUT_IN_Q)),
-                (attend, (1, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes, SIDES,
-                          FACTORS, QUERIES, KEYS, STAGES, GROUPS, QUEUED, OUT_IN_Q)),
-                (attend, (2, out, sinks, lse, memory, barriers, tickets, t, tiles, places_ptr, runs_ptr, sizes, SIDES,
-                          FACTORS, QUERIES, KEYS, STAGES, GROUPS, QUEUED, OUT_IN_Q)),
+                (attend, (0, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, QUERIES, KEYS,
+                          STAGES, QUEUED, OUT_IN_Q)),
+                (attend, (1, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, QUERIES, KEYS,
+                          STAGES, QUEUED, OUT_IN_Q)),
+                (attend, (2, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, QUERIES, KEYS,
+                          STAGES, QUEUED, OUT_IN_Q)),
                 (fetch, (q, k, v, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, QUERIES,
                          KEYS, STAGES, GROUPS, QUEUED)),
             ],

@@ -173,7 +173,7 @@ class _Launches:
         }
         grid = min(rows * tiles, plan.programs)
         launch = self.of.launch(forward_kernels.forward, grid, {"sizes": sizes}, constants, self._described(steps))
-        return replace(launch, num_warps=4, allowed_spills=plan.spills)
+        return replace(launch, num_warps=4)
 
     def prepare(self) -> Launch:
         """Computes the numbers of queries that the walk reads, and parts of the gradient of sinks."""

@@ -25,7 +25,6 @@ class ForwardPlan:
         stages: blocks of k, and of v, in shared memory.
         queued: tiles whose q is in shared memory: one is attended to, a second one on its way.
         registers: of a thread that attends.
-        spills: spill instructions that tests allow.
         programs: at most.
         section: bytes of the keys and values of the heads that are computed side by side.
     """
@@ -36,7 +35,6 @@ class ForwardPlan:
     stages: int = 2
     queued: int = 2
     registers: int = 232
-    spills: int = 0
     programs: int = MULTIPROCESSORS
     section: int = SECTION
 
@@ -75,7 +73,7 @@ class BackwardPlan:
 
 # Columns of a head of queries and keys, and of values, in tiles.
 FORWARD = {
-    (64, 64): ForwardPlan(groups=3, registers=160, spills=130),
+    (64, 64): ForwardPlan(groups=3, registers=160),
     (128, 128): ForwardPlan(),
     (256, 128): ForwardPlan(keys=64, queued=1),
     (256, 256): ForwardPlan(keys=64, queued=1),

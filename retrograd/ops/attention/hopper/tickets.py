@@ -61,12 +61,3 @@ def let_go(tickets, turn):
     """This group reads ticket number `turn` no more."""
     _memory, _given, taken = tickets
     mbarrier.arrive(taken.index(turn % TICKETS))
-
-
-@gluon.jit
-def take(tickets, turn):
-    """The only number of ticket number `turn`."""
-    wait_for(tickets, turn)
-    ticket = read(tickets, turn, 0)
-    let_go(tickets, turn)
-    return ticket

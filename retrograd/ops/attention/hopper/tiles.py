@@ -121,10 +121,10 @@ def tile_of(t, tiles, places_ptr, sizes, TILE: gl.constexpr):
     row, place = of_section(t, tiles, rows, section)
     tile = tiles - 1 - place
     if places_ptr is None:
-        return row // heads, row % heads, 0, Tq, 0, Tk, tile * TILE, False
+        return row // heads, row % heads, 0, Tq, 0, Tk, tile * TILE, 0
     else:
         first_q, queries, first_k, keys, at, outside, _number = place_of(places_ptr, tile)
-        return 0, row, first_q, queries, first_k, keys, at, outside != 0
+        return 0, row, first_q, queries, first_k, keys, at, outside
 
 
 @gluon.jit
