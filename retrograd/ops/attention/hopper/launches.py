@@ -169,11 +169,12 @@ class _Launches:
             "STAGES": plan.stages,
             "GROUPS": plan.groups,
             "QUEUED": plan.queued,
+            "AHEAD": plan.ahead,
             "REGISTERS": plan.registers,
         }
         grid = min(rows * tiles, plan.programs)
         launch = self.of.launch(forward_kernels.forward, grid, {"sizes": sizes}, constants, self._described(steps))
-        return replace(launch, num_warps=4)
+        return replace(launch, num_warps=4, allowed_spills=plan.spills)
 
     def prepare(self) -> Launch:
         """Computes the numbers of queries that the walk reads, and parts of the gradient of sinks."""

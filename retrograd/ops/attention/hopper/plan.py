@@ -24,7 +24,10 @@ class ForwardPlan:
         keys: of a block.
         stages: blocks of k, and of v, in shared memory.
         queued: tiles whose q is in shared memory: one is attended to, a second one on its way.
+        ahead: whether the first products of a tile begin before the results of the tile before are stored; needs two
+            tiles queued.
         registers: of a thread that attends.
+        spills: spill instructions that tests allow.
         programs: at most.
         section: bytes of the keys and values of the heads that are computed side by side.
     """
@@ -34,7 +37,9 @@ class ForwardPlan:
     keys: int = 128
     stages: int = 2
     queued: int = 2
+    ahead: bool = True
     registers: int = 232
+    spills: int = 0
     programs: int = MULTIPROCESSORS
     section: int = SECTION
 
@@ -73,10 +78,10 @@ class BackwardPlan:
 
 # Columns of a head of queries and keys, and of values, in tiles.
 FORWARD = {
-    (64, 64): ForwardPlan(groups=3, registers=160),
+    (64, 64): ForwardPlan(groups=3, registers=160, spills=10),
     (128, 128): ForwardPlan(),
-    (256, 128): ForwardPlan(keys=64, queued=1),
-    (256, 256): ForwardPlan(keys=64, queued=1),
+    (256, 128): ForwardPlan(keys=64, queued=1, ahead=False),
+    (256, 256): ForwardPlan(keys=64, queued=1, ahead=False),
 }
 BACKWARD = {
     (64, 64): BackwardPlan(stages=(3, 3), ahead=True, spills=10, more_spills=30),
