@@ -1,8 +1,9 @@
 """Compares an op in PyTorch and in JAX by the same measure: the time during which its kernels run on the device.
 
-python benchmarks/frameworks.py OP OUT.jsonl. Both run in one process on the same inputs, and one profiler (Kineto, by
-torch.profiler) records all their kernels. Gaps between kernels do not count, and the time of overlapping kernels counts
-once: PyTorch starts a kernel while the previous one drains, XLA does not. Rows have `"timing": "kernels"`.
+python benchmarks/frameworks.py OP OUT.jsonl [CASE ...], with patterns of names of cases. Both run in one process on the
+same inputs, and one profiler (Kineto, by torch.profiler) records all their kernels. Gaps between kernels do not count,
+and the time of overlapping kernels counts once: PyTorch starts a kernel while the previous one drains, XLA does not.
+Rows have `"timing": "kernels"`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from retrograd.bench import run_jax
+from retrograd.bench.ahead import compile_ahead
 from retrograd.bench.environment import stamp
 from retrograd.bench.limits import measure
 from retrograd.bench.measure import GPU_CLOCK, Timing
@@ -32,6 +34,7 @@ from retrograd.bench.run import gradients_like, own_function, results, wanted
 from retrograd.bench.selection import bench_cases, sets_for, sparse
 from retrograd.core.cases import Case
 from retrograd.core.room import Pass, Room
+from retrograd.core.torch.launch import arch_of
 from retrograd.ops.rooms import room
 from retrograd.testing.draw import draw, leaves
 
@@ -93,7 +96,9 @@ def in_jax(op: Room, case: Case, sets: list[dict[str, torch.Tensor]]) -> dict[Pa
 
 def main() -> None:
     op, out = room(sys.argv[1]), Path(sys.argv[2])
-    cases = sparse(op, bench_cases(op, ("*",)))
+    cases = bench_cases(op, sys.argv[3:]) if sys.argv[3:] else sparse(op, bench_cases(op))
+    if arch := arch_of(torch.device("cuda")):
+        compile_ahead(op, cases, arch)
     limits = measure(GPU_CLOCK, torch.device("cuda", torch.cuda.current_device()))
     stamped = stamp(torch.cuda.get_device_name())
     keep = partial(append, out)

@@ -104,7 +104,7 @@ def differ_by_columns(
             left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
             total_v = warpgroup_mma(left, dout_half, total_v, is_async=True)
             # No product of the step before reads ds any more: p comes from group 0 behind its own.
-            base = delta
+            base = delta  # not read without a softcap
             if FACTORS[0] is not None:
                 base = numbers_of(base_s, q_at, queries - start, float("inf"), LISTED, COLUMN)
             ds_tile.store(differences(p, dp, base, delta, FACTORS).to(TYPE))
