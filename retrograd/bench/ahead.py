@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
 
@@ -26,14 +27,17 @@ def compile_ahead(room: Room, cases: Sequence[Case], arch: Arch) -> None:
 
 
 def compile_case(op: str, arch: Arch, name: str) -> int:
-    """Compile a case's kernels; returns how many launches have compiled. What does not compile fails in the run."""
+    """Compile the kernels of a named case; see `compile_programs`."""
     room = room_of(op)
+    return compile_programs(room, room.case(name), arch)
+
+
+def compile_programs(room: Room, case: Case, arch: Arch) -> int:
+    """Compile the kernels of both passes; returns how many launches have compiled. The others fail when they run."""
     compiled = 0
-    for program in room.programs(room.case(name), arch) or ():
+    for program in room.programs(case, arch) or ():
         for launch in program.launches:
-            try:
+            with suppress(Exception):
                 build(launch, program.arrays, arch)
-            except Exception:
-                continue
-            compiled += 1
+                compiled += 1
     return compiled

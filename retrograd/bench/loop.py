@@ -62,8 +62,7 @@ def time_cases(
             except NotApplicableError as reason:
                 record.leave_out(case, peer, str(reason))
             except Exception as error:
-                record.leave_out(case, peer, f"{type(error).__name__}: {error}")
-                forget(error)
+                leave_out_failed(record, case, peer, error)
                 if peer is implementations[0]:
                     failed.append(case.name)
     return failed
@@ -78,15 +77,15 @@ def host(
     except NotApplicableError:
         return {}
     except Exception as error:
-        record.leave_out(case, peer, f"{type(error).__name__}: {error}")
-        forget(error)
+        leave_out_failed(record, case, peer, error)
         return {}
     record.add_host(case, peer, times)
     return times
 
 
-def forget(error: Exception) -> None:
-    """Free the arrays of the frames in which an error was raised, so that the next implementation has their memory."""
+def leave_out_failed(record: Record, case: Case, peer: Peer, error: Exception) -> None:
+    """Note an error, and free the arrays of the frames in which it was raised: the next peer needs their memory."""
+    record.leave_out(case, peer, f"{type(error).__name__}: {error}")
     clear_frames(error.__traceback__)
     gc.collect()  # errors and their frames hold each other
 

@@ -91,7 +91,7 @@ def test_the_algorithm_without_a_workspace_is_left_to_the_portable_kernels() -> 
     assert [taken(spec(backward=name), which="bwd") for name in ("auto", "fused", "split")] == [True, True, False]
 
 
-def test_both_passes_take_the_same_calls_but_for_that_algorithm() -> None:
+def test_both_passes_take_the_same_sizes_and_options() -> None:
     for how in ({}, {"D": 128}, {"D": 192, "value": 128}, {"D": 256}, {"softcap": 3.0}, {"segments": ((0,) * 260,)}):
         assert [taken(spec(**how), which=which) for which in ("fwd", "bwd")] == [True, True]
 

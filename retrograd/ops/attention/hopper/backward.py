@@ -22,10 +22,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from .by_columns import column_of, differ_by_columns
+from .by_columns import PARTS, column_of, differ_by_columns
 from .by_keys import differ_by_keys
 from .forward import WARPS, several
-from .steps import AT, BATCH, FIRST_Q, GROUP, KEYS_OF, LOW, MORE, QUERIES_OF, ROWS_AT, STEPS, step_of
+from .steps import BATCH, FIRST_Q, GROUP, MORE, ROWS_AT, step_of, walk_of
 from .tickets import draw, give, let_go, read, ring, tickets_for, wait_for
 from .tiles import at_step, queries_seen, tile_of_keys, tiles_of_head, turn_of
 
@@ -135,23 +135,24 @@ def fetch(
 @gluon.jit
 def add_tile(
     dq_sum, turns_ptr, memory, barriers, tickets, done, turn, tiles_q, SIDES: gl.constexpr, SHARE: gl.constexpr,
-    KEYS: gl.constexpr, QUERIES: gl.constexpr, SLOTS: gl.constexpr, PARTS: gl.constexpr,
+    KEYS: gl.constexpr, QUERIES: gl.constexpr, SLOTS: gl.constexpr, BY_COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """Add the parts of dq of a ticket's tile to their sums, in turn; the first one is stored."""
     _, _, _, _, _, _, _, _, dq_s = memory
     _, _, _, _, _, _, _, _, dq_full, dq_empty, _ = barriers
     batch, group, first_q = read(tickets, turn, BATCH), read(tickets, turn, GROUP), read(tickets, turn, FIRST_Q)
-    queries, keys, at = read(tickets, turn, QUERIES_OF), read(tickets, turn, KEYS_OF), read(tickets, turn, AT)
-    rows_at, low, steps = read(tickets, turn, ROWS_AT), read(tickets, turn, LOW), read(tickets, turn, STEPS)
+    queries, keys, at, low, steps = walk_of(tickets, turn)
+    rows_at = read(tickets, turn, ROWS_AT)
     let_go(tickets, turn)
+    OF_STEP: gl.constexpr = PARTS if BY_COLUMNS else 1
     for n in range(SHARE * steps):
         head, m = step_of(n, group, low, steps, SHARE)
         own_turn_ptr = turns_ptr + rows_at + head * tiles_q + m
         own_turn = turn_of(at, m * QUERIES, queries, keys, SIDES, KEYS)
-        for part in gl.static_range(PARTS):
-            use = (done + n) * PARTS + part
+        for part in gl.static_range(OF_STEP):
+            use = (done + n) * OF_STEP + part
             slot = use % SLOTS
-            where = at_step(dq_sum, batch, first_q, m * QUERIES, queries, head, column_of(part, PARTS, dq_sum))
+            where = at_step(dq_sum, batch, first_q, m * QUERIES, queries, head, column_of(part, dq_sum))
             mbarrier.wait(dq_full.index(slot), (use // SLOTS) & 1)
             if part == 0:
                 while read_turn(own_turn_ptr) != own_turn:
@@ -170,7 +171,7 @@ def add_tile(
 @gluon.jit
 def add(
     dq_sum, turns_ptr, memory, barriers, tickets, tiles_q, SIDES: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr,
-    QUERIES: gl.constexpr, SLOTS: gl.constexpr, PARTS: gl.constexpr, SEVERAL: gl.constexpr,
+    QUERIES: gl.constexpr, SLOTS: gl.constexpr, BY_COLUMNS: gl.constexpr, SEVERAL: gl.constexpr,
 ):  # fmt: skip
     """Add the program's parts of dq to their sums."""
     wait_for(tickets, 0)
@@ -179,12 +180,14 @@ def add(
         while read(tickets, turn, MORE) == 1:
             done = add_tile(
                 dq_sum, turns_ptr, memory, barriers, tickets, done, turn, tiles_q, SIDES, SHARE, KEYS, QUERIES, SLOTS,
-                PARTS,
+                BY_COLUMNS,
             )  # fmt: skip
             turn += 1
             wait_for(tickets, turn)
     else:
-        add_tile(dq_sum, turns_ptr, memory, barriers, tickets, 0, 0, tiles_q, SIDES, SHARE, KEYS, QUERIES, SLOTS, PARTS)
+        add_tile(
+            dq_sum, turns_ptr, memory, barriers, tickets, 0, 0, tiles_q, SIDES, SHARE, KEYS, QUERIES, SLOTS, BY_COLUMNS
+        )
 
 
 @gluon.jit
@@ -282,7 +285,6 @@ def backward(
     BY_COLUMNS: how two groups of warps share a tile, see `by_columns`; else `by_keys`.
     """
     TYPE: gl.constexpr = q.dtype
-    PARTS: gl.constexpr = 4 if BY_COLUMNS else 1  # of a tile of dq
     OWNERS: gl.constexpr = 1 if BY_COLUMNS else 2  # of a part, and of a tile of ds
     PAIRS: gl.constexpr = [KEYS, QUERIES]
     q_s = gl.allocate_shared_memory(TYPE, several(STAGES[0], q), q.layout)
@@ -321,8 +323,8 @@ def backward(
                       AHEAD, BY_COLUMNS, places_ptr is not None, runs_ptr is not None)),
             (fetch, (arrays, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, SHARE, KEYS,
                      QUERIES, STAGES, runs_ptr is not None)),
-            (add, (dq_sum, turns_ptr, memory, barriers, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, SLOTS, PARTS,
-                   runs_ptr is not None)),
+            (add, (dq_sum, turns_ptr, memory, barriers, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, SLOTS,
+                   BY_COLUMNS, runs_ptr is not None)),
         ],
         [WARPS, 1, 1],
         [REGISTERS, FEW_REGISTERS, FEW_REGISTERS],

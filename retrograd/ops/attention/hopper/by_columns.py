@@ -15,26 +15,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .forward import WARPS, matrix
-from .steps import (
-    AT,
-    KEYS_OF,
-    LOW,
-    QUERIES_OF,
-    STEPS,
-    differences,
-    numbers_of,
-    probabilities,
-    step_of,
-    store_totals,
-)
-from .tickets import read
+from .steps import differences, numbers_of, probabilities, step_of, store_totals, walk_of
+
+PARTS = gl.constexpr(4)  # of dq
 
 
 @gluon.constexpr_function
-def column_of(part, parts, array):
-    """The first column of a part of dq, of one or four: group 0 has the first two; the groups' parts take turns."""
-    place = part % 2 * 2 + part // 2 if parts == 4 else part
-    return place * array.block_shape[-1]
+def column_of(part, array):
+    """The first column of a part of dq: group 0 has the first two, and the parts of the two groups take turns."""
+    return (part % 2 * 2 + part // 2) * array.block_shape[-1]
 
 
 @gluon.jit
@@ -69,8 +58,7 @@ def differ_by_columns(
     none_q = gl.zeros([QUERIES, PART], gl.float32, OF_Q)
     k, v, ds_tile = matrix(k_s), matrix(v_s), ds_s.index(0)
     k_half, v_half = k.slice(W * HALF, HALF, dim=1), v.slice(W * HALF_V, HALF_V, dim=1)
-    queries, keys, at = read(tickets, turn, QUERIES_OF), read(tickets, turn, KEYS_OF), read(tickets, turn, AT)
-    low, steps = read(tickets, turn, LOW), read(tickets, turn, STEPS)
+    queries, keys, at, low, steps = walk_of(tickets, turn)
     total_k = gl.zeros([KEYS, HALF], gl.float32, OF_K)
     total_v = gl.zeros([KEYS, HALF_V], gl.float32, OF_V)
     j = at + gl.arange(0, KEYS, gl.SliceLayout(1, S))
@@ -104,9 +92,7 @@ def differ_by_columns(
             left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
             total_v = warpgroup_mma(left, dout_half, total_v, is_async=True)
             # No product of the step before reads ds any more: p comes from group 0 behind its own.
-            base = delta  # not read without a softcap
-            if FACTORS[0] is not None:
-                base = numbers_of(base_s, q_at, queries - start, float("inf"), LISTED, COLUMN)
+            base = numbers_of(base_s, q_at, queries - start, float("inf"), LISTED, COLUMN)
             ds_tile.store(differences(p, dp, base, delta, FACTORS).to(TYPE))
             fence_async_shared()
             mbarrier.arrive(ds_full.index(0))

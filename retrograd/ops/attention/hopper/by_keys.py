@@ -10,19 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .forward import WARPS, matrix
-from .steps import (
-    AT,
-    KEYS_OF,
-    LOW,
-    QUERIES_OF,
-    STEPS,
-    differences,
-    numbers_of,
-    probabilities,
-    step_of,
-    store_totals,
-)
-from .tickets import read
+from .steps import differences, numbers_of, probabilities, step_of, store_totals, walk_of
 
 
 @gluon.jit
@@ -59,8 +47,7 @@ def differ_by_keys(
     k_all = matrix(k_s)
     k, v = k_all.slice(W * R, R), matrix(v_s).slice(W * R, R)
     k_half = k_all.slice(W * HALF, HALF, dim=1)
-    queries, keys, at = read(tickets, turn, QUERIES_OF), read(tickets, turn, KEYS_OF), read(tickets, turn, AT)
-    low, steps = read(tickets, turn, LOW), read(tickets, turn, STEPS)
+    queries, keys, at, low, steps = walk_of(tickets, turn)
     total_k = gl.zeros([R, D], gl.float32, OF_K)
     total_v = gl.zeros([R, V], gl.float32, OF_V)
     j = at + W * R + gl.arange(0, R, gl.SliceLayout(1, S))

@@ -18,6 +18,7 @@ from ..triton.arrays import STEPS_OF_PACKED as LIMIT
 from ..triton.launches import LEAST_FACTOR, QUERIES_OF_ROWS, Launches, runs_of
 from ..triton.plan import columns
 from . import backward as backward_kernels
+from . import by_columns
 from . import forward as forward_kernels
 from . import rows as row_kernels
 from . import tiles as tile_kernels
@@ -27,7 +28,6 @@ __all__ = ["backward", "forward", "planned", "suits"]
 
 PLACE = tile_kernels.PLACE.value
 TILES_AT_ONCE = 128  # of a program of `list_places`
-PARTS_OF_COLUMNS = 4  # of dq, see `by_columns`
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
@@ -206,7 +206,7 @@ class _Launches:
         descriptors |= self._described({"dq_sum": plan.queries}, bits=32)
         if plan.by_columns:
             sums = descriptors["dq_sum"]
-            descriptors["dq_sum"] = replace(sums, block=(*sums.block[:-1], sums.block[-1] // PARTS_OF_COLUMNS))
+            descriptors["dq_sum"] = replace(sums, block=(*sums.block[:-1], sums.block[-1] // by_columns.PARTS.value))
         bytes_of_group = share * steps * (6 * spec.head_size + 2 * spec.value_size)
         section = min(rows, max(1, plan.section // bytes_of_group))
         sizes = (spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)

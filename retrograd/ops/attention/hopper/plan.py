@@ -57,8 +57,8 @@ class BackwardPlan:
         ahead: whether a step begins the first product of the next one.
         registers: of a thread that computes products.
         spills: spill instructions that tests allow.
-        more_spills: that they allow besides, with a softcap, or where ids tell sequences apart and a program takes
-            several tiles.
+        more_spills: spill instructions that tests allow in addition, with a softcap, or where ids tell sequences apart
+            and a program takes several tiles.
         programs: at most, with ids.
         section: bytes of what the heads that are computed side by side have of queries: q, dout and the sums of dq.
     """

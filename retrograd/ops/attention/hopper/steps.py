@@ -17,6 +17,13 @@ MORE, BATCH, GROUP, FIRST_Q, QUERIES_OF, FIRST_K, KEYS_OF, AT, ROWS_AT, LOW, STE
 
 
 @gluon.jit
+def walk_of(tickets, turn):
+    """Of a ticket: queries and keys of its sequence, its first key; the first tile of queries, and how many."""
+    queries, keys, at = read(tickets, turn, QUERIES_OF), read(tickets, turn, KEYS_OF), read(tickets, turn, AT)
+    return queries, keys, at, read(tickets, turn, LOW), read(tickets, turn, STEPS)
+
+
+@gluon.jit
 def step_of(n, group, low, steps, SHARE: gl.constexpr):
     """Step n of a walk: the head, and the tile of its queries.
 
