@@ -121,6 +121,7 @@ class Tensor:
 
     def places(self, at: list[Any]) -> tuple[np.ndarray, np.ndarray]:
         """Where the elements of a block are in memory, and which of them there are."""
+        assert int(at[-1]) * self.memory.itemsize % 16 == 0, f"a GPU copies no block from column {at[-1]} on"
         address, there = np.zeros((), np.uint64), np.ones((), bool)
         for first, length, size, stride in zip(at, self.block_shape, self.size, self.strides, strict=True):
             own = int(first) + np.arange(length, dtype=np.int64)

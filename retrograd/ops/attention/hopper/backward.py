@@ -27,7 +27,7 @@ from .by_keys import differ_by_keys
 from .forward import WARPS, several
 from .steps import BATCH, FIRST_Q, GROUP, MORE, ROWS_AT, step_of, walk_of
 from .tickets import draw, give, let_go, read, ring, tickets_for, wait_for
-from .tiles import at_step, queries_seen, tile_of_keys, tiles_of_head, turn_of
+from .tiles import ALIGNED, at_step, queries_seen, tile_of_keys, tiles_of_head, turn_of
 
 FEW_REGISTERS = gl.constexpr(24)
 
@@ -95,6 +95,9 @@ def fetch_tile(
     for n in range(SHARE * steps):
         head, m = step_of(n, group, low, steps, SHARE)
         row, start = batch * sizes[2] + head, first_q + m * QUERIES
+        if places_ptr is not None:
+            copy = start % ALIGNED
+            row, start = row + copy * (sizes[5] * SHARE), start - copy
         where = at_step(q, batch, first_q, m * QUERIES, queries, head)
         slot = (done + n) % STAGES[0]
         mbarrier.wait(q_empty.index(slot), (((done + n) // STAGES[0]) & 1) ^ 1)
@@ -276,8 +279,8 @@ def backward(
     BY_COLUMNS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """Tensor descriptors: q, k, v, dout, dk, dv; base and delta, see `rows`; dq_sum (batch, queries, heads, D), without
-    its factor. counter and turns (heads of all rows, tiles of queries) are 0 at first.
+    """Tensor descriptors: q, k, v, dout, dk, dv; base and delta, as `rows` has stored them; dq_sum (batch, queries,
+    heads, D), without its factor. counter and turns (heads of all rows, tiles of queries) are 0 at first.
 
     sizes: Tq, Tk, heads, tiles of keys of a group, tiles of queries of a head, groups of all rows, groups of a section.
     places, runs, SIDES, FACTORS: as `forward`. SHARE: heads of a group; STAGES: of q, of dout; SLOTS: of dq.

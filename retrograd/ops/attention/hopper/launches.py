@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import e, log2
+from math import e, log2, prod
 from typing import Any
 
 from triton.experimental.gluon import language as gl
@@ -27,6 +27,7 @@ from .plan import BackwardPlan, ForwardPlan, has_tiles, planned
 __all__ = ["backward", "forward", "planned", "suits"]
 
 PLACE = tile_kernels.PLACE.value
+ALIGNED = tile_kernels.ALIGNED.value
 TILES_AT_ONCE = 128  # of a program of `list_places`
 
 
@@ -65,7 +66,7 @@ def backward(
     inputs, layouts = _read(spec, names, layouts, arch)
     wanted = {array.name for array in outputs}
     walked = bool(wanted & {"dq", "dk", "dv"})
-    scratch = [Array(name, _numbers(spec), "float32") for name in ("base", "delta")]
+    scratch = [Array(name, (_copies(spec), *_numbers(spec)), "float32") for name in ("base", "delta")]
     if "dsinks" in wanted:
         tiles_of_rows = -(-spec.queries // QUERIES_OF_ROWS)
         scratch.append(Array("dsinks_partial", (spec.batch * tiles_of_rows, spec.heads), "float32"))
@@ -111,7 +112,12 @@ def _tiles(spec: Spec, time: int, size: int) -> int:
 
 def _numbers(spec: Spec) -> tuple[int, int]:
     """The shape of an array of numbers of queries: rows a multiple of 16 bytes long, as tensor descriptors need."""
-    return _rows(spec, spec.heads), -(-_steps(spec, spec.queries) // 4) * 4
+    return _rows(spec, spec.heads), -(-_steps(spec, spec.queries) // ALIGNED) * ALIGNED
+
+
+def _copies(spec: Spec) -> int:
+    """Copies of numbers of queries, each a step further: in one of them a sequence's tiles begin where TMA can."""
+    return ALIGNED if spec.packed or spec.segmented else 1
 
 
 def _places(spec: Spec, tiles: int) -> tuple[Array, ...]:
@@ -179,7 +185,8 @@ class _Launches:
     def prepare(self) -> Launch:
         """Computes the numbers of queries that the walk reads, and parts of the gradient of sinks."""
         V = self.of.spec.value_size
-        return self._of_queries(row_kernels.prepare, {"SIDES": self.of.sides(), "V": V, "BLOCK_V": columns(V)})
+        constants = {"SIDES": self.of.sides(), "V": V, "BLOCK_V": columns(V), "COPIES": _copies(self.of.spec)}
+        return self._of_queries(row_kernels.prepare, constants)
 
     def finish(self) -> Launch:
         """Rounds the sums of dq."""
@@ -189,7 +196,8 @@ class _Launches:
 
     def _of_queries(self, kernel: Any, constants: dict[str, Any]) -> Launch:
         spec = self.of.spec
-        sizes = (spec.queries, spec.keys, spec.heads, spec.sequences, _numbers(spec)[1])
+        pitch = _numbers(spec)[1]
+        sizes = (spec.queries, spec.keys, spec.heads, spec.sequences, pitch, prod(_numbers(spec)))
         constants = {**constants, "BLOCK": QUERIES_OF_ROWS, "FLAT": spec.segmented}
         grid = spec.batch * spec.heads * -(-spec.queries // QUERIES_OF_ROWS)
         return self.of.launch(kernel, grid, {"sizes": sizes}, constants)
@@ -201,7 +209,7 @@ class _Launches:
         rows, share = _rows(spec, spec.groups), spec.heads // spec.groups
         count, pitch = _numbers(spec)
         steps, layout = _steps(spec, spec.queries), gl.NVMMASharedLayout(0, 32, rank=2)
-        numbers = Descriptor((count, steps), (pitch, 1), (1, plan.queries), layout)
+        numbers = Descriptor((_copies(spec) * count, steps), (pitch, 1), (1, plan.queries), layout)
         descriptors = {**self._described(blocks), "base": numbers, "delta": numbers}
         descriptors |= self._described({"dq_sum": plan.queries}, bits=32)
         if plan.by_columns:

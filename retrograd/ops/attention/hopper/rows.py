@@ -13,10 +13,11 @@ from .tiles import bound_of, sequences_of
 def steps_of(sizes, BLOCK: tl.constexpr, FLAT: tl.constexpr):
     """Of a program: batch, head, tile, steps, and where their numbers are in base and delta.
 
-    sizes: Tq, Tk, heads, sequences, distance of the rows of base and delta. These have a row for each head of each row
-    of the batch; with FLAT, for ids, a row for each head, with the steps of all rows of the batch.
+    sizes: Tq, Tk, heads, sequences, distance of the rows of base and delta, and of their copies. They have a row for
+    each head of each row of the batch; with FLAT, for ids, a row for each head, with the steps of all rows of the
+    batch.
     """
-    T, _Tk, heads, _sequences, pitch = sizes
+    T, _Tk, heads, _sequences, pitch, _distance = sizes
     tiles = tl.cdiv(T, BLOCK)
     row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     batch, head = row // heads, row % heads
@@ -30,7 +31,7 @@ def steps_of(sizes, BLOCK: tl.constexpr, FLAT: tl.constexpr):
 @triton.jit
 def places_among_keys(i, cu_q_ptr, cu_k_ptr, sizes):
     """Of steps: whether each is of a sequence; its place among the keys of that; how many of these there are."""
-    T, Tk, _heads, sequences, _pitch = sizes
+    T, Tk, _heads, sequences, _pitch, _distance = sizes
     if cu_q_ptr is None:
         return i < T, i + Tk - T, Tk
     else:
@@ -38,6 +39,15 @@ def places_among_keys(i, cu_q_ptr, cu_k_ptr, sizes):
         first, end = bound_of(cu_q_ptr, number, T), bound_of(cu_q_ptr, number + 1, T)
         keys = bound_of(cu_k_ptr, number + 1, Tk) - bound_of(cu_k_ptr, number, Tk)
         return (i >= first) & (i < end), i - end + keys, keys
+
+
+@triton.jit
+def store_copies(pointer, numbers, at, i, T, distance, COPIES: tl.constexpr):
+    """Store numbers of steps i of T; in each copy they lie one place before those of the copy before."""
+    for copy in tl.static_range(COPIES):
+        place = pointer + tl.cast(distance, tl.int64) * copy + at - copy
+        # What would lie before a row lies behind the row before it, where nothing is read.
+        tl.store(place, numbers, mask=(i < T) & (at >= copy))
 
 
 @triton.jit(do_not_specialize=["sizes"])
@@ -59,6 +69,7 @@ def prepare(
     BLOCK_V: tl.constexpr,
     BLOCK: tl.constexpr,
     FLAT: tl.constexpr,
+    COPIES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """delta; and base, lse in powers of two, inf for steps of no sequence and those that see no key: probabilities are
@@ -68,7 +79,7 @@ def prepare(
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    T, _Tk, heads, _sequences, _pitch = sizes
+    T, _Tk, heads, _sequences, _pitch, distance = sizes
     batch, head, tile, i, at = steps_of(sizes, BLOCK, FLAT)
     column = tl.arange(0, BLOCK_V)
     result = load_steps(out, batch, 0, i, T, head, column, V, BLOCK_V).to(tl.float32)
@@ -85,8 +96,9 @@ def prepare(
     sees = live & (keys > 0)
     if SIDES[1] is not None:
         sees &= place + SIDES[1] >= 0
-    tl.store(base_ptr + at, tl.where(sees, logarithm * LOG2E, float("inf")), mask=i < T)
-    tl.store(delta_ptr + at, tl.where(live, delta, 0.0), mask=i < T)
+    base = tl.where(sees, logarithm * LOG2E, float("inf"))
+    store_copies(base_ptr, base, at, i, T, distance, COPIES)
+    store_copies(delta_ptr, tl.where(live, delta, 0.0), at, i, T, distance, COPIES)
     if dsinks_ptr is not None:
         sink = tl.load(sinks.pointer + head * sinks.head)
         part = tl.where(live, tl.exp(sink - logarithm) * delta, 0.0)
@@ -109,7 +121,7 @@ def finish(
     """dq from its sums; zeros where base is inf. sizes: see `steps_of`."""
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    T, _Tk, _heads, _sequences, _pitch = sizes
+    T, _Tk, _heads, _sequences, _pitch, _distance = sizes
     batch, head, _tile, i, at = steps_of(sizes, BLOCK, FLAT)
     column = tl.arange(0, BLOCK_D)
     live = tl.load(base_ptr + at, mask=i < T, other=float("inf")) != float("inf")

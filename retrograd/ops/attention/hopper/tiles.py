@@ -12,6 +12,7 @@ from ..triton.pairs import unsigned
 
 LIMIT = tl.constexpr(STEPS_OF_PACKED)
 PLACE = tl.constexpr(8)  # numbers of a tile in a list of places
+ALIGNED = tl.constexpr(4)  # float32 elements: TMA copies rows of blocks from multiples of 16 bytes on
 
 
 @triton.jit
