@@ -25,8 +25,8 @@ from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from .by_columns import PARTS, column_of, differ_by_columns
 from .by_keys import differ_by_keys
 from .forward import WARPS, several
-from .steps import BATCH, FIRST_Q, GROUP, MORE, ROWS_AT, step_of, walk_of
-from .tickets import draw, give, let_go, read, ring, tickets_for, wait_for
+from .steps import BATCH, FIRST_Q, GROUP, MORE, ROWS_AT, STEPS, step_of, walk_of
+from .tickets import draw, give, let_go, parity_of, read, ring, slot_of, tickets_for, wait_for
 from .tiles import ALIGNED, at_step, queries_seen, tile_of_keys, tiles_of_head, turn_of
 
 FEW_REGISTERS = gl.constexpr(24)
@@ -76,178 +76,109 @@ def pass_turn(turn_ptr, turn):
 
 
 @gluon.jit
-def fetch_tile(
-    arrays, memory, barriers, tickets, done, turn, t, tiles, places_ptr, sizes, SIDES: gl.constexpr,
+def fetch(
+    arrays, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES: gl.constexpr,
     SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Copy to shared memory what tile number t of all programs needs; returns the steps that are `done` then."""
+    """Draw tickets, and copy to shared memory what the program reads for them."""
     q, k, v, dout, base, delta = arrays
     q_s, k_s, v_s, dout_s, base_s, delta_s, _, _, _ = memory
     kv_full, kv_empty, q_full, q_empty, dout_full, dout_empty, _, _, _, _, _ = barriers
-    place = tile_of_keys(t, tiles, places_ptr, sizes, SHARE, KEYS, QUERIES)
-    batch, group, first_q, queries, first_k, keys, at, rows_at = place
-    low, steps = queries_seen(at, queries, keys, SIDES, KEYS, QUERIES)
-    give(tickets, turn, (1, batch, group, first_q, queries, first_k, keys, at, rows_at, low, steps))
-    mbarrier.wait(kv_empty, (turn & 1) ^ 1)
-    mbarrier.expect(kv_full, k.block_type.nbytes + v.block_type.nbytes)
-    tma_load(k, at_step(k, batch, first_k, at, keys, group), kv_full, k_s)
-    tma_load(v, at_step(v, batch, first_k, at, keys, group), kv_full, v_s)
-    for n in range(SHARE * steps):
-        head, m = step_of(n, group, low, steps, SHARE)
-        row, start = batch * sizes[2] + head, first_q + m * QUERIES
-        if places_ptr is not None:
-            copy = start % ALIGNED
-            row, start = row + copy * (sizes[5] * SHARE), start - copy
-        where = at_step(q, batch, first_q, m * QUERIES, queries, head)
-        slot = (done + n) % STAGES[0]
-        mbarrier.wait(q_empty.index(slot), (((done + n) // STAGES[0]) & 1) ^ 1)
-        mbarrier.expect(q_full.index(slot), q.block_type.nbytes + QUERIES * 4)
-        tma_load(q, where, q_full.index(slot), q_s.index(slot))
-        tma_load(base, [row, start], q_full.index(slot), base_s.index(slot))
-        slot = (done + n) % STAGES[1]
-        mbarrier.wait(dout_empty.index(slot), (((done + n) // STAGES[1]) & 1) ^ 1)
-        mbarrier.expect(dout_full.index(slot), dout.block_type.nbytes + QUERIES * 4)
-        tma_load(dout, where, dout_full.index(slot), dout_s.index(slot))
-        tma_load(delta, [row, start], dout_full.index(slot), delta_s.index(slot))
-    return done + SHARE * steps
-
-
-@gluon.jit
-def fetch(
-    arrays, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES: gl.constexpr,
-    SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr, SEVERAL: gl.constexpr,
-):  # fmt: skip
-    """Draw tickets, and copy to shared memory what the program reads for them."""
-    if SEVERAL:
-        done, turn = 0, 0
-        while t < tiles * sizes[5]:
-            ticket = draw(counter_ptr)
-            done = fetch_tile(
-                arrays, memory, barriers, tickets, done, turn, t, tiles, places_ptr, sizes, SIDES, SHARE, KEYS,
-                QUERIES, STAGES,
-            )  # fmt: skip
-            t = ticket
-            turn += 1
-        give(tickets, turn, (0,))
-    else:
-        fetch_tile(
-            arrays, memory, barriers, tickets, 0, 0, t, tiles, places_ptr, sizes, SIDES, SHARE, KEYS, QUERIES, STAGES
-        )
-
-
-@gluon.jit
-def add_tile(
-    dq_sum, turns_ptr, memory, barriers, tickets, done, turn, tiles_q, SIDES: gl.constexpr, SHARE: gl.constexpr,
-    KEYS: gl.constexpr, QUERIES: gl.constexpr, SLOTS: gl.constexpr, BY_COLUMNS: gl.constexpr,
-):  # fmt: skip
-    """Add the parts of dq of a ticket's tile to their sums, in turn; the first one is stored."""
-    _, _, _, _, _, _, _, _, dq_s = memory
-    _, _, _, _, _, _, _, _, dq_full, dq_empty, _ = barriers
-    batch, group, first_q = read(tickets, turn, BATCH), read(tickets, turn, GROUP), read(tickets, turn, FIRST_Q)
-    queries, keys, at, low, steps = walk_of(tickets, turn)
-    rows_at = read(tickets, turn, ROWS_AT)
-    let_go(tickets, turn)
-    OF_STEP: gl.constexpr = PARTS if BY_COLUMNS else 1
-    for n in range(SHARE * steps):
-        head, m = step_of(n, group, low, steps, SHARE)
-        own_turn_ptr = turns_ptr + rows_at + head * tiles_q + m
-        own_turn = turn_of(at, m * QUERIES, queries, keys, SIDES, KEYS)
-        for part in gl.static_range(OF_STEP):
-            use = (done + n) * OF_STEP + part
-            slot = use % SLOTS
-            where = at_step(dq_sum, batch, first_q, m * QUERIES, queries, head, column_of(part, dq_sum))
-            mbarrier.wait(dq_full.index(slot), (use // SLOTS) & 1)
-            if part == 0:
-                while read_turn(own_turn_ptr) != own_turn:
-                    pass
-                own_turn = see_writes(own_turn)
-            if own_turn == 0:
-                tma_store(dq_sum, where, dq_s.index(slot))
-            else:
-                tma_add(dq_sum, where, dq_s.index(slot))
-            tma.store_wait(0)
-            mbarrier.arrive(dq_empty.index(slot))
-        pass_turn(own_turn_ptr, own_turn + 1)
-    return done + SHARE * steps
+    n, turn = 0, 0
+    while t < tiles * sizes[5]:
+        place = tile_of_keys(t, tiles, places_ptr, sizes, SHARE, KEYS, QUERIES)
+        batch, group, first_q, queries, first_k, keys, at, rows_at = place
+        low, steps = queries_seen(at, queries, keys, SIDES, KEYS, QUERIES)
+        give(tickets, turn, (1, batch, group, first_q, queries, first_k, keys, at, rows_at, low, steps))
+        mbarrier.wait(kv_empty, (turn & 1) ^ 1)
+        mbarrier.expect(kv_full, k.block_type.nbytes + v.block_type.nbytes)
+        tma_load(k, at_step(k, batch, first_k, at, keys, group), kv_full, k_s)
+        tma_load(v, at_step(v, batch, first_k, at, keys, group), kv_full, v_s)
+        for left in range(SHARE * steps, 0, -1):
+            head, m = step_of(left, group, low, SHARE)
+            row, start = batch * sizes[2] + head, first_q + m * QUERIES
+            if places_ptr is not None:
+                copy = start % ALIGNED
+                row, start = row + copy * (sizes[5] * SHARE), start - copy
+            where = at_step(q, batch, first_q, m * QUERIES, queries, head)
+            slot = slot_of(n, STAGES[0])
+            mbarrier.wait(q_empty.index(slot), parity_of(n, STAGES[0]) ^ 1)
+            mbarrier.expect(q_full.index(slot), q.block_type.nbytes + QUERIES * 4)
+            tma_load(q, where, q_full.index(slot), q_s.index(slot))
+            tma_load(base, [row, start], q_full.index(slot), base_s.index(slot))
+            slot = slot_of(n, STAGES[1])
+            mbarrier.wait(dout_empty.index(slot), parity_of(n, STAGES[1]) ^ 1)
+            mbarrier.expect(dout_full.index(slot), dout.block_type.nbytes + QUERIES * 4)
+            tma_load(dout, where, dout_full.index(slot), dout_s.index(slot))
+            tma_load(delta, [row, start], dout_full.index(slot), delta_s.index(slot))
+            n += 1
+        t = draw(counter_ptr)
+        turn += 1
+    give(tickets, turn, (0,))
 
 
 @gluon.jit
 def add(
     dq_sum, turns_ptr, memory, barriers, tickets, tiles_q, SIDES: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr,
-    QUERIES: gl.constexpr, SLOTS: gl.constexpr, BY_COLUMNS: gl.constexpr, SEVERAL: gl.constexpr,
+    QUERIES: gl.constexpr, SLOTS: gl.constexpr, BY_COLUMNS: gl.constexpr,
 ):  # fmt: skip
-    """Add the program's parts of dq to their sums."""
+    """Add the program's parts of dq to their sums, in turn; the first one is stored."""
+    _, _, _, _, _, _, _, _, dq_s = memory
+    _, _, _, _, _, _, _, _, dq_full, dq_empty, _ = barriers
+    OF_STEP: gl.constexpr = PARTS if BY_COLUMNS else 1
+    use, turn = 0, 0
     wait_for(tickets, 0)
-    if SEVERAL:
-        done, turn = 0, 0
-        while read(tickets, turn, MORE) == 1:
-            done = add_tile(
-                dq_sum, turns_ptr, memory, barriers, tickets, done, turn, tiles_q, SIDES, SHARE, KEYS, QUERIES, SLOTS,
-                BY_COLUMNS,
-            )  # fmt: skip
-            turn += 1
-            wait_for(tickets, turn)
-    else:
-        add_tile(
-            dq_sum, turns_ptr, memory, barriers, tickets, 0, 0, tiles_q, SIDES, SHARE, KEYS, QUERIES, SLOTS, BY_COLUMNS
-        )
-
-
-@gluon.jit
-def differ_tile(
-    W: gl.constexpr, dk, dv, memory, barriers, tickets, done, turn, SIDES: gl.constexpr, FACTORS: gl.constexpr,
-    SCALE: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr,
-    SLOTS: gl.constexpr, AHEAD: gl.constexpr, BY_COLUMNS: gl.constexpr, LISTED: gl.constexpr,
-):  # fmt: skip
-    """Of a ticket's tile, what group W computes; returns the steps that are `done` then."""
-    if BY_COLUMNS:
-        return differ_by_columns(
-            W,
-            dk,
-            dv,
-            memory,
-            barriers,
-            tickets,
-            done,
-            turn,
-            SIDES,
-            FACTORS,
-            SCALE,
-            SHARE,
-            KEYS,
-            QUERIES,
-            STAGES,
-            LISTED,
-        )
-    else:
-        return differ_by_keys(
-            W, dk, dv, memory, barriers, tickets, done, turn, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES,
-            SLOTS, AHEAD, LISTED,
-        )  # fmt: skip
+    while read(tickets, turn, MORE) == 1:
+        batch, group, first_q = read(tickets, turn, BATCH), read(tickets, turn, GROUP), read(tickets, turn, FIRST_Q)
+        queries, keys, at, low = walk_of(tickets, turn)
+        steps, rows_at = read(tickets, turn, STEPS), read(tickets, turn, ROWS_AT)
+        let_go(tickets, turn)
+        for left in range(SHARE * steps, 0, -1):
+            head, m = step_of(left, group, low, SHARE)
+            own_turn_ptr = turns_ptr + rows_at + head * tiles_q + m
+            own_turn = turn_of(at, m * QUERIES, queries, keys, SIDES, KEYS)
+            for part in gl.static_range(OF_STEP):
+                slot = slot_of(use, SLOTS)
+                where = at_step(dq_sum, batch, first_q, m * QUERIES, queries, head, column_of(part, dq_sum))
+                mbarrier.wait(dq_full.index(slot), parity_of(use, SLOTS))
+                if part == 0:
+                    while read_turn(own_turn_ptr) != own_turn:
+                        pass
+                    own_turn = see_writes(own_turn)
+                if own_turn == 0:
+                    tma_store(dq_sum, where, dq_s.index(slot))
+                else:
+                    tma_add(dq_sum, where, dq_s.index(slot))
+                tma.store_wait(0)
+                mbarrier.arrive(dq_empty.index(slot))
+                use += 1
+            pass_turn(own_turn_ptr, own_turn + 1)
+        turn += 1
+        wait_for(tickets, turn)
 
 
 @gluon.jit
 def differ(
     W: gl.constexpr, dk, dv, memory, barriers, tickets, SIDES: gl.constexpr, FACTORS: gl.constexpr,
     SCALE: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr,
-    SLOTS: gl.constexpr, AHEAD: gl.constexpr, BY_COLUMNS: gl.constexpr, LISTED: gl.constexpr, SEVERAL: gl.constexpr,
+    SLOTS: gl.constexpr, AHEAD: gl.constexpr, BY_COLUMNS: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
     """What group W of two computes of dk, dv and dq of the program's tiles."""
+    n, turn = 0, 0
     wait_for(tickets, 0)
-    if SEVERAL:
-        done, turn = 0, 0
-        while read(tickets, turn, MORE) == 1:
-            done = differ_tile(
-                W, dk, dv, memory, barriers, tickets, done, turn, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES,
-                SLOTS, AHEAD, BY_COLUMNS, LISTED,
+    while read(tickets, turn, MORE) == 1:
+        if BY_COLUMNS:
+            n = differ_by_columns(
+                W, dk, dv, memory, barriers, tickets, n, turn, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES,
+                LISTED,
             )  # fmt: skip
-            turn += 1
-            wait_for(tickets, turn)
-    else:
-        differ_tile(
-            W, dk, dv, memory, barriers, tickets, 0, 0, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES, SLOTS,
-            AHEAD, BY_COLUMNS, LISTED,
-        )  # fmt: skip
+        else:
+            n = differ_by_keys(
+                W, dk, dv, memory, barriers, tickets, n, turn, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES,
+                SLOTS, AHEAD, LISTED,
+            )  # fmt: skip
+        turn += 1
+        wait_for(tickets, turn)
 
 
 @gluon.jit(do_not_specialize=["sizes"])
@@ -321,13 +252,13 @@ def backward(
     gl.warp_specialize(
         [
             (differ, (0, dk, dv, memory, barriers, tickets, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES, SLOTS,
-                      AHEAD, BY_COLUMNS, places_ptr is not None, runs_ptr is not None)),
+                      AHEAD, BY_COLUMNS, places_ptr is not None)),
             (differ, (1, dk, dv, memory, barriers, tickets, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES, SLOTS,
-                      AHEAD, BY_COLUMNS, places_ptr is not None, runs_ptr is not None)),
+                      AHEAD, BY_COLUMNS, places_ptr is not None)),
             (fetch, (arrays, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, SHARE, KEYS,
-                     QUERIES, STAGES, runs_ptr is not None)),
+                     QUERIES, STAGES)),
             (add, (dq_sum, turns_ptr, memory, barriers, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, SLOTS,
-                   BY_COLUMNS, runs_ptr is not None)),
+                   BY_COLUMNS)),
         ],
         [WARPS, 1, 1],
         [REGISTERS, FEW_REGISTERS, FEW_REGISTERS],

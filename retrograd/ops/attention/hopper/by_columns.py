@@ -15,7 +15,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .forward import WARPS, matrix
-from .steps import differences, numbers_of, probabilities, step_of, store_totals, walk_of
+from .steps import STEPS, differences, numbers_of, probabilities, step_of, store_totals, walk_of
+from .tickets import parity_of, read, slot_of
 
 PARTS = gl.constexpr(4)  # of dq
 
@@ -37,11 +38,11 @@ def store_part(part, use, W: gl.constexpr, dq_s, dq_full, dq_empty):
 
 @gluon.jit
 def differ_by_columns(
-    W: gl.constexpr, dk, dv, memory, barriers, tickets, done, turn, SIDES: gl.constexpr, FACTORS: gl.constexpr,
+    W: gl.constexpr, dk, dv, memory, barriers, tickets, n, turn, SIDES: gl.constexpr, FACTORS: gl.constexpr,
     SCALE: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr,
     LISTED: gl.constexpr,
 ):  # fmt: skip
-    """Half W of the columns of dk, dv and dq. Pairs are (keys, queries)."""
+    """Half W of the columns of dk, dv and dq. Pairs are (keys, queries). n: as `differ_by_keys`."""
     q_s, k_s, v_s, dout_s, base_s, delta_s, p_s, ds_s, dq_s = memory
     kv_full, _, q_full, q_empty, dout_full, dout_empty, p_full, ds_full, dq_full, dq_empty, _ = barriers
     TYPE: gl.constexpr = q_s.dtype
@@ -58,19 +59,18 @@ def differ_by_columns(
     none_q = gl.zeros([QUERIES, PART], gl.float32, OF_Q)
     k, v, ds_tile = matrix(k_s), matrix(v_s), ds_s.index(0)
     k_half, v_half = k.slice(W * HALF, HALF, dim=1), v.slice(W * HALF_V, HALF_V, dim=1)
-    queries, keys, at, low, steps = walk_of(tickets, turn)
     total_k = gl.zeros([KEYS, HALF], gl.float32, OF_K)
     total_v = gl.zeros([KEYS, HALF_V], gl.float32, OF_V)
-    j = at + gl.arange(0, KEYS, gl.SliceLayout(1, S))
     mbarrier.wait(kv_full, turn & 1)
-    end = done + SHARE * steps
-    for n in range(done, end):
-        _head, m = step_of(n - done, 0, low, steps, SHARE)
-        start = m * QUERIES
-        q_at, dout_at = n % STAGES[0], n % STAGES[1]
+    end = n + SHARE * read(tickets, turn, STEPS)
+    while n < end:
+        queries, keys, at, low = walk_of(tickets, turn)
+        _head, m = step_of(end - n, 0, low, SHARE)
+        start, j = m * QUERIES, at + gl.arange(0, KEYS, gl.SliceLayout(1, S))
+        q_at, dout_at = slot_of(n, STAGES[0]), slot_of(n, STAGES[1])
         q_tile, dout_tile = matrix(q_s.index(q_at)), matrix(dout_s.index(dout_at))
         dout_half = dout_tile.slice(W * HALF_V, HALF_V, dim=1)
-        mbarrier.wait(q_full.index(q_at), (n // STAGES[0]) & 1)
+        mbarrier.wait(q_full.index(q_at), parity_of(n, STAGES[0]))
         if W == 0:
             s = warpgroup_mma(k, q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
             base = numbers_of(base_s, q_at, queries - start, float("inf"), LISTED, COLUMN)
@@ -79,11 +79,11 @@ def differ_by_columns(
             # Group 1 has read the p before: this group has waited for its ds.
             p_s.store(p)
             mbarrier.arrive(p_full)
-            mbarrier.wait(dout_full.index(dout_at), (n // STAGES[1]) & 1)
+            mbarrier.wait(dout_full.index(dout_at), parity_of(n, STAGES[1]))
             left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
             total_v = warpgroup_mma(left, dout_half, total_v, is_async=True)
         else:
-            mbarrier.wait(dout_full.index(dout_at), (n // STAGES[1]) & 1)
+            mbarrier.wait(dout_full.index(dout_at), parity_of(n, STAGES[1]))
             dp = warpgroup_mma(v, dout_tile.permute((1, 0)), none, use_acc=False, is_async=True)
             delta = numbers_of(delta_s, dout_at, queries - start, 0.0, LISTED, COLUMN)
             dp = warpgroup_mma_wait(0, deps=[dp])
@@ -108,5 +108,6 @@ def differ_by_columns(
         total_k, second = warpgroup_mma_wait(0, deps=[total_k, second])
         mbarrier.arrive(q_empty.index(q_at))
         store_part(second, 2 * n + 1, W, dq_s, dq_full, dq_empty)
+        n += 1
     store_totals(W, dk, dv, k_half, v_half, total_k * SCALE, total_v, memory, barriers, tickets, turn)
-    return end
+    return n

@@ -10,24 +10,28 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .forward import WARPS, matrix
-from .steps import differences, numbers_of, probabilities, step_of, store_totals, walk_of
+from .steps import STEPS, differences, numbers_of, probabilities, step_of, store_totals, walk_of
+from .tickets import parity_of, read, slot_of
 
 
 @gluon.jit
 def products_of_step(n, k, q_s, none, q_full, STAGES: gl.constexpr):
     """Begin the products of keys with the queries of step n, when these are there."""
-    slot = n % STAGES
-    mbarrier.wait(q_full.index(slot), (n // STAGES) & 1)
+    slot = slot_of(n, STAGES)
+    mbarrier.wait(q_full.index(slot), parity_of(n, STAGES))
     return warpgroup_mma(k, matrix(q_s.index(slot)).permute((1, 0)), none, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def differ_by_keys(
-    W: gl.constexpr, dk, dv, memory, barriers, tickets, done, turn, SIDES: gl.constexpr,
+    W: gl.constexpr, dk, dv, memory, barriers, tickets, n, turn, SIDES: gl.constexpr,
     FACTORS: gl.constexpr, SCALE: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr,
     STAGES: gl.constexpr, SLOTS: gl.constexpr, AHEAD: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one half, W, of the keys; half of the columns of dq, from all keys. Pairs are (keys, queries)."""
+    """dk and dv of one half, W, of the keys; half of the columns of dq, from all keys. Pairs are (keys, queries).
+
+    n: of the program's steps; returned is the one after the tile.
+    """
     q_s, k_s, v_s, dout_s, base_s, delta_s, _, ds_s, dq_s = memory
     kv_full, _, q_full, q_empty, dout_full, dout_empty, _, ds_full, dq_full, dq_empty, _ = barriers
     TYPE: gl.constexpr = q_s.dtype
@@ -47,24 +51,24 @@ def differ_by_keys(
     k_all = matrix(k_s)
     k, v = k_all.slice(W * R, R), matrix(v_s).slice(W * R, R)
     k_half = k_all.slice(W * HALF, HALF, dim=1)
-    queries, keys, at, low, steps = walk_of(tickets, turn)
     total_k = gl.zeros([R, D], gl.float32, OF_K)
     total_v = gl.zeros([R, V], gl.float32, OF_V)
-    j = at + W * R + gl.arange(0, R, gl.SliceLayout(1, S))
     mbarrier.wait(kv_full, turn & 1)
-    end = done + SHARE * steps
+    end = n + SHARE * read(tickets, turn, STEPS)
     s = none
     if AHEAD:
-        if end > done:
-            s = warpgroup_mma_wait(0, deps=[products_of_step(done, k, q_s, none, q_full, STAGES[0])])
-    for n in range(done, end):
-        _head, m = step_of(n - done, 0, low, steps, SHARE)
-        start = m * QUERIES
-        q_at, dout_at, ds_at, dq_at = n % STAGES[0], n % STAGES[1], n % 2, n % SLOTS
+        if end > n:
+            s = warpgroup_mma_wait(0, deps=[products_of_step(n, k, q_s, none, q_full, STAGES[0])])
+    while n < end:
+        # Read again at each step: there are no registers to keep them in.
+        queries, keys, at, low = walk_of(tickets, turn)
+        _head, m = step_of(end - n, 0, low, SHARE)
+        start, j = m * QUERIES, at + W * R + gl.arange(0, R, gl.SliceLayout(1, S))
+        q_at, dout_at, ds_at, dq_at = slot_of(n, STAGES[0]), slot_of(n, STAGES[1]), slot_of(n, 2), slot_of(n, SLOTS)
         q_tile, dout_tile = matrix(q_s.index(q_at)), matrix(dout_s.index(dout_at))
         if not AHEAD:
             s = products_of_step(n, k, q_s, none, q_full, STAGES[0])
-        mbarrier.wait(dout_full.index(dout_at), (n // STAGES[1]) & 1)
+        mbarrier.wait(dout_full.index(dout_at), parity_of(n, STAGES[1]))
         dp = warpgroup_mma(v, dout_tile.permute((1, 0)), none, use_acc=False, is_async=True)
         base = numbers_of(base_s, q_at, queries - start, float("inf"), LISTED, COLUMN)
         if AHEAD:
@@ -83,7 +87,7 @@ def differ_by_keys(
         fence_async_shared()
         # Two places: the other half cannot be two steps ahead, so a place is free again when it is used again.
         mbarrier.arrive(ds_full.index(ds_at))
-        mbarrier.wait(ds_full.index(ds_at), (n // 2) & 1)
+        mbarrier.wait(ds_full.index(ds_at), parity_of(n, 2))
         part = warpgroup_mma(ds_s.index(ds_at).permute((1, 0)), k_half, none_q, use_acc=False, is_async=True)
         total_k = warpgroup_mma(gl.convert_layout(ds, LEFT_K, assert_trivial=True), q_tile, total_k, is_async=True)
         if AHEAD:
@@ -91,11 +95,12 @@ def differ_by_keys(
         else:
             part, total_v = warpgroup_mma_wait(1, deps=[part, total_v])
         mbarrier.arrive(dout_empty.index(dout_at))
-        mbarrier.wait(dq_empty.index(dq_at), ((n // SLOTS) & 1) ^ 1)
+        mbarrier.wait(dq_empty.index(dq_at), parity_of(n, SLOTS) ^ 1)
         matrix(dq_s.index(dq_at)).slice(W * HALF, HALF, dim=1).store(part)
         fence_async_shared()
         mbarrier.arrive(dq_full.index(dq_at))
         total_k = warpgroup_mma_wait(0, deps=[total_k])
         mbarrier.arrive(q_empty.index(q_at))
+        n += 1
     store_totals(W, dk, dv, k, v, total_k * SCALE, total_v, memory, barriers, tickets, turn)
-    return end
+    return n

@@ -21,7 +21,7 @@ from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
 
 from ..triton.pairs import LN2
-from .tickets import draw, give, let_go, read, ring, tickets_for, wait_for
+from .tickets import draw, give, let_go, parity_of, read, ring, slot_of, tickets_for, wait_for
 from .tiles import at_step, blocks_seen, tile_of, tiles_of_head, unmasked
 
 WARPS = gl.constexpr(4)  # of a group
@@ -67,14 +67,14 @@ def fetch(
             low, high = blocks_seen(at, queries, keys, SIDES, GROUPS * QUERIES, KEYS)
             give(tickets, turn, (1, batch, head, first_q, queries, keys, at, outside, low, high))
             for w in gl.static_range(GROUPS):
-                place = w * QUEUED + turn % QUEUED
+                place = w * QUEUED + slot_of(turn, QUEUED)
                 where = at_step(q, batch, first_q, at + w * QUERIES, queries, head)
-                mbarrier.wait(q_empty.index(place), ((turn // QUEUED) & 1) ^ 1)
+                mbarrier.wait(q_empty.index(place), parity_of(turn, QUEUED) ^ 1)
                 mbarrier.expect(q_full.index(place), q.block_type.nbytes)
                 tma_load(q, where, q_full.index(place), q_s.index(place))
             group = head // sizes[3]
             for i in range(high - low):
-                slot, free = n % STAGES, ((n // STAGES) & 1) ^ 1
+                slot, free = slot_of(n, STAGES), parity_of(n, STAGES) ^ 1
                 where = at_step(k, batch, first_k, (high - 1 - i) * KEYS, keys, group)
                 mbarrier.wait(k_empty.index(slot), free)
                 mbarrier.expect(k_full.index(slot), k.block_type.nbytes)
@@ -147,10 +147,10 @@ def add_block(
     ROW: gl.constexpr = gl.SliceLayout(1, result.type.layout)
     PART: gl.constexpr = gl.SliceLayout(1, total.type.layout)
     LEFT: gl.constexpr = p.type.layout
-    slot, next_slot = n % STAGES, (n + 1) % STAGES
-    mbarrier.wait(k_full.index(next_slot), ((n + 1) // STAGES) & 1)
+    slot, next_slot = slot_of(n, STAGES), slot_of(n + 1, STAGES)
+    mbarrier.wait(k_full.index(next_slot), parity_of(n + 1, STAGES))
     s = warpgroup_mma(q, matrix(k_s.index(next_slot)).permute((1, 0)), empty, use_acc=False, is_async=True)
-    mbarrier.wait(v_full.index(slot), (n // STAGES) & 1)
+    mbarrier.wait(v_full.index(slot), parity_of(n, STAGES))
     result = warpgroup_mma(p, matrix(v_s.index(slot)), result, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_empty.index(next_slot))
@@ -167,15 +167,15 @@ def add_block(
 def wait_for_first(place, turn, n, barriers, QUEUED: gl.constexpr, STAGES: gl.constexpr):
     """Wait for the queries of ticket number `turn`, and for its first block of keys, number n of the program."""
     q_full, _, k_full, _, _, _ = barriers
-    mbarrier.wait(q_full.index(place), (turn // QUEUED) & 1)
-    mbarrier.wait(k_full.index(n % STAGES), (n // STAGES) & 1)
+    mbarrier.wait(q_full.index(place), parity_of(turn, QUEUED))
+    mbarrier.wait(k_full.index(slot_of(n, STAGES)), parity_of(n, STAGES))
 
 
 @gluon.jit
 def first_products(place, n, empty, memory, STAGES: gl.constexpr):
     """Begin the products of queries and the first of their blocks of keys."""
     q_s, k_s, _, _ = memory
-    keys = matrix(k_s.index(n % STAGES)).permute((1, 0))
+    keys = matrix(k_s.index(slot_of(n, STAGES))).permute((1, 0))
     return warpgroup_mma(matrix(q_s.index(place)), keys, empty, use_acc=False, is_async=True)
 
 
@@ -216,12 +216,12 @@ def attend(
         if sinks.pointer is not None:
             sink = gl.load(sinks.pointer + head * sinks.head) * (LOG2E / FACTORS[2])
             largest = gl.full([QUERIES], sink, gl.float32, ROW)
-        place = W * QUEUED + turn % QUEUED
+        place = W * QUEUED + slot_of(turn, QUEUED)
         q = matrix(q_s.index(place))
         if not AHEAD:
             wait_for_first(place, turn, n, barriers, QUEUED, STAGES)
             s = warpgroup_mma_wait(0, deps=[first_products(place, n, empty, memory, STAGES)])
-            mbarrier.arrive(k_empty.index(n % STAGES))
+            mbarrier.arrive(k_empty.index(slot_of(n, STAGES)))
         s = scores(s, i, high - 1, True, counts, SIDES, FACTORS)
         largest, _before, p = softmax(s, largest, FACTORS[2])
         total = part_sums(p)
@@ -237,8 +237,8 @@ def attend(
             n += 1
         if not OUT_IN_Q:
             mbarrier.arrive(q_empty.index(place))
-        slot = n % STAGES
-        mbarrier.wait(v_full.index(slot), (n // STAGES) & 1)
+        slot = slot_of(n, STAGES)
+        mbarrier.wait(v_full.index(slot), parity_of(n, STAGES))
         result = warpgroup_mma(p, matrix(v_s.index(slot)), result, is_async=True)
         n += 1
         turn += 1
@@ -246,7 +246,7 @@ def attend(
         more = read(tickets, turn, MORE) == 1
         if AHEAD:
             # Without another tile these are products of what is there, so that none is in a branch.
-            next_place = W * QUEUED + turn % QUEUED
+            next_place = W * QUEUED + slot_of(turn, QUEUED)
             if more:
                 wait_for_first(next_place, turn, n, barriers, QUEUED, STAGES)
             next_s = first_products(next_place, n, empty, memory, STAGES)
@@ -278,7 +278,7 @@ def attend(
         if AHEAD:
             s = warpgroup_mma_wait(0, deps=[next_s])
             if more:
-                mbarrier.arrive(k_empty.index(n % STAGES))
+                mbarrier.arrive(k_empty.index(slot_of(n, STAGES)))
     tma.store_wait(0)
 
 

@@ -231,11 +231,9 @@ class _Launches:
             "BY_COLUMNS": plan.by_columns,
             "REGISTERS": plan.registers,
         }
-        # A program takes several tiles only where their number is known on the device alone: that takes registers.
-        grid = min(rows * tiles, plan.programs) if spec.segmented else rows * tiles
+        grid = min(rows * tiles, plan.programs)
         launch = self.of.launch(backward_kernels.backward, grid, {"sizes": sizes}, constants, descriptors)
-        more = spec.segmented or spec.softcap is not None
-        spills = plan.spills + (plan.more_spills if more else 0)
+        spills = plan.spills + (plan.more_spills if spec.softcap is not None else 0)
         return replace(launch, num_warps=4, allowed_spills=spills)
 
     def _factors(self) -> tuple[float | None, float | None, float]:

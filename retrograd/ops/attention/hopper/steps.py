@@ -18,18 +18,18 @@ MORE, BATCH, GROUP, FIRST_Q, QUERIES_OF, FIRST_K, KEYS_OF, AT, ROWS_AT, LOW, STE
 
 @gluon.jit
 def walk_of(tickets, turn):
-    """Of a ticket: queries and keys of its sequence, its first key; the first tile of queries, and how many."""
+    """Of a ticket: queries and keys of its sequence, its first key; the first tile of queries that sees it."""
     queries, keys, at = read(tickets, turn, QUERIES_OF), read(tickets, turn, KEYS_OF), read(tickets, turn, AT)
-    return queries, keys, at, read(tickets, turn, LOW), read(tickets, turn, STEPS)
+    return queries, keys, at, read(tickets, turn, LOW)
 
 
 @gluon.jit
-def step_of(n, group, low, steps, SHARE: gl.constexpr):
-    """Step n of a walk: the head, and the tile of its queries.
+def step_of(left, group, low, SHARE: gl.constexpr):
+    """The head of a step, and the tile of its queries, where so many steps of a walk are left.
 
     Heads come first: a program that went head by head would wait, at each head's last queries, for all those before it.
     """
-    return group * SHARE + n % SHARE, low + steps - 1 - n // SHARE
+    return group * SHARE + (left - 1) % SHARE, low + (left - 1) // SHARE
 
 
 @gluon.jit
