@@ -36,6 +36,7 @@ NAMED = {
         "segments_tiles",
         "size_64_packed",
         "size_128_window",
+        "size_192_128",
     ),
 }
 WHOLE = "whole sequences"

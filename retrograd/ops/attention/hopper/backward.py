@@ -4,7 +4,7 @@ A program takes tiles of keys of a group, one after the other, and walks over th
 the last to the first, each of them in all heads of the group. Its warps are of three kinds:
     fetch   brings k and v, and tile after tile of q and dout with their rows' base and delta, by TMA
     differ  twice: five products, which the two groups share by keys or by columns (`by_keys`, `by_columns`)
-    add     adds what the program has of dq to memory, when it is its turn
+    add     twice: adds what the program has of dq to memory, when it is its turn
 The tiles of keys that see a tile of queries add to its dq in their order. A program draws its tiles by tickets, and in
 their order a tile comes behind those that it waits for. These are done, or programs work on them: no wait is in vain.
 """
@@ -112,6 +112,8 @@ def fetch(
             tma_load(dout, where, dout_full.index(slot), dout_s.index(slot))
             tma_load(delta, [row, start], dout_full.index(slot), delta_s.index(slot))
             n += 1
+        # A ticket drawn early would keep others waiting: the program draws when it is at the last steps.
+        mbarrier.wait(q_empty.index(slot_of(n, STAGES[0])), parity_of(n, STAGES[0]) ^ 1)
         t = draw(counter_ptr)
         turn += 1
     give(tickets, turn, (0,))
@@ -119,14 +121,19 @@ def fetch(
 
 @gluon.jit
 def add(
-    dq_sum, turns_ptr, memory, barriers, tickets, tiles_q, SIDES: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr,
-    QUERIES: gl.constexpr, SLOTS: gl.constexpr, BY_COLUMNS: gl.constexpr,
+    W: gl.constexpr, dq_sum, turns_ptr, memory, barriers, tickets, tiles_q, SIDES: gl.constexpr, SHARE: gl.constexpr,
+    KEYS: gl.constexpr, QUERIES: gl.constexpr, BY_COLUMNS: gl.constexpr,
 ):  # fmt: skip
-    """Add the program's parts of dq to their sums, in turn; the first one is stored."""
+    """Add to sums, in turn, what the program has of dq in place W: of every other step, or of group W's columns.
+
+    The first one is stored. There are two of these warps, because each waits until its sums are in memory.
+    """
     _, _, _, _, _, _, _, _, dq_s = memory
     _, _, _, _, _, _, _, _, dq_full, dq_empty, _ = barriers
-    OF_STEP: gl.constexpr = PARTS if BY_COLUMNS else 1
-    use, turn = 0, 0
+    full, empty, part_s = dq_full.index(W), dq_empty.index(W), dq_s.index(W)
+    TURNS: gl.constexpr = 2 if BY_COLUMNS else 1  # of a tile of queries
+    OF_STEP: gl.constexpr = PARTS // 2 if BY_COLUMNS else 1
+    n, use, turn = 0, 0, 0
     wait_for(tickets, 0)
     while read(tickets, turn, MORE) == 1:
         batch, group, first_q = read(tickets, turn, BATCH), read(tickets, turn, GROUP), read(tickets, turn, FIRST_Q)
@@ -134,25 +141,27 @@ def add(
         steps, rows_at = read(tickets, turn, STEPS), read(tickets, turn, ROWS_AT)
         let_go(tickets, turn)
         for left in range(SHARE * steps, 0, -1):
-            head, m = step_of(left, group, low, SHARE)
-            own_turn_ptr = turns_ptr + rows_at + head * tiles_q + m
-            own_turn = turn_of(at, m * QUERIES, queries, keys, SIDES, KEYS)
-            for part in gl.static_range(OF_STEP):
-                slot = slot_of(use, SLOTS)
-                where = at_step(dq_sum, batch, first_q, m * QUERIES, queries, head, column_of(part, dq_sum))
-                mbarrier.wait(dq_full.index(slot), parity_of(use, SLOTS))
-                if part == 0:
-                    while read_turn(own_turn_ptr) != own_turn:
-                        pass
-                    own_turn = see_writes(own_turn)
-                if own_turn == 0:
-                    tma_store(dq_sum, where, dq_s.index(slot))
-                else:
-                    tma_add(dq_sum, where, dq_s.index(slot))
-                tma.store_wait(0)
-                mbarrier.arrive(dq_empty.index(slot))
-                use += 1
-            pass_turn(own_turn_ptr, own_turn + 1)
+            if ((n & 1) == W) | BY_COLUMNS:
+                head, m = step_of(left, group, low, SHARE)
+                own_turn_ptr = turns_ptr + (rows_at + head * tiles_q + m) * TURNS + (W if BY_COLUMNS else 0)
+                own_turn = turn_of(at, m * QUERIES, queries, keys, SIDES, KEYS)
+                for part in gl.static_range(OF_STEP):
+                    column = column_of(W, part, dq_sum) if BY_COLUMNS else 0
+                    where = at_step(dq_sum, batch, first_q, m * QUERIES, queries, head, column)
+                    mbarrier.wait(full, use & 1)
+                    if part == 0:
+                        while read_turn(own_turn_ptr) != own_turn:
+                            pass
+                        own_turn = see_writes(own_turn)
+                    if own_turn == 0:
+                        tma_store(dq_sum, where, part_s)
+                    else:
+                        tma_add(dq_sum, where, part_s)
+                    tma.store_wait(0)
+                    mbarrier.arrive(empty)
+                    use += 1
+                pass_turn(own_turn_ptr, own_turn + 1)
+            n += 1
         turn += 1
         wait_for(tickets, turn)
 
@@ -161,7 +170,7 @@ def add(
 def differ(
     W: gl.constexpr, dk, dv, memory, barriers, tickets, SIDES: gl.constexpr, FACTORS: gl.constexpr,
     SCALE: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr,
-    SLOTS: gl.constexpr, AHEAD: gl.constexpr, BY_COLUMNS: gl.constexpr, LISTED: gl.constexpr,
+    AHEAD: gl.constexpr, BY_COLUMNS: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
     """What group W of two computes of dk, dv and dq of the program's tiles."""
     n, turn = 0, 0
@@ -175,7 +184,7 @@ def differ(
         else:
             n = differ_by_keys(
                 W, dk, dv, memory, barriers, tickets, n, turn, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES,
-                SLOTS, AHEAD, LISTED,
+                AHEAD, LISTED,
             )  # fmt: skip
         turn += 1
         wait_for(tickets, turn)
@@ -204,17 +213,16 @@ def backward(
     KEYS: gl.constexpr,
     QUERIES: gl.constexpr,
     STAGES: gl.constexpr,
-    SLOTS: gl.constexpr,
     REGISTERS: gl.constexpr,
     AHEAD: gl.constexpr,
     BY_COLUMNS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
     """Tensor descriptors: q, k, v, dout, dk, dv; base and delta, as `rows` has stored them; dq_sum (batch, queries,
-    heads, D), without its factor. counter and turns (heads of all rows, tiles of queries) are 0 at first.
+    heads, D), without its factor. counter and turns (heads of all rows, tiles of queries, one or two) are 0 at first.
 
     sizes: Tq, Tk, heads, tiles of keys of a group, tiles of queries of a head, groups of all rows, groups of a section.
-    places, runs, SIDES, FACTORS: as `forward`. SHARE: heads of a group; STAGES: of q, of dout; SLOTS: of dq.
+    places, runs, SIDES, FACTORS: as `forward`. SHARE: heads of a group; STAGES: of q, of dout.
     AHEAD: whether a step begins the products of queries and keys of the next one, which takes registers.
     BY_COLUMNS: how two groups of warps share a tile, see `by_columns`; else `by_keys`.
     """
@@ -232,13 +240,13 @@ def backward(
         p_s = gl.allocate_shared_memory(gl.float32, PAIRS, gl.NVMMASharedLayout(128, 32, rank=2))
     else:
         p_s = ds_s  # not used
-    dq_s = gl.allocate_shared_memory(gl.float32, several(SLOTS, dq_sum), dq_sum.layout)
+    dq_s = gl.allocate_shared_memory(gl.float32, several(2, dq_sum), dq_sum.layout)
     kv_full, kv_empty, walked = ring(1, 1).index(0), ring(1, 1).index(0), ring(1, 2).index(0)
     q_full, q_empty = ring(STAGES[0], 1), ring(STAGES[0], 2)
     dout_full, dout_empty = ring(STAGES[1], 1), ring(STAGES[1], 2)
-    dq_full, dq_empty = ring(SLOTS, OWNERS), ring(SLOTS, 1)
+    dq_full, dq_empty = ring(2, OWNERS), ring(2, 1)
     p_full, ds_full = ring(1, 1).index(0), ring(OWNERS, OWNERS)
-    tickets = tickets_for(3, 16)
+    tickets = tickets_for(4, 16)
     fence_async_shared()
     arrays = (q, k, v, dout, base, delta)
     memory = (q_s, k_s, v_s, dout_s, base_s, delta_s, p_s, ds_s, dq_s)
@@ -251,15 +259,15 @@ def backward(
     tiles = tiles_of_head(runs_ptr, sizes[3], KEYS)
     gl.warp_specialize(
         [
-            (differ, (0, dk, dv, memory, barriers, tickets, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES, SLOTS,
+            (differ, (0, dk, dv, memory, barriers, tickets, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES,
                       AHEAD, BY_COLUMNS, places_ptr is not None)),
-            (differ, (1, dk, dv, memory, barriers, tickets, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES, SLOTS,
+            (differ, (1, dk, dv, memory, barriers, tickets, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES,
                       AHEAD, BY_COLUMNS, places_ptr is not None)),
             (fetch, (arrays, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, SHARE, KEYS,
                      QUERIES, STAGES)),
-            (add, (dq_sum, turns_ptr, memory, barriers, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, SLOTS,
-                   BY_COLUMNS)),
+            (add, (0, dq_sum, turns_ptr, memory, barriers, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, BY_COLUMNS)),
+            (add, (1, dq_sum, turns_ptr, memory, barriers, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, BY_COLUMNS)),
         ],
-        [WARPS, 1, 1],
-        [REGISTERS, FEW_REGISTERS, FEW_REGISTERS],
+        [WARPS, 1, 1, 1],
+        [REGISTERS, FEW_REGISTERS, FEW_REGISTERS, FEW_REGISTERS],
     )  # fmt: skip

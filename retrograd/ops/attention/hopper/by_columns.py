@@ -22,9 +22,9 @@ PARTS = gl.constexpr(4)  # of dq
 
 
 @gluon.constexpr_function
-def column_of(part, array):
-    """The first column of a part of dq: group 0 has the first two, and the parts of the two groups take turns."""
-    return (part % 2 * 2 + part // 2) * array.block_shape[-1]
+def column_of(W, part, array):
+    """The first column of a part of group W's columns of dq."""
+    return (W * (PARTS // 2) + part) * array.block_shape[-1]
 
 
 @gluon.jit

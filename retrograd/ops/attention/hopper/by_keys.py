@@ -26,7 +26,7 @@ def products_of_step(n, k, q_s, none, q_full, STAGES: gl.constexpr):
 def differ_by_keys(
     W: gl.constexpr, dk, dv, memory, barriers, tickets, n, turn, SIDES: gl.constexpr,
     FACTORS: gl.constexpr, SCALE: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, AHEAD: gl.constexpr, LISTED: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
     """dk and dv of one half, W, of the keys; half of the columns of dq, from all keys. Pairs are (keys, queries).
 
@@ -64,7 +64,7 @@ def differ_by_keys(
         queries, keys, at, low = walk_of(tickets, turn)
         _head, m = step_of(end - n, 0, low, SHARE)
         start, j = m * QUERIES, at + W * R + gl.arange(0, R, gl.SliceLayout(1, S))
-        q_at, dout_at, ds_at, dq_at = slot_of(n, STAGES[0]), slot_of(n, STAGES[1]), slot_of(n, 2), slot_of(n, SLOTS)
+        q_at, dout_at, place = slot_of(n, STAGES[0]), slot_of(n, STAGES[1]), slot_of(n, 2)
         q_tile, dout_tile = matrix(q_s.index(q_at)), matrix(dout_s.index(dout_at))
         if not AHEAD:
             s = products_of_step(n, k, q_s, none, q_full, STAGES[0])
@@ -83,22 +83,22 @@ def differ_by_keys(
         delta = numbers_of(delta_s, dout_at, queries - start, 0.0, LISTED, COLUMN)
         dp = warpgroup_mma_wait(2 if AHEAD else 1, deps=[dp])
         ds = differences(p, dp, base, delta, FACTORS).to(TYPE)
-        ds_s.index(ds_at).slice(W * R, R).store(ds)
+        ds_s.index(place).slice(W * R, R).store(ds)
         fence_async_shared()
-        # Two places: the other half cannot be two steps ahead, so a place is free again when it is used again.
-        mbarrier.arrive(ds_full.index(ds_at))
-        mbarrier.wait(ds_full.index(ds_at), parity_of(n, 2))
-        part = warpgroup_mma(ds_s.index(ds_at).permute((1, 0)), k_half, none_q, use_acc=False, is_async=True)
+        # Of two places the other half cannot be two steps ahead, so a place is free again when it is used again.
+        mbarrier.arrive(ds_full.index(place))
+        mbarrier.wait(ds_full.index(place), parity_of(n, 2))
+        part = warpgroup_mma(ds_s.index(place).permute((1, 0)), k_half, none_q, use_acc=False, is_async=True)
         total_k = warpgroup_mma(gl.convert_layout(ds, LEFT_K, assert_trivial=True), q_tile, total_k, is_async=True)
         if AHEAD:
             part, total_v, s = warpgroup_mma_wait(1, deps=[part, total_v, next_s])
         else:
             part, total_v = warpgroup_mma_wait(1, deps=[part, total_v])
         mbarrier.arrive(dout_empty.index(dout_at))
-        mbarrier.wait(dq_empty.index(dq_at), parity_of(n, SLOTS) ^ 1)
-        matrix(dq_s.index(dq_at)).slice(W * HALF, HALF, dim=1).store(part)
+        mbarrier.wait(dq_empty.index(place), parity_of(n, 2) ^ 1)
+        matrix(dq_s.index(place)).slice(W * HALF, HALF, dim=1).store(part)
         fence_async_shared()
-        mbarrier.arrive(dq_full.index(dq_at))
+        mbarrier.arrive(dq_full.index(place))
         total_k = warpgroup_mma_wait(0, deps=[total_k])
         mbarrier.arrive(q_empty.index(q_at))
         n += 1

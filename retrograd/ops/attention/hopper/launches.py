@@ -22,7 +22,7 @@ from . import by_columns
 from . import forward as forward_kernels
 from . import rows as row_kernels
 from . import tiles as tile_kernels
-from .plan import BackwardPlan, ForwardPlan, has_tiles, planned
+from .plan import BackwardPlan, ForwardPlan, has_tiles, planned, steps_of
 
 __all__ = ["backward", "forward", "planned", "suits"]
 
@@ -73,7 +73,7 @@ def backward(
     tiles, tiles_q = _tiles(spec, spec.keys, plan.keys), _tiles(spec, spec.queries, plan.queries)
     if walked:
         params = spec.params(("q", "k", "v"))
-        turns = Array("turns", (_rows(spec, spec.heads), tiles_q), "int32", zeroed=True)
+        turns = Array("turns", (_rows(spec, spec.heads), tiles_q, 1 + plan.by_columns), "int32", zeroed=True)
         scratch += [Array("counter", (1,), "int32", zeroed=True), turns]
         scratch += [Array("dq_sum", spec.q.shape, "float32")]
         scratch += [Array(f"d{n}", params[n].shape, params[n].dtype) for n in "kv" if f"d{n}" not in wanted]
@@ -164,7 +164,7 @@ class _Launches:
         spec = self.of.spec
         steps = {"q": plan.queries, "k": plan.keys, "v": plan.keys, "out": plan.queries}
         rows, share = _rows(spec, spec.heads), spec.heads // spec.groups
-        bytes_of_group = 2 * _steps(spec, spec.keys) * (spec.head_size + spec.value_size)
+        bytes_of_group = 2 * steps_of(spec, spec.keys) * (spec.head_size + spec.value_size)
         section = min(rows, share * max(1, plan.section // bytes_of_group))
         sizes = (spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
         constants = {
@@ -208,14 +208,14 @@ class _Launches:
         blocks = {"q": plan.queries, "dout": plan.queries} | dict.fromkeys(("k", "v", "dk", "dv"), plan.keys)
         rows, share = _rows(spec, spec.groups), spec.heads // spec.groups
         count, pitch = _numbers(spec)
-        steps, layout = _steps(spec, spec.queries), gl.NVMMASharedLayout(0, 32, rank=2)
-        numbers = Descriptor((_copies(spec) * count, steps), (pitch, 1), (1, plan.queries), layout)
+        shape, layout = (_copies(spec) * count, _steps(spec, spec.queries)), gl.NVMMASharedLayout(0, 32, rank=2)
+        numbers = Descriptor(shape, (pitch, 1), (1, plan.queries), layout)
         descriptors = {**self._described(blocks), "base": numbers, "delta": numbers}
         descriptors |= self._described({"dq_sum": plan.queries}, bits=32)
         if plan.by_columns:
             sums = descriptors["dq_sum"]
             descriptors["dq_sum"] = replace(sums, block=(*sums.block[:-1], sums.block[-1] // by_columns.PARTS.value))
-        bytes_of_group = share * steps * (6 * spec.head_size + 2 * spec.value_size)
+        bytes_of_group = share * steps_of(spec, spec.queries) * (6 * spec.head_size + 2 * spec.value_size)
         section = min(rows, max(1, plan.section // bytes_of_group))
         sizes = (spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
         constants = {
@@ -226,7 +226,6 @@ class _Launches:
             "KEYS": plan.keys,
             "QUERIES": plan.queries,
             "STAGES": plan.stages,
-            "SLOTS": plan.slots,
             "AHEAD": plan.ahead,
             "BY_COLUMNS": plan.by_columns,
             "REGISTERS": plan.registers,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from retrograd.core.arch import Arch
 from retrograd.core.spec import Pass
@@ -16,7 +16,7 @@ SECTION = 2**25  # bytes of the heads that are computed side by side, which fit 
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """The tiles of the forward pass; `programs` and `section` only decide the time.
+    """The tiles of the forward pass; but for `keys`, they only decide the time.
 
     Attributes:
         groups: of warps that attend, two or three; each has queries of its own in a tile.
@@ -46,20 +46,18 @@ class ForwardPlan:
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """The tiles of the backward pass; `programs` and `section` only decide the time.
+    """The tiles of the backward pass; `stages`, `programs` and `section` only decide the time.
 
     Attributes:
         keys: of a program's tile.
         queries: of a tile that it walks over.
         by_columns: whether two groups of warps share the columns of dk and dv; else each has half of the keys.
         stages: tiles of q in shared memory, and of dout.
-        slots: parts of dq in shared memory, on their way to their sums.
         ahead: whether a step begins the first product of the next one.
         registers: of a thread that computes products.
         spills: spill instructions that tests allow.
-        more_spills: spill instructions that tests allow in addition, with a softcap, or where ids tell sequences apart
-            and a program takes several tiles.
-        programs: at most, with ids.
+        more_spills: spill instructions that tests allow in addition, with a softcap.
+        programs: at most.
         section: bytes of what the heads that are computed side by side have of queries: q, dout and the sums of dq.
     """
 
@@ -67,7 +65,6 @@ class BackwardPlan:
     queries: int = 64
     by_columns: bool = False
     stages: tuple[int, int] = (2, 2)
-    slots: int = 2
     ahead: bool = False
     registers: int = 240
     spills: int = 0
@@ -78,19 +75,20 @@ class BackwardPlan:
 
 # Columns of a head of queries and keys, and of values, in tiles.
 FORWARD = {
-    (64, 64): ForwardPlan(groups=3, registers=160, spills=10),
+    (64, 64): ForwardPlan(spills=10),
     (128, 128): ForwardPlan(),
     (256, 128): ForwardPlan(keys=64, queued=1, ahead=False),
     (256, 256): ForwardPlan(keys=64, queued=1, ahead=False),
 }
 BACKWARD = {
     (64, 64): BackwardPlan(stages=(3, 3), ahead=True, spills=10, more_spills=30),
-    (128, 128): BackwardPlan(spills=100, more_spills=150),
+    (128, 128): BackwardPlan(spills=120, more_spills=150),
     (256, 128): BackwardPlan(keys=64, by_columns=True, spills=10),
     (256, 256): BackwardPlan(keys=64, by_columns=True, stages=(2, 1), spills=80, more_spills=20),
 }
 LEAST_SIZE = 64  # of a head: narrower ones would leave columns unused that their products cost
 UNIT = 8  # of a head's size: tensor descriptors need strides of 16 bytes
+LONG = 2048  # keys of a sequence
 
 
 def sizes_of(spec: Spec) -> tuple[int, int]:
@@ -105,6 +103,23 @@ def has_tiles(spec: Spec, which: Pass) -> bool:
     return all(size >= LEAST_SIZE and size % UNIT == 0 for size in sizes) and sizes_of(spec) in table
 
 
+def steps_of(spec: Spec, time: int) -> int:
+    """The steps of a sequence: of packed ones on average; where ids tell them apart, of a row."""
+    return -(-time // max(spec.sequences, 1)) if spec.packed else time
+
+
 def planned(spec: Spec, arch: Arch, which: Pass) -> ForwardPlan | BackwardPlan:
-    """The tiles of a pass: a function of the sizes of a head."""
-    return (FORWARD if which == "fwd" else BACKWARD)[sizes_of(spec)]
+    """The tiles of a pass.
+
+    Bits depend on the sizes of a head alone. How many keys there are decides what else is worth its time: with few,
+    a program waits for the next tile's first block before it stores results; three groups of warps have larger tiles,
+    of which a mask leaves more unused.
+    """
+    if which == "bwd":
+        return BACKWARD[sizes_of(spec)]
+    plan = FORWARD[sizes_of(spec)]
+    if steps_of(spec, spec.keys) < LONG:
+        return replace(plan, ahead=False)
+    if sizes_of(spec) == (64, 64) and spec.sides == (None, None):
+        return replace(plan, groups=3, registers=160)
+    return plan
