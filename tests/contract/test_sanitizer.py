@@ -17,6 +17,7 @@ from retrograd.testing.sanitizer import Known, Place, Race, parse
 ROOT = Path("/somewhere/project")
 SM_90 = SUPPORTED["sm_90"]
 KNOWN = sanitizer.known_hazards(Path(__file__).parents[1] / "known_hazards.toml")
+BACKWARD_SCAN = "selective_scan/hopper/backward.py", "selective_scan/hopper/walk_back.py"
 RACES = """\
 ========= COMPUTE-SANITIZER
 ran an_op a_case
@@ -98,10 +99,10 @@ def test_a_known_hazard_is_a_pair_of_lines_of_a_kernel_in_either_order() -> None
 def test_the_lines_of_a_known_hazard_reach_shared_memory(known: Known) -> None:
     for file, lines in known.between:
         for line in lines:
-            # Reported under the kernel's file; only the kernel's first line and that after its groups are its own.
-            path = file if line in (33, 167) else file.replace("hopper/backward.py", "hopper/walk_back.py")
+            # Reported under the kernel's file, of which only its first line and that after its groups are.
+            path = file if line in (33, 167) else file.replace(*BACKWARD_SCAN)
             text = (sanitizer.ROOT / path).read_text().splitlines()[line - 1]
-            groups = rf"^def {known.kernel}\(|^    gl\.warp_specialize\($|^    if cu_seqlens_ptr is not None:$"
+            groups = rf"^def {known.kernel}\(|^ +gl\.warp_specialize\($|^    if cu_seqlens_ptr is not None:$"
             expected = rf"\.(load|store)\(|gl\.sum\(|{groups}"
             assert re.search(expected, text), f"{path}:{line} is {text!r}"
 
