@@ -88,82 +88,84 @@ def fetch(
     while t < tiles * sizes[5]:
         place = tile_of_keys(t, tiles, places_ptr, sizes, SHARE, KEYS, QUERIES)
         batch, group, first_q, queries, first_k, keys, at, rows_at = place
-        low, steps = queries_seen(at, queries, keys, SIDES, KEYS, QUERIES)
-        give(tickets, turn, (1, batch, group, first_q, queries, first_k, keys, at, rows_at, low, steps))
-        mbarrier.wait(kv_empty, (turn & 1) ^ 1)
-        mbarrier.expect(kv_full, k.block_type.nbytes + v.block_type.nbytes)
-        tma_load(k, at_step(k, batch, first_k, at, keys, group), kv_full, k_s)
-        tma_load(v, at_step(v, batch, first_k, at, keys, group), kv_full, v_s)
-        for left in range(SHARE * steps, 0, -1):
-            head, m = step_of(left, group, low, SHARE)
-            row, start = batch * sizes[2] + head, first_q + m * QUERIES
-            if places_ptr is not None:
-                copy = start % ALIGNED
-                row, start = row + copy * (sizes[5] * SHARE), start - copy
-            where = at_step(q, batch, first_q, m * QUERIES, queries, head)
-            slot = slot_of(n, STAGES[0])
-            mbarrier.wait(q_empty.index(slot), parity_of(n, STAGES[0]) ^ 1)
-            mbarrier.expect(q_full.index(slot), q.block_type.nbytes + QUERIES * 4)
-            tma_load(q, where, q_full.index(slot), q_s.index(slot))
-            tma_load(base, [row, start], q_full.index(slot), base_s.index(slot))
-            slot = slot_of(n, STAGES[1])
-            mbarrier.wait(dout_empty.index(slot), parity_of(n, STAGES[1]) ^ 1)
-            mbarrier.expect(dout_full.index(slot), dout.block_type.nbytes + QUERIES * 4)
-            tma_load(dout, where, dout_full.index(slot), dout_s.index(slot))
-            tma_load(delta, [row, start], dout_full.index(slot), delta_s.index(slot))
-            n += 1
+        if keys > 0:
+            low, steps = queries_seen(at, queries, keys, SIDES, KEYS, QUERIES)
+            give(tickets, turn, (1, batch, group, first_q, queries, first_k, keys, at, rows_at, low, steps))
+            mbarrier.wait(kv_empty, (turn & 1) ^ 1)
+            mbarrier.expect(kv_full, k.block_type.nbytes + v.block_type.nbytes)
+            tma_load(k, at_step(k, batch, first_k, at, keys, group), kv_full, k_s)
+            tma_load(v, at_step(v, batch, first_k, at, keys, group), kv_full, v_s)
+            for left in range(SHARE * steps, 0, -1):
+                head, m = step_of(left, group, low, SHARE)
+                row, start = batch * sizes[2] + head, first_q + m * QUERIES
+                if places_ptr is not None:
+                    copy = start % ALIGNED
+                    row, start = row + copy * (sizes[5] * SHARE), start - copy
+                where = at_step(q, batch, first_q, m * QUERIES, queries, head)
+                slot = slot_of(n, STAGES[0])
+                mbarrier.wait(q_empty.index(slot), parity_of(n, STAGES[0]) ^ 1)
+                mbarrier.expect(q_full.index(slot), q.block_type.nbytes + QUERIES * 4)
+                tma_load(q, where, q_full.index(slot), q_s.index(slot))
+                tma_load(base, [row, start], q_full.index(slot), base_s.index(slot))
+                slot = slot_of(n, STAGES[1])
+                mbarrier.wait(dout_empty.index(slot), parity_of(n, STAGES[1]) ^ 1)
+                mbarrier.expect(dout_full.index(slot), dout.block_type.nbytes + QUERIES * 4)
+                tma_load(dout, where, dout_full.index(slot), dout_s.index(slot))
+                tma_load(delta, [row, start], dout_full.index(slot), delta_s.index(slot))
+                n += 1
+            turn += 1
         # A ticket drawn early would keep others waiting: the program draws when it is at the last steps.
         mbarrier.wait(q_empty.index(slot_of(n, STAGES[0])), parity_of(n, STAGES[0]) ^ 1)
         t = draw(counter_ptr)
-        turn += 1
     give(tickets, turn, (0,))
 
 
 @gluon.jit
 def add(
     W: gl.constexpr, dq_sum, turns_ptr, memory, barriers, tickets, tiles_q, SIDES: gl.constexpr, SHARE: gl.constexpr,
-    KEYS: gl.constexpr, QUERIES: gl.constexpr, BY_COLUMNS: gl.constexpr,
+    KEYS: gl.constexpr, QUERIES: gl.constexpr, ADDERS: gl.constexpr, BY_COLUMNS: gl.constexpr,
 ):  # fmt: skip
-    """Add to sums, in turn, what the program has of dq in place W: of every other step, or of group W's columns.
+    """Add what the program has of dq to sums, in turn; the first one is stored.
 
-    The first one is stored. There are two of these warps, because each waits until its sums are in memory.
+    Of two such warps each takes every other step, or the columns of one group.
     """
     _, _, _, _, _, _, _, _, dq_s = memory
     _, _, _, _, _, _, _, _, dq_full, dq_empty, _ = barriers
-    full, empty, part_s = dq_full.index(W), dq_empty.index(W), dq_s.index(W)
     TURNS: gl.constexpr = 2 if BY_COLUMNS else 1  # of a tile of queries
     OF_STEP: gl.constexpr = PARTS // 2 if BY_COLUMNS else 1
-    n, use, turn = 0, 0, 0
-    wait_for(tickets, 0)
-    while read(tickets, turn, MORE) == 1:
-        batch, group, first_q = read(tickets, turn, BATCH), read(tickets, turn, GROUP), read(tickets, turn, FIRST_Q)
-        queries, keys, at, low = walk_of(tickets, turn)
-        steps, rows_at = read(tickets, turn, STEPS), read(tickets, turn, ROWS_AT)
-        let_go(tickets, turn)
-        for left in range(SHARE * steps, 0, -1):
-            if ((n & 1) == W) | BY_COLUMNS:
-                head, m = step_of(left, group, low, SHARE)
-                own_turn_ptr = turns_ptr + (rows_at + head * tiles_q + m) * TURNS + (W if BY_COLUMNS else 0)
-                own_turn = turn_of(at, m * QUERIES, queries, keys, SIDES, KEYS)
-                for part in gl.static_range(OF_STEP):
-                    column = column_of(W, part, dq_sum) if BY_COLUMNS else 0
-                    where = at_step(dq_sum, batch, first_q, m * QUERIES, queries, head, column)
-                    mbarrier.wait(full, use & 1)
-                    if part == 0:
-                        while read_turn(own_turn_ptr) != own_turn:
-                            pass
-                        own_turn = see_writes(own_turn)
-                    if own_turn == 0:
-                        tma_store(dq_sum, where, part_s)
-                    else:
-                        tma_add(dq_sum, where, part_s)
-                    tma.store_wait(0)
-                    mbarrier.arrive(empty)
-                    use += 1
-                pass_turn(own_turn_ptr, own_turn + 1)
-            n += 1
-        turn += 1
-        wait_for(tickets, turn)
+    n, turn = 0, 0
+    if W < ADDERS:
+        wait_for(tickets, 0)
+        while read(tickets, turn, MORE) == 1:
+            batch, group, first_q = read(tickets, turn, BATCH), read(tickets, turn, GROUP), read(tickets, turn, FIRST_Q)
+            queries, keys, at, low = walk_of(tickets, turn)
+            steps, rows_at = read(tickets, turn, STEPS), read(tickets, turn, ROWS_AT)
+            let_go(tickets, turn)
+            for left in range(SHARE * steps, 0, -1):
+                if BY_COLUMNS or ((n % ADDERS) == W):
+                    head, m = step_of(left, group, low, SHARE)
+                    own_turn_ptr = turns_ptr + (rows_at + head * tiles_q + m) * TURNS + (W if BY_COLUMNS else 0)
+                    own_turn = turn_of(at, m * QUERIES, queries, keys, SIDES, KEYS)
+                    for part in gl.static_range(OF_STEP):
+                        place = W if BY_COLUMNS else slot_of(n, 2)
+                        use = n * OF_STEP + part if BY_COLUMNS else n >> 1
+                        column = column_of(W, part, dq_sum) if BY_COLUMNS else 0
+                        where = at_step(dq_sum, batch, first_q, m * QUERIES, queries, head, column)
+                        mbarrier.wait(dq_full.index(place), use & 1)
+                        if part == 0:
+                            while read_turn(own_turn_ptr) != own_turn:
+                                pass
+                            own_turn = see_writes(own_turn)
+                        if own_turn == 0:
+                            tma_store(dq_sum, where, dq_s.index(place))
+                        else:
+                            tma_add(dq_sum, where, dq_s.index(place))
+                        tma.store_wait(0)
+                        mbarrier.arrive(dq_empty.index(place))
+                    pass_turn(own_turn_ptr, own_turn + 1)
+                n += 1
+            turn += 1
+            wait_for(tickets, turn)
 
 
 @gluon.jit
@@ -213,6 +215,7 @@ def backward(
     KEYS: gl.constexpr,
     QUERIES: gl.constexpr,
     STAGES: gl.constexpr,
+    ADDERS: gl.constexpr,
     REGISTERS: gl.constexpr,
     AHEAD: gl.constexpr,
     BY_COLUMNS: gl.constexpr,
@@ -246,7 +249,7 @@ def backward(
     dout_full, dout_empty = ring(STAGES[1], 1), ring(STAGES[1], 2)
     dq_full, dq_empty = ring(2, OWNERS), ring(2, 1)
     p_full, ds_full = ring(1, 1).index(0), ring(OWNERS, OWNERS)
-    tickets = tickets_for(4, 16)
+    tickets = tickets_for(2 + ADDERS, 16)
     fence_async_shared()
     arrays = (q, k, v, dout, base, delta)
     memory = (q_s, k_s, v_s, dout_s, base_s, delta_s, p_s, ds_s, dq_s)
@@ -265,8 +268,10 @@ def backward(
                       AHEAD, BY_COLUMNS, places_ptr is not None)),
             (fetch, (arrays, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, SHARE, KEYS,
                      QUERIES, STAGES)),
-            (add, (0, dq_sum, turns_ptr, memory, barriers, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, BY_COLUMNS)),
-            (add, (1, dq_sum, turns_ptr, memory, barriers, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, BY_COLUMNS)),
+            (add, (0, dq_sum, turns_ptr, memory, barriers, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, ADDERS,
+                   BY_COLUMNS)),
+            (add, (1, dq_sum, turns_ptr, memory, barriers, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, ADDERS,
+                   BY_COLUMNS)),
         ],
         [WARPS, 1, 1, 1],
         [REGISTERS, FEW_REGISTERS, FEW_REGISTERS, FEW_REGISTERS],

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .forward import WARPS, matrix
-from .steps import STEPS, differences, numbers_of, probabilities, step_of, store_totals, walk_of
+from .steps import STEPS, at_border, deltas_of, differences, probabilities, steps_unmasked, store_totals
 from .tickets import parity_of, read, slot_of
 
 PARTS = gl.constexpr(4)  # of dq
@@ -63,19 +63,18 @@ def differ_by_columns(
     total_v = gl.zeros([KEYS, HALF_V], gl.float32, OF_V)
     mbarrier.wait(kv_full, turn & 1)
     end = n + SHARE * read(tickets, turn, STEPS)
+    first_n, until = steps_unmasked(end, tickets, turn, SIDES, SHARE, KEYS, QUERIES, LISTED)
     while n < end:
-        queries, keys, at, low = walk_of(tickets, turn)
-        _head, m = step_of(end - n, 0, low, SHARE)
-        start, j = m * QUERIES, at + gl.arange(0, KEYS, gl.SliceLayout(1, S))
+        border = at_border(n, first_n, until, SIDES, LISTED)
         q_at, dout_at = slot_of(n, STAGES[0]), slot_of(n, STAGES[1])
         q_tile, dout_tile = matrix(q_s.index(q_at)), matrix(dout_s.index(dout_at))
         dout_half = dout_tile.slice(W * HALF_V, HALF_V, dim=1)
         mbarrier.wait(q_full.index(q_at), parity_of(n, STAGES[0]))
         if W == 0:
             s = warpgroup_mma(k, q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
-            base = numbers_of(base_s, q_at, queries - start, float("inf"), LISTED, COLUMN)
+            base = base_s.index(q_at).reshape([QUERIES]).load(COLUMN)
             s = warpgroup_mma_wait(0, deps=[s])
-            p = probabilities(s, base, j, at, start, queries, keys, SIDES, FACTORS, KEYS, QUERIES, COLUMN)
+            p = probabilities(s, base, border, 0, end - n, tickets, turn, SIDES, FACTORS, SHARE, LISTED)
             # Group 1 has read the p before: this group has waited for its ds.
             p_s.store(p)
             mbarrier.arrive(p_full)
@@ -85,14 +84,14 @@ def differ_by_columns(
         else:
             mbarrier.wait(dout_full.index(dout_at), parity_of(n, STAGES[1]))
             dp = warpgroup_mma(v, dout_tile.permute((1, 0)), none, use_acc=False, is_async=True)
-            delta = numbers_of(delta_s, dout_at, queries - start, 0.0, LISTED, COLUMN)
+            delta = deltas_of(delta_s.index(dout_at), border, end - n, tickets, turn, SHARE, LISTED, COLUMN)
             dp = warpgroup_mma_wait(0, deps=[dp])
             mbarrier.wait(p_full, n & 1)
             p = p_s.load(S)
             left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
             total_v = warpgroup_mma(left, dout_half, total_v, is_async=True)
             # No product of the step before reads ds any more: p comes from group 0 behind its own.
-            base = numbers_of(base_s, q_at, queries - start, float("inf"), LISTED, COLUMN)
+            base = base_s.index(q_at).reshape([QUERIES]).load(COLUMN)
             ds_tile.store(differences(p, dp, base, delta, FACTORS).to(TYPE))
             fence_async_shared()
             mbarrier.arrive(ds_full.index(0))

@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .forward import WARPS, matrix
-from .steps import STEPS, differences, numbers_of, probabilities, step_of, store_totals, walk_of
+from .steps import STEPS, at_border, deltas_of, differences, probabilities, steps_unmasked, store_totals
 from .tickets import parity_of, read, slot_of
 
 
@@ -59,28 +59,26 @@ def differ_by_keys(
     if AHEAD:
         if end > n:
             s = warpgroup_mma_wait(0, deps=[products_of_step(n, k, q_s, none, q_full, STAGES[0])])
+    first, until = steps_unmasked(end, tickets, turn, SIDES, SHARE, KEYS, QUERIES, LISTED)
     while n < end:
-        # Read again at each step: there are no registers to keep them in.
-        queries, keys, at, low = walk_of(tickets, turn)
-        _head, m = step_of(end - n, 0, low, SHARE)
-        start, j = m * QUERIES, at + W * R + gl.arange(0, R, gl.SliceLayout(1, S))
+        border = at_border(n, first, until, SIDES, LISTED)
         q_at, dout_at, place = slot_of(n, STAGES[0]), slot_of(n, STAGES[1]), slot_of(n, 2)
         q_tile, dout_tile = matrix(q_s.index(q_at)), matrix(dout_s.index(dout_at))
         if not AHEAD:
             s = products_of_step(n, k, q_s, none, q_full, STAGES[0])
         mbarrier.wait(dout_full.index(dout_at), parity_of(n, STAGES[1]))
         dp = warpgroup_mma(v, dout_tile.permute((1, 0)), none, use_acc=False, is_async=True)
-        base = numbers_of(base_s, q_at, queries - start, float("inf"), LISTED, COLUMN)
+        base = base_s.index(q_at).reshape([QUERIES]).load(COLUMN)
         if AHEAD:
             # The last step computes its own once more, so that no product is in a branch.
             next_s = products_of_step(gl.minimum(n + 1, end - 1), k, q_s, none, q_full, STAGES[0])
         else:
             s = warpgroup_mma_wait(1, deps=[s])
-        p = probabilities(s, base, j, at, start, queries, keys, SIDES, FACTORS, KEYS, QUERIES, COLUMN)
+        p = probabilities(s, base, border, W * R, end - n, tickets, turn, SIDES, FACTORS, SHARE, LISTED)
         # This product reads p, so that the assembler leaves the exponentials before the wait for dp.
         left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
         total_v = warpgroup_mma(left, dout_tile, total_v, is_async=True)
-        delta = numbers_of(delta_s, dout_at, queries - start, 0.0, LISTED, COLUMN)
+        delta = deltas_of(delta_s.index(dout_at), border, end - n, tickets, turn, SHARE, LISTED, COLUMN)
         dp = warpgroup_mma_wait(2 if AHEAD else 1, deps=[dp])
         ds = differences(p, dp, base, delta, FACTORS).to(TYPE)
         ds_s.index(place).slice(W * R, R).store(ds)

@@ -226,6 +226,7 @@ class _Launches:
             "KEYS": plan.keys,
             "QUERIES": plan.queries,
             "STAGES": plan.stages,
+            "ADDERS": plan.adders,
             "AHEAD": plan.ahead,
             "BY_COLUMNS": plan.by_columns,
             "REGISTERS": plan.registers,

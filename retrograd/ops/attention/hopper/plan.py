@@ -53,6 +53,7 @@ class BackwardPlan:
         queries: of a tile that it walks over.
         by_columns: whether two groups of warps share the columns of dk and dv; else each has half of the keys.
         stages: tiles of q in shared memory, and of dout.
+        adders: warps that add parts of dq to their sums, one or two.
         ahead: whether a step begins the first product of the next one.
         registers: of a thread that computes products.
         spills: spill instructions that tests allow.
@@ -65,6 +66,7 @@ class BackwardPlan:
     queries: int = 64
     by_columns: bool = False
     stages: tuple[int, int] = (2, 2)
+    adders: int = 2
     ahead: bool = False
     registers: int = 240
     spills: int = 0
@@ -75,14 +77,14 @@ class BackwardPlan:
 
 # Columns of a head of queries and keys, and of values, in tiles.
 FORWARD = {
-    (64, 64): ForwardPlan(spills=10),
+    (64, 64): ForwardPlan(ahead=False, spills=10),
     (128, 128): ForwardPlan(),
     (256, 128): ForwardPlan(keys=64, queued=1, ahead=False),
     (256, 256): ForwardPlan(keys=64, queued=1, ahead=False),
 }
 BACKWARD = {
     (64, 64): BackwardPlan(stages=(3, 3), ahead=True, spills=10, more_spills=30),
-    (128, 128): BackwardPlan(spills=120, more_spills=150),
+    (128, 128): BackwardPlan(adders=1, spills=120, more_spills=150),
     (256, 128): BackwardPlan(keys=64, by_columns=True, spills=10),
     (256, 256): BackwardPlan(keys=64, by_columns=True, stages=(2, 1), spills=80, more_spills=20),
 }
@@ -121,5 +123,5 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> ForwardPlan | BackwardPlan:
     if steps_of(spec, spec.keys) < LONG:
         return replace(plan, ahead=False)
     if sizes_of(spec) == (64, 64) and spec.sides == (None, None):
-        return replace(plan, groups=3, registers=160)
+        return replace(plan, groups=3, registers=160, ahead=True)
     return plan

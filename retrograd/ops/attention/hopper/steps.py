@@ -8,7 +8,7 @@ from retrograd.core.kernels.gluon import lg2, tma_store
 
 from .forward import bounded
 from .tickets import let_go, read
-from .tiles import at_step
+from .tiles import at_step, queries_unmasked
 
 # Numbers of a ticket: whether there is a tile; what `tile_of_keys` tells of it; what `queries_seen` does.
 MORE, BATCH, GROUP, FIRST_Q, QUERIES_OF, FIRST_K, KEYS_OF, AT, ROWS_AT, LOW, STEPS = (
@@ -33,40 +33,67 @@ def step_of(left, group, low, SHARE: gl.constexpr):
 
 
 @gluon.jit
-def numbers_of(memory, slot, count, INSTEAD: gl.constexpr, LISTED: gl.constexpr, LAYOUT: gl.constexpr):
-    """base or delta of a tile's queries, of which `count` are of the sequence."""
-    QUERIES: gl.constexpr = memory.shape[len(memory.shape) - 1]
-    numbers = memory.index(slot).reshape([QUERIES]).load(LAYOUT)
-    if LISTED:  # behind the sequence are numbers of the next one
-        numbers = gl.where(gl.arange(0, QUERIES, LAYOUT) < count, numbers, INSTEAD)
-    return numbers
+def steps_unmasked(
+    end, tickets, turn, SIDES: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr,
+    LISTED: gl.constexpr,
+):  # fmt: skip
+    """Of a walk's steps, which end before number `end`: from which to which one all pairs are visible."""
+    queries, keys, at, low = walk_of(tickets, turn)
+    steps = read(tickets, turn, STEPS)
+    bottom, top = queries_unmasked(at, low, steps, queries, keys, SIDES, KEYS, QUERIES, LISTED)
+    return end - (top - low) * SHARE, end - (bottom - low) * SHARE
+
+
+@gluon.jit
+def at_border(n, first, until, SIDES: gl.constexpr, LISTED: gl.constexpr):
+    """Whether step n is one with pairs that are not visible; the others are from `first` on, before `until`."""
+    border = n >= until
+    if LISTED or SIDES[0] is not None:
+        border = border | (n < first)
+    return border
 
 
 @gluon.jit
 def probabilities(
-    s, base, j, at, start, queries, keys, SIDES: gl.constexpr, FACTORS: gl.constexpr, KEYS: gl.constexpr,
-    QUERIES: gl.constexpr, LAYOUT: gl.constexpr,
+    s, base, border, key, left, tickets, turn, SIDES: gl.constexpr, FACTORS: gl.constexpr, SHARE: gl.constexpr,
+    LISTED: gl.constexpr,
 ):  # fmt: skip
-    """Of products s of keys j with the queries from `start` on; 0 where a pair is not visible.
-
-    The tile of KEYS keys begins at `at`.
+    """Of products s of keys, from number `key` of the tile on, with the queries of a step; 0 where a pair is not
+    visible, which is the case only at a `border`. So many steps of the walk are left.
     """
-    shift = keys - queries
     if FACTORS[0] is not None:
         s = bounded(s, FACTORS[0]) * FACTORS[1]
     p = gl.exp2(gl.fma(s, FACTORS[2], -base[None, :]))
-    # Behind the last key, k and v are 0, but p might be too large for a product with 0.
-    if SIDES[1] is None:
-        if at + KEYS > keys:
+    if border:
+        # A ticket's numbers are read where they are needed: there are no registers to keep them in.
+        queries, keys, at, low = walk_of(tickets, turn)
+        _head, m = step_of(left, 0, low, SHARE)
+        i = m * p.shape[1] + gl.arange(0, p.shape[1], gl.SliceLayout(0, p.type.layout))
+        j = at + key + gl.arange(0, p.shape[0], gl.SliceLayout(1, p.type.layout))
+        # Behind the last key, k and v are 0, but p might be too large for a product with 0.
+        if SIDES[1] is None:
             p = gl.where((j < keys)[:, None], p, 0.0)
-    elif (at + KEYS - 1 > start + shift + SIDES[1]) | (at + KEYS > keys):
-        last = gl.minimum(start + gl.arange(0, QUERIES, LAYOUT) + (shift + SIDES[1]), keys - 1)
-        p = gl.where(j[:, None] <= last[None, :], p, 0.0)
-    if SIDES[0] is not None:
-        if at < start + QUERIES - 1 + shift - SIDES[0]:
-            first = start + gl.arange(0, QUERIES, LAYOUT) + (shift - SIDES[0])
-            p = gl.where(j[:, None] >= first[None, :], p, 0.0)
+        else:
+            last = gl.minimum(i + (keys - queries + SIDES[1]), keys - 1)
+            p = gl.where(j[:, None] <= last[None, :], p, 0.0)
+        if SIDES[0] is not None:
+            p = gl.where(j[:, None] >= (i + (keys - queries - SIDES[0]))[None, :], p, 0.0)
+        if LISTED:
+            p = gl.where((i < queries)[None, :], p, 0.0)
     return p
+
+
+@gluon.jit
+def deltas_of(memory, border, left, tickets, turn, SHARE: gl.constexpr, LISTED: gl.constexpr, LAYOUT: gl.constexpr):
+    """delta of the queries of a step; 0 behind those of a sequence, where there are numbers of the next one."""
+    QUERIES: gl.constexpr = memory.shape[len(memory.shape) - 1]
+    delta = memory.reshape([QUERIES]).load(LAYOUT)
+    if LISTED:
+        if border:
+            queries, _keys, _at, low = walk_of(tickets, turn)
+            _head, m = step_of(left, 0, low, SHARE)
+            delta = gl.where(m * QUERIES + gl.arange(0, QUERIES, LAYOUT) < queries, delta, 0.0)
+    return delta
 
 
 @gluon.jit

@@ -197,6 +197,27 @@ def queries_seen(at, queries, keys, SIDES: gl.constexpr, KEYS: gl.constexpr, QUE
 
 
 @gluon.jit
+def queries_unmasked(
+    at, low, steps, queries, keys, SIDES: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, LISTED: gl.constexpr
+):
+    """Of so many tiles of queries from `low` on: from where to where all pairs with a tile of keys are visible.
+
+    With LISTED, what lies behind the queries of a sequence is not theirs.
+    """
+    shift = keys - queries
+    bottom, top = low, low + steps
+    if SIDES[1] is not None:
+        bottom = gl.maximum(bottom, gl.cdiv(gl.maximum(at + KEYS - 1 - shift - SIDES[1], 0), QUERIES))
+    if SIDES[0] is not None:
+        top = gl.minimum(top, gl.maximum(at - shift + SIDES[0] + 1, 0) // QUERIES)
+    if LISTED:
+        top = gl.minimum(top, queries // QUERIES)
+    top = gl.maximum(top, low)
+    bottom = gl.minimum(bottom, top)
+    return gl.where(at + KEYS > keys, top, bottom), top
+
+
+@gluon.jit
 def turn_of(at, start, queries, keys, SIDES: gl.constexpr, KEYS: gl.constexpr):
     """How many tiles of keys before the one from `at` on see the tile of queries from `start` on."""
     first = 0
