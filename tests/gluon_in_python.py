@@ -73,6 +73,11 @@ class Memory:
         data.shape = tuple(shape)  # raises where that would copy
         return Memory(data)
 
+    def _reinterpret(self, dtype: Any, shape: list[int], _layout: Any) -> Memory:
+        data = self.data.view()
+        data.shape = (-1,)
+        return Memory(data.view(dtype)[: int(np.prod(shape))].reshape(shape))
+
     def permute(self, order: tuple[int, ...]) -> Memory:
         return Memory(self.data.transpose(order))
 

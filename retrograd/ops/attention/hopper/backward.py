@@ -83,7 +83,10 @@ def fetch(
     """Draw tickets, and copy to shared memory what the program reads for them."""
     q, k, v, dout, base, delta = arrays
     q_s, k_s, v_s, dout_s, base_s, delta_s, _, _, _ = memory
-    kv_full, kv_empty, q_full, q_empty, dout_full, dout_empty, _, _, _, _, _ = barriers
+    k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, _, _, _, _, _ = barriers
+    OF_Q: gl.constexpr = q.block_type.nbytes + QUERIES * 4
+    OF_DOUT: gl.constexpr = dout.block_type.nbytes + QUERIES * 4
+    PARTS_V: gl.constexpr = v_s.shape[0]
     n, turn = 0, 0
     while t < tiles * sizes[5]:
         place = tile_of_keys(t, tiles, places_ptr, sizes, SHARE, KEYS, QUERIES)
@@ -91,10 +94,6 @@ def fetch(
         if keys > 0:
             low, steps = queries_seen(at, queries, keys, SIDES, KEYS, QUERIES)
             give(tickets, turn, (1, batch, group, first_q, queries, first_k, keys, at, rows_at, low, steps))
-            mbarrier.wait(kv_empty, (turn & 1) ^ 1)
-            mbarrier.expect(kv_full, k.block_type.nbytes + v.block_type.nbytes)
-            tma_load(k, at_step(k, batch, first_k, at, keys, group), kv_full, k_s)
-            tma_load(v, at_step(v, batch, first_k, at, keys, group), kv_full, v_s)
             for left in range(SHARE * steps, 0, -1):
                 head, m = step_of(left, group, low, SHARE)
                 row, start = batch * sizes[2] + head, first_q + m * QUERIES
@@ -104,12 +103,24 @@ def fetch(
                 where = at_step(q, batch, first_q, m * QUERIES, queries, head)
                 slot = slot_of(n, STAGES[0])
                 mbarrier.wait(q_empty.index(slot), parity_of(n, STAGES[0]) ^ 1)
-                mbarrier.expect(q_full.index(slot), q.block_type.nbytes + QUERIES * 4)
+                if left == SHARE * steps:  # k comes with the first q, and v with the first dout
+                    mbarrier.wait(k_empty, (turn & 1) ^ 1)
+                    mbarrier.expect(q_full.index(slot), OF_Q + k.block_type.nbytes)
+                    tma_load(k, at_step(k, batch, first_k, at, keys, group), q_full.index(slot), k_s)
+                else:
+                    mbarrier.expect(q_full.index(slot), OF_Q)
                 tma_load(q, where, q_full.index(slot), q_s.index(slot))
                 tma_load(base, [row, start], q_full.index(slot), base_s.index(slot))
                 slot = slot_of(n, STAGES[1])
                 mbarrier.wait(dout_empty.index(slot), parity_of(n, STAGES[1]) ^ 1)
-                mbarrier.expect(dout_full.index(slot), dout.block_type.nbytes + QUERIES * 4)
+                if left == SHARE * steps:
+                    mbarrier.wait(v_empty, (turn & 1) ^ 1)
+                    mbarrier.expect(dout_full.index(slot), OF_DOUT + PARTS_V * v.block_type.nbytes)
+                    for part in gl.static_range(PARTS_V):
+                        where_v = at_step(v, batch, first_k, at + part * (KEYS // PARTS_V), keys, group)
+                        tma_load(v, where_v, dout_full.index(slot), v_s.index(part))
+                else:
+                    mbarrier.expect(dout_full.index(slot), OF_DOUT)
                 tma_load(dout, where, dout_full.index(slot), dout_s.index(slot))
                 tma_load(delta, [row, start], dout_full.index(slot), delta_s.index(slot))
                 n += 1
@@ -230,11 +241,11 @@ def backward(
     BY_COLUMNS: how two groups of warps share a tile, see `by_columns`; else `by_keys`.
     """
     TYPE: gl.constexpr = q.dtype
-    OWNERS: gl.constexpr = 1 if BY_COLUMNS else 2  # of a part, and of a tile of ds
+    OWNERS: gl.constexpr = 1 if BY_COLUMNS else 2  # of a part of dq, of a tile of ds, and parts of v
     PAIRS: gl.constexpr = [KEYS, QUERIES]
     q_s = gl.allocate_shared_memory(TYPE, several(STAGES[0], q), q.layout)
     k_s = gl.allocate_shared_memory(TYPE, k.block_shape, k.layout)
-    v_s = gl.allocate_shared_memory(TYPE, v.block_shape, v.layout)
+    v_s = gl.allocate_shared_memory(TYPE, several(OWNERS, v), v.layout)
     dout_s = gl.allocate_shared_memory(TYPE, several(STAGES[1], dout), dout.layout)
     base_s = gl.allocate_shared_memory(gl.float32, several(STAGES[0], base), base.layout)
     delta_s = gl.allocate_shared_memory(gl.float32, several(STAGES[1], delta), delta.layout)
@@ -244,7 +255,7 @@ def backward(
     else:
         p_s = ds_s  # not used
     dq_s = gl.allocate_shared_memory(gl.float32, several(2, dq_sum), dq_sum.layout)
-    kv_full, kv_empty, walked = ring(1, 1).index(0), ring(1, 1).index(0), ring(1, 2).index(0)
+    k_empty, v_empty, walked = ring(1, OWNERS).index(0), ring(1, OWNERS).index(0), ring(1, 2).index(0)
     q_full, q_empty = ring(STAGES[0], 1), ring(STAGES[0], 2)
     dout_full, dout_empty = ring(STAGES[1], 1), ring(STAGES[1], 2)
     dq_full, dq_empty = ring(2, OWNERS), ring(2, 1)
@@ -254,7 +265,7 @@ def backward(
     arrays = (q, k, v, dout, base, delta)
     memory = (q_s, k_s, v_s, dout_s, base_s, delta_s, p_s, ds_s, dq_s)
     barriers = (
-        kv_full, kv_empty, q_full, q_empty, dout_full, dout_empty, p_full, ds_full, dq_full, dq_empty, walked,
+        k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, p_full, ds_full, dq_full, dq_empty, walked,
     )  # fmt: skip
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)

@@ -10,13 +10,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
+from retrograd.core.kernels.gluon import tma_store
+
 from .forward import WARPS, matrix
-from .steps import STEPS, at_border, deltas_of, differences, probabilities, steps_unmasked, store_totals
-from .tickets import parity_of, read, slot_of
+from .steps import STEPS, at_border, deltas_of, differences, keys_of, probabilities, steps_unmasked
+from .tickets import let_go, parity_of, read, slot_of
+from .tiles import at_step
 
 PARTS = gl.constexpr(4)  # of dq
 
@@ -44,7 +48,7 @@ def differ_by_columns(
 ):  # fmt: skip
     """Half W of the columns of dk, dv and dq. Pairs are (keys, queries). n: as `differ_by_keys`."""
     q_s, k_s, v_s, dout_s, base_s, delta_s, p_s, ds_s, dq_s = memory
-    kv_full, _, q_full, q_empty, dout_full, dout_empty, p_full, ds_full, dq_full, dq_empty, _ = barriers
+    k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, p_full, ds_full, dq_full, dq_empty, walked = barriers
     TYPE: gl.constexpr = q_s.dtype
     HALF: gl.constexpr = k_s.shape[len(k_s.shape) - 1] // 2
     HALF_V: gl.constexpr = v_s.shape[len(v_s.shape) - 1] // 2
@@ -57,11 +61,10 @@ def differ_by_columns(
     COLUMN: gl.constexpr = gl.SliceLayout(0, S)
     none = gl.zeros([KEYS, QUERIES], gl.float32, S)
     none_q = gl.zeros([QUERIES, PART], gl.float32, OF_Q)
-    k, v, ds_tile = matrix(k_s), matrix(v_s), ds_s.index(0)
+    k, v, ds_tile = matrix(k_s), matrix(v_s.index(0)), ds_s.index(0)
     k_half, v_half = k.slice(W * HALF, HALF, dim=1), v.slice(W * HALF_V, HALF_V, dim=1)
     total_k = gl.zeros([KEYS, HALF], gl.float32, OF_K)
     total_v = gl.zeros([KEYS, HALF_V], gl.float32, OF_V)
-    mbarrier.wait(kv_full, turn & 1)
     end = n + SHARE * read(tickets, turn, STEPS)
     first_n, until = steps_unmasked(end, tickets, turn, SIDES, SHARE, KEYS, QUERIES, LISTED)
     while n < end:
@@ -108,5 +111,19 @@ def differ_by_columns(
         mbarrier.arrive(q_empty.index(q_at))
         store_part(second, 2 * n + 1, W, dq_s, dq_full, dq_empty)
         n += 1
-    store_totals(W, dk, dv, k_half, v_half, total_k * SCALE, total_v, memory, barriers, tickets, turn)
+    mbarrier.arrive(walked)
+    mbarrier.wait(walked, 0)
+    k_half.store((total_k * SCALE).to(TYPE))
+    v_half.store(total_v.to(TYPE))
+    fence_async_shared()
+    mbarrier.arrive(walked)
+    mbarrier.wait(walked, 1)
+    if W == 0:
+        batch, first_k, at, keys, group = keys_of(tickets, turn)
+        tma_store(dk, at_step(dk, batch, first_k, at, keys, group), k_s)
+        tma_store(dv, at_step(dv, batch, first_k, at, keys, group), v_s.index(0))
+        tma.store_wait(0)
+        mbarrier.arrive(k_empty)
+        mbarrier.arrive(v_empty)
+    let_go(tickets, turn)
     return n

@@ -5,13 +5,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
+from retrograd.core.kernels.gluon import tma_store
+
 from .forward import WARPS, matrix
-from .steps import STEPS, at_border, deltas_of, differences, probabilities, steps_unmasked, store_totals
-from .tickets import parity_of, read, slot_of
+from .steps import STEPS, at_border, deltas_of, differences, keys_of, probabilities, steps_unmasked
+from .tickets import let_go, parity_of, read, slot_of
+from .tiles import at_step
 
 
 @gluon.jit
@@ -33,7 +37,7 @@ def differ_by_keys(
     n: of the program's steps; returned is the one after the tile.
     """
     q_s, k_s, v_s, dout_s, base_s, delta_s, _, ds_s, dq_s = memory
-    kv_full, _, q_full, q_empty, dout_full, dout_empty, _, ds_full, dq_full, dq_empty, _ = barriers
+    k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, _, ds_full, dq_full, dq_empty, _ = barriers
     TYPE: gl.constexpr = q_s.dtype
     R: gl.constexpr = KEYS // 2
     D: gl.constexpr = k_s.shape[len(k_s.shape) - 1]
@@ -49,11 +53,10 @@ def differ_by_keys(
     none = gl.zeros([R, QUERIES], gl.float32, S)
     none_q = gl.zeros([QUERIES, HALF], gl.float32, OF_Q)
     k_all = matrix(k_s)
-    k, v = k_all.slice(W * R, R), matrix(v_s).slice(W * R, R)
+    k, v = k_all.slice(W * R, R), matrix(v_s.index(W))
     k_half = k_all.slice(W * HALF, HALF, dim=1)
     total_k = gl.zeros([R, D], gl.float32, OF_K)
     total_v = gl.zeros([R, V], gl.float32, OF_V)
-    mbarrier.wait(kv_full, turn & 1)
     end = n + SHARE * read(tickets, turn, STEPS)
     s = none
     if AHEAD:
@@ -100,5 +103,19 @@ def differ_by_keys(
         total_k = warpgroup_mma_wait(0, deps=[total_k])
         mbarrier.arrive(q_empty.index(q_at))
         n += 1
-    store_totals(W, dk, dv, k, v, total_k * SCALE, total_v, memory, barriers, tickets, turn)
+    mbarrier.arrive(k_empty)
+    batch, first_k, at, keys, group = keys_of(tickets, turn)
+    # Only this group's products read its half of v; dk takes the place of ds once those of both groups are done.
+    v.store(total_v.to(TYPE))
+    fence_async_shared()
+    tma_store(dv, at_step(dv, batch, first_k, at + W * R, keys, group), v_s.index(W))
+    mbarrier.wait(k_empty, turn & 1)
+    dk_s = ds_s.index(W)._reinterpret(TYPE, dk.block_shape, dk.layout)
+    matrix(dk_s).store((total_k * SCALE).to(TYPE))
+    fence_async_shared()
+    tma_store(dk, at_step(dk, batch, first_k, at + W * R, keys, group), dk_s)
+    tma.store_wait(0)
+    # v comes after both groups' copies, and ds is computed from it: no copy reads the places that ds is written to.
+    mbarrier.arrive(v_empty)
+    let_go(tickets, turn)
     return n

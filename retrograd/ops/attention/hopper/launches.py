@@ -205,7 +205,8 @@ class _Launches:
     def backward(self, plan: BackwardPlan, tiles: int, tiles_q: int) -> Launch:
         """Computes dk, dv and the sums of dq."""
         spec = self.of.spec
-        blocks = {"q": plan.queries, "dout": plan.queries} | dict.fromkeys(("k", "v", "dk", "dv"), plan.keys)
+        blocks = {"q": plan.queries, "dout": plan.queries, "k": plan.keys}
+        blocks |= dict.fromkeys(("v", "dk", "dv"), plan.keys if plan.by_columns else plan.keys // 2)
         rows, share = _rows(spec, spec.groups), spec.heads // spec.groups
         count, pitch = _numbers(spec)
         shape, layout = (_copies(spec) * count, _steps(spec, spec.queries)), gl.NVMMASharedLayout(0, 32, rank=2)

@@ -19,13 +19,14 @@ def steps_of(sizes, BLOCK: tl.constexpr, FLAT: tl.constexpr):
     """
     T, _Tk, heads, _sequences, pitch, _distance = sizes
     tiles = tl.cdiv(T, BLOCK)
-    row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    batch, head = row // heads, row % heads
+    # Heads are side by side in memory, and so are the programs that read them.
+    head, place = tl.program_id(0) % heads, tl.program_id(0) // heads
+    batch, tile = place // tiles, place % tiles
     i = tile * BLOCK + tl.arange(0, BLOCK)
     if FLAT:
         return batch, head, tile, i, head.to(tl.int64) * pitch + batch * T + i
     else:
-        return batch, head, tile, i, row.to(tl.int64) * pitch + i
+        return batch, head, tile, i, (batch * heads + head).to(tl.int64) * pitch + i
 
 
 @triton.jit

@@ -2,13 +2,12 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from retrograd.core.kernels.gluon import lg2, tma_store
+from retrograd.core.kernels.gluon import lg2
 
 from .forward import bounded
-from .tickets import let_go, read
-from .tiles import at_step, queries_unmasked
+from .tickets import read
+from .tiles import queries_unmasked
 
 # Numbers of a ticket: whether there is a tile; what `tile_of_keys` tells of it; what `queries_seen` does.
 MORE, BATCH, GROUP, FIRST_Q, QUERIES_OF, FIRST_K, KEYS_OF, AT, ROWS_AT, LOW, STEPS = (
@@ -110,27 +109,7 @@ def differences(p, dp, base, delta, FACTORS: gl.constexpr):
 
 
 @gluon.jit
-def store_totals(
-    W: gl.constexpr, dk, dv, k_part, v_part, total_k, total_v, memory, barriers, tickets, turn,
-):  # fmt: skip
-    """Store the sums of a tile of keys, of which two groups of warps, W 0 and 1, have a part each.
-
-    k_part, v_part: the parts' places in those of k and v, which nothing reads any more.
-    """
-    _, k_s, v_s, _, _, _, _, _, _ = memory
-    _, kv_empty, _, _, _, _, _, _, _, _, walked = barriers
-    mbarrier.arrive(walked)
-    mbarrier.wait(walked, 0)
-    k_part.store(total_k.to(k_s.dtype))
-    v_part.store(total_v.to(v_s.dtype))
-    fence_async_shared()
-    mbarrier.arrive(walked)
-    if W == 0:
-        mbarrier.wait(walked, 1)
-        batch, group, first_k = read(tickets, turn, BATCH), read(tickets, turn, GROUP), read(tickets, turn, FIRST_K)
-        keys, at = read(tickets, turn, KEYS_OF), read(tickets, turn, AT)
-        tma_store(dk, at_step(dk, batch, first_k, at, keys, group), k_s)
-        tma_store(dv, at_step(dv, batch, first_k, at, keys, group), v_s)
-        tma.store_wait(0)
-        mbarrier.arrive(kv_empty)
-    let_go(tickets, turn)
+def keys_of(tickets, turn):
+    """Of a ticket, for `at_step`: batch, first step of its sequence's keys, its tile's first key, keys, group."""
+    batch, group, first_k = read(tickets, turn, BATCH), read(tickets, turn, GROUP), read(tickets, turn, FIRST_K)
+    return batch, first_k, read(tickets, turn, AT), read(tickets, turn, KEYS_OF), group
