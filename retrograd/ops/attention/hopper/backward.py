@@ -250,16 +250,17 @@ def backward(
     base_s = gl.allocate_shared_memory(gl.float32, several(STAGES[0], base), base.layout)
     delta_s = gl.allocate_shared_memory(gl.float32, several(STAGES[1], delta), delta.layout)
     ds_s = gl.allocate_shared_memory(TYPE, [OWNERS, KEYS, QUERIES], gl.NVMMASharedLayout.get_default_for(PAIRS, TYPE))
-    if BY_COLUMNS:
-        p_s = gl.allocate_shared_memory(gl.float32, PAIRS, gl.NVMMASharedLayout(128, 32, rank=2))
-    else:
-        p_s = ds_s  # not used
     dq_s = gl.allocate_shared_memory(gl.float32, several(2, dq_sum), dq_sum.layout)
-    k_empty, v_empty, walked = ring(1, OWNERS).index(0), ring(1, OWNERS).index(0), ring(1, 2).index(0)
+    k_empty, v_empty = ring(1, OWNERS).index(0), ring(1, OWNERS).index(0)
     q_full, q_empty = ring(STAGES[0], 1), ring(STAGES[0], 2)
     dout_full, dout_empty = ring(STAGES[1], 1), ring(STAGES[1], 2)
     dq_full, dq_empty = ring(2, OWNERS), ring(2, 1)
-    p_full, ds_full = ring(1, 1).index(0), ring(OWNERS, OWNERS)
+    ds_full = ring(OWNERS, OWNERS)
+    if BY_COLUMNS:
+        p_s = gl.allocate_shared_memory(gl.float32, PAIRS, gl.NVMMASharedLayout(128, 32, rank=2))
+        p_full, walked = ring(1, 1).index(0), ring(1, 2).index(0)
+    else:  # not used
+        p_s, p_full, walked = ds_s, k_empty, k_empty
     tickets = tickets_for(2 + ADDERS, 16)
     fence_async_shared()
     arrays = (q, k, v, dout, base, delta)
