@@ -83,8 +83,8 @@ FORWARD = {
     (256, 256): ForwardPlan(keys=64, queued=1, ahead=False),
 }
 BACKWARD = {
-    (64, 64): BackwardPlan(stages=(3, 3), ahead=True, spills=10, more_spills=30),
-    (128, 128): BackwardPlan(adders=1, spills=120, more_spills=150),
+    (64, 64): BackwardPlan(stages=(3, 3), ahead=True, spills=20, more_spills=30),
+    (128, 128): BackwardPlan(adders=1, spills=120, more_spills=180),
     (256, 128): BackwardPlan(keys=64, by_columns=True, spills=10),
     (256, 256): BackwardPlan(keys=64, by_columns=True, stages=(2, 1), spills=80, more_spills=20),
 }
