@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from .by_columns import PARTS, column_of, differ_by_columns
+from .by_columns import PART, differ_by_columns, own_columns
 from .by_keys import differ_by_keys
 from .forward import WARPS, several
 from .steps import BATCH, FIRST_Q, GROUP, MORE, ROWS_AT, STEPS, step_of, walk_of
@@ -83,7 +83,7 @@ def fetch(
     """Draw tickets, and copy to shared memory what the program reads for them."""
     q, k, v, dout, base, delta = arrays
     q_s, k_s, v_s, dout_s, base_s, delta_s, _, _, _ = memory
-    k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, _, _, _, _, _ = barriers
+    k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, _, _, _, _ = barriers
     OF_Q: gl.constexpr = q.block_type.nbytes + QUERIES * 4
     OF_DOUT: gl.constexpr = dout.block_type.nbytes + QUERIES * 4
     PARTS_V: gl.constexpr = v_s.shape[0]
@@ -134,16 +134,17 @@ def fetch(
 @gluon.jit
 def add(
     W: gl.constexpr, dq_sum, turns_ptr, memory, barriers, tickets, tiles_q, SIDES: gl.constexpr, SHARE: gl.constexpr,
-    KEYS: gl.constexpr, QUERIES: gl.constexpr, ADDERS: gl.constexpr, BY_COLUMNS: gl.constexpr,
+    KEYS: gl.constexpr, QUERIES: gl.constexpr, ADDERS: gl.constexpr, COLUMNS: gl.constexpr, SIZES: gl.constexpr,
+    BY_COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """Add what the program has of dq to sums, in turn; the first one is stored.
 
     Of two such warps each takes every other step, or the columns of one group.
     """
     _, _, _, _, _, _, _, _, dq_s = memory
-    _, _, _, _, _, _, _, _, dq_full, dq_empty, _ = barriers
+    _, _, _, _, _, _, _, dq_full, dq_empty, _ = barriers
     TURNS: gl.constexpr = 2 if BY_COLUMNS else 1  # of a tile of queries
-    OF_STEP: gl.constexpr = PARTS // 2 if BY_COLUMNS else 1
+    OF_STEP: gl.constexpr = own_columns(W, COLUMNS, SIZES[0]) // PART if BY_COLUMNS else 1
     n, turn = 0, 0
     if W < ADDERS:
         wait_for(tickets, 0)
@@ -160,7 +161,7 @@ def add(
                     for part in gl.static_range(OF_STEP):
                         place = W if BY_COLUMNS else slot_of(n, 2)
                         use = n * OF_STEP + part if BY_COLUMNS else n >> 1
-                        column = column_of(W, part, dq_sum) if BY_COLUMNS else 0
+                        column = W * (COLUMNS // 2) + part * PART if BY_COLUMNS else 0
                         where = at_step(dq_sum, batch, first_q, m * QUERIES, queries, head, column)
                         mbarrier.wait(dq_full.index(place), use & 1)
                         if part == 0:
@@ -182,8 +183,8 @@ def add(
 @gluon.jit
 def differ(
     W: gl.constexpr, dk, dv, memory, barriers, tickets, SIDES: gl.constexpr, FACTORS: gl.constexpr,
-    SCALE: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr,
-    AHEAD: gl.constexpr, BY_COLUMNS: gl.constexpr, LISTED: gl.constexpr,
+    SCALE: gl.constexpr, SIZES: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, BY_COLUMNS: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
     """What group W of two computes of dk, dv and dq of the program's tiles."""
     n, turn = 0, 0
@@ -191,8 +192,8 @@ def differ(
     while read(tickets, turn, MORE) == 1:
         if BY_COLUMNS:
             n = differ_by_columns(
-                W, dk, dv, memory, barriers, tickets, n, turn, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES,
-                LISTED,
+                W, dk, dv, memory, barriers, tickets, n, turn, SIDES, FACTORS, SCALE, SIZES, SHARE, KEYS, QUERIES,
+                STAGES, LISTED,
             )  # fmt: skip
         else:
             n = differ_by_keys(
@@ -222,6 +223,7 @@ def backward(
     SIDES: gl.constexpr,
     FACTORS: gl.constexpr,
     SCALE: gl.constexpr,
+    SIZES: gl.constexpr,
     SHARE: gl.constexpr,
     KEYS: gl.constexpr,
     QUERIES: gl.constexpr,
@@ -236,54 +238,53 @@ def backward(
     heads, D), without its factor. counter and turns (heads of all rows, tiles of queries, one or two) are 0 at first.
 
     sizes: Tq, Tk, heads, tiles of keys of a group, tiles of queries of a head, groups of all rows, groups of a section.
-    places, runs, SIDES, FACTORS: as `forward`. SHARE: heads of a group; STAGES: of q, of dout.
+    places, runs, SIDES, FACTORS: as `forward`. SIZES: D, V; SHARE: heads of a group; STAGES: of q, of dout.
     AHEAD: whether a step begins the products of queries and keys of the next one, which takes registers.
     BY_COLUMNS: how two groups of warps share a tile, see `by_columns`; else `by_keys`.
     """
     TYPE: gl.constexpr = q.dtype
-    OWNERS: gl.constexpr = 1 if BY_COLUMNS else 2  # of a part of dq, of a tile of ds, and parts of v
-    PAIRS: gl.constexpr = [KEYS, QUERIES]
+    OWNERS: gl.constexpr = 1 if BY_COLUMNS else 2  # of a part of dq; parts of v
+    COLUMNS: gl.constexpr = k.block_shape[len(k.block_shape) - 1]
+    # By columns, each group writes the pairs of half of the queries: half a row of 128 bytes.
+    PAIRS: gl.constexpr = gl.NVMMASharedLayout(64 if BY_COLUMNS else 128, 16, rank=2)
     q_s = gl.allocate_shared_memory(TYPE, several(STAGES[0], q), q.layout)
     k_s = gl.allocate_shared_memory(TYPE, k.block_shape, k.layout)
     v_s = gl.allocate_shared_memory(TYPE, several(OWNERS, v), v.layout)
     dout_s = gl.allocate_shared_memory(TYPE, several(STAGES[1], dout), dout.layout)
     base_s = gl.allocate_shared_memory(gl.float32, several(STAGES[0], base), base.layout)
     delta_s = gl.allocate_shared_memory(gl.float32, several(STAGES[1], delta), delta.layout)
-    ds_s = gl.allocate_shared_memory(TYPE, [OWNERS, KEYS, QUERIES], gl.NVMMASharedLayout.get_default_for(PAIRS, TYPE))
+    ds_s = gl.allocate_shared_memory(TYPE, [2, KEYS, QUERIES], PAIRS)
     dq_s = gl.allocate_shared_memory(gl.float32, several(2, dq_sum), dq_sum.layout)
     k_empty, v_empty = ring(1, OWNERS).index(0), ring(1, OWNERS).index(0)
     q_full, q_empty = ring(STAGES[0], 1), ring(STAGES[0], 2)
     dout_full, dout_empty = ring(STAGES[1], 1), ring(STAGES[1], 2)
     dq_full, dq_empty = ring(2, OWNERS), ring(2, 1)
-    ds_full = ring(OWNERS, OWNERS)
+    ds_full = ring(2, 2)
     if BY_COLUMNS:
-        p_s = gl.allocate_shared_memory(gl.float32, PAIRS, gl.NVMMASharedLayout(128, 32, rank=2))
-        p_full, walked = ring(1, 1).index(0), ring(1, 2).index(0)
+        p_s, walked = gl.allocate_shared_memory(TYPE, [2, KEYS, QUERIES], PAIRS), ring(1, 2).index(0)
     else:  # not used
-        p_s, p_full, walked = ds_s, k_empty, k_empty
+        p_s, walked = ds_s, k_empty
     tickets = tickets_for(2 + ADDERS, 16)
     fence_async_shared()
     arrays = (q, k, v, dout, base, delta)
     memory = (q_s, k_s, v_s, dout_s, base_s, delta_s, p_s, ds_s, dq_s)
-    barriers = (
-        k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, p_full, ds_full, dq_full, dq_empty, walked,
-    )  # fmt: skip
+    barriers = (k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, ds_full, dq_full, dq_empty, walked)
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     t = draw(counter_ptr)
     tiles = tiles_of_head(runs_ptr, sizes[3], KEYS)
     gl.warp_specialize(
         [
-            (differ, (0, dk, dv, memory, barriers, tickets, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES,
-                      AHEAD, BY_COLUMNS, places_ptr is not None)),
-            (differ, (1, dk, dv, memory, barriers, tickets, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES,
-                      AHEAD, BY_COLUMNS, places_ptr is not None)),
+            (differ, (0, dk, dv, memory, barriers, tickets, SIDES, FACTORS, SCALE, SIZES, SHARE, KEYS, QUERIES,
+                      STAGES, AHEAD, BY_COLUMNS, places_ptr is not None)),
+            (differ, (1, dk, dv, memory, barriers, tickets, SIDES, FACTORS, SCALE, SIZES, SHARE, KEYS, QUERIES,
+                      STAGES, AHEAD, BY_COLUMNS, places_ptr is not None)),
             (fetch, (arrays, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, SHARE, KEYS,
                      QUERIES, STAGES)),
             (add, (0, dq_sum, turns_ptr, memory, barriers, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, ADDERS,
-                   BY_COLUMNS)),
+                   COLUMNS, SIZES, BY_COLUMNS)),
             (add, (1, dq_sum, turns_ptr, memory, barriers, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, ADDERS,
-                   BY_COLUMNS)),
+                   COLUMNS, SIZES, BY_COLUMNS)),
         ],
         [WARPS, 1, 1, 1],
         [REGISTERS, FEW_REGISTERS, FEW_REGISTERS, FEW_REGISTERS],

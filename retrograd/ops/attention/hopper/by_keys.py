@@ -37,7 +37,7 @@ def differ_by_keys(
     n: of the program's steps; returned is the one after the tile.
     """
     q_s, k_s, v_s, dout_s, base_s, delta_s, _, ds_s, dq_s = memory
-    k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, _, ds_full, dq_full, dq_empty, _ = barriers
+    k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, ds_full, dq_full, dq_empty, _ = barriers
     TYPE: gl.constexpr = q_s.dtype
     R: gl.constexpr = KEYS // 2
     D: gl.constexpr = k_s.shape[len(k_s.shape) - 1]
@@ -77,11 +77,11 @@ def differ_by_keys(
             next_s = products_of_step(gl.minimum(n + 1, end - 1), k, q_s, none, q_full, STAGES[0])
         else:
             s = warpgroup_mma_wait(1, deps=[s])
-        p = probabilities(s, base, border, W * R, end - n, tickets, turn, SIDES, FACTORS, SHARE, LISTED)
+        p = probabilities(s, base, border, W * R, 0, end - n, tickets, turn, SIDES, FACTORS, SHARE, QUERIES, LISTED)
         # This product reads p, so that the assembler leaves the exponentials before the wait for dp.
         left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
         total_v = warpgroup_mma(left, dout_tile, total_v, is_async=True)
-        delta = deltas_of(delta_s.index(dout_at), border, end - n, tickets, turn, SHARE, LISTED, COLUMN)
+        delta = deltas_of(delta_s.index(dout_at), border, 0, QUERIES, end - n, tickets, turn, SHARE, LISTED, COLUMN)
         dp = warpgroup_mma_wait(2 if AHEAD else 1, deps=[dp])
         ds = differences(p, dp, base, delta, FACTORS).to(TYPE)
         ds_s.index(place).slice(W * R, R).store(ds)

@@ -215,7 +215,7 @@ class _Launches:
         descriptors |= self._described({"dq_sum": plan.queries}, bits=32)
         if plan.by_columns:
             sums = descriptors["dq_sum"]
-            descriptors["dq_sum"] = replace(sums, block=(*sums.block[:-1], sums.block[-1] // by_columns.PARTS.value))
+            descriptors["dq_sum"] = replace(sums, block=(*sums.block[:-1], by_columns.PART.value))
         bytes_of_group = share * steps_of(spec, spec.queries) * (6 * spec.head_size + 2 * spec.value_size)
         section = min(rows, max(1, plan.section // bytes_of_group))
         sizes = (spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
@@ -223,6 +223,7 @@ class _Launches:
             "SIDES": self.of.sides(),
             "FACTORS": self._factors(),
             "SCALE": spec.factor,
+            "SIZES": (spec.head_size, spec.value_size) if plan.by_columns else (),
             "SHARE": share,
             "KEYS": plan.keys,
             "QUERIES": plan.queries,

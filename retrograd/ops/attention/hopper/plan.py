@@ -86,7 +86,7 @@ BACKWARD = {
     (64, 64): BackwardPlan(stages=(3, 3), ahead=True, spills=20, more_spills=30),
     (128, 128): BackwardPlan(adders=1, spills=120, more_spills=180),
     (256, 128): BackwardPlan(keys=64, by_columns=True, spills=10),
-    (256, 256): BackwardPlan(keys=64, by_columns=True, stages=(2, 1), spills=80, more_spills=20),
+    (256, 256): BackwardPlan(keys=64, by_columns=True, stages=(2, 1), spills=280, more_spills=60),
 }
 LEAST_SIZE = 64  # of a head: narrower ones would leave columns unused that their products cost
 UNIT = 8  # of a head's size: tensor descriptors need strides of 16 bytes
