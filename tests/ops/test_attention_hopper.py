@@ -203,6 +203,22 @@ def test_blocks_are_left_out_or_unmasked_only_where_no_pair_is_wrong(
             assert 128 * block + 128 <= keys
 
 
+@given(SIZE, SIZE, st.tuples(SIDE, SIDE), st.integers(0, 3), st.booleans())
+def test_a_step_is_unmasked_only_where_no_pair_is_wrong(
+    queries: int, keys: int, sides: tuple[int | None, int | None], tile: int, listed: bool
+) -> None:
+    at = 128 * tile
+    assume(at < keys)
+    low, steps = on_numbers(tiles.queries_seen)(at, queries, keys, sides, 128, 64)
+    bottom, top = on_numbers(tiles.queries_unmasked)(at, low, steps, queries, keys, sides, 128, 64, listed)
+    assert low <= bottom <= top <= low + steps
+    for m in range(bottom, top):
+        rows = range(64 * m, 64 * m + 64)
+        assert at + 128 <= keys
+        assert all(visible(rows, range(at, at + 128), keys - queries, sides))
+        assert not listed or rows.stop <= queries
+
+
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 50))
 def test_tickets_are_all_tiles_and_come_later_for_later_tiles(tiles_of_row: int, rows: int, section: int) -> None:
     section = min(section, rows)

@@ -77,7 +77,7 @@ def pass_turn(turn_ptr, turn):
 
 @gluon.jit
 def fetch(
-    arrays, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES: gl.constexpr,
+    arrays, memory, barriers, tickets, t, tiles, turns_ptr, places_ptr, sizes, SIDES: gl.constexpr,
     SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Draw tickets, and copy to shared memory what the program reads for them."""
@@ -127,7 +127,7 @@ def fetch(
             turn += 1
         # A ticket drawn early would keep others waiting: the program draws when it is at the last steps.
         mbarrier.wait(q_empty.index(slot_of(n, STAGES[0])), parity_of(n, STAGES[0]) ^ 1)
-        t = draw(counter_ptr)
+        t = draw(turns_ptr)
     give(tickets, turn, (0,))
 
 
@@ -156,7 +156,7 @@ def add(
             for left in range(SHARE * steps, 0, -1):
                 if BY_COLUMNS or ((n % ADDERS) == W):
                     head, m = step_of(left, group, low, SHARE)
-                    own_turn_ptr = turns_ptr + (rows_at + head * tiles_q + m) * TURNS + (W if BY_COLUMNS else 0)
+                    own_turn_ptr = turns_ptr + 1 + (rows_at + head * tiles_q + m) * TURNS + (W if BY_COLUMNS else 0)
                     own_turn = turn_of(at, m * QUERIES, queries, keys, SIDES, KEYS)
                     for part in gl.static_range(OF_STEP):
                         place = W if BY_COLUMNS else slot_of(n, 2)
@@ -214,7 +214,6 @@ def backward(
     delta,
     places_ptr,
     runs_ptr,
-    counter_ptr,
     turns_ptr,
     dq_sum,
     dk,
@@ -235,7 +234,8 @@ def backward(
     OVERLAP: gl.constexpr,
 ):
     """Tensor descriptors: q, k, v, dout, dk, dv; base and delta, as `rows` has stored them; dq_sum (batch, queries,
-    heads, D), without its factor. counter and turns (heads of all rows, tiles of queries, one or two) are 0 at first.
+    heads, D), without its factor. turns, 0 at first: how many tickets are drawn; then how many tiles of keys have added
+    to each tile of queries (heads of all rows, tiles of queries, one or two).
 
     sizes: Tq, Tk, heads, tiles of keys of a group, tiles of queries of a head, groups of all rows, groups of a section.
     places, runs, SIDES, FACTORS: as `forward`. SIZES: D, V; SHARE: heads of a group; STAGES: of q, of dout.
@@ -271,7 +271,7 @@ def backward(
     barriers = (k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, ds_full, dq_full, dq_empty, walked)
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    t = draw(counter_ptr)
+    t = draw(turns_ptr)
     tiles = tiles_of_head(runs_ptr, sizes[3], KEYS)
     gl.warp_specialize(
         [
@@ -279,7 +279,7 @@ def backward(
                       STAGES, AHEAD, BY_COLUMNS, places_ptr is not None)),
             (differ, (1, dk, dv, memory, barriers, tickets, SIDES, FACTORS, SCALE, SIZES, SHARE, KEYS, QUERIES,
                       STAGES, AHEAD, BY_COLUMNS, places_ptr is not None)),
-            (fetch, (arrays, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, SHARE, KEYS,
+            (fetch, (arrays, memory, barriers, tickets, t, tiles, turns_ptr, places_ptr, sizes, SIDES, SHARE, KEYS,
                      QUERIES, STAGES)),
             (add, (0, dq_sum, turns_ptr, memory, barriers, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, ADDERS,
                    COLUMNS, SIZES, BY_COLUMNS)),

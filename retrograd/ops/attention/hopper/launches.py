@@ -73,9 +73,9 @@ def backward(
     tiles, tiles_q = _tiles(spec, spec.keys, plan.keys), _tiles(spec, spec.queries, plan.queries)
     if walked:
         params = spec.params(("q", "k", "v"))
-        turns = Array("turns", (_rows(spec, spec.heads), tiles_q, 1 + plan.by_columns), "int32", zeroed=True)
-        scratch += [Array("counter", (1,), "int32", zeroed=True), turns]
-        scratch += [Array("dq_sum", spec.q.shape, "float32")]
+        turns = _rows(spec, spec.heads) * tiles_q * (1 + plan.by_columns)
+        scratch.append(Array("turns", (1 + turns,), "int32", zeroed=True))
+        scratch.append(Array("dq_sum", spec.q.shape, "float32"))
         scratch += [Array(f"d{n}", params[n].shape, params[n].dtype) for n in "kv" if f"d{n}" not in wanted]
         scratch += _places(spec, tiles)
     own = _Launches(Launches(spec, inputs + outputs + tuple(scratch), {**layouts, **layouts_of(outputs)}, arch))

@@ -214,7 +214,9 @@ def queries_unmasked(
         top = gl.minimum(top, queries // QUERIES)
     top = gl.maximum(top, low)
     bottom = gl.minimum(bottom, top)
-    return gl.where(at + KEYS > keys, top, bottom), top
+    if at + KEYS > keys:
+        bottom = top
+    return bottom, top
 
 
 @gluon.jit
