@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from attention_on_hopper import HOPPER_OP
 from gluon_in_python import emulated
 
 from retrograd.ops.attention.cases import case, ids
@@ -17,8 +15,7 @@ from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.draw import call, options
 from retrograd.testing.interpreter import interpreted
 
-ATTENTION = room("attention")
-ON_HOPPER = replace(ATTENTION, op=HOPPER_OP).variant()
+ON_HOPPER = room("attention").variant(only="hopper")
 BOUNDS = (3, 4, 4, 150, 290)
 CASES = {
     "full": case("full", (1, 150, 200, 2, 1, 64), dtype="float16", return_lse=True),

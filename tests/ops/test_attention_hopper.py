@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import triton
-from attention_on_hopper import HOPPER_OP
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from retrograd.ops.attention.op import OP, Spec
 from retrograd.testing.resources import resources, serialized
 
 HOPPER = SUPPORTED["sm_90"]
+HOPPER_OP = OP.only("hopper")
 BOUNDS = (0, 100, 260)
 
 

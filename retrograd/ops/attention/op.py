@@ -237,6 +237,13 @@ OP = Op(
     __package__,
     (
         Implementation(
+            f"{__package__}.hopper",
+            takes=names(
+                "q k v sinks cu_seqlens_q cu_seqlens_k segment_ids causal window scale softcap return_lse backward"
+            ),
+            places=names("dq dk dv"),
+        ),
+        Implementation(
             f"{__package__}.triton",
             takes=names(
                 "q k v bias alibi_slopes sinks dropout_seed cu_seqlens_q cu_seqlens_k segment_ids "

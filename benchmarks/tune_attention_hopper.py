@@ -1,0 +1,168 @@
+"""Times the plans of attention's Hopper kernels on a GPU, in TFLOP/s of whole passes, beside peers.
+
+python benchmarks/tune_attention_hopper.py [--cases PATTERNS] [--peers NAMES] [--only PATTERNS]. Each line has a case, a
+pass and a plan: `plan`, or the fields in which another plan differs. A plan whose results differ from those of `plan`,
+or from its own at a second call, is told. The op's `hopper/plan.py` is written from such tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from retrograd.bench.ahead import compile_programs
+from retrograd.bench.measure import device_ms
+from retrograd.bench.peers import Function, native
+from retrograd.bench.run import difference, gradients_like, own_function, results, wanted
+from retrograd.bench.selection import chosen_peers, sets_for
+from retrograd.core.arch import SUPPORTED
+from retrograd.core.cases import Case
+from retrograd.core.room import Room
+from retrograd.core.spec import Pass
+from retrograd.ops.attention.hopper.plan import BackwardPlan, ForwardPlan
+from retrograd.ops.rooms import room
+from retrograd.testing.draw import draw, leaves
+
+Fields = Mapping[str, Any]
+CASES = (
+    "B4_T4096_H24_D128", "causal_B4_T4096_H24_D128", "B4_T4096_H24_D64", "causal_B4_T4096_H24_D64",
+    "causal_B1_T16384_H32_G8_D128", "causal_B16_T1024_H24_D128", "causal_B4_T4096_H16_D256",
+    "causal_B4_T4096_H16_D192_V128", "window_B4_T4096_H24_D128", "softcap_B4_T4096_H24_D128",
+    "packed_B1_T131328_H16_D128", "B16_T328_H24_D64", "B16_T328_H24_D128", "B1_T32768_H2_D64", "B1_T32768_H2_D128",
+)  # fmt: skip
+# Width of the queries -> fields of other plans.
+FORWARD: dict[int, tuple[Fields, ...]] = {
+    64: (
+        {"groups": 2, "registers": 232, "ahead": False},
+        {"groups": 2, "registers": 232, "ahead": True},
+        {"groups": 3, "registers": 160, "ahead": False},
+        {"groups": 3, "registers": 160, "ahead": True},
+    ),
+    128: ({"ahead": False}, {"ahead": True}),
+    192: (),
+    256: (),
+}
+BACKWARD: dict[int, tuple[Fields, ...]] = {
+    64: ({"adders": 1}, {"stages": (2, 2)}, {"ahead": False}),
+    128: ({"adders": 2},),
+    192: (),
+    256: (),
+}
+
+
+def variants(case: Case) -> Iterator[tuple[Pass, Fields]]:
+    """The passes of a case and the fields of other plans; none for the plan itself."""
+    for which, table in (("fwd", FORWARD), ("bwd", BACKWARD)):
+        for fields in ({}, *table[case.shape["D"]]):
+            yield which, fields
+
+
+def with_plan(which: Pass, fields: Fields) -> Room:
+    """The op with other values in the plans of a pass."""
+    kind = ForwardPlan if which == "fwd" else BackwardPlan
+
+    def replan(plan: Any) -> Any:
+        return replace(plan, **fields) if isinstance(plan, kind) else plan
+
+    return room("attention").variant(only="hopper", replan=replan)
+
+
+def compile_variant(name: str, which: Pass, fields: Fields) -> None:
+    """Compile the kernels of a variant, into the cache; what does not compile is reported when it is timed."""
+    with suppress(Exception):
+        compile_programs(with_plan(which, fields), room("attention").case(name), SUPPORTED["sm_90"])
+
+
+class Work:
+    """A case with its inputs and the results of the plan itself."""
+
+    def __init__(self, case: Case) -> None:
+        torch.cuda.empty_cache()
+        self.case = case
+        self.sets = [leaves(draw(case, "cuda", seed)) for seed in range(sets_for(room("attention"), case))]
+        self.expected: dict[Pass, list[Tensor]] = {}
+
+    def report(self, which: Pass, name: str, function: Function) -> None:
+        """Print a line of a pass of a function."""
+        try:
+            calls = self.calls(which, native(function).call)
+            found, again = calls[0](), calls[0]()
+            expected = self.expected.setdefault(which, found)
+            wrong = max(difference(a, b) for a, b in zip(found, expected, strict=True))
+            same = all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+            ms = device_ms(calls)
+            tflops = room("attention").flops(self.case, which) / ms / 1e9
+            notes = ("" if same else " OTHER BITS AGAIN") + (f" DIFFERS BY {wrong:.0e}" if not wrong < 0.01 else "")
+            print(f"{self.case.name} {which} {name}: {ms:.3f} ms {tflops:.0f} TFLOP/s{notes}", flush=True)
+        except Exception as error:
+            print(f"{self.case.name} {which} {name}: {type(error).__name__} {str(error)[:200]!r}", flush=True)
+
+    def calls(self, which: Pass, function: Function) -> list[Callable[[], list[Tensor]]]:
+        """A call of the pass for each set of inputs."""
+        if which == "fwd":
+
+            def forward(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+                with torch.no_grad():
+                    return results(function, inputs)
+
+            return [partial(forward, inputs) for inputs in self.sets]
+
+        def backward(returned: list[Tensor], inputs: Mapping[str, Tensor], gradients: list[Tensor]) -> list[Tensor]:
+            return list(torch.autograd.grad(returned, wanted(inputs), gradients, retain_graph=True))
+
+        made = [(results(function, inputs), inputs) for inputs in self.sets]
+        return [partial(backward, out, x, gradients_like(out, seed)) for seed, (out, x) in enumerate(made)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default=",".join(CASES), help="patterns of case names")
+    parser.add_argument("--peers", default="cudnn", help="names of peers; none if empty")
+    parser.add_argument("--only", default="*", help="patterns of plans' names")
+    arguments = parser.parse_args()
+
+    def chosen(name: str, patterns: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in patterns.split(","))
+
+    cases = [room("attention").case(name) for name in CASES if chosen(name, arguments.cases)]
+    tried = [
+        (case, which, fields)
+        for case in cases
+        for which, fields in variants(case)
+        if not fields or chosen(str(dict(fields)), arguments.only)
+    ]
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        names = ((case.name, which, fields) for case, which, fields in tried)
+        list(pool.map(compile_variant, *zip(*names, strict=True)))
+    peers = chosen_peers("attention", "torch", arguments.peers.split(",") if arguments.peers else [])
+    # A backward pass runs on the stream of its forward pass, and the default stream cannot be captured in a CUDA graph.
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for case in cases:
+            work = Work(case)
+            for own, which, fields in tried:
+                if own is case:
+                    name = "plan" if not fields else str(dict(fields))
+                    work.report(which, name, own_function(with_plan(which, fields), case))
+            for which in ("fwd", "bwd"):
+                work.report(which, "triton", own_function(room("attention").variant(only="triton"), case))
+                for peer in peers:
+                    with suppress(Exception):
+                        work.report(which, peer.name, peer.build(case))
+
+
+if __name__ == "__main__":
+    main()
