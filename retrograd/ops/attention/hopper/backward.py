@@ -261,14 +261,14 @@ def backward(
     dq_full, dq_empty = ring(2, OWNERS), ring(2, 1)
     ds_full = ring(2, 2)
     if BY_COLUMNS:
-        p_s, walked = gl.allocate_shared_memory(TYPE, [2, KEYS, QUERIES], PAIRS), ring(1, 2).index(0)
-    else:  # not used
-        p_s, walked = ds_s, k_empty
+        p_s, ds_empty = gl.allocate_shared_memory(TYPE, [2, KEYS, QUERIES], PAIRS), ring(1, 2).index(0)
+    else:
+        p_s, ds_empty = ds_s, ring(2, 2)
     tickets = tickets_for(2 + ADDERS, 16)
     fence_async_shared()
     arrays = (q, k, v, dout, base, delta)
     memory = (q_s, k_s, v_s, dout_s, base_s, delta_s, p_s, ds_s, dq_s)
-    barriers = (k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, ds_full, dq_full, dq_empty, walked)
+    barriers = (k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, ds_full, dq_full, dq_empty, ds_empty)
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     t = draw(turns_ptr)

@@ -27,6 +27,26 @@ def products_of_step(n, k, q_s, none, q_full, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def queries_of_step(n, k_half, ds_s, none_q, ds_full):
+    """Begin the products of ds of step n with half of the columns of keys, when both groups have left their ds."""
+    place = slot_of(n, 2)
+    mbarrier.wait(ds_full.index(place), parity_of(n, 2))
+    return warpgroup_mma(ds_s.index(place).permute((1, 0)), k_half, none_q, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def leave_part(part, n, W: gl.constexpr, dq_s, ds_empty, dq_full, dq_empty):
+    """Leave the columns of group W of dq of step n to the warps that add; the products have read ds."""
+    HALF: gl.constexpr = part.shape[1]
+    place = slot_of(n, 2)
+    mbarrier.arrive(ds_empty.index(place))
+    mbarrier.wait(dq_empty.index(place), parity_of(n, 2) ^ 1)
+    matrix(dq_s.index(place)).slice(W * HALF, HALF, dim=1).store(part)
+    fence_async_shared()
+    mbarrier.arrive(dq_full.index(place))
+
+
+@gluon.jit
 def differ_by_keys(
     W: gl.constexpr, dk, dv, memory, barriers, tickets, n, turn, SIDES: gl.constexpr,
     FACTORS: gl.constexpr, SCALE: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr,
@@ -34,10 +54,13 @@ def differ_by_keys(
 ):  # fmt: skip
     """dk and dv of one half, W, of the keys; half of the columns of dq, from all keys. Pairs are (keys, queries).
 
+    dq of a step, which needs the ds of both groups, is computed in the step after it: so a group that is ahead of the
+    other does not wait, and one has its exponentials while the tensor cores compute products of the other.
+
     n: of the program's steps; returned is the one after the tile.
     """
     q_s, k_s, v_s, dout_s, base_s, delta_s, _, ds_s, dq_s = memory
-    k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, ds_full, dq_full, dq_empty, _ = barriers
+    k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, ds_full, dq_full, dq_empty, ds_empty = barriers
     TYPE: gl.constexpr = q_s.dtype
     R: gl.constexpr = KEYS // 2
     D: gl.constexpr = k_s.shape[len(k_s.shape) - 1]
@@ -57,7 +80,7 @@ def differ_by_keys(
     k_half = k_all.slice(W * HALF, HALF, dim=1)
     total_k = gl.zeros([R, D], gl.float32, OF_K)
     total_v = gl.zeros([R, V], gl.float32, OF_V)
-    end = n + SHARE * read(tickets, turn, STEPS)
+    begin, end = n, n + SHARE * read(tickets, turn, STEPS)
     s = none
     if AHEAD:
         if end > n:
@@ -84,25 +107,26 @@ def differ_by_keys(
         delta = deltas_of(delta_s.index(dout_at), border, 0, QUERIES, end - n, tickets, turn, SHARE, LISTED, COLUMN)
         dp = warpgroup_mma_wait(2 if AHEAD else 1, deps=[dp])
         ds = differences(p, dp, base, delta, FACTORS).to(TYPE)
+        mbarrier.wait(ds_empty.index(place), parity_of(n, 2) ^ 1)
         ds_s.index(place).slice(W * R, R).store(ds)
         fence_async_shared()
-        # Of two places the other half cannot be two steps ahead, so a place is free again when it is used again.
         mbarrier.arrive(ds_full.index(place))
-        mbarrier.wait(ds_full.index(place), parity_of(n, 2))
-        part = warpgroup_mma(ds_s.index(place).permute((1, 0)), k_half, none_q, use_acc=False, is_async=True)
+        # The first step computes its own, and so does the second one, so that no product is in a branch.
+        part = queries_of_step(gl.maximum(n - 1, begin), k_half, ds_s, none_q, ds_full)
         total_k = warpgroup_mma(gl.convert_layout(ds, LEFT_K, assert_trivial=True), q_tile, total_k, is_async=True)
         if AHEAD:
             part, total_v, s = warpgroup_mma_wait(1, deps=[part, total_v, next_s])
         else:
             part, total_v = warpgroup_mma_wait(1, deps=[part, total_v])
         mbarrier.arrive(dout_empty.index(dout_at))
-        mbarrier.wait(dq_empty.index(place), parity_of(n, 2) ^ 1)
-        matrix(dq_s.index(place)).slice(W * HALF, HALF, dim=1).store(part)
-        fence_async_shared()
-        mbarrier.arrive(dq_full.index(place))
+        if n > begin:
+            leave_part(part, n - 1, W, dq_s, ds_empty, dq_full, dq_empty)
         total_k = warpgroup_mma_wait(0, deps=[total_k])
         mbarrier.arrive(q_empty.index(q_at))
         n += 1
+    if end > begin:
+        part = warpgroup_mma_wait(0, deps=[queries_of_step(end - 1, k_half, ds_s, none_q, ds_full)])
+        leave_part(part, end - 1, W, dq_s, ds_empty, dq_full, dq_empty)
     mbarrier.arrive(k_empty)
     batch, first_k, at, keys, group = keys_of(tickets, turn)
     # Only this group's products read its half of v; dk takes the place of ds once those of both groups are done.
