@@ -1,8 +1,9 @@
 """Times the plans of attention's Hopper kernels on a GPU, in TFLOP/s of whole passes, beside peers.
 
 python benchmarks/tune_attention_hopper.py [--cases PATTERNS] [--peers NAMES] [--only PATTERNS]. Each line has a case, a
-pass and a plan: `plan`, or the fields in which another plan differs. A plan whose results differ from those of `plan`,
-or from its own at a second call, is told. The op's `hopper/plan.py` is written from such tables.
+pass and a plan: `plan`, or the fields in which another plan differs; then two readings, the second one after all plans
+had their first: a GPU at the limit of its power is faster after a pause. A plan whose results differ from those of
+`plan`, or from its own at a second call, is told. The op's `hopper/plan.py` is written from such tables.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from retrograd.bench.ahead import compile_programs
 from retrograd.bench.measure import device_ms
-from retrograd.bench.peers import Function, native
+from retrograd.bench.peers import Function, NotApplicableError, native
 from retrograd.bench.run import difference, gradients_like, own_function, results, wanted
 from retrograd.bench.selection import chosen_peers, sets_for
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.core.spec import Pass
-from retrograd.ops.attention.hopper.plan import BackwardPlan, ForwardPlan
+from retrograd.ops.attention.hopper.plan import ForwardPlan
 from retrograd.ops.rooms import room
 from retrograd.testing.draw import draw, leaves
 
@@ -73,10 +74,9 @@ def variants(case: Case) -> Iterator[tuple[Pass, Fields]]:
 
 def with_plan(which: Pass, fields: Fields) -> Room:
     """The op with other values in the plans of a pass."""
-    kind = ForwardPlan if which == "fwd" else BackwardPlan
 
     def replan(plan: Any) -> Any:
-        return replace(plan, **fields) if isinstance(plan, kind) else plan
+        return replace(plan, **fields) if isinstance(plan, ForwardPlan) == (which == "fwd") else plan
 
     return room("attention").variant(only="hopper", replan=replan)
 
@@ -96,20 +96,30 @@ class Work:
         self.sets = [leaves(draw(case, "cuda", seed)) for seed in range(sets_for(room("attention"), case))]
         self.expected: dict[Pass, list[Tensor]] = {}
 
-    def report(self, which: Pass, name: str, function: Function) -> None:
-        """Print a line of a pass of a function."""
-        try:
-            calls = self.calls(which, native(function).call)
-            found, again = calls[0](), calls[0]()
-            expected = self.expected.setdefault(which, found)
-            wrong = max(difference(a, b) for a, b in zip(found, expected, strict=True))
-            same = all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
-            ms = device_ms(calls)
-            tflops = room("attention").flops(self.case, which) / ms / 1e9
-            notes = ("" if same else " OTHER BITS AGAIN") + (f" DIFFERS BY {wrong:.0e}" if not wrong < 0.01 else "")
-            print(f"{self.case.name} {which} {name}: {ms:.3f} ms {tflops:.0f} TFLOP/s{notes}", flush=True)
-        except Exception as error:
-            print(f"{self.case.name} {which} {name}: {type(error).__name__} {str(error)[:200]!r}", flush=True)
+    def report(self, which: Pass, functions: Mapping[str, Function]) -> None:
+        """Print a line for each function of a pass."""
+        times: dict[str, list[float]] = {name: [] for name in functions}
+        notes = dict.fromkeys(functions, "")
+        for _round in range(2):
+            for name, function in functions.items():
+                try:
+                    calls = self.calls(which, native(function).call)
+                    notes[name] = notes[name] or self.check(which, calls[0])
+                    times[name].append(device_ms(calls))
+                except Exception as error:
+                    notes[name] = f" {type(error).__name__} {str(error)[:200]!r}"
+        for name, own in times.items():
+            speeds = (f"{room('attention').flops(self.case, which) / ms / 1e9:.0f}" for ms in own)
+            ms = " ".join(f"{each:.3f}" for each in own)
+            print(f"{self.case.name} {which} {name}: {ms} ms, {' '.join(speeds)} TFLOP/s{notes[name]}", flush=True)
+
+    def check(self, which: Pass, call: Callable[[], list[Tensor]]) -> str:
+        """What is wrong with a function's results."""
+        found, again = call(), call()
+        expected = self.expected.setdefault(which, found)
+        wrong = max(difference(a, b) for a, b in zip(found, expected, strict=True))
+        same = all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+        return ("" if same else " OTHER BITS AGAIN") + (f" DIFFERS BY {wrong:.0e}" if not wrong < 0.01 else "")
 
     def calls(self, which: Pass, function: Function) -> list[Callable[[], list[Tensor]]]:
         """A call of the pass for each set of inputs."""
@@ -153,15 +163,18 @@ def main() -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         for case in cases:
             work = Work(case)
-            for own, which, fields in tried:
-                if own is case:
-                    name = "plan" if not fields else str(dict(fields))
-                    work.report(which, name, own_function(with_plan(which, fields), case))
-            for which in ("fwd", "bwd"):
-                work.report(which, "triton", own_function(room("attention").variant(only="triton"), case))
-                for peer in peers:
-                    with suppress(Exception):
-                        work.report(which, peer.name, peer.build(case))
+            others = {"triton": own_function(room("attention").variant(only="triton"), case)}
+            for peer in peers:
+                with suppress(NotApplicableError):
+                    others[peer.name] = native(peer.build(case)).call
+            passes: tuple[Pass, ...] = ("fwd", "bwd")
+            for which in passes:
+                own = {
+                    str(dict(fields)) if fields else "plan": own_function(with_plan(which, fields), case)
+                    for each, its, fields in tried
+                    if each is case and its == which
+                }
+                work.report(which, {**own, **others})
 
 
 if __name__ == "__main__":

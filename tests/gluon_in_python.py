@@ -330,8 +330,9 @@ def atomic_add(pointer: Pointer, value: int, sem: str = "") -> int:
     return before
 
 
-def load(pointer: Pointer) -> Any:
-    return array(pointer.memory[pointer.at])
+def load(pointer: Pointer, mask: Any = True, other: Any = 0) -> Any:
+    there = np.broadcast_to(mask, np.shape(pointer.at))
+    return array(np.where(there, pointer.memory[np.where(there, pointer.at, 0)], other))
 
 
 def store(pointer: Pointer, values: Any, mask: Any = True) -> None:
@@ -412,6 +413,7 @@ NAMES: dict[str, Any] = {
     "warpgroup_mma_wait": wait_for_products,
     "wait_for_previous": lambda _: None,
     "let_next_start": lambda _: None,
+    "anew": lambda number: number,
     "lg2": quiet(np.log2),
     "read_turn": read_turn,
     "see_writes": lambda turn: turn,

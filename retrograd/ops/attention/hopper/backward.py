@@ -3,7 +3,7 @@
 A program takes tiles of keys of a group, one after the other, and walks over the tiles of queries that see each, from
 the last to the first, each of them in all heads of the group. Its warps are of three kinds:
     fetch   brings k and v, and tile after tile of q and dout with their rows' base and delta, by TMA
-    differ  twice: five products, which the two groups share by keys or by columns (`by_keys`, `by_columns`)
+    differ  twice: five products, for half of the keys each
     add     twice: adds what the program has of dq to memory, when it is its turn
 The tiles of keys that see a tile of queries add to its dq in their order. A program draws its tiles by tickets, and in
 their order a tile comes behind those that it waits for. These are done, or programs work on them: no wait is in vain.
@@ -22,9 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from .by_columns import PART, differ_by_columns, own_columns
 from .by_keys import differ_by_keys
-from .forward import WARPS, several
+from .products import WARPS, several
 from .steps import BATCH, FIRST_Q, GROUP, MORE, ROWS_AT, STEPS, step_of, walk_of
 from .tickets import draw, give, let_go, parity_of, read, ring, slot_of, tickets_for, wait_for
 from .tiles import ALIGNED, at_step, queries_seen, tile_of_keys, tiles_of_head, turn_of
@@ -76,17 +75,27 @@ def pass_turn(turn_ptr, turn):
 
 
 @gluon.jit
+def load_parts(array, batch, first, at, keys, group, full, memory):
+    """Copy a tile of keys in parts, one for each group of warps or one for all."""
+    ROWS: gl.constexpr = array.block_shape[len(array.block_shape) - 3]
+    PARTS: gl.constexpr = memory.shape[0]
+    for part in gl.static_range(PARTS):
+        tma_load(array, at_step(array, batch, first, at + part * ROWS, keys, group), full, memory.index(part))
+
+
+@gluon.jit
 def fetch(
     arrays, memory, barriers, tickets, t, tiles, turns_ptr, places_ptr, sizes, SIDES: gl.constexpr,
-    SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr,
+    SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr, OF_VALUES: gl.constexpr,
 ):  # fmt: skip
-    """Draw tickets, and copy to shared memory what the program reads for them."""
+    """Draw tickets, and copy to shared memory what the program reads for them; OF_VALUES: without v and delta."""
     q, k, v, dout, base, delta = arrays
-    q_s, k_s, v_s, dout_s, base_s, delta_s, _, _, _ = memory
-    k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, _, _, _, _ = barriers
+    q_s, k_s, v_s, dout_s, base_s, delta_s = memory
+    k_empty, v_empty, q_full, q_empty, dout_full, dout_empty = barriers
     OF_Q: gl.constexpr = q.block_type.nbytes + QUERIES * 4
-    OF_DOUT: gl.constexpr = dout.block_type.nbytes + QUERIES * 4
-    PARTS_V: gl.constexpr = v_s.shape[0]
+    OF_DOUT: gl.constexpr = dout.block_type.nbytes + (0 if OF_VALUES else QUERIES * 4)
+    OF_K: gl.constexpr = k_s.shape[0] * k.block_type.nbytes
+    OF_V: gl.constexpr = 0 if OF_VALUES else v_s.shape[0] * v.block_type.nbytes
     n, turn = 0, 0
     while t < tiles * sizes[5]:
         place = tile_of_keys(t, tiles, places_ptr, sizes, SHARE, KEYS, QUERIES)
@@ -105,24 +114,25 @@ def fetch(
                 mbarrier.wait(q_empty.index(slot), parity_of(n, STAGES[0]) ^ 1)
                 if left == SHARE * steps:  # k comes with the first q, and v with the first dout
                     mbarrier.wait(k_empty, (turn & 1) ^ 1)
-                    mbarrier.expect(q_full.index(slot), OF_Q + k.block_type.nbytes)
-                    tma_load(k, at_step(k, batch, first_k, at, keys, group), q_full.index(slot), k_s)
+                    mbarrier.expect(q_full.index(slot), OF_Q + OF_K)
+                    load_parts(k, batch, first_k, at, keys, group, q_full.index(slot), k_s)
                 else:
                     mbarrier.expect(q_full.index(slot), OF_Q)
                 tma_load(q, where, q_full.index(slot), q_s.index(slot))
                 tma_load(base, [row, start], q_full.index(slot), base_s.index(slot))
                 slot = slot_of(n, STAGES[1])
                 mbarrier.wait(dout_empty.index(slot), parity_of(n, STAGES[1]) ^ 1)
-                if left == SHARE * steps:
-                    mbarrier.wait(v_empty, (turn & 1) ^ 1)
-                    mbarrier.expect(dout_full.index(slot), OF_DOUT + PARTS_V * v.block_type.nbytes)
-                    for part in gl.static_range(PARTS_V):
-                        where_v = at_step(v, batch, first_k, at + part * (KEYS // PARTS_V), keys, group)
-                        tma_load(v, where_v, dout_full.index(slot), v_s.index(part))
-                else:
+                if OF_VALUES:
                     mbarrier.expect(dout_full.index(slot), OF_DOUT)
+                else:
+                    if left == SHARE * steps:
+                        mbarrier.wait(v_empty, (turn & 1) ^ 1)
+                        mbarrier.expect(dout_full.index(slot), OF_DOUT + OF_V)
+                        load_parts(v, batch, first_k, at, keys, group, dout_full.index(slot), v_s)
+                    else:
+                        mbarrier.expect(dout_full.index(slot), OF_DOUT)
+                    tma_load(delta, [row, start], dout_full.index(slot), delta_s.index(slot))
                 tma_load(dout, where, dout_full.index(slot), dout_s.index(slot))
-                tma_load(delta, [row, start], dout_full.index(slot), delta_s.index(slot))
                 n += 1
             turn += 1
         # A ticket drawn early would keep others waiting: the program draws when it is at the last steps.
@@ -133,18 +143,13 @@ def fetch(
 
 @gluon.jit
 def add(
-    W: gl.constexpr, dq_sum, turns_ptr, memory, barriers, tickets, tiles_q, SIDES: gl.constexpr, SHARE: gl.constexpr,
-    KEYS: gl.constexpr, QUERIES: gl.constexpr, ADDERS: gl.constexpr, COLUMNS: gl.constexpr, SIZES: gl.constexpr,
-    BY_COLUMNS: gl.constexpr,
+    W: gl.constexpr, dq_sum, turns_ptr, sums, tickets, tiles_q, SIDES: gl.constexpr, SHARE: gl.constexpr,
+    KEYS: gl.constexpr, QUERIES: gl.constexpr, ADDERS: gl.constexpr,
 ):  # fmt: skip
-    """Add what the program has of dq to sums, in turn; the first one is stored.
-
-    Of two such warps each takes every other step, or the columns of one group.
+    """Add what the program has of dq to sums, in turn; the first one is stored. Each such warp takes every so many
+    steps.
     """
-    _, _, _, _, _, _, _, _, dq_s = memory
-    _, _, _, _, _, _, _, dq_full, dq_empty, _ = barriers
-    TURNS: gl.constexpr = 2 if BY_COLUMNS else 1  # of a tile of queries
-    OF_STEP: gl.constexpr = own_columns(W, COLUMNS, SIZES[0]) // PART if BY_COLUMNS else 1
+    _, dq_s, _, _, dq_full, dq_empty = sums
     n, turn = 0, 0
     if W < ADDERS:
         wait_for(tickets, 0)
@@ -154,26 +159,22 @@ def add(
             steps, rows_at = read(tickets, turn, STEPS), read(tickets, turn, ROWS_AT)
             let_go(tickets, turn)
             for left in range(SHARE * steps, 0, -1):
-                if BY_COLUMNS or ((n % ADDERS) == W):
+                if n % ADDERS == W:
                     head, m = step_of(left, group, low, SHARE)
-                    own_turn_ptr = turns_ptr + 1 + (rows_at + head * tiles_q + m) * TURNS + (W if BY_COLUMNS else 0)
+                    own_turn_ptr = turns_ptr + 1 + rows_at + head * tiles_q + m
                     own_turn = turn_of(at, m * QUERIES, queries, keys, SIDES, KEYS)
-                    for part in gl.static_range(OF_STEP):
-                        place = W if BY_COLUMNS else slot_of(n, 2)
-                        use = n * OF_STEP + part if BY_COLUMNS else n >> 1
-                        column = W * (COLUMNS // 2) + part * PART if BY_COLUMNS else 0
-                        where = at_step(dq_sum, batch, first_q, m * QUERIES, queries, head, column)
-                        mbarrier.wait(dq_full.index(place), use & 1)
-                        if part == 0:
-                            while read_turn(own_turn_ptr) != own_turn:
-                                pass
-                            own_turn = see_writes(own_turn)
-                        if own_turn == 0:
-                            tma_store(dq_sum, where, dq_s.index(place))
-                        else:
-                            tma_add(dq_sum, where, dq_s.index(place))
-                        tma.store_wait(0)
-                        mbarrier.arrive(dq_empty.index(place))
+                    place = slot_of(n, 2)
+                    where = at_step(dq_sum, batch, first_q, m * QUERIES, queries, head)
+                    mbarrier.wait(dq_full.index(place), parity_of(n, 2))
+                    while read_turn(own_turn_ptr) != own_turn:
+                        pass
+                    own_turn = see_writes(own_turn)
+                    if own_turn == 0:
+                        tma_store(dq_sum, where, dq_s.index(place))
+                    else:
+                        tma_add(dq_sum, where, dq_s.index(place))
+                    tma.store_wait(0)
+                    mbarrier.arrive(dq_empty.index(place))
                     pass_turn(own_turn_ptr, own_turn + 1)
                 n += 1
             turn += 1
@@ -182,24 +183,18 @@ def add(
 
 @gluon.jit
 def differ(
-    W: gl.constexpr, dk, dv, memory, barriers, tickets, SIDES: gl.constexpr, FACTORS: gl.constexpr,
-    SCALE: gl.constexpr, SIZES: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr,
-    STAGES: gl.constexpr, AHEAD: gl.constexpr, BY_COLUMNS: gl.constexpr, LISTED: gl.constexpr,
+    W: gl.constexpr, dk, dv, memory, barriers, sums, tickets, SIDES: gl.constexpr, FACTORS: gl.constexpr,
+    SCALE: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr,
+    AHEAD: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
     """What group W of two computes of dk, dv and dq of the program's tiles."""
     n, turn = 0, 0
     wait_for(tickets, 0)
     while read(tickets, turn, MORE) == 1:
-        if BY_COLUMNS:
-            n = differ_by_columns(
-                W, dk, dv, memory, barriers, tickets, n, turn, SIDES, FACTORS, SCALE, SIZES, SHARE, KEYS, QUERIES,
-                STAGES, LISTED,
-            )  # fmt: skip
-        else:
-            n = differ_by_keys(
-                W, dk, dv, memory, barriers, tickets, n, turn, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES,
-                AHEAD, LISTED,
-            )  # fmt: skip
+        n = differ_by_keys(
+            W, dk, dv, memory, barriers, sums, tickets, n, turn, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES,
+            AHEAD, LISTED,
+        )  # fmt: skip
         turn += 1
         wait_for(tickets, turn)
 
@@ -222,7 +217,6 @@ def backward(
     SIDES: gl.constexpr,
     FACTORS: gl.constexpr,
     SCALE: gl.constexpr,
-    SIZES: gl.constexpr,
     SHARE: gl.constexpr,
     KEYS: gl.constexpr,
     QUERIES: gl.constexpr,
@@ -230,61 +224,50 @@ def backward(
     ADDERS: gl.constexpr,
     REGISTERS: gl.constexpr,
     AHEAD: gl.constexpr,
-    BY_COLUMNS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
     """Tensor descriptors: q, k, v, dout, dk, dv; base and delta, as `rows` has stored them; dq_sum (batch, queries,
     heads, D), without its factor. turns, 0 at first: how many tickets are drawn; then how many tiles of keys have added
-    to each tile of queries (heads of all rows, tiles of queries, one or two).
+    to each tile of queries (heads of all rows, tiles of queries).
 
     sizes: Tq, Tk, heads, tiles of keys of a group, tiles of queries of a head, groups of all rows, groups of a section.
-    places, runs, SIDES, FACTORS: as `forward`. SIZES: D, V; SHARE: heads of a group; STAGES: of q, of dout.
-    AHEAD: whether a step begins the products of queries and keys of the next one, which takes registers.
-    BY_COLUMNS: how two groups of warps share a tile, see `by_columns`; else `by_keys`.
+    places, runs, SIDES, FACTORS: as `forward`. SHARE: heads of a group; STAGES: of q, of dout. AHEAD: whether a
+    step begins the products of queries and keys of the next one, which takes registers.
     """
     TYPE: gl.constexpr = q.dtype
-    OWNERS: gl.constexpr = 1 if BY_COLUMNS else 2  # of a part of dq; parts of v
-    COLUMNS: gl.constexpr = k.block_shape[len(k.block_shape) - 1]
-    # By columns, each group writes the pairs of half of the queries: half a row of 128 bytes.
-    PAIRS: gl.constexpr = gl.NVMMASharedLayout(64 if BY_COLUMNS else 128, 16, rank=2)
     q_s = gl.allocate_shared_memory(TYPE, several(STAGES[0], q), q.layout)
-    k_s = gl.allocate_shared_memory(TYPE, k.block_shape, k.layout)
-    v_s = gl.allocate_shared_memory(TYPE, several(OWNERS, v), v.layout)
+    k_s = gl.allocate_shared_memory(TYPE, several(1, k), k.layout)
+    v_s = gl.allocate_shared_memory(TYPE, several(2, v), v.layout)
     dout_s = gl.allocate_shared_memory(TYPE, several(STAGES[1], dout), dout.layout)
     base_s = gl.allocate_shared_memory(gl.float32, several(STAGES[0], base), base.layout)
     delta_s = gl.allocate_shared_memory(gl.float32, several(STAGES[1], delta), delta.layout)
-    ds_s = gl.allocate_shared_memory(TYPE, [2, KEYS, QUERIES], PAIRS)
+    ds_s = gl.allocate_shared_memory(TYPE, [2, KEYS, QUERIES], gl.NVMMASharedLayout(128, 16, rank=2))
     dq_s = gl.allocate_shared_memory(gl.float32, several(2, dq_sum), dq_sum.layout)
-    k_empty, v_empty = ring(1, OWNERS).index(0), ring(1, OWNERS).index(0)
+    k_empty, v_empty = ring(1, 2).index(0), ring(1, 2).index(0)
     q_full, q_empty = ring(STAGES[0], 1), ring(STAGES[0], 2)
     dout_full, dout_empty = ring(STAGES[1], 1), ring(STAGES[1], 2)
-    dq_full, dq_empty = ring(2, OWNERS), ring(2, 1)
-    ds_full = ring(2, 2)
-    if BY_COLUMNS:
-        p_s, ds_empty = gl.allocate_shared_memory(TYPE, [2, KEYS, QUERIES], PAIRS), ring(1, 2).index(0)
-    else:
-        p_s, ds_empty = ds_s, ring(2, 2)
+    ds_full, ds_empty = ring(2, 2), ring(2, 2)
+    dq_full, dq_empty = ring(2, 2), ring(2, 1)
     tickets = tickets_for(2 + ADDERS, 16)
     fence_async_shared()
     arrays = (q, k, v, dout, base, delta)
-    memory = (q_s, k_s, v_s, dout_s, base_s, delta_s, p_s, ds_s, dq_s)
-    barriers = (k_empty, v_empty, q_full, q_empty, dout_full, dout_empty, ds_full, dq_full, dq_empty, ds_empty)
+    memory = (q_s, k_s, v_s, dout_s, base_s, delta_s)
+    barriers = (k_empty, v_empty, q_full, q_empty, dout_full, dout_empty)
+    sums = (ds_s, dq_s, ds_full, ds_empty, dq_full, dq_empty)
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     t = draw(turns_ptr)
     tiles = tiles_of_head(runs_ptr, sizes[3], KEYS)
     gl.warp_specialize(
         [
-            (differ, (0, dk, dv, memory, barriers, tickets, SIDES, FACTORS, SCALE, SIZES, SHARE, KEYS, QUERIES,
-                      STAGES, AHEAD, BY_COLUMNS, places_ptr is not None)),
-            (differ, (1, dk, dv, memory, barriers, tickets, SIDES, FACTORS, SCALE, SIZES, SHARE, KEYS, QUERIES,
-                      STAGES, AHEAD, BY_COLUMNS, places_ptr is not None)),
+            (differ, (0, dk, dv, memory, barriers, sums, tickets, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES,
+                      AHEAD, places_ptr is not None)),
+            (differ, (1, dk, dv, memory, barriers, sums, tickets, SIDES, FACTORS, SCALE, SHARE, KEYS, QUERIES, STAGES,
+                      AHEAD, places_ptr is not None)),
             (fetch, (arrays, memory, barriers, tickets, t, tiles, turns_ptr, places_ptr, sizes, SIDES, SHARE, KEYS,
-                     QUERIES, STAGES)),
-            (add, (0, dq_sum, turns_ptr, memory, barriers, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, ADDERS,
-                   COLUMNS, SIZES, BY_COLUMNS)),
-            (add, (1, dq_sum, turns_ptr, memory, barriers, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, ADDERS,
-                   COLUMNS, SIZES, BY_COLUMNS)),
+                     QUERIES, STAGES, False)),
+            (add, (0, dq_sum, turns_ptr, sums, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, ADDERS)),
+            (add, (1, dq_sum, turns_ptr, sums, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, ADDERS)),
         ],
         [WARPS, 1, 1, 1],
         [REGISTERS, FEW_REGISTERS, FEW_REGISTERS, FEW_REGISTERS],

@@ -21,32 +21,23 @@ from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
 
 from ..triton.pairs import LN2
+from .products import WARPS, matrix, over_columns, pieces, same, several
 from .tickets import draw, give, let_go, parity_of, read, ring, slot_of, tickets_for, wait_for
 from .tiles import at_step, blocks_seen, tile_of, tiles_of_head, unmasked
 
-WARPS = gl.constexpr(4)  # of a group
 # Numbers of a ticket: whether there is a tile; what `tile_of` tells of it; what `blocks_seen` does.
 MORE, BATCH, HEAD, FIRST_Q, QUERIES_OF, KEYS_OF, AT, OUTSIDE, LOW, HIGH = (gl.constexpr(i) for i in range(10))
 FETCH_REGISTERS = gl.constexpr(40)
 FEWER_REGISTERS = gl.constexpr(24)  # beside three groups
 
 
-@gluon.constexpr_function
-def several(number, descriptor):
-    """The shape of this many blocks."""
-    return [number, *descriptor.block_shape]
-
-
-@gluon.constexpr_function
-def same(a, b):
-    """Whether two shapes are the same."""
-    return list(a) == list(b)
-
-
 @gluon.jit
-def matrix(block):
-    """A block in shared memory as (steps, columns)."""
-    return block.reshape([block.shape[len(block.shape) - 3], block.shape[len(block.shape) - 1]])
+def fetch_block(array, where, n, memory, full, empty, STAGES: gl.constexpr):
+    """Copy a block to the place of number n in a ring, when it is free."""
+    slot = slot_of(n, STAGES)
+    mbarrier.wait(empty.index(slot), parity_of(n, STAGES) ^ 1)
+    mbarrier.expect(full.index(slot), array.block_type.nbytes)
+    tma_load(array, where, full.index(slot), memory.index(slot))
 
 
 @gluon.jit
@@ -72,16 +63,10 @@ def fetch(
                 mbarrier.wait(q_empty.index(place), parity_of(turn, QUEUED) ^ 1)
                 mbarrier.expect(q_full.index(place), q.block_type.nbytes)
                 tma_load(q, where, q_full.index(place), q_s.index(place))
-            group = head // sizes[3]
             for i in range(high - low):
-                slot, free = slot_of(n, STAGES), parity_of(n, STAGES) ^ 1
-                where = at_step(k, batch, first_k, (high - 1 - i) * KEYS, keys, group)
-                mbarrier.wait(k_empty.index(slot), free)
-                mbarrier.expect(k_full.index(slot), k.block_type.nbytes)
-                tma_load(k, where, k_full.index(slot), k_s.index(slot))
-                mbarrier.wait(v_empty.index(slot), free)
-                mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
-                tma_load(v, where, v_full.index(slot), v_s.index(slot))
+                where = at_step(k, batch, first_k, (high - 1 - i) * KEYS, keys, head // sizes[3])
+                fetch_block(k, where, n, k_s, k_full, k_empty, STAGES)
+                fetch_block(v, where, n, v_s, v_full, v_empty, STAGES)
                 n += 1
             turn += 1
         t = ticket
@@ -138,7 +123,7 @@ def part_sums(p):
 @gluon.jit
 def add_block(
     sums, n, q, empty, memory, barriers, i, block, border, counts, SIDES: gl.constexpr, FACTORS: gl.constexpr,
-    STAGES: gl.constexpr,
+    SIZE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The running sums with the values of block number n of the program, and the exponentials of the next one."""
     largest, total, result, p = sums
@@ -149,7 +134,7 @@ def add_block(
     LEFT: gl.constexpr = p.type.layout
     slot, next_slot = slot_of(n, STAGES), slot_of(n + 1, STAGES)
     mbarrier.wait(k_full.index(next_slot), parity_of(n + 1, STAGES))
-    s = warpgroup_mma(q, matrix(k_s.index(next_slot)).permute((1, 0)), empty, use_acc=False, is_async=True)
+    s = over_columns(q, matrix(k_s.index(next_slot)), empty, SIZE)
     mbarrier.wait(v_full.index(slot), parity_of(n, STAGES))
     result = warpgroup_mma(p, matrix(v_s.index(slot)), result, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
@@ -172,18 +157,17 @@ def wait_for_first(place, turn, n, barriers, QUEUED: gl.constexpr, STAGES: gl.co
 
 
 @gluon.jit
-def first_products(place, n, empty, memory, STAGES: gl.constexpr):
+def first_products(place, n, empty, memory, SIZE: gl.constexpr, STAGES: gl.constexpr):
     """Begin the products of queries and the first of their blocks of keys."""
     q_s, k_s, _, _ = memory
-    keys = matrix(k_s.index(slot_of(n, STAGES))).permute((1, 0))
-    return warpgroup_mma(matrix(q_s.index(place)), keys, empty, use_acc=False, is_async=True)
+    return over_columns(matrix(q_s.index(place)), matrix(k_s.index(slot_of(n, STAGES))), empty, SIZE)
 
 
 @gluon.jit
 def attend(
     W: gl.constexpr, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES: gl.constexpr,
-    FACTORS: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, QUEUED: gl.constexpr,
-    AHEAD: gl.constexpr, OUT_IN_Q: gl.constexpr,
+    FACTORS: gl.constexpr, SIZE: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    QUEUED: gl.constexpr, AHEAD: gl.constexpr, OUT_IN_Q: gl.constexpr,
 ):  # fmt: skip
     """out and lse of the queries of group W in the program's tiles."""
     q_s, _, v_s, out_s = memory
@@ -200,7 +184,7 @@ def attend(
     if AHEAD:
         if read(tickets, 0, MORE) == 1:
             wait_for_first(W * QUEUED, 0, 0, barriers, QUEUED, STAGES)
-            s = warpgroup_mma_wait(0, deps=[first_products(W * QUEUED, 0, empty, memory, STAGES)])
+            s = warpgroup_mma_wait(0, deps=[first_products(W * QUEUED, 0, empty, memory, SIZE, STAGES)])
             mbarrier.arrive(k_empty.index(0))
     while read(tickets, turn, MORE) == 1:
         batch, head, first_q = read(tickets, turn, BATCH), read(tickets, turn, HEAD), read(tickets, turn, FIRST_Q)
@@ -220,7 +204,7 @@ def attend(
         q = matrix(q_s.index(place))
         if not AHEAD:
             wait_for_first(place, turn, n, barriers, QUEUED, STAGES)
-            s = warpgroup_mma_wait(0, deps=[first_products(place, n, empty, memory, STAGES)])
+            s = warpgroup_mma_wait(0, deps=[first_products(place, n, empty, memory, SIZE, STAGES)])
             mbarrier.arrive(k_empty.index(slot_of(n, STAGES)))
         s = scores(s, i, high - 1, True, counts, SIDES, FACTORS)
         largest, _before, p = softmax(s, largest, FACTORS[2])
@@ -232,7 +216,7 @@ def attend(
             border = (block >= top) | (block < bottom)
             largest, total, result, p = add_block(
                 (largest, total, result, p), n, q, empty, memory, barriers, i, block, border, counts, SIDES, FACTORS,
-                STAGES,
+                SIZE, STAGES,
             )  # fmt: skip
             n += 1
         if not OUT_IN_Q:
@@ -249,8 +233,8 @@ def attend(
             next_place = W * QUEUED + slot_of(turn, QUEUED)
             if more:
                 wait_for_first(next_place, turn, n, barriers, QUEUED, STAGES)
-            next_s = first_products(next_place, n, empty, memory, STAGES)
-            result = warpgroup_mma_wait(1, deps=[result])
+            next_s = first_products(next_place, n, empty, memory, SIZE, STAGES)
+            result = warpgroup_mma_wait(pieces(SIZE), deps=[result])
         else:
             result = warpgroup_mma_wait(0, deps=[result])
         mbarrier.arrive(v_empty.index(slot))
@@ -296,6 +280,7 @@ def forward(
     sizes,
     SIDES: gl.constexpr,
     FACTORS: gl.constexpr,
+    SIZE: gl.constexpr,
     QUERIES: gl.constexpr,
     KEYS: gl.constexpr,
     STAGES: gl.constexpr,
@@ -309,9 +294,10 @@ def forward(
     `tiles.list_places`. runs: of ids.
 
     counter: 0 at first. sizes: Tq, Tk, heads, heads of a group, tiles of a head, heads of all rows, heads of a section.
-    SIDES: of the window. FACTORS: of products in a softcap, of bounded products, of scores in exponents. QUERIES: of
-    one group; KEYS: of a block; STAGES: of k and v; QUEUED: tiles whose q is in shared memory. AHEAD: whether the first
-    products of a tile begin before the results of the tile before are stored; needs two queued.
+    SIDES: of the window. FACTORS: of products in a softcap, of bounded products, of scores in exponents. SIZE: D, in
+    units of 64. QUERIES: of one group; KEYS: of a block; STAGES: of k and v; QUEUED: tiles whose q is in shared memory.
+    AHEAD: whether the first products of a tile begin before the results of the tile before are stored; needs two
+    queued.
     """
     TYPE: gl.constexpr = q.dtype
     PLACES: gl.constexpr = 2 if GROUPS == 2 else 4  # shapes are powers of two
@@ -337,10 +323,10 @@ def forward(
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (attend, (0, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, QUERIES, KEYS,
-                          STAGES, QUEUED, AHEAD, OUT_IN_Q)),
-                (attend, (1, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, QUERIES, KEYS,
-                          STAGES, QUEUED, AHEAD, OUT_IN_Q)),
+                (attend, (0, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, SIZE, QUERIES,
+                          KEYS, STAGES, QUEUED, AHEAD, OUT_IN_Q)),
+                (attend, (1, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, SIZE, QUERIES,
+                          KEYS, STAGES, QUEUED, AHEAD, OUT_IN_Q)),
                 (fetch, (q, k, v, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, QUERIES,
                          KEYS, STAGES, GROUPS, QUEUED)),
             ],
@@ -350,12 +336,12 @@ def forward(
     else:
         gl.warp_specialize(
             [
-                (attend, (0, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, QUERIES, KEYS,
-                          STAGES, QUEUED, AHEAD, OUT_IN_Q)),
-                (attend, (1, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, QUERIES, KEYS,
-                          STAGES, QUEUED, AHEAD, OUT_IN_Q)),
-                (attend, (2, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, QUERIES, KEYS,
-                          STAGES, QUEUED, AHEAD, OUT_IN_Q)),
+                (attend, (0, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, SIZE, QUERIES,
+                          KEYS, STAGES, QUEUED, AHEAD, OUT_IN_Q)),
+                (attend, (1, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, SIZE, QUERIES,
+                          KEYS, STAGES, QUEUED, AHEAD, OUT_IN_Q)),
+                (attend, (2, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, SIZE, QUERIES,
+                          KEYS, STAGES, QUEUED, AHEAD, OUT_IN_Q)),
                 (fetch, (q, k, v, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, QUERIES,
                          KEYS, STAGES, GROUPS, QUEUED)),
             ],

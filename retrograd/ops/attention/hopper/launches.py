@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import e, log2, prod
 from typing import Any
@@ -10,7 +10,17 @@ from typing import Any
 from triton.experimental.gluon import language as gl
 
 from retrograd.core.arch import Arch
-from retrograd.core.program import Array, Descriptor, Launch, Layout, Layouts, Program, layouts_of, read_in_place
+from retrograd.core.program import (
+    Array,
+    Descriptor,
+    Launch,
+    Layout,
+    Layouts,
+    Program,
+    Scalar,
+    layouts_of,
+    read_in_place,
+)
 from retrograd.core.spec import Param, Pass, places_of
 
 from ..op import Spec
@@ -18,11 +28,12 @@ from ..triton.arrays import STEPS_OF_PACKED as LIMIT
 from ..triton.launches import LEAST_FACTOR, QUERIES_OF_ROWS, Launches, runs_of
 from ..triton.plan import columns
 from . import backward as backward_kernels
-from . import by_columns
 from . import forward as forward_kernels
 from . import rows as row_kernels
 from . import tiles as tile_kernels
-from .plan import BackwardPlan, ForwardPlan, has_tiles, planned, steps_of
+from . import walk_keys as dq_kernels
+from . import walk_queries as dk_kernels
+from .plan import BackwardPlan, ForwardPlan, WalksPlan, has_tiles, planned, steps_of, used_columns
 
 __all__ = ["backward", "forward", "planned", "suits"]
 
@@ -52,41 +63,62 @@ def forward(
 ) -> Program:
     """The arguments -> out, lse."""
     inputs, layouts = _read(spec, names, layouts, arch)
-    tiles = _tiles(spec, spec.queries, plan.groups * plan.queries)
-    scratch = (Array("counter", (1,), "int32", zeroed=True), *_places(spec, tiles))
+    places = _places(spec, {"q": plan.groups * plan.queries})
+    scratch = (Array("counter", (1,), "int32", zeroed=True), *places)
     own = _Launches(Launches(spec, inputs + outputs + scratch, layouts, arch))
-    listed = own.list_places("q", "k", tiles, plan.groups * plan.queries)
-    return Program(inputs, outputs, scratch, (*listed, own.forward(plan, tiles)))
+    return Program(inputs, outputs, scratch, (*own.forward(plan),))
 
 
 def backward(
-    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: BackwardPlan
+    spec: Spec,
+    names: tuple[str, ...],
+    outputs: tuple[Array, ...],
+    layouts: Layouts,
+    arch: Arch,
+    plan: BackwardPlan | WalksPlan,
 ) -> Program:
     """The gradients of the results, the arguments, out and lse -> the wanted gradients."""
     inputs, layouts = _read(spec, names, layouts, arch)
     wanted = {array.name for array in outputs}
-    walked = bool(wanted & {"dq", "dk", "dv"})
     scratch = [Array(name, (_copies(spec), *_numbers(spec)), "float32") for name in ("base", "delta")]
     if "dsinks" in wanted:
         tiles_of_rows = -(-spec.queries // QUERIES_OF_ROWS)
         scratch.append(Array("dsinks_partial", (spec.batch * tiles_of_rows, spec.heads), "float32"))
-    tiles, tiles_q = _tiles(spec, spec.keys, plan.keys), _tiles(spec, spec.queries, plan.queries)
-    if walked:
-        params = spec.params(("q", "k", "v"))
-        turns = _rows(spec, spec.heads) * tiles_q * (1 + plan.by_columns)
-        scratch.append(Array("turns", (1 + turns,), "int32", zeroed=True))
-        scratch.append(Array("dq_sum", spec.q.shape, "float32"))
-        scratch += [Array(f"d{n}", params[n].shape, params[n].dtype) for n in "kv" if f"d{n}" not in wanted]
-        scratch += _places(spec, tiles)
+    if isinstance(plan, WalksPlan):
+        scratch += _scratch_of_walks(spec, plan, wanted)
+    elif wanted & {"dq", "dk", "dv"}:
+        scratch += _scratch_of_sums(spec, plan, wanted)
     own = _Launches(Launches(spec, inputs + outputs + tuple(scratch), {**layouts, **layouts_of(outputs)}, arch))
     launches = [own.prepare()]
-    if walked:
-        launches += [*own.list_places("k", "q", tiles, plan.keys), own.backward(plan, tiles, tiles_q)]
-    if "dq" in wanted:
-        launches.append(own.finish())
+    if isinstance(plan, WalksPlan):
+        launches += own.walks(plan, wanted)
+    elif wanted & {"dq", "dk", "dv"}:
+        launches += own.backward(plan)
+        launches += [own.finish()] if "dq" in wanted else []
     if "dsinks" in wanted:
         launches.append(own.of.sum_tiles("dsinks", QUERIES_OF_ROWS))
     return Program(inputs, outputs, tuple(scratch), tuple(launches))
+
+
+def _scratch_of_sums(spec: Spec, plan: BackwardPlan, wanted: set[str]) -> Iterator[Array]:
+    """The scratch arrays of one walk for all gradients, which computes dk and dv in any case."""
+    params = spec.params(("k", "v"))
+    turns = _rows(spec, spec.heads) * _tiles(spec, spec.queries, plan.queries)
+    yield Array("turns", (1 + turns,), "int32", zeroed=True)
+    yield Array("dq_sum", spec.q.shape, "float32")
+    yield from (Array(f"d{n}", params[n].shape, params[n].dtype) for n in "kv" if f"d{n}" not in wanted)
+    yield from _places(spec, {"k": plan.keys})
+
+
+def _scratch_of_walks(spec: Spec, plan: WalksPlan, wanted: set[str]) -> Iterator[Array]:
+    """The scratch arrays of walks for the wanted gradients."""
+    yield Array("counter", (3,), "int32", zeroed=True)
+    yield from _places(spec, dict.fromkeys(_owned(wanted), 2 * plan.rows))
+
+
+def _owned(wanted: set[str]) -> str:
+    """The sides of pairs whose gradients are wanted, q and k; v is of the side of k."""
+    return "".join(own for own, names in (("q", {"dq"}), ("k", {"dk", "dv"})) if names & wanted)
 
 
 def _rows(spec: Spec, heads: int) -> int:
@@ -120,10 +152,13 @@ def _copies(spec: Spec) -> int:
     return ALIGNED if spec.packed or spec.segmented else 1
 
 
-def _places(spec: Spec, tiles: int) -> tuple[Array, ...]:
-    """The scratch arrays in which places of tiles are listed."""
-    listed = spec.packed or spec.segmented
-    return (*runs_of(spec), Array("places", (tiles, PLACE), "int32")) if listed else ()
+def _places(spec: Spec, sizes: Mapping[str, int]) -> Iterator[Array]:
+    """The scratch arrays in which places of tiles are listed, of so many queries, "q", or keys, "k"."""
+    if spec.packed or spec.segmented:
+        yield from runs_of(spec)
+        times = {"q": spec.queries, "k": spec.keys}
+        for own, size in sizes.items():
+            yield Array(f"places_{own}", (_tiles(spec, times[own], size), PLACE), "int32")
 
 
 def _read(spec: Spec, names: tuple[str, ...], layouts: Layouts, arch: Arch) -> tuple[tuple[Array, ...], Layouts]:
@@ -144,24 +179,36 @@ class _Launches:
 
     of: Launches
 
-    def list_places(self, own: str, other: str, tiles: int, steps: int) -> tuple[Launch, ...]:
-        """Lists where the tiles of packed queries are, or of keys; `own` and `other` are "q" and "k"."""
+    def list_places(self, own: str, size: int) -> tuple[Launch, ...]:
+        """Lists where the tiles of so many packed queries, "q", are, or of keys, "k"."""
         spec = self.of.spec
         if not spec.packed and not spec.segmented:
             return ()
+        other = "k" if own == "q" else "q"
         time = {"q": spec.queries, "k": spec.keys}
+        tiles = _tiles(spec, time[own], size)
         sizes = (time[own], time[other], spec.sequences, tiles)
         arrays: dict[str, str | None] = {"cu_ptr": f"cu_seqlens_{own}", "other_ptr": f"cu_seqlens_{other}"}
         if spec.segmented:
             total = _steps(spec, spec.queries)
             sizes, arrays = (total, total, 0, tiles), dict.fromkeys(arrays)
-        constants = {"BLOCK": steps, "TILES": TILES_AT_ONCE}
+        constants = {"BLOCK": size, "TILES": TILES_AT_ONCE}
         launch = self.of.launch(tile_kernels.list_places, -(-tiles // TILES_AT_ONCE), {"sizes": sizes}, constants)
-        return (*self.of.of_runs(), replace(launch, arrays={**launch.arrays, **arrays}))
+        return (self._with(launch, places_ptr=f"places_{own}", **arrays),)
 
-    def forward(self, plan: ForwardPlan, tiles: int) -> Launch:
+    def _with(self, launch: Launch, **arrays: str | None) -> Launch:
+        """A launch with other arrays as parameters, where a call has them."""
+        present = {array.name for array in self.of.arrays}
+        found = {parameter: name if name in present else None for parameter, name in arrays.items()}
+        return replace(launch, arrays={**launch.arrays, **found})
+
+    def forward(self, plan: ForwardPlan) -> Iterator[Launch]:
         """Computes out and lse."""
         spec = self.of.spec
+        size = plan.groups * plan.queries
+        tiles = _tiles(spec, spec.queries, size)
+        yield from self.of.of_runs()
+        yield from self.list_places("q", size)
         steps = {"q": plan.queries, "k": plan.keys, "v": plan.keys, "out": plan.queries}
         rows, share = _rows(spec, spec.heads), spec.heads // spec.groups
         bytes_of_group = 2 * steps_of(spec, spec.keys) * (spec.head_size + spec.value_size)
@@ -170,6 +217,7 @@ class _Launches:
         constants = {
             "SIDES": self.of.sides(),
             "FACTORS": self._factors(),
+            "SIZE": used_columns(spec.head_size),
             "QUERIES": plan.queries,
             "KEYS": plan.keys,
             "STAGES": plan.stages,
@@ -180,7 +228,7 @@ class _Launches:
         }
         grid = min(rows * tiles, plan.programs)
         launch = self.of.launch(forward_kernels.forward, grid, {"sizes": sizes}, constants, self._described(steps))
-        return replace(launch, num_warps=4, allowed_spills=plan.spills)
+        yield self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), places_ptr="places_q")
 
     def prepare(self) -> Launch:
         """Computes the numbers of queries that the walk reads, and parts of the gradient of sinks."""
@@ -202,41 +250,96 @@ class _Launches:
         grid = spec.batch * spec.heads * -(-spec.queries // QUERIES_OF_ROWS)
         return self.of.launch(kernel, grid, {"sizes": sizes}, constants)
 
-    def backward(self, plan: BackwardPlan, tiles: int, tiles_q: int) -> Launch:
+    def backward(self, plan: BackwardPlan) -> Iterator[Launch]:
         """Computes dk, dv and the sums of dq."""
         spec = self.of.spec
+        yield from self.of.of_runs()
+        yield from self.list_places("k", plan.keys)
         blocks = {"q": plan.queries, "dout": plan.queries, "k": plan.keys}
-        blocks |= dict.fromkeys(("v", "dk", "dv"), plan.keys if plan.by_columns else plan.keys // 2)
-        rows, share = _rows(spec, spec.groups), spec.heads // spec.groups
-        count, pitch = _numbers(spec)
-        shape, layout = (_copies(spec) * count, _steps(spec, spec.queries)), gl.NVMMASharedLayout(0, 32, rank=2)
-        numbers = Descriptor(shape, (pitch, 1), (1, plan.queries), layout)
-        descriptors = {**self._described(blocks), "base": numbers, "delta": numbers}
+        blocks |= dict.fromkeys(("v", "dk", "dv"), plan.keys // 2)
+        descriptors = {**self._described(blocks), **self._described_numbers(plan.queries)}
         descriptors |= self._described({"dq_sum": plan.queries}, bits=32)
-        if plan.by_columns:
-            sums = descriptors["dq_sum"]
-            descriptors["dq_sum"] = replace(sums, block=(*sums.block[:-1], by_columns.PART.value))
+        rows, share = _rows(spec, spec.groups), spec.heads // spec.groups
         bytes_of_group = share * steps_of(spec, spec.queries) * (6 * spec.head_size + 2 * spec.value_size)
         section = min(rows, max(1, plan.section // bytes_of_group))
+        tiles, tiles_q = _tiles(spec, spec.keys, plan.keys), _tiles(spec, spec.queries, plan.queries)
         sizes = (spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
         constants = {
             "SIDES": self.of.sides(),
             "FACTORS": self._factors(),
             "SCALE": spec.factor,
-            "SIZES": (spec.head_size, spec.value_size) if plan.by_columns else (),
             "SHARE": share,
             "KEYS": plan.keys,
             "QUERIES": plan.queries,
             "STAGES": plan.stages,
             "ADDERS": plan.adders,
             "AHEAD": plan.ahead,
-            "BY_COLUMNS": plan.by_columns,
             "REGISTERS": plan.registers,
         }
         grid = min(rows * tiles, plan.programs)
         launch = self.of.launch(backward_kernels.backward, grid, {"sizes": sizes}, constants, descriptors)
         spills = plan.spills + (plan.more_spills if spec.softcap is not None else 0)
-        return replace(launch, num_warps=4, allowed_spills=spills)
+        yield self._with(replace(launch, num_warps=4, allowed_spills=spills), places_ptr="places_k")
+
+    def walks(self, plan: WalksPlan, wanted: set[str]) -> Iterator[Launch]:
+        """Compute dq, dk and dv, those that are wanted."""
+        own = _owned(wanted)
+        yield from self.of.of_runs()
+        for side in own:
+            yield from self.list_places(side, 2 * plan.rows)
+        if "q" in own:
+            yield self._walk_keys(plan)
+        for name, stages in (("dk", plan.stages), ("dv", plan.stages_v)):
+            if name in wanted:
+                yield self._walk_queries(plan, name, stages)
+
+    def _walk_keys(self, plan: WalksPlan) -> Launch:
+        spec = self.of.spec
+        blocks = {"q": plan.rows, "dout": plan.rows, "dq": plan.rows, "k": plan.walked, "v": plan.walked}
+        rows, share = _rows(spec, spec.heads), spec.heads // spec.groups
+        bytes_of_group = 2 * steps_of(spec, spec.keys) * (spec.head_size + spec.value_size)
+        section = min(rows, share * max(1, plan.section // bytes_of_group))
+        tiles = _tiles(spec, spec.queries, 2 * plan.rows)
+        sizes = (spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
+        constants = {**self._constants_of_walks(plan), "STAGES": plan.stages}
+        grid = min(rows * tiles, plan.programs)
+        scalars: dict[str, Scalar] = {"sizes": sizes, "pitch": _numbers(spec)[1]}
+        launch = self.of.launch(dq_kernels.walk_keys, grid, scalars, constants, self._described(blocks))
+        return self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), places_ptr="places_q")
+
+    def _walk_queries(self, plan: WalksPlan, name: str, stages: tuple[int, int]) -> Launch:
+        """The walk for dk, or for dv."""
+        spec = self.of.spec
+        blocks = {"q": plan.walked, "dout": plan.walked, "k": plan.rows, "v": plan.rows, name: plan.rows}
+        descriptors = {**self._described(blocks), **self._described_numbers(plan.walked)}
+        descriptors["total"] = descriptors.pop(name)
+        rows, share = _rows(spec, spec.groups), spec.heads // spec.groups
+        bytes_of_group = 2 * share * steps_of(spec, spec.queries) * (spec.head_size + spec.value_size)
+        section = min(rows, max(1, plan.section // bytes_of_group))
+        tiles, tiles_q = _tiles(spec, spec.keys, 2 * plan.rows), _tiles(spec, spec.queries, plan.walked)
+        sizes = (spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
+        constants = {**self._constants_of_walks(plan), "SHARE": share, "STAGES": stages, "OF_VALUES": name == "dv"}
+        grid = min(rows * tiles, plan.programs)
+        launch = self.of.launch(dk_kernels.walk_queries, grid, {"sizes": sizes}, constants, descriptors)
+        launch = replace(launch, num_warps=4, allowed_spills=plan.spills)
+        return self._with(launch, places_ptr="places_k", total=name)
+
+    def _constants_of_walks(self, plan: WalksPlan) -> dict[str, Any]:
+        spec = self.of.spec
+        return {
+            "SIDES": self.of.sides(),
+            "FACTORS": self._factors(),
+            "SCALE": spec.factor,
+            "SIZES": (used_columns(spec.head_size), used_columns(spec.value_size)),
+            "REGISTERS": plan.registers,
+        }
+
+    def _described_numbers(self, queries: int) -> dict[str, Descriptor]:
+        """The descriptors of base and delta, in blocks of so many queries."""
+        spec = self.of.spec
+        count, pitch = _numbers(spec)
+        shape, layout = (_copies(spec) * count, _steps(spec, spec.queries)), gl.NVMMASharedLayout(0, 32, rank=2)
+        return dict.fromkeys(("base", "delta"), Descriptor(shape, (pitch, 1), (1, queries), layout))
 
     def _factors(self) -> tuple[float | None, float | None, float]:
         """FACTORS of the kernels, see `forward`."""

@@ -51,7 +51,6 @@ class BackwardPlan:
     Attributes:
         keys: of a program's tile.
         queries: of a tile that it walks over.
-        by_columns: whether two groups of warps share the columns of dk and dv; else each has half of the keys.
         stages: tiles of q in shared memory, and of dout.
         adders: warps that add parts of dq to their sums, one or two.
         ahead: whether a step begins the first product of the next one.
@@ -64,13 +63,37 @@ class BackwardPlan:
 
     keys: int = 128
     queries: int = 64
-    by_columns: bool = False
     stages: tuple[int, int] = (2, 2)
     adders: int = 2
     ahead: bool = False
     registers: int = 240
     spills: int = 0
     more_spills: int = 0
+    programs: int = MULTIPROCESSORS
+    section: int = SECTION
+
+
+@dataclass(frozen=True)
+class WalksPlan:
+    """The tiles of the backward pass of heads wider than 128: dq, dk and dv have a walk each.
+
+    Attributes:
+        rows: queries or keys of a group, whose gradient it has; there are two groups.
+        walked: keys or queries of a block that it walks over.
+        stages: blocks in shared memory of what two products of a step read, and of what one does.
+        stages_v: of q, and of dout, in the walk for dv.
+        registers: of a thread that computes products.
+        spills: spill instructions that tests allow.
+        programs: at most.
+        section: bytes of what the heads that are computed side by side read.
+    """
+
+    rows: int = 64
+    walked: int = 64
+    stages: tuple[int, int] = (2, 1)
+    stages_v: tuple[int, int] = (2, 2)
+    registers: int = 240
+    spills: int = 0
     programs: int = MULTIPROCESSORS
     section: int = SECTION
 
@@ -82,11 +105,11 @@ FORWARD = {
     (256, 128): ForwardPlan(keys=64, queued=1, ahead=False),
     (256, 256): ForwardPlan(keys=64, queued=1, ahead=False),
 }
-BACKWARD = {
+BACKWARD: dict[tuple[int, int], BackwardPlan | WalksPlan] = {
     (64, 64): BackwardPlan(stages=(3, 3), ahead=True, spills=20, more_spills=30),
     (128, 128): BackwardPlan(adders=1, spills=120, more_spills=180),
-    (256, 128): BackwardPlan(keys=64, by_columns=True, spills=10),
-    (256, 256): BackwardPlan(keys=64, by_columns=True, stages=(2, 1), spills=280, more_spills=60),
+    (256, 128): WalksPlan(stages=(2, 2)),
+    (256, 256): WalksPlan(),
 }
 LEAST_SIZE = 64  # of a head: narrower ones would leave columns unused that their products cost
 UNIT = 8  # of a head's size: tensor descriptors need strides of 16 bytes
@@ -96,6 +119,11 @@ LONG = 2048  # keys of a sequence
 def sizes_of(spec: Spec) -> tuple[int, int]:
     """Columns of a call's heads in tiles."""
     return columns(spec.head_size), columns(spec.value_size)
+
+
+def used_columns(size: int) -> int:
+    """Columns of a tile that products take: in tiles of 256 columns they leave out those behind a head of 192."""
+    return -(-size // LEAST_SIZE) * LEAST_SIZE
 
 
 def has_tiles(spec: Spec, which: Pass) -> bool:
@@ -110,7 +138,7 @@ def steps_of(spec: Spec, time: int) -> int:
     return -(-time // max(spec.sequences, 1)) if spec.packed else time
 
 
-def planned(spec: Spec, arch: Arch, which: Pass) -> ForwardPlan | BackwardPlan:
+def planned(spec: Spec, arch: Arch, which: Pass) -> ForwardPlan | BackwardPlan | WalksPlan:
     """The tiles of a pass.
 
     Bits depend on the sizes of a head alone. How many keys there are decides what else is worth its time: with few,

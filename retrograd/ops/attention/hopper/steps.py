@@ -100,13 +100,14 @@ def deltas_of(
 
 @gluon.jit
 def differences(p, dp, base, delta, FACTORS: gl.constexpr):
-    """The gradient at products, without scale: p (dp - delta), and the derivative of a softcap.
+    """The gradient at products, without scale: p (dp - delta), and the derivative of a softcap. base and delta have two
+    axes, too.
 
     The bounded product, the tanh of the softcap, is what p was computed from: log2(p) + base, in units of the cap.
     """
-    ds = p * (dp - delta[None, :])
+    ds = p * (dp - delta)
     if FACTORS[0] is not None:
-        tanh = (lg2(p) + base[None, :]) * (1.0 / FACTORS[1])
+        tanh = (lg2(p) + base) * (1.0 / FACTORS[1])
         ds = gl.where(p > 0.0, ds * (1.0 - tanh * tanh), 0.0)
     return ds
 

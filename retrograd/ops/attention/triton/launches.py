@@ -159,7 +159,6 @@ NAMES = {
     "partial_ptr": "dbias_partial",
     "dq_sum_ptr": "dq_sum",
     "turns_ptr": "turns",
-    "places_ptr": "places",
     "base_ptr": "base",
     "delta_ptr": "delta",
     "counter_ptr": "counter",

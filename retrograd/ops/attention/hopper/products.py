@@ -1,0 +1,68 @@
+"""Buffers of blocks, and products over the columns of heads, in the Hopper kernels of attention."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
+
+WARPS = gl.constexpr(4)  # of a group
+FIRST = gl.constexpr(128)  # columns that the first of two products takes
+
+
+@gluon.constexpr_function
+def several(number, descriptor):
+    """The shape of this many blocks."""
+    return [number, *descriptor.block_shape]
+
+
+@gluon.constexpr_function
+def same(a, b):
+    """Whether two shapes are the same."""
+    return list(a) == list(b)
+
+
+@gluon.jit
+def matrix(block):
+    """A block in shared memory as (steps, columns)."""
+    return block.reshape([block.shape[len(block.shape) - 3], block.shape[len(block.shape) - 1]])
+
+
+@gluon.constexpr_function
+def first_columns(size):
+    """Of 64, 128, 192 or 256 columns, how many the first product takes: shapes are powers of two, so 128 of 192."""
+    return size if size & (size - 1) == 0 else FIRST
+
+
+@gluon.constexpr_function
+def more_columns(size):
+    """How many columns a second product takes, or 0."""
+    return size - first_columns(size)
+
+
+@gluon.constexpr_function
+def pieces(size):
+    """The number of products."""
+    return 1 if more_columns(size) == 0 else 2
+
+
+@gluon.jit
+def over_columns(a, b, none, SIZE: gl.constexpr):
+    """Begin the products of rows of a and of b, over their first columns, so many."""
+    LESS: gl.constexpr = first_columns(SIZE)
+    MORE: gl.constexpr = more_columns(SIZE)
+    if MORE == 0:
+        return warpgroup_mma(a, b.permute((1, 0)), none, use_acc=False, is_async=True)
+    else:
+        left, right = a.slice(0, LESS, dim=1), b.slice(0, LESS, dim=1)
+        sums = warpgroup_mma(left, right.permute((1, 0)), none, use_acc=False, is_async=True)
+        left, right = a.slice(LESS, MORE, dim=1), b.slice(LESS, MORE, dim=1)
+        return warpgroup_mma(left, right.permute((1, 0)), sums, is_async=True)
+
+
+@gluon.jit
+def anew(number):
+    """The number, of which the compiler does not know that it is always the same.
+
+    What is computed from it in a loop is computed at each step: addresses of operands that do not change would be kept
+    in registers, more than there are.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
