@@ -47,20 +47,15 @@ CASES = (
 )  # fmt: skip
 # Width of the queries -> fields of other plans.
 FORWARD: dict[int, tuple[Fields, ...]] = {
-    64: (
-        {"groups": 2, "registers": 232, "ahead": False},
-        {"groups": 2, "registers": 232, "ahead": True},
-        {"groups": 3, "registers": 160, "ahead": False},
-        {"groups": 3, "registers": 160, "ahead": True},
-    ),
-    128: ({"ahead": False}, {"ahead": True}),
+    64: ({"groups": 2, "registers": 232}, {"groups": 3, "registers": 160}),
+    128: ({"section": 2**24},),
     192: (),
     256: (),
 }
 BACKWARD: dict[int, tuple[Fields, ...]] = {
-    64: ({"adders": 1}, {"stages": (2, 2)}, {"ahead": False}),
-    128: ({"adders": 2},),
-    192: (),
+    64: ({"stages": (2, 2)}, {"ahead": False}),
+    128: ({"section": 2**24}, {"section": 2**26}),
+    192: ({"stages": (2, 1)},),
     256: (),
 }
 

@@ -9,6 +9,10 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+SPILL = re.compile(r"\b(?:LDL|STL)\b")
+ADDRESS = re.compile(r"/\*([0-9a-f]{4,5})\*/")  # of an instruction
+JUMP = re.compile(r"\bBRA\b.*?\b0x([0-9a-f]+)")
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
@@ -41,10 +45,35 @@ def _nvidia(compiled: Any) -> Resources:
         usage = _cuobjdump("--dump-resource-usage", file.name)
         found = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
         stack = found["STACK"] + found["LOCAL"]
-        # Spilled registers are on the stack, so without one the slow disassembler is not needed.
-        instructions = _cuobjdump("-sass", file.name) if stack else ""
-    spills = len(re.findall(r"\b(?:LDL|STL)\b", instructions))
+    # Spilled registers are on the stack, so without one the slow disassembler is not needed.
+    spills = len(SPILL.findall(_sass(compiled))) if stack else 0
     return Resources(found["REG"], spills, stack, compiled.metadata.shared)
+
+
+def spills_in_loops(compiled: Any) -> int:
+    """Spill instructions in the loops of a kernel for NVIDIA that have products of the tensor cores on Hopper.
+
+    Only the innermost of these loops count. A wait stands behind all loops, and jumps back into the one that it is of.
+    """
+    code = [line for line in _sass(compiled).splitlines() if ADDRESS.search(line)]
+    lines = {int(ADDRESS.findall(line)[0], 16): place for place, line in enumerate(code)}
+    jumps = [(lines.get(int(to, 16)), end) for end, line in enumerate(code) for to in JUMP.findall(line)]
+    loops = [(first, end) for first, end in jumps if first is not None and first < end]
+    loops = [(first, end) for first, end in loops if any("HGMMA" in line for line in code[first:end])]
+    innermost = [
+        (first, end)
+        for first, end in loops
+        if not any((first <= a and b <= end and (a, b) != (first, end)) or a < first < b < end for a, b in loops)
+    ]
+    return sum(bool(SPILL.search(line)) for first, end in innermost for line in code[first:end])
+
+
+def _sass(compiled: Any) -> str:
+    """The instructions of a kernel for NVIDIA."""
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        return _cuobjdump("-sass", file.name)
 
 
 def _amd(compiled: Any) -> Resources:

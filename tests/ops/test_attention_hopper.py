@@ -24,7 +24,7 @@ from retrograd.ops.attention.cases import case
 from retrograd.ops.attention.hopper import tiles
 from retrograd.ops.attention.hopper.plan import FORWARD
 from retrograd.ops.attention.op import OP, Spec
-from retrograd.testing.resources import resources, serialized
+from retrograd.testing.resources import resources, serialized, spills_in_loops
 
 HOPPER = SUPPORTED["sm_90"]
 HOPPER_OP = OP.only("hopper")
@@ -114,11 +114,12 @@ QUICK = ("causal_128_128",)  # the others are slow
 EACH = [pytest.param(c, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, c in CASES.items()]
 
 
-def check(compiled: Any, allowed_spills: int) -> None:
+def check(compiled: Any, allowed_spills: int, allowed_in_loops: int = 0) -> None:
     """The plans are tuned for one release of Triton; with others, kernels only have to compile."""
     if triton.__version__.startswith("3.6."):
         assert not serialized(compiled)
         assert resources(compiled).spills <= allowed_spills
+        assert spills_in_loops(compiled) <= allowed_in_loops
 
 
 @pytest.mark.compile
@@ -140,7 +141,9 @@ def test_products_of_the_backward_pass_run_beside_each_other(case: Case) -> None
     walks = [launch for launch in program.launches if launch.kernel.__name__ in WALKS]
     assert walks
     for walk in walks:
-        check(build(walk, program.arrays, HOPPER), walk.allowed_spills)
+        # The masks of dk of 256 columns take a few registers more than there are, at the steps at a border.
+        masked = walk.kernel.__name__ == "walk_queries" and spec.head_size > 192 and spec.sides != (None, None)
+        check(build(walk, program.arrays, HOPPER), walk.allowed_spills, 16 if masked else 0)
 
 
 def test_an_array_that_no_descriptor_can_take_is_copied() -> None:

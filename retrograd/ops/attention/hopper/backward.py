@@ -144,41 +144,39 @@ def fetch(
 @gluon.jit
 def add(
     W: gl.constexpr, dq_sum, turns_ptr, sums, tickets, tiles_q, SIDES: gl.constexpr, SHARE: gl.constexpr,
-    KEYS: gl.constexpr, QUERIES: gl.constexpr, ADDERS: gl.constexpr,
+    KEYS: gl.constexpr, QUERIES: gl.constexpr,
 ):  # fmt: skip
-    """Add what the program has of dq to sums, in turn; the first one is stored. Each such warp takes every so many
-    steps.
+    """Add what the program has of dq to sums, in turn; the first one is stored. Each of two such warps takes every
+    other step: one may wait until its addition is in memory while the other one begins the next.
     """
     _, dq_s, _, _, dq_full, dq_empty = sums
     n, turn = 0, 0
-    if W < ADDERS:
-        wait_for(tickets, 0)
-        while read(tickets, turn, MORE) == 1:
-            batch, group, first_q = read(tickets, turn, BATCH), read(tickets, turn, GROUP), read(tickets, turn, FIRST_Q)
-            queries, keys, at, low = walk_of(tickets, turn)
-            steps, rows_at = read(tickets, turn, STEPS), read(tickets, turn, ROWS_AT)
-            let_go(tickets, turn)
-            for left in range(SHARE * steps, 0, -1):
-                if n % ADDERS == W:
-                    head, m = step_of(left, group, low, SHARE)
-                    own_turn_ptr = turns_ptr + 1 + rows_at + head * tiles_q + m
-                    own_turn = turn_of(at, m * QUERIES, queries, keys, SIDES, KEYS)
-                    place = slot_of(n, 2)
-                    where = at_step(dq_sum, batch, first_q, m * QUERIES, queries, head)
-                    mbarrier.wait(dq_full.index(place), parity_of(n, 2))
-                    while read_turn(own_turn_ptr) != own_turn:
-                        pass
-                    own_turn = see_writes(own_turn)
-                    if own_turn == 0:
-                        tma_store(dq_sum, where, dq_s.index(place))
-                    else:
-                        tma_add(dq_sum, where, dq_s.index(place))
-                    tma.store_wait(0)
-                    mbarrier.arrive(dq_empty.index(place))
-                    pass_turn(own_turn_ptr, own_turn + 1)
-                n += 1
-            turn += 1
-            wait_for(tickets, turn)
+    wait_for(tickets, 0)
+    while read(tickets, turn, MORE) == 1:
+        batch, group, first_q = read(tickets, turn, BATCH), read(tickets, turn, GROUP), read(tickets, turn, FIRST_Q)
+        queries, keys, at, low = walk_of(tickets, turn)
+        steps, rows_at = read(tickets, turn, STEPS), read(tickets, turn, ROWS_AT)
+        let_go(tickets, turn)
+        for left in range(SHARE * steps, 0, -1):
+            if n % 2 == W:
+                head, m = step_of(left, group, low, SHARE)
+                own_turn_ptr = turns_ptr + 1 + rows_at + head * tiles_q + m
+                own_turn = turn_of(at, m * QUERIES, queries, keys, SIDES, KEYS)
+                where = at_step(dq_sum, batch, first_q, m * QUERIES, queries, head)
+                mbarrier.wait(dq_full.index(W), parity_of(n, 2))
+                while read_turn(own_turn_ptr) != own_turn:
+                    pass
+                own_turn = see_writes(own_turn)
+                if own_turn == 0:
+                    tma_store(dq_sum, where, dq_s.index(W))
+                else:
+                    tma_add(dq_sum, where, dq_s.index(W))
+                tma.store_wait(0)
+                mbarrier.arrive(dq_empty.index(W))
+                pass_turn(own_turn_ptr, own_turn + 1)
+            n += 1
+        turn += 1
+        wait_for(tickets, turn)
 
 
 @gluon.jit
@@ -221,7 +219,6 @@ def backward(
     KEYS: gl.constexpr,
     QUERIES: gl.constexpr,
     STAGES: gl.constexpr,
-    ADDERS: gl.constexpr,
     REGISTERS: gl.constexpr,
     AHEAD: gl.constexpr,
     OVERLAP: gl.constexpr,
@@ -248,7 +245,7 @@ def backward(
     dout_full, dout_empty = ring(STAGES[1], 1), ring(STAGES[1], 2)
     ds_full, ds_empty = ring(2, 2), ring(2, 2)
     dq_full, dq_empty = ring(2, 2), ring(2, 1)
-    tickets = tickets_for(2 + ADDERS, 16)
+    tickets = tickets_for(4, 16)
     fence_async_shared()
     arrays = (q, k, v, dout, base, delta)
     memory = (q_s, k_s, v_s, dout_s, base_s, delta_s)
@@ -266,8 +263,8 @@ def backward(
                       AHEAD, places_ptr is not None)),
             (fetch, (arrays, memory, barriers, tickets, t, tiles, turns_ptr, places_ptr, sizes, SIDES, SHARE, KEYS,
                      QUERIES, STAGES, False)),
-            (add, (0, dq_sum, turns_ptr, sums, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, ADDERS)),
-            (add, (1, dq_sum, turns_ptr, sums, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES, ADDERS)),
+            (add, (0, dq_sum, turns_ptr, sums, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES)),
+            (add, (1, dq_sum, turns_ptr, sums, tickets, sizes[4], SIDES, SHARE, KEYS, QUERIES)),
         ],
         [WARPS, 1, 1, 1],
         [REGISTERS, FEW_REGISTERS, FEW_REGISTERS, FEW_REGISTERS],

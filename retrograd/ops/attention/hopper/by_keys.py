@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import tma_store
 
 from .products import WARPS, anew, matrix
-from .steps import STEPS, at_border, deltas_of, differences, keys_of, probabilities, steps_unmasked
+from .steps import STEPS, at_border, base_of, deltas_of, differences, keys_of, probabilities, steps_unmasked
 from .tickets import let_go, parity_of, read, slot_of
 from .tiles import at_step
 
@@ -96,7 +96,7 @@ def differ_by_keys(
             s = products_of_step(n, W, k_s, q_s, none, q_full, STAGES[0])
         mbarrier.wait(dout_full.index(dout_at), parity_of(n, STAGES[1]))
         dp = warpgroup_mma(matrix(v_s.index(anew(W))), dout_tile.permute((1, 0)), none, use_acc=False, is_async=True)
-        base = base_s.index(q_at).reshape([QUERIES]).load(COLUMN)
+        base = base_of(base_s, q_at, COLUMN)
         if AHEAD:
             # The last step computes its own once more, so that no product is in a branch.
             next_s = products_of_step(gl.minimum(n + 1, end - 1), W, k_s, q_s, none, q_full, STAGES[0])
@@ -108,6 +108,8 @@ def differ_by_keys(
         total_v = warpgroup_mma(left, dout_tile, total_v, is_async=True)
         delta = deltas_of(delta_s.index(dout_at), border, 0, QUERIES, end - n, tickets, turn, SHARE, LISTED, COLUMN)
         dp = warpgroup_mma_wait(2 if AHEAD else 1, deps=[dp])
+        if FACTORS[0] is not None:
+            base = base_of(base_s, q_at, COLUMN)
         ds = differences(p, dp, base[None, :], delta[None, :], FACTORS).to(TYPE)
         mbarrier.wait(ds_empty.index(place), parity_of(n, 2) ^ 1)
         ds_s.index(place).slice(W * R, R).store(ds)

@@ -21,7 +21,7 @@ from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
 
 from ..triton.pairs import LN2
-from .products import WARPS, matrix, over_columns, pieces, same, several
+from .products import WARPS, matrix, over_columns, same, several
 from .tickets import draw, give, let_go, parity_of, read, ring, slot_of, tickets_for, wait_for
 from .tiles import at_step, blocks_seen, tile_of, tiles_of_head, unmasked
 
@@ -149,29 +149,14 @@ def add_block(
 
 
 @gluon.jit
-def wait_for_first(place, turn, n, barriers, QUEUED: gl.constexpr, STAGES: gl.constexpr):
-    """Wait for the queries of ticket number `turn`, and for its first block of keys, number n of the program."""
-    q_full, _, k_full, _, _, _ = barriers
-    mbarrier.wait(q_full.index(place), parity_of(turn, QUEUED))
-    mbarrier.wait(k_full.index(slot_of(n, STAGES)), parity_of(n, STAGES))
-
-
-@gluon.jit
-def first_products(place, n, empty, memory, SIZE: gl.constexpr, STAGES: gl.constexpr):
-    """Begin the products of queries and the first of their blocks of keys."""
-    q_s, k_s, _, _ = memory
-    return over_columns(matrix(q_s.index(place)), matrix(k_s.index(slot_of(n, STAGES))), empty, SIZE)
-
-
-@gluon.jit
 def attend(
     W: gl.constexpr, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES: gl.constexpr,
     FACTORS: gl.constexpr, SIZE: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    QUEUED: gl.constexpr, AHEAD: gl.constexpr, OUT_IN_Q: gl.constexpr,
+    QUEUED: gl.constexpr, OUT_IN_Q: gl.constexpr,
 ):  # fmt: skip
     """out and lse of the queries of group W in the program's tiles."""
-    q_s, _, v_s, out_s = memory
-    _, q_empty, _, k_empty, v_full, v_empty = barriers
+    q_s, k_s, v_s, out_s = memory
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     COLUMNS: gl.constexpr = v_s.shape[len(v_s.shape) - 1]
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, KEYS, 16])
     R: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, COLUMNS, 16])
@@ -180,12 +165,6 @@ def attend(
     empty = gl.zeros([QUERIES, KEYS], gl.float32, S)
     n, turn = 0, 0
     wait_for(tickets, 0)
-    s = empty
-    if AHEAD:
-        if read(tickets, 0, MORE) == 1:
-            wait_for_first(W * QUEUED, 0, 0, barriers, QUEUED, STAGES)
-            s = warpgroup_mma_wait(0, deps=[first_products(W * QUEUED, 0, empty, memory, SIZE, STAGES)])
-            mbarrier.arrive(k_empty.index(0))
     while read(tickets, turn, MORE) == 1:
         batch, head, first_q = read(tickets, turn, BATCH), read(tickets, turn, HEAD), read(tickets, turn, FIRST_Q)
         queries, keys, at = read(tickets, turn, QUERIES_OF), read(tickets, turn, KEYS_OF), read(tickets, turn, AT)
@@ -202,10 +181,11 @@ def attend(
             largest = gl.full([QUERIES], sink, gl.float32, ROW)
         place = W * QUEUED + slot_of(turn, QUEUED)
         q = matrix(q_s.index(place))
-        if not AHEAD:
-            wait_for_first(place, turn, n, barriers, QUEUED, STAGES)
-            s = warpgroup_mma_wait(0, deps=[first_products(place, n, empty, memory, SIZE, STAGES)])
-            mbarrier.arrive(k_empty.index(slot_of(n, STAGES)))
+        slot = slot_of(n, STAGES)
+        mbarrier.wait(q_full.index(place), parity_of(turn, QUEUED))
+        mbarrier.wait(k_full.index(slot), parity_of(n, STAGES))
+        s = warpgroup_mma_wait(0, deps=[over_columns(q, matrix(k_s.index(slot)), empty, SIZE)])
+        mbarrier.arrive(k_empty.index(slot))
         s = scores(s, i, high - 1, True, counts, SIDES, FACTORS)
         largest, _before, p = softmax(s, largest, FACTORS[2])
         total = part_sums(p)
@@ -227,16 +207,7 @@ def attend(
         n += 1
         turn += 1
         wait_for(tickets, turn)
-        more = read(tickets, turn, MORE) == 1
-        if AHEAD:
-            # Without another tile these are products of what is there, so that none is in a branch.
-            next_place = W * QUEUED + slot_of(turn, QUEUED)
-            if more:
-                wait_for_first(next_place, turn, n, barriers, QUEUED, STAGES)
-            next_s = first_products(next_place, n, empty, memory, SIZE, STAGES)
-            result = warpgroup_mma_wait(pieces(SIZE), deps=[result])
-        else:
-            result = warpgroup_mma_wait(0, deps=[result])
+        result = warpgroup_mma_wait(0, deps=[result])
         mbarrier.arrive(v_empty.index(slot))
 
         whole = gl.convert_layout(gl.sum(total, 1), ROW, assert_trivial=True)
@@ -259,10 +230,6 @@ def attend(
             first_q -= batch * sizes[0]
         row = lse.pointer + gl.cast(batch, gl.int64) * lse.batch + gl.cast(head, gl.int64) * lse.head
         gl.store(row + (first_q + i).to(gl.int64) * lse.step, logarithm, mask=i < queries)
-        if AHEAD:
-            s = warpgroup_mma_wait(0, deps=[next_s])
-            if more:
-                mbarrier.arrive(k_empty.index(slot_of(n, STAGES)))
     tma.store_wait(0)
 
 
@@ -286,7 +253,6 @@ def forward(
     STAGES: gl.constexpr,
     GROUPS: gl.constexpr,
     QUEUED: gl.constexpr,
-    AHEAD: gl.constexpr,
     REGISTERS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
@@ -296,8 +262,6 @@ def forward(
     counter: 0 at first. sizes: Tq, Tk, heads, heads of a group, tiles of a head, heads of all rows, heads of a section.
     SIDES: of the window. FACTORS: of products in a softcap, of bounded products, of scores in exponents. SIZE: D, in
     units of 64. QUERIES: of one group; KEYS: of a block; STAGES: of k and v; QUEUED: tiles whose q is in shared memory.
-    AHEAD: whether the first products of a tile begin before the results of the tile before are stored; needs two
-    queued.
     """
     TYPE: gl.constexpr = q.dtype
     PLACES: gl.constexpr = 2 if GROUPS == 2 else 4  # shapes are powers of two
@@ -324,9 +288,9 @@ def forward(
         gl.warp_specialize(
             [
                 (attend, (0, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, SIZE, QUERIES,
-                          KEYS, STAGES, QUEUED, AHEAD, OUT_IN_Q)),
+                          KEYS, STAGES, QUEUED, OUT_IN_Q)),
                 (attend, (1, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, SIZE, QUERIES,
-                          KEYS, STAGES, QUEUED, AHEAD, OUT_IN_Q)),
+                          KEYS, STAGES, QUEUED, OUT_IN_Q)),
                 (fetch, (q, k, v, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, QUERIES,
                          KEYS, STAGES, GROUPS, QUEUED)),
             ],
@@ -337,11 +301,11 @@ def forward(
         gl.warp_specialize(
             [
                 (attend, (0, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, SIZE, QUERIES,
-                          KEYS, STAGES, QUEUED, AHEAD, OUT_IN_Q)),
+                          KEYS, STAGES, QUEUED, OUT_IN_Q)),
                 (attend, (1, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, SIZE, QUERIES,
-                          KEYS, STAGES, QUEUED, AHEAD, OUT_IN_Q)),
+                          KEYS, STAGES, QUEUED, OUT_IN_Q)),
                 (attend, (2, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, SIZE, QUERIES,
-                          KEYS, STAGES, QUEUED, AHEAD, OUT_IN_Q)),
+                          KEYS, STAGES, QUEUED, OUT_IN_Q)),
                 (fetch, (q, k, v, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, QUERIES,
                          KEYS, STAGES, GROUPS, QUEUED)),
             ],

@@ -223,7 +223,6 @@ class _Launches:
             "STAGES": plan.stages,
             "GROUPS": plan.groups,
             "QUEUED": plan.queued,
-            "AHEAD": plan.ahead,
             "REGISTERS": plan.registers,
         }
         grid = min(rows * tiles, plan.programs)
@@ -272,14 +271,12 @@ class _Launches:
             "KEYS": plan.keys,
             "QUERIES": plan.queries,
             "STAGES": plan.stages,
-            "ADDERS": plan.adders,
             "AHEAD": plan.ahead,
             "REGISTERS": plan.registers,
         }
         grid = min(rows * tiles, plan.programs)
         launch = self.of.launch(backward_kernels.backward, grid, {"sizes": sizes}, constants, descriptors)
-        spills = plan.spills + (plan.more_spills if spec.softcap is not None else 0)
-        yield self._with(replace(launch, num_warps=4, allowed_spills=spills), places_ptr="places_k")
+        yield self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), places_ptr="places_k")
 
     def walks(self, plan: WalksPlan, wanted: set[str]) -> Iterator[Launch]:
         """Compute dq, dk and dv, those that are wanted."""

@@ -24,8 +24,6 @@ class ForwardPlan:
         keys: of a block.
         stages: blocks of k, and of v, in shared memory.
         queued: tiles whose q is in shared memory: one is attended to, a second one on its way.
-        ahead: whether the first products of a tile begin before the results of the tile before are stored; needs two
-            tiles queued.
         registers: of a thread that attends.
         spills: spill instructions that tests allow.
         programs: at most.
@@ -37,7 +35,6 @@ class ForwardPlan:
     keys: int = 128
     stages: int = 2
     queued: int = 2
-    ahead: bool = True
     registers: int = 232
     spills: int = 0
     programs: int = MULTIPROCESSORS
@@ -52,11 +49,9 @@ class BackwardPlan:
         keys: of a program's tile.
         queries: of a tile that it walks over.
         stages: tiles of q in shared memory, and of dout.
-        adders: warps that add parts of dq to their sums, one or two.
         ahead: whether a step begins the first product of the next one.
         registers: of a thread that computes products.
         spills: spill instructions that tests allow.
-        more_spills: spill instructions that tests allow in addition, with a softcap.
         programs: at most.
         section: bytes of what the heads that are computed side by side have of queries: q, dout and the sums of dq.
     """
@@ -64,11 +59,9 @@ class BackwardPlan:
     keys: int = 128
     queries: int = 64
     stages: tuple[int, int] = (2, 2)
-    adders: int = 2
     ahead: bool = False
     registers: int = 240
     spills: int = 0
-    more_spills: int = 0
     programs: int = MULTIPROCESSORS
     section: int = SECTION
 
@@ -100,16 +93,16 @@ class WalksPlan:
 
 # Columns of a head of queries and keys, and of values, in tiles.
 FORWARD = {
-    (64, 64): ForwardPlan(ahead=False, spills=10),
+    (64, 64): ForwardPlan(),
     (128, 128): ForwardPlan(),
-    (256, 128): ForwardPlan(keys=64, queued=1, ahead=False),
-    (256, 256): ForwardPlan(keys=64, queued=1, ahead=False),
+    (256, 128): ForwardPlan(keys=64, queued=1),
+    (256, 256): ForwardPlan(keys=64, queued=1),
 }
 BACKWARD: dict[tuple[int, int], BackwardPlan | WalksPlan] = {
-    (64, 64): BackwardPlan(stages=(3, 3), ahead=True, spills=20, more_spills=30),
-    (128, 128): BackwardPlan(adders=1, spills=120, more_spills=180),
-    (256, 128): WalksPlan(stages=(2, 2)),
-    (256, 256): WalksPlan(),
+    (64, 64): BackwardPlan(stages=(3, 3), ahead=True),
+    (128, 128): BackwardPlan(spills=40),
+    (256, 128): WalksPlan(stages=(2, 2), spills=30),
+    (256, 256): WalksPlan(spills=80),
 }
 LEAST_SIZE = 64  # of a head: narrower ones would leave columns unused that their products cost
 UNIT = 8  # of a head's size: tensor descriptors need strides of 16 bytes
@@ -141,15 +134,13 @@ def steps_of(spec: Spec, time: int) -> int:
 def planned(spec: Spec, arch: Arch, which: Pass) -> ForwardPlan | BackwardPlan | WalksPlan:
     """The tiles of a pass.
 
-    Bits depend on the sizes of a head alone. How many keys there are decides what else is worth its time: with few,
-    a program waits for the next tile's first block before it stores results; three groups of warps have larger tiles,
-    of which a mask leaves more unused.
+    Bits depend on the sizes of a head alone. Three groups of warps have larger tiles than two, of which a mask, or the
+    end of few keys, leaves more unused.
     """
     if which == "bwd":
         return BACKWARD[sizes_of(spec)]
     plan = FORWARD[sizes_of(spec)]
-    if steps_of(spec, spec.keys) < LONG:
-        return replace(plan, ahead=False)
-    if sizes_of(spec) == (64, 64) and spec.sides == (None, None):
-        return replace(plan, groups=3, registers=160, ahead=True)
+    long = steps_of(spec, spec.keys) >= LONG
+    if sizes_of(spec) == (64, 64) and spec.sides == (None, None) and long:
+        return replace(plan, groups=3, registers=160)
     return plan

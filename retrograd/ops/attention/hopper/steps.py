@@ -6,6 +6,7 @@ from triton.experimental.gluon import language as gl
 from retrograd.core.kernels.gluon import lg2
 
 from .forward import bounded
+from .products import anew
 from .tickets import read
 from .tiles import queries_unmasked
 
@@ -80,6 +81,13 @@ def probabilities(
         if LISTED:
             p = gl.where((i < queries)[None, :], p, 0.0)
     return p
+
+
+@gluon.jit
+def base_of(memory, at, LAYOUT: gl.constexpr):
+    """base of the queries of a step; read where it is needed, since there are no registers to keep it in."""
+    base = memory.index(anew(at))
+    return base.reshape([base.shape[len(base.shape) - 1]]).load(LAYOUT)
 
 
 @gluon.jit

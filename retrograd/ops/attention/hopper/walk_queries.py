@@ -22,7 +22,7 @@ from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from .backward import FEW_REGISTERS, fetch
 from .products import WARPS, anew, first_columns, matrix, more_columns, over_columns, pieces, several
-from .steps import MORE, STEPS, at_border, deltas_of, differences, keys_of, probabilities, steps_unmasked
+from .steps import MORE, STEPS, at_border, base_of, deltas_of, differences, keys_of, probabilities, steps_unmasked
 from .tickets import draw, let_go, parity_of, read, ring, slot_of, tickets_for, wait_for
 from .tiles import at_step, tiles_of_head
 
@@ -61,7 +61,7 @@ def differ(
             own = anew(W)
             s = over_columns(matrix(k_s.index(own)), q_tile, none, SIZES[0])
             mbarrier.wait(dout_full.index(dout_at), parity_of(n, STAGES[1]))
-            base = base_s.index(q_at).reshape([QUERIES]).load(COLUMN)
+            base = base_of(base_s, q_at, COLUMN)
             if OF_VALUES:
                 s = warpgroup_mma_wait(0, deps=[s])
                 p = probabilities(
@@ -78,6 +78,8 @@ def differ(
                     delta_s.index(dout_at), border, 0, QUERIES, end - n, tickets, turn, SHARE, LISTED, COLUMN
                 )
                 dp = warpgroup_mma_wait(0, deps=[dp])
+                if FACTORS[0] is not None:
+                    base = base_of(base_s, q_at, COLUMN)
                 ds = differences(p, dp, base[None, :], delta[None, :], FACTORS)
                 pairs, tile = ds.to(TYPE), q_tile
             left = gl.convert_layout(pairs, LEFT, assert_trivial=True)
