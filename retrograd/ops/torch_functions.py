@@ -802,9 +802,9 @@ def attention(
         softcap: bound of the scaled products.
         dropout_p: share of the probabilities that are dropped, in steps of 2^-16.
         return_lse: also return lse.
-        backward: the backward algorithm of the kernels: "split" computes dk and dv, and dq, in two kernels, without a
-            workspace; "fused" computes all in one, which adds up dq in a fixed order, in a workspace of float32; "auto"
-            is the faster one. With segment_ids each of them is "split".
+        backward: the backward algorithm of the kernels: "split" computes dq apart from dk and dv, without a workspace;
+            "fused" computes all in one kernel, which adds up dq in a fixed order, in a workspace of float32; "auto" is
+            the faster one. With segment_ids each of them is "split", but on NVIDIA's Hopper GPUs.
 
     Returns:
         out (B, Tq, H, V) in the dtype of q; with `return_lse`, (out, lse), the logarithm of the sum of exponentials (B,

@@ -87,8 +87,10 @@ def test_it_needs_hopper_and_tensor_descriptors() -> None:
     assert not taken(spec(), replace(HOPPER, copies_tensors=False))
 
 
-def test_the_algorithm_without_a_workspace_is_left_to_the_portable_kernels() -> None:
-    assert [taken(spec(backward=name), which="bwd") for name in ("auto", "fused", "split")] == [True, True, False]
+def test_the_other_backward_algorithm_is_left_to_the_portable_kernels() -> None:
+    for D, expected in ((64, (True, True, False)), (128, (True, True, False)), (256, (True, False, True))):
+        found = [taken(spec(D, backward=name), which="bwd") for name in ("auto", "fused", "split")]
+        assert tuple(found) == expected
 
 
 def test_both_passes_take_the_same_sizes_and_options() -> None:

@@ -153,11 +153,11 @@ def flash(case: Case, module: str, **more: Any) -> Function:
         q, k, v = (inputs[name] for name in "qkv")
         if packed:
             bounds = {name: inputs[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
-            found = attention(q[0], k[0], v[0], **bounds, **lengths, **options)
+            found = attention(*(x.flatten(0, 1) for x in (q, k, v)), **bounds, **lengths, **options)
         else:
             found = attention(q, k, v, **options)
         out: Tensor = found[0] if isinstance(found, tuple) else found
-        return out[None] if packed else out
+        return out.unflatten(0, inputs["q"].shape[:2]) if packed else out
 
     return call
 

@@ -80,9 +80,9 @@ class Spec(CallSpec):
         "str",
         "auto",
         choices=("auto", "split", "fused"),
-        doc="""the backward algorithm of the kernels: "split" computes dk and dv, and dq, in two kernels,
-        without a workspace; "fused" computes all in one, which adds up dq in a fixed order, in a workspace of float32;
-        "auto" is the faster one. With segment_ids each of them is "split".""",
+        doc="""the backward algorithm of the kernels: "split" computes dq apart from dk and dv, without a workspace;
+        "fused" computes all in one kernel, which adds up dq in a fixed order, in a workspace of float32; "auto" is the
+        faster one. With segment_ids each of them is "split", but on NVIDIA's Hopper GPUs.""",
     )
 
     op: ClassVar = "attention"

@@ -33,7 +33,7 @@ from . import rows as row_kernels
 from . import tiles as tile_kernels
 from . import walk_keys as dq_kernels
 from . import walk_queries as dk_kernels
-from .plan import BackwardPlan, ForwardPlan, WalksPlan, has_tiles, planned, steps_of, used_columns
+from .plan import BackwardPlan, ForwardPlan, WalksPlan, algorithm, has_tiles, planned, steps_of, used_columns
 
 __all__ = ["backward", "forward", "planned", "suits"]
 
@@ -43,15 +43,14 @@ TILES_AT_ONCE = 128  # of a program of `list_places`
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
-    """Whether the kernels take the architecture, the dtype, the sizes of a head and the scale.
-
-    In the backward pass not "split", which promises to need no workspace.
+    """Whether the kernels take the architecture, the dtype, the sizes of a head and the scale; in the backward pass the
+    algorithm, which for heads to 128 is "fused", for wider ones "split".
     """
     if arch.name != "sm_90" or not arch.copies_tensors or spec.q.dtype not in ("bfloat16", "float16"):
         return False
-    if which == "bwd" and spec.backward == "split":
-        return False
     if not has_tiles(spec, which) or spec.factor <= LEAST_FACTOR:
+        return False
+    if which == "bwd" and spec.backward not in ("auto", algorithm(spec)):
         return False
     if spec.segmented and spec.batch * spec.queries >= LIMIT:  # of the list of places
         return False

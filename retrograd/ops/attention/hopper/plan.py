@@ -126,6 +126,11 @@ def has_tiles(spec: Spec, which: Pass) -> bool:
     return all(size >= LEAST_SIZE and size % UNIT == 0 for size in sizes) and sizes_of(spec) in table
 
 
+def algorithm(spec: Spec) -> str:
+    """The backward algorithm of the kernels."""
+    return "split" if isinstance(BACKWARD[sizes_of(spec)], WalksPlan) else "fused"
+
+
 def steps_of(spec: Spec, time: int) -> int:
     """The steps of a sequence: of packed ones on average; where ids tell them apart, of a row."""
     return -(-time // max(spec.sequences, 1)) if spec.packed else time
