@@ -53,10 +53,10 @@ FORWARD: dict[int, tuple[Fields, ...]] = {
     256: (),
 }
 BACKWARD: dict[int, tuple[Fields, ...]] = {
-    64: ({"stages": (2, 2)}, {"ahead": False}),
+    64: ({"ahead": False}, {"stages": (2, 2)}),
     128: ({"section": 2**24}, {"section": 2**26}),
-    192: ({"stages": (2, 1)},),
-    256: (),
+    192: ({"section": 2**25}, {"section": 2**27}),
+    256: ({"section": 2**26},),
 }
 
 

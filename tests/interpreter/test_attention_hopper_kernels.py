@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from gluon_in_python import emulated
 
 from retrograd.ops.attention.cases import case, ids
@@ -57,6 +58,18 @@ def test_they_keep_the_error_budget_in_any_order(name: str, seed: int) -> None:
     with interpreted("sm_90"), emulated(seed):
         # One draw, always the same: the error of a few heads' sinks differs much from draw to draw.
         contract.check_errors(ON_HOPPER, CASES[name], "cpu", 1, most_draws=1)
+
+
+@pytest.mark.parametrize("name", ["segments_of_a_step", pytest.param("wider", marks=pytest.mark.slow),
+                                  pytest.param("softcap", marks=pytest.mark.slow)])  # fmt: skip
+def test_a_nan_in_a_query_is_one_in_its_result_and_its_gradient(name: str, seed: int) -> None:
+    inputs, gradients = contract.drawn(ON_HOPPER, CASES[name], "cpu", seed)
+    inputs["q"][0, 5, 0, 3] = torch.nan
+    with interpreted("sm_90"), emulated(seed):
+        found = call(ON_HOPPER.torch, inputs, options(CASES[name]), gradients)
+    for result in ("y", "d q"):
+        assert found[result][0, 5, 0].isnan().all(), result
+        assert not found[result][0, 4].isnan().any(), result
 
 
 @pytest.mark.slow

@@ -93,6 +93,17 @@ def test_the_other_backward_algorithm_is_left_to_the_portable_kernels() -> None:
         assert tuple(found) == expected
 
 
+def test_a_softcap_whose_derivative_is_lost_in_lse_is_left_to_the_portable_kernels() -> None:
+    assert [taken(spec(softcap=cap), which="bwd") for cap in (0.01, 0.1, 50.0)] == [False, True, True]
+
+
+def test_wide_heads_with_ids_are_split_whatever_the_algorithm() -> None:
+    found = [
+        taken(spec(256, backward=name, segments=((0,) * 260,)), which="bwd") for name in ("auto", "fused", "split")
+    ]
+    assert all(found)
+
+
 def test_both_passes_take_the_same_sizes_and_options() -> None:
     for how in ({}, {"D": 128}, {"D": 192, "value": 128}, {"D": 256}, {"softcap": 3.0}, {"segments": ((0,) * 260,)}):
         assert [taken(spec(**how), which=which) for which in ("fwd", "bwd")] == [True, True]

@@ -112,7 +112,9 @@ def fetch(
                 where = at_step(q, batch, first_q, m * QUERIES, queries, head)
                 slot = slot_of(n, STAGES[0])
                 mbarrier.wait(q_empty.index(slot), parity_of(n, STAGES[0]) ^ 1)
-                if left == SHARE * steps:  # k comes with the first q, and v with the first dout
+                # k comes with the first q, and v with the first dout. A tile without steps waits for neither: groups
+                # let go of a ticket when they are done with k and v, and `give` does not run two tickets ahead of them.
+                if left == SHARE * steps:
                     mbarrier.wait(k_empty, (turn & 1) ^ 1)
                     mbarrier.expect(q_full.index(slot), OF_Q + OF_K)
                     load_parts(k, batch, first_k, at, keys, group, q_full.index(slot), k_s)
@@ -135,7 +137,7 @@ def fetch(
                 tma_load(dout, where, dout_full.index(slot), dout_s.index(slot))
                 n += 1
             turn += 1
-        # A ticket drawn early would keep others waiting: the program draws when it is at the last steps.
+        # Where turns count, a ticket drawn early would keep others waiting: draw when the program is at the last steps.
         mbarrier.wait(q_empty.index(slot_of(n, STAGES[0])), parity_of(n, STAGES[0]) ^ 1)
         t = draw(turns_ptr)
     give(tickets, turn, (0,))

@@ -102,11 +102,11 @@ def differ_by_keys(
             next_s = products_of_step(gl.minimum(n + 1, end - 1), W, k_s, q_s, none, q_full, STAGES[0])
         else:
             s = warpgroup_mma_wait(1, deps=[s])
-        p = probabilities(s, base, border, W * R, 0, end - n, tickets, turn, SIDES, FACTORS, SHARE, QUERIES, LISTED)
+        p = probabilities(s, base, border, W * R, end - n, tickets, turn, SIDES, FACTORS, SHARE, LISTED)
         # This product reads p, so that the assembler leaves the exponentials before the wait for dp.
         left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
         total_v = warpgroup_mma(left, dout_tile, total_v, is_async=True)
-        delta = deltas_of(delta_s.index(dout_at), border, 0, QUERIES, end - n, tickets, turn, SHARE, LISTED, COLUMN)
+        delta = deltas_of(delta_s.index(dout_at), border, end - n, tickets, turn, SHARE, LISTED, COLUMN)
         dp = warpgroup_mma_wait(2 if AHEAD else 1, deps=[dp])
         if FACTORS[0] is not None:
             base = base_of(base_s, q_at, COLUMN)

@@ -33,7 +33,17 @@ from . import rows as row_kernels
 from . import tiles as tile_kernels
 from . import walk_keys as dq_kernels
 from . import walk_queries as dk_kernels
-from .plan import BackwardPlan, ForwardPlan, WalksPlan, algorithm, has_tiles, planned, steps_of, used_columns
+from .plan import (
+    LEAST_SOFTCAP,
+    BackwardPlan,
+    ForwardPlan,
+    WalksPlan,
+    algorithm,
+    has_tiles,
+    planned,
+    steps_of,
+    used_columns,
+)
 
 __all__ = ["backward", "forward", "planned", "suits"]
 
@@ -52,7 +62,9 @@ def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
         return False
     if which == "bwd" and spec.backward not in ("auto", algorithm(spec)):
         return False
-    if spec.segmented and spec.batch * spec.queries >= LIMIT:  # of the list of places
+    if which == "bwd" and spec.softcap is not None and spec.softcap < LEAST_SOFTCAP:
+        return False
+    if spec.segmented and spec.batch * spec.queries >= LIMIT // 2:  # so that places are listed with 32 bits
         return False
     return 0 not in spec.q.shape and 0 not in spec.k.shape
 

@@ -49,7 +49,7 @@ class BackwardPlan:
         keys: of a program's tile.
         queries: of a tile that it walks over.
         stages: tiles of q in shared memory, and of dout.
-        ahead: whether a step begins the first product of the next one.
+        ahead: whether a step begins the first product of the next one; needs two tiles of q.
         registers: of a thread that computes products.
         spills: spill instructions that tests allow.
         programs: at most.
@@ -101,12 +101,13 @@ FORWARD = {
 BACKWARD: dict[tuple[int, int], BackwardPlan | WalksPlan] = {
     (64, 64): BackwardPlan(stages=(3, 3), ahead=True),
     (128, 128): BackwardPlan(spills=40),
-    (256, 128): WalksPlan(stages=(2, 2), spills=30),
+    (256, 128): WalksPlan(stages=(2, 2), section=2 * SECTION, spills=30),
     (256, 256): WalksPlan(spills=80),
 }
 LEAST_SIZE = 64  # of a head: narrower ones would leave columns unused that their products cost
 UNIT = 8  # of a head's size: tensor descriptors need strides of 16 bytes
 LONG = 2048  # keys of a sequence
+LEAST_SOFTCAP = 0.1  # of the backward pass, which computes its derivative from probabilities
 
 
 def sizes_of(spec: Spec) -> tuple[int, int]:
@@ -127,8 +128,10 @@ def has_tiles(spec: Spec, which: Pass) -> bool:
 
 
 def algorithm(spec: Spec) -> str:
-    """The backward algorithm of the kernels."""
-    return "split" if isinstance(BACKWARD[sizes_of(spec)], WalksPlan) else "fused"
+    """The backward algorithm of the kernels. Where ids tell sequences apart, "fused" wider heads have this one, too."""
+    if isinstance(BACKWARD[sizes_of(spec)], BackwardPlan):
+        return "fused"
+    return spec.backward if spec.segmented else "split"
 
 
 def steps_of(spec: Spec, time: int) -> int:

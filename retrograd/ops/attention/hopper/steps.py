@@ -55,11 +55,11 @@ def at_border(n, first, until, SIDES: gl.constexpr, LISTED: gl.constexpr):
 
 @gluon.jit
 def probabilities(
-    s, base, border, key, query, left, tickets, turn, SIDES: gl.constexpr, FACTORS: gl.constexpr, SHARE: gl.constexpr,
-    QUERIES: gl.constexpr, LISTED: gl.constexpr,
+    s, base, border, key, left, tickets, turn, SIDES: gl.constexpr, FACTORS: gl.constexpr, SHARE: gl.constexpr,
+    LISTED: gl.constexpr,
 ):  # fmt: skip
-    """Of products s of keys with queries, from these numbers of their tiles on; 0 where a pair is not visible, which is
-    the case only at a `border`. So many steps of the walk are left.
+    """Of products s of keys, from number `key` of their tile on, with a tile of queries; 0 where a pair is not visible,
+    which is the case only at a `border`. So many steps of the walk are left.
     """
     if FACTORS[0] is not None:
         s = bounded(s, FACTORS[0]) * FACTORS[1]
@@ -68,7 +68,7 @@ def probabilities(
         # A ticket's numbers are read where they are needed: there are no registers to keep them in.
         queries, keys, at, low = walk_of(tickets, turn)
         _head, m = step_of(left, 0, low, SHARE)
-        i = m * QUERIES + query + gl.arange(0, p.shape[1], gl.SliceLayout(0, p.type.layout))
+        i = m * p.shape[1] + gl.arange(0, p.shape[1], gl.SliceLayout(0, p.type.layout))
         j = at + key + gl.arange(0, p.shape[0], gl.SliceLayout(1, p.type.layout))
         # Behind the last key, k and v are 0, but p might be too large for a product with 0.
         if SIDES[1] is None:
@@ -92,17 +92,16 @@ def base_of(memory, at, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def deltas_of(
-    memory, border, query: gl.constexpr, COUNT: gl.constexpr, left, tickets, turn, SHARE: gl.constexpr,
-    LISTED: gl.constexpr, LAYOUT: gl.constexpr,
+    memory, border, left, tickets, turn, SHARE: gl.constexpr, LISTED: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """delta of so many queries of a step; 0 behind those of a sequence, where there are numbers of the next one."""
+    """delta of the queries of a step; 0 behind those of a sequence, where there are numbers of the next one."""
     QUERIES: gl.constexpr = memory.shape[len(memory.shape) - 1]
-    delta = memory.reshape([QUERIES]).slice(query, COUNT).load(LAYOUT)
+    delta = memory.reshape([QUERIES]).load(LAYOUT)
     if LISTED:
         if border:
             queries, _keys, _at, low = walk_of(tickets, turn)
             _head, m = step_of(left, 0, low, SHARE)
-            delta = gl.where(m * QUERIES + query + gl.arange(0, COUNT, LAYOUT) < queries, delta, 0.0)
+            delta = gl.where(m * QUERIES + gl.arange(0, QUERIES, LAYOUT) < queries, delta, 0.0)
     return delta
 
 
@@ -116,7 +115,7 @@ def differences(p, dp, base, delta, FACTORS: gl.constexpr):
     ds = p * (dp - delta)
     if FACTORS[0] is not None:
         tanh = (lg2(p) + base) * (1.0 / FACTORS[1])
-        ds = gl.where(p > 0.0, ds * (1.0 - tanh * tanh), 0.0)
+        ds = gl.where(p == 0.0, 0.0, ds * (1.0 - tanh * tanh))  # a NaN stays
     return ds
 
 

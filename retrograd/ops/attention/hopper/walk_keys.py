@@ -142,7 +142,7 @@ def differ(
             mbarrier.arrive(k_empty.index(k_at))
             n += 1
         # No product reads q any more, and dq takes its place.
-        live = base < float("inf")
+        live = base != float("inf")
         store_columns(total, live, 0, SCALE, q_s.index(W))
         if REST:
             store_columns(rest, live, LESS, SCALE, q_s.index(W))

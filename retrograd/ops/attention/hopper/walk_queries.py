@@ -2,7 +2,7 @@
 
 A program takes tiles of keys, one after the other, and walks over the tiles of queries that see each, as `backward`
 does. Its warps are of two kinds:
-    fetch   brings k and v, and tile after tile of q and dout with their rows' base and delta, by TMA
+    fetch   brings k, and tile after tile of q and dout with their rows' base, by TMA; for dk also v, and delta
     differ  twice, for half of the keys each: for dk two products, ds in registers, and a product that adds to dk; for
             dv one product, p in registers, and a product that adds to dv
 """
@@ -64,19 +64,13 @@ def differ(
             base = base_of(base_s, q_at, COLUMN)
             if OF_VALUES:
                 s = warpgroup_mma_wait(0, deps=[s])
-                p = probabilities(
-                    s, base, border, W * ROWS, 0, end - n, tickets, turn, SIDES, FACTORS, SHARE, QUERIES, LISTED
-                )
+                p = probabilities(s, base, border, W * ROWS, end - n, tickets, turn, SIDES, FACTORS, SHARE, LISTED)
                 pairs, tile = p.to(TYPE), dout_tile
             else:
                 dp = over_columns(matrix(v_s.index(own)), dout_tile, none, SIZES[1])
                 s = warpgroup_mma_wait(pieces(SIZES[1]), deps=[s])
-                p = probabilities(
-                    s, base, border, W * ROWS, 0, end - n, tickets, turn, SIDES, FACTORS, SHARE, QUERIES, LISTED
-                )
-                delta = deltas_of(
-                    delta_s.index(dout_at), border, 0, QUERIES, end - n, tickets, turn, SHARE, LISTED, COLUMN
-                )
+                p = probabilities(s, base, border, W * ROWS, end - n, tickets, turn, SIDES, FACTORS, SHARE, LISTED)
+                delta = deltas_of(delta_s.index(dout_at), border, end - n, tickets, turn, SHARE, LISTED, COLUMN)
                 dp = warpgroup_mma_wait(0, deps=[dp])
                 if FACTORS[0] is not None:
                     base = base_of(base_s, q_at, COLUMN)
@@ -87,7 +81,7 @@ def differ(
             if REST:
                 left = gl.convert_layout(pairs, LEFT_REST, assert_trivial=True)
                 rest = warpgroup_mma(left, tile.slice(LESS, REST, dim=1), rest, is_async=True)
-            # The product reads what base and delta were used for, so these have been read.
+            # Behind the products, whose operands come from base and delta: these have been read.
             mbarrier.arrive(q_empty.index(q_at) if OF_VALUES else dout_empty.index(dout_at))
             if REST:
                 total, rest = warpgroup_mma_wait(0, deps=[total, rest])
@@ -139,7 +133,7 @@ def walk_queries(
     """dk; dv with OF_VALUES. Tensor descriptors: q, k, v, dout; base and delta, as `rows` has stored them; total, which
     is dk or dv.
 
-    counter: 0 at first, the second number for dk, the third for dv. places, runs, SIDES, FACTORS: as `forward`. sizes,
+    counter: 0 at first; counter[1] for dk, counter[2] for dv. places, runs, SIDES, FACTORS: as `forward`. sizes,
     SHARE, STAGES: as `backward`. SIZES: as `walk_keys`.
     """
     TYPE: gl.constexpr = q.dtype
