@@ -68,13 +68,26 @@ LONG = {128: Tile(128, 64, 8, 3)}
 # Of the gradient of a bias, whose kernel keeps a tile of pairs in registers.
 PAIRS = {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 1)}
 FUSED = {64: Tile(64, 64, 4, 2), 128: Tile(64, 128, 8, 2), 256: Tile(32, 64, 8, 2), 512: Tile(16, 32, 8, 1)}
-# On the architectures that no plan is tuned for.
+# On the architectures without a table of their own.
 SMALL: Table = {
     64: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
     128: (Tile(64, 32, 8, 2, spills=12), Tile(64, 32, 8, 2, spills=12), Tile(32, 32, 8, 2)),
     256: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
     512: (Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(16, 32, 8, 1, spills=20)),
 }
+# On AMD GPUs, none of which has run them. Chosen by registers (two waves share a SIMD if each has up to 256), spills
+# and LDS: gfx950 has 160 KB of it, so that tiles are loaded ahead.
+GFX942: Table = {
+    **SMALL,
+    64: (Tile(128, 64, 8, 1), Tile(128, 64, 8, 1), Tile(64, 64, 8, 1)),
+    128: (Tile(64, 64, 8, 1), Tile(64, 64, 8, 1), Tile(64, 64, 8, 1)),
+}
+GFX950: Table = {
+    **SMALL,
+    64: (Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 1)),
+    128: (Tile(64, 64, 8, 2), Tile(64, 64, 8, 1), Tile(64, 64, 8, 1)),
+}
+OWN: dict[str, Table] = {"sm_90": TUNED, "gfx942": GFX942, "gfx950": GFX950}
 # In float32, whose products do not run on tensor cores.
 EXACT: dict[int, tuple[Tile, Tile, Tile]] = {
     64: (Tile(64, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 64, 8, 1)),
@@ -94,7 +107,7 @@ def table_of(spec: Spec, arch: Arch) -> Table:
     """The table that has a call's tiles."""
     if spec.q.dtype == "float32":
         return EXACT_WIDE if arch.shared_memory >= BYTES_OF_EXACT_WIDE else EXACT
-    return TUNED if arch.name == "sm_90" else SMALL
+    return OWN.get(arch.name, SMALL)
 
 
 def widest(spec: Spec) -> int:
