@@ -59,7 +59,7 @@ TUNED: Table = {
     64: (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3), Tile(128, 64, 4, 2, spills=50)),
     128: (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2, spills=20)),
     256: (Tile(64, 64, 4, 1), Tile(64, 64, 4, 2, spills=30), Tile(64, 64, 8, 2)),
-    512: (Tile(64, 32, 8, 1), Tile(64, 32, 8, 1), Tile(64, 32, 8, 1, spills=260)),
+    512: (Tile(64, 32, 8, 1, spills=30), Tile(64, 32, 8, 1), Tile(64, 32, 8, 1, spills=260)),
 }
 # Of dk and dv with a softcap or a bias, which take registers.
 LADEN = {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2, spills=70), 256: Tile(64, 32, 8, 2)}
