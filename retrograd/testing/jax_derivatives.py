@@ -140,8 +140,9 @@ def check_road(room: Room, case: Case, road: str, device: str, seed: int) -> Non
         wide_g = [upcast(gradient) for gradient in incoming]
         exact = derivatives.by_name(derivatives.point(room.reference, case, wide, wide_g, wide_v, torch.float64))
         if i == 0:
-            # Without optimisation, compiling takes a third of the time, which is most of the time of the check.
-            run = jitted(room, case, ROADS[road], {"xla_backend_optimization_level": 0} if device == "cpu" else {})
+            # With little optimisation, compiling takes less time, which is most of the time of the check. With none,
+            # XLA of jax 0.10.2 has NaN for attention with a bias and slopes, and the right numbers otherwise.
+            run = jitted(room, case, ROADS[road], {"xla_backend_optimization_level": 1} if device == "cpu" else {})
         results = run(arrays(inputs), [jax_call.to_jax(g) for g in incoming], arrays(v))
         draws.append(({name: jax_call.to_torch(a, incoming[0].device) for name, a in results.items()}, plain, exact))
     assert_within_budget(draws, f"{room.name}, {case.name}: {road}", SLACK)
