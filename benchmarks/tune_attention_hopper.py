@@ -2,7 +2,7 @@
 
 python benchmarks/tune_attention_hopper.py [--cases PATTERNS] [--peers NAMES] [--only PATTERNS]. Each line has a case, a
 pass and a plan: `plan`, or the fields in which another plan differs; then two readings, the second one after all plans
-had their first: a GPU at the limit of its power is faster after a pause. A plan whose results differ from those of
+had their first, since the first reading after a pause is often the fastest. A plan whose results differ from those of
 `plan`, or from its own at a second call, is told. The op's `hopper/plan.py` is written from such tables.
 """
 

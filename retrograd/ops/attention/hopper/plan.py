@@ -73,7 +73,7 @@ class WalksPlan:
     Attributes:
         rows: queries or keys of a group, whose gradient it has; there are two groups.
         walked: keys or queries of a block that it walks over.
-        stages: blocks in shared memory of what two products of a step read, and of what one does.
+        stages: blocks in shared memory, of k and of v in the walk for dq, of q and of dout in that for dk.
         stages_v: of q, and of dout, in the walk for dv.
         registers: of a thread that computes products.
         spills: spill instructions that tests allow.
