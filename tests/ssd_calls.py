@@ -66,3 +66,16 @@ def from_step(function: Callable[..., Any], given: Arrays, at: int) -> Arrays:
     found = torch.autograd.grad(y[:, at:].sum() + state.sum(), [inputs[name] for name in names])
     gradients = {f"d {name}": gradient for name, gradient in zip(names, found, strict=True)}
     return {"y": y.detach()[:, at:], "state": state.detach(), **gradients}
+
+
+def check_decayed(function: Callable[..., Any]) -> None:
+    """A gradient by way of the final state alone keeps its digits where the state decays almost fully in each step.
+
+    With x, dt, B and C of ones, the state after two steps is exp(A) + 1, and its gradient with respect to A is exp(A).
+    """
+    A = torch.tensor([-8.0, -16.0, -20.0, -40.0], requires_grad=True)
+    ones = torch.ones(1, 2, len(A), 1)
+    _, state = function(ones, ones[..., 0], A, ones[:, :, :1], ones[:, :, :1], return_final_state=True)
+    (dA,) = torch.autograd.grad(state.sum(), A)
+    # Sums of log decays are below 128 in base 2: each rounds by at most 2^-18, and exp turns this into a factor.
+    torch.testing.assert_close(dA, A.detach().exp(), rtol=2.0**-16, atol=0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .declaration import Option
@@ -66,6 +66,16 @@ class Case:
     tags: frozenset[str] = frozenset({"test"})
     shape: Mapping[str, int] = field(default_factory=dict)
     shared: frozenset[str] = frozenset()
+
+
+def in_dtypes(case: Case, other: Mapping[str, str]) -> Case:
+    """The case with other dtypes, of its inputs and in its options; `other`: dtype -> the one to use instead."""
+
+    def swap(value: Any) -> Any:
+        return other.get(value, value) if isinstance(value, str) else value
+
+    inputs = {name: replace(tensor, dtype=swap(tensor.dtype)) for name, tensor in case.inputs.items()}
+    return replace(case, inputs=inputs, options={name: swap(value) for name, value in case.options.items()})
 
 
 def other_values(option: Option, now: Any) -> list[Any]:

@@ -177,17 +177,18 @@ def _torch_multiply(x: Any, y: Any) -> Any:
 
 
 def _torch_matmul(a: Any, b: Any) -> Any:
-    """The product, whose bits on a CPU do not depend on the other matrices of the batch.
+    """The product, whose bits on a CPU depend neither on the layout nor on the other matrices of the batch.
 
     A single row is doubled, since a vector function may compute it with other bits. Columns are padded to whole cache
-    lines: the bits of other matrices depend on their position in memory.
+    lines: the bits of other matrices depend on their position in memory. Transposed matrices are copied: PyTorch hands
+    them to the BLAS as they lie, and a product of float64 has other bits with a transposed factor.
     """
     import torch
 
     rows, columns = a.shape[-2], b.shape[-1]
     a = torch.cat([a, a], -2) if rows == 1 else a
     b = torch.nn.functional.pad(b, (0, -columns % 16)) if columns % 16 else b
-    return torch.matmul(a, b)[..., :rows, :columns]
+    return torch.matmul(a.contiguous(), b.contiguous())[..., :rows, :columns]
 
 
 def _torch_narrow(wide: Any, dtype: str) -> tuple[Any, Any]:

@@ -6,13 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from retrograd.core.arch import SUPPORTED, Arch
-from retrograd.core.cases import Case
+from retrograd.core.cases import Case, in_dtypes
 from retrograd.core.program import Program
 from retrograd.core.torch import launch as torch_launch
 from retrograd.core.torch.passes import Launchers
@@ -92,9 +91,4 @@ def loaded_modules() -> list[Any]:
 
 def as_float16(case: Case) -> Case:
     """The case with float16 instead of bfloat16, because the interpreter truncates to bfloat16 where a GPU rounds."""
-
-    def swap(value: Any) -> Any:
-        return "float16" if value == "bfloat16" else value
-
-    inputs = {name: replace(tensor, dtype=swap(tensor.dtype)) for name, tensor in case.inputs.items()}
-    return replace(case, inputs=inputs, options={name: swap(value) for name, value in case.options.items()})
+    return in_dtypes(case, {"bfloat16": "float16"})

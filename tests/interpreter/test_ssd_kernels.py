@@ -30,7 +30,7 @@ from retrograd.testing.draw import call, options, plain_and_exact, upcast
 from retrograd.testing.interpreter import as_float16
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from ssd_calls import check_reset
+from ssd_calls import check_decayed, check_reset
 
 STEPS = 16  # of a place
 
@@ -83,6 +83,10 @@ def test_heads_of_a_group_may_take_several_programs(seed: int) -> None:
 @pytest.mark.parametrize(("rate", "length"), [(1.0, 1e6), pytest.param(1e20, 1e20, marks=pytest.mark.slow)])
 def test_a_decay_to_nothing_forgets_all_and_spoils_nothing(rate: float, length: float, seed: int) -> None:
     check_reset(rate, length, seed, rows=1, heads=1)
+
+
+def test_a_gradient_through_the_final_state_alone_keeps_its_digits() -> None:
+    check_decayed(ROOM.torch)
 
 
 @triton.jit

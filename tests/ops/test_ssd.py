@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
-from ssd_calls import check_reset, drawn
+from ssd_calls import check_decayed, check_reset, drawn
 from torch import Tensor
 
 from retrograd import selective_scan, ssd, ssd_update
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.cases import Case
 from retrograd.core.spec import Param
+from retrograd.jax import ssd as jax_ssd
 from retrograd.ops.ssd import reference
 from retrograd.ops.ssd.cases import ALL, case
 from retrograd.ops.ssd.op import OP, Spec
@@ -282,6 +287,19 @@ def test_every_element_of_every_gradient_is_that_of_finite_differences(packed: b
 @pytest.mark.parametrize(("rate", "length"), [(1.0, 1e6), (1e20, 1e20)], ids=["-1e6", "-inf"])
 def test_a_decay_to_nothing_forgets_all_and_spoils_nothing(rate: float, length: float, seed: int) -> None:
     check_reset(rate, length, seed)
+
+
+@pytest.mark.parametrize("function", [ssd, reference.plain], ids=["ssd", "plain computation of the error budget"])
+def test_a_gradient_through_the_final_state_alone_keeps_its_digits(function: Callable[..., Any]) -> None:
+    check_decayed(function)
+
+
+def test_so_it_does_in_jax() -> None:
+    A = jnp.array([-8.0, -16.0, -20.0, -40.0])
+    ones = jnp.ones((1, 2, 4, 1))
+    arrays = ones, ones[..., 0], A, ones[:, :, :1], ones[:, :, :1]
+    dA = jax.grad(lambda A: jax_ssd(*arrays[:2], A, *arrays[3:], return_final_state=True)[1].sum())(A)
+    np.testing.assert_allclose(dA, jnp.exp(A), rtol=2.0**-16)
 
 
 # In bfloat16 the budget is wider, and the time would double.

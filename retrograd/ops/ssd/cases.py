@@ -28,6 +28,8 @@ def case(
     initial_state: bool = False,
     cu_seqlens: tuple[int, ...] | None = None,
     decay: float = 0.0,
+    spread: float = 1.0,
+    reading: float = 1.0,
     tags: frozenset[str] = TEST,
     **options: Any,
 ) -> Case:
@@ -44,6 +46,8 @@ def case(
         initial_state: whether the call has one.
         cu_seqlens: the boundaries of packed sequences.
         decay: the mean of log(-A): with 0, Mamba's, states decay in tens of steps; with 5, almost fully in one.
+        spread: the standard deviation of log(-A).
+        reading: the standard deviation of C: where it is small, gradients come by way of the final state.
         tags: see `Case`.
         options: the other options.
     """
@@ -53,9 +57,9 @@ def case(
         "x": Tensor((batch, time, heads, P), dtype),
         # Without softplus delta is dt itself, which must be small and mostly positive.
         "dt": Tensor((batch, time, heads), dt_dtype or dtype, *(() if softplus else (0.1, 0.03))),
-        "A": Tensor((heads,), "float32", mean=decay, law="negative"),
+        "A": Tensor((heads,), "float32", mean=decay, std=spread, law="negative"),
         "B": Tensor((batch, time, groups, N), matrix_dtype or dtype),
-        "C": Tensor((batch, time, groups, N), matrix_dtype or dtype),
+        "C": Tensor((batch, time, groups, N), matrix_dtype or dtype, std=reading),
     }
     if "D" in given:
         inputs["D"] = Tensor((heads, P) if wide_D else (heads,), "float32")
@@ -75,6 +79,15 @@ def case(
 
 
 ALL: dict[str, Any] = {"given": MAMBA | {"z"}, "initial_state": True, "return_final_state": True}
+# Every step decays by about exp(-40), and all that dA has comes by way of the final state.
+DECAYED: dict[str, Any] = {
+    "given": frozenset(),
+    "decay": 6.0,
+    "spread": 0.2,
+    "reading": 1e-6,
+    "initial_state": True,
+    "return_final_state": True,
+}
 
 TEST_CASES: list[Case] = [
     case("plain", (2, 9, 64, 4, 1, 4), given=frozenset()),
@@ -91,6 +104,8 @@ TEST_CASES: list[Case] = [
     case("limit", (2, 20, 64, 4, 1, 4), dt_limit=(0.04, 0.08), tags=SMALL),
     case("limit_alone", (2, 20, 64, 4, 1, 4), given=frozenset(), dt_limit=(0.08, 0.12)),
     case("strong_decay", (1, 150, 64, 4, 1, 4), decay=5.0, tags=SMALL),
+    case("decayed_state", (1, 2, 64, 4, 1, 4), dtype="float32", tags=SMALL, **DECAYED),
+    case("decayed_states", (2, 9, 64, 4, 1, 4), tags=SMALL, **DECAYED),
     case("weak_decay", (1, 150, 64, 4, 1, 4), decay=-5.0),
     case("groups", (2, 20, 48, 16, 3, 4), tags=STRIDED),
     case("own_groups", (1, 20, 64, 4, 64, 4), dtype="float32"),
@@ -132,6 +147,9 @@ GPU_CASES: list[Case] = [
     case("gpu_odd", (2, 300, 3, 72, 1, 100), tags=GPU),
     case("gpu_heads", (1, 300, 83, 64, 1, 64), tags=GPU),
     case("gpu_strong", (2, 500, 4, 64, 1, 128), decay=5.0, tags=GPU),
+    case("gpu_decayed", (2, 200, 4, 64, 1, 128), tags=GPU, **DECAYED),
+    case("gpu_decayed_256", (2, 200, 4, 64, 1, 256), dtype="float16", tags=GPU, **DECAYED),
+    case("gpu_decayed_fp32", (1, 140, 4, 64, 1, 64), dtype="float32", tags=GPU, **DECAYED),
     case("gpu_weak", (2, 500, 4, 64, 1, 128), decay=-5.0, tags=GPU),
     case("gpu_long", (1, 5000, 2, 64, 1, 128), tags=GPU, initial_state=True, return_final_state=True),
     case("gpu_states", (2, 1000, 4, 64, 1, 128), tags=GPU_STRIDED, initial_state=True, return_final_state=True),

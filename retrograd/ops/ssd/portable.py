@@ -271,9 +271,8 @@ class _Maths:
         both = blocks.whole[..., 0] * xp.sum(xp.sum(h * g, -1), -1)[..., None]
         # The decay of a pair of steps contains the log decays from after its source through its target.
         reach = xp.where(self.later, w * blocks.delta[..., None, :], 0)
-        reach = xp.where(self.causal, xp.cumsum(reach, -1, False) - reach, 0)
-        delta_into = blocks.delta * into
-        dlog = xp.sum(reach, -2) + xp.cumsum(out, -1, True) + (xp.cumsum(delta_into, -1, False) - delta_into) + both
+        reach = xp.where(self.causal, self.before(reach), 0)
+        dlog = xp.sum(reach, -2) + xp.cumsum(out, -1, True) + self.before(blocks.delta * into) + both
 
         dscores = self.of_groups(dpairs * blocks.delta[..., None, :])
         dC = xp.matmul(dscores, blocks.B) + self.through_states(dys, h)
@@ -281,6 +280,11 @@ class _Maths:
         dB = xp.matmul(xp.moveaxis(dscores, -1, -2), blocks.C) + self.through_states(added, g)
         dx = (dx + later) * blocks.delta[..., None]
         return [dx, xp.sum(w, -2) + into, dlog, dB, dC, before]
+
+    def before(self, array: Any) -> Any:
+        """For each step, the sum over the steps before it: added up, since a sum less its last term loses digits."""
+        first = self.xp.zeros(array, (*array.shape[:-1], 1), self.spec.compute_dtype)
+        return self.xp.cumsum(self.xp.concat([first, array[..., :-1]], -1), -1, False)
 
     def of_heads(self, scores: Any) -> Any:
         """(rows, groups, target, source) as (rows, heads, ...)."""

@@ -93,15 +93,28 @@ def by_blocks(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: 
         if not u.shape[1]:
             continue
         u, d, b, c = (array.transpose(1, 2) for array in (u, d, b, c))  # (batch, heads, steps, ...)
-        sums = (d * A[:, None]).cumsum(-1)
-        later = torch.ones(u.shape[2], u.shape[2], dtype=torch.bool, device=u.device).tril()
-        decay = (sums[..., :, None] - sums[..., None, :]).masked_fill(~later, -inf).exp()
-        scores = product(c, b.mT, dtype) * decay * d[..., None, :]
+        log = d * A[:, None]
+        sums, between = log.cumsum(-1), sums_between(log)
+        scores = product(c, b.mT, dtype) * between.exp() * d[..., None, :]
         y = product(scores, u, dtype) + product(c, state.mT, dtype) * sums.exp()[..., None]
         ys.append(y.transpose(1, 2))
-        weight = (sums[..., -1:] - sums).exp() * d
+        weight = between[..., -1, :].exp() * d
         state = decayed(state, sums[..., -1:, None].exp(), dtype) + product((u * weight[..., None]).mT, b, dtype)
     return torch.cat(ys, 1) if ys else x * 1, state
+
+
+def sums_between(log: Tensor) -> Tensor:
+    """The sum of log decays from after each source through each target, (..., target, source); -inf for later sources.
+
+    Its rounding is that of a difference of two sums from the block's start, as kernels compute it. Its gradient is that
+    of the sum of these terms alone: a gradient by way of the difference would lose its digits where decays are strong.
+    """
+    steps = log.shape[-1]
+    sums = log.cumsum(-1)
+    alone = log[..., :, None].expand(*log.shape, steps).tril(-1).cumsum(-2)
+    between = alone + (sums[..., :, None] - sums[..., None, :] - alone).detach()
+    later = torch.ones(steps, steps, dtype=torch.bool, device=log.device).triu(1)
+    return between.masked_fill(later, -inf)
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

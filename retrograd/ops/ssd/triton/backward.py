@@ -256,7 +256,11 @@ def finish(
     wide = tl.cast(place, tl.int64)
     A = tl.load(A_ptr + head, mask=head < H, other=0.0)[None, :]
     raw = load_raw(dt_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H)
-    delta = tl.load(delta_ptr + (wide * H + head)[None, :] * Q + j[:, None], mask=in_array, other=0.0)
+    at = (wide * H + head)[None, :] * Q + j[:, None]
+    delta = tl.load(delta_ptr + at, mask=in_array, other=0.0)
+    # Sums over the steps before a step are made of their own terms: a running sum less its last term loses digits.
+    in_block = in_array & (j > 0)[:, None]
+    delta_before = tl.load(delta_ptr + at - 1, mask=in_block, other=0.0)
     suffixed = tl.zeros([Q, BLOCK_H], tl.float32)
     prefixed = tl.zeros([Q, BLOCK_H], tl.float32)
     dfactor = tl.zeros([Q, BLOCK_H], tl.float32)
@@ -274,11 +278,11 @@ def finish(
             behind = tl.load(behind_ptr + at, mask=in_array, other=0.0)
             if before_ptr is not None:
                 suffixed += tl.load(before_ptr + at, mask=in_array, other=0.0)
-            prefixed += delta * behind
+            prefixed += delta_before * tl.load(behind_ptr + at - 1, mask=in_block, other=0.0)
             dfactor += behind
     for i in range(TILES):
         both += tl.load(both_ptr + (wide * H + head) * TILES + i, mask=head < H, other=0.0)
-    dlog = tl.cumsum(suffixed, axis=0, reverse=True) + (tl.cumsum(prefixed, axis=0) - prefixed) + both[None, :]
+    dlog = tl.cumsum(suffixed, axis=0, reverse=True) + tl.cumsum(prefixed, axis=0) + both[None, :]
     dA = tl.sum(tl.where(live, dlog * delta, 0.0), axis=0)
     tl.store(dA_partial_ptr + wide * H + head, dA, mask=head < H)
     unlimited = raw
