@@ -41,6 +41,28 @@ def log1p_unit(e):
 
 
 @triton.jit
+def tanh(x):
+    """tanh(x) as a quotient of polynomials, with a relative error below 2^-21 everywhere; NaN stays NaN.
+
+    One special instruction, where exponentials take two and leave an error that is large beside a small result. The
+    coefficients are those of the least relative error, 2.1e-8, up to 9.01, where float32 rounds tanh to 1.
+    """
+    x = tl.maximum(x, -9.01, propagate_nan=tl.PropagateNan.ALL)
+    x = tl.minimum(x, 9.01, propagate_nan=tl.PropagateNan.ALL)
+    q = x * x
+    over = tl.fma(q, 1.333685961668607e-08, 2.059628241113387e-05)
+    over = tl.fma(over, q, 0.003494811477139592)
+    over = tl.fma(over, q, 0.13380372524261475)
+    over = tl.fma(over, q, 1.0)
+    under = tl.fma(q, 7.769288004055852e-07, 0.0003284364065621048)
+    under = tl.fma(under, q, 0.025874027982354164)
+    under = tl.fma(under, q, 0.46713685989379883)
+    under = tl.fma(under, q, 1.0)
+    root = tl.rsqrt(under)  # a division takes five instructions more
+    return x * over * root * root
+
+
+@triton.jit
 def softplus(x):
     """log(1 + exp(x))."""
     return tl.maximum(x, 0.0) + log1p_unit(tl.exp2(-tl.abs(x) * LOG2E))

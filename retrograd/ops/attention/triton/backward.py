@@ -43,7 +43,7 @@ def deltas(
 ):
     """Of every query of a head: delta, <dout, out> - dlse; base, lse in the unit of scores, 0 where it is -inf.
 
-    `rows` are queries.
+    `rows` are queries. UNIT: of scores, 1 where operands are fp32.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
@@ -51,10 +51,22 @@ def deltas(
     row = tl.program_id(0) // tiles
     batch, head = row // heads, row % heads
     i = tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)
-    column = tl.arange(0, BLOCK_V)
-    result = load_steps(out, batch, 0, i, rows, head, column, V, BLOCK_V).to(tl.float32)
-    incoming = load_steps(dout, batch, 0, i, rows, head, column, V, BLOCK_V).to(tl.float32)
-    value = pairwise_sum(result * incoming)
+    if UNIT == 1.0:
+        # As the products with v, in the same order: what cancels with one visible key then cancels exactly.
+        products = tl.zeros([BLOCK, BLOCK], tl.float32)
+        CHUNK: tl.constexpr = min(BLOCK_V, BLOCK)
+        for start in tl.static_range(0, BLOCK_V, CHUNK):
+            column = start + tl.arange(0, CHUNK)
+            result = load_steps(out, batch, 0, i, rows, head, column, V, -1)
+            incoming = load_steps(dout, batch, 0, i, rows, head, column, V, -1)
+            products = tl.dot(incoming, tl.trans(result), products, input_precision="ieee")
+        own = tl.arange(0, BLOCK)[:, None] == tl.arange(0, BLOCK)[None, :]
+        value = tl.sum(tl.where(own, products, 0.0), axis=1)
+    else:
+        column = tl.arange(0, BLOCK_V)
+        result = load_steps(out, batch, 0, i, rows, head, column, V, BLOCK_V).to(tl.float32)
+        incoming = load_steps(dout, batch, 0, i, rows, head, column, V, BLOCK_V).to(tl.float32)
+        value = pairwise_sum(result * incoming)
     if dlse.pointer is not None:
         value -= load_row(dlse, batch, 0, i, rows, head)
     store_row(delta, value, batch, 0, i, rows, head)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from retrograd.core.kernels.numerics import LOG2E
+from retrograd.core.kernels.numerics import LOG2E, tanh
 
 from ..op import FORMS
 from .arrays import STEPS_OF_PACKED
@@ -209,18 +209,6 @@ def dropped(x, keep, DROPPED: tl.constexpr):
 
 
 @triton.jit
-def tanh(x, EXACT: tl.constexpr):
-    """To the last bits of float32 with EXACT, else with an absolute error below 2^-20, in two special instructions."""
-    if EXACT:
-        e = tl.exp(-2.0 * tl.abs(x))
-        y = (1.0 - e) / (1.0 + e)
-        return tl.where(x < 0, -y, y)
-    else:
-        root = tl.rsqrt(1.0 + tl.exp2(x * (2.0 * LOG2E)))
-        return 1.0 - 2.0 * root * root
-
-
-@triton.jit
 def round_of_philox(a, b, c, d, key, other):
     """One round."""
     high, low = tl.umulhi(a, tl.full([], 0xD2511F53, tl.uint32)), a * tl.full([], 0xD2511F53, tl.uint32)
@@ -303,7 +291,7 @@ def scores_of(
     if SCALE is not None:
         x = products * SCALE
         if SOFTCAP is not None:
-            bounded = tanh(x, UNIT == 1.0)
+            bounded = tanh(x)
             x = bounded * (SOFTCAP * UNIT)
         if BIAS is not None:
             added = load_bias(bias, place, head, i, j, tile, counts, BLOCK_Q, BLOCK_K, BIAS)
