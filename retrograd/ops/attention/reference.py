@@ -13,6 +13,7 @@ from torch import Tensor
 from .op import FORMS
 
 MASK = 2**32 - 1
+TANH = 2.0**20  # its steps in 16 bits: what two special instructions leave of its error, which is absolute (README.md)
 
 
 def attention(
@@ -38,7 +39,8 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`retrograd.attention`, computed in float32 or float64; probabilities are rounded to the dtype of v.
 
-    `rounded(out, lse, dtype)` rounds the result; it then also has the gradient that reaches lse by the probabilities.
+    `rounded(out, lse, dtype)` rounds the result; it then also has the gradient that reaches lse by the probabilities,
+    and a softcap's tanh is rounded where the dtype has 16 bits.
     """
     heads, share = q.shape[2], q.shape[2] // max(k.shape[2], 1)
     k, v = (t.repeat_interleave(share, 2) for t in (k, v))
@@ -64,7 +66,10 @@ def attention(
     factor = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     x = torch.einsum("bihd,bjhd->bhij", q.to(compute), k.to(compute)) * factor
     if softcap is not None:
-        x = softcap * torch.tanh(x / softcap)
+        bounded = torch.tanh(x / softcap)
+        if rounded is not None and q.dtype != compute:
+            bounded = bounded + (torch.round(bounded * TANH) / TANH - bounded).detach()
+        x = softcap * bounded
     if bias is not None:
         x = x + bias
     if alibi_slopes is not None:
@@ -110,7 +115,7 @@ class _Rounded(torch.autograd.Function):
 
 
 def plain(*arguments: Any, **options: Any) -> Any:
-    """`attention`, whose gradients have the rounding of the saved result."""
+    """`attention` with the roundings that kernels share: of the saved result in gradients, and of a softcap's tanh."""
     return attention(*arguments, **options, rounded=_Rounded.apply)
 
 

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from retrograd.core.kernels.gluon import tma_load, tma_store
-from retrograd.core.kernels.numerics import LOG2E, let_next_start, tanh, wait_for_previous
+from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
 
 from ..triton.pairs import LN2
 from .products import WARPS, matrix, over_columns, same, several
@@ -74,6 +74,13 @@ def fetch(
 
 
 @gluon.jit
+def bounded(s, FACTOR: gl.constexpr):
+    """tanh(s FACTOR), as `triton.pairs.fast_tanh`."""
+    root = gl.rsqrt(1.0 + gl.exp2(s * (FACTOR * 2.0 * LOG2E)))
+    return 1.0 - 2.0 * root * root
+
+
+@gluon.jit
 def scores(s, i, block, border, counts, SIDES: gl.constexpr, FACTORS: gl.constexpr):
     """Scores from products: bounded, and -inf where a key is not visible; of queries i and a block of keys.
 
@@ -82,7 +89,7 @@ def scores(s, i, block, border, counts, SIDES: gl.constexpr, FACTORS: gl.constex
     KEYS: gl.constexpr = s.shape[1]
     queries, keys = counts
     if FACTORS[0] is not None:
-        s = tanh(s * FACTORS[0]) * FACTORS[1]
+        s = bounded(s, FACTORS[0]) * FACTORS[1]
     if border:
         j = block * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, s.type.layout))
         shift = keys - queries

@@ -4,8 +4,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from retrograd.core.kernels.gluon import lg2
-from retrograd.core.kernels.numerics import tanh
 
+from .forward import bounded
 from .products import anew
 from .tickets import read
 from .tiles import queries_unmasked
@@ -62,7 +62,7 @@ def probabilities(
     which is the case only at a `border`. So many steps of the walk are left.
     """
     if FACTORS[0] is not None:
-        s = tanh(s * FACTORS[0]) * FACTORS[1]
+        s = bounded(s, FACTORS[0]) * FACTORS[1]
     p = gl.exp2(gl.fma(s, FACTORS[2], -base[None, :]))
     if border:
         # A ticket's numbers are read where they are needed: there are no registers to keep them in.
