@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from .declaration import Option
@@ -66,6 +67,11 @@ class Case:
     tags: frozenset[str] = frozenset({"test"})
     shape: Mapping[str, int] = field(default_factory=dict)
     shared: frozenset[str] = frozenset()
+
+
+def matching(cases: Iterable[Case], patterns: Sequence[str]) -> list[Case]:
+    """The cases whose name matches any of the patterns, such as `causal_*`."""
+    return [case for case in cases if any(fnmatchcase(case.name, pattern) for pattern in patterns)]
 
 
 def other_values(option: Option, now: Any) -> list[Any]:
