@@ -29,6 +29,7 @@ VOCABULARY = 50280
 BATCH, TIME = 8, 2048
 SLOW_BATCH = {"130m": 8, "790m": 1}  # at 8 a step of the slow path would take ten minutes
 WARM_UP, STEPS = 3, 10
+ROWS = "models.jsonl"
 SLOW, CUDA, INSTALLED, PATCHED = (
     "transformers",
     "transformers, mamba_ssm",
@@ -36,6 +37,7 @@ SLOW, CUDA, INSTALLED, PATCHED = (
     "transformers, retrograd and its norms",
 )
 NN, COMPILED = "retrograd.nn", "retrograd.nn, torch.compile"
+PEERS = ("mamba_ssm", "causal_conv1d")  # of the implementation CUDA
 IMPLS = (CUDA, INSTALLED, PATCHED, NN, COMPILED, SLOW)
 
 
@@ -51,18 +53,20 @@ def main() -> int:
     if options.one:
         print(json.dumps(measure(*options.one, options.peers)))
         return 0
-    rows = options.results / "models.jsonl"
+    rows = options.results / ROWS
     failed = [] if options.plot_only else run(options.models.split(","), options.impls.split(";"), options.peers, rows)
     try:
-        draw(rows)
+        from draw_models import draw
     except ImportError:
         print("not drawn: no matplotlib here", flush=True)
+    else:
+        draw(rows)
     return 1 if failed else 0
 
 
 def run(models: list[str], impls: list[str], peers: str | None, path: Path) -> list[str]:
     """Measure each row in its own process; returns those that failed."""
-    from retrograd.bench.environment import stamp, versions
+    from retrograd.bench.environment import stamp
 
     failed = []
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +81,6 @@ def run(models: list[str], impls: list[str], peers: str | None, path: Path) -> l
                 continue
             row = json.loads(done.stdout.splitlines()[-1])
             now = stamp(row["gpu"])
-            row |= {"versions": versions(("torch", "triton", "transformers", "mamba_ssm", "causal_conv1d"))}
             row |= {"commit": now.commit, "date": now.date}
             with path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -90,6 +93,8 @@ def run(models: list[str], impls: list[str], peers: str | None, path: Path) -> l
 def measure(name: str, impl: str, peers: str | None) -> dict[str, Any]:
     """The row of one model and implementation."""
     import torch
+
+    from retrograd.bench.environment import versions
 
     if impl == CUDA:
         if peers:
@@ -131,6 +136,7 @@ def measure(name: str, impl: str, peers: str | None) -> dict[str, Any]:
         "kernels": kernels,
         "losses": [round(float(value), 3) for value in losses[: WARM_UP + 1]],
         "gpu": torch.cuda.get_device_name(),
+        "versions": versions(("torch", "triton", "transformers", *(PEERS if impl == CUDA else ()))),
     }
 
 
@@ -191,34 +197,6 @@ def of_nn(name: str, impl: str) -> tuple[Callable[[Any], Any], list[Any], str]:
 
     compiled = torch.compile(loss, fullgraph=True) if impl == COMPILED else loss
     return compiled, list(model.parameters()), "retrograd"
-
-
-def draw(path: Path) -> None:
-    """Bars of tokens a second, with the peak memory written on them."""
-    from matplotlib.figure import Figure
-
-    rows = {(row["case"], row["impl"]): row for row in map(json.loads, path.read_text().splitlines())}
-    cases = list(dict.fromkeys(case for case, _ in rows))
-    figure = Figure(figsize=(9, 1 + 1.9 * len(cases)), dpi=130, layout="constrained")
-    for axes, case in zip(figure.subplots(len(cases), 1, squeeze=False)[:, 0], cases, strict=True):
-        shown = [impl for impl in (*reversed(IMPLS[:-1]), SLOW) if (case, impl) in rows]  # from the bottom up
-        speeds = [rows[case, impl]["tokens_s"] / 1000 for impl in shown]
-        bars = axes.barh(shown, speeds, color=["#d1495b" if "retrograd" in impl else "#30638e" for impl in shown])
-        marks = [f" {s:.3g}, {note(rows[case, impl])}" for s, impl in zip(speeds, shown, strict=True)]
-        axes.bar_label(bars, marks, fontsize=8)
-        axes.set_title(f"{case}, a training step of B {BATCH}, T {TIME}, bf16", fontsize=9, loc="left")
-        axes.set_xlabel("thousand tokens a second", fontsize=8)
-        axes.margins(x=0.15)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8)
-    figure.suptitle(next(iter(rows.values()))["gpu"], fontsize=9, x=0.99, ha="right")
-    figure.savefig(path.with_suffix(".png"))
-
-
-def note(row: dict[str, Any]) -> str:
-    """Peak memory, and the batch if it differs."""
-    own = row["shape"]["B"]
-    return f"{row['peak_gib']:.0f} GiB" + (f", B {own}" if own != BATCH else "")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ on a portable path.
 from importlib.util import find_spec
 
 from retrograd._version import __version__
+from retrograd.core.errors import missing
 
 if find_spec("torch") is not None:
     from retrograd.ops.torch_functions import *  # noqa: F403
@@ -18,4 +19,4 @@ else:
     def __getattr__(name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise ModuleNotFoundError('retrograd needs torch: pip install "retrograd[torch]"', name="torch")
+        raise missing("retrograd", "torch")

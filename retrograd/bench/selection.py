@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from math import log, prod
 
-from retrograd.core.cases import Case
+from retrograd.core.cases import Case, matching
 from retrograd.core.room import Room
 
 from .measure import COLD_BYTES, input_sets
@@ -23,7 +22,7 @@ CURVE = 8
 def bench_cases(room: Room, globs: Sequence[str] = ("*",)) -> list[Case]:
     """The cases tagged `bench` whose name matches any of the patterns; raises ValueError if none does."""
     named = room.tagged("bench")
-    found = [case for case in named if any(fnmatchcase(case.name, glob) for glob in globs)]
+    found = matching(named, globs)
     if not found:
         names = ", ".join(case.name for case in named[:4])
         raise ValueError(f"no benchmark case of {room.name} matches {','.join(globs)}; there are {names}, ...")

@@ -10,6 +10,7 @@ def main() -> int:
     """Run the command line; the exit status is 0, 1 after a failure, or 2 for bad input."""
     try:
         import rich  # noqa: F401
+        import torch  # noqa: F401
         import typer  # noqa: F401
     except ImportError as error:
         print(f'retrograd: {error.name} is not installed; pip install "retrograd[cli]"', file=sys.stderr)

@@ -5,44 +5,70 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.table import Column, Table
 
+from retrograd.bench.peers import Peer
+from retrograd.bench.peers import peers as peers_of
 from retrograd.bench.results import LIMITS, Row, Speeds, append, latest, line, read
-from retrograd.bench.selection import bench_cases, chosen_peers
+from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.core.torch.launch import arch_of
 
-from .console import chosen_framework, err, fail, has_cuda, jax_has_gpu, named_room, of_implementation, show, table
+from .chosen import Cases, Ops, chosen_cases, chosen_rooms
+from .console import (
+    Framework,
+    chosen_framework,
+    err,
+    fail,
+    has_cuda,
+    jax_has_gpu,
+    of_implementation,
+    show,
+    table,
+)
+
+
+class Job(NamedTuple):
+    """What is measured of an op."""
+
+    room: Room
+    cases: list[Case]
+    peers: list[Peer]
 
 
 def bench(
-    op: Annotated[str, typer.Argument(help="The op.")],
+    ops: Ops = None,
     peers: Annotated[str | None, typer.Option(help="Peers, comma-separated; '' for none. All by default.")] = None,
-    cases: Annotated[str, typer.Option(help="Patterns of case names, comma-separated.")] = "*",
+    cases: Cases = None,
     framework: Annotated[str | None, typer.Option(help="torch or jax. torch by default.")] = None,
     implementation: Annotated[str | None, typer.Option(help="Only this implementation, such as triton.")] = None,
     out_file: Annotated[Path | None, typer.Option("--out", help="JSON lines are added to this file.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the results as a PNG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the results of one op as a PNG.")] = None,
     plot_only: Annotated[bool, typer.Option("--plot-only", help="Measure nothing: draw what --out holds.")] = False,
 ) -> None:
-    """Measure an op and its peers on this machine's GPU, and draw the results."""
-    room = named_room(op)
+    """Measure ops and their peers on this machine's GPU, and draw the results."""
+    chosen = chosen_rooms(ops)
+    if plot is not None and len(chosen) > 1:
+        fail(f"--plot draws one op, not {', '.join(room.name for room in chosen)}")
     if plot is not None and find_spec("matplotlib") is None:
         fail('--plot needs matplotlib; pip install "retrograd[bench]"')
     if plot_only:
-        rows = stored_rows(room, out_file)
         if plot is None:
             fail("--plot-only needs --plot FILE.png")
+        rows = stored_rows(chosen[0], out_file)
     else:
         if implementation is not None:
             import torch
 
-            room = of_implementation(room, implementation, arch_of(torch.device("cuda", 0)) if has_cuda() else None)
-        rows, failed = measured_rows(room, cases.split(","), peers, chosen_framework(framework or "torch"), out_file)
-        show(table_of(rows, framework))
+            arch = arch_of(torch.device("cuda", 0)) if has_cuda() else None
+            chosen = [of_implementation(room, implementation, arch) for room in chosen]
+        kind = chosen_framework(framework or "torch")
+        rows, failed = measured_rows(jobs_of(chosen, cases, peers, kind), kind, out_file)
+        for room in chosen:
+            show(table_of([row for row in rows if row.op in (room.name, LIMITS)], framework))
         if failed:
             err.print(f"retrograd itself failed on {', '.join(failed)}", style="bold red", markup=False)
             raise typer.Exit(1)
@@ -54,6 +80,26 @@ def bench(
         except ValueError as error:
             fail(str(error))
         err.print(f"drawn: {plot}", highlight=False)
+
+
+def jobs_of(chosen: Sequence[Room], cases: str | None, peers: str | None, framework: str) -> list[Job]:
+    """What to measure of each op; exits if a peer is one of none of the ops."""
+    own = chosen_cases({room.name: room.tagged("bench") for room in chosen}, cases or "*", "benchmark ")
+    known = {room.name: {peer.name: peer for peer in peers_of(room.name, framework)} for room in chosen}
+    named = None if peers is None else [name for name in peers.split(",") if name]
+    for name in named or ():
+        if not any(name in found for found in known.values()):
+            listed = ", ".join(dict.fromkeys(peer for found in known.values() for peer in found)) or "none"
+            fail(f"peer is {name!r}, expected one of the {framework} peers of {' or '.join(known)}: {listed}")
+    return [
+        Job(
+            room,
+            own[room.name],
+            [peer for name, peer in known[room.name].items() if named is None or name in named],
+        )
+        for room in chosen
+        if room.name in own
+    ]
 
 
 def stored_rows(room: Room, path: Path | None) -> list[Row]:
@@ -69,17 +115,8 @@ def stored_rows(room: Room, path: Path | None) -> list[Row]:
     return rows
 
 
-def measured_rows(
-    room: Room, globs: Sequence[str], peers: str | None, framework: str, path: Path | None
-) -> tuple[list[Row], list[str]]:
+def measured_rows(jobs: Sequence[Job], framework: Framework, path: Path | None) -> tuple[list[Row], list[str]]:
     """The rows of a new run, each printed and written once it is measured, and the cases where retrograd failed."""
-    try:
-        chosen = bench_cases(room, globs)
-        peer_list = chosen_peers(
-            room.name, framework, None if peers is None else [name for name in peers.split(",") if name]
-        )
-    except ValueError as error:
-        fail(str(error))
     if not (jax_has_gpu() if framework == "jax" else has_cuda()):
         fail(f"bench measures on a GPU, and {framework} sees none here; --plot-only draws results that are there")
     rows: list[Row] = []
@@ -97,7 +134,7 @@ def measured_rows(
         from retrograd.bench.run_jax import run
     else:
         from retrograd.bench.run import run
-    failed = run(room, chosen, peer_list, emit, note)
+    failed = [name for job in jobs for name in run(job.room, job.cases, job.peers, emit, note)]
     return rows, failed
 
 

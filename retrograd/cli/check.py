@@ -15,9 +15,9 @@ from rich.table import Column, Table
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.core.torch.launch import arch_of
-from retrograd.ops import rooms
 from retrograd.testing.verify import Check, verify
 
+from .chosen import Cases, Ops, chosen_cases, chosen_rooms
 from .console import (
     Framework,
     chosen_device,
@@ -26,7 +26,6 @@ from .console import (
     fail,
     has_jax,
     jax_has_gpu,
-    named_room,
     of_implementation,
     out,
     show,
@@ -37,8 +36,8 @@ Job = tuple[Room, Case, Framework]
 
 
 def check(
-    op: Annotated[list[str] | None, typer.Option(help="An op; can be repeated. All by default.")] = None,
-    case: Annotated[list[str] | None, typer.Option(help="A case by name; can be repeated.")] = None,
+    ops: Ops = None,
+    cases: Cases = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default if available.")] = None,
     framework: Annotated[str | None, typer.Option(help="torch or jax. Both by default, where installed.")] = None,
     implementation: Annotated[
@@ -48,7 +47,7 @@ def check(
 ) -> None:
     """Verify results, gradients and repeatability on this machine; the exit status is 1 if anything fails."""
     place = chosen_device(device)
-    jobs = list(jobs_of(op, case, place, frameworks(framework, place), implementation))
+    jobs = list(jobs_of(ops, cases, place, frameworks(framework, place), implementation))
     checks: list[tuple[Framework, Check]] = []
     errors: list[str] = []
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -88,21 +87,21 @@ def frameworks(requested: str | None, device: str) -> list[Framework]:
 
 
 def jobs_of(
-    ops: list[str] | None, cases: list[str] | None, device: str, kinds: list[Framework], implementation: str | None
+    ops: list[str] | None, cases: str | None, device: str, kinds: list[Framework], implementation: str | None
 ) -> Iterator[Job]:
     """The cases to verify, with their op and framework."""
     tags = ("test", "gpu") if device == "cuda" else ("test",)
-    chosen = [named_room(name) for name in (ops or rooms.NAMES)]
+    chosen = chosen_rooms(ops)
     if implementation is not None:
         chosen = [of_implementation(room, implementation, arch_of(torch.device(device, 0))) for room in chosen]
-    for name in cases or ():
-        if not any(case.name == name for room in chosen for case in room.cases):
-            fail(f"case is {name!r}, which is no case of {' or '.join(room.name for room in chosen)}")
+    if cases is None:
+        own = {room.name: room.tagged(*tags) for room in chosen}
+    else:
+        own = chosen_cases({room.name: room.cases for room in chosen}, cases, "")
     for room in chosen:
         for kind in kinds:
-            for case in room.cases if cases else room.tagged(*tags):
-                if not cases or case.name in cases:
-                    yield room, case, kind
+            for case in own.get(room.name, ()):
+                yield room, case, kind
 
 
 def tables_of(checks: list[tuple[Framework, Check]]) -> Iterator[Table]:

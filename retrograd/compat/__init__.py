@@ -4,6 +4,13 @@
 `retrograd.compat.transformers.patch` replaces the norms of a loaded model.
 """
 
+from importlib.util import find_spec
+
+from retrograd.core.errors import missing
+
+if find_spec("torch") is None:
+    raise missing(__name__, "torch")
+
 from .stand_ins import install, uninstall
 
 __all__ = ["install", "uninstall"]

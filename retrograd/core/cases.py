@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from .declaration import Option
@@ -76,6 +77,11 @@ def in_dtypes(case: Case, other: Mapping[str, str]) -> Case:
 
     inputs = {name: replace(tensor, dtype=swap(tensor.dtype)) for name, tensor in case.inputs.items()}
     return replace(case, inputs=inputs, options={name: swap(value) for name, value in case.options.items()})
+
+
+def matching(cases: Iterable[Case], patterns: Sequence[str]) -> list[Case]:
+    """The cases whose name matches any of the patterns, such as `causal_*`."""
+    return [case for case in cases if any(fnmatchcase(case.name, pattern) for pattern in patterns)]
 
 
 def other_values(option: Option, now: Any) -> list[Any]:

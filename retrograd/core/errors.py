@@ -25,6 +25,12 @@ OPTION_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 MOST_BITS = {"float": 1023, "float?": 1023, "int": 63, "SymInt?": 63}
 
 
+def missing(module: str, framework: str) -> ModuleNotFoundError:
+    """A module of retrograd is imported where its framework, `torch` or `jax`, is not installed."""
+    text = f'{module} needs {framework}: pip install "retrograd[{framework}]"'
+    return ModuleNotFoundError(text, name=framework)
+
+
 def bad_value(op: str, argument: str, got: Any, expected: str) -> ValueError:
     """An argument of the right type whose value cannot be used."""
     long = isinstance(got, int) and got.bit_length() > MOST_BITS["SymInt?"]  # Python refuses to print very long ints

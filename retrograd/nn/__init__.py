@@ -3,6 +3,13 @@
 Parameter names, shapes and initialisation are those of state-spaces/mamba, so that its checkpoints load by key.
 """
 
+from importlib.util import find_spec
+
+from retrograd.core.errors import missing
+
+if find_spec("torch") is None:
+    raise missing(__name__, "torch")
+
 from retrograd.models.config import MambaConfig
 
 from .block import Block

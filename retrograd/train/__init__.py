@@ -1,5 +1,12 @@
 """Training of a byte-level language model; runs are bitwise reproducible, also if stopped and resumed."""
 
+from importlib.util import find_spec
+
+from retrograd.core.errors import missing
+
+if find_spec("torch") is None:
+    raise missing(__name__, "torch")
+
 from .data import Split, Windows, stdlib, text_at
 from .loop import Trainer, parameters
 from .metrics import Row

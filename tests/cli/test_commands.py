@@ -23,6 +23,7 @@ from retrograd.ops import rooms
 from retrograd.testing.verify import Check
 
 ROOM = rooms.room("rms_norm")
+ALIKE = ("check", "bench")  # commands that choose ops and cases in the same way
 
 
 def test_info_of_an_op_lists_what_it_takes() -> None:
@@ -33,9 +34,9 @@ def test_info_of_an_op_lists_what_it_takes() -> None:
 
 
 @without_gpu
-@pytest.mark.parametrize("command", [("check", "--op", "rms_norm"), ("bench", "rms_norm")], ids=["check", "bench"])
-def test_an_implementation_is_run_alone_or_not_at_all(command: tuple[str, ...]) -> None:
-    assert "no kernel runs on this device" in refused(*command, "--implementation", "triton")
+@pytest.mark.parametrize("command", ALIKE)
+def test_an_implementation_is_run_alone_or_not_at_all(command: str) -> None:
+    assert "no kernel runs on this device" in refused(command, "rms_norm", "--implementation", "triton")
 
 
 def test_info() -> None:
@@ -46,7 +47,7 @@ def test_info() -> None:
     assert "portable" in result.stdout
 
 
-CHECK = ("check", "--op", "causal_conv1d", "--case", "plain", "--device", "cpu", "--framework", "torch")
+CHECK = ("check", "causal_conv1d", "--cases", "plain", "--device", "cpu", "--framework", "torch")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_version_names_those_of_the_frameworks_too() -> None:
 
 
 def test_python_m_retrograd_is_the_command() -> None:
-    ran = subprocess.run([sys.executable, "-m", "retrograd", "check", "--op", "x"], capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-m", "retrograd", "check", "x"], capture_output=True, text=True)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr.startswith("retrograd: op is 'x', expected one of rms_norm")
 
@@ -107,8 +108,8 @@ def test_help(command: str | None) -> None:
 
 
 def test_check_passes() -> None:
-    options = ("--op", "rms_norm", "--case", "plain", "--case", "prenorm", "--device", "cpu", "--framework", "torch")
-    result = run("check", *options)
+    options = ("--cases", "plain,pren*rm", "--device", "cpu", "--framework", "torch")
+    result = run("check", "rms_norm", *options)
     assert result.exit_code == 0, result.output
     assert "d residual" in result.stdout
     assert "8 quantities, 8 within budget, 8 repeat to the bit" in result.stdout
@@ -117,7 +118,7 @@ def test_check_passes() -> None:
 
 def test_check_in_jax() -> None:
     pytest.importorskip("jax")
-    result = run("check", "--op", "rms_norm", "--case", "plain", "--device", "cpu", "--framework", "jax")
+    result = run("check", "rms_norm", "--cases", "plain", "--device", "cpu", "--framework", "jax")
     assert result.exit_code == 0, result.output
     assert "jax on cpu: 3 quantities" in result.stdout
 
@@ -142,20 +143,41 @@ def raises(x: torch.Tensor, **arguments: Any) -> Any:
 )
 def test_check_fails(broken: Callable[..., Any], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms, "room", lambda name: dataclasses.replace(ROOM, torch=broken))
-    result = run("check", "--op", "rms_norm", "--case", "no_weight", "--device", "cpu", "--framework", "torch")
+    result = run("check", "rms_norm", "--cases", "no_weight", "--device", "cpu", "--framework", "torch")
     assert result.exit_code == 1, result.output
     assert text.replace("1 quantities", "quantities failed") in result.stdout
 
 
+def test_check_of_several_ops() -> None:
+    options = ("--cases", "plain", "--device", "cpu", "--framework", "torch")
+    result = run("check", "rms_norm", "causal_conv1d", "rms_norm", *options)
+    assert result.exit_code == 0, result.output
+    assert "rms_norm in torch" in result.stdout
+    assert "causal_conv1d in torch" in result.stdout
+    assert "torch on cpu: 6 quantities" in result.stdout  # of each op once
+
+
+@pytest.mark.parametrize("command", ALIKE)
+def test_ops_and_cases_are_named_alike(command: str) -> None:
+    expected = "op is 'soft_max', expected one of rms_norm, linear_scan"
+    assert expected in refused(command, "soft_max")
+    assert expected in refused(command, "rms_norm", "soft_max", "--cases", "plain")
+    found = refused(command, "rms_norm", "ssd", "--cases", "nothing,none*")
+    assert "--cases is 'nothing,none*', which matches no" in found
+    assert "case of rms_norm or ssd" in found
+    found = refused(command, "rms_norm", "--cases", "*,nothing")
+    assert "--cases is 'nothing', which matches no" in found
+
+
 def test_bad_input(tmp_path: Path) -> None:
-    assert "op is 'soft_max', expected one of rms_norm" in refused("check", "--op", "soft_max")
-    assert "case is 'nothing'" in refused("check", "--case", "nothing")
     assert "--device is 'tpu', expected cpu or cuda" in refused("check", "--device", "tpu")
     assert "--framework is 'numpy'" in refused("check", "--framework", "numpy", "--device", "cpu")
-    assert "op is 'soft_max'" in refused("bench", "soft_max")
-    assert "no benchmark case" in refused("bench", "rms_norm", "--cases", "nothing")
-    assert "peer is 'nobody'" in refused("bench", "rms_norm", "--peers", "nobody")
-    assert "cannot be read" in refused("bench", "rms_norm", "--plot-only", "--out", str(tmp_path / "none.jsonl"))
+    assert "peer is 'nobody', expected one of the torch peers" in refused("bench", "rms_norm", "--peers", "nobody")
+    assert "peer is 'nobody', expected one of the torch peers" in refused("bench", "--peers", "quack,nobody")
+    several = ("bench", "rms_norm", "ssd", "--plot", str(tmp_path / "a.png"))
+    assert "--plot draws one op, not rms_norm, ssd" in refused(*several)
+    plot_only = ("bench", "rms_norm", "--plot-only", "--plot", str(tmp_path / "a.png"), "--out")
+    assert "cannot be read" in refused(*plot_only, str(tmp_path / "none.jsonl"))
 
 
 @without_gpu

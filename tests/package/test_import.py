@@ -43,10 +43,10 @@ info()
 """
 
 
-def output_of(script: str, folder: Path | None = None) -> str:
-    """The output of a script in a new process, in a folder."""
-    command = [sys.executable, "-c", script]  # it imports what its folder has, before what is installed
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
+def run(script: str, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a script in a new process, in a folder."""
+    command = [sys.executable, "-c", script, *arguments]  # it imports what its folder has, before what is installed
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("installed")
     shutil.copytree(Path(retrograd.__file__).parent, folder / "retrograd")
     subprocess.run([sys.executable, "-m", "compileall", "-q", str(folder)], check=True)
-    report: dict[str, Any] = json.loads(output_of(IMPORT, folder))
+    report: dict[str, Any] = json.loads(run(IMPORT, folder=folder).stdout)
     assert Path(report["file"]).is_relative_to(folder)
     return report
 
@@ -71,7 +71,7 @@ def test_import_brings_neither_jax_nor_triton_nor_cuda(imported: dict[str, Any])
 
 
 def test_where_triton_is_not_installed_both_frameworks_take_the_portable_path() -> None:
-    assert "portable" in output_of(WITHOUT_TRITON)
+    assert "portable" in run(WITHOUT_TRITON).stdout
 
 
 WITHOUT_TORCH = """
@@ -86,15 +86,24 @@ config = nn.MambaConfig(d_model=8, n_layer=1, vocab_size=16)
 params = nn.init(jax.random.key(0), config)
 print(nn.language_model(params, config, jax.numpy.zeros((1, 4), "int32")).shape)
 print(retrograd.__version__)
-try:
-    retrograd.rms_norm
-except ModuleNotFoundError as error:
-    print(error)
+from importlib import import_module
+from retrograd.cli import main
+for use in (lambda: retrograd.rms_norm, *(lambda name=name: import_module(name) for name in sys.argv[1:])):
+    try:
+        use()
+    except ModuleNotFoundError as error:
+        print(error)
+print(main())
 """
+FOR_TORCH = ("retrograd.nn", "retrograd.compat", "retrograd.compat.liger", "retrograd.train")
 
 
 def test_the_face_for_jax_needs_no_torch_and_that_for_pytorch_says_what_to_install() -> None:
-    lines = output_of(WITHOUT_TORCH).splitlines()
+    ran = run(WITHOUT_TORCH, *FOR_TORCH)
+    lines = ran.stdout.splitlines()
     assert lines[0] == "(1, 4, 2)"
     assert lines[1] == "(1, 4, 16)"
-    assert lines[-1] == 'retrograd needs torch: pip install "retrograd[torch]"'
+    parts = ["retrograd", "retrograd.nn", "retrograd.compat", "retrograd.compat", "retrograd.train"]
+    assert lines[3:-1] == [f'{name} needs torch: pip install "retrograd[torch]"' for name in parts]
+    assert lines[-1] == "2"
+    assert ran.stderr.splitlines()[-1] == 'retrograd: torch is not installed; pip install "retrograd[cli]"'
