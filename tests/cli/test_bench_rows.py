@@ -108,7 +108,8 @@ def test_selection() -> None:
 
 
 def test_peers() -> None:
-    assert [peer.name for peer in peers("rms_norm", "torch")] == ["torch", "torch.compile", "liger", "quack"]
+    names = ["torch", "torch.compile", "liger", "liger_cute", "quack"]
+    assert [peer.name for peer in peers("rms_norm", "torch")] == names
     assert [peer.name for peer in peers("rms_norm", "jax")] == ["xla"]
     assert peers("no_such_op", "torch") == ()
     for peer in peers("rms_norm", "torch"):
