@@ -77,10 +77,10 @@ def flash_attn_varlen_func(
     assert cu_seqlens_q is not None
     assert cu_seqlens_k is not None
     assert max_seqlen_q == max_seqlen_k == 4
-    parts = [
-        flash_attn_func(*(x[None, start:end] for x in (q, k, v)), **more)[0][0]
-        for start, end in pairwise(cu_seqlens_q.tolist())
-    ]
+    parts = []
+    for start, end in pairwise(cu_seqlens_q.tolist()):
+        own = slice(start, end)
+        parts.append(flash_attn_func(q[None, own], k[None, own], v[None, own], **more)[0][0])
     return torch.cat(parts), None
 
 
