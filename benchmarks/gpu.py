@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("ops", nargs="+", metavar="op")
     parser.add_argument("--results", type=Path, help="folder for the results; benchmarks/results/<gpu> by default")
     parser.add_argument("--cases", help="patterns of case names, comma-separated; by default all, in jax fewer")
-    parser.add_argument("--peers", help="peers in torch, comma-separated; all by default")
+    parser.add_argument("--peers", help="peers, comma-separated, '' for none; in torch alone without --framework")
     parser.add_argument("--no-tests", action="store_true", help="skip the contract; the rows count as red")
     parser.add_argument("--contract", type=Path, help="contract.json of an earlier run of this code, used instead")
     parser.add_argument("--no-bench", action="store_true", help="only the contract")
@@ -67,16 +67,17 @@ def main() -> int:
     if arguments.no_bench:
         return 1 if red else 0
     frameworks = ["torch", *(["jax"] if importlib.util.find_spec("jax") else [])]
-    chosen = {"--cases": arguments.cases, "--peers": arguments.peers}
-    forwarded = [word for name, value in chosen.items() if value for word in (name, value)]
+    cases = ["--cases", arguments.cases] if arguments.cases else []
+    peers = [] if arguments.peers is None else ["--peers", arguments.peers]
     rows = {op: folder / f"{op}{'.red' if op in red else ''}.jsonl" for op in arguments.ops}
     for path in rows.values():
         path.unlink(missing_ok=True)
     measured = []
     for framework in frameworks:
         for op, path in rows.items():
-            command = [sys.executable, __file__, op, "--results", str(folder), "--rows", path.name, *forwarded]
-            measured.append(step(f"{op} in {framework}", [*command, "--framework", framework]))
+            command = [sys.executable, __file__, op, "--results", str(folder), "--rows", path.name, *cases]
+            own = ["--framework", framework, *(peers if framework == "torch" else [])]
+            measured.append(step(f"{op} in {framework}", [*command, *own]))
     for path in filter(Path.exists, rows.values()):
         draw_file(path)
     print(f"rows: {', '.join(map(str, rows.values()))}", flush=True)
@@ -155,7 +156,7 @@ def measure(arguments: argparse.Namespace, path: Path) -> int:
         from retrograd.bench.run import run
     if arch := arch_of(torch.device("cuda")):
         compile_ahead(op, cases, arch)
-    names = arguments.peers.split(",") if arguments.peers and framework == "torch" else None
+    names = None if arguments.peers is None else [name for name in arguments.peers.split(",") if name]
     rows: list[Row] = []
 
     def emit(row: Row) -> None:

@@ -1,9 +1,13 @@
 """Limits, rows, the choice of cases and peers, and a whole run on the CPU with a fake clock."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from bench_sample import LIMITS, fake_clock, record, sample_rows
+from torch import Tensor
 
 from retrograd.bench.environment import folder_name, versions
 from retrograd.bench.limits import COPY_BYTES, EXP_ROUNDS, EXP_TILE, EXPS, Limits, exp_program
@@ -108,12 +112,45 @@ def test_selection() -> None:
 
 
 def test_peers() -> None:
-    assert [peer.name for peer in peers("rms_norm", "torch")] == ["torch", "torch.compile", "liger", "quack"]
+    names = ["torch", "torch.compile", "liger", "liger_cute", "quack"]
+    assert [peer.name for peer in peers("rms_norm", "torch")] == names
     assert [peer.name for peer in peers("rms_norm", "jax")] == ["xla"]
     assert peers("no_such_op", "torch") == ()
     for peer in peers("rms_norm", "torch"):
         with pytest.raises(NotApplicableError, match="it takes no group_size"):
             peer.build(ROOM.case("mamba2") if peer.name.startswith("torch") else ROOM.case("groups"))
+
+
+class LigerRMSNormFunction:
+    """Liger's function, with the arguments that it has in each of its implementations."""
+
+    @staticmethod
+    def apply(X: Tensor, W: Tensor | None, eps: float, offset: float, casting_mode: str, in_place: bool) -> Tensor:
+        assert (offset, casting_mode, in_place) == (0.0, "llama", False)
+        return torch.nn.functional.rms_norm(X, X.shape[-1:], None if W is None else W.to(X.dtype), eps)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("liger", "liger_kernel.ops.rms_norm"), ("liger_cute", "liger_kernel.ops.cutedsl.ops.rms_norm")],
+)
+def test_implementations_of_liger(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(LigerRMSNormFunction=LigerRMSNormFunction))
+    rows: list[Row] = []
+    notes: list[str] = []
+    (peer,) = chosen_peers("rms_norm", "torch", [name])
+    recorded = record(rows.append, notes.append)
+    assert time_cases(recorded, [ROOM.case("plain")], [peer], fake_clock(), "cpu") == []
+    assert not notes
+    assert {row.pass_ for row in rows if row.impl == name and row.device_ms is not None} == {"fwd", "bwd"}
+    with pytest.raises(NotApplicableError, match="it takes no bias"):
+        peer.build(ROOM.case("bias"))
+
+
+def test_a_norm_of_liger_in_cute_takes_no_residual() -> None:
+    (peer,) = chosen_peers("rms_norm", "torch", ["liger_cute"])
+    with pytest.raises(NotApplicableError, match="it takes no residual"):
+        peer.build(ROOM.case("prenorm"))
 
 
 def test_run_on_the_cpu() -> None:

@@ -1,6 +1,7 @@
-"""How `benchmarks/gpu.py` reads the report of the contract."""
+"""How `benchmarks/gpu.py` reads the report of the contract, and what it measures."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,3 +70,61 @@ def test_a_verdict_counts_for_its_code(script: ModuleType, tmp_path: Path, monke
     assert script.ops_not_green(path, OPS) == {"selective_scan"}
     monkeypatch.setattr(script, "tested_code", lambda: "other")
     assert script.ops_not_green(path, OPS) == set(OPS)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr("retrograd.core.torch.launch.arch_of", lambda device: None)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("peers", ["fla", ""])
+def test_peers_of_a_whole_run_are_those_of_torch(
+    script: ModuleType, peers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jax")
+    commands: list[list[str]] = []
+    monkeypatch.setattr(script, "step", lambda name, command: commands.append(command))
+    monkeypatch.setattr(
+        sys, "argv", ["gpu.py", "linear_scan", "--no-tests", "--peers", peers, "--results", str(tmp_path)]
+    )
+    assert script.main() == 1
+    in_torch, in_jax = commands
+    assert in_torch[-4:] == ["--framework", "torch", "--peers", peers]
+    assert in_jax[-2:] == ["--framework", "jax"]
+    assert "--peers" not in in_jax
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("framework", "peers", "names"),
+    [
+        ("torch", ["--peers", "fla"], ["fla"]),
+        ("jax", ["--peers", "lax.scan"], ["lax.scan"]),
+        ("jax", ["--peers", ""], []),
+        ("jax", [], ["lax.associative_scan", "lax.scan"]),
+    ],
+)
+def test_peers_of_one_framework(
+    script: ModuleType,
+    framework: str,
+    peers: list[str],
+    names: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("jax")
+    measured: list[str] = []
+
+    def run(op: Any, cases: Any, peers: Any, *more: Any) -> list[str]:
+        measured.extend(peer.name for peer in peers)
+        return []
+
+    monkeypatch.setattr(f"retrograd.bench.run{'_jax' if framework == 'jax' else ''}.run", run)
+    monkeypatch.setattr(
+        sys, "argv", ["gpu.py", "linear_scan", "--framework", framework, "--results", str(tmp_path), *peers]
+    )
+    assert script.main() == 0
+    assert measured == names

@@ -135,10 +135,14 @@ def varlen(case: Case) -> Function:
     return call
 
 
-def flash(case: Case, module: str, **more: Any) -> Function:
-    """The flash-attention package: FA2's CUDA kernels, or FA4's in CuTe; packed sequences by its function for these."""
+def flash(case: Case, module: str, arguments: frozenset[str] = frozenset(), **more: Any) -> Function:
+    """The flash-attention package: FA2's CUDA kernels, or FA4's in CuTe; packed sequences by its function for these.
+
+    `arguments` are those that FA4 alone takes.
+    """
     packed = "cu_seqlens_q" in case.inputs
-    check_takes(case, ARRAYS | {"cu_seqlens_q", "cu_seqlens_k"}, frozenset({"causal", "window", "scale", "softcap"}))
+    taken = ARRAYS | {"cu_seqlens_q", "cu_seqlens_k"} | arguments
+    check_takes(case, taken, frozenset({"causal", "window", "scale", "softcap"}))
     attention = load(module, "flash_attn_varlen_func" if packed else "flash_attn_func")
     options = {
         "causal": bool(case.options.get("causal")),
@@ -151,16 +155,19 @@ def flash(case: Case, module: str, **more: Any) -> Function:
 
     def call(inputs: Mapping[str, Tensor]) -> Tensor:
         q, k, v = (inputs[name] for name in "qkv")
+        sinks = {"learnable_sink": inputs["sinks"]} if "sinks" in inputs else {}
         if packed:
             bounds = {name: inputs[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
-            found = attention(*(x.flatten(0, 1) for x in (q, k, v)), **bounds, **lengths, **options)
+            found = attention(*(x.flatten(0, 1) for x in (q, k, v)), **bounds, **lengths, **sinks, **options)
         else:
-            found = attention(q, k, v, **options)
+            found = attention(q, k, v, **sinks, **options)
         out: Tensor = found[0] if isinstance(found, tuple) else found
         return out.unflatten(0, inputs["q"].shape[:2]) if packed else out
 
     return call
 
+
+fa4 = partial(flash, module="flash_attn.cute.interface", arguments=frozenset({"sinks"}))
 
 PEERS = (
     Peer("cudnn", partial(sdpa, backend=SDPBackend.CUDNN_ATTENTION), "torch"),
@@ -168,6 +175,6 @@ PEERS = (
     Peer("varlen_flash", varlen, "torch"),
     Peer("flex_attention", flex, "torch", costly=True),
     Peer("flash_attn", partial(flash, module="flash_attn"), "flash_attn"),
-    Peer("fa4", partial(flash, module="flash_attn.cute.interface"), "flash-attn-4"),
-    Peer("fa4_reproducible", partial(flash, module="flash_attn.cute.interface", deterministic=True), "flash-attn-4"),
+    Peer("fa4", fa4, "flash-attn-4"),
+    Peer("fa4_reproducible", partial(fa4, deterministic=True), "flash-attn-4"),
 )

@@ -44,15 +44,26 @@ def torch_compile(case: Case) -> Function:
 
 def liger(case: Case) -> Function:
     """Liger's Triton kernels; with a residual, its separate kernel for the sum and the norm."""
-    epsilon = eps(case)
     if "residual" in case.inputs:
+        epsilon = eps(case)
         check_takes(case, frozenset({"x", "weight", "residual"}), OPTIONS)
         if not case.options.get("prenorm"):
             raise NotApplicableError("it returns the sum always")
         add = load("liger_kernel.ops.fused_add_rms_norm", "LigerFusedAddRMSNormFunction").apply
         return lambda inputs: add(inputs["x"], inputs["residual"], inputs["weight"], epsilon, 0.0, "llama", False)
+    return liger_norm(case, "liger_kernel.ops.rms_norm")
+
+
+def liger_cute(case: Case) -> Function:
+    """Liger's CuTe DSL kernels, of which one computes dx and the parts of dweight."""
+    return liger_norm(case, "liger_kernel.ops.cutedsl.ops.rms_norm")
+
+
+def liger_norm(case: Case, module: str) -> Function:
+    """One of Liger's implementations of the norm alone."""
     check_takes(case, frozenset({"x", "weight"}), frozenset({"eps"}))
-    norm = load("liger_kernel.ops.rms_norm", "LigerRMSNormFunction").apply
+    epsilon = eps(case)
+    norm = load(module, "LigerRMSNormFunction").apply
     return lambda inputs: norm(inputs["x"], inputs.get("weight"), epsilon, 0.0, "llama", False)
 
 
@@ -75,5 +86,6 @@ PEERS = (
     Peer("torch", torch_formula, "torch"),
     Peer("torch.compile", torch_compile, "torch", costly=True),
     Peer("liger", liger, "liger-kernel"),
+    Peer("liger_cute", liger_cute, "liger-kernel"),
     Peer("quack", quack, "quack-kernels"),
 )
