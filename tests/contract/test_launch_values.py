@@ -16,7 +16,9 @@ from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import arguments, signature
 from retrograd.core.jax import launch as jax_launch
 from retrograd.core.program import Array, Launch, Program
+from retrograd.core.spec import Param
 from retrograd.core.torch import launch as torch_launch
+from retrograd.ops.rms_norm.op import OP
 from retrograd.ops.rms_norm.room import ROOM
 from retrograd.ops.rms_norm.triton import launches
 
@@ -81,3 +83,12 @@ def test_a_program_of_an_op_is_refused_when_it_is_planned(monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match=r"^forward_whole: values without a parameter: STAGES$"):
         mutated(lambda flags: {**flags, "STAGES": 2})
     mutated(lambda flags: flags)
+
+
+def test_a_parameter_with_the_name_of_a_float_option_gets_its_value() -> None:
+    spec = OP.spec({"x": Param((4, 64), "float32"), "weight": Param((64,), "float32")}, {"eps": 1})
+    program = OP.forward(spec).program({}, SM_90)
+    assert program is not None
+    eps, offset = (program.launches[0].scalars[name] for name in ("eps", "weight_offset"))
+    assert (eps, offset) == (1.0, 0.0)
+    assert isinstance(eps, float)
