@@ -18,6 +18,7 @@ from retrograd.ops.ssd import cases as ssd
 from retrograd.testing.contract import drawn
 from retrograd.testing.draw import call, options
 
+# Of another op all cases that are small enough for the interpreter.
 NAMED = {
     "rms_norm": ("plain", "prenorm", "qk_norm_bias", "hidden_768", "looped_backward", "looped"),
     "causal_conv1d": ("silu", "one_channel", "states", "packed_states", "short"),
@@ -69,7 +70,9 @@ MORE = {"selective_scan": GLUON, "ssd": SSD + HOPPER}
 
 def cases(op: str) -> list[Case]:
     """The calls of an op."""
-    return [room(op).case(name) for name in NAMED[op]] + MORE.get(op, [])
+    one = room(op)
+    named = [one.case(name) for name in NAMED[op]] if op in NAMED else one.tagged("interpreter")
+    return named + MORE.get(op, [])
 
 
 def run(op: str, case: Case, function: Callable[..., Any] | None = None) -> None:

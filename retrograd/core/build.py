@@ -16,7 +16,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from .arch import Arch
 from .dtypes import TRITON
-from .program import ALIGNMENT, Array, Launch, Scalar
+from .program import ALIGNMENT, Array, Launch
 
 INT32_MAX = 2**31 - 1
 Path = tuple[int, ...]  # a parameter's index; a second number is the index within a tuple
@@ -37,7 +37,11 @@ def signature(launch: Launch, arrays: dict[str, Array]) -> Signature:
     Absent arrays and run-time integers equal to 1 become constants, so that the compiler removes their code. Other
     integers get a hint: the largest power of two up to 16 that divides them. A kernel's `do_not_specialize` parameters
     get neither: batch sizes are passed this way, so that a row is computed by the same binary in every batch.
+
+    Raises:
+        ValueError: see `Launch.check_values`.
     """
+    launch.check_values()
     types: list[tuple[str, Any]] = []
     constants: list[tuple[Path, Any]] = []
     hints: list[tuple[Path, int]] = []
@@ -78,8 +82,7 @@ def signature(launch: Launch, arrays: dict[str, Array]) -> Signature:
             types.append((name, type(own)(*parts)))
         elif name in launch.arrays and launch.arrays[name] is not None:
             types.append((name, pointer(launch.arrays[name], (place,))))
-        elif name in launch.scalars:
-            value: Scalar = launch.scalars[name]
+        elif (value := launch.scalars.get(name)) is not None:
             specialize = not parameter.do_not_specialize
             if isinstance(value, tuple):
                 kinds = tuple(scalar(item, (place, i), specialize) for i, item in enumerate(value))
@@ -98,10 +101,15 @@ def divisor(value: int) -> int:
 
 
 def arguments(launch: Launch) -> list[Any]:
-    """The kernel's arguments in order; an array's name is in the place of its address, also within a named tuple."""
+    """The kernel's arguments in order; an array's name is in the place of its address, also within a named tuple.
+
+    Raises:
+        ValueError: see `Launch.check_values`.
+    """
+    launch.check_values()
     strided = {name: type(own)(launch.arrays[name], *own[1:]) for name, own in launch.strided.items()}
     values = {**launch.scalars, **launch.constants, **launch.arrays, **strided}
-    return [values.get(name) for name in launch.kernel.arg_names]
+    return [values[name] for name in launch.kernel.arg_names]
 
 
 @cache

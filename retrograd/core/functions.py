@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
+import keyword
 import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from .declaration import Argument, Option, Result
@@ -14,6 +17,7 @@ from .op import Op
 from .spec import CallSpec, arguments, options
 
 WIDTH = 120
+Asked = dict[str, bool]  # option that returns a result -> whether it is set
 
 
 @dataclass(frozen=True)
@@ -53,41 +57,62 @@ mode. First gradients in reverse mode come from the kernels; all others from pla
 
 
 def function(op: Op, face: Face) -> str:
-    """The source of an op's public function, with an overload for each number of results."""
+    """The source of an op's public function.
+
+    It returns a tuple of the results that are asked for, in the declared order, or the result itself where it is the
+    only one. There is an overload for each set of results.
+
+    Raises:
+        ValueError: for results among which a user could not choose by options.
+    """
     call = op.call
-    optional = [r for r in call.results if _asked_by(r)]
-    if not optional:
-        return _definition(call, face, _returned(call.results, face)) + _body(op, face)
-    (last,) = optional
-    asked = _asked_by(last)
-    rest = tuple(r for r in call.results if r is not last)
-    one, all_ = _returned(rest, face), _returned(call.results, face)
+    ways = _ways(call)
+    if len(ways) == 1:
+        return _definition(call, face, _annotation(call.results, face)) + _body(op, face)
     parts = [
-        "@overload\n" + _definition(call, face, one, asked=(asked, False)) + " ...\n",
-        "@overload\n" + _definition(call, face, all_, asked=(asked, True)) + " ...\n",
-        _definition(call, face, f"{face.array} | tuple[{', '.join([face.array] * len(call.results))}]"),
+        f"@overload\n{_definition(call, face, _annotation(returned, face), asked)} ...\n" for asked, returned in ways
     ]
-    return "\n\n".join(parts) + _body(op, face)
+    numbers = sorted({len(returned) for _, returned in ways})
+    kinds = [face.array if number == 1 else f"tuple[{', '.join([face.array] * number)}]" for number in numbers]
+    return "\n\n".join([*parts, _definition(call, face, " | ".join(kinds))]) + _body(op, face)
+
+
+def _ways(call: type[CallSpec]) -> list[tuple[Asked, tuple[Result, ...]]]:
+    """The results that are returned for each setting of the options that ask for results, from none set to all."""
+    asked_by = {result: _asked_by(call, result) for result in call.results}
+    names = list(dict.fromkeys(name for name in asked_by.values() if name is not None))
+    settings = [dict(zip(names, values, strict=True)) for values in product((False, True), repeat=len(names))]
+    ways = [(asked, tuple(r for r, name in asked_by.items() if name is None or asked[name])) for asked in settings]
+    if not ways[0][1]:
+        raise ValueError(f"{call.op}: expected a result that is always returned")
+    return ways
 
 
 def update(op: Op, call: type[CallSpec], face: Face) -> str:
     """The source of the public function for a step of generation, declared by `call`."""
     passed = ", ".join((_dict(call), _options(call, face)))
     body = f"    return step_of_{op.name}({_private(op)}, *_check_{call.op}({passed}))\n"
-    return _definition(call, face, _returned(call.results, face)) + _docstring(call, face) + body
+    return _definition(call, face, _annotation(call.results, face)) + _docstring(call, face) + body
 
 
 def _private(op: Op) -> str:
     return f"_{op.name}"
 
 
-def _asked_by(result: Result) -> str | None:
+def _asked_by(call: type[CallSpec], result: Result) -> str | None:
     """The option that a user sets to get a result; None where it is always returned."""
-    return result.returned or result.when
+    where, asked = f"{call.op}: {result.name}", result.returned if result.instead else result.returned or result.when
+    if result.instead and result.when not in arguments(call):
+        raise ValueError(f"{where} is computed when {result.when}, expected an argument, since it has `instead`")
+    if result.returned and result.when not in (None, result.returned) and not result.instead:
+        raise ValueError(f"{where} may be returned where it is not computed, expected an argument `instead`")
+    if asked is not None and (asked not in options(call) or options(call)[asked].kind != "bool"):
+        raise ValueError(f"{where} is returned by {asked}, expected a bool option")
+    return asked
 
 
-def _definition(call: type[CallSpec], face: Face, returns: str, asked: tuple[str | None, bool] | None = None) -> str:
-    """The `def` line; `asked`: for an overload, the option that returns a result, and its value."""
+def _definition(call: type[CallSpec], face: Face, returns: str, asked: Asked | None = None) -> str:
+    """The `def` line; `asked` for an overload."""
     positional: list[str] = []
     others: list[str] = []
     for name, declared in arguments(call).items():
@@ -96,8 +121,8 @@ def _definition(call: type[CallSpec], face: Face, returns: str, asked: tuple[str
         (positional if not declared.optional or declared.positional else others).append(text)
     for name, option in options(call).items():
         kind, default = _option_type(option, face), "..." if asked else _default(option)
-        if asked and asked[0] == name:
-            others.append(f"{name}: Literal[{asked[1]}]" + ("" if asked[1] else " = ..."))
+        if asked and name in asked:
+            others.append(f"{name}: Literal[{asked[name]}]" + (" = ..." if asked[name] == option.default else ""))
         else:
             others.append(f"{name}: {kind} = {default}")
     parameters = ", ".join([*positional, *(["*", *others] if others else [])])
@@ -119,7 +144,7 @@ def _arrays(shape: str, kinds: tuple[str, ...], face: Face) -> str:
     return " | ".join(f'{kind}[{face.array}, "{form}"]' for form in spaced for kind in kinds)
 
 
-def _returned(results: tuple[Result, ...], face: Face) -> str:
+def _annotation(results: tuple[Result, ...], face: Face) -> str:
     types = [_arrays(result.shape, result.kinds, face) for result in results]
     return types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
 
@@ -162,15 +187,28 @@ def _body(op: Op, face: Face) -> str:
     call = op.call
     passed = f"{_private(op)}({_dict(call)}, {_options(call, face)})"
     ignored = "  # type: ignore[return-value]" if face is TORCH else ""
-    names = [f"{result.name}_" if result.name == "sum" else result.name for result in call.results]
-    lines = [f"{', '.join(names)} = {passed}"]
-    last = call.results[-1]
-    asked = _asked_by(last)
-    if last.instead:
-        lines += [f"if {last.when} is None:", f"    {names[-1]} = {face.copy.format(last.instead)}"]
-        lines[-2] = f"if {asked} and {last.when} is None:"
-    lines.append(f"return ({', '.join(names)}) if {asked} else {names[0]}{ignored}")
+    names = {result: _variable(call, result) for result in call.results}
+    lines = [f"{', '.join(names.values())}{',' if len(names) == 1 else ''} = {passed}"]
+    for result, name in names.items():
+        if result.instead:
+            wanted = " and ".join(filter(None, (_asked_by(call, result), f"{result.when} is None")))
+            lines += [f"if {wanted}:", f"    {name} = {face.copy.format(result.instead)}"]
+    values: list[tuple[str, str]] = []  # condition, what is returned under it; the last has no condition
+    for asked, returned in reversed(_ways(call)):
+        those = f"({', '.join(names[r] for r in returned)})" if len(returned) > 1 else names[returned[0]]
+        values.append((" and ".join(name for name, is_set in asked.items() if is_set), those))
+    for wanted, those in values[:-2]:
+        lines += [f"if {wanted}:", f"    return {those}{ignored}"]
+    either = " else ".join(f"{those} if {wanted}" if wanted else those for wanted, those in values[-2:])
+    lines.append(f"return {either}{ignored}")
     return _docstring(call, face) + textwrap.indent("\n".join(lines), "    ") + "\n"
+
+
+def _variable(call: type[CallSpec], result: Result) -> str:
+    """The name of a result in the function's body."""
+    name = result.name
+    taken = name in arguments(call) or name in options(call) or hasattr(builtins, name) or keyword.iskeyword(name)
+    return f"{name}_" if taken else name
 
 
 def _docstring(call: type[CallSpec], face: Face) -> str:
@@ -178,8 +216,16 @@ def _docstring(call: type[CallSpec], face: Face) -> str:
 
 
 def _documented(call: type[CallSpec], face: Face) -> Iterator[str]:
-    """The lines of a docstring."""
+    """The lines of a docstring.
+
+    Raises:
+        ValueError: the declaration lacks a text.
+    """
     cls: Any = call
+    if missing := [name for name in ("RETURNS", "TORCH_EXAMPLE", "JAX_EXAMPLE") if not hasattr(cls, name)]:
+        raise ValueError(
+            f"{call.op}: {call.__module__}.{call.__name__} lacks {', '.join(missing)}, texts of the docstring"
+        )
     yield inspect.cleandoc(cls.__doc__)
     yield ""
     if face is JAX:

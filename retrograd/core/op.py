@@ -61,8 +61,9 @@ class Implementation:
 
     - `suits(spec, arch, which)`: whether the kernels run this call, all of whose arguments and options are in `takes`.
     - `planned(spec, arch, which)`: the plan: tile sizes and the like, as one value.
-    - `forward` and `backward(spec, inputs, outputs, layouts, arch, plan)`: the program. A constant of a kernel that has
-      an option's name, in capitals, is that option's value; the launches need not say so.
+    - `forward` and `backward(spec, inputs, outputs, layouts, arch, plan)`: the program. The launches need not name the
+      options: a kernel's constant with an option's name, in capitals, gets its value, and so does a parameter with the
+      name of a float option.
 
     That module is imported only when a call is planned, because it imports the kernels and so Triton.
 
@@ -103,7 +104,10 @@ class Implementation:
             plan = replan(plan)
         schedule = self._launches.forward if which == "fwd" else self._launches.backward
         program: Program = schedule(spec, inputs, outputs, layouts, arch, plan)
-        return replace(program, launches=tuple(_with_options(launch, spec) for launch in program.launches))
+        launches = tuple(_with_options(launch, spec) for launch in program.launches)
+        for launch in launches:
+            launch.check_values()
+        return replace(program, launches=launches)
 
     @property
     def _launches(self) -> Any:
@@ -344,12 +348,16 @@ class Backward(OpPass):
 
 
 def _with_options(launch: Launch, spec: CallSpec) -> Launch:
-    """The launch with the options that its kernel names as constants and that it does not set."""
-    named = {name.upper(): name for name in options(type(spec))}
-    unset = {
-        at: getattr(spec, named[at]) for at in launch.kernel.arg_names if at in named and at not in launch.constants
-    }
-    return replace(launch, constants={**launch.constants, **unset}) if unset else launch
+    """The launch with the options that its kernel names and that it does not set; see `Implementation`."""
+    declared = options(type(spec)).items()
+    constants = {name.upper(): getattr(spec, name) for name, _ in declared}
+    scalars = {name: float(getattr(spec, name)) for name, option in declared if option.kind == "float"}
+    unset = set(launch.kernel.arg_names).difference(launch.arrays, launch.scalars, launch.constants)
+    return replace(
+        launch,
+        constants={**launch.constants, **{name: value for name, value in constants.items() if name in unset}},
+        scalars={**launch.scalars, **{name: value for name, value in scalars.items() if name in unset}},
+    )
 
 
 def _size(letter: str, spec: Any) -> int:

@@ -129,7 +129,8 @@ class Launch:
             16-byte boundary. Shape and strides are no part of what a kernel is compiled for.
         strided: those parameters of `arrays` that are named tuples, with the array's pointer and its strides -> such a
             tuple with the strides, and None in the pointer's place, which is the first.
-        scalars: kernel parameter -> value known at launch; a tuple of ints is passed as one parameter.
+        scalars: kernel parameter -> value known at launch, None for the strides of an absent array; a tuple of ints is
+            passed as one parameter.
         constants: kernel parameter -> value known when the kernel is compiled.
         num_warps: warps per CTA.
         num_stages: depth of the software pipeline that the compiler builds.
@@ -143,7 +144,7 @@ class Launch:
     kernel: Any
     grid: int
     arrays: Mapping[str, str | None]
-    scalars: Mapping[str, Scalar] = field(default_factory=dict)
+    scalars: Mapping[str, Scalar | None] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 1
@@ -157,6 +158,20 @@ class Launch:
         pointers = self.kernel.arg_names[: len(self.arrays)]
         if set(pointers) != set(self.arrays):
             raise ValueError(f"{self.kernel.__name__}: the first parameters are {pointers}, not {list(self.arrays)}")
+
+    def check_values(self) -> None:
+        """Raise ValueError unless each parameter of the kernel has a value, and each value a parameter."""
+        parameters = self.kernel.arg_names
+        values = [*self.arrays, *self.scalars, *self.constants]
+        wrong = {
+            "parameters without a value": [name for name in parameters if name not in values],
+            "values without a parameter": [
+                name for name in (*values, *self.descriptors, *self.strided) if name not in parameters
+            ],
+        }
+        if any(wrong.values()):
+            texts = [f"{what}: {', '.join(names)}" for what, names in wrong.items() if names]
+            raise ValueError(f"{self.kernel.__name__}: {'; '.join(texts)}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -99,16 +99,18 @@ class Room:
         package = op.package.rpartition(".")[0]
         update = op.update.op if op.update else None
 
-        def of_jax(name: str) -> Any:
-            return getattr(import_module(f"{package}.jax_functions"), name)
+        def of_torch(name: str) -> Any:
+            return public_function(f"{package}.torch_functions", name)
 
-        of_torch = import_module(f"{package}.torch_functions")
+        def of_jax(name: str) -> Any:
+            return public_function(f"{package}.jax_functions", name)
+
         declared = arguments(op.call)
         axes = {letter: _axes(declared, letter) for letter in ("batch", "B", "S")}
         derived = {
-            "torch": getattr(of_torch, op.name),
+            "torch": of_torch(op.name),
             "jax": lambda: of_jax(op.name),
-            "update": update and getattr(of_torch, update),
+            "update": update and of_torch(update),
             "jax_update": update and (lambda: of_jax(update)),
             "batch_axis": axes["batch"] | axes["B"] | axes["S"],
             "sequence_axis": axes["S"],
@@ -171,6 +173,15 @@ class Room:
         return [case for case in self.cases if case.tags.intersection(tags)]
 
 
+def public_function(module: str, name: str) -> Any:
+    """A public function; where `make functions` has not written it yet, one that says so."""
+
+    def unwritten(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{module} has no {name}: `make functions` writes it from the declaration")
+
+    return getattr(import_module(module), name, unwritten)
+
+
 def spec_of(op: Op, case: Case) -> Any:
     """The spec of a case."""
     return op.spec({name: Param(tensor.shape, tensor.dtype) for name, tensor in case.inputs.items()}, case.options)
@@ -230,6 +241,7 @@ def _axes(declared: Mapping[str, Argument | Result], letter: str) -> dict[str, i
 
 def _rebound(function: Any, names: Mapping[str, Any]) -> Any:
     """A copy of a function in which these global names have other values."""
-    new = FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__)
+    scope = {**function.__globals__, **names}
+    new = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
     new.__kwdefaults__ = function.__kwdefaults__
     return update_wrapper(new, function)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+import torch
 from parameters import CASE, FEW, SMALL, each_case
+from scaled import op as scaled
+from torch import Tensor
 
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
+from retrograd.core.torch.op import bind
 from retrograd.testing import operators
+from retrograd.testing.integration import PassThrough
 from retrograd.testing.layouts import layouts_of
 
 WANTED = ("all", "first")  # of the gradients
@@ -46,3 +53,27 @@ BACKWARD_CALLS = [f"{layout}-{which}" for layout in ("dense", "transposed", "per
 def test_opcheck_accepts_the_backward_operator(room: Room, case: Case, device: str, how: str, seed: int) -> None:
     layout, which = how.split("-")
     operators.check_backward(room, case, device, seed, None if layout == "dense" else layout, which == "first")
+
+
+def test_an_op_of_one_result_and_one_gradient_has_operators_too() -> None:
+    """PyTorch's operators return a single tensor as itself, and several as a tuple."""
+    x = torch.randn(3, 4, requires_grad=True)
+    call = bind(scaled.OP)
+
+    def gradient(function: Callable[[Tensor], Tensor]) -> Tensor:
+        (found,) = torch.autograd.grad(function(x).sum(), x)
+        return found
+
+    def direct(x: Tensor) -> Tensor:
+        (y,) = call({"x": x, "scale": torch.tensor(2.0), "seed": None}, {})
+        assert y is not None
+        return y
+
+    with PassThrough():
+        found = direct(x)
+        assert torch.equal(gradient(direct), torch.full((3, 4), 2.0))
+    assert torch.equal(found, direct(x))
+    compiled = torch.compile(direct, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), found)
+    assert torch.equal(gradient(compiled), torch.full((3, 4), 2.0))
+    assert torch.equal(torch.vmap(direct)(x[None])[0], found)

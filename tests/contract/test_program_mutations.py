@@ -74,7 +74,8 @@ def test_a_binary_that_depends_on_the_number_of_rows(field: str) -> None:
             return replace(launch, num_warps=8 if many else 4)
         if field == "tile":
             return replace(launch, constants={**launch.constants, "ROWS": 16 if many else 8})
-        return replace(launch, scalars={**launch.scalars, "x_strides": (64, 0, 1) if many else (63, 0, 1)})
+        read = dict.fromkeys(("x_strides", "dy_strides"), (64, 0, 1) if many else (63, 0, 1))
+        return replace(launch, scalars={name: read.get(name, value) for name, value in launch.scalars.items()})
 
     programs.check_same_binaries(ROOM, CASE, ARCH, 64, 1024)
     with pytest.raises(AssertionError, match="another binary"):

@@ -34,6 +34,15 @@ def test_the_text_of_a_call_makes_it_again(op: str, seed: int) -> None:
     each(st.one_of(good(op), bad(op, "torch"), bent(op)), 20, seed, check)
 
 
+def test_an_op_without_a_file_has_its_small_cases_drawn(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(goods, "find_spec", lambda name: None)
+    small = {case.name for case in room("rms_norm").tagged("strided")}
+    drawn = set()
+    each(good("rms_norm"), 20, seed, lambda call: drawn.add(call.case.name))
+    assert len(drawn) > 1
+    assert drawn <= small
+
+
 def broken(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
     monkeypatch.setattr(goods, "room", lambda name: replace(room(name), torch=function))
 

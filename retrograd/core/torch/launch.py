@@ -340,7 +340,8 @@ def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.T
         if launch.grid == 0:
             continue
         # The interpreter runs launches one after the other and does not know the instructions for overlap.
-        launch = replace(launch, constants={**launch.constants, "OVERLAP": False}, overlap=False)
+        constants = {name: False if name == "OVERLAP" else value for name, value in launch.constants.items()}
+        launch = replace(launch, constants=constants, overlap=False)
         values: list[Any] = [by_name[value] if isinstance(value, str) else value for value in arguments(launch)]
         for place, name in enumerate(launch.kernel.arg_names):
             if name in launch.strided and (array := launch.arrays[name]) is not None:

@@ -1,7 +1,8 @@
 """Registers an `Op` with PyTorch's dispatcher: for torch.compile, dispatch modes, `torch.vmap`, subclasses of Tensor.
 
 An operator returns a fixed number of tensors, so an absent result is an empty tensor. Saved arrays are flattened,
-because tracing sets a guard on each size of a tensor, and their sizes are not sizes of the user's tensors.
+because tracing sets a guard on each size of a tensor, and their sizes are not sizes of the user's tensors. PyTorch lets
+an operator return several tensors as a tuple, but a single one only as itself (`_alone`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from .arguments import absent
 from .flops import register_flops
 from .launch import DTYPES
 from .passes import Options, Shapes, backward_pass, run_forward, shapes_of, spec_of, wanted_names
+
+Returned = Tensor | tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +48,14 @@ def register(op: Op) -> Operators:
     options = "".join(f", {kind} {name}" for name, kind in op.options.items())
     returned = ", ".join(["Tensor"] * len(outputs))
 
-    def run(*inputs: Any) -> tuple[Tensor, ...]:
+    def run(*inputs: Any) -> Returned:
         _, found = run_forward(op, inputs[:arguments], hashable(inputs[arguments:]))
         found = [*found[: len(op.results)], *(None if t is None else t.view(-1) for t in found[len(op.results) :])]
-        return tuple(absent(inputs[0]) if t is None else t for t in found)
+        return _alone([absent(inputs[0]) if t is None else t for t in found])
 
-    def fake(*inputs: Any) -> tuple[Tensor, ...]:
+    def fake(*inputs: Any) -> Returned:
         spec = spec_of(op, shapes_of(inputs[:arguments]), hashable(inputs[arguments:]))
-        return _empty(inputs[0], op.forward(spec), outputs, flat=op.kept)
+        return _alone(_empty(inputs[0], op.forward(spec), outputs, flat=op.kept))
 
     # The backward operator takes gradients of results, the saved arguments and outputs, and what describes the call.
     reads = (*gradients_of_results(op), *op.arguments, *outputs)
@@ -67,7 +70,7 @@ def register(op: Op) -> Operators:
         wanted = frozenset([name for name, want in zip(op.arguments, rest[0], strict=True) if want])
         return params, wanted, hashable(rest[1:])
 
-    def run_backward(*inputs: Any) -> tuple[Tensor, ...]:
+    def run_backward(*inputs: Any) -> Returned:
         params, wanted, options = described_call(inputs[len(reads) :])
         like = next(t for t in inputs if t is not None)
         backward = backward_pass(op, params, like.device, wanted, *options)
@@ -76,14 +79,15 @@ def register(op: Op) -> Operators:
             if (kept := by_name[name]) is not None:
                 by_name[name] = kept.view(shape)
         results = dict(zip(backward.makes, backward.run([by_name[name] for name in backward.names]), strict=True))
-        return tuple(absent(like) if (t := results.get(name)) is None else t for name in computed)
+        return _alone([absent(like) if (t := results.get(name)) is None else t for name in computed])
 
-    def fake_backward(*inputs: Any) -> tuple[Tensor, ...]:
+    def fake_backward(*inputs: Any) -> Returned:
         params, wanted, options = described_call(inputs[len(reads) :])
         spec = spec_of(op, params, options)
         names = wanted_names(op, spec, wanted)
         like = next(t for t in inputs if t is not None)
-        return _empty(like, op.backward(spec, wanted), [name if name in names else None for name in computed])
+        made = [name if name in names else None for name in computed]
+        return _alone(_empty(like, op.backward(spec, wanted), made))
 
     def gradients_of(
         params: Shapes, options: Options, needs: Sequence[bool], arrays: Mapping[str, Tensor | None]
@@ -93,17 +97,17 @@ def register(op: Op) -> Operators:
         tensors = [arrays[name] if name in inputs else None for name in reads]
         flat = [part for param in params for part in (param or (None, None))]
         wanted = [bool(need) and name in differentiable(op) for name, need in zip(op.arguments, needs, strict=True)]
-        found = dict(zip(computed, backward_operator(*tensors, *flat, wanted, *options), strict=True))
+        found = dict(zip(computed, _together(backward_operator(*tensors, *flat, wanted, *options)), strict=True))
         names = gradient_names(op, spec)
         return [found[name] if want else None for name, want in zip(names, wanted, strict=True)]
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Returned) -> None:
         tensors = inputs[:arguments]
         ctx.params = shapes_of(tensors)
         ctx.options = hashable(inputs[arguments:])
         saved = saved_names(op, op.backward(spec_of(op, ctx.params, ctx.options), differentiable(op)))
         ctx.names = (*gradients_of_results(op), *saved)
-        by_name = dict(zip((*op.arguments, *outputs), (*tensors, *output), strict=True))
+        by_name = dict(zip((*op.arguments, *outputs), (*tensors, *_together(output)), strict=True))
         ctx.save_for_backward(*(by_name[name] for name in saved))
 
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
@@ -137,7 +141,7 @@ def register(op: Op) -> Operators:
 
     register_flops(operator, flops)
     register_flops(backward_operator, backward_flops)
-    return Operators(operator, gradients_of)
+    return Operators(lambda *inputs: _together(operator(*inputs)), gradients_of)
 
 
 def unregistered(op: Op) -> Operators:
@@ -161,11 +165,21 @@ def kept_shapes(op: Op, params: Shapes, *options: Any) -> dict[str, tuple[int, .
     return {array.name: array.shape for array in outputs if array.name in op.kept}
 
 
-def _empty(like: Tensor, call: Call, names: Sequence[str | None], flat: Sequence[str] = ()) -> tuple[Tensor, ...]:
+def _empty(like: Tensor, call: Call, names: Sequence[str | None], flat: Sequence[str] = ()) -> list[Tensor]:
     """Empty tensors with the shapes and dtypes of a call's outputs, for tracing."""
     present = {array.name: array for array in call.outputs}
     shapes = {name: (prod(array.shape),) if name in flat else array.shape for name, array in present.items()}
-    return tuple(
+    return [
         like.new_empty(shapes[name], dtype=DTYPES[present[name].dtype]) if name in present else absent(like)
         for name in names
-    )
+    ]
+
+
+def _alone(tensors: Sequence[Tensor]) -> Returned:
+    """Tensors as an operator returns them."""
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def _together(returned: Returned) -> tuple[Tensor, ...]:
+    """What an operator returned, as a tuple."""
+    return (returned,) if isinstance(returned, Tensor) else returned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from retrograd.core.program import Array, Layout, Layouts, Scalar, pointers_to, read_in_place
+from retrograd.core.program import Array, Layout, Layouts, pointers_to, read_in_place
 from retrograd.core.rows import is_dense
 from retrograd.core.spec import Param
 
@@ -30,8 +30,3 @@ def in_one_piece(shape: tuple[int, ...], layout: Layout) -> bool:
 def backward_pointers(spec: Spec, arrays: tuple[Array, ...], names: str) -> dict[str, str | None]:
     """As `pointers_to`, for the backward kernels, in which the normalised array is named s."""
     return pointers_to(arrays, **{f"{name}_ptr": spec.normalised if name == "s" else name for name in names.split()})
-
-
-def offset(spec: Spec) -> dict[str, Scalar]:
-    """The weight offset as a kernel scalar."""
-    return {"weight_offset": float(spec.weight_offset)}

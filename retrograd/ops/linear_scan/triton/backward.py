@@ -1,4 +1,4 @@
-"""Linear scan, backward. Symbols and formulas: README.md in the folder above.
+"""Linear scan, backward. Symbols and formulas: ../README.md.
 
 The gradient runs the other way, g_t = dh_t + conj(a_{t+1}) g_{t+1}, and is itself a scan: the same tiles, counted from
 the sequence's other end, with a read one step late and 1 in its first place. db is g; da multiplies it with the h of

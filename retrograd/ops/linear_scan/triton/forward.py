@@ -1,4 +1,4 @@
-"""Linear scan, forward. Symbols and the order of the arithmetic: README.md in the folder above.
+"""Linear scan, forward. Symbols and the order of the arithmetic: ../README.md.
 
 `scan_tiles` reads a tile of a and b into registers, once, finds the state before the tile, and writes h. The state is
 the initial one where a sequence is one tile; else it comes from the tiles before it, by words in memory, or it was

@@ -127,11 +127,8 @@ def _scan(
     flags = {"COMPLEX": spec.complex, **tile.constants(), "OVERLAP": arch.overlaps_launches}
 
     def launch(kernel: Any, programs: int, arrays: Mapping[str, str | None], extra: Mapping[str, Any]) -> Launch:
-        of_inputs: dict[str, Scalar] = {
-            f"{parameter.removesuffix('_ptr')}_strides": strides[name]
-            for parameter, name in arrays.items()
-            if name in strides
-        }
+        read = {name: arrays[f"{name.removesuffix('_strides')}_ptr"] for name in kernel.arg_names if "_strides" in name}
+        of_inputs = {name: None if array is None else strides[array] for name, array in read.items()}
         return Launch(
             kernel,
             grid=programs,

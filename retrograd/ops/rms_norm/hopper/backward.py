@@ -1,4 +1,4 @@
-"""RMSNorm, backward, for long rows. Symbols and formulas: README.md of the room.
+"""RMSNorm, backward, for long rows. Symbols and formulas: ../README.md.
 
 One program a multiprocessor walks over every `programs`-th row, and reads it twice from shared memory: first for c, the
 mean of g * x_hat, and for dweight, whose sums stay in registers until the program ends; then for dx. Rows come in

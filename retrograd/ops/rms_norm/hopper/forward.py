@@ -1,4 +1,4 @@
-"""RMSNorm, forward, for long rows. Symbols and formulas: README.md of the room.
+"""RMSNorm, forward, for long rows. Symbols and formulas: ../README.md.
 
 One program a multiprocessor walks over every `programs`-th row. RING rows of shared memory are filled by asynchronous
 copies, RING - 1 rows ahead; a row is read from there twice, first for its squares, then for y. The weight stays in

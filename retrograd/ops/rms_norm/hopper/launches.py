@@ -9,7 +9,7 @@ from retrograd.core.program import Array, Launch, Layouts, Program, arrays_of, p
 from retrograd.core.spec import Param, Pass
 
 from ..op import Spec
-from ..passes import backward_pointers, in_one_piece, inputs_of, offset
+from ..passes import backward_pointers, in_one_piece, inputs_of
 from . import plan
 from .backward import backward_ring
 from .forward import forward_ring
@@ -38,7 +38,7 @@ def forward(
         forward_ring,
         grid=min(ring.programs, spec.rows),
         arrays=pointers_to(inputs + outputs, "x weight y rstd"),
-        scalars={"rows": spec.rows, "eps": float(spec.eps), **offset(spec)},
+        scalars={"rows": spec.rows},
         constants={"N": spec.N, "RING": ring.slots, "OVERLAP": arch.overlaps_launches},
         num_warps=ring.num_warps,
         overlap=arch.overlaps_launches,
@@ -58,7 +58,7 @@ def backward(
         backward_ring,
         grid=programs,
         arrays=backward_pointers(spec, inputs + outputs + scratch, "dy s weight rstd dx dweight_partial"),
-        scalars={"rows": spec.rows, **offset(spec)},
+        scalars={"rows": spec.rows},
         constants={
             "N": spec.N,
             "BLOCK_N": ring.chunk,

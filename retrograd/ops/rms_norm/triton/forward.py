@@ -1,4 +1,4 @@
-"""RMSNorm, forward. Symbols and formulas: README.md beside this file.
+"""RMSNorm, forward. Symbols and formulas: ../README.md.
 
 `forward_whole` holds its rows in registers; `forward_looped`, for rows that do not fit, reads a row twice, the second
 time mostly from L2.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from retrograd.core.arch import Arch
@@ -25,7 +25,7 @@ from retrograd.core.rows import collapse
 from retrograd.core.spec import Param, Pass
 
 from ..op import Spec
-from ..passes import backward_pointers, inputs_of, offset
+from ..passes import backward_pointers, inputs_of
 from . import backward as backward_kernels
 from . import forward as forward_kernels
 from .plan import Plan, Tile, planned
@@ -48,7 +48,7 @@ def forward(
         forward_kernels.forward_whole if whole else forward_kernels.forward_looped,
         grid=spec.heads * -(-spec.rows // tile.rows),
         arrays=pointers_to(inputs + outputs, "x residual gate weight bias y sum rstd"),
-        scalars={**_geometry(spec, layouts, inputs), "eps": float(spec.eps), **offset(spec)},
+        scalars=_geometry(spec, layouts, inputs, "x residual gate weight bias"),
         constants={
             **_flags(spec, arch),
             **_tile(tile, "rows" if whole else "stages"),
@@ -71,7 +71,6 @@ def backward(
     partials = {name: f"{name}_partial" for name in in_two_stages}
     scratch = arrays_of({}, **dict.fromkeys(partials.values(), partial), c=None if whole else spec["rstd"])
     arrays = inputs + outputs + scratch
-    scalars = {**_geometry(spec, layouts, inputs, {spec.normalised: "s"}), **offset(spec)}
     pointers = {
         **backward_pointers(spec, arrays, "dy dsum s gate weight bias rstd" + ("" if whole else " c")),
         **pointers_to(arrays, "dx dresidual dgate"),
@@ -84,7 +83,7 @@ def backward(
                 backward_kernels.backward_row_means,
                 grid=spec.rows * spec.heads,
                 arrays=backward_pointers(spec, arrays, "dy s gate weight rstd c"),
-                scalars=scalars,
+                scalars=_geometry(spec, layouts, inputs, "dy s gate weight"),
                 constants={**_flags(spec, arch), **_tile(plan.means, "stages")},
                 num_warps=plan.means.num_warps,
                 overlap=arch.overlaps_launches,
@@ -95,8 +94,12 @@ def backward(
             backward_kernels.backward_whole if whole else backward_kernels.backward_columns,
             grid=programs * spec.heads * (1 if whole else -(-spec.N // tile.columns)),
             arrays=pointers,
-            scalars=scalars,
-            constants={**_flags(spec, arch), **_tile(tile, "rows", "stages"), "AGAIN": plan.again},
+            scalars=_geometry(spec, layouts, inputs, "dy dsum s gate weight bias"),
+            constants={
+                **_flags(spec, arch),
+                **_tile(tile, "rows", "stages"),
+                **({"AGAIN": plan.again} if whole else {}),
+            },
             num_warps=tile.num_warps,
             overlap=arch.overlaps_launches,
         )
@@ -163,25 +166,26 @@ def _tile(tile: Tile, *wanted: str) -> dict[str, int]:
     return {"BLOCK_N": tile.columns, **{name.upper(): getattr(tile, name) for name in wanted}}
 
 
-def _geometry(
-    spec: Spec, layouts: Layouts, inputs: tuple[Array, ...], called: Mapping[str, str] | None = None
-) -> dict[str, Scalar]:
-    """Row counts and, for each input, strides as the kernels take them: (inner rows ..., outer rows, head).
+def _geometry(spec: Spec, layouts: Layouts, inputs: tuple[Array, ...], names: str) -> dict[str, Scalar | None]:
+    """Row counts and, for the arrays `names` that a kernel reads, strides as it takes them.
 
-    `called`: array -> its name in the kernels, if it differs.
+    Those of an array with rows are (inner rows ..., outer rows, head); those of an absent array are None. In the
+    backward kernels the normalised array is named s.
     """
-    called = called or {}
-    strides = {called.get(a.name, a.name): strides_of(a.name, a.shape, layouts) for a in inputs}
+    strides = {a.name: strides_of(a.name, a.shape, layouts) for a in inputs}
     tiled = [name for name, s in strides.items() if name not in ("weight", "bias", "rstd")]
     # A single row, of any rank, has the stride that it would have among several: alignment hints depend on it.
     lead = spec.lead or (1,)
     dims, row_strides = collapse(lead, [strides[name][: len(spec.lead)] or (spec.width,) for name in tiled])
-    scalars: dict[str, Scalar] = {"inner_dims": dims[:0:-1], "rows": spec.rows, "heads": spec.heads}
-    for name, rows in zip(tiled, row_strides, strict=True):
-        scalars[f"{name}_strides"] = (*rows[::-1], _head(spec, strides[name]))
-    for name in ("weight", "bias"):
-        if name in strides:
-            scalars[f"{name}_head_stride"] = _head(spec, strides[name])
+    rows = dict(zip(tiled, row_strides, strict=True))
+    scalars: dict[str, Scalar | None] = {"inner_dims": dims[:0:-1], "rows": spec.rows, "heads": spec.heads}
+    for name in names.split():
+        array = spec.normalised if name == "s" else name
+        head = _head(spec, strides[array]) if array in strides else None
+        if name in ("weight", "bias"):
+            scalars[f"{name}_head_stride"] = head
+        else:
+            scalars[f"{name}_strides"] = None if head is None else (*rows[array][::-1], head)
     return scalars
 
 

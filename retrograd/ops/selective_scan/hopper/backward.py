@@ -1,4 +1,4 @@
-"""Selective scan, backward, on NVIDIA GPUs since Hopper. Symbols and formulas: README.md of the room.
+"""Selective scan, backward, on NVIDIA GPUs since Hopper. Symbols and formulas: ../README.md.
 
 One program walks one span of a sequence for BLOCK_D channels, from the last chunk of KEEP steps to the first. Its
 warps are of three kinds, each with its own registers, that work side by side on groups of 8 steps:

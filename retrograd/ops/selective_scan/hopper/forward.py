@@ -1,4 +1,4 @@
-"""Selective scan, forward, on NVIDIA GPUs. Symbols and formulas: README.md of the room.
+"""Selective scan, forward, on NVIDIA GPUs. Symbols and formulas: ../README.md.
 
 One program walks one span of a sequence for BLOCK_D channels, N states a channel in registers, STATES of them a thread.
 Its loop works on three groups of 8 steps at once, in one basic block, so that the compiler mixes work that does not

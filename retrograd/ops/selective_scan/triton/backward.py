@@ -1,4 +1,4 @@
-"""Selective scan, backward, on any GPU. Symbols and formulas: README.md beside this file.
+"""Selective scan, backward, on any GPU. Symbols and formulas: ../README.md.
 
 `backward_scan` has the programs and tiles of the forward pass and walks over the kept chunks from the last to the
 first. In a chunk it goes forward once, to note the state that enters each group of GROUP steps; then over the groups

@@ -1,4 +1,4 @@
-"""Selective scan, forward, on any GPU. Symbols and formulas: README.md beside this file.
+"""Selective scan, forward, on any GPU. Symbols and formulas: ../README.md.
 
 A program walks one sequence for BLOCK_D channels, one step after the other. It is one warp, and its states are a tile
 (BLOCK_D, BLOCK_N) in registers: lanes lie along the channels, so a sum over states is (nearly) within a thread.

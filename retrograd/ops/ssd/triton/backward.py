@@ -1,4 +1,4 @@
-"""SSD, backward but for dx, on any GPU: what B, C, D and the step sizes get. Symbols: README.md.
+"""SSD, backward but for dx, on any GPU: what B, C, D and the step sizes get. Symbols: ../README.md.
 
 A pair of steps has a source, which goes into a state, and a target, which reads it. `pairs` takes those within a block,
 `through_states` those that a state connects; `finish` adds up what both find for the decays between.

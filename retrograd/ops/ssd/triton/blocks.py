@@ -1,4 +1,4 @@
-"""What the SSD kernels share: where a block of steps lies, and how its rows are read. Symbols: README.md.
+"""What the SSD kernels share: where a block of steps lies, and how its rows are read. Symbols: ../README.md.
 
 A block is Q steps of a sequence, counted from the sequence's start. Scratch arrays have a place for every block; a
 sequence of a packed row has places from start // Q + its number on (`core.chunks.places` says why that is enough).

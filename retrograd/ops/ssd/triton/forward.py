@@ -1,6 +1,6 @@
 """SSD's results, of every block of steps from the state that enters it, on any GPU; and their mirror image, dx.
 
-Symbols: README.md.
+Symbols: ../README.md.
 """
 
 import triton

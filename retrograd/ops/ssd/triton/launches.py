@@ -197,7 +197,8 @@ class _Launches(Launches):
         names = "x B C cu_seqlens delta sums dB_within dC_within dD_partial targets sources own"
         arrays = self.pointers(backward_kernels.pairs, names, dy_ptr=dy)
         launch = self._of_blocks(backward_kernels.pairs, arrays, {"dy": dy, "x": "x", "B": "B", "C": "C"})
-        return replace(launch, num_warps=self.tile.pair_warps)
+        strides = (self.spec.P, 1) if self.spec.wide_skip else (1, self.spec.heads)
+        return replace(launch, scalars={**launch.scalars, "dD_strides": strides}, num_warps=self.tile.pair_warps)
 
     def through_states(self, u: str, q: str, states: str, dq: str, by_step: str, *, back: bool) -> Launch:
         """Computes the contributions of pairs of steps in different blocks, through the states, to gradients."""
@@ -229,7 +230,6 @@ class _Launches(Launches):
                 **self.sizes,
                 "G": spec.groups,
                 **{f"{name}_strides": self._strides(array) for name, array in rows.items()},
-                "dD_strides": (spec.P, 1) if spec.wide_skip else (1, spec.heads),
             },
             constants={
                 "P": spec.P,

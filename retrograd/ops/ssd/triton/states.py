@@ -1,4 +1,4 @@
-"""SSD's step sizes, and the states that enter every block of steps: what goes in sequence. Symbols: README.md."""
+"""SSD's step sizes, and the states that enter every block of steps: what goes in sequence. Symbols: ../README.md."""
 
 import triton
 import triton.language as tl

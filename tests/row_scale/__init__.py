@@ -1,0 +1,1 @@
+"""Rows times a number for each. Start with README.md in this folder."""
