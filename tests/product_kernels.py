@@ -1,17 +1,11 @@
 """A product whose left operand is a transposed product, as in the backward passes of attention and ssd."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def through_transposed(
-    a_ptr: Any, b_ptr: Any, c_ptr: Any, out_ptr: Any, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr
-) -> None:
+def through_transposed(a_ptr, b_ptr, c_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     """out (N, K) = (a b^T)^T c; a (M, K), b (N, K), c (M, K)."""
     m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     a = tl.load(a_ptr + m[:, None] * K + k[None, :])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
 from described_kernels import B, D, H, T, doubled, doubled_in_gluon, program
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build, signature
 from retrograd.core.program import Array
-from retrograd.core.torch.launch import prepare
+from retrograd.core.torch.launch import Described, prepare
 
 SM_90 = SUPPORTED["sm_90"]
 KERNELS = pytest.mark.parametrize("kernel", [doubled, doubled_in_gluon], ids=["triton", "gluon"])
@@ -26,6 +28,12 @@ def test_a_block_is_copied_by_the_tensor_memory_accelerator(kernel: Any) -> None
     assert "cp.async.bulk.tensor.4d" in compiled.asm["ptx"]
     assert len(compiled.metadata.tensordesc_meta) == 1
     assert not compiled.metadata.global_scratch_size
+
+
+@pytest.mark.compile
+def test_a_descriptor_has_all_that_tritons_own_has() -> None:
+    described = Described(0, program(doubled).launches[0].descriptors["q"])
+    assert [field.name for field in fields(TensorDescriptor) if not hasattr(described, field.name)] == []
 
 
 @KERNELS

@@ -207,15 +207,20 @@ class Launcher:
 
 
 class Described:
-    """A tensor descriptor as Triton's launcher takes it: an address with the shape and strides of a view."""
+    """A tensor descriptor as Triton's launcher takes it: an address with the shape and strides of a view.
 
-    __slots__ = ("address", "shape", "strides")
+    It has the attributes of Triton's own `TensorDescriptor`, whose base is a tensor.
+    """
+
+    __slots__ = ("address", "block_shape", "shape", "strides")
     padding = "zero"
+    round_f32_to_tf32 = False
 
     def __init__(self, address: int, descriptor: Descriptor) -> None:
         self.address = address
         self.shape = descriptor.shape
         self.strides = descriptor.strides
+        self.block_shape = descriptor.block
 
     @property
     def base(self) -> Described:
