@@ -94,27 +94,34 @@ def by_blocks(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: 
             continue
         u, d, b, c = (array.transpose(1, 2) for array in (u, d, b, c))  # (batch, heads, steps, ...)
         log = d * A[:, None]
-        sums, between = log.cumsum(-1), sums_between(log)
-        scores = product(c, b.mT, dtype) * between.exp() * d[..., None, :]
+        sums = log.cumsum(-1)
+        scores = product(c, b.mT, dtype) * sums_between(sums).exp() * d[..., None, :]
         y = product(scores, u, dtype) + product(c, state.mT, dtype) * sums.exp()[..., None]
         ys.append(y.transpose(1, 2))
-        weight = between[..., -1, :].exp() * d
+        weight = sums_after(log, sums).exp() * d
         state = decayed(state, sums[..., -1:, None].exp(), dtype) + product((u * weight[..., None]).mT, b, dtype)
     return torch.cat(ys, 1) if ys else x * 1, state
 
 
-def sums_between(log: Tensor) -> Tensor:
+def sums_between(sums: Tensor) -> Tensor:
     """The sum of log decays from after each source through each target, (..., target, source); -inf for later sources.
 
-    Its rounding is that of a difference of two sums from the block's start, as kernels compute it. Its gradient is that
-    of the sum of these terms alone: a gradient by way of the difference would lose its digits where decays are strong.
+    A step's pair with itself has no decay, and so no gradient by way of one: beside strong decays it would be all that
+    the gradient has.
     """
-    steps = log.shape[-1]
-    sums = log.cumsum(-1)
-    alone = log[..., :, None].expand(*log.shape, steps).tril(-1).cumsum(-2)
-    between = alone + (sums[..., :, None] - sums[..., None, :] - alone).detach()
-    later = torch.ones(steps, steps, dtype=torch.bool, device=log.device).triu(1)
-    return between.masked_fill(later, -inf)
+    steps = torch.arange(sums.shape[-1], device=sums.device)
+    between = sums[..., :, None] - sums[..., None, :]
+    return between.masked_fill(steps[:, None] == steps, 0.0).masked_fill(steps[:, None] < steps, -inf)
+
+
+def sums_after(log: Tensor, sums: Tensor) -> Tensor:
+    """The sum of the log decays after each step, rounded as the difference of two sums from the block's start.
+
+    Its gradient is that of a sum of its own terms: by way of the difference, what a step gets from those before it
+    would be a running sum less its last term, which has no digits left where decays are strong.
+    """
+    alone = pad(log[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
+    return alone + (sums[..., -1:] - sums - alone).detach()
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
