@@ -16,7 +16,7 @@ KEYS = jax.random.split(jax.random.key(0), 6)
 Q, K, V = (jax.random.normal(key, shape) for key, shape in zip(KEYS[:3], SHAPES, strict=True))
 LONG = jax.random.normal(KEYS[3], (2, 13, 2, 16))
 BIAS, MASK = jax.random.normal(KEYS[4], (1, 4, 9, 9)), jax.random.bernoulli(KEYS[5], 0.7, (2, 1, 9, 9))
-MASK = MASK | jnp.eye(9, dtype=bool)  # so that every query sees a key
+MASK = MASK | jnp.eye(9, dtype=bool)[None, None]  # so that every query sees a key
 
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "plain": ((Q, K, V), {}),
