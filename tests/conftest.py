@@ -11,6 +11,9 @@ import pytest
 
 # Both frameworks share one GPU in these tests.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# As in jax's own tests, it is an error to leave it to JAX to add axes or to convert dtypes.
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -97,7 +97,7 @@ def load_jax() -> Callable[..., Any]:
                 fresh = (starts == t).any()
                 entering = jnp.zeros_like(h) if initial_state is None else initial_state[jnp.argmax(starts == t)][None]
                 h = jnp.where(fresh, entering, h)
-            h = a_t * h + w * x_t
+            h = a_t * h + w[None] * x_t
             return h, h
 
         a = jnp.broadcast_to(a, x.shape)

@@ -1,14 +1,15 @@
 """The parts of an op's declaration: arguments with shapes in letters, options, results. `core.spec` derives the rest.
 
 A shape is a list of letters separated by spaces, one letter per axis: `B T D`. `|` separates alternatives; `*batch` is
-any number of axes; `#B` is an axis that may also be of size 1; `W-1` is an axis of size W minus 1.
+any number of axes; `#B` is an axis that may also be of size 1; `W-1` is an axis of size W minus 1; `3` is an axis of
+size 3.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
@@ -150,6 +151,12 @@ def boundaries(what: str, then: str, name: str = "cu_seqlens", axis: str = "T", 
     return field(default=None, metadata={"declared": declared})
 
 
+def same_as(call: type, name: str, **changed: Any) -> Any:
+    """The field of an argument or option that another call declares, too; `changed` says where the two differ."""
+    (declared,) = (f for f in fields(call) if f.name == name)
+    return field(default=declared.default, metadata={"declared": replace(declared.metadata["declared"], **changed)})
+
+
 def option(kind: str, default: Any, *, doc: str, choices: tuple[Any, ...] = ()) -> Any:
     """The field of an option."""
     return field(default=default, metadata={"declared": Option(kind, default, doc, choices)})
@@ -160,7 +167,7 @@ class Axis:
     """One axis of a declared shape.
 
     Attributes:
-        letter: its letter.
+        letter: its letter, or its size as a number.
         offset: its size minus the letter's size.
         may_be_one: whether it may be of size 1 instead.
         many: whether it is any number of axes.
@@ -170,6 +177,11 @@ class Axis:
     offset: int = 0
     may_be_one: bool = False
     many: bool = False
+
+    @property
+    def fixed(self) -> int | None:
+        """Its size, where the declaration says it."""
+        return int(self.letter) if self.letter.isdigit() else None
 
 
 @cache
@@ -199,6 +211,8 @@ def form(axes: tuple[Axis, ...], letters: Mapping[str, Letter], known: Sizes) ->
 def _part(axis: Axis, letters: Mapping[str, Letter], known: Sizes) -> str:
     if axis.many:
         return ", ".join(map(str, known[axis.letter])) if axis.letter in known else "..."
+    if axis.fixed is not None:
+        return axis.letter
     letter = letters[axis.letter]
     sign = f"{axis.offset:+d}" if axis.offset else ""
     if axis.letter in known:

@@ -67,7 +67,7 @@ def slots(xp: Namespace, cu_seqlens: Any, time: int, size: int, count: int) -> S
     slot = xp.arange(cu_seqlens, count)
     owner = last_not_above(xp, first, slot)
     owner = xp.where(owner < 0, 0, owner)
-    step = (slot - first[owner])[:, None] * size + xp.arange(cu_seqlens, size)
+    step = (slot - first[owner])[:, None] * size + xp.arange(cu_seqlens, size)[None]
     taken = (step >= 0) & (step < (end - begin)[owner][:, None])
     source = xp.where(taken, begin[owner][:, None] + step, 0)
     of = steps(xp, bounds, time)
@@ -93,7 +93,7 @@ def runs(xp: Namespace, ids: Any) -> Runs:
     batch, time = ids.shape
     step = xp.arange(ids, time)
     before = xp.concat([ids[:, :1], ids[:, :-1]], 1)
-    begins = xp.astype((ids != before) | (step == 0), "int32")
+    begins = xp.astype((ids != before) | (step == 0)[None], "int32")
     number = xp.cumsum(xp.reshape(begins, (batch * time,)), 0, False)
     first = xp.reshape(last_not_above(xp, number, number - 1) + 1, (batch, time))
     start = first - time * xp.arange(ids, batch)[:, None]

@@ -179,6 +179,10 @@ class CallSpec:
         """The dtype in which values of the first argument are summed."""
         return accumulator(self.first.dtype)
 
+    def limited(self) -> dict[str, int]:
+        """The present arguments of non-decreasing numbers, and what these may not exceed."""
+        return {name: self.sizes[letter] for name, letter in bounded(type(self)).items() if self[name] is not None}
+
     def gradients_in(self) -> tuple[str, ...]:
         """The gradients that the backward pass reads: those of the results that are returned to the user."""
         reached = (r for r in self.results if r.returned is None or getattr(self, r.returned))
@@ -303,7 +307,7 @@ class CallSpec:
     def _check_ranges(self, name: str, param: Param, axes: tuple[Axis, ...]) -> None:
         """Raise for a size that its letter does not allow."""
         for place, axis in enumerate(axes):
-            if axis.many or axis.offset or axes[0].many:
+            if axis.many or axis.offset or axes[0].many or axis.fixed is not None:
                 continue
             letter, size, declared = axis.letter, param.shape[place], self.letters[axis.letter]
             if declared.divides is not None:
@@ -363,6 +367,12 @@ def required_count(call: type[CallSpec]) -> int:
 def options(call: type[CallSpec]) -> dict[str, Option]:
     """The declared options, in order."""
     return {f.name: declared for f in fields(call) if isinstance(declared := f.metadata.get("declared"), Option)}
+
+
+@once
+def bounded(call: type[CallSpec]) -> dict[str, str]:
+    """The arguments of non-decreasing numbers, and the letter whose size is their upper bound."""
+    return {name: argument.reaches for name, argument in arguments(call).items() if argument.reaches}
 
 
 @once
@@ -427,7 +437,7 @@ def fits(axes: tuple[Axis, ...], shape: tuple[int, ...], known: Sizes) -> dict[s
         if axis.may_be_one and size == 1:
             continue
         own = size if axis.many else size - axis.offset
-        expected = known.get(axis.letter, found.get(axis.letter))
+        expected = known.get(axis.letter, found.get(axis.letter)) if axis.fixed is None else axis.fixed
         if expected is None:
             found[axis.letter] = own
         elif own != expected:
@@ -437,5 +447,7 @@ def fits(axes: tuple[Axis, ...], shape: tuple[int, ...], known: Sizes) -> dict[s
 
 def size_of(axis: Axis, sizes: Sizes) -> tuple[int, ...]:
     """The sizes in a shape for a declared axis: one, or any number where the axis is `many`."""
+    if axis.fixed is not None:
+        return (axis.fixed,)
     size = sizes[axis.letter]
     return tuple(size) if axis.many else (size + axis.offset,)

@@ -8,6 +8,8 @@ from functools import cache
 from math import prod
 from typing import Any
 
+import numpy as np
+
 WORD = 2**32 - 1
 
 
@@ -42,7 +44,7 @@ class Namespace:
     add_word: Callable[[Any, int], Any]
     softplus: Callable[[Any], Any]
     where: Callable[[Any, Any, Any], Any]
-    multiply: Callable[[Any, Any], Any]  # also complex by complex; for other products use `*`
+    multiply: Callable[[Any, Any], Any]  # where a factor may be complex; for products of real numbers use `*`
     conj: Callable[[Any], Any]
     complex: Callable[[Any, Any], Any]  # from real and imaginary part; `.real` and `.imag` return them
     # wide(x): real x in a form for which `*`, `+` and `-` keep at least 10 more bits; float64 is unchanged.
@@ -60,6 +62,11 @@ class Namespace:
     # recurrence(decay, added, h, reverse): h = decay[t] * h + added[t] along the leading axis. Returns every h,
     # including the initial one, which comes first, or last if reverse.
     recurrence: Callable[[Any, Any, Any, bool], Any]
+
+
+def aligned(x: Any, like: Any) -> Any:
+    """x with as many axes as `like`, those before its own of size 1: JAX can be told to refuse to add them itself."""
+    return x[(None,) * (len(like.shape) - len(x.shape))]
 
 
 def silu_grad(xp: Namespace, z: Any) -> Any:
@@ -262,7 +269,7 @@ def jax_namespace() -> Namespace:
         add_word=lambda x, n: x + jnp.uint32(n),
         softplus=jax.nn.softplus,
         where=jnp.where,
-        multiply=jnp.multiply,
+        multiply=_jax_multiply,
         conj=jnp.conj,
         complex=jax.lax.complex,
         wide=lambda x: Pair(x, jnp.zeros_like(x)),
@@ -275,6 +282,12 @@ def jax_namespace() -> Namespace:
         scan=lambda step, carry, xs, reverse: jax.lax.scan(step, carry, xs, reverse=reverse),
         recurrence=_jax_recurrence,
     )
+
+
+def _jax_multiply(x: Any, y: Any) -> Any:
+    """The product, with a cast of a real factor to complex, which JAX can be told to refuse to add itself."""
+    dtype = np.result_type(x.dtype, y.dtype)
+    return x.astype(dtype) * y.astype(dtype)
 
 
 def _jax_mul_wide(x: Any, n: int) -> tuple[Any, Any]:

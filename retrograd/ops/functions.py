@@ -24,7 +24,7 @@ from torch import Tensor
 from retrograd.core.errors import as_tuple
 from retrograd.core.torch.arguments import as_array, torch_dtype
 from retrograd.core.torch.op import bind
-from retrograd.core.torch.step import checker
+from retrograd.core.torch.checks import checker
 """,
     JAX: """\
 import math
@@ -34,7 +34,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Int32
 
 from retrograd.core.errors import as_tuple
-from retrograd.core.jax.arguments import as_array, checker, jax_dtype
+from retrograd.core.jax.arguments import as_array, jax_dtype
+from retrograd.core.jax.checks import checker
 from retrograd.core.jax.op import bind
 """,
 }

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Int32
 
 from retrograd.core.errors import as_tuple
-from retrograd.core.jax.arguments import as_array, checker, jax_dtype
+from retrograd.core.jax.arguments import as_array, jax_dtype
+from retrograd.core.jax.checks import checker
 from retrograd.core.jax.op import bind
 
 from .attention.jax_like import dot_product_attention

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from retrograd.core.errors import as_tuple
 from retrograd.core.torch.arguments import as_array, torch_dtype
+from retrograd.core.torch.checks import checker
 from retrograd.core.torch.op import bind
-from retrograd.core.torch.step import checker
 
 from .attention.op import OP as ATTENTION
 from .attention.torch_packed import attention_qkvpacked

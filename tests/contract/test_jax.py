@@ -25,6 +25,13 @@ from retrograd.testing.jax_contract import TRANSFORMS
 from retrograd.testing.verify import run
 
 
+def test_these_tests_run_where_jax_adds_no_axes_and_converts_no_dtypes_by_itself() -> None:
+    with pytest.raises(ValueError, match="jax_numpy_rank_promotion"):
+        jnp.ones((2, 3)) * jnp.ones(3)
+    with pytest.raises(ValueError, match="jax_numpy_dtype_promotion"):
+        jnp.ones(3) * jnp.ones(3, jnp.bfloat16)
+
+
 def in_every_run(room: Room, case: Case) -> bool:
     """Whether the case is not `slow` in JAX on a CPU; PyTorch has the same formulas, with other loops over time."""
     return room.is_representative(case) or case.name == "long"

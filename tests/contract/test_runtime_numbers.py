@@ -70,7 +70,7 @@ def test_a_new_number_compiles_nothing_in_jax(device: str) -> None:
 def test_calls_with_numbers_of_their_own_are_batched_in_jax() -> None:
     x, seeds = jnp.ones((3, 2, 4)), jnp.arange(3, dtype=jnp.int32)
     found = jax.vmap(lambda x, seed: scaled(x, None, seed))(x, seeds)
-    np.testing.assert_array_equal(found, x + seeds[:, None, None] + 1)
+    np.testing.assert_array_equal(found, x + seeds[:, None, None].astype(x.dtype) + 1)
 
 
 def test_a_number_has_no_gradient_and_says_so() -> None:

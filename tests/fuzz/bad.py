@@ -12,15 +12,18 @@ from typing import Any
 from hypothesis import strategies as st
 
 import retrograd
+import retrograd.jax
 from retrograd.core.cases import Case, Tensor
 from retrograd.core.spec import arguments
 from retrograd.core.torch.launch import DTYPES
+from retrograd.ops.attention.packed import Packed
 from retrograd.ops.rooms import NAMES, room
 from retrograd.testing.draw import draw as draw_case
 from retrograd.testing.draw import options, outputs
 from retrograd.testing.parts import PACKED, length
 from retrograd.testing.verify import Framework
 
+from . import dot_product_attention
 from .good import Good, cases_of, is_double
 from .text import Pasted
 
@@ -36,6 +39,13 @@ UPDATES = {
     "selective_scan": "selective_state_update",
     "ssd": "ssd_update",
 }
+# Functions with a declaration of their own that are called as ops are.
+FUNCTIONS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
+    "attention_qkvpacked": dot_product_attention.qkvpacked,
+    "dot_product_attention": dot_product_attention.dot_product,
+}
+
+SCALARS = {("dot_product_attention", "bias"): ("0.5",), ("dot_product_attention", "mask"): ("True",)}
 
 # Replacements of an array, in either framework and in one of them.
 NO_ARRAYS = ("'text'", "3", "0.5", "[1.0, 2.0]", "object()", "10**400", "np.array('text')", "True", "{}")
@@ -62,6 +72,9 @@ NO_OPTIONS_NAMED = {
     "scale": ("float('nan')", "float('inf')", "'1'", "True", "[1]", "1j", "10**400", "torch.tensor(1.0)"),
     "softcap": ("0", "-1.0", "float('nan')", "float('inf')", "'1'", "True", "[1]"),
     "dropout_p": ("1.0", "-0.1", "2"),
+    "local_window_size": ("()", "(1,)", "(1, 2, 3)", "-1", "(-1, 0)", "(1.0, 2)", "1.5", "'x'", "True", "(True, 1)",
+        "2**31", "10**5000", "(0, 10**5000)", "np.ones(2)", "float('nan')"),
+    "implementation": ("'xla'", "'cudnn'", "True", "3"),
     "backward": ("'fast'", "None", "True", "1", "b'split'", "[]"),
     "dt_limit": (
         "None", "True", "0.5", "'x'", "{}", "()", "(1.0,)", "[0, 1, 2]", "(2.0, 1.0)", "(float('nan'), 1.0)",
@@ -139,6 +152,14 @@ def bad_update(draw: st.DrawFn, op: str, framework: Framework) -> Bad:
 
 
 @st.composite
+def bad_function(draw: st.DrawFn, name: str, framework: Framework) -> Bad:
+    """A bad call of one of FUNCTIONS."""
+    case = draw(FUNCTIONS[name]())
+    packing = spoilt_bounds(case, case.inputs["qkv"].shape[1], framework) if name == Packed.op else ()
+    return draw(spoilt(name, case, framework, list(packing)))
+
+
+@st.composite
 def bent(draw: st.DrawFn, op: str) -> Bent:
     """A call of an op with one array changed: a dimension longer, shorter, added or removed, or another dtype."""
     case = draw(cases_of(op))
@@ -162,7 +183,7 @@ def bent(draw: st.DrawFn, op: str) -> Bent:
 @st.composite
 def spoilt(draw: st.DrawFn, op: str, case: Case, framework: Framework, more: Sequence[Change] = ()) -> Bad:
     """A case as text, with one argument replaced by an invalid value; `more` are further candidates."""
-    parameters = signature(getattr(retrograd, op)).parameters
+    parameters = signature(getattr(retrograd if framework == "torch" else retrograd.jax, op)).parameters
     changes = [*spoilt_arrays(op, case, parameters, framework), *spoilt_options(parameters), *more]
     name, value, named = draw(st.sampled_from(changes))
     passed = {name: array(tensor, framework) for name, tensor in case.inputs.items()}
@@ -176,17 +197,18 @@ def spoilt(draw: st.DrawFn, op: str, case: Case, framework: Framework, more: Seq
 def spoilt_arrays(op: str, case: Case, parameters: Mapping[str, Parameter], framework: Framework) -> Iterator[Change]:
     """Invalid replacements of arrays."""
     own = room(op).op if op in NAMES else None
-    numbers = [name for name, declared in arguments(own.call).items() if declared.number] if own else []
+    call = own.call if own else Packed if op == Packed.op else None
+    numbers = [name for name, declared in arguments(call).items() if declared.number] if call else []
     first, *others = case.inputs
     for name, tensor in case.inputs.items():
         good = array(tensor, framework)
         required = parameters[name].default is Parameter.empty
         dtypes = NO_NUMBERS if tensor.values is None else NO_INDICES[framework]
         values = [*NO_ARRAYS, *NO_ARRAYS_OF[framework], *(["None"] if required else [])]
-        values += [array(replace(tensor, dtype=dtype), framework) for dtype in dtypes]
+        values += [array(replace(tensor, dtype=dtype), framework) for dtype in dtypes if dtype != tensor.dtype]
         values += [f"{good}[None, None, None]"] if name != first else []
-        if name in numbers:
-            values.remove("3")  # a number is right there
+        for value in ("3",) if name in numbers else SCALARS.get((op, name), ()):  # which are right there
+            values.remove(value)
         if framework == "torch":
             values += [f"{good}.to_sparse()", f"torch.nested.nested_tensor([{good}, {good}])"]
             if others:
@@ -206,7 +228,11 @@ def spoilt_packing(op: str, case: Case, framework: Framework) -> Iterator[Change
     """Invalid values of cu_seqlens."""
     if not room(op).time_axis or room(op).bounds.get("y") != PACKED:
         return
-    steps = length(room(op), case)
+    yield from spoilt_bounds(case, length(room(op), case), framework)
+
+
+def spoilt_bounds(case: Case, steps: int, framework: Framework) -> Iterator[Change]:
+    """Invalid values of cu_seqlens for rows of so many steps."""
 
     def numbers(*values: int) -> str:
         return array(Tensor((len(values),), "int32", values=values), framework)

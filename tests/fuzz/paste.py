@@ -5,6 +5,7 @@ from math import inf
 from retrograd.core.cases import Case, Tensor
 
 from .bad import Bad, Bent
+from .dot_product_attention import BesideJax
 from .good import Good
 
-__all__ = ["Bad", "Bent", "Case", "Good", "Tensor", "inf"]
+__all__ = ["Bad", "Bent", "BesideJax", "Case", "Good", "Tensor", "inf"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import bad_type, bad_value, check_nondecreasing, check_number
-from ..op import Op
-from ..spec import CallSpec, Param, required_count
+from ..spec import CallSpec, Param
 
 
 def arrays_of(op: str, arguments: Mapping[str, Any], required: int = 1) -> dict[str, Any]:
@@ -23,11 +22,18 @@ def arrays_of(op: str, arguments: Mapping[str, Any], required: int = 1) -> dict[
     for place, (name, value) in enumerate(arguments.items()):
         if isinstance(value, jax.Array) or (value is None and place >= required):
             arrays[name] = value
-        elif isinstance(value, np.ndarray) and value.dtype.kind not in "OSUMm":
-            arrays[name] = jnp.asarray(value)
+        elif isinstance(value, np.ndarray):
+            arrays[name] = _converted(op, name, value)
         else:
             raise bad_type(op, name, value, "a jax.Array")
     return arrays
+
+
+def _converted(op: str, argument: str, array: np.ndarray) -> jax.Array:
+    try:
+        return jnp.asarray(array)
+    except TypeError:  # texts, objects, records, dates
+        raise bad_type(op, argument, array, "a jax.Array") from None
 
 
 def jax_dtype(op: str, option: str, dtype: Any) -> str | None:
@@ -50,23 +56,6 @@ def as_array(op: str, argument: str, value: Any, dtype: str, like: Any) -> Any:
     return jnp.asarray(value, dtype)
 
 
-def checker(
-    call: type[CallSpec],
-) -> Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]:
-    """The function from the arguments and options of a step of generation to its arrays of jax and options.
-
-    It raises ValueError or TypeError for what does not fit together.
-    """
-    required = required_count(call)
-
-    def checked(given: dict[str, Any], options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        arrays = arrays_of(call.op, given, required)
-        call.of(params_of(arrays), options)
-        return arrays, options
-
-    return checked
-
-
 def params_of(arrays: Mapping[str, Any]) -> dict[str, Param | None]:
     """Shape and dtype of each array, None where it is absent."""
     return {
@@ -74,14 +63,15 @@ def params_of(arrays: Mapping[str, Any]) -> dict[str, Param | None]:
     }
 
 
-def check_numbers(op: Op, spec: Any, arguments: Mapping[str, Any]) -> None:
-    """Raise for `Op.indices` that decrease or exceed their limit, if readable without waiting: on a CPU, untraced."""
-    for name, limit in op.indices.items():
-        if (numbers := arguments[name]) is not None and _readable(numbers):
-            check_nondecreasing(op.name, name, np.asarray(numbers).tolist(), limit(spec))
+def check_numbers(spec: CallSpec, arrays: Mapping[str, Any]) -> None:
+    """Raise for numbers that decrease or exceed their limit, where they are readable."""
+    for name, limit in spec.limited().items():
+        if readable(arrays[name]):
+            check_nondecreasing(spec.op, name, np.asarray(arrays[name]).tolist(), limit)
 
 
-def _readable(array: Any) -> bool:
+def readable(array: Any) -> bool:
+    """Whether an array's values can be read without waiting: on a CPU, untraced."""
     if isinstance(array, jax.core.Tracer):
         return False
     return isinstance(array, np.ndarray) or all(device.platform == "cpu" for device in array.devices())

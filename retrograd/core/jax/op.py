@@ -37,7 +37,7 @@ def bind(op: Op) -> Callable[[dict[str, Any], dict[str, Any]], Results]:
     def call(arrays: dict[str, Any], options: dict[str, Any]) -> Results:
         checked = arrays_of(op.name, arrays)
         spec = op.spec(params_of(checked), options)
-        check_numbers(op, spec, arrays)
+        check_numbers(spec, checked)
         results: Results = by_rows(op, spec, checked, alike)
         return results
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..op import Op
+from ..spec import CallSpec
 from .arguments import params_of
 
 
@@ -40,22 +41,37 @@ def explicit(array: Any) -> NamedSharding | None:
     return sharding if sharding is not None and any(sharding.spec) else None
 
 
+def check_rows(spec: CallSpec, arrays: Mapping[str, Any]) -> None:
+    """Raise for arrays that are sharded over explicit axes of a mesh in another way than by rows, and all alike."""
+    sharded, rows = _sharded(arrays), _with_rows(spec)
+    for name, own in sharded.items():
+        first = next(iter(sharded.values()))
+        alike = first.spec[0] is not None and own.spec[0] == first.spec[0] and not any(own.spec[1:])
+        if not alike or name not in rows or arrays[name].ndim < 2:
+            raise bad_sharding(spec.op, name, own)
+
+
+def _sharded(arrays: Mapping[str, Any]) -> dict[str, NamedSharding]:
+    return {name: of for name, array in arrays.items() if array is not None and (of := explicit(array))}
+
+
+def _with_rows(spec: CallSpec) -> Container[str]:
+    """The arrays whose first axis is one of rows, which may lie on several devices."""
+    return next((fold.axes for fold in spec.folds(1)), {})
+
+
 def by_rows(op: Op, spec: Any, arrays: Mapping[str, Any], call: Callable[..., Any]) -> Any:
     """`call(spec, *arrays)`; where rows are sharded over explicit axes of a mesh, on each device with its own rows.
 
     Raises:
         ValueError: for arrays that are sharded in another way.
     """
-    sharded = {name: of for name, array in arrays.items() if array is not None and (of := explicit(array))}
+    sharded, rows = _sharded(arrays), _with_rows(spec)
     if not sharded:
         return call(spec, *arrays.values())
-    rows = next((fold.axes for fold in op.folds(spec, 1)), {})
+    check_rows(spec, arrays)
     first = next(iter(sharded.values()))
     mesh, split = first.mesh, PartitionSpec(first.spec[0])
-    for name, own in sharded.items():
-        alike = first.spec[0] is not None and own.spec[0] == first.spec[0] and not any(own.spec[1:])
-        if not alike or name not in rows or arrays[name].ndim < 2:
-            raise bad_sharding(op.name, name, own)
     specs = tuple(split if name in rows else PartitionSpec() for name in arrays)
     resharded = [
         None if array is None else jax.sharding.reshard(array, NamedSharding(mesh, spec))

@@ -11,6 +11,8 @@ from jaxtyping import Float, Int
 from retrograd.core.jax.sharding import explicit, vary_alike
 from retrograd.jax import linear_scan
 
+from .layers import at_least_float32
+
 
 def embed(weight: Float[Array, "V d"], tokens: Int[Array, " *batch"]) -> Float[Array, "*batch d"]:
     """weight[tokens]; rows of NaN for a token outside of the table, since a jitted function cannot raise.
@@ -43,7 +45,7 @@ def _backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]
     numbers = tokens.reshape(-1)
     order = jnp.argsort(numbers, stable=True)
     numbers = numbers[order]
-    terms = gradient.reshape(len(numbers), -1)[order].astype(jnp.promote_types(gradient.dtype, jnp.float32))
+    terms = at_least_float32(gradient.reshape(len(numbers), -1)[order])
     same = jnp.pad(numbers[1:] == numbers[:-1], (1, 0))  # equal to the token before: its sum continues
     sums = linear_scan(same[None, :, None].astype(terms.dtype), terms[None])[0]
     row = jnp.arange(weight.shape[0])

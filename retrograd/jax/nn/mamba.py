@@ -14,7 +14,7 @@ from retrograd.jax import causal_conv1d, causal_conv1d_update, selective_scan, s
 from retrograd.models.config import MambaConfig
 from retrograd.models.shapes import mamba_shapes
 
-from .layers import beside, linear
+from .layers import beside, linear, wider
 from .parameters import Params, check, check_array, check_config
 
 
@@ -110,7 +110,7 @@ def mamba_state(config: MambaConfig, batch: int, dtype: DTypeLike = jnp.float32)
     """A state of zeros for `batch` sequences; `conv` in `dtype`."""
     return MambaState(
         jnp.zeros((batch, config.d_inner, config.d_conv - 1), dtype),
-        jnp.zeros((batch, config.d_inner, config.d_state), jnp.promote_types(dtype, jnp.float32)),
+        jnp.zeros((batch, config.d_inner, config.d_state), wider(dtype, jnp.float32)),
     )
 
 
@@ -139,7 +139,7 @@ def _select(params: Params, config: MambaConfig, x: Array) -> dict[str, Any]:
     """The scan's arguments other than x; dt without its bias, the parameters in the dtype of the scan's states."""
     R, N = config.rank, config.d_state
     dt, B, C = jnp.split(linear(params, "x_proj", x), (R, R + N), axis=-1)
-    real = jnp.promote_types(x.dtype, jnp.float32)
+    real = wider(x.dtype, jnp.float32)
     return {
         "dt": dt @ params["dt_proj.weight"].astype(dt.dtype).T,
         "A": -jnp.exp(params["A_log"].astype(real)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrograd.core.xp import Namespace
+from retrograd.core.xp import Namespace, aligned
 
 from .op import FORMS, Spec
 from .tiles import Tiles
@@ -28,7 +28,7 @@ def kept(xp: Namespace, spec: Spec, seed: Any, queries: Tiles, key: Any) -> Any:
     """
     groups = key.shape[0] // GROUP
     first = xp.reshape(key, (groups, GROUP))[:, 0] // GROUP * CALLS
-    call = first[:, None] + xp.arange(key, CALLS)  # (groups, CALLS)
+    call = first[:, None] + xp.arange(key, CALLS)[None]  # (groups, CALLS)
     rows = xp.arange(key, spec.batch * spec.heads)
     of_heads = (spec.batch, spec.groups, spec.heads // max(spec.groups, 1))
     shape = (*of_heads, *queries.step.shape, groups, CALLS)
@@ -54,10 +54,10 @@ def kept_in_runs(xp: Namespace, spec: Spec, seed: Any, query: Any, key: Any, sta
     """
     of_heads = (spec.batch, spec.groups, spec.heads // max(spec.groups, 1))
     row = xp.reshape(xp.arange(key, spec.batch * spec.heads), (*of_heads, 1, 1, 1))
-    step = key - start
+    step = aligned(key, start) - start
     place = xp.where(step < 0, 0, step)  # of a key before the sequence, which nothing sees
     shape = (*of_heads, *query.shape, key.shape[0])
-    counter = (place // GROUP * CALLS + place % 8 // 2, query[:, :, None] - start, row, start)
+    counter = (place // GROUP * CALLS + place % 8 // 2, aligned(query[:, :, None], start) - start, row, start)
     words = philox(xp, [xp.broadcast_to(xp.word(part), shape) for part in counter], xp.word(seed))
     word = words[0]
     for number in range(1, 4):

@@ -2,48 +2,61 @@
 
 from __future__ import annotations
 
+import operator
+from functools import partial, reduce
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
-from retrograd.core.errors import bad_dtype, bad_shape, bad_value
-from retrograd.core.jax.arguments import arrays_of
+from retrograd.core.errors import as_tuple, bad_value
+from retrograd.core.jax.arguments import readable
+from retrograd.core.jax.checks import checker
+from retrograd.core.spec import accumulator
+from retrograd.core.xp import aligned
 
-NAME = "dot_product_attention"
+from .dot_product import DotProduct
+
+_check = checker(DotProduct, rows=True)
 
 
 def dot_product_attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    bias: Array | None = None,
-    mask: Array | None = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
-    scale: float | None = None,
+    scale: ArrayLike | None = None,
     is_causal: bool = False,
-    query_seq_lengths: Array | None = None,
-    key_value_seq_lengths: Array | None = None,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
     local_window_size: int | tuple[int, int] | None = None,
     implementation: None = None,
     return_residual: bool = False,
 ) -> Array | tuple[Array, Array]:
     """`jax.nn.dot_product_attention` with the same arguments, computed by `retrograd.jax.attention`.
 
-    What differs: a query that sees no key has zeros as its result, where jax returns the mean of all values; the
-    residual is in float32 and has a gradient. As in jax, and unlike in `attention`, query i stands at key i: causal
-    masks and windows begin at the first query and key.
+    What differs: a query that sees no key has zeros as its result, where jax returns the mean of all values, and -inf
+    as its residual; the residual is in float32 and has a gradient; a bias of integers is refused. As in jax, and unlike
+    in `attention`, query i stands at key i: causal masks and windows begin at the first query and key.
 
     Args:
-        query: (B, T, N, H) or (T, N, H), float32, bfloat16 or float16.
+        query: (B, T, N, H) or (T, N, H), float32, bfloat16 or float16; float64 runs on the portable path.
         key: (B, S, K, H) or (S, K, H) in the dtype of query; K divides N.
         value: like key, also with another H.
-        bias: (B, N, T, S), each axis also of size 1, like query or float32; added to the scaled products.
-        mask: of bool, like bias: True where a query sees a key.
-        scale: factor of the products; 1 / sqrt(H) by default.
+        bias: (B, N, T, S), each axis also of size 1, or without the first axes; of any float, added to the scaled
+            products in float32.
+        mask: of bool, with a shape as bias: True where a query sees a key.
+        scale: factor of the products; 1 / sqrt(H) by default. Kernels are compiled for its value. One that `jax.jit`
+            traces is multiplied into query, in float32; half-precision arrays are then computed in float32, too.
         is_causal: whether a query sees no later key.
         query_seq_lengths: (B,) int32: queries from there on have zeros as their results.
-        key_value_seq_lengths: (B,) int32: keys from there on are not seen.
+        key_value_seq_lengths: (B,) int32: keys from there on are not seen. Lengths below 0 are refused on a CPU outside
+            of `jax.jit`, and mean 0 elsewhere.
         local_window_size: (left, right), how many keys a query sees before and behind its own place; an int for both.
         implementation: None, since there is one.
         return_residual: also return the logarithm of the sum of exponentials, (B, T, N) or (T, N).
@@ -61,64 +74,118 @@ def dot_product_attention(
         >>> dot_product_attention(q, k, k, is_causal=True).shape
         (2, 10, 4, 16)
     """
-    if implementation is not None:
-        raise bad_value(NAME, "implementation", implementation, "None")
-    from retrograd.ops.jax_functions import attention  # which has this function, too
+    number: Any = scale if _is_number(scale) else None
+    traced = number if isinstance(number, jax.core.Tracer) else None
+    given = {
+        "query": _with_all_axes(query),
+        "key": _with_all_axes(key),
+        "value": _with_all_axes(value),
+        "bias": _array(bias),
+        "mask": _array(mask),
+        "query_seq_lengths": query_seq_lengths,
+        "key_value_seq_lengths": key_value_seq_lengths,
+    }
+    options = {
+        "scale": scale if number is None else None if traced is not None else float(number),
+        "is_causal": is_causal,
+        "local_window_size": _sides(local_window_size),
+        "implementation": implementation,
+        "return_residual": return_residual,
+    }
+    arrays, _ = _check(given, options)
+    for name in ("query_seq_lengths", "key_value_seq_lengths"):
+        _check_lengths(name, arrays[name])
+    out, lse = _computed(tuple(arrays.values()), traced, options["scale"], is_causal, options["local_window_size"])
+    of_queries = jnp.shape(query)[:-1]
+    out = out.reshape(*of_queries, out.shape[-1])
+    return (out, lse.reshape(of_queries)) if return_residual else out
 
-    arrays = arrays_of(NAME, {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}, 3)
-    single = arrays["query"].ndim == 3
-    for name in ("query", "key", "value"):
-        if arrays[name].ndim != 4 - single:
-            raise bad_shape(NAME, name, arrays[name].shape, "(batch, steps, heads, size), or all without batch")
-    q, k, v = (arrays[name][None] if single else arrays[name] for name in ("query", "key", "value"))
-    steps, keys = q.shape[1], k.shape[1]
-    left, right = _sides(local_window_size)
-    visible = _of_heads("mask", arrays["mask"])
-    if key_value_seq_lengths is not None:
-        real = jnp.arange(keys) < _lengths("key_value_seq_lengths", key_value_seq_lengths, q)[:, None, None, None]
-        visible = real if visible is None else visible & real
-    causal, window = is_causal, None if local_window_size is None else (left, right)
+
+@partial(jax.jit, static_argnums=(2, 3, 4))  # so that a mask never is an array of its own
+def _computed(
+    arrays: tuple[Any, ...], traced: Any, scale: float | None, causal: bool, window: tuple[int, int] | None
+) -> tuple[Array, Array]:
+    """The result (B, T, N, H) and the residual (B, T, N), from checked arrays; `traced` is a scale, if it is traced."""
+    from retrograd.ops.jax_functions import attention  # which has `dot_product_attention`, too
+
+    q, k, v, bias, mask, steps_of_rows, keys_of_rows = arrays
+    dtype, steps, keys = q.dtype, q.shape[1], k.shape[1]
+    if traced is not None:
+        q, k, v = (array.astype(accumulator(str(dtype))) for array in (q, k, v))
+        q, scale = q * traced.astype(q.dtype), 1.0
+    masks = [] if mask is None else [aligned(mask, q)]
+    if keys_of_rows is not None:
+        masks.append(_before(keys_of_rows, keys)[:, None, None])
     if steps != keys and (causal or window):  # `attention` aligns the last query with the last key
-        behind = jnp.arange(keys)[None, :] - jnp.arange(steps)[:, None]
-        own = (behind <= (0 if causal else right)) & (behind >= (-keys - steps if window is None else -left))
-        visible = own[None, None] if visible is None else visible & own
+        masks.append(_around(steps, keys, causal, window)[None, None])
         causal, window = False, None
-    added = _of_heads("bias", arrays["bias"])
-    if visible is not None:
-        if visible.dtype != jnp.bool_:
-            raise bad_dtype(NAME, "mask", str(visible.dtype), ("bool",))
-        added = jnp.where(visible, jnp.float32(0) if added is None else added, -jnp.inf)
+    added = _added(bias, masks, q)
     out, lse = attention(q, k, v, bias=added, causal=causal, window=window, scale=scale, return_lse=True)
-    if query_seq_lengths is not None:
-        real = jnp.arange(steps) < _lengths("query_seq_lengths", query_seq_lengths, q)[:, None]
-        out = jnp.where(real[:, :, None, None], out, 0)
-        lse = jnp.where(real[:, None], lse, -jnp.inf)
-    residual = jnp.moveaxis(lse, 1, 2)
-    if single:
-        out, residual = out[0], residual[0]
-    return (out, residual) if return_residual else out
+    lse = jnp.moveaxis(lse, 1, 2)
+    if steps_of_rows is not None:
+        real = _before(steps_of_rows, steps)[:, :, None]
+        out, lse = jnp.where(real[..., None], out, 0), jnp.where(real, lse, -jnp.inf)
+    return out.astype(dtype), lse
 
 
-def _sides(window: int | tuple[int, int] | None) -> tuple[int, int]:
-    """How many keys a query sees before and behind its place."""
-    left, right = (0, 0) if window is None else (window, window) if isinstance(window, int) else window
-    if min(left, right) < 0:
-        raise bad_value(NAME, "local_window_size", window, "numbers that are not negative")
-    return left, right
+def _with_all_axes(array: Any) -> Any:
+    """An array with first axes of size 1, as jax adds them; anything else unchanged, for the declaration to refuse."""
+    return array[(None,) * (4 - array.ndim)] if isinstance(array, jax.Array | np.ndarray) else array
 
 
-def _of_heads(name: str, array: Array | None) -> Array | None:
-    """An array over pairs, (B, N, T, S) or (N, T, S), with an axis of rows."""
-    if array is None or array.ndim == 4:
-        return array
-    if array.ndim != 3:
-        raise bad_shape(NAME, name, array.shape, "(batch, heads, queries, keys), each also 1, or without batch")
-    return array[None]
+def _array(value: Any) -> Any:
+    """A scalar as an array; anything else unchanged, for the declaration to take or to refuse."""
+    return jnp.asarray(value) if isinstance(value, bool | float | np.bool_ | np.number) else value
 
 
-def _lengths(name: str, lengths: Any, q: Array) -> Array:
-    """The lengths of all rows."""
-    array = jnp.asarray(lengths)
-    if array.shape != q.shape[:1]:
-        raise bad_shape(NAME, name, array.shape, f"(batch={q.shape[0]},)")
-    return array
+def _is_number(value: Any) -> bool:
+    """Whether a value is a real number of numpy or jax, which may be traced."""
+    if not isinstance(value, jax.Array | np.ndarray | np.number) or value.ndim:
+        return False
+    return jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
+
+
+def _sides(window: Any) -> Any:
+    """A window as a tuple of ints; what is none unchanged, for the declaration to refuse."""
+    window = as_tuple(window)
+    sides = tuple(map(_int, window)) if isinstance(window, tuple) else (_int(window),) * 2
+    return sides if all(isinstance(side, int) for side in sides) else window
+
+
+def _int(value: Any) -> Any:
+    """An integer of numpy or jax as one of Python; anything else, and a bool, unchanged."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
+
+
+def _check_lengths(name: str, lengths: Array | None) -> None:
+    """Raise for lengths below 0, where they are readable."""
+    if lengths is None or not readable(lengths):
+        return
+    for place, length in enumerate(np.asarray(lengths).tolist()):
+        if length < 0:
+            raise bad_value(DotProduct.op, f"{name}[{place}]", length, "a length of at least 0")
+
+
+def _before(lengths: Array, steps: int) -> Array:
+    """Whether each step is before the end of its row, (batch, steps)."""
+    return jnp.arange(steps, dtype=lengths.dtype)[None] < lengths[:, None]
+
+
+def _around(steps: int, keys: int, causal: bool, window: tuple[int, int] | None) -> Array:
+    """Whether each query sees each key in its window, where query i stands at key i, (steps, keys)."""
+    behind = jnp.arange(keys)[None] - jnp.arange(steps)[:, None]
+    left, right = window or (steps + keys, steps + keys)
+    return (behind <= (0 if causal else right)) & (behind >= -left)
+
+
+def _added(bias: Array | None, masks: list[Array], like: Array) -> Array | None:
+    """What is added to the products: a bias, -inf where a mask is False; all of them have four axes."""
+    compute = accumulator(str(like.dtype))
+    if bias is not None:
+        bias = aligned(bias if bias.dtype == like.dtype else bias.astype(compute), like)
+    if not masks:
+        return bias
+    return jnp.where(reduce(operator.and_, masks), jnp.zeros((), compute) if bias is None else bias, -jnp.inf)

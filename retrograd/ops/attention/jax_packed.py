@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import jax
 from jax import Array
 
-from retrograd.core.errors import bad_shape, bad_type
+from retrograd.core.errors import as_tuple
+from retrograd.core.jax.arguments import as_array
+from retrograd.core.jax.checks import checker
 
-NAME = "attention_qkvpacked"
+from .packed import STACK, Packed
+
+_check = checker(Packed, rows=True)
 
 
 def attention_qkvpacked(
@@ -63,26 +66,27 @@ def attention_qkvpacked(
     """
     from retrograd.ops.jax_functions import attention  # which has this function, too
 
-    if not isinstance(qkv, jax.Array):
-        raise bad_type(NAME, "qkv", qkv, "a jax.Array")
-    if qkv.ndim != 5 or qkv.shape[2] != 3:
-        raise bad_shape(NAME, "qkv", qkv.shape, "(batch, steps, 3, heads, head size)")
-    q, k, v = (qkv[:, :, i] for i in range(3))
-    options: dict[str, Any] = {
+    arrays: dict[str, Any] = {
+        "qkv": qkv,
         "bias": bias,
         "alibi_slopes": alibi_slopes,
         "sinks": sinks,
-        "dropout_seed": dropout_seed,
-        "cu_seqlens_q": cu_seqlens,
-        "cu_seqlens_k": cu_seqlens,
+        "dropout_seed": as_array(Packed.op, "dropout_seed", dropout_seed, "int32", qkv),
+        "cu_seqlens": cu_seqlens,
         "segment_ids": segment_ids,
+    }
+    options: dict[str, Any] = {
         "causal": causal,
-        "window": window,
+        "window": as_tuple(window),
         "scale": scale,
         "softcap": softcap,
         "dropout_p": dropout_p,
         "return_lse": return_lse,
         "backward": backward,
     }
-    results: Array | tuple[Array, Array] = attention(q, k, v, **options)
+    arrays, _ = _check(arrays, options)
+    whole, bounds = arrays.pop("qkv"), arrays.pop("cu_seqlens")
+    q, k, v = (whole[:, :, place] for place in range(len(STACK.arguments)))
+    bounds_of = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
+    results: Array | tuple[Array, Array] = attention(q, k, v, **arrays, **bounds_of, **options)
     return results

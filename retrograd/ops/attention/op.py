@@ -19,8 +19,93 @@ MOST_STEPS = 2**31  # that ids may tell apart
 FORMS = 2**16  # values of a random number: one in FORMS is the finest step of dropout_p
 
 
+class Common(CallSpec):
+    """What `attention` and `attention_qkvpacked` share: letters, and the rules that these cannot express."""
+
+    dropout_seed: Param | None
+    segment_ids: Param | None
+    window: tuple[int, int] | None
+    scale: float | None
+    softcap: float | None
+    dropout_p: float
+
+    letters: ClassVar = {
+        "B": Letter("batch"),
+        "Q": Letter("queries"),
+        "K": Letter("keys"),
+        "H": Letter("heads"),
+        "G": Letter("key heads", divides="H"),
+        "D": Letter("head size", 1, 512),
+        "V": Letter("value size", 1, 512),
+        "S": Letter("sequences", 1),
+    }
+
+    batch = Size("B")
+    queries = Size("Q")
+    keys = Size("K")
+    heads = Size("H")
+    groups = Size("G")
+    head_size = Size("D")
+    value_size = Size("V")
+    sequences = Size("S")
+
+    @property
+    def threshold(self) -> int:
+        """Random numbers below it, of FORMS, drop a probability."""
+        return round(self.dropout_p * FORMS)
+
+    @property
+    def segmented(self) -> bool:
+        """Whether ids of steps tell the sequences apart."""
+        return self.segment_ids is not None
+
+    def shape_of(self, name: str) -> str:
+        """The slopes of the heads where segments are given: they have no numbers that slopes could be listed by."""
+        alone = name == "alibi_slopes" and self.segmented
+        return "H" if alone else CallSpec.shape_of(self, name)
+
+    def folds(self, size: int) -> Iterator[Fold]:
+        """The calls as rows of one batch; none with dropout, which depends on a row's number."""
+        if not self.dropout_p:
+            yield from CallSpec.folds(self, size)
+
+    def check(self) -> None:
+        """Raise for arguments that do not go together."""
+        if self.segmented:
+            self._check_segments()
+        dropped = self.dropout_p > 0
+        if dropped != (self.dropout_seed is not None):
+            got, expected = (None, "a seed") if dropped else ("a seed", "None")
+            raise bad_value(self.op, "dropout_seed", got, f"{expected}, since dropout_p is {self.dropout_p}")
+
+    def _check_segments(self) -> None:
+        """Raise for ids beside boundaries, or with keys that are other steps than the queries."""
+        if self.packed:
+            given = next(iter(self.limited()))
+            raise bad_value(self.op, "segment_ids", "an array", f"None, since {given} is given")
+        if self.queries != self.keys:
+            expected = f"None, since there are {self.queries} queries and {self.keys} keys"
+            raise bad_value(self.op, "segment_ids", "an array", expected)
+        if self.batch * self.queries >= MOST_STEPS:
+            expected = f"fewer than {MOST_STEPS} steps in all rows"
+            raise bad_value(self.op, "segment_ids", f"{self.batch} rows of {self.queries} steps", expected)
+
+    def check_options(self) -> None:
+        """Raise for option values that are invalid for every q, too."""
+        CallSpec.check_options(self)
+        sides = (0, 0) if self.window is None else self.window
+        if len(sides) != 2 or not all(UNLIMITED <= side < 2**31 for side in sides):
+            raise bad_value(self.op, "window", self.window, "(left, right), each at least 0, in 32 bits, or -1 for all")
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise bad_value(self.op, "scale", self.scale, "a finite number")
+        if self.softcap is not None and not 0 < self.softcap < math.inf:
+            raise bad_value(self.op, "softcap", self.softcap, "a positive number")
+        if not 0 <= self.dropout_p < 1 or self.threshold == FORMS:
+            raise bad_value(self.op, "dropout_p", self.dropout_p, "at least 0 and less than 1")
+
+
 @dataclass(frozen=True)
-class Spec(CallSpec):
+class Spec(Common):
     """Softmax attention with every mask and option that training needs.
 
     With head h of q, and group g = h // (H / G) of k and v, for query i and key j::
@@ -86,30 +171,11 @@ class Spec(CallSpec):
     )
 
     op: ClassVar = "attention"
-    letters: ClassVar = {
-        "B": Letter("batch"),
-        "Q": Letter("queries"),
-        "K": Letter("keys"),
-        "H": Letter("heads"),
-        "G": Letter("key heads", divides="H"),
-        "D": Letter("head size", 1, 512),
-        "V": Letter("value size", 1, 512),
-        "S": Letter("sequences", 1),
-    }
     results: ClassVar = (
         Result("out", "B Q H V", "q"),
         Result("lse", "B H Q", "compute_dtype", returned="return_lse"),
     )
     whole: ClassVar = {"return_lse": True}
-
-    batch = Size("B")
-    queries = Size("Q")
-    keys = Size("K")
-    heads = Size("H")
-    groups = Size("G")
-    head_size = Size("D")
-    value_size = Size("V")
-    sequences = Size("S")
 
     RETURNS: ClassVar = """out (B, Tq, H, V) in the dtype of q; with `return_lse`, (out, lse), the logarithm of the sum
         of exponentials (B, H, Tq) in float32, which has a gradient, too."""
@@ -144,65 +210,16 @@ class Spec(CallSpec):
         right = 0 if self.causal else right
         return None if left == UNLIMITED else left, None if right == UNLIMITED else right
 
-    @property
-    def threshold(self) -> int:
-        """Random numbers below it, of FORMS, drop a probability."""
-        return round(self.dropout_p * FORMS)
-
-    @property
-    def segmented(self) -> bool:
-        """Whether ids of steps tell the sequences apart."""
-        return self.segment_ids is not None
-
     def reads(self, wanted: frozenset[str]) -> tuple[str, ...]:
         """The gradients of the results, the arguments, out and lse."""
         return (*self.gradients_in(), *self.arguments, "out", "lse")
 
-    def shape_of(self, name: str) -> str:
-        """The slopes of the heads where segments are given: they have no numbers that slopes could be listed by."""
-        alone = name == "alibi_slopes" and self.segmented
-        return "H" if alone else CallSpec.shape_of(self, name)
-
-    def folds(self, size: int) -> Iterator[Fold]:
-        """The calls as rows of one batch; none with dropout, which depends on a row's number."""
-        if not self.dropout_p:
-            yield from CallSpec.folds(self, size)
-
     def check(self) -> None:
-        """Raise for arguments that do not go together."""
+        """Raise for boundaries of queries or of keys alone, too."""
         if (self.cu_seqlens_q is None) != (self.cu_seqlens_k is None):
             missing, other = ("q", "k") if self.cu_seqlens_q is None else ("k", "q")
             raise bad_value(self.op, f"cu_seqlens_{missing}", None, f"boundaries, since cu_seqlens_{other} is given")
-        if self.segmented:
-            self._check_segments()
-        dropped = self.dropout_p > 0
-        if dropped != (self.dropout_seed is not None):
-            got, expected = (None, "a seed") if dropped else ("a seed", "None")
-            raise bad_value(self.op, "dropout_seed", got, f"{expected}, since dropout_p is {self.dropout_p}")
-
-    def _check_segments(self) -> None:
-        """Raise for ids beside boundaries, or with keys that are other steps than the queries."""
-        if self.packed:
-            raise bad_value(self.op, "segment_ids", "an array", "None, since cu_seqlens_q is given")
-        if self.queries != self.keys:
-            expected = f"None, since there are {self.queries} queries and {self.keys} keys"
-            raise bad_value(self.op, "segment_ids", "an array", expected)
-        if self.batch * self.queries >= MOST_STEPS:
-            expected = f"fewer than {MOST_STEPS} steps in all rows"
-            raise bad_value(self.op, "segment_ids", f"{self.batch} rows of {self.queries} steps", expected)
-
-    def check_options(self) -> None:
-        """Raise for option values that are invalid for every q, too."""
-        CallSpec.check_options(self)
-        sides = (0, 0) if self.window is None else self.window
-        if len(sides) != 2 or not all(UNLIMITED <= side < 2**31 for side in sides):
-            raise bad_value(self.op, "window", self.window, "(left, right), each at least 0, in 32 bits, or -1 for all")
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise bad_value(self.op, "scale", self.scale, "a finite number")
-        if self.softcap is not None and not 0 < self.softcap < math.inf:
-            raise bad_value(self.op, "softcap", self.softcap, "a positive number")
-        if not 0 <= self.dropout_p < 1 or self.threshold == FORMS:
-            raise bad_value(self.op, "dropout_p", self.dropout_p, "at least 0 and less than 1")
+        Common.check(self)
 
     def visible(self) -> int:
         """How many pairs of a query and a key the masks leave to a head.

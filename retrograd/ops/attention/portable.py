@@ -15,7 +15,7 @@ from math import inf
 from typing import Any
 
 from retrograd.core.packed import runs
-from retrograd.core.xp import Namespace
+from retrograd.core.xp import Namespace, aligned
 
 from .dropout import kept, kept_in_runs
 from .op import FORMS, Spec
@@ -58,7 +58,7 @@ def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: froze
     # The gradient at the sum of exponentials of each query: <dout, out> - dlse.
     # By the same products as those with v, so that what cancels with one visible key cancels exactly.
     products = xp.matmul(dout, _turned(xp, out))
-    same = xp.arange(q, TILE)[:, None] == xp.arange(q, TILE)
+    same = xp.arange(q, TILE)[:, None] == xp.arange(q, TILE)[None]
     delta = xp.sum(xp.where(same, products, 0), -1)[..., None]
     if "dlse" in arrays:
         delta = delta - call.of_rows("dlse")
@@ -114,8 +114,9 @@ class Pairs:
         self.queries = Tiles(xp, q, spec.queries, arrays.get("cu_seqlens_q"))
         self.keys = Tiles(xp, q, spec.keys, arrays.get("cu_seqlens_k"))
         shift = self.keys.lengths - self.queries.lengths
-        self.place = self.queries.step + shift[self.queries.owner][:, None]
-        self.taken = xp.reshape(self.queries.taken, (self.queries.count, TILE, 1))
+        of_queries = (1, 1, 1, self.queries.count, TILE, 1)
+        self.place = xp.reshape(self.queries.step + shift[self.queries.owner][:, None], of_queries)
+        self.taken = xp.reshape(self.queries.taken, of_queries)
         if self.runs is not None:
             self.run = self._of_steps(self.runs.number)
             self.taken = self.run > 0
@@ -159,8 +160,7 @@ class Pairs:
         """An array with zeros for the tiles of queries of other sequences, whose numbers need not be finite."""
         if not self.spec.packed:
             return array
-        same = self.xp.reshape(self.queries.owner == tile["owner"], (self.queries.count, 1, 1))
-        return self.xp.where(same, array, 0)
+        return self.xp.where(self._same_owner(tile), array, 0)
 
     def inside(self, array: Any) -> Any:
         """An array of queries with zeros at steps whose id is of no sequence, where numbers need not be finite."""
@@ -248,7 +248,7 @@ class Pairs:
         if not spec.packed:
             return xp.reshape(xp.sum(array, 3), (spec.batch, spec.heads))
         number = xp.arange(array, spec.sequences)
-        own = xp.reshape(self.queries.owner == number[:, None], (spec.sequences, 1, 1, self.queries.count))
+        own = xp.reshape(self.queries.owner[None] == number[:, None], (spec.sequences, 1, 1, self.queries.count))
         return xp.reshape(xp.sum(xp.where(own, array, 0), 3), (spec.sequences, spec.heads))
 
     def summed_heads(self, array: Any) -> Any:
@@ -309,14 +309,18 @@ class Pairs:
         return xp.moveaxis(of_tiles, 0, 2)[None, :, :, :, None, None]
 
     def _behind(self, tile: Mapping[str, Any]) -> Any:
-        """How far each key lies behind each query's place, (query tiles, TILE, TILE)."""
-        return tile["step"][None, None] - self.place[:, :, None]
+        """How far each key lies behind each query's place, (1, 1, 1, query tiles, TILE, TILE)."""
+        return aligned(tile["step"], self.place) - self.place
+
+    def _same_owner(self, tile: Mapping[str, Any]) -> Any:
+        """Whether the queries of a tile are of the same packed sequence as the keys, (1, 1, 1, query tiles, 1, 1)."""
+        return self.xp.reshape(self.queries.owner == tile["owner"], (1, 1, 1, self.queries.count, 1, 1))
 
     def _visible(self, tile: Mapping[str, Any]) -> Any:
         behind = self._behind(tile)
-        visible = self.taken & tile["taken"][None, None]
+        visible = self.taken & aligned(tile["taken"], self.taken)
         if self.runs is None:
-            visible = visible & (self.queries.owner == tile["owner"])[:, None, None]
+            visible = visible & self._same_owner(tile)
         else:
             visible = visible & (self.run == tile["run"])
         left, right = self.spec.sides

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from retrograd.core.errors import as_tuple, bad_shape, bad_type
-from retrograd.core.op import Stack
+from retrograd.core.errors import as_tuple
 from retrograd.core.torch.arguments import as_array
+from retrograd.core.torch.checks import checker
 from retrograd.core.torch.stack import bind_stack
 
 from .op import OP
-
-NAME = "attention_qkvpacked"
-
-STACK = Stack("qkv", ("q", "k", "v"), axis=2)
+from .packed import STACK, Packed
 
 _attention = bind_stack(OP, STACK)
+_check = checker(Packed)
 
 
 def attention_qkvpacked(
@@ -69,17 +68,13 @@ def attention_qkvpacked(
         >>> qkv.grad.shape
         torch.Size([2, 100, 3, 8, 64])
     """
-    if not isinstance(qkv, Tensor):
-        raise bad_type(NAME, "qkv", qkv, "a torch.Tensor")
-    if qkv.ndim != 5 or qkv.shape[2] != 3:
-        raise bad_shape(NAME, "qkv", qkv.shape, "(batch, steps, 3, heads, head size)")
-    others: dict[str, Any] = {
+    arrays: dict[str, Any] = {
+        "qkv": qkv,
         "bias": bias,
         "alibi_slopes": alibi_slopes,
         "sinks": sinks,
-        "dropout_seed": as_array(OP.name, "dropout_seed", dropout_seed, "int32", qkv),
-        "cu_seqlens_q": cu_seqlens,
-        "cu_seqlens_k": cu_seqlens,
+        "dropout_seed": as_array(Packed.op, "dropout_seed", dropout_seed, "int32", qkv),
+        "cu_seqlens": cu_seqlens,
         "segment_ids": segment_ids,
     }
     options: dict[str, Any] = {
@@ -91,5 +86,18 @@ def attention_qkvpacked(
         "return_lse": return_lse,
         "backward": backward,
     }
-    out, lse = _attention(qkv, others, options)
-    return (out, lse) if return_lse else out  # type: ignore[return-value]
+    if torch.compiler.is_compiling():  # no error of an operator reaches a function that is traced
+        _check(arrays, options)
+        return _called(arrays, options)
+    try:
+        return _called(arrays, options)
+    except Exception:
+        _check(arrays, options)  # raises an error that names this function and its arguments
+        raise
+
+
+def _called(arrays: dict[str, Any], options: dict[str, Any]) -> Tensor | tuple[Tensor, Tensor]:
+    others = [name for name in OP.arguments if name not in STACK.arguments]
+    given = {name: arrays["cu_seqlens" if name in OP.indices else name] for name in others}
+    out, lse = _attention(arrays["qkv"], given, options)
+    return (out, lse) if options["return_lse"] else out  # type: ignore[return-value]

@@ -56,7 +56,7 @@ class Packing:
 
     def steps_alone(self, xp: Namespace, row: Any) -> Any:
         """The row with zeros at all steps but those of x, since taps of the others reach into other sequences."""
-        return xp.where((self.source < self.spec.time)[:, None], row, 0)
+        return xp.where((self.source < self.spec.time)[None, :, None], row, 0)
 
     def states_at(self, xp: Namespace, row: Any, places: Any) -> Any:
         """The states (sequences, D, W-1), from their entries at `places` of the row."""

@@ -76,20 +76,25 @@ def with_states(xp: Namespace, spec: Spec, arrays: Arrays, packing: Packing | No
 def pre_activation(xp: Namespace, spec: Spec, arrays: Arrays, padded: Any) -> Any:
     """bias + sum over k of weight[:, k] times the input W-1-k steps before."""
     T = padded.shape[1] - (spec.width - 1)
-    weight = xp.astype(arrays["weight"], spec.compute_dtype)
-    pre = padded[:, :T] * weight[:, 0]
+    weight = _taps(xp, spec, arrays)
+    pre = padded[:, :T] * weight[..., 0]
     for k in range(1, spec.width):
-        pre = pre + padded[:, k : k + T] * weight[:, k]
-    return pre if spec.bias is None else pre + xp.astype(arrays["bias"], spec.compute_dtype)
+        pre = pre + padded[:, k : k + T] * weight[..., k]
+    return pre if spec.bias is None else pre + xp.astype(arrays["bias"], spec.compute_dtype)[None, None]
+
+
+def _taps(xp: Namespace, spec: Spec, arrays: Arrays) -> Any:
+    """The weight as (1, 1, D, W)."""
+    return xp.astype(arrays["weight"], spec.compute_dtype)[None, None]
 
 
 def input_gradients(xp: Namespace, spec: Spec, arrays: Arrays, packing: Packing | None, dpre: Any) -> dict[str, Any]:
     """dx and, with an initial state, dinitial_state: the two parts of the gradient of the padded rows."""
     W = spec.width
-    weight = xp.astype(arrays["weight"], spec.compute_dtype)
-    rows = shifted(xp, dpre * weight[:, 0], 0, W - 1)
+    weight = _taps(xp, spec, arrays)
+    rows = shifted(xp, dpre * weight[..., 0], 0, W - 1)
     for k in range(1, W):
-        rows = rows + shifted(xp, dpre * weight[:, k], k, W - 1 - k)
+        rows = rows + shifted(xp, dpre * weight[..., k], k, W - 1 - k)
     dfinal = None
     if spec.return_final_state:
         dfinal = xp.moveaxis(xp.astype(arrays["dfinal_state"], spec.compute_dtype), 1, 2)

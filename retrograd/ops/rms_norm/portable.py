@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from retrograd.core.xp import Namespace, silu_grad
+from retrograd.core.xp import Namespace, aligned, silu_grad
 
 from .op import Spec
 
@@ -30,14 +30,13 @@ def forward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, A
 def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
     """The gradient of each present argument; the formulas are in README.md."""
     compute = spec.compute_dtype
-    weight, gate = arrays.get("weight"), arrays.get("gate")
-    s = arrays[spec.normalised]
+    gate, s = arrays.get("gate"), arrays[spec.normalised]
     rstd = xp.reshape(arrays["rstd"], (*_rstd_shape(spec), 1))
     x_hat = xp.reshape(xp.reshape(_gate_input(xp, spec, s, gate), _grouped(spec)) * rstd, spec.x.shape)
     z = None if gate is None else xp.astype(gate, compute)
     dy = xp.astype(arrays["dy"], compute)
     dv = dy * xp.silu(z) if spec.gate_last else dy
-    g = dv if weight is None else dv * (xp.astype(weight, compute) + spec.weight_offset)
+    g = _weighted(xp, spec, dv, arrays)
 
     g_groups, x_groups = xp.reshape(g, _grouped(spec)), xp.reshape(x_hat, _grouped(spec))
     c = xp.mean(g_groups * x_groups)
@@ -89,6 +88,10 @@ def _gate_input(xp: Namespace, spec: Spec, s: Any, gate: Any) -> Any:
 
 
 def _scale(xp: Namespace, spec: Spec, x_hat: Any, arrays: Mapping[str, Any]) -> Any:
-    weight, bias = arrays.get("weight"), arrays.get("bias")
-    v = x_hat if weight is None else x_hat * (xp.astype(weight, spec.compute_dtype) + spec.weight_offset)
-    return v if bias is None else v + xp.astype(bias, spec.compute_dtype)
+    bias, v = arrays.get("bias"), _weighted(xp, spec, x_hat, arrays)
+    return v if bias is None else v + aligned(xp.astype(bias, spec.compute_dtype), v)
+
+
+def _weighted(xp: Namespace, spec: Spec, rows: Any, arrays: Mapping[str, Any]) -> Any:
+    weight = arrays.get("weight")
+    return rows if weight is None else rows * aligned(xp.astype(weight, spec.compute_dtype) + spec.weight_offset, rows)

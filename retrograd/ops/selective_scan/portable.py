@@ -81,7 +81,7 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) 
     y, gB, ddelta, *matrices = (time.join(array) for array in parts[: 3 + len(varying)])
 
     draw = ddelta if slope is None else time.clear(ddelta * slope)
-    dx = gB * delta if spec.D is None else gB * delta + arrays["D"] * dy
+    dx = gB * delta if spec.D is None else gB * delta + arrays["D"][None, None] * dy
     gradients = {"dx": time.clear(dx), "ddt": draw, "dA": xp.moveaxis(dA, 0, 1)}
     for name in ("B", "C"):
         if spec.constant(name):
@@ -148,12 +148,12 @@ def _inputs(xp: Namespace, spec: Spec, arrays: Arrays) -> tuple[Any, Any, Any]:
     """x and delta, and the derivative of delta with respect to dt, None if that is 1."""
     x, raw = (xp.astype(arrays[name], spec.compute_dtype) for name in ("x", "dt"))
     if spec.dt_bias is not None:
-        raw = raw + arrays["dt_bias"]
+        raw = raw + arrays["dt_bias"][None, None]
     return (x, xp.softplus(raw), xp.sigmoid(raw)) if spec.dt_softplus else (x, raw, None)
 
 
 def _skip(spec: Spec, arrays: Arrays, y: Any, x: Any) -> Any:
-    return y if spec.D is None else y + arrays["D"] * x
+    return y if spec.D is None else y + arrays["D"][None, None] * x
 
 
 class _Maths:
@@ -164,8 +164,8 @@ class _Maths:
         self.spec = spec
         self.steps = time.spec.chunk
         self.block = min(BLOCK, self.steps)
-        self.A = xp.moveaxis(arrays["A"], 0, 1)
-        self.constants = {n: xp.moveaxis(arrays[n], 0, 1) for n in ("B", "C") if spec.constant(n)}
+        self.A = _of_steps(xp, arrays["A"])
+        self.constants = {n: _of_steps(xp, arrays[n]) for n in ("B", "C") if spec.constant(n)}
 
     def blocks(self, arrays: Any) -> tuple[Any, ...]:
         """Arrays of a chunk, cut into blocks along a new leading axis."""
@@ -177,7 +177,7 @@ class _Maths:
 
     def no_sums(self) -> tuple[Any, ...]:
         """The gradients of A and of constant B and C before the first block."""
-        zero = self.xp.zeros(self.A, self.A.shape, self.spec.state_dtype)
+        zero = self.xp.zeros(self.A, tuple(self.A.shape[2:]), self.spec.state_dtype)
         return (zero,) * (1 + len(self.constants))
 
     def matrices(self, inputs: Any) -> tuple[Any, Any, Any]:
@@ -199,12 +199,13 @@ class _Maths:
         """The sum over the channels of each group of product * factor, as B or C has it."""
         groups = self.spec.groups(name)
         shape = (*product.shape[:3], groups, self.spec.channels // groups)
-        return self.xp.moveaxis(self.xp.sum(self.xp.reshape(product * factor[:, :, None], shape), -1), -1, -2)
+        products = self.xp.reshape(self.xp.multiply(product, factor[:, :, None]), shape)
+        return self.xp.moveaxis(self.xp.sum(products, -1), -1, -2)
 
     def _states(self, h: Any, delta: Any, du: Any, B: Any) -> tuple[Any, Any]:
         """The decays of a block, and its states: the one that enters, then one after each step."""
-        decay = self.xp.exp(delta[:, :, None] * self.A)
-        return decay, self.xp.recurrence(decay, du[:, :, None] * B, h, False)
+        decay = self.xp.exp(self.xp.multiply(delta[:, :, None], self.A))
+        return decay, self.xp.recurrence(decay, self.xp.multiply(du[:, :, None], B), h, False)
 
     def forward(self, carry: Any, inputs: Any) -> Any:
         """Advance the state by a block; return y."""
@@ -235,21 +236,26 @@ class _Maths:
             y, dy = 2 * y.real, 2 * dy
             A, B, C, decay, states = (xp.conj(array) for array in (A, B, C, decay, states))
 
-        dyC = dy[:, :, None] * C
+        dyC = xp.multiply(dy[:, :, None], C)
         passed = xp.recurrence(decay, xp.multiply(decay, dyC), g, True)  # e g of each step, then that of the next block
         gs = dyC + passed[1:]
         dlog = xp.multiply(passed[:-1], states[:-1])  # the gradient of delta A
-        dA = dA + xp.sum(dlog * delta[:, :, None], (0, 1))
+        dA = dA + xp.sum(xp.multiply(dlog, delta[:, :, None]), (0, 1))
         gB, ddelta = (_real(xp.sum(xp.multiply(a, b), -2)) for a, b in ((gs, B), (dlog, A)))
         results = [y, gB, ddelta + gB * x]
         left = iter(constants)
         sums = []
         for name, product, factor in (("B", gs, du), ("C", states[1:], dy)):
             if name in self.constants:
-                sums.append(next(left) + xp.sum(product * factor[:, :, None], (0, 1)))
+                sums.append(next(left) + xp.sum(xp.multiply(product, factor[:, :, None]), (0, 1)))
             else:
                 results.append(self._gathered(name, product, factor))
         return (passed[0], dA, *sums), tuple(results)
+
+
+def _of_steps(xp: Namespace, matrix: Any) -> Any:
+    """(channels, states) as (1, 1, states, channels), for every step of every row."""
+    return xp.moveaxis(matrix, 0, 1)[None, None]
 
 
 def _real(array: Any) -> Any:

@@ -81,7 +81,7 @@ def step(
         z: the gate of the step, or None.
     """
     batch = window.x.shape[0]
-    newest = xp.arange(window.steps, BORDER) == window.steps[:, None]
+    newest = xp.arange(window.steps, BORDER)[None] == window.steps[:, None]
 
     def with_row(name: str) -> Any:
         old, row = getattr(window, name), rows[name]

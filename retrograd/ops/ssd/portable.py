@@ -93,7 +93,7 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) 
     dx, ddelta, dlog, dB, dC, *y = (time.join(array) for array in by_step)
 
     dx = dx if spec.D is None else dx + _skip(spec, arrays) * dy
-    draw = time.clear((ddelta + dlog * arrays["A"]) * slope)
+    draw = time.clear((ddelta + dlog * arrays["A"][None, None]) * slope)
     gradients = {"dx": time.clear(dx), "ddt": draw, "dA": xp.sum(time.clear(dlog * delta), (0, 1)), "dB": dB, "dC": dC}
     if spec.D is not None:
         axes = (0, 1) if len(spec.D.shape) == 2 else (0, 1, 3)
@@ -128,7 +128,7 @@ def update(
     batch, heads, _ = x.shape
     groups, N = B.shape[1:]
     u, delta = xp.astype(x, real), xp.astype(dt, real)
-    delta = delta if dt_bias is None else delta + dt_bias
+    delta = delta if dt_bias is None else delta + dt_bias[None]
     delta = _limited(xp, xp.softplus(delta) if dt_softplus else delta, in_range(dt_limit, real))
 
     def of_heads(matrix: Any) -> Any:
@@ -137,10 +137,10 @@ def update(
         return xp.reshape(xp.broadcast_to(matrix, (batch, groups, heads // groups, N)), (batch, heads, 1, N))
 
     added = (delta[..., None] * u)[..., None] * of_heads(B)
-    new = xp.exp(delta * A)[..., None, None] * state + added
+    new = xp.exp(delta * A[None])[..., None, None] * state + added
     y = xp.sum(of_heads(C) * new, -1)
     if D is not None:
-        y = y + (D if len(D.shape) == 2 else D[:, None]) * u
+        y = y + (D if len(D.shape) == 2 else D[:, None])[None] * u
     if z is not None:
         y = y * xp.silu(xp.astype(z, real))
     return y, new
@@ -192,8 +192,8 @@ class _Maths:
         self.spec = spec
         self.A = xp.reshape(arrays["A"], (1, spec.heads, 1))
         step = xp.arange(arrays["A"], BLOCK)
-        self.causal = step[:, None] >= step
-        self.later = step[:, None] > step
+        self.causal = step[:, None] >= step[None]
+        self.later = step[:, None] > step[None]
 
     def cut(self, array: Any) -> Any:
         """(steps, batch, heads, ...) of a chunk as (rows, heads, steps of a block, ...), in the dtype of the sums."""
@@ -327,15 +327,15 @@ class _Maths:
 
 
 def _skip(spec: Spec, arrays: Arrays) -> Any:
-    """D in a shape that broadcasts against x."""
-    D = arrays["D"]
-    return D if len(D.shape) == 2 else D[:, None]
+    """D as (1, 1, H, P), or with a last axis of size 1."""
+    D = arrays["D"][None, None]
+    return D if len(D.shape) == 4 else D[..., None]
 
 
 def _step_sizes(xp: Namespace, spec: Spec, arrays: Arrays) -> tuple[Any, Any]:
     """Delta, and its derivative with respect to dt."""
     raw = xp.astype(arrays["dt"], spec.compute_dtype)
-    raw = raw if spec.dt_bias is None else raw + arrays["dt_bias"]
+    raw = raw if spec.dt_bias is None else raw + arrays["dt_bias"][None, None]
     one = xp.zeros(raw, raw.shape, spec.compute_dtype) + 1
     delta, slope = (xp.softplus(raw), xp.sigmoid(raw)) if spec.dt_softplus else (raw, one)
     low, high = spec.limits

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from retrograd.core.errors import as_tuple
-from retrograd.core.torch.step import checker
+from retrograd.core.torch.checks import checker
 from retrograd.core.xp import torch_namespace
 
 from . import generation, portable

@@ -1,4 +1,6 @@
-"""Checks of a step of generation: of arrays at once, and, while `torch.compile` traces, as an operator of their own.
+"""Checks of a function that has a declaration of its own, so that its errors have its names, not those of an op.
+
+Arrays are checked at once; while `torch.compile` traces, by an operator.
 
 The code that checks a call is no code that a compiler can trace. The operator has no results, so that nothing of it is
 left in what is compiled.
@@ -11,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..errors import OPTION_TYPES, check_option
-from ..spec import CallSpec, Params, arguments, options, required_count
+from ..errors import OPTION_TYPES, check_nondecreasing, check_option
+from ..spec import CallSpec, Params, arguments, bounded, options, required_count
 from .arguments import check_tensors, concrete, params_of
 from .formulas import is_transformed
 from .operator import hashable
@@ -31,7 +33,7 @@ def checker(call: type[CallSpec], check: Check = of_declaration, names: Mapping[
     """The function that checks arrays and options by name, and returns them; it raises ValueError or TypeError.
 
     Args:
-        call: declares the step; its operator is `retrograd::check_<op>`.
+        call: declares the function; its operator is `retrograd::check_<op>`.
         check: raises for shapes, dtypes and options of such a call that do not fit together.
         names: argument -> its name in errors, where the two differ.
     """
@@ -39,6 +41,7 @@ def checker(call: type[CallSpec], check: Check = of_declaration, names: Mapping[
     kinds = {name: declared.kind for name, declared in options(call).items()}
     defaults = {name: declared.default for name, declared in options(call).items()}
     required = required_count(call)
+    numbers = bounded(call)
 
     accepted: set[Any] = set()
 
@@ -71,6 +74,8 @@ def checker(call: type[CallSpec], check: Check = of_declaration, names: Mapping[
     def checked(tensors: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if not torch.compiler.is_compiling():
             check_once(tensors, given)
+            if numbers:
+                check_values(call.of(params_of(tensors), given), tensors)
             return tensors, given
         check_tensors(call.op, tensors, required)
         for name, value in given.items():
@@ -83,6 +88,13 @@ def checker(call: type[CallSpec], check: Check = of_declaration, names: Mapping[
         return tensors, given
 
     return checked
+
+
+def check_values(spec: CallSpec, tensors: Mapping[str, Any]) -> None:
+    """Raise for numbers that decrease or exceed their limit, in ordinary tensors on a CPU."""
+    for name, limit in spec.limited().items():
+        if type(tensors[name]) is torch.Tensor and tensors[name].device.type == "cpu":
+            check_nondecreasing(spec.op, name, tensors[name].tolist(), limit)
 
 
 def _types(value: Any) -> Any:

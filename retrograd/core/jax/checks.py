@@ -1,0 +1,31 @@
+"""Checks of a function that has a declaration of its own, so that its errors have its names, not those of an op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..spec import CallSpec, required_count
+from .arguments import arrays_of, check_numbers, params_of
+from .sharding import check_rows
+
+
+def checker(
+    call: type[CallSpec], rows: bool = False
+) -> Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]:
+    """The function from arguments and options by name to arrays of jax and options.
+
+    It raises ValueError or TypeError for what does not fit together; with `rows`, also for arrays that are sharded over
+    explicit axes of a mesh in another way than by rows.
+    """
+    required = required_count(call)
+
+    def checked(given: dict[str, Any], options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        arrays = arrays_of(call.op, given, required)
+        spec = call.of(params_of(arrays), options)
+        check_numbers(spec, arrays)
+        if rows:
+            check_rows(spec, arrays)
+        return arrays, options
+
+    return checked
