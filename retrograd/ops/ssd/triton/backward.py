@@ -60,6 +60,7 @@ def pairs(
     B_UNIT: tl.constexpr,
     C_UNIT: tl.constexpr,
     DTYPE: tl.constexpr,
+    SPLIT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Pairs of steps within a block; a program takes one, and up to HEADS heads of a group, over which it sums.
@@ -86,7 +87,7 @@ def pairs(
         n = b * BLOCK_N + tl.arange(0, BLOCK_N)
         B = load_rows(B_ptr, t, B_strides[1], n, live, N, B_UNIT)
         C = load_rows(C_ptr, t, C_strides[1], n, live, N, C_UNIT)
-        scores = add_product(C, tl.trans(B), scores, DTYPE)
+        scores = add_product(C, tl.trans(B), scores, DTYPE, SPLIT)
     # No decay lies between a step and itself, and of such a pair row sums less column sums would leave but rounding.
     same = j[:, None] == j[None, :]
     own_score = tl.sum(tl.where(same, scores, 0.0), axis=1)
@@ -102,7 +103,7 @@ def pairs(
         x = load_rows(rows_at(x_ptr, x_strides, row, first, h, X_UNIT), t, x_strides[1], p, live, P, X_UNIT)
         dy = load_rows(rows_at(dy_ptr, dy_strides, row, first, h, DY_UNIT), t, dy_strides[1], p, live, P, DY_UNIT)
         between = tl.where(j[:, None] >= j[None, :], sums[:, None] - sums[None, :], float("-inf"))
-        pair = product(dy, tl.trans(x), DTYPE) * tl.exp2(between)
+        pair = product(dy, tl.trans(x), DTYPE, SPLIT) * tl.exp2(between)
         dscores += pair * delta[None, :]
         pair *= scores
         at = (tl.cast(place, tl.int64) * (H * P_BLOCKS) + head * P_BLOCKS + i) * Q + j
@@ -119,9 +120,9 @@ def pairs(
         n = b * BLOCK_N + tl.arange(0, BLOCK_N)
         mask = live[:, None] & (n < N)[None, :]
         B = load_rows(B_ptr, t, B_strides[1], n, live, N, B_UNIT)
-        tl.store(dC_within_ptr + at + n[None, :], product(dscores, B, DTYPE), mask=mask)
+        tl.store(dC_within_ptr + at + n[None, :], product(dscores, B, DTYPE, SPLIT), mask=mask)
         C = load_rows(C_ptr, t, C_strides[1], n, live, N, C_UNIT)
-        tl.store(dB_within_ptr + at + n[None, :], product(tl.trans(dscores), C, DTYPE), mask=mask)
+        tl.store(dB_within_ptr + at + n[None, :], product(tl.trans(dscores), C, DTYPE, SPLIT), mask=mask)
 
 
 @triton.jit(do_not_specialize=["T", "sequences", "u_strides", "q_strides"])
@@ -152,6 +153,7 @@ def through_states(
     Q_UNIT: tl.constexpr,
     BACK: tl.constexpr,
     DTYPE: tl.constexpr,
+    SPLIT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Pairs of a step in a block and one before or behind it; a program takes BLOCK_N states, else as in `pairs`.
@@ -189,12 +191,12 @@ def through_states(
         u = load_rows(rows_at(u_ptr, u_strides, row, first, h, U_UNIT), t, u_strides[1], p, live, P, U_UNIT)
         u = u.to(tl.float32) * scale[:, None]
         state = load_state(states_ptr, place, h, H, p, n, (step >= 0) & (step < length), P, N)
-        by_step = tl.sum(product(q, tl.trans(state), DTYPE) * u, axis=1)
+        by_step = tl.sum(product(q, tl.trans(state), DTYPE, SPLIT) * u, axis=1)
         slice = (tl.cast(place, tl.int64) * (H * P_BLOCKS) + head * P_BLOCKS + i) * N_BLOCKS + b
         tl.store(sums_by_step_ptr + slice * Q + j, by_step)
         if BACK:
             u *= tl.load(delta_ptr + at + j)[:, None]
-        total = add_product(u, state, total, DTYPE)
+        total = add_product(u, state, total, DTYPE, SPLIT)
     tl.store(partial_ptr + offsets, total, mask=mask)
     if cu_seqlens_ptr is not None:
         cleared, in_none = outside(place, T, sequences, cu_seqlens_ptr, Q)

@@ -96,15 +96,15 @@ def load_state(ptr, place, head, H, p, n, there, P: tl.constexpr, N: tl.constexp
 
 
 @triton.jit
-def product(a, b, DTYPE: tl.constexpr):
-    """A matrix product of operands in DTYPE, in fp32: of fp32 operands as PyTorch computes it, without tf32."""
-    return tl.dot(a.to(DTYPE), b.to(DTYPE), input_precision="ieee")
+def product(a, b, DTYPE: tl.constexpr, SPLIT: tl.constexpr):
+    """A matrix product of operands in DTYPE, in fp32; SPLIT: those of fp32 in two terms of tf32."""
+    return tl.dot(a.to(DTYPE), b.to(DTYPE), input_precision="tf32x3" if SPLIT else "ieee")
 
 
 @triton.jit
-def add_product(a, b, total, DTYPE: tl.constexpr):
+def add_product(a, b, total, DTYPE: tl.constexpr, SPLIT: tl.constexpr):
     """The same, added to fp32."""
-    return tl.dot(a.to(DTYPE), b.to(DTYPE), total, input_precision="ieee")
+    return tl.dot(a.to(DTYPE), b.to(DTYPE), total, input_precision="tf32x3" if SPLIT else "ieee")
 
 
 @triton.jit

@@ -50,6 +50,7 @@ def outputs(
     WIDE_D: tl.constexpr,
     BACK: tl.constexpr,
     DTYPE: tl.constexpr,
+    SPLIT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """A program takes a block of steps and up to HEADS heads of a group, which share the scores q k^T.
@@ -77,7 +78,7 @@ def outputs(
         k = load_rows(k_ptr, t, k_strides[1], n, live, N, K_UNIT)
         if N_BLOCKS > 1:
             q = load_rows(q_ptr, t, q_strides[1], n, live, N, Q_UNIT)
-        scores = add_product(q, tl.trans(k), scores, DTYPE)
+        scores = add_product(q, tl.trans(k), scores, DTYPE, SPLIT)
 
     for i in tl.range(heads * P_BLOCKS, num_stages=STAGES):
         h = head + i // P_BLOCKS
@@ -93,15 +94,15 @@ def outputs(
             if N_BLOCKS > 1:
                 q = load_rows(q_ptr, t, q_strides[1], n, live, N, Q_UNIT)
             state = load_state(states_ptr, place, h, H, p, n, (step >= 0) & (step < length), P, N)
-            out = add_product(q, tl.trans(state), out, DTYPE)
+            out = add_product(q, tl.trans(state), out, DTYPE, SPLIT)
         if BACK:
             between = tl.where(j[:, None] <= j[None, :], sums[None, :] - sums[:, None], float("-inf"))
-            out = add_product(scores * tl.exp2(between), u, out * tl.exp2(last - sums)[:, None], DTYPE)
+            out = add_product(scores * tl.exp2(between), u, out * tl.exp2(last - sums)[:, None], DTYPE, SPLIT)
             out *= delta[:, None]
         else:
             between = tl.where(j[:, None] >= j[None, :], sums[:, None] - sums[None, :], float("-inf"))
             weights = scores * (tl.exp2(between) * delta[None, :])
-            out = add_product(weights, u, out * tl.exp2(sums)[:, None], DTYPE)
+            out = add_product(weights, u, out * tl.exp2(sums)[:, None], DTYPE, SPLIT)
         if D_ptr is not None:
             D = tl.load(D_ptr + h * P + p, mask=p < P, other=0.0)[None, :] if WIDE_D else tl.load(D_ptr + h)
             out += D * u.to(tl.float32)

@@ -253,6 +253,7 @@ class _Launches(Launches):
         """Constants of the matrix products, and OVERLAP."""
         return {
             "DTYPE": TRITON[self.spec.operand_dtype],
+            "SPLIT": self.spec.operand_dtype == FP32 and self.arch.backend == "cuda",
             "OVERLAP": self.arch.overlaps_launches,
         }
 

@@ -75,6 +75,7 @@ def carry_states(
     DRIVE_UNIT: tl.constexpr,
     VECTOR_UNIT: tl.constexpr,
     DTYPE: tl.constexpr,
+    SPLIT: tl.constexpr,
     BACK: tl.constexpr,
     FROM_KEPT: tl.constexpr,
     STAGES: tl.constexpr,
@@ -150,7 +151,7 @@ def carry_states(
         else:
             last = tl.load(sums_ptr + at + Q - 1)
             u *= (tl.exp2(last - sums) * tl.load(delta_ptr + at + j))[:, None]
-        state = add_product(tl.trans(u.to(DTYPE)), k, state * whole, DTYPE)
+        state = add_product(tl.trans(u.to(DTYPE)), k, state * whole, DTYPE, SPLIT)
     if last_ptr is not None:
         tl.store(last_ptr + tl.cast(number, tl.int64) * size + within, state, mask=in_tile)
     if kept_ptr is not None and cu_seqlens_ptr is not None:
