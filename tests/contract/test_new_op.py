@@ -14,6 +14,7 @@ import pytest
 from retrograd.core.room import public_function
 
 ROOT = Path(__file__).parents[2]
+KEPT = ("tests/contract", "tests/fuzz", "tests/package/test_examples.py")
 USE = """
 import doctest
 import retrograd, retrograd.jax
@@ -67,17 +68,7 @@ def test_a_function_that_is_not_written_yet_says_who_writes_it() -> None:
 @pytest.mark.slow
 def test_it_keeps_the_contract(tmp_path: Path) -> None:
     folder = with_row_scale(tmp_path, "retrograd", "tests", "pyproject.toml", "README.md", "docs")
-    collected = run(folder, "-m", "pytest", "--collect-only", "-q", "tests/contract", "tests/fuzz")
+    collected = run(folder, "-m", "pytest", "--collect-only", "-q", *KEPT)
     assert "::test_a_good_call_is_right[row_scale]" in collected
     run(folder, "tests/write_functions.py")
-    run(
-        folder,
-        "-m",
-        "pytest",
-        "-q",
-        "-k",
-        "row_scale",
-        "tests/contract",
-        "tests/fuzz",
-        "tests/package/test_examples.py",
-    )
+    run(folder, "-m", "pytest", "-q", "-k", "row_scale", *KEPT)
