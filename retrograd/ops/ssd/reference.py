@@ -129,11 +129,23 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return with_rounded_gradient(_rounded(a, dtype) @ _rounded(b, dtype), dtype)
 
 
+def as_operand(a: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values that an operand has. On a GPU one of fp32 is the sum of two of tf32, which have 11 bits each."""
+    if dtype != torch.float32 or not a.is_cuda:
+        return a.to(dtype).to(a.dtype)
+
+    def tf32(x: Tensor) -> Tensor:
+        return ((x.contiguous().view(torch.int32) + 2**12) & -(2**13)).view(torch.float32)
+
+    high = tf32(a)
+    return high + tf32(a - high)
+
+
 def with_rounded_gradient(a: Tensor, dtype: torch.dtype) -> Tensor:
     """The same values; the gradient is rounded to a dtype."""
     a = a.view_as(a)
     if a.requires_grad:
-        a.register_hook(lambda gradient: gradient.to(dtype).to(gradient.dtype))
+        a.register_hook(lambda gradient: as_operand(gradient, dtype))
     return a
 
 
@@ -147,7 +159,7 @@ def decayed(state: Tensor, decay: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _rounded(a: Tensor, dtype: torch.dtype) -> Tensor:
     """The rounded values, with the gradient of the unrounded ones."""
-    return a + (a.to(dtype).to(a.dtype) - a).detach()
+    return a + (as_operand(a, dtype) - a).detach()
 
 
 def _operand_dtype(x: Tensor, B: Tensor, C: Tensor) -> torch.dtype:

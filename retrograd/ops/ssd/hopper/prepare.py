@@ -5,7 +5,7 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from ..triton.blocks import bounds_of, owner_of, step_sizes
+from ..triton.blocks import bounds_of, owner_of, step_sizes, sums_of
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def prepare(
     delta, log = step_sizes(
         dt_ptr, A_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H, low, high, DT_SOFTPLUS
     )  # fmt: skip
-    sums = tl.cumsum(log, axis=0)
+    sums = sums_of(log, length - step - begin)
     in_array = (head < H)[None, :]
     at = ((tl.cast(place, tl.int64) * H + head) * BLOCKS * Q)[None, :] + begin + j[:, None]
     tl.store(delta_ptr + at, delta, mask=in_array)

@@ -137,6 +137,18 @@ def step_sizes(
 
 
 @triton.jit
+def sums_of(log, count):
+    """Sums of log decays from a block's start, (steps, heads); behind `count` steps the last of theirs, to the bit.
+
+    A parallel sum adds in another order there and rounds otherwise, which would be a decay where there is none.
+    """
+    j = tl.arange(0, log.shape[0])[:, None]
+    sums = tl.cumsum(log, axis=0)
+    last = tl.sum(tl.where(j == count - 1, sums, 0.0), axis=0)
+    return tl.where(j < count, sums, last[None, :])
+
+
+@triton.jit
 def outside(place, T, sequences, cu_seqlens_ptr, STEPS: tl.constexpr):
     """Steps of a packed row that a place clears, and which of them are in no sequence.
 

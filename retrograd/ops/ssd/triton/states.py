@@ -5,7 +5,7 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from .blocks import add_product, bounds_of, first_place, owner_of, rows_at, step_sizes
+from .blocks import add_product, bounds_of, first_place, owner_of, rows_at, step_sizes, sums_of
 
 
 @triton.jit(do_not_specialize=["T", "sequences", "dt_strides", "low", "high"])
@@ -44,7 +44,7 @@ def prepare(
     at = (tl.cast(place, tl.int64) * H + head)[None, :] * Q + j[:, None]
     in_array = (head < H)[None, :] & (j < Q)[:, None]
     tl.store(delta_ptr + at, delta, mask=in_array)
-    tl.store(sums_ptr + at, tl.cumsum(log, axis=0), mask=in_array)
+    tl.store(sums_ptr + at, sums_of(log, length - step), mask=in_array)
 
 
 @triton.jit(do_not_specialize=["T", "sequences", "drive_strides", "vector_strides"])
