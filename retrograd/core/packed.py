@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from .spec import known
 from .xp import Namespace
+
+MOST_BITS = 31  # of a number of steps or sequences
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,8 @@ def last_not_above(xp: Namespace, bounds: Any, values: Any) -> Any:
     """For each value, the index of the last of the sorted bounds that is not above it; -1 if all are."""
     low = values * 0 - 1
     high = low + 1 + bounds.shape[0]
-    for _ in range(bounds.shape[0].bit_length()):
+    count = bounds.shape[0]
+    for _ in range(count.bit_length() if known(count) else MOST_BITS):
         middle = (low + high) // 2
         inner = xp.where(middle < 0, middle * 0, middle)
         above = (bounds[inner] > values) & (middle >= 0)

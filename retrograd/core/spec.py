@@ -407,6 +407,11 @@ def accumulator(dtype: str) -> str:
     return dtype if dtype in ("float64", "complex64", "complex128") else "float32"
 
 
+def known(size: int) -> bool:
+    """Whether a size is a number: a program that is exported for every size has a symbol in its place."""
+    return isinstance(size, int)
+
+
 def places(spec: Any, steps: int) -> int:
     """The number of slots of a row in an array with one slot per `steps` steps of a sequence.
 

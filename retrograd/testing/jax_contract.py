@@ -16,7 +16,7 @@ from torch import Tensor
 
 from retrograd.core.cases import Case
 from retrograd.core.jax.launch import TARGET
-from retrograd.core.room import Room
+from retrograd.core.room import Room, spec_of
 
 from . import jax_call
 from .budget import FEW_DRAWS, SLACK, draws_for
@@ -170,7 +170,10 @@ def stacked(tensors: Sequence[Tensor], axis: int | None) -> jax.Array:
 
 
 def check_export(room: Room, case: Case, device: str, seed: int) -> None:
-    """Outputs of a function exported by `jax.export` are within their error budget."""
+    """Outputs of a function exported by `jax.export` are within their error budget.
+
+    Where no kernels run, it is exported for every size of batch and time.
+    """
     names = tuple(case.inputs)
     function = jax.jit(lambda *arrays: jax_call.outputs(room.jax(), names, arrays, case.options))
     draws = []
@@ -180,7 +183,29 @@ def check_export(room: Room, case: Case, device: str, seed: int) -> None:
         if i == 0:
             # jax does not guarantee compatibility of the custom call that launches Triton kernels; it must be allowed.
             unchecked = [jax.export.DisabledSafetyCheck.custom_call(TARGET)]
-            exported = jax.export.export(function, disabled_checks=unchecked)(*arrays)
+            sizes = ["..."] * len(arrays) if device == "cuda" else open_sizes(room, case)
+            shapes = jax.export.symbolic_args_specs(arrays, sizes)
+            exported = jax.export.export(function, disabled_checks=unchecked)(*shapes)
         result = jax_call.named(exported.call(*arrays), (), (), gradients[0].device)
         draws.append((result, *plain_and_exact(room.reference, case, inputs, gradients, room.plain)))
     assert_within_budget(draws, f"{room.name}, {case.name}: exported")
+
+
+def open_sizes(room: Room, case: Case) -> list[str]:
+    """The shape of each argument as `jax.export` writes it: with a letter for every size of batch and time but 1.
+
+    Equal sizes have one letter, since they may have to be equal.
+    """
+    assert room.op is not None
+    spec = spec_of(room.op, case)
+    words = {"batch", "time", "queries", "keys", *(() if spec.packed else ("sequences",))}
+    axes = {letter: spec.axes_of(letter) for letter, named in spec.letters.items() if named.word in words}
+    if not axes:  # any number of axes of rows
+        axes = {"rows": {name: 0 for name in room.batch_axis if len(spec.first.shape) > 1}}
+    shapes = {name: [str(size) for size in tensor.shape] for name, tensor in case.inputs.items()}
+    letters: dict[str, str] = {"1": "1"}
+    for letter, places in axes.items():
+        for name, axis in places.items():
+            if name in shapes and shapes[name][axis].isdigit():
+                shapes[name][axis] = letters.setdefault(shapes[name][axis], letter)
+    return [", ".join([*shape, ""]) for shape in shapes.values()]

@@ -20,6 +20,7 @@ import retrograd
 import retrograd.jax
 from retrograd.testing.integration import PassThrough
 
+ours: Any = retrograd.jax  # without its types: many arguments here are wrong
 B, T, H, D = 2, 9, 2, 4
 QKV = np.random.default_rng(0).standard_normal((B, T, 3, H, D)).astype("float32")
 ROW, ENDS, ZEROS = QKV[:1], np.array([0, 5, T], "int32"), np.zeros((B, T), "int32")
@@ -80,7 +81,7 @@ def under_a_dispatch_mode(given: dict[str, Any]) -> Any:
 
 
 def in_jax(given: dict[str, Any]) -> Any:
-    return retrograd.jax.attention_qkvpacked(**{n: jnp.asarray(v) if is_array(v) else v for n, v in given.items()})
+    return ours.attention_qkvpacked(**{n: jnp.asarray(v) if is_array(v) else v for n, v in given.items()})
 
 
 def is_array(value: Any) -> bool:
@@ -116,10 +117,11 @@ def test_a_compiled_function_says_the_same(name: str) -> None:
 
 
 def test_what_is_no_array_is_refused_by_name() -> None:
-    for value in (None, 3, [1.0], "x", torch.ones(3).to_sparse()):
-        for function in (retrograd.attention_qkvpacked, retrograd.jax.attention_qkvpacked):
+    values: tuple[Any, ...] = (None, 3, [1.0], "x", torch.ones(3).to_sparse())
+    for value in values:
+        for function in (retrograd.attention_qkvpacked, ours.attention_qkvpacked):
             with pytest.raises(TypeError, match=r"^attention_qkvpacked: qkv (is|has)"):
-                function(value)  # type: ignore[arg-type]
+                function(value)
 
 
 def test_tensors_of_other_layouts_and_devices_are_refused_by_name() -> None:
@@ -137,12 +139,12 @@ def test_an_array_that_is_not_divided_by_rows_is_refused_by_name() -> None:
     mesh = jax.make_mesh((1,), ("data",), (AxisType.Explicit,), devices=jax.devices()[:1])
     qkv = jax.device_put(QKV, NamedSharding(mesh, PartitionSpec(None, "data")))
     with pytest.raises(ValueError, match=r"^attention_qkvpacked: qkv is sharded as .*, expected its first axis alone"):
-        retrograd.jax.attention_qkvpacked(qkv)
+        ours.attention_qkvpacked(qkv)
 
 
 def test_arrays_of_numpy_are_taken_as_attention_takes_them() -> None:
     bias = np.zeros((1, 1, T, T), "float32")
-    found = retrograd.jax.attention_qkvpacked(ROW, bias=bias, cu_seqlens=ENDS, window=[3, 0])  # type: ignore[arg-type]
+    found = ours.attention_qkvpacked(ROW, bias=bias, cu_seqlens=ENDS, window=[3, 0])
     q, k, v = (jnp.asarray(ROW[:, :, i]) for i in range(3))
-    expected = retrograd.jax.attention(q, k, v, bias=bias, cu_seqlens_q=ENDS, cu_seqlens_k=ENDS, window=(3, 0))  # type: ignore[arg-type]
+    expected = ours.attention(q, k, v, bias=bias, cu_seqlens_q=ENDS, cu_seqlens_k=ENDS, window=(3, 0))
     np.testing.assert_array_equal(found, expected)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import bad_type, bad_value, check_nondecreasing, check_number
-from ..spec import CallSpec, Param
+from ..errors import bad_shape, bad_type, bad_value, check_nondecreasing, check_number
+from ..spec import CallSpec, Param, known
 
 
 def arrays_of(op: str, arguments: Mapping[str, Any], required: int = 1) -> dict[str, Any]:
@@ -61,6 +63,20 @@ def params_of(arrays: Mapping[str, Any]) -> dict[str, Param | None]:
     return {
         name: None if array is None else Param(tuple(array.shape), str(array.dtype)) for name, array in arrays.items()
     }
+
+
+@contextmanager
+def with_open_sizes(op: str, arrays: Mapping[str, Any]) -> Iterator[None]:
+    """Raise ValueError where a check asks for a size of these arrays that `jax.export` leaves open."""
+    try:
+        yield
+    except jax.errors.InconclusiveDimensionOperation as error:
+        text = str(error).partition("\n")[0]
+        for name, array in arrays.items():
+            for size in () if array is None else array.shape:
+                if not known(size) and re.search(rf"\b{re.escape(str(size))}\b", text):
+                    raise bad_shape(op, name, array.shape, f"a number in place of {size}") from error
+        raise
 
 
 def check_numbers(spec: CallSpec, arrays: Mapping[str, Any]) -> None:

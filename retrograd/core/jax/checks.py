@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..spec import CallSpec, required_count
-from .arguments import arrays_of, check_numbers, params_of
+from .arguments import arrays_of, check_numbers, params_of, with_open_sizes
 from .sharding import check_rows
 
 
@@ -22,7 +22,8 @@ def checker(
 
     def checked(given: dict[str, Any], options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays = arrays_of(call.op, given, required)
-        spec = call.of(params_of(arrays), options)
+        with with_open_sizes(call.op, arrays):
+            spec = call.of(params_of(arrays), options)
         check_numbers(spec, arrays)
         if rows:
             check_rows(spec, arrays)

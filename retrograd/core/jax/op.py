@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
 from ..op import Op, differentiable, gradient_names
-from .arguments import arrays_of, check_numbers, params_of
+from .arguments import arrays_of, check_numbers, params_of, with_open_sizes
 from .passes import Forward, Pushforward
 from .sharding import by_rows, vary_alike
 
@@ -36,7 +36,8 @@ def bind(op: Op) -> Callable[[dict[str, Any], dict[str, Any]], Results]:
 
     def call(arrays: dict[str, Any], options: dict[str, Any]) -> Results:
         checked = arrays_of(op.name, arrays)
-        spec = op.spec(params_of(checked), options)
+        with with_open_sizes(op.name, checked):
+            spec = op.spec(params_of(checked), options)
         check_numbers(spec, checked)
         results: Results = by_rows(op, spec, checked, alike)
         return results

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from ..arch import Arch
+from ..errors import bad_shape
 from ..op import Call, Op, differentiable, saved_names
 from ..program import Array, Layouts, Program
-from ..spec import Fold
+from ..spec import Fold, known
 from ..xp import Namespace, jax_namespace
 from .launch import primitive
 from .sharding import bad_sharding, explicit, vary_alike
@@ -46,7 +47,16 @@ class Bound:
                 raise bad_sharding(self.op.name, name, sharded)
 
     def program(self, arch: Arch) -> Program | None:
-        """The launches; JAX's arrays are dense."""
+        """The launches; JAX's arrays are dense.
+
+        Raises:
+            ValueError: for sizes that are left open, since kernels are compiled for numbers.
+        """
+        for name in self.call.inputs:
+            param = self.spec[name]
+            if param is not None and not all(map(known, param.shape)):
+                expected = "numbers, for which kernels are compiled; jax.export(platforms=['cpu']) leaves sizes open"
+                raise bad_shape(self.op.name, name, param.shape, expected)
         return self.call.program({}, arch)
 
     def portable(self, *arrays: Any) -> list[Any]:

@@ -8,7 +8,9 @@ from jax import Array
 from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
+from retrograd.core.errors import bad_shape
 from retrograd.core.jax.sharding import explicit, vary_alike
+from retrograd.core.spec import known
 from retrograd.jax import linear_scan
 
 from .layers import at_least_float32
@@ -40,6 +42,8 @@ def _forward(weight: Array, tokens: Array) -> tuple[Array, tuple[Array, Array]]:
 
 def _backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
     weight, tokens = saved
+    if not known(tokens.size):
+        raise bad_shape("embed", "tokens", tokens.shape, "numbers, so that the tokens can be sorted for the gradient")
     if not tokens.size:
         return jnp.zeros_like(weight), None
     numbers = tokens.reshape(-1)

@@ -11,7 +11,7 @@ from retrograd.core.declaration import Letter, Result, boundaries, labels, numbe
 from retrograd.core.dtypes import FLOATS
 from retrograd.core.errors import bad_value
 from retrograd.core.op import Implementation, Op, names
-from retrograd.core.spec import CallSpec, Fold, Param, Pass, Size
+from retrograd.core.spec import CallSpec, Fold, Param, Pass, Size, known
 
 UNLIMITED = -1  # of a window's side
 SLOPES = "alibi_slopes is then (H,) or (S, H)."
@@ -86,7 +86,8 @@ class Common(CallSpec):
         if self.queries != self.keys:
             expected = f"None, since there are {self.queries} queries and {self.keys} keys"
             raise bad_value(self.op, "segment_ids", "an array", expected)
-        if self.batch * self.queries >= MOST_STEPS:
+        steps = self.batch * self.queries
+        if known(steps) and steps >= MOST_STEPS:
             expected = f"fewer than {MOST_STEPS} steps in all rows"
             raise bad_value(self.op, "segment_ids", f"{self.batch} rows of {self.queries} steps", expected)
 

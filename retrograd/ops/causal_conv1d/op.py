@@ -10,7 +10,7 @@ from retrograd.core.declaration import Letter, Result, boundaries, option, optio
 from retrograd.core.dtypes import FLOATS
 from retrograd.core.errors import bad_shape
 from retrograd.core.op import Implementation, Op, names
-from retrograd.core.spec import CallSpec, Param, Pass, Size
+from retrograd.core.spec import CallSpec, Param, Pass, Size, known
 
 ACTIVATIONS = (None, "silu")
 MAX_T = 2**31 - 2**18  # steps are counted in int32, and the last tile may end past them
@@ -32,7 +32,7 @@ class Convolution(CallSpec):
 
     def check(self) -> None:
         """Raise for more steps than the kernels can count."""
-        if self.time > MAX_T:
+        if known(self.time) and self.time > MAX_T:
             raise bad_shape(self.op, "x", self.x.shape, f"at most {MAX_T} steps of time")
 
 

@@ -10,7 +10,7 @@ from retrograd.core.declaration import Letter, Result, boundaries, option, optio
 from retrograd.core.dtypes import KERNEL_FLOATS
 from retrograd.core.errors import bad_shape
 from retrograd.core.op import Implementation, Op, names
-from retrograd.core.spec import CallSpec, Param, Pass, Size
+from retrograd.core.spec import CallSpec, Param, Pass, Size, known
 
 MAX_TIME = 2**30  # steps are counted in 32 bits, with room for the tiles past the end
 DTYPES = (*KERNEL_FLOATS, "complex64", "float64", "complex128")
@@ -128,7 +128,7 @@ class Spec(CallSpec):
 
     def check(self) -> None:
         """Raise for more steps than kernels count."""
-        if self.time > MAX_TIME:
+        if known(self.time) and self.time > MAX_TIME:
             raise bad_shape(self.op, "b", self.b.shape, f"at most {MAX_TIME} steps along time")
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrograd.core.packed import last_not_above, steps
+from retrograd.core.spec import known
 from retrograd.core.xp import Namespace
 
 from .op import Spec
@@ -67,7 +68,7 @@ def scan(xp: Namespace, chunks: _Chunks, a: Number, b: Number, state: Number) ->
     a = tuple(chunks.cut(xp, x, 1 - i) for i, x in enumerate(a))
     b = tuple(chunks.cut(xp, x, 0) for x in b)
     h = tuple(chunks.starts(xp, x) for x in state)
-    if chunks.time > chunks.size:
+    if not known(chunks.time) or chunks.time > chunks.size:
         h = entering(xp, chunks, a, b, h)
 
     def step(h: Any, x: Any) -> Any:
@@ -168,21 +169,25 @@ class _Chunks:
     @staticmethod
     def of(xp: Namespace, spec: Spec, reverse: bool, cu_seqlens: Any, like: Any) -> _Chunks:
         # XLA unrolls a loop of one step, and then fuses other multiplications with additions.
-        size = min(CHUNK, max(spec.time, 2))
+        size = min(CHUNK, max(spec.time, 2)) if known(spec.time) else CHUNK
         if cu_seqlens is None:
             return _Chunks(spec.time, size, reverse, _real(spec))
         return _Packed.from_bounds(xp, spec, size, reverse, cu_seqlens, like)
 
+    @property
+    def count(self) -> int:
+        """The number of chunks of a row; one where there are no steps."""
+        return 1 if self.time == 0 else -(-self.time // self.size)
+
     def cut(self, xp: Namespace, x: Any, other: int) -> Any:
         """(B, T, D) -> (size, B, chunks, D), each chunk in the order of the recurrence, padded with `other`."""
         B, T, D = x.shape
-        chunks = max(1, -(-T // self.size))
-        missing = xp.zeros(x, (B, chunks * self.size - T, D), self.dtype) + other
+        missing = xp.zeros(x, (B, self.count * self.size - T, D), self.dtype) + other
         if self.reverse:
-            x = xp.concat([missing, x], 1)[:, self._backwards(xp, x, chunks * self.size)]
+            x = xp.concat([missing, x], 1)[:, self._backwards(xp, x, self.count * self.size)]
         else:
             x = xp.concat([x, missing], 1)
-        return xp.moveaxis(xp.reshape(x, (B, chunks, self.size, D)), 2, 0)
+        return xp.moveaxis(xp.reshape(x, (B, self.count, self.size, D)), 2, 0)
 
     def join(self, xp: Namespace, x: Any) -> Any:
         """The inverse of `cut`."""
@@ -197,12 +202,11 @@ class _Chunks:
 
     def firsts(self, xp: Namespace, like: Any) -> Any:
         """Whether a chunk is the first of its sequence, (chunks, 1, 1)."""
-        chunks = max(1, -(-self.time // self.size))
-        return (xp.arange(like, chunks) == 0)[:, None, None]
+        return (xp.arange(like, self.count) == 0)[:, None, None]
 
     def starts(self, xp: Namespace, state: Any) -> Any:
         """The initial state of each chunk's sequence."""
-        return xp.broadcast_to(state[None], (max(1, -(-self.time // self.size)), *state.shape))
+        return xp.broadcast_to(state[None], (self.count, *state.shape))
 
     def ends(self, xp: Namespace, after: Any) -> Any:
         """The final state of each sequence, from the states after each chunk."""

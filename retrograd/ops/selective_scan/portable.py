@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from retrograd.core.chunks import Geometry, Rows, cut_time
-from retrograd.core.spec import Param
+from retrograd.core.spec import Param, known
 from retrograd.core.xp import Namespace
 
 from .op import Spec
@@ -138,7 +138,7 @@ def _cut_time(xp: Namespace, spec: Spec, arrays: Arrays) -> Rows:
 
     # A single chunk that is no longer than a block has only the steps of the call, but at least two: XLA unrolls a loop
     # of one step, and then fuses other multiplications with additions.
-    few = not spec.packed and spec.time <= BLOCK
+    few = not spec.packed and known(spec.time) and spec.time <= BLOCK
     steps = min(spec.chunk, max(spec.time, 2)) if few else spec.chunk
     geometry = Geometry(spec.time, spec.packed, spec.sequences, steps)
     return cut_time(xp, geometry, state("initial_state"), state("dfinal_state"), arrays.get("cu_seqlens"))

@@ -8,9 +8,9 @@ from typing import Any
 from jaxtyping import Array as JaxArray
 from jaxtyping import Float
 
-from retrograd.core.errors import as_tuple
-from retrograd.core.jax.arguments import arrays_of, params_of
-from retrograd.core.spec import CallSpec, required_count
+from retrograd.core.errors import as_tuple, bad_shape
+from retrograd.core.jax.arguments import arrays_of, params_of, with_open_sizes
+from retrograd.core.spec import CallSpec, known, required_count
 from retrograd.core.xp import jax_namespace
 
 from . import generation, portable
@@ -75,6 +75,8 @@ def ssd_prefill(
     arguments["initial_state"] = initial_state
     options = {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
     arrays = _checked(Prefill, arguments, options)
+    if not known(arrays["x"].shape[1]):
+        raise bad_shape(Prefill.op, "x", arrays["x"].shape, "a number of steps, which decides what the window holds")
     return generation.prefill(jax_namespace(), _ssd(), arrays, options)
 
 
@@ -115,7 +117,8 @@ def ssd_step(
 
 def _checked(call: type[CallSpec], arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     arrays = arrays_of(call.op, arguments, required_count(call))
-    check(call, params_of(arrays), options)
+    with with_open_sizes(call.op, arrays):
+        check(call, params_of(arrays), options)
     return arrays
 
 

@@ -10,7 +10,7 @@ from retrograd.core.declaration import Letter, Result, boundaries, option, optio
 from retrograd.core.dtypes import FLOATS
 from retrograd.core.errors import bad_shape, bad_value
 from retrograd.core.op import Implementation, Op, names
-from retrograd.core.spec import CallSpec, Param, Pass, Size, places
+from retrograd.core.spec import CallSpec, Param, Pass, Size, known, places
 
 NOT_NEGATIVE = (0.0, math.inf)
 # A sequence continued from its state at a multiple of this many steps has the same bits as in one call, on every path.
@@ -166,7 +166,8 @@ class Spec(CallSpec):
 
     def check(self) -> None:
         """Raise for more steps than kernels can count."""
-        if self.batch * self.time + BLOCK * self.sequences > MOST_STEPS:
+        steps = self.batch * self.time + BLOCK * self.sequences
+        if known(steps) and steps > MOST_STEPS:
             expected = f"batch * time + {BLOCK} * sequences of at most {MOST_STEPS}"
             raise bad_shape(self.op, "x", self.x.shape, expected)
 

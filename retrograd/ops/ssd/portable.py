@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrograd.core.chunks import Geometry, Rows, cut_time
-from retrograd.core.spec import Param
+from retrograd.core.spec import Param, known
 from retrograd.core.xp import Namespace, silu_grad
 
 from .op import Spec, in_range
@@ -354,7 +354,8 @@ def _cut_time(xp: Namespace, spec: Spec, arrays: Arrays) -> Rows:
         return _zeros(xp, arrays, _state(spec)) if array is None else array
 
     # For rows shorter than a chunk, the chunk has no blocks of padding alone; elsewhere such blocks change no value.
-    steps = spec.chunk if spec.packed else min(spec.chunk, -(-spec.time // BLOCK) * BLOCK)
+    few = not spec.packed and known(spec.time)
+    steps = min(spec.chunk, -(-spec.time // BLOCK) * BLOCK) if few else spec.chunk
     geometry = Geometry(spec.time, spec.packed, spec.sequences, steps)
     return cut_time(xp, geometry, state("initial_state"), state("dfinal_state"), arrays.get("cu_seqlens"))
 
