@@ -44,3 +44,12 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if os.environ.get("TRITON_INTERPRET") == "1" and collection_path.suffix == ".py":
         return "interpreter" not in collection_path.parts or None
     return None
+
+
+@pytest.fixture
+def jax_promotes() -> Iterator[None]:
+    """For the code of others: JAX adds axes and converts dtypes, as it does by default."""
+    import jax
+
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield

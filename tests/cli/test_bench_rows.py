@@ -194,6 +194,7 @@ def test_run_tells_when_retrograd_fails_or_a_peer_computes_something_else() -> N
     assert time_cases(recorded, [case], [], fake_clock(), "cpu") == ["plain"]
 
 
+@pytest.mark.usefixtures("jax_promotes")
 def test_run_in_jax() -> None:
     pytest.importorskip("jax")
     from retrograd.bench import run_jax

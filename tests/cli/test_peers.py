@@ -152,6 +152,7 @@ def test_torch_associative_scan() -> None:
         peer.build(scan_case(8, 96, 2048))
 
 
+@pytest.mark.usefixtures("jax_promotes")
 def test_peers_in_jax() -> None:
     jax = pytest.importorskip("jax")
     import jax.numpy as jnp
@@ -172,6 +173,7 @@ def test_peers_in_jax() -> None:
     torch.testing.assert_close(torch.tensor(jax.device_get(found)), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("jax_promotes")
 def test_the_peer_of_ssd_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     jax = pytest.importorskip("jax")
     import jax.numpy as jnp
@@ -262,6 +264,7 @@ def packed(x: Tensor, *, cu_seqlens: Tensor) -> Tensor:
     return x * cu_seqlens[-1]
 
 
+@pytest.mark.usefixtures("jax_promotes")
 def test_inputs_of_every_kind() -> None:
     """In both frameworks, integers have no gradient and complex numbers have one."""
     import dataclasses

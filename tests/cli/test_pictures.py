@@ -126,17 +126,10 @@ def test_rows_of_unknown_peers_and_of_several_runs_are_drawn() -> None:
     assert all(peer in said for peer in unknown)
 
 
-PLANNED = {
-    "attention": ("jla", "tokamax", "cudnn-frontend"),
-    "ssd": ("jla", "cudnn-frontend"),
-    "rms_norm": ("liger-fused",),
-}
-
-
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 @pytest.mark.parametrize("op", NAMES)
 def test_a_peer_has_its_own_style_which_is_the_same_in_every_picture(op: str, framework: str) -> None:
-    names = {"retrograd", *(peer.name for peer in peers(op, framework)), *PLANNED.get(op, ())}
+    names = {"retrograd", *(peer.name for peer in peers(op, framework))}
     styles = styles_of(names)
     assert len(set(styles.values())) == len(names)
     assert styles == {name: styles_of([name])[name] for name in names}
