@@ -101,7 +101,7 @@ def dot_product_attention(
     return (out, lse.reshape(of_queries)) if return_residual else out
 
 
-@partial(jax.jit, static_argnums=(2, 3, 4))  # so that a mask never is an array of its own
+@partial(jax.jit, static_argnums=(2, 3, 4))  # in one program, so that `jax.debug_infs` does not see -inf of masks
 def _computed(
     arrays: tuple[Any, ...], traced: Any, scale: float | None, causal: bool, window: tuple[int, int] | None
 ) -> tuple[Array, Array]:
