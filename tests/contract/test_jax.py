@@ -22,6 +22,7 @@ from retrograd.jax import linear_scan
 from retrograd.testing import contract, jax_contract, jax_derivatives
 from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.jax_contract import TRANSFORMS
+from retrograd.testing.parts import length
 from retrograd.testing.verify import run
 
 
@@ -30,6 +31,9 @@ def test_these_tests_run_where_jax_adds_no_axes_and_converts_no_dtypes_by_itself
         jnp.ones((2, 3)) * jnp.ones(3)
     with pytest.raises(ValueError, match="jax_numpy_dtype_promotion"):
         jnp.ones(3) * jnp.ones(3, jnp.bfloat16)
+
+
+MOST_STEPS = 128
 
 
 def in_every_run(room: Room, case: Case) -> bool:
@@ -65,12 +69,31 @@ def test_an_exported_call_keeps_the_error_budget(room: Room, case: Case, device:
     jax_contract.check_export(room, case, device, seed)
 
 
+def compiles_soon(room: Room, case: Case) -> bool:
+    """Whether XLA compiles derivatives of the case in seconds: of a scan over several chunks they take it a minute."""
+    return room.is_representative(case) and not (room.time_axis and length(room, case) > MOST_STEPS)
+
+
 @pytest.mark.parametrize(
-    (*CASE, "road"), each_case(*jax_derivatives.ROADS, cpu=SMALL, cuda=SMALL, only=FEW, spread=True)
+    (*CASE, "road"), each_case(*jax_derivatives.ROADS, cpu=SMALL, cuda=SMALL, only=compiles_soon, spread=True)
 )
 def test_forward_mode_and_second_derivatives_are_those_of_the_definition(
     room: Room, case: Case, device: str, road: str, seed: int
 ) -> None:
+    jax_derivatives.check_road(room, case, road, device, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    (*CASE, "road"),
+    each_case(
+        *jax_derivatives.ROADS,
+        cpu=SMALL,
+        cuda=SMALL,
+        only=lambda room, case: room.is_representative(case) and not compiles_soon(room, case),
+    ),
+)
+def test_so_they_are_in_longer_cases(room: Room, case: Case, device: str, road: str, seed: int) -> None:
     jax_derivatives.check_road(room, case, road, device, seed)
 
 
