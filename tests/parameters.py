@@ -10,12 +10,19 @@ import pytest
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.ops.rooms import rooms
+from retrograd.testing.layouts import layouts_of
+from retrograd.testing.parts import batch_size
 
 CASE = ("room", "case", "device")
 CPU: tuple[str, ...] = ("test",)
 SMALL: tuple[str, ...] = ("interpreter",)  # for tests that do not depend on the size of a case
 CUDA = ("test", "gpu")
 FEW = Room.is_representative
+
+
+def of_a_batch(room: Room, case: Case) -> list[str]:
+    """The layouts in which the contract lays a batch of the case; none without a batch."""
+    return layouts_of(room, case) if batch_size(room, case) else []
 
 
 def each_case(

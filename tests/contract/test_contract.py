@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from parameters import CASE, SMALL, each_case
+from parameters import CASE, SMALL, each_case, of_a_batch
 
 from retrograd.core.cases import Case
 from retrograd.core.room import Room
 from retrograd.testing import contract, generation
 from retrograd.testing.layouts import layouts_of
-from retrograd.testing.parts import batch_size, is_packed
+from retrograd.testing.parts import is_packed
 from retrograd.testing.verify import Framework
 
 
@@ -26,10 +26,6 @@ def test_runs_agree_to_the_bit(room: Room, case: Case, device: str, seed: int) -
 @pytest.mark.parametrize(CASE, each_case())
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(room: Room, case: Case, device: str, seed: int) -> None:
     contract.check_batch_invariance(room, case, device, seed)
-
-
-def of_a_batch(room: Room, case: Case) -> list[str]:
-    return layouts_of(room, case) if batch_size(room, case) else []
 
 
 @pytest.mark.parametrize((*CASE, "layout"), each_case(cpu=SMALL, each=of_a_batch))

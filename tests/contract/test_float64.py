@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from parameters import CASE, SMALL, each_case
+from parameters import CASE, SMALL, each_case, of_a_batch
 
 from retrograd.core.cases import Case, in_dtypes
 from retrograd.core.room import Room
 from retrograd.testing import contract, generation
-from retrograd.testing.layouts import layouts_of
-from retrograd.testing.parts import batch_size, is_packed
 
 WIDE = {"float32": "float64", "bfloat16": "float64", "float16": "float64", "complex64": "complex128"}
 
@@ -20,10 +18,6 @@ def test_a_row_and_a_sequence_have_the_same_bits_alone(room: Room, case: Case, d
     contract.check_batch_invariance(room, case, device, seed)
     if room.alone(case):
         contract.check_packed(room, case, device, seed)
-
-
-def of_a_batch(room: Room, case: Case) -> list[str]:
-    return layouts_of(room, case) if batch_size(room, case) and not is_packed(case) else []
 
 
 @pytest.mark.parametrize((*CASE, "layout"), each_case(cpu=SMALL, cuda=(), each=of_a_batch, spread=True))

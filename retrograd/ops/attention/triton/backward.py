@@ -57,8 +57,8 @@ def deltas(
         CHUNK: tl.constexpr = min(BLOCK_V, BLOCK)
         for start in tl.static_range(0, BLOCK_V, CHUNK):
             column = start + tl.arange(0, CHUNK)
-            result = load_steps(out, batch, 0, i, rows, head, column, V, -1)
-            incoming = load_steps(dout, batch, 0, i, rows, head, column, V, -1)
+            result = load_steps(out, batch, 0, i, rows, head, column, V, CHUNK)
+            incoming = load_steps(dout, batch, 0, i, rows, head, column, V, CHUNK)
             products = tl.dot(incoming, tl.trans(result), products, input_precision="ieee")
         own = tl.arange(0, BLOCK)[:, None] == tl.arange(0, BLOCK)[None, :]
         value = tl.sum(tl.where(own, products, 0.0), axis=1)
