@@ -55,7 +55,7 @@ def deltas(
         # As the products with v, in the same order: what cancels with one visible key then cancels exactly.
         products = tl.zeros([BLOCK, BLOCK], tl.float32)
         CHUNK: tl.constexpr = min(BLOCK_V, BLOCK)
-        for start in tl.static_range(0, BLOCK_V, CHUNK):
+        for start in range(0, BLOCK_V, CHUNK):  # not unrolled: the loads of all chunks would not fit into registers
             column = start + tl.arange(0, CHUNK)
             result = load_steps(out, batch, 0, i, rows, head, column, V, CHUNK)
             incoming = load_steps(dout, batch, 0, i, rows, head, column, V, CHUNK)
