@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu, softplus
 
-BLOCK = 32  # steps of a block of `by_blocks`: the fewest of any path
+# Steps of a block of `by_blocks`, as in the kernels, by bytes of an operand. Sums of log decays go from a block's start,
+# so their rounding errors grow with it.
+BLOCK = {2: 64, 4: 32, 8: 32}
 Scan = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -89,7 +91,8 @@ def by_blocks(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: 
     dtype = _operand_dtype(x, B, C)
     x, B, C = (array.to(A.dtype) for array in (x, B, C))
     ys = []
-    for u, d, b, c in zip(*(array.split(BLOCK, 1) for array in (x, delta, B, C)), strict=True):
+    steps = BLOCK[dtype.itemsize]
+    for u, d, b, c in zip(*(array.split(steps, 1) for array in (x, delta, B, C)), strict=True):
         if not u.shape[1]:
             continue
         u, d, b, c = (array.transpose(1, 2) for array in (u, d, b, c))  # (batch, heads, steps, ...)
