@@ -46,6 +46,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests under compute-sanitizer come first: they take minutes, and one process would be left with them."""
+    items.sort(key=lambda item: "test_sanitizers_gpu.py" not in item.nodeid)
+
+
 @pytest.fixture
 def jax_promotes() -> Iterator[None]:
     """For the code of others: JAX adds axes and converts dtypes, as it does by default."""
