@@ -123,7 +123,7 @@ def tangents(found: Sequence[jax.Array]) -> Named:
 
 Road = Callable[[Point], Any]
 ROADS: dict[str, Road] = {
-    road.__name__: road for road in (forward, reverse_over_reverse, forward_over_reverse, reverse_over_forward, by_name)
+    road.__name__: road for road in (by_name, forward, reverse_over_reverse, forward_over_reverse, reverse_over_forward)
 }
 
 
