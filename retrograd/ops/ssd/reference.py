@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu, softplus
 
-# Steps of a block of `by_blocks`, as in the kernels, by bytes of an operand. Sums of log decays go from a block's start,
-# so their rounding errors grow with it.
+# Bytes of an operand -> steps of a block of `by_blocks`, as in the kernels. Sums of log decays go from a block's start,
+# so their rounding errors grow with its length.
 BLOCK = {2: 64, 4: 32, 8: 32}
 Scan = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
