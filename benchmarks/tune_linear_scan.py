@@ -28,7 +28,7 @@ from retrograd.core.op import Call, Op
 from retrograd.core.program import Program
 from retrograd.core.spec import Param
 from retrograd.core.torch.launch import arch_of, prepare
-from retrograd.core.xp import torch_namespace
+from retrograd.core.torch.xp import torch_namespace
 from retrograd.ops.linear_scan.op import OP, Spec
 from retrograd.ops.linear_scan.triton.plan import Plan, Tile
 

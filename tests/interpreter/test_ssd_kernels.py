@@ -16,7 +16,7 @@ import triton.language as tl
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.program import Program
 from retrograd.core.torch.launch import interpret
-from retrograd.core.xp import torch_namespace
+from retrograd.core.torch.xp import torch_namespace
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo, spec_of
 from retrograd.ops.ssd import reference

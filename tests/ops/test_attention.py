@@ -17,8 +17,9 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import retrograd.jax
 from retrograd import attention, attention_qkvpacked
 from retrograd.core.arch import SUPPORTED, Arch
+from retrograd.core.jax.xp import jax_namespace
 from retrograd.core.spec import Param
-from retrograd.core.xp import jax_namespace, torch_namespace
+from retrograd.core.torch.xp import torch_namespace
 from retrograd.ops.attention.dropout import philox
 from retrograd.ops.attention.op import FORMS, OP
 from retrograd.ops.attention.reference import philox as reference_philox

@@ -12,8 +12,9 @@ import torch
 from retrograd import linear_scan
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
+from retrograd.core.jax.xp import jax_namespace
 from retrograd.core.spec import Param
-from retrograd.core.xp import jax_namespace, torch_namespace
+from retrograd.core.torch.xp import torch_namespace
 from retrograd.opinfo.cases import Case, Tensor
 from retrograd.ops.linear_scan import portable, reference
 from retrograd.ops.linear_scan.cases import case as named

@@ -10,7 +10,7 @@ import torch
 from selective_scan_calls import call, packed_and_alone
 from torch import Tensor
 
-from retrograd.core.xp import torch_namespace
+from retrograd.core.torch.xp import torch_namespace
 from retrograd.opinfo.cases import Case
 from retrograd.ops.selective_scan import reference
 from retrograd.ops.selective_scan.cases import CASES

@@ -15,9 +15,10 @@ from ..errors import bad_shape
 from ..op import Call, Op, differentiable, saved_names
 from ..program import Array, Layouts, Program
 from ..spec import Fold, known
-from ..xp import Namespace, jax_namespace
+from ..xp import Namespace
 from .launch import primitive
 from .sharding import bad_sharding, explicit, vary_alike
+from .xp import jax_namespace
 
 Arrays = Sequence[Any]
 Axes = Sequence[int | None]

@@ -14,9 +14,9 @@ from torch import Tensor
 from ..errors import check_nondecreasing
 from ..op import Backward, Call, Op, Stack, differentiable, gradient_names, gradients_of_results, saved_names
 from ..spec import Param, Params
-from ..xp import torch_namespace
 from .arguments import bad_device, check_arguments
 from .launch import DTYPES, Key, Launcher, Runner, concrete, dtype_name, key, layouts
+from .xp import torch_namespace
 
 Tensors = Sequence[Tensor | None]
 Options = Sequence[Any]

@@ -2,7 +2,7 @@
 
 Both passes work on padded rows, with W-1 steps before the first: (B, W-1 + T, D). Packed sequences are gathered into
 one such row, each with its state before it (`packing.py`), so that no tap reads another sequence and the formulas are
-the same as without packing. `xp` is one of `retrograd.core.xp`'s namespaces.
+the same as without packing. `xp` is a `retrograd.core.xp.Namespace`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """RMSNorm without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
 
-`xp` is one of `retrograd.core.xp`'s namespaces. Arguments, results and gradients are dicts by array name; see `op.py`.
+`xp` is a `retrograd.core.xp.Namespace`. Arguments, results and gradients are dicts by array name; see `op.py`.
 """
 
 from __future__ import annotations

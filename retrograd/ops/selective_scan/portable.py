@@ -1,6 +1,6 @@
 """The selective scan without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
 
-`xp` is one of `retrograd.core.xp`'s namespaces. Time is cut into chunks and these into blocks. All that needs no state
+`xp` is a `retrograd.core.xp.Namespace`. Time is cut into chunks and these into blocks. All that needs no state
 (decays, inputs, sums over states or channels) is computed for a whole block at once; only h = e * h + v runs step by
 step. Arrays of a block have the axes (steps, batch, states, channels).
 """

@@ -10,8 +10,8 @@ from jaxtyping import Float
 
 from retrograd.core.errors import as_tuple, bad_shape
 from retrograd.core.jax.arguments import arrays_of, params_of, with_open_sizes
+from retrograd.core.jax.xp import jax_namespace
 from retrograd.core.spec import CallSpec, known, required_count
-from retrograd.core.xp import jax_namespace
 
 from . import generation, portable
 from .generation import SsdWindow

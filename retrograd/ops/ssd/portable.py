@@ -1,6 +1,6 @@
 """SSD without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
 
-`xp` is one of `retrograd.core.xp`'s namespaces. Time is cut into chunks, and chunks into blocks. Within a block,
+`xp` is a `retrograd.core.xp.Namespace`. Time is cut into chunks, and chunks into blocks. Within a block,
 everything is a matrix product in the dtype of the sums; a state is passed from each block to the next. Except for the
 states, all blocks of a chunk are computed at once, as rows of a larger batch. Arrays of blocks are
 (rows, heads, steps, channels), or (rows, groups, steps, states) where the heads of a group share them.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from retrograd.core.errors import as_tuple
 from retrograd.core.torch.checks import checker
-from retrograd.core.xp import torch_namespace
+from retrograd.core.torch.xp import torch_namespace
 
 from . import generation, portable
 from .generation import SsdWindow
