@@ -23,10 +23,10 @@ from retrograd.bench.environment import folder_name
 from retrograd.bench.peers import Function, Peer
 from retrograd.bench.results import LIMITS, Row, append, read
 from retrograd.bench.run import gradients_like, own_function, results, run, wanted
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 from retrograd.ops.attention.cases import bench
-from retrograd.ops.rooms import room
+from retrograd.ops.infos import info
 from retrograd.testing.draw import draw, leaves
 
 LENGTHS = tuple(2**power for power in range(9, 16))
@@ -43,7 +43,7 @@ def case_of(length: int, D: int, mark: str, options: dict[str, bool]) -> Case:
     return replace(case, name=f"{mark}T{length}_H{HEADS}_D{D}", shape={"T": length, "H": HEADS, "D": D})
 
 
-def with_algorithm(op: Room, algorithm: str, case: Case) -> Function:
+def with_algorithm(op: OpInfo, algorithm: str, case: Case) -> Function:
     """The op with one of the algorithms."""
     return own_function(op, replace(case, options={**case.options, "backward": algorithm}))
 
@@ -72,7 +72,7 @@ def table(rows: list[Row], memory: dict[tuple[str, str], float]) -> list[str]:
 
 
 def main() -> int:
-    op = room("attention")
+    op = info("attention")
     cases = [case_of(length, D, mark, options) for D in (64, 128) for mark, options in MASKS for length in LENGTHS]
     functions = {name: partial(with_algorithm, op, name) for name in ALGORITHMS}
     default = Path(__file__).parent / "results" / folder_name(torch.cuda.get_device_name())

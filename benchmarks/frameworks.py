@@ -32,10 +32,10 @@ from retrograd.bench.record import Record
 from retrograd.bench.results import append
 from retrograd.bench.run import gradients_like, own_function, results, wanted
 from retrograd.bench.selection import bench_cases, sets_for, sparse
-from retrograd.core.cases import Case
-from retrograd.core.room import Pass, Room
 from retrograd.core.torch.launch import arch_of
-from retrograd.ops.rooms import room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo, Pass
+from retrograd.ops.infos import info
 from retrograd.testing.draw import draw, leaves
 
 ROUNDS = 5
@@ -64,7 +64,7 @@ def covered(intervals: list[tuple[float, float]]) -> float:
     return total
 
 
-def in_torch(op: Room, case: Case, sets: list[dict[str, torch.Tensor]]) -> dict[Pass, Callable[[], Any]]:
+def in_torch(op: OpInfo, case: Case, sets: list[dict[str, torch.Tensor]]) -> dict[Pass, Callable[[], Any]]:
     function = own_function(op, case)
     outputs = [results(function, inputs) for inputs in sets]
     arguments_of_grad = [
@@ -81,7 +81,7 @@ def in_torch(op: Room, case: Case, sets: list[dict[str, torch.Tensor]]) -> dict[
     return {"fwd": forward, "bwd": backward}
 
 
-def in_jax(op: Room, case: Case, sets: list[dict[str, torch.Tensor]]) -> dict[Pass, Callable[[], Any]]:
+def in_jax(op: OpInfo, case: Case, sets: list[dict[str, torch.Tensor]]) -> dict[Pass, Callable[[], Any]]:
     function = run_jax.own_function(op, case)
     shared = [{name: jax.dlpack.from_dlpack(x.detach()) for name, x in inputs.items()} for inputs in sets]
     forward = jax.jit(run_jax.in_order(function))
@@ -95,7 +95,7 @@ def in_jax(op: Room, case: Case, sets: list[dict[str, torch.Tensor]]) -> dict[Pa
 
 
 def main() -> None:
-    op, out = room(sys.argv[1]), Path(sys.argv[2])
+    op, out = info(sys.argv[1]), Path(sys.argv[2])
     cases = bench_cases(op, sys.argv[3:]) if sys.argv[3:] else sparse(op, bench_cases(op))
     if arch := arch_of(torch.device("cuda")):
         compile_ahead(op, cases, arch)

@@ -43,7 +43,7 @@ def main() -> int:
         return 2
     from retrograd.bench.drawing import draw_file
     from retrograd.bench.environment import folder_name
-    from retrograd.ops.rooms import NAMES
+    from retrograd.ops.infos import NAMES
 
     for op in arguments.ops:
         if op not in NAMES:
@@ -142,9 +142,9 @@ def measure(arguments: argparse.Namespace, path: Path) -> int:
     from retrograd.bench.results import Row, Speeds, append, line
     from retrograd.bench.selection import bench_cases, chosen_peers, sparse
     from retrograd.core.torch.launch import arch_of
-    from retrograd.ops.rooms import room
+    from retrograd.ops.infos import info
 
-    op = room(arguments.ops[0])
+    op = info(arguments.ops[0])
     cases = bench_cases(op, arguments.cases.split(",") if arguments.cases else ("*",))
     framework = arguments.framework
     if framework == "jax":

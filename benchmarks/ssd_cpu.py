@@ -22,7 +22,7 @@ import transformers
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 from wall_clock import median
 
-from retrograd.ops.rooms import room
+from retrograd.ops.infos import info
 
 BATCH, TIME, HEADS, P, N = 2, 1024, 8, 64, 64
 CHUNK = 256  # transformers' default for Mamba-2
@@ -58,7 +58,7 @@ def main() -> None:
         return mamba2_chunk_scan(tensors["x"], **named, chunk_size=CHUNK, dt_softplus=True)
 
     def ours() -> Any:
-        return room("ssd").torch(**tensors, dt_softplus=True)
+        return info("ssd").torch(**tensors, dt_softplus=True)
 
     def passes(forward: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
         return {"forward": forward, "both": lambda: torch.autograd.grad(forward(), leaves, dy)}

@@ -29,12 +29,12 @@ from retrograd.bench.peers.ssd import CHUNK, mamba_ssm
 from retrograd.bench.results import Row
 from retrograd.bench.run import own_function, results, run, wanted
 from retrograd.bench.selection import chosen_peers
-from retrograd.core.cases import Case
 from retrograd.core.dtypes import BYTES
 from retrograd.core.op import Op
-from retrograd.core.room import Room, spec_of
 from retrograd.core.spec import Param
-from retrograd.ops.rooms import room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo, spec_of
+from retrograd.ops.infos import info
 from retrograd.ops.ssd.op import OP, Spec
 from retrograd.testing.draw import Arrays, draw, leaves
 
@@ -98,7 +98,7 @@ def table() -> Iterator[str]:
     has_gpu = torch.cuda.is_available()
     yield f"benchmarks/ssd_kept.py: {torch.cuda.get_device_name() if has_gpu else 'counted, without a GPU'}"
     yield f"{'MiB':30}{'x':>9}{'retrograd':>11}{'mamba_ssm':>11}"
-    op = room("ssd")
+    op = info("ssd")
     for case in op.tagged("bench"):
         x = case.inputs["x"]
         sizes = (size / MIB for size in (prod(x.shape) * BYTES[x.dtype], ours(case), theirs(case)))
@@ -116,7 +116,7 @@ def against_time(case: Case) -> Iterator[str]:
         return f"{name:30}{size / MIB:9.1f}{passes}"
 
     yield f"{case.name:30}{'MiB kept':>9}{'forward':>11}{'backward':>11} ms"
-    dense = room("ssd")
+    dense = info("ssd")
     times = passes_ms(dense, case, ["mamba_ssm"])
     yield line(f"a state every {spec_of(OP, case).chunk} steps", ours(case), "retrograd", times)
     yield line("mamba_ssm", theirs(case), "mamba_ssm", times)
@@ -125,7 +125,7 @@ def against_time(case: Case) -> Iterator[str]:
     yield line("a state every 256 steps", ours(case, sparse.op), "retrograd", passes_ms(sparse, case, []))
 
 
-def passes_ms(op: Room, case: Case, peers: list[str]) -> dict[str, list[float]]:
+def passes_ms(op: OpInfo, case: Case, peers: list[str]) -> dict[str, list[float]]:
     """Milliseconds of forward and backward by implementation: ours, and those of the peers that run."""
     rows: list[Row] = []
     run(op, [case], chosen_peers("ssd", "torch", peers), rows.append, partial(print, flush=True))
@@ -138,7 +138,7 @@ def passes_ms(op: Room, case: Case, peers: list[str]) -> dict[str, list[float]]:
 
 def main() -> None:
     lines = []
-    for line in chain(table(), against_time(room("ssd").tagged("bench")[0]) if torch.cuda.is_available() else ()):
+    for line in chain(table(), against_time(info("ssd").tagged("bench")[0]) if torch.cuda.is_available() else ()):
         lines.append(line)
         print(line, flush=True)
     if len(sys.argv) > 1:

@@ -33,11 +33,11 @@ from retrograd.bench.peers import Function, NotApplicableError, Peer, load
 from retrograd.bench.peers.ssd import CHUNK
 from retrograd.bench.results import LIMITS, Row, append
 from retrograd.bench.run import difference, own_function, results, run, wanted
-from retrograd.core.cases import Case
-from retrograd.core.cases import Tensor as Drawn
 from retrograd.core.dtypes import BYTES
-from retrograd.core.room import Pass, Room
-from retrograd.ops.rooms import room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.cases import Tensor as Drawn
+from retrograd.opinfo.info import OpInfo, Pass
+from retrograd.ops.infos import info
 from retrograd.ops.ssd.cases import bench
 from retrograd.testing.draw import draw, leaves, normal_as
 
@@ -88,8 +88,8 @@ def mamba_ssm(case: Case) -> Function:
     return call
 
 
-def layer_room() -> Room:
-    """The layer as a room, so that the benchmarks treat it as an op."""
+def layer_info() -> OpInfo:
+    """The layer as an `OpInfo`, so that the benchmarks treat it as an op."""
     of_ssd = bench(BATCH, TIME, HEADS, P, N, G)
     channels = INNER + 2 * STATES
     inputs = {
@@ -111,7 +111,7 @@ def layer_room() -> Room:
     def nothing(*arguments: Any) -> Any:
         raise NotImplementedError
 
-    return Room(
+    return OpInfo(
         name="ssd_layer",
         arguments=tuple(inputs),
         batch_axis={},
@@ -121,7 +121,7 @@ def layer_room() -> Room:
         reference=layer,
         programs=nothing,
         bytes_moved=bytes_moved,
-        flops=lambda case, which: room("ssd").flops(of_ssd, which),
+        flops=lambda case, which: info("ssd").flops(of_ssd, which),
     )
 
 
@@ -138,7 +138,7 @@ def distances(ours: Function, theirs: Function, case: Case, device: str) -> dict
 
 
 def main() -> int:
-    op = layer_room()
+    op = layer_info()
     (case,) = op.cases
     default = Path(__file__).parent / "results" / folder_name(torch.cuda.get_device_name())
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else default

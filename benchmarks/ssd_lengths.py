@@ -32,9 +32,9 @@ from retrograd.bench.peers import Function, Peer
 from retrograd.bench.results import LIMITS, Row, append, read
 from retrograd.bench.run import own_function, run
 from retrograd.bench.selection import chosen_peers
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
-from retrograd.ops.rooms import room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
+from retrograd.ops.infos import info
 from retrograd.ops.ssd.cases import bench
 
 LENGTHS = tuple(2**power for power in range(5, 14))
@@ -57,7 +57,7 @@ class Flips(torch.autograd.Function):
         return gradients[0]
 
 
-def with_flips(op: Room, case: Case) -> Function:
+def with_flips(op: OpInfo, case: Case) -> Function:
     """Ours, and the flips after its backward pass."""
     own = own_function(op, case)
 
@@ -79,7 +79,7 @@ def table(rows: list[Row]) -> list[str]:
 
 
 def main() -> int:
-    op = room("ssd")
+    op = info("ssd")
     cases = [bench(8, length, 24, 64, 128) for length in LENGTHS]
     peers = [Peer("retrograd, flips", partial(with_flips, op)), *chosen_peers("ssd", "torch", ["mamba_ssm"])]
     default = Path(__file__).parent / "results" / folder_name(torch.cuda.get_device_name())

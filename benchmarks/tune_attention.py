@@ -25,11 +25,11 @@ from retrograd.bench.kernels import kernel_times
 from retrograd.bench.peers import Function
 from retrograd.bench.run import gradients_like, own_function, results, wanted
 from retrograd.core.arch import SUPPORTED
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 from retrograd.ops.attention.cases import bench
 from retrograd.ops.attention.triton.plan import Plan, Tile, columns
-from retrograd.ops.rooms import room
+from retrograd.ops.infos import info
 from retrograd.testing.draw import Arrays, draw, leaves
 
 TileSizes = tuple[int, int, int, int]
@@ -55,7 +55,7 @@ TILES: dict[int, tuple[TileSizes, ...]] = {
 def cases_of(names: list[str]) -> list[Case]:
     """The named cases, or those of heads wider than 128."""
     if names:
-        return [room("attention").case(name) for name in names]
+        return [info("attention").case(name) for name in names]
     return [bench(4, 4096, 8, D, mark="causal_", causal=True) for D in (256, 512)]
 
 
@@ -66,13 +66,13 @@ def variants(case: Case) -> Iterator[tuple[str, TileSizes]]:
             yield field, tile
 
 
-def with_tile(field: str, tile: TileSizes) -> Room:
+def with_tile(field: str, tile: TileSizes) -> OpInfo:
     """The op with another tile in its plan."""
 
     def replan(plan: Plan) -> Plan:
         return replace(plan, **{field: Tile(*tile)})
 
-    return room("attention").variant(only="triton", replan=replan)
+    return info("attention").variant(only="triton", replan=replan)
 
 
 def compile_all(case: Case, variant: tuple[str, TileSizes]) -> None:

@@ -31,11 +31,11 @@ from retrograd.bench.peers import Function, NotApplicableError, native
 from retrograd.bench.run import difference, gradients_like, own_function, results, wanted
 from retrograd.bench.selection import chosen_peers, sets_for
 from retrograd.core.arch import SUPPORTED
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
 from retrograd.core.spec import Pass
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 from retrograd.ops.attention.hopper.plan import ForwardPlan
-from retrograd.ops.rooms import room
+from retrograd.ops.infos import info
 from retrograd.testing.draw import draw, leaves
 
 Fields = Mapping[str, Any]
@@ -67,19 +67,19 @@ def variants(case: Case) -> Iterator[tuple[Pass, Fields]]:
             yield which, fields
 
 
-def with_plan(which: Pass, fields: Fields) -> Room:
+def with_plan(which: Pass, fields: Fields) -> OpInfo:
     """The op with other values in the plans of a pass."""
 
     def replan(plan: Any) -> Any:
         return replace(plan, **fields) if isinstance(plan, ForwardPlan) == (which == "fwd") else plan
 
-    return room("attention").variant(only="hopper", replan=replan)
+    return info("attention").variant(only="hopper", replan=replan)
 
 
 def compile_variant(name: str, which: Pass, fields: Fields) -> None:
     """Compile the kernels of a variant, into the cache; what does not compile is reported when it is timed."""
     with suppress(Exception):
-        compile_programs(with_plan(which, fields), room("attention").case(name), SUPPORTED["sm_90"])
+        compile_programs(with_plan(which, fields), info("attention").case(name), SUPPORTED["sm_90"])
 
 
 class Work:
@@ -88,7 +88,7 @@ class Work:
     def __init__(self, case: Case) -> None:
         torch.cuda.empty_cache()
         self.case = case
-        self.sets = [leaves(draw(case, "cuda", seed)) for seed in range(sets_for(room("attention"), case))]
+        self.sets = [leaves(draw(case, "cuda", seed)) for seed in range(sets_for(info("attention"), case))]
         self.expected: dict[Pass, list[Tensor]] = {}
 
     def report(self, which: Pass, functions: Mapping[str, Function]) -> None:
@@ -104,7 +104,7 @@ class Work:
                 except Exception as error:
                     notes[name] = f" {type(error).__name__} {str(error)[:200]!r}"
         for name, own in times.items():
-            speeds = (f"{room('attention').flops(self.case, which) / ms / 1e9:.0f}" for ms in own)
+            speeds = (f"{info('attention').flops(self.case, which) / ms / 1e9:.0f}" for ms in own)
             ms = " ".join(f"{each:.3f}" for each in own)
             print(f"{self.case.name} {which} {name}: {ms} ms, {' '.join(speeds)} TFLOP/s{notes[name]}", flush=True)
 
@@ -143,7 +143,7 @@ def main() -> None:
     def chosen(name: str, patterns: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in patterns.split(","))
 
-    cases = [room("attention").case(name) for name in CASES if chosen(name, arguments.cases)]
+    cases = [info("attention").case(name) for name in CASES if chosen(name, arguments.cases)]
     tried = [
         (case, which, fields)
         for case in cases
@@ -158,7 +158,7 @@ def main() -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         for case in cases:
             work = Work(case)
-            others = {"triton": own_function(room("attention").variant(only="triton"), case)}
+            others = {"triton": own_function(info("attention").variant(only="triton"), case)}
             for peer in peers:
                 with suppress(NotApplicableError):
                     others[peer.name] = native(peer.build(case)).call

@@ -12,14 +12,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from retrograd.bench.results import Row
 from retrograd.bench.run import run
-from retrograd.ops.rooms import room
+from retrograd.ops.infos import info
 from retrograd.ops.selective_scan.op import Spec
 
 CHUNKS = (8, 16, 32, 64, 128)
 
 
 def main() -> None:
-    op = room("selective_scan")
+    op = info("selective_scan")
     case = op.case(sys.argv[1] if len(sys.argv) > 1 else "B8_D2048_T2048_N16")
     print(f"{case.name}: steps between kept states, bytes a channel and step, ms forward, backward, both")
     for chunk in CHUNKS:

@@ -18,9 +18,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from retrograd.bench.kernels import kernel_times
-from retrograd.core.room import spec_of
 from retrograd.core.torch.launch import arch_of
-from retrograd.ops.rooms import room
+from retrograd.opinfo.info import spec_of
+from retrograd.ops.infos import info
 from retrograd.ops.ssd.op import OP
 from retrograd.ops.ssd.triton.plan import planned
 from retrograd.testing.draw import draw, options
@@ -34,7 +34,7 @@ VARIANTS: list[dict[str, int]] = [
 
 
 def main() -> None:
-    op = room("ssd")
+    op = info("ssd")
     case = op.case(sys.argv[1] if len(sys.argv) > 1 else "B8_T4096_H24_P64_N128_G1")
     inputs = {name: tensor.requires_grad_() for name, tensor in draw(case, "cuda", 0).items()}
     dy = torch.randn_like(inputs["x"])

@@ -10,24 +10,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrograd.core.room import Room
-from retrograd.ops.rms_norm.room import ROOM
+from retrograd.opinfo.info import OpInfo
+from retrograd.ops.rms_norm.info import INFO
 
 SEED = 7
 Function = Callable[..., Any]
 
 
-def room(function: Function) -> Room:
-    """The room of rms_norm with another PyTorch function."""
-    return replace(ROOM, torch=function)
+def info(function: Function) -> OpInfo:
+    """The `OpInfo` of rms_norm with another PyTorch function."""
+    return replace(INFO, torch=function)
 
 
 def breaks(check: Callable[..., None], function: Function, case: str, **arguments: Any) -> None:
     """Assert that the op passes a check and that the broken op fails it."""
     arguments |= {"device": "cpu", "seed": SEED}
-    check(ROOM, ROOM.case(case), **arguments)
+    check(INFO, INFO.case(case), **arguments)
     with pytest.raises(AssertionError):
-        check(room(function), ROOM.case(case), **arguments)
+        check(info(function), INFO.case(case), **arguments)
 
 
 def scaled_gradient(factor: float) -> Function:

@@ -1,4 +1,4 @@
-"""The cases of every room, as parameters of a test."""
+"""The cases of every op, as parameters of a test."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Any
 
 import pytest
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
-from retrograd.ops.rooms import rooms
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
+from retrograd.ops.infos import infos
 from retrograd.testing.layouts import layouts_of
 from retrograd.testing.parts import batch_size
 
-CASE = ("room", "case", "device")
+CASE = ("info", "case", "device")
 CPU: tuple[str, ...] = ("test",)
 SMALL: tuple[str, ...] = ("interpreter",)  # for tests that do not depend on the size of a case
 CUDA = ("test", "gpu")
-FEW = Room.is_representative
+FEW = OpInfo.is_representative
 
 
-def of_a_batch(room: Room, case: Case) -> list[str]:
+def of_a_batch(info: OpInfo, case: Case) -> list[str]:
     """The layouts in which the contract lays a batch of the case; none without a batch."""
-    return layouts_of(room, case) if batch_size(room, case) else []
+    return layouts_of(info, case) if batch_size(info, case) else []
 
 
 def each_case(
     *extra: Any,
     cpu: tuple[str, ...] = CPU,
     cuda: tuple[str, ...] = CUDA,
-    only: Callable[[Room, Case], bool] = lambda room, case: True,
-    each: Callable[[Room, Case], Sequence[Any]] | None = None,
+    only: Callable[[OpInfo, Case], bool] = lambda info, case: True,
+    each: Callable[[OpInfo, Case], Sequence[Any]] | None = None,
     spread: bool = False,
 ) -> list[Any]:
-    """The cases with one of the device's tags, as parameters (room, case, device) and extra ones.
+    """The cases with one of the device's tags, as parameters (info, case, device) and extra ones.
 
     Args:
         extra: every case is repeated with each of these, if any.
@@ -46,20 +46,20 @@ def each_case(
     """
     found = []
     for device, tags, marks in (("cpu", cpu, ()), ("cuda", cuda, (pytest.mark.gpu,))):
-        for room in rooms():
-            cases = [case for case in room.tagged(*tags) if only(room, case)]
-            extras = {case.name: list(each(room, case) if each else extra) for case in cases}
+        for info in infos():
+            cases = [case for case in info.tagged(*tags) if only(info, case)]
+            extras = {case.name: list(each(info, case) if each else extra) for case in cases}
             for case in cases:
                 parameters = extras[case.name]
                 sharing = [name for name, other in extras.items() if other == parameters]
                 few = -(-len(parameters) // len(sharing)) if spread else len(parameters)
                 first = sharing.index(case.name) * few
                 for index, values in enumerate([(one,) for one in parameters] if each or extra else [()]):
-                    name = "-".join(map(str, (room.name, case.name, device, *values)))
+                    name = "-".join(map(str, (info.name, case.name, device, *values)))
                     later = spread and (index - first) % len(parameters) >= few
                     found.append(
                         pytest.param(
-                            room, case, device, *values, id=name, marks=(*marks, pytest.mark.slow) if later else marks
+                            info, case, device, *values, id=name, marks=(*marks, pytest.mark.slow) if later else marks
                         )
                     )
     return found

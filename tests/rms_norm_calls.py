@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from retrograd.core.cases import Case
+from retrograd.opinfo.cases import Case
 from retrograd.ops.rms_norm.cases import case
 
 LEADS = [(4,), (2, 3), (1,), (3, 2, 4), (1, 1, 5)]

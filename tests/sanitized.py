@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from retrograd.core.cases import Case
-from retrograd.ops.rooms import NAMES, room
+from retrograd.opinfo.cases import Case
+from retrograd.ops.infos import NAMES, info
 from retrograd.ops.selective_scan.cases import ALL, MAMBA, case
 from retrograd.ops.ssd import cases as ssd
 from retrograd.testing.contract import drawn
@@ -70,16 +70,16 @@ MORE = {"selective_scan": GLUON, "ssd": SSD + HOPPER}
 
 def cases(op: str) -> list[Case]:
     """The calls of an op."""
-    one = room(op)
+    one = info(op)
     named = [one.case(name) for name in NAMED[op]] if op in NAMED else one.tagged("interpreter")
     return named + MORE.get(op, [])
 
 
 def run(op: str, case: Case, function: Callable[..., Any] | None = None) -> None:
     """Run both passes; inputs are drawn on the CPU, so that few kernels run besides the op's."""
-    inputs, gradients = drawn(room(op), case, "cpu", seed=0)
+    inputs, gradients = drawn(info(op), case, "cpu", seed=0)
     arguments: dict[str, Any] = {name: tensor.cuda() for name, tensor in inputs.items()}
-    results = call(function or room(op).torch, arguments, options(case), [gradient.cuda() for gradient in gradients])
+    results = call(function or info(op).torch, arguments, options(case), [gradient.cuda() for gradient in gradients])
     torch.cuda.synchronize()
     for name, result in results.items():
         wrong = (~result.cpu().isfinite()).nonzero()
@@ -93,6 +93,6 @@ if __name__ == "__main__":
         for one in cases(op):
             run(op, one)
             if one in GLUON + HOPPER:
-                run(op, one, room(op).structures[WHOLE](room(op)).torch)
+                run(op, one, info(op).structures[WHOLE](info(op)).torch)
             print(f"ran {op} {one.name}", flush=True)
     print("finished", flush=True)

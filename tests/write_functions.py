@@ -21,7 +21,7 @@ STUBS = {name: Stub(name) for name in ("retrograd.ops.torch_functions", "retrogr
 if __name__ == "__main__":
     sys.modules.update(STUBS)
 
-from retrograd.core.functions import Face  # noqa: E402
+from retrograd.opinfo.writer import Face  # noqa: E402
 from retrograd.ops.functions import FILES, FOLDER, source  # noqa: E402
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from traceback import clear_frames
 from typing import Any, Protocol
 
-from retrograd.core.cases import Case
+from retrograd.opinfo.cases import Case
 
 from .peers import Function, Native, NotApplicableError, Peer
 from .record import Record
@@ -46,12 +46,12 @@ def time_cases(
         The names of the cases on which retrograd itself failed.
     """
     record.add_limits()
-    few = thinned(record.room, cases)
+    few = thinned(record.info, cases)
     hosts: dict[tuple[str, str], HostTimes] = {}
     failed = []
     for case in cases:
         work = begin(case)
-        small = tiny(record.room, case)
+        small = tiny(record.info, case)
         for peer in implementations:
             if peer.costly and case.name not in few:
                 continue

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Pass, Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo, Pass
 
 from .environment import Stamp, versions
 from .limits import COPY_BYTES, EXPS, MATMUL_SIZE, Limits
@@ -25,7 +25,7 @@ class Record:
     """Emits the rows of a run.
 
     Attributes:
-        room: the op.
+        info: the op.
         framework: `torch` or `jax`.
         stamp: the fields that all rows share.
         limits: the machine's limits in this run.
@@ -33,7 +33,7 @@ class Record:
         note: called with a line about each omitted peer, once for each reason.
     """
 
-    room: Room
+    info: OpInfo
     framework: Literal["torch", "jax"]
     stamp: Stamp
     limits: Limits
@@ -54,8 +54,8 @@ class Record:
 
     def add(self, case: Case, which: Pass, peer: Peer, timing: Timing, host_us: float | None) -> None:
         """Add the row of a timed pass of a case."""
-        exps = self.room.exps(case, which) if self.room.exps else 0
-        limit = self.limits.of(self.room.bytes_moved(case, which), self.room.flops(case, which), exps)
+        exps = self.info.exps(case, which) if self.info.exps else 0
+        limit = self.limits.of(self.info.bytes_moved(case, which), self.info.flops(case, which), exps)
         self._add_case(case, which, peer, timing, host_us, limit)
 
     def add_host(self, case: Case, peer: Peer, host_us: Mapping[str, float]) -> None:
@@ -80,7 +80,7 @@ class Record:
     ) -> None:
         dtype = next(iter(case.inputs.values())).dtype
         name = peer.name
-        self._add(self.room.name, case.name, case.shape, dtype, which, name, peer.distribution, timing, host_us, limit)
+        self._add(self.info.name, case.name, case.shape, dtype, which, name, peer.distribution, timing, host_us, limit)
 
     def _add(
         self,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 from retrograd.testing.draw import Arrays, differentiable, draw, leaves, normal_as, options, outputs
 
 from .environment import stamp
@@ -25,7 +25,7 @@ from .selection import sets_for
 
 
 def run(
-    room: Room,
+    info: OpInfo,
     cases: Sequence[Case],
     peers: Sequence[Peer],
     emit: Callable[[Row], None],
@@ -34,7 +34,7 @@ def run(
     """Time cases on the GPU.
 
     Args:
-        room: the op.
+        info: the op.
         cases: the cases to time.
         peers: the peers to time on the same inputs.
         emit: called with each row immediately after its measurement.
@@ -46,20 +46,20 @@ def run(
     # A backward pass runs on the stream of its forward pass, and the default stream cannot be captured in a CUDA graph.
     with torch.cuda.stream(torch.cuda.Stream()):
         limits = measure(GPU_CLOCK, torch.device("cuda", torch.cuda.current_device()))
-        record = Record(room, "torch", stamp(torch.cuda.get_device_name()), limits, emit, note)
+        record = Record(info, "torch", stamp(torch.cuda.get_device_name()), limits, emit, note)
         return time_cases(record, cases, peers, GPU_CLOCK, "cuda")
 
 
 def time_cases(record: Record, cases: Sequence[Case], peers: Sequence[Peer], clock: Clock, device: str) -> list[str]:
     """As `run`, with limits measured before, and with any clock and device."""
-    own = Peer(record.room.label, partial(own_function, record.room))
+    own = Peer(record.info.label, partial(own_function, record.info))
     begin = partial(Work, record, clock, device)
     return loop_over(record, cases, (own, *peers), begin, partial(host_times, clock, device))
 
 
-def own_function(room: Room, case: Case) -> Function:
+def own_function(info: OpInfo, case: Case) -> Function:
     """The op as a function of the inputs by name."""
-    return lambda inputs: outputs(room.torch, inputs, options(case))
+    return lambda inputs: outputs(info.torch, inputs, options(case))
 
 
 class Work:
@@ -69,7 +69,7 @@ class Work:
         if device == "cuda":
             torch.cuda.empty_cache()  # cached blocks of the case before have other sizes
         self.record, self.case, self.clock = record, case, clock
-        self.sets = [leaves(draw(case, device, seed)) for seed in range(sets_for(record.room, case))]
+        self.sets = [leaves(draw(case, device, seed)) for seed in range(sets_for(record.info, case))]
         self.gradients: list[list[Tensor]] = []  # for each set, of the outputs
         self.expected = Expected()
 

@@ -16,10 +16,10 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import jax
 import jax.numpy as jnp
 
-from retrograd.core.cases import Case, Law, Tensor
 from retrograd.core.jax.launch import arch_of_jax
 from retrograd.core.jax.launch import run as launch
-from retrograd.core.room import Pass, Room
+from retrograd.opinfo.cases import Case, Law, Tensor
+from retrograd.opinfo.info import OpInfo, Pass
 from retrograd.testing.jax_call import outputs
 
 from .environment import stamp
@@ -85,7 +85,7 @@ class Clock:
 
 
 def run(
-    room: Room,
+    info: OpInfo,
     cases: Sequence[Case],
     peers: Sequence[Peer],
     emit: Callable[[Row], None],
@@ -93,7 +93,7 @@ def run(
 ) -> list[str]:
     """Time cases on the GPU; arguments and result are those of `bench.run.run`."""
     clock = Clock()
-    record = Record(room, "jax", stamp(jax.devices()[0].device_kind), measure_limits(clock), emit, note)
+    record = Record(info, "jax", stamp(jax.devices()[0].device_kind), measure_limits(clock), emit, note)
     return time_cases(record, cases, peers, clock)
 
 
@@ -114,13 +114,13 @@ def measure_limits(clock: Clock) -> Limits:
 
 def time_cases(record: Record, cases: Sequence[Case], peers: Sequence[Peer], clock: Clock) -> list[str]:
     """As `run`, with limits measured before, and with any clock."""
-    own = Peer(record.room.label, partial(own_function, record.room))
+    own = Peer(record.info.label, partial(own_function, record.info))
     return loop_over(record, cases, (own, *peers), partial(Work, record, clock), partial(host_times, clock))
 
 
-def own_function(room: Room, case: Case) -> Function:
+def own_function(info: OpInfo, case: Case) -> Function:
     """The op as a function of the inputs by name."""
-    op, names = room.jax(), list(case.inputs)  # jax.jit reorders a dict
+    op, names = info.jax(), list(case.inputs)  # jax.jit reorders a dict
     return lambda inputs: outputs(op, names, [inputs[name] for name in names], case.options)
 
 
@@ -129,8 +129,8 @@ class Work:
 
     def __init__(self, record: Record, clock: Clock, case: Case) -> None:
         self.record, self.case, self.clock = record, case, clock
-        self.sets = [draw(case, seed) for seed in range(min(MOST_SETS, sets_for(record.room, case)))]
-        self.apart = record.room.bytes_moved(case, "fwd") >= APART_BYTES
+        self.sets = [draw(case, seed) for seed in range(min(MOST_SETS, sets_for(record.info, case)))]
+        self.apart = record.info.bytes_moved(case, "fwd") >= APART_BYTES
         self.expected = Expected()
 
     def time(self, peer: Peer, host_us: HostTimes) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log, prod
 
-from retrograd.core.cases import Case, matching
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case, matching
+from retrograd.opinfo.info import OpInfo
 
 from .measure import COLD_BYTES, input_sets
 from .peers import Peer, peers
@@ -19,13 +19,13 @@ MEMORY_BYTES = 40e9
 CURVE = 8
 
 
-def bench_cases(room: Room, globs: Sequence[str] = ("*",)) -> list[Case]:
+def bench_cases(info: OpInfo, globs: Sequence[str] = ("*",)) -> list[Case]:
     """The cases tagged `bench` whose name matches any of the patterns; raises ValueError if none does."""
-    named = room.tagged("bench")
+    named = info.tagged("bench")
     found = matching(named, globs)
     if not found:
         names = ", ".join(case.name for case in named[:4])
-        raise ValueError(f"no benchmark case of {room.name} matches {','.join(globs)}; there are {names}, ...")
+        raise ValueError(f"no benchmark case of {info.name} matches {','.join(globs)}; there are {names}, ...")
     return found
 
 
@@ -50,7 +50,7 @@ def size_letter(shape: Sequence[str]) -> str | None:
     return next((letter for letter in SIZE_LETTERS if letter in shape), None)
 
 
-def thinned(room: Room, cases: Sequence[Case]) -> set[str]:
+def thinned(info: OpInfo, cases: Sequence[Case]) -> set[str]:
     """The name of one case for each kind and width, for peers that take long to build.
 
     It is the case whose forward pass moves a number of bytes closest to COLD_BYTES: large, and about the same amount of
@@ -58,7 +58,7 @@ def thinned(room: Room, cases: Sequence[Case]) -> set[str]:
     """
 
     def distance(case: Case) -> float:
-        return abs(log(max(room.bytes_moved(case, "fwd"), 1) / COLD_BYTES))
+        return abs(log(max(info.bytes_moved(case, "fwd"), 1) / COLD_BYTES))
 
     return {min(group, key=distance).name for group in groups(cases)}
 
@@ -72,17 +72,17 @@ def groups(cases: Sequence[Case]) -> list[list[Case]]:
     return list(found.values())
 
 
-def sparse(room: Room, cases: Sequence[Case]) -> list[Case]:
+def sparse(info: OpInfo, cases: Sequence[Case]) -> list[Case]:
     """The thinned cases, and every other case of a curve of many sizes, because JAX takes long to compile each."""
-    kept = thinned(room, cases)
+    kept = thinned(info, cases)
     for group in groups(cases):
         if len(group) >= CURVE:
-            by_size = sorted(group, key=lambda case: room.bytes_moved(case, "fwd"))
+            by_size = sorted(group, key=lambda case: info.bytes_moved(case, "fwd"))
             kept |= {case.name for case in by_size[::-2]}
     return [case for case in cases if case.name in kept]
 
 
-def tiny(room: Room, case: Case) -> Case | None:
+def tiny(info: OpInfo, case: Case) -> Case | None:
     """The smallest non-empty test case of the same kind and ranks, on which host time dominates a call."""
 
     def elements(other: Case) -> int:
@@ -93,7 +93,7 @@ def tiny(room: Room, case: Case) -> Case | None:
 
     alike = [
         other
-        for other in room.tagged("test")
+        for other in info.tagged("test")
         if kind(other) == kind(case)
         and ranks(other) == ranks(case)
         and all(prod(tensor.shape) > 1 for tensor in other.inputs.values())
@@ -101,9 +101,9 @@ def tiny(room: Room, case: Case) -> Case | None:
     return min(alike, key=elements, default=None)
 
 
-def sets_for(room: Room, case: Case) -> int:
+def sets_for(info: OpInfo, case: Case) -> int:
     """The number of input sets to draw: enough for a cold L2, few enough for the memory."""
-    forward, backward = room.bytes_moved(case, "fwd"), room.bytes_moved(case, "bwd")
+    forward, backward = info.bytes_moved(case, "fwd"), info.bytes_moved(case, "bwd")
     affordable = int(MEMORY_BYTES // max(2 * (forward + backward), 1))
     sets = min(input_sets(forward), affordable)
     return max(1, sets if sets % 2 else sets - 1)

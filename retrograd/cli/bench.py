@@ -13,11 +13,11 @@ from rich.table import Column, Table
 from retrograd.bench.peers import Peer
 from retrograd.bench.peers import peers as peers_of
 from retrograd.bench.results import LIMITS, Row, Speeds, append, latest, line, read
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
 from retrograd.core.torch.launch import arch_of
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 
-from .chosen import Cases, Ops, chosen_cases, chosen_rooms
+from .chosen import Cases, Ops, chosen_cases, chosen_infos
 from .console import (
     Framework,
     chosen_framework,
@@ -34,7 +34,7 @@ from .console import (
 class Job(NamedTuple):
     """What is measured of an op."""
 
-    room: Room
+    info: OpInfo
     cases: list[Case]
     peers: list[Peer]
 
@@ -50,9 +50,9 @@ def bench(
     plot_only: Annotated[bool, typer.Option("--plot-only", help="Measure nothing: draw what --out holds.")] = False,
 ) -> None:
     """Measure ops and their peers on this machine's GPU, and draw the results."""
-    chosen = chosen_rooms(ops)
+    chosen = chosen_infos(ops)
     if plot is not None and len(chosen) > 1:
-        fail(f"--plot draws one op, not {', '.join(room.name for room in chosen)}")
+        fail(f"--plot draws one op, not {', '.join(info.name for info in chosen)}")
     if plot is not None and find_spec("matplotlib") is None:
         fail('--plot needs matplotlib; pip install "retrograd[bench]"')
     if plot_only:
@@ -64,11 +64,11 @@ def bench(
             import torch
 
             arch = arch_of(torch.device("cuda", 0)) if has_cuda() else None
-            chosen = [of_implementation(room, implementation, arch) for room in chosen]
+            chosen = [of_implementation(info, implementation, arch) for info in chosen]
         kind = chosen_framework(framework or "torch")
         rows, failed = measured_rows(jobs_of(chosen, cases, peers, kind), kind, out_file)
-        for room in chosen:
-            show(table_of([row for row in rows if row.op in (room.name, LIMITS)], framework))
+        for info in chosen:
+            show(table_of([row for row in rows if row.op in (info.name, LIMITS)], framework))
         if failed:
             err.print(f"retrograd itself failed on {', '.join(failed)}", style="bold red", markup=False)
             raise typer.Exit(1)
@@ -82,10 +82,10 @@ def bench(
         err.print(f"drawn: {plot}", highlight=False)
 
 
-def jobs_of(chosen: Sequence[Room], cases: str | None, peers: str | None, framework: str) -> list[Job]:
+def jobs_of(chosen: Sequence[OpInfo], cases: str | None, peers: str | None, framework: str) -> list[Job]:
     """What to measure of each op; exits if a peer is one of none of the ops."""
-    own = chosen_cases({room.name: room.tagged("bench") for room in chosen}, cases or "*", "benchmark ")
-    known = {room.name: {peer.name: peer for peer in peers_of(room.name, framework)} for room in chosen}
+    own = chosen_cases({info.name: info.tagged("bench") for info in chosen}, cases or "*", "benchmark ")
+    known = {info.name: {peer.name: peer for peer in peers_of(info.name, framework)} for info in chosen}
     named = None if peers is None else [name for name in peers.split(",") if name]
     for name in named or ():
         if not any(name in found for found in known.values()):
@@ -93,25 +93,25 @@ def jobs_of(chosen: Sequence[Room], cases: str | None, peers: str | None, framew
             fail(f"peer is {name!r}, expected one of the {framework} peers of {' or '.join(known)}: {listed}")
     return [
         Job(
-            room,
-            own[room.name],
-            [peer for name, peer in known[room.name].items() if named is None or name in named],
+            info,
+            own[info.name],
+            [peer for name, peer in known[info.name].items() if named is None or name in named],
         )
-        for room in chosen
-        if room.name in own
+        for info in chosen
+        if info.name in own
     ]
 
 
-def stored_rows(room: Room, path: Path | None) -> list[Row]:
+def stored_rows(info: OpInfo, path: Path | None) -> list[Row]:
     """The op's rows in a results file."""
     if path is None:
         fail("--plot-only needs --out FILE.jsonl, the results to draw")
     try:
-        rows = [row for row in read(path) if row.op in (room.name, LIMITS)]
+        rows = [row for row in read(path) if row.op in (info.name, LIMITS)]
     except (OSError, ValueError) as error:
         fail(f"{path} cannot be read: {error}")
-    if not any(row.op == room.name for row in rows):
-        fail(f"{path} holds no row of {room.name}")
+    if not any(row.op == info.name for row in rows):
+        fail(f"{path} holds no row of {info.name}")
     return rows
 
 
@@ -134,7 +134,7 @@ def measured_rows(jobs: Sequence[Job], framework: Framework, path: Path | None) 
         from retrograd.bench.run_jax import run
     else:
         from retrograd.bench.run import run
-    failed = [name for job in jobs for name in run(job.room, job.cases, job.peers, emit, note)]
+    failed = [name for job in jobs for name in run(job.info, job.cases, job.peers, emit, note)]
     return rows, failed
 
 

@@ -12,12 +12,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
 from retrograd.core.torch.launch import arch_of
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 from retrograd.testing.verify import Check, verify
 
-from .chosen import Cases, Ops, chosen_cases, chosen_rooms
+from .chosen import Cases, Ops, chosen_cases, chosen_infos
 from .console import (
     Framework,
     chosen_device,
@@ -32,7 +32,7 @@ from .console import (
     table,
 )
 
-Job = tuple[Room, Case, Framework]
+Job = tuple[OpInfo, Case, Framework]
 
 
 def check(
@@ -53,12 +53,12 @@ def check(
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err) as progress:
         task = progress.add_task("", total=len(jobs))
-        for room, one, kind in jobs:
-            progress.update(task, description=f"{room.name} {one.name} ({kind})")
+        for info, one, kind in jobs:
+            progress.update(task, description=f"{info.name} {one.name} ({kind})")
             try:
-                checks += [(kind, found) for found in verify(room, one, kind, place, seed)]
+                checks += [(kind, found) for found in verify(info, one, kind, place, seed)]
             except Exception as error:  # a case that raises fails; the others still run
-                errors.append(f"{room.name} {one.name} ({kind}): {type(error).__name__}: {error}")
+                errors.append(f"{info.name} {one.name} ({kind}): {type(error).__name__}: {error}")
             progress.advance(task)
     for result_table in tables_of(checks):
         show(result_table)
@@ -91,17 +91,17 @@ def jobs_of(
 ) -> Iterator[Job]:
     """The cases to verify, with their op and framework."""
     tags = ("test", "gpu") if device == "cuda" else ("test",)
-    chosen = chosen_rooms(ops)
+    chosen = chosen_infos(ops)
     if implementation is not None:
-        chosen = [of_implementation(room, implementation, arch_of(torch.device(device, 0))) for room in chosen]
+        chosen = [of_implementation(info, implementation, arch_of(torch.device(device, 0))) for info in chosen]
     if cases is None:
-        own = {room.name: room.tagged(*tags) for room in chosen}
+        own = {info.name: info.tagged(*tags) for info in chosen}
     else:
-        own = chosen_cases({room.name: room.cases for room in chosen}, cases, "")
-    for room in chosen:
+        own = chosen_cases({info.name: info.cases for info in chosen}, cases, "")
+    for info in chosen:
         for kind in kinds:
-            for case in own.get(room.name, ()):
-                yield room, case, kind
+            for case in own.get(info.name, ()):
+                yield info, case, kind
 
 
 def tables_of(checks: list[tuple[Framework, Check]]) -> Iterator[Table]:

@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-from retrograd.core.cases import Case, matching
-from retrograd.core.room import Room
-from retrograd.ops import rooms
+from retrograd.opinfo.cases import Case, matching
+from retrograd.opinfo.info import OpInfo
+from retrograd.ops import infos
 
-from .console import fail, named_room
+from .console import fail, named_info
 
 Ops = Annotated[list[str] | None, typer.Argument(help="The ops. All by default.")]
 Cases = Annotated[str | None, typer.Option(help="Patterns of names of cases, comma-separated. All by default.")]
 
 
-def chosen_rooms(ops: Sequence[str] | None) -> list[Room]:
-    """The rooms of the ops, each once, or all; exits if there is no such op."""
-    return [named_room(name) for name in dict.fromkeys(ops or rooms.NAMES)]
+def chosen_infos(ops: Sequence[str] | None) -> list[OpInfo]:
+    """The `OpInfo` of the ops, each once, or all; exits if there is no such op."""
+    return [named_info(name) for name in dict.fromkeys(ops or infos.NAMES)]
 
 
 def chosen_cases(cases: Mapping[str, Sequence[Case]], patterns: str, kind: str) -> dict[str, list[Case]]:

@@ -18,8 +18,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from retrograd.core.arch import Arch
-from retrograd.core.room import Room
-from retrograd.ops import rooms
+from retrograd.opinfo.info import OpInfo
+from retrograd.ops import infos
 
 Framework = Literal["torch", "jax"]
 
@@ -71,22 +71,22 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def named_room(name: str) -> Room:
-    """The room of an op; exits if there is none."""
+def named_info(name: str) -> OpInfo:
+    """The `OpInfo` of an op; exits if there is none."""
     try:
-        return rooms.room(name)
+        return infos.info(name)
     except ValueError as error:
         fail(str(error))
 
 
-def of_implementation(room: Room, name: str, arch: Arch | None) -> Room:
-    """The room with only one implementation, and only the cases that it takes."""
+def of_implementation(info: OpInfo, name: str, arch: Arch | None) -> OpInfo:
+    """The `OpInfo` with only one implementation, and only the cases that it takes."""
     if arch is None:
         fail(f"--implementation is {name!r}, but no kernel runs on this device")
     try:
-        alone = room.variant(only=name)
+        alone = info.variant(only=name)
     except ValueError as error:
-        fail(f"{room.name}: {error}")
+        fail(f"{info.name}: {error}")
     return replace(alone, cases=[case for case in alone.cases if alone.programs(case, arch)])
 
 

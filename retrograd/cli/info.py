@@ -13,12 +13,12 @@ from rich.table import Column, Table
 
 from retrograd.bench.environment import versions
 from retrograd.core.arch import Arch
-from retrograd.core.room import Room, spec_of
 from retrograd.core.spec import Pass, arguments, options
 from retrograd.core.torch.launch import arch_of
-from retrograd.ops import rooms
+from retrograd.opinfo.info import OpInfo, spec_of
+from retrograd.ops import infos
 
-from .console import has_jax, named_room, show, table
+from .console import has_jax, named_info, show, table
 
 PACKAGES = ("torch", "triton", "jax", "jaxlib", "numpy")
 
@@ -28,7 +28,7 @@ def info(
 ) -> None:
     """Show versions, devices, and the path of each op on them; or what an op takes."""
     if op is not None:
-        show(declaration(named_room(op)))
+        show(declaration(named_info(op)))
         return
     installed = table("Versions", "package", "version")
     installed.add_row("python", platform.python_version())
@@ -45,33 +45,33 @@ def info(
     show(listed)
 
     paths = table("Ops", "op", "framework", Column("device"), "path", Column("why"))
-    for op in rooms.NAMES:
+    for op in infos.NAMES:
         for framework, device, arch, why in devices:
             paths.add_row(op, framework, device, kernels_of(op, arch) if arch else "portable", why)
     show(paths)
 
 
-def declaration(room: Room) -> Table:
+def declaration(info: OpInfo) -> Table:
     """The arguments and options of an op, from its declaration."""
-    assert room.op is not None
-    listed = table(f"{room.name}", "name", "shape or type", "default", Column("meaning"))
-    for name, argument in arguments(room.op.call).items():
+    assert info.op is not None
+    listed = table(f"{info.name}", "name", "shape or type", "default", Column("meaning"))
+    for name, argument in arguments(info.op.call).items():
         listed.add_row(
             name, argument.shape, "None" if argument.optional else "required", escape(" ".join(argument.doc.split()))
         )
-    for name, option in options(room.op.call).items():
+    for name, option in options(info.op.call).items():
         listed.add_row(name, option.kind, repr(option.default), escape(" ".join(option.doc.split())))
     return listed
 
 
 def kernels_of(op: str, arch: Arch) -> str:
     """The implementations that run some of an op's cases, in order of preference."""
-    room = rooms.room(op)
-    assert room.op is not None
-    specs = [spec_of(room.op, case) for case in room.cases]
+    info = infos.info(op)
+    assert info.op is not None
+    specs = [spec_of(info.op, case) for case in info.cases]
     passes: tuple[Pass, ...] = ("fwd", "bwd")
-    run = {room.op.implementation(spec, arch, which) for spec in specs for which in passes}
-    return ", ".join(one.name for one in room.op.implementations if one in run)
+    run = {info.op.implementation(spec, arch, which) for spec in specs for which in passes}
+    return ", ".join(one.name for one in info.op.implementations if one in run)
 
 
 def torch_devices() -> Iterator[tuple[str, str, Arch | None, str]]:

@@ -86,7 +86,8 @@ def signature(launch: Launch, arrays: dict[str, Array]) -> Signature:
             specialize = not parameter.do_not_specialize
             if isinstance(value, tuple):
                 kinds = tuple(scalar(item, (place, i), specialize) for i, item in enumerate(value))
-                types.append((name, type(value)(*kinds) if hasattr(value, "_fields") else kinds))
+                named: Any = type(value)
+                types.append((name, named(*kinds) if hasattr(value, "_fields") else kinds))
             else:
                 types.append((name, scalar(value, (place,), specialize)))
         else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from retrograd.core.functions import JAX, TORCH, Face, function, update
 from retrograd.core.op import Op
+from retrograd.opinfo.writer import JAX, TORCH, Face, function, update
 
 from .names import NAMES
 

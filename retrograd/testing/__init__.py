@@ -1,1 +1,1 @@
-"""The contract: tests that every op passes, as functions of a room and a case, for pytest and `retrograd check`."""
+"""The contract: tests that every op passes, functions of an `OpInfo` and a case, for pytest and `retrograd check`."""

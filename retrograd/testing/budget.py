@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from retrograd.core.cases import Case
+from retrograd.opinfo.cases import Case
 
 from .draw import upcast
 

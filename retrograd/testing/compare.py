@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 
 from .budget import judge, measure
 from .draw import Arrays, upcast
@@ -44,11 +44,11 @@ def difference(found: Tensor, expected: Tensor) -> str:
     return f"differs by {apart} at {len(places)} of {found.numel()} places, from {first} to {last}"
 
 
-def same_form(room: Room, case: Case, result: Arrays, plain: Arrays) -> None:
+def same_form(info: OpInfo, case: Case, result: Arrays, plain: Arrays) -> None:
     """Assert that outputs and gradients have the reference's shapes and dtypes."""
     for name, tensor in plain.items():
         found, expected = (f"{tuple(t.shape)} {t.dtype}" for t in (result[name], tensor))
-        assert found == expected, f"{room.name}, {case.name}: {name} is {found}, expected {expected}"
+        assert found == expected, f"{info.name}, {case.name}: {name} is {found}, expected {expected}"
 
 
 def assert_within_budget(draws: list[tuple[Arrays, Arrays, Arrays]], where: str, slack: float = 1.0) -> None:

@@ -18,8 +18,8 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 
 from .budget import FEW_DRAWS, SLACK, draws_for
 from .compare import assert_within_budget
@@ -201,29 +201,29 @@ ROADS: dict[str, Road] = {
 }
 
 
-def roads_of(room: Room, case: Case) -> list[str]:
+def roads_of(info: OpInfo, case: Case) -> list[str]:
     """The roads on which a case is tested; an empty case, on one."""
     if any(0 in tensor.shape for tensor in case.inputs.values()):
         return [by_name.__name__]
-    if not room.is_representative(case):
+    if not info.is_representative(case):
         return []
     is_complex = any(tensor.dtype.startswith("complex") for tensor in case.inputs.values())
     return [name for name, road in ROADS.items() if not (is_complex and road in OF_REAL_NUMBERS)]
 
 
-def check_road(room: Room, case: Case, road: str, device: str, seed: int) -> None:
+def check_road(info: OpInfo, case: Case, road: str, device: str, seed: int) -> None:
     """Derivatives by a road are within the error budget set by the reference's double backward in the same dtypes."""
     draws: list[tuple[Arrays, Arrays, Arrays]] = []
     for i in range(min(draws_for(case), FEW_DRAWS)):
-        inputs, incoming = drawn(room, case, device, seed * 1000 + i)
+        inputs, incoming = drawn(info, case, device, seed * 1000 + i)
         generator = torch.Generator(device).manual_seed(seed * 1000 + i)
         v = {name: normal_as(t.shape, t.dtype, generator) for name, t in inputs.items() if differentiable(t)}
-        here = point(room.torch, case, inputs, incoming, v)
-        plain = by_name(point(room.plain or room.reference, case, inputs, incoming, v))
+        here = point(info.torch, case, inputs, incoming, v)
+        plain = by_name(point(info.plain or info.reference, case, inputs, incoming, v))
         wide_inputs, wide_v = ({name: upcast(t) for name, t in tensors.items()} for tensors in (inputs, v))
-        exact = by_name(point(room.reference, case, wide_inputs, [upcast(g) for g in incoming], wide_v, torch.float64))
+        exact = by_name(point(info.reference, case, wide_inputs, [upcast(g) for g in incoming], wide_v, torch.float64))
         draws.append((ROADS[road](here), plain, exact))
-    assert_within_budget(draws, f"{room.name}, {case.name}: {road}", SLACK)
+    assert_within_budget(draws, f"{info.name}, {case.name}: {road}", SLACK)
 
 
 def point(
@@ -239,12 +239,12 @@ def point(
     return Point(lambda tensors: outputs(function, tensors, chosen), dict(inputs), list(incoming), dict(directions))
 
 
-def check_batched_gradients(room: Room, case: Case, device: str, seed: int) -> None:
+def check_batched_gradients(info: OpInfo, case: Case, device: str, seed: int) -> None:
     """Gradients for a batch of incoming gradients (`is_grads_batched`, `torch.vmap`) equal those for each one alone."""
-    inputs, incoming = drawn(room, case, device, seed)
+    inputs, incoming = drawn(info, case, device, seed)
     arguments = leaves(inputs)
     wanted = [tensor for tensor in arguments.values() if tensor.requires_grad]
-    results = outputs(room.torch, arguments, options(case))
+    results = outputs(info.torch, arguments, options(case))
     batch = [torch.stack([g, 2 * g, -g]) for g in incoming]
 
     def pull_back(*gradients: Tensor) -> tuple[Tensor, ...]:
@@ -258,15 +258,15 @@ def check_batched_gradients(room: Room, case: Case, device: str, seed: int) -> N
         expected = pull_back(*(g[place] for g in batch))
         for way, found in ways.items():
             for name, several, alone in zip(arguments, found, expected, strict=False):
-                where = f"{room.name}, {case.name}: {way}, {place}: d {name}"
+                where = f"{info.name}, {case.name}: {way}, {place}: d {name}"
                 assert torch.equal(several[place], alone), f"{where} is another"
 
 
-def check_refused_under_dispatch(room: Room, case: Case, device: str, seed: int) -> None:
+def check_refused_under_dispatch(info: OpInfo, case: Case, device: str, seed: int) -> None:
     """Through PyTorch's dispatcher (dispatch modes, subclasses of Tensor), second derivatives raise an error."""
-    inputs, incoming = drawn(room, case, device, seed)
+    inputs, incoming = drawn(info, case, device, seed)
     v = {name: torch.ones_like(tensor) for name, tensor in inputs.items() if differentiable(tensor)}
-    here = point(room.torch, case, inputs, incoming, v)
+    here = point(info.torch, case, inputs, incoming, v)
     for road in (by_name, one_by_one, backward):
         with PassThrough():
             try:
@@ -274,6 +274,6 @@ def check_refused_under_dispatch(room: Room, case: Case, device: str, seed: int)
             except RuntimeError as refusal:
                 text = str(refusal)
             else:
-                raise AssertionError(f"{room.name}, {case.name}: {road.__name__} under a dispatch mode is not refused")
-        is_named = f"retrograd.{room.name}_backward" in text and "autograd formula" in text
-        assert is_named, f"{room.name}, {case.name}: {road.__name__} does not say what is refused: {text}"
+                raise AssertionError(f"{info.name}, {case.name}: {road.__name__} under a dispatch mode is not refused")
+        is_named = f"retrograd.{info.name}_backward" in text and "autograd formula" in text
+        assert is_named, f"{info.name}, {case.name}: {road.__name__} does not say what is refused: {text}"

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.core import cases
-from retrograd.core.cases import Case
 from retrograd.core.torch.launch import DTYPES
+from retrograd.opinfo import cases
+from retrograd.opinfo.cases import Case
 
 Arrays = dict[str, Tensor]
 Function = Callable[..., Any]

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 
 from .compare import assert_same_bits
 from .contract import drawn, take
@@ -28,28 +28,28 @@ class PassThrough(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def check_operator(room: Room, case: Case, device: str, seed: int) -> None:
+def check_operator(info: OpInfo, case: Case, device: str, seed: int) -> None:
     """The registered operator and the direct path compute the same bits."""
-    inputs, gradients = drawn(room, case, device, seed)
-    direct = call(room.torch, inputs, options(case), gradients)
+    inputs, gradients = drawn(info, case, device, seed)
+    direct = call(info.torch, inputs, options(case), gradients)
     with PassThrough():
-        dispatched = call(room.torch, inputs, options(case), gradients)
-    assert_same_bits(dispatched, direct, f"{room.name}, {case.name}: the operator and the direct path")
+        dispatched = call(info.torch, inputs, options(case), gradients)
+    assert_same_bits(dispatched, direct, f"{info.name}, {case.name}: the operator and the direct path")
 
 
-def check_compile(room: Room, case: Case, device: str, seed: int, backend: str, dynamic: bool) -> None:
+def check_compile(info: OpInfo, case: Case, device: str, seed: int, backend: str, dynamic: bool) -> None:
     """The op compiles without a graph break, bitwise equal to eager; another dynamic batch size does not recompile."""
     torch._dynamo.reset()
-    compiled = torch.compile(room.torch, fullgraph=True, dynamic=dynamic, backend=backend)
-    inputs, gradients = drawn(room, case, device, seed)
-    where = f"{room.name}, {case.name}: torch.compile, {backend}, dynamic={dynamic}"
-    expected = call(room.torch, inputs, options(case), gradients)
+    compiled = torch.compile(info.torch, fullgraph=True, dynamic=dynamic, backend=backend)
+    inputs, gradients = drawn(info, case, device, seed)
+    where = f"{info.name}, {case.name}: torch.compile, {backend}, dynamic={dynamic}"
+    expected = call(info.torch, inputs, options(case), gradients)
     assert_same_bits(call(compiled, inputs, options(case), gradients), expected, where)
-    rows = batch_size(room, case)
+    rows = batch_size(info, case)
     if not dynamic or rows < 3:  # sizes 0 and 1 are always specialised
         return
-    part, part_gradients = take(room, case, inputs, gradients, 0, rows - 1)
-    expected = call(room.torch, part, options(case), part_gradients)
+    part, part_gradients = take(info, case, inputs, gradients, 0, rows - 1)
+    expected = call(info.torch, part, options(case), part_gradients)
     with torch._dynamo.config.patch(error_on_recompile=True):
         try:
             result = call(compiled, part, options(case), part_gradients)
@@ -58,20 +58,20 @@ def check_compile(room: Room, case: Case, device: str, seed: int, backend: str, 
     assert_same_bits(result, expected, f"{where}, {rows - 1} rows")
 
 
-def check_autocast(room: Room, case: Case, device: str, seed: int) -> None:
+def check_autocast(info: OpInfo, case: Case, device: str, seed: int) -> None:
     """Autocast changes nothing: the op does not cast its arguments, and accumulates in float32."""
-    inputs, gradients = drawn(room, case, device, seed)
-    expected = call(room.torch, inputs, options(case), gradients)
+    inputs, gradients = drawn(info, case, device, seed)
+    expected = call(info.torch, inputs, options(case), gradients)
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast(device, dtype=dtype):
-            result = call(room.torch, inputs, options(case), gradients)
-        assert_same_bits(result, expected, f"{room.name}, {case.name}: autocast to {dtype}")
+            result = call(info.torch, inputs, options(case), gradients)
+        assert_same_bits(result, expected, f"{info.name}, {case.name}: autocast to {dtype}")
 
 
-def check_checkpoint(room: Room, case: Case, device: str, seed: int) -> None:
+def check_checkpoint(info: OpInfo, case: Case, device: str, seed: int) -> None:
     """Both kinds of activation checkpointing (reentrant or not) give bitwise equal gradients."""
-    inputs, gradients = drawn(room, case, device, seed)
-    expected = call_backward(room.torch, inputs, options(case), gradients)
+    inputs, gradients = drawn(info, case, device, seed)
+    expected = call_backward(info.torch, inputs, options(case), gradients)
     for reentrant in (False, True):
 
         def recomputed(first: Tensor, **rest: Any) -> tuple[Tensor, ...]:
@@ -79,13 +79,13 @@ def check_checkpoint(room: Room, case: Case, device: str, seed: int) -> None:
             statics = {name: value for name, value in rest.items() if name not in inputs}
 
             def run(*arrays: Tensor) -> tuple[Tensor, ...]:
-                return outputs(room.torch, dict(zip(inputs, arrays, strict=True)), statics)
+                return outputs(info.torch, dict(zip(inputs, arrays, strict=True)), statics)
 
             results = checkpoint(run, first, *tensors.values(), use_reentrant=reentrant)  # noqa: B023
             return tuple(results)
 
         result = call_backward(recomputed, inputs, options(case), gradients)
-        assert_same_bits(result, expected, f"{room.name}, {case.name}: checkpoint, use_reentrant={reentrant}")
+        assert_same_bits(result, expected, f"{info.name}, {case.name}: checkpoint, use_reentrant={reentrant}")
 
 
 def call_backward(
@@ -103,29 +103,29 @@ def call_backward(
     return results
 
 
-def check_subsets(room: Room, case: Case, device: str, seed: int) -> None:
+def check_subsets(info: OpInfo, case: Case, device: str, seed: int) -> None:
     """A gradient has the same bits whether or not other gradients are requested."""
-    inputs, gradients = drawn(room, case, device, seed)
-    everything = call(room.torch, inputs, options(case), gradients)
+    inputs, gradients = drawn(info, case, device, seed)
+    everything = call(info.torch, inputs, options(case), gradients)
     for wanted in (name for name, tensor in inputs.items() if differentiable(tensor)):
         arguments = {name: tensor.detach().requires_grad_(name == wanted) for name, tensor in inputs.items()}
-        found = gradients_of(outputs(room.torch, arguments, options(case)), arguments, gradients)
+        found = gradients_of(outputs(info.torch, arguments, options(case)), arguments, gradients)
         expected = {f"d {wanted}": everything[f"d {wanted}"]}
-        assert_same_bits(found, expected, f"{room.name}, {case.name}: asked for alone")
+        assert_same_bits(found, expected, f"{info.name}, {case.name}: asked for alone")
 
 
-def check_outputs_alone(room: Room, case: Case, device: str, seed: int) -> None:
+def check_outputs_alone(info: OpInfo, case: Case, device: str, seed: int) -> None:
     """An unused output is treated as one with a gradient of zeros, by the direct path and by the operator."""
-    inputs, gradients = drawn(room, case, device, seed)
+    inputs, gradients = drawn(info, case, device, seed)
     for used in range(len(gradients)):
         zeros = [g if i == used else torch.zeros_like(g) for i, g in enumerate(gradients)]
-        expected = call(room.torch, inputs, options(case), zeros)
+        expected = call(info.torch, inputs, options(case), zeros)
         for mode in (nullcontext(), PassThrough()):
             arguments = leaves(inputs)
             with mode:
                 found = gradients_of(
-                    outputs(room.torch, arguments, options(case))[used:][:1], arguments, gradients[used:][:1]
+                    outputs(info.torch, arguments, options(case))[used:][:1], arguments, gradients[used:][:1]
                 )
             for name, gradient in found.items():
-                where = f"{room.name}, {case.name}: with {output_name(used)} alone, {name}"
+                where = f"{info.name}, {case.name}: with {output_name(used)} alone, {name}"
                 assert torch.equal(gradient, expected[name]), f"{where} is another"

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from retrograd.core.arch import SUPPORTED, Arch
-from retrograd.core.cases import Case, in_dtypes
 from retrograd.core.program import Program
 from retrograd.core.torch import launch as torch_launch
 from retrograd.core.torch.passes import Launchers
+from retrograd.opinfo.cases import Case, in_dtypes
 
 ACTIVE = os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import torch
 from torch import Tensor
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 
 from . import derivatives, jax_call
 from .budget import SLACK, draws_for
@@ -127,30 +127,30 @@ ROADS: dict[str, Road] = {
 }
 
 
-def check_road(room: Room, case: Case, road: str, device: str, seed: int) -> None:
+def check_road(info: OpInfo, case: Case, road: str, device: str, seed: int) -> None:
     """Derivatives by a road are within the error budget set by the reference's double backward in the same dtypes."""
     draws: list[tuple[Arrays, Arrays, Arrays]] = []
     for i in range(min(draws_for(case), DRAWS)):
-        inputs, incoming = drawn(room, case, device, seed * 1000 + i)
+        inputs, incoming = drawn(info, case, device, seed * 1000 + i)
         generator = torch.Generator(device).manual_seed(seed * 1000 + i)
         wanted = jax_call.wanted(inputs)
         v = {name: normal_as(inputs[name].shape, inputs[name].dtype, generator) for name in wanted}
-        plain = derivatives.by_name(derivatives.point(room.plain or room.reference, case, inputs, incoming, v))
+        plain = derivatives.by_name(derivatives.point(info.plain or info.reference, case, inputs, incoming, v))
         wide, wide_v = ({name: upcast(tensor) for name, tensor in tensors.items()} for tensors in (inputs, v))
         wide_g = [upcast(gradient) for gradient in incoming]
-        exact = derivatives.by_name(derivatives.point(room.reference, case, wide, wide_g, wide_v, torch.float64))
+        exact = derivatives.by_name(derivatives.point(info.reference, case, wide, wide_g, wide_v, torch.float64))
         if i == 0:
             # With little optimisation, compiling takes less time, which is most of the time of the check. With none,
             # XLA of jax 0.10.2 has NaN for attention with a bias and slopes, and the right numbers otherwise.
-            run = jitted(room, case, ROADS[road], {"xla_backend_optimization_level": 1} if device == "cpu" else {})
+            run = jitted(info, case, ROADS[road], {"xla_backend_optimization_level": 1} if device == "cpu" else {})
         results = run(arrays(inputs), [jax_call.to_jax(g) for g in incoming], arrays(v))
         draws.append(({name: jax_call.to_torch(a, incoming[0].device) for name, a in results.items()}, plain, exact))
-    assert_within_budget(draws, f"{room.name}, {case.name}: {road}", SLACK)
+    assert_within_budget(draws, f"{info.name}, {case.name}: {road}", SLACK)
 
 
-def jitted(room: Room, case: Case, road: Road, options: Mapping[str, Any]) -> Function:
+def jitted(info: OpInfo, case: Case, road: Road, options: Mapping[str, Any]) -> Function:
     """A road as a function of inputs, incoming gradients and directions, compiled with these XLA options."""
-    function, names = room.jax(), tuple(case.inputs)
+    function, names = info.jax(), tuple(case.inputs)
 
     def outputs(inputs: Named) -> tuple[jax.Array, ...]:
         return jax_call.outputs(function, names, [inputs[name] for name in names], case.options)

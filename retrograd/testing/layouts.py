@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 
 from .draw import differentiable
 
@@ -123,12 +123,12 @@ def laid_out(layout: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def layouts_of(room: Room, case: Case) -> list[str]:
+def layouts_of(info: OpInfo, case: Case) -> list[str]:
     """The layouts in which a case is tested."""
-    if not room.is_representative(case):
+    if not info.is_representative(case):
         return []
     makes_sense = {
-        "channels_first": bool(room.time_axis),
+        "channels_first": bool(info.time_axis),
         "conjugated": any(tensor.dtype.startswith("complex") for tensor in case.inputs.values()),
     }
     return [name for name in LAYOUTS if makes_sense.get(name, True)]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 
 from .contract import drawn
 from .draw import gradients_of, leaves, options, outputs
@@ -34,25 +34,25 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def forward_arguments(room: Room, case: Case, device: str, seed: int, layout: str | None) -> tuple[Any, ...]:
+def forward_arguments(info: OpInfo, case: Case, device: str, seed: int, layout: str | None) -> tuple[Any, ...]:
     """The arguments of the forward operator in schema order; all but integer tensors require a gradient."""
-    inputs, _ = drawn(room, case, device, seed)
+    inputs, _ = drawn(info, case, device, seed)
     values: dict[str, Any] = {**options(case), **leaves(laid_out(layout, inputs) if layout else inputs)}
-    defaults = inspect.signature(room.torch).parameters
-    schema = forward_operator(room)._schema
+    defaults = inspect.signature(info.torch).parameters
+    schema = forward_operator(info)._schema
     return tuple(
         values[argument.name] if argument.name in values else defaults[argument.name].default
         for argument in schema.arguments
     )
 
 
-def forward_operator(room: Room) -> Any:
+def forward_operator(info: OpInfo) -> Any:
     """The registered forward operator."""
-    return getattr(torch.ops.retrograd, room.name).default
+    return getattr(torch.ops.retrograd, info.name).default
 
 
 def check_forward(
-    room: Room, case: Case, device: str, seed: int, layout: str | None = None, tests: Sequence[str] = FORWARD
+    info: OpInfo, case: Case, device: str, seed: int, layout: str | None = None, tests: Sequence[str] = FORWARD
 ) -> None:
     """`torch.library.opcheck` accepts the forward operator.
 
@@ -60,24 +60,24 @@ def check_forward(
     kernels may compute these, each within its error budget. For sums of 16-bit inputs in tensor cores, the absolute
     tolerance is 1e-3, for terms of the order of 1; otherwise it is opcheck's own 1e-5.
     """
-    arguments = forward_arguments(room, case, device, seed, layout)
+    arguments = forward_arguments(info, case, device, seed, layout)
     short = any(isinstance(arg, Tensor) and arg.dtype in (torch.bfloat16, torch.float16) for arg in arguments)
-    coarse = device == "cuda" and short and room.tensor_core_sums
+    coarse = device == "cuda" and short and info.tensor_core_sums
     tolerances: dict[str, Any] = {"rtol": 1.6e-2, "atol": 1e-3} if coarse else {}
-    torch.library.opcheck(forward_operator(room), arguments, test_utils=tuple(tests), **tolerances)
+    torch.library.opcheck(forward_operator(info), arguments, test_utils=tuple(tests), **tolerances)
 
 
-def check_backward(room: Room, case: Case, device: str, seed: int, layout: str | None, alone: bool) -> None:
+def check_backward(info: OpInfo, case: Case, device: str, seed: int, layout: str | None, alone: bool) -> None:
     """`torch.library.opcheck` accepts the backward operator; with `alone`, for the first argument's gradient only."""
-    inputs, gradients = drawn(room, case, device, seed)
+    inputs, gradients = drawn(info, case, device, seed)
     arguments = leaves(laid_out(layout, inputs) if layout else inputs)
     if alone:
         arguments = {name: tensor.requires_grad_(place == 0) if tensor.requires_grad else tensor
                      for place, (name, tensor) in enumerate(arguments.items())}  # fmt: skip
     with Recorder() as recorder:
-        gradients_of(outputs(room.torch, arguments, options(case)), arguments, gradients)
-    calls = [(func, args) for func, args in recorder.calls if func is not forward_operator(room)]
-    assert len(calls) == 1, f"{room.name}, {case.name}: {len(calls)} calls of a backward operator"
+        gradients_of(outputs(info.torch, arguments, options(case)), arguments, gradients)
+    calls = [(func, args) for func, args in recorder.calls if func is not forward_operator(info)]
+    assert len(calls) == 1, f"{info.name}, {case.name}: {len(calls)} calls of a backward operator"
     for func, args in calls:
         detached = [arg.detach() if isinstance(arg, Tensor) else arg for arg in args]
         torch.library.opcheck(func, tuple(detached))

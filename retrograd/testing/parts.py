@@ -13,36 +13,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 
 from .draw import Arrays, Function, outputs
 
 PACKED = "cu_seqlens"  # the name of boundaries, or how it begins
 STATE = "initial_state"
-Axis = Callable[[Room, Case, str], int | None]
+Axis = Callable[[OpInfo, Case, str], int | None]
 
 
-def batch_axis(room: Room, case: Case, name: str) -> int | None:
+def batch_axis(info: OpInfo, case: Case, name: str) -> int | None:
     """The batch axis of an array; outputs have the same one as the first argument."""
-    return argument_axis(case, room.batch_axis, name, room.batch_axis.get(room.arguments[0]))
+    return argument_axis(case, info.batch_axis, name, info.batch_axis.get(info.arguments[0]))
 
 
-def time_axis(room: Room, case: Case, name: str) -> int | None:
+def time_axis(info: OpInfo, case: Case, name: str) -> int | None:
     """The time axis of an array; a state has none."""
-    first = room.time_axis.get(room.arguments[0]) if name == "y" else None
-    return argument_axis(case, of_time(room, name), name, room.time_axis.get(name, first))
+    first = info.time_axis.get(info.arguments[0]) if name == "y" else None
+    return argument_axis(case, of_time(info, name), name, info.time_axis.get(name, first))
 
 
-def of_time(room: Room, name: str) -> dict[str, int]:
+def of_time(info: OpInfo, name: str) -> dict[str, int]:
     """The arguments with the same time as an array, and their axis of it."""
-    own = bounds_of(room, name)
-    return {other: axis for other, axis in room.time_axis.items() if bounds_of(room, other) == own}
+    own = bounds_of(info, name)
+    return {other: axis for other, axis in info.time_axis.items() if bounds_of(info, other) == own}
 
 
-def bounds_of(room: Room, name: str) -> str:
+def bounds_of(info: OpInfo, name: str) -> str:
     """The name of the boundaries along an array's axis of time."""
-    return room.bounds.get(name.removeprefix("d "), PACKED)
+    return info.bounds.get(name.removeprefix("d "), PACKED)
 
 
 def bounds_in(case: Case) -> dict[str, tuple[int, ...]]:
@@ -50,10 +50,10 @@ def bounds_in(case: Case) -> dict[str, tuple[int, ...]]:
     return {name: tensor.values or () for name, tensor in case.inputs.items() if name.startswith(PACKED)}
 
 
-def sequence_axis(room: Room, case: Case, name: str) -> int | None:
+def sequence_axis(info: OpInfo, case: Case, name: str) -> int | None:
     """The axis along which an array has one entry for each sequence."""
-    state = name != "y" and time_axis(room, case, name) is None
-    return argument_axis(case, room.sequence_axis, name, 0 if state else None)
+    state = name != "y" and time_axis(info, case, name) is None
+    return argument_axis(case, info.sequence_axis, name, 0 if state else None)
 
 
 def argument_axis(case: Case, named: Mapping[str, int], name: str, of_outputs: int | None) -> int | None:
@@ -80,18 +80,18 @@ def broadcast_size(sizes: Mapping[str, int]) -> int:
     return 0 if 0 in sizes.values() else max(sizes.values(), default=1)
 
 
-def batch_size(room: Room, case: Case) -> int:
+def batch_size(info: OpInfo, case: Case) -> int:
     """The number of independent rows of a case along its batch axis; 0 for a case without one, packed or empty."""
-    first = room.arguments[0]
+    first = info.arguments[0]
     shape = case.inputs[first].shape
-    if first not in room.batch_axis or is_packed(case) or len(shape) < 2 or 0 in shape or not room.alone(case):
+    if first not in info.batch_axis or is_packed(case) or len(shape) < 2 or 0 in shape or not info.alone(case):
         return 0
-    return broadcast_size(sizes_along(case, room.batch_axis))
+    return broadcast_size(sizes_along(case, info.batch_axis))
 
 
-def length(room: Room, case: Case, name: str = "y") -> int:
+def length(info: OpInfo, case: Case, name: str = "y") -> int:
     """The number of steps along the time axis of an array, by default of the results."""
-    return broadcast_size(sizes_along(case, of_time(room, name)))
+    return broadcast_size(sizes_along(case, of_time(info, name)))
 
 
 def is_packed(case: Case) -> bool:
@@ -99,49 +99,49 @@ def is_packed(case: Case) -> bool:
     return bool(bounds_in(case))
 
 
-def cut(room: Room, case: Case, tensors: Mapping[str, Tensor], axis: Axis, start: int, stop: int) -> Arrays:
+def cut(info: OpInfo, case: Case, tensors: Mapping[str, Tensor], axis: Axis, start: int, stop: int) -> Arrays:
     """A range along an axis, as views; arrays without the axis are returned whole."""
-    places = {name: axis(room, case, name) for name in tensors}
+    places = {name: axis(info, case, name) for name in tensors}
     return {
         name: tensor if (place := places[name]) is None else tensor.narrow(place, start, stop - start)
         for name, tensor in tensors.items()
     }
 
 
-def having(room: Room, case: Case, tensors: Mapping[str, Tensor], *axes: Axis) -> Arrays:
+def having(info: OpInfo, case: Case, tensors: Mapping[str, Tensor], *axes: Axis) -> Arrays:
     """The arrays that have at least one of the axes."""
     return {
-        name: tensor for name, tensor in tensors.items() if any(axis(room, case, name) is not None for axis in axes)
+        name: tensor for name, tensor in tensors.items() if any(axis(info, case, name) is not None for axis in axes)
     }
 
 
-def repeated(room: Room, case: Case, tensors: Mapping[str, Tensor], copies: int) -> Arrays:
+def repeated(info: OpInfo, case: Case, tensors: Mapping[str, Tensor], copies: int) -> Arrays:
     """The batch concatenated with itself, `copies` times in all."""
     return {
-        name: tensor if (axis := batch_axis(room, case, name)) is None else torch.cat([tensor] * copies, axis)
+        name: tensor if (axis := batch_axis(info, case, name)) is None else torch.cat([tensor] * copies, axis)
         for name, tensor in tensors.items()
     }
 
 
-def sequence(room: Room, case: Case, tensors: Mapping[str, Tensor], place: int) -> Arrays:
+def sequence(info: OpInfo, case: Case, tensors: Mapping[str, Tensor], place: int) -> Arrays:
     """The packed sequence of number `place` as a batch of one, as views."""
     bounds = bounds_in(case)
     steps: Arrays = {}
     for name, tensor in tensors.items():
-        start, stop = bounds.get(bounds_of(room, name), next(iter(bounds.values())))[place : place + 2]
-        steps |= cut(room, case, {name: tensor}, time_axis, start, stop)
-    alone = cut(room, case, steps, sequence_axis, place, place + 1)
+        start, stop = bounds.get(bounds_of(info, name), next(iter(bounds.values())))[place : place + 2]
+        steps |= cut(info, case, {name: tensor}, time_axis, start, stop)
+    alone = cut(info, case, steps, sequence_axis, place, place + 1)
     return {name: tensor for name, tensor in alone.items() if name not in bounds}
 
 
-def span(room: Room, case: Case, tensors: Mapping[str, Tensor], start: int, stop: int) -> Arrays:
+def span(info: OpInfo, case: Case, tensors: Mapping[str, Tensor], start: int, stop: int) -> Arrays:
     """A range of steps, as views, counted from where the recurrence begins: from the end if `reverse` is set."""
     if case.options.get("reverse"):
-        start, stop = length(room, case) - stop, length(room, case) - start
-    return cut(room, case, tensors, time_axis, start, stop)
+        start, stop = length(info, case) - stop, length(info, case) - start
+    return cut(info, case, tensors, time_axis, start, stop)
 
 
-def in_parts(room: Room, case: Case, function: Function, bounds: Sequence[int]) -> Function:
+def in_parts(info: OpInfo, case: Case, function: Function, bounds: Sequence[int]) -> Function:
     """The function called once for each range between bounds, each call starting from the state of the one before."""
     names = tuple(case.inputs)
 
@@ -149,10 +149,10 @@ def in_parts(room: Room, case: Case, function: Function, bounds: Sequence[int]) 
         tensors = {names[0]: first} | {name: rest.pop(name) for name in (*names[1:], STATE) if name in rest}
         ys = []
         for start, stop in pairwise(bounds):
-            y, state = outputs(function, span(room, case, tensors, start, stop), rest)
+            y, state = outputs(function, span(info, case, tensors, start, stop), rest)
             ys.append(y)
             tensors = tensors | {STATE: state}
-        axis = time_axis(room, case, "y")
+        axis = time_axis(info, case, "y")
         assert axis is not None
         return torch.cat(ys[::-1] if case.options.get("reverse") else ys, axis), state
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 
 from .budget import MOST_DRAWS, SLACK, Measured, draws_for, judge, measure
 from .compare import same_bits, same_form
@@ -45,12 +45,12 @@ class Check:
 
 
 def verify(
-    room: Room, case: Case, framework: Framework, device: str, seed: int, most_draws: int = MOST_DRAWS
+    info: OpInfo, case: Case, framework: Framework, device: str, seed: int, most_draws: int = MOST_DRAWS
 ) -> list[Check]:
     """Verify every output and every gradient of a case.
 
     Args:
-        room: the op.
+        info: the op.
         case: one of its cases.
         framework: `torch` or `jax`; jax is imported only for the latter.
         device: `cpu` or `cuda`.
@@ -65,30 +65,30 @@ def verify(
     """
     measured: dict[str, list[Measured | None]] = {}
     repeats: dict[str, bool] = {}
-    draws_wanted = max(draws_for(case), room.draws)
+    draws_wanted = max(draws_for(case), info.draws)
     slack = 1.0 if draws_wanted <= most_draws else SLACK
     for i in range(min(draws_wanted, most_draws)):
         inputs = draw(case, device, seed * 1000 + i)
-        gradients = draw_gradients(room.reference, case, inputs, seed * 1000 + i)
-        plain, exact = plain_and_exact(room.reference, case, inputs, gradients, room.plain)
-        result = run(room, case, framework, inputs, gradients)
-        same_form(room, case, result, plain)
+        gradients = draw_gradients(info.reference, case, inputs, seed * 1000 + i)
+        plain, exact = plain_and_exact(info.reference, case, inputs, gradients, info.plain)
+        result = run(info, case, framework, inputs, gradients)
+        same_form(info, case, result, plain)
         for name, tensor in result.items():
             measured.setdefault(name, []).append(measure(tensor, plain[name], exact[name]))
         if i == 0:
-            again = run(room, case, framework, inputs, gradients)
+            again = run(info, case, framework, inputs, gradients)
             repeats = {name: same_bits(tensor, again[name]) for name, tensor in result.items()}
     return [
-        Check(room.name, case.name, name, verdict.error, slack * verdict.budget, repeats[name])
+        Check(info.name, case.name, name, verdict.error, slack * verdict.budget, repeats[name])
         for name, verdict in ((name, judge(draws)) for name, draws in measured.items())
     ]
 
 
-def run(room: Room, case: Case, framework: Framework, inputs: Arrays, gradients: Sequence[Tensor]) -> Arrays:
+def run(info: OpInfo, case: Case, framework: Framework, inputs: Arrays, gradients: Sequence[Tensor]) -> Arrays:
     """One forward and backward of the op in a framework; the results are PyTorch tensors for both frameworks."""
     if framework == "torch":
         with poisoned():
-            return call(room.torch, inputs, options(case), gradients)
+            return call(info.torch, inputs, options(case), gradients)
     from . import jax_call
 
-    return jax_call.call(room.jax(), inputs, case.options, gradients)
+    return jax_call.call(info.jax(), inputs, case.options, gradients)

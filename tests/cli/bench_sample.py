@@ -8,7 +8,7 @@ from retrograd.bench.measure import Clock, Timing
 from retrograd.bench.peers import Peer
 from retrograd.bench.record import Record
 from retrograd.bench.results import Row
-from retrograd.ops.rooms import room
+from retrograd.ops.infos import info
 
 LIMITS = Limits(copy=4e12, matmul=7e14, exp=4e12)
 
@@ -16,7 +16,7 @@ LIMITS = Limits(copy=4e12, matmul=7e14, exp=4e12)
 def record(
     emit: Callable[[Row], None], note: Callable[[str], None] = print, date: str = "2026-01-01T00:00:00Z"
 ) -> Record:
-    return Record(room("rms_norm"), "torch", Stamp("NVIDIA H200", "abc1234", date), LIMITS, emit, note)
+    return Record(info("rms_norm"), "torch", Stamp("NVIDIA H200", "abc1234", date), LIMITS, emit, note)
 
 
 def fake_clock() -> Clock:
@@ -39,7 +39,7 @@ def sample_rows() -> list[Row]:
     rows: list[Row] = []
     filled = record(rows.append)
     filled.add_limits()
-    op = filled.room
+    op = filled.info
     for name in ("M4096_N256", "M8192_N256", "M16384_N256", "gated_M32768_N4096"):
         case = op.case(name)
         for which in ("fwd", "bwd"):

@@ -18,9 +18,9 @@ from retrograd.bench.run import time_cases
 from retrograd.bench.selection import bench_cases, chosen_peers, sets_for, thinned, tiny
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
-from retrograd.ops.rooms import room
+from retrograd.ops.infos import info
 
-ROOM = room("rms_norm")
+INFO = info("rms_norm")
 KEYS = ["op", "case", "shape", "dtype", "pass", "impl", "framework", "device_ms", "host_us", "limit_ms", "bound", "gpu",
         "versions", "commit", "date"]  # fmt: skip
 
@@ -87,25 +87,25 @@ def test_the_latest_run_counts() -> None:
 
 
 def test_selection() -> None:
-    cases = bench_cases(ROOM)
-    few = thinned(ROOM, cases)
+    cases = bench_cases(INFO)
+    few = thinned(INFO, cases)
     widths = {(case.shape["N"], case.name.split("M")[0]) for case in cases}
     assert len(few) == len(widths)
     assert "M32768_N4096" in few
-    assert [case.name for case in bench_cases(ROOM, ["M4096_N256", "gated_M16*"])] == [
+    assert [case.name for case in bench_cases(INFO, ["M4096_N256", "gated_M16*"])] == [
         "M4096_N256",
         "gated_M16384_N8192",
     ]
     with pytest.raises(ValueError, match="no benchmark case"):
-        bench_cases(ROOM, ["nothing"])
+        bench_cases(INFO, ["nothing"])
     with pytest.raises(ValueError, match="peer is 'nobody'"):
         chosen_peers("rms_norm", "torch", ["nobody"])
     assert [peer.name for peer in chosen_peers("rms_norm", "torch", [])] == []
     for case in cases:
-        small = tiny(ROOM, case)
+        small = tiny(INFO, case)
         assert small is not None
         assert small.options.keys() == case.options.keys()
-        bytes_drawn = sets_for(ROOM, case) * (ROOM.bytes_moved(case, "fwd") + ROOM.bytes_moved(case, "bwd"))
+        bytes_drawn = sets_for(INFO, case) * (INFO.bytes_moved(case, "fwd") + INFO.bytes_moved(case, "bwd"))
         assert bytes_drawn < 40e9
     assert input_sets(1) == 63
     assert input_sets(2**40) == 3
@@ -118,7 +118,7 @@ def test_peers() -> None:
     assert peers("no_such_op", "torch") == ()
     for peer in peers("rms_norm", "torch"):
         with pytest.raises(NotApplicableError, match="it takes no group_size"):
-            peer.build(ROOM.case("mamba2") if peer.name.startswith("torch") else ROOM.case("groups"))
+            peer.build(INFO.case("mamba2") if peer.name.startswith("torch") else INFO.case("groups"))
 
 
 class LigerRMSNormFunction:
@@ -140,17 +140,17 @@ def test_implementations_of_liger(name: str, module: str, monkeypatch: pytest.Mo
     notes: list[str] = []
     (peer,) = chosen_peers("rms_norm", "torch", [name])
     recorded = record(rows.append, notes.append)
-    assert time_cases(recorded, [ROOM.case("plain")], [peer], fake_clock(), "cpu") == []
+    assert time_cases(recorded, [INFO.case("plain")], [peer], fake_clock(), "cpu") == []
     assert not notes
     assert {row.pass_ for row in rows if row.impl == name and row.device_ms is not None} == {"fwd", "bwd"}
     with pytest.raises(NotApplicableError, match="it takes no bias"):
-        peer.build(ROOM.case("bias"))
+        peer.build(INFO.case("bias"))
 
 
 def test_a_norm_of_liger_in_cute_takes_no_residual() -> None:
     (peer,) = chosen_peers("rms_norm", "torch", ["liger_cute"])
     with pytest.raises(NotApplicableError, match="it takes no residual"):
-        peer.build(ROOM.case("prenorm"))
+        peer.build(INFO.case("prenorm"))
 
 
 def test_run_on_the_cpu() -> None:
@@ -161,7 +161,7 @@ def test_run_on_the_cpu() -> None:
         raise RuntimeError("broken peer")
 
     beside = [*chosen_peers("rms_norm", "torch", ["torch", "liger"]), Peer("wrong", wrong)]  # type: ignore[arg-type]
-    cases = [ROOM.case(name) for name in ("plain", "prenorm", "gate_before", "bias")]
+    cases = [INFO.case(name) for name in ("plain", "prenorm", "gate_before", "bias")]
     assert time_cases(record(rows.append, notes.append), cases, beside, fake_clock(), "cpu") == []
     assert rows[0].op == rows[1].op == "limits"
     for name in ("plain", "prenorm", "gate_before"):
@@ -180,17 +180,17 @@ def test_run_tells_when_retrograd_fails_or_a_peer_computes_something_else() -> N
 
     rows: list[Row] = []
     notes: list[str] = []
-    case = ROOM.case("plain")
+    case = INFO.case("plain")
 
     def doubled(x: object, **arguments: object) -> object:
-        return 2 * ROOM.torch(x, **arguments)
+        return 2 * INFO.torch(x, **arguments)
 
     recorded = record(rows.append, notes.append)
-    recorded.room = dataclasses.replace(ROOM, torch=doubled)
+    recorded.info = dataclasses.replace(INFO, torch=doubled)
     assert time_cases(recorded, [case], chosen_peers("rms_norm", "torch", ["torch"]), fake_clock(), "cpu") == []
     assert any("away from retrograd's" in note for note in notes)
 
-    recorded.room = dataclasses.replace(ROOM, torch=print)
+    recorded.info = dataclasses.replace(INFO, torch=print)
     assert time_cases(recorded, [case], [], fake_clock(), "cpu") == ["plain"]
 
 
@@ -204,7 +204,7 @@ def test_run_in_jax() -> None:
     recorded = record(rows.append, notes.append)
     recorded.framework = "jax"
     clock = run_jax.Clock(lambda call: call() and 64.0, lambda call: call() is not None and 7.0)
-    cases = [ROOM.case(name) for name in ("plain", "prenorm")]
+    cases = [INFO.case(name) for name in ("plain", "prenorm")]
     assert run_jax.time_cases(recorded, cases, chosen_peers("rms_norm", "jax", None), clock) == []
     assert notes == []
     assert {row.impl for row in rows} == {"retrograd", "xla"}

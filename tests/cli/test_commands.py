@@ -19,10 +19,10 @@ import retrograd.cli
 from retrograd.bench.results import append
 from retrograd.cli import console
 from retrograd.cli.check import tables_of
-from retrograd.ops import rooms
+from retrograd.ops import infos
 from retrograd.testing.verify import Check
 
-ROOM = rooms.room("rms_norm")
+INFO = infos.info("rms_norm")
 ALIKE = ("check", "bench")  # commands that choose ops and cases in the same way
 
 
@@ -76,12 +76,12 @@ def test_a_table_too_wide_for_the_terminal_is_printed_as_headings_and_cells(monk
 
 
 def test_the_longest_names_of_every_op_fit_a_terminal_of_80_columns() -> None:
-    for name in rooms.NAMES:
-        room = rooms.room(name)
+    for name in infos.NAMES:
+        info = infos.info(name)
         checks = [
             Check(name, case.name, f"d {argument}", 1e-10, 1e-10, repeats=True)
-            for case in room.tagged("test", "gpu")
-            for argument in room.arguments
+            for case in info.tagged("test", "gpu")
+            for argument in info.arguments
         ]
         (table,) = tables_of([("torch", check) for check in checks])
         assert console.narrowest(table) <= 80
@@ -127,11 +127,11 @@ calls = itertools.count()
 
 
 def slightly_wrong(x: torch.Tensor, **arguments: Any) -> Any:
-    return ROOM.torch(x, **arguments) * 1.1
+    return INFO.torch(x, **arguments) * 1.1
 
 
 def unsteady(x: torch.Tensor, **arguments: Any) -> Any:
-    return ROOM.torch(x, **arguments) * (1 + 2**-7 * (next(calls) % 2))
+    return INFO.torch(x, **arguments) * (1 + 2**-7 * (next(calls) % 2))
 
 
 def raises(x: torch.Tensor, **arguments: Any) -> Any:
@@ -142,7 +142,7 @@ def raises(x: torch.Tensor, **arguments: Any) -> Any:
     ("broken", "text"), [(slightly_wrong, "1 quantities"), (unsteady, "differs"), (raises, "RuntimeError: [broken]")]
 )
 def test_check_fails(broken: Callable[..., Any], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "room", lambda name: dataclasses.replace(ROOM, torch=broken))
+    monkeypatch.setattr(infos, "info", lambda name: dataclasses.replace(INFO, torch=broken))
     result = run("check", "rms_norm", "--cases", "no_weight", "--device", "cpu", "--framework", "torch")
     assert result.exit_code == 1, result.output
     assert text.replace("1 quantities", "quantities failed") in result.stdout

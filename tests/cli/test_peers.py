@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_rooms import ROOMS, conv_case, linear_scan, scan_case, selective_case, selective_scan
+from bench_infos import INFOS, conv_case, linear_scan, scan_case, selective_case, selective_scan
 from bench_sample import LIMITS, fake_clock
 from torch import Tensor
 
@@ -22,8 +22,8 @@ from retrograd.bench.results import LIMITS as LIMIT_ROWS
 from retrograd.bench.results import Row, Speeds, append, read
 from retrograd.bench.run import own_function, time_cases
 from retrograd.bench.selection import bench_cases, chosen_peers, sets_for, sparse, thinned
-from retrograd.core import cases
-from retrograd.core.cases import Case
+from retrograd.opinfo import cases
+from retrograd.opinfo.cases import Case
 from retrograd.ops.ssd.cases import case as ssd_case
 from retrograd.ops.ssd.reference import ssd
 from retrograd.testing.draw import draw
@@ -33,7 +33,7 @@ TEST = frozenset({"test"})
 
 def record(op: str, rows: list[Row], notes: list[str], framework: Any = "torch") -> Record:
     stamp = Stamp("NVIDIA H200", "abc1234", "2026-01-01T00:00:00Z")
-    return Record(ROOMS[op], framework, stamp, LIMITS, rows.append, notes.append)
+    return Record(INFOS[op], framework, stamp, LIMITS, rows.append, notes.append)
 
 
 def timed(op: str, case: Case, names: list[str] | None) -> set[str]:
@@ -108,8 +108,8 @@ def peers_of_ssd(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setitem(sys.modules, "fla.ops.simple_gla", SimpleNamespace(chunk_simple_gla=simple_gla))
     monkeypatch.setenv("MAMBA_DETERMINISTIC", "")
-    monkeypatch.setattr("retrograd.bench.run.sets_for", lambda room, case: 1)
-    monkeypatch.setattr("retrograd.bench.loop.tiny", lambda room, case: None)
+    monkeypatch.setattr("retrograd.bench.run.sets_for", lambda info, case: 1)
+    monkeypatch.setattr("retrograd.bench.loop.tiny", lambda info, case: None)
     modes.clear()
 
 
@@ -167,7 +167,7 @@ def test_peers_in_jax() -> None:
             torch.testing.assert_close(torch.tensor(jax.device_get(found)), linear_scan(**tensors, reverse=reverse))
     case = conv_case(2, 9, 6, TEST, dtype="float32")
     tensors = {name: torch.randn(tensor.shape) for name, tensor in case.inputs.items()}
-    expected = ROOMS["causal_conv1d"].torch(**tensors, activation="silu")
+    expected = INFOS["causal_conv1d"].torch(**tensors, activation="silu")
     (peer,) = chosen_peers("causal_conv1d", "jax", ["xla"])
     found = peer.build(case)({key: jnp.asarray(tensor.numpy()) for key, tensor in tensors.items()})  # type: ignore[operator]
     torch.testing.assert_close(torch.tensor(jax.device_get(found)), expected, rtol=1e-4, atol=1e-5)
@@ -191,20 +191,20 @@ def test_the_peer_of_ssd_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
         tensors = draw(case, "cpu", 0)
         found = peer.build(case)({name: jnp.asarray(tensor.numpy()) for name, tensor in tensors.items()})  # type: ignore[operator]
         torch.testing.assert_close(
-            torch.tensor(jax.device_get(found)), ROOMS["ssd"].reference(**tensors, **case.options)
+            torch.tensor(jax.device_get(found)), INFOS["ssd"].reference(**tensors, **case.options)
         )
 
 
 def test_what_is_not_installed_is_left_out() -> None:
     assert "fla" not in sys.modules
     with pytest.raises(NotApplicableError, match="fla is not installed"):
-        peers("linear_scan", "torch")[0].build(ROOMS["linear_scan"].cases[-1])
+        peers("linear_scan", "torch")[0].build(INFOS["linear_scan"].cases[-1])
     with pytest.raises(NotApplicableError, match="selective_scan_cuda is not installed"):
-        peers("selective_scan", "torch")[0].build(ROOMS["selective_scan"].cases[-1])
+        peers("selective_scan", "torch")[0].build(INFOS["selective_scan"].cases[-1])
     for framework in ("torch", "jax"):
         for peer in peers("ssd", framework):
             with pytest.raises(NotApplicableError, match="is not installed"):
-                peer.build(ROOMS["ssd"].cases[-1])
+                peer.build(INFOS["ssd"].cases[-1])
 
 
 def test_a_peer_says_what_it_does_not_take() -> None:
@@ -222,11 +222,11 @@ def test_a_peer_may_take_large_cases_only() -> None:
     def build(case: Case) -> Any:
         if "test" in case.tags:
             raise NotApplicableError("it takes many steps only")
-        return own_function(ROOMS["linear_scan"], case)
+        return own_function(INFOS["linear_scan"], case)
 
     rows: list[Row] = []
     notes: list[str] = []
-    case = next(iter(bench_cases(ROOMS["linear_scan"])))
+    case = next(iter(bench_cases(INFOS["linear_scan"])))
     small = replace(case, inputs={name: replace(tensor, shape=(2, 5, 3)) for name, tensor in case.inputs.items()})
     time_cases(record("linear_scan", rows, notes), [small], [Peer("large", build, "torch")], fake_clock(), "cpu")
     assert not notes
@@ -247,11 +247,11 @@ def test_what_a_failed_peer_held_is_free_for_the_next() -> None:
 
     def sees(case: Case) -> Any:
         assert [one() for one in held] == [None] * len(held)
-        return own_function(ROOMS["linear_scan"], case)
+        return own_function(INFOS["linear_scan"], case)
 
     rows: list[Row] = []
     notes: list[str] = []
-    case = next(iter(bench_cases(ROOMS["linear_scan"])))
+    case = next(iter(bench_cases(INFOS["linear_scan"])))
     small = replace(case, inputs={name: replace(tensor, shape=(2, 5, 3)) for name, tensor in case.inputs.items()})
     both = [Peer(name, build, "torch") for name, build in (("fails", fails), ("sees", sees))]
     time_cases(record("linear_scan", rows, notes), [small], both, fake_clock(), "cpu")
@@ -276,10 +276,10 @@ def test_inputs_of_every_kind() -> None:
         rows: list[Row] = []
         notes: list[str] = []
         recorded = record("linear_scan", rows, notes, framework)
-        recorded.room = dataclasses.replace(
-            ROOMS["linear_scan"], torch=packed, jax=lambda: lambda x, cu_seqlens: x * cu_seqlens[-1]
+        recorded.info = dataclasses.replace(
+            INFOS["linear_scan"], torch=packed, jax=lambda: lambda x, cu_seqlens: x * cu_seqlens[-1]
         )
-        recorded.room = dataclasses.replace(recorded.room, cases=[case])
+        recorded.info = dataclasses.replace(recorded.info, cases=[case])
         again = Peer("again", lambda case: lambda arrays: arrays["x"] * arrays["cu_seqlens"][-1])
         if framework == "torch":
             assert time_cases(recorded, [case], [again], fake_clock(), "cpu") == []
@@ -292,15 +292,15 @@ def test_inputs_of_every_kind() -> None:
 
 
 def test_which_cases_are_timed() -> None:
-    scan = ROOMS["linear_scan"]
+    scan = INFOS["linear_scan"]
     chosen = bench_cases(scan)
     curve = [case.shape["T"] for case in sparse(scan, chosen) if case.shape["B"] == 8]
     assert len(thinned(scan, chosen)) == 3
     assert {64, 256, 1024, 4096, 16384, 65536} <= set(curve)
     assert len(curve) < 9
-    for room in ROOMS.values():
-        for case in bench_cases(room):
-            held = sets_for(room, case) * (room.bytes_moved(case, "fwd") + room.bytes_moved(case, "bwd"))
+    for info in INFOS.values():
+        for case in bench_cases(info):
+            held = sets_for(info, case) * (info.bytes_moved(case, "fwd") + info.bytes_moved(case, "bwd"))
             assert held < 45e9
 
 
@@ -316,7 +316,7 @@ def test_sets_apart_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     (scan, step_by_step) = chosen_peers("linear_scan", "jax", None)
     case = scan_case(2, 7, 5, TEST)
     own = step_by_step.build(case)
-    recorded.room = dataclasses.replace(ROOMS["linear_scan"], jax=lambda: lambda a, b: own({"a": a, "b": b}))  # type: ignore[operator]
+    recorded.info = dataclasses.replace(INFOS["linear_scan"], jax=lambda: lambda a, b: own({"a": a, "b": b}))  # type: ignore[operator]
     clock = run_jax.Clock(lambda call: len(call()), lambda call: call() is not None and 7.0)
     assert run_jax.time_cases(recorded, [case], [scan], clock) == []
     assert not notes
@@ -327,19 +327,19 @@ def test_sets_apart_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
-@pytest.mark.parametrize("op", list(ROOMS))
+@pytest.mark.parametrize("op", list(INFOS))
 def test_plots(op: str, framework: Any, tmp_path: Path) -> None:
     """Every shape of the recurrences can be plotted, for any bound and any spread of the peers' speeds."""
     pytest.importorskip("matplotlib")
     from retrograd.bench.plot import draw
 
-    room = ROOMS[op]
+    info = INFOS[op]
     rows: list[Row] = []
     recorded = record(op, rows, [], framework)
     recorded.add_limits()
-    for case in bench_cases(room):
+    for case in bench_cases(info):
         for which in ("fwd", "bwd"):
-            least, _ = LIMITS.of(room.bytes_moved(case, which), 0, room.exps(case, which) if room.exps else 0)
+            least, _ = LIMITS.of(info.bytes_moved(case, which), 0, info.exps(case, which) if info.exps else 0)
             for place, peer in enumerate([Peer("retrograd", lambda case: print), *peers(op, framework)]):
                 recorded.add(case, which, peer, Timing(least * 1.2 * 6**place, "graph"), 5.0)
     speeds = Speeds(rows)
@@ -354,8 +354,8 @@ def test_plots(op: str, framework: Any, tmp_path: Path) -> None:
 
 
 def test_own_function_takes_every_input() -> None:
-    room = ROOMS["linear_scan"]
-    case = room.cases[-1]
+    info = INFOS["linear_scan"]
+    case = info.cases[-1]
     inputs = {name: torch.rand(tensor.shape) for name, tensor in case.inputs.items()}
-    (found,) = own_function(room, case)(inputs)
+    (found,) = own_function(info, case)(inputs)
     torch.testing.assert_close(found, linear_scan(inputs["a"], inputs["b"]))

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from retrograd.bench.peers import NotApplicableError, Peer, native, peers
 from retrograd.bench.selection import bench_cases
-from retrograd.core.cases import Case
+from retrograd.opinfo.cases import Case
 from retrograd.ops.attention.cases import case
-from retrograd.ops.rooms import room
+from retrograd.ops.infos import info
 from retrograd.testing.draw import draw
 
-ATTENTION = room("attention")
+ATTENTION = info("attention")
 SHAPE = (2, 9, 9, 4, 2, 16)
 BOUNDS = (0, 3, 3, 7, 9)
 CAUSAL = case("causal", SHAPE, dtype="float32", causal=True)

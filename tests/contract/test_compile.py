@@ -10,10 +10,10 @@ import triton
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
-from retrograd.core.cases import Case
 from retrograd.core.program import Launch, Program
-from retrograd.core.room import Room
-from retrograd.ops.rooms import rooms
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
+from retrograd.ops.infos import infos
 from retrograd.testing import programs
 from retrograd.testing.parts import is_packed
 from retrograd.testing.resources import resources, unused_barriers
@@ -42,11 +42,11 @@ def each_binary() -> list[Any]:
     """(arch, program, launch) of every distinct binary, named after the first case that runs it."""
     found: dict[Any, tuple[str, Program, Launch, str]] = {}
     for name, arch in SUPPORTED.items():
-        for room in rooms():
+        for info in infos():
             # Benchmarks first, then the representative cases.
-            for case in sorted(room.cases, key=lambda c: ("bench" not in c.tags, "strided" not in c.tags)):
-                for program, launch in programs.launches(room, case, arch):
-                    label = f"{name}-{room.name}-{case.name}-{launch.kernel.__name__}-{len(found)}"
+            for case in sorted(info.cases, key=lambda c: ("bench" not in c.tags, "strided" not in c.tags)):
+                for program, launch in programs.launches(info, case, arch):
+                    label = f"{name}-{info.name}-{case.name}-{launch.kernel.__name__}-{len(found)}"
                     found.setdefault((name, programs.binary(program, launch)), (name, program, launch, label))
     built: Counter[tuple[str, Any]] = Counter()
     parameters = []
@@ -78,24 +78,24 @@ def test_a_kernel_keeps_its_registers_and_its_shared_memory(arch: str, program: 
     assert found.shared <= SUPPORTED[arch].shared_memory
 
 
-def takes_long(room: Room, case: Case) -> bool:
+def takes_long(info: OpInfo, case: Case) -> bool:
     """Whether a case has a kernel that Triton compiles slowly."""
     return any(
-        launch.kernel.__name__ == "scan_tiles" for _, launch in programs.launches(room, case, SUPPORTED["sm_90"])
+        launch.kernel.__name__ == "scan_tiles" for _, launch in programs.launches(info, case, SUPPORTED["sm_90"])
     )
 
 
 @pytest.mark.parametrize("arch", ["sm_90", pytest.param("gfx942", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("room", "case"),
+    ("info", "case"),
     [
         pytest.param(
-            room, case, id=f"{room.name}-{case.name}", marks=pytest.mark.slow if takes_long(room, case) else ()
+            info, case, id=f"{info.name}-{case.name}", marks=pytest.mark.slow if takes_long(info, case) else ()
         )
-        for room in rooms()
-        for case in filter(room.is_representative, room.tagged("test"))
-        if len(case.inputs[room.arguments[0]].shape) > 1 and not is_packed(case)
+        for info in infos()
+        for case in filter(info.is_representative, info.tagged("test"))
+        if len(case.inputs[info.arguments[0]].shape) > 1 and not is_packed(case)
     ],
 )
-def test_a_row_off_its_boundary_is_summed_in_the_same_order(room: Room, case: Case, arch: str) -> None:
-    programs.check_same_sums(room, case, SUPPORTED[arch])
+def test_a_row_off_its_boundary_is_summed_in_the_same_order(info: OpInfo, case: Case, arch: str) -> None:
+    programs.check_same_sums(info, case, SUPPORTED[arch])

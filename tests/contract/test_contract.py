@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from parameters import CASE, SMALL, each_case, of_a_batch
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 from retrograd.testing import contract, generation
 from retrograd.testing.layouts import layouts_of
 from retrograd.testing.parts import is_packed
@@ -14,63 +14,63 @@ from retrograd.testing.verify import Framework
 
 
 @pytest.mark.parametrize(CASE, each_case())
-def test_outputs_and_gradients_keep_their_error_budget(room: Room, case: Case, device: str, seed: int) -> None:
-    contract.check_errors(room, case, device, seed)
+def test_outputs_and_gradients_keep_their_error_budget(info: OpInfo, case: Case, device: str, seed: int) -> None:
+    contract.check_errors(info, case, device, seed)
 
 
 @pytest.mark.parametrize(CASE, each_case())
-def test_runs_agree_to_the_bit(room: Room, case: Case, device: str, seed: int) -> None:
-    contract.check_repeats(room, case, device, seed)
+def test_runs_agree_to_the_bit(info: OpInfo, case: Case, device: str, seed: int) -> None:
+    contract.check_repeats(info, case, device, seed)
 
 
 @pytest.mark.parametrize(CASE, each_case())
-def test_a_row_has_the_same_bits_alone_and_in_a_batch(room: Room, case: Case, device: str, seed: int) -> None:
-    contract.check_batch_invariance(room, case, device, seed)
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(info: OpInfo, case: Case, device: str, seed: int) -> None:
+    contract.check_batch_invariance(info, case, device, seed)
 
 
 @pytest.mark.parametrize((*CASE, "layout"), each_case(cpu=SMALL, each=of_a_batch))
 def test_a_row_has_the_same_bits_wherever_the_batch_lies_in_memory(
-    room: Room, case: Case, device: str, layout: str, seed: int
+    info: OpInfo, case: Case, device: str, layout: str, seed: int
 ) -> None:
-    contract.check_batch_invariance(room, case, device, seed, layout)
+    contract.check_batch_invariance(info, case, device, seed, layout)
 
 
-@pytest.mark.parametrize(CASE, each_case(only=lambda room, case: is_packed(case) and room.alone(case)))
-def test_a_packed_sequence_has_the_same_bits_alone(room: Room, case: Case, device: str, seed: int) -> None:
-    contract.check_packed(room, case, device, seed)
+@pytest.mark.parametrize(CASE, each_case(only=lambda info, case: is_packed(case) and info.alone(case)))
+def test_a_packed_sequence_has_the_same_bits_alone(info: OpInfo, case: Case, device: str, seed: int) -> None:
+    contract.check_packed(info, case, device, seed)
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 @pytest.mark.parametrize(CASE, each_case(only=contract.has_gaps))
 def test_steps_outside_of_every_sequence_give_zeros_and_reach_nothing(
-    room: Room, case: Case, device: str, framework: Framework, seed: int
+    info: OpInfo, case: Case, device: str, framework: Framework, seed: int
 ) -> None:
-    contract.check_outside(room, case, device, seed, framework)
+    contract.check_outside(info, case, device, seed, framework)
 
 
 @pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=contract.passes_state))
-def test_a_sequence_in_two_parts_has_the_results_of_the_whole(room: Room, case: Case, device: str, seed: int) -> None:
-    contract.check_state_passing(room, case, device, seed)
+def test_a_sequence_in_two_parts_has_the_results_of_the_whole(info: OpInfo, case: Case, device: str, seed: int) -> None:
+    contract.check_state_passing(info, case, device, seed)
 
 
 @pytest.mark.parametrize(CASE, each_case(only=generation.has_prefixes))
-def test_steps_have_the_same_bits_whatever_follows_them(room: Room, case: Case, device: str, seed: int) -> None:
-    generation.check_prefix(room, case, device, seed)
+def test_steps_have_the_same_bits_whatever_follows_them(info: OpInfo, case: Case, device: str, seed: int) -> None:
+    generation.check_prefix(info, case, device, seed)
 
 
 @pytest.mark.parametrize(CASE, each_case(only=generation.can_be_cut))
-def test_a_sequence_in_two_calls_has_the_bits_of_the_whole(room: Room, case: Case, device: str, seed: int) -> None:
-    generation.check_continue(room, case, device, seed)
+def test_a_sequence_in_two_calls_has_the_bits_of_the_whole(info: OpInfo, case: Case, device: str, seed: int) -> None:
+    generation.check_continue(info, case, device, seed)
 
 
 @pytest.mark.parametrize(CASE, each_case(only=generation.has_step))
-def test_a_sequence_step_by_step_has_the_bits_of_the_whole(room: Room, case: Case, device: str, seed: int) -> None:
-    generation.check_step(room, case, device, seed)
+def test_a_sequence_step_by_step_has_the_bits_of_the_whole(info: OpInfo, case: Case, device: str, seed: int) -> None:
+    generation.check_step(info, case, device, seed)
 
 
-def generated_in_jax(room: Room, case: Case) -> bool:
+def generated_in_jax(info: OpInfo, case: Case) -> bool:
     """Whether the case is tested in JAX: one for each of these ops, because XLA compiles every tested length."""
-    return f"{room.name}, {case.name}" in {
+    return f"{info.name}, {case.name}" in {
         "causal_conv1d, states",
         "linear_scan, complex",
         "selective_scan, initial_state",
@@ -78,17 +78,19 @@ def generated_in_jax(room: Room, case: Case) -> bool:
 
 
 @pytest.mark.parametrize(CASE, each_case(only=generated_in_jax))
-def test_parts_of_a_sequence_have_the_bits_of_the_whole_in_jax(room: Room, case: Case, device: str, seed: int) -> None:
-    generation.check_prefix(room, case, device, seed, "jax")
-    if generation.can_be_cut(room, case):
-        generation.check_continue(room, case, device, seed, "jax")
-        generation.check_step(room, case, device, seed, "jax")
+def test_parts_of_a_sequence_have_the_bits_of_the_whole_in_jax(
+    info: OpInfo, case: Case, device: str, seed: int
+) -> None:
+    generation.check_prefix(info, case, device, seed, "jax")
+    if generation.can_be_cut(info, case):
+        generation.check_continue(info, case, device, seed, "jax")
+        generation.check_step(info, case, device, seed, "jax")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(CASE, each_case(cpu=(), only=lambda room, case: bool(room.structures)))
-def test_every_sequence_of_kernels_gives_the_same_bits(room: Room, case: Case, device: str, seed: int) -> None:
-    contract.check_structures(room, case, device, seed)
+@pytest.mark.parametrize(CASE, each_case(cpu=(), only=lambda info, case: bool(info.structures)))
+def test_every_sequence_of_kernels_gives_the_same_bits(info: OpInfo, case: Case, device: str, seed: int) -> None:
+    contract.check_structures(info, case, device, seed)
 
 
 @pytest.mark.parametrize(
@@ -98,5 +100,5 @@ def test_every_sequence_of_kernels_gives_the_same_bits(room: Room, case: Case, d
         *each_case(cpu=(), each=layouts_of),
     ],
 )
-def test_arrays_of_any_strides_are_taken(room: Room, case: Case, device: str, layout: str, seed: int) -> None:
-    contract.check_layout(room, case, layout, device, seed)
+def test_arrays_of_any_strides_are_taken(info: OpInfo, case: Case, device: str, layout: str, seed: int) -> None:
+    contract.check_layout(info, case, layout, device, seed)

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
-from retrograd.core.room import Room
-from retrograd.ops.rooms import rooms
+from retrograd.opinfo.info import OpInfo
+from retrograd.ops.infos import infos
 from retrograd.testing.draw import draw, options, outputs
 
 
@@ -21,8 +21,8 @@ def mesh() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("op", rooms(), ids=lambda op: op.name)
-def test_a_distributed_tensor_is_refused_by_the_name_of_the_op(op: Room, mesh: DeviceMesh) -> None:
+@pytest.mark.parametrize("op", infos(), ids=lambda op: op.name)
+def test_a_distributed_tensor_is_refused_by_the_name_of_the_op(op: OpInfo, mesh: DeviceMesh) -> None:
     case = op.tagged("interpreter")[0]
     inputs = {name: distribute_tensor(t, mesh, [Replicate()]) for name, t in draw(case, "cpu", 0).items()}
     with pytest.raises(NotImplementedError, match=rf"retrograd\.{op.name}\.default .* sharding strategy"):

@@ -16,12 +16,12 @@ from jax import export
 import retrograd.jax as in_jax
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.jax.passes import Forward
-from retrograd.core.room import Room
 from retrograd.core.spec import Param
 from retrograd.jax.nn.embedding import embed
 from retrograd.nn import LanguageModel, MambaConfig
+from retrograd.opinfo.info import OpInfo
+from retrograd.ops.infos import infos
 from retrograd.ops.rms_norm.op import OP as RMS_NORM
-from retrograd.ops.rooms import rooms
 from retrograd.testing import jax_call, jax_contract
 
 
@@ -44,8 +44,8 @@ def exported(function: Callable[..., Any], *shapes: str) -> export.Exported:
     return export.export(jax.jit(function))(*arguments(*shapes))
 
 
-@pytest.mark.parametrize("op", rooms(), ids=lambda op: op.name)
-def test_in_jax_gradients_are_exported_for_every_size_of_batch_and_time(op: Room) -> None:
+@pytest.mark.parametrize("op", infos(), ids=lambda op: op.name)
+def test_in_jax_gradients_are_exported_for_every_size_of_batch_and_time(op: OpInfo) -> None:
     """That the results are right is a promise of the contract: `check_export`."""
     case = next(case for case in op.tagged("interpreter") if op.is_representative(case))
     arrays = [jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in case.inputs.values()]

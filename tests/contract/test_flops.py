@@ -6,15 +6,15 @@ import pytest
 from parameters import CASE, FEW, SMALL, each_case
 from torch.utils.flop_counter import FlopCounterMode
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 from retrograd.testing import contract
 from retrograd.testing.draw import call, options
 
 
 @pytest.mark.parametrize(CASE, each_case(cpu=SMALL, cuda=SMALL, only=FEW))
-def test_the_flop_counter_counts_both_passes(room: Room, case: Case, device: str, seed: int) -> None:
-    inputs, gradients = contract.drawn(room, case, device, seed)
+def test_the_flop_counter_counts_both_passes(info: OpInfo, case: Case, device: str, seed: int) -> None:
+    inputs, gradients = contract.drawn(info, case, device, seed)
     with FlopCounterMode(display=False) as counter:
-        call(room.torch, inputs, options(case), gradients)
-    assert counter.get_total_flops() == room.flops(case, "fwd") + room.flops(case, "bwd")
+        call(info.torch, inputs, options(case), gradients)
+    assert counter.get_total_flops() == info.flops(case, "fwd") + info.flops(case, "bwd")

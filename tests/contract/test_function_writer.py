@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from retrograd.core.declaration import Letter, Result, option, optional, required
-from retrograd.core.functions import JAX, TORCH, Face, function
 from retrograd.core.op import Op
 from retrograd.core.spec import CallSpec, Param
+from retrograd.opinfo.writer import JAX, TORCH, Face, function
 from retrograd.ops.functions import IMPORTS
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from write_functions import written
 
-from retrograd.core.functions import JAX, TORCH, Face
 from retrograd.core.op import Op
 from retrograd.core.spec import arguments, options
+from retrograd.opinfo.writer import JAX, TORCH, Face
 from retrograd.ops.functions import FILES, FOLDER, ops
 
 FACES = pytest.mark.parametrize("face", [TORCH, JAX], ids=["torch", "jax"])

@@ -7,55 +7,55 @@ from dataclasses import replace
 import pytest
 
 from retrograd.core.arch import SUPPORTED, Arch
-from retrograd.core.cases import Case
 from retrograd.core.op import Implementation
-from retrograd.core.room import Room
 from retrograd.core.spec import arguments, options
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
+from retrograd.ops.infos import info, infos
 from retrograd.ops.rms_norm.cases import case
-from retrograd.ops.rooms import room, rooms
 from retrograd.testing.programs import check_honours
 
-EACH_ROOM = pytest.mark.parametrize(
-    "room", [room for room in rooms() if room.op and room.op.implementations], ids=lambda room: room.name
+EACH_INFO = pytest.mark.parametrize(
+    "info", [info for info in infos() if info.op and info.op.implementations], ids=lambda info: info.name
 )
 
 
-def without_effect(room: Room, case: Case) -> set[str]:
+def without_effect(info: OpInfo, case: Case) -> set[str]:
     """Options without effect: `norm_before_gate` if the gate is absent, `prenorm` if the residual is absent.
 
     Of attention `backward`: kernels have only "split", which is what "auto" stands for. With a window, `causal` may
     change nothing, and with `causal` the window's right side.
     """
-    if room.name == "attention":
+    if info.name == "attention":
         return {"backward"} | ({"causal", "window"} if case.options.get("window") else set())
-    if room.name != "rms_norm":
+    if info.name != "rms_norm":
         return set()
     idle = {"gate": "norm_before_gate", "residual": "prenorm"}
     return {option for argument, option in idle.items() if argument not in case.inputs}
 
 
-def variations(room: Room, arch: Arch) -> int:
-    cases = [case for case in room.cases if all(0 not in tensor.shape for tensor in case.inputs.values())]
-    return sum(check_honours(room, case, arch, without_effect(room, case)) for case in cases)
+def variations(info: OpInfo, arch: Arch) -> int:
+    cases = [case for case in info.cases if all(0 not in tensor.shape for tensor in case.inputs.values())]
+    return sum(check_honours(info, case, arch, without_effect(info, case)) for case in cases)
 
 
-@EACH_ROOM
+@EACH_INFO
 @pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
-def test_another_value_of_an_option_changes_the_program_or_moves_the_call(room: Room, arch: str) -> None:
-    assert variations(room, SUPPORTED[arch])
+def test_another_value_of_an_option_changes_the_program_or_moves_the_call(info: OpInfo, arch: str) -> None:
+    assert variations(info, SUPPORTED[arch])
 
 
-@EACH_ROOM
-def test_an_implementation_takes_nothing_that_its_op_does_not_declare(room: Room) -> None:
-    assert room.op is not None
-    assert room.op.implementations
-    for implementation in room.op.implementations:
-        assert implementation.takes <= {*arguments(room.op.call), *options(room.op.call)}
+@EACH_INFO
+def test_an_implementation_takes_nothing_that_its_op_does_not_declare(info: OpInfo) -> None:
+    assert info.op is not None
+    assert info.op.implementations
+    for implementation in info.op.implementations:
+        assert implementation.takes <= {*arguments(info.op.call), *options(info.op.call)}
 
 
 def test_a_kernel_that_ignores_what_its_list_names_is_found() -> None:
     """The kernels for long rows support no residual and no gate."""
-    norm = room("rms_norm")
+    norm = info("rms_norm")
     assert norm.op is not None
     hopper, triton = norm.op.implementations
     greedy = Implementation(hopper.package, hopper.takes | {"bias", "gate", "norm_before_gate"})
@@ -66,7 +66,7 @@ def test_a_kernel_that_ignores_what_its_list_names_is_found() -> None:
 
 
 def test_an_implementation_that_is_named_is_the_only_one() -> None:
-    norm = room("rms_norm")
+    norm = info("rms_norm")
     assert norm.op is not None
     assert [one.name for one in norm.op.only("hopper").implementations] == ["hopper"]
     with pytest.raises(ValueError, match="implementation is 'cuda', expected one of hopper, triton"):

@@ -16,9 +16,9 @@ import numpy as np
 from parameters import CASE, FEW, SMALL, each_case
 
 from retrograd.core.arch import SUPPORTED
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
 from retrograd.jax import linear_scan
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 from retrograd.testing import contract, jax_contract, jax_derivatives
 from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.jax_contract import TRANSFORMS
@@ -36,51 +36,51 @@ def test_these_tests_run_where_jax_adds_no_axes_and_converts_no_dtypes_by_itself
 MOST_STEPS = 128
 
 
-def in_every_run(room: Room, case: Case) -> bool:
+def in_every_run(info: OpInfo, case: Case) -> bool:
     """Whether the case is not `slow` in JAX on a CPU; PyTorch has the same formulas, with other loops over time."""
-    return room.is_representative(case) or case.name == "long"
+    return info.is_representative(case) or case.name == "long"
 
 
 @pytest.mark.parametrize(CASE, [*each_case(cuda=(), only=in_every_run), *each_case(cpu=())])
-def test_outputs_and_gradients_keep_their_error_budget(room: Room, case: Case, device: str, seed: int) -> None:
-    contract.check_errors(room, case, device, seed, framework="jax")
+def test_outputs_and_gradients_keep_their_error_budget(info: OpInfo, case: Case, device: str, seed: int) -> None:
+    contract.check_errors(info, case, device, seed, framework="jax")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(CASE, each_case(cuda=(), only=lambda room, case: not in_every_run(room, case)))
-def test_so_they_do_in_every_case(room: Room, case: Case, device: str, seed: int) -> None:
-    contract.check_errors(room, case, device, seed, framework="jax")
+@pytest.mark.parametrize(CASE, each_case(cuda=(), only=lambda info, case: not in_every_run(info, case)))
+def test_so_they_do_in_every_case(info: OpInfo, case: Case, device: str, seed: int) -> None:
+    contract.check_errors(info, case, device, seed, framework="jax")
 
 
 @pytest.mark.parametrize((*CASE, "transform"), each_case(*TRANSFORMS, cpu=SMALL, only=FEW, spread=True))
-def test_transformations_keep_the_meaning(room: Room, case: Case, device: str, transform: str, seed: int) -> None:
-    jax_contract.check_transformed(room, case, transform, device, seed)
+def test_transformations_keep_the_meaning(info: OpInfo, case: Case, device: str, transform: str, seed: int) -> None:
+    jax_contract.check_transformed(info, case, transform, device, seed)
 
 
 @pytest.mark.parametrize((*CASE, "batched"), each_case("all", "inputs", cpu=SMALL, only=FEW, spread=True))
 def test_vmap_gives_every_example_what_it_has_alone(
-    room: Room, case: Case, device: str, batched: str, seed: int
+    info: OpInfo, case: Case, device: str, batched: str, seed: int
 ) -> None:
-    jax_contract.check_vmap(room, case, batched == "inputs", device, seed)
+    jax_contract.check_vmap(info, case, batched == "inputs", device, seed)
 
 
 @pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=FEW))
-def test_an_exported_call_keeps_the_error_budget(room: Room, case: Case, device: str, seed: int) -> None:
-    jax_contract.check_export(room, case, device, seed)
+def test_an_exported_call_keeps_the_error_budget(info: OpInfo, case: Case, device: str, seed: int) -> None:
+    jax_contract.check_export(info, case, device, seed)
 
 
-def compiles_soon(room: Room, case: Case) -> bool:
+def compiles_soon(info: OpInfo, case: Case) -> bool:
     """Whether XLA compiles derivatives of the case in seconds: of a scan over several chunks they take it a minute."""
-    return room.is_representative(case) and not (room.time_axis and length(room, case) > MOST_STEPS)
+    return info.is_representative(case) and not (info.time_axis and length(info, case) > MOST_STEPS)
 
 
 @pytest.mark.parametrize(
     (*CASE, "road"), each_case(*jax_derivatives.ROADS, cpu=SMALL, cuda=SMALL, only=compiles_soon, spread=True)
 )
 def test_forward_mode_and_second_derivatives_are_those_of_the_definition(
-    room: Room, case: Case, device: str, road: str, seed: int
+    info: OpInfo, case: Case, device: str, road: str, seed: int
 ) -> None:
-    jax_derivatives.check_road(room, case, road, device, seed)
+    jax_derivatives.check_road(info, case, road, device, seed)
 
 
 @pytest.mark.slow
@@ -90,11 +90,11 @@ def test_forward_mode_and_second_derivatives_are_those_of_the_definition(
         *jax_derivatives.ROADS,
         cpu=SMALL,
         cuda=SMALL,
-        only=lambda room, case: room.is_representative(case) and not compiles_soon(room, case),
+        only=lambda info, case: info.is_representative(case) and not compiles_soon(info, case),
     ),
 )
-def test_so_they_are_in_longer_cases(room: Room, case: Case, device: str, road: str, seed: int) -> None:
-    jax_derivatives.check_road(room, case, road, device, seed)
+def test_so_they_are_in_longer_cases(info: OpInfo, case: Case, device: str, road: str, seed: int) -> None:
+    jax_derivatives.check_road(info, case, road, device, seed)
 
 
 def test_a_state_of_zeros_moves_as_any_other() -> None:
@@ -104,15 +104,17 @@ def test_a_state_of_zeros_moves_as_any_other() -> None:
     np.testing.assert_allclose(moved, jnp.cumprod(a, 1), rtol=1e-5)
 
 
-def has_kernels(room: Room, case: Case) -> bool:
-    return room.programs(case, SUPPORTED["sm_90"]) is not None
+def has_kernels(info: OpInfo, case: Case) -> bool:
+    return info.programs(case, SUPPORTED["sm_90"]) is not None
 
 
 @pytest.mark.parametrize(CASE, each_case(cpu=(), only=has_kernels))
-def test_both_frameworks_run_the_same_kernels_to_the_same_bits(room: Room, case: Case, device: str, seed: int) -> None:
-    inputs, gradients = contract.drawn(room, case, device, seed)
-    torch_result, jax_result = (run(room, case, f, inputs, gradients) for f in ("torch", "jax"))
-    assert_same_bits(jax_result, torch_result, f"{room.name}, {case.name}: JAX and PyTorch")
+def test_both_frameworks_run_the_same_kernels_to_the_same_bits(
+    info: OpInfo, case: Case, device: str, seed: int
+) -> None:
+    inputs, gradients = contract.drawn(info, case, device, seed)
+    torch_result, jax_result = (run(info, case, f, inputs, gradients) for f in ("torch", "jax"))
+    assert_same_bits(jax_result, torch_result, f"{info.name}, {case.name}: JAX and PyTorch")
 
 
 def test_rows_on_two_devices_have_the_gradients_of_the_whole_in_shard_map_and_on_an_explicit_mesh() -> None:

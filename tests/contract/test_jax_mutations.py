@@ -12,20 +12,20 @@ pytest.importorskip("jax")
 
 import jax
 
-from retrograd.core.room import Room
 from retrograd.jax import rms_norm
-from retrograd.ops.rms_norm.room import ROOM
+from retrograd.opinfo.info import OpInfo
+from retrograd.ops.rms_norm.info import INFO
 from retrograd.testing import contract, jax_contract
 from retrograd.testing.jax_contract import TRANSFORMS
 from retrograd.testing.jax_derivatives import ROADS, check_road
 
-CASE = ROOM.case("plain_fp32")
+CASE = INFO.case("plain_fp32")
 SEED = 7
 
 
-def room(function: Callable[..., Any]) -> Room:
-    """The room of rms_norm with another JAX function."""
-    return replace(ROOM, jax=lambda: function)
+def info(function: Callable[..., Any]) -> OpInfo:
+    """The `OpInfo` of rms_norm with another JAX function."""
+    return replace(INFO, jax=lambda: function)
 
 
 @jax.custom_vjp
@@ -43,15 +43,15 @@ def wrong(x: Any, weight: Any) -> Any:
 
 
 def test_a_wrong_sign_in_the_backward_pass() -> None:
-    contract.check_errors(ROOM, CASE, "cpu", SEED, "jax")
+    contract.check_errors(INFO, CASE, "cpu", SEED, "jax")
     with pytest.raises(AssertionError):
-        contract.check_errors(room(wrong), CASE, "cpu", SEED, "jax")
+        contract.check_errors(info(wrong), CASE, "cpu", SEED, "jax")
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_a_wrong_sign_under_a_transformation(transform: str) -> None:
     with pytest.raises(AssertionError):
-        jax_contract.check_transformed(room(wrong), CASE, transform, "cpu", SEED)
+        jax_contract.check_transformed(info(wrong), CASE, transform, "cpu", SEED)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -67,12 +67,12 @@ def test_examples_that_mix_under_vmap(shared: bool) -> None:
     mixing.def_vmap(rolled)
     identity.defvjp(lambda x: (x, None), lambda _, dy: (mixing(dy),))
     with pytest.raises(AssertionError):
-        jax_contract.check_vmap(room(lambda x, w=None, **o: rms_norm(identity(x), **o)), CASE, shared, "cpu", SEED)
+        jax_contract.check_vmap(info(lambda x, w=None, **o: rms_norm(identity(x), **o)), CASE, shared, "cpu", SEED)
 
 
 def test_an_export_with_another_eps() -> None:
     with pytest.raises(AssertionError):
-        jax_contract.check_export(room(lambda x, weight: rms_norm(x, weight, eps=2e-6)), CASE, "cpu", SEED)
+        jax_contract.check_export(info(lambda x, weight: rms_norm(x, weight, eps=2e-6)), CASE, "cpu", SEED)
 
 
 @pytest.mark.parametrize("road", [road for road in ROADS if road != "forward"])
@@ -85,9 +85,9 @@ def test_second_derivatives_of_zero(road: str) -> None:
     def derivative(primals: Any, tangents: Any) -> Any:
         return rms_norm(*primals), jax.jvp(rms_norm, tuple(map(jax.lax.stop_gradient, primals)), tangents)[1]
 
-    check_road(ROOM, CASE, road, "cpu", SEED)
+    check_road(INFO, CASE, road, "cpu", SEED)
     with pytest.raises(AssertionError):
-        check_road(room(once), CASE, road, "cpu", SEED)
+        check_road(info(once), CASE, road, "cpu", SEED)
 
 
 def test_a_tangent_of_the_wrong_sign() -> None:
@@ -101,4 +101,4 @@ def test_a_tangent_of_the_wrong_sign() -> None:
         return y, -tangent
 
     with pytest.raises(AssertionError):
-        check_road(room(turned), CASE, "forward", "cpu", SEED)
+        check_road(info(turned), CASE, "forward", "cpu", SEED)

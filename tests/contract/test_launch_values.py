@@ -18,8 +18,8 @@ from retrograd.core.jax import launch as jax_launch
 from retrograd.core.program import Array, Launch, Program
 from retrograd.core.spec import Param
 from retrograd.core.torch import launch as torch_launch
+from retrograd.ops.rms_norm.info import INFO
 from retrograd.ops.rms_norm.op import OP
-from retrograd.ops.rms_norm.room import ROOM
 from retrograd.ops.rms_norm.triton import launches
 
 SM_90 = SUPPORTED["sm_90"]
@@ -76,7 +76,7 @@ def test_a_program_of_an_op_is_refused_when_it_is_planned(monkeypatch: pytest.Mo
 
     def mutated(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         monkeypatch.setattr(launches, "_flags", lambda spec, arch: change(sound(spec, arch)))
-        ROOM.programs(ROOM.case("plain"), SM_90)
+        INFO.programs(INFO.case("plain"), SM_90)
 
     with pytest.raises(ValueError, match=r"^forward_whole: parameters without a value: N, OVERLAP$"):
         mutated(lambda flags: {name: flags[name] for name in ("GATE_FIRST", "GATE_LAST")})

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from broken import SEED, ReadsGradientAsDense, as_if_dense, breaks, room, scaled_gradient
+from broken import SEED, ReadsGradientAsDense, as_if_dense, breaks, info, scaled_gradient
 from torch import Tensor
 
 from retrograd import rms_norm
-from retrograd.ops.rms_norm.room import ROOM
+from retrograd.ops.rms_norm.info import INFO
 from retrograd.testing import contract
 from retrograd.testing.verify import verify
 
@@ -96,7 +96,7 @@ def noisy(x: Tensor, weight: Tensor) -> Tensor:
 
 def test_sums_whose_order_changes_from_run_to_run() -> None:
     breaks(contract.check_repeats, noisy, "plain_fp32")
-    checks = verify(room(noisy), ROOM.case("plain_fp32"), "torch", "cpu", SEED)
+    checks = verify(info(noisy), INFO.case("plain_fp32"), "torch", "cpu", SEED)
     assert [check.repeats for check in checks if check.quantity == "y"] == [False]
     assert not all(check.passed for check in checks)
 

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.core.room import public_function
+from retrograd.opinfo.info import public_function
 
 ROOT = Path(__file__).parents[2]
 KEPT = ("tests/contract", "tests/fuzz", "tests/package/test_examples.py")
 USE = """
 import doctest
 import retrograd, retrograd.jax
-from retrograd.ops.rooms import room
+from retrograd.ops.infos import info
 
 for function in (retrograd.row_scale, retrograd.jax.row_scale):
     (example,) = doctest.DocTestFinder().find(function, globs={})
     found = doctest.DocTestRunner().run(example)
     assert found.attempted and not found.failed
-assert room("row_scale").torch is retrograd.row_scale
+assert info("row_scale").torch is retrograd.row_scale
 """
 
 

@@ -10,9 +10,9 @@ from parameters import CASE, FEW, SMALL, each_case
 from scaled import op as scaled
 from torch import Tensor
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
 from retrograd.core.torch.op import bind
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 from retrograd.testing import operators
 from retrograd.testing.integration import PassThrough
 from retrograd.testing.layouts import layouts_of
@@ -23,36 +23,36 @@ WANTED = ("all", "first")  # of the gradients
 # opcheck compares the gradients of a contiguous and an expanded gradient within fp32's epsilon. Long sums in another
 # order exceed it, so the large cases are checked only against the error budget.
 @pytest.mark.parametrize(CASE, each_case(cpu=SMALL, cuda=SMALL, only=FEW))
-def test_opcheck_accepts_the_forward_operator(room: Room, case: Case, device: str, seed: int) -> None:
-    operators.check_forward(room, case, device, seed)
+def test_opcheck_accepts_the_forward_operator(info: OpInfo, case: Case, device: str, seed: int) -> None:
+    operators.check_forward(info, case, device, seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, cuda=(), only=lambda room, case: not FEW(room, case)))
-def test_opcheck_accepts_it_in_every_case(room: Room, case: Case, device: str, seed: int) -> None:
-    operators.check_forward(room, case, device, seed)
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, cuda=(), only=lambda info, case: not FEW(info, case)))
+def test_opcheck_accepts_it_in_every_case(info: OpInfo, case: Case, device: str, seed: int) -> None:
+    operators.check_forward(info, case, device, seed)
 
 
-def strided(room: Room, case: Case) -> list[str]:
+def strided(info: OpInfo, case: Case) -> list[str]:
     """The layouts of the inputs; opcheck fails on an empty view whose strides are not dense, whatever the operator."""
     empty = any(0 in tensor.shape for tensor in case.inputs.values())
-    return [] if empty else [layout for layout in layouts_of(room, case) if layout not in room.gradients_only]
+    return [] if empty else [layout for layout in layouts_of(info, case) if layout not in info.gradients_only]
 
 
 @pytest.mark.parametrize((*CASE, "layout"), each_case(cpu=SMALL, cuda=SMALL, each=strided))
 def test_opcheck_accepts_the_forward_operator_on_any_strides(
-    room: Room, case: Case, device: str, layout: str, seed: int
+    info: OpInfo, case: Case, device: str, layout: str, seed: int
 ) -> None:
-    operators.check_forward(room, case, device, seed, layout, ("test_schema", "test_faketensor"))
+    operators.check_forward(info, case, device, seed, layout, ("test_schema", "test_faketensor"))
 
 
 BACKWARD_CALLS = [f"{layout}-{which}" for layout in ("dense", "transposed", "permuted", "sliced") for which in WANTED]
 
 
 @pytest.mark.parametrize((*CASE, "how"), each_case(*BACKWARD_CALLS, cpu=SMALL, cuda=SMALL, only=FEW, spread=True))
-def test_opcheck_accepts_the_backward_operator(room: Room, case: Case, device: str, how: str, seed: int) -> None:
+def test_opcheck_accepts_the_backward_operator(info: OpInfo, case: Case, device: str, how: str, seed: int) -> None:
     layout, which = how.split("-")
-    operators.check_backward(room, case, device, seed, None if layout == "dense" else layout, which == "first")
+    operators.check_backward(info, case, device, seed, None if layout == "dense" else layout, which == "first")
 
 
 def test_an_op_of_one_result_and_one_gradient_has_operators_too() -> None:

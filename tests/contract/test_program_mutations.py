@@ -10,28 +10,28 @@ import pytest
 
 from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.build import build
-from retrograd.core.cases import Case
 from retrograd.core.program import Launch, Program
-from retrograd.core.room import Room
-from retrograd.ops.rms_norm.room import ROOM
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
+from retrograd.ops.rms_norm.info import INFO
 from retrograd.testing import programs
 from retrograd.testing.resources import resources
 
-CASE = ROOM.case("plain")
+CASE = INFO.case("plain")
 ARCH = SUPPORTED["sm_90"]
 
 
-def room(change: Callable[[Launch], Launch]) -> Room:
-    """The room with every launch of its programs changed."""
+def info(change: Callable[[Launch], Launch]) -> OpInfo:
+    """The `OpInfo` with every launch of its programs changed."""
 
     def changed(case: Case, arch: Arch) -> tuple[Program, Program]:
         forward, backward = (
             replace(program, launches=tuple(change(launch) for launch in program.launches))
-            for program in ROOM.programs(case, arch) or ()
+            for program in INFO.programs(case, arch) or ()
         )
         return forward, backward
 
-    return replace(ROOM, programs=changed)
+    return replace(INFO, programs=changed)
 
 
 def swapped(launch: Launch) -> Launch:
@@ -43,27 +43,27 @@ def swapped(launch: Launch) -> Launch:
 
 
 def test_an_output_that_is_named_before_the_inputs() -> None:
-    programs.check_order(ROOM, CASE, ARCH)
+    programs.check_order(INFO, CASE, ARCH)
     with pytest.raises(AssertionError, match="read before what is written"):
-        programs.check_order(room(swapped), CASE, ARCH)
+        programs.check_order(info(swapped), CASE, ARCH)
 
 
 def test_a_launch_that_is_left_out() -> None:
-    case = ROOM.case("gpu_4096")  # its parameter gradients have a launch of their own
-    programs.check_order(ROOM, case, ARCH)
+    case = INFO.case("gpu_4096")  # its parameter gradients have a launch of their own
+    programs.check_order(INFO, case, ARCH)
     with pytest.raises(AssertionError, match="nothing writes"):
-        programs.check_order(room(lambda launch: replace(launch, grid=0)), case, ARCH)
+        programs.check_order(info(lambda launch: replace(launch, grid=0)), case, ARCH)
 
 
 def test_an_output_that_two_launches_write() -> None:
     def twice(case: Case, arch: Arch) -> tuple[Program, Program]:
-        both = ROOM.programs(case, arch)
+        both = INFO.programs(case, arch)
         assert both is not None
         forward, backward = both
         return replace(forward, launches=forward.launches * 2), backward
 
     with pytest.raises(AssertionError, match="an earlier launch has written"):
-        programs.check_order(replace(ROOM, programs=twice), CASE, ARCH)
+        programs.check_order(replace(INFO, programs=twice), CASE, ARCH)
 
 
 @pytest.mark.parametrize("field", ["warps", "tile", "layout"])
@@ -77,15 +77,15 @@ def test_a_binary_that_depends_on_the_number_of_rows(field: str) -> None:
         read = dict.fromkeys(("x_strides", "dy_strides"), (64, 0, 1) if many else (63, 0, 1))
         return replace(launch, scalars={name: read.get(name, value) for name, value in launch.scalars.items()})
 
-    programs.check_same_binaries(ROOM, CASE, ARCH, 64, 1024)
+    programs.check_same_binaries(INFO, CASE, ARCH, 64, 1024)
     with pytest.raises(AssertionError, match="another binary"):
-        programs.check_same_binaries(room(by_rows), CASE, ARCH, 64, 1024)
+        programs.check_same_binaries(info(by_rows), CASE, ARCH, 64, 1024)
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize(("arch", "N"), [("sm_90", 4_096), ("gfx942", 16_384)])
 def test_a_kernel_that_spills(arch: str, N: int) -> None:
-    (program, launch), *_ = programs.launches(ROOM, ROOM.case("gpu_prenorm"), SUPPORTED[arch])
+    (program, launch), *_ = programs.launches(INFO, INFO.case("gpu_prenorm"), SUPPORTED[arch])
     assert resources(build(launch, program.arrays, SUPPORTED[arch])).spills == 0
     crowded = replace(launch, num_warps=1, constants={**launch.constants, "N": N, "BLOCK_N": N, "ROWS": 1})
     found = resources(build(crowded, program.arrays, SUPPORTED[arch]))
@@ -96,8 +96,8 @@ def test_a_kernel_that_spills(arch: str, N: int) -> None:
 @pytest.mark.compile
 def test_a_sum_whose_order_depends_on_where_a_row_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     sound: Any = programs.second_row
-    programs.check_same_sums(ROOM, ROOM.case("looped"), ARCH)
+    programs.check_same_sums(INFO, INFO.case("looped"), ARCH)
     # Long rows are summed without a store that would fix their layout, so misaligned ones are summed in another order.
     monkeypatch.setattr(programs, "second_row", lambda *arguments: replace(sound(*arguments), aligned=False))
     with pytest.raises(AssertionError, match="sums the second row as"):
-        programs.check_same_sums(ROOM, ROOM.case("looped"), ARCH)
+        programs.check_same_sums(INFO, INFO.case("looped"), ARCH)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrograd.core.arch import SUPPORTED
-from retrograd.core.cases import Case
 from retrograd.core.program import dense
-from retrograd.core.room import Room
 from retrograd.core.rows import collapse
-from retrograd.ops.rooms import rooms
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
+from retrograd.ops.infos import infos
 from retrograd.testing import programs
 from retrograd.testing.budget import judge, measure, rounding
 from retrograd.testing.parts import batch_size, is_packed
@@ -25,10 +25,10 @@ settings.register_profile("retrograd", deadline=None, database=None)
 settings.load_profile("retrograd")
 
 CASES = [
-    pytest.param(room, case, id=f"{room.name}-{case.name}")
-    for room in rooms()
-    for case in room.tagged("test")
-    if batch_size(room, case) or is_packed(case)
+    pytest.param(info, case, id=f"{info.name}-{case.name}")
+    for info in infos()
+    for case in info.tagged("test")
+    if batch_size(info, case) or is_packed(case)
 ]
 SHAPES = st.lists(st.integers(1, 5), min_size=0, max_size=4).map(tuple)
 
@@ -72,13 +72,13 @@ def test_dense_arrays_collapse_to_one_stride(shape: tuple[int, ...]) -> None:
     assert merged[0] == int(np.prod(shape))
 
 
-@pytest.mark.parametrize(("room", "case"), CASES)
+@pytest.mark.parametrize(("info", "case"), CASES)
 @settings(max_examples=20)
 @given(rows=st.integers(1, 2**20), others=st.integers(1, 2**20), arch=st.sampled_from(sorted(SUPPORTED)))
 def test_the_number_of_rows_does_not_decide_the_binary(
-    room: Room, case: Case, rows: int, others: int, arch: str
+    info: OpInfo, case: Case, rows: int, others: int, arch: str
 ) -> None:
-    programs.check_same_binaries(room, case, SUPPORTED[arch], rows, others)
+    programs.check_same_binaries(info, case, SUPPORTED[arch], rows, others)
 
 
 @given(

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from broken import SEED, breaks, room, scaled_gradient
+from broken import SEED, breaks, info, scaled_gradient
 from torch import Tensor
 
 from retrograd import rms_norm
 from retrograd.core.torch.arguments import in_batches
 from retrograd.ops.rms_norm import reference
-from retrograd.ops.rms_norm.room import ROOM
+from retrograd.ops.rms_norm.info import INFO
 from retrograd.testing import derivatives, integration
 
 
@@ -36,7 +36,7 @@ def test_a_graph_break() -> None:
         return rms_norm(x, weight)
 
     with pytest.raises(torch._dynamo.exc.Unsupported):
-        integration.check_compile(room(broken), ROOM.case("plain_fp32"), "cpu", SEED, "eager", False)
+        integration.check_compile(info(broken), INFO.case("plain_fp32"), "cpu", SEED, "eager", False)
 
 
 def test_a_compilation_for_every_batch() -> None:
@@ -105,7 +105,7 @@ class Detached(torch.autograd.Function):
 
 def test_a_second_derivative_that_is_silently_zero() -> None:
     with pytest.raises((AssertionError, RuntimeError)):
-        derivatives.check_road(room(Detached.apply), ROOM.case("plain_fp32"), "by_name", "cpu", SEED)
+        derivatives.check_road(info(Detached.apply), INFO.case("plain_fp32"), "by_name", "cpu", SEED)
 
 
 @pytest.mark.parametrize("road", list(derivatives.ROADS))

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
-from retrograd.ops.rooms import rooms
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
+from retrograd.ops.infos import infos
 from retrograd.testing.draw import draw, leaves, options, outputs
 
 SMALL = [
-    pytest.param(room, case, id=f"{room.name}-{case.name}") for room in rooms() for case in room.tagged("interpreter")
+    pytest.param(info, case, id=f"{info.name}-{case.name}") for info in infos() for case in info.tagged("interpreter")
 ]
 
 DOUBLE = {"int32": "int32", "complex64": "complex128"}
@@ -40,11 +40,11 @@ def gradcheck(function: Callable[..., Any], case: Case, seed: int) -> None:
     assert torch.autograd.gradcheck(called, tuple(wanted.values()), fast_mode=True)
 
 
-@pytest.mark.parametrize(("room", "case"), SMALL)
-def test_the_reference_has_the_gradients_of_finite_differences(room: Room, case: Case, seed: int) -> None:
-    gradcheck(room.reference, case, seed)
+@pytest.mark.parametrize(("info", "case"), SMALL)
+def test_the_reference_has_the_gradients_of_finite_differences(info: OpInfo, case: Case, seed: int) -> None:
+    gradcheck(info.reference, case, seed)
 
 
-@pytest.mark.parametrize(("room", "case"), SMALL)
-def test_the_op_in_float64_has_the_gradients_of_finite_differences(room: Room, case: Case, seed: int) -> None:
-    gradcheck(room.torch, case, seed)
+@pytest.mark.parametrize(("info", "case"), SMALL)
+def test_the_op_in_float64_has_the_gradients_of_finite_differences(info: OpInfo, case: Case, seed: int) -> None:
+    gradcheck(info.torch, case, seed)

@@ -9,7 +9,7 @@ import pytest
 from sanitized import cases
 
 from retrograd.core.arch import SUPPORTED
-from retrograd.ops.rooms import NAMES, room
+from retrograd.ops.infos import NAMES, info
 from retrograd.testing import sanitizer
 from retrograd.testing.programs import launches
 from retrograd.testing.sanitizer import Known, Place, Race, parse
@@ -109,7 +109,7 @@ def test_the_lines_of_a_known_hazard_reach_shared_memory(known: Known) -> None:
 
 @pytest.mark.parametrize("op", NAMES)
 def test_the_calls_under_the_sanitizers_come_to_every_kernel(op: str) -> None:
-    one = room(op)
+    one = info(op)
     wanted = {launch.kernel for case in one.tagged("test", "gpu") for _, launch in launches(one, case, SM_90)}
     found = {launch.kernel for case in cases(op) for _, launch in launches(one, case, SM_90)}
     missing = sorted(kernel.__name__ for kernel in wanted - found)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.ops.rooms import NAMES
+from retrograd.ops.infos import NAMES
 from retrograd.testing import sanitizer
 from retrograd.testing.sanitizer import Findings, Tool
 

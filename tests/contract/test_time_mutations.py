@@ -10,10 +10,10 @@ import pytest
 import torch
 from broken import SEED, as_if_dense, scaled_gradient
 from torch import Tensor
-from toy_room import CASES, TOY, D, Scan, broken, update
+from toy_op import CASES, TOY, D, Scan, broken, update
 
 from retrograd.core.arch import SUPPORTED
-from retrograd.core.room import Room
+from retrograd.opinfo.info import OpInfo
 from retrograd.testing import contract, generation, integration, programs
 from retrograd.testing.layouts import LAYOUTS, laid_out, layouts_of
 from retrograd.testing.parts import batch_size, is_packed
@@ -22,12 +22,12 @@ PACKED = [case for case in CASES if is_packed(case)]
 in_each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def breaks(check: Callable[..., None], room: Room, case: str, **arguments: Any) -> None:
+def breaks(check: Callable[..., None], info: OpInfo, case: str, **arguments: Any) -> None:
     """Assert that the toy op passes a check and that the broken op fails it."""
     arguments |= {"device": "cpu", "seed": SEED}
     check(TOY, TOY.case(case), **arguments)
     with pytest.raises(AssertionError):
-        check(room, room.case(case), **arguments)
+        check(info, info.case(case), **arguments)
 
 
 @in_each_case
@@ -134,11 +134,11 @@ def test_a_final_state_that_is_off_in_its_last_bits(case: str) -> None:
 
 
 def test_a_sequence_that_goes_on_to_the_bit_at_every_fourth_step_alone() -> None:
-    room = broken(step=by_place)
-    generation.check_continue(replace(room, continues=4), TOY.case("plain"), "cpu", SEED)
-    generation.check_prefix(room, TOY.case("plain"), "cpu", SEED)
-    breaks(generation.check_continue, room, "plain")
-    breaks(generation.check_step, room, "plain")
+    info = broken(step=by_place)
+    generation.check_continue(replace(info, continues=4), TOY.case("plain"), "cpu", SEED)
+    generation.check_prefix(info, TOY.case("plain"), "cpu", SEED)
+    breaks(generation.check_continue, info, "plain")
+    breaks(generation.check_step, info, "plain")
 
 
 def test_a_function_for_a_step_that_rounds_once_more_or_less() -> None:
@@ -179,9 +179,9 @@ class Unconjugated(torch.autograd.Function):
 
 
 def test_a_complex_gradient_without_its_conjugation() -> None:
-    room = broken(step=lambda a, h, wx, place: Unconjugated.apply(a, h) + wx)
-    breaks(contract.check_errors, room, "complex")
-    contract.check_errors(room, TOY.case("state"), "cpu", SEED)
+    info = broken(step=lambda a, h, wx, place: Unconjugated.apply(a, h) + wx)
+    breaks(contract.check_errors, info, "complex")
+    contract.check_errors(info, TOY.case("state"), "cpu", SEED)
 
 
 def test_an_imaginary_part_that_is_a_little_off() -> None:
@@ -214,16 +214,16 @@ def test_no_layout_changes_the_values_of_integers(layout: str) -> None:
 
 
 def test_two_structures_that_differ_in_their_last_bits() -> None:
-    def split_at(place: int) -> Callable[[Room], Room]:
-        return lambda room: replace(room, torch=Scan(step=lambda a, h, wx, t: by_place(a, h, wx, place)))
+    def split_at(place: int) -> Callable[[OpInfo], OpInfo]:
+        return lambda info: replace(info, torch=Scan(step=lambda a, h, wx, t: by_place(a, h, wx, place)))
 
-    def whole(room: Room) -> Room:
-        return room
+    def whole(info: OpInfo) -> OpInfo:
+        return info
 
     contract.check_structures(replace(TOY, structures={"whole": whole, "again": whole}), TOY.case("plain"), "cpu", SEED)
-    room = replace(TOY, structures={"whole": split_at(0), "split": split_at(3)})
+    info = replace(TOY, structures={"whole": split_at(0), "split": split_at(3)})
     with pytest.raises(AssertionError, match="split and whole"):
-        contract.check_structures(room, TOY.case("plain"), "cpu", SEED)
+        contract.check_structures(info, TOY.case("plain"), "cpu", SEED)
 
 
 def test_a_case_without_kernels_is_left_to_the_portable_path() -> None:
@@ -261,7 +261,7 @@ def test_a_complex_gradient_of_jax_in_the_other_convention() -> None:
 
     conjugates.defvjp(lambda x: (x, None), lambda _, dy: (dy.conj(),))
     sound = TOY.jax()
-    room = replace(TOY, jax=lambda: lambda x, **arguments: sound(conjugates(x), **arguments))
+    info = replace(TOY, jax=lambda: lambda x, **arguments: sound(conjugates(x), **arguments))
     with pytest.raises(AssertionError):
-        contract.check_errors(room, TOY.case("complex"), "cpu", SEED, "jax")
-    contract.check_errors(room, TOY.case("state"), "cpu", SEED, "jax")
+        contract.check_errors(info, TOY.case("complex"), "cpu", SEED, "jax")
+    contract.check_errors(info, TOY.case("state"), "cpu", SEED, "jax")

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrograd.core.cases import Case
 from retrograd.core.op import Op
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 from retrograd.ops.functions import ops
-from retrograd.ops.rooms import room, rooms
+from retrograd.ops.infos import info, infos
 from retrograd.testing.draw import draw, options
 from retrograd.testing.integration import PassThrough
 
 OPS: dict[str, Op] = {op.name: op for op in ops()}
 
 
-def right(op: Room) -> Case:
+def right(op: OpInfo) -> Case:
     """The case that is spoiled: with the most arguments, of those in float32, which all conversions below take."""
 
     def fits(case: Case) -> bool:
@@ -79,7 +79,7 @@ NO_TENSORS: dict[str, tuple[Callable[[Tensor], Any], type[Exception], str]] = {
     "a number": (lambda t: 1.0, TypeError, "{name} is float, expected a torch.Tensor"),
     "a text": (lambda t: "x", TypeError, "{name} is str, expected a torch.Tensor"),
 }  # fmt: skip
-EACH_ARGUMENT = [pytest.param(each, name, id=f"{each.name}-{name}") for each in rooms() for name in right(each).inputs]
+EACH_ARGUMENT = [pytest.param(each, name, id=f"{each.name}-{name}") for each in infos() for name in right(each).inputs]
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "bool": (1, 0, 1.0, None, "silu", [], {}, np.True_, torch.tensor(True), 10**400),
     "float": ([1], "1e-6", None, True, 1j, {}, torch.tensor(1e-6)),
@@ -103,19 +103,19 @@ EXPECTED = {
     "ScalarType?": "a torch.dtype or None",
 }
 EACH_OPTION = [
-    pytest.param(room(op.name), name, value, EXPECTED[kind], id=f"{op.name}-{name}-{str(value)[:20]}")
+    pytest.param(info(op.name), name, value, EXPECTED[kind], id=f"{op.name}-{name}-{str(value)[:20]}")
     for op in OPS.values()
     for name, kind in op.options.items()
     for value in OPTIONS[kind]
 ]
 
 
-def arguments(op: Room) -> dict[str, Any]:
+def arguments(op: OpInfo) -> dict[str, Any]:
     case = right(op)
     return {**draw(case, "cpu", 0), **options(case)}
 
 
-def refusal(way: Callable[..., Any], op: Room, kwargs: dict[str, Any], kind: type[Exception]) -> str:
+def refusal(way: Callable[..., Any], op: OpInfo, kwargs: dict[str, Any], kind: type[Exception]) -> str:
     with pytest.raises(kind) as raised:
         way(op.torch, kwargs)
     assert raised.type is kind
@@ -125,7 +125,7 @@ def refusal(way: Callable[..., Any], op: Room, kwargs: dict[str, Any], kind: typ
 @pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors):UserWarning")
 @pytest.mark.parametrize("what", NO_TENSORS)
 @pytest.mark.parametrize(("op", "name"), EACH_ARGUMENT)
-def test_an_argument_that_is_no_tensor_with_strides_is_named(op: Room, name: str, what: str) -> None:
+def test_an_argument_that_is_no_tensor_with_strides_is_named(op: OpInfo, name: str, what: str) -> None:
     spoil, kind, text = NO_TENSORS[what]
     kwargs = arguments(op)
     kwargs[name] = spoil(kwargs[name])
@@ -134,7 +134,7 @@ def test_an_argument_that_is_no_tensor_with_strides_is_named(op: Room, name: str
 
 
 @pytest.mark.parametrize(("op", "name"), EACH_ARGUMENT)
-def test_a_tensor_on_another_device_than_the_first_is_named(op: Room, name: str) -> None:
+def test_a_tensor_on_another_device_than_the_first_is_named(op: OpInfo, name: str) -> None:
     kwargs = arguments(op)
     first, *others = (argument for argument in op.arguments if isinstance(kwargs.get(argument), Tensor))
     kwargs[name] = kwargs[name].to("meta")
@@ -144,8 +144,8 @@ def test_a_tensor_on_another_device_than_the_first_is_named(op: Room, name: str)
         assert message == f"{op.name}: device of {refused} is '{device}', expected {expected}, the device of {first}"
 
 
-@pytest.mark.parametrize("op", rooms(), ids=lambda op: op.name)
-def test_tensors_that_are_all_on_the_meta_device_have_results_there(op: Room) -> None:
+@pytest.mark.parametrize("op", infos(), ids=lambda op: op.name)
+def test_tensors_that_are_all_on_the_meta_device_have_results_there(op: OpInfo) -> None:
     kwargs = {name: v.to("meta") if isinstance(v, Tensor) else v for name, v in arguments(op).items()}
     for way in WAYS:
         results = way(op.torch, kwargs)
@@ -153,7 +153,7 @@ def test_tensors_that_are_all_on_the_meta_device_have_results_there(op: Room) ->
 
 
 @pytest.mark.parametrize(("op", "name", "value", "expected"), EACH_OPTION)
-def test_an_option_of_the_wrong_type_is_named(op: Room, name: str, value: Any, expected: str) -> None:
+def test_an_option_of_the_wrong_type_is_named(op: OpInfo, name: str, value: Any, expected: str) -> None:
     kwargs = {**arguments(op), name: value}
     type_name = f"numpy.{type(value).__name__}" if isinstance(value, np.bool) else type(value).__name__
     for way in WAYS:
@@ -174,14 +174,14 @@ def test_an_option_of_the_wrong_type_is_named(op: Room, name: str, value: Any, e
     ids=["option", "option that has no hash", "layout", "device"],
 )  # fmt: skip
 def test_a_compiled_function_says_the_same(op: str, name: str, value: Any, kind: type[Exception], text: str) -> None:
-    kwargs = {**arguments(room(op)), name: value}
-    assert refusal(compiled, room(op), kwargs, kind) == f"{op}: {text}"
+    kwargs = {**arguments(info(op)), name: value}
+    assert refusal(compiled, info(op), kwargs, kind) == f"{op}: {text}"
 
 
 @pytest.mark.parametrize("name", ["eps", "weight_offset", "group_size"])
 @pytest.mark.parametrize("value", [10**400, -(10**5000)], ids=["large", "too long to print"])
 def test_an_int_that_no_number_of_the_machine_can_hold_is_named(name: str, value: int) -> None:
-    kwargs = {**arguments(room("rms_norm")), name: value}
+    kwargs = {**arguments(info("rms_norm")), name: value}
     for way in WAYS:
-        message = refusal(way, room("rms_norm"), kwargs, ValueError)
+        message = refusal(way, info("rms_norm"), kwargs, ValueError)
         assert message.startswith(f"rms_norm: {name} is an int of {value.bit_length()} bits, expected ")

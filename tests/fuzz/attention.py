@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from retrograd.core.cases import Case
+from retrograd.opinfo.cases import Case
 from retrograd.ops.attention import reference
 from retrograd.ops.attention.cases import case
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import retrograd
 import retrograd.jax
-from retrograd.core.cases import Case, Tensor
 from retrograd.core.spec import arguments
 from retrograd.core.torch.launch import DTYPES
+from retrograd.opinfo.cases import Case, Tensor
 from retrograd.ops.attention.packed import Packed
-from retrograd.ops.rooms import NAMES, room
+from retrograd.ops.infos import NAMES, info
 from retrograd.testing.draw import draw as draw_case
 from retrograd.testing.draw import options, outputs
 from retrograd.testing.parts import PACKED, length
@@ -120,7 +120,7 @@ class Bent(Pasted):
 
     def check(self) -> None:
         """Assert that the call is refused by name or right."""
-        op, case = room(self.call.op), self.call.case
+        op, case = info(self.call.op), self.call.case
         try:
             outputs(op.torch, draw_case(case, "cpu", self.call.seed), options(case))
         except (ValueError, TypeError) as error:
@@ -196,7 +196,7 @@ def spoilt(draw: st.DrawFn, op: str, case: Case, framework: Framework, more: Seq
 
 def spoilt_arrays(op: str, case: Case, parameters: Mapping[str, Parameter], framework: Framework) -> Iterator[Change]:
     """Invalid replacements of arrays."""
-    own = room(op).op if op in NAMES else None
+    own = info(op).op if op in NAMES else None
     call = own.call if own else Packed if op == Packed.op else None
     numbers = [name for name, declared in arguments(call).items() if declared.number] if call else []
     first, *others = case.inputs
@@ -226,9 +226,9 @@ def spoilt_options(parameters: Mapping[str, Parameter]) -> Iterator[Change]:
 
 def spoilt_packing(op: str, case: Case, framework: Framework) -> Iterator[Change]:
     """Invalid values of cu_seqlens."""
-    if not room(op).time_axis or room(op).bounds.get("y") != PACKED:
+    if not info(op).time_axis or info(op).bounds.get("y") != PACKED:
         return
-    yield from spoilt_bounds(case, length(room(op), case), framework)
+    yield from spoilt_bounds(case, length(info(op), case), framework)
 
 
 def spoilt_bounds(case: Case, steps: int, framework: Framework) -> Iterator[Change]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from retrograd.core.cases import Case, Tensor
+from retrograd.opinfo.cases import Case, Tensor
 from retrograd.ops.causal_conv1d.cases import case
 
 from .sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, packed, size

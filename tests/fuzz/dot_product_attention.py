@@ -10,7 +10,7 @@ import jax
 from hypothesis import strategies as st
 
 import retrograd.jax
-from retrograd.core.cases import Case, Tensor
+from retrograd.opinfo.cases import Case, Tensor
 
 from .sizes import FLAG, KERNEL_FLOATS, bounds
 from .text import Pasted

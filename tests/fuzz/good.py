@@ -13,10 +13,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
 from retrograd.core.torch.launch import DTYPES
-from retrograd.ops.rooms import room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
+from retrograd.ops.infos import info
 from retrograd.testing.budget import FEW_DRAWS, SLACK, draws_for
 from retrograd.testing.compare import assert_same_bits, assert_within_budget, same_form
 from retrograd.testing.contract import drawn, named_outputs
@@ -58,7 +58,7 @@ class Good(Pasted):
 
     def check(self) -> None:
         """Assert that the call works."""
-        op, case = room(self.op), self.case
+        op, case = info(self.op), self.case
         draws: list[tuple[Arrays, Arrays, Arrays]] = []
         for i in range(min(draws_for(case), FEW_DRAWS)):
             inputs, gradients = drawn(op, case, "cpu", self.seed * 1000 + i)
@@ -79,7 +79,7 @@ class Good(Pasted):
         return {name: lay(self.layouts.get(name, DENSE), tensor) for name, tensor in tensors.items()}
 
 
-def as_in_float32(op: Room, case: Case, inputs: Arrays, gradients: list[Tensor], exact: Arrays) -> Arrays:
+def as_in_float32(op: OpInfo, case: Case, inputs: Arrays, gradients: list[Tensor], exact: Arrays) -> Arrays:
     """The error budget in float64, where the reference has no error: 2^-29 of its error in float32.
 
     If another order of additions rounds more in every dtype, the op's file defines `in_float32` with that order.
@@ -103,7 +103,7 @@ def lay(layout: str, tensor: Tensor) -> Tensor:
     return laid_out(layout, {"": tensor})[""] if layout in LAYOUTS else tensor
 
 
-def repeated(way: str, op: Room, case: Case, inputs: Arrays, gradients: list[Tensor]) -> Arrays:
+def repeated(way: str, op: OpInfo, case: Case, inputs: Arrays, gradients: list[Tensor]) -> Arrays:
     """The same call on one of WAYS."""
     if way == "as a subclass":
         inputs = {name: tensor.as_subclass(Subclass) for name, tensor in inputs.items()}
@@ -119,8 +119,8 @@ def file_of(op: str) -> ModuleType | None:
 
 
 def cases_of(op: str) -> st.SearchStrategy[Case]:
-    """The good calls of an op: `cases` of the file of its name; those of its room's small cases where it has none."""
-    file, one = file_of(op), room(op)
+    """The good calls of an op: `cases` of the file of its name; the op's small cases where it has none."""
+    file, one = file_of(op), info(op)
     small = [case for case in one.tagged("test") if one.is_representative(case)]
     cases: st.SearchStrategy[Case] = st.sampled_from(small) if file is None else file.cases()
     return cases.map(lambda case: replace(case, shape={}))  # arrays that the call does not read are not printed
@@ -131,7 +131,7 @@ def good(draw: st.DrawFn, op: str) -> Good:
     """A good call of an op, with tensors of any layout."""
     case = draw(cases_of(op))
     names = (*case.inputs, output_name(0), output_name(1))
-    never = REPEATING if room(op).gradients_only else frozenset[str]()
+    never = REPEATING if info(op).gradients_only else frozenset[str]()
     layouts = {}
     for name in names:
         allowed = (DENSE, NEGATED, *(layout for layout in LAYOUTS if name not in case.inputs or layout not in never))

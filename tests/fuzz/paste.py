@@ -2,7 +2,7 @@
 
 from math import inf
 
-from retrograd.core.cases import Case, Tensor
+from retrograd.opinfo.cases import Case, Tensor
 
 from .bad import Bad, Bent
 from .dot_product_attention import BesideJax

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from retrograd.core.cases import Case
+from retrograd.opinfo.cases import Case
 from retrograd.ops.rms_norm.cases import case
 
 from .sizes import FLAG, KERNEL_FLOATS, doubled, flags, size

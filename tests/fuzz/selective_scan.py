@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from retrograd.core.cases import Case, Tensor
+from retrograd.opinfo.cases import Case, Tensor
 from retrograd.ops.selective_scan.cases import MAMBA, case
 
 from .sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, size

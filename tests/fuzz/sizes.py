@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from retrograd.core.cases import Case, Tensor
+from retrograd.opinfo.cases import Case, Tensor
 
 KERNEL_FLOATS = st.sampled_from(("float32", "bfloat16", "float16"))
 FLAG = st.booleans()

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from retrograd.core.cases import Case, Tensor
+from retrograd.opinfo.cases import Case, Tensor
 from retrograd.ops.ssd import reference
 from retrograd.ops.ssd.cases import MAMBA, case
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("hypothesis")
 
-from retrograd.ops.rooms import NAMES
+from retrograd.ops.infos import NAMES
 from retrograd.testing.verify import Framework
 
 from .bad import UPDATES, Bad, Bent, bad, bad_function, bad_update, bent

@@ -12,9 +12,9 @@ pytest.importorskip("hypothesis")
 from hypothesis import strategies as st
 from torch import Tensor
 
-from retrograd.core.cases import Case
-from retrograd.core.cases import Tensor as Drawn
-from retrograd.ops.rooms import NAMES, room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.cases import Tensor as Drawn
+from retrograd.ops.infos import NAMES, info
 
 from . import bad as bads
 from . import good as goods
@@ -36,7 +36,7 @@ def test_the_text_of_a_call_makes_it_again(op: str, seed: int) -> None:
 
 def test_an_op_without_a_file_has_its_small_cases_drawn(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(goods, "find_spec", lambda name: None)
-    small = {case.name for case in room("rms_norm").tagged("strided")}
+    small = {case.name for case in info("rms_norm").tagged("strided")}
     drawn = set()
     each(good("rms_norm"), 20, seed, lambda call: drawn.add(call.case.name))
     assert len(drawn) > 1
@@ -44,25 +44,25 @@ def test_an_op_without_a_file_has_its_small_cases_drawn(monkeypatch: pytest.Monk
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
-    monkeypatch.setattr(goods, "room", lambda name: replace(room(name), torch=function))
+    monkeypatch.setattr(goods, "info", lambda name: replace(info(name), torch=function))
 
 
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     PLAIN.check()
-    broken(monkeypatch, lambda x, weight: room("rms_norm").torch(x, weight) * 1.001)
+    broken(monkeypatch, lambda x, weight: info("rms_norm").torch(x, weight) * 1.001)
     with pytest.raises(AssertionError, match="rms_norm"):
         PLAIN.check()
 
 
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken(monkeypatch, lambda x, weight: room("rms_norm").torch(x, weight.detach() + 0 * weight))
+    broken(monkeypatch, lambda x, weight: info("rms_norm").torch(x, weight.detach() + 0 * weight))
     with pytest.raises(AssertionError, match="d weight"):
         PLAIN.check()
 
 
 def test_a_wrong_stride_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def as_if_dense(x: Tensor, weight: Tensor) -> Any:
-        return room("rms_norm").torch(x.as_strided(x.shape, (x.shape[1], 1)), weight)
+        return info("rms_norm").torch(x.as_strided(x.shape, (x.shape[1], 1)), weight)
 
     broken(monkeypatch, as_if_dense)
     PLAIN.check()
@@ -88,8 +88,8 @@ def test_an_array_that_is_spread_where_it_should_not_is_found(monkeypatch: pytes
     inputs = {**PLAIN.case.inputs, "weight": Drawn((1,), "float32")}
     call = Bent(replace(PLAIN, case=replace(PLAIN.case, inputs=inputs)))
     call.check()
-    taking = replace(room("rms_norm"), torch=lambda x, weight: room("rms_norm").torch(x, weight.abs().expand(8)))
-    monkeypatch.setattr(bads, "room", lambda name: taking)
-    monkeypatch.setattr(goods, "room", lambda name: taking)
+    taking = replace(info("rms_norm"), torch=lambda x, weight: info("rms_norm").torch(x, weight.abs().expand(8)))
+    monkeypatch.setattr(bads, "info", lambda name: taking)
+    monkeypatch.setattr(goods, "info", lambda name: taking)
     with pytest.raises(AssertionError):
         call.check()

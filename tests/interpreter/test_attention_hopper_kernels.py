@@ -10,13 +10,13 @@ import torch
 from gluon_in_python import emulated
 
 from retrograd.ops.attention.cases import case, ids
-from retrograd.ops.rooms import room
+from retrograd.ops.infos import info
 from retrograd.testing import contract
 from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.draw import call, options
 from retrograd.testing.interpreter import interpreted
 
-ON_HOPPER = room("attention").variant(only="hopper")
+ON_HOPPER = info("attention").variant(only="hopper")
 BOUNDS = (3, 4, 4, 150, 290)
 CASES = {
     "full": case("full", (1, 150, 200, 2, 1, 64), dtype="float16", return_lse=True),

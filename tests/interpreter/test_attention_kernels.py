@@ -13,18 +13,18 @@ import triton.language as tl
 
 from retrograd import attention, attention_qkvpacked
 from retrograd.core.arch import SUPPORTED
-from retrograd.core.room import Room
 from retrograd.core.torch.launch import Runner
+from retrograd.opinfo.info import OpInfo
 from retrograd.ops.attention.hopper.tiles import list_places
 from retrograd.ops.attention.triton.pairs import owner_of
 from retrograd.ops.attention.triton.plan import Plan, Tile
-from retrograd.ops.rooms import room
+from retrograd.ops.infos import info
 from retrograd.testing import contract
 from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.draw import call, options
 from retrograd.testing.interpreter import Interpreter, as_float16, interpreted, launched_by
 
-ATTENTION = room("attention")
+ATTENTION = info("attention")
 SMALL = Plan(Tile(32, 32, 4), Tile(16, 32, 4), Tile(16, 32, 4), Tile(16, 32, 4))
 MOST_DRAWS = 1  # of a case: errors beyond rounding show in one draw, and the interpreter is slow
 BOTH = ("sm_80", "sm_90")  # by strides, and through tensor descriptors
@@ -32,7 +32,7 @@ ARCHES = pytest.mark.parametrize("arch", BOTH)
 MOSTLY_DESCRIBED = pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 
 
-def with_small_tiles() -> Room:
+def with_small_tiles() -> OpInfo:
     assert ATTENTION.op is not None
     return replace(ATTENTION, op=replace(ATTENTION.op, replan=lambda _: SMALL)).variant()
 

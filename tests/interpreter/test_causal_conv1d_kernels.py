@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 from retrograd.ops.causal_conv1d.cases import case as case_of
-from retrograd.ops.causal_conv1d.room import ROOM
+from retrograd.ops.causal_conv1d.info import INFO
 from retrograd.ops.causal_conv1d.triton.plan import Plan, Vectors, Walk
 from retrograd.testing import contract
 from retrograd.testing.compare import assert_same_bits, assert_within_budget
@@ -21,7 +21,7 @@ from retrograd.testing.interpreter import as_float16
 
 pytestmark = pytest.mark.slow  # test_kernels.py runs the contract every time
 
-EACH = [pytest.param(as_float16(ROOM.case(name)), id=name) for name in ("width_3", "states", "packed_states")]
+EACH = [pytest.param(as_float16(INFO.case(name)), id=name) for name in ("width_3", "states", "packed_states")]
 
 
 def long(T: int, dtype: str) -> Case:
@@ -37,7 +37,7 @@ def smaller(planned: Plan) -> Plan:
     return Plan(walk, vectors)
 
 
-SMALL = ROOM.variant(replan=smaller)
+SMALL = INFO.variant(replan=smaller)
 
 
 def in_time(tensor: Tensor) -> Tensor:
@@ -57,8 +57,8 @@ LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 }
 
 
-def run(room: Room, case: Case, inputs: Arrays, gradients: list[Tensor]) -> Arrays:
-    return call(room.torch, inputs, options(case), gradients)
+def run(info: OpInfo, case: Case, inputs: Arrays, gradients: list[Tensor]) -> Arrays:
+    return call(info.torch, inputs, options(case), gradients)
 
 
 @pytest.mark.parametrize("case", EACH)
@@ -71,13 +71,13 @@ def test_many_programs_keep_the_error_budget(case: Case, seed: int) -> None:
 def test_kernels_follow_the_strides(layout: str, T: int, seed: int) -> None:
     case = long(T, "float32" if T == 24 else "float16")
     lay_x, lay_dy = LAYOUTS[layout]
-    inputs, (dy, dfinal) = contract.drawn(ROOM, case, "cpu", seed)
-    dense = run(ROOM, case, inputs, [dy, dfinal])
+    inputs, (dy, dfinal) = contract.drawn(INFO, case, "cpu", seed)
+    dense = run(INFO, case, inputs, [dy, dfinal])
     laid = inputs | {"x": lay_x(inputs["x"])}
     found = run(SMALL, case, laid, [lay_dy(dy), dfinal])
     per_row = ("y", "output 1", "d x", "d initial_state")
     assert_same_bits({n: found[n] for n in per_row}, {n: dense[n] for n in per_row}, f"{layout}, T={T}")
-    plain, exact = plain_and_exact(ROOM.reference, case, laid, [dy, dfinal])
+    plain, exact = plain_and_exact(INFO.reference, case, laid, [dy, dfinal])
     assert_within_budget([(found, plain, exact)], f"{layout}, T={T}")
 
 
@@ -85,7 +85,7 @@ def test_contiguous_time_takes_its_own_kernels() -> None:
     def without_walks(planned: Plan) -> Plan:
         return replace(planned, walk=None)  # type: ignore[arg-type]
 
-    conv = ROOM.variant(replan=without_walks).torch
+    conv = INFO.variant(replan=without_walks).torch
     x, weight = torch.randn(2, 16, 8), torch.randn(8, 4)
     conv(in_time(x).requires_grad_(), weight, activation="silu").sum().backward()
     with pytest.raises(AttributeError, match="'NoneType'"):
@@ -100,8 +100,8 @@ def test_whatever_cu_seqlens_holds_every_element_is_written(bounds: tuple[int, .
     x, weight, state = (torch.randn(s, generator=generator).requires_grad_() for s in ((1, 12, 4), (4, 4), (S, 4, 3)))
     cu_seqlens = torch.tensor(bounds, dtype=torch.int32)
 
-    def run_all(room: Room) -> list[Tensor]:
-        y, final = room.torch(
+    def run_all(info: OpInfo) -> list[Tensor]:
+        y, final = info.torch(
             x, weight, torch.ones(4), activation="silu", initial_state=state, cu_seqlens=cu_seqlens,
             return_final_state=True,
         )  # fmt: skip
@@ -111,7 +111,7 @@ def test_whatever_cu_seqlens_holds_every_element_is_written(bounds: tuple[int, .
     # The interpreter's tensors are on the CPU, where such boundaries are refused; on a GPU they are not checked.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("retrograd.core.torch.passes.check_nondecreasing", lambda *_: None)
-        outputs = run_all(SMALL if small else ROOM)
+        outputs = run_all(SMALL if small else INFO)
     assert all(torch.isfinite(t).all() for t in outputs)
     outside = [t for t in range(12) if t < bounds[0] or t >= bounds[-1]]
     assert not outputs[0][:, outside].any()
@@ -121,5 +121,5 @@ def test_whatever_cu_seqlens_holds_every_element_is_written(bounds: tuple[int, .
 def test_sequences_may_be_cut_from_a_wider_array_of_numbers(seed: int) -> None:
     x, weight = (torch.randn(s, generator=torch.Generator().manual_seed(seed)) for s in ((1, 12, 4), (4, 4)))
     bounds = torch.tensor([0, -1, 5, -1, 12, -1], dtype=torch.int32)
-    strided = ROOM.torch(x, weight, cu_seqlens=bounds[::2])
-    assert torch.equal(strided, ROOM.torch(x, weight, cu_seqlens=bounds[::2].contiguous()))
+    strided = INFO.torch(x, weight, cu_seqlens=bounds[::2])
+    assert torch.equal(strided, INFO.torch(x, weight, cu_seqlens=bounds[::2].contiguous()))

@@ -13,7 +13,7 @@ import pytest
 import triton.language as tl
 
 from retrograd.core.kernels import numerics
-from retrograd.ops.rms_norm.room import ROOM
+from retrograd.ops.rms_norm.info import INFO
 from retrograd.ops.rms_norm.triton import backward, forward, launches, plan
 from retrograd.testing import contract
 from retrograd.testing.interpreter import as_float16, forget_plans
@@ -27,7 +27,7 @@ Broken = Callable[..., Any]
 def check(case: str, which: Callable[..., None] = contract.check_errors, **arguments: Any) -> None:
     """Run one check of the contract on a case, with a new plan."""
     forget_plans()
-    which(ROOM, as_float16(ROOM.case(case)), device="cpu", seed=SEED, **arguments)
+    which(INFO, as_float16(INFO.case(case)), device="cpu", seed=SEED, **arguments)
 
 
 def breaks(

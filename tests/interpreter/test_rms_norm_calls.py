@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rms_norm_calls import COLUMNS, calls
 
-from retrograd.core.cases import Case
-from retrograd.ops.rms_norm.room import ROOM
+from retrograd.opinfo.cases import Case
+from retrograd.ops.rms_norm.info import INFO
 from retrograd.testing import contract
 
 # float16 replaces bfloat16, which the interpreter truncates.
@@ -24,5 +24,5 @@ PATIENT = settings(
 @PATIENT
 @given(calls(KERNELS, COLUMNS[1:]), st.integers(0, 10**6))
 def test_any_call_keeps_the_error_budget_and_its_rows_apart(case: Case, seed: int) -> None:
-    contract.check_errors(ROOM, case, "cpu", seed)
-    contract.check_batch_invariance(ROOM, case, "cpu", seed)
+    contract.check_errors(INFO, case, "cpu", seed)
+    contract.check_batch_invariance(INFO, case, "cpu", seed)

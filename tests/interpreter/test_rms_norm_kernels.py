@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from retrograd import rms_norm
-from retrograd.core.cases import Case
-from retrograd.ops.rms_norm.room import ROOM
+from retrograd.opinfo.cases import Case
+from retrograd.ops.rms_norm.info import INFO
 from retrograd.ops.rms_norm.triton import plan
 from retrograd.testing import contract
 from retrograd.testing.budget import draws_for
@@ -35,14 +35,14 @@ def interpreted(every_run: Callable[[str, Case], bool]) -> pytest.MarkDecorator:
                 marks=() if every_run(tiles, case) else pytest.mark.slow,
             )
             for tiles in ("whole", "in-parts")
-            for case in ROOM.tagged("interpreter")
+            for case in INFO.tagged("interpreter")
         ],
         indirect=["_small_tiles"],
     )
 
 
 STRIDED = [
-    pytest.param(as_float16(ROOM.case(name)), layout, id=f"{name}-{layout}", marks=() if now else pytest.mark.slow)
+    pytest.param(as_float16(INFO.case(name)), layout, id=f"{name}-{layout}", marks=() if now else pytest.mark.slow)
     for name, now in (
         ("plain", True),
         ("gate_after", True),
@@ -81,20 +81,20 @@ def smaller(original: Callable[..., plan.Tile], fields: dict[str, int]) -> Calla
 @interpreted(lambda tiles, case: case.name in TELLING or bool(case.options.get("group_size")))
 @pytest.mark.usefixtures("_small_tiles")
 def test_many_tiles_and_programs_keep_the_error_budget(case: Case, seed: int) -> None:
-    contract.check_errors(ROOM, case, "cpu", seed, most_draws=MOST_DRAWS)
+    contract.check_errors(INFO, case, "cpu", seed, most_draws=MOST_DRAWS)
 
 
 @interpreted(lambda tiles, case: case.name in TELLING[1:])
 @pytest.mark.usefixtures("_small_tiles")
 def test_many_tiles_and_programs_give_a_row_the_same_bits_in_every_batch(case: Case, seed: int) -> None:
-    contract.check_batch_invariance(ROOM, case, "cpu", seed)
+    contract.check_batch_invariance(INFO, case, "cpu", seed)
 
 
 @pytest.mark.usefixtures("_small_tiles")
 @pytest.mark.parametrize("_small_tiles", ["whole", "in-parts"], indirect=True)
 @pytest.mark.parametrize(("case", "layout"), STRIDED)
 def test_many_tiles_and_programs_reach_strided_arrays(case: Case, layout: str, seed: int) -> None:
-    contract.check_layout(ROOM, case, layout, "cpu", seed)
+    contract.check_layout(INFO, case, layout, "cpu", seed)
 
 
 def packed_heads(tensor: Tensor) -> Tensor:
@@ -120,14 +120,14 @@ def one_element(tensor: Tensor) -> Tensor:
 def test_heads_are_normalised_where_they_lie(
     name: str, layout: Callable[[Tensor], Tensor], gradient: Callable[[Tensor], Tensor], seed: int
 ) -> None:
-    case = as_float16(ROOM.case(name))
+    case = as_float16(INFO.case(name))
     draws: list[tuple[Arrays, Arrays, Arrays]] = []
     for i in range(draws_for(case)):
-        inputs, (dy,) = contract.drawn(ROOM, case, "cpu", seed * 1000 + i)
+        inputs, (dy,) = contract.drawn(INFO, case, "cpu", seed * 1000 + i)
         inputs, dy = inputs | {"x": layout(inputs["x"])}, gradient(dy)
         assert not inputs["x"].is_contiguous()
-        plain, exact = plain_and_exact(ROOM.reference, case, inputs, [dy])
-        draws.append((call(ROOM.torch, inputs, options(case), [dy]), plain, exact))
+        plain, exact = plain_and_exact(INFO.reference, case, inputs, [dy])
+        draws.append((call(INFO.torch, inputs, options(case), [dy]), plain, exact))
     assert_within_budget(draws, f"{name}: x {layout.__name__}, dy {gradient.__name__}")
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from retrograd.core.arch import SUPPORTED
-from retrograd.core.cases import Case
 from retrograd.core.program import Layout
-from retrograd.core.room import spec_of
 from retrograd.core.torch.launch import interpret
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import spec_of
 from retrograd.ops.selective_scan import reference
 from retrograd.ops.selective_scan.cases import CASES
 from retrograd.ops.selective_scan.op import OP

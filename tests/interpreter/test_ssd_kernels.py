@@ -14,15 +14,15 @@ import triton
 import triton.language as tl
 
 from retrograd.core.arch import SUPPORTED
-from retrograd.core.cases import Case
 from retrograd.core.program import Program
-from retrograd.core.room import Room, spec_of
 from retrograd.core.torch.launch import interpret
 from retrograd.core.xp import torch_namespace
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo, spec_of
 from retrograd.ops.ssd import reference
 from retrograd.ops.ssd.cases import ALL, case
 from retrograd.ops.ssd.hopper.plan import PLACE
-from retrograd.ops.ssd.room import ROOM
+from retrograd.ops.ssd.info import INFO
 from retrograd.ops.ssd.triton.blocks import bounds_of, first_place, owner_of
 from retrograd.testing import contract
 from retrograd.testing.compare import assert_within_budget
@@ -40,12 +40,12 @@ STEPS = 16  # of a place
 SLACK = {"float16": 2.0**6, "float32": 2.0**12}
 
 
-def check(tried: Case, seed: int, room: Room = ROOM) -> None:
+def check(tried: Case, seed: int, info: OpInfo = INFO) -> None:
     """One draw: what the contract judges closely, of more heads, takes the interpreter minutes."""
     tried = as_float16(tried)
-    inputs, gradients = contract.drawn(ROOM, tried, "cpu", seed)
-    plain, exact = plain_and_exact(ROOM.reference, tried, inputs, gradients, ROOM.plain)
-    found = call(room.torch, inputs, options(tried), gradients)
+    inputs, gradients = contract.drawn(INFO, tried, "cpu", seed)
+    plain, exact = plain_and_exact(INFO.reference, tried, inputs, gradients, INFO.plain)
+    found = call(info.torch, inputs, options(tried), gradients)
     assert_within_budget([(found, plain, exact)], tried.name, SLACK[tried.inputs["x"].dtype])
 
 
@@ -76,7 +76,7 @@ def test_kernels_write_every_element_and_take_all_that_belongs_to_it(tried: Case
 
 
 def test_heads_of_a_group_may_take_several_programs(seed: int) -> None:
-    few = ROOM.variant(replan=lambda tile: replace(tile, heads=2, prepared_heads=2))
+    few = INFO.variant(replan=lambda tile: replace(tile, heads=2, prepared_heads=2))
     check(case("heads", (1, 10, 3, 4, 1, 4), **FP32), seed, few)
 
 
@@ -86,7 +86,7 @@ def test_a_decay_to_nothing_forgets_all_and_spoils_nothing(rate: float, length: 
 
 
 def test_a_gradient_through_the_final_state_alone_keeps_its_digits() -> None:
-    check_decayed(ROOM.torch)
+    check_decayed(INFO.torch)
 
 
 @triton.jit
@@ -130,11 +130,11 @@ def test_each_of_many_sequences_has_the_places_of_its_steps_and_no_other_has_the
 def test_steps_outside_of_any_sequence_get_zeros(bounds: tuple[int, ...], seed: int) -> None:
     """No numbers keep a GPU from giving numbers, and from writing all of them."""
     tried = as_float16(case("outside", (1, 34, 2, 4, 1, 4), cu_seqlens=(0,) * len(bounds), **ALL))
-    inputs, gradients = contract.drawn(ROOM, tried, "cpu", seed)
+    inputs, gradients = contract.drawn(INFO, tried, "cpu", seed)
     inputs["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("retrograd.core.torch.passes.check_nondecreasing", lambda *_: None)
-        made = call(ROOM.torch, inputs, options(tried), gradients)
+        made = call(INFO.torch, inputs, options(tried), gradients)
     for name, tensor in made.items():
         assert torch.isfinite(tensor).all(), name
         if name in ("y", "d x", "d dt", "d B", "d C", "d z"):
@@ -146,9 +146,9 @@ def test_the_states_between_kept_ones_are_those_of_the_definition(seed: int) -> 
     """With N over 128 every second place has a kept state; the backward pass on Hopper finds the others."""
     bounds = (3, 3, 200, 590)
     tried = as_float16(case("between", (1, 600, 3, 64, 1, 256), cu_seqlens=bounds, initial_state=True))
-    inputs, _ = contract.drawn(ROOM, tried, "cpu", seed)
+    inputs, _ = contract.drawn(INFO, tried, "cpu", seed)
     inputs["initial_state"] *= 0.1
-    op = ROOM.structures["spans of a place"](ROOM).op  # all heads in one program
+    op = INFO.structures["spans of a place"](INFO).op  # all heads in one program
     assert op is not None
     spec = spec_of(op, tried)
     states = op.forward(spec).portable(torch_namespace(), inputs)["states"]

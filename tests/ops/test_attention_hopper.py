@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.build import build
-from retrograd.core.cases import Case
 from retrograd.core.op import Backward, Forward
 from retrograd.core.program import Layout, dense
-from retrograd.core.room import spec_of
 from retrograd.core.spec import Pass
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import spec_of
 from retrograd.ops.attention.cases import case
 from retrograd.ops.attention.hopper import tiles
 from retrograd.ops.attention.hopper.plan import FORWARD

@@ -12,13 +12,13 @@ import torch
 from retrograd import linear_scan
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
-from retrograd.core.cases import Case, Tensor
 from retrograd.core.spec import Param
 from retrograd.core.xp import jax_namespace, torch_namespace
+from retrograd.opinfo.cases import Case, Tensor
 from retrograd.ops.linear_scan import portable, reference
 from retrograd.ops.linear_scan.cases import case as named
+from retrograd.ops.linear_scan.info import INFO
 from retrograd.ops.linear_scan.op import OP
-from retrograd.ops.linear_scan.room import ROOM
 from retrograd.ops.linear_scan.triton import plan
 from retrograd.testing import contract
 from retrograd.testing.draw import draw
@@ -42,7 +42,7 @@ def test_gradients_are_those_of_finite_differences(function: Any, dtype: torch.d
     assert torch.autograd.gradcheck(call, (a, b, state))
 
 
-@pytest.mark.parametrize("case", ROOM.tagged("strided"), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", INFO.tagged("strided"), ids=lambda case: case.name)
 def test_the_portable_path_gives_the_same_in_both_frameworks(case: Case, seed: int) -> None:
     inputs = {k: t.float() if t.dtype == torch.bfloat16 else t for k, t in draw(case, "cpu", seed).items()}
     params = {name: Param(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in inputs.items()}
@@ -116,13 +116,13 @@ def test_what_does_not_fit_together_is_refused_by_name(change: dict[str, Any], t
 @pytest.mark.parametrize("arch", SUPPORTED)
 @pytest.mark.parametrize("name", COMPILED)
 def test_kernels_compile_without_spilling(name: str, arch: str) -> None:
-    for program in ROOM.programs(ROOM.case(name), SUPPORTED[arch]) or ():
+    for program in INFO.programs(INFO.case(name), SUPPORTED[arch]) or ():
         for launch in program.launches:
             found = resources(build(launch, program.arrays, SUPPORTED[arch]))
             assert found.spills == 0, f"{name}, {arch}: {launch.kernel.__name__} spills: {found}"
 
 
-@pytest.mark.parametrize("case", ROOM.tagged("bench"), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", INFO.tagged("bench"), ids=lambda case: case.name)
 def test_tiles_do_not_depend_on_how_many_or_how_long_sequences_are(case: Case) -> None:
     D = case.inputs["b"].shape[2]
     for which in (plan.forward, plan.backward):
@@ -139,4 +139,4 @@ def test_errors_do_not_add_up_along_a_sequence_that_remembers_thousands_of_steps
 ) -> None:
     shape = (1, 3000, 16)
     remembers = named("remembers", shape, decay=Tensor(shape, "float32", mean=0.9997, std=0.0))
-    contract.check_errors(ROOM, remembers, "cpu", seed, framework)
+    contract.check_errors(INFO, remembers, "cpu", seed, framework)

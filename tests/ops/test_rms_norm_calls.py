@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rms_norm_calls import calls
 
-from retrograd.core.cases import Case
-from retrograd.ops.rms_norm.room import ROOM
+from retrograd.opinfo.cases import Case
+from retrograd.ops.rms_norm.info import INFO
 from retrograd.testing import contract, integration
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -20,6 +20,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 @settings(max_examples=20, deadline=None, database=None)
 @given(calls(DTYPES), st.integers(0, 10**6))
 def test_any_call_keeps_the_error_budget_and_its_rows_apart(case: Case, seed: int) -> None:
-    contract.check_errors(ROOM, case, "cpu", seed)
-    contract.check_batch_invariance(ROOM, case, "cpu", seed)
-    integration.check_operator(ROOM, case, "cpu", seed)
+    contract.check_errors(INFO, case, "cpu", seed)
+    contract.check_batch_invariance(INFO, case, "cpu", seed)
+    integration.check_operator(INFO, case, "cpu", seed)

@@ -9,13 +9,13 @@ import torch
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
-from retrograd.core.cases import Case
 from retrograd.core.program import Layout, Program
-from retrograd.core.room import spec_of
 from retrograd.core.spec import Param
 from retrograd.core.torch.launch import DTYPES, key, layouts
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import spec_of
+from retrograd.ops.rms_norm.info import INFO
 from retrograd.ops.rms_norm.op import OP
-from retrograd.ops.rms_norm.room import ROOM
 from retrograd.testing.layouts import LAYOUTS
 from retrograd.testing.resources import reductions
 
@@ -56,13 +56,13 @@ def sums(case: Case, layout: str | None) -> list[list[str]]:
     ],
 )
 def test_a_row_is_added_up_in_the_same_order(name: str, layout: str) -> None:
-    assert sums(ROOM.case(name), layout) == sums(ROOM.case(name), None)
+    assert sums(INFO.case(name), layout) == sums(INFO.case(name), None)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_dense_columns_are_read_where_they_lie(layout: str) -> None:
     copied = {
-        array.name for program in programs(ROOM.case("gpu_4096"), layout) for array in program.inputs if array.copied
+        array.name for program in programs(INFO.case("gpu_4096"), layout) for array in program.inputs if array.copied
     }
     expected = {"x", "dy"} if layout in COPIED else set()
     assert copied - {"weight", "rstd"} == expected

@@ -10,8 +10,8 @@ import torch
 from selective_scan_calls import call, packed_and_alone
 from torch import Tensor
 
-from retrograd.core.cases import Case
 from retrograd.core.xp import torch_namespace
+from retrograd.opinfo.cases import Case
 from retrograd.ops.selective_scan import reference
 from retrograd.ops.selective_scan.cases import CASES
 from retrograd.testing.compare import assert_same_bits

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.core.room import spec_of
+from retrograd.opinfo.info import spec_of
 from retrograd.ops.selective_scan.cases import bench
 from retrograd.ops.selective_scan.hopper import spans
 from retrograd.ops.selective_scan.hopper.launches import channels_of

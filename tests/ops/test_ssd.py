@@ -18,13 +18,13 @@ from torch import Tensor
 
 from retrograd import selective_scan, ssd, ssd_update
 from retrograd.core.arch import SUPPORTED
-from retrograd.core.cases import Case
 from retrograd.core.spec import Param
 from retrograd.jax import ssd as jax_ssd
+from retrograd.opinfo.cases import Case
 from retrograd.ops.ssd import reference
 from retrograd.ops.ssd.cases import ALL, case
+from retrograd.ops.ssd.info import INFO
 from retrograd.ops.ssd.op import OP, Spec
-from retrograd.ops.ssd.room import ROOM
 from retrograd.ops.ssd.steps import Update, check
 from retrograd.testing import contract
 from retrograd.testing.draw import call, draw, draw_gradients, leaves, options, upcast
@@ -260,8 +260,8 @@ def test_with_one_decay_a_head_it_is_the_selective_scan(tried: Case, seed: int) 
 
 @pytest.mark.parametrize("name", ["odd", "groups", "packed", "strong_decay", "wide_skip", "no_steps"])
 def test_by_blocks_in_float64_the_definition_is_the_same(name: str, seed: int) -> None:
-    tried = ROOM.case(name)
-    inputs, gradients = contract.drawn(ROOM, tried, "cpu", seed)
+    tried = INFO.case(name)
+    inputs, gradients = contract.drawn(INFO, tried, "cpu", seed)
     exact = {name: upcast(tensor) for name, tensor in inputs.items()}
     both = [
         call(partial(reference.ssd, scan=scan), exact, options(tried, torch.float64), [upcast(g) for g in gradients])
@@ -307,7 +307,7 @@ def test_so_it_does_in_jax() -> None:
 def test_what_grows_keeps_its_error_budget(dtype: str, seed: int) -> None:
     tried = case("growth", (1, 80, 64, 2, 1, 4), dtype=dtype, initial_state=True, return_final_state=True)
     A = replace(tried.inputs["A"], mean=0.5, std=0.1, law="normal")
-    contract.check_errors(ROOM, replace(tried, inputs={**tried.inputs, "A": A}), "cpu", seed)
+    contract.check_errors(INFO, replace(tried, inputs={**tried.inputs, "A": A}), "cpu", seed)
 
 
 @pytest.mark.parametrize("limit", [(0.0, 1e39), (-1e300, 10**300), (-(2**200), 2**100), (0, 3.5e38)])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.program import Layout, dense
-from retrograd.core.room import spec_of
 from retrograd.core.spec import Pass
-from retrograd.ops.rooms import room
+from retrograd.opinfo.info import spec_of
+from retrograd.ops.infos import info
 from retrograd.ops.ssd.cases import MAMBA, case
 from retrograd.ops.ssd.hopper import launches, plan
 from retrograd.ops.ssd.op import OP, Spec
@@ -119,7 +119,7 @@ def test_a_plan_is_cut_again_by_a_share_of_its_walks() -> None:
 
 def test_walks_that_are_cut_launch_what_finds_their_spans_beginnings() -> None:
     def kernels(shape: tuple[int, int, int, int, int, int]) -> list[str]:
-        return [one.kernel.__name__ for _, one in programs.launches(room("ssd"), case("call", shape), HOPPER)]
+        return [one.kernel.__name__ for _, one in programs.launches(info("ssd"), case("call", shape), HOPPER)]
 
     assert kernels((1, 1024, 24, 64, 1, 128))[:3] == ["prepare", "ahead", "walk"]
     assert kernels((1, 128, 24, 64, 1, 128))[:2] == ["prepare", "walk"]
@@ -134,7 +134,7 @@ def test_the_walk_ahead_takes_so_few_states_a_program_that_each_has_a_multiproce
 
 def test_with_more_than_128_states_every_second_place_has_a_kept_one_and_the_backward_pass_finds_the_others() -> None:
     call = case("call", (1, 1024, 24, 64, 1, 256))
-    kernels = [one.kernel.__name__ for _, one in programs.launches(room("ssd"), call, HOPPER)]
+    kernels = [one.kernel.__name__ for _, one in programs.launches(info("ssd"), call, HOPPER)]
     assert kernels.count("middle") == 1
     checked = spec((1, 1024, 24, 64, 1, 256))
     program = OP.backward(checked, frozenset()).program({}, HOPPER)
@@ -151,7 +151,7 @@ def test_the_programs_that_sum_over_heads_take_all_of_their_blocks(batch: int, h
     checked = spec(shape)
     blocks, places = plan.head_blocks(checked), batch * -(-time // 128)  # one group
     assert (blocks - 1) * plan.heads(checked) < heads <= blocks * plan.heads(checked)
-    all_launches = programs.launches(room("ssd"), case("call", shape), HOPPER)
+    all_launches = programs.launches(info("ssd"), case("call", shape), HOPPER)
     found = [one for _, one in all_launches if one.kernel.__name__ == "pairs"]
     for one in found:
         each = one.scalars["each"]
@@ -169,7 +169,7 @@ def test_a_program_takes_several_blocks_of_heads_where_there_are_programs_enough
 @given(st.integers(1, 9), st.integers(1, 200), st.integers(129, 70_000))
 def test_the_programs_that_find_the_states_between_kept_ones_take_all_heads(batch: int, heads: int, time: int) -> None:
     checked = spec((batch, time, heads, 64, 1, 256))
-    all_launches = programs.launches(room("ssd"), case("call", (batch, time, heads, 64, 1, 256)), HOPPER)
+    all_launches = programs.launches(info("ssd"), case("call", (batch, time, heads, 64, 1, 256)), HOPPER)
     (found,) = [one for _, one in all_launches if one.kernel.__name__ == "middle"]
     each = found.scalars["each"]
     assert isinstance(each, int)

@@ -35,9 +35,9 @@ model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
 a = torch.rand(1, 4, 2, requires_grad=True)
 retrograd.linear_scan(a, a).sum().backward()
 jax.grad(lambda x: retrograd.jax.rms_norm(x).sum())(jax.numpy.ones((2, 4)))
-from retrograd.ops.rooms import NAMES, room
+from retrograd.ops.infos import NAMES, info
 for name in NAMES:  # as `retrograd check` and `bench` load them
-    room(name)
+    info(name)
 from retrograd.cli.info import info
 info()
 """

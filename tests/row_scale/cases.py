@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retrograd.core.cases import Case, Tensor
+from retrograd.opinfo.cases import Case, Tensor
 
 SMALL = frozenset({"test", "interpreter"})
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from retrograd.core.cases import Case
+from retrograd.opinfo.cases import Case
 
 # From the inputs by name to the outputs: an array or a tuple of arrays.
 Function = Callable[[Mapping[str, Any]], Any]

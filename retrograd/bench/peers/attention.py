@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from retrograd.core.cases import Case
+from retrograd.opinfo.cases import Case
 
 from . import Function, NotApplicableError, Peer, check_takes, compile_for_one_shape, load
 

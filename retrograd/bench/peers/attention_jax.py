@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from retrograd.core.cases import Case
+from retrograd.opinfo.cases import Case
 
 from . import Function, NotApplicableError, Peer, check_takes, load
 from .attention import ARRAYS

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, silu
 
-from retrograd.core.cases import Case
+from retrograd.opinfo.cases import Case
 
 from . import Function, Native, Peer, check_takes, compile_for_one_shape, load
 

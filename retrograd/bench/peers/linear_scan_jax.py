@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from retrograd.core.cases import Case
+from retrograd.opinfo.cases import Case
 
 from . import Function, NotApplicableError, Peer, check_takes
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from retrograd.core.cases import Case
+from retrograd.opinfo.cases import Case
 
 from . import Function, NotApplicableError, Peer, check_takes, compile_for_one_shape, load
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from retrograd.core.cases import Case
+from retrograd.opinfo.cases import Case
 
 from . import Native, Peer, check_takes, load
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import jax
 
-from retrograd.core.cases import Case
+from retrograd.opinfo.cases import Case
 
 from . import Function, Peer, check_takes, load
 from .selective_scan import ARGUMENTS, OPTIONS

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from retrograd.core.cases import Case
+from retrograd.opinfo.cases import Case
 
 from . import Function, Native, Peer, check_takes, load
 

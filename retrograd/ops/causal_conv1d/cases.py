@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from retrograd.core.cases import Case, Tensor
+from retrograd.opinfo.cases import Case, Tensor
 
 SMALL = frozenset({"test", "interpreter"})
 STRIDED = frozenset({"test", "interpreter", "strided"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrograd.core.cases import Case, Tensor
+from retrograd.opinfo.cases import Case, Tensor
 
 SMALL = frozenset({"test", "interpreter"})
 STRIDED = frozenset({"test", "interpreter", "strided"})

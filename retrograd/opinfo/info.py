@@ -9,16 +9,17 @@ from importlib import import_module
 from types import FunctionType
 from typing import Any
 
-from .arch import Arch
+from retrograd.core.arch import Arch
+from retrograd.core.declaration import Argument, Result, alternatives
+from retrograd.core.op import Op, Replan, differentiable
+from retrograd.core.program import Program
+from retrograd.core.spec import CallSpec, Param, Pass, arguments, options
+
 from .cases import Case, other_values
-from .declaration import Argument, Result, alternatives
-from .op import Op, Replan, differentiable
-from .program import Program
-from .spec import CallSpec, Param, Pass, arguments, options
 
 
 @dataclass(frozen=True)
-class Room:
+class OpInfo:
     """The record of one op.
 
     Attributes:
@@ -52,13 +53,13 @@ class Room:
         jax_update: loads jax and returns the public JAX function for one step of generation.
         gradients_only: layouts of `testing.layouts` that the contract applies only to incoming gradients, because
             inputs in these layouts do not test errors.
-        structures: name -> a function from the room to a variant planned to run another sequence of kernels. A plan may
+        structures: name -> a function from the info to a variant planned to run another sequence of kernels. A plan may
             choose among these sequences by the size of the batch, because they have the same bits.
         draws: how often each case is drawn at least, to judge its errors: more than once where a few rows have the
             largest ones.
         tensor_core_sums: whether sums of 16-bit inputs may use tensor cores, which keep 11 bits of each term.
         label: the implementation's name in benchmark rows.
-        op: the op that its functions call; None in some rooms that test the contract itself.
+        op: the op that its functions call; None in some infos that test the contract itself.
     """
 
     name: str
@@ -82,15 +83,15 @@ class Room:
     update: Callable[..., Any] | None = None
     jax_update: Callable[[], Callable[..., Any]] | None = None
     gradients_only: frozenset[str] = frozenset()
-    structures: Mapping[str, Callable[[Room], Room]] = field(default_factory=dict)
+    structures: Mapping[str, Callable[[OpInfo], OpInfo]] = field(default_factory=dict)
     draws: int = 1
     tensor_core_sums: bool = False
     label: str = "retrograd"
     op: Op | None = None
 
     @classmethod
-    def of(cls, op: Op, cases: Sequence[Case], **rest: Any) -> Room:
-        """The room of an op; `rest` has the other attributes that do not follow from `op`.
+    def of(cls, op: Op, cases: Sequence[Case], **rest: Any) -> OpInfo:
+        """The `OpInfo` of an op; `rest` has the other attributes that do not follow from `op`.
 
         An option that no case sets gets a case of its own: the first case with another value of the option.
 
@@ -127,8 +128,8 @@ class Room:
 
     def variant(
         self, only: str | None = None, replan: Replan | None = None, call: type[CallSpec] | None = None
-    ) -> Room:
-        """The room with a variant of its op; the variant's functions take plain arrays, outside of tracing.
+    ) -> OpInfo:
+        """The `OpInfo` with a variant of its op; the variant's functions take plain arrays, outside of tracing.
 
         Args:
             only: the only implementation to keep; calls that it does not take run on the portable path.
@@ -197,7 +198,7 @@ def _untried(op: Op, cases: Sequence[Case]) -> Iterator[Case]:
 
 
 def _costs(op: Op) -> dict[str, Any]:
-    """The attributes of a room that describe an op's passes."""
+    """The attributes of an `OpInfo` that describe an op's passes."""
 
     def programs(case: Case, arch: Arch) -> tuple[Program, Program] | None:
         """The programs for dense inputs and for the gradients of all arguments."""
@@ -215,7 +216,7 @@ def _costs(op: Op) -> dict[str, Any]:
 
 
 def _times(op: Op) -> dict[str, dict[str, str] | dict[str, int]]:
-    """The attributes of a room that describe axes of time: those along which boundaries cut sequences."""
+    """The attributes of an `OpInfo` that describe axes of time: those along which boundaries cut sequences."""
     declared = arguments(op.call)
     bounds = {argument.reaches: name for name, argument in declared.items() if argument.reaches}
     results = {"y" if i == 0 else f"output {i}": result for i, result in enumerate(op.call.results)}

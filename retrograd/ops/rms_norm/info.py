@@ -1,14 +1,14 @@
-"""The room of rms_norm: its record for the contract, the benchmarks and the command line."""
+"""The `OpInfo` of rms_norm: its record for the contract, the benchmarks and the command line."""
 
 from __future__ import annotations
 
-from retrograd.core.room import Room
+from retrograd.opinfo.info import OpInfo
 
 from . import reference
 from .cases import CASES
 from .op import OP
 
-ROOM = Room.of(
+INFO = OpInfo.of(
     OP,
     cases=CASES,
     reference=reference.rms_norm,

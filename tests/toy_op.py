@@ -1,4 +1,4 @@
-"""The room of a minimal recurrent op in plain PyTorch and JAX, which tests break on purpose.
+"""The `OpInfo` of a minimal recurrent op in plain PyTorch and JAX, which tests break on purpose.
 
     h_t = a_t * h_{t-1} + w * x_t,    y_t = h_t
 
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.core.cases import Case
-from retrograd.core.cases import Tensor as Drawn
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.cases import Tensor as Drawn
+from retrograd.opinfo.info import OpInfo
 
 
 def identity(*tensors: Tensor) -> Any:
@@ -148,7 +148,7 @@ CASES = [
     case("one_step", (2, 1, D), state=True, return_final_state=True),
 ]
 
-TOY = Room(
+TOY = OpInfo(
     name="toy",
     arguments=("x", "a", "w", "initial_state", "cu_seqlens"),
     batch_axis={"x": 0, "a": 0, "initial_state": 0},
@@ -166,6 +166,6 @@ TOY = Room(
 )
 
 
-def broken(**parts: Any) -> Room:
-    """The room with the op broken in one part."""
+def broken(**parts: Any) -> OpInfo:
+    """The `OpInfo` with the op broken in one part."""
     return replace(TOY, torch=Scan(**parts))

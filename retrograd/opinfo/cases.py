@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from .declaration import Option
+from retrograd.core.declaration import Option
 
 VALUES: dict[str, tuple[Any, ...]] = {  # values to try, by kind of option
     "bool": (False, True),
@@ -50,14 +50,14 @@ class Case:
     """A named call.
 
     Attributes:
-        name: unique in its room.
+        name: unique in its info.
         inputs: argument -> tensor; the first is the op's positional input.
         options: the options of the call.
         tags: `test` cases run everywhere; `gpu` cases are too large for a CPU; `bench` cases are timed;
             `interpreter` cases are small enough for Triton's interpreter. Tests with many variations of a call
-            (strides, transformations) use the `strided` cases, or the `interpreter` cases in a room without any.
+            (strides, transformations) use the `strided` cases, or the `interpreter` cases in a info without any.
         shape: letter -> size, as benchmark rows record the case.
-        shared: arguments that all rows and steps of this case share, though the room names a batch or time axis for
+        shared: arguments that all rows and steps of this case share, though the info names a batch or time axis for
             them.
     """
 

@@ -1,11 +1,11 @@
-"""The room of selective_scan: its record for the contract, the benchmarks and the command line."""
+"""The `OpInfo` of selective_scan: its record for the contract, the benchmarks and the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from retrograd.core.room import Room
+from retrograd.opinfo.info import OpInfo
 
 from . import reference
 from .cases import CASES
@@ -13,16 +13,16 @@ from .hopper.spans import Spans
 from .op import OP
 
 
-def spans_of(pieces: int) -> Callable[[Room], Room]:
+def spans_of(pieces: int) -> Callable[[OpInfo], OpInfo]:
     """The variant with spans of `pieces` pieces."""
 
     def replan(plan: Any) -> Any:
         return plan.cut(pieces) if isinstance(plan, Spans) else plan
 
-    return lambda room: room.variant(replan=replan)
+    return lambda info: info.variant(replan=replan)
 
 
-ROOM = Room.of(
+INFO = OpInfo.of(
     OP,
     cases=CASES,
     reference=reference.selective_scan,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from retrograd.core.cases import Case
-from retrograd.core.room import Room
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo
 
 from . import reference
 from .cases import CASES
@@ -21,7 +21,7 @@ def causal(case: Case) -> bool:
     return same and bool(case.options.get("causal")) and "bias" not in case.inputs
 
 
-ROOM = Room.of(
+INFO = OpInfo.of(
     OP,
     cases=CASES,
     reference=reference.attention,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from .declaration import Argument, Option, Result
-from .op import Op
-from .spec import CallSpec, arguments, options
+from retrograd.core.declaration import Argument, Option, Result
+from retrograd.core.op import Op
+from retrograd.core.spec import CallSpec, arguments, options
 
 WIDTH = 120
 Asked = dict[str, bool]  # option that returns a result -> whether it is set

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from retrograd.core.room import Room
+from retrograd.opinfo.info import OpInfo
 
 from . import reference
 from .cases import CASES
@@ -16,8 +16,8 @@ from .op import BORDER, OP
 ALL = sys.maxsize
 
 
-def cut(share: float, places: int = 1, columns: int = 32) -> Callable[[Room], Room]:
-    """A function from the room to its variant in which, on Hopper, a share of the walks is cut into spans.
+def cut(share: float, places: int = 1, columns: int = 32) -> Callable[[OpInfo], OpInfo]:
+    """A function from the `OpInfo` to its variant in which, on Hopper, a share of the walks is cut into spans.
 
     Without cuts, a program of `pairs` takes one block of heads and a program of `middle` one head; with cuts, both take
     all heads of a group, or as many as they have room for.
@@ -34,10 +34,10 @@ def cut(share: float, places: int = 1, columns: int = 32) -> Callable[[Room], Ro
         each = ALL if share else 1
         return replace(plan, spans=plan.spans.recut(share, places), columns=columns, together=each, sharing=each)
 
-    return lambda room: room.variant(replan=recut)
+    return lambda info: info.variant(replan=recut)
 
 
-ROOM = Room.of(
+INFO = OpInfo.of(
     OP,
     cases=CASES,
     reference=reference.ssd,

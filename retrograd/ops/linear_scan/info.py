@@ -1,27 +1,27 @@
-"""The room of linear_scan: its record for the contract, the benchmarks and the command line."""
+"""The `OpInfo` of linear_scan: its record for the contract, the benchmarks and the command line."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from retrograd.core.room import Room
+from retrograd.opinfo.info import OpInfo
 
 from . import reference
 from .cases import CASES
 from .op import OP
 
 
-def one_pass(room: Room) -> Room:
+def one_pass(info: OpInfo) -> OpInfo:
     """The variant in which each tile passes its state to the next."""
-    return room.variant(replan=lambda plan: replace(plan, one_pass=True))
+    return info.variant(replan=lambda plan: replace(plan, one_pass=True))
 
 
-def three_kernels(room: Room) -> Room:
+def three_kernels(info: OpInfo) -> OpInfo:
     """The variant with three kernels: reduce, carry, scan."""
-    return room.variant(replan=lambda plan: replace(plan, one_pass=False))
+    return info.variant(replan=lambda plan: replace(plan, one_pass=False))
 
 
-ROOM = Room.of(
+INFO = OpInfo.of(
     OP,
     cases=CASES,
     reference=reference.linear_scan,

@@ -1,4 +1,4 @@
-"""Fake rooms of plain formulas with the arguments and benchmark shapes of the recurrences; ssd keeps its own room.
+"""Fake ops of plain formulas with the arguments and benchmark shapes of the recurrences; ssd keeps its own.
 
 The tests compare the peers with these on a CPU and draw plots of their cases.
 """
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, silu, softplus
 
-from retrograd.core import cases
-from retrograd.core.cases import Case
-from retrograd.core.room import Pass, Room
-from retrograd.ops.rooms import room
+from retrograd.opinfo import cases
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import OpInfo, Pass
+from retrograd.ops.infos import info
 
 TEST, BENCH = frozenset({"test"}), frozenset({"bench"})
 
@@ -101,7 +101,7 @@ def bytes_of(tensor: cases.Tensor) -> int:
     return size
 
 
-def made_up(name: str, function: Callable[..., Any], found: list[Case]) -> Room:
+def made_up(name: str, function: Callable[..., Any], found: list[Case]) -> OpInfo:
     def bytes_moved(case: Case, which: Pass) -> int:
         inputs = sum(bytes_of(tensor) for tensor in case.inputs.values())
         result = bytes_of(next(iter(case.inputs.values())))
@@ -114,7 +114,7 @@ def made_up(name: str, function: Callable[..., Any], found: list[Case]) -> Room:
     def nothing(*arguments: Any) -> Any:
         raise NotImplementedError
 
-    return Room(
+    return OpInfo(
         name=name,
         arguments=tuple(found[0].inputs),
         batch_axis={},
@@ -129,9 +129,9 @@ def made_up(name: str, function: Callable[..., Any], found: list[Case]) -> Room:
     )
 
 
-ROOMS = {
+INFOS = {
     "linear_scan": made_up("linear_scan", linear_scan, [*SCAN, scan_case(2, 7, 5, TEST)]),
     "causal_conv1d": made_up("causal_conv1d", causal_conv1d, [*CONV, conv_case(2, 9, 6, TEST)]),
     "selective_scan": made_up("selective_scan", selective_scan, [*SELECTIVE, selective_case(2, 6, 5, 3, tags=TEST)]),
-    "ssd": room("ssd"),
+    "ssd": info("ssd"),
 }

@@ -1,0 +1,1 @@
+"""What tests, benchmarks, the command line and the writer of public functions know about an op; ops run without it."""
