@@ -191,6 +191,11 @@ class Op:
         """The indices of the options that are tuples."""
         return tuple(place for place, kind in enumerate(self.options.values()) if "[]" in kind)
 
+    def complete(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The arrays and the options of a call, by name in the op's order, with defaults for those not given."""
+        arrays = {name: given.get(name) for name in self.arguments}
+        return arrays, {name: given.get(name, declared.default) for name, declared in options(self.call).items()}
+
     @cached_property
     def results(self) -> tuple[str, ...]:
         """Every array that the forward pass may return to the user, in order."""

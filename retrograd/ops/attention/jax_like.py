@@ -15,11 +15,14 @@ from jax.typing import ArrayLike
 from retrograd.core.errors import as_tuple, bad_value
 from retrograd.core.jax.arguments import readable
 from retrograd.core.jax.checks import checker
+from retrograd.core.jax.op import bind
 from retrograd.core.spec import accumulator
 from retrograd.core.xp import aligned
 
 from .dot_product import DotProduct
+from .op import OP
 
+_attention = bind(OP)
 _check = checker(DotProduct, rows=True)
 
 
@@ -106,8 +109,6 @@ def _computed(
     arrays: tuple[Any, ...], traced: Any, scale: float | None, causal: bool, window: tuple[int, int] | None
 ) -> tuple[Array, Array]:
     """The result (B, T, N, H) and the residual (B, T, N), from checked arrays; `traced` is a scale, if it is traced."""
-    from retrograd.ops.jax_functions import attention  # which has `dot_product_attention`, too
-
     q, k, v, bias, mask, steps_of_rows, keys_of_rows = arrays
     dtype, steps, keys = q.dtype, q.shape[1], k.shape[1]
     if traced is not None:
@@ -120,7 +121,8 @@ def _computed(
         masks.append(_around(steps, keys, causal, window)[None, None])
         causal, window = False, None
     added = _added(bias, masks, q)
-    out, lse = attention(q, k, v, bias=added, causal=causal, window=window, scale=scale, return_lse=True)
+    options = {"causal": causal, "window": window, "scale": scale, "return_lse": True}
+    out, lse = _attention(*OP.complete({"q": q, "k": k, "v": v, "bias": added, **options}))
     lse = jnp.moveaxis(lse, 1, 2)
     if steps_of_rows is not None:
         real = _before(steps_of_rows, steps)[:, :, None]

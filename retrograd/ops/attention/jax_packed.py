@@ -9,9 +9,12 @@ from jax import Array
 from retrograd.core.errors import as_tuple
 from retrograd.core.jax.arguments import as_array
 from retrograd.core.jax.checks import checker
+from retrograd.core.jax.op import bind
 
+from .op import OP
 from .packed import STACK, Packed
 
+_attention = bind(OP)
 _check = checker(Packed, rows=True)
 
 
@@ -64,8 +67,6 @@ def attention_qkvpacked(
         >>> dqkv.shape
         (2, 100, 3, 8, 64)
     """
-    from retrograd.ops.jax_functions import attention  # which has this function, too
-
     arrays: dict[str, Any] = {
         "qkv": qkv,
         "bias": bias,
@@ -88,5 +89,5 @@ def attention_qkvpacked(
     whole, bounds = arrays.pop("qkv"), arrays.pop("cu_seqlens")
     q, k, v = (whole[:, :, place] for place in range(len(STACK.arguments)))
     bounds_of = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
-    results: Array | tuple[Array, Array] = attention(q, k, v, **arrays, **bounds_of, **options)
-    return results
+    out, lse = _attention(*OP.complete({"q": q, "k": k, "v": v, **arrays, **bounds_of, **options}))
+    return (out, lse) if return_lse else out

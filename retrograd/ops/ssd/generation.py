@@ -55,7 +55,7 @@ def prefill(xp: Namespace, ssd: Ssd, arrays: Mapping[str, Any], options: Mapping
     shared = {name: array for name, array in arrays.items() if name not in by_step}
     before, since = ({n: a[:, part] for n, a in by_step.items()} for part in (slice(border), slice(border, None)))
     y, state = ssd(**shared, **before, **options, return_final_state=True)
-    rest = ssd(**{**shared, "initial_state": state}, **since, **options)
+    rest, _ = ssd(**{**shared, "initial_state": state}, **since, **options)
     shapes = {"x": (heads, P), "dt": (heads,), "B": (groups, N), "C": (groups, N)}
 
     def filled(name: str) -> Any:
@@ -74,7 +74,7 @@ def step(
 
     Args:
         xp: the framework's array functions.
-        ssd: the framework's public function.
+        ssd: the framework's `ssd` with all of its results, None for those not asked for.
         window: the window before the step.
         rows: x, dt, B and C of the step.
         shared: the other arguments, and the options.

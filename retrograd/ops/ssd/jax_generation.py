@@ -10,12 +10,13 @@ from jaxtyping import Float
 
 from retrograd.core.errors import as_tuple, bad_shape
 from retrograd.core.jax.arguments import arrays_of, params_of, with_open_sizes
+from retrograd.core.jax.op import bind
 from retrograd.core.jax.xp import jax_namespace
 from retrograd.core.spec import CallSpec, known, required_count
 
 from . import generation, portable
 from .generation import SsdWindow
-from .op import NOT_NEGATIVE
+from .op import NOT_NEGATIVE, OP
 from .steps import ROWS, Prefill, Step, Update, check
 
 __all__ = ["SsdWindow", "ssd_prefill", "ssd_step", "ssd_update"]
@@ -23,6 +24,8 @@ __all__ = ["SsdWindow", "ssd_prefill", "ssd_step", "ssd_update"]
 Skip = Float[JaxArray, " H"] | Float[JaxArray, "H P"]
 States = Float[JaxArray, "B H P N"]
 Limit = tuple[float, float]
+
+_bound = bind(OP)
 
 
 def ssd_update(
@@ -77,7 +80,7 @@ def ssd_prefill(
     arrays = _checked(Prefill, arguments, options)
     if not known(arrays["x"].shape[1]):
         raise bad_shape(Prefill.op, "x", arrays["x"].shape, "a number of steps, which decides what the window holds")
-    return generation.prefill(jax_namespace(), _ssd(), arrays, options)
+    return generation.prefill(jax_namespace(), _ssd, arrays, options)
 
 
 def ssd_step(
@@ -112,7 +115,7 @@ def ssd_step(
     window = SsdWindow(*(arrays[name] for name in window_arrays))
     rows = {name: arrays[name] for name in ROWS}
     shared = {**{name: arrays[name] for name in ("A", "D", "dt_bias")}, **options}
-    return generation.step(jax_namespace(), _ssd(), window, rows, shared, arrays["z"])
+    return generation.step(jax_namespace(), _ssd, window, rows, shared, arrays["z"])
 
 
 def _checked(call: type[CallSpec], arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,8 +125,6 @@ def _checked(call: type[CallSpec], arguments: Mapping[str, Any], options: Mappin
     return arrays
 
 
-def _ssd() -> generation.Ssd:
-    """The public function, imported late because its module imports this one."""
-    from ..jax_functions import ssd
-
-    return ssd
+def _ssd(**given: Any) -> Any:
+    """All results of `ssd`."""
+    return _bound(*OP.complete(given))

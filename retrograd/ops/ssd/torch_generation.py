@@ -9,11 +9,12 @@ from torch import Tensor
 
 from retrograd.core.errors import as_tuple
 from retrograd.core.torch.checks import checker
+from retrograd.core.torch.op import bind
 from retrograd.core.torch.xp import torch_namespace
 
 from . import generation, portable
 from .generation import SsdWindow
-from .op import NOT_NEGATIVE
+from .op import NOT_NEGATIVE, OP
 from .steps import ROWS, Prefill, Step, Update, check, names_of
 
 __all__ = ["SsdWindow", "ssd_prefill", "ssd_step", "ssd_update"]
@@ -21,6 +22,8 @@ __all__ = ["SsdWindow", "ssd_prefill", "ssd_step", "ssd_update"]
 Skip = Float[Tensor, " H"] | Float[Tensor, "H P"]
 States = Float[Tensor, "B H P N"]
 Limit = tuple[float, float]
+
+_bound = bind(OP)
 
 _check_update, _check_prefill, _check_step = (checker(c, check, names_of(c)) for c in (Update, Prefill, Step))
 
@@ -123,7 +126,7 @@ def ssd_prefill(
     arrays["initial_state"] = initial_state
     options = {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)}
     _check_prefill(arrays, options)
-    return generation.prefill(torch_namespace(), _ssd(), arrays, options)
+    return generation.prefill(torch_namespace(), _ssd, arrays, options)
 
 
 def ssd_step(
@@ -176,11 +179,9 @@ def ssd_step(
     _check_step(window_arrays | arrays, options)
     rows = {name: arrays[name] for name in ROWS}
     shared = {"A": A, "D": D, "dt_bias": dt_bias, **options}
-    return generation.step(torch_namespace(), _ssd(), window, rows, shared, z)
+    return generation.step(torch_namespace(), _ssd, window, rows, shared, z)
 
 
-def _ssd() -> generation.Ssd:
-    """The public function, imported late because its module imports this one."""
-    from ..torch_functions import ssd
-
-    return ssd
+def _ssd(**given: Any) -> Any:
+    """All results of `ssd`."""
+    return _bound(*OP.complete(given))

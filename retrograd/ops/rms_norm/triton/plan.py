@@ -2,7 +2,7 @@
 
 The shape of a tile depends on N, the dtypes and the options alone, never on the number of rows: a row is computed by
 the same binary in every batch, with its sums in the same order. Only the number of programs depends on the rows. The
-tables were measured with `benchmarks/tune_rms_norm.py` on an H200; ../README.md lists what else was tried.
+tables were measured with `benchmarks/tune_rms_norm.py` on an H200; ../NOTES.md lists what else was tried.
 """
 
 from __future__ import annotations
