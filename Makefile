@@ -15,7 +15,7 @@ OLDEST := test_commands or test_import or checkpoints or saved or (budget and pl
 test: export OMP_NUM_THREADS := 1
 test: .venv/installed
 	XLA_FLAGS="$$($(BIN)/python tests/xla_flags.py)" $(BIN)/pytest -n $(JOBS) --dist worksteal
-	TRITON_INTERPRET=1 $(BIN)/pytest -n $(JOBS) --dist worksteal tests/interpreter
+	TRITON_INTERPRET=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 # Every output and gradient against float64 on this machine.
 check: .venv/installed

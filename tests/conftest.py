@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Both frameworks share one GPU in these tests.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # As in jax's own tests, it is an error to leave it to JAX to add axes or to convert dtypes.
@@ -40,15 +41,38 @@ def large_arrays() -> Iterator[None]:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """With TRITON_INTERPRET=1 kernels are Python functions, so only tests/interpreter is collected."""
-    if os.environ.get("TRITON_INTERPRET") == "1" and collection_path.suffix == ".py":
+    """With TRITON_INTERPRET=1 kernels are Python functions, so only folders named `interpreter` are collected."""
+    if INTERPRETED and collection_path.suffix == ".py":
         return "interpreter" not in collection_path.parts or None
     return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests under compute-sanitizer come first: they take minutes, and one process would be left with them."""
+    """Tests in the interpreter are skipped elsewhere.
+
+    Those under compute-sanitizer come first: they take minutes, and one process would be left with them.
+    """
     items.sort(key=lambda item: "test_sanitizers_gpu.py" not in item.nodeid)
+    for item in items:
+        if "interpreter" in item.path.parts:
+            item.add_marker(pytest.mark.interpreter)
+            if not INTERPRETED:
+                item.add_marker(pytest.mark.skip(reason="run apart: TRITON_INTERPRET=1 pytest"))
+
+
+@pytest.fixture(autouse=True)
+def _kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if not INTERPRETED:
+        yield
+        return
+    from retrograd.ops.linear_scan.triton import plan as linear_scan
+    from retrograd.testing.interpreter import interpreted
+
+    # Tiles of 32 steps instead of 256 are interpreted faster, and small cases then have several.
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(linear_scan, name, lambda spec: linear_scan.Tile(steps=4, levels=3, channels=32))
+    with interpreted():
+        yield
 
 
 @pytest.fixture

@@ -7,72 +7,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from retrograd.opinfo.cases import Case
 from retrograd.ops.infos import NAMES, info
-from retrograd.ops.selective_scan.cases import ALL, MAMBA, case
-from retrograd.ops.ssd import cases as ssd
 from retrograd.testing.contract import drawn
 from retrograd.testing.draw import call, options
 
-# Of another op all cases that are small enough for the interpreter.
-NAMED = {
-    "rms_norm": ("plain", "prenorm", "qk_norm_bias", "hidden_768", "looped_backward", "looped"),
-    "causal_conv1d": ("silu", "one_channel", "states", "packed_states", "short"),
-    "linear_scan": ("plain", "states", "shared_both", "packed", "packed_shared", "complex", "long"),
-    "selective_scan": ("mamba_fp32", "most_states", "packed", "constant_B"),
-    "ssd": ("one_head", "one_step"),
-    "attention": (
-        "plain",
-        "window",
-        "bias",
-        "sinks",
-        "packed_gaps",
-        "wide_values",
-        "everything",
-        "fused_packed",
-        "segments_tiles",
-        "size_64_packed",
-        "size_128_window",
-        "size_192_128",
-    ),
-}
-WHOLE = "whole sequences"
-# The Gluon kernels of selective_scan, in spans and on whole sequences, with enough chunks to refill every buffer.
-GLUON: list[Case] = [
-    case("gluon_8", (1, 70, 128, 8), given={"z"}, dtype="float16", return_final_state=True),
-    case("gluon_16", (1, 140, 64, 16), given=MAMBA),
-    case("gluon_16_groups", (1, 70, 128, 16), groups=2, dtype="float32", **ALL),
-    case("gluon_32", (1, 200, 32, 32), given=MAMBA),
-    case("gluon_64", (1, 270, 32, 64), **ALL),
-    case("gluon_packed", (1, 180, 64, 16), cu_seqlens=(3, 4, 4, 80, 170), **ALL),
-]
-# Few heads, in full and partial tiles; a group of more heads than one program computes.
-SSD: list[Case] = [
-    ssd.case("tiles", (1, 150, 2, 64, 1, 128)),
-    ssd.case("not_full", (1, 270, 2, 72, 2, 136), dtype="float16", wide_D=True, **ssd.ALL),
-    ssd.case("single", (1, 140, 1, 40, 1, 40), dtype="float32", **ssd.ALL),
-    ssd.case("packed_gaps", (1, 180, 2, 64, 1, 64), cu_seqlens=(3, 4, 4, 140, 170), **ssd.ALL),
-    ssd.case("many_heads", (2, 70, 36, 16, 2, 16), given=ssd.MAMBA | {"z"}),
-]
-# The Hopper kernels, in spans and on whole sequences: an odd number of slices, and enough blocks to refill every
-# buffer.
-HOPPER: list[Case] = [
-    ssd.case("hopper", (1, 530, 3, 64, 1, 128), initial_state=True, return_final_state=True),
-    ssd.case("hopper_256", (1, 530, 2, 64, 1, 256), cu_seqlens=(3, 4, 4, 270, 520), initial_state=True),
-    ssd.case("hopper_packed", (1, 530, 2, 128, 1, 64), cu_seqlens=(3, 4, 4, 270, 520), dtype="float16"),
-]
-MORE = {"selective_scan": GLUON, "ssd": SSD + HOPPER}
+
+def calls_of(op: str) -> ModuleType | None:
+    """`tests/ops/<op>/sanitized.py`: names of cases, and further ones; None where there is none."""
+    name = f"ops.{op}.sanitized"
+    return import_module(name) if find_spec(f"ops.{op}") and find_spec(name) else None
 
 
 def cases(op: str) -> list[Case]:
-    """The calls of an op."""
-    one = info(op)
-    named = [one.case(name) for name in NAMED[op]] if op in NAMED else one.tagged("interpreter")
-    return named + MORE.get(op, [])
+    """The calls of an op: those of its file, or its cases that are small enough for the interpreter."""
+    one, calls = info(op), calls_of(op)
+    if calls is None:
+        return one.tagged("interpreter")
+    return [one.case(name) for name in calls.NAMED] + getattr(calls, "MORE", [])
 
 
 def run(op: str, case: Case, function: Callable[..., Any] | None = None) -> None:
@@ -92,7 +51,7 @@ if __name__ == "__main__":
     for op in sys.argv[1:] or NAMES:
         for one in cases(op):
             run(op, one)
-            if one in GLUON + HOPPER:
-                run(op, one, info(op).structures[WHOLE](info(op)).torch)
+            if one.name in getattr(calls_of(op), "WHOLE", ()):
+                run(op, one, info(op).structures["whole sequences"](info(op)).torch)
             print(f"ran {op} {one.name}", flush=True)
     print("finished", flush=True)

@@ -113,5 +113,5 @@ def test_the_calls_under_the_sanitizers_come_to_every_kernel(op: str) -> None:
     wanted = {launch.kernel for case in one.tagged("test", "gpu") for _, launch in launches(one, case, SM_90)}
     found = {launch.kernel for case in cases(op) for _, launch in launches(one, case, SM_90)}
     missing = sorted(kernel.__name__ for kernel in wanted - found)
-    assert not missing, f"tests/sanitized.py names no call of {op} that runs {missing}"
+    assert not missing, f"tests/ops/{op}/sanitized.py names no call that runs {missing}"
     assert found == wanted

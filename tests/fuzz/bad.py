@@ -10,6 +10,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from hypothesis import strategies as st
+from ops.attention import fuzz_dot_product as dot_product_attention
 
 import retrograd
 import retrograd.jax
@@ -23,7 +24,6 @@ from retrograd.testing.draw import options, outputs
 from retrograd.testing.parts import PACKED, length
 from retrograd.testing.verify import Framework
 
-from . import dot_product_attention
 from .good import Good, cases_of, is_double
 from .text import Pasted
 
@@ -147,7 +147,7 @@ def bad(draw: st.DrawFn, op: str, framework: Framework) -> Bad:
 def bad_update(draw: st.DrawFn, op: str, framework: Framework) -> Bad:
     """A bad call of the generation step of an op."""
     case = draw(cases_of(op).filter(lambda case: framework == "torch" or not is_double(case)))
-    update: Callable[[Case], Case] = import_module(f".{op}", __package__).update
+    update: Callable[[Case], Case] = import_module(f"ops.{op}.fuzz").update
     return draw(spoilt(UPDATES[op], update(case), framework))
 
 

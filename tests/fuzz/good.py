@@ -113,13 +113,13 @@ def repeated(way: str, op: OpInfo, case: Case, inputs: Arrays, gradients: list[T
 
 
 def file_of(op: str) -> ModuleType | None:
-    """The file of an op's name, which draws its good calls; None where it has none."""
-    name = f"{__package__}.{op}"
-    return import_module(name) if find_spec(name) else None
+    """`tests/ops/<op>/fuzz.py`, which draws the op's good calls; None where there is none."""
+    name = f"ops.{op}.fuzz"
+    return import_module(name) if find_spec(f"ops.{op}") and find_spec(name) else None
 
 
 def cases_of(op: str) -> st.SearchStrategy[Case]:
-    """The good calls of an op: `cases` of the file of its name; the op's small cases where it has none."""
+    """The good calls of an op: `cases` of its file; the op's small cases where it has none."""
     file, one = file_of(op), info(op)
     small = [case for case in one.tagged("test") if one.is_representative(case)]
     cases: st.SearchStrategy[Case] = st.sampled_from(small) if file is None else file.cases()

@@ -2,10 +2,11 @@
 
 from math import inf
 
+from ops.attention.fuzz_dot_product import BesideJax
+
 from retrograd.opinfo.cases import Case, Tensor
 
 from .bad import Bad, Bent
-from .dot_product_attention import BesideJax
 from .good import Good
 
 __all__ = ["Bad", "Bent", "BesideJax", "Case", "Good", "Tensor", "inf"]

@@ -6,11 +6,12 @@ import pytest
 
 pytest.importorskip("hypothesis")
 
+from ops.attention.fuzz_dot_product import BesideJax, beside_jax
+
 from retrograd.ops.infos import NAMES
 from retrograd.testing.verify import Framework
 
 from .bad import UPDATES, Bad, Bent, bad, bad_function, bad_update, bent
-from .dot_product_attention import BesideJax, beside_jax
 from .draws import each
 from .good import Good, good, good_in_jax
 

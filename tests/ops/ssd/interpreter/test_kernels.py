@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ops.ssd.calls import check_decayed, check_reset
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.program import Program
 from retrograd.core.torch.launch import interpret
@@ -28,9 +27,6 @@ from retrograd.testing import contract
 from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import call, options, plain_and_exact, upcast
 from retrograd.testing.interpreter import as_float16
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from ssd_calls import check_decayed, check_reset
 
 STEPS = 16  # of a place
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from fuzz.sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, size
 from hypothesis import strategies as st
 
 from retrograd.opinfo.cases import Case
 from retrograd.ops.linear_scan.cases import case
-
-from .sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, size
 
 
 @st.composite

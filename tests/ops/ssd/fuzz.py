@@ -6,13 +6,12 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+from fuzz.sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, size
 from hypothesis import strategies as st
 
 from retrograd.opinfo.cases import Case, Tensor
 from retrograd.ops.ssd import reference
 from retrograd.ops.ssd.cases import MAMBA, case
-
-from .sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, size
 
 in_float32 = reference.plain  # by blocks of steps: differences of sums of log decays round more than their terms
 # Limits around delta, which is about 0.1 without softplus and 0.05 with it: none, within, below, above.

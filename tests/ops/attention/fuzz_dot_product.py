@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from fuzz.sizes import FLAG, KERNEL_FLOATS, bounds
+from fuzz.text import Pasted
 from hypothesis import strategies as st
 
 import retrograd.jax
 from retrograd.opinfo.cases import Case, Tensor
-
-from .sizes import FLAG, KERNEL_FLOATS, bounds
-from .text import Pasted
 
 NAME = "dot_product_attention"
 OPTIONAL = ("bias", "mask", "query_seq_lengths", "key_value_seq_lengths")

@@ -8,8 +8,8 @@ pytest.importorskip("hypothesis")
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rms_norm_calls import COLUMNS, calls
 
+from ops.rms_norm.calls import COLUMNS, calls
 from retrograd.opinfo.cases import Case
 from retrograd.ops.rms_norm.info import INFO
 from retrograd.testing import contract

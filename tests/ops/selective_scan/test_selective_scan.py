@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from selective_scan_calls import call, packed_and_alone
 from torch import Tensor
 
+from ops.selective_scan.calls import call, packed_and_alone
 from retrograd.core.torch.xp import torch_namespace
 from retrograd.opinfo.cases import Case
 from retrograd.ops.selective_scan import reference

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from ssd_calls import check_decayed, check_reset, drawn
 from torch import Tensor
 
+from ops.ssd.calls import check_decayed, check_reset, drawn
 from retrograd import selective_scan, ssd, ssd_update
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.spec import Param

@@ -6,13 +6,12 @@ from bisect import bisect_right
 from dataclasses import replace
 from typing import Any
 
+from fuzz.sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, size
 from hypothesis import strategies as st
 
 from retrograd.opinfo.cases import Case
 from retrograd.ops.attention import reference
 from retrograd.ops.attention.cases import case
-
-from .sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, size
 
 in_float32 = reference.plain  # with the rounding of the saved result
 SIDE = st.sampled_from((-1, 0, 1, 5, 100))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from fuzz.sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, packed, size
 from hypothesis import strategies as st
 
 from retrograd.opinfo.cases import Case, Tensor
 from retrograd.ops.causal_conv1d.cases import case
-
-from .sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, packed, size
 
 
 @st.composite

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from ops.selective_scan.calls import Arrays, call, packed_and_alone
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.program import Layout
 from retrograd.core.torch.launch import interpret
@@ -25,9 +24,6 @@ from retrograd.testing.budget import draws_for
 from retrograd.testing.compare import assert_same_bits, assert_within_budget
 from retrograd.testing.draw import draw, draw_gradients, options, plain_and_exact
 from retrograd.testing.interpreter import as_float16
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from selective_scan_calls import Arrays, call, packed_and_alone
 
 pytestmark = pytest.mark.slow  # test_kernels.py runs the contract every time
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fuzz.sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, size
 from hypothesis import strategies as st
 
 from retrograd.opinfo.cases import Case, Tensor
 from retrograd.ops.selective_scan.cases import MAMBA, case
-
-from .sizes import FLAG, KERNEL_FLOATS, bounds, doubled, flags, size
 
 
 @st.composite

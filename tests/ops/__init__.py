@@ -1,0 +1,1 @@
+"""Tests of one op each, in a folder of its name."""

@@ -1,0 +1,12 @@
+"""The calls of rms_norm under the sanitizers, which come to every kernel."""
+
+from __future__ import annotations
+
+NAMED = (
+    "plain",
+    "prenorm",
+    "qk_norm_bias",
+    "hidden_768",
+    "looped_backward",
+    "looped",
+)

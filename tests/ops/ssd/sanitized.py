@@ -1,0 +1,28 @@
+"""The calls of ssd under the sanitizers, which come to every kernel."""
+
+from __future__ import annotations
+
+from retrograd.opinfo.cases import Case
+from retrograd.ops.ssd.cases import ALL, MAMBA, case
+
+NAMED = (
+    "one_head",
+    "one_step",
+)
+# Few heads, in full and partial tiles; a group of more heads than one program computes.
+MORE: list[Case] = [
+    case("tiles", (1, 150, 2, 64, 1, 128)),
+    case("not_full", (1, 270, 2, 72, 2, 136), dtype="float16", wide_D=True, **ALL),
+    case("single", (1, 140, 1, 40, 1, 40), dtype="float32", **ALL),
+    case("packed_gaps", (1, 180, 2, 64, 1, 64), cu_seqlens=(3, 4, 4, 140, 170), **ALL),
+    case("many_heads", (2, 70, 36, 16, 2, 16), given=MAMBA | {"z"}),
+]
+# The Hopper kernels, in spans and on whole sequences: an odd number of slices, and enough blocks to refill every
+# buffer.
+HOPPER: list[Case] = [
+    case("hopper", (1, 530, 3, 64, 1, 128), initial_state=True, return_final_state=True),
+    case("hopper_256", (1, 530, 2, 64, 1, 256), cu_seqlens=(3, 4, 4, 270, 520), initial_state=True),
+    case("hopper_packed", (1, 530, 2, 128, 1, 64), cu_seqlens=(3, 4, 4, 270, 520), dtype="float16"),
+]
+MORE += HOPPER
+WHOLE = [case.name for case in HOPPER]  # also run on whole sequences
