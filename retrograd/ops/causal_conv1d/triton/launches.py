@@ -14,12 +14,13 @@ from triton import knobs
 from retrograd.core.arch import Arch
 from retrograd.core.dtypes import KERNEL_FLOATS
 from retrograd.core.kernels.reduce import sum_rows_launch
-from retrograd.core.program import Array, Launch, Layouts, Program, Scalar, arrays_of, pointers_to, strides_of
+from retrograd.core.program import Array, Launch, Layouts, Program, Strides, arrays_of, pointers_to, strides_of
 from retrograd.core.spec import Pass
 
 from ..op import Spec
 from . import backward as backward_kernels
 from . import forward as forward_kernels
+from .arrays import Activation, LaneTile, Lengths, Line, Rows, Sizes, VectorLengths, VectorTile, Weight
 from .plan import Plan, Vectors, Walk, planned
 
 __all__ = ["backward", "forward", "planned", "suits"]
@@ -29,9 +30,6 @@ WIDTHS = (2, 3, 4)  # that the kernels take
 STATE_CHANNELS = 128  # per program of the kernels for states, which has one warp
 
 PACKED_SPILLS = 28  # spill instructions of sums over time where packed sequences leave no register for them
-
-# Array -> kernel parameter, if it is not the array's own name.
-SHORT = {"initial_state": "initial", "final_state": "final", "dinitial_state": "dinitial", "dfinal_state": "dfinal"}
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
@@ -45,37 +43,40 @@ def forward(
     """The arguments -> y and, if returned, final_state."""
     inputs = arrays_of(layouts, **spec.params(names))
     reads = "x weight bias initial_state"
+    constants = {**_constants(spec, arch), "ACTIVATION": _activation(spec, arch)}
     if _in_time(spec, layouts, "x"):
         vectors = plan.vectors
         main = Launch(
             forward_kernels.forward_time,
             grid=_grid(spec, vectors),
-            arrays=_pointers(inputs + outputs, f"{reads} y"),
-            scalars={**_strides(inputs, layouts, reads), "T": spec.time, "tiles": vectors.tiles(spec)},
-            constants={**_constants(spec, arch), **_vectors(spec, vectors), **_activation(spec, arch)},
+            **_arrays(inputs + outputs, layouts, reads, y_ptr="y"),
+            scalars={"lengths": VectorLengths(spec.time, vectors.tiles(spec))},
+            constants={
+                **_constants(spec, arch),
+                "ACTIVATION": _activation(spec, arch),
+                "TILE": _vectors(spec, vectors),
+            },
             num_warps=vectors.num_warps,
             overlap=arch.overlaps_launches,
         )
     else:
         walk = plan.walk
-        reads += " cu_seqlens"
         main = Launch(
             forward_kernels.forward_channels,
             grid=_grid(spec, walk),
-            arrays=_pointers(inputs + outputs, f"{reads} y"),
-            scalars={**_strides(inputs, layouts, reads), **_lengths(spec, walk)},
-            constants={**_constants(spec, arch), **_walk(walk), **_activation(spec, arch)},
+            **_arrays(inputs + outputs, layouts, f"{reads} cu_seqlens", y_ptr="y"),
+            scalars={"lengths": Lengths(spec.time, spec.sequences, walk.steps(spec))},
+            constants={**constants, "TILE": _lanes(walk)},
             num_warps=walk.num_warps,
             overlap=arch.overlaps_launches,
         )
     if not spec.return_final_state:
         return Program(inputs, outputs, (), (main,))
-    reads = "x initial_state cu_seqlens"
     states = Launch(
         forward_kernels.final_states,
         grid=_state_grid(spec),
-        arrays=_pointers(inputs + outputs, f"{reads} final_state"),
-        scalars={**_strides(inputs, layouts, reads), "T": spec.time},
+        **_arrays(inputs + outputs, layouts, "x initial_state cu_seqlens", final_ptr="final_state"),
+        scalars={"T": spec.time},
         constants={**_constants(spec, arch), "BLOCK_D": STATE_CHANNELS},
         num_warps=1,
         overlap=arch.overlaps_launches,
@@ -97,23 +98,21 @@ def backward(
         for name in ("dweight", "dbias")
         if name in gradients and (partials != 1 or gradients[name].dtype != "float32")
     )
-    pointers = {f"{array.name.removesuffix('_partial')}_ptr": array.name for array in scratch}
+    writes = {f"{name}_ptr": name for name in ("dx", "dweight", "dbias")}
+    writes |= {f"{array.name.removesuffix('_partial')}_ptr": array.name for array in scratch}
+    arrays = inputs + outputs + scratch
     reads = "dy dfinal_state x weight bias initial_state"
+    constants = {**_constants(spec, arch), "ACTIVATION": _activation(spec, arch)}
     launches = []
     if gradients.keys() & {"dx", "dweight", "dbias"}:
         if isinstance(tile, Vectors):
+            own = {"TILE": _vectors(spec, tile), "X_IN_TIME": in_time["x"], "DY_IN_TIME": in_time["dy"]}
             launch = Launch(
                 backward_kernels.backward_time,
                 grid=_grid(spec, tile),
-                arrays=_pointers(inputs + outputs, f"{reads} dx dweight dbias") | pointers,
-                scalars={**_strides(inputs, layouts, reads), "T": spec.time, "tiles": tile.tiles(spec)},
-                constants={
-                    **_constants(spec, arch),
-                    **_vectors(spec, tile),
-                    **_activation(spec, arch),
-                    "X_IN_TIME": in_time["x"],
-                    "DY_IN_TIME": in_time["dy"],
-                },
+                **_arrays(arrays, layouts, reads, **writes),
+                scalars={"lengths": VectorLengths(spec.time, tile.tiles(spec))},
+                constants={**constants, **own},
                 num_warps=tile.num_warps,
                 overlap=arch.overlaps_launches,
             )
@@ -121,9 +120,9 @@ def backward(
             launch = Launch(
                 backward_kernels.backward_channels,
                 grid=_grid(spec, tile),
-                arrays=_pointers(inputs + outputs, f"{reads} cu_seqlens dx dweight dbias") | pointers,
-                scalars={**_strides(inputs, layouts, f"{reads} cu_seqlens"), **_lengths(spec, tile)},
-                constants={**_constants(spec, arch), **_walk(tile), **_activation(spec, arch)},
+                **_arrays(arrays, layouts, f"{reads} cu_seqlens", **writes),
+                scalars={"lengths": Lengths(spec.time, spec.sequences, tile.steps(spec))},
+                constants={**constants, "TILE": _lanes(tile)},
                 num_warps=tile.num_warps,
                 max_registers=tile.max_registers,
                 allowed_spills=PACKED_SPILLS if spec.packed and tile.max_registers else 0,
@@ -135,9 +134,9 @@ def backward(
             Launch(
                 backward_kernels.initial_gradients,
                 grid=_state_grid(spec),
-                arrays=_pointers(inputs + outputs, f"{reads} cu_seqlens dinitial_state"),
-                scalars={**_strides(inputs, layouts, f"{reads} cu_seqlens"), "T": spec.time},
-                constants={**_constants(spec, arch), "BLOCK_D": STATE_CHANNELS, **_activation(spec, arch)},
+                **_arrays(arrays, layouts, f"{reads} cu_seqlens", dinitial_ptr="dinitial_state"),
+                scalars={"T": spec.time},
+                constants={**constants, "BLOCK_D": STATE_CHANNELS},
                 num_warps=1,
                 overlap=arch.overlaps_launches,
             )
@@ -164,37 +163,40 @@ def _state_grid(spec: Spec) -> int:
     return spec.sequences * -(-spec.channels // STATE_CHANNELS)
 
 
-def _lengths(spec: Spec, walk: Walk) -> dict[str, Scalar]:
-    return {"T": spec.time, "sequences": spec.sequences, "steps": walk.steps(spec)}
-
-
 def _constants(spec: Spec, arch: Arch) -> dict[str, Any]:
-    return {"D": spec.channels, "W": spec.width, "OVERLAP": arch.overlaps_launches}
+    return {"SIZES": Sizes(spec.channels, spec.width), "OVERLAP": arch.overlaps_launches}
 
 
-def _activation(spec: Spec, arch: Arch) -> dict[str, Any]:
-    """FAST selects approximate instructions, which Triton's interpreter does not have."""
-    return {"SILU": spec.silu, "FAST": arch.backend == "cuda" and not knobs.runtime.interpret}
+def _activation(spec: Spec, arch: Arch) -> Activation:
+    # Triton's interpreter does not have the approximate instructions.
+    return Activation(spec.silu, arch.backend == "cuda" and not knobs.runtime.interpret)
 
 
-def _walk(walk: Walk) -> dict[str, int]:
-    return {"LANES": walk.lanes, "BLOCK_D": walk.channels, "UNROLL": walk.unroll, "STAGES": walk.stages}
+def _lanes(walk: Walk) -> LaneTile:
+    return LaneTile(walk.lanes, walk.channels, walk.unroll, walk.stages)
 
 
-def _vectors(spec: Spec, vectors: Vectors) -> dict[str, Any]:
+def _vectors(spec: Spec, vectors: Vectors) -> VectorTile:
+    return VectorTile(vectors.channels, vectors.blocks, vectors.vector, even=spec.time % vectors.vector == 0)
+
+
+def _arrays(arrays: tuple[Array, ...], layouts: Layouts, reads: str, **writes: str) -> dict[str, Any]:
+    """`arrays` and `strided` of a launch that reads arrays by their strides, and writes dense ones."""
+    strides = {array.name: strides_of(array.name, array.shape, layouts) for array in arrays}
+    names = {name: name for name in reads.split()} | writes
     return {
-        "CHANNELS": vectors.channels,
-        "BLOCKS": vectors.blocks,
-        "VECTOR": vectors.vector,
-        "EVEN": spec.time % vectors.vector == 0,
+        "arrays": pointers_to(arrays, **names),
+        "strided": {name: _strided(name, strides.get(name)) for name in reads.split()},
     }
 
 
-def _pointers(arrays: tuple[Array, ...], names: str) -> dict[str, str | None]:
-    return pointers_to(arrays, **{f"{SHORT.get(name, name)}_ptr": name for name in names.split()})
-
-
-def _strides(arrays: tuple[Array, ...], layouts: Layouts, names: str) -> dict[str, Scalar]:
-    """Each array's strides; zeros for an absent one."""
-    strides = {array.name: strides_of(array.name, array.shape, layouts) for array in arrays}
-    return {f"{SHORT.get(name, name)}_strides": strides.get(name, (0, 0, 0)) for name in names.split()}
+def _strided(name: str, strides: Strides | None) -> Rows | Weight | Line:
+    """An array's strides as the kernels take them; zeros for an absent one."""
+    if name == "weight":
+        return Weight(None, *(strides or (0, 0)))
+    if name in ("bias", "cu_seqlens"):
+        return Line(None, *(strides or (0,)))
+    row, step, channel = strides or (0, 0, 0)
+    if name.endswith("_state"):  # (sequences, channels, entries)
+        step, channel = channel, step
+    return Rows(None, row, step, channel)
