@@ -37,6 +37,7 @@ from . import segments as segment_kernels
 from .arrays import STEPS_OF_PACKED as LIMIT
 from .arrays import Heads, Pairs
 from .plan import Plan, Tile, columns, has_tiles, planned
+from .tuples import Scores, Shared, Sizes, Summed, Tiles
 
 __all__ = ["backward", "forward", "planned", "suits"]
 
@@ -110,10 +111,10 @@ def backward(
     return Program(inputs, outputs, tuple(scratch), tuple(launches))
 
 
-def shared_axes(spec: Spec) -> tuple[bool, bool]:
-    """Whether queries, and keys, share what is added to their scores."""
+def shared_axes(spec: Spec) -> Shared:
+    """The axes of size 1 of the bias."""
     assert spec.bias is not None
-    return spec.bias.shape[2] < spec.queries, spec.bias.shape[3] < spec.keys
+    return Shared(spec.bias.shape[2] < spec.queries, spec.bias.shape[3] < spec.keys)
 
 
 def _fused(spec: Spec) -> bool:
@@ -196,7 +197,7 @@ class Launches:
     def deltas(self) -> Launch:
         """Computes the gradient at the sum of exponentials of every query, and the base of its exponents."""
         V = self.spec.value_size
-        return self._of_rows(backward_kernels.deltas, {"UNIT": self._factors()[1], "V": V, "BLOCK_V": columns(V)})
+        return self._of_rows(backward_kernels.deltas, {"UNIT": self._unit, "V": V, "BLOCK_V": columns(V)})
 
     def of_queries(self, kernel: Any, tile: Tile) -> Launch:
         """A launch of a kernel whose programs own tiles of queries, and walk over keys."""
@@ -206,7 +207,7 @@ class Launches:
     def of_keys(self, kernel: Any, tile: Tile) -> Launch:
         """A launch of a kernel whose programs own tiles of keys, and walk over queries."""
         grid = self._programs(self.spec.keys, tile.keys) * self.spec.groups
-        return self._of_pairs(kernel, grid, tile, {"q": tile.queries, "dout": tile.queries})
+        return self._of_pairs(kernel, grid, tile, {"q": tile.queries, "dout": tile.queries}, heads=self._share)
 
     def _programs(self, time: int, size: int) -> int:
         """The programs of a head. The number of runs is known on the device only, so with ids there are as many as runs
@@ -224,10 +225,10 @@ class Launches:
         """Computes the gradient of the bias: a program for each of its tiles, or of its tiles along one axis."""
         spec = self.spec
         assert spec.bias is not None
-        over_queries, over_keys = shared_axes(spec)
+        shared = shared_axes(spec)
         of_queries, of_keys = (_tiles(spec, *pair) for pair in ((spec.queries, tile.queries), (spec.keys, tile.keys)))
-        tiles = of_keys if over_queries and not over_keys else of_queries
-        if not over_queries and not over_keys:
+        tiles = of_keys if shared.queries and not shared.keys else of_queries
+        if not shared.queries and not shared.keys:
             tiles *= -(-spec.keys // tile.keys)
         rows, heads = spec.bias.shape[:2]
         launch = self._of_pairs(
@@ -235,10 +236,9 @@ class Launches:
             tiles * rows * heads,
             tile,
             {"q": tile.queries, "k": tile.keys, "v": tile.keys, "dout": tile.queries},
-            {"summed": (spec.batch if rows == 1 else 1, spec.heads if heads == 1 else 1)},
+            {"summed": Summed(spec.batch if rows == 1 else 1, spec.heads if heads == 1 else 1)},
         )
-        constants = {**launch.constants, "OVER_QUERIES": over_queries, "OVER_KEYS": over_keys}
-        return replace(launch, constants=constants)
+        return replace(launch, constants={**launch.constants, "SHARED": shared})
 
     def of_sinks(self) -> Launch:
         """Computes what the queries of a head in a row have of the gradients of sinks."""
@@ -294,51 +294,64 @@ class Launches:
         tile: Tile,
         walked: Mapping[str, int],
         scalars: Mapping[str, Scalar] | None = None,
+        heads: int = 1,
     ) -> Launch:
-        """A launch over tiles of pairs; `walked`: array -> steps of its tiles, for those that descriptors may copy."""
+        """A launch over tiles of pairs.
+
+        Args:
+            kernel: takes `Sizes`, `Scores` and `Tiles`.
+            grid: its programs.
+            tile: its tile.
+            walked: array -> steps of its tiles, for those that descriptors may copy.
+            scalars: those of the kernel beside its sizes.
+            heads: see `Tiles`.
+        """
         spec = self.spec
         D, V = spec.head_size, spec.value_size
-        share = spec.heads // max(spec.groups, 1)
-        described = {name: self.described(name, steps) for name, steps in walked.items()}
+        described = {name: found for name, steps in walked.items() if (found := self.described(name, steps))}
+        if len(described) < len(walked):
+            described = {}
         bias = self._described_bias(tile)
         constants = {
-            "SIDES": self.sides(),
-            "FACTORS": self._factors(),
-            "SCALE": spec.factor,
-            "DROPPED": spec.threshold,
-            "SHARE": share,
-            "COLUMNS": (D, V, columns(D), columns(V)),
-            "BLOCK_Q": tile.queries,
-            "BLOCK_K": tile.keys,
-            "DESCRIBED": bool(described) and None not in described.values(),
+            "SCORES": self._scores(None if spec.bias is None else bias is not None),
+            "TILES": Tiles(tile.queries, tile.keys, heads, D, V, columns(D), columns(V), bool(described)),
             "SEGMENTED": spec.segmented,
             "IN_PTX": not knobs.runtime.interpret,
-            "BIAS": None if spec.bias is None else bias is not None,
         }
-        sizes = (spec.queries, spec.keys, spec.heads, share, spec.sequences)
+        sizes = Sizes(spec.queries, spec.keys, spec.heads, self._share, spec.sequences)
         constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-        descriptors = {name: each for name, each in described.items() if each and constants.get("DESCRIBED")}
-        if bias:
-            descriptors["bias"] = bias
+        descriptors = described | ({"bias": bias} if bias else {})
         launch = self.launch(kernel, grid, {"sizes": sizes, **(scalars or {})}, constants, descriptors)
         spills = tile.spills + SPILLS_OF_RUNS if spec.segmented else tile.spills
         return replace(launch, num_warps=tile.num_warps, num_stages=tile.num_stages, allowed_spills=spills)
+
+    @property
+    def _share(self) -> int:
+        """Heads of a group."""
+        return self.spec.heads // max(self.spec.groups, 1)
+
+    @property
+    def _unit(self) -> float:
+        """The unit of scores."""
+        return 1.0 if self.spec.q.dtype == FP32 else math.log2(math.e)
 
     def sides(self) -> tuple[int | None, ...]:
         """The window. A side that reaches every key is no limit; its sums with steps might not fit in 32 bits."""
         spec = self.spec
         return tuple(None if side is None or side >= spec.queries + spec.keys else side for side in spec.sides)
 
-    def _factors(self) -> tuple[float | None, float, float | None, float]:
-        """FACTORS of the kernels, see `forward`."""
-        spec = self.spec
-        unit = 1.0 if spec.q.dtype == "float32" else math.log2(math.e)
-        if spec.softcap is not None:
-            return spec.factor / spec.softcap, unit, spec.softcap, 1.0
+    def _scores(self, bias: bool | None) -> Scores:
+        """How products become scores; `bias`: whether the bias is a tensor descriptor."""
+        spec, unit = self.spec, self._unit
+        before, after = self.sides()
         plain = spec.bias is None and spec.alibi_slopes is None
-        if plain and unit != 1.0 and spec.factor > LEAST_FACTOR:
-            return None, unit, None, spec.factor * unit
-        return spec.factor * unit, unit, None, 1.0
+        factor: float | None = spec.factor * unit
+        exponent = 1.0
+        if spec.softcap is not None:
+            factor = spec.factor / spec.softcap
+        elif plain and unit != 1.0 and spec.factor > LEAST_FACTOR:
+            factor, exponent = None, spec.factor * unit
+        return Scores(before, after, factor, unit, spec.softcap, exponent, spec.threshold, bias, spec.factor)
 
     def described(self, name: str, steps: int) -> Descriptor | None:
         """The descriptor of an array (batch, steps, heads, columns); None where tiles cannot be copied by one."""
@@ -355,7 +368,7 @@ class Launches:
         if not self.spec.packed and not self.spec.segmented:
             return Descriptor(array.shape, (*strides, 1), block)
         # Tile `at` of a sequence of n steps that ends at step e of the row is at (LIMIT, e, LIMIT - n + at): steps
-        # behind the sequence's end are behind the limit, so zeros. The strides of the first axis and of the third add
+        # after the sequence's end are after the limit, so zeros. The strides of the first axis and of the third add
         # up to FARTHEST, and LIMIT * FARTHEST elements to nothing in an address of 64 bits.
         _batch, step, head = strides
         shape = (INT32_MAX, INT32_MAX, LIMIT, *array.shape[2:])

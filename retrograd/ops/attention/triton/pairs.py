@@ -7,6 +7,7 @@ from retrograd.core.kernels.numerics import LOG2E, tanh
 
 from ..op import FORMS
 from .arrays import STEPS_OF_PACKED
+from .tuples import Sequence, Work
 
 ROUNDS = tl.constexpr(7)
 BOUNDS = tl.constexpr(512)  # bounds of sequences that a program compares at once
@@ -32,7 +33,7 @@ def unsigned(start):
 
 @triton.jit
 def owner_of(cu_ptr, tile, sequences, BLOCK: tl.constexpr, SEGMENTED: tl.constexpr = False):
-    """The last sequence whose first tile is not behind this one; tiles of sequence i begin at start // BLOCK + i."""
+    """The last sequence whose first tile is this one or before it; tiles of sequence i begin at start // BLOCK + i."""
     low = 0
     high = sequences
     while high - low > 1:
@@ -64,9 +65,9 @@ def sequence_of(cu_ptr, other_ptr, tile, batch, T, other_T, sequences, BLOCK: tl
 
 
 @triton.jit
-def place_of(tiles, heads, BIAS: tl.constexpr):
+def place_of(tiles, heads, SCORES: tl.constexpr):
     """The batch, head and tile of a program; those that read the same part of a bias run side by side."""
-    if BIAS is not None:
+    if SCORES.described is not None:
         rows = tl.num_programs(0) // (tiles * heads)
         own = tl.program_id(0) // rows
         return tl.program_id(0) % rows, own // tiles, own % tiles
@@ -76,34 +77,47 @@ def place_of(tiles, heads, BIAS: tl.constexpr):
 
 
 @triton.jit
-def tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, BLOCK: tl.constexpr, BIAS: tl.constexpr):
-    """What a program that owns a tile of queries works on: batch, head, tile of the row, and `sequence_of` it."""
-    Tq, Tk, heads, _share, sequences = sizes
-    tiles = tiles_of(cu_q_ptr, Tq, sequences, BLOCK)
-    batch, head, tile = place_of(tiles, heads, BIAS)
+def work_on_queries(cu_q_ptr, cu_k_ptr, batch, head, tile, sizes, BLOCK: tl.constexpr):
+    """A tile of queries."""
+    number, first_q, queries, first_k, keys, at = sequence_of(
+        cu_q_ptr, cu_k_ptr, tile, batch, sizes.queries, sizes.keys, sizes.sequences, BLOCK
+    )
+    return Work(Sequence(batch, number, first_q, queries, first_k, keys, 0), head, tile, at)
+
+
+@triton.jit
+def work_on_keys(cu_q_ptr, cu_k_ptr, batch, group, tile, sizes, BLOCK: tl.constexpr):
+    """A tile of keys."""
+    number, first_k, keys, first_q, queries, at = sequence_of(
+        cu_k_ptr, cu_q_ptr, tile, batch, sizes.keys, sizes.queries, sizes.sequences, BLOCK
+    )
+    return Work(Sequence(batch, number, first_q, queries, first_k, keys, 0), group, tile, at)
+
+
+@triton.jit
+def tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, SCORES: tl.constexpr, TILES: tl.constexpr):
+    """The tile of queries that a program owns."""
+    tiles = tiles_of(cu_q_ptr, sizes.queries, sizes.sequences, TILES.queries)
+    batch, head, tile = place_of(tiles, sizes.heads, SCORES)
     tile = tiles - 1 - tile  # the last tiles see most keys, so they come first
-    number, first_q, queries, first_k, keys, at = sequence_of(cu_q_ptr, cu_k_ptr, tile, batch, Tq, Tk, sequences, BLOCK)
-    return batch, head, tile, number, first_q, queries, first_k, keys, at
+    return work_on_queries(cu_q_ptr, cu_k_ptr, batch, head, tile, sizes, TILES.queries)
 
 
 @triton.jit
-def tile_of_keys(cu_q_ptr, cu_k_ptr, sizes, BLOCK: tl.constexpr, BIAS: tl.constexpr):
-    """What a program that owns a tile of keys works on: batch, group, tile of the row, and `sequence_of` it."""
-    Tq, Tk, heads, share, sequences = sizes
-    tiles = tiles_of(cu_k_ptr, Tk, sequences, BLOCK)
-    batch, group, tile = place_of(tiles, heads // share, BIAS)
-    number, first_k, keys, first_q, queries, at = sequence_of(cu_k_ptr, cu_q_ptr, tile, batch, Tk, Tq, sequences, BLOCK)
-    return batch, group, tile, number, first_q, queries, first_k, keys, at
+def tile_of_keys(cu_q_ptr, cu_k_ptr, sizes, SCORES: tl.constexpr, TILES: tl.constexpr):
+    """The tile of keys that a program owns."""
+    tiles = tiles_of(cu_k_ptr, sizes.keys, sizes.sequences, TILES.keys)
+    batch, group, tile = place_of(tiles, sizes.heads // sizes.share, SCORES)
+    return work_on_keys(cu_q_ptr, cu_k_ptr, batch, group, tile, sizes, TILES.keys)
 
 
 @triton.jit
-def seen(at, own, others, BEFORE: tl.constexpr, BEHIND: tl.constexpr, OWN: tl.constexpr, OTHER: tl.constexpr):
+def seen(at, own, others, BEFORE: tl.constexpr, AFTER: tl.constexpr, OWN: tl.constexpr, OTHER: tl.constexpr):
     """Of a tile of OWN steps from `at` on, of `own` steps: which of the `others` it meets, in tiles of OTHER.
 
-    A step i meets j if i + shift - BEFORE <= j <= i + shift + BEHIND, with shift = others - own; None is no limit.
+    A step i meets j if i + shift - BEFORE <= j <= i + shift + AFTER, with shift = others - own; None is no limit.
     Returned are low, first, last, high: those from low on, a multiple of OTHER, up to high. From first to last are
-    whole tiles that every step meets. Queries meet keys with the sides of the window, keys meet queries with these
-    exchanged.
+    whole tiles that every step meets.
     """
     low, high = 0, others
     first, last = 0, others // OTHER * OTHER
@@ -112,12 +126,24 @@ def seen(at, own, others, BEFORE: tl.constexpr, BEHIND: tl.constexpr, OWN: tl.co
     if BEFORE is not None:
         low = tl.maximum(at + shift - BEFORE, 0) // OTHER * OTHER
         first = tl.cdiv(tl.maximum(end - 1 + shift - BEFORE, 0), OTHER) * OTHER
-    if BEHIND is not None:
-        high = tl.minimum(tl.maximum(end + shift + BEHIND, 0), others)
-        last = tl.minimum(last, tl.maximum(at + shift + BEHIND + 1, 0) // OTHER * OTHER)
+    if AFTER is not None:
+        high = tl.minimum(tl.maximum(end + shift + AFTER, 0), others)
+        last = tl.minimum(last, tl.maximum(at + shift + AFTER + 1, 0) // OTHER * OTHER)
     high = tl.where(at < own, high, 0)
     first = tl.minimum(first, high)
     return low, first, tl.maximum(tl.minimum(last, high), first), high
+
+
+@triton.jit
+def tiles_of_keys(sequence, at, SCORES: tl.constexpr, TILES: tl.constexpr):
+    """The tiles of keys that the tile of queries from `at` on sees; see `seen`."""
+    return seen(at, sequence.queries, sequence.keys, SCORES.before, SCORES.after, TILES.queries, TILES.keys)
+
+
+@triton.jit
+def tiles_of_queries(sequence, at, SCORES: tl.constexpr, TILES: tl.constexpr):
+    """The tiles of queries that see the tile of keys from `at` on: the window's sides are exchanged; see `seen`."""
+    return seen(at, sequence.keys, sequence.queries, SCORES.after, SCORES.before, TILES.keys, TILES.queries)
 
 
 @triton.jit
@@ -133,13 +159,21 @@ def load_steps(array, batch, first, step, count, head, column, COLUMNS: tl.const
 
 @triton.jit
 def load_tile(
-    array, batch, first, at, count, head, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
-    DESCRIBED: tl.constexpr, origin,
-):  # fmt: skip
+    array,
+    batch,
+    first,
+    at,
+    count,
+    head,
+    origin,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEPS: tl.constexpr,
+    DESCRIBED: tl.constexpr,
+):
     """The tile of STEPS steps of a head from `at` on, through a tensor descriptor or by strides.
 
-    Zeros for columns and steps that are none. origin: the row's first step among those of all rows, where ids of steps
-    tell sequences apart.
+    Zeros for columns and steps that are none. origin: see `Sequence`.
     """
     if not DESCRIBED:
         step = at + tl.arange(0, STEPS)
@@ -150,6 +184,20 @@ def load_tile(
         return tile.reshape(STEPS, BLOCK)
     else:
         return array.load([batch, first + at, head, 0]).reshape(STEPS, BLOCK)
+
+
+@triton.jit
+def load_queries(array, sequence, at, head, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr):
+    """The tile of queries from `at` on."""
+    batch, first, count, origin = sequence.batch, sequence.first_q, sequence.queries, sequence.origin
+    return load_tile(array, batch, first, at, count, head, origin, COLUMNS, BLOCK, TILES.queries, TILES.described)
+
+
+@triton.jit
+def load_keys(array, sequence, at, head, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr):
+    """The tile of keys from `at` on."""
+    batch, first, count, origin = sequence.batch, sequence.first_k, sequence.keys, sequence.origin
+    return load_tile(array, batch, first, at, count, head, origin, COLUMNS, BLOCK, TILES.keys, TILES.described)
 
 
 @triton.jit
@@ -180,7 +228,7 @@ def store_steps(array, values, batch, first, step, count, head, column, COLUMNS:
 def clear_gaps(
     array, cu_ptr, T, sequences, tile, head, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr
 ):
-    """Store zeros in those of the steps from tile * STEPS on that lie before the first packed sequence, or behind the
+    """Store zeros in those of the steps from tile * STEPS on that are before the first packed sequence, or after the
     last. Rows have at least as many tiles as are needed for all of their steps.
     """
     if cu_ptr is not None:
@@ -259,58 +307,66 @@ def power(x, EXACT: tl.constexpr):
 
 
 @triton.jit
-def probabilities(x, base, FACTORS: tl.constexpr):
+def probabilities(x, base, SCORES: tl.constexpr):
     """Of scores of pairs, from what the forward pass has left of each query: `base` in `backward.deltas`."""
-    return power(x * FACTORS[3] - base, FACTORS[1] == 1.0)
+    return power(x * SCORES.exponent - base, SCORES.unit == 1.0)
 
 
 @triton.jit
-def load_bias(bias, place, head, i, j, tile, counts, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr):
-    """The bias of the tile of pairs that begins at query tile[0] and key tile[1], turned as i and j are."""
-    batch, _number, first_q, first_k, _origin = place
-    if BIAS:
-        row, own = tl.minimum(batch, bias.shape[0] - 1), tl.minimum(head, bias.shape[1] - 1)
-        part = bias.load([row, own, first_q + tile[0], first_k + tile[1]]).reshape(BLOCK_Q, BLOCK_K)
+def load_bias(bias, sequence, head, i, j, at_q, at_k, SCORES: tl.constexpr, TILES: tl.constexpr):
+    """The bias of the tile of pairs that begins at query at_q and key at_k, transposed where i and j are."""
+    if SCORES.described:
+        row, own = tl.minimum(sequence.batch, bias.shape[0] - 1), tl.minimum(head, bias.shape[1] - 1)
+        part = bias.load([row, own, sequence.first_q + at_q, sequence.first_k + at_k])
+        part = part.reshape(TILES.queries, TILES.keys)
         return part if i.shape[1] == 1 else tl.trans(part)
     else:
-        start = bias.pointer + tl.cast(batch, tl.int64) * bias.batch + tl.cast(head, tl.int64) * bias.head
-        at = tl.cast(first_q + i, tl.int64) * bias.query + tl.cast(first_k + j, tl.int64) * bias.key
-        return tl.load(start + at, mask=(i < counts[0]) & (j < counts[1]), other=0.0)
+        start = bias.pointer + tl.cast(sequence.batch, tl.int64) * bias.batch + tl.cast(head, tl.int64) * bias.head
+        of_queries = tl.cast(sequence.first_q + i, tl.int64) * bias.query
+        at = of_queries + tl.cast(sequence.first_k + j, tl.int64) * bias.key
+        return tl.load(start + at, mask=(i < sequence.queries) & (j < sequence.keys), other=0.0)
 
 
 @triton.jit
 def scores_of(
-    products, bias, slopes, place, head, i, j, tile, counts, border, SIDES: tl.constexpr, FACTORS: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr,
-):  # fmt: skip
+    products,
+    inputs,
+    sequence,
+    head,
+    i,
+    j,
+    at_q,
+    at_k,
+    border,
+    SCORES: tl.constexpr,
+    TILES: tl.constexpr,
+):
     """The scores of a tile of pairs, -inf where a key is not visible; their bounded products, 0 without a cap.
 
-    i, j: (queries, 1) and (1, keys), or turned; tile: the first of each. border: whether there are pairs that are not
-    visible.
+    i, j: (queries, 1) and (1, keys), or transposed; at_q, at_k: the first of each. border: whether there are pairs that
+    are not visible.
     """
-    _batch, number, _first_q, _first_k, _origin = place
-    SCALE: tl.constexpr = FACTORS[0]
-    UNIT: tl.constexpr = FACTORS[1]
-    SOFTCAP: tl.constexpr = FACTORS[2]
-    queries, keys = counts
-    shift = keys - queries
+    UNIT: tl.constexpr = SCORES.unit
+    shift = sequence.keys - sequence.queries
     x, bounded = products, 0.0
-    if SCALE is not None:
-        x = products * SCALE
-        if SOFTCAP is not None:
+    if SCORES.factor is not None:
+        x = products * SCORES.factor
+        if SCORES.softcap is not None:
             bounded = tanh(x) if UNIT == 1.0 else fast_tanh(x)
-            x = bounded * (SOFTCAP * UNIT)
-        if BIAS is not None:
-            added = load_bias(bias, place, head, i, j, tile, counts, BLOCK_Q, BLOCK_K, BIAS)
+            x = bounded * (SCORES.softcap * UNIT)
+        if SCORES.described is not None:
+            added = load_bias(inputs.bias, sequence, head, i, j, at_q, at_k, SCORES, TILES)
             x = tl.fma(added.to(tl.float32), UNIT, x)
+        slopes = inputs.slopes
         if slopes.pointer is not None:
-            slope = tl.load(slopes.pointer + tl.cast(number, tl.int64) * slopes.batch + head * slopes.head) * UNIT
+            own = slopes.pointer + tl.cast(sequence.number, tl.int64) * slopes.batch + head * slopes.head
+            slope = tl.load(own) * UNIT
             x = tl.fma(-slope, tl.abs(j - i - shift).to(tl.float32), x)
     if border:
-        visible = (i < queries) & (j < keys)
-        if SIDES[0] is not None:
-            visible = visible & (j >= i + (shift - SIDES[0]))
-        if SIDES[1] is not None:
-            visible = visible & (j <= i + (shift + SIDES[1]))
+        visible = (i < sequence.queries) & (j < sequence.keys)
+        if SCORES.before is not None:
+            visible = visible & (j >= i + (shift - SCORES.before))
+        if SCORES.after is not None:
+            visible = visible & (j <= i + (shift + SCORES.after))
         x = tl.where(visible, x, float("-inf"))
     return x, bounded

@@ -5,7 +5,21 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from .pairs import dropped, kept, load_row, load_tile, probabilities, scores_of, seen, sequence_of, tiles_of
+from .pairs import (
+    dropped,
+    kept,
+    load_keys,
+    load_queries,
+    load_row,
+    probabilities,
+    scores_of,
+    tiles_of,
+    tiles_of_keys,
+    tiles_of_queries,
+    work_on_keys,
+    work_on_queries,
+)
+from .tuples import Inputs, Sequence
 
 
 @triton.jit(do_not_specialize=["sizes", "summed"])
@@ -25,79 +39,72 @@ def bias_backward(
     partial_ptr,
     sizes,
     summed,
-    SIDES: tl.constexpr,
-    FACTORS: tl.constexpr,
-    DROPPED: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    OVER_QUERIES: tl.constexpr,
-    OVER_KEYS: tl.constexpr,
-    DESCRIBED: tl.constexpr,
-    BIAS: tl.constexpr,
+    SCORES: tl.constexpr,
+    TILES: tl.constexpr,
+    SHARED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The gradient of a tile of the bias: a sum over the rows and heads (`summed`) that share it, and over its axes of
-    size 1; where both are, one of `partial` (rows of the bias, heads of the bias, tiles of queries), to be summed.
+    size 1 (`SHARED`); where both are, one of `partial` (rows of the bias, heads of the bias, tiles of queries), to be
+    summed.
 
-    DESCRIBED: q, k, v and dout are tensor descriptors.
+    TILES.described: q, k, v and dout are tensor descriptors.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    Tq, Tk, heads, share, sequences = sizes
-    rows, row_heads = summed
+    inputs = Inputs(q, k, v, bias, slopes, seed_ptr)
+    OVER_QUERIES: tl.constexpr = SHARED.queries
+    OVER_KEYS: tl.constexpr = SHARED.keys
     OWNS_KEYS: tl.constexpr = OVER_QUERIES and not OVER_KEYS
     PAIRS: tl.constexpr = not OVER_QUERIES and not OVER_KEYS
-    across = tl.cdiv(Tk, BLOCK_K) if PAIRS else 1
+    across = tl.cdiv(sizes.keys, TILES.keys) if PAIRS else 1
     if OWNS_KEYS:
-        tiles = tiles_of(cu_k_ptr, Tk, sequences, BLOCK_K)
+        tiles = tiles_of(cu_k_ptr, sizes.keys, sizes.sequences, TILES.keys)
     else:
-        tiles = tiles_of(cu_q_ptr, Tq, sequences, BLOCK_Q)
+        tiles = tiles_of(cu_q_ptr, sizes.queries, sizes.sequences, TILES.queries)
     tile = tl.program_id(0) // across % tiles
     own = tl.program_id(0) // across // tiles
-    batch, head = own // (heads // row_heads), own % (heads // row_heads)
+    batch, head = own // (sizes.heads // summed.heads), own % (sizes.heads // summed.heads)
     if OWNS_KEYS:
-        number, first_k, keys, first_q, queries, at = sequence_of(
-            cu_k_ptr, cu_q_ptr, tile, batch, Tk, Tq, sequences, BLOCK_K
-        )
-        low, _first, _last, high = seen(at, keys, queries, SIDES[1], SIDES[0], BLOCK_K, BLOCK_Q)
+        work = work_on_keys(cu_q_ptr, cu_k_ptr, batch, head, tile, sizes, TILES.keys)
+        low, _first, _last, high = tiles_of_queries(work.sequence, work.at, SCORES, TILES)
     else:
-        number, first_q, queries, first_k, keys, at = sequence_of(
-            cu_q_ptr, cu_k_ptr, tile, batch, Tq, Tk, sequences, BLOCK_Q
-        )
-        low, _first, _last, high = seen(at, queries, keys, SIDES[0], SIDES[1], BLOCK_Q, BLOCK_K)
+        work = work_on_queries(cu_q_ptr, cu_k_ptr, batch, head, tile, sizes, TILES.queries)
+        low, _first, _last, high = tiles_of_keys(work.sequence, work.at, SCORES, TILES)
         if PAIRS:
-            start = tl.program_id(0) % across * BLOCK_K
-            high = tl.where(start >= low, tl.minimum(high, start + BLOCK_K), 0)
+            start = tl.program_id(0) % across * TILES.keys
+            high = tl.where(start >= low, tl.minimum(high, start + TILES.keys), 0)
             low = start
-    STEP: tl.constexpr = BLOCK_Q if OWNS_KEYS else BLOCK_K
+    at, first_q, queries = work.at, work.sequence.first_q, work.sequence.queries
+    first_k, keys = work.sequence.first_k, work.sequence.keys
+    STEP: tl.constexpr = TILES.queries if OWNS_KEYS else TILES.keys
     steps = tl.cdiv(tl.maximum(high - low, 0), STEP)  # that each row and head has
-    total = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-    for step in tl.range(0, steps * rows * row_heads):
+    total = tl.full([TILES.queries, TILES.keys], 0.0, tl.float32)
+    for step in tl.range(0, steps * summed.rows * summed.heads):
         one, start = step // steps, low + step % steps * STEP
-        b, h = batch + one // row_heads, head + one % row_heads
-        n = b if cu_q_ptr is None else number
+        b, h = batch + one // summed.heads, head + one % summed.heads
+        n = b if cu_q_ptr is None else work.sequence.number
+        sequence = Sequence(b, n, first_q, queries, first_k, keys, 0)
         at_q, at_k = (start, at) if OWNS_KEYS else (at, start)
-        i, j = at_q + tl.arange(0, BLOCK_Q), at_k + tl.arange(0, BLOCK_K)
-        q_tile = load_tile(q, b, first_q, at_q, queries, h, COLUMNS[0], COLUMNS[2], BLOCK_Q, DESCRIBED, 0)
-        k_tile = load_tile(k, b, first_k, at_k, keys, h // share, COLUMNS[0], COLUMNS[2], BLOCK_K, DESCRIBED, 0)
-        x, _bounded = scores_of(
-            tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"), bias, slopes, (b, n, first_q, first_k, 0), h,
-            i[:, None], j[None, :], (at_q, at_k), (queries, keys), True, SIDES, FACTORS, BLOCK_Q, BLOCK_K, BIAS,
-        )  # fmt: skip
-        p = probabilities(x, load_row(base, b, first_q, i, queries, h)[:, None], FACTORS)
-        v_tile = load_tile(v, b, first_k, at_k, keys, h // share, COLUMNS[1], COLUMNS[3], BLOCK_K, DESCRIBED, 0)
-        dout_tile = load_tile(dout, b, first_q, at_q, queries, h, COLUMNS[1], COLUMNS[3], BLOCK_Q, DESCRIBED, 0)
+        i, j = at_q + tl.arange(0, TILES.queries), at_k + tl.arange(0, TILES.keys)
+        q_tile = load_queries(q, sequence, at_q, h, TILES.D, TILES.BLOCK_D, TILES)
+        k_tile = load_keys(k, sequence, at_k, h // sizes.share, TILES.D, TILES.BLOCK_D, TILES)
+        products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+        x, _bounded = scores_of(products, inputs, sequence, h, i[:, None], j[None, :], at_q, at_k, True, SCORES, TILES)
+        p = probabilities(x, load_row(base, b, first_q, i, queries, h)[:, None], SCORES)
+        v_tile = load_keys(v, sequence, at_k, h // sizes.share, TILES.V, TILES.BLOCK_V, TILES)
+        dout_tile = load_queries(dout, sequence, at_q, h, TILES.V, TILES.BLOCK_V, TILES)
         keep = None
-        if DROPPED > 0:
-            keep = kept(seed_ptr, i, b * heads + h, first_q, at_k, DROPPED, BLOCK_Q, BLOCK_K)
-        dp = dropped(tl.dot(dout_tile, tl.trans(v_tile), input_precision="ieee"), keep, DROPPED)
+        if SCORES.dropped > 0:
+            row = b * sizes.heads + h
+            keep = kept(seed_ptr, i, row, first_q, at_k, SCORES.dropped, TILES.queries, TILES.keys)
+        dp = dropped(tl.dot(dout_tile, tl.trans(v_tile), input_precision="ieee"), keep, SCORES.dropped)
         total += p * (dp - load_row(delta, b, first_q, i, queries, h)[:, None])
     if OVER_QUERIES and OVER_KEYS:
         tl.store(partial_ptr + own * tiles + tile, tl.sum(tl.sum(total, axis=1), axis=0))
     else:
         start = dbias.pointer + tl.cast(batch, tl.int64) * dbias.batch + tl.cast(head, tl.int64) * dbias.head
-        i, j = at + tl.arange(0, BLOCK_Q), (low if PAIRS else at) + tl.arange(0, BLOCK_K)
+        i, j = at + tl.arange(0, TILES.queries), (low if PAIRS else at) + tl.arange(0, TILES.keys)
         at_i, at_j = tl.cast(first_q + i, tl.int64) * dbias.query, tl.cast(first_k + j, tl.int64) * dbias.key
         if OVER_KEYS:
             tl.store(start + at_i, tl.sum(total, axis=1), mask=(at >= 0) & (i < queries))

@@ -10,6 +10,7 @@ import triton.language as tl
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 
 from .pairs import owner_of, unsigned
+from .tuples import Sequence, Work
 
 COUNTS = tl.constexpr(1024)  # of blocks, added at once
 
@@ -83,8 +84,8 @@ def run_of(runs_ptr, tile, T, BLOCK: tl.constexpr):
 @triton.jit
 def run_of_queries(runs_ptr, tile, head, sizes, BLOCK: tl.constexpr):
     """What `tile_of_queries` returns, of a run."""
-    row, number, first, own, others, at = run_of(runs_ptr, tile, sizes[0], BLOCK)
-    return row, head, tile, number, first, own, first, others, at
+    row, number, first, own, others, at = run_of(runs_ptr, tile, sizes.queries, BLOCK)
+    return Work(Sequence(row, number, first, own, first, others, row * sizes.queries), head, tile, at)
 
 
 @triton.jit
@@ -92,5 +93,5 @@ def run_of_keys(runs_ptr, tile, group, sizes, BLOCK: tl.constexpr, IN_PTX: tl.co
     """What `tile_of_keys` returns, of a run."""
     if IN_PTX:
         group = forget(group)  # lest what follows from it stays in registers from tile to tile
-    row, number, first, own, others, at = run_of(runs_ptr, tile, sizes[1], BLOCK)
-    return row, group, tile, number, first, others, first, own, at
+    row, number, first, own, others, at = run_of(runs_ptr, tile, sizes.keys, BLOCK)
+    return Work(Sequence(row, number, first, others, first, own, row * sizes.queries), group, tile, at)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .pairs import seen
+from .pairs import tiles_of_keys
 
 MOST_LOOKS = tl.constexpr(2**24)  # seconds
 
@@ -40,25 +40,30 @@ def wait_for_turn(turn_ptr, turn, IN_PTX: tl.constexpr):
 
 @triton.jit
 def add_in_turn(
-    sums, part, batch, head, first_q, queries, keys, at, start, sizes, SIDES: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, IN_PTX: tl.constexpr,
-):  # fmt: skip
-    """Add what the tile of keys `at` has of dq to the tile of queries `start`, behind all tiles of keys before it that
+    turns,
+    part,
+    sequence,
+    head,
+    sizes,
+    at,
+    start,
+    SCORES: tl.constexpr,
+    TILES: tl.constexpr,
+    IN_PTX: tl.constexpr,
+):
+    """Add what the tile of keys `at` has of dq to the tile of queries `start`, after all tiles of keys before it that
     see these queries; NaN if they never add theirs.
-
-    sums: dq_sum and turns, see `fused_backward`; the number of the first tile of the sequence's queries in a row, and
-    of a row's tiles.
     """
-    dq_sum_ptr, turns_ptr, first_tile, tiles = sums
-    D: tl.constexpr = COLUMNS[0]
-    heads = sizes[2]
-    first_seen, _first, _last, _high = seen(start, queries, keys, SIDES[0], SIDES[1], BLOCK_Q, BLOCK_K)
-    turn = (at - first_seen) // BLOCK_K
-    turn_ptr = turns_ptr + (batch * heads + head) * tiles + first_tile + start // BLOCK_Q
-    i, column = start + tl.arange(0, BLOCK_Q), tl.arange(0, COLUMNS[2])
-    sum_ptr = dq_sum_ptr + (tl.cast(batch, tl.int64) * sizes[0] + first_q) * heads * D + head * D
+    heads, D = sizes.heads, TILES.D
+    first_seen, _first, _last, _high = tiles_of_keys(sequence, start, SCORES, TILES)
+    turn = (at - first_seen) // TILES.keys
+    turn_ptr = turns.turns_ptr + (sequence.batch * heads + head) * turns.tiles + turns.first_tile
+    turn_ptr += start // TILES.queries
+    i, column = start + tl.arange(0, TILES.queries), tl.arange(0, TILES.BLOCK_D)
+    row = tl.cast(sequence.batch, tl.int64) * sizes.queries + sequence.first_q
+    sum_ptr = turns.sum_ptr + row * heads * D + head * D
     sum_ptr += i.to(tl.int64)[:, None] * (heads * D) + column[None, :]
-    mask = (i < queries)[:, None] & (column < D)[None, :]
+    mask = (i < sequence.queries)[:, None] & (column < D)[None, :]
     part = tl.where(wait_for_turn(turn_ptr, turn, IN_PTX), part, float("nan"))
     # What other programs have written is not in this multiprocessor's own cache.
     part += tl.load(sum_ptr, mask=mask, other=0.0, cache_modifier=".cg")
