@@ -21,9 +21,9 @@ from retrograd.core.torch.launch import interpret
 from retrograd.core.xp import torch_namespace
 from retrograd.ops.ssd import reference
 from retrograd.ops.ssd.cases import ALL, case
+from retrograd.ops.ssd.device import bounds_of, first_place, owner_of
 from retrograd.ops.ssd.hopper.plan import PLACE
 from retrograd.ops.ssd.room import ROOM
-from retrograd.ops.ssd.triton.blocks import bounds_of, first_place, owner_of
 from retrograd.testing import contract
 from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import call, options, plain_and_exact, upcast
