@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import tma_load
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from ..triton.blocks import rows_at
+from ..device import rows_at
 from .blocks import CHANNELS, PLACE, VECTORS, Q, end_of, products, scaled, slices_walked, vector
 from .sequences import block_at, slice_of, tile_offsets, walk_of
 

@@ -11,9 +11,9 @@ from retrograd.core.program import Array, Launch, Layout, Layouts, Program, Scal
 from retrograd.core.spec import Param, Pass, places
 
 from .. import passes
+from ..finish import finish
 from ..op import Spec
 from ..passes import FP32, Launches, inputs_of, sums, unwanted
-from ..triton import backward as backward_kernels
 from . import blocks
 from .ahead import ahead
 from .middle import middle
@@ -164,7 +164,7 @@ class _Launches(Launches):
         out = "ddt dA_partial ddt_bias_partial dD_partial"
         count = slices(self.spec) * halves(self.spec)
         sizes = {"Q": PLACE, "P_BLOCKS": count, "N_BLOCKS": 1, "TILES": 4 * count}
-        return self.of_steps(backward_kernels.finish, f"{names} {out}", self._places, FINISHED_HEADS, **sizes)
+        return self.of_steps(finish, f"{names} {out}", self._places, FINISHED_HEADS, **sizes)
 
     def ahead(self, u: str, k: str, *, start: str, back: bool = False) -> tuple[Launch, ...]:
         """Computes what enters spans, if walks are cut."""

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from ..triton.blocks import block_of, bounds_of, first_place, load_rows, owner_of, rows_at
+from ..device import block_of, bounds_of, first_place, load_rows, owner_of, rows_at
 from .prepare import column_order
 
 

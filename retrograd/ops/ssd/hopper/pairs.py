@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import block_barrier, ex2, tma_load
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 
-from ..triton.blocks import block_of, bounds_of, first_place, owner_of, rows_at
+from ..device import block_of, bounds_of, first_place, owner_of, rows_at
 from .blocks import (
     CHANNELS,
     PARKED,

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from ..triton.blocks import bounds_of, owner_of, step_sizes, sums_of
+from ..device import bounds_of, owner_of, step_sizes, sums_of
 
 
 @triton.jit

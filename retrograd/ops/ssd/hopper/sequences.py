@@ -7,7 +7,7 @@ are cut into `spans` of `span` blocks.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..triton.blocks import bounds_of, first_place
+from ..device import bounds_of, first_place
 from .blocks import CHANNELS, PLACE, Q, slices_walked
 
 

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import block_barrier, ex2, tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from ..triton.blocks import first_place, rows_at
+from ..device import first_place, rows_at
 from .blocks import (
     CHANNELS,
     PARKED,

@@ -8,7 +8,8 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, silu, silu_grad, wait_for_previous
 
-from .blocks import add_product, block_of, bounds_of, load_rows, load_state, outside, owner_of, rows_at
+from ..device import block_of, bounds_of, load_rows, outside, owner_of, rows_at
+from .blocks import add_product, load_state
 
 
 @triton.jit(do_not_specialize=["T", "sequences", "u_strides", "z_strides", "dout_strides", "k_strides", "q_strides"])

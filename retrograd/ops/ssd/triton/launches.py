@@ -12,6 +12,7 @@ from retrograd.core.dtypes import KERNEL_FLOATS
 from retrograd.core.program import Array, Launch, Layouts, Program, strides_of
 from retrograd.core.spec import Param, Pass, places
 
+from ..finish import finish
 from ..op import Spec
 from ..passes import FP32, Launches, inputs_of, sums, unit, unwanted
 from . import backward as backward_kernels
@@ -103,7 +104,7 @@ class _Launches(Launches):
         arrays = "dt A dt_bias cu_seqlens delta targets sources own before behind both ddt dA_partial ddt_bias_partial"
         spec, tile = self.spec, self.tile
         sizes = {"P_BLOCKS": tile.slices(spec), "N_BLOCKS": tile.state_blocks(spec), "TILES": tile.tiles(spec)}
-        return self._of_steps(backward_kernels.finish, arrays, **sizes)
+        return self._of_steps(finish, arrays, **sizes)
 
     def carry(
         self,

@@ -5,7 +5,8 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from .blocks import add_product, bounds_of, first_place, owner_of, rows_at, step_sizes, sums_of
+from ..device import bounds_of, first_place, owner_of, rows_at, step_sizes, sums_of
+from .blocks import add_product
 
 
 @triton.jit(do_not_specialize=["T", "sequences", "dt_strides", "low", "high"])

@@ -20,9 +20,9 @@ from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo, spec_of
 from retrograd.ops.ssd import reference
 from retrograd.ops.ssd.cases import ALL, case
+from retrograd.ops.ssd.device import bounds_of, first_place, owner_of
 from retrograd.ops.ssd.hopper.plan import PLACE
 from retrograd.ops.ssd.info import INFO
-from retrograd.ops.ssd.triton.blocks import bounds_of, first_place, owner_of
 from retrograd.testing import contract
 from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import call, options, plain_and_exact, upcast
