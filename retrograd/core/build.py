@@ -133,7 +133,12 @@ def build(launch: Launch, arrays: dict[str, Array], arch: Arch, device: int = 0)
     Returns:
         Triton's `CompiledKernel`: `.asm` has the intermediate code and the binary, `.metadata` the shared memory.
     """
-    options: dict[str, Any] = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    # Fused multiply-adds change bits: a later Triton, or a user's environment, would decide otherwise.
+    options: dict[str, Any] = {
+        "num_warps": launch.num_warps,
+        "num_stages": launch.num_stages,
+        "enable_fp_fusion": True,
+    }
     if launch.overlap:
         options["launch_pdl"] = True
     if launch.max_registers and arch.backend == "cuda":

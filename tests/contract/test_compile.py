@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import triton
+from strided_kernels import COLUMNS, program
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
@@ -76,6 +77,13 @@ def test_a_kernel_keeps_its_registers_and_its_shared_memory(arch: str, program: 
         assert found.spills <= launch.allowed_spills, f"registers spill to memory: {found}"
         assert found.stack == 0 or launch.allowed_spills, f"the kernel needs a stack: {found}"
     assert found.shared <= SUPPORTED[arch].shared_memory
+
+
+def test_multiply_adds_are_fused_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits depend on it."""
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    made = program((COLUMNS, 1), None)
+    assert build(made.launches[0], made.arrays, SUPPORTED[TUNED_FOR]).metadata.enable_fp_fusion
 
 
 def takes_long(info: OpInfo, case: Case) -> bool:
