@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import strided_kernels
 import triton
-from strided_kernels import COLUMNS, program
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
@@ -82,7 +82,7 @@ def test_a_kernel_keeps_its_registers_and_its_shared_memory(arch: str, program: 
 def test_multiply_adds_are_fused_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bits depend on it."""
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
-    made = program((COLUMNS, 1), None)
+    made = strided_kernels.program((strided_kernels.COLUMNS, 1), None)
     assert build(made.launches[0], made.arrays, SUPPORTED[TUNED_FOR]).metadata.enable_fp_fusion
 
 
