@@ -440,9 +440,11 @@ class Launches:
         if own is None:
             return Heads(None, 0, 0, 0, 0)
         if name == "segment_ids":
-            return Heads(None, own[0], own[1], 0, 0)
+            batch, step = own
+            return Heads(None, batch, step, 0, 0)
         if name in ROWS:
-            return Heads(None, own[0], own[2], own[1], 0)
+            batch, head, step = own
+            return Heads(None, batch, step, head, 0)
         if name == "alibi_slopes":
             return Heads(None, own[0] if len(own) == 2 else 0, 0, own[-1], 0)
         if name == "sinks":

@@ -65,9 +65,9 @@ def sequence_of(cu_ptr, other_ptr, tile, batch, T, other_T, sequences, BLOCK: tl
 
 
 @triton.jit
-def place_of(tiles, heads, SCORES: tl.constexpr):
-    """The batch, head and tile of a program; those that read the same part of a bias run side by side."""
-    if SCORES.described is not None:
+def assigned(tiles, heads, SCORES: tl.constexpr):
+    """The batch, head and tile that a program is assigned; those that read the same part of a bias run side by side."""
+    if SCORES.bias_described is not None:
         rows = tl.num_programs(0) // (tiles * heads)
         own = tl.program_id(0) // rows
         return tl.program_id(0) % rows, own // tiles, own % tiles
@@ -78,7 +78,7 @@ def place_of(tiles, heads, SCORES: tl.constexpr):
 
 @triton.jit
 def work_on_queries(cu_q_ptr, cu_k_ptr, batch, head, tile, sizes, BLOCK: tl.constexpr):
-    """A tile of queries."""
+    """The work on a tile of queries of a row."""
     number, first_q, queries, first_k, keys, at = sequence_of(
         cu_q_ptr, cu_k_ptr, tile, batch, sizes.queries, sizes.keys, sizes.sequences, BLOCK
     )
@@ -87,7 +87,7 @@ def work_on_queries(cu_q_ptr, cu_k_ptr, batch, head, tile, sizes, BLOCK: tl.cons
 
 @triton.jit
 def work_on_keys(cu_q_ptr, cu_k_ptr, batch, group, tile, sizes, BLOCK: tl.constexpr):
-    """A tile of keys."""
+    """The work on a tile of keys of a row."""
     number, first_k, keys, first_q, queries, at = sequence_of(
         cu_k_ptr, cu_q_ptr, tile, batch, sizes.keys, sizes.queries, sizes.sequences, BLOCK
     )
@@ -98,7 +98,7 @@ def work_on_keys(cu_q_ptr, cu_k_ptr, batch, group, tile, sizes, BLOCK: tl.conste
 def tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, SCORES: tl.constexpr, TILES: tl.constexpr):
     """The tile of queries that a program owns."""
     tiles = tiles_of(cu_q_ptr, sizes.queries, sizes.sequences, TILES.queries)
-    batch, head, tile = place_of(tiles, sizes.heads, SCORES)
+    batch, head, tile = assigned(tiles, sizes.heads, SCORES)
     tile = tiles - 1 - tile  # the last tiles see most keys, so they come first
     return work_on_queries(cu_q_ptr, cu_k_ptr, batch, head, tile, sizes, TILES.queries)
 
@@ -107,7 +107,7 @@ def tile_of_queries(cu_q_ptr, cu_k_ptr, sizes, SCORES: tl.constexpr, TILES: tl.c
 def tile_of_keys(cu_q_ptr, cu_k_ptr, sizes, SCORES: tl.constexpr, TILES: tl.constexpr):
     """The tile of keys that a program owns."""
     tiles = tiles_of(cu_k_ptr, sizes.keys, sizes.sequences, TILES.keys)
-    batch, group, tile = place_of(tiles, sizes.heads // sizes.share, SCORES)
+    batch, group, tile = assigned(tiles, sizes.heads // sizes.share, SCORES)
     return work_on_keys(cu_q_ptr, cu_k_ptr, batch, group, tile, sizes, TILES.keys)
 
 
@@ -315,7 +315,7 @@ def probabilities(x, base, SCORES: tl.constexpr):
 @triton.jit
 def load_bias(bias, sequence, head, i, j, at_q, at_k, SCORES: tl.constexpr, TILES: tl.constexpr):
     """The bias of the tile of pairs that begins at query at_q and key at_k, transposed where i and j are."""
-    if SCORES.described:
+    if SCORES.bias_described:
         row, own = tl.minimum(sequence.batch, bias.shape[0] - 1), tl.minimum(head, bias.shape[1] - 1)
         part = bias.load([row, own, sequence.first_q + at_q, sequence.first_k + at_k])
         part = part.reshape(TILES.queries, TILES.keys)
@@ -354,7 +354,7 @@ def scores_of(
         if SCORES.softcap is not None:
             bounded = tanh(x) if UNIT == 1.0 else fast_tanh(x)
             x = bounded * (SCORES.softcap * UNIT)
-        if SCORES.described is not None:
+        if SCORES.bias_described is not None:
             added = load_bias(inputs.bias, sequence, head, i, j, at_q, at_k, SCORES, TILES)
             x = tl.fma(added.to(tl.float32), UNIT, x)
         slopes = inputs.slopes

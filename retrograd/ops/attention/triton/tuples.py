@@ -27,14 +27,14 @@ class Scores(NamedTuple):
     """How products become scores, and these probabilities; known when a kernel is compiled.
 
     Attributes:
-        before: how many keys before its own place a query sees; None is no limit.
+        before: how many keys before its own step a query sees; None is no limit.
         after: how many after it.
         factor: of products; None where they are the scores.
         unit: of scores, log2(e), or 1 where exponentials are exact.
         softcap: the bound of scores, or None.
         exponent: the factor of scores in exponents.
         dropped: pairs are dropped whose number, of 2^16, is below it.
-        described: whether the bias is a tensor descriptor; None without a bias.
+        bias_described: whether the bias is a tensor descriptor; None without a bias.
         scale: the factor of dq and dk.
     """
 
@@ -45,7 +45,7 @@ class Scores(NamedTuple):
     softcap: float | None
     exponent: float
     dropped: int
-    described: bool | None
+    bias_described: bool | None
     scale: float
 
 
