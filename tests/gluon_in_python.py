@@ -108,7 +108,7 @@ class Barriers:
     """A row of mbarriers."""
 
     def __init__(self, number: int) -> None:
-        self.all = [Barrier() for _ in range(number)]
+        self.all, self.shape = [Barrier() for _ in range(number)], [number, 1]
 
     def index(self, i: int) -> Barrier:
         assert 0 <= i < len(self.all)

@@ -23,6 +23,7 @@ from retrograd.opinfo.info import spec_of
 from retrograd.ops.attention.cases import case
 from retrograd.ops.attention.hopper import tiles
 from retrograd.ops.attention.hopper.plan import FORWARD
+from retrograd.ops.attention.hopper.tuples import Window
 from retrograd.ops.attention.op import OP, Spec
 from retrograd.testing.resources import resources, serialized, spills_in_loops
 
@@ -190,31 +191,32 @@ def on_numbers(kernel: Any) -> Callable[..., Any]:
 
 
 SIDE = st.none() | st.integers(0, 300)
+WINDOW = st.builds(Window, SIDE, SIDE)
 SIZE = st.integers(1, 500)
 
 
-def visible(queries: range, keys: range, i_to_j: int, sides: tuple[int | None, int | None]) -> list[bool]:
-    left, right = sides
+def visible(queries: range, keys: range, i_to_j: int, window: Window) -> list[bool]:
     return [
-        (left is None or j >= i + i_to_j - left) and (right is None or j <= i + i_to_j + right)
+        (window.before is None or j >= i + i_to_j - window.before)
+        and (window.after is None or j <= i + i_to_j + window.after)
         for i in queries
         for j in keys
     ]
 
 
-@given(SIZE, SIZE, st.tuples(SIDE, SIDE), st.integers(0, 3), st.booleans())
+@given(SIZE, SIZE, WINDOW, st.integers(0, 3), st.booleans())
 def test_blocks_are_left_out_or_unmasked_only_where_no_pair_is_wrong(
-    queries: int, keys: int, sides: tuple[int | None, int | None], tile: int, half: bool
+    queries: int, keys: int, window: Window, tile: int, half: bool
 ) -> None:
     at = 128 * tile
     assume(at < queries)
-    low, high = on_numbers(tiles.blocks_seen)(at, queries, keys, sides, 128, 128)
+    low, high = on_numbers(tiles.blocks_seen)(at, queries, keys, window, 128, 128)
     own = at + 64 * half
-    bottom, top = on_numbers(tiles.unmasked)(own, queries, keys, low, high, sides, 64, 128)
+    bottom, top = on_numbers(tiles.unmasked)(own, queries, keys, low, high, window, 64, 128)
     assert 0 <= low <= bottom <= top < high
     rows = range(own, min(own + 64, queries))
     for block in range(-(-keys // 128)):
-        pairs = visible(rows, range(128 * block, min(128 * block + 128, keys)), keys - queries, sides)
+        pairs = visible(rows, range(128 * block, min(128 * block + 128, keys)), keys - queries, window)
         if not low <= block < high:
             assert not any(pairs)
         if bottom <= block < top:
@@ -222,19 +224,19 @@ def test_blocks_are_left_out_or_unmasked_only_where_no_pair_is_wrong(
             assert 128 * block + 128 <= keys
 
 
-@given(SIZE, SIZE, st.tuples(SIDE, SIDE), st.integers(0, 3), st.booleans())
+@given(SIZE, SIZE, WINDOW, st.integers(0, 3), st.booleans())
 def test_a_step_is_unmasked_only_where_no_pair_is_wrong(
-    queries: int, keys: int, sides: tuple[int | None, int | None], tile: int, listed: bool
+    queries: int, keys: int, window: Window, tile: int, listed: bool
 ) -> None:
     at = 128 * tile
     assume(at < keys)
-    low, steps = on_numbers(tiles.queries_seen)(at, queries, keys, sides, 128, 64)
-    bottom, top = on_numbers(tiles.queries_unmasked)(at, low, steps, queries, keys, sides, 128, 64, listed)
+    low, steps = on_numbers(tiles.queries_seen)(at, queries, keys, window, 128, 64)
+    bottom, top = on_numbers(tiles.queries_unmasked)(at, low, steps, queries, keys, window, 128, 64, listed)
     assert low <= bottom <= top <= low + steps
     for m in range(bottom, top):
         rows = range(64 * m, 64 * m + 64)
         assert at + 128 <= keys
-        assert all(visible(rows, range(at, at + 128), keys - queries, sides))
+        assert all(visible(rows, range(at, at + 128), keys - queries, window))
         assert not listed or rows.stop <= queries
 
 
@@ -247,18 +249,16 @@ def test_tickets_are_all_tiles_and_come_later_for_later_tiles(tiles_of_row: int,
         assert [tile for other, tile in drawn if other == row] == list(range(tiles_of_row))
 
 
-@given(SIZE, SIZE, st.tuples(SIDE, SIDE))
-def test_every_tile_of_keys_that_sees_a_tile_of_queries_has_a_turn(
-    queries: int, keys: int, sides: tuple[int | None, int | None]
-) -> None:
+@given(SIZE, SIZE, WINDOW)
+def test_every_tile_of_keys_that_sees_a_tile_of_queries_has_a_turn(queries: int, keys: int, window: Window) -> None:
     turns: Counter[int] = Counter()  # of the tiles of queries, in the order of the tiles of keys
     for at in range(0, keys, 128):
-        low, steps = on_numbers(tiles.queries_seen)(at, queries, keys, sides, 128, 64)
+        low, steps = on_numbers(tiles.queries_seen)(at, queries, keys, window, 128, 64)
         walked = range(low, low + steps)
         for m in range(-(-queries // 64)):
             rows = range(64 * m, min(64 * m + 64, queries))
-            if any(visible(rows, range(at, min(at + 128, keys)), keys - queries, sides)):
+            if any(visible(rows, range(at, min(at + 128, keys)), keys - queries, window)):
                 assert m in walked
         for m in walked:
-            assert turns[m] == on_numbers(tiles.turn_of)(at, 64 * m, queries, keys, sides, 128)
+            assert turns[m] == on_numbers(tiles.turn_of)(at, 64 * m, queries, keys, window, 128)
             turns[m] += 1

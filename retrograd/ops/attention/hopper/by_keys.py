@@ -13,49 +13,44 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import tma_store
 
 from .products import WARPS, anew, matrix
-from .steps import STEPS, at_border, base_of, deltas_of, differences, keys_of, probabilities, steps_unmasked
-from .tickets import let_go, parity_of, read, slot_of
+from .rings import acquire, release, slot_of, wait_for
+from .steps import at_border, base_of, deltas_of, differences, field, keys_of, probabilities, steps_unmasked
 from .tiles import at_step
 
 
 @gluon.jit
-def products_of_step(n, W: gl.constexpr, k_s, q_s, none, q_full, STAGES: gl.constexpr):
-    """Begin the products of the keys of group W with the queries of step n, when these are there."""
+def products_of_step(n, W: gl.constexpr, rings, none):
+    """Start the products of the keys of group W with the queries of step n, when these are there."""
     ROWS: gl.constexpr = none.shape[0]
-    slot = slot_of(n, STAGES)
-    mbarrier.wait(q_full.index(slot), parity_of(n, STAGES))
-    k = matrix(k_s.index(anew(0))).slice(W * ROWS, ROWS)
-    return warpgroup_mma(k, matrix(q_s.index(slot)).permute((1, 0)), none, use_acc=False, is_async=True)
+    slot = slot_of(n, rings.q.full.shape[0])
+    wait_for(rings.q, n)
+    k = matrix(rings.k.blocks.index(anew(0))).slice(W * ROWS, ROWS)
+    return warpgroup_mma(k, matrix(rings.q.blocks.index(slot)).permute((1, 0)), none, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def queries_of_step(n, W: gl.constexpr, k_s, ds_s, none_q, ds_full):
-    """Begin the products of ds of step n with group W's half of the columns of keys, when both have left their ds."""
+def queries_of_step(n, W: gl.constexpr, k, ds, none_q):
+    """Start the products of ds of step n with group W's half of the columns of keys, when both groups have left ds."""
     HALF: gl.constexpr = none_q.shape[1]
-    place = slot_of(n, 2)
-    mbarrier.wait(ds_full.index(place), parity_of(n, 2))
-    k_half = matrix(k_s.index(anew(0))).slice(W * HALF, HALF, dim=1)
-    return warpgroup_mma(ds_s.index(place).permute((1, 0)), k_half, none_q, use_acc=False, is_async=True)
+    slot = slot_of(n, 2)
+    wait_for(ds, n)
+    k_half = matrix(k.blocks.index(anew(0))).slice(W * HALF, HALF, dim=1)
+    return warpgroup_mma(ds.blocks.index(slot).permute((1, 0)), k_half, none_q, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def leave_part(part, n, W: gl.constexpr, dq_s, ds_empty, dq_full, dq_empty):
+def leave_part(part, n, W: gl.constexpr, ds, dq):
     """Leave the columns of group W of dq of step n to the warps that add; the products have read ds."""
     HALF: gl.constexpr = part.shape[1]
-    place = slot_of(n, 2)
-    mbarrier.arrive(ds_empty.index(place))
-    mbarrier.wait(dq_empty.index(place), parity_of(n, 2) ^ 1)
-    matrix(dq_s.index(place)).slice(W * HALF, HALF, dim=1).store(part)
+    release(ds, n)
+    slot = acquire(dq, n)
+    matrix(dq.blocks.index(slot)).slice(W * HALF, HALF, dim=1).store(part)
     fence_async_shared()
-    mbarrier.arrive(dq_full.index(place))
+    mbarrier.arrive(dq.full.index(slot))
 
 
 @gluon.jit
-def differ_by_keys(
-    W: gl.constexpr, dk, dv, memory, barriers, sums, tickets, n, turn, SIDES: gl.constexpr,
-    FACTORS: gl.constexpr, SCALE: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr,
-    STAGES: gl.constexpr, AHEAD: gl.constexpr, LISTED: gl.constexpr,
-):  # fmt: skip
+def differ_by_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets, n, number, OPTIONS: gl.constexpr):
     """dk and dv of one half, W, of the keys; half of the columns of dq, from all keys. Pairs are (keys, queries).
 
     dq of a step, which needs the ds of both groups, is computed in the step after it: so a group that is ahead of the
@@ -63,13 +58,11 @@ def differ_by_keys(
 
     n: of the program's steps; returned is the one after the tile.
     """
-    q_s, k_s, v_s, dout_s, base_s, delta_s = memory
-    k_empty, v_empty, q_full, q_empty, dout_full, dout_empty = barriers
-    ds_s, dq_s, ds_full, ds_empty, dq_full, dq_empty = sums
-    TYPE: gl.constexpr = q_s.dtype
-    R: gl.constexpr = KEYS // 2
-    D: gl.constexpr = k_s.shape[len(k_s.shape) - 1]
-    V: gl.constexpr = v_s.shape[len(v_s.shape) - 1]
+    QUERIES: gl.constexpr = OPTIONS.queries
+    TYPE: gl.constexpr = rings.q.blocks.dtype
+    R: gl.constexpr = OPTIONS.keys // 2
+    D: gl.constexpr = rings.k.blocks.shape[len(rings.k.blocks.shape) - 1]
+    V: gl.constexpr = rings.v.blocks.shape[len(rings.v.blocks.shape) - 1]
     HALF: gl.constexpr = D // 2
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, QUERIES, 16])
     OF_K: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, D, 16])
@@ -82,68 +75,69 @@ def differ_by_keys(
     none_q = gl.zeros([QUERIES, HALF], gl.float32, OF_Q)
     total_k = gl.zeros([R, D], gl.float32, OF_K)
     total_v = gl.zeros([R, V], gl.float32, OF_V)
-    begin, end = n, n + SHARE * read(tickets, turn, STEPS)
+    begin, end = n, n + OPTIONS.share * field(tickets, number, "steps")
     s = none
-    if AHEAD:
+    if OPTIONS.ahead:
         if end > n:
-            s = warpgroup_mma_wait(0, deps=[products_of_step(n, W, k_s, q_s, none, q_full, STAGES[0])])
-    first, until = steps_unmasked(end, tickets, turn, SIDES, SHARE, KEYS, QUERIES, LISTED)
+            s = warpgroup_mma_wait(0, deps=[products_of_step(n, W, rings, none)])
+    first, until = steps_unmasked(end, tickets, number, OPTIONS)
     while n < end:
-        border = at_border(n, first, until, SIDES, LISTED)
-        q_at, dout_at, place = slot_of(n, STAGES[0]), slot_of(n, STAGES[1]), slot_of(n, 2)
-        q_tile, dout_tile = matrix(q_s.index(q_at)), matrix(dout_s.index(dout_at))
-        if not AHEAD:
-            s = products_of_step(n, W, k_s, q_s, none, q_full, STAGES[0])
-        mbarrier.wait(dout_full.index(dout_at), parity_of(n, STAGES[1]))
-        dp = warpgroup_mma(matrix(v_s.index(anew(W))), dout_tile.permute((1, 0)), none, use_acc=False, is_async=True)
-        base = base_of(base_s, q_at, COLUMN)
-        if AHEAD:
+        border = at_border(n, first, until, OPTIONS)
+        q_slot, dout_slot, slot = slot_of(n, OPTIONS.q_stages), slot_of(n, OPTIONS.dout_stages), slot_of(n, 2)
+        q_tile, dout_tile = matrix(rings.q.blocks.index(q_slot)), matrix(rings.dout.blocks.index(dout_slot))
+        if not OPTIONS.ahead:
+            s = products_of_step(n, W, rings, none)
+        wait_for(rings.dout, n)
+        v = matrix(rings.v.blocks.index(anew(W)))
+        dp = warpgroup_mma(v, dout_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+        base = base_of(rings.base, q_slot, COLUMN)
+        if OPTIONS.ahead:
             # The last step computes its own once more, so that no product is in a branch.
-            next_s = products_of_step(gl.minimum(n + 1, end - 1), W, k_s, q_s, none, q_full, STAGES[0])
+            next_s = products_of_step(gl.minimum(n + 1, end - 1), W, rings, none)
         else:
             s = warpgroup_mma_wait(1, deps=[s])
-        p = probabilities(s, base, border, W * R, end - n, tickets, turn, SIDES, FACTORS, SHARE, LISTED)
+        p = probabilities(s, base, border, W * R, end - n, tickets, number, OPTIONS)
         # This product reads p, so that the assembler leaves the exponentials before the wait for dp.
         left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
         total_v = warpgroup_mma(left, dout_tile, total_v, is_async=True)
-        delta = deltas_of(delta_s.index(dout_at), border, end - n, tickets, turn, SHARE, LISTED, COLUMN)
-        dp = warpgroup_mma_wait(2 if AHEAD else 1, deps=[dp])
-        if FACTORS[0] is not None:
-            base = base_of(base_s, q_at, COLUMN)
-        ds = differences(p, dp, base[None, :], delta[None, :], FACTORS).to(TYPE)
-        mbarrier.wait(ds_empty.index(place), parity_of(n, 2) ^ 1)
-        ds_s.index(place).slice(W * R, R).store(ds)
+        delta = deltas_of(rings.delta.index(dout_slot), border, end - n, tickets, number, OPTIONS, COLUMN)
+        dp = warpgroup_mma_wait(2 if OPTIONS.ahead else 1, deps=[dp])
+        if OPTIONS.factors.inside is not None:
+            base = base_of(rings.base, q_slot, COLUMN)
+        ds = differences(p, dp, base[None, :], delta[None, :], OPTIONS).to(TYPE)
+        acquire(ds_ring, n)
+        ds_ring.blocks.index(slot).slice(W * R, R).store(ds)
         fence_async_shared()
-        mbarrier.arrive(ds_full.index(place))
+        mbarrier.arrive(ds_ring.full.index(slot))
         # The first step computes its own, and so does the second one, so that no product is in a branch.
-        part = queries_of_step(gl.maximum(n - 1, begin), W, k_s, ds_s, none_q, ds_full)
+        part = queries_of_step(gl.maximum(n - 1, begin), W, rings.k, ds_ring, none_q)
         total_k = warpgroup_mma(gl.convert_layout(ds, LEFT_K, assert_trivial=True), q_tile, total_k, is_async=True)
-        if AHEAD:
+        if OPTIONS.ahead:
             part, total_v, s = warpgroup_mma_wait(1, deps=[part, total_v, next_s])
         else:
             part, total_v = warpgroup_mma_wait(1, deps=[part, total_v])
-        mbarrier.arrive(dout_empty.index(dout_at))
+        release(rings.dout, n)
         if n > begin:
-            leave_part(part, n - 1, W, dq_s, ds_empty, dq_full, dq_empty)
+            leave_part(part, n - 1, W, ds_ring, dq_ring)
         total_k = warpgroup_mma_wait(0, deps=[total_k])
-        mbarrier.arrive(q_empty.index(q_at))
+        release(rings.q, n)
         n += 1
     if end > begin:
-        part = warpgroup_mma_wait(0, deps=[queries_of_step(end - 1, W, k_s, ds_s, none_q, ds_full)])
-        leave_part(part, end - 1, W, dq_s, ds_empty, dq_full, dq_empty)
-    mbarrier.arrive(k_empty)
-    batch, first_k, at, keys, group = keys_of(tickets, turn)
+        part = warpgroup_mma_wait(0, deps=[queries_of_step(end - 1, W, rings.k, ds_ring, none_q)])
+        leave_part(part, end - 1, W, ds_ring, dq_ring)
+    mbarrier.arrive(rings.k.empty)
+    batch, first_k, at, keys, group = keys_of(tickets, number)
     # Only this group's products read its half of v; dk takes the place of ds once those of both groups are done.
-    matrix(v_s.index(W)).store(total_v.to(TYPE))
+    matrix(rings.v.blocks.index(W)).store(total_v.to(TYPE))
     fence_async_shared()
-    tma_store(dv, at_step(dv, batch, first_k, at + W * R, keys, group), v_s.index(W))
-    mbarrier.wait(k_empty, turn & 1)
-    dk_s = ds_s.index(W)._reinterpret(TYPE, dk.block_shape, dk.layout)
-    matrix(dk_s).store((total_k * SCALE).to(TYPE))
+    tma_store(dv, at_step(dv, batch, first_k, at + W * R, keys, group), rings.v.blocks.index(W))
+    mbarrier.wait(rings.k.empty, number & 1)
+    dk_s = ds_ring.blocks.index(W)._reinterpret(TYPE, dk.block_shape, dk.layout)
+    matrix(dk_s).store((total_k * OPTIONS.scale).to(TYPE))
     fence_async_shared()
     tma_store(dk, at_step(dk, batch, first_k, at + W * R, keys, group), dk_s)
     tma.store_wait(0)
-    # v comes after both groups' copies, and ds is computed from it: no copy reads the places that ds is written to.
-    mbarrier.arrive(v_empty)
-    let_go(tickets, turn)
+    # v comes after both groups' copies, and ds is computed from it: no copy reads the blocks that ds is written to.
+    mbarrier.arrive(rings.v.empty)
+    release(tickets, number)
     return n

@@ -1,11 +1,13 @@
 """Attention, forward, on Hopper: products on the tensor cores beside the softmax of others. Symbols: ../README.md.
 
 A program takes tiles of queries, one after the other, and walks over their blocks of keys, from the last one that
-any of its queries sees to the first. Its warps are of three kinds:
-    fetch   brings q, and block after block of k and v, by TMA
-    attend  two or three times, for some of the queries each: while the tensor cores compute the scores of a block and
-            add the values of the block before for one group of warps, another one has its softmax
+any of its queries sees to the first. Its warps are of two kinds:
+    fetch   one warp, the producer: copies q, and block after block of k and v, by TMA
+    attend  two or three groups, the consumers, each with some of the queries: while the tensor cores compute the scores
+            of a block and add the values of the block before for one group, another one has its softmax
 """
+
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -22,55 +24,104 @@ from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_prev
 
 from ..triton.pairs import LN2
 from .products import WARPS, matrix, over_columns, same, several
-from .tickets import draw, give, let_go, parity_of, read, ring, slot_of, tickets_for, wait_for
+from .rings import Ring, acquire, parity_of, release, ring_of, slot_of, wait_for
+from .tickets import draw, give, more, read, ring_of_tickets
 from .tiles import at_step, blocks_seen, tile_of, tiles_of_head, unmasked
 
-# Numbers of a ticket: whether there is a tile; what `tile_of` tells of it; what `blocks_seen` does.
-MORE, BATCH, HEAD, FIRST_Q, QUERIES_OF, KEYS_OF, AT, OUTSIDE, LOW, HIGH = (gl.constexpr(i) for i in range(10))
 FETCH_REGISTERS = gl.constexpr(40)
 FEWER_REGISTERS = gl.constexpr(24)  # beside three groups
 
 
-@gluon.jit
-def fetch_block(array, where, n, memory, full, empty, STAGES: gl.constexpr):
-    """Copy a block to the place of number n in a ring, when it is free."""
-    slot = slot_of(n, STAGES)
-    mbarrier.wait(empty.index(slot), parity_of(n, STAGES) ^ 1)
-    mbarrier.expect(full.index(slot), array.block_type.nbytes)
-    tma_load(array, where, full.index(slot), memory.index(slot))
+class Ticket(NamedTuple):
+    """A tile of queries: what `tile_of` and `blocks_seen` tell of it. `more` is 1."""
+
+    more: Any
+    batch: Any
+    head: Any
+    first_q: Any
+    queries: Any
+    keys: Any
+    at: Any
+    outside: Any
+    low: Any
+    high: Any
+
+
+@gluon.constexpr_function
+def index_of(name):
+    """The index of a number in a ticket."""
+    return getattr(Ticket(*range(10)), name)
 
 
 @gluon.jit
-def fetch(
-    q, k, v, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES: gl.constexpr,
-    QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, QUEUED: gl.constexpr,
-):  # fmt: skip
-    """Copy to shared memory what the program's tiles need, and draw tickets for these."""
-    q_s, k_s, v_s, _ = memory
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-    n, turn = 0, 0
-    while t < tiles * sizes[5]:
-        ticket = draw(counter_ptr)
-        batch, head, first_q, queries, first_k, keys, at, outside = tile_of(
-            t, tiles, places_ptr, sizes, GROUPS * QUERIES
-        )
+def field(tickets, number, NAME: gl.constexpr):
+    """Read a number of ticket `number` by its name."""
+    return read(tickets, number, index_of(NAME))
+
+
+class Rings(NamedTuple):
+    """The blocks of the arrays that are copied to shared memory; each group of warps has slots of its own for q."""
+
+    q: Ring
+    k: Ring
+    v: Ring
+
+
+class Sums(NamedTuple):
+    """The largest score so far, the sums of exponentials and of values before a block, and the exponentials of it."""
+
+    largest: Any
+    total: Any
+    result: Any
+    p: Any
+
+
+@gluon.jit
+def ticket_of(tickets, number):
+    """Read ticket `number`."""
+    batch, head = field(tickets, number, "batch"), field(tickets, number, "head")
+    first_q, queries = field(tickets, number, "first_q"), field(tickets, number, "queries")
+    keys, at = field(tickets, number, "keys"), field(tickets, number, "at")
+    outside, low = field(tickets, number, "outside"), field(tickets, number, "low")
+    high = field(tickets, number, "high")
+    return Ticket(1, batch, head, first_q, queries, keys, at, outside, low, high)
+
+
+@gluon.jit
+def fetch_block(array, where, ring, n):
+    """Copy block n of a ring, when there is room for it."""
+    slot = acquire(ring, n)
+    mbarrier.expect(ring.full.index(slot), array.block_type.nbytes)
+    tma_load(array, where, ring.full.index(slot), ring.blocks.index(slot))
+
+
+@gluon.jit
+def fetch(q, k, v, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPTIONS: gl.constexpr):
+    """The producer: copies what the program's tiles need, and draws tickets for these."""
+    WINDOW: gl.constexpr = OPTIONS.window
+    GROUPS: gl.constexpr = OPTIONS.groups
+    TILE: gl.constexpr = OPTIONS.groups * OPTIONS.queries
+    n, number = 0, 0
+    while t < tiles * sizes.rows:
+        next_t = draw(counter_ptr)
+        batch, head, first_q, queries, first_k, keys, at, outside = tile_of(t, tiles, places_ptr, sizes, TILE)
         if queries > 0:
-            low, high = blocks_seen(at, queries, keys, SIDES, GROUPS * QUERIES, KEYS)
-            give(tickets, turn, (1, batch, head, first_q, queries, keys, at, outside, low, high))
+            low, high = blocks_seen(at, queries, keys, WINDOW, TILE, OPTIONS.keys)
+            give(tickets, number, Ticket(1, batch, head, first_q, queries, keys, at, outside, low, high))
             for w in gl.static_range(GROUPS):
-                place = w * QUEUED + slot_of(turn, QUEUED)
-                where = at_step(q, batch, first_q, at + w * QUERIES, queries, head)
-                mbarrier.wait(q_empty.index(place), parity_of(turn, QUEUED) ^ 1)
-                mbarrier.expect(q_full.index(place), q.block_type.nbytes)
-                tma_load(q, where, q_full.index(place), q_s.index(place))
+                slot = w * OPTIONS.queued + slot_of(number, OPTIONS.queued)
+                where = at_step(q, batch, first_q, at + w * OPTIONS.queries, queries, head)
+                mbarrier.wait(rings.q.empty.index(slot), parity_of(number, OPTIONS.queued) ^ 1)
+                mbarrier.expect(rings.q.full.index(slot), q.block_type.nbytes)
+                tma_load(q, where, rings.q.full.index(slot), rings.q.blocks.index(slot))
             for i in range(high - low):
-                where = at_step(k, batch, first_k, (high - 1 - i) * KEYS, keys, head // sizes[3])
-                fetch_block(k, where, n, k_s, k_full, k_empty, STAGES)
-                fetch_block(v, where, n, v_s, v_full, v_empty, STAGES)
+                where = at_step(k, batch, first_k, (high - 1 - i) * OPTIONS.keys, keys, head // sizes.share)
+                fetch_block(k, where, rings.k, n)
+                fetch_block(v, where, rings.v, n)
                 n += 1
-            turn += 1
-        t = ticket
-    give(tickets, turn, (0,))
+            number += 1
+        t = next_t
+    give(tickets, number, (0,))
 
 
 @gluon.jit
@@ -81,26 +132,26 @@ def bounded(s, FACTOR: gl.constexpr):
 
 
 @gluon.jit
-def scores(s, i, block, border, counts, SIDES: gl.constexpr, FACTORS: gl.constexpr):
+def scores(s, i, block, border, queries, keys, OPTIONS: gl.constexpr):
     """Scores from products: bounded, and -inf where a key is not visible; of queries i and a block of keys.
 
     border: whether there are pairs that are not visible.
     """
     KEYS: gl.constexpr = s.shape[1]
-    queries, keys = counts
-    if FACTORS[0] is not None:
-        s = bounded(s, FACTORS[0]) * FACTORS[1]
+    WINDOW: gl.constexpr = OPTIONS.window
+    if OPTIONS.factors.inside is not None:
+        s = bounded(s, OPTIONS.factors.inside) * OPTIONS.factors.cap
     if border:
         j = block * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, s.type.layout))
         shift = keys - queries
         last = keys - 1
-        if SIDES[1] is not None:
-            last = gl.minimum(last, i + (shift + SIDES[1]))
+        if WINDOW.after is not None:
+            last = gl.minimum(last, i + (shift + WINDOW.after))
             s = gl.where(j[None, :] <= last[:, None], s, float("-inf"))
         else:
             s = gl.where((j <= last)[None, :], s, float("-inf"))
-        if SIDES[0] is not None:
-            s = gl.where(j[None, :] >= (i + (shift - SIDES[0]))[:, None], s, float("-inf"))
+        if WINDOW.before is not None:
+            s = gl.where(j[None, :] >= (i + (shift - WINDOW.before))[:, None], s, float("-inf"))
     return s
 
 
@@ -121,194 +172,172 @@ def part_sums(p):
 
 
 @gluon.jit
-def add_block(
-    sums, n, q, empty, memory, barriers, i, block, border, counts, SIDES: gl.constexpr, FACTORS: gl.constexpr,
-    SIZE: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """The running sums with the values of block number n of the program, and the exponentials of the next one."""
+def add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS: gl.constexpr):
+    """Add the values of block n, and compute the exponentials of the one after it, number `block` of its sequence."""
     largest, total, result, p = sums
-    _, k_s, v_s, _ = memory
-    _, _, k_full, k_empty, v_full, v_empty = barriers
     ROW: gl.constexpr = gl.SliceLayout(1, result.type.layout)
     PART: gl.constexpr = gl.SliceLayout(1, total.type.layout)
     LEFT: gl.constexpr = p.type.layout
-    slot, next_slot = slot_of(n, STAGES), slot_of(n + 1, STAGES)
-    mbarrier.wait(k_full.index(next_slot), parity_of(n + 1, STAGES))
-    s = over_columns(q, matrix(k_s.index(next_slot)), empty, SIZE)
-    mbarrier.wait(v_full.index(slot), parity_of(n, STAGES))
-    result = warpgroup_mma(p, matrix(v_s.index(slot)), result, is_async=True)
+    slot, next_slot = slot_of(n, OPTIONS.stages), slot_of(n + 1, OPTIONS.stages)
+    wait_for(rings.k, n + 1)
+    s = over_columns(q, matrix(rings.k.blocks.index(next_slot)), none, OPTIONS.size)
+    wait_for(rings.v, n)
+    result = warpgroup_mma(p, matrix(rings.v.blocks.index(slot)), result, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
-    mbarrier.arrive(k_empty.index(next_slot))
-    s = scores(s, i, block, border, counts, SIDES, FACTORS)
-    largest, before, p = softmax(s, largest, FACTORS[2])
+    release(rings.k, n + 1)
+    s = scores(s, i, block, border, queries, keys, OPTIONS)
+    largest, before, p = softmax(s, largest, OPTIONS.factors.exponent)
     total = total * gl.convert_layout(before, PART, assert_trivial=True)[:, None] + part_sums(p)
     result = warpgroup_mma_wait(0, deps=[result])
-    mbarrier.arrive(v_empty.index(slot))
+    release(rings.v, n)
     result = result * gl.convert_layout(before, ROW, assert_trivial=True)[:, None]
-    return largest, total, result, gl.convert_layout(p.to(v_s.dtype), LEFT, assert_trivial=True)
+    p = gl.convert_layout(p.to(rings.v.blocks.dtype), LEFT, assert_trivial=True)
+    return Sums(largest, total, result, p)
 
 
 @gluon.jit
 def attend(
-    W: gl.constexpr, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES: gl.constexpr,
-    FACTORS: gl.constexpr, SIZE: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    QUEUED: gl.constexpr, OUT_IN_Q: gl.constexpr,
-):  # fmt: skip
-    """out and lse of the queries of group W in the program's tiles."""
-    q_s, k_s, v_s, out_s = memory
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-    COLUMNS: gl.constexpr = v_s.shape[len(v_s.shape) - 1]
+    W: gl.constexpr,
+    out,
+    sinks,
+    lse,
+    rings,
+    staged,
+    tickets,
+    runs_ptr,
+    sizes,
+    OPTIONS: gl.constexpr,
+    OUT_IN_Q: gl.constexpr,
+):
+    """A consumer: out and lse of the queries of group W in the program's tiles.
+
+    staged: where out is before its copy; with OUT_IN_Q, blocks of q.
+    """
+    TYPE: gl.constexpr = rings.v.blocks.dtype
+    QUERIES: gl.constexpr = OPTIONS.queries
+    KEYS: gl.constexpr = OPTIONS.keys
+    WINDOW: gl.constexpr = OPTIONS.window
+    EXPONENT: gl.constexpr = OPTIONS.factors.exponent
+    COLUMNS: gl.constexpr = rings.v.blocks.shape[len(rings.v.blocks.shape) - 1]
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, KEYS, 16])
     R: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, COLUMNS, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, R, 2)
     ROW: gl.constexpr = gl.SliceLayout(1, S)
-    empty = gl.zeros([QUERIES, KEYS], gl.float32, S)
-    n, turn = 0, 0
+    none = gl.zeros([QUERIES, KEYS], gl.float32, S)
+    n, number = 0, 0
     wait_for(tickets, 0)
-    while read(tickets, turn, MORE) == 1:
-        batch, head, first_q = read(tickets, turn, BATCH), read(tickets, turn, HEAD), read(tickets, turn, FIRST_Q)
-        queries, keys, at = read(tickets, turn, QUERIES_OF), read(tickets, turn, KEYS_OF), read(tickets, turn, AT)
-        outside, low, high = read(tickets, turn, OUTSIDE), read(tickets, turn, LOW), read(tickets, turn, HIGH)
-        let_go(tickets, turn)
-        own = at + W * QUERIES
-        bottom, top = unmasked(own, queries, keys, low, high, SIDES, QUERIES, KEYS)
-        counts = queries, keys
+    while more(tickets, number):
+        tile = ticket_of(tickets, number)
+        release(tickets, number)
+        queries, keys = tile.queries, tile.keys
+        own = tile.at + W * QUERIES
+        bottom, top = unmasked(own, queries, keys, tile.low, tile.high, WINDOW, QUERIES, KEYS)
         i = own + gl.arange(0, QUERIES, ROW)
 
         largest = gl.full([QUERIES], float("-inf"), gl.float32, ROW)
         if sinks.pointer is not None:
-            sink = gl.load(sinks.pointer + head * sinks.head) * (LOG2E / FACTORS[2])
+            sink = gl.load(sinks.pointer + tile.head * sinks.head) * (LOG2E / EXPONENT)
             largest = gl.full([QUERIES], sink, gl.float32, ROW)
-        place = W * QUEUED + slot_of(turn, QUEUED)
-        q = matrix(q_s.index(place))
-        slot = slot_of(n, STAGES)
-        mbarrier.wait(q_full.index(place), parity_of(turn, QUEUED))
-        mbarrier.wait(k_full.index(slot), parity_of(n, STAGES))
-        s = warpgroup_mma_wait(0, deps=[over_columns(q, matrix(k_s.index(slot)), empty, SIZE)])
-        mbarrier.arrive(k_empty.index(slot))
-        s = scores(s, i, high - 1, True, counts, SIDES, FACTORS)
-        largest, _before, p = softmax(s, largest, FACTORS[2])
+        q_slot = W * OPTIONS.queued + slot_of(number, OPTIONS.queued)
+        q = matrix(rings.q.blocks.index(q_slot))
+        slot = slot_of(n, OPTIONS.stages)
+        mbarrier.wait(rings.q.full.index(q_slot), parity_of(number, OPTIONS.queued))
+        wait_for(rings.k, n)
+        s = warpgroup_mma_wait(0, deps=[over_columns(q, matrix(rings.k.blocks.index(slot)), none, OPTIONS.size)])
+        release(rings.k, n)
+        s = scores(s, i, tile.high - 1, True, queries, keys, OPTIONS)
+        largest, _before, p = softmax(s, largest, EXPONENT)
         total = part_sums(p)
-        p = gl.convert_layout(p.to(v_s.dtype), LEFT, assert_trivial=True)
+        p = gl.convert_layout(p.to(TYPE), LEFT, assert_trivial=True)
         result = gl.zeros([QUERIES, COLUMNS], gl.float32, R)
-        for step in range(high - 1 - low):
-            block = high - 2 - step
+        sums = Sums(largest, total, result, p)
+        for step in range(tile.high - 1 - tile.low):
+            block = tile.high - 2 - step
             border = (block >= top) | (block < bottom)
-            largest, total, result, p = add_block(
-                (largest, total, result, p), n, q, empty, memory, barriers, i, block, border, counts, SIDES, FACTORS,
-                SIZE, STAGES,
-            )  # fmt: skip
+            sums = add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS)
             n += 1
         if not OUT_IN_Q:
-            mbarrier.arrive(q_empty.index(place))
-        slot = slot_of(n, STAGES)
-        mbarrier.wait(v_full.index(slot), parity_of(n, STAGES))
-        result = warpgroup_mma(p, matrix(v_s.index(slot)), result, is_async=True)
+            mbarrier.arrive(rings.q.empty.index(q_slot))
+        slot = slot_of(n, OPTIONS.stages)
+        wait_for(rings.v, n)
+        result = warpgroup_mma(sums.p, matrix(rings.v.blocks.index(slot)), sums.result, is_async=True)
         n += 1
-        turn += 1
-        wait_for(tickets, turn)
+        number += 1
+        wait_for(tickets, number)
         result = warpgroup_mma_wait(0, deps=[result])
-        mbarrier.arrive(v_empty.index(slot))
+        mbarrier.arrive(rings.v.empty.index(slot))
 
-        whole = gl.convert_layout(gl.sum(total, 1), ROW, assert_trivial=True)
+        whole = gl.convert_layout(gl.sum(sums.total, 1), ROW, assert_trivial=True)
         if sinks.pointer is not None:
-            whole += gl.where(sink > float("-inf"), gl.exp2((sink - largest) * FACTORS[2]), 0.0)
+            whole += gl.where(sink > float("-inf"), gl.exp2((sink - sums.largest) * EXPONENT), 0.0)
         some = whole != 0
         whole = gl.where(some, whole, 1.0)
         inverse = gl.convert_layout(1.0 / whole, gl.SliceLayout(1, R), assert_trivial=True)
         tma.store_wait(0)
-        matrix(out_s.index(W)).store((result * inverse[:, None]).to(v_s.dtype))
+        matrix(staged.index(W)).store((result * inverse[:, None]).to(TYPE))
         fence_async_shared()
-        tma_store(out, at_step(out, batch, first_q, own, queries, head), out_s.index(W))
+        tma_store(out, at_step(out, tile.batch, tile.first_q, own, queries, tile.head), staged.index(W))
         if OUT_IN_Q:
             tma.store_wait(0)
-            mbarrier.arrive(q_empty.index(place))
-        logarithm = gl.where(some, gl.fma(largest, FACTORS[2], gl.log2(whole)) * LN2, float("-inf"))
-        logarithm = gl.where(outside != 0, 0.0, logarithm)
+            mbarrier.arrive(rings.q.empty.index(q_slot))
+        logarithm = gl.where(some, gl.fma(sums.largest, EXPONENT, gl.log2(whole)) * LN2, float("-inf"))
+        logarithm = gl.where(tile.outside != 0, 0.0, logarithm)  # results of steps of no sequence are 0
+        batch, first_q = tile.batch, tile.first_q
         if runs_ptr is not None:  # first_q is a step of all rows
-            batch = first_q // sizes[0]
-            first_q -= batch * sizes[0]
-        row = lse.pointer + gl.cast(batch, gl.int64) * lse.batch + gl.cast(head, gl.int64) * lse.head
+            batch = first_q // sizes.queries
+            first_q -= batch * sizes.queries
+        row = lse.pointer + gl.cast(batch, gl.int64) * lse.batch + gl.cast(tile.head, gl.int64) * lse.head
         gl.store(row + (first_q + i).to(gl.int64) * lse.step, logarithm, mask=i < queries)
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["sizes"])
 def forward(
-    q,
-    k,
-    v,
-    sinks,
-    places_ptr,
-    runs_ptr,
-    counter_ptr,
-    out,
-    lse,
-    sizes,
-    SIDES: gl.constexpr,
-    FACTORS: gl.constexpr,
-    SIZE: gl.constexpr,
-    QUERIES: gl.constexpr,
-    KEYS: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUPS: gl.constexpr,
-    QUEUED: gl.constexpr,
-    REGISTERS: gl.constexpr,
-    OVERLAP: gl.constexpr,
+    q, k, v, sinks, places_ptr, runs_ptr, counter_ptr, out, lse, sizes, OPTIONS: gl.constexpr, OVERLAP: gl.constexpr
 ):
     """q, k, v, out: tensor descriptors. places: of tiles, where sequences are packed or ids tell them apart; see
-    `tiles.list_places`. runs: of ids.
-
-    counter: 0 at first. sizes: Tq, Tk, heads, heads of a group, tiles of a head, heads of all rows, heads of a section.
-    SIDES: of the window. FACTORS: of products in a softcap, of bounded products, of scores in exponents. SIZE: D, in
-    units of 64. QUERIES: of one group; KEYS: of a block; STAGES: of k and v; QUEUED: tiles whose q is in shared memory.
+    `tiles.list_places`. runs: of ids. counter: 0 at first.
     """
     TYPE: gl.constexpr = q.dtype
-    PLACES: gl.constexpr = 2 if GROUPS == 2 else 4  # shapes are powers of two
-    q_s = gl.allocate_shared_memory(TYPE, several(PLACES * QUEUED, q), q.layout)
-    k_s = gl.allocate_shared_memory(TYPE, several(STAGES, k), k.layout)
-    v_s = gl.allocate_shared_memory(TYPE, several(STAGES, v), v.layout)
-    # Where there is little memory, out is staged in the place of q.
+    STAGES: gl.constexpr = OPTIONS.stages
+    GROUPS: gl.constexpr = OPTIONS.groups
+    QUEUED: gl.constexpr = OPTIONS.queued
+    SLOTS: gl.constexpr = 2 if GROUPS == 2 else 4  # shapes are powers of two
+    q_blocks = gl.allocate_shared_memory(TYPE, several(SLOTS * QUEUED, q), q.layout)
+    k_blocks = gl.allocate_shared_memory(TYPE, several(STAGES, k), k.layout)
+    v_blocks = gl.allocate_shared_memory(TYPE, several(STAGES, v), v.layout)
+    # Where there is little memory, out is staged in the blocks of q.
     OUT_IN_Q: gl.constexpr = QUEUED == 1 and same(q.block_shape, out.block_shape)
-    out_s = q_s
+    staged = q_blocks
     if not OUT_IN_Q:
-        out_s = gl.allocate_shared_memory(TYPE, several(PLACES, out), out.layout)
-    q_full, q_empty = ring(GROUPS * QUEUED, 1), ring(GROUPS * QUEUED, 1)
-    k_full, k_empty = ring(STAGES, 1), ring(STAGES, GROUPS)
-    v_full, v_empty = ring(STAGES, 1), ring(STAGES, GROUPS)
-    tickets = tickets_for(GROUPS, 16)
+        staged = gl.allocate_shared_memory(TYPE, several(SLOTS, out), out.layout)
+    rings = Rings(
+        ring_of(q_blocks, GROUPS * QUEUED, 1), ring_of(k_blocks, STAGES, GROUPS), ring_of(v_blocks, STAGES, GROUPS)
+    )
+    tickets = ring_of_tickets(GROUPS)
     fence_async_shared()
-    memory = (q_s, k_s, v_s, out_s)
-    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     t = draw(counter_ptr)
-    tiles = tiles_of_head(runs_ptr, sizes[4], GROUPS * QUERIES)
+    tiles = tiles_of_head(runs_ptr, sizes.tiles, GROUPS * OPTIONS.queries)
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (attend, (0, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, SIZE, QUERIES,
-                          KEYS, STAGES, QUEUED, OUT_IN_Q)),
-                (attend, (1, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, SIZE, QUERIES,
-                          KEYS, STAGES, QUEUED, OUT_IN_Q)),
-                (fetch, (q, k, v, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, QUERIES,
-                         KEYS, STAGES, GROUPS, QUEUED)),
+                (attend, (0, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
+                (attend, (1, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
+                (fetch, (q, k, v, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPTIONS)),
             ],
             [WARPS, 1],
-            [REGISTERS, FETCH_REGISTERS],
-        )  # fmt: skip
+            [OPTIONS.registers, FETCH_REGISTERS],
+        )
     else:
         gl.warp_specialize(
             [
-                (attend, (0, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, SIZE, QUERIES,
-                          KEYS, STAGES, QUEUED, OUT_IN_Q)),
-                (attend, (1, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, SIZE, QUERIES,
-                          KEYS, STAGES, QUEUED, OUT_IN_Q)),
-                (attend, (2, out, sinks, lse, memory, barriers, tickets, runs_ptr, sizes, SIDES, FACTORS, SIZE, QUERIES,
-                          KEYS, STAGES, QUEUED, OUT_IN_Q)),
-                (fetch, (q, k, v, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, QUERIES,
-                         KEYS, STAGES, GROUPS, QUEUED)),
+                (attend, (0, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
+                (attend, (1, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
+                (attend, (2, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
+                (fetch, (q, k, v, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPTIONS)),
             ],
             [WARPS, WARPS, 1],
-            [REGISTERS, REGISTERS, FEWER_REGISTERS],
-        )  # fmt: skip
+            [OPTIONS.registers, OPTIONS.registers, FEWER_REGISTERS],
+        )

@@ -44,6 +44,18 @@ from .plan import (
     steps_of,
     used_columns,
 )
+from .tuples import (
+    BackwardOptions,
+    Factors,
+    ForwardOptions,
+    KeySizes,
+    ListSizes,
+    QuerySizes,
+    RowSizes,
+    WalkKeysOptions,
+    WalkQueriesOptions,
+    Window,
+)
 
 __all__ = ["backward", "forward", "planned", "suits"]
 
@@ -145,7 +157,7 @@ def _steps(spec: Spec, time: int) -> int:
 def _tiles(spec: Spec, time: int, size: int) -> int:
     """The number of tiles of queries or keys of a head; where ids tell sequences apart, the largest that it can be.
 
-    Steps before the first packed sequence, and behind the last, have tiles, too.
+    Steps before the first packed sequence, and after the last, have tiles, too.
     """
     steps = _steps(spec, time)
     if spec.segmented:
@@ -158,14 +170,19 @@ def _numbers(spec: Spec) -> tuple[int, int]:
     return _rows(spec, spec.heads), -(-_steps(spec, spec.queries) // ALIGNED) * ALIGNED
 
 
+def _listed(spec: Spec) -> bool:
+    """Whether the places of tiles are listed, since sequences begin anywhere."""
+    return spec.packed or spec.segmented
+
+
 def _copies(spec: Spec) -> int:
     """Copies of numbers of queries, each a step further: in one of them a sequence's tiles begin where TMA can."""
-    return ALIGNED if spec.packed or spec.segmented else 1
+    return ALIGNED if _listed(spec) else 1
 
 
 def _places(spec: Spec, sizes: Mapping[str, int]) -> Iterator[Array]:
     """The scratch arrays in which places of tiles are listed, of so many queries, "q", or keys, "k"."""
-    if spec.packed or spec.segmented:
+    if _listed(spec):
         yield from runs_of(spec)
         times = {"q": spec.queries, "k": spec.keys}
         for own, size in sizes.items():
@@ -193,16 +210,16 @@ class _Launches:
     def list_places(self, own: str, size: int) -> tuple[Launch, ...]:
         """Lists where the tiles of so many packed queries, "q", are, or of keys, "k"."""
         spec = self.of.spec
-        if not spec.packed and not spec.segmented:
+        if not _listed(spec):
             return ()
         other = "k" if own == "q" else "q"
         time = {"q": spec.queries, "k": spec.keys}
         tiles = _tiles(spec, time[own], size)
-        sizes = (time[own], time[other], spec.sequences, tiles)
+        sizes = ListSizes(time[own], time[other], spec.sequences, tiles)
         arrays: dict[str, str | None] = {"cu_ptr": f"cu_seqlens_{own}", "other_ptr": f"cu_seqlens_{other}"}
         if spec.segmented:
             total = _steps(spec, spec.queries)
-            sizes, arrays = (total, total, 0, tiles), dict.fromkeys(arrays)
+            sizes, arrays = ListSizes(total, total, 0, tiles), dict.fromkeys(arrays)
         constants = {"BLOCK": size, "TILES": TILES_AT_ONCE}
         launch = self.of.launch(tile_kernels.list_places, -(-tiles // TILES_AT_ONCE), {"sizes": sizes}, constants)
         return (self._with(launch, places_ptr=f"places_{own}", **arrays),)
@@ -224,18 +241,19 @@ class _Launches:
         rows, share = _rows(spec, spec.heads), spec.heads // spec.groups
         bytes_of_group = 2 * steps_of(spec, spec.keys) * (spec.head_size + spec.value_size)
         section = min(rows, share * max(1, plan.section // bytes_of_group))
-        sizes = (spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
-        constants = {
-            "SIDES": self.of.sides(),
-            "FACTORS": self._factors(),
-            "SIZE": used_columns(spec.head_size),
-            "QUERIES": plan.queries,
-            "KEYS": plan.keys,
-            "STAGES": plan.stages,
-            "GROUPS": plan.groups,
-            "QUEUED": plan.queued,
-            "REGISTERS": plan.registers,
-        }
+        sizes = QuerySizes(spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
+        options = ForwardOptions(
+            window=self._window(),
+            factors=self._factors(),
+            size=used_columns(spec.head_size),
+            queries=plan.queries,
+            keys=plan.keys,
+            stages=plan.stages,
+            groups=plan.groups,
+            queued=plan.queued,
+            registers=plan.registers,
+        )
+        constants = {"OPTIONS": options}
         grid = min(rows * tiles, plan.programs)
         launch = self.of.launch(forward_kernels.forward, grid, {"sizes": sizes}, constants, self._described(steps))
         yield self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), places_ptr="places_q")
@@ -243,7 +261,7 @@ class _Launches:
     def prepare(self) -> Launch:
         """Computes the numbers of queries that the walk reads, and parts of the gradient of sinks."""
         V = self.of.spec.value_size
-        constants = {"SIDES": self.of.sides(), "V": V, "BLOCK_V": columns(V), "COPIES": _copies(self.of.spec)}
+        constants = {"WINDOW": self._window(), "V": V, "BLOCK_V": columns(V), "COPIES": _copies(self.of.spec)}
         return self._of_queries(row_kernels.prepare, constants)
 
     def finish(self) -> Launch:
@@ -255,7 +273,7 @@ class _Launches:
     def _of_queries(self, kernel: Any, constants: dict[str, Any]) -> Launch:
         spec = self.of.spec
         pitch = _numbers(spec)[1]
-        sizes = (spec.queries, spec.keys, spec.heads, spec.sequences, pitch, prod(_numbers(spec)))
+        sizes = RowSizes(spec.queries, spec.keys, spec.heads, spec.sequences, pitch, prod(_numbers(spec)))
         constants = {**constants, "BLOCK": QUERIES_OF_ROWS, "FLAT": spec.segmented}
         grid = spec.batch * spec.heads * -(-spec.queries // QUERIES_OF_ROWS)
         return self.of.launch(kernel, grid, {"sizes": sizes}, constants)
@@ -273,18 +291,21 @@ class _Launches:
         bytes_of_group = share * steps_of(spec, spec.queries) * (6 * spec.head_size + 2 * spec.value_size)
         section = min(rows, max(1, plan.section // bytes_of_group))
         tiles, tiles_q = _tiles(spec, spec.keys, plan.keys), _tiles(spec, spec.queries, plan.queries)
-        sizes = (spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
-        constants = {
-            "SIDES": self.of.sides(),
-            "FACTORS": self._factors(),
-            "SCALE": spec.factor,
-            "SHARE": share,
-            "KEYS": plan.keys,
-            "QUERIES": plan.queries,
-            "STAGES": plan.stages,
-            "AHEAD": plan.ahead,
-            "REGISTERS": plan.registers,
-        }
+        sizes = KeySizes(spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
+        options = BackwardOptions(
+            window=self._window(),
+            factors=self._factors(),
+            scale=spec.factor,
+            share=share,
+            keys=plan.keys,
+            queries=plan.queries,
+            q_stages=plan.stages[0],
+            dout_stages=plan.stages[1],
+            ahead=plan.ahead,
+            listed=_listed(spec),
+            registers=plan.registers,
+        )
+        constants = {"OPTIONS": options}
         grid = min(rows * tiles, plan.programs)
         launch = self.of.launch(backward_kernels.backward, grid, {"sizes": sizes}, constants, descriptors)
         yield self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), places_ptr="places_k")
@@ -308,11 +329,22 @@ class _Launches:
         bytes_of_group = 2 * steps_of(spec, spec.keys) * (spec.head_size + spec.value_size)
         section = min(rows, share * max(1, plan.section // bytes_of_group))
         tiles = _tiles(spec, spec.queries, 2 * plan.rows)
-        sizes = (spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
-        constants = {**self._constants_of_walks(plan), "STAGES": plan.stages}
+        sizes = QuerySizes(spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
+        options = WalkKeysOptions(
+            window=self._window(),
+            factors=self._factors(),
+            scale=spec.factor,
+            size=used_columns(spec.head_size),
+            value_size=used_columns(spec.value_size),
+            queries=plan.rows,
+            keys=plan.walked,
+            k_stages=plan.stages[0],
+            v_stages=plan.stages[1],
+            registers=plan.registers,
+        )
         grid = min(rows * tiles, plan.programs)
         scalars: dict[str, Scalar] = {"sizes": sizes, "pitch": _numbers(spec)[1]}
-        launch = self.of.launch(dq_kernels.walk_keys, grid, scalars, constants, self._described(blocks))
+        launch = self.of.launch(dq_kernels.walk_keys, grid, scalars, {"OPTIONS": options}, self._described(blocks))
         return self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), places_ptr="places_q")
 
     def _walk_queries(self, plan: WalksPlan, name: str, stages: tuple[int, int]) -> Launch:
@@ -325,22 +357,26 @@ class _Launches:
         bytes_of_group = 2 * share * steps_of(spec, spec.queries) * (spec.head_size + spec.value_size)
         section = min(rows, max(1, plan.section // bytes_of_group))
         tiles, tiles_q = _tiles(spec, spec.keys, 2 * plan.rows), _tiles(spec, spec.queries, plan.walked)
-        sizes = (spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
-        constants = {**self._constants_of_walks(plan), "SHARE": share, "STAGES": stages, "OF_VALUES": name == "dv"}
+        sizes = KeySizes(spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
+        options = WalkQueriesOptions(
+            window=self._window(),
+            factors=self._factors(),
+            scale=spec.factor,
+            size=used_columns(spec.head_size),
+            value_size=used_columns(spec.value_size),
+            share=share,
+            keys=2 * plan.rows,
+            queries=plan.walked,
+            q_stages=stages[0],
+            dout_stages=stages[1],
+            listed=_listed(spec),
+            registers=plan.registers,
+        )
+        constants = {"OPTIONS": options, "OF_VALUES": name == "dv"}
         grid = min(rows * tiles, plan.programs)
         launch = self.of.launch(dk_kernels.walk_queries, grid, {"sizes": sizes}, constants, descriptors)
         launch = replace(launch, num_warps=4, allowed_spills=plan.spills)
         return self._with(launch, places_ptr="places_k", total=name)
-
-    def _constants_of_walks(self, plan: WalksPlan) -> dict[str, Any]:
-        spec = self.of.spec
-        return {
-            "SIDES": self.of.sides(),
-            "FACTORS": self._factors(),
-            "SCALE": spec.factor,
-            "SIZES": (used_columns(spec.head_size), used_columns(spec.value_size)),
-            "REGISTERS": plan.registers,
-        }
 
     def _described_numbers(self, queries: int) -> dict[str, Descriptor]:
         """The descriptors of base and delta, in blocks of so many queries."""
@@ -349,12 +385,14 @@ class _Launches:
         shape, layout = (_copies(spec) * count, _steps(spec, spec.queries)), gl.NVMMASharedLayout(0, 32, rank=2)
         return dict.fromkeys(("base", "delta"), Descriptor(shape, (pitch, 1), (1, queries), layout))
 
-    def _factors(self) -> tuple[float | None, float | None, float]:
-        """FACTORS of the kernels, see `forward`."""
+    def _window(self) -> Window:
+        return Window(*self.of.sides())
+
+    def _factors(self) -> Factors:
         spec = self.of.spec
         if spec.softcap is not None:
-            return spec.factor / spec.softcap, spec.softcap * log2(e), 1.0
-        return None, None, spec.factor * log2(e)
+            return Factors(spec.factor / spec.softcap, spec.softcap * log2(e), 1.0)
+        return Factors(None, None, spec.factor * log2(e))
 
     def _described(self, steps: Mapping[str, int], bits: int = 16) -> dict[str, Descriptor]:
         """The descriptors of arrays of elements of so many bits, in blocks of so many steps."""

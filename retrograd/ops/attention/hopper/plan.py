@@ -19,14 +19,14 @@ class ForwardPlan:
     """The tiles of the forward pass; but for `keys`, they only decide the time.
 
     Attributes:
-        groups: of warps that attend, two or three; each has queries of its own in a tile.
-        queries: of a group.
+        groups: of warps that attend, two or three, each with queries of its own in a tile.
+        queries: of a group of warps.
         keys: of a block.
         stages: blocks of k, and of v, in shared memory.
         queued: tiles whose q is in shared memory: one is attended to, a second one on its way.
         registers: of a thread that attends.
         spills: spill instructions that tests allow.
-        programs: at most.
+        programs: maximum number of them.
         section: bytes of the keys and values of the heads that are computed side by side.
     """
 
@@ -49,10 +49,10 @@ class BackwardPlan:
         keys: of a program's tile.
         queries: of a tile that it walks over.
         stages: tiles of q in shared memory, and of dout.
-        ahead: whether a step begins the first product of the next one; needs two tiles of q.
+        ahead: whether a step starts the first product of the next one; needs two tiles of q.
         registers: of a thread that computes products.
         spills: spill instructions that tests allow.
-        programs: at most.
+        programs: maximum number of them.
         section: bytes of what the heads that are computed side by side have of queries: q, dout and the sums of dq.
     """
 
@@ -77,7 +77,7 @@ class WalksPlan:
         stages_v: of q, and of dout, in the walk for dv.
         registers: of a thread that computes products.
         spills: spill instructions that tests allow.
-        programs: at most.
+        programs: maximum number of them.
         section: bytes of what the heads that are computed side by side read.
     """
 
@@ -116,7 +116,7 @@ def sizes_of(spec: Spec) -> tuple[int, int]:
 
 
 def used_columns(size: int) -> int:
-    """Columns of a tile that products take: in tiles of 256 columns they leave out those behind a head of 192."""
+    """Columns of a tile that products take: in tiles of 256 columns they leave out those after a head of 192."""
     return -(-size // LEAST_SIZE) * LEAST_SIZE
 
 

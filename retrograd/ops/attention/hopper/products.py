@@ -46,7 +46,7 @@ def pieces(size):
 
 @gluon.jit
 def over_columns(a, b, none, SIZE: gl.constexpr):
-    """Begin the products of rows of a and of b, over their first columns, so many."""
+    """Start a @ b.T over the first SIZE columns."""
     LESS: gl.constexpr = first_columns(SIZE)
     MORE: gl.constexpr = more_columns(SIZE)
     if MORE == 0:
@@ -60,9 +60,7 @@ def over_columns(a, b, none, SIZE: gl.constexpr):
 
 @gluon.jit
 def anew(number):
-    """The number, of which the compiler does not know that it is always the same.
-
-    What is computed from it in a loop is computed at each step: addresses of operands that do not change would be kept
-    in registers, more than there are.
+    """Hides a constant from the compiler: what a loop computes from it, such as addresses of operands, it computes at
+    each step, and keeps it in no registers.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)

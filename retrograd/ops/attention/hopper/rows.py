@@ -13,11 +13,10 @@ from .tiles import bound_of, sequences_of
 def steps_of(sizes, BLOCK: tl.constexpr, FLAT: tl.constexpr):
     """Of a program: batch, head, tile, steps, and where their numbers are in base and delta.
 
-    sizes: Tq, Tk, heads, sequences, distance of the rows of base and delta, and of their copies. They have a row for
-    each head of each row of the batch; with FLAT, for ids, a row for each head, with the steps of all rows of the
-    batch.
+    These have a row for each head of each row of the batch; with FLAT, for ids, a row for each head, with the steps of
+    all rows of the batch.
     """
-    T, _Tk, heads, _sequences, pitch, _distance = sizes
+    T, heads, pitch = sizes.queries, sizes.heads, sizes.pitch
     tiles = tl.cdiv(T, BLOCK)
     # Heads are side by side in memory, and so are the programs that read them.
     head, place = tl.program_id(0) % heads, tl.program_id(0) // heads
@@ -32,7 +31,7 @@ def steps_of(sizes, BLOCK: tl.constexpr, FLAT: tl.constexpr):
 @triton.jit
 def places_among_keys(i, cu_q_ptr, cu_k_ptr, sizes):
     """Of steps: whether each is of a sequence; its place among the keys of that; how many of these there are."""
-    T, Tk, _heads, sequences, _pitch, _distance = sizes
+    T, Tk, sequences = sizes.queries, sizes.keys, sizes.sequences
     if cu_q_ptr is None:
         return i < T, i + Tk - T, Tk
     else:
@@ -44,10 +43,10 @@ def places_among_keys(i, cu_q_ptr, cu_k_ptr, sizes):
 
 @triton.jit
 def store_copies(pointer, numbers, at, i, T, distance, COPIES: tl.constexpr):
-    """Store numbers of steps i of T; in each copy they lie one place before those of the copy before."""
+    """Store numbers of steps i of T; in each copy they are one element before those of the copy before."""
     for copy in tl.static_range(COPIES):
         place = pointer + tl.cast(distance, tl.int64) * copy + at - copy
-        # What would lie before a row lies behind the row before it, where nothing is read.
+        # Writes before a row land in the padding of the row before it, which is not read.
         tl.store(place, numbers, mask=(i < T) & (at >= copy))
 
 
@@ -65,7 +64,7 @@ def prepare(
     delta_ptr,
     dsinks_ptr,
     sizes,
-    SIDES: tl.constexpr,
+    WINDOW: tl.constexpr,
     V: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -76,11 +75,11 @@ def prepare(
     """delta; and base, lse in powers of two, inf for steps of no sequence and those that see no key: probabilities are
     then 0.
 
-    dsinks (rows, tiles, heads): parts of the gradient of sinks. sizes: see `steps_of`.
+    dsinks (rows, tiles, heads): parts of the gradient of sinks.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    T, _Tk, heads, _sequences, _pitch, distance = sizes
+    T, heads, distance = sizes.queries, sizes.heads, sizes.distance
     batch, head, tile, i, at = steps_of(sizes, BLOCK, FLAT)
     column = tl.arange(0, BLOCK_V)
     result = load_steps(out, batch, 0, i, T, head, column, V, BLOCK_V).to(tl.float32)
@@ -95,8 +94,8 @@ def prepare(
         own = ids.pointer + batch.to(tl.int64) * ids.batch + i.to(tl.int64) * ids.step
         live &= tl.load(own, mask=i < T, other=-1) >= 0
     sees = live & (keys > 0)
-    if SIDES[1] is not None:
-        sees &= place + SIDES[1] >= 0
+    if WINDOW.after is not None:
+        sees &= place + WINDOW.after >= 0
     base = tl.where(sees, logarithm * LOG2E, float("inf"))
     store_copies(base_ptr, base, at, i, T, distance, COPIES)
     store_copies(delta_ptr, tl.where(live, delta, 0.0), at, i, T, distance, COPIES)
@@ -119,10 +118,10 @@ def finish(
     FLAT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """dq from its sums; zeros where base is inf. sizes: see `steps_of`."""
+    """dq from its sums; zeros where base is inf."""
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    T, _Tk, _heads, _sequences, _pitch, _distance = sizes
+    T = sizes.queries
     batch, head, _tile, i, at = steps_of(sizes, BLOCK, FLAT)
     column = tl.arange(0, BLOCK_D)
     live = tl.load(base_ptr + at, mask=i < T, other=float("inf")) != float("inf")

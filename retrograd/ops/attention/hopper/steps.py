@@ -1,5 +1,7 @@
 """Attention, backward, on Hopper: what a step of a walk computes of its pairs. Symbols: ../README.md."""
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -10,22 +12,45 @@ from .products import anew
 from .tickets import read
 from .tiles import queries_unmasked
 
-# Numbers of a ticket: whether there is a tile; what `tile_of_keys` tells of it; what `queries_seen` does.
-MORE, BATCH, GROUP, FIRST_Q, QUERIES_OF, FIRST_K, KEYS_OF, AT, ROWS_AT, LOW, STEPS = (
-    gl.constexpr(i) for i in range(11)
-)
+
+class Ticket(NamedTuple):
+    """A tile of keys: what `tile_of_keys` and `queries_seen` tell of it. `more` is 1."""
+
+    more: Any
+    batch: Any
+    group: Any
+    first_q: Any
+    queries: Any
+    first_k: Any
+    keys: Any
+    at: Any
+    rows_at: Any
+    low: Any
+    steps: Any
+
+
+@gluon.constexpr_function
+def index_of(name):
+    """The index of a number in a ticket."""
+    return getattr(Ticket(*range(11)), name)
 
 
 @gluon.jit
-def walk_of(tickets, turn):
+def field(tickets, number, NAME: gl.constexpr):
+    """Read a number of ticket `number` by its name."""
+    return read(tickets, number, index_of(NAME))
+
+
+@gluon.jit
+def walk_of(tickets, number):
     """Of a ticket: queries and keys of its sequence, its first key; the first tile of queries that sees it."""
-    queries, keys, at = read(tickets, turn, QUERIES_OF), read(tickets, turn, KEYS_OF), read(tickets, turn, AT)
-    return queries, keys, at, read(tickets, turn, LOW)
+    queries, keys = field(tickets, number, "queries"), field(tickets, number, "keys")
+    return queries, keys, field(tickets, number, "at"), field(tickets, number, "low")
 
 
 @gluon.jit
 def step_of(left, group, low, SHARE: gl.constexpr):
-    """The head of a step, and the tile of its queries, where so many steps of a walk are left.
+    """The head of a step, and the tile of its queries. left: steps of the walk, with this one.
 
     Heads come first: a program that went head by head would wait, at each head's last queries, for all those before it.
     """
@@ -33,52 +58,48 @@ def step_of(left, group, low, SHARE: gl.constexpr):
 
 
 @gluon.jit
-def steps_unmasked(
-    end, tickets, turn, SIDES: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr,
-    LISTED: gl.constexpr,
-):  # fmt: skip
-    """Of a walk's steps, which end before number `end`: from which to which one all pairs are visible."""
-    queries, keys, at, low = walk_of(tickets, turn)
-    steps = read(tickets, turn, STEPS)
-    bottom, top = queries_unmasked(at, low, steps, queries, keys, SIDES, KEYS, QUERIES, LISTED)
-    return end - (top - low) * SHARE, end - (bottom - low) * SHARE
+def steps_unmasked(end, tickets, number, OPTIONS: gl.constexpr):
+    """The range of a walk's steps that need no mask; `end` is the number after its last step."""
+    WINDOW: gl.constexpr = OPTIONS.window
+    queries, keys, at, low = walk_of(tickets, number)
+    steps = field(tickets, number, "steps")
+    bottom, top = queries_unmasked(at, low, steps, queries, keys, WINDOW, OPTIONS.keys, OPTIONS.queries, OPTIONS.listed)
+    return end - (top - low) * OPTIONS.share, end - (bottom - low) * OPTIONS.share
 
 
 @gluon.jit
-def at_border(n, first, until, SIDES: gl.constexpr, LISTED: gl.constexpr):
-    """Whether step n is one with pairs that are not visible; the others are from `first` on, before `until`."""
+def at_border(n, first, until, OPTIONS: gl.constexpr):
+    """Whether step n has pairs that are not visible; steps without are from `first` on, before `until`."""
     border = n >= until
-    if LISTED or SIDES[0] is not None:
+    if OPTIONS.listed or OPTIONS.window.before is not None:
         border = border | (n < first)
     return border
 
 
 @gluon.jit
-def probabilities(
-    s, base, border, key, left, tickets, turn, SIDES: gl.constexpr, FACTORS: gl.constexpr, SHARE: gl.constexpr,
-    LISTED: gl.constexpr,
-):  # fmt: skip
+def probabilities(s, base, border, key, left, tickets, number, OPTIONS: gl.constexpr):
     """Of products s of keys, from number `key` of their tile on, with a tile of queries; 0 where a pair is not visible,
-    which is the case only at a `border`. So many steps of the walk are left.
+    which is the case only at a `border`. left: steps of the walk, with this one.
     """
-    if FACTORS[0] is not None:
-        s = bounded(s, FACTORS[0]) * FACTORS[1]
-    p = gl.exp2(gl.fma(s, FACTORS[2], -base[None, :]))
+    WINDOW: gl.constexpr = OPTIONS.window
+    if OPTIONS.factors.inside is not None:
+        s = bounded(s, OPTIONS.factors.inside) * OPTIONS.factors.cap
+    p = gl.exp2(gl.fma(s, OPTIONS.factors.exponent, -base[None, :]))
     if border:
         # A ticket's numbers are read where they are needed: there are no registers to keep them in.
-        queries, keys, at, low = walk_of(tickets, turn)
-        _head, m = step_of(left, 0, low, SHARE)
+        queries, keys, at, low = walk_of(tickets, number)
+        _head, m = step_of(left, 0, low, OPTIONS.share)
         i = m * p.shape[1] + gl.arange(0, p.shape[1], gl.SliceLayout(0, p.type.layout))
         j = at + key + gl.arange(0, p.shape[0], gl.SliceLayout(1, p.type.layout))
-        # Behind the last key, k and v are 0, but p might be too large for a product with 0.
-        if SIDES[1] is None:
+        # After the last key, k and v are 0, but p might be too large for a product with 0.
+        if WINDOW.after is None:
             p = gl.where((j < keys)[:, None], p, 0.0)
         else:
-            last = gl.minimum(i + (keys - queries + SIDES[1]), keys - 1)
+            last = gl.minimum(i + (keys - queries + WINDOW.after), keys - 1)
             p = gl.where(j[:, None] <= last[None, :], p, 0.0)
-        if SIDES[0] is not None:
-            p = gl.where(j[:, None] >= (i + (keys - queries - SIDES[0]))[None, :], p, 0.0)
-        if LISTED:
+        if WINDOW.before is not None:
+            p = gl.where(j[:, None] >= (i + (keys - queries - WINDOW.before))[None, :], p, 0.0)
+        if OPTIONS.listed:
             p = gl.where((i < queries)[None, :], p, 0.0)
     return p
 
@@ -91,36 +112,35 @@ def base_of(memory, at, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def deltas_of(
-    memory, border, left, tickets, turn, SHARE: gl.constexpr, LISTED: gl.constexpr, LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """delta of the queries of a step; 0 behind those of a sequence, where there are numbers of the next one."""
-    QUERIES: gl.constexpr = memory.shape[len(memory.shape) - 1]
+def deltas_of(memory, border, left, tickets, number, OPTIONS: gl.constexpr, LAYOUT: gl.constexpr):
+    """delta of the queries of a step; 0 after those of a sequence, where there are numbers of the next one."""
+    QUERIES: gl.constexpr = OPTIONS.queries
     delta = memory.reshape([QUERIES]).load(LAYOUT)
-    if LISTED:
+    if OPTIONS.listed:
         if border:
-            queries, _keys, _at, low = walk_of(tickets, turn)
-            _head, m = step_of(left, 0, low, SHARE)
+            queries, _keys, _at, low = walk_of(tickets, number)
+            _head, m = step_of(left, 0, low, OPTIONS.share)
             delta = gl.where(m * QUERIES + gl.arange(0, QUERIES, LAYOUT) < queries, delta, 0.0)
     return delta
 
 
 @gluon.jit
-def differences(p, dp, base, delta, FACTORS: gl.constexpr):
+def differences(p, dp, base, delta, OPTIONS: gl.constexpr):
     """The gradient at products, without scale: p (dp - delta), and the derivative of a softcap. base and delta have two
     axes, too.
 
     The bounded product, the tanh of the softcap, is what p was computed from: log2(p) + base, in units of the cap.
     """
     ds = p * (dp - delta)
-    if FACTORS[0] is not None:
-        tanh = (lg2(p) + base) * (1.0 / FACTORS[1])
+    if OPTIONS.factors.inside is not None:
+        tanh = (lg2(p) + base) * (1.0 / OPTIONS.factors.cap)
         ds = gl.where(p == 0.0, 0.0, ds * (1.0 - tanh * tanh))  # a NaN stays
     return ds
 
 
 @gluon.jit
-def keys_of(tickets, turn):
+def keys_of(tickets, number):
     """Of a ticket, for `at_step`: batch, first step of its sequence's keys, its tile's first key, keys, group."""
-    batch, group, first_k = read(tickets, turn, BATCH), read(tickets, turn, GROUP), read(tickets, turn, FIRST_K)
-    return batch, first_k, read(tickets, turn, AT), read(tickets, turn, KEYS_OF), group
+    batch, group = field(tickets, number, "batch"), field(tickets, number, "group")
+    first_k = field(tickets, number, "first_k")
+    return batch, first_k, field(tickets, number, "at"), field(tickets, number, "keys"), group

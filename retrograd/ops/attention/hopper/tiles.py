@@ -17,8 +17,8 @@ ALIGNED = tl.constexpr(4)  # float32 elements: TMA copies rows of blocks from mu
 
 @triton.jit
 def sequences_of(places, bounds_ptr, sequences, T, BLOCK: tl.constexpr):
-    """The last sequence that begins not behind each of the places, which are tiles, or steps where BLOCK is None; tiles
-    of sequence i begin at start // BLOCK + i. As `owner_of`, for many places at once.
+    """For each tile, or step where BLOCK is None, the last sequence that starts at or before it; tiles of sequence i
+    start at start // BLOCK + i. As `owner_of`, for many places at once.
     """
     low = places * 0
     size = sequences
@@ -46,13 +46,12 @@ def list_places(
     and of its keys, or the other way round; the tile's first step; whether these steps are of no sequence; the
     sequence's number. No steps if there is no such tile.
 
-    sizes: T, T of the others, sequences, tiles. The steps before the first sequence, and those behind the last, are
-    listed as sequences without the others. Where there are ids, runs_ptr has `segments`' runs of all rows, of which
-    those of negative ids are without others, and T is the number of steps in all rows.
+    The steps before the first sequence, and those after the last, are listed as sequences without the others. Where
+    there are ids, runs_ptr has `segments`' runs of all rows, of which those of negative ids are without others.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    T, other_T, sequences, tiles = sizes
+    T, other_T, sequences, tiles = sizes.steps, sizes.others, sizes.sequences, sizes.tiles
     tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
     if runs_ptr is None:
         low, high = bound_of(cu_ptr, 0, T), bound_of(cu_ptr, sequences, T)
@@ -60,11 +59,11 @@ def list_places(
         first, end = bound_of(cu_ptr, number, T), bound_of(cu_ptr, number + 1, T)
         other_first, other_end = bound_of(other_ptr, number, other_T), bound_of(other_ptr, number + 1, other_T)
         at = (tl.maximum(tile - 1, 0) - first // BLOCK - number) * BLOCK
-        before, behind = tile <= low // BLOCK, tile - (high // BLOCK + sequences + 1)
-        outside = before | (behind >= 0)
-        count = tl.where(before, low, tl.where(behind >= 0, T - high, end - first))
-        first = tl.where(before, 0, tl.where(behind >= 0, high, first))
-        at = tl.where(outside, tl.where(before, tile, behind) * BLOCK, at)
+        before, after = tile <= low // BLOCK, tile - (high // BLOCK + sequences + 1)
+        outside = before | (after >= 0)
+        count = tl.where(before, low, tl.where(after >= 0, T - high, end - first))
+        first = tl.where(before, 0, tl.where(after >= 0, high, first))
+        at = tl.where(outside, tl.where(before, tile, after) * BLOCK, at)
     else:
         sequences = tl.load(runs_ptr)
         number = sequences_of(tile, runs_ptr + 1, sequences, T, BLOCK)
@@ -118,11 +117,10 @@ def tile_of(t, tiles, places_ptr, sizes, TILE: gl.constexpr):
     The heads of all rows are in sections, whose keys and values fit in the L2. In a section those tiles come first that
     see most keys.
     """
-    Tq, Tk, heads, _share, _tiles, rows, section = sizes
-    row, place = of_section(t, tiles, rows, section)
+    row, place = of_section(t, tiles, sizes.rows, sizes.section)
     tile = tiles - 1 - place
     if places_ptr is None:
-        return row // heads, row % heads, 0, Tq, 0, Tk, tile * TILE, 0
+        return row // sizes.heads, row % sizes.heads, 0, sizes.queries, 0, sizes.keys, tile * TILE, 0
     else:
         first_q, queries, first_k, keys, at, outside, _number = place_of(places_ptr, tile)
         return 0, row, first_q, queries, first_k, keys, at, outside
@@ -138,29 +136,31 @@ def at_step(array, batch, first, at, count, head, column=0):
 
 
 @gluon.jit
-def blocks_seen(at, queries, keys, SIDES: gl.constexpr, TILE: gl.constexpr, KEYS: gl.constexpr):
+def blocks_seen(at, queries, keys, WINDOW: gl.constexpr, TILE: gl.constexpr, KEYS: gl.constexpr):
     """The first block of keys that a tile of queries sees, and the end of its blocks; at least one."""
     shift = keys - queries
     low, high = 0, keys
-    if SIDES[0] is not None:
-        low = gl.maximum(at + shift - SIDES[0], 0) // KEYS
-    if SIDES[1] is not None:
-        high = gl.minimum(gl.maximum(gl.minimum(at + TILE, queries) + shift + SIDES[1], 0), keys)
+    if WINDOW.before is not None:
+        low = gl.maximum(at + shift - WINDOW.before, 0) // KEYS
+    if WINDOW.after is not None:
+        high = gl.minimum(gl.maximum(gl.minimum(at + TILE, queries) + shift + WINDOW.after, 0), keys)
     high = gl.maximum(gl.cdiv(high, KEYS), 1)
     return gl.minimum(low, high - 1), high
 
 
 @gluon.jit
-def unmasked(own, queries, keys, low, high, SIDES: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr):
-    """Of the blocks from low on, without the last: from where to where all queries from `own` on see all keys."""
+def unmasked(own, queries, keys, low, high, WINDOW: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr):
+    """The range of blocks that need no mask, among those from low to before the last: all queries from `own` on see all
+    keys.
+    """
     shift = keys - queries
     bottom, last = low, keys
-    if SIDES[1] is not None:
-        last = gl.minimum(last, gl.maximum(own + shift + SIDES[1] + 1, 0))
+    if WINDOW.after is not None:
+        last = gl.minimum(last, gl.maximum(own + shift + WINDOW.after + 1, 0))
     top = gl.minimum(gl.maximum(last // KEYS, low), high - 1)
-    if SIDES[0] is not None:
+    if WINDOW.before is not None:
         end = gl.minimum(own + QUERIES, queries)
-        bottom = gl.cdiv(gl.maximum(end - 1 + shift - SIDES[0], 0), KEYS)
+        bottom = gl.cdiv(gl.maximum(end - 1 + shift - WINDOW.before, 0), KEYS)
         bottom = gl.minimum(gl.maximum(bottom, low), top)
     return bottom, top
 
@@ -173,43 +173,43 @@ def tile_of_keys(ticket, tiles, places_ptr, sizes, SHARE: gl.constexpr, KEYS: gl
     The groups of all rows are in sections, whose queries fit in the L2. In a section tile comes after tile, each in all
     groups, so that the program before one that waits for it has begun some time before.
     """
-    Tq, Tk, heads, _tiles, tiles_q, rows, section = sizes
-    row, tile = of_section(ticket, tiles, rows, section)
-    groups = heads // SHARE
+    row, tile = of_section(ticket, tiles, sizes.rows, sizes.section)
+    groups = sizes.heads // SHARE
     if places_ptr is None:
         batch = row // groups
-        return batch, row % groups, 0, Tq, 0, Tk, tile * KEYS, batch * heads * tiles_q
+        group, at = row % groups, tile * KEYS
+        return batch, group, 0, sizes.queries, 0, sizes.keys, at, batch * sizes.heads * sizes.tiles_q
     else:
         first_k, keys, first_q, queries, at, _outside, number = place_of(places_ptr, tile)
         return 0, row, first_q, queries, first_k, keys, at, first_q // QUERIES + number
 
 
 @gluon.jit
-def queries_seen(at, queries, keys, SIDES: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr):
+def queries_seen(at, queries, keys, WINDOW: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr):
     """The first tile of queries that sees a tile of keys, and how many do."""
     shift = keys - queries
     low, high = 0, queries
-    if SIDES[1] is not None:
-        low = gl.maximum(at - shift - SIDES[1], 0) // QUERIES
-    if SIDES[0] is not None:
-        high = gl.minimum(gl.maximum(gl.minimum(at + KEYS, keys) - shift + SIDES[0], 0), queries)
+    if WINDOW.after is not None:
+        low = gl.maximum(at - shift - WINDOW.after, 0) // QUERIES
+    if WINDOW.before is not None:
+        high = gl.minimum(gl.maximum(gl.minimum(at + KEYS, keys) - shift + WINDOW.before, 0), queries)
     return low, gl.maximum(gl.cdiv(high, QUERIES) - low, 0)
 
 
 @gluon.jit
 def queries_unmasked(
-    at, low, steps, queries, keys, SIDES: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, LISTED: gl.constexpr
+    at, low, steps, queries, keys, WINDOW: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, LISTED: gl.constexpr
 ):
-    """Of so many tiles of queries from `low` on: from where to where all pairs with a tile of keys are visible.
+    """The range of tiles of queries, among `steps` from `low` on, whose pairs with a tile of keys are all visible.
 
-    With LISTED, what lies behind the queries of a sequence is not theirs.
+    With LISTED, what comes after the queries of a sequence is not theirs.
     """
     shift = keys - queries
     bottom, top = low, low + steps
-    if SIDES[1] is not None:
-        bottom = gl.maximum(bottom, gl.cdiv(gl.maximum(at + KEYS - 1 - shift - SIDES[1], 0), QUERIES))
-    if SIDES[0] is not None:
-        top = gl.minimum(top, gl.maximum(at - shift + SIDES[0] + 1, 0) // QUERIES)
+    if WINDOW.after is not None:
+        bottom = gl.maximum(bottom, gl.cdiv(gl.maximum(at + KEYS - 1 - shift - WINDOW.after, 0), QUERIES))
+    if WINDOW.before is not None:
+        top = gl.minimum(top, gl.maximum(at - shift + WINDOW.before + 1, 0) // QUERIES)
     if LISTED:
         top = gl.minimum(top, queries // QUERIES)
     top = gl.maximum(top, low)
@@ -220,9 +220,9 @@ def queries_unmasked(
 
 
 @gluon.jit
-def turn_of(at, start, queries, keys, SIDES: gl.constexpr, KEYS: gl.constexpr):
+def turn_of(at, start, queries, keys, WINDOW: gl.constexpr, KEYS: gl.constexpr):
     """How many tiles of keys before the one from `at` on see the tile of queries from `start` on."""
     first = 0
-    if SIDES[0] is not None:
-        first = gl.maximum(start + keys - queries - SIDES[0], 0) // KEYS
+    if WINDOW.before is not None:
+        first = gl.maximum(start + keys - queries - WINDOW.before, 0) // KEYS
     return at // KEYS - first

@@ -2,9 +2,11 @@
 
 A program takes tiles of queries, one after the other, and walks over their blocks of keys as the forward pass does. Its
 warps are of two kinds:
-    fetch   brings q and dout, and block after block of k and v, by TMA
-    differ  twice, for half of the queries each: two products, ds in registers, and a product that adds to dq
+    fetch   one warp, the producer: copies q and dout, and block after block of k and v, by TMA
+    differ  two groups, each with half of the queries: two products, ds in registers, and a product that adds to dq
 """
+
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -20,55 +22,60 @@ from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from .backward import FEW_REGISTERS
-from .forward import (
-    AT,
-    BATCH,
-    FIRST_Q,
-    HEAD,
-    HIGH,
-    KEYS_OF,
-    LOW,
-    MORE,
-    QUERIES_OF,
-    fetch_block,
-    scores,
-)
+from .forward import Ticket, fetch_block, scores, ticket_of
 from .products import WARPS, anew, first_columns, matrix, more_columns, over_columns, pieces, several
+from .rings import Ring, release, ring_of, slot_of, wait_for
 from .steps import differences
-from .tickets import draw, give, let_go, parity_of, read, ring, slot_of, tickets_for, wait_for
+from .tickets import draw, give, more, ring_of_tickets
 from .tiles import at_step, blocks_seen, tile_of, tiles_of_head, unmasked
 
 
+class Arrays(NamedTuple):
+    """The tensor descriptors of what is copied to shared memory."""
+
+    q: Any
+    k: Any
+    v: Any
+    dout: Any
+
+
+class Rings(NamedTuple):
+    """Their blocks. Each of two groups has a slot of its own for q, with which dout comes."""
+
+    q: Ring
+    k: Ring
+    v: Ring
+    dout: Any
+
+
 @gluon.jit
-def fetch(
-    arrays, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES: gl.constexpr,
-    ROWS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Copy to shared memory what the program's tiles need, and draw tickets for these."""
-    q, k, v, dout = arrays
-    q_s, k_s, v_s, dout_s = memory
-    own_full, own_empty, k_full, k_empty, v_full, v_empty = barriers
-    n, turn = 0, 0
-    while t < tiles * sizes[5]:
-        ticket = draw(counter_ptr)
-        batch, head, first_q, queries, first_k, keys, at, outside = tile_of(t, tiles, places_ptr, sizes, 2 * ROWS)
+def fetch(arrays, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPTIONS: gl.constexpr):
+    """The producer: copies what the program's tiles need, and draws tickets for these."""
+    WINDOW: gl.constexpr = OPTIONS.window
+    TILE: gl.constexpr = 2 * OPTIONS.queries
+    q, dout = arrays.q, arrays.dout
+    n, number = 0, 0
+    while t < tiles * sizes.rows:
+        next_t = draw(counter_ptr)
+        batch, head, first_q, queries, first_k, keys, at, outside = tile_of(t, tiles, places_ptr, sizes, TILE)
         if queries > 0:
-            low, high = blocks_seen(at, queries, keys, SIDES, 2 * ROWS, KEYS)
-            give(tickets, turn, (1, batch, head, first_q, queries, keys, at, outside, low, high))
+            low, high = blocks_seen(at, queries, keys, WINDOW, TILE, OPTIONS.keys)
+            give(tickets, number, Ticket(1, batch, head, first_q, queries, keys, at, outside, low, high))
             for w in gl.static_range(2):
-                where = at_step(q, batch, first_q, at + w * ROWS, queries, head)
-                mbarrier.wait(own_empty.index(w), (turn & 1) ^ 1)
-                mbarrier.expect(own_full.index(w), q.block_type.nbytes + dout.block_type.nbytes)
-                tma_load(q, where, own_full.index(w), q_s.index(w))
-                tma_load(dout, where, own_full.index(w), dout_s.index(w))
+                full = rings.q.full.index(w)
+                where = at_step(q, batch, first_q, at + w * OPTIONS.queries, queries, head)
+                mbarrier.wait(rings.q.empty.index(w), (number & 1) ^ 1)
+                mbarrier.expect(full, q.block_type.nbytes + dout.block_type.nbytes)
+                tma_load(q, where, full, rings.q.blocks.index(w))
+                tma_load(dout, where, full, rings.dout.index(w))
             for i in range(high - low):
-                where = at_step(k, batch, first_k, (high - 1 - i) * KEYS, keys, head // sizes[3])
-                fetch_block(k, where, n, k_s, k_full, k_empty, STAGES[0])
-                fetch_block(v, where, n, v_s, v_full, v_empty, STAGES[1])
+                where = at_step(arrays.k, batch, first_k, (high - 1 - i) * OPTIONS.keys, keys, head // sizes.share)
+                fetch_block(arrays.k, where, rings.k, n)
+                fetch_block(arrays.v, where, rings.v, n)
                 n += 1
-            turn += 1
-        t = ticket
-    give(tickets, turn, (0,))
+            number += 1
+        t = next_t
+    give(tickets, number, (0,))
 
 
 @gluon.jit
@@ -80,57 +87,54 @@ def store_columns(total, live, START: gl.constexpr, SCALE: gl.constexpr, to):
 
 
 @gluon.jit
-def differ(
-    W: gl.constexpr, dq, base_ptr, delta_ptr, memory, barriers, tickets, heads, pitch, SIDES: gl.constexpr,
-    FACTORS: gl.constexpr, SCALE: gl.constexpr, SIZES: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
-    """dq of the queries of group W in the program's tiles. Pairs are (queries, keys)."""
-    q_s, k_s, v_s, dout_s = memory
-    own_full, own_empty, k_full, k_empty, v_full, v_empty = barriers
-    TYPE: gl.constexpr = q_s.dtype
-    LESS: gl.constexpr = first_columns(SIZES[0])
-    REST: gl.constexpr = more_columns(SIZES[0])
+def differ(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, heads, pitch, OPTIONS: gl.constexpr):
+    """A consumer: dq of the queries of group W in the program's tiles. Pairs are (queries, keys)."""
+    WINDOW: gl.constexpr = OPTIONS.window
+    ROWS: gl.constexpr = OPTIONS.queries
+    KEYS: gl.constexpr = OPTIONS.keys
+    TYPE: gl.constexpr = rings.q.blocks.dtype
+    LESS: gl.constexpr = first_columns(OPTIONS.size)
+    REST: gl.constexpr = more_columns(OPTIONS.size)
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, KEYS, 16])
     OF_LESS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, LESS, 16])
+    # Without a rest, `rest` has columns that nothing reads, since it cannot have none.
     OF_REST: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, REST or 64, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, OF_LESS, 2)
     LEFT_REST: gl.constexpr = gl.DotOperandLayout(0, OF_REST, 2)
     ROW: gl.constexpr = gl.SliceLayout(1, S)
-    empty = gl.zeros([ROWS, KEYS], gl.float32, S)
-    n, turn = 0, 0
+    none = gl.zeros([ROWS, KEYS], gl.float32, S)
+    n, number = 0, 0
     wait_for(tickets, 0)
-    while read(tickets, turn, MORE) == 1:
-        batch, head, first_q = read(tickets, turn, BATCH), read(tickets, turn, HEAD), read(tickets, turn, FIRST_Q)
-        queries, keys, at = read(tickets, turn, QUERIES_OF), read(tickets, turn, KEYS_OF), read(tickets, turn, AT)
-        low, high = read(tickets, turn, LOW), read(tickets, turn, HIGH)
-        let_go(tickets, turn)
-        own = at + W * ROWS
-        bottom, top = unmasked(own, queries, keys, low, high, SIDES, ROWS, KEYS)
+    while more(tickets, number):
+        tile = ticket_of(tickets, number)
+        release(tickets, number)
+        queries, keys = tile.queries, tile.keys
+        own = tile.at + W * ROWS
+        bottom, top = unmasked(own, queries, keys, tile.low, tile.high, WINDOW, ROWS, KEYS)
         i = own + gl.arange(0, ROWS, ROW)
-        numbers = gl.cast(batch * heads + head, gl.int64) * pitch + first_q
+        numbers = gl.cast(tile.batch * heads + tile.head, gl.int64) * pitch + tile.first_q
         base = gl.load(base_ptr + numbers + i, mask=i < queries, other=float("inf"))
         delta = gl.load(delta_ptr + numbers + i, mask=i < queries, other=0.0)
         total = gl.zeros([ROWS, LESS], gl.float32, OF_LESS)
         rest = gl.zeros([ROWS, REST or 64], gl.float32, OF_REST)
-        mbarrier.wait(own_full.index(W), turn & 1)
-        for step in range(high - low):
-            block = high - 1 - step
+        mbarrier.wait(rings.q.full.index(W), number & 1)
+        for step in range(tile.high - tile.low):
+            block = tile.high - 1 - step
             border = (block >= top) | (block < bottom)
-            k_at, v_at = slot_of(n, STAGES[0]), slot_of(n, STAGES[1])
-            k = matrix(k_s.index(k_at))
-            at_w = anew(W)
-            q, dout = matrix(q_s.index(at_w)), matrix(dout_s.index(at_w))
-            mbarrier.wait(k_full.index(k_at), parity_of(n, STAGES[0]))
-            s = over_columns(q, k, empty, SIZES[0])
-            mbarrier.wait(v_full.index(v_at), parity_of(n, STAGES[1]))
-            dp = over_columns(dout, matrix(v_s.index(v_at)), empty, SIZES[1])
-            s = warpgroup_mma_wait(pieces(SIZES[1]), deps=[s])
-            s = scores(s, i, block, border, (queries, keys), SIDES, FACTORS)
-            p = gl.exp2(gl.fma(s, FACTORS[2], -base[:, None]))
+            k_slot, v_slot = slot_of(n, OPTIONS.k_stages), slot_of(n, OPTIONS.v_stages)
+            k = matrix(rings.k.blocks.index(k_slot))
+            q_slot = anew(W)
+            q, dout = matrix(rings.q.blocks.index(q_slot)), matrix(rings.dout.index(q_slot))
+            wait_for(rings.k, n)
+            s = over_columns(q, k, none, OPTIONS.size)
+            wait_for(rings.v, n)
+            dp = over_columns(dout, matrix(rings.v.blocks.index(v_slot)), none, OPTIONS.value_size)
+            s = warpgroup_mma_wait(pieces(OPTIONS.value_size), deps=[s])
+            s = scores(s, i, block, border, queries, keys, OPTIONS)
+            p = gl.exp2(gl.fma(s, OPTIONS.factors.exponent, -base[:, None]))
             dp = warpgroup_mma_wait(0, deps=[dp])
-            mbarrier.arrive(v_empty.index(v_at))
-            ds = differences(p, dp, base[:, None], delta[:, None], FACTORS).to(TYPE)
+            release(rings.v, n)
+            ds = differences(p, dp, base[:, None], delta[:, None], OPTIONS).to(TYPE)
             left = gl.convert_layout(ds, LEFT, assert_trivial=True)
             total = warpgroup_mma(left, k.slice(0, LESS, dim=1), total, is_async=True)
             if REST:
@@ -139,19 +143,19 @@ def differ(
                 total, rest = warpgroup_mma_wait(0, deps=[total, rest])
             else:
                 total = warpgroup_mma_wait(0, deps=[total])
-            mbarrier.arrive(k_empty.index(k_at))
+            release(rings.k, n)
             n += 1
-        # No product reads q any more, and dq takes its place.
+        # No product reads q any more: dq is staged in its block.
         live = base != float("inf")
-        store_columns(total, live, 0, SCALE, q_s.index(W))
+        store_columns(total, live, 0, OPTIONS.scale, rings.q.blocks.index(W))
         if REST:
-            store_columns(rest, live, LESS, SCALE, q_s.index(W))
+            store_columns(rest, live, LESS, OPTIONS.scale, rings.q.blocks.index(W))
         fence_async_shared()
-        tma_store(dq, at_step(dq, batch, first_q, own, queries, head), q_s.index(W))
+        tma_store(dq, at_step(dq, tile.batch, tile.first_q, own, queries, tile.head), rings.q.blocks.index(W))
         tma.store_wait(0)
-        mbarrier.arrive(own_empty.index(W))
-        turn += 1
-        wait_for(tickets, turn)
+        mbarrier.arrive(rings.q.empty.index(W))
+        number += 1
+        wait_for(tickets, number)
 
 
 @gluon.jit(do_not_specialize=["sizes", "pitch"])
@@ -168,47 +172,33 @@ def walk_keys(
     dq,
     sizes,
     pitch,
-    SIDES: gl.constexpr,
-    FACTORS: gl.constexpr,
-    SCALE: gl.constexpr,
-    SIZES: gl.constexpr,
-    STAGES: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    OPTIONS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """dq. Tensor descriptors: q, k, v, dout, dq. places, runs, counter, SIDES, FACTORS: as `forward`. base, delta: as
-    `rows` has stored them.
-
-    sizes: as `forward`. pitch: the distance of the rows of base and delta. SIZES: D and V, in units of 64. STAGES: of
-    k, of v.
+    """dq. Tensor descriptors: q, k, v, dout, dq. places, runs, counter: as `forward`. base, delta: as `rows` has stored
+    them. pitch: the distance of their rows.
     """
     TYPE: gl.constexpr = q.dtype
-    ROWS: gl.constexpr = q.block_shape[len(q.block_shape) - 3]
-    KEYS: gl.constexpr = k.block_shape[len(k.block_shape) - 3]
-    q_s = gl.allocate_shared_memory(TYPE, several(2, q), q.layout)
-    dout_s = gl.allocate_shared_memory(TYPE, several(2, dout), dout.layout)
-    k_s = gl.allocate_shared_memory(TYPE, several(STAGES[0], k), k.layout)
-    v_s = gl.allocate_shared_memory(TYPE, several(STAGES[1], v), v.layout)
-    own_full, own_empty = ring(2, 1), ring(2, 1)
-    k_full, k_empty = ring(STAGES[0], 1), ring(STAGES[0], 2)
-    v_full, v_empty = ring(STAGES[1], 1), ring(STAGES[1], 2)
-    tickets = tickets_for(2, 16)
+    K_STAGES: gl.constexpr = OPTIONS.k_stages
+    V_STAGES: gl.constexpr = OPTIONS.v_stages
+    q_blocks = gl.allocate_shared_memory(TYPE, several(2, q), q.layout)
+    dout_blocks = gl.allocate_shared_memory(TYPE, several(2, dout), dout.layout)
+    k_blocks = gl.allocate_shared_memory(TYPE, several(K_STAGES, k), k.layout)
+    v_blocks = gl.allocate_shared_memory(TYPE, several(V_STAGES, v), v.layout)
+    rings = Rings(ring_of(q_blocks, 2, 1), ring_of(k_blocks, K_STAGES, 2), ring_of(v_blocks, V_STAGES, 2), dout_blocks)
+    tickets = ring_of_tickets(2)
     fence_async_shared()
-    arrays, memory = (q, k, v, dout), (q_s, k_s, v_s, dout_s)
-    barriers = (own_full, own_empty, k_full, k_empty, v_full, v_empty)
+    arrays = Arrays(q, k, v, dout)
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     t = draw(counter_ptr)
-    tiles = tiles_of_head(runs_ptr, sizes[4], 2 * ROWS)
+    tiles = tiles_of_head(runs_ptr, sizes.tiles, 2 * OPTIONS.queries)
     gl.warp_specialize(
         [
-            (differ, (0, dq, base_ptr, delta_ptr, memory, barriers, tickets, sizes[2], pitch, SIDES, FACTORS, SCALE,
-                      SIZES, ROWS, KEYS, STAGES)),
-            (differ, (1, dq, base_ptr, delta_ptr, memory, barriers, tickets, sizes[2], pitch, SIDES, FACTORS, SCALE,
-                      SIZES, ROWS, KEYS, STAGES)),
-            (fetch, (arrays, memory, barriers, tickets, t, tiles, counter_ptr, places_ptr, sizes, SIDES, ROWS, KEYS,
-                     STAGES)),
+            (differ, (0, dq, base_ptr, delta_ptr, rings, tickets, sizes.heads, pitch, OPTIONS)),
+            (differ, (1, dq, base_ptr, delta_ptr, rings, tickets, sizes.heads, pitch, OPTIONS)),
+            (fetch, (arrays, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPTIONS)),
         ],
         [WARPS, 1],
-        [REGISTERS, FEW_REGISTERS],
-    )  # fmt: skip
+        [OPTIONS.registers, FEW_REGISTERS],
+    )

@@ -16,6 +16,7 @@ from retrograd.core.arch import SUPPORTED
 from retrograd.core.torch.launch import Runner
 from retrograd.opinfo.info import OpInfo
 from retrograd.ops.attention.hopper.tiles import list_places
+from retrograd.ops.attention.hopper.tuples import ListSizes
 from retrograd.ops.attention.triton.pairs import owner_of
 from retrograd.ops.attention.triton.plan import Plan, Tile
 from retrograd.ops.infos import info
@@ -265,7 +266,7 @@ def test_the_places_of_tiles_cover_every_step_once(bounds: tuple[int, ...]) -> N
     T, block, sequences = 40, 8, len(bounds) - 1
     q, k = (torch.tensor(bounds, dtype=torch.int32) + shift for shift in (0, 3))
     places = torch.full((T // block + sequences + 2, 8), -1, dtype=torch.int32)
-    sizes = (T, T + 3, sequences, len(places))
+    sizes = ListSizes(T, T + 3, sequences, len(places))
     list_places[(2,)](q, k, None, places, sizes, BLOCK=block, TILES=64, OVERLAP=False)
     covered = torch.zeros(T, dtype=torch.int32)
     for first_q, queries, first_k, keys, at, outside, _, _ in places.tolist():
@@ -294,7 +295,7 @@ def test_the_places_of_runs_cover_every_step_of_all_rows_once(ids: tuple[tuple[i
     runs = torch.tensor([len(starts), *listed, len(steps)], dtype=torch.int32)
     total, block = len(steps), 8
     places = torch.full((total // block + total, 8), -1, dtype=torch.int32)
-    sizes = (total, total, 0, len(places))
+    sizes = ListSizes(total, total, 0, len(places))
     list_places[(2,)](None, None, runs, places, sizes, BLOCK=block, TILES=64, OVERLAP=False)
     covered = torch.zeros(total, dtype=torch.int32)
     for first, count, other_first, others, at, outside, number, _ in places[: total // block + len(starts)].tolist():

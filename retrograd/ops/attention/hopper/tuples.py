@@ -1,0 +1,206 @@
+"""What belongs together, as the launches pass it to the kernels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Window(NamedTuple):
+    """How many keys before and after its own place a query sees; None is no limit."""
+
+    before: int | None
+    after: int | None
+
+
+class Factors(NamedTuple):
+    """What scores are multiplied by.
+
+    Attributes:
+        inside: of products in the tanh of a softcap; None without one.
+        cap: of that tanh.
+        exponent: of scores, in exponents of 2.
+    """
+
+    inside: float | None
+    cap: float | None
+    exponent: float
+
+
+class QuerySizes(NamedTuple):
+    """Sizes of a call whose tiles are of queries.
+
+    Attributes:
+        queries: of a row, and `keys`.
+        heads: of queries.
+        share: heads of a group.
+        tiles: of a head.
+        rows: heads of all rows of the batch.
+        section: heads that are computed side by side.
+    """
+
+    queries: int
+    keys: int
+    heads: int
+    share: int
+    tiles: int
+    rows: int
+    section: int
+
+
+class RowSizes(NamedTuple):
+    """Sizes for the kernels of `rows`.
+
+    Attributes:
+        queries: of a row, and `keys`.
+        heads: of queries.
+        sequences: that are packed.
+        pitch: distance of the rows of base and delta.
+        distance: of the copies of base and delta.
+    """
+
+    queries: int
+    keys: int
+    heads: int
+    sequences: int
+    pitch: int
+    distance: int
+
+
+class ListSizes(NamedTuple):
+    """Sizes for `list_places`.
+
+    Attributes:
+        steps: of a row, of the queries or keys whose tiles are listed; where there are ids, of all rows.
+        others: steps of the others of both.
+        sequences: that are packed.
+        tiles: that are listed.
+    """
+
+    steps: int
+    others: int
+    sequences: int
+    tiles: int
+
+
+class ForwardOptions(NamedTuple):
+    """What `forward` is compiled for.
+
+    Attributes:
+        size: columns of a head of queries and keys, in units of 64.
+        queries: of a group of warps.
+        keys: of a block.
+        stages: blocks of k, and of v, in shared memory.
+        groups: of warps that attend.
+        queued: tiles whose q is in shared memory.
+        registers: of a thread that attends.
+    """
+
+    window: Window
+    factors: Factors
+    size: int
+    queries: int
+    keys: int
+    stages: int
+    groups: int
+    queued: int
+    registers: int
+
+
+class KeySizes(NamedTuple):
+    """Sizes of a call whose tiles are of keys.
+
+    Attributes:
+        queries: of a row, and `keys`.
+        heads: of queries.
+        tiles: of keys, of a group of heads.
+        tiles_q: of queries, of a head.
+        rows: groups of all rows of the batch.
+        section: groups that are computed side by side.
+    """
+
+    queries: int
+    keys: int
+    heads: int
+    tiles: int
+    tiles_q: int
+    rows: int
+    section: int
+
+
+class BackwardOptions(NamedTuple):
+    """What `backward` is compiled for.
+
+    Attributes:
+        scale: of products.
+        share: heads of a group.
+        keys: of a tile.
+        queries: of a tile.
+        q_stages: tiles of q in shared memory, and `dout_stages`.
+        ahead: whether a step starts the first products of the next one, which takes registers.
+        listed: whether places of tiles are listed.
+        registers: of a thread that computes products.
+    """
+
+    window: Window
+    factors: Factors
+    scale: float
+    share: int
+    keys: int
+    queries: int
+    q_stages: int
+    dout_stages: int
+    ahead: bool
+    listed: bool
+    registers: int
+
+
+class WalkKeysOptions(NamedTuple):
+    """What `walk_keys` is compiled for.
+
+    Attributes:
+        scale: of products.
+        size: columns of a head of queries and keys, in units of 64, and `value_size`, of values.
+        queries: of a group of warps.
+        keys: of a block.
+        k_stages: blocks of k in shared memory, and `v_stages`.
+        registers: of a thread that computes products.
+    """
+
+    window: Window
+    factors: Factors
+    scale: float
+    size: int
+    value_size: int
+    queries: int
+    keys: int
+    k_stages: int
+    v_stages: int
+    registers: int
+
+
+class WalkQueriesOptions(NamedTuple):
+    """What `walk_queries` is compiled for.
+
+    Attributes:
+        scale: of products.
+        size: columns of a head of queries and keys, in units of 64, and `value_size`, of values.
+        share: heads of a group.
+        keys: of a tile.
+        queries: of a tile.
+        q_stages: tiles of q in shared memory, and `dout_stages`.
+        listed: whether places of tiles are listed.
+        registers: of a thread that computes products.
+    """
+
+    window: Window
+    factors: Factors
+    scale: float
+    size: int
+    value_size: int
+    share: int
+    keys: int
+    queries: int
+    q_stages: int
+    dout_stages: int
+    listed: bool
+    registers: int
