@@ -292,6 +292,7 @@ class _Launches:
         section = min(rows, max(1, plan.section // bytes_of_group))
         tiles, tiles_q = _tiles(spec, spec.keys, plan.keys), _tiles(spec, spec.queries, plan.queries)
         sizes = KeySizes(spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
+        q_stages, dout_stages = plan.stages
         options = BackwardOptions(
             window=self._window(),
             factors=self._factors(),
@@ -299,8 +300,8 @@ class _Launches:
             share=share,
             keys=plan.keys,
             queries=plan.queries,
-            q_stages=plan.stages[0],
-            dout_stages=plan.stages[1],
+            q_stages=q_stages,
+            dout_stages=dout_stages,
             ahead=plan.ahead,
             listed=_listed(spec),
             registers=plan.registers,
@@ -330,6 +331,7 @@ class _Launches:
         section = min(rows, share * max(1, plan.section // bytes_of_group))
         tiles = _tiles(spec, spec.queries, 2 * plan.rows)
         sizes = QuerySizes(spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
+        k_stages, v_stages = plan.stages
         options = WalkKeysOptions(
             window=self._window(),
             factors=self._factors(),
@@ -338,8 +340,8 @@ class _Launches:
             value_size=used_columns(spec.value_size),
             queries=plan.rows,
             keys=plan.walked,
-            k_stages=plan.stages[0],
-            v_stages=plan.stages[1],
+            k_stages=k_stages,
+            v_stages=v_stages,
             registers=plan.registers,
         )
         grid = min(rows * tiles, plan.programs)
@@ -358,6 +360,7 @@ class _Launches:
         section = min(rows, max(1, plan.section // bytes_of_group))
         tiles, tiles_q = _tiles(spec, spec.keys, 2 * plan.rows), _tiles(spec, spec.queries, plan.walked)
         sizes = KeySizes(spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
+        q_stages, dout_stages = stages
         options = WalkQueriesOptions(
             window=self._window(),
             factors=self._factors(),
@@ -367,8 +370,8 @@ class _Launches:
             share=share,
             keys=2 * plan.rows,
             queries=plan.walked,
-            q_stages=stages[0],
-            dout_stages=stages[1],
+            q_stages=q_stages,
+            dout_stages=dout_stages,
             listed=_listed(spec),
             registers=plan.registers,
         )

@@ -1,5 +1,7 @@
 """Which tile of queries comes next, and which blocks of keys it sees; all in scalars. Symbols: ../README.md."""
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 from triton.experimental import gluon
@@ -83,12 +85,25 @@ def list_places(
     tl.store(place + 6, number, mask=listed)
 
 
+class Place(NamedTuple):
+    """What `list_places` lists of a tile, in this order."""
+
+    first: Any
+    count: Any
+    other_first: Any
+    others: Any
+    at: Any
+    outside: Any
+    number: Any
+
+
 @gluon.jit
 def place_of(places_ptr, tile):
-    """What `list_places` has listed of a tile."""
+    """The place of a tile."""
     place = places_ptr + tile * PLACE
     first, count, other_first, others = gl.load(place), gl.load(place + 1), gl.load(place + 2), gl.load(place + 3)
-    return first, count, other_first, others, gl.load(place + 4), gl.load(place + 5), gl.load(place + 6)
+    at, outside, number = gl.load(place + 4), gl.load(place + 5), gl.load(place + 6)
+    return Place(first, count, other_first, others, at, outside, number)
 
 
 @gluon.jit
@@ -122,8 +137,8 @@ def tile_of(t, tiles, places_ptr, sizes, TILE: gl.constexpr):
     if places_ptr is None:
         return row // sizes.heads, row % sizes.heads, 0, sizes.queries, 0, sizes.keys, tile * TILE, 0
     else:
-        first_q, queries, first_k, keys, at, outside, _number = place_of(places_ptr, tile)
-        return 0, row, first_q, queries, first_k, keys, at, outside
+        own = place_of(places_ptr, tile)
+        return 0, row, own.first, own.count, own.other_first, own.others, own.at, own.outside
 
 
 @gluon.jit
@@ -180,8 +195,9 @@ def tile_of_keys(ticket, tiles, places_ptr, sizes, SHARE: gl.constexpr, KEYS: gl
         group, at = row % groups, tile * KEYS
         return batch, group, 0, sizes.queries, 0, sizes.keys, at, batch * sizes.heads * sizes.tiles_q
     else:
-        first_k, keys, first_q, queries, at, _outside, number = place_of(places_ptr, tile)
-        return 0, row, first_q, queries, first_k, keys, at, first_q // QUERIES + number
+        own = place_of(places_ptr, tile)
+        rows_at = own.other_first // QUERIES + own.number
+        return 0, row, own.other_first, own.others, own.first, own.count, own.at, rows_at
 
 
 @gluon.jit
