@@ -20,6 +20,7 @@ from retrograd.core.room import Room, spec_of
 from retrograd.core.torch.launch import interpret
 from retrograd.core.xp import torch_namespace
 from retrograd.ops.ssd import reference
+from retrograd.ops.ssd.arrays import Sequences
 from retrograd.ops.ssd.cases import ALL, case
 from retrograd.ops.ssd.device import bounds_of, first_place, owner_of
 from retrograd.ops.ssd.hopper.plan import PLACE
@@ -91,11 +92,14 @@ def test_a_gradient_through_the_final_state_alone_keeps_its_digits() -> None:
 
 @triton.jit
 def owners(cu_seqlens_ptr: Any, places_ptr: Any, T: Any, sequences: Any, STEPS: tl.constexpr) -> None:
-    """What a place and a sequence know of themselves: (place, 6)."""
+    """For each place its sequence's number, its first step in it, and the sequence's row, first step, length and
+    first place: (places, 6).
+    """
     place = tl.program_id(0)
-    number, step = owner_of(place, T, sequences, cu_seqlens_ptr, STEPS)
-    row, first, length = bounds_of(number, T, cu_seqlens_ptr)
-    mine = first_place(number, first, T, cu_seqlens_ptr, STEPS)
+    call = Sequences(cu_seqlens_ptr, T, sequences)
+    number, step = owner_of(place, call, STEPS)
+    row, first, length = bounds_of(number, call)
+    mine = first_place(number, first, call, STEPS)
     out = places_ptr + place * 6
     tl.store(out, number)
     tl.store(out + 1, step)

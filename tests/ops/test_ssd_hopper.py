@@ -15,6 +15,7 @@ from retrograd.core.spec import Pass
 from retrograd.ops.rooms import room
 from retrograd.ops.ssd.cases import MAMBA, case
 from retrograd.ops.ssd.hopper import launches, plan
+from retrograd.ops.ssd.hopper.arrays import PairCall
 from retrograd.ops.ssd.op import OP, Spec
 from retrograd.testing import programs
 
@@ -154,8 +155,9 @@ def test_the_programs_that_sum_over_heads_take_all_of_their_blocks(batch: int, h
     all_launches = programs.launches(room("ssd"), case("call", shape), HOPPER)
     found = [one for _, one in all_launches if one.kernel.__name__ == "pairs"]
     for one in found:
-        each = one.scalars["each"]
-        assert isinstance(each, int)
+        call = one.scalars["call"]
+        assert isinstance(call, PairCall)
+        each = call.each
         assert one.grid == places * -(-blocks // each)
     assert len(found) == 2
 

@@ -5,12 +5,13 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, softplus, wait_for_previous
 
+from .arrays import Sequences
 from .device import bounds_of, limited, load_raw, outside, owner_of
 
 
-@triton.jit(do_not_specialize=["T", "sequences", "dt_strides", "low", "high"])
+@triton.jit(do_not_specialize=["dt", "call"])
 def finish(
-    dt_ptr,
+    dt,
     A_ptr,
     dt_bias_ptr,
     cu_seqlens_ptr,
@@ -19,46 +20,43 @@ def finish(
     sources_ptr,
     own_ptr,
     before_ptr,
-    behind_ptr,
+    after_ptr,
     both_ptr,
     dots_ptr,
     ddt_ptr,
     dA_partial_ptr,
     ddt_bias_partial_ptr,
     dD_partial_ptr,
-    T,
-    sequences,
+    call,
     H,
-    dt_strides,
-    low,
-    high,
-    Q: tl.constexpr,
-    P_BLOCKS: tl.constexpr,
-    N_BLOCKS: tl.constexpr,
-    TILES: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    DT_SOFTPLUS: tl.constexpr,
+    SUMMANDS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """ddt (B, T, H), and a block's sums of dA, ddt_bias and, with `dots`, dD, (places, H).
 
-    `targets`, `sources` and `own` are what `pairs` makes, `before` and `behind` what `through_states` makes of states
+    `targets`, `sources` and `own` are what `pairs` makes, `before` and `after` what `through_states` makes of states
     and of their gradients, `both` what `carry_states` makes. Without `before`, it is in `targets`. `dots`: dy x.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
+    Q: tl.constexpr = SUMMANDS.Q
+    BLOCK_H: tl.constexpr = SUMMANDS.HEADS
+    SLICES: tl.constexpr = SUMMANDS.SLICES
+    PARTS: tl.constexpr = SUMMANDS.PARTS
+    TILES: tl.constexpr = SUMMANDS.TILES
+    sequences = Sequences(cu_seqlens_ptr, call.T, call.sequences)
     blocks = tl.cdiv(H, BLOCK_H)
     place = tl.program_id(0) // blocks
     head = tl.program_id(0) % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
-    number, step = owner_of(place, T, sequences, cu_seqlens_ptr, Q)
-    row, first, length = bounds_of(number, T, cu_seqlens_ptr)
+    number, step = owner_of(place, sequences, Q)
+    row, first, length = bounds_of(number, sequences)
     j = tl.arange(0, Q)
     t = step + j
     in_array = (j < Q)[:, None] & (head < H)[None, :]
     live = ((t >= 0) & (t < length))[:, None] & (head < H)[None, :]
     wide = tl.cast(place, tl.int64)
     A = tl.load(A_ptr + head, mask=head < H, other=0.0)[None, :]
-    raw = load_raw(dt_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H)
+    raw = load_raw(dt, dt_bias_ptr, row, first, t, head, live, H)
     at = (wide * H + head)[None, :] * Q + j[:, None]
     delta = tl.load(delta_ptr + at, mask=in_array, other=0.0)
     # Sums over the steps before a step are made of their own terms: a running sum less its last term loses digits.
@@ -69,20 +67,20 @@ def finish(
     dfactor = tl.zeros([Q, BLOCK_H], tl.float32)
     dots = tl.zeros([Q, BLOCK_H], tl.float32)
     both = tl.zeros([BLOCK_H], tl.float32)
-    for i in range(P_BLOCKS):  # not unrolled: up to 64 loads ahead would not fit into registers
-        at = ((wide * H + head) * P_BLOCKS + i)[None, :] * Q + j[:, None]
+    for i in range(SLICES):  # not unrolled: up to 64 loads ahead would not fit into registers
+        at = ((wide * H + head) * SLICES + i)[None, :] * Q + j[:, None]
         later = tl.load(sources_ptr + at, mask=in_array, other=0.0)
         suffixed += tl.load(targets_ptr + at, mask=in_array, other=0.0) - delta * later
         dfactor += tl.load(own_ptr + at, mask=in_array, other=0.0) + later
         if dots_ptr is not None:
             dots += tl.load(dots_ptr + at, mask=in_array, other=0.0)
-        for b in tl.static_range(N_BLOCKS):
-            at = (((wide * H + head) * P_BLOCKS + i) * N_BLOCKS + b)[None, :] * Q + j[:, None]
-            behind = tl.load(behind_ptr + at, mask=in_array, other=0.0)
+        for b in tl.static_range(PARTS):
+            at = (((wide * H + head) * SLICES + i) * PARTS + b)[None, :] * Q + j[:, None]
+            after = tl.load(after_ptr + at, mask=in_array, other=0.0)
             if before_ptr is not None:
                 suffixed += tl.load(before_ptr + at, mask=in_array, other=0.0)
-            prefixed += delta_before * tl.load(behind_ptr + at - 1, mask=in_block, other=0.0)
-            dfactor += behind
+            prefixed += delta_before * tl.load(after_ptr + at - 1, mask=in_block, other=0.0)
+            dfactor += after
     for i in range(TILES):
         both += tl.load(both_ptr + (wide * H + head) * TILES + i, mask=head < H, other=0.0)
     dlog = tl.cumsum(suffixed, axis=0, reverse=True) + tl.cumsum(prefixed, axis=0) + both[None, :]
@@ -90,18 +88,18 @@ def finish(
     tl.store(dA_partial_ptr + wide * H + head, dA, mask=head < H)
     unlimited = raw
     ddt = dfactor + dlog * A
-    if DT_SOFTPLUS:
+    if SUMMANDS.DT_SOFTPLUS:
         unlimited = softplus(raw)
         ddt *= tl.where(raw > -80.0, 1.0 / (1.0 + tl.exp(-raw)), tl.exp(raw))
-    ddt = tl.where(live & (unlimited == limited(unlimited, low, high)), ddt, 0.0)
-    out = ddt_ptr + (row * T + first) * H + t.to(tl.int64)[:, None] * H + head[None, :]
+    ddt = tl.where(live & (unlimited == limited(unlimited, call)), ddt, 0.0)
+    out = ddt_ptr + (row * call.T + first) * H + t.to(tl.int64)[:, None] * H + head[None, :]
     tl.store(out, ddt.to(ddt_ptr.dtype.element_ty), mask=live)
     if ddt_bias_partial_ptr is not None:
         tl.store(ddt_bias_partial_ptr + wide * H + head, tl.sum(ddt, axis=0), mask=head < H)
     if dD_partial_ptr is not None:
         tl.store(dD_partial_ptr + wide * H + head, tl.sum(tl.where(live, dots, 0.0), axis=0), mask=head < H)
     if cu_seqlens_ptr is not None:
-        cleared, in_none = outside(place, T, sequences, cu_seqlens_ptr, Q)
+        cleared, in_none = outside(place, sequences, Q)
         out = ddt_ptr + cleared.to(tl.int64)[:, None] * H + head[None, :]
         zeros = tl.zeros([Q, BLOCK_H], ddt_ptr.dtype.element_ty)
         tl.store(out, zeros, mask=in_none[:, None] & (head < H)[None, :])

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from retrograd.core.arch import Arch
 from retrograd.core.build import divisor
 from retrograd.core.kernels.reduce import sum_blocks_launch, sum_rows_launch
-from retrograd.core.program import Array, Launch, Layout, Layouts, Scalar, pointers_to, read_in_place, strides_of
+from retrograd.core.program import Array, Launch, Layout, Layouts, pointers_to, read_in_place, strides_of
 from retrograd.core.rows import is_dense
 from retrograd.core.spec import Param
 
+from .arrays import Call, Groups, Heads, Lengths, Skip
 from .op import Spec
 
 FP32 = "float32"
 ROWS = ("x", "z", "dy", "B", "C")  # arrays of rows: (batch, time, heads or groups, columns)
+SKIPS = ("D", "dD_partial")  # arrays of heads and channels
 Read = Callable[[str, Param, Layout], bool]  # whether kernels read the array of this name in place
 
 
@@ -37,36 +39,57 @@ class Launches:
     arch: Arch
 
     def pointers(self, kernel: Any, names: str = "", **others: str | None) -> dict[str, str | None]:
-        """Pointer parameter -> array, in the kernel's order; None where it is absent."""
+        """Parameter -> array, in the kernel's order; None where it is absent."""
         pointers = pointers_to(self.arrays, names, **others)
-        return {name: pointers.get(name) for name in kernel.arg_names if name.endswith("_ptr")}
+        return {name: pointers.get(name) for name in kernel.arg_names if name in pointers or name.endswith("_ptr")}
 
-    def of_steps(self, kernel: Any, names: str, blocks: int, heads: int, **constants: int) -> Launch:
+    def strided(self, arrays: Mapping[str, str | None]) -> dict[str, Heads | Skip]:
+        """The strides of those arrays that are named tuples."""
+        of = {name: array for name, array in arrays.items() if not name.endswith("_ptr")}
+        return {name: self._skip(name) if name in SKIPS else self._heads(array) for name, array in of.items()}
+
+    def _heads(self, name: str | None) -> Heads:
+        """An array's strides of batch, time and head or group, in units; zeros for an absent one."""
+        param = None if name is None else self.spec["dy" if name == "dy_ungated" else name]
+        if name is None or param is None:
+            return Heads(None, 0, 0, 0)
+        each = self.unit(param) if len(param.shape) == 4 else 1
+        batch, step, head = (stride // each for stride in strides_of(name, param.shape, self.layouts)[:3])
+        return Heads(None, batch, step, head)
+
+    def _skip(self, name: str) -> Skip:
+        """The strides of D, or of the sums of its gradient, in which heads are the inner axis."""
+        if self.spec.wide_skip:
+            return Skip(None, self.spec.P, 1)
+        return Skip(None, 1, 0 if name == "D" else self.spec.heads)
+
+    def unit(self, param: Param) -> int:
+        """The unit of the strides of an array of rows, in elements."""
+        return unit(param)
+
+    def of_steps(self, kernel: Any, names: str, blocks: int, heads: int, **constants: Any) -> Launch:
         """A launch over step sizes, with a program for each of `blocks` blocks of steps and each `heads` heads."""
-        low, high = self.spec.limits
+        arrays = self.pointers(kernel, names, dt="dt")
         return Launch(
             kernel,
             grid=blocks * -(-self.spec.heads // heads),
-            arrays=self.pointers(kernel, names),
-            scalars={
-                **self.sizes,
-                "dt_strides": strides_of("dt", self.spec.dt.shape, self.layouts),
-                "low": low,
-                "high": high,
-            },
-            constants={
-                "BLOCK_H": heads,
-                "OVERLAP": self.arch.overlaps_launches,
-                **constants,
-            },
+            arrays=arrays,
+            strided=self.strided(arrays),
+            scalars={"call": Call(self.spec.time, self.spec.sequences, *self.spec.limits), "H": self.spec.heads},
+            constants={**constants, "OVERLAP": self.arch.overlaps_launches},
             num_warps=4,
             overlap=self.arch.overlaps_launches,
         )
 
     @property
-    def sizes(self) -> dict[str, Scalar]:
-        """The numbers of steps, sequences and heads."""
-        return {"T": self.spec.time, "sequences": self.spec.sequences, "H": self.spec.heads}
+    def lengths(self) -> Lengths:
+        """The numbers of steps and sequences."""
+        return Lengths(self.spec.time, self.spec.sequences)
+
+    @property
+    def groups(self) -> Groups:
+        """The numbers of heads and groups."""
+        return Groups(self.spec.heads, self.spec.groups)
 
 
 def unit(param: Param) -> int:

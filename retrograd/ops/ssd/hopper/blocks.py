@@ -13,6 +13,7 @@ PARTS = gl.constexpr(2)  # of a walk: two slices, or the halves of the states of
 WIDEST = gl.constexpr(128)  # states of a part
 # A product (64, 64) as `park` leaves it.
 PARKED = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [6, 5, 4, 3, 2, 1, 0]))
+UNIT = gl.constexpr(8)  # of strides: 16 bytes, in elements
 VECTORS = gl.constexpr(4)  # of a block, which `prepare` makes: 2^(e - s) delta; s; 2^s; delta
 
 

@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retrograd.core.arch import Arch
-from retrograd.core.program import Array, Launch, Layout, Layouts, Program, Scalar, strides_of
+from retrograd.core.program import Array, Launch, Layout, Layouts, Program, Scalar
 from retrograd.core.spec import Param, Pass, places
 
 from .. import passes
+from ..arrays import Summands
 from ..finish import finish
 from ..op import Spec
 from ..passes import FP32, Launches, inputs_of, sums, unwanted
 from . import blocks
 from .ahead import ahead
+from .arrays import AheadOptions, MiddleSizes, PairCall, PairOptions, Registers, WalkOptions
 from .middle import middle
 from .pairs import pairs
 from .plan import (
@@ -42,17 +44,15 @@ __all__ = ["backward", "forward", "planned", "suits"]
 
 VECTORS = blocks.VECTORS.value
 STATES = (64, 128, 256)  # N
-UNIT = 8  # numbers of 16 bits in a copy of 16 bytes
 PREPARED_HEADS = 16  # heads of a program of `prepare`
 FINISHED_HEADS = 8  # heads of a program of `finish`
 MIDDLE_STAGES = 2  # slices that a program of `middle` copies at once
 FARTHEST = 2**31 // STEPS  # limit of the stride of steps, so that offsets within a block fit in 32 bits
 
 # Registers per thread, on average, and of each kind of warp.
-WALK_REGISTERS, AHEAD_REGISTERS = 128, 128
-CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS = 192, 104, 24
-CONSUME_REGISTERS = 240
-PAIR_REGISTERS = 168
+WALK_REGISTERS, AHEAD_REGISTERS, PAIR_REGISTERS = 128, 128, 168
+REGISTERS_OF_WALK = Registers(CARRY=192, WEIGH=104, FETCH=24)
+CONSUME_REGISTERS, FETCH_REGISTERS = 240, 24
 # `Launch.allowed_spills`: spill instructions for loop invariants, or for a few numbers per slice.
 WALK_PARKED, PAIR_PARKED = 36, 28
 # Pipeline stages of copies, as many as fit in shared memory: by `halves`, and by the states of a program of `ahead`.
@@ -131,7 +131,7 @@ def _backward_scratch(spec: Spec, plan: Plan) -> tuple[Array, ...]:
     """The scratch arrays of the backward pass, without those of unwanted gradients."""
     count = spec.batch * places(spec, PLACE)
     parts = spec.heads * slices(spec) * halves(spec)
-    by_step = ("targets", "own", "dots", "sources", "behind")
+    by_step = ("targets", "own", "dots", "sources", "after")
     partial = (spec.batch * spec.time, spec.groups * head_blocks(spec) * halves(spec), spec.N)
     saved = spec.params(("states",))["states"]
     return (
@@ -155,16 +155,19 @@ class _Launches(Launches):
     def prepare(self) -> Launch:
         """Computes delta, and the vectors of every block."""
         each = PLACE // STEPS
-        names = "dt A dt_bias cu_seqlens vectors delta"
-        return self.of_steps(prepare, names, self._places * each, PREPARED_HEADS, Q=STEPS, BLOCKS=each)
+        names = "A dt_bias cu_seqlens vectors delta"
+        constants = {"Q": STEPS, "BLOCKS": each, "BLOCK_H": PREPARED_HEADS}
+        return self.of_steps(prepare, names, self._places * each, PREPARED_HEADS, **constants)
 
     def finish(self) -> Launch:
         """Computes the gradient of dt, and partial sums of those of A, dt_bias and D."""
-        names = "dt A dt_bias cu_seqlens delta targets sources own behind both dots"
-        out = "ddt dA_partial ddt_bias_partial dD_partial"
         count = slices(self.spec) * halves(self.spec)
-        sizes = {"Q": PLACE, "P_BLOCKS": count, "N_BLOCKS": 1, "TILES": 4 * count}
-        return self.of_steps(finish, f"{names} {out}", self._places, FINISHED_HEADS, **sizes)
+        summands = Summands(
+            Q=PLACE, SLICES=count, PARTS=1, TILES=4 * count, HEADS=FINISHED_HEADS, DT_SOFTPLUS=self.spec.dt_softplus
+        )
+        names = "A dt_bias cu_seqlens delta targets sources own after both dots"
+        out = "ddt dA_partial ddt_bias_partial dD_partial"
+        return self.of_steps(finish, f"{names} {out}", self._places, FINISHED_HEADS, SUMMANDS=summands)
 
     def ahead(self, u: str, k: str, *, start: str, back: bool = False) -> tuple[Launch, ...]:
         """Computes what enters spans, if walks are cut."""
@@ -175,12 +178,9 @@ class _Launches(Launches):
         launch = self._of_rows(
             ahead,
             spans.cut * walked(spec) * (spec.N // columns),
-            self.pointers(ahead, "vectors cu_seqlens ahead", u_ptr=u, k_ptr=k, start_ptr=start),
-            {"u": u, "k": k},
-            spans.scalars,
-            COLUMNS=columns,
-            STAGES=AHEAD_STAGES[columns],
-            BACK=back,
+            self.pointers(ahead, "vectors cu_seqlens ahead", u=u, k=k, start_ptr=start),
+            {"lengths": self.lengths, "groups": self.groups, "spans": spans.scalars},
+            OPTIONS=AheadOptions(spec.P, spec.N, columns, AHEAD_STAGES[columns], back),
             FETCH_REGISTERS=FETCH_REGISTERS,
         )
         return (replace(launch, max_registers=AHEAD_REGISTERS),)
@@ -195,13 +195,9 @@ class _Launches(Launches):
         launch = self._of_rows(
             middle,
             programs_of_middle(spec) * -(-of_group // each),
-            self.pointers(middle, "x B vectors states cu_seqlens middle"),
-            {"x": "x", "B": "B"},
-            {"each": each},
-            Q=STEPS,
-            CHANNELS=CHANNELS,
-            BLOCK_N=MIDDLE_STATES,
-            STAGES=MIDDLE_STAGES,
+            self.pointers(middle, "vectors states cu_seqlens middle", x="x", B="B"),
+            {"lengths": self.lengths, "groups": self.groups, "each": each},
+            SIZES=MiddleSizes(spec.P, spec.N, STEPS, CHANNELS, MIDDLE_STATES, MIDDLE_STAGES),
         )
         return (launch,)
 
@@ -210,13 +206,13 @@ class _Launches(Launches):
     ) -> Launch:
         """Computes y and the states or, with `back`, dx and the gradients of the states."""
         spec = self.spec
-        D = (0, 0) if spec.D is None else (spec.P, 1) if spec.wide_skip else (1, 0)
         arrays = self.pointers(
             walk,
-            "vectors D ahead middle cu_seqlens",
-            u_ptr=u,
-            k_ptr=k,
-            q_ptr=q,
+            "vectors ahead middle cu_seqlens",
+            u=u,
+            k=k,
+            q=q,
+            D="D",
             start_ptr=start,
             entering_ptr="states" if back else None,
             out_ptr=out,
@@ -228,14 +224,9 @@ class _Launches(Launches):
             walk,
             self.plan.spans.programs,
             arrays,
-            {"u": u, "k": k, "q": q},
-            {**self.plan.spans.scalars, "D_strides": D},
-            STAGES=WALK_STAGES[halves(spec)],
-            BACK=back,
-            KEPT=kept_places(spec),
-            CARRY_REGISTERS=CARRY_REGISTERS,
-            WEIGH_REGISTERS=WEIGH_REGISTERS,
-            FETCH_REGISTERS=FETCH_REGISTERS,
+            {"lengths": self.lengths, "groups": self.groups, "spans": self.plan.spans.scalars},
+            OPTIONS=WalkOptions(spec.P, spec.N, WALK_STAGES[halves(spec)], back, kept_places(spec)),
+            REGISTERS=REGISTERS_OF_WALK,
         )
         return replace(launch, max_registers=WALK_REGISTERS, allowed_spills=WALK_PARKED)
 
@@ -243,62 +234,50 @@ class _Launches(Launches):
         self, rows: str, columns: str, left: str, right: str, *, states: str, partial: str, for_b: bool
     ) -> Launch:
         """Computes partial sums of dC, or with `for_b` of dB, and of the gradients of log decays and delta."""
-        of = {"rows": rows, "columns": columns, "left": left, "right": right}
-        others = "sources behind" if for_b else "middle targets own dots"
-        of_group = head_blocks(self.spec)
+        spec = self.spec
+        others = "sources after" if for_b else "middle targets own dots"
+        of_group = head_blocks(spec)
         each = min(self.plan.together, of_group)
-        pointers = {f"{name}_ptr": array for name, array in of.items()}
+        arrays = self.pointers(
+            pairs,
+            f"vectors cu_seqlens {others}",
+            rows=rows,
+            columns=columns,
+            left=left,
+            right=right,
+            states_ptr=states,
+            partial_ptr=partial,
+        )
         launch = self._of_rows(
             pairs,
-            programs_of_pairs(self.spec) * -(-of_group // each),
-            self.pointers(pairs, f"vectors cu_seqlens {others}", **pointers, states_ptr=states, partial_ptr=partial),
-            of,
-            {"each": each},
-            HEADS=heads(self.spec),
-            STAGES=PAIR_STAGES,
-            FOR_B=for_b,
+            programs_of_pairs(spec) * -(-of_group // each),
+            arrays,
+            {"call": PairCall(spec.time, spec.sequences, spec.heads, each), "G": spec.groups},
+            OPTIONS=PairOptions(spec.P, spec.N, heads(spec), PAIR_STAGES, for_b),
             CONSUME_REGISTERS=CONSUME_REGISTERS,
             FETCH_REGISTERS=FETCH_REGISTERS,
         )
         return replace(launch, max_registers=PAIR_REGISTERS, allowed_spills=PAIR_PARKED)
 
     def _of_rows(
-        self,
-        kernel: Any,
-        grid: int,
-        arrays: Mapping[str, str | None],
-        rows: Mapping[str, str],
-        scalars: Mapping[str, Scalar],
-        **constants: int,
+        self, kernel: Any, grid: int, arrays: Mapping[str, str | None], scalars: Mapping[str, Scalar], **constants: Any
     ) -> Launch:
-        """A launch of a kernel that reads rows; `rows`: parameter -> array."""
+        """A launch of a kernel that reads rows."""
         return Launch(
             kernel,
             grid=grid,
             arrays=arrays,
-            scalars={
-                **self.sizes,
-                "G": self.spec.groups,
-                **{f"{name}_strides": self._strides(array) for name, array in rows.items()},
-                **scalars,
-            },
-            constants={
-                "P": self.spec.P,
-                "N": self.spec.N,
-                "UNIT": UNIT,
-                "OVERLAP": self.arch.overlaps_launches,
-                **constants,
-            },
+            strided=self.strided(arrays),
+            scalars=scalars,
+            constants={**constants, "OVERLAP": self.arch.overlaps_launches},
             num_warps=4,
             overlap=self.arch.overlaps_launches,
         )
 
+    def unit(self, param: Param) -> int:
+        """The unit of the strides of an array of rows, in elements."""
+        return int(blocks.UNIT.value)
+
     @property
     def _places(self) -> int:
         return self.spec.batch * places(self.spec, PLACE)
-
-    def _strides(self, name: str) -> tuple[int, ...]:
-        """An array's strides of batch, time and head or group, in units."""
-        param = self.spec[name]
-        assert param is not None
-        return tuple(stride // UNIT for stride in strides_of(name, param.shape, self.layouts)[:-1])

@@ -1,4 +1,4 @@
-"""SSD, backward, on NVIDIA GPUs since Hopper: dC and dB, and what decays and step sizes get. Symbols: ../README.md.
+"""SSD, backward, for Hopper: dC, dB, and sums for the gradients of decays and step sizes. Symbols: ../README.md.
 
 A program takes a place and some heads of a group, and walks over their slices. Its warps are of three kinds:
     fetch    brings a slice: rows and columns of x and dy, the state, the vectors
@@ -24,11 +24,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import block_barrier, ex2, tma_load
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 
+from ..arrays import Groups
 from ..device import block_of, bounds_of, first_place, owner_of, rows_at
+from .arrays import BySource, ByTarget, PairArrays, PairWork, Results, Shared, Slices
 from .blocks import (
     CHANNELS,
     PARKED,
     PLACE,
+    UNIT,
     VECTORS,
     Q,
     end_of,
@@ -40,129 +43,127 @@ from .blocks import (
     vector,
 )
 from .product import add_product, diagonal, distances_of, part_sums, where
+from .rings import acquire, release, wait_full
 
 WARPS = gl.constexpr(4)  # of each kind
 
 
 @gluon.jit
-def blocks_of_heads(sizes, HEADS: gl.constexpr, HALVES: gl.constexpr):
+def blocks_of_heads(work, OPTIONS: gl.constexpr):
     """A program's place, which of the programs that share it, and group; the first of its blocks of heads, how many
     there are in all; its first head, and how many heads.
     """
-    _, _, H, G, each = sizes
-    place, group, _, _, head, heads = block_of(H, G, HEADS * each)
-    blocks = gl.cdiv(H // G, HEADS)
-    block = group * blocks + (head - group * (H // G)) // HEADS
-    return place // HALVES, place % HALVES, group, block, G * blocks, head, heads
+    HEADS: gl.constexpr = OPTIONS.HEADS
+    HALVES: gl.constexpr = halves(OPTIONS.N)
+    heads_a_group = work.H // work.G
+    place, group, _, _, head, heads = block_of(Groups(work.H, work.G), HEADS * work.each)
+    blocks = gl.cdiv(heads_a_group, HEADS)
+    block = group * blocks + (head - group * heads_a_group) // HEADS
+    return place // HALVES, place % HALVES, group, block, work.G * blocks, head, heads
 
 
 @gluon.jit
-def steps_of(place, sizes, cu_seqlens_ptr):
+def steps_of(place, work):
     """The sequence of a place, by number, row and first step; the place's first step in the row, and its live steps."""
-    T, sequences, _, _, _ = sizes
-    number, step = owner_of(place, T, sequences, cu_seqlens_ptr, PLACE)
-    row, first, length = bounds_of(number, T, cu_seqlens_ptr)
+    number, step = owner_of(place, work, PLACE)
+    row, first, length = bounds_of(number, work)
     return number, row, first, first + step, gl.where(step >= 0, gl.maximum(length - step, 0), 0)
 
 
 @gluon.jit
 def fetch(
-    arrays, live, first, slices, memory, barriers, H, P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
-    WITHIN: gl.constexpr, THROUGH: gl.constexpr,
-):  # fmt: skip
+    arrays, live, first, slices, ring, shared, H, OPTIONS: gl.constexpr, WITHIN: gl.constexpr, THROUGH: gl.constexpr
+):
     """Copy `left` and `right`, and slice after slice, to shared memory; `first`: the program's first head."""
-    rows, columns, left, right, states, vectors = arrays
-    rows_s, columns_s, states_s, vectors_s, left_s, right_s, _ = memory
-    full, empty, ready = barriers
-    HALVES: gl.constexpr = halves(N)
-    STATES: gl.constexpr = N // HALVES
-    BEFORE: gl.constexpr = 2 * HALVES * (left.block_type.nbytes + (right.block_type.nbytes if WITHIN else 0))
+    P: gl.constexpr = OPTIONS.P
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    HALVES: gl.constexpr = halves(OPTIONS.N)
+    STATES: gl.constexpr = OPTIONS.N // HALVES
+    RIGHT: gl.constexpr = arrays.right.block_type.nbytes if WITHIN else 0
     BYTES: gl.constexpr = (
-        rows.block_type.nbytes
-        + (columns.block_type.nbytes if WITHIN else 0)
-        + (HALVES * states.block_type.nbytes if THROUGH else 0)
-        + 2 * vectors.block_type.nbytes
+        arrays.rows.block_type.nbytes
+        + (arrays.columns.block_type.nbytes if WITHIN else 0)
+        + (HALVES * arrays.states.block_type.nbytes if THROUGH else 0)
+        + 2 * arrays.vectors.block_type.nbytes
     )
     if live > 0:
-        mbarrier.expect(ready, BEFORE)
+        mbarrier.expect(shared.full, 2 * HALVES * (arrays.left.block_type.nbytes + RIGHT))
         for w in gl.static_range(2):
             for h in gl.static_range(HALVES):
-                tma_load(left, [w * Q, h * STATES], ready, left_s.index(w * HALVES + h))
+                tma_load(arrays.left, [w * Q, h * STATES], shared.full, shared.left.index(w * HALVES + h))
                 if WITHIN:
-                    tma_load(right, [w * Q, h * STATES], ready, right_s.index(w * HALVES + h))
+                    tma_load(arrays.right, [w * Q, h * STATES], shared.full, shared.right.index(w * HALVES + h))
     else:
-        mbarrier.arrive(ready, count=1)
+        mbarrier.arrive(shared.full, count=1)
     for i in range(slices):
-        slot = i % STAGES
+        stage = i % STAGES
         head = first + i // (P // CHANNELS)
         column = head * P + i % (P // CHANNELS) * CHANNELS
-        bar = full.index(slot)
-        mbarrier.wait(empty.index(slot), ((i // STAGES) & 1) ^ 1)
-        mbarrier.expect(bar, BYTES)
-        tma_load(rows, [0, column], bar, rows_s.index(slot))
+        full = ring.full.index(stage)
+        acquire(ring, i, STAGES)
+        mbarrier.expect(full, BYTES)
+        tma_load(arrays.rows, [0, column], full, ring.rows.index(stage))
         if WITHIN:
-            tma_load(columns, [0, column], bar, columns_s.index(slot))
+            tma_load(arrays.columns, [0, column], full, ring.columns.index(stage))
         if THROUGH:
             for h in gl.static_range(HALVES):
-                tma_load(states, [column, h * STATES], bar, states_s.index(slot * HALVES + h))
+                tma_load(arrays.states, [column, h * STATES], full, ring.states.index(stage * HALVES + h))
         for w in gl.static_range(2):
             own = (w * H + head) * (VECTORS * Q)
-            tma_load(vectors, [own], bar, vectors_s.index(slot * 2 + w))
+            tma_load(arrays.vectors, [own], full, ring.vectors.index(stage * 2 + w))
 
 
 @gluon.jit
-def fetch_shared(
-    arrays, live, first, slices, share, memory, barriers, H, P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr
-):  # fmt: skip
+def fetch_shared(arrays, live, first, slices, share, ring, shared, H, OPTIONS: gl.constexpr):
     """`fetch`, for what a program does."""
-    if halves(N) == 1:
-        fetch(arrays, live, first, slices, memory, barriers, H, P, N, STAGES, True, True)
+    if halves(OPTIONS.N) == 1:
+        fetch(arrays, live, first, slices, ring, shared, H, OPTIONS, True, True)
     elif share == 0:
-        fetch(arrays, live, first, slices, memory, barriers, H, P, N, STAGES, True, False)
+        fetch(arrays, live, first, slices, ring, shared, H, OPTIONS, True, False)
     else:
-        fetch(arrays, live, first, slices, memory, barriers, H, P, N, STAGES, False, True)
+        fetch(arrays, live, first, slices, ring, shared, H, OPTIONS, False, True)
 
 
 @gluon.jit
-def consume_shared(W: gl.constexpr, partial_ptr, sums, slice_at, slices, share, sizes, cu_seqlens_ptr, memory, barriers,
-                   P: gl.constexpr, N: gl.constexpr, HEADS: gl.constexpr, STAGES: gl.constexpr, FOR_B: gl.constexpr,
-                   ):  # fmt: skip
+def consume_shared(W: gl.constexpr, results, slices, share, work, ring, shared, OPTIONS: gl.constexpr):
     """`consume`, for what a program does."""
-    if halves(N) == 1:
-        consume(W, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory, barriers, P, N, HEADS, STAGES,
-                FOR_B, True, True)  # fmt: skip
+    if halves(OPTIONS.N) == 1:
+        consume(W, results, slices, work, ring, shared, OPTIONS, True, True)
     elif share == 0:
-        consume(W, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory, barriers, P, N, HEADS, STAGES,
-                FOR_B, True, False)  # fmt: skip
+        consume(W, results, slices, work, ring, shared, OPTIONS, True, False)
     else:
-        consume(W, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory, barriers, P, N, HEADS, STAGES,
-                FOR_B, False, True)  # fmt: skip
+        consume(W, results, slices, work, ring, shared, OPTIONS, False, True)
 
 
 @gluon.jit
-def scores_of(left_s, scores_s, W: gl.constexpr, far: gl.constexpr, HALVES: gl.constexpr):
+def scores_of(shared, W: gl.constexpr, far: gl.constexpr, HALVES: gl.constexpr):
     """Memory for block W's scores: with its own columns, or with the other's, which one block alone meets.
 
     What is within the place alone needs `left` no more once the scores are made: they take its memory.
     """
     if HALVES == 1:
-        return scores_s.index(2 if far else W)
+        return shared.scores.index(2 if far else W)
     else:
-        return left_s.index(2 * W + far)._reinterpret(gl.float32, [2, 4, 4, 8, 4, 2, 2], PARKED)
+        return shared.left.index(2 * W + far)._reinterpret(gl.float32, [2, 4, 4, 8, 4, 2, 2], PARKED)
 
 
 @gluon.jit
-def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seqlens_ptr, memory, barriers,
-            P: gl.constexpr, N: gl.constexpr, HEADS: gl.constexpr, STAGES: gl.constexpr, FOR_B: gl.constexpr,
-            WITHIN: gl.constexpr, THROUGH: gl.constexpr):  # fmt: skip
-    """Block W's rows: what is within the place, what goes through the state, or both.
-
-    Args:
-        sums, slice_at: (targets, own, dots) or (sources, behind), and where the place's first step goes.
-        slices: how many.
-        sizes: (T, sequences, H, G, blocks of a program).
-        memory, barriers: as in `pairs`.
-    """
+def consume(
+    W: gl.constexpr,
+    results,
+    slices,
+    work,
+    ring,
+    shared,
+    OPTIONS: gl.constexpr,
+    WITHIN: gl.constexpr,
+    THROUGH: gl.constexpr,
+):
+    """Block W's rows of so many slices: what is within the place, what goes through the state, or both."""
+    P: gl.constexpr = OPTIONS.P
+    N: gl.constexpr = OPTIONS.N
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    FOR_B: gl.constexpr = OPTIONS.FOR_B
     BOTH: gl.constexpr = (W == 1) != FOR_B  # these rows also meet the other block's columns
     Z: gl.constexpr = products(Q)
     HALVES: gl.constexpr = halves(N)
@@ -173,37 +174,36 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
     ROW: gl.constexpr = gl.SliceLayout(1, Z)
     COLUMN: gl.constexpr = gl.SliceLayout(0, Z)
     LEFT_ROW: gl.constexpr = gl.SliceLayout(1, Z_LEFT)
-    rows_s, columns_s, states_s, vectors_s, left_s, right_s, scores_s = memory
-    full, empty, ready = barriers
-    DTYPE: gl.constexpr = rows_s.dtype
+    DTYPE: gl.constexpr = ring.rows.dtype
+    sums = results.sums
 
     distances = distances_of(Z)
     none = gl.zeros([Q, Q], gl.float32, Z)
     SUMS: gl.constexpr = gl.SliceLayout(1, part_sums(none).type.layout)
-    mbarrier.wait(ready, 0)
-    left = left_s.index(W * HALVES)
+    mbarrier.wait(shared.full, 0)
+    left = shared.left.index(W * HALVES)
     if WITHIN:
-        scores = warpgroup_mma(left, right_s.index(W * HALVES).permute((1, 0)), none, use_acc=False)
+        scores = warpgroup_mma(left, shared.right.index(W * HALVES).permute((1, 0)), none, use_acc=False)
         if HALVES > 1:
-            scores = warpgroup_mma(left_s.index(2 * W + 1), right_s.index(2 * W + 1).permute((1, 0)), scores)
+            scores = warpgroup_mma(shared.left.index(2 * W + 1), shared.right.index(2 * W + 1).permute((1, 0)), scores)
         if not FOR_B:
             own_score = diagonal(scores, distances)
         # No decay lies between a step and itself: of such a pair row sums less column sums would leave but rounding.
         scores = where(distances[0] < distances[1] if FOR_B else distances[0] > distances[1], scores, 0.0)
-        near_scores = scores_of(left_s, scores_s, W, 0, HALVES)
-        far_scores = scores_of(left_s, scores_s, W, 1, HALVES)
+        near_scores = scores_of(shared, W, 0, HALVES)
+        far_scores = scores_of(shared, W, 1, HALVES)
         if BOTH:
-            scores_far = warpgroup_mma(left, right_s.index((1 - W) * HALVES).permute((1, 0)), none, use_acc=False)
+            scores_far = warpgroup_mma(left, shared.right.index((1 - W) * HALVES).permute((1, 0)), none, use_acc=False)
             if HALVES > 1:
-                other = right_s.index(2 * (1 - W) + 1).permute((1, 0))
-                scores_far = warpgroup_mma(left_s.index(2 * W + 1), other, scores_far)
+                other = shared.right.index(2 * (1 - W) + 1).permute((1, 0))
+                scores_far = warpgroup_mma(shared.left.index(2 * W + 1), other, scores_far)
         if HALVES > 1:
             block_barrier()
         park(near_scores, scores)
         if BOTH:
             park(far_scores, scores_far)
 
-    EACH: gl.constexpr = HEADS * (P // CHANNELS)  # slices of a block of heads
+    EACH: gl.constexpr = OPTIONS.HEADS * (P // CHANNELS)  # slices of a block of heads
     for begin in range(0, slices, EACH):
         if THROUGH:
             acc = gl.zeros([Q, STATES], gl.float32, ACC)
@@ -214,13 +214,13 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
             if BOTH:
                 z_far = gl.zeros([Q, Q], gl.float32, Z)
         for i in range(begin, gl.minimum(begin + EACH, slices)):
-            slot = i % STAGES
-            mbarrier.wait(full.index(slot), (i // STAGES) & 1)
-            near = vectors_s.index(slot * 2 + W)
-            far = vectors_s.index(slot * 2 + 1 - W)
-            rows = rows_s.index(slot).slice(W * Q, Q)
+            stage = i % STAGES
+            wait_full(ring, i, STAGES)
+            near = ring.vectors.index(stage * 2 + W)
+            far = ring.vectors.index(stage * 2 + 1 - W)
+            rows = ring.rows.index(stage).slice(W * Q, Q)
             if WITHIN:
-                columns = columns_s.index(slot)
+                columns = ring.columns.index(stage)
                 near_columns = columns.slice(W * Q, Q).permute((1, 0))
                 pairs_token = warpgroup_mma(rows, near_columns, none, use_acc=False, is_async=True)
             # From the rows to the state, which is at the border of the place.
@@ -236,12 +236,12 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
                 scale = to_end
             if THROUGH:
                 factor = scale * delta if FOR_B else scale
-                state = states_s.index(slot * HALVES)
+                state = ring.states.index(stage * HALVES)
                 scaled = rounded(rows.load(Z_LEFT).to(gl.float32) * factor[:, None], DTYPE)
                 scaled = gl.convert_layout(scaled, ACC_LEFT, assert_trivial=True)
                 acc = warpgroup_mma(scaled, state, acc, is_async=True)
                 if HALVES > 1:
-                    acc_half = warpgroup_mma(scaled, states_s.index(2 * slot + 1), acc_half, is_async=True)
+                    acc_half = warpgroup_mma(scaled, ring.states.index(2 * stage + 1), acc_half, is_async=True)
             log = gl.convert_layout(log, ROW, assert_trivial=True)
             scale = gl.convert_layout(scale, ROW, assert_trivial=True)
             to_end = gl.convert_layout(to_end, ROW, assert_trivial=True)
@@ -275,65 +275,65 @@ def consume(W: gl.constexpr, partial_ptr, sums, slice_at, slices, sizes, cu_seql
             if THROUGH:
                 by_state = warpgroup_mma(left, state.permute((1, 0)), none, use_acc=False, is_async=True)
                 if HALVES > 1:
-                    half_state = states_s.index(2 * slot + 1).permute((1, 0))
-                    by_state = warpgroup_mma(left_s.index(2 * W + 1), half_state, by_state, is_async=True)
+                    half_state = ring.states.index(2 * stage + 1).permute((1, 0))
+                    by_state = warpgroup_mma(shared.left.index(2 * W + 1), half_state, by_state, is_async=True)
                     by_state, acc, acc_half = warpgroup_mma_wait(0, deps=[by_state, acc, acc_half])
                 else:
                     by_state, acc = warpgroup_mma_wait(0, deps=[by_state, acc])
                 # Read once more rather than kept in registers.
-                again = rows.load(Z_LEFT).to(gl.float32)
+                reread = rows.load(Z_LEFT).to(gl.float32)
             # A barrier alone does not wait until the rows have been read; the next copy could overwrite them.
             fence_async_shared()
             block_barrier()
-            mbarrier.arrive(empty.index(slot), count=1)
+            release(ring, i, STAGES)
             if THROUGH:
-                through = part_sums(by_state * gl.convert_layout(again, Z, assert_trivial=True))
+                through = part_sums(by_state * gl.convert_layout(reread, Z, assert_trivial=True))
                 through *= gl.convert_layout(scale, SUMS, assert_trivial=True)[:, None]
             # Forgotten, lest a pointer for each array stays in registers.
-            t = slice_at + (forget(i) * (HALVES * PLACE) + W * Q + gl.arange(0, Q, SUMS))
+            t = results.at + (forget(i) * (HALVES * PLACE) + W * Q + gl.arange(0, Q, SUMS))
             zero = gl.zeros([Q], gl.float32, SUMS)
             if FOR_B:
-                gl.store(sums[0] + t, gl.sum(within, 1) if WITHIN else zero)
-                gl.store(sums[1] + t, gl.sum(through, 1) if THROUGH else zero)
+                gl.store(sums.sources + t, gl.sum(within, 1) if WITHIN else zero)
+                gl.store(sums.after + t, gl.sum(through, 1) if THROUGH else zero)
             elif WITHIN:
-                gl.store(sums[0] + t, gl.sum(within + through if THROUGH else within, 1))
-                gl.store(sums[1] + t, gl.convert_layout(dots * own_score, SUMS, assert_trivial=True))
-                gl.store(sums[2] + t, gl.convert_layout(dots, SUMS, assert_trivial=True))
+                gl.store(sums.targets + t, gl.sum(within + through if THROUGH else within, 1))
+                gl.store(sums.own + t, gl.convert_layout(dots * own_score, SUMS, assert_trivial=True))
+                gl.store(sums.dots + t, gl.convert_layout(dots, SUMS, assert_trivial=True))
             else:
-                gl.store(sums[0] + t, gl.sum(through, 1))
-                gl.store(sums[1] + t, zero)
-                gl.store(sums[2] + t, zero)
+                gl.store(sums.targets + t, gl.sum(through, 1))
+                gl.store(sums.own + t, zero)
+                gl.store(sums.dots + t, zero)
 
         own = forget(gl.to_tensor(W))  # lest addresses from before the loop stay in registers
         # Found once more rather than kept in registers.
-        T, sequences, H, G, each = sizes
-        again_sizes = (forget(T), sequences, forget(H), G, each)
-        place, share, _, block, blocks, _, _ = blocks_of_heads(again_sizes, HEADS, HALVES)
-        _, row, _, at, live = steps_of(place, again_sizes, cu_seqlens_ptr)
+        T, H = forget(work.T), forget(work.H)
+        again = PairWork(T, work.sequences, H, work.G, work.each, work.cu_seqlens)
+        place, share, _, block, blocks, _, _ = blocks_of_heads(again, OPTIONS)
+        _, row, _, at, live = steps_of(place, again)
         lines = blocks * HALVES  # for each step
-        out = partial_ptr + ((row * T + at) * lines + (block + begin // EACH) * HALVES + share) * N
+        out = results.partial + ((row * work.T + at) * lines + (block + begin // EACH) * HALVES + share) * N
         t = W * Q + gl.arange(0, Q, gl.SliceLayout(1, ACC))
         for h in gl.static_range(HALVES):
             total = gl.zeros([Q, STATES], gl.float32, ACC)
             if THROUGH:
                 total = acc if h == 0 else acc_half
             if WITHIN:
-                total = add_product(total, z, right_s.index(own * HALVES + h), ACC_LEFT)
+                total = add_product(total, z, shared.right.index(own * HALVES + h), ACC_LEFT)
                 if BOTH:
-                    total = add_product(total, z_far, right_s.index((1 - own) * HALVES + h), ACC_LEFT)
+                    total = add_product(total, z_far, shared.right.index((1 - own) * HALVES + h), ACC_LEFT)
             n = h * STATES + gl.arange(0, STATES, gl.SliceLayout(0, ACC))
             gl.store(out + t[:, None] * (lines * N) + n[None, :], total, mask=(t < live)[:, None])
 
 
 @gluon.jit
-def clear_outside(partial_ptr, place, stride, T, sequences, cu_seqlens_ptr, STATES: gl.constexpr):
+def clear_outside(partial_ptr, place, stride, work, STATES: gl.constexpr):
     """Zeros for steps of a packed row in no sequence: a place takes as many as it has, and there are places enough."""
     TILE: gl.constexpr = gl.BlockedLayout([1, 4], [128 // STATES, STATES // 4], [WARPS, 1], [1, 0])
     LINES: gl.constexpr = 128 // STATES * WARPS
-    start = gl.load(cu_seqlens_ptr)
-    stop = gl.load(cu_seqlens_ptr + sequences)
+    start = gl.load(work.cu_seqlens)
+    stop = gl.load(work.cu_seqlens + work.sequences)
     begin = place * PLACE
-    end = gl.minimum(begin + PLACE, T)
+    end = gl.minimum(begin + PLACE, work.T)
     if (begin < start) | (end > stop):
         n = gl.arange(0, STATES, gl.SliceLayout(0, TILE))
         zeros = gl.zeros([LINES, STATES], gl.float32, TILE)
@@ -343,16 +343,12 @@ def clear_outside(partial_ptr, place, stride, T, sequences, cu_seqlens_ptr, STAT
             gl.store(partial_ptr + at, zeros, mask=((t < end) & ((t < start) | (t >= stop)))[:, None])
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "T", "sequences", "H", "each", "rows_strides", "columns_strides", "left_strides", "right_strides",
-    ]
-)  # fmt: skip
+@gluon.jit(do_not_specialize=["rows", "columns", "left", "right", "call"])
 def pairs(
-    rows_ptr,
-    columns_ptr,
-    left_ptr,
-    right_ptr,
+    rows,
+    columns,
+    left,
+    right,
     cu_seqlens_ptr,
     vectors_ptr,
     states_ptr,
@@ -362,22 +358,10 @@ def pairs(
     own_ptr,
     dots_ptr,
     sources_ptr,
-    behind_ptr,
-    T,
-    sequences,
-    H,
+    after_ptr,
+    call,
     G,
-    each,
-    rows_strides,
-    columns_strides,
-    left_strides,
-    right_strides,
-    P: gl.constexpr,
-    N: gl.constexpr,
-    HEADS: gl.constexpr,
-    STAGES: gl.constexpr,
-    FOR_B: gl.constexpr,
-    UNIT: gl.constexpr,
+    OPTIONS: gl.constexpr,
     CONSUME_REGISTERS: gl.constexpr,
     FETCH_REGISTERS: gl.constexpr,
     OVERLAP: gl.constexpr,
@@ -385,45 +369,51 @@ def pairs(
     """dC, or FOR_B dB, summed over HEADS heads, and sums of slices for what log decays and delta get.
 
     Rows and columns are steps of (dy, x), `left` and `right` are (C, B), `states` enter the places; FOR_B, (x, dy),
-    (B, C), and gradients of the states that leave. Strides (batch, time, head or group) are in UNIT elements.
+    (B, C), and gradients of the states that leave.
     vectors (places, 2, H, 4, Q) as `prepare` makes them; states (places, H, P, N), or, with `middle`, those of every
     second place of a sequence, and in `middle` those of the others.
     partial: (B T, blocks of heads, halves, N).
     Of slices, (places, H P / 64, halves, 128): by the target, `targets`, what log decays have of pairs with sources
     before it; `own`, what delta has of a step's pair with itself as a factor of x; `dots`, dy . x. FOR_B, by the
-    source, what delta has as a factor of x: `sources`, of targets behind it in the place; `behind`, of those past it.
+    source, what delta has as a factor of x: `sources`, of later targets in the place; `after`, of those past it.
     Where there are more than 128 states, of two programs one stores what is within the place, and the other what goes
     through the state: `partial` has two lines then, and the sums two parts, which add up.
     CONSUME_REGISTERS are for rows of one block of columns; those of two get what is left.
     """
-    DTYPE: gl.constexpr = rows_ptr.dtype.element_ty
+    P: gl.constexpr = OPTIONS.P
+    N: gl.constexpr = OPTIONS.N
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    FOR_B: gl.constexpr = OPTIONS.FOR_B
+    DTYPE: gl.constexpr = rows.pointer.dtype.element_ty
     SLICES: gl.constexpr = P // 64
-    sizes = (T, sequences, H, G, each)
     HALVES: gl.constexpr = halves(N)
     STATES: gl.constexpr = N // HALVES
-    place, share, group, _, _, head, heads = blocks_of_heads(sizes, HEADS, HALVES)
-    number, row, first, at, live = steps_of(place, sizes, cu_seqlens_ptr)
+    H = call.H
+    work = PairWork(call.T, call.sequences, H, G, call.each, cu_seqlens_ptr)
+    place, share, group, _, _, head, heads = blocks_of_heads(work, OPTIONS)
+    number, row, first, at, live = steps_of(place, work)
     slices = gl.where(live > 0, heads * SLICES, 0)
     wide = place.to(gl.int64)
-    rows_ptr = rows_at(rows_ptr, rows_strides, row, at, 0, UNIT)
-    columns_ptr = rows_at(columns_ptr, columns_strides, row, at, 0, UNIT)
-    left_ptr = rows_at(left_ptr, left_strides, row, at, group, UNIT)
-    right_ptr = rows_at(right_ptr, right_strides, row, at, group, UNIT)
+    rows_ptr = rows_at(rows, row, at, 0, UNIT).pointer
+    columns_ptr = rows_at(columns, row, at, 0, UNIT).pointer
+    left_ptr = rows_at(left, row, at, group, UNIT).pointer
+    right_ptr = rows_at(right, row, at, group, UNIT).pointer
     if middle_ptr is not None:
         own = gl.maximum(at - first, 0) // PLACE  # place of the sequence
-        kept = first_place(number, first, T, cu_seqlens_ptr, PLACE * 2) + own // 2
+        kept = first_place(number, first, work, PLACE * 2) + own // 2
         states_ptr = gl.where(own % 2 == 1, middle_ptr, states_ptr) + kept.to(gl.int64) * H * (P * N)
     else:
         states_ptr += wide * H * (P * N)
     vectors_ptr += wide * H * (2 * VECTORS * Q)
     slice_at = ((wide * H + head) * (SLICES * HALVES) + share) * PLACE
     if FOR_B:
-        sums = (sources_ptr, behind_ptr)
+        sums = BySource(sources_ptr, after_ptr)
     else:
-        sums = (targets_ptr, own_ptr, dots_ptr)  # type: ignore[assignment]
+        sums = ByTarget(targets_ptr, own_ptr, dots_ptr)  # type: ignore[assignment]
 
     ROWS: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     LINE: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     rows_s = gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, 64], ROWS)
     columns_s = gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, 64], ROWS)
     states_s = gl.allocate_shared_memory(DTYPE, [STAGES * HALVES, 64, STATES], ROWS)
@@ -437,47 +427,44 @@ def pairs(
         gl.static_assert(STAGES >= 2)
         right_s = states_s  # no program needs both
         scores_s: gl.constexpr = None  # type: ignore[no-redef]
-    # A slice is there; both who consume it have let it go; `left` and `right` are there.
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(ready, count=1)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    shared_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    mbarrier.init(shared_full, count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
+    ring = Slices(rows_s, columns_s, states_s, vectors_s, full, empty)
+    shared = Shared(left_s, right_s, scores_s, shared_full)
 
     # Descriptors of what is left of the sequence: steps past its end are read as zeros.
     steps = gl.maximum(live, 1)
-    rows = tma.make_tensor_descriptor(rows_ptr, [steps, H * P], [rows_strides[1] * UNIT, 1], [PLACE, CHANNELS], ROWS)
-    columns = tma.make_tensor_descriptor(
-        columns_ptr, [steps, H * P], [columns_strides[1] * UNIT, 1], [PLACE, CHANNELS], ROWS
+    arrays = PairArrays(
+        tma.make_tensor_descriptor(rows_ptr, [steps, H * P], [rows.step * UNIT, 1], [PLACE, CHANNELS], ROWS),
+        tma.make_tensor_descriptor(columns_ptr, [steps, H * P], [columns.step * UNIT, 1], [PLACE, CHANNELS], ROWS),
+        tma.make_tensor_descriptor(left_ptr, [steps, N], [left.step * UNIT, 1], [Q, STATES], ROWS),
+        tma.make_tensor_descriptor(right_ptr, [steps, N], [right.step * UNIT, 1], [Q, STATES], ROWS),
+        tma.make_tensor_descriptor(states_ptr, [H * P, N], [N, 1], [CHANNELS, STATES], ROWS),
+        tma.make_tensor_descriptor(vectors_ptr, [H * (2 * VECTORS * Q)], [1], [VECTORS * Q], LINE),
     )
-    left = tma.make_tensor_descriptor(left_ptr, [steps, N], [left_strides[1] * UNIT, 1], [Q, STATES], ROWS)
-    right = tma.make_tensor_descriptor(right_ptr, [steps, N], [right_strides[1] * UNIT, 1], [Q, STATES], ROWS)
-    states = tma.make_tensor_descriptor(states_ptr, [H * P, N], [N, 1], [CHANNELS, STATES], ROWS)
-    vectors = tma.make_tensor_descriptor(vectors_ptr, [H * (2 * VECTORS * Q)], [1], [VECTORS * Q], LINE)
-
-    arrays = (rows, columns, left, right, states, vectors)
-    memory = (rows_s, columns_s, states_s, vectors_s, left_s, right_s, scores_s)
-    barriers = (full, empty, ready)
+    results = Results(partial_ptr, sums, slice_at)
     # Descriptors are made while the kernel before drains.
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     gl.warp_specialize(
         [
-            (consume_shared, (0 if FOR_B else 1, partial_ptr, sums, slice_at, slices, share, sizes, cu_seqlens_ptr,
-                              memory, barriers, P, N, HEADS, STAGES, FOR_B)),
-            (consume_shared, (1 if FOR_B else 0, partial_ptr, sums, slice_at, slices, share, sizes, cu_seqlens_ptr,
-                              memory, barriers, P, N, HEADS, STAGES, FOR_B)),
-            (fetch_shared, (arrays, live, head, slices, share, memory, barriers, H, P, N, STAGES)),
+            (consume_shared, (0 if FOR_B else 1, results, slices, share, work, ring, shared, OPTIONS)),
+            (consume_shared, (1 if FOR_B else 0, results, slices, share, work, ring, shared, OPTIONS)),
+            (fetch_shared, (arrays, live, head, slices, share, ring, shared, H, OPTIONS)),
         ],
         [WARPS, 1],
         [CONSUME_REGISTERS, FETCH_REGISTERS],
-    )  # fmt: skip
+    )
 
     if cu_seqlens_ptr is not None:
-        place, share, _, block, blocks, _, heads = blocks_of_heads((T, sequences, forget(H), G, each), HEADS, HALVES)
-        for other in range(block, block + gl.cdiv(heads, HEADS)):
+        again = PairWork(call.T, call.sequences, forget(H), G, call.each, cu_seqlens_ptr)
+        place, share, _, block, blocks, _, heads = blocks_of_heads(again, OPTIONS)
+        for other in range(block, block + gl.cdiv(heads, OPTIONS.HEADS)):
             for h in gl.static_range(HALVES):
                 out = partial_ptr + (other * HALVES + share) * N + h * STATES
-                clear_outside(out, place, blocks * (HALVES * N), T, sequences, cu_seqlens_ptr, STATES)
+                clear_outside(out, place, blocks * (HALVES * N), work, STATES)

@@ -13,7 +13,7 @@ from retrograd.core.arch import Arch
 from retrograd.core.spec import Pass, places
 
 from ..op import Spec
-from . import blocks
+from . import arrays, blocks
 
 PLACE = blocks.PLACE.value
 CHANNELS = blocks.CHANNELS.value
@@ -65,9 +65,9 @@ class Spans:
         return self.whole + self.cut * self.count
 
     @property
-    def scalars(self) -> dict[str, int]:
+    def scalars(self) -> arrays.Spans:
         """The run-time numbers that the kernels receive."""
-        return {"whole": self.whole, "span": self.blocks, "spans": self.count}
+        return arrays.Spans(self.whole, self.blocks, self.count)
 
 
 @dataclass(frozen=True, slots=True)

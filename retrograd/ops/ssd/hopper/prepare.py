@@ -5,6 +5,7 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
+from ..arrays import Sequences
 from ..device import bounds_of, owner_of, step_sizes, sums_of
 
 
@@ -23,20 +24,16 @@ def column_order(j, Q: tl.constexpr):
     return j % 8 // 2 * (Q // 4) + j // 8 * 2 + j % 2
 
 
-@triton.jit(do_not_specialize=["T", "sequences", "dt_strides", "low", "high"])
+@triton.jit(do_not_specialize=["dt", "call"])
 def prepare(
-    dt_ptr,
+    dt,
     A_ptr,
     dt_bias_ptr,
     cu_seqlens_ptr,
     vectors_ptr,
     delta_ptr,
-    T,
-    sequences,
+    call,
     H,
-    dt_strides,
-    low,
-    high,
     Q: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -50,19 +47,18 @@ def prepare(
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
+    sequences = Sequences(cu_seqlens_ptr, call.T, call.sequences)
     blocks = tl.cdiv(H, BLOCK_H)
     part = tl.program_id(0) // blocks
     place = part // BLOCKS
     head = tl.program_id(0) % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
-    number, step = owner_of(place, T, sequences, cu_seqlens_ptr, BLOCKS * Q)
-    row, first, length = bounds_of(number, T, cu_seqlens_ptr)
+    number, step = owner_of(place, sequences, BLOCKS * Q)
+    row, first, length = bounds_of(number, sequences)
     begin = part % BLOCKS * Q
     j = tl.arange(0, Q)
     t = step + begin + j
     live = ((t >= 0) & (t < length))[:, None] & (head < H)[None, :]
-    delta, log = step_sizes(
-        dt_ptr, A_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H, low, high, DT_SOFTPLUS
-    )  # fmt: skip
+    delta, log = step_sizes(dt, A_ptr, dt_bias_ptr, row, first, t, head, live, H, call, DT_SOFTPLUS)
     sums = sums_of(log, length - step - begin)
     in_array = (head < H)[None, :]
     at = ((tl.cast(place, tl.int64) * H + head) * BLOCKS * Q)[None, :] + begin + j[:, None]

@@ -28,11 +28,13 @@ from retrograd.core.kernels.gluon import block_barrier, ex2, tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from ..device import first_place, rows_at
+from .arrays import Blocks, Ring, WalkArrays, WalkPointers, WalkRings, Walks
 from .blocks import (
     CHANNELS,
     PARKED,
     PARTS,
     PLACE,
+    UNIT,
     VECTORS,
     Q,
     clear_rows,
@@ -45,6 +47,7 @@ from .blocks import (
     slices_walked,
     vector,
 )
+from .rings import acquire, release, wait_full
 from .sequences import block_at, blocks_of, slice_of, span_of, tile_offsets, walk_of
 
 SCORES = gl.constexpr(2)  # stages of weighted scores, for each slice
@@ -52,119 +55,115 @@ U_STAGES = gl.constexpr(3)
 
 
 @gluon.jit
-def is_border(c, i, BACK: gl.constexpr, KEPT: gl.constexpr):
+def is_border(c, i, OPTIONS: gl.constexpr):
     """Whether a walk comes with this block, its i-th, to where a state is kept; mirrored, to every place."""
-    if BACK:
+    if OPTIONS.BACK:
         return (c % 2 == 1) | (i == 0)
     else:
-        return c % (2 * KEPT) == 0
+        return c % (2 * OPTIONS.KEPT) == 0
 
 
 @gluon.jit
-def fetch(
-    arrays, memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
-    BACK: gl.constexpr, KEPT: gl.constexpr,
-):  # fmt: skip
+def fetch(arrays, rings, walks, OPTIONS: gl.constexpr):
     """Copy block after block to shared memory."""
-    u, k, q, vectors, entering, middle = arrays
-    u_s, k_s, q_s, vectors_s, _, states_s, _ = memory
-    full, done, u_full, u_done, _, _, states_done, _, _ = barriers
-    _, _, H, _ = sizes
-    SLICES: gl.constexpr = slices_walked(N)
-    HALVES: gl.constexpr = halves(N)
-    STATES: gl.constexpr = N // HALVES
-    walk, cut, part = span_of(plan)
-    slice, slices, group, _, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
-    begin, count = blocks_of(length, cut, part, plan)
-    BYTES: gl.constexpr = HALVES * (k.block_type.nbytes + q.block_type.nbytes) + SLICES * vectors.block_type.nbytes
+    blocks = rings.blocks
+    SLICES: gl.constexpr = slices_walked(OPTIONS.N)
+    HALVES: gl.constexpr = halves(OPTIONS.N)
+    STATES: gl.constexpr = OPTIONS.N // HALVES
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    span = span_of(walks)
+    walk = walk_of(span.walk, walks, OPTIONS)
+    begin, count = blocks_of(walk.length, span, walks)
+    BYTES: gl.constexpr = (
+        HALVES * (arrays.k.block_type.nbytes + arrays.q.block_type.nbytes) + SLICES * arrays.vectors.block_type.nbytes
+    )
+    U_BYTES: gl.constexpr = SLICES * arrays.u.block_type.nbytes
     borders = 0
     for i in range(count):
-        c = block_at(begin + i, length, BACK)
+        c = block_at(begin + i, walk.length, OPTIONS.BACK)
         stage = i % STAGES
-        ready = full.index(stage)
-        mbarrier.wait(done.index(stage), ((i // STAGES) & 1) ^ 1)
+        ready = blocks.full.index(stage)
+        acquire(blocks, i, STAGES)
         mbarrier.expect(ready, BYTES)
         for h in gl.static_range(HALVES):
-            tma_load(k, [c * Q, h * STATES], ready, k_s.index(stage * HALVES + h))
-            tma_load(q, [c * Q, h * STATES], ready, q_s.index(stage * HALVES + h))
+            tma_load(arrays.k, [c * Q, h * STATES], ready, blocks.k.index(stage * HALVES + h))
+            tma_load(arrays.q, [c * Q, h * STATES], ready, blocks.q.index(stage * HALVES + h))
         for w in gl.static_range(SLICES):
-            head, _ = slice_of(slice + w, slices, group, sizes, P)
-            own = (c * H + head) * (VECTORS * Q)
-            tma_load(vectors, [own], ready, vectors_s.index(stage * SLICES + w))
+            head, _ = slice_of(walk, w, walks, OPTIONS)
+            own = (c * walks.H + head) * (VECTORS * Q)
+            tma_load(arrays.vectors, [own], ready, blocks.vectors.index(stage * SLICES + w))
         stage = i % U_STAGES
-        ready = u_full.index(stage)
-        border = is_border(c, begin + i, BACK, KEPT)
-        mbarrier.wait(u_done.index(stage), ((i // U_STAGES) & 1) ^ 1)
-        if entering is not None:
+        ready = rings.u.full.index(stage)
+        border = is_border(c, begin + i, OPTIONS)
+        acquire(rings.u, i, U_STAGES)
+        if arrays.entering is not None:
             if border:
-                mbarrier.expect(ready, SLICES * u.block_type.nbytes + PARTS * entering.block_type.nbytes)
+                mbarrier.expect(ready, U_BYTES + PARTS * arrays.entering.block_type.nbytes)
             else:
-                mbarrier.expect(ready, SLICES * u.block_type.nbytes)
+                mbarrier.expect(ready, U_BYTES)
         else:
-            mbarrier.expect(ready, SLICES * u.block_type.nbytes)
+            mbarrier.expect(ready, U_BYTES)
         for w in gl.static_range(SLICES):
-            head, p = slice_of(slice + w, slices, group, sizes, P)
-            tma_load(u, [c * Q, head * P + p], ready, u_s.index(stage * SLICES + w))
-        if entering is not None:
+            head, p = slice_of(walk, w, walks, OPTIONS)
+            tma_load(arrays.u, [c * Q, head * OPTIONS.P + p], ready, rings.u.blocks.index(stage * SLICES + w))
+        if arrays.entering is not None:
             if border:
-                mbarrier.wait(states_done, (borders & 1) ^ 1)
+                mbarrier.wait(rings.states.empty, (borders & 1) ^ 1)
                 borders += 1
                 for w in gl.static_range(PARTS):
-                    head, p = slice_of(slice + w // HALVES, slices, group, sizes, P)
-                    at = [(c // (2 * KEPT) * H + head) * P + p, w % HALVES * STATES]
-                    if KEPT == 2:
+                    head, p = slice_of(walk, w // HALVES, walks, OPTIONS)
+                    at = [(c // (2 * OPTIONS.KEPT) * walks.H + head) * OPTIONS.P + p, w % HALVES * STATES]
+                    if OPTIONS.KEPT == 2:
                         if c // 2 % 2 == 1:
-                            tma_load(middle, at, ready, states_s.index(w))
+                            tma_load(arrays.middle, at, ready, rings.states.blocks.index(w))
                         else:
-                            tma_load(entering, at, ready, states_s.index(w))
+                            tma_load(arrays.entering, at, ready, rings.states.blocks.index(w))
                     else:
-                        tma_load(entering, at, ready, states_s.index(w))
+                        tma_load(arrays.entering, at, ready, rings.states.blocks.index(w))
 
 
 @gluon.jit
-def weigh(
-    memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
-    BACK: gl.constexpr,
-):  # fmt: skip
+def weigh(rings, walks, OPTIONS: gl.constexpr):
     """The scores of every block, once for both slices, and weighted for each."""
     MMA: gl.constexpr = products(Q)
     SOURCE: gl.constexpr = gl.SliceLayout(1, MMA)
     TARGET: gl.constexpr = gl.SliceLayout(0, MMA)
-    _, k_s, q_s, vectors_s, scores_s, _, _ = memory
-    full, done, _, _, scored, read, _, _, _ = barriers
-    SLICES: gl.constexpr = slices_walked(N)
-    HALVES: gl.constexpr = halves(N)
-    walk, cut, part = span_of(plan)
-    _, _, _, _, _, _, length, _ = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
-    _, count = blocks_of(length, cut, part, plan)
+    SLICES: gl.constexpr = slices_walked(OPTIONS.N)
+    HALVES: gl.constexpr = halves(OPTIONS.N)
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    blocks = rings.blocks
+    span = span_of(walks)
+    walk = walk_of(span.walk, walks, OPTIONS)
+    _, count = blocks_of(walk.length, span, walks)
     source = gl.arange(0, Q, SOURCE)[:, None]
     target = gl.arange(0, Q, TARGET)[None, :]
     # All bits of what is kept; of other pairs the weight may be infinite.
-    kept = gl.where(source >= target if BACK else source <= target, -1, 0).to(gl.int16)
+    kept = gl.where(source >= target if OPTIONS.BACK else source <= target, -1, 0).to(gl.int16)
     zero = gl.zeros([Q, Q], gl.float32, MMA)
     for i in range(count):
         stage = i % STAGES
-        slot = i % SCORES
-        mbarrier.wait(full.index(stage), (i // STAGES) & 1)
+        scores_stage = i % SCORES
+        wait_full(blocks, i, STAGES)
         under_way = zero
         for h in gl.static_range(HALVES):
-            q = q_s.index(stage * HALVES + h).permute((1, 0))
-            under_way = warpgroup_mma(k_s.index(stage * HALVES + h), q, under_way, use_acc=h > 0, is_async=True)
-        mbarrier.wait(read.index(slot), ((i // SCORES) & 1) ^ 1)
+            q = blocks.q.index(stage * HALVES + h).permute((1, 0))
+            under_way = warpgroup_mma(blocks.k.index(stage * HALVES + h), q, under_way, use_acc=h > 0, is_async=True)
+        acquire(rings.scores, i, SCORES)
         scores = warpgroup_mma_wait(0, deps=[under_way])
         for w in gl.static_range(SLICES):
-            own = vectors_s.index(stage * SLICES + w)
+            own = blocks.vectors.index(stage * SLICES + w)
             # delta belongs to sources, which mirrored are the targets.
-            if BACK:
+            if OPTIONS.BACK:
                 weights = ex2(vector(own, 1, SOURCE)[:, None] - vector(own, 1, TARGET)[None, :])
                 weights *= vector(own, 3, TARGET)[None, :]
             else:
                 weights = ex2(vector(own, 1, TARGET)[None, :] - vector(own, 1, SOURCE)[:, None])
                 weights *= vector(own, 3, SOURCE)[:, None]
-            scores_s.index(slot * SLICES + w).store(masked(scores * weights, kept, scores_s.dtype))
+            out = rings.scores.blocks.index(scores_stage * SLICES + w)
+            out.store(masked(scores * weights, kept, out.dtype))
         fence_async_shared()
-        mbarrier.arrive(scored.index(slot))
-        mbarrier.arrive(done.index(stage))
+        mbarrier.arrive(rings.scores.full.index(scores_stage))
+        release(blocks, i, STAGES)
 
 
 @gluon.jit
@@ -181,34 +180,31 @@ def entering_state(start_ptr, at, ahead_ptr, ahead_at, part):
 
 
 @gluon.jit
-def results_of(
-    out_ptr, states_ptr, number, row, first, length, sizes, cu_seqlens_ptr, STEPS: gl.constexpr, WIDE: gl.constexpr,
-    STATES: gl.constexpr, P: gl.constexpr, N: gl.constexpr, KEPT: gl.constexpr,
-):  # fmt: skip
-    """Descriptors of the results of a sequence, and of the states of every KEPT-th of its places."""
-    T, _, H, _ = sizes
-    steps = gl.maximum(length, 1)
-    out_ptr += (row * T + first) * (H * P)
+def results_of(pointers, walk, walks, STEPS: gl.constexpr, WIDE: gl.constexpr, OPTIONS: gl.constexpr):
+    """Descriptors of the results of a sequence, and of the states of every KEPT-th of its places; mirrored, of all."""
+    P: gl.constexpr = OPTIONS.P
+    N: gl.constexpr = OPTIONS.N
+    STATES: gl.constexpr = N // halves(N)
+    STORED: gl.constexpr = PLACE * (1 if OPTIONS.BACK else OPTIONS.KEPT)
+    H = walks.H
+    steps = gl.maximum(walk.length, 1)
+    out_ptr = pointers.out + (walk.row * walks.T + walk.first) * (H * P)
     out = tma.make_tensor_descriptor(out_ptr, [steps, H * P], [H * P, 1], [Q, CHANNELS], STEPS)
-    place = first_place(number, first, T, cu_seqlens_ptr, PLACE * KEPT)
-    states_ptr += place.to(gl.int64) * H * (P * N)
-    heads = gl.cdiv(steps, PLACE * KEPT) * H
+    place = first_place(walk.number, walk.first, walks, STORED)
+    states_ptr = pointers.states + place.to(gl.int64) * H * (P * N)
+    heads = gl.cdiv(steps, STORED) * H
     states = tma.make_tensor_descriptor(states_ptr, [heads * P, N], [N, 1], [CHANNELS, STATES], WIDE)
     return out, states
 
 
 @gluon.jit
-def carry(
-    W: gl.constexpr, pointers, memory, barriers, sizes, plan, cu_seqlens_ptr, P: gl.constexpr, N: gl.constexpr,
-    STAGES: gl.constexpr, BACK: gl.constexpr, KEPT: gl.constexpr,
-):  # fmt: skip
+def carry(W: gl.constexpr, pointers, rings, walks, OPTIONS: gl.constexpr):
     """The W-th part: its state, and its results; of halves the first gathers both, and stores them."""
-    vectors_ptr, D_ptr, D_strides, start_ptr, ahead_ptr, out_ptr, states_ptr, both_ptr, last_ptr = pointers
-    u_s, k_s, q_s, vectors_s, scores_s, states_s, added_s = memory
-    full, done, u_full, u_done, scored, read, states_done, added, taken = barriers
-    T, sequences, H, _ = sizes
-    _, _, spans = plan
-    DTYPE: gl.constexpr = out_ptr.dtype.element_ty
+    P: gl.constexpr = OPTIONS.P
+    N: gl.constexpr = OPTIONS.N
+    BACK: gl.constexpr = OPTIONS.BACK
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    DTYPE: gl.constexpr = pointers.out.dtype.element_ty
     SLICES: gl.constexpr = slices_walked(N)
     HALVES: gl.constexpr = halves(N)
     STATES: gl.constexpr = N // HALVES
@@ -220,56 +216,58 @@ def carry(
     STATE_LEFT: gl.constexpr = gl.DotOperandLayout(0, STATE, 2)
     TARGET: gl.constexpr = gl.SliceLayout(0, OUT)
     SOURCE: gl.constexpr = gl.SliceLayout(0, OUT_LEFT)
-    walk, cut, part = span_of(plan)
-    slice, slices, group, number, row, first, length, place = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
-    begin, count = blocks_of(length, cut, part, plan)
-    head, p = slice_of(slice + OWN, slices, group, sizes, P)
-    exists = slice + OWN < slices
+    H = walks.H
+    blocks = rings.blocks
+    span = span_of(walks)
+    walk = walk_of(span.walk, walks, OPTIONS)
+    begin, count = blocks_of(walk.length, span, walks)
+    head, p = slice_of(walk, OWN, walks, OPTIONS)
+    exists = walk.slice + OWN < walk.slices
     # Made here, by the time that the first block has come.
-    STEPS: gl.constexpr = u_s.type.layout
-    WIDE: gl.constexpr = states_s.type.layout
-    out, states = results_of(
-        out_ptr, states_ptr, number, row, first, length, sizes, cu_seqlens_ptr, STEPS, WIDE, STATES, P, N,
-        1 if BACK else KEPT,
-    )  # fmt: skip
+    STEPS: gl.constexpr = rings.u.blocks.type.layout
+    WIDE: gl.constexpr = rings.states.blocks.type.layout
+    out, states = results_of(pointers, walk, walks, STEPS, WIDE, OPTIONS)
     zero = gl.zeros([CHANNELS, Q], gl.float32, OUT)
 
     skip = gl.zeros([CHANNELS], gl.float32, gl.SliceLayout(1, OUT))
-    if D_ptr is not None:
+    D = pointers.D
+    if D.pointer is not None:
         channel = p + gl.arange(0, CHANNELS, gl.SliceLayout(1, OUT))
-        skip = gl.load(D_ptr + head * D_strides[0] + channel * D_strides[1])
-    own_state = ((number.to(gl.int64) * H + head) * P + p) * N + HALF * STATES
-    ahead_at = ((cut.to(gl.int64) * (spans - 1) + part - 1) * SLICES + OWN) * (CHANNELS * N) + HALF * STATES
+        skip = gl.load(D.pointer + head * D.head + channel * D.channel)
+    own_state = ((walk.number.to(gl.int64) * H + head) * P + p) * N + HALF * STATES
+    ahead_at = ((span.cut.to(gl.int64) * (walks.spans - 1) + span.part - 1) * SLICES + OWN) * (CHANNELS * N)
+    ahead_at += HALF * STATES
     tile = tile_offsets(CHANNELS, STATES, N, STATE)
-    state = entering_state(start_ptr, own_state + tile, ahead_ptr, ahead_at + tile, part)
+    state = entering_state(pointers.start, own_state + tile, pointers.ahead, ahead_at + tile, span.part)
     y = gl.zeros([CHANNELS, Q], DTYPE, OUT)
     for i in range(count):
-        c = block_at(begin + i, length, BACK)
+        c = block_at(begin + i, walk.length, BACK)
         stage = i % STAGES
         u_stage = i % U_STAGES
-        scores = i % SCORES
-        own = vectors_s.index(stage * SLICES + OWN)
-        at_block = vectors_ptr + ((place * 2 + c).to(gl.int64) * H + head) * (VECTORS * Q)
+        scores_stage = i % SCORES
+        own = blocks.vectors.index(stage * SLICES + OWN)
+        at_block = pointers.vectors + ((walk.place * 2 + c).to(gl.int64) * H + head) * (VECTORS * Q)
         decay = gl.load(at_block + 3 * Q - 1)
-        # Before the first product: where old results are converted behind one, all products are waited for.
+        # Before the first product: where old results are converted after one, all products are waited for.
         low = rounded(state, DTYPE)
         left = gl.convert_layout(low, OUT_LEFT, assert_trivial=True)
-        mbarrier.wait(full.index(stage), (i // STAGES) & 1)
-        border = is_border(c, begin + i, BACK, KEPT)
-        if both_ptr is not None:
+        wait_full(blocks, i, STAGES)
+        border = is_border(c, begin + i, OPTIONS)
+        if pointers.both is not None:
             if border:
-                mbarrier.wait(u_full.index(u_stage), (i // U_STAGES) & 1)  # entering states come with u
-                other = (place * 2 + c) ^ 1
-                other_decay = gl.load(vectors_ptr + (other.to(gl.int64) * H + head) * (VECTORS * Q) + 3 * Q - 1)
-                at = (((place + c // 2).to(gl.int64) * H + head) * P + p) // CHANNELS * HALVES + HALF
-                store_product(both_ptr + at * 4, state, states_s.index(W), decay * other_decay)
+                wait_full(rings.u, i, U_STAGES)  # entering states come with u
+                other = (walk.place * 2 + c) ^ 1
+                other_at = pointers.vectors + (other.to(gl.int64) * H + head) * (VECTORS * Q)
+                other_decay = gl.load(other_at + 3 * Q - 1)
+                at = (((walk.place + c // 2).to(gl.int64) * H + head) * P + p) // CHANNELS * HALVES + HALF
+                store_product(pointers.both + at * 4, state, rings.states.blocks.index(W), decay * other_decay)
                 block_barrier()
-        q = q_s.index(stage * HALVES + HALF).permute((1, 0))
+        q = blocks.q.index(stage * HALVES + HALF).permute((1, 0))
         result = warpgroup_mma(left, q, zero, use_acc=False, is_async=True)
         # What leaves is stored while the product is under way; results are those of the block before.
         if border:
-            states_s.index(W).store(low)
-        before = u_s.index((i + U_STAGES - 1) % U_STAGES * SLICES + OWN)
+            rings.states.blocks.index(W).store(low)
+        before = rings.u.blocks.index((i + U_STAGES - 1) % U_STAGES * SLICES + OWN)
         if HALF == 0:
             if i > 0:  # through u's memory: a warp's channels, which no other warp has read
                 before.permute((1, 0)).store(y)
@@ -277,13 +275,13 @@ def carry(
         block_barrier()
         if exists:
             if border:
-                place_of_state = c // 2 if BACK else c // (2 * KEPT)
-                tma_store(states, [(place_of_state * H + head) * P + p, HALF * STATES], states_s.index(W))
+                kept = c // 2 if BACK else c // (2 * OPTIONS.KEPT)
+                tma_store(states, [(kept * H + head) * P + p, HALF * STATES], rings.states.blocks.index(W))
             if HALF == 0:
                 if i > 0:
-                    tma_store(out, [block_at(begin + i - 1, length, BACK) * Q, head * P + p], before)
-        mbarrier.wait(u_full.index(u_stage), (i // U_STAGES) & 1)
-        u_tile = u_s.index(u_stage * SLICES + OWN)
+                    tma_store(out, [block_at(begin + i - 1, walk.length, BACK) * Q, head * P + p], before)
+        wait_full(rings.u, i, U_STAGES)
+        u_tile = rings.u.blocks.index(u_stage * SLICES + OWN)
         u = u_tile.permute((1, 0)).load(OUT_LEFT)
         put = vector(own, 2 if BACK else 0, SOURCE)
         driven = rounded(u.to(gl.float32) * put[None, :], DTYPE)
@@ -291,93 +289,98 @@ def carry(
         grow = vector(own, 0 if BACK else 2, TARGET)
         result = warpgroup_mma_wait(0, deps=[result])
         result = result * grow[None, :]
-        k = k_s.index(stage * HALVES + HALF)
+        k = blocks.k.index(stage * HALVES + HALF)
         if HALF == 0:
-            mbarrier.wait(scored.index(scores), (i // SCORES) & 1)
-            result = warpgroup_mma(u, scores_s.index(scores * SLICES + OWN), result, is_async=True)
+            wait_full(rings.scores, i, SCORES)
+            scores = rings.scores.blocks.index(scores_stage * SLICES + OWN)
+            result = warpgroup_mma(u, scores, result, is_async=True)
             state = warpgroup_mma(driven, k, state * decay, is_async=True)
             result = warpgroup_mma_wait(1, deps=[result])
-            mbarrier.arrive(read.index(scores))
+            release(rings.scores, i, SCORES)
             result += gl.convert_layout(u.to(gl.float32), OUT, assert_trivial=True) * skip[:, None]
             if HALVES > 1:
-                mbarrier.wait(added, i & 1)  # the other warpgroup has read u, too
-                result += parked(added_s, OUT)
-                mbarrier.arrive(taken)
+                mbarrier.wait(rings.added.full, i & 1)  # the other warpgroup has read u, too
+                result += parked(rings.added.blocks, OUT)
+                mbarrier.arrive(rings.added.empty)
             y = rounded(result, DTYPE)
         else:
             state = warpgroup_mma(driven, k, state * decay, is_async=True)
-            mbarrier.wait(taken, (i & 1) ^ 1)
-            park(added_s, result)
-            mbarrier.arrive(added)
+            mbarrier.wait(rings.added.empty, (i & 1) ^ 1)
+            park(rings.added.blocks, result)
+            mbarrier.arrive(rings.added.full)
         state = warpgroup_mma_wait(0, deps=[state])
-        mbarrier.arrive(done.index(stage))
+        release(blocks, i, STAGES)
         tma.store_wait(0)
         if HALF == 0:
             if i > 0:
-                mbarrier.arrive(u_done.index((i - 1) % U_STAGES))
-        if both_ptr is not None:
+                release(rings.u, i - 1, U_STAGES)
+        if pointers.both is not None:
             if border:
-                mbarrier.arrive(states_done)
+                mbarrier.arrive(rings.states.empty)
     if HALF == 0:
         if count > 0:
-            before = u_s.index((count - 1) % U_STAGES * SLICES + OWN)
+            before = rings.u.blocks.index((count - 1) % U_STAGES * SLICES + OWN)
             before.permute((1, 0)).store(y)
             fence_async_shared()
             block_barrier()
             if exists:
-                tma_store(out, [block_at(begin + count - 1, length, BACK) * Q, head * P + p], before)
+                tma_store(out, [block_at(begin + count - 1, walk.length, BACK) * Q, head * P + p], before)
             tma.store_wait(0)
-    if exists & (begin + count == gl.cdiv(length, Q)):
-        if last_ptr is not None:
-            if (count > 0) | (part == 0):
-                gl.store(last_ptr + own_state + tile, state)
-    if cu_seqlens_ptr is not None:
-        if exists & (part == 0):
+    if exists & (begin + count == gl.cdiv(walk.length, Q)):
+        if pointers.last is not None:
+            if (count > 0) | (span.part == 0):
+                gl.store(pointers.last + own_state + tile, state)
+    if walks.cu_seqlens is not None:
+        if exists & (span.part == 0):
             if HALF == 0:
-                clear_outside(out_ptr, number, sequences, first, length, T, H, head, p, P)
+                clear_outside(pointers.out, walk, walks, head, p, P)
                 if not BACK:  # nobody reads the gradients of states that no place has
-                    clear_places(states_ptr, number, sequences, first, length, T, H, head, p, P, N, KEPT)
+                    clear_places(pointers.states, walk, walks, head, p, OPTIONS)
 
 
 @gluon.jit
 def store_product(ptr, leaving, entering, decay):
-    """What log decays have of pairs of a step before a place and one behind it, in four parts: 16 channels each."""
+    """The log-decay gradient of pairs of steps on either side of a place, in four parts of 16 channels each."""
     rows = gl.sum(leaving * entering.load(leaving.type.layout).to(gl.float32), axis=1) * decay
     parts = gl.sum(rows.reshape([4, CHANNELS // 4]), axis=1)
     gl.store(ptr + gl.arange(0, 4, parts.type.layout), parts)
 
 
 @gluon.jit
-def clear_outside(out_ptr, number, sequences, first, length, T, H, head, p, P: gl.constexpr):
-    """The first of packed sequences writes zeros before its start, the last behind its end."""
+def clear_outside(out_ptr, walk, walks, head, p, P: gl.constexpr):
+    """The first of packed sequences writes zeros before its start, the last after its end."""
+    row = walks.H * P
     out_ptr += head * P + p
-    behind = first + length
-    clear_rows(out_ptr, H * P, gl.where(number == 0, first, 0), CHANNELS, 4)
-    count = gl.where(number == sequences - 1, T - behind, 0)
-    clear_rows(out_ptr + behind.to(gl.int64) * (H * P), H * P, count, CHANNELS, 4)
+    after = walk.first + walk.length
+    clear_rows(out_ptr, row, gl.where(walk.number == 0, walk.first, 0), CHANNELS, 4)
+    count = gl.where(walk.number == walks.sequences - 1, walks.T - after, 0)
+    clear_rows(out_ptr + after.to(gl.int64) * row, row, count, CHANNELS, 4)
 
 
 @gluon.jit
-def clear_places(
-    states_ptr, number, sequences, first, length, T, H, head, p, P: gl.constexpr, N: gl.constexpr, KEPT: gl.constexpr
-):
-    """Each of packed sequences writes zeros to the kept states behind its own; the first also to those before."""
-    STEPS: gl.constexpr = PLACE * KEPT
-    own = first // STEPS + number
+def clear_places(states_ptr, walk, walks, head, p, OPTIONS: gl.constexpr):
+    """Each of packed sequences writes zeros to the kept states after its own; the first also to those before."""
+    P: gl.constexpr = OPTIONS.P
+    N: gl.constexpr = OPTIONS.N
+    STEPS: gl.constexpr = PLACE * OPTIONS.KEPT
+    number, H = walk.number, walks.H
+    own = walk.first // STEPS + number
     for place in range(gl.where(number == 0, 0, own), own):
         clear_rows(states_ptr + ((gl.cast(place, gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
-    behind = gl.where(number == sequences - 1, T // STEPS + sequences, (first + length) // STEPS + number + 1)
-    for place in range(own + gl.cdiv(length, STEPS), behind):
+    last = number == walks.sequences - 1
+    places = walks.T // STEPS + walks.sequences
+    after = gl.where(last, places, (walk.first + walk.length) // STEPS + number + 1)
+    for place in range(own + gl.cdiv(walk.length, STEPS), after):
         clear_rows(states_ptr + ((gl.cast(place, gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
 
 
-@gluon.jit(do_not_specialize=["T", "sequences", "whole", "span", "spans", "u_strides", "k_strides", "q_strides"])
+@gluon.jit(do_not_specialize=["u", "k", "q", "lengths", "spans"])
 def walk(
-    u_ptr,
-    k_ptr,
-    q_ptr,
+    u,
+    k,
+    q,
     vectors_ptr,
-    D_ptr,
+    D,
     start_ptr,
     ahead_ptr,
     entering_ptr,
@@ -387,26 +390,11 @@ def walk(
     states_ptr,
     both_ptr,
     last_ptr,
-    T,
-    sequences,
-    H,
-    G,
-    whole,
-    span,
+    lengths,
+    groups,
     spans,
-    u_strides,
-    k_strides,
-    q_strides,
-    D_strides,
-    P: gl.constexpr,
-    N: gl.constexpr,
-    UNIT: gl.constexpr,
-    STAGES: gl.constexpr,
-    BACK: gl.constexpr,
-    KEPT: gl.constexpr,
-    CARRY_REGISTERS: gl.constexpr,
-    WEIGH_REGISTERS: gl.constexpr,
-    FETCH_REGISTERS: gl.constexpr,
+    OPTIONS: gl.constexpr,
+    REGISTERS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
     """Forward: u, k, q = x, B, C, from the initial state; out y, last the final state, states what enters every KEPT-th
@@ -414,12 +402,14 @@ def walk(
 
     `ahead` (walks that are cut, spans - 1, slices, 64, N) is what enters all but the first of their spans (ahead.py).
     BACK: u, k, q = dy, C, B, from the gradient of the final state; out dx, last the gradient of the initial state,
-    states the gradient of what leaves a place. With `entering`, what enters the places, also what log decays have of
-    pairs of a step before and one behind a place: both (places, H P / 64, halves, 4), to be summed.
-
-    Strides are (batch, time, head or group) in UNIT elements.
+    states the gradient of what leaves a place. With `entering`, what enters the places, also the log-decay gradient of
+    pairs of steps on either side of a place: both (places, H P / 64, halves, 4), to be summed.
     """
-    DTYPE: gl.constexpr = u_ptr.dtype.element_ty
+    P: gl.constexpr = OPTIONS.P
+    N: gl.constexpr = OPTIONS.N
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    H = groups.H
+    DTYPE: gl.constexpr = u.pointer.dtype.element_ty
     STEPS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([Q, CHANNELS], DTYPE)
     SLICES: gl.constexpr = slices_walked(N)
     HALVES: gl.constexpr = halves(N)
@@ -434,53 +424,59 @@ def walk(
     scores_s = gl.allocate_shared_memory(DTYPE, [SCORES * SLICES, Q, Q], STEPS)
     states_s = gl.allocate_shared_memory(DTYPE, [PARTS, CHANNELS, STATES], WIDE)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     u_full = gl.allocate_shared_memory(gl.int64, [U_STAGES, 1], BARRIER)
-    u_done = gl.allocate_shared_memory(gl.int64, [U_STAGES, 1], BARRIER)
-    scored = gl.allocate_shared_memory(gl.int64, [SCORES, 1], BARRIER)
-    read = gl.allocate_shared_memory(gl.int64, [SCORES, 1], BARRIER)
+    u_empty = gl.allocate_shared_memory(gl.int64, [U_STAGES, 1], BARRIER)
+    scores_full = gl.allocate_shared_memory(gl.int64, [SCORES, 1], BARRIER)
+    scores_empty = gl.allocate_shared_memory(gl.int64, [SCORES, 1], BARRIER)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(done.index(i), count=PARTS + 1)
+        mbarrier.init(empty.index(i), count=PARTS + 1)
     for i in gl.static_range(U_STAGES):
         mbarrier.init(u_full.index(i), count=1)
-        mbarrier.init(u_done.index(i), count=SLICES)
+        mbarrier.init(u_empty.index(i), count=SLICES)
     for i in gl.static_range(SCORES):
-        mbarrier.init(scored.index(i), count=1)
-        mbarrier.init(read.index(i), count=SLICES)
+        mbarrier.init(scores_full.index(i), count=1)
+        mbarrier.init(scores_empty.index(i), count=SLICES)
     # A barrier that nobody uses would share its memory with what is allocated next, and change it.
     if entering_ptr is not None:
-        states_done = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-        mbarrier.init(states_done, count=PARTS)
+        states_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+        mbarrier.init(states_empty, count=PARTS)
     else:
-        states_done: gl.constexpr = None  # type: ignore[no-redef]
-    if HALVES > 1:  # what the second half adds to the results, there and taken
+        states_empty: gl.constexpr = None  # type: ignore[no-redef]
+    if HALVES > 1:
         added_s = gl.allocate_shared_memory(gl.float32, [2, 4, 4, 8, 4, 2, 2], PARKED)
-        added = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-        taken = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-        mbarrier.init(added, count=1)
-        mbarrier.init(taken, count=1)
+        added_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+        added_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+        mbarrier.init(added_full, count=1)
+        mbarrier.init(added_empty, count=1)
+        added = Ring(added_s, added_full, added_empty)
     else:
-        added_s: gl.constexpr = None  # type: ignore[no-redef]
         added: gl.constexpr = None  # type: ignore[no-redef]
-        taken: gl.constexpr = None  # type: ignore[no-redef]
+    rings = WalkRings(
+        blocks=Blocks(k_s, q_s, vectors_s, full, empty),
+        u=Ring(u_s, u_full, u_empty),
+        scores=Ring(scores_s, scores_full, scores_empty),
+        states=Ring(states_s, None, states_empty),
+        added=added,
+    )
     # Descriptors of the sequence alone: steps past its end are read as zeros, and not written.
-    sizes = (T, sequences, H, G)
-    plan = (whole, span, spans)
-    walk, _, _ = span_of(plan)
-    _, _, group, number, row, first, length, place = walk_of(walk, sizes, cu_seqlens_ptr, P, N)
-    steps = gl.maximum(length, 1)
+    walks = Walks(lengths.T, lengths.sequences, H, groups.G, spans.whole, spans.span, spans.spans, cu_seqlens_ptr)
+    span = span_of(walks)
+    own = walk_of(span.walk, walks, OPTIONS)
+    KEPT: gl.constexpr = PLACE * OPTIONS.KEPT
+    steps = gl.maximum(own.length, 1)
     count = gl.cdiv(steps, PLACE)
-    u_ptr = rows_at(u_ptr, u_strides, row, first, 0, UNIT)
-    k_ptr = rows_at(k_ptr, k_strides, row, first, group, UNIT)
-    q_ptr = rows_at(q_ptr, q_strides, row, first, group, UNIT)
-    own = vectors_ptr + place.to(gl.int64) * H * (2 * VECTORS * Q)
-    kept_at = first_place(number, first, T, cu_seqlens_ptr, PLACE * KEPT).to(gl.int64) * H * (P * N)
-    kept = gl.cdiv(steps, PLACE * KEPT)
-    u = tma.make_tensor_descriptor(u_ptr, [steps, H * P], [u_strides[1] * UNIT, 1], [Q, CHANNELS], STEPS)
-    k = tma.make_tensor_descriptor(k_ptr, [steps, N], [k_strides[1] * UNIT, 1], [Q, STATES], WIDE)
-    q = tma.make_tensor_descriptor(q_ptr, [steps, N], [q_strides[1] * UNIT, 1], [Q, STATES], WIDE)
-    vectors = tma.make_tensor_descriptor(own, [count * H * (2 * VECTORS * Q)], [1], [VECTORS * Q], LINE)
+    u_rows = rows_at(u, own.row, own.first, 0, UNIT)
+    k_rows = rows_at(k, own.row, own.first, own.group, UNIT)
+    q_rows = rows_at(q, own.row, own.first, own.group, UNIT)
+    vectors_at = vectors_ptr + own.place.to(gl.int64) * H * (2 * VECTORS * Q)
+    kept_at = first_place(own.number, own.first, walks, KEPT).to(gl.int64) * H * (P * N)
+    kept = gl.cdiv(steps, KEPT)
+    u_described = tma.make_tensor_descriptor(u_rows.pointer, [steps, H * P], [u.step * UNIT, 1], [Q, CHANNELS], STEPS)
+    k_described = tma.make_tensor_descriptor(k_rows.pointer, [steps, N], [k.step * UNIT, 1], [Q, STATES], WIDE)
+    q_described = tma.make_tensor_descriptor(q_rows.pointer, [steps, N], [q.step * UNIT, 1], [Q, STATES], WIDE)
+    vectors = tma.make_tensor_descriptor(vectors_at, [count * H * (2 * VECTORS * Q)], [1], [VECTORS * Q], LINE)
     STATE: gl.constexpr = [CHANNELS, STATES]
     if entering_ptr is not None:
         entering = tma.make_tensor_descriptor(entering_ptr + kept_at, [kept * H * P, N], [N, 1], STATE, WIDE)
@@ -491,20 +487,18 @@ def walk(
     else:
         middle: gl.constexpr = None  # type: ignore[no-redef]
 
-    arrays = (u, k, q, vectors, entering, middle)
-    pointers = (vectors_ptr, D_ptr, D_strides, start_ptr, ahead_ptr, out_ptr, states_ptr, both_ptr, last_ptr)
-    memory = (u_s, k_s, q_s, vectors_s, scores_s, states_s, added_s)
-    barriers = (full, done, u_full, u_done, scored, read, states_done, added, taken)
+    arrays = WalkArrays(u_described, k_described, q_described, vectors, entering, middle)
+    pointers = WalkPointers(vectors_ptr, D, start_ptr, ahead_ptr, out_ptr, states_ptr, both_ptr, last_ptr)
     # Descriptors are made while the kernel before drains.
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     gl.warp_specialize(
         [
-            (carry, (0, pointers, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, STAGES, BACK, KEPT)),
-            (carry, (1, pointers, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, STAGES, BACK, KEPT)),
-            (weigh, (memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, STAGES, BACK)),
-            (fetch, (arrays, memory, barriers, sizes, plan, cu_seqlens_ptr, P, N, STAGES, BACK, KEPT)),
+            (carry, (0, pointers, rings, walks, OPTIONS)),
+            (carry, (1, pointers, rings, walks, OPTIONS)),
+            (weigh, (rings, walks, OPTIONS)),
+            (fetch, (arrays, rings, walks, OPTIONS)),
         ],
         [4, 4, 1],
-        [CARRY_REGISTERS, WEIGH_REGISTERS, FETCH_REGISTERS],
+        [REGISTERS.CARRY, REGISTERS.WEIGH, REGISTERS.FETCH],
     )

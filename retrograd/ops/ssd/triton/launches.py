@@ -9,15 +9,17 @@ import triton.language as tl
 
 from retrograd.core.arch import Arch
 from retrograd.core.dtypes import KERNEL_FLOATS
-from retrograd.core.program import Array, Launch, Layouts, Program, strides_of
-from retrograd.core.spec import Param, Pass, places
+from retrograd.core.program import Array, Launch, Layouts, Program
+from retrograd.core.spec import Pass, places
 
+from ..arrays import Summands
 from ..finish import finish
 from ..op import Spec
-from ..passes import FP32, Launches, inputs_of, sums, unit, unwanted
+from ..passes import FP32, Launches, inputs_of, sums, unwanted
 from . import backward as backward_kernels
 from . import forward as forward_kernels
 from . import states as state_kernels
+from .arrays import Operands, Sizes
 from .plan import Tile, planned
 
 __all__ = ["backward", "forward", "planned", "suits"]
@@ -58,7 +60,7 @@ def backward(
         of.outputs(dy, "C", "B", "leaving", out="dx", back=True),
         of.pairs(dy),
         of.through_states(dy, "C", "entering", "dC", "before", back=False),
-        of.through_states("x", "B", "leaving", "dB", "behind", back=True),
+        of.through_states("x", "B", "leaving", "dB", "after", back=True),
         of.finish(),
     )
     return Program(inputs, outputs, scratch, launches + sums(spec, outputs, scratch, arch))
@@ -73,7 +75,7 @@ def _backward_scratch(spec: Spec, tile: Tile) -> tuple[Array, ...]:
     partials = {"A": (count, spec.heads), "dt_bias": (count, spec.heads), "D": (count, spec.heads * spec.P)}
     sizes = {
         **dict.fromkeys(("targets", "sources", "own"), of_slices),
-        **dict.fromkeys(("before", "behind"), of_states),
+        **dict.fromkeys(("before", "after"), of_states),
         "both": (count, spec.heads * tile.tiles(spec)),
         **dict.fromkeys(
             ("dB_within", "dC_within", "dB_partial", "dC_partial"), (spec.batch * spec.time, blocks, spec.N)
@@ -97,14 +99,23 @@ class _Launches(Launches):
 
     def prepare(self) -> Launch:
         """Computes delta, and the sums of log decays."""
-        return self._of_steps(state_kernels.prepare, "dt A dt_bias cu_seqlens delta sums")
+        names, steps = "A dt_bias cu_seqlens delta sums", self.tile.steps
+        blocks, heads = _places(self.spec, steps), self.tile.prepared_heads
+        return self.of_steps(state_kernels.prepare, names, blocks, heads, Q=steps, BLOCK_H=heads)
 
     def finish(self) -> Launch:
         """Computes the gradient of dt, and partial sums of those of A and dt_bias."""
-        arrays = "dt A dt_bias cu_seqlens delta targets sources own before behind both ddt dA_partial ddt_bias_partial"
         spec, tile = self.spec, self.tile
-        sizes = {"P_BLOCKS": tile.slices(spec), "N_BLOCKS": tile.state_blocks(spec), "TILES": tile.tiles(spec)}
-        return self._of_steps(finish, arrays, **sizes)
+        summands = Summands(
+            tile.steps,
+            tile.slices(spec),
+            tile.state_blocks(spec),
+            tile.tiles(spec),
+            tile.prepared_heads,
+            spec.dt_softplus,
+        )
+        names = "A dt_bias cu_seqlens delta targets sources own before after both ddt dA_partial ddt_bias_partial"
+        return self.of_steps(finish, names, _places(spec, tile.steps), tile.prepared_heads, SUMMANDS=summands)
 
     def carry(
         self,
@@ -121,42 +132,31 @@ class _Launches(Launches):
         """Computes the states that enter the blocks or, with `back`, the gradients of those that leave them."""
         spec, tile = self.spec, self.tile
         sequences = _places(spec, spec.chunk) if from_kept else spec.sequences
+        arrays = self.pointers(
+            state_kernels.carry_states,
+            "delta sums cu_seqlens",
+            drive=drive,
+            vector=vector,
+            start_ptr=start,
+            entering_ptr="entering" if back else None,
+            states_ptr=out,
+            kept_ptr=kept,
+            last_ptr=last,
+            both_ptr="both" if back else None,
+        )
         return Launch(
             state_kernels.carry_states,
             grid=sequences * spec.heads * tile.tiles(spec),
-            arrays=self.pointers(
-                state_kernels.carry_states,
-                drive_ptr=drive,
-                vector_ptr=vector,
-                delta_ptr="delta",
-                sums_ptr="sums",
-                start_ptr=start,
-                cu_seqlens_ptr="cu_seqlens",
-                entering_ptr="entering" if back else None,
-                states_ptr=out,
-                kept_ptr=kept,
-                last_ptr=last,
-                both_ptr="both" if back else None,
-            ),
-            scalars={
-                **self.sizes,
-                "heads_a_group": spec.heads // spec.groups,
-                "drive_strides": self._strides(drive),
-                "vector_strides": self._strides(vector),
-            },
+            arrays=arrays,
+            strided=self.strided(arrays),
+            scalars={"lengths": self.lengths, "H": spec.heads, "heads_a_group": spec.heads // spec.groups},
             constants={
-                "P": spec.P,
-                "N": spec.N,
-                "Q": tile.steps,
+                "SIZES": self._sizes._replace(BLOCK_N=tile.carried, HEADS=1, STAGES=tile.carry_stages),
+                "OPERANDS": self._operands,
                 "KEEP": spec.chunk,
-                "BLOCK_P": tile.channels,
-                "BLOCK_N": tile.carried,
-                "DRIVE_UNIT": self._unit(drive),
-                "VECTOR_UNIT": self._unit(vector),
-                **self._multiplied,
                 "BACK": back,
                 "FROM_KEPT": from_kept,
-                "STAGES": tile.carry_stages,
+                "OVERLAP": self.arch.overlaps_launches,
             },
             num_warps=4,
             num_stages=tile.carry_stages,
@@ -179,69 +179,53 @@ class _Launches(Launches):
         arrays = self.pointers(
             forward_kernels.outputs,
             "D cu_seqlens delta sums",
-            u_ptr=u,
-            k_ptr=k,
-            q_ptr=q,
-            z_ptr=None if back else "z",
-            dout_ptr=dout,
+            u=u,
+            k=k,
+            q=q,
+            z=None if back else "z",
+            dout=dout,
             states_ptr=states,
             out_ptr=out,
             **gates,
         )
-        rows = {"u": u, "k": k, "q": q, "z": "z", "dout": "dy"}
-        launch = self._of_blocks(forward_kernels.outputs, arrays, rows, BACK=back, WIDE_D=self.spec.wide_skip)
+        launch = self._of_blocks(forward_kernels.outputs, arrays, BACK=back, WIDE_D=self.spec.wide_skip)
         # One number is spilled, and read again, in float32.
         return replace(launch, allowed_spills=2 if self.spec.operand_dtype == FP32 else 0)
 
     def pairs(self, dy: str) -> Launch:
         """Computes the contributions of pairs of steps within a block to gradients."""
-        names = "x B C cu_seqlens delta sums dB_within dC_within dD_partial targets sources own"
-        arrays = self.pointers(backward_kernels.pairs, names, dy_ptr=dy)
-        launch = self._of_blocks(backward_kernels.pairs, arrays, {"dy": dy, "x": "x", "B": "B", "C": "C"})
-        strides = (self.spec.P, 1) if self.spec.wide_skip else (1, self.spec.heads)
-        return replace(launch, scalars={**launch.scalars, "dD_strides": strides}, num_warps=self.tile.pair_warps)
+        names = "cu_seqlens delta sums dB_within dC_within targets sources own"
+        arrays = self.pointers(backward_kernels.pairs, names, dy=dy, x="x", B="B", C="C", dD_partial="dD_partial")
+        return replace(self._of_blocks(backward_kernels.pairs, arrays), num_warps=self.tile.pair_warps)
 
     def through_states(self, u: str, q: str, states: str, dq: str, by_step: str, *, back: bool) -> Launch:
         """Computes the contributions of pairs of steps in different blocks, through the states, to gradients."""
         arrays = self.pointers(
             backward_kernels.through_states,
             "cu_seqlens delta sums",
-            u_ptr=u,
-            q_ptr=q,
+            u=u,
+            q=q,
             states_ptr=states,
             within_ptr=f"{dq}_within",
             partial_ptr=f"{dq}_partial",
             sums_by_step_ptr=by_step,
         )
-        launch = self._of_blocks(backward_kernels.through_states, arrays, {"u": u, "q": q}, BACK=back)
+        launch = self._of_blocks(backward_kernels.through_states, arrays, BACK=back)
         return replace(launch, grid=launch.grid * self.tile.state_blocks(self.spec))
 
-    def _of_steps(self, kernel: Any, names: str, **constants: int) -> Launch:
-        steps = self.tile.steps
-        return self.of_steps(kernel, names, _places(self.spec, steps), self.tile.prepared_heads, Q=steps, **constants)
-
-    def _of_blocks(self, kernel: Any, arrays: dict[str, str | None], rows: dict[str, str], **constants: Any) -> Launch:
-        """A launch with a program for each block of steps and some heads of a group; `rows`: parameter -> array."""
+    def _of_blocks(self, kernel: Any, arrays: dict[str, str | None], **constants: Any) -> Launch:
+        """A launch with a program for each block of steps and some heads of a group."""
         spec, tile = self.spec, self.tile
         return Launch(
             kernel,
             grid=_places(spec, tile.steps) * tile.head_blocks(spec),
             arrays=arrays,
-            scalars={
-                **self.sizes,
-                "G": spec.groups,
-                **{f"{name}_strides": self._strides(array) for name, array in rows.items()},
-            },
+            strided=self.strided(arrays),
+            scalars={"lengths": self.lengths, "groups": self.groups},
             constants={
-                "P": spec.P,
-                "N": spec.N,
-                "Q": tile.steps,
-                "BLOCK_P": tile.channels,
-                "BLOCK_N": tile.states,
-                "HEADS": tile.heads_of(spec),
-                "STAGES": tile.stages,
-                **{f"{name.upper()}_UNIT": self._unit(array) for name, array in rows.items()},
-                **self._multiplied,
+                "SIZES": self._sizes,
+                "OPERANDS": self._operands,
+                "OVERLAP": self.arch.overlaps_launches,
                 **constants,
             },
             num_warps=tile.num_warps,
@@ -250,28 +234,24 @@ class _Launches(Launches):
         )
 
     @property
-    def _multiplied(self) -> dict[str, Any]:
-        """Constants of the matrix products, and OVERLAP."""
-        return {
-            "DTYPE": TRITON[self.spec.operand_dtype],
-            "SPLIT": self.spec.operand_dtype == FP32 and self.arch.backend == "cuda",
-            "OVERLAP": self.arch.overlaps_launches,
-        }
+    def _sizes(self) -> Sizes:
+        spec, tile = self.spec, self.tile
+        return Sizes(
+            P=spec.P,
+            N=spec.N,
+            Q=tile.steps,
+            BLOCK_P=tile.channels,
+            BLOCK_N=tile.states,
+            P_UNIT=self.unit(spec.x),
+            N_UNIT=self.unit(spec.B),
+            HEADS=tile.heads_of(spec),
+            STAGES=tile.stages,
+        )
 
-    def _param(self, name: str) -> Param | None:
-        """Shape and dtype of an array of rows; None where it is absent."""
-        return self.spec["dy" if name == "dy_ungated" else name]
-
-    def _strides(self, name: str) -> tuple[int, ...]:
-        """An array's strides of batch, time and head, in units."""
-        param = self._param(name)
-        if param is None:
-            return (0, 0, 0)
-        return tuple(s // self._unit(name) for s in strides_of(name, param.shape, self.layouts)[:-1])
-
-    def _unit(self, name: str) -> int:
-        param = self._param(name)
-        return 1 if param is None else unit(param)
+    @property
+    def _operands(self) -> Operands:
+        dtype = self.spec.operand_dtype
+        return Operands(TRITON[dtype], dtype == FP32 and self.arch.backend == "cuda")
 
 
 def _prepared(spec: Spec, tile: Tile) -> tuple[Array, Array]:

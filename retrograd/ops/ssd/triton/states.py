@@ -5,24 +5,21 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
+from ..arrays import Sequences
 from ..device import bounds_of, first_place, owner_of, rows_at, step_sizes, sums_of
 from .blocks import add_product
 
 
-@triton.jit(do_not_specialize=["T", "sequences", "dt_strides", "low", "high"])
+@triton.jit(do_not_specialize=["dt", "call"])
 def prepare(
-    dt_ptr,
+    dt,
     A_ptr,
     dt_bias_ptr,
     cu_seqlens_ptr,
     delta_ptr,
     sums_ptr,
-    T,
-    sequences,
+    call,
     H,
-    dt_strides,
-    low,
-    high,
     Q: tl.constexpr,
     BLOCK_H: tl.constexpr,
     DT_SOFTPLUS: tl.constexpr,
@@ -31,27 +28,26 @@ def prepare(
     """delta (places, H, Q), 0 outside of the sequence; sums (places, H, Q) of delta A log2(e) from a block's start."""
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
+    sequences = Sequences(cu_seqlens_ptr, call.T, call.sequences)
     blocks = tl.cdiv(H, BLOCK_H)
     place = tl.program_id(0) // blocks
     head = tl.program_id(0) % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
-    number, step = owner_of(place, T, sequences, cu_seqlens_ptr, Q)
-    row, first, length = bounds_of(number, T, cu_seqlens_ptr)
+    number, step = owner_of(place, sequences, Q)
+    row, first, length = bounds_of(number, sequences)
     j = tl.arange(0, Q)
     t = step + j
     live = ((t >= 0) & (t < length))[:, None] & (head < H)[None, :]
-    delta, log = step_sizes(
-        dt_ptr, A_ptr, dt_bias_ptr, dt_strides, row, first, t, head, live, H, low, high, DT_SOFTPLUS
-    )  # fmt: skip
+    delta, log = step_sizes(dt, A_ptr, dt_bias_ptr, row, first, t, head, live, H, call, DT_SOFTPLUS)
     at = (tl.cast(place, tl.int64) * H + head)[None, :] * Q + j[:, None]
     in_array = (head < H)[None, :] & (j < Q)[:, None]
     tl.store(delta_ptr + at, delta, mask=in_array)
     tl.store(sums_ptr + at, sums_of(log, length - step), mask=in_array)
 
 
-@triton.jit(do_not_specialize=["T", "sequences", "drive_strides", "vector_strides"])
+@triton.jit(do_not_specialize=["drive", "vector", "lengths"])
 def carry_states(
-    drive_ptr,
-    vector_ptr,
+    drive,
+    vector,
     delta_ptr,
     sums_ptr,
     start_ptr,
@@ -61,25 +57,14 @@ def carry_states(
     kept_ptr,
     last_ptr,
     both_ptr,
-    T,
-    sequences,
+    lengths,
     H,
     heads_a_group,
-    drive_strides,
-    vector_strides,
-    P: tl.constexpr,
-    N: tl.constexpr,
-    Q: tl.constexpr,
+    SIZES: tl.constexpr,
+    OPERANDS: tl.constexpr,
     KEEP: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    DRIVE_UNIT: tl.constexpr,
-    VECTOR_UNIT: tl.constexpr,
-    DTYPE: tl.constexpr,
-    SPLIT: tl.constexpr,
     BACK: tl.constexpr,
     FROM_KEPT: tl.constexpr,
-    STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The state that enters every block: states (places, H, P, N); one program for BLOCK_P channels, BLOCK_N states.
@@ -88,12 +73,19 @@ def carry_states(
     stored. FROM_KEPT: a program for every kept state, from it up to the next.
     BACK: the gradient of the state that leaves every block, driven by dy and C from the last step on,
     from the gradient of the final state; the last one is that of the initial state. With the states that enter the
-    blocks, also what log decays have of pairs of a step before and one behind a block: both (places, H, tiles).
+    blocks, also the log-decay gradient of pairs of steps on either side of a block: both (places, H, tiles).
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
+    P: tl.constexpr = SIZES.P
+    N: tl.constexpr = SIZES.N
+    Q: tl.constexpr = SIZES.Q
+    BLOCK_P: tl.constexpr = SIZES.BLOCK_P
+    BLOCK_N: tl.constexpr = SIZES.BLOCK_N
+    DTYPE: tl.constexpr = OPERANDS.DTYPE
     P_BLOCKS: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
     N_BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    sequences = Sequences(cu_seqlens_ptr, lengths.T, lengths.sequences)
     tiles = H * (P_BLOCKS * N_BLOCKS)
     tile = tl.program_id(0) % tiles
     head = tile // (P_BLOCKS * N_BLOCKS)
@@ -105,17 +97,17 @@ def carry_states(
     part = tl.program_id(0) // tiles
     begin = 0
     if FROM_KEPT:
-        number, begin = owner_of(part, T, sequences, cu_seqlens_ptr, KEEP)
+        number, begin = owner_of(part, sequences, KEEP)
     else:
         number = part
-    row, first, length = bounds_of(number, T, cu_seqlens_ptr)
-    place = first_place(number, first, T, cu_seqlens_ptr, Q)
-    kept_place = first_place(number, first, T, cu_seqlens_ptr, KEEP)
+    row, first, length = bounds_of(number, sequences)
+    place = first_place(number, first, sequences, Q)
+    kept_place = first_place(number, first, sequences, KEEP)
     end = length
     if FROM_KEPT:
         end = tl.where(begin < 0, begin, tl.minimum(length, begin + KEEP))
-    drive_ptr = rows_at(drive_ptr, drive_strides, row, first, head, DRIVE_UNIT) + p[None, :]
-    vector_ptr = rows_at(vector_ptr, vector_strides, row, first, head // heads_a_group, VECTOR_UNIT) + n[None, :]
+    drive_at = rows_at(drive, row, first, head, SIZES.P_UNIT).pointer + p[None, :]
+    vector_at = rows_at(vector, row, first, head // heads_a_group, SIZES.N_UNIT).pointer + n[None, :]
     j = tl.arange(0, Q)
 
     state = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
@@ -126,7 +118,7 @@ def carry_states(
     elif start_ptr is not None:
         state = tl.load(start_ptr + tl.cast(number, tl.int64) * size + within, mask=in_tile, other=0.0)
     blocks = tl.cdiv(tl.maximum(end - begin, 0), Q)
-    for i in tl.range(blocks, num_stages=STAGES):
+    for i in tl.range(blocks, num_stages=SIZES.STAGES):
         c = begin // Q + (blocks - 1 - i if BACK else i)
         at = states_ptr + (place + c).to(tl.int64) * size + within
         tl.store(at, state.to(DTYPE), mask=in_tile)
@@ -144,21 +136,23 @@ def carry_states(
         t = c * Q + j
         live = (t < length)[:, None]
         steps = t.to(tl.int64)[:, None]
-        u = tl.load(drive_ptr + steps * drive_strides[1] * DRIVE_UNIT, mask=live & (p < P)[None, :], other=0.0)
-        k = tl.load(vector_ptr + steps * vector_strides[1] * VECTOR_UNIT, mask=live & (n < N)[None, :], other=0.0)
+        u = tl.load(drive_at + steps * drive.step * SIZES.P_UNIT, mask=live & (p < P)[None, :], other=0.0)
+        k = tl.load(vector_at + steps * vector.step * SIZES.N_UNIT, mask=live & (n < N)[None, :], other=0.0)
         u = u.to(tl.float32)
         if BACK:
             u *= tl.exp2(sums)[:, None]
         else:
             last = tl.load(sums_ptr + at + Q - 1)
             u *= (tl.exp2(last - sums) * tl.load(delta_ptr + at + j))[:, None]
-        state = add_product(tl.trans(u.to(DTYPE)), k, state * whole, DTYPE, SPLIT)
+        state = add_product(tl.trans(u.to(DTYPE)), k, state * whole, OPERANDS)
     if last_ptr is not None:
         tl.store(last_ptr + tl.cast(number, tl.int64) * size + within, state, mask=in_tile)
     if kept_ptr is not None and cu_seqlens_ptr is not None:
         # Places that belong to no chunk: before the first sequence's, and up to the next sequence's.
         stop = first + length
-        after = tl.where(number == sequences - 1, T // KEEP + sequences, stop // KEEP + number + 1)
+        after = tl.where(
+            number == lengths.sequences - 1, lengths.T // KEEP + lengths.sequences, stop // KEEP + number + 1
+        )
         zeros = tl.zeros([BLOCK_P, BLOCK_N], DTYPE)
         for i in range(tl.where(number == 0, 0, kept_place), kept_place):
             tl.store(kept_ptr + tl.cast(i, tl.int64) * size + within, zeros, mask=in_tile)
