@@ -367,8 +367,9 @@ def clear_places(states_ptr, walk, walks, head, p, OPTIONS: gl.constexpr):
     own = walk.first // STEPS + number
     for place in range(gl.where(number == 0, 0, own), own):
         clear_rows(states_ptr + ((gl.cast(place, gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
-    next_own = (walk.first + walk.length) // STEPS + number + 1
-    after = gl.where(number == walks.sequences - 1, walks.T // STEPS + walks.sequences, next_own)
+    last = number == walks.sequences - 1
+    places = walks.T // STEPS + walks.sequences
+    after = gl.where(last, places, (walk.first + walk.length) // STEPS + number + 1)
     for place in range(own + gl.cdiv(walk.length, STEPS), after):
         clear_rows(states_ptr + ((gl.cast(place, gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
 

@@ -103,8 +103,8 @@ def outputs(
             if dout.pointer is not None:
                 dout_rows = rows_at(dout, row, first, h, SIZES.P_UNIT)
                 dout_tile = load_rows(dout_rows, t, p, live, P, SIZES.P_UNIT).to(tl.float32)
-                dz = dout_tile * out * silu_grad(z_tile)
-                tl.store(dz_ptr + offsets, dz.to(dz_ptr.dtype.element_ty), mask=mask)
+                dz_at = dz_ptr + offsets
+                tl.store(dz_at, (dout_tile * out * silu_grad(z_tile)).to(dz_ptr.dtype.element_ty), mask=mask)
                 tl.store(dy_ptr + offsets, (dout_tile * silu(z_tile)).to(dy_ptr.dtype.element_ty), mask=mask)
             out *= silu(z_tile)
         if out_ptr is not None:
