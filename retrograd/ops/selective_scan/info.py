@@ -9,7 +9,7 @@ from retrograd.opinfo.info import OpInfo
 
 from . import reference
 from .cases import CASES
-from .hopper.spans import Spans
+from .hopper.plan import Spans
 from .op import OP
 
 

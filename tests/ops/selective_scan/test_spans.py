@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from retrograd.opinfo.info import spec_of
 from retrograd.ops.selective_scan.cases import bench
-from retrograd.ops.selective_scan.hopper import spans
+from retrograd.ops.selective_scan.hopper import plan as spans
 from retrograd.ops.selective_scan.hopper.launches import channels_of
 from retrograd.ops.selective_scan.op import OP, Spec
 

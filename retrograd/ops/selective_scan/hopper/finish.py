@@ -32,40 +32,32 @@ def one_minus_exp(delta):
 @gluon.jit
 def finish(
     D_ptr,
-    dx_ptr,
-    ddt_ptr,
-    dz_ptr,
-    dBC_partial_ptr,
-    dD_partial_ptr,
-    ddt_bias_partial_ptr,
+    gradients,
     d0,
     piece,
     row,
     length,
     channels,
-    gate_f,
-    rows,
+    groups,
     results,
-    done,
-    free,
-    empty,
-    N: gl.constexpr,
-    BLOCK_D: gl.constexpr,
-    KEEP: gl.constexpr,
-    PIECE: gl.constexpr,
+    SIZES: gl.constexpr,
     DT_SOFTPLUS: gl.constexpr,
-    WARPS: gl.constexpr,
 ):
     """Write the gradients of the groups that `walk_back` has done.
 
     Args:
-        d0: the program's first channel.
+        D_ptr: the parameter D, or None.
+        gradients: where they go.
+        d0, channels: the program's first channel, and all channels.
         piece: the place of the span's first piece.
         row, length: the span's first row and its length.
-        gate_f, rows, results: as `make` and `walk_back` have them, in shared memory like all that follows.
-        done, free, empty: `walk_back`'s and `make`'s barriers.
+        groups: the ring of groups that `make` fills, whose blocks are empty after this.
+        results: the ring of results that `walk_back` fills.
     """
-    GROUPS: gl.constexpr = KEEP // 8
+    N: gl.constexpr = SIZES.N
+    BLOCK_D: gl.constexpr = SIZES.channels
+    WARPS: gl.constexpr = SIZES.warps
+    GROUPS: gl.constexpr = SIZES.chunk // 8
     TILES: gl.constexpr = 8 // steps_a_tile(N)
     CW: gl.constexpr = BLOCK_D // WARPS
     VEC: gl.constexpr = vector_layout(BLOCK_D, WARPS)
@@ -73,7 +65,8 @@ def finish(
     PAIR: gl.constexpr = gl.SliceLayout(0, SUM)
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     CUBE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    y_f, ddx_f, dlog_f, sums_f = results
+    steps = groups.blocks.steps
+    done = results.blocks
     t = gl.arange(0, 8, gl.SliceLayout(1, VEC))[:, None]
     d = d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))[None, :]
     step_of, which, state, valid = place(
@@ -84,46 +77,46 @@ def finish(
     dbias = gl.zeros([8, BLOCK_D], gl.float32, VEC)
 
     blocks = channels // BLOCK_D
-    chunks = gl.cdiv(length, KEEP)
+    chunks = gl.cdiv(length, SIZES.chunk)
     for number in range(chunks * GROUPS):
         k = number // GROUPS
         j = GROUPS - 1 - number % GROUPS
         at = place_of(k, j, GROUPS)
-        time = (chunks - 1 - k) * KEEP + j * 8
+        time = (chunks - 1 - k) * SIZES.chunk + j * 8
         left = length - time
-        mbarrier.wait(done, number & 1)
-        y = y_f._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
-        ddx = ddx_f._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
-        dlog = dlog_f._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
+        mbarrier.wait(results.full, number & 1)
+        y = done.y._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
+        ddx = done.ddx._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
+        dlog = done.dlog._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
         for tile in gl.static_range(TILES):
-            sums = gl.sum(sums_f.index(tile)._reinterpret(gl.float32, [WARPS, CW, N], CUBE).load(SUM), 0)
+            sums = gl.sum(done.sums.index(tile)._reinterpret(gl.float32, [WARPS, CW, N], CUBE).load(SUM), 0)
             step = step_of + tile * (8 // TILES)
             line = (row + time) * blocks + d0 // BLOCK_D + (step * blocks).to(gl.int64)  # of (rows, blocks)
-            gl.store(dBC_partial_ptr + line * (2 * N) + which * N + state, sums, mask=valid & (step < left))
-        delta = rows[0].index(at).load(VEC)
-        x = rows[1].index(at).load(VEC).to(gl.float32)
-        gy = rows[2].index(at).load(VEC)
-        if gate_f is not None:
-            gate = gate_f.index(at).load(VEC)
+            gl.store(gradients.BC + line * (2 * N) + which * N + state, sums, mask=valid & (step < left))
+        delta = steps.delta.index(at).load(VEC)
+        x = steps.x.index(at).load(VEC).to(gl.float32)
+        gy = steps.gy.index(at).load(VEC)
+        if steps.gate is not None:
+            gate = steps.gate.index(at).load(VEC)
         block_barrier()
-        mbarrier.arrive(free, count=1)
-        mbarrier.arrive(empty.index(number % (GROUPS + 1)), count=1)
+        mbarrier.arrive(results.empty, count=1)
+        mbarrier.arrive(groups.empty.index(number % (GROUPS + 1)), count=1)
         ddt = dlog * LN2 + ddx * x
         if DT_SOFTPLUS:
             ddt = ddt * one_minus_exp(delta)
         ddt = gl.where(t < left, ddt, 0.0)
         to = (row + time) * channels + (t * (channels // 8)).to(gl.int64) * 8 + d
-        gl.store(dx_ptr + to, (gy * skip + ddx * delta).to(dx_ptr.dtype.element_ty), mask=t < left)
-        gl.store(ddt_ptr + to, ddt.to(ddt_ptr.dtype.element_ty), mask=t < left)
-        if gate_f is not None:
-            gl.store(dz_ptr + to, (gate * (y + skip * x)).to(dz_ptr.dtype.element_ty), mask=t < left)
+        gl.store(gradients.x + to, (gy * skip + ddx * delta).to(gradients.x.dtype.element_ty), mask=t < left)
+        gl.store(gradients.dt + to, ddt.to(gradients.dt.dtype.element_ty), mask=t < left)
+        if steps.gate is not None:
+            gl.store(gradients.z + to, (gate * (y + skip * x)).to(gradients.z.dtype.element_ty), mask=t < left)
         dD += gy * x
         dbias += ddt
-        if time % PIECE == 0:
-            sums_at = (piece + time // PIECE) * channels + d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))
-            if dD_partial_ptr is not None:
-                gl.store(dD_partial_ptr + sums_at, gl.sum(dD, 0))
-            if ddt_bias_partial_ptr is not None:
-                gl.store(ddt_bias_partial_ptr + sums_at, gl.sum(dbias, 0))
+        if time % SIZES.piece == 0:
+            sums_at = (piece + time // SIZES.piece) * channels + d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))
+            if gradients.D is not None:
+                gl.store(gradients.D + sums_at, gl.sum(dD, 0))
+            if gradients.dt_bias is not None:
+                gl.store(gradients.dt_bias + sums_at, gl.sum(dbias, 0))
             dD = gl.zeros([8, BLOCK_D], gl.float32, VEC)
             dbias = gl.zeros([8, BLOCK_D], gl.float32, VEC)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from retrograd.core.arch import KIB, Arch
 from retrograd.core.dtypes import BYTES, KERNEL_FLOATS
 from retrograd.core.program import (
@@ -12,7 +16,6 @@ from retrograd.core.program import (
     Program,
     Strides,
     dense,
-    pointers_to,
     read_in_place,
     strides_of,
 )
@@ -21,17 +24,13 @@ from retrograd.core.spec import Param, Pass, places
 
 from ..op import Spec
 from ..passes import FP32, Unfinished
-from . import spans
+from . import plan as plans
+from .arrays import BackwardSizes, Channels, ForwardSizes, Lengths, Matrix, Rows, WalkChannels, WalkSizes
 from .backward import backward_scan
 from .forward import forward_scan
-from .spans import Spans
+from .plan import PIECE, Spans
 from .walk import walk
 
-FORWARD = "x dt A B C D z dt_bias initial_state cu_seqlens entering y final_state states"
-BACKWARD = (
-    "dy dfinal_state x dt A B C D z dt_bias cu_seqlens states leaving dx ddt dz dinitial_state"
-    " dBC_partial dA_partial dD_partial ddt_bias_partial"
-)
 ROWS = ("x", "dt", "z", "dy")  # arrays (batch, time, channels)
 DENSE = ("A", "D", "dt_bias", "initial_state", "dfinal_state", "states")
 
@@ -79,7 +78,7 @@ def channels_of(spec: Spec, which: Pass) -> int:
 
 def planned(spec: Spec, arch: Arch, which: Pass) -> Spans:
     """The spans of a pass."""
-    return (spans.forward if which == "fwd" else spans.backward)(spec, channels_of(spec, which))
+    return (plans.forward if which == "fwd" else plans.backward)(spec, channels_of(spec, which))
 
 
 def in_place(name: str, param: Param, layout: Layout) -> bool:
@@ -108,18 +107,11 @@ def forward(
     arrays = inputs + outputs + scratch
     states = 8 if spec.N <= 16 else 16  # per thread; more mean fewer sums across threads, and fewer threads
     warps = FORWARD_CHANNELS * spec.N // (32 * states)
-    scan = Launch(
-        forward_scan,
-        grid=plan.programs * plan.count,
-        arrays=pointers_to(arrays, FORWARD),
-        scalars={**_geometry(spec, layouts, ("x", "dt", "z"), "BC"), **plan.scalars},
+    scan = _launch(forward_scan, spec, arrays, layouts, plan)
+    scan = replace(
+        scan,
         constants={
-            "N": spec.N,
-            "BLOCK_D": FORWARD_CHANNELS,
-            "STATES": states,
-            "KEEP": spec.chunk,
-            "STAGES": STAGES,
-            "WARPS": warps,
+            "SIZES": ForwardSizes(spec.N, FORWARD_CHANNELS, states, spec.chunk, STAGES, warps),
             "OVERLAP": arch.overlaps_launches,
         },
         num_warps=warps,
@@ -135,28 +127,22 @@ def backward(
     """The gradients of the results, the arguments, states -> the wanted gradients."""
     inputs, layouts = read_in_place(spec.params(names), layouts, in_place)
     channels = channels_of(spec, "bwd")
-    unfinished = Unfinished(spec, outputs, spec.channels // channels, spec.batch * places(spec, spans.PIECE))
+    unfinished = Unfinished(spec, outputs, spec.channels // channels, spec.batch * places(spec, PIECE))
     scratch = (_between(spec, "leaving", plan), *unfinished.scratch)
     arrays = inputs + outputs + scratch
-    scan = Launch(
-        backward_scan,
-        grid=plan.programs * plan.count,
-        arrays=pointers_to(arrays, BACKWARD),
-        scalars={**_geometry(spec, layouts, ("dy", "x", "dt", "z"), "BC"), **plan.scalars},
-        constants={
-            "N": spec.N,
-            "BLOCK_D": channels,
-            "KEEP": spec.chunk,
-            "PIECE": spans.PIECE,
-            "MIDDLE": spec.N <= 32,  # more states and longer chunks leave no shared memory for it
-            "SPLIT": spec.x.dtype == FP32 or spec.B.dtype == FP32 or spec.C.dtype == FP32,
-            "WARPS": BACKWARD_WARPS,
-            "MAKE_REGISTERS": MAKE_REGISTERS_64 if spec.N == 64 else MAKE_REGISTERS,
-            "FINISH_REGISTERS": FINISH_REGISTERS,
-        },
-        num_warps=BACKWARD_WARPS,
-        max_registers=REGISTERS,
+    sizes = BackwardSizes(
+        N=spec.N,
+        channels=channels,
+        chunk=spec.chunk,
+        piece=PIECE,
+        middle=spec.N <= 32,  # more states and longer chunks leave no shared memory for it
+        split=FP32 in (spec.x.dtype, spec.B.dtype, spec.C.dtype),
+        warps=BACKWARD_WARPS,
+        make_registers=MAKE_REGISTERS_64 if spec.N == 64 else MAKE_REGISTERS,
+        finish_registers=FINISH_REGISTERS,
     )
+    scan = _launch(backward_scan, spec, arrays, layouts, plan)
+    scan = replace(scan, constants={"SIZES": sizes}, num_warps=BACKWARD_WARPS, max_registers=REGISTERS)
     ahead = (_walk(spec, arrays, layouts, arch, plan, back=True),)
     launches = (*(ahead if plan.count > 1 else ()), scan, *unfinished.launches(arch))
     return Program(inputs, outputs, scratch, launches)
@@ -178,42 +164,22 @@ def _walk(
     back: bool,
 ) -> Launch:
     """The walk that computes the states, or gradients, that enter the spans."""
-    ahead, after = ("x", "B", "initial_state", "entering"), ("dy", "C", "dfinal_state", "leaving")
-    drive, vector, start, out = after if back else ahead
-    pointers = pointers_to(
-        arrays,
-        drive_ptr=drive,
-        dt_ptr="dt",
-        A_ptr="A",
-        vector_ptr=vector,
-        z_ptr="z" if back else None,
-        dt_bias_ptr="dt_bias",
-        start_ptr=start,
-        cu_seqlens_ptr="cu_seqlens",
-        out_ptr=out,
-    )
-    geometry = _geometry(spec, layouts, (drive, "dt", "z"), vector)
+    names = {"drive": "x", "vector": "B", "z": None, "start_ptr": "initial_state", "out_ptr": "entering"}
+    if back:
+        names = {"drive": "dy", "vector": "C", "start_ptr": "dfinal_state", "out_ptr": "leaving"}
     warps = WALK_CHANNELS * spec.N // (32 * WALK_STATES)
-    return Launch(
-        walk,
+    steps = min(WALK_STEPS, spec.chunk)
+    launch = _launch(walk, spec, arrays, layouts, plan, names)
+    return replace(
+        launch,
         grid=spec.sequences * (spec.channels // WALK_CHANNELS),
-        arrays=pointers,
         scalars={
-            **{name: geometry[name] for name in ("T", "channels", "dt_strides", "z_strides")},
-            "channels_a_vector": geometry[f"channels_a_{vector}"],
-            "drive_strides": geometry[f"{drive}_strides"],
-            "vector_strides": geometry[f"{vector}_strides"],
-            **plan.scalars,
+            **launch.scalars,
+            "channels": WalkChannels(spec.channels, spec.channels // spec.groups("C" if back else "B")),
         },
         constants={
-            "N": spec.N,
-            "BLOCK_D": WALK_CHANNELS,
-            "STATES": WALK_STATES,
-            "KEEP": spec.chunk,
-            "STEPS": min(WALK_STEPS, spec.chunk),
-            "STAGES": WALK_STAGES,
+            "SIZES": WalkSizes(spec.N, WALK_CHANNELS, WALK_STATES, spec.chunk, steps, WALK_STAGES, warps),
             "BACK": back,
-            "WARPS": warps,
             "OVERLAP": arch.overlaps_launches,
         },
         num_warps=warps,
@@ -221,21 +187,38 @@ def _walk(
     )
 
 
-def _geometry(spec: Spec, layouts: Layouts, rows: tuple[str, ...], matrices: str) -> dict[str, int | tuple[int, ...]]:
-    params = spec.params((*spec.arguments, "dy"))
-    strides = {name: strides_of(name, param.shape, layouts) for name, param in params.items()}
-    unit = 16 // BYTES[spec.x.dtype]
-    scalars: dict[str, int | tuple[int, ...]] = {
-        "T": spec.time,
-        "sequences": spec.sequences,
-        "channels": spec.channels,
-    }
-    for name in rows:
-        own = strides.get(name, (0, 0, 0))
-        scalars[f"{name}_strides"] = (own[0] // unit, own[1] // unit)
-    for name in matrices:
-        scalars[f"channels_a_{name}"] = spec.channels // spec.groups(name)
-        own = strides[name]
-        own = own if len(own) == 4 else (*own[:2], 0, own[2])
-        scalars[f"{name}_strides"] = (own[0] // 4, own[1] // 4, own[2] // 4)
-    return scalars
+def _launch(
+    kernel: Any,
+    spec: Spec,
+    arrays: tuple[Array, ...],
+    layouts: Layouts,
+    plan: Spans,
+    names: Mapping[str, str | None] | None = None,
+) -> Launch:
+    """A launch without its constants; `names`: parameter -> array, where the names differ."""
+    parameters = kernel.arg_names[: kernel.arg_names.index("lengths")]
+    present = {array.name for array in arrays}
+    named = {name: name.removesuffix("_ptr") for name in parameters} | dict(names or {})
+    of_B, of_C = (spec.channels // spec.groups(name) for name in ("B", "C"))
+    return Launch(
+        kernel,
+        grid=plan.programs * plan.count,
+        arrays={name: array if array in present else None for name, array in named.items()},
+        strided={name: _strided(named[name], spec, layouts) for name in parameters if not name.endswith("_ptr")},
+        scalars={
+            "lengths": Lengths(spec.time, spec.sequences, plan.chunks, plan.count),
+            "channels": Channels(spec.channels, of_B, of_C),
+        },
+    )
+
+
+def _strided(name: str | None, spec: Spec, layouts: Layouts) -> Rows | Matrix:
+    """An array's strides as the kernels take them."""
+    param = spec[name] if name else None
+    if name is None or param is None:
+        return Rows(None, 0, 0)
+    own = strides_of(name, param.shape, layouts)
+    if name in ROWS:
+        unit = 16 // BYTES[spec.x.dtype]
+        return Rows(None, own[0] // unit, own[1] // unit)
+    return Matrix(None, own[0] // 4, own[1] // 4, own[2] // 4 if len(own) == 4 else 0)

@@ -3,6 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .arrays import Span, Steps
+
 
 @gluon.jit
 def sequence(number, T, cu_seqlens_ptr):
@@ -25,28 +27,24 @@ def first_place(number, row, T, cu_seqlens_ptr, STEPS: gl.constexpr):
 
 
 @gluon.jit
-def span_of(T, cu_seqlens_ptr, span, spans, blocks, KEEP: gl.constexpr):
-    """Which span a program walks, for which of `blocks` blocks of channels.
-
-    Returns the block, the sequence's number, the span's number in it; the sequence's first row and its length; the
-    span's, and the place of its first chunk.
-    """
+def span_of(lengths, cu_seqlens_ptr, blocks, CHUNK: gl.constexpr):
+    """The span that a program walks, for one of `blocks` blocks of channels."""
     block = gl.program_id(0) % blocks
-    part = gl.program_id(0) // blocks % spans
-    number = gl.program_id(0) // blocks // spans
-    start, whole = sequence(number, T, cu_seqlens_ptr)
-    begin = part * span * KEEP
-    length = gl.minimum(gl.maximum(whole - begin, 0), span * KEEP)
-    place = first_place(number, start, T, cu_seqlens_ptr, KEEP) + part * span
-    return block, number, part, start, whole, start + begin, length, place
+    part = gl.program_id(0) // blocks % lengths.spans
+    number = gl.program_id(0) // blocks // lengths.spans
+    start, whole = sequence(number, lengths.time, cu_seqlens_ptr)
+    begin = part * lengths.span * CHUNK
+    length = gl.minimum(gl.maximum(whole - begin, 0), lengths.span * CHUNK)
+    place = first_place(number, start, lengths.time, cu_seqlens_ptr, CHUNK) + part * lengths.span
+    return Span(block, number, part, start, whole, start + begin, length, place)
 
 
 @gluon.jit
-def at_row(ptr, strides, number, row, T, cu_seqlens_ptr, offset, UNIT: gl.constexpr):
-    """An array as `steps.fetch` takes it, from a sequence's row on; strides (batch, time) are in UNIT elements."""
+def at_row(array, number, row, T, cu_seqlens_ptr, offset, UNIT: gl.constexpr):
+    """An array from a row of a sequence on; its strides are in UNIT elements."""
     batch = (number if cu_seqlens_ptr is None else number * 0).to(gl.int64)
     time = row - batch * T
-    return ptr + (batch * strides[0] + time * strides[1]) * UNIT + offset, strides[1]
+    return Steps(array.pointer + (batch * array.batch + time * array.time) * UNIT + offset, array.time)
 
 
 @gluon.jit
@@ -64,18 +62,23 @@ def fill(ptr, first, end, columns, offsets):
 
 
 @gluon.jit
-def fill_outside(ptr, number, sequences, start, stop, T, columns, offsets):
-    """The first of packed sequences writes zeros before its start, the last behind its end."""
+def fill_outside(ptr, span, lengths, columns, offsets):
+    """The first of packed sequences writes zeros before its start, the last after its end."""
     if ptr is not None:
-        fill(ptr, 0, gl.where(number == 0, start, 0), columns, offsets)
-        fill(ptr, gl.where(number == sequences - 1, stop, T), T, columns, offsets)
+        start = span.start.to(gl.int32)
+        stop = start + span.whole
+        fill(ptr, 0, gl.where(span.number == 0, start, 0), columns, offsets)
+        fill(ptr, gl.where(span.number == lengths.sequences - 1, stop, lengths.time), lengths.time, columns, offsets)
 
 
 @gluon.jit
-def fill_places(ptr, number, sequences, start, length, T, columns, offsets, STEPS: gl.constexpr):
+def fill_places(ptr, span, lengths, columns, offsets, STEPS: gl.constexpr):
     """Of packed sequences, each writes zeros to the places after its own; the first also to those before."""
     if ptr is not None:
-        place = start // STEPS + number
-        after = gl.where(number == sequences - 1, T // STEPS + sequences, (start + length) // STEPS + number + 1)
-        fill(ptr, gl.where(number == 0, 0, place), place, columns, offsets)
-        fill(ptr, place + gl.cdiv(length, STEPS), after, columns, offsets)
+        start = span.start.to(gl.int32)
+        place = start // STEPS + span.number
+        last = span.number == lengths.sequences - 1
+        all_places = lengths.time // STEPS + lengths.sequences
+        after = gl.where(last, all_places, (start + span.whole) // STEPS + span.number + 1)
+        fill(ptr, gl.where(span.number == 0, 0, place), place, columns, offsets)
+        fill(ptr, place + gl.cdiv(span.whole, STEPS), after, columns, offsets)

@@ -46,14 +46,12 @@ def per_channel(ptr, d0, BLOCK_D: gl.constexpr, LAYOUT: gl.constexpr):
 def fetch(array, time, length, tiles, stage, COLUMNS: gl.constexpr, UNIT: gl.constexpr, COPY: gl.constexpr):
     """Begin to copy the steps from `time` on, a tile (steps, COLUMNS), to shared memory; those past the end are zeros.
 
-    array: a pointer to the first step, and from one step to the next in UNIT elements; a sequence has less than 2**31
-    times as many, so that 32 bits hold the way.
+    The array's stride is in UNIT elements; a sequence has less than 2**31 times as many, so that 32 bits hold the way.
     """
-    ptr, stride = array
-    if ptr is not None:
+    if array.pointer is not None:
         t = time + gl.arange(0, tiles.shape[1], gl.SliceLayout(1, COPY))[:, None]
         columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, COPY))[None, :]
-        copy_async(tiles.index(stage), ptr + columns + (t * stride).to(gl.int64) * UNIT, mask=t < length)
+        copy_async(tiles.index(stage), array.pointer + columns + (t * array.time).to(gl.int64) * UNIT, mask=t < length)
 
 
 @gluon.jit
@@ -70,10 +68,10 @@ def rows_of(memory, place, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
-def forward_step(t, h, a2, delta_f, x_f, B_f, OWN: gl.constexpr):
+def forward_step(t, h, a2, group, OWN: gl.constexpr):
     """A step of the recurrence: the new states, and the decay."""
-    delta = delta_f.index(t).load(gl.SliceLayout(1, OWN))
-    dx = delta * x_f.index(t).load(gl.SliceLayout(1, OWN)).to(gl.float32)
-    b = B_f.index(t).load(gl.SliceLayout(0, OWN))
+    delta = group.delta.index(t).load(gl.SliceLayout(1, OWN))
+    dx = delta * group.x.index(t).load(gl.SliceLayout(1, OWN)).to(gl.float32)
+    b = group.B.index(t).load(gl.SliceLayout(0, OWN))
     decay = ex2(delta[:, None] * a2)
     return next_state(decay, h, dx[:, None], b[None, :]), decay

@@ -1,9 +1,9 @@
 """Selective scan, backward, on any GPU. Symbols and formulas: ../README.md.
 
-`backward_scan` has the programs and tiles of the forward pass and walks over the kept chunks from the last to the
-first. In a chunk it goes forward once, to note the state that enters each group of GROUP steps; then over the groups
-from the last, whose states and decays it computes once more, into registers, before it goes back over them. dB and dC
-leave as sums over a program's channels, the gradients of parameters as sums over its sequence, all in fp32;
+`backward_scan` has the programs and tiles of the forward pass and walks over the saved chunks from the last to the
+first. In a chunk it goes forward once, to note the state that enters each group of steps; then over the groups from the
+last, whose states and decays it computes once more, into registers, before it goes back over them. dB and dC leave as
+sums over a program's channels, the gradients of parameters as sums over its sequence, all in fp32;
 `core/kernels/reduce.py` adds these in a fixed order.
 """
 
@@ -19,15 +19,23 @@ from retrograd.core.kernels.numerics import (
     wait_for_previous,
 )
 
-from .forward import (
-    channels_of,
+from .arrays import Given, Gradients, Group, Matrix, Partial, Steps, Sums, Tiles
+from .steps import (
+    block_of,
     fill_outside,
-    load_per_channel,
+    first_matrix,
+    first_step,
+    load_constant,
+    load_parameter,
+    load_states,
+    load_steps,
     load_tile,
     matrix_at,
-    sequence,
+    sequence_of,
     step_size,
+    store_states,
     store_tile,
+    zeros,
 )
 
 LN2 = tl.constexpr(0.6931471805599453)
@@ -40,57 +48,153 @@ def append(values, value):
 
 
 @triton.jit
-def store_steps(ptr, t, channels, d, value, mask):
+def store_steps(ptr, row, channels, d, value, mask):
     """A step's values for each channel, where they are wanted."""
     if ptr is not None:
-        tl.store(ptr + t.to(tl.int64) * channels + d, value.to(ptr.dtype.element_ty), mask=mask)
+        tl.store(ptr + row.to(tl.int64) * channels.total + d, value.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def store_sequence(ptr, number, channels, d, value, mask):
+def store_sequence(ptr, sequence, channels, block, value):
     """A sequence's sum for each channel, where it is wanted."""
     if ptr is not None:
-        tl.store(ptr + number.to(tl.int64) * channels + d, value, mask=mask)
+        tl.store(ptr + sequence.number.to(tl.int64) * channels.total + block.d, value, mask=block.in_d)
 
 
 @triton.jit
-def store_states(ptr, number, size, n, d, value, mask, strides):
-    """A sequence's tile, where it is wanted."""
-    if ptr is not None:
-        store_tile(ptr + number.to(tl.int64) * size, value, n, d, mask, strides)
+def note_states(h, start, groups, given, entering, block, SIZES: tl.constexpr, DT_SOFTPLUS: tl.constexpr):
+    """Walk over a chunk from its first step and note the state that enters each group; returns that of the last."""
+    GROUP: tl.constexpr = SIZES.group
+    for j in range(groups - 1):
+        store_noted(entering, j, h, SIZES)
+        for i in tl.static_range(GROUP):
+            t = start + j * GROUP + i
+            x = load_steps(given.x, t, block, block.in_d)
+            dt = load_steps(given.dt, t, block, block.in_d)
+            delta = step_size(dt.to(tl.float32) + given.bias, block.in_d, DT_SOFTPLUS)
+            B_t = matrix_at(given.B, given.tile_B, t, block.n, block.in_n)
+            h = tl.exp2(delta[:, None] * given.a2) * h + (delta * x.to(tl.float32))[:, None] * B_t
+    return h
 
 
 @triton.jit
-def fill_partial(ptr, number, sequences, start, stop, T, columns, offset, n, mask):
-    """As `fill_outside`, for the sums of dB and dC."""
-    if ptr is not None:
-        zero = tl.zeros_like(n).to(tl.float32)
-        for t in range(tl.where(number == 0, start, 0)):
-            tl.store(ptr + tl.cast(t, tl.int64) * columns + offset + n, zero, mask=mask)
-        for t in range(tl.where(number == sequences - 1, stop, T), T):
-            tl.store(ptr + tl.cast(t, tl.int64) * columns + offset + n, zero, mask=mask)
+def store_noted(entering, j, h, SIZES: tl.constexpr):
+    """Note the state that enters group j of a chunk."""
+    n, d = tl.arange(0, SIZES.states), tl.arange(0, SIZES.channels)
+    everywhere = (n < SIZES.states)[None, :] & (d < SIZES.channels)[:, None]
+    store_tile(entering.pointer + j * (SIZES.states * SIZES.channels), entering, d, n, h, everywhere)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "T", "sequences", "row_strides", "A_tile_strides", "B_tile_strides", "C_tile_strides", "final_row_stride",
-        "final_tile_strides", "state_tile_strides", "scratch_tile_strides",
-    ]
-)  # fmt: skip
+@triton.jit
+def load_noted(ptr, strides, there, SIZES: tl.constexpr):
+    """A noted state, where it is there."""
+    n, d = tl.arange(0, SIZES.states), tl.arange(0, SIZES.channels)
+    everywhere = (n < SIZES.states)[None, :] & (d < SIZES.channels)[:, None]
+    return load_tile(ptr, strides, d, n, everywhere & there)
+
+
+@triton.jit
+def walk_group(h, start, length, given, block, SIZES: tl.constexpr, DT_SOFTPLUS: tl.constexpr):
+    """Walk over a group of steps, which the state h enters; what the way back needs stays in registers."""
+    GROUP: tl.constexpr = SIZES.group
+    xs = ()
+    raws = ()
+    deltas = ()
+    decays = ()
+    states = (h,)
+    for i in tl.static_range(GROUP):
+        t = start + i
+        here = block.in_d & (t < length)
+        x = load_steps(given.x, t, block, here)
+        dt = load_steps(given.dt, t, block, here)
+        x = x.to(tl.float32)
+        raw = dt.to(tl.float32) + given.bias
+        delta = step_size(raw, here, DT_SOFTPLUS)
+        B_t = matrix_at(given.B, given.tile_B, t, block.n, block.in_n & (t < length))
+        decay = tl.exp2(delta[:, None] * given.a2)
+        h = decay * h + (delta * x)[:, None] * B_t
+        xs = append(xs, x)
+        raws = append(raws, raw)
+        deltas = append(deltas, delta)
+        decays = append(decays, decay)
+        states = append(states, h)
+    return Group(xs, raws, deltas, decays, states)
+
+
+@triton.jit
+def through_gate(dy, x, h, C_t, t, given, gradients, channels, block, here):
+    """The gradient of y before the gate, from that after it; stores the gradient of the gate."""
+    if given.z.pointer is None:
+        return dy
+    else:
+        z = load_steps(given.z, t, block, here).to(tl.float32)
+        s = sigmoid(z)
+        if gradients.z is not None:
+            y = tl.sum(h * C_t, axis=1) + given.skip * x
+            row = gradients.start + t
+            store_steps(gradients.z, row, channels, block.d, dy * y * s * (1.0 + z * (1.0 - s)), here)
+        return dy * (z * s)
+
+
+@triton.jit
+def store_matrices(partial, step, dB_t, dC_t, given, n, mask, N: tl.constexpr):
+    """A step's sums over the program's channels: of dC, then of dB, each where it has a time axis."""
+    if partial.pointer is not None:
+        PARTS: tl.constexpr = (given.tile_B is None) + (given.tile_C is None)
+        at = partial.pointer + step * partial.columns + partial.block * (PARTS * N) + n
+        if given.tile_C is None:
+            tl.store(at, tl.sum(dC_t, axis=0), mask=mask)
+        if given.tile_B is None:
+            B_PART: tl.constexpr = given.tile_C is None
+            tl.store(at + B_PART * N, tl.sum(dB_t, axis=0), mask=mask)
+
+
+@triton.jit
+def step_back(sums, i: tl.constexpr, t, group, given, gradients, length, channels, block, DT_SOFTPLUS: tl.constexpr):
+    """The sums with step i of a group, step t of the sequence, whose gradients it stores; its terms of dB and dC."""
+    here = block.in_d & (t < length)
+    in_matrix = block.in_n & (t < length)
+    dy = load_steps(given.dy, t, block, here).to(tl.float32)
+    B_t = matrix_at(given.B, given.tile_B, t, block.n, in_matrix)
+    C_t = matrix_at(given.C, given.tile_C, t, block.n, in_matrix)
+    x = group.xs[i]
+    delta = group.deltas[i]
+    dy = through_gate(dy, x, group.states[i + 1], C_t, t, given, gradients, channels, block, here)
+    dC_t = rounded_product(dy[:, None], group.states[i + 1])
+    g = sums.g + dy[:, None] * C_t
+    dB_t = rounded_product(g, (delta * x)[:, None])
+    dxB = tl.sum(g * B_t, axis=1)  # the gradient of delta x
+    g *= group.decays[i]
+    dlog = g * group.states[i]  # the gradient of delta A
+    dA = sums.dA + dlog * delta[:, None]
+    ddelta = tl.sum(dlog * given.a2, axis=1) * LN2 + dxB * x
+    if DT_SOFTPLUS:
+        ddelta *= sigmoid(group.raws[i])
+    ddelta = tl.where(here, ddelta, 0.0)
+    dbias, dbias_lost = add_compensated(sums.dbias, sums.dbias_lost, ddelta)
+    dD, dD_lost = add_compensated(sums.dD, sums.dD_lost, dy * x)
+    store_steps(gradients.x, gradients.start + t, channels, block.d, dxB * delta + given.skip * dy, here)
+    store_steps(gradients.dt, gradients.start + t, channels, block.d, ddelta, here)
+    return Sums(g, dA, dD, dbias, dD_lost, dbias_lost), dB_t, dC_t
+
+
+@triton.jit(do_not_specialize=["dfinal_state", "A", "constant_B", "constant_C", "states", "entering", "rows"])
 def backward_scan(
-    dy_ptr,
-    dfinal_state_ptr,
-    x_ptr,
-    dt_ptr,
-    A_ptr,
-    B_ptr,
-    C_ptr,
-    D_ptr,
-    z_ptr,
-    dt_bias_ptr,
+    dy,
+    dfinal_state,
+    x,
+    dt,
+    A,
+    B,
+    C,
+    constant_B,
+    constant_C,
+    D,
+    z,
+    dt_bias,
     cu_seqlens_ptr,
-    states_ptr,
-    entering_ptr,
+    states,
+    entering,
     dx_ptr,
     ddt_ptr,
     dz_ptr,
@@ -101,37 +205,10 @@ def backward_scan(
     dC_partial_ptr,
     dD_partial_ptr,
     ddt_bias_partial_ptr,
-    T,
-    sequences,
+    rows,
     channels,
-    unit,
-    blocks_a_unit,
-    channels_a_B,
-    channels_a_C,
-    row_strides,
-    dy_strides,
-    x_strides,
-    dt_strides,
-    z_strides,
-    B_strides,
-    C_strides,
-    D_stride,
-    dt_bias_stride,
-    A_tile_strides,
-    B_tile_strides,
-    C_tile_strides,
-    final_row_stride,
-    final_tile_strides,
-    state_tile_strides,
-    scratch_tile_strides,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    KEEP: tl.constexpr,
-    GROUP: tl.constexpr,
+    SIZES: tl.constexpr,
     DT_SOFTPLUS: tl.constexpr,
-    B_CONSTANT: tl.constexpr,
-    C_CONSTANT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Gradients are dense. Sums over a program's channels or sequence:
@@ -140,167 +217,82 @@ def backward_scan(
     dA_partial, and dB_partial and dC_partial where these are constant, (sequences, D, N);
     dD_partial, ddt_bias_partial (sequences, D).
 
-    `entering` (programs, KEEP / GROUP, tile) holds a chunk's states. `row_strides` are those of x, dt, z, B, C, dy.
+    `entering` (programs, groups of a chunk, tile) holds a chunk's states.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    blocks = channels // unit * blocks_a_unit
-    block = tl.program_id(0) % blocks
-    number = tl.program_id(0) // blocks
-    row, first, length, place = sequence(number, T, cu_seqlens_ptr, KEEP)
-    first_d, d, in_d = channels_of(block, unit, blocks_a_unit, BLOCK_D)
-    n = tl.arange(0, BLOCK_N)
-    in_n = n < N
-    in_tile = in_n[None, :] & in_d[:, None]
-    wide_d = d.to(tl.int64)
-    own_n = tl.arange(0, BLOCK_N)
-    own_d = tl.arange(0, BLOCK_D)
-    everywhere = (own_n < BLOCK_N)[None, :] & (own_d < BLOCK_D)[:, None]
+    GROUP: tl.constexpr = SIZES.group
+    blocks = channels.total // channels.unit * channels.blocks_a_unit
+    number = tl.program_id(0) % blocks
+    sequence = sequence_of(tl.program_id(0) // blocks, rows, cu_seqlens_ptr, SIZES.chunk)
+    block = block_of(number, channels, SIZES)
 
-    dy_ptr += row * row_strides[5] + first.to(tl.int64) * dy_strides[0]
-    x_ptr += row * row_strides[0] + first.to(tl.int64) * x_strides[0]
-    dt_ptr += row * row_strides[1] + first.to(tl.int64) * dt_strides[0]
-    if z_ptr is not None:
-        z_ptr += row * row_strides[2] + first.to(tl.int64) * z_strides[0]
-    start = row * T + first
-    if B_CONSTANT:
-        B = load_tile(B_ptr, n, d, in_tile, B_tile_strides)
-        dB = tl.zeros([BLOCK_D, BLOCK_N], tl.float32)
-    else:
-        B = None
-        B_ptr += (
-            row * row_strides[3]
-            + first.to(tl.int64) * B_strides[0]
-            + (first_d // channels_a_B).to(tl.int64) * B_strides[1]
-        )
-    if C_CONSTANT:
-        C = load_tile(C_ptr, n, d, in_tile, C_tile_strides)
-        dC = tl.zeros([BLOCK_D, BLOCK_N], tl.float32)
-    else:
-        C = None
-        C_ptr += (
-            row * row_strides[4]
-            + first.to(tl.int64) * C_strides[0]
-            + (first_d // channels_a_C).to(tl.int64) * C_strides[1]
-        )
-    PARTS: tl.constexpr = 2 - B_CONSTANT - C_CONSTANT
-    B_PART: tl.constexpr = PARTS - 1
-    columns = blocks * PARTS * N
-    A = load_tile(A_ptr, n, d, in_tile, A_tile_strides) * LOG2E
-    skip = load_per_channel(D_ptr, d, in_d, D_stride)
-    bias = load_per_channel(dt_bias_ptr, d, in_d, dt_bias_stride)
-    if dfinal_state_ptr is None:
-        g = tl.zeros([BLOCK_D, BLOCK_N], tl.float32)
-    else:
-        g = load_tile(dfinal_state_ptr + number.to(tl.int64) * final_row_stride, n, d, in_tile, final_tile_strides)
-    dA = tl.zeros([BLOCK_D, BLOCK_N], tl.float32)
-    dD = tl.zeros([BLOCK_D], tl.float32)
-    dbias = tl.zeros([BLOCK_D], tl.float32)
-    dD_lost = tl.zeros([BLOCK_D], tl.float32)
-    dbias_lost = tl.zeros([BLOCK_D], tl.float32)
-    entering_ptr += tl.program_id(0).to(tl.int64) * (KEEP // GROUP * BLOCK_N * BLOCK_D)
+    dy = Steps(first_step(dy, sequence, rows.dy), dy.time, dy.channel)
+    x = Steps(first_step(x, sequence, rows.x), x.time, x.channel)
+    dt = Steps(first_step(dt, sequence, rows.dt), dt.time, dt.channel)
+    z = Steps(first_step(z, sequence, rows.z), z.time, z.channel)
+    first_row = sequence.row * rows.time + sequence.first
+    tile_B = load_constant(constant_B, block)
+    B = Matrix(first_matrix(B, sequence, rows.B, block.first, channels.of_B), B.time, B.group, B.state)
+    if tile_B is not None:
+        dB = zeros(SIZES)
+    tile_C = load_constant(constant_C, block)
+    if tile_C is not None:
+        dC = zeros(SIZES)
+    C = Matrix(first_matrix(C, sequence, rows.C, block.first, channels.of_C), C.time, C.group, C.state)
+    PARTS: tl.constexpr = (tile_B is None) + (tile_C is None)
+    columns = blocks * PARTS * SIZES.N
+    a2 = load_tile(A.pointer, A, block.d, block.n, block.in_tile) * LOG2E
+    skip = load_parameter(D, block)
+    bias = load_parameter(dt_bias, block)
+    given = Given(dy, x, dt, z, B, C, tile_B, tile_C, a2, skip, bias)
+    gradients = Gradients(first_row, dx_ptr, ddt_ptr, dz_ptr)
+    g = load_states(dfinal_state, sequence, block, SIZES)
+    nothing = tl.zeros_like(bias)
+    sums = Sums(g, zeros(SIZES), nothing, nothing, nothing, nothing)
+    own = tl.program_id(0).to(tl.int64) * (SIZES.chunk // GROUP * SIZES.states * SIZES.channels)
+    entering = Tiles(entering.pointer + own, entering.channel, entering.state)
 
-    chunks = tl.cdiv(length, KEEP)
+    chunks = tl.cdiv(sequence.length, SIZES.chunk)
+    partial = Partial(dBC_partial_ptr, columns, number)
     for k in range(chunks):
         chunk = chunks - 1 - k
-        groups = tl.cdiv(tl.minimum(length - chunk * KEEP, KEEP), GROUP)
-        h = load_tile(states_ptr + (place + chunk) * channels * N, n, d, in_tile, state_tile_strides)
-        for j in range(groups - 1):
-            noted = entering_ptr + j * (BLOCK_N * BLOCK_D)
-            store_tile(noted, h, own_n, own_d, everywhere, scratch_tile_strides)
-            for i in tl.static_range(GROUP):
-                t = chunk * KEEP + j * GROUP + i
-                x = tl.load(x_ptr + t.to(tl.int64) * x_strides[0] + wide_d * x_strides[1], mask=in_d, other=0.0)
-                dt = tl.load(dt_ptr + t.to(tl.int64) * dt_strides[0] + wide_d * dt_strides[1], mask=in_d, other=0.0)
-                delta = step_size(dt.to(tl.float32) + bias, in_d, DT_SOFTPLUS)
-                B_t = matrix_at(B, B_ptr, t, B_strides[0], n, B_strides[2], in_n)
-                h = tl.exp2(delta[:, None] * A) * h + (delta * x.to(tl.float32))[:, None] * B_t
+        groups = tl.cdiv(tl.minimum(sequence.length - chunk * SIZES.chunk, SIZES.chunk), GROUP)
+        saved = states.pointer + (sequence.place + chunk) * channels.total * SIZES.N
+        h = load_tile(saved, states, block.d, block.n, block.in_tile)
+        h = note_states(h, chunk * SIZES.chunk, groups, given, entering, block, SIZES, DT_SOFTPLUS)
         tl.debug_barrier()
 
         for back in range(groups):
-            group = chunk * KEEP + (groups - 1 - back) * GROUP
-            xs = ()
-            raws = ()
-            deltas = ()
-            decays = ()
-            states = (h,)  # the one that enters the group, then the one after each of its steps
-            for i in tl.static_range(GROUP):
-                t = group + i
-                here = in_d & (t < length)
-                x = tl.load(x_ptr + t.to(tl.int64) * x_strides[0] + wide_d * x_strides[1], mask=here, other=0.0)
-                dt = tl.load(dt_ptr + t.to(tl.int64) * dt_strides[0] + wide_d * dt_strides[1], mask=here, other=0.0)
-                x = x.to(tl.float32)
-                raw = dt.to(tl.float32) + bias
-                delta = step_size(raw, here, DT_SOFTPLUS)
-                B_t = matrix_at(B, B_ptr, t, B_strides[0], n, B_strides[2], in_n & (t < length))
-                decay = tl.exp2(delta[:, None] * A)
-                h = decay * h + (delta * x)[:, None] * B_t
-                xs = append(xs, x)
-                raws = append(raws, raw)
-                deltas = append(deltas, delta)
-                decays = append(decays, decay)
-                states = append(states, h)
+            start = chunk * SIZES.chunk + (groups - 1 - back) * GROUP
+            group = walk_group(h, start, sequence.length, given, block, SIZES, DT_SOFTPLUS)
             # The state that enters the group before; the chunk's first group has none.
-            noted = entering_ptr + (groups - 2 - back) * (BLOCK_N * BLOCK_D)
-            h = load_tile(noted, own_n, own_d, everywhere & (back < groups - 1), scratch_tile_strides)
-
+            noted = entering.pointer + (groups - 2 - back) * (SIZES.states * SIZES.channels)
+            h = load_noted(noted, entering, back < groups - 1, SIZES)
             for i in tl.static_range(GROUP - 1, -1, -1):
-                t = group + i
-                here = in_d & (t < length)
-                in_matrix = in_n & (t < length)
-                dy = tl.load(dy_ptr + t.to(tl.int64) * dy_strides[0] + wide_d * dy_strides[1], mask=here, other=0.0)
-                dy = dy.to(tl.float32)
-                B_t = matrix_at(B, B_ptr, t, B_strides[0], n, B_strides[2], in_matrix)
-                C_t = matrix_at(C, C_ptr, t, C_strides[0], n, C_strides[2], in_matrix)
-                if z_ptr is not None:
-                    z = tl.load(z_ptr + t.to(tl.int64) * z_strides[0] + wide_d * z_strides[1], mask=here, other=0.0)
-                    z = z.to(tl.float32)
-                    s = sigmoid(z)
-                    if dz_ptr is not None:
-                        y = tl.sum(states[i + 1] * C_t, axis=1) + skip * xs[i]
-                        store_steps(dz_ptr, start + t, channels, d, dy * y * s * (1.0 + z * (1.0 - s)), here)
-                    dy *= z * s
-                dC_t = rounded_product(dy[:, None], states[i + 1])
-                g += dy[:, None] * C_t
-                dB_t = rounded_product(g, (deltas[i] * xs[i])[:, None])
-                dxB = tl.sum(g * B_t, axis=1)  # the gradient of delta x
-                g *= decays[i]
-                dlog = g * states[i]  # the gradient of delta A
-                dA += dlog * deltas[i][:, None]
-                ddelta = tl.sum(dlog * A, axis=1) * LN2 + dxB * xs[i]
-                if DT_SOFTPLUS:
-                    ddelta *= sigmoid(raws[i])
-                ddelta = tl.where(here, ddelta, 0.0)
-                dbias, dbias_lost = add_compensated(dbias, dbias_lost, ddelta)
-                dD, dD_lost = add_compensated(dD, dD_lost, dy * xs[i])
-                store_steps(dx_ptr, start + t, channels, d, dxB * deltas[i] + skip * dy, here)
-                store_steps(ddt_ptr, start + t, channels, d, ddelta, here)
-                if B_CONSTANT:
+                sums, dB_t, dC_t = step_back(
+                    sums, i, start + i, group, given, gradients, sequence.length, channels, block, DT_SOFTPLUS
+                )
+                if tile_B is not None:
                     dB += dB_t
-                if C_CONSTANT:
+                if tile_C is not None:
                     dC += dC_t
-                if dBC_partial_ptr is not None:
-                    at = dBC_partial_ptr + (start + t) * columns + block * (PARTS * N) + n
-                    if not C_CONSTANT:
-                        tl.store(at, tl.sum(dC_t, axis=0), mask=in_matrix)
-                    if not B_CONSTANT:
-                        tl.store(at + B_PART * N, tl.sum(dB_t, axis=0), mask=in_matrix)
+                in_matrix = block.in_n & (start + i < sequence.length)
+                store_matrices(partial, first_row + (start + i), dB_t, dC_t, given, block.n, in_matrix, SIZES.N)
 
-    size = tl.cast(channels, tl.int64) * N
-    store_states(dinitial_state_ptr, number, size, n, d, g, in_tile, state_tile_strides)
-    store_states(dA_partial_ptr, number, size, n, d, dA, in_tile, state_tile_strides)
-    if B_CONSTANT:
-        store_states(dB_partial_ptr, number, size, n, d, dB, in_tile, state_tile_strides)
-    if C_CONSTANT:
-        store_states(dC_partial_ptr, number, size, n, d, dC, in_tile, state_tile_strides)
-    store_sequence(dD_partial_ptr, number, channels, d, dD, in_d)
-    store_sequence(ddt_bias_partial_ptr, number, channels, d, dbias, in_d)
+    size = tl.cast(channels.total, tl.int64) * SIZES.N
+    store_states(dinitial_state_ptr, sequence.number.to(tl.int64) * size, states, block, sums.g)
+    store_states(dA_partial_ptr, sequence.number.to(tl.int64) * size, states, block, sums.dA)
+    if tile_B is not None:
+        store_states(dB_partial_ptr, sequence.number.to(tl.int64) * size, states, block, dB)
+    if tile_C is not None:
+        store_states(dC_partial_ptr, sequence.number.to(tl.int64) * size, states, block, dC)
+    store_sequence(dD_partial_ptr, sequence, channels, block, sums.dD)
+    store_sequence(ddt_bias_partial_ptr, sequence, channels, block, sums.dbias)
     if cu_seqlens_ptr is not None:
-        stop = first + length
-        fill_outside(dx_ptr, number, sequences, first, stop, T, channels, d, in_d)
-        fill_outside(ddt_ptr, number, sequences, first, stop, T, channels, d, in_d)
-        fill_outside(dz_ptr, number, sequences, first, stop, T, channels, d, in_d)
-        if dBC_partial_ptr is not None:
-            for part in tl.static_range(PARTS):
-                offset = (block * PARTS + part) * N
-                fill_partial(dBC_partial_ptr, number, sequences, first, stop, T, columns, offset, n, in_n)
+        fill_outside(dx_ptr, sequence, rows, channels.total, 0, block.d, block.in_d)
+        fill_outside(ddt_ptr, sequence, rows, channels.total, 0, block.d, block.in_d)
+        fill_outside(dz_ptr, sequence, rows, channels.total, 0, block.d, block.in_d)
+        for part in tl.static_range(PARTS):
+            first = (number * PARTS + part) * SIZES.N
+            fill_outside(dBC_partial_ptr, sequence, rows, partial.columns, first, block.n, block.in_n)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from retrograd.core.arch import Arch
 from retrograd.core.dtypes import KERNEL_FLOATS
@@ -11,26 +12,19 @@ from retrograd.core.program import (
     Launch,
     Layouts,
     Program,
-    Scalar,
     Strides,
-    pointers_to,
     read_in_place,
     strides_of,
 )
-from retrograd.core.spec import Param, Pass
+from retrograd.core.spec import Pass
 
 from ..op import Spec
 from ..passes import FP32, Unfinished
 from . import backward as backward_kernels
 from . import forward as forward_kernels
 from . import plan
+from .arrays import Channels, Matrix, Parameter, Rows, Sizes, States, Steps, Tiles
 from .plan import Tile
-
-FORWARD = "x dt A B C D z dt_bias initial_state cu_seqlens y final_state states"
-BACKWARD = (
-    "dy dfinal_state x dt A B C D z dt_bias cu_seqlens states entering dx ddt dz dinitial_state"
-    " dBC_partial dA_partial dB_partial dC_partial dD_partial ddt_bias_partial"
-)
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
@@ -48,21 +42,7 @@ def forward(
 ) -> Program:
     """The arguments -> y, final_state, states."""
     inputs, layouts = read_in_place(spec.params(names), layouts, lambda *_: True)
-    initial = _strides("initial_state", spec.initial_state, layouts)
-    launch = Launch(
-        forward_kernels.forward_scan,
-        grid=spec.sequences * _blocks(spec, tile),
-        arrays=pointers_to(inputs + outputs, FORWARD),
-        scalars={
-            **_geometry(spec, tile, layouts, ("x", "dt", "z", "B", "C")),
-            "initial_row_stride": initial[0],
-            "initial_tile_strides": initial[1:],
-        },
-        constants=_constants(spec, tile, arch),
-        num_warps=tile.num_warps,
-        max_registers=tile.max_registers,
-        overlap=arch.overlaps_launches,
-    )
+    launch = _scan(forward_kernels.forward_scan, spec, inputs + outputs, layouts, arch, tile)
     return Program(inputs, outputs, (), (launch,))
 
 
@@ -75,23 +55,8 @@ def backward(
     unfinished = Unfinished(spec, outputs, blocks, spec.sequences)
     chunk_states = (spec.sequences * blocks, spec.chunk // tile.group, tile.states, tile.channels)
     scratch = (Array("entering", chunk_states, FP32), *unfinished.scratch)
-    final = _strides("dfinal_state", spec["dfinal_state"], layouts)
-    launch = Launch(
-        backward_kernels.backward_scan,
-        grid=spec.sequences * blocks,
-        arrays=pointers_to(inputs + outputs + scratch, BACKWARD),
-        scalars={
-            **_geometry(spec, tile, layouts, ("x", "dt", "z", "B", "C", "dy")),
-            "final_row_stride": final[0],
-            "final_tile_strides": final[1:],
-            "scratch_tile_strides": (1, tile.channels),
-        },
-        constants=_constants(spec, tile, arch),
-        num_warps=tile.num_warps,
-        max_registers=tile.max_registers,
-        allowed_spills=20,  # spill instructions of the compilers for sm_80 and sm_100 at 255 registers
-        overlap=arch.overlaps_launches,
-    )
+    launch = _scan(backward_kernels.backward_scan, spec, inputs + outputs + scratch, layouts, arch, tile)
+    launch = replace(launch, allowed_spills=20)  # of the compilers for sm_80 and sm_100 at 255 registers
     return Program(inputs, outputs, scratch, (launch, *unfinished.launches(arch)))
 
 
@@ -100,46 +65,65 @@ def _blocks(spec: Spec, tile: Tile) -> int:
     return spec.channels // max(tile.unit, 1) * tile.blocks_a_unit
 
 
-def _strides(name: str, param: Param | None, layouts: Layouts) -> Strides:
-    """An array's strides; zeros if it is absent."""
-    return (0, 0, 0) if param is None else strides_of(name, param.shape, layouts)
+def _scan(kernel: Any, spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch, tile: Tile) -> Launch:
+    """The launch of a pass's kernel."""
+    parameters = kernel.arg_names[: kernel.arg_names.index("rows")]
+    present = {array.name for array in arrays}
+    named = {parameter: _array(spec, parameter) for parameter in parameters}
+    return Launch(
+        kernel,
+        grid=spec.sequences * _blocks(spec, tile),
+        arrays={parameter: name if name in present else None for parameter, name in named.items()},
+        strided={name: _strided(name, spec, layouts, tile) for name in parameters if not name.endswith("_ptr")},
+        scalars={"rows": _rows(spec, layouts), "channels": _channels(spec, tile)},
+        constants={
+            "SIZES": Sizes(spec.N, tile.channels, tile.states, spec.chunk, tile.group),
+            "OVERLAP": arch.overlaps_launches,
+        },
+        num_warps=tile.num_warps,
+        max_registers=tile.max_registers,
+        overlap=arch.overlaps_launches,
+    )
 
 
-def _geometry(spec: Spec, tile: Tile, layouts: Layouts, per_row: tuple[str, ...]) -> dict[str, Scalar]:
-    """Sizes, and strides as the kernels take them."""
-    strides = {name: _strides(name, spec[name], layouts) for name in ("x", "dt", "z", "dy")}
-    tiles: dict[str, Strides] = {"A": _strides("A", spec.A, layouts)}
-    for name in ("B", "C"):
-        own = _strides(name, spec[name], layouts)
-        if spec.constant(name):
-            tiles[name], strides[name] = own, (0, 0, 0, 0)
-        else:
-            tiles[name], strides[name] = (0, 0), own if len(own) == 4 else (*own[:2], 0, own[2])
-    scalars: dict[str, Scalar] = {
-        "T": spec.time,
-        "sequences": spec.sequences,
-        "channels": spec.channels,
-        "unit": tile.unit,
-        "blocks_a_unit": tile.blocks_a_unit,
-        "channels_a_B": spec.channels // spec.groups("B"),
-        "channels_a_C": spec.channels // spec.groups("C"),
-        "row_strides": tuple(strides[name][0] for name in per_row),
-        "D_stride": _strides("D", spec.D, layouts)[0],
-        "dt_bias_stride": _strides("dt_bias", spec.dt_bias, layouts)[0],
-        "state_tile_strides": (spec.N, 1),
-    }
-    scalars |= {f"{name}_strides": strides[name][1:] for name in per_row}
-    return scalars | {f"{name}_tile_strides": own for name, own in tiles.items()}
+def _array(spec: Spec, parameter: str) -> str | None:
+    """The array of a parameter; B and C have one for each of their forms."""
+    name = parameter.removesuffix("_ptr").removeprefix("constant_")
+    other = name in ("B", "C") and spec.constant(name) != parameter.startswith("constant_")
+    return None if other else name
 
 
-def _constants(spec: Spec, tile: Tile, arch: Arch) -> dict[str, Any]:
-    return {
-        "N": spec.N,
-        "BLOCK_N": tile.states,
-        "BLOCK_D": tile.channels,
-        "KEEP": spec.chunk,
-        "GROUP": tile.group,
-        "B_CONSTANT": spec.constant("B"),
-        "C_CONSTANT": spec.constant("C"),
-        "OVERLAP": arch.overlaps_launches,
-    }
+def _strided(parameter: str, spec: Spec, layouts: Layouts, tile: Tile) -> NamedTuple:
+    """An array's strides as the kernels take them; zeros for an absent array."""
+    if parameter == "states":
+        return Tiles(None, channel=spec.N, state=1)
+    if parameter == "entering":
+        return Tiles(None, channel=1, state=tile.channels)
+    name = _array(spec, parameter)
+    own = _strides(name, layouts, spec) if name else ()
+    if parameter in ("x", "dt", "z", "dy"):
+        return Steps(None, *own[1:]) if own else Steps(None, 0, 0)
+    if parameter in ("B", "C"):
+        return Matrix(None, own[1], 0 if len(own) == 3 else own[2], own[-1]) if own else Matrix(None, 0, 0, 0)
+    if parameter in ("D", "dt_bias"):
+        return Parameter(None, *(own or (0,)))
+    if parameter in ("initial_state", "dfinal_state"):
+        return States(None, *(own or (0, 0, 0)))
+    return Tiles(None, *(own or (0, 0)))
+
+
+def _strides(name: str, layouts: Layouts, spec: Spec) -> Strides:
+    """An array's strides; none if it is absent."""
+    param = spec[name]
+    return () if param is None else strides_of(name, param.shape, layouts)
+
+
+def _rows(spec: Spec, layouts: Layouts) -> Rows:
+    own = {name: _strides(name, layouts, spec) for name in ("x", "dt", "z", "dy", "B", "C")}
+    of_batch = {name: strides[0] if len(strides) > 2 else 0 for name, strides in own.items()}
+    return Rows(spec.time, spec.sequences, **of_batch)
+
+
+def _channels(spec: Spec, tile: Tile) -> Channels:
+    of_B, of_C = (spec.channels // spec.groups(name) for name in ("B", "C"))
+    return Channels(spec.channels, tile.unit, tile.blocks_a_unit, of_B, of_C)

@@ -49,11 +49,6 @@ class Spans:
         """Spans of a sequence."""
         return max(1, -(-self.time // (self.pieces * PIECE)))
 
-    @property
-    def scalars(self) -> dict[str, int]:
-        """As kernel scalars."""
-        return {"span": self.chunks, "spans": self.count}
-
     def cut(self, pieces: int) -> Spans:
         """The same with spans of `pieces` pieces."""
         return replace(self, pieces=pieces)
