@@ -78,8 +78,8 @@ def test_a_program_of_an_op_is_refused_when_it_is_planned(monkeypatch: pytest.Mo
         monkeypatch.setattr(launches, "_flags", lambda spec, arch: change(sound(spec, arch)))
         INFO.programs(INFO.case("plain"), SM_90)
 
-    with pytest.raises(ValueError, match=r"^forward_whole: parameters without a value: N, OVERLAP$"):
-        mutated(lambda flags: {name: flags[name] for name in ("GATE_FIRST", "GATE_LAST")})
+    with pytest.raises(ValueError, match=r"^forward_whole: parameters without a value: OVERLAP$"):
+        mutated(lambda flags: {"GATES": flags["GATES"]})
     with pytest.raises(ValueError, match=r"^forward_whole: values without a parameter: STAGES$"):
         mutated(lambda flags: {**flags, "STAGES": 2})
     mutated(lambda flags: flags)

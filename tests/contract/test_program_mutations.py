@@ -73,9 +73,12 @@ def test_a_binary_that_depends_on_the_number_of_rows(field: str) -> None:
         if field == "warps":
             return replace(launch, num_warps=8 if many else 4)
         if field == "tile":
-            return replace(launch, constants={**launch.constants, "ROWS": 16 if many else 8})
-        read = dict.fromkeys(("x_strides", "dy_strides"), (64, 0, 1) if many else (63, 0, 1))
-        return replace(launch, scalars={name: read.get(name, value) for name, value in launch.scalars.items()})
+            sizes = launch.constants.get("SIZES")
+            sized = {"SIZES": sizes._replace(rows=16 if many else 8)} if sizes else {}
+            return replace(launch, constants={**launch.constants, **sized})
+        row = 64 if many else 63
+        read = {name: own._replace(row=row) for name, own in launch.strided.items() if name in ("x", "dy")}
+        return replace(launch, strided={**launch.strided, **read})
 
     programs.check_same_binaries(INFO, CASE, ARCH, 64, 1024)
     with pytest.raises(AssertionError, match="another binary"):
@@ -87,7 +90,8 @@ def test_a_binary_that_depends_on_the_number_of_rows(field: str) -> None:
 def test_a_kernel_that_spills(arch: str, N: int) -> None:
     (program, launch), *_ = programs.launches(INFO, INFO.case("gpu_prenorm"), SUPPORTED[arch])
     assert resources(build(launch, program.arrays, SUPPORTED[arch])).spills == 0
-    crowded = replace(launch, num_warps=1, constants={**launch.constants, "N": N, "BLOCK_N": N, "ROWS": 1})
+    sizes = launch.constants["SIZES"]._replace(columns=N, block=N, rows=1)
+    crowded = replace(launch, num_warps=1, constants={**launch.constants, "SIZES": sizes})
     found = resources(build(crowded, program.arrays, SUPPORTED[arch]))
     assert found.spills > 0
     assert found.stack > 0

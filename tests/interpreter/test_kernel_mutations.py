@@ -61,7 +61,7 @@ def test_a_derivative_of_the_gate_without_its_second_term(case: str, monkeypatch
 
 def test_a_gradient_of_the_sum_that_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     def without(sound: Any) -> Broken:
-        return lambda dy, dsum, *rest: sound(dy, None, *rest)
+        return lambda loaded, *rest: sound(loaded._replace(dsum=None), *rest)
 
     breaks(monkeypatch, backward, "store_row_gradients", without, "prenorm")
 

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
+from .arrays import Complex, Real, Steps
 from .scan import (
     advance,
     before,
@@ -27,9 +28,10 @@ from .scan import (
     multiply,
     multiply_add,
     offset_of,
-    runs,
+    own_runs,
+    state_before,
+    step_of,
     store,
-    tile_state,
     unused,
 )
 
@@ -39,9 +41,9 @@ def run_maps(a, dh, lane, COMPLEX: tl.constexpr):
     """Each run as one map x -> P * x + l."""
     P = constant(1.0, lane, COMPLEX)
     l = constant(0.0, lane, COMPLEX)
-    for i in tl.static_range(len(a)):
-        decay = fp32(a[i], CONJ=True)
-        l = multiply_add(decay, l, fp32(dh[i]))
+    for i in tl.static_range(len(a.re)):
+        decay = fp32(step_of(a, i), CONJ=True)
+        l = multiply_add(decay, l, fp32(step_of(dh, i)))
         P = multiply(P, decay)
     return P, l
 
@@ -50,50 +52,30 @@ def run_maps(a, dh, lane, COMPLEX: tl.constexpr):
 def channel_sum(x, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     """The sum over the channels of each row."""
     if len(x) == 2:
-        return (tl.sum(tl.reshape(x[0], [ROWS, CHANNELS]), 1), tl.sum(tl.reshape(x[1], [ROWS, CHANNELS]), 1))
+        return Complex(tl.sum(tl.reshape(x.re, [ROWS, CHANNELS]), 1), tl.sum(tl.reshape(x.im, [ROWS, CHANNELS]), 1))
     else:
-        return (tl.sum(tl.reshape(x[0], [ROWS, CHANNELS]), 1),)
+        return Real(tl.sum(tl.reshape(x.re, [ROWS, CHANNELS]), 1))
 
 
-@triton.jit(
-    do_not_specialize=[
-        "T",
-        "sequences",
-        "blocks",
-        "dh_strides",
-        "dfinal_strides",
-        "a_strides",
-        "h_strides",
-        "initial_strides",
-    ]
-)
+@triton.jit(do_not_specialize=["dh", "dfinal_state", "a", "h", "initial_state", "counts"])
 def scan_tiles(
-    dh_ptr,
-    dfinal_ptr,
-    a_ptr,
-    h_ptr,
-    initial_ptr,
+    dh,
+    dfinal_state,
+    a,
+    h,
+    initial_state,
     words_ptr,
     bounds_ptr,
     state_ptr,
     da_ptr,
     db_ptr,
     dinitial_ptr,
-    dh_strides,
-    dfinal_strides,
-    a_strides,
-    h_strides,
-    initial_strides,
-    T,
+    counts,
     D,
-    sequences,
-    blocks,
     SUM_CHANNELS: tl.constexpr,
     REVERSE: tl.constexpr,
     COMPLEX: tl.constexpr,
-    STEPS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """da, db (B, T, D) and dinitial (sequences, D); REVERSE is the direction of the gradient, not of the forward pass.
@@ -101,123 +83,97 @@ def scan_tiles(
     With SUM_CHANNELS, da is summed over the channels of each program: (blocks, B, T).
     """
     wait_for_previous(OVERLAP)
-    ROWS: tl.constexpr = 1 << LEVELS
-    s, tile, origin, pitch, start, length, block, lane, channel, first = runs(
-        bounds_ptr, T, D, sequences, blocks, STEPS, LEVELS, CHANNELS
-    )
-    if unused(bounds_ptr, tile, length, STEPS, LEVELS):
+    STEPS: tl.constexpr = TILE.steps
+    ROWS: tl.constexpr = TILE.rows
+    CHANNELS: tl.constexpr = TILE.channels
+    T = counts.steps
+    runs = own_runs(bounds_ptr, counts, TILE)
+    if unused(bounds_ptr, runs, TILE):
         return
-    batch = s if bounds_ptr is None else 0
-    dh = load_runs(dh_ptr, first, length, start, length, batch, channel, D, dh_strides, 0.0, STEPS, REVERSE, COMPLEX)
+    first, start, length, lane = runs.first, runs.start, runs.length, runs.lane
+    gradients = load_runs(dh, runs, first, length, D, 0.0, REVERSE, COMPLEX, TILE)
     # One step late; past the end it is 1, so the gradient stays what dinitial is made of.
-    a = load_runs(
-        a_ptr, first - 1, length - 1, start, length, batch, channel, D, a_strides, 1.0, STEPS, REVERSE, COMPLEX
-    )
+    decays = load_runs(a, runs, first - 1, length - 1, D, 1.0, REVERSE, COMPLEX, TILE)
     if da_ptr is not None:
-        h = load_runs(
-            h_ptr, first + 1, length, start, length, batch, channel, D, h_strides, 0.0, STEPS, REVERSE, COMPLEX
-        )
+        states = load_runs(h, runs, first + 1, length, D, 0.0, REVERSE, COMPLEX, TILE)
     let_next_start(OVERLAP)
-    inside = channel < D
+    inside = runs.channel < D
     if db_ptr is not None:
-        fill_outside(
-            db_ptr, bounds_ptr, s, tile, sequences, T, D, lane, channel, D, 1, inside, CHANNELS, ROWS, COMPLEX
-        )  # fmt: skip
+        fill_outside(Steps(db_ptr, 0, D, 1), bounds_ptr, runs, counts, inside, COMPLEX, TILE)
     if da_ptr is not None:
         if SUM_CHANNELS:
-            sums = da_ptr + tl.cast(block, tl.int64) * T * (2 if COMPLEX else 1)
-            fill_outside(
-                sums, bounds_ptr, s, tile, sequences, T, D, lane, channel, 1, 0, lane % CHANNELS == 0,
-                CHANNELS, ROWS, COMPLEX,
-            )  # fmt: skip
+            sums = da_ptr + tl.cast(runs.block, tl.int64) * T * (2 if COMPLEX else 1)
+            first_channel = lane % CHANNELS == 0
+            fill_outside(Steps(sums, 0, 1, 0), bounds_ptr, runs, counts, first_channel, COMPLEX, TILE)
         else:
-            fill_outside(
-                da_ptr, bounds_ptr, s, tile, sequences, T, D, lane, channel, D, 1, inside, CHANNELS, ROWS, COMPLEX
-            )  # fmt: skip
+            fill_outside(Steps(da_ptr, 0, D, 1), bounds_ptr, runs, counts, inside, COMPLEX, TILE)
 
-    P, l = run_maps(a, dh, lane, COMPLEX)
-    P, l = compose(P, l, lane, LEVELS, CHANNELS)
-    if state_ptr is not None:
-        state = load_state(state_ptr, origin + tile * pitch, lane, channel, D, (D, 1), COMPLEX)
-    else:
-        state = load_state(dfinal_ptr, s, lane, channel, D, dfinal_strides, COMPLEX)
-        if words_ptr is not None:
-            state = tile_state(
-                P, l, state, words_ptr, tile, origin, pitch, length, lane, channel, D, COMPLEX, STEPS, LEVELS, CHANNELS
-            )
+    P, l = run_maps(decays, gradients, lane, COMPLEX)
+    P, l = compose(P, l, lane, TILE)
+    state = state_before(P, l, dfinal_state, words_ptr, state_ptr, runs, D, COMPLEX, TILE)
     P, l = before(P, l, lane, CHANNELS)
     g = choose(lane < CHANNELS, state, advance(P, state, l))
 
-    offset = offset_of(first, start, length, batch, channel, (tl.cast(T, tl.int64) * D, D, 1), REVERSE)
+    offset = offset_of(Steps(None, tl.cast(T, tl.int64) * D, D, 1), first, runs, REVERSE)
     stride = -D if REVERSE else D
     last_step = length - 1
     if da_ptr is not None:
-        initial = load_state(initial_ptr, s, lane, channel, D, initial_strides, COMPLEX)
+        initial = load_state(initial_state, runs.sequence, lane, runs.channel, D, COMPLEX)
     # Written otherwise than the masks of the loads, else the compiler keeps all of those in registers until here.
     left = tl.where(inside, length - first, 0)
     for i in tl.static_range(STEPS):
         exists = i < left
-        g = multiply_add(fp32(a[i], CONJ=True), g, fp32(dh[i]))
+        g = multiply_add(fp32(step_of(decays, i), CONJ=True), g, fp32(step_of(gradients, i)))
         here = offset + tl.cast(i, tl.int64) * stride
         if db_ptr is not None:
             store(db_ptr, here, g, exists)
         if da_ptr is not None:
-            earlier = fp32(h[i], CONJ=True)
-            if initial_ptr is not None:
+            earlier = fp32(step_of(states, i), CONJ=True)
+            if initial_state.pointer is not None:
                 earlier = choose(left == i + 1, fp32(initial, CONJ=True), earlier)
             da = multiply(earlier, g)
             if SUM_CHANNELS:
                 da = channel_sum(choose(exists, da, constant(0.0, lane, COMPLEX)), ROWS, CHANNELS)
-                step = (tile << LEVELS) * STEPS + tl.arange(0, ROWS) * STEPS + i
+                step = (runs.tile << TILE.levels) * STEPS + tl.arange(0, ROWS) * STEPS + i
                 t = start + (length - 1 - step if REVERSE else step)
-                partial = (tl.cast(block, tl.int64) * (1 if bounds_ptr is not None else sequences) + batch) * T + t
+                rows = 1 if bounds_ptr is not None else counts.sequences
+                partial = (tl.cast(runs.block, tl.int64) * rows + runs.batch) * T + t
                 store(da_ptr, partial, da, step < length)
             else:
                 store(da_ptr, here, da, exists)
     if dinitial_ptr is not None:
-        last = inside & (lane // CHANNELS == ROWS - 1) & is_last(tile, length, STEPS, LEVELS)
-        end = offset_of(last_step + 0 * lane, start, length, batch, channel, a_strides, REVERSE)
-        decay = fp32(load(a_ptr, end, last & (length > 0), 1.0, COMPLEX), CONJ=True)
-        store(dinitial_ptr, tl.cast(s, tl.int64) * D + channel, multiply(decay, g), last)
+        last = inside & (lane // CHANNELS == ROWS - 1) & is_last(runs, TILE)
+        end = offset_of(a, last_step + 0 * lane, runs, REVERSE)
+        decay = fp32(load(a.pointer, end, last & (length > 0), 1.0, COMPLEX), CONJ=True)
+        store(dinitial_ptr, tl.cast(runs.sequence, tl.int64) * D + runs.channel, multiply(decay, g), last)
 
 
-@triton.jit(do_not_specialize=["T", "sequences", "blocks", "dh_strides", "a_strides"])
+@triton.jit(do_not_specialize=["dh", "a", "counts"])
 def reduce_tiles(
-    dh_ptr,
-    a_ptr,
+    dh,
+    a,
     bounds_ptr,
     P_ptr,
     l_ptr,
-    dh_strides,
-    a_strides,
-    T,
+    counts,
     D,
-    sequences,
-    blocks,
     REVERSE: tl.constexpr,
     COMPLEX: tl.constexpr,
-    STEPS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Each tile as one map: P and l (slots, D)."""
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    s, tile, origin, pitch, start, length, _, lane, channel, first = runs(
-        bounds_ptr, T, D, sequences, blocks, STEPS, LEVELS, CHANNELS
-    )
-    if unused(bounds_ptr, tile, length, STEPS, LEVELS):
+    runs = own_runs(bounds_ptr, counts, TILE)
+    if unused(bounds_ptr, runs, TILE):
         return
-    batch = s if bounds_ptr is None else 0
-    dh = load_runs(dh_ptr, first, length, start, length, batch, channel, D, dh_strides, 0.0, STEPS, REVERSE, COMPLEX)
-    a = load_runs(
-        a_ptr, first - 1, length - 1, start, length, batch, channel, D, a_strides, 1.0, STEPS, REVERSE, COMPLEX
-    )
-    P, l = run_maps(a, dh, lane, COMPLEX)
-    P, l = compose(P, l, lane, LEVELS, CHANNELS)
-    last_row = (channel < D) & (lane // CHANNELS == (1 << LEVELS) - 1)
-    offset = (origin + tile * pitch).to(tl.int64) * D + channel
+    gradients = load_runs(dh, runs, runs.first, runs.length, D, 0.0, REVERSE, COMPLEX, TILE)
+    decays = load_runs(a, runs, runs.first - 1, runs.length - 1, D, 1.0, REVERSE, COMPLEX, TILE)
+    P, l = run_maps(decays, gradients, runs.lane, COMPLEX)
+    P, l = compose(P, l, runs.lane, TILE)
+    last_row = (runs.channel < D) & (runs.lane // TILE.channels == TILE.rows - 1)
+    offset = (runs.origin + runs.tile * runs.pitch).to(tl.int64) * D + runs.channel
     store(P_ptr, offset, P, last_row)
     store(l_ptr, offset, l, last_row)
 

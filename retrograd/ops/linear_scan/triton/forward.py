@@ -12,6 +12,7 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
+from .arrays import Steps
 from .scan import (
     advance,
     before,
@@ -22,13 +23,13 @@ from .scan import (
     fp32,
     is_last,
     load_runs,
-    load_state,
     multiply,
     multiply_add,
     offset_of,
-    runs,
+    own_runs,
+    state_before,
+    step_of,
     store,
-    tile_state,
     unused,
 )
 
@@ -38,113 +39,86 @@ def run_maps(a, b, lane, COMPLEX: tl.constexpr):
     """Each run as one map x -> P * x + l."""
     P = constant(1.0, lane, COMPLEX)
     l = constant(0.0, lane, COMPLEX)
-    for i in tl.static_range(len(a)):
-        decay = fp32(a[i])
-        l = multiply_add(decay, l, fp32(b[i]))
+    for i in tl.static_range(len(a.re)):
+        decay = fp32(step_of(a, i))
+        l = multiply_add(decay, l, fp32(step_of(b, i)))
         P = multiply(P, decay)
     return P, l
 
 
-@triton.jit(do_not_specialize=["T", "sequences", "blocks", "a_strides", "b_strides", "initial_strides"])
+@triton.jit(do_not_specialize=["a", "b", "initial_state", "counts"])
 def scan_tiles(
-    a_ptr,
-    b_ptr,
-    initial_ptr,
+    a,
+    b,
+    initial_state,
     words_ptr,
     bounds_ptr,
     state_ptr,
     h_ptr,
     final_ptr,
-    a_strides,
-    b_strides,
-    initial_strides,
-    T,
+    counts,
     D,
-    sequences,
-    blocks,
     REVERSE: tl.constexpr,
     COMPLEX: tl.constexpr,
-    STEPS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """h (B, T, D) and the final state (sequences, D)."""
     wait_for_previous(OVERLAP)
-    ROWS: tl.constexpr = 1 << LEVELS
-    s, tile, origin, pitch, start, length, _, lane, channel, first = runs(
-        bounds_ptr, T, D, sequences, blocks, STEPS, LEVELS, CHANNELS
-    )
-    if unused(bounds_ptr, tile, length, STEPS, LEVELS):
+    STEPS: tl.constexpr = TILE.steps
+    runs = own_runs(bounds_ptr, counts, TILE)
+    if unused(bounds_ptr, runs, TILE):
         return
-    batch = s if bounds_ptr is None else 0
-    a = load_runs(a_ptr, first, length, start, length, batch, channel, D, a_strides, 1.0, STEPS, REVERSE, COMPLEX)
-    b = load_runs(b_ptr, first, length, start, length, batch, channel, D, b_strides, 0.0, STEPS, REVERSE, COMPLEX)
+    first, length, lane = runs.first, runs.length, runs.lane
+    decays = load_runs(a, runs, first, length, D, 1.0, REVERSE, COMPLEX, TILE)
+    inputs = load_runs(b, runs, first, length, D, 0.0, REVERSE, COMPLEX, TILE)
     let_next_start(OVERLAP)
-    inside = channel < D
-    fill_outside(
-        h_ptr, bounds_ptr, s, tile, sequences, T, D, lane, channel, D, 1, inside, CHANNELS, ROWS, COMPLEX
-    )  # fmt: skip
+    inside = runs.channel < D
+    fill_outside(Steps(h_ptr, 0, D, 1), bounds_ptr, runs, counts, inside, COMPLEX, TILE)
 
-    P, l = run_maps(a, b, lane, COMPLEX)
-    P, l = compose(P, l, lane, LEVELS, CHANNELS)
-    if state_ptr is not None:
-        state = load_state(state_ptr, origin + tile * pitch, lane, channel, D, (D, 1), COMPLEX)
-    else:
-        state = load_state(initial_ptr, s, lane, channel, D, initial_strides, COMPLEX)
-        if words_ptr is not None:
-            state = tile_state(
-                P, l, state, words_ptr, tile, origin, pitch, length, lane, channel, D, COMPLEX, STEPS, LEVELS, CHANNELS
-            )
-    P, l = before(P, l, lane, CHANNELS)
-    h = choose(lane < CHANNELS, state, advance(P, state, l))
+    P, l = run_maps(decays, inputs, lane, COMPLEX)
+    P, l = compose(P, l, lane, TILE)
+    state = state_before(P, l, initial_state, words_ptr, state_ptr, runs, D, COMPLEX, TILE)
+    P, l = before(P, l, lane, TILE.channels)
+    h = choose(lane < TILE.channels, state, advance(P, state, l))
 
-    offset = offset_of(first, start, length, batch, channel, (tl.cast(T, tl.int64) * D, D, 1), REVERSE)
+    offset = offset_of(Steps(h_ptr, tl.cast(counts.steps, tl.int64) * D, D, 1), first, runs, REVERSE)
     stride = -D if REVERSE else D
     # Written otherwise than the masks of the loads, else the compiler keeps all of those in registers until here.
     left = tl.where(inside, length - first, 0)
     for i in tl.static_range(STEPS):
-        h = multiply_add(fp32(a[i]), h, fp32(b[i]))
+        h = multiply_add(fp32(step_of(decays, i)), h, fp32(step_of(inputs, i)))
         store(h_ptr, offset + tl.cast(i, tl.int64) * stride, h, i < left)
     if final_ptr is not None:
-        last = inside & (lane // CHANNELS == ROWS - 1) & is_last(tile, length, STEPS, LEVELS)
-        store(final_ptr, tl.cast(s, tl.int64) * D + channel, h, last)
+        last = inside & (lane // TILE.channels == TILE.rows - 1) & is_last(runs, TILE)
+        store(final_ptr, tl.cast(runs.sequence, tl.int64) * D + runs.channel, h, last)
 
 
-@triton.jit(do_not_specialize=["T", "sequences", "blocks", "a_strides", "b_strides"])
+@triton.jit(do_not_specialize=["a", "b", "counts"])
 def reduce_tiles(
-    a_ptr,
-    b_ptr,
+    a,
+    b,
     bounds_ptr,
     P_ptr,
     l_ptr,
-    a_strides,
-    b_strides,
-    T,
+    counts,
     D,
-    sequences,
-    blocks,
     REVERSE: tl.constexpr,
     COMPLEX: tl.constexpr,
-    STEPS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Each tile as one map: P and l (slots, D)."""
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    s, tile, origin, pitch, start, length, _, lane, channel, first = runs(
-        bounds_ptr, T, D, sequences, blocks, STEPS, LEVELS, CHANNELS
-    )
-    if unused(bounds_ptr, tile, length, STEPS, LEVELS):
+    runs = own_runs(bounds_ptr, counts, TILE)
+    if unused(bounds_ptr, runs, TILE):
         return
-    batch = s if bounds_ptr is None else 0
-    a = load_runs(a_ptr, first, length, start, length, batch, channel, D, a_strides, 1.0, STEPS, REVERSE, COMPLEX)
-    b = load_runs(b_ptr, first, length, start, length, batch, channel, D, b_strides, 0.0, STEPS, REVERSE, COMPLEX)
-    P, l = run_maps(a, b, lane, COMPLEX)
-    P, l = compose(P, l, lane, LEVELS, CHANNELS)
-    last_row = (channel < D) & (lane // CHANNELS == (1 << LEVELS) - 1)
-    offset = (origin + tile * pitch).to(tl.int64) * D + channel
+    decays = load_runs(a, runs, runs.first, runs.length, D, 1.0, REVERSE, COMPLEX, TILE)
+    inputs = load_runs(b, runs, runs.first, runs.length, D, 0.0, REVERSE, COMPLEX, TILE)
+    P, l = run_maps(decays, inputs, runs.lane, COMPLEX)
+    P, l = compose(P, l, runs.lane, TILE)
+    last_row = (runs.channel < D) & (runs.lane // TILE.channels == TILE.rows - 1)
+    offset = (runs.origin + runs.tile * runs.pitch).to(tl.int64) * D + runs.channel
     store(P_ptr, offset, P, last_row)
     store(l_ptr, offset, l, last_row)

@@ -14,6 +14,7 @@ from ..op import Spec
 from . import backward as backward_kernels
 from . import forward as forward_kernels
 from . import scan
+from .arrays import Counts, States, Steps
 from .plan import BLOCK, Plan, planned, tiles
 
 __all__ = ["backward", "forward", "planned", "suits"]
@@ -30,9 +31,9 @@ def forward(
     """(a, b, initial_state, cu_seqlens) -> (h, final_state)."""
     inputs = arrays_of(layouts, **spec.params(names))
     pointers = {
-        "a_ptr": "a",
-        "b_ptr": "b",
-        "initial_ptr": "initial_state",
+        "a": "a",
+        "b": "b",
+        "initial_state": "initial_state",
         "h_ptr": "h",
         "final_ptr": "final_state",
     }
@@ -51,11 +52,11 @@ def backward(
     rows *= spec.batch if spec.shares_batch else 1
     partial = arrays_of({}, da_partial=Param((rows, *spec.a.shape), spec.compute_dtype) if sums else None)
     pointers = {
-        "dh_ptr": "dh",
-        "dfinal_ptr": "dfinal_state",
-        "a_ptr": "a",
-        "h_ptr": "h",
-        "initial_ptr": "initial_state",
+        "dh": "dh",
+        "dfinal_state": "dfinal_state",
+        "a": "a",
+        "h": "h",
+        "initial_state": "initial_state",
         "da_ptr": "da_partial" if sums else "da",
         "db_ptr": "db",
         "dinitial_ptr": "dinitial_state",
@@ -117,23 +118,18 @@ def _scan(
         tile_state=None if alone or one_pass else number,
     )
     present = (*inputs, *outputs, *scratch)
-    strides = {array.name: _strides(spec, array, layouts) for array in inputs}
-    shape: dict[str, Scalar] = {
-        "T": spec.time,
-        "D": spec.channels,
-        "sequences": spec.sequences,
-        "blocks": blocks,
-    }
-    flags = {"COMPLEX": spec.complex, **tile.constants(), "OVERLAP": arch.overlaps_launches}
+    strides = {array.name: strides_of(array.name, array.shape, layouts) for array in inputs}
+    sizes: dict[str, Scalar] = {"counts": Counts(spec.time, spec.sequences, blocks), "D": spec.channels}
+    flags = {"COMPLEX": spec.complex, "TILE": tile, "OVERLAP": arch.overlaps_launches}
 
     def launch(kernel: Any, programs: int, arrays: Mapping[str, str | None], extra: Mapping[str, Any]) -> Launch:
-        read = {name: arrays[f"{name.removesuffix('_strides')}_ptr"] for name in kernel.arg_names if "_strides" in name}
-        of_inputs = {name: None if array is None else strides[array] for name, array in read.items()}
+        read = [name for name in arrays if not name.endswith("_ptr")]
         return Launch(
             kernel,
             grid=programs,
             arrays=arrays,
-            scalars={**of_inputs, **shape},
+            strided={name: _strided(spec, name, strides.get(arrays[name] or "")) for name in read},
+            scalars=sizes,
             constants={**flags, **extra},
             num_warps=tile.num_warps(arch),
             overlap=arch.overlaps_launches,
@@ -172,22 +168,22 @@ def _scan(
         maps = {parameter: pointers[parameter] for parameter in reduce_kernel.arg_names[:2]}
         reduced = pointers_to(present, **maps, bounds_ptr="bounds", P_ptr="tile_P", l_ptr="tile_l")
         launches.append(launch(reduce_kernel, slots * blocks, reduced, {"REVERSE": reverse}))
-        begins = pointers["dfinal_ptr" if "dfinal_ptr" in pointers else "initial_ptr"]
+        begins = pointers["dfinal_state" if "dfinal_state" in pointers else "initial_state"]
         carried = pointers_to(
-            present, P_ptr="tile_P", l_ptr="tile_l", initial_ptr=begins, bounds_ptr="bounds", state_ptr="tile_state"
+            present, P_ptr="tile_P", l_ptr="tile_l", initial_state=begins, bounds_ptr="bounds", state_ptr="tile_state"
         )
         launches.append(launch(scan.carry_states, spec.sequences * blocks, carried, {}))
-    order = scan_kernel.arg_names
-    between = {"words_ptr": "words", "bounds_ptr": "bounds", "state_ptr": "tile_state"}
-    all_pointers = pointers_to(present, **{p: ({**pointers, **between})[p] for p in order if p.endswith("_ptr")})
+    own = {**pointers, "words_ptr": "words", "bounds_ptr": "bounds", "state_ptr": "tile_state"}
+    all_pointers = pointers_to(present, **{name: own[name] for name in scan_kernel.arg_names if name in own})
     launches.append(launch(scan_kernel, slots * blocks, all_pointers, {"REVERSE": reverse, **constants}))
     return Program(inputs, outputs, scratch, tuple(launches))
 
 
-def _strides(spec: Spec, array: Array, layouts: Layouts) -> Strides:
-    """An array's strides as kernels take them: 0 along shared axes."""
-    strides = strides_of(array.name, array.shape, layouts)
-    if array.name != "a":
-        return strides
-    batch, time, channel = strides
-    return 0 if spec.shares_batch else batch, time, 0 if spec.shares_channels else channel
+def _strided(spec: Spec, name: str, strides: Strides | None) -> Steps | States:
+    """An array's strides as kernels take them: 0 along shared axes, and of an absent one."""
+    if name.endswith("_state"):
+        return States(None, *(strides or (0, 0)))
+    batch, step, channel = strides or (0, 0, 0)
+    if name == "a":
+        return Steps(None, 0 if spec.shares_batch else batch, step, 0 if spec.shares_channels else channel)
+    return Steps(None, batch, step, channel)

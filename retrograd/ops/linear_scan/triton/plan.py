@@ -7,6 +7,7 @@ are packed, so a sequence has the same bits in every batch and packing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from retrograd.core.arch import Arch
 from retrograd.core.spec import Pass
@@ -17,9 +18,8 @@ BLOCK = 1024  # elements per program of the kernels that clear or sum
 FEW_CHANNELS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """The tile of one program: `rows` consecutive runs of `steps` steps, of `channels` channels.
+class Tile(NamedTuple):
+    """The tile of one program: `rows` consecutive runs of `steps` steps, of `channels` channels. Kernels take it.
 
     Attributes:
         steps: steps that a thread holds in registers.
@@ -44,10 +44,6 @@ class Tile:
     def num_warps(self, arch: Arch) -> int:
         """Warps with a thread for each run."""
         return max(1, self.rows * self.channels // arch.warp_size)
-
-    def constants(self) -> dict[str, int]:
-        """The tile as kernel constants."""
-        return {"STEPS": self.steps, "LEVELS": self.levels, "CHANNELS": self.channels}
 
 
 @dataclass(frozen=True, slots=True)

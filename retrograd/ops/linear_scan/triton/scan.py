@@ -1,6 +1,6 @@
 """What the scan's kernels share: numbers, the composition of steps, and how tiles hand on their state.
 
-A number is a tuple of fp32 tensors: (value,), or (real part, imaginary part). A step, and any run of steps, is a map
+A number is a named tuple of fp32 tensors, `Real` or `Complex`. A step, and any run of steps, is a map
 x -> P * x + l. A tile is ROWS runs of STEPS steps, one after the other in time, for CHANNELS neighbouring channels. A
 lane of a vector of ROWS * CHANNELS is one run of one channel, and the vector is as long as the program has threads: so
 a thread runs its own steps, and nothing in the order of the arithmetic is left to the compiler's layouts.
@@ -15,8 +15,12 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
+from .arrays import Complex, Real, Runs, States
+
 # A state that never comes would stop the GPU: after so many looks, some ten seconds, the program goes on with NaN.
 MOST_LOOKS = tl.constexpr(1 << 24)
+# The words of a slot: its tile's map, and the state before the group of tiles that begins with it.
+P_WORDS, L_WORDS, STATE_WORDS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
@@ -24,20 +28,19 @@ def load(ptr, offsets, mask, other: tl.constexpr, COMPLEX: tl.constexpr):
     """A number, as it lies in memory; offsets count numbers. `other` is the real part where the mask is off."""
     if COMPLEX:
         re = tl.load(ptr + 2 * offsets, mask=mask, other=other)
-        im = tl.load(ptr + 2 * offsets + 1, mask=mask, other=0.0)
-        return (re, im)
+        return Complex(re, tl.load(ptr + 2 * offsets + 1, mask=mask, other=0.0))
     else:
-        return (tl.load(ptr + offsets, mask=mask, other=other),)
+        return Real(tl.load(ptr + offsets, mask=mask, other=other))
 
 
 @triton.jit
 def store(ptr, offsets, x, mask):
     """Write a number."""
     if len(x) == 2:
-        tl.store(ptr + 2 * offsets, x[0], mask=mask)
-        tl.store(ptr + 2 * offsets + 1, x[1], mask=mask)
+        tl.store(ptr + 2 * offsets, x.re, mask=mask)
+        tl.store(ptr + 2 * offsets + 1, x.im, mask=mask)
     else:
-        tl.store(ptr + offsets, x[0].to(ptr.dtype.element_ty), mask=mask)
+        tl.store(ptr + offsets, x.re.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -45,11 +48,11 @@ def fp32(x, CONJ: tl.constexpr = False):
     """A number as fp32, or its conjugate."""
     if len(x) == 2:
         if CONJ:
-            return (x[0], -x[1])
+            return Complex(x.re, -x.im)
         else:
-            return (x[0], x[1])
+            return Complex(x.re, x.im)
     else:
-        return (x[0].to(tl.float32),)
+        return Real(x.re.to(tl.float32))
 
 
 @triton.jit
@@ -57,44 +60,45 @@ def constant(value: tl.constexpr, like, COMPLEX: tl.constexpr):
     """The number `value` in every lane."""
     re = tl.full(like.shape, value, tl.float32)
     if COMPLEX:
-        return (re, tl.full(like.shape, 0.0, tl.float32))
+        return Complex(re, tl.full(like.shape, 0.0, tl.float32))
     else:
-        return (re,)
+        return Real(re)
 
 
 @triton.jit
 def multiply(x, y):
     """x * y."""
     if len(x) == 2:
-        return (tl.fma(x[0], y[0], -(x[1] * y[1])), tl.fma(x[0], y[1], x[1] * y[0]))
+        return Complex(tl.fma(x.re, y.re, -(x.im * y.im)), tl.fma(x.re, y.im, x.im * y.re))
     else:
-        return (x[0] * y[0],)
+        return Real(x.re * y.re)
 
 
 @triton.jit
 def multiply_add(x, y, z):
     """x * y + z."""
     if len(x) == 2:
-        return (tl.fma(x[0], y[0], tl.fma(-x[1], y[1], z[0])), tl.fma(x[0], y[1], tl.fma(x[1], y[0], z[1])))
+        re = tl.fma(x.re, y.re, tl.fma(-x.im, y.im, z.re))
+        return Complex(re, tl.fma(x.re, y.im, tl.fma(x.im, y.re, z.im)))
     else:
-        return (tl.fma(x[0], y[0], z[0]),)
+        return Real(tl.fma(x.re, y.re, z.re))
 
 
 @triton.jit
 def choose(condition, x, y):
     """x where the condition holds, else y."""
     if len(x) == 2:
-        return (tl.where(condition, x[0], y[0]), tl.where(condition, x[1], y[1]))
+        return Complex(tl.where(condition, x.re, y.re), tl.where(condition, x.im, y.im))
     else:
-        return (tl.where(condition, x[0], y[0]),)
+        return Real(tl.where(condition, x.re, y.re))
 
 
 @triton.jit
 def advance(P, x, l):
     """P * x + l, and l where x is 0: no state stays no state, even if the product P has overflowed."""
-    nothing = x[0] == 0
+    nothing = x.re == 0
     if len(x) == 2:
-        nothing = nothing & (x[1] == 0)
+        nothing = nothing & (x.im == 0)
     return choose(nothing, l, multiply_add(P, x, l))
 
 
@@ -120,20 +124,21 @@ def second_of(word):
 @triton.jit
 def take(P, l, lanes):
     """P and l of other lanes, together: each exchange costs two barriers."""
-    re = tl.gather(pair(P[0], l[0]), lanes, 0)
+    re = tl.gather(pair(P.re, l.re), lanes, 0)
     if len(P) == 2:
-        im = tl.gather(pair(P[1], l[1]), lanes, 0)
-        return (first_of(re), first_of(im)), (second_of(re), second_of(im))
+        im = tl.gather(pair(P.im, l.im), lanes, 0)
+        return Complex(first_of(re), first_of(im)), Complex(second_of(re), second_of(im))
     else:
-        return (first_of(re),), (second_of(re),)
+        return Real(first_of(re)), Real(second_of(re))
 
 
 @triton.jit
-def compose(P, l, lane, LEVELS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Row r of the result is rows 0 to r, one after the other, as one map; 2^LEVELS rows."""
+def compose(P, l, lane, TILE: tl.constexpr):
+    """Row r of the result is rows 0 to r, one after the other, as one map."""
+    LEVELS: tl.constexpr = TILE.levels
     for level in tl.static_range(LEVELS):
-        earlier = tl.maximum(lane - (CHANNELS << level), 0)
-        there = lane >= (CHANNELS << level)
+        earlier = tl.maximum(lane - (TILE.channels << level), 0)
+        there = lane >= (TILE.channels << level)
         P_earlier, l_earlier = take(P, l, earlier)
         l = choose(there, advance(P, l_earlier, l), l)
         P = choose(there, multiply(P, P_earlier), P)
@@ -159,7 +164,7 @@ def row(P, l, r, lane, CHANNELS: tl.constexpr):
 
 @triton.jit
 def place(bounds_ptr, T, sequences, blocks, TILE: tl.constexpr):
-    """What this program works on: (sequence, tile of it, first slot, slots between tiles, start, length, block).
+    """(sequence, tile, origin, pitch, start, length, block) of this program, see `Runs`.
 
     A slot is a number for a tile among all tiles of all sequences. Rows of a batch have as many tiles each, and take
     turns. Of packed sequences, s begins at slot bounds[s] // TILE + s, which leaves enough for every length; a program
@@ -187,7 +192,7 @@ def place(bounds_ptr, T, sequences, blocks, TILE: tl.constexpr):
 
 @triton.jit
 def word_pointers(words_ptr, slot, kind: tl.constexpr, channel, D, PARTS: tl.constexpr):
-    """Where a slot's words of one kind begin: 0 for P, 1 for l, 2 for the state before a group of tiles."""
+    """Where a slot's words of one kind begin."""
     words = words_ptr.to(tl.pointer_type(tl.int64), bitcast=True)
     return words + (slot.to(tl.int64) * 3 + kind) * PARTS * D + channel
 
@@ -203,29 +208,36 @@ def publish(pointers, x, mask, D):
 @triton.jit
 def look(pointers, mask, D, PARTS: tl.constexpr):
     """The words of a number, as they are now."""
-    words = (tl.load(pointers, mask=mask, other=1, volatile=True),)
+    re = tl.load(pointers, mask=mask, other=1, volatile=True)
     if PARTS == 2:
-        words += (tl.load(pointers + D, mask=mask, other=1, volatile=True),)
-    return words
+        return Complex(re, tl.load(pointers + D, mask=mask, other=1, volatile=True))
+    else:
+        return Real(re)
 
 
 @triton.jit
 def missing(words):
     """Whether any lane's number is not there yet."""
-    marks = words[0]
-    for part in tl.static_range(1, len(words)):
-        marks = marks & words[part]
+    marks = words.re
+    if len(words) == 2:
+        marks = marks & words.im
     return tl.min((marks & 1).to(tl.int32), axis=0) == 0
 
 
 @triton.jit
+def value(word):
+    """The value in a word, NaN where it never came."""
+    x = first_of(word)
+    return tl.where((word & 1) == 1, x, float("nan"))
+
+
+@triton.jit
 def number(words):
-    """The number in words, NaN where it never came."""
-    x = ()
-    for part in tl.static_range(len(words)):
-        value = (words[part] >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-        x += (tl.where((words[part] & 1) == 1, value, float("nan")),)
-    return x
+    """The number in words."""
+    if len(words) == 2:
+        return Complex(value(words.re), value(words.im))
+    else:
+        return Real(value(words.re))
 
 
 @triton.jit
@@ -253,45 +265,41 @@ def wait_for_state(pointers, mask, D, PARTS: tl.constexpr):
 
 
 @triton.jit
-def tile_state(
-    P, l, initial, words_ptr, tile, origin, pitch, length, lane, channel, D,
-    COMPLEX: tl.constexpr, STEPS: tl.constexpr, LEVELS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+def tile_state(P, l, initial, words_ptr, runs, D, COMPLEX: tl.constexpr, TILE: tl.constexpr):
     """The state before this tile, in every row, from the tiles before it; publishes what later tiles ask for.
 
-    P and l are those of `compose`: their last row is the whole tile. 2^LEVELS tiles are a group. The state before a
-    group comes from the group before it; within a group, the tiles' maps are composed as rows are.
+    P and l are those of `compose`: their last row is the whole tile. As many tiles as a tile has rows are a group. The
+    state before a group comes from the group before it; within a group, the tiles' maps are composed as rows are.
     """
-    ROWS: tl.constexpr = 1 << LEVELS
+    ROWS: tl.constexpr = TILE.rows
     PARTS: tl.constexpr = 2 if COMPLEX else 1
-    r = lane // CHANNELS
+    tile, origin, pitch, lane, channel = runs.tile, runs.origin, runs.pitch, runs.lane, runs.channel
+    r = lane // TILE.channels
     inside = channel < D
     place_in_group = tile % ROWS
     group = tile - place_in_group
-    another = (tile + 1) * (ROWS * STEPS) < length
+    another = (tile + 1) * TILE.time < runs.length
     last_row = inside & (r == ROWS - 1)
 
     slot = origin + tile * pitch
-    publish(word_pointers(words_ptr, slot, 0, channel, D, PARTS), P, last_row & another, D)
-    publish(word_pointers(words_ptr, slot, 1, channel, D, PARTS), l, last_row & another, D)
+    publish(word_pointers(words_ptr, slot, P_WORDS, channel, D, PARTS), P, last_row & another, D)
+    publish(word_pointers(words_ptr, slot, L_WORDS, channel, D, PARTS), l, last_row & another, D)
     others = origin + (group + r) * pitch
     needed = inside & (r < place_in_group)
-    P_tile, l_tile = wait_for_map(
-        word_pointers(words_ptr, others, 0, channel, D, PARTS),
-        word_pointers(words_ptr, others, 1, channel, D, PARTS),
-        needed, D, PARTS,
-    )  # fmt: skip
+    P_pointers = word_pointers(words_ptr, others, P_WORDS, channel, D, PARTS)
+    l_pointers = word_pointers(words_ptr, others, L_WORDS, channel, D, PARTS)
+    P_tile, l_tile = wait_for_map(P_pointers, l_pointers, needed, D, PARTS)
     own = r == place_in_group
-    P_own, l_own = row(P, l, ROWS - 1, lane, CHANNELS)
+    P_own, l_own = row(P, l, ROWS - 1, lane, TILE.channels)
     P_tile = choose(own, P_own, choose(needed, P_tile, constant(1.0, lane, COMPLEX)))
     l_tile = choose(own, l_own, choose(needed, l_tile, constant(0.0, lane, COMPLEX)))
-    P_tile, l_tile = compose(P_tile, l_tile, lane, LEVELS, CHANNELS)
+    P_tile, l_tile = compose(P_tile, l_tile, lane, TILE)
 
-    P_before, l_before = row(P_tile, l_tile, tl.maximum(place_in_group - 1, 0), lane, CHANNELS)
+    P_before, l_before = row(P_tile, l_tile, tl.maximum(place_in_group - 1, 0), lane, TILE.channels)
 
-    states = word_pointers(words_ptr, origin + (group + 0 * lane) * pitch, 2, channel, D, PARTS)
+    states = word_pointers(words_ptr, origin + (group + 0 * lane) * pitch, STATE_WORDS, channel, D, PARTS)
     state = choose(group + 0 * lane == 0, initial, wait_for_state(states, inside & (group > 0), D, PARTS))
-    next_group = word_pointers(words_ptr, origin + (group + ROWS + 0 * lane) * pitch, 2, channel, D, PARTS)
+    next_group = word_pointers(words_ptr, origin + (group + ROWS + 0 * lane) * pitch, STATE_WORDS, channel, D, PARTS)
     publish(next_group, advance(P_tile, state, l_tile), last_row & another & (place_in_group == ROWS - 1), D)
     inner = advance(P_before, state, l_before)
     return choose(place_in_group + 0 * lane == 0, state, inner)
@@ -341,140 +349,176 @@ def larger(x, y):
 
 
 @triton.jit
-def runs(bounds_ptr, T, D, sequences, blocks, STEPS: tl.constexpr, LEVELS: tl.constexpr, CHANNELS: tl.constexpr):
-    """The program's runs: (sequence, tile, origin, pitch, start, length, block, lane, channel, each run's first step).
-
-    Steps are counted from where the recurrence begins.
-    """
-    s, tile, origin, pitch, start, length, block = place(bounds_ptr, T, sequences, blocks, STEPS << LEVELS)
-    lane = tl.arange(0, CHANNELS << LEVELS)
-    channel = block * CHANNELS + lane % CHANNELS
-    first = (tile << LEVELS) * STEPS + lane // CHANNELS * STEPS
-    return s, tile, origin, pitch, start, length, block, lane, channel, first
+def own_runs(bounds_ptr, counts, TILE: tl.constexpr):
+    """The runs of this program."""
+    sequence, tile, origin, pitch, start, length, block = place(
+        bounds_ptr, counts.steps, counts.sequences, counts.blocks, TILE.time
+    )
+    batch = sequence if bounds_ptr is None else 0
+    lane = tl.arange(0, TILE.channels << TILE.levels)
+    channel = block * TILE.channels + lane % TILE.channels
+    first = (tile << TILE.levels) * TILE.steps + lane // TILE.channels * TILE.steps
+    return Runs(sequence, batch, tile, origin, pitch, start, length, block, lane, channel, first)
 
 
 @triton.jit
-def unused(bounds_ptr, tile, length, STEPS: tl.constexpr, LEVELS: tl.constexpr):
+def unused(bounds_ptr, runs, TILE: tl.constexpr):
     """Whether a packed sequence has no such tile; its first one it has, even if empty."""
     if bounds_ptr is None:
         return False
     else:
-        return (tile < 0) | ((tile > 0) & (tile * (STEPS << LEVELS) >= length))
+        return (runs.tile < 0) | ((runs.tile > 0) & (runs.tile * TILE.time >= runs.length))
 
 
 @triton.jit
-def offset_of(step, start, length, row, channel, strides, REVERSE: tl.constexpr):
-    """Where a step of a sequence lies in an array."""
-    t = start + (length - 1 - step if REVERSE else step)
-    return tl.cast(row, tl.int64) * strides[0] + t.to(tl.int64) * strides[1] + channel.to(tl.int64) * strides[2]
+def offset_of(array, step, runs, REVERSE: tl.constexpr):
+    """Where a step of the sequence lies in an array."""
+    t = runs.start + (runs.length - 1 - step if REVERSE else step)
+    offset = tl.cast(runs.batch, tl.int64) * array.batch + t.to(tl.int64) * array.step
+    return offset + runs.channel.to(tl.int64) * array.channel
 
 
 @triton.jit
 def load_runs(
-    ptr, first, stop, start, length, row, channel, D, strides, other: tl.constexpr,
-    STEPS: tl.constexpr, REVERSE: tl.constexpr, COMPLEX: tl.constexpr,
-):  # fmt: skip
+    array,
+    runs,
+    first,
+    stop,
+    D,
+    other: tl.constexpr,
+    REVERSE: tl.constexpr,
+    COMPLEX: tl.constexpr,
+    TILE: tl.constexpr,
+):
     """Every lane's steps from `first` on; `other` from `stop` on, and before the sequence begins.
 
-    All are asked for before any is used.
+    All are asked for before any is used. The parts of the result are tuples, see `step_of`.
     """
-    offset = offset_of(first, start, length, row, channel, strides, REVERSE)
-    stride = -strides[1] if REVERSE else strides[1]
-    limit = tl.where(channel < D, stop, -1)
-    steps = ()
+    STEPS: tl.constexpr = TILE.steps
+    offset = offset_of(array, first, runs, REVERSE)
+    stride = -array.step if REVERSE else array.step
+    limit = tl.where(runs.channel < D, stop, -1)
+    re, im = (), ()
     for i in tl.static_range(STEPS):
         mask = first + i < limit
         if i == 0:
             mask = mask & (first >= 0)
-        steps += (load(ptr, offset + tl.cast(i, tl.int64) * stride, mask, other, COMPLEX),)
-    return steps
+        x = load(array.pointer, offset + tl.cast(i, tl.int64) * stride, mask, other, COMPLEX)
+        re += (x.re,)
+        if COMPLEX:
+            im += (x.im,)
+    if COMPLEX:
+        return Complex(re, im)
+    else:
+        return Real(re)
 
 
 @triton.jit
-def load_state(ptr, s, lane, channel, D, strides, COMPLEX: tl.constexpr):
-    """A row of states (sequences, D) as fp32; zeros where there is none."""
-    if ptr is None:
+def step_of(steps, i: tl.constexpr):
+    """The number of step i of `load_runs`."""
+    if len(steps) == 2:
+        return Complex(steps.re[i], steps.im[i])
+    else:
+        return Real(steps.re[i])
+
+
+@triton.jit
+def load_state(states, s, lane, channel, D, COMPLEX: tl.constexpr):
+    """A row of states as fp32; zeros where there is none."""
+    if states.pointer is None:
         return constant(0.0, lane, COMPLEX)
     else:
-        offset = tl.cast(s, tl.int64) * strides[0] + channel.to(tl.int64) * strides[1]
-        return fp32(load(ptr, offset, channel < D, 0.0, COMPLEX))
+        offset = tl.cast(s, tl.int64) * states.sequence + channel.to(tl.int64) * states.channel
+        return fp32(load(states.pointer, offset, channel < D, 0.0, COMPLEX))
 
 
 @triton.jit
-def is_last(tile, length, STEPS: tl.constexpr, LEVELS: tl.constexpr):
+def state_before(P, l, initial, words_ptr, state_ptr, runs, D, COMPLEX: tl.constexpr, TILE: tl.constexpr):
+    """The state before this tile: found before (`state_ptr`), or from the tiles before it (`words_ptr`), or initial."""
+    if state_ptr is not None:
+        slot = runs.origin + runs.tile * runs.pitch
+        return load_state(States(state_ptr, D, 1), slot, runs.lane, runs.channel, D, COMPLEX)
+    else:
+        state = load_state(initial, runs.sequence, runs.lane, runs.channel, D, COMPLEX)
+        if words_ptr is not None:
+            state = tile_state(P, l, state, words_ptr, runs, D, COMPLEX, TILE)
+        return state
+
+
+@triton.jit
+def is_last(runs, TILE: tl.constexpr):
     """Whether a tile is its sequence's last; its last row then ends with the final state."""
-    return (tile + 1) * (STEPS << LEVELS) >= length
+    return (runs.tile + 1) * TILE.time >= runs.length
 
 
 @triton.jit
 def fill_outside(
-    ptr, bounds_ptr, s, tile, sequences, T, D, lane, channel, row_stride, channel_stride, mask,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, COMPLEX: tl.constexpr,
-):  # fmt: skip
-    """Zeros before the first packed sequence and behind the last one."""
+    array,
+    bounds_ptr,
+    runs,
+    counts,
+    mask,
+    COMPLEX: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Zeros before the first packed sequence and after the last one."""
     if bounds_ptr is not None:
         bounds = bounds_ptr.to(tl.pointer_type(tl.int32), bitcast=True)
-        if tile == 0:
-            zero = constant(0.0, lane, COMPLEX)
-            until = tl.where(s == 0, tl.load(bounds), 0)
-            for t in range(0, until, ROWS):
-                rows = t + lane // CHANNELS
-                offset = rows.to(tl.int64) * row_stride + channel.to(tl.int64) * channel_stride
-                store(ptr, offset, zero, mask & (rows < until))
-            since = tl.where(s == sequences - 1, tl.load(bounds + sequences), T)
-            for t in range(since, T, ROWS):
-                rows = t + lane // CHANNELS
-                offset = rows.to(tl.int64) * row_stride + channel.to(tl.int64) * channel_stride
-                store(ptr, offset, zero, mask & (rows < T))
+        if runs.tile == 0:
+            T, sequences = counts.steps, counts.sequences
+            zero = constant(0.0, runs.lane, COMPLEX)
+            until = tl.where(runs.sequence == 0, tl.load(bounds), 0)
+            for t in range(0, until, TILE.rows):
+                rows = t + runs.lane // TILE.channels
+                offset = rows.to(tl.int64) * array.step + runs.channel.to(tl.int64) * array.channel
+                store(array.pointer, offset, zero, mask & (rows < until))
+            since = tl.where(runs.sequence == sequences - 1, tl.load(bounds + sequences), T)
+            for t in range(since, T, TILE.rows):
+                rows = t + runs.lane // TILE.channels
+                offset = rows.to(tl.int64) * array.step + runs.channel.to(tl.int64) * array.channel
+                store(array.pointer, offset, zero, mask & (rows < T))
 
 
-@triton.jit(do_not_specialize=["T", "sequences", "blocks", "initial_strides"])
+@triton.jit(do_not_specialize=["initial_state", "counts"])
 def carry_states(
     P_ptr,
     l_ptr,
-    initial_ptr,
+    initial_state,
     bounds_ptr,
     state_ptr,
-    initial_strides,
-    T,
+    counts,
     D,
-    sequences,
-    blocks,
     COMPLEX: tl.constexpr,
-    STEPS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The state before every tile, from the tiles' maps (slots, D); a program for a sequence and block of channels."""
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    TILE: tl.constexpr = STEPS << LEVELS
-    ROWS: tl.constexpr = 1 << LEVELS
-    block = tl.program_id(0) % blocks
-    s = tl.program_id(0) // blocks
-    lane = tl.arange(0, CHANNELS << LEVELS)
-    r = lane // CHANNELS
-    channel = block * CHANNELS + lane % CHANNELS
+    block = tl.program_id(0) % counts.blocks
+    s = tl.program_id(0) // counts.blocks
+    lane = tl.arange(0, TILE.channels << TILE.levels)
+    r = lane // TILE.channels
+    channel = block * TILE.channels + lane % TILE.channels
     if bounds_ptr is None:
         origin = s
-        pitch = sequences
-        length = T
+        pitch = counts.sequences
+        length = counts.steps
     else:
         bounds = bounds_ptr.to(tl.pointer_type(tl.int32), bitcast=True)
         start = tl.load(bounds + s)
-        origin = start // TILE + s
+        origin = start // TILE.time + s
         pitch = 1
         length = tl.load(bounds + s + 1) - start
-    tiles = tl.maximum(tl.cdiv(length, TILE), 1)
-    state = load_state(initial_ptr, s, lane, channel, D, initial_strides, COMPLEX)
-    for group in range(0, tiles, ROWS):
+    tiles = tl.maximum(tl.cdiv(length, TILE.time), 1)
+    state = load_state(initial_state, s, lane, channel, D, COMPLEX)
+    for group in range(0, tiles, TILE.rows):
         there = (channel < D) & (group + r < tiles)
         offset = (origin + (group + r) * pitch).to(tl.int64) * D + channel
         P = load(P_ptr, offset, there, 1.0, COMPLEX)
         l = load(l_ptr, offset, there, 0.0, COMPLEX)
-        P, l = compose(P, l, lane, LEVELS, CHANNELS)
-        P_before, l_before = before(P, l, lane, CHANNELS)
+        P, l = compose(P, l, lane, TILE)
+        P_before, l_before = before(P, l, lane, TILE.channels)
         store(state_ptr, offset, choose(r == 0, state, advance(P_before, state, l_before)), there)
-        P, l = row(P, l, ROWS - 1, lane, CHANNELS)
+        P, l = row(P, l, TILE.rows - 1, lane, TILE.channels)
         state = advance(P, state, l)

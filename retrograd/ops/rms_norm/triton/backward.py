@@ -13,21 +13,21 @@ from retrograd.core.kernels.numerics import (
     forget,
     let_next_start,
     load_parameter,
-    load_tile,
     silu,
     silu_grad,
     tile_mask,
     wait_for_previous,
 )
 
-from .forward import gate_input, scale_and_gate
+from .arrays import Gradients, Loaded
+from .forward import gate_input, load_rows, scale_and_gate
 
 
 @triton.jit
-def output_gradient(dy, gate, GATE_LAST: tl.constexpr):
+def output_gradient(dy, gate, GATES: tl.constexpr):
     """dv, the gradient before the last gate; fp32."""
     dv = dy.to(tl.float32)
-    if GATE_LAST:
+    if GATES.last:
         dv *= silu(gate.to(tl.float32))
     return dv
 
@@ -42,98 +42,99 @@ def weighted(dv, weight, weight_offset):
 
 
 @triton.jit
-def store_row_gradients(
-    dy, dsum, s, gate, weight, weight_offset, bias, x_hat, g, c, rstd,
-    dx_ptr, dresidual_ptr, dgate_ptr, out, mask, GATE_FIRST: tl.constexpr, GATE_LAST: tl.constexpr,
-):  # fmt: skip
+def store_row_gradients(tile, weight, weight_offset, bias, x_hat, g, c, rstd, pointers, out, mask, GATES: tl.constexpr):
     """Write dx, dresidual and dgate of a tile from g and the row means c of g * x_hat."""
     ds = rstd * (g - x_hat * c)
-    if GATE_FIRST:
-        z = gate.to(tl.float32)
-        dgate = ds * s.to(tl.float32) * silu_grad(z)
-        tl.store(dgate_ptr + out, dgate.to(dgate_ptr.dtype.element_ty), mask=mask)
+    if GATES.first:
+        z = tile.gate.to(tl.float32)
+        dgate = ds * tile.s.to(tl.float32) * silu_grad(z)
+        tl.store(pointers.dgate + out, dgate.to(pointers.dgate.dtype.element_ty), mask=mask)
         ds *= silu(z)
-    if GATE_LAST:
-        v = scale_and_gate(x_hat, weight, weight_offset, bias, gate, False)
-        dgate = dy.to(tl.float32) * v * silu_grad(gate.to(tl.float32))
-        tl.store(dgate_ptr + out, dgate.to(dgate_ptr.dtype.element_ty), mask=mask)
-    if dsum is not None:
-        ds += dsum.to(tl.float32)
-    tl.store(dx_ptr + out, ds.to(dx_ptr.dtype.element_ty), mask=mask)
-    if dresidual_ptr is not None:
-        tl.store(dresidual_ptr + out, ds.to(dresidual_ptr.dtype.element_ty), mask=mask)
+    if GATES.last:
+        v = scale_and_gate(x_hat, weight, weight_offset, bias, tile.gate, False)
+        dgate = tile.dy.to(tl.float32) * v * silu_grad(tile.gate.to(tl.float32))
+        tl.store(pointers.dgate + out, dgate.to(pointers.dgate.dtype.element_ty), mask=mask)
+    if tile.dsum is not None:
+        ds += tile.dsum.to(tl.float32)
+    tl.store(pointers.dx + out, ds.to(pointers.dx.dtype.element_ty), mask=mask)
+    if pointers.dresidual is not None:
+        tl.store(pointers.dresidual + out, ds.to(pointers.dresidual.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def backward_whole(
-    dy_ptr,
-    dsum_ptr,
-    s_ptr,
-    gate_ptr,
-    weight_ptr,
-    bias_ptr,
+    dy,
+    dsum,
+    s,
+    gate,
+    weight,
+    bias,
     rstd_ptr,
     dx_ptr,
     dresidual_ptr,
     dgate_ptr,
     dweight_partial_ptr,
     dbias_partial_ptr,
-    dy_strides,
-    dsum_strides,
-    s_strides,
-    gate_strides,
-    weight_head_stride,
-    bias_head_stride,
     inner_dims,
     rows,
     heads,
     weight_offset,
-    GATE_FIRST: tl.constexpr,
-    GATE_LAST: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
+    GATES: tl.constexpr,
+    SIZES: tl.constexpr,
     AGAIN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Rows of N <= BLOCK_N columns; partial sums (programs, heads, N)."""
     wait_for_previous(OVERLAP)
+    N: tl.constexpr = SIZES.columns
+    BLOCK_N: tl.constexpr = SIZES.block
+    ROWS: tl.constexpr = SIZES.rows
     head = tl.program_id(0) % heads
     n = tl.arange(0, BLOCK_N)
-    weight = load_parameter(weight_ptr, head, n, weight_head_stride, n < N, ROWS)
-    bias = load_parameter(bias_ptr, head, n, bias_head_stride, n < N, ROWS)
+    weight_row = load_parameter(weight.pointer, head, n, weight.head, n < N, ROWS)
+    bias_row = load_parameter(bias.pointer, head, n, bias.head, n < N, ROWS)
     dweight = tl.zeros([ROWS, BLOCK_N], tl.float32)
     dbias = tl.zeros([ROWS, BLOCK_N], tl.float32)
 
     program = tl.program_id(0) // heads
     programs = tl.num_programs(0) // heads
-    for tile in tl.range(program, tl.cdiv(rows, ROWS), programs, num_stages=STAGES):
+    for tile in tl.range(program, tl.cdiv(rows, ROWS), programs, num_stages=SIZES.stages):
         m = tile * ROWS + tl.arange(0, ROWS)
         mask = tile_mask(m, rows, n, N, N == BLOCK_N)
-        dy = load_tile(dy_ptr, m, head, n, inner_dims, dy_strides, mask)
-        dsum = load_tile(dsum_ptr, m, head, n, inner_dims, dsum_strides, mask)
-        s = load_tile(s_ptr, m, head, n, inner_dims, s_strides, mask)
-        gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
+        dy_tile = load_rows(dy, m, head, n, inner_dims, mask)
+        dsum_tile = load_rows(dsum, m, head, n, inner_dims, mask)
+        s_tile = load_rows(s, m, head, n, inner_dims, mask)
+        gate_tile = load_rows(gate, m, head, n, inner_dims, mask)
         row = m.to(tl.int64) * heads + head
         rstd = tl.load(rstd_ptr + row, mask=m < rows, other=0.0)[:, None]
 
-        x_hat = gate_input(s, gate, GATE_FIRST) * rstd
-        dv = output_gradient(dy, gate, GATE_LAST)
-        g = weighted(dv, weight, weight_offset)
+        x_hat = gate_input(s_tile, gate_tile, GATES) * rstd
+        dv = output_gradient(dy_tile, gate_tile, GATES)
+        g = weighted(dv, weight_row, weight_offset)
         c = (tl.sum(g * x_hat, axis=1) * (1.0 / N))[:, None]
         dweight += dv * x_hat
         dbias += dv
         if AGAIN:  # made again from the packed inputs, which take half the registers
-            s = forget(s)
-            gate = forget(gate)
-            dy = forget(dy)
-            x_hat = gate_input(s, gate, GATE_FIRST) * rstd
-            g = weighted(output_gradient(dy, gate, GATE_LAST), weight, weight_offset)
+            s_tile = forget(s_tile)
+            gate_tile = forget(gate_tile)
+            dy_tile = forget(dy_tile)
+            x_hat = gate_input(s_tile, gate_tile, GATES) * rstd
+            g = weighted(output_gradient(dy_tile, gate_tile, GATES), weight_row, weight_offset)
+        loaded = Loaded(dy_tile, dsum_tile, s_tile, gate_tile)
         store_row_gradients(
-            dy, dsum, s, gate, weight, weight_offset, bias, x_hat, g, c, rstd,
-            dx_ptr, dresidual_ptr, dgate_ptr, row[:, None] * N + n[None, :], mask, GATE_FIRST, GATE_LAST,
-        )  # fmt: skip
+            loaded,
+            weight_row,
+            weight_offset,
+            bias_row,
+            x_hat,
+            g,
+            c,
+            rstd,
+            Gradients(dx_ptr, dresidual_ptr, dgate_ptr),
+            row[:, None] * N + n[None, :],
+            mask,
+            GATES,
+        )
 
     let_next_start(OVERLAP)
     partial = tl.program_id(0).to(tl.int64) * N + n
@@ -147,55 +148,50 @@ def backward_whole(
 
 @triton.jit(do_not_specialize=["rows"])
 def backward_row_means(
-    dy_ptr,
-    s_ptr,
-    gate_ptr,
-    weight_ptr,
+    dy,
+    s,
+    gate,
+    weight,
     rstd_ptr,
     c_ptr,
-    dy_strides,
-    s_strides,
-    gate_strides,
-    weight_head_stride,
     inner_dims,
     rows,
     heads,
     weight_offset,
-    GATE_FIRST: tl.constexpr,
-    GATE_LAST: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
+    GATES: tl.constexpr,
+    SIZES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """c, the mean of g * x_hat over a row: one row a program, BLOCK_N columns at a time."""
     wait_for_previous(OVERLAP)
+    N: tl.constexpr = SIZES.columns
+    BLOCK_N: tl.constexpr = SIZES.block
     head = tl.program_id(0) % heads
     m = tl.program_id(0) // heads + tl.arange(0, 1)
     row = m.to(tl.int64) * heads + head
     rstd = tl.load(rstd_ptr + row, mask=m < rows, other=0.0)[:, None]
     total = tl.zeros([1, BLOCK_N], tl.float32)
-    for start in tl.range(0, N, BLOCK_N, num_stages=STAGES):
+    for start in tl.range(0, N, BLOCK_N, num_stages=SIZES.stages):
         n = start + tl.arange(0, BLOCK_N)
         mask = tile_mask(m, rows, n, N, N % BLOCK_N == 0)
-        dy = load_tile(dy_ptr, m, head, n, inner_dims, dy_strides, mask)
-        s = load_tile(s_ptr, m, head, n, inner_dims, s_strides, mask)
-        gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
-        weight = load_parameter(weight_ptr, head, n, weight_head_stride, n < N, 1)
-        x_hat = gate_input(s, gate, GATE_FIRST) * rstd
-        total += weighted(output_gradient(dy, gate, GATE_LAST), weight, weight_offset) * x_hat
+        dy_tile = load_rows(dy, m, head, n, inner_dims, mask)
+        s_tile = load_rows(s, m, head, n, inner_dims, mask)
+        gate_tile = load_rows(gate, m, head, n, inner_dims, mask)
+        weight_row = load_parameter(weight.pointer, head, n, weight.head, n < N, 1)
+        x_hat = gate_input(s_tile, gate_tile, GATES) * rstd
+        total += weighted(output_gradient(dy_tile, gate_tile, GATES), weight_row, weight_offset) * x_hat
     let_next_start(OVERLAP)
     tl.store(c_ptr + row, tl.sum(total, axis=1) * (1.0 / N), mask=m < rows)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def backward_columns(
-    dy_ptr,
-    dsum_ptr,
-    s_ptr,
-    gate_ptr,
-    weight_ptr,
-    bias_ptr,
+    dy,
+    dsum,
+    s,
+    gate,
+    weight,
+    bias,
     rstd_ptr,
     c_ptr,
     dx_ptr,
@@ -203,54 +199,58 @@ def backward_columns(
     dgate_ptr,
     dweight_partial_ptr,
     dbias_partial_ptr,
-    dy_strides,
-    dsum_strides,
-    s_strides,
-    gate_strides,
-    weight_head_stride,
-    bias_head_stride,
     inner_dims,
     rows,
     heads,
     weight_offset,
-    GATE_FIRST: tl.constexpr,
-    GATE_LAST: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
+    GATES: tl.constexpr,
+    SIZES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """dx, dgate and partial sums for a block of columns, given the row means c; partial sums (programs, heads, N)."""
     wait_for_previous(OVERLAP)
+    N: tl.constexpr = SIZES.columns
+    BLOCK_N: tl.constexpr = SIZES.block
+    ROWS: tl.constexpr = SIZES.rows
     blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     head = tl.program_id(0) // blocks % heads
     program = tl.program_id(0) // blocks // heads
     programs = tl.num_programs(0) // blocks // heads
     n = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
-    weight = load_parameter(weight_ptr, head, n, weight_head_stride, n < N, ROWS)
-    bias = load_parameter(bias_ptr, head, n, bias_head_stride, n < N, ROWS)
+    weight_row = load_parameter(weight.pointer, head, n, weight.head, n < N, ROWS)
+    bias_row = load_parameter(bias.pointer, head, n, bias.head, n < N, ROWS)
     dweight = tl.zeros([ROWS, BLOCK_N], tl.float32)
     dbias = tl.zeros([ROWS, BLOCK_N], tl.float32)
 
-    for tile in tl.range(program, tl.cdiv(rows, ROWS), programs, num_stages=STAGES):
+    for tile in tl.range(program, tl.cdiv(rows, ROWS), programs, num_stages=SIZES.stages):
         m = tile * ROWS + tl.arange(0, ROWS)
         mask = tile_mask(m, rows, n, N, N % BLOCK_N == 0)
-        dy = load_tile(dy_ptr, m, head, n, inner_dims, dy_strides, mask)
-        dsum = load_tile(dsum_ptr, m, head, n, inner_dims, dsum_strides, mask)
-        s = load_tile(s_ptr, m, head, n, inner_dims, s_strides, mask)
-        gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
+        dy_tile = load_rows(dy, m, head, n, inner_dims, mask)
+        dsum_tile = load_rows(dsum, m, head, n, inner_dims, mask)
+        s_tile = load_rows(s, m, head, n, inner_dims, mask)
+        gate_tile = load_rows(gate, m, head, n, inner_dims, mask)
         row = m.to(tl.int64) * heads + head
         rstd = tl.load(rstd_ptr + row, mask=m < rows, other=0.0)[:, None]
         c = tl.load(c_ptr + row, mask=m < rows, other=0.0)[:, None]
 
-        x_hat = gate_input(s, gate, GATE_FIRST) * rstd
-        dv = output_gradient(dy, gate, GATE_LAST)
-        g = weighted(dv, weight, weight_offset)
+        x_hat = gate_input(s_tile, gate_tile, GATES) * rstd
+        dv = output_gradient(dy_tile, gate_tile, GATES)
+        g = weighted(dv, weight_row, weight_offset)
+        loaded = Loaded(dy_tile, dsum_tile, s_tile, gate_tile)
         store_row_gradients(
-            dy, dsum, s, gate, weight, weight_offset, bias, x_hat, g, c, rstd,
-            dx_ptr, dresidual_ptr, dgate_ptr, row[:, None] * N + n[None, :], mask, GATE_FIRST, GATE_LAST,
-        )  # fmt: skip
+            loaded,
+            weight_row,
+            weight_offset,
+            bias_row,
+            x_hat,
+            g,
+            c,
+            rstd,
+            Gradients(dx_ptr, dresidual_ptr, dgate_ptr),
+            row[:, None] * N + n[None, :],
+            mask,
+            GATES,
+        )
         dweight += dv * x_hat
         dbias += dv
 

@@ -18,6 +18,12 @@ from retrograd.core.kernels.numerics import (
 
 
 @triton.jit
+def load_rows(array, m, head, n, inner_dims, mask):
+    """A tile of an array with rows; None where the array is absent."""
+    return load_tile(array.pointer, m, head, n, inner_dims, array[1:], mask)
+
+
+@triton.jit
 def add_residual(x, residual, sum_ptr):
     """The sum s = x + residual, rounded to its own dtype, so that the backward pass reads what was normalised."""
     s = x
@@ -27,10 +33,10 @@ def add_residual(x, residual, sum_ptr):
 
 
 @triton.jit
-def gate_input(s, gate, GATE_FIRST: tl.constexpr):
+def gate_input(s, gate, GATES: tl.constexpr):
     """What is normalised: u = s, or s * silu(gate); fp32."""
     u = s.to(tl.float32)
-    if GATE_FIRST:
+    if GATES.first:
         u *= silu(gate.to(tl.float32))
     return u
 
@@ -50,115 +56,104 @@ def scale_and_gate(x_hat, weight, weight_offset, bias, gate, GATE_LAST: tl.const
 
 @triton.jit(do_not_specialize=["rows"])
 def forward_whole(
-    x_ptr,
-    residual_ptr,
-    gate_ptr,
-    weight_ptr,
-    bias_ptr,
+    x,
+    residual,
+    gate,
+    weight,
+    bias,
     y_ptr,
     sum_ptr,
     rstd_ptr,
-    x_strides,
-    residual_strides,
-    gate_strides,
-    weight_head_stride,
-    bias_head_stride,
     inner_dims,
     rows,
     heads,
     eps,
     weight_offset,
-    GATE_FIRST: tl.constexpr,
-    GATE_LAST: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ROWS: tl.constexpr,
+    GATES: tl.constexpr,
+    SIZES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Rows of N <= BLOCK_N columns, a tile of ROWS rows a program: one read, one write."""
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
+    N: tl.constexpr = SIZES.columns
+    BLOCK_N: tl.constexpr = SIZES.block
+    ROWS: tl.constexpr = SIZES.rows
     head = tl.program_id(0) % heads
     m = tl.program_id(0) // heads * ROWS + tl.arange(0, ROWS)
     n = tl.arange(0, BLOCK_N)
     mask = tile_mask(m, rows, n, N, N == BLOCK_N)
     # The tiles are asked for first: what comes from device memory takes longest.
-    x = load_tile(x_ptr, m, head, n, inner_dims, x_strides, mask)
-    residual = load_tile(residual_ptr, m, head, n, inner_dims, residual_strides, mask)
-    gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
-    weight = load_parameter(weight_ptr, head, n, weight_head_stride, n < N, ROWS)
-    bias = load_parameter(bias_ptr, head, n, bias_head_stride, n < N, ROWS)
+    x_tile = load_rows(x, m, head, n, inner_dims, mask)
+    residual_tile = load_rows(residual, m, head, n, inner_dims, mask)
+    gate_tile = load_rows(gate, m, head, n, inner_dims, mask)
+    weight_row = load_parameter(weight.pointer, head, n, weight.head, n < N, ROWS)
+    bias_row = load_parameter(bias.pointer, head, n, bias.head, n < N, ROWS)
 
     row = m.to(tl.int64) * heads + head
     out = row[:, None] * N + n[None, :]
-    s = add_residual(x, residual, sum_ptr)
-    if residual is not None:
+    s = add_residual(x_tile, residual_tile, sum_ptr)
+    if residual_tile is not None:
         tl.store(sum_ptr + out, s, mask=mask)
-    u = gate_input(s, gate, GATE_FIRST)
+    u = gate_input(s, gate_tile, GATES)
     rstd = tl.rsqrt(tl.sum(u * u, axis=1) * (1.0 / N) + eps)
-    y = scale_and_gate(u * rstd[:, None], weight, weight_offset, bias, gate, GATE_LAST)
+    y = scale_and_gate(u * rstd[:, None], weight_row, weight_offset, bias_row, gate_tile, GATES.last)
     tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
     tl.store(rstd_ptr + row, rstd, mask=m < rows)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def forward_looped(
-    x_ptr,
-    residual_ptr,
-    gate_ptr,
-    weight_ptr,
-    bias_ptr,
+    x,
+    residual,
+    gate,
+    weight,
+    bias,
     y_ptr,
     sum_ptr,
     rstd_ptr,
-    x_strides,
-    residual_strides,
-    gate_strides,
-    weight_head_stride,
-    bias_head_stride,
     inner_dims,
     rows,
     heads,
     eps,
     weight_offset,
-    GATE_FIRST: tl.constexpr,
-    GATE_LAST: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
+    GATES: tl.constexpr,
+    SIZES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Rows of any N, one a program, BLOCK_N columns at a time."""
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
+    N: tl.constexpr = SIZES.columns
+    BLOCK_N: tl.constexpr = SIZES.block
     head = tl.program_id(0) % heads
     m = tl.program_id(0) // heads + tl.arange(0, 1)
     row = m.to(tl.int64) * heads + head
 
     squares = tl.zeros([1, BLOCK_N], tl.float32)
-    for start in tl.range(0, N, BLOCK_N, num_stages=STAGES):
+    for start in tl.range(0, N, BLOCK_N, num_stages=SIZES.stages):
         n = start + tl.arange(0, BLOCK_N)
         mask = tile_mask(m, rows, n, N, N % BLOCK_N == 0)
-        x = load_tile(x_ptr, m, head, n, inner_dims, x_strides, mask)
-        residual = load_tile(residual_ptr, m, head, n, inner_dims, residual_strides, mask)
-        gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
-        u = gate_input(add_residual(x, residual, sum_ptr), gate, GATE_FIRST)
+        x_tile = load_rows(x, m, head, n, inner_dims, mask)
+        residual_tile = load_rows(residual, m, head, n, inner_dims, mask)
+        gate_tile = load_rows(gate, m, head, n, inner_dims, mask)
+        u = gate_input(add_residual(x_tile, residual_tile, sum_ptr), gate_tile, GATES)
         squares += u * u
     rstd = tl.rsqrt(tl.sum(squares, axis=1) * (1.0 / N) + eps)
     tl.store(rstd_ptr + row, rstd, mask=m < rows)
 
-    for start in tl.range(0, N, BLOCK_N, num_stages=STAGES):
+    for start in tl.range(0, N, BLOCK_N, num_stages=SIZES.stages):
         n = start + tl.arange(0, BLOCK_N)
         mask = tile_mask(m, rows, n, N, N % BLOCK_N == 0)
-        x = load_tile(x_ptr, m, head, n, inner_dims, x_strides, mask)
-        residual = load_tile(residual_ptr, m, head, n, inner_dims, residual_strides, mask)
-        gate = load_tile(gate_ptr, m, head, n, inner_dims, gate_strides, mask)
-        weight = load_parameter(weight_ptr, head, n, weight_head_stride, n < N, 1)
-        bias = load_parameter(bias_ptr, head, n, bias_head_stride, n < N, 1)
+        x_tile = load_rows(x, m, head, n, inner_dims, mask)
+        residual_tile = load_rows(residual, m, head, n, inner_dims, mask)
+        gate_tile = load_rows(gate, m, head, n, inner_dims, mask)
+        weight_row = load_parameter(weight.pointer, head, n, weight.head, n < N, 1)
+        bias_row = load_parameter(bias.pointer, head, n, bias.head, n < N, 1)
         out = row[:, None] * N + n[None, :]
-        s = add_residual(x, residual, sum_ptr)
-        if residual is not None:
+        s = add_residual(x_tile, residual_tile, sum_ptr)
+        if residual_tile is not None:
             tl.store(sum_ptr + out, s, mask=mask)
-        u = gate_input(s, gate, GATE_FIRST)
-        y = scale_and_gate(u * rstd[:, None], weight, weight_offset, bias, gate, GATE_LAST)
+        u = gate_input(s, gate_tile, GATES)
+        y = scale_and_gate(u * rstd[:, None], weight_row, weight_offset, bias_row, gate_tile, GATES.last)
         tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)

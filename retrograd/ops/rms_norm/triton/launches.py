@@ -28,6 +28,7 @@ from ..op import Spec
 from ..passes import backward_pointers, inputs_of
 from . import backward as backward_kernels
 from . import forward as forward_kernels
+from .arrays import Gates, Parameter, Sizes, rows_type
 from .plan import Plan, Tile, planned
 
 __all__ = ["backward", "forward", "planned", "suits"]
@@ -44,15 +45,12 @@ def forward(
     """The arguments -> y, sum, rstd."""
     whole, tile = plan.whole, plan.tile
     inputs, layouts = inputs_of(spec, names, layouts, _in_rows if whole else _in_aligned_rows)
+    pointers = pointers_to(inputs + outputs, "x residual gate weight bias y sum rstd")
     launch = Launch(
         forward_kernels.forward_whole if whole else forward_kernels.forward_looped,
         grid=spec.heads * -(-spec.rows // tile.rows),
-        arrays=pointers_to(inputs + outputs, "x residual gate weight bias y sum rstd"),
-        scalars=_geometry(spec, layouts, inputs, "x residual gate weight bias"),
-        constants={
-            **_flags(spec, arch),
-            **_tile(tile, "rows" if whole else "stages"),
-        },
+        **_geometry(spec, layouts, inputs, pointers, "x residual gate weight bias"),
+        constants={**_flags(spec, arch), **_sizes(spec, tile)},
         num_warps=tile.num_warps,
         overlap=arch.overlaps_launches,
     )
@@ -78,13 +76,13 @@ def backward(
     }
     launches = []
     if plan.means is not None:
+        means = backward_pointers(spec, arrays, "dy s gate weight rstd c")
         launches.append(
             Launch(
                 backward_kernels.backward_row_means,
                 grid=spec.rows * spec.heads,
-                arrays=backward_pointers(spec, arrays, "dy s gate weight rstd c"),
-                scalars=_geometry(spec, layouts, inputs, "dy s gate weight"),
-                constants={**_flags(spec, arch), **_tile(plan.means, "stages")},
+                **_geometry(spec, layouts, inputs, means, "dy s gate weight"),
+                constants={**_flags(spec, arch), **_sizes(spec, plan.means)},
                 num_warps=plan.means.num_warps,
                 overlap=arch.overlaps_launches,
             )
@@ -93,13 +91,8 @@ def backward(
         Launch(
             backward_kernels.backward_whole if whole else backward_kernels.backward_columns,
             grid=programs * spec.heads * (1 if whole else -(-spec.N // tile.columns)),
-            arrays=pointers,
-            scalars=_geometry(spec, layouts, inputs, "dy dsum s gate weight bias"),
-            constants={
-                **_flags(spec, arch),
-                **_tile(tile, "rows", "stages"),
-                **({"AGAIN": plan.again} if whole else {}),
-            },
+            **_geometry(spec, layouts, inputs, pointers, "dy dsum s gate weight bias"),
+            constants={**_flags(spec, arch), **_sizes(spec, tile), **({"AGAIN": plan.again} if whole else {})},
             num_warps=tile.num_warps,
             overlap=arch.overlaps_launches,
         )
@@ -154,23 +147,19 @@ def _row_strides(shape: tuple[int, ...], layout: Layout) -> Sequence[int]:
 
 
 def _flags(spec: Spec, arch: Arch) -> dict[str, Any]:
-    return {
-        "GATE_FIRST": spec.gate_first,
-        "GATE_LAST": spec.gate_last,
-        "N": spec.N,
-        "OVERLAP": arch.overlaps_launches,
-    }
+    return {"GATES": Gates(spec.gate_first, spec.gate_last), "OVERLAP": arch.overlaps_launches}
 
 
-def _tile(tile: Tile, *wanted: str) -> dict[str, int]:
-    return {"BLOCK_N": tile.columns, **{name.upper(): getattr(tile, name) for name in wanted}}
+def _sizes(spec: Spec, tile: Tile) -> dict[str, Sizes]:
+    return {"SIZES": Sizes(spec.N, tile.columns, tile.rows, tile.stages)}
 
 
-def _geometry(spec: Spec, layouts: Layouts, inputs: tuple[Array, ...], names: str) -> dict[str, Scalar | None]:
-    """Row counts and, for the arrays `names` that a kernel reads, strides as it takes them.
+def _geometry(
+    spec: Spec, layouts: Layouts, inputs: tuple[Array, ...], pointers: dict[str, str | None], names: str
+) -> dict[str, Any]:
+    """`arrays`, `strided` and `scalars` of a launch that reads the arrays `names` by their strides.
 
-    Those of an array with rows are (inner rows ..., outer rows, head); those of an absent array are None. In the
-    backward kernels the normalised array is named s.
+    In the backward kernels the normalised array is named s.
     """
     strides = {a.name: strides_of(a.name, a.shape, layouts) for a in inputs}
     tiled = [name for name, s in strides.items() if name not in ("weight", "bias", "rstd")]
@@ -178,15 +167,18 @@ def _geometry(spec: Spec, layouts: Layouts, inputs: tuple[Array, ...], names: st
     lead = spec.lead or (1,)
     dims, row_strides = collapse(lead, [strides[name][: len(spec.lead)] or (spec.width,) for name in tiled])
     rows = dict(zip(tiled, row_strides, strict=True))
-    scalars: dict[str, Scalar | None] = {"inner_dims": dims[:0:-1], "rows": spec.rows, "heads": spec.heads}
+    Rows = rows_type(len(dims) - 1)
+    strided: dict[str, Any] = {}
     for name in names.split():
         array = spec.normalised if name == "s" else name
-        head = _head(spec, strides[array]) if array in strides else None
+        head = _head(spec, strides[array]) if array in strides else 0
         if name in ("weight", "bias"):
-            scalars[f"{name}_head_stride"] = head
+            strided[name] = Parameter(None, head)
         else:
-            scalars[f"{name}_strides"] = None if head is None else (*rows[array][::-1], head)
-    return scalars
+            strided[name] = Rows(None, *(rows[array][::-1] if array in rows else (0,) * len(dims)), head)
+    arrays = {name if (name := key.removesuffix("_ptr")) in strided else key: array for key, array in pointers.items()}
+    scalars: dict[str, Scalar | None] = {"inner_dims": dims[:0:-1], "rows": spec.rows, "heads": spec.heads}
+    return {"arrays": arrays, "strided": strided, "scalars": scalars}
 
 
 def _head(spec: Spec, strides: Strides) -> int:
