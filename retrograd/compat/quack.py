@@ -73,9 +73,15 @@ def rmsnorm(
     dtype = _stream_dtype("rmsnorm", x, residual, residual_dtype)
     weight, bias, residual = widened(weight, x.dtype), widened(bias, x.dtype), _addend(residual, dtype)
     result = rms_norm(  # type: ignore[call-overload]
-        x, weight, bias=bias, residual=residual, eps=eps, weight_offset=weight_offset, prenorm=prenorm,
+        x,
+        weight,
+        bias=bias,
+        residual=residual,
+        eps=eps,
+        weight_offset=weight_offset,
+        prenorm=prenorm,
         out_dtype=out_dtype,
-    )  # fmt: skip
+    )
     return (result[0], result[1].to(dtype)) if prenorm else result
 
 
@@ -183,14 +189,25 @@ def rmsnorm_bwd(
     x_, sum_ = (s, None) if dsum is None else (None, s)
     with torch.no_grad():
         ds, dw, db, *_ = torch.ops.retrograd.rms_norm_backward(
-            dy=dout, dsum=dsum, x=x_, weight=w, bias=None, residual=None, gate=None,
-            y=None, sum=sum_, rstd=rstd.contiguous().view(-1),
+            dy=dout,
+            dsum=dsum,
+            x=x_,
+            weight=w,
+            bias=None,
+            residual=None,
+            gate=None,
+            y=None,
+            sum=sum_,
+            rstd=rstd.contiguous().view(-1),
             **_shapes_and_dtypes(x=s, weight=w, bias=w if has_bias else None, residual=sum_, gate=None),
             wanted=[True, w is not None, has_bias, dsum is not None, False],
             eps=1e-6,  # already contained in rstd
-            weight_offset=weight_offset, group_size=None, norm_before_gate=False, prenorm=dsum is not None,
+            weight_offset=weight_offset,
+            group_size=None,
+            norm_before_gate=False,
+            prenorm=dsum is not None,
             out_dtype=dout.dtype,
-        )  # fmt: skip
+        )
         dx = ds.to(x.dtype)
         dresidual = dx if has_residual else None
         if dresidual_out is not None and dresidual_out.dtype != x.dtype:

@@ -72,8 +72,10 @@ def check_backward(info: OpInfo, case: Case, device: str, seed: int, layout: str
     inputs, gradients = drawn(info, case, device, seed)
     arguments = leaves(laid_out(layout, inputs) if layout else inputs)
     if alone:
-        arguments = {name: tensor.requires_grad_(place == 0) if tensor.requires_grad else tensor
-                     for place, (name, tensor) in enumerate(arguments.items())}  # fmt: skip
+        arguments = {
+            name: tensor.requires_grad_(place == 0) if tensor.requires_grad else tensor
+            for place, (name, tensor) in enumerate(arguments.items())
+        }
     with Recorder() as recorder:
         gradients_of(outputs(info.torch, arguments, options(case)), arguments, gradients)
     calls = [(func, args) for func, args in recorder.calls if func is not forward_operator(info)]

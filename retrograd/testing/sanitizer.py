@@ -150,9 +150,15 @@ def run(tool: Tool, script: Path, arguments: Sequence[str], log: Path | None = N
     command = [found, "--tool", tool, *COMMON, *OF_TOOL[tool], sys.executable, str(script), *arguments]
     try:
         done = subprocess.run(
-            command, env=environment(), cwd=ROOT, text=True, timeout=timeout, check=False,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            command,
+            env=environment(),
+            cwd=ROOT,
+            text=True,
+            timeout=timeout,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         text = done.stdout
     except subprocess.TimeoutExpired as error:
         printed = error.stdout or b""

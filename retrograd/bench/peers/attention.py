@@ -90,9 +90,15 @@ def flex(case: Case) -> Function:
     def call(inputs: Mapping[str, Tensor]) -> Tensor:
         q, k, v = (heads_first(inputs[name]) for name in "qkv")
         out: Tensor = attention(
-            q, k, v, score_mod=score_of(inputs), block_mask=mask, scale=options.get("scale"), enable_gqa=grouped,
+            q,
+            k,
+            v,
+            score_mod=score_of(inputs),
+            block_mask=mask,
+            scale=options.get("scale"),
+            enable_gqa=grouped,
             kernel_options=stages,
-        )  # fmt: skip
+        )
         return heads_first(out)
 
     return call

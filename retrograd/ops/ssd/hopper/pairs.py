@@ -189,7 +189,7 @@ def consume(
         if not FOR_B:
             own_score = diagonal(scores, distances)
         # No decay lies between a step and itself: of such a pair row sums less column sums would leave but rounding.
-        scores = where(distances[0] < distances[1] if FOR_B else distances[0] > distances[1], scores, 0.0)
+        scores = where(distances.thread < distances.rest if FOR_B else distances.thread > distances.rest, scores, 0.0)
         near_scores = scores_of(shared, W, 0, HALVES)
         far_scores = scores_of(shared, W, 1, HALVES)
         if BOTH:
@@ -252,7 +252,7 @@ def consume(
                 else:
                     between = log[:, None] - vector(near, 1, COLUMN)[None, :]
                 distances = distances_of(Z)  # again, lest comparisons stay in registers
-                kept = distances[0] <= distances[1] if FOR_B else distances[0] >= distances[1]
+                kept = distances.thread <= distances.rest if FOR_B else distances.thread >= distances.rest
                 weights = ex2(where(kept, between, float("-inf")))
                 pair = warpgroup_mma_wait(1 if THROUGH else 0, deps=[pairs_token])
                 if not FOR_B:

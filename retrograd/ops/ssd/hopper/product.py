@@ -1,5 +1,7 @@
 """Of a product (64, 64) that a warpgroup holds: parts, sums, the diagonal. Symbols: ../README.md."""
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
@@ -7,6 +9,16 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 from retrograd.core.kernels.numerics import forget
 
 from .blocks import Q, rounded
+
+
+class Distances(NamedTuple):
+    """Of the elements of a product, row - column, in two parts to be subtracted: what threads differ in, and the rest.
+
+    Apart, since the first takes one register, and few comparisons of it with the second differ.
+    """
+
+    thread: Any
+    rest: Any
 
 
 @gluon.jit
@@ -35,10 +47,7 @@ def along(layout, dim):
 
 @gluon.jit
 def distances_of(LAYOUT: gl.constexpr):
-    """Of the elements of a product (64, 64) in LAYOUT, row - column: a part that threads differ in, and the rest.
-
-    To be subtracted; apart, since the first takes one register, and few comparisons of it with the second differ.
-    """
+    """The distances of a product (64, 64) in LAYOUT."""
     LIKE: gl.constexpr = gl.reshape(gl.zeros([Q, Q], gl.int32, LAYOUT), [4, 2, 8, Q // 8, 4, 2]).type.layout
     warp = gl.arange(0, 4, along(LIKE, 0))[:, None, None, None, None, None]
     half = gl.arange(0, 2, along(LIKE, 1))[None, :, None, None, None, None]
@@ -46,13 +55,13 @@ def distances_of(LAYOUT: gl.constexpr):
     eight = gl.arange(0, Q // 8, along(LIKE, 3))[None, None, None, :, None, None]
     pair = gl.arange(0, 4, along(LIKE, 4))[None, None, None, None, :, None]
     one = gl.arange(0, 2, along(LIKE, 5))[None, None, None, None, None, :]
-    return forget(16 * warp + row - 2 * pair), 8 * (eight - half) + one
+    return Distances(forget(16 * warp + row - 2 * pair), 8 * (eight - half) + one)
 
 
 @gluon.jit
 def diagonal(x, distances):
     """The diagonal of a product (64, 64)."""
-    near = gl.where(near_diagonal(gl.reshape(distances[0] == distances[1], [Q, Q])), near_diagonal(x), 0.0)
+    near = gl.where(near_diagonal(gl.reshape(distances.thread == distances.rest, [Q, Q])), near_diagonal(x), 0.0)
     return gl.reshape(gl.permute(gl.sum(gl.sum(near, 2), 2), (0, 2, 1)), [Q])
 
 

@@ -1,0 +1,51 @@
+"""Kernels are read by name: few parameters, no tuple read by a number."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "retrograd"
+MOST_OF_A_KERNEL, MOST = 20, 14
+# Each of their arrays is a parameter: so many they read and write.
+MORE = {
+    "ops/selective_scan/triton/backward.py: backward_scan": 30,
+    "ops/selective_scan/hopper/backward.py: backward_scan": 25,
+}
+# Tuples of which each element is alike: taps of a convolution, and the gradients before it.
+ALIKE = {"window", "dpre"}
+
+
+def jit_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Every function that Triton compiles, named by its file."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and any(".jit" in ast.unparse(d) for d in node.decorator_list):
+                yield f"{path.relative_to(PACKAGE).as_posix()}: {node.name}", node
+
+
+def is_kernel(function: ast.FunctionDef) -> bool:
+    """Whether it is launched from the host: it then says what is not specialised."""
+    return any("do_not_specialize" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def test_kernels_have_at_most_20_parameters_and_what_they_call_14() -> None:
+    most = {name: MOST_OF_A_KERNEL if is_kernel(f) else MOST for name, f in jit_functions()} | MORE
+    found = {name: len(f.args.args) for name, f in jit_functions()}
+    assert not {name: number for name, number in found.items() if number > most[name]}
+    assert {name: found[name] for name in MORE} == MORE
+
+
+def test_no_tuple_is_read_by_a_number() -> None:
+    read = [
+        f"{name}: {ast.unparse(node)}"
+        for name, function in jit_functions()
+        for node in ast.walk(function)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Name)
+        and isinstance(node.slice, ast.Constant)
+        and isinstance(node.slice.value, int)
+        and node.value.id not in ALIKE
+    ]
+    assert not read
