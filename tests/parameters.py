@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
@@ -33,7 +34,7 @@ def each_case(
     each: Callable[[OpInfo, Case], Sequence[Any]] | None = None,
     spread: bool = False,
 ) -> list[Any]:
-    """The cases with one of the device's tags, as parameters (info, case, device) and extra ones.
+    """The cases with one of the tags of a device that is there, as parameters (info, case, device) and extra ones.
 
     Args:
         extra: every case is repeated with each of these, if any.
@@ -45,7 +46,8 @@ def each_case(
             case, the rest are `slow`.
     """
     found = []
-    for device, tags, marks in (("cpu", cpu, ()), ("cuda", cuda, (pytest.mark.gpu,))):
+    devices = [("cpu", cpu, ()), *([("cuda", cuda, (pytest.mark.gpu,))] if torch.cuda.is_available() else [])]
+    for device, tags, marks in devices:
         for info in infos():
             cases = [case for case in info.tagged(*tags) if only(info, case)]
             extras = {case.name: list(each(info, case) if each else extra) for case in cases}

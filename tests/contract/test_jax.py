@@ -69,14 +69,22 @@ def test_an_exported_call_keeps_the_error_budget(info: OpInfo, case: Case, devic
     jax_contract.check_export(info, case, device, seed)
 
 
-def compiles_soon(info: OpInfo, case: Case) -> bool:
-    """Whether XLA compiles derivatives of the case in seconds: of a scan over several chunks they take it a minute."""
-    return info.is_representative(case) and not (info.time_axis and length(info, case) > MOST_STEPS)
+MOST_ARGUMENTS = 7  # with derivatives, of each of which a backward pass is compiled by the road `by_name`
 
 
-@pytest.mark.parametrize(
-    (*CASE, "road"), each_case(*jax_derivatives.ROADS, cpu=SMALL, cuda=SMALL, only=compiles_soon, spread=True)
-)
+def quick_roads(info: OpInfo, case: Case) -> list[str]:
+    """The roads that XLA compiles in seconds: of a scan over several chunks they take it a minute."""
+    if info.time_axis and length(info, case) > MOST_STEPS:
+        return []
+    many = sum("int" not in array.dtype for array in case.inputs.values()) > MOST_ARGUMENTS
+    return [road for road in jax_derivatives.ROADS if road != "by_name" or not many]
+
+
+def other_roads(info: OpInfo, case: Case) -> list[str]:
+    return [road for road in jax_derivatives.ROADS if road not in quick_roads(info, case)]
+
+
+@pytest.mark.parametrize((*CASE, "road"), each_case(cpu=SMALL, cuda=SMALL, only=FEW, each=quick_roads, spread=True))
 def test_forward_mode_and_second_derivatives_are_those_of_the_definition(
     info: OpInfo, case: Case, device: str, road: str, seed: int
 ) -> None:
@@ -84,16 +92,8 @@ def test_forward_mode_and_second_derivatives_are_those_of_the_definition(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    (*CASE, "road"),
-    each_case(
-        *jax_derivatives.ROADS,
-        cpu=SMALL,
-        cuda=SMALL,
-        only=lambda info, case: info.is_representative(case) and not compiles_soon(info, case),
-    ),
-)
-def test_so_they_are_in_longer_cases(info: OpInfo, case: Case, device: str, road: str, seed: int) -> None:
+@pytest.mark.parametrize((*CASE, "road"), each_case(cpu=SMALL, cuda=SMALL, only=FEW, each=other_roads))
+def test_so_they_are_where_xla_takes_long(info: OpInfo, case: Case, device: str, road: str, seed: int) -> None:
     jax_derivatives.check_road(info, case, road, device, seed)
 
 
