@@ -61,3 +61,13 @@ class Runs(NamedTuple):
     lane: Any
     channel: Any
     first: Any
+
+
+class TileSizes(NamedTuple):
+    """A `plan.Tile` in a kernel, where a tuple has its fields alone: rows are 2^levels, time is steps * rows."""
+
+    steps: int
+    levels: int
+    channels: int
+    rows: int
+    time: int

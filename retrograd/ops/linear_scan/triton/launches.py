@@ -120,7 +120,7 @@ def _scan(
     present = (*inputs, *outputs, *scratch)
     strides = {array.name: strides_of(array.name, array.shape, layouts) for array in inputs}
     sizes: dict[str, Scalar] = {"counts": Counts(spec.time, spec.sequences, blocks), "D": spec.channels}
-    flags = {"COMPLEX": spec.complex, "TILE": tile, "OVERLAP": arch.overlaps_launches}
+    flags = {"COMPLEX": spec.complex, "TILE": tile.sizes, "OVERLAP": arch.overlaps_launches}
 
     def launch(kernel: Any, programs: int, arrays: Mapping[str, str | None], extra: Mapping[str, Any]) -> Launch:
         read = [name for name in arrays if not name.endswith("_ptr")]

@@ -13,13 +13,14 @@ from retrograd.core.arch import Arch
 from retrograd.core.spec import Pass
 
 from ..op import Spec
+from .arrays import TileSizes
 
 BLOCK = 1024  # elements per program of the kernels that clear or sum
 FEW_CHANNELS = 256
 
 
 class Tile(NamedTuple):
-    """The tile of one program: `rows` consecutive runs of `steps` steps, of `channels` channels. Kernels take it.
+    """The tile of one program: `rows` consecutive runs of `steps` steps, of `channels` channels.
 
     Attributes:
         steps: steps that a thread holds in registers.
@@ -40,6 +41,11 @@ class Tile(NamedTuple):
     def time(self) -> int:
         """Steps of a tile."""
         return self.steps << self.levels
+
+    @property
+    def sizes(self) -> TileSizes:
+        """The tile as kernels take it."""
+        return TileSizes(*self, self.rows, self.time)
 
     def num_warps(self, arch: Arch) -> int:
         """Warps with a thread for each run."""
