@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
-from types import ModuleType
 from typing import Any
 
 import torch
+from ops import file_of
 
 from retrograd.opinfo.cases import Case
 from retrograd.ops.infos import NAMES, info
@@ -20,15 +18,9 @@ from retrograd.testing.contract import drawn
 from retrograd.testing.draw import call, options
 
 
-def calls_of(op: str) -> ModuleType | None:
-    """`tests/ops/<op>/sanitized.py`: names of cases, and further ones; None where there is none."""
-    name = f"ops.{op}.sanitized"
-    return import_module(name) if find_spec(f"ops.{op}") and find_spec(name) else None
-
-
 def cases(op: str) -> list[Case]:
-    """The calls of an op: those of its file, or its cases that are small enough for the interpreter."""
-    one, calls = info(op), calls_of(op)
+    """The calls of an op: those of `tests/ops/<op>/sanitized.py`, or its cases that the interpreter takes."""
+    one, calls = info(op), file_of(op, "sanitized")
     if calls is None:
         return one.tagged("interpreter")
     return [one.case(name) for name in calls.NAMED] + getattr(calls, "MORE", [])
@@ -51,7 +43,7 @@ if __name__ == "__main__":
     for op in sys.argv[1:] or NAMES:
         for one in cases(op):
             run(op, one)
-            if one.name in getattr(calls_of(op), "WHOLE", ()):
+            if one.name in getattr(file_of(op, "sanitized"), "WHOLE", ()):
                 run(op, one, info(op).structures["whole sequences"](info(op)).torch)
             print(f"ran {op} {one.name}", flush=True)
     print("finished", flush=True)

@@ -108,6 +108,7 @@ def has_kernels(info: OpInfo, case: Case) -> bool:
     return info.programs(case, SUPPORTED["sm_90"]) is not None
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(CASE, each_case(cpu=(), only=has_kernels))
 def test_both_frameworks_run_the_same_kernels_to_the_same_bits(
     info: OpInfo, case: Case, device: str, seed: int

@@ -10,7 +10,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from hypothesis import strategies as st
-from ops.attention import fuzz_dot_product as dot_product_attention
+from ops.attention import fuzz_dot_product
 
 import retrograd
 import retrograd.jax
@@ -41,8 +41,8 @@ UPDATES = {
 }
 # Functions with a declaration of their own that are called as ops are.
 FUNCTIONS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
-    "attention_qkvpacked": dot_product_attention.qkvpacked,
-    "dot_product_attention": dot_product_attention.dot_product,
+    "attention_qkvpacked": fuzz_dot_product.qkvpacked,
+    "dot_product_attention": fuzz_dot_product.dot_product,
 }
 
 SCALARS = {("dot_product_attention", "bias"): ("0.5",), ("dot_product_attention", "mask"): ("True",)}

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from importlib.util import find_spec
-from types import ModuleType
 
 import torch
 from hypothesis import strategies as st
+from ops import file_of
 from torch import Tensor
 
 from retrograd.core.torch.launch import DTYPES
@@ -90,7 +88,7 @@ def as_in_float32(op: OpInfo, case: Case, inputs: Arrays, gradients: list[Tensor
         return (tensor.to(dtype) if differentiable(tensor) else tensor).contiguous()
 
     narrowed = {name: narrow(tensor) for name, tensor in inputs.items()}
-    function = getattr(file_of(op.name), "in_float32", op.reference)
+    function = getattr(file_of(op.name, "fuzz"), "in_float32", op.reference)
     rounded = call(function, narrowed, options(case, torch.float32), [narrow(g) for g in gradients])
     found = {name: (upcast(tensor), exact[name]) for name, tensor in rounded.items()}
     return {name: torch.where(t == right, right, right + (t - right) * 2.0**-29) for name, (t, right) in found.items()}
@@ -112,15 +110,9 @@ def repeated(way: str, op: OpInfo, case: Case, inputs: Arrays, gradients: list[T
     return {name: tensor.as_subclass(Tensor) for name, tensor in outputs.items()}
 
 
-def file_of(op: str) -> ModuleType | None:
-    """`tests/ops/<op>/fuzz.py`, which draws the op's good calls; None where there is none."""
-    name = f"ops.{op}.fuzz"
-    return import_module(name) if find_spec(f"ops.{op}") and find_spec(name) else None
-
-
 def cases_of(op: str) -> st.SearchStrategy[Case]:
-    """The good calls of an op: `cases` of its file; the op's small cases where it has none."""
-    file, one = file_of(op), info(op)
+    """The good calls of an op: `cases` of `tests/ops/<op>/fuzz.py`; the op's small cases where it has none."""
+    file, one = file_of(op, "fuzz"), info(op)
     small = [case for case in one.tagged("test") if one.is_representative(case)]
     cases: st.SearchStrategy[Case] = st.sampled_from(small) if file is None else file.cases()
     return cases.map(lambda case: replace(case, shape={}))  # arrays that the call does not read are not printed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "retrograd"
@@ -17,8 +18,13 @@ MORE = {
 ALIKE = {"window", "dpre"}
 
 
-def jit_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+@cache
+def jit_functions() -> list[tuple[str, ast.FunctionDef]]:
     """Every function that Triton compiles, named by its file."""
+    return list(_jit_functions())
+
+
+def _jit_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and any(".jit" in ast.unparse(d) for d in node.decorator_list):

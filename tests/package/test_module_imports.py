@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
             yield from statements(child)
 
 
+@cache
 def imported(name: str) -> set[str]:
     """The modules of the package that a module imports."""
     path, found = MODULES[name], set[str]()

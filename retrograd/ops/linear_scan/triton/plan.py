@@ -7,7 +7,6 @@ are packed, so a sequence has the same bits in every batch and packing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from retrograd.core.arch import Arch
 from retrograd.core.spec import Pass
@@ -19,7 +18,8 @@ BLOCK = 1024  # elements per program of the kernels that clear or sum
 FEW_CHANNELS = 256
 
 
-class Tile(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Tile:
     """The tile of one program: `rows` consecutive runs of `steps` steps, of `channels` channels.
 
     Attributes:
@@ -45,7 +45,7 @@ class Tile(NamedTuple):
     @property
     def sizes(self) -> TileSizes:
         """The tile as kernels take it."""
-        return TileSizes(*self, self.rows, self.time)
+        return TileSizes(self.steps, self.levels, self.channels, self.rows, self.time)
 
     def num_warps(self, arch: Arch) -> int:
         """Warps with a thread for each run."""
