@@ -24,10 +24,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.rings import Ring, acquire, barriers, parity_of, release, ring_of, wait_full
 
 from .by_keys import differ_by_keys
 from .products import WARPS, several
-from .rings import Held, Ring, acquire, barriers, parity_of, release, ring_of, wait_for
 from .steps import Ticket, field, step_of, walk_of
 from .tickets import draw, give, more, ring_of_tickets
 from .tiles import ALIGNED, at_step, queries_seen, tile_of_keys, tiles_of_head, turn_of
@@ -44,6 +44,13 @@ class Arrays(NamedTuple):
     dout: Any
     base: Any
     delta: Any
+
+
+class Held(NamedTuple):
+    """Blocks that are copied with the first block of a ring, and the mbarrier on which their readers arrive."""
+
+    blocks: Any
+    empty: Any
 
 
 class Rings(NamedTuple):
@@ -153,31 +160,31 @@ def fetch(
                     copy = start % ALIGNED
                     row, start = row + copy * (sizes.rows * SHARE), start - copy
                 where = at_step(arrays.q, batch, first_q, m * QUERIES, queries, head)
-                slot = acquire(rings.q, n)
+                stage = acquire(rings.q, n)
                 # k comes with the first q, and v with the first dout. A tile without steps waits for neither: groups
                 # release a ticket when they are done with k and v, and `give` does not run two tickets ahead of them.
                 if left == SHARE * steps:
                     mbarrier.wait(rings.k.empty, (number & 1) ^ 1)
-                    mbarrier.expect(rings.q.full.index(slot), OF_Q + OF_K)
-                    load_parts(arrays.k, batch, first_k, at, keys, group, rings.q.full.index(slot), rings.k.blocks)
+                    mbarrier.expect(rings.q.full.index(stage), OF_Q + OF_K)
+                    load_parts(arrays.k, batch, first_k, at, keys, group, rings.q.full.index(stage), rings.k.blocks)
                 else:
-                    mbarrier.expect(rings.q.full.index(slot), OF_Q)
-                tma_load(arrays.q, where, rings.q.full.index(slot), rings.q.blocks.index(slot))
-                tma_load(arrays.base, [row, start], rings.q.full.index(slot), rings.base.index(slot))
-                slot = acquire(rings.dout, n)
+                    mbarrier.expect(rings.q.full.index(stage), OF_Q)
+                tma_load(arrays.q, where, rings.q.full.index(stage), rings.q.blocks.index(stage))
+                tma_load(arrays.base, [row, start], rings.q.full.index(stage), rings.base.index(stage))
+                stage = acquire(rings.dout, n)
                 if OF_VALUES:
-                    mbarrier.expect(rings.dout.full.index(slot), OF_DOUT)
+                    mbarrier.expect(rings.dout.full.index(stage), OF_DOUT)
                 else:
                     if left == SHARE * steps:
                         mbarrier.wait(rings.v.empty, (number & 1) ^ 1)
-                        mbarrier.expect(rings.dout.full.index(slot), OF_DOUT + OF_V)
+                        mbarrier.expect(rings.dout.full.index(stage), OF_DOUT + OF_V)
                         load_parts(
-                            arrays.v, batch, first_k, at, keys, group, rings.dout.full.index(slot), rings.v.blocks
+                            arrays.v, batch, first_k, at, keys, group, rings.dout.full.index(stage), rings.v.blocks
                         )
                     else:
-                        mbarrier.expect(rings.dout.full.index(slot), OF_DOUT)
-                    tma_load(arrays.delta, [row, start], rings.dout.full.index(slot), rings.delta.index(slot))
-                tma_load(arrays.dout, where, rings.dout.full.index(slot), rings.dout.blocks.index(slot))
+                        mbarrier.expect(rings.dout.full.index(stage), OF_DOUT)
+                    tma_load(arrays.delta, [row, start], rings.dout.full.index(stage), rings.delta.index(stage))
+                tma_load(arrays.dout, where, rings.dout.full.index(stage), rings.dout.blocks.index(stage))
                 n += 1
             number += 1
         # Where turns count, a ticket drawn early would keep others waiting: draw when the program is at the last steps.
@@ -196,7 +203,7 @@ def add(W: gl.constexpr, dq_sum, turns_ptr, dq_ring, tickets, tiles_q, OPTIONS: 
     KEYS: gl.constexpr = OPTIONS.keys
     QUERIES: gl.constexpr = OPTIONS.queries
     n, number = 0, 0
-    wait_for(tickets, 0)
+    wait_full(tickets, 0)
     while more(tickets, number):
         batch, group = field(tickets, number, "batch"), field(tickets, number, "group")
         first_q = field(tickets, number, "first_q")
@@ -222,18 +229,18 @@ def add(W: gl.constexpr, dq_sum, turns_ptr, dq_ring, tickets, tiles_q, OPTIONS: 
                 pass_turn(own_turn_ptr, own_turn + 1)
             n += 1
         number += 1
-        wait_for(tickets, number)
+        wait_full(tickets, number)
 
 
 @gluon.jit
 def differ(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets, OPTIONS: gl.constexpr):
     """What group W of two computes of dk, dv and dq of the program's tiles."""
     n, number = 0, 0
-    wait_for(tickets, 0)
+    wait_full(tickets, 0)
     while more(tickets, number):
         n = differ_by_keys(W, dk, dv, rings, ds_ring, dq_ring, tickets, n, number, OPTIONS)
         number += 1
-        wait_for(tickets, number)
+        wait_full(tickets, number)
 
 
 @gluon.jit(do_not_specialize=["sizes"])

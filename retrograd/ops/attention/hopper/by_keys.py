@@ -11,9 +11,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from retrograd.core.kernels.gluon import tma_store
+from retrograd.core.kernels.rings import acquire, release, stage_of, wait_full
 
 from .products import WARPS, anew, matrix
-from .rings import acquire, release, slot_of, wait_for
 from .steps import at_border, base_of, deltas_of, differences, field, keys_of, probabilities, steps_unmasked
 from .tiles import at_step
 
@@ -22,20 +22,20 @@ from .tiles import at_step
 def products_of_step(n, W: gl.constexpr, rings, none):
     """Start the products of the keys of group W with the queries of step n, when these are there."""
     ROWS: gl.constexpr = none.shape[0]
-    slot = slot_of(n, rings.q.full.shape[0])
-    wait_for(rings.q, n)
+    stage = stage_of(n, rings.q.full.shape[0])
+    wait_full(rings.q, n)
     k = matrix(rings.k.blocks.index(anew(0))).slice(W * ROWS, ROWS)
-    return warpgroup_mma(k, matrix(rings.q.blocks.index(slot)).permute((1, 0)), none, use_acc=False, is_async=True)
+    return warpgroup_mma(k, matrix(rings.q.blocks.index(stage)).permute((1, 0)), none, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def queries_of_step(n, W: gl.constexpr, k, ds, none_q):
     """Start the products of ds of step n with group W's half of the columns of keys, when both groups have left ds."""
     HALF: gl.constexpr = none_q.shape[1]
-    slot = slot_of(n, 2)
-    wait_for(ds, n)
+    stage = stage_of(n, 2)
+    wait_full(ds, n)
     k_half = matrix(k.blocks.index(anew(0))).slice(W * HALF, HALF, dim=1)
-    return warpgroup_mma(ds.blocks.index(slot).permute((1, 0)), k_half, none_q, use_acc=False, is_async=True)
+    return warpgroup_mma(ds.blocks.index(stage).permute((1, 0)), k_half, none_q, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -43,10 +43,10 @@ def leave_part(part, n, W: gl.constexpr, ds, dq):
     """Leave the columns of group W of dq of step n to the warps that add; the products have read ds."""
     HALF: gl.constexpr = part.shape[1]
     release(ds, n)
-    slot = acquire(dq, n)
-    matrix(dq.blocks.index(slot)).slice(W * HALF, HALF, dim=1).store(part)
+    stage = acquire(dq, n)
+    matrix(dq.blocks.index(stage)).slice(W * HALF, HALF, dim=1).store(part)
     fence_async_shared()
-    mbarrier.arrive(dq.full.index(slot))
+    mbarrier.arrive(dq.full.index(stage))
 
 
 @gluon.jit
@@ -83,14 +83,14 @@ def differ_by_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets, n,
     first, until = steps_unmasked(end, tickets, number, OPTIONS)
     while n < end:
         border = at_border(n, first, until, OPTIONS)
-        q_slot, dout_slot, slot = slot_of(n, OPTIONS.q_stages), slot_of(n, OPTIONS.dout_stages), slot_of(n, 2)
-        q_tile, dout_tile = matrix(rings.q.blocks.index(q_slot)), matrix(rings.dout.blocks.index(dout_slot))
+        q_stage, dout_stage, stage = stage_of(n, OPTIONS.q_stages), stage_of(n, OPTIONS.dout_stages), stage_of(n, 2)
+        q_tile, dout_tile = matrix(rings.q.blocks.index(q_stage)), matrix(rings.dout.blocks.index(dout_stage))
         if not OPTIONS.ahead:
             s = products_of_step(n, W, rings, none)
-        wait_for(rings.dout, n)
+        wait_full(rings.dout, n)
         v = matrix(rings.v.blocks.index(anew(W)))
         dp = warpgroup_mma(v, dout_tile.permute((1, 0)), none, use_acc=False, is_async=True)
-        base = base_of(rings.base, q_slot, COLUMN)
+        base = base_of(rings.base, q_stage, COLUMN)
         if OPTIONS.ahead:
             # The last step computes its own once more, so that no product is in a branch.
             next_s = products_of_step(gl.minimum(n + 1, end - 1), W, rings, none)
@@ -100,15 +100,15 @@ def differ_by_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets, n,
         # This product reads p, so that the assembler leaves the exponentials before the wait for dp.
         left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
         total_v = warpgroup_mma(left, dout_tile, total_v, is_async=True)
-        delta = deltas_of(rings.delta.index(dout_slot), border, end - n, tickets, number, OPTIONS, COLUMN)
+        delta = deltas_of(rings.delta.index(dout_stage), border, end - n, tickets, number, OPTIONS, COLUMN)
         dp = warpgroup_mma_wait(2 if OPTIONS.ahead else 1, deps=[dp])
         if OPTIONS.factors.inside is not None:
-            base = base_of(rings.base, q_slot, COLUMN)
+            base = base_of(rings.base, q_stage, COLUMN)
         ds = differences(p, dp, base[None, :], delta[None, :], OPTIONS).to(TYPE)
         acquire(ds_ring, n)
-        ds_ring.blocks.index(slot).slice(W * R, R).store(ds)
+        ds_ring.blocks.index(stage).slice(W * R, R).store(ds)
         fence_async_shared()
-        mbarrier.arrive(ds_ring.full.index(slot))
+        mbarrier.arrive(ds_ring.full.index(stage))
         # The first step computes its own, and so does the second one, so that no product is in a branch.
         part = queries_of_step(gl.maximum(n - 1, begin), W, rings.k, ds_ring, none_q)
         total_k = warpgroup_mma(gl.convert_layout(ds, LEFT_K, assert_trivial=True), q_tile, total_k, is_async=True)

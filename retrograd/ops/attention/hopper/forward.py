@@ -21,10 +21,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
+from retrograd.core.kernels.rings import Ring, acquire, parity_of, release, ring_of, stage_of, wait_full
 
 from ..triton.pairs import LN2
 from .products import WARPS, matrix, over_columns, same, several
-from .rings import Ring, acquire, parity_of, release, ring_of, slot_of, wait_for
 from .tickets import draw, give, more, read, ring_of_tickets
 from .tiles import at_step, blocks_seen, tile_of, tiles_of_head, unmasked
 
@@ -60,7 +60,7 @@ def field(tickets, number, NAME: gl.constexpr):
 
 
 class Rings(NamedTuple):
-    """The blocks of the arrays that are copied to shared memory; each group of warps has slots of its own for q."""
+    """The blocks of the arrays that are copied to shared memory; each group of warps has stages of its own for q."""
 
     q: Ring
     k: Ring
@@ -90,9 +90,9 @@ def ticket_of(tickets, number):
 @gluon.jit
 def fetch_block(array, where, ring, n):
     """Copy block n of a ring, when there is room for it."""
-    slot = acquire(ring, n)
-    mbarrier.expect(ring.full.index(slot), array.block_type.nbytes)
-    tma_load(array, where, ring.full.index(slot), ring.blocks.index(slot))
+    stage = acquire(ring, n)
+    mbarrier.expect(ring.full.index(stage), array.block_type.nbytes)
+    tma_load(array, where, ring.full.index(stage), ring.blocks.index(stage))
 
 
 @gluon.jit
@@ -109,11 +109,11 @@ def fetch(q, k, v, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPT
             low, high = blocks_seen(at, queries, keys, WINDOW, TILE, OPTIONS.keys)
             give(tickets, number, Ticket(1, batch, head, first_q, queries, keys, at, outside, low, high))
             for w in gl.static_range(GROUPS):
-                slot = w * OPTIONS.queued + slot_of(number, OPTIONS.queued)
+                stage = w * OPTIONS.queued + stage_of(number, OPTIONS.queued)
                 where = at_step(q, batch, first_q, at + w * OPTIONS.queries, queries, head)
-                mbarrier.wait(rings.q.empty.index(slot), parity_of(number, OPTIONS.queued) ^ 1)
-                mbarrier.expect(rings.q.full.index(slot), q.block_type.nbytes)
-                tma_load(q, where, rings.q.full.index(slot), rings.q.blocks.index(slot))
+                mbarrier.wait(rings.q.empty.index(stage), parity_of(number, OPTIONS.queued) ^ 1)
+                mbarrier.expect(rings.q.full.index(stage), q.block_type.nbytes)
+                tma_load(q, where, rings.q.full.index(stage), rings.q.blocks.index(stage))
             for i in range(high - low):
                 where = at_step(k, batch, first_k, (high - 1 - i) * OPTIONS.keys, keys, head // sizes.share)
                 fetch_block(k, where, rings.k, n)
@@ -178,11 +178,11 @@ def add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS:
     ROW: gl.constexpr = gl.SliceLayout(1, result.type.layout)
     PART: gl.constexpr = gl.SliceLayout(1, total.type.layout)
     LEFT: gl.constexpr = p.type.layout
-    slot, next_slot = slot_of(n, OPTIONS.stages), slot_of(n + 1, OPTIONS.stages)
-    wait_for(rings.k, n + 1)
-    s = over_columns(q, matrix(rings.k.blocks.index(next_slot)), none, OPTIONS.size)
-    wait_for(rings.v, n)
-    result = warpgroup_mma(p, matrix(rings.v.blocks.index(slot)), result, is_async=True)
+    stage, next_stage = stage_of(n, OPTIONS.stages), stage_of(n + 1, OPTIONS.stages)
+    wait_full(rings.k, n + 1)
+    s = over_columns(q, matrix(rings.k.blocks.index(next_stage)), none, OPTIONS.size)
+    wait_full(rings.v, n)
+    result = warpgroup_mma(p, matrix(rings.v.blocks.index(stage)), result, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
     release(rings.k, n + 1)
     s = scores(s, i, block, border, queries, keys, OPTIONS)
@@ -225,7 +225,7 @@ def attend(
     ROW: gl.constexpr = gl.SliceLayout(1, S)
     none = gl.zeros([QUERIES, KEYS], gl.float32, S)
     n, number = 0, 0
-    wait_for(tickets, 0)
+    wait_full(tickets, 0)
     while more(tickets, number):
         tile = ticket_of(tickets, number)
         release(tickets, number)
@@ -238,12 +238,12 @@ def attend(
         if sinks.pointer is not None:
             sink = gl.load(sinks.pointer + tile.head * sinks.head) * (LOG2E / EXPONENT)
             largest = gl.full([QUERIES], sink, gl.float32, ROW)
-        q_slot = W * OPTIONS.queued + slot_of(number, OPTIONS.queued)
-        q = matrix(rings.q.blocks.index(q_slot))
-        slot = slot_of(n, OPTIONS.stages)
-        mbarrier.wait(rings.q.full.index(q_slot), parity_of(number, OPTIONS.queued))
-        wait_for(rings.k, n)
-        s = warpgroup_mma_wait(0, deps=[over_columns(q, matrix(rings.k.blocks.index(slot)), none, OPTIONS.size)])
+        q_stage = W * OPTIONS.queued + stage_of(number, OPTIONS.queued)
+        q = matrix(rings.q.blocks.index(q_stage))
+        stage = stage_of(n, OPTIONS.stages)
+        mbarrier.wait(rings.q.full.index(q_stage), parity_of(number, OPTIONS.queued))
+        wait_full(rings.k, n)
+        s = warpgroup_mma_wait(0, deps=[over_columns(q, matrix(rings.k.blocks.index(stage)), none, OPTIONS.size)])
         release(rings.k, n)
         s = scores(s, i, tile.high - 1, True, queries, keys, OPTIONS)
         largest, _before, p = softmax(s, largest, EXPONENT)
@@ -257,15 +257,15 @@ def attend(
             sums = add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS)
             n += 1
         if not OUT_IN_Q:
-            mbarrier.arrive(rings.q.empty.index(q_slot))
-        slot = slot_of(n, OPTIONS.stages)
-        wait_for(rings.v, n)
-        result = warpgroup_mma(sums.p, matrix(rings.v.blocks.index(slot)), sums.result, is_async=True)
+            mbarrier.arrive(rings.q.empty.index(q_stage))
+        stage = stage_of(n, OPTIONS.stages)
+        wait_full(rings.v, n)
+        result = warpgroup_mma(sums.p, matrix(rings.v.blocks.index(stage)), sums.result, is_async=True)
         n += 1
         number += 1
-        wait_for(tickets, number)
+        wait_full(tickets, number)
         result = warpgroup_mma_wait(0, deps=[result])
-        mbarrier.arrive(rings.v.empty.index(slot))
+        mbarrier.arrive(rings.v.empty.index(stage))
 
         whole = gl.convert_layout(gl.sum(sums.total, 1), ROW, assert_trivial=True)
         if sinks.pointer is not None:
@@ -279,7 +279,7 @@ def attend(
         tma_store(out, at_step(out, tile.batch, tile.first_q, own, queries, tile.head), staged.index(W))
         if OUT_IN_Q:
             tma.store_wait(0)
-            mbarrier.arrive(rings.q.empty.index(q_slot))
+            mbarrier.arrive(rings.q.empty.index(q_stage))
         logarithm = gl.where(some, gl.fma(sums.largest, EXPONENT, gl.log2(whole)) * LN2, float("-inf"))
         logarithm = gl.where(tile.outside != 0, 0.0, logarithm)  # results of steps of no sequence are 0
         batch, first_q = tile.batch, tile.first_q

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .rings import acquire, ring_of, slot_of
+from retrograd.core.kernels.rings import acquire, ring_of, stage_of
 
 TICKETS = gl.constexpr(2)  # in shared memory
 NUMBERS = gl.constexpr(16)  # of a ticket, or fewer: shapes are powers of two
@@ -27,17 +27,17 @@ def draw(counter_ptr):
 def give(tickets, number, ticket):
     """Write ticket `number` of this program."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    slot = acquire(tickets, number)
+    stage = acquire(tickets, number)
     for i in gl.static_range(len(ticket)):
-        tickets.blocks.index(slot).slice(i, 1).store(gl.full([1], ticket[i], gl.int32, LINE))
-    mbarrier.arrive(tickets.full.index(slot), count=1)
+        tickets.blocks.index(stage).slice(i, 1).store(gl.full([1], ticket[i], gl.int32, LINE))
+    mbarrier.arrive(tickets.full.index(stage), count=1)
 
 
 @gluon.jit
 def read(tickets, number, i: gl.constexpr):
     """Number i of a ticket; the maximum of one number is this number as a scalar."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    return gl.max(tickets.blocks.index(slot_of(number, TICKETS)).slice(i, 1).load(LINE), 0)
+    return gl.max(tickets.blocks.index(stage_of(number, TICKETS)).slice(i, 1).load(LINE), 0)
 
 
 @gluon.jit

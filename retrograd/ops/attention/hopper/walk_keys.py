@@ -20,11 +20,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.rings import Ring, release, ring_of, stage_of, wait_full
 
 from .backward import FEW_REGISTERS
 from .forward import Ticket, fetch_block, scores, ticket_of
 from .products import WARPS, anew, first_columns, matrix, more_columns, over_columns, pieces, several
-from .rings import Ring, release, ring_of, slot_of, wait_for
 from .steps import differences
 from .tickets import draw, give, more, ring_of_tickets
 from .tiles import at_step, blocks_seen, tile_of, tiles_of_head, unmasked
@@ -40,7 +40,7 @@ class Arrays(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """Their blocks. Each of two groups has a slot of its own for q, with which dout comes."""
+    """Their blocks. Each of two groups has a stage of its own for q, with which dout comes."""
 
     q: Ring
     k: Ring
@@ -104,7 +104,7 @@ def differ(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, heads, pitc
     ROW: gl.constexpr = gl.SliceLayout(1, S)
     none = gl.zeros([ROWS, KEYS], gl.float32, S)
     n, number = 0, 0
-    wait_for(tickets, 0)
+    wait_full(tickets, 0)
     while more(tickets, number):
         tile = ticket_of(tickets, number)
         release(tickets, number)
@@ -121,14 +121,14 @@ def differ(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, heads, pitc
         for step in range(tile.high - tile.low):
             block = tile.high - 1 - step
             border = (block >= top) | (block < bottom)
-            k_slot, v_slot = slot_of(n, OPTIONS.k_stages), slot_of(n, OPTIONS.v_stages)
-            k = matrix(rings.k.blocks.index(k_slot))
-            q_slot = anew(W)
-            q, dout = matrix(rings.q.blocks.index(q_slot)), matrix(rings.dout.index(q_slot))
-            wait_for(rings.k, n)
+            k_stage, v_stage = stage_of(n, OPTIONS.k_stages), stage_of(n, OPTIONS.v_stages)
+            k = matrix(rings.k.blocks.index(k_stage))
+            q_stage = anew(W)
+            q, dout = matrix(rings.q.blocks.index(q_stage)), matrix(rings.dout.index(q_stage))
+            wait_full(rings.k, n)
             s = over_columns(q, k, none, OPTIONS.size)
-            wait_for(rings.v, n)
-            dp = over_columns(dout, matrix(rings.v.blocks.index(v_slot)), none, OPTIONS.value_size)
+            wait_full(rings.v, n)
+            dp = over_columns(dout, matrix(rings.v.blocks.index(v_stage)), none, OPTIONS.value_size)
             s = warpgroup_mma_wait(pieces(OPTIONS.value_size), deps=[s])
             s = scores(s, i, block, border, queries, keys, OPTIONS)
             p = gl.exp2(gl.fma(s, OPTIONS.factors.exponent, -base[:, None]))
@@ -155,7 +155,7 @@ def differ(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, heads, pitc
         tma.store_wait(0)
         mbarrier.arrive(rings.q.empty.index(W))
         number += 1
-        wait_for(tickets, number)
+        wait_full(tickets, number)
 
 
 @gluon.jit(do_not_specialize=["sizes", "pitch"])

@@ -20,10 +20,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from retrograd.core.kernels.gluon import tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.rings import barriers, release, ring_of, stage_of, wait_full
 
-from .backward import FEW_REGISTERS, Arrays, Rings, fetch
+from .backward import FEW_REGISTERS, Arrays, Held, Rings, fetch
 from .products import WARPS, anew, first_columns, matrix, more_columns, over_columns, pieces, several
-from .rings import Held, barriers, release, ring_of, slot_of, wait_for
 from .steps import at_border, base_of, deltas_of, differences, field, keys_of, probabilities, steps_unmasked
 from .tickets import draw, more, ring_of_tickets
 from .tiles import at_step, tiles_of_head
@@ -46,7 +46,7 @@ def differ(W: gl.constexpr, total_desc, rings, tickets, OPTIONS: gl.constexpr, O
     COLUMN: gl.constexpr = gl.SliceLayout(0, S)
     none = gl.zeros([ROWS, QUERIES], gl.float32, S)
     n, number = 0, 0
-    wait_for(tickets, 0)
+    wait_full(tickets, 0)
     while more(tickets, number):
         end = n + OPTIONS.share * field(tickets, number, "steps")
         first, until = steps_unmasked(end, tickets, number, OPTIONS)
@@ -54,13 +54,13 @@ def differ(W: gl.constexpr, total_desc, rings, tickets, OPTIONS: gl.constexpr, O
         rest = gl.zeros([ROWS, REST or 64], gl.float32, OF_REST)
         while n < end:
             border = at_border(n, first, until, OPTIONS)
-            q_slot, dout_slot = slot_of(n, OPTIONS.q_stages), slot_of(n, OPTIONS.dout_stages)
-            q_tile, dout_tile = matrix(rings.q.blocks.index(q_slot)), matrix(rings.dout.blocks.index(dout_slot))
-            wait_for(rings.q, n)
+            q_stage, dout_stage = stage_of(n, OPTIONS.q_stages), stage_of(n, OPTIONS.dout_stages)
+            q_tile, dout_tile = matrix(rings.q.blocks.index(q_stage)), matrix(rings.dout.blocks.index(dout_stage))
+            wait_full(rings.q, n)
             own = anew(W)
             s = over_columns(matrix(rings.k.blocks.index(own)), q_tile, none, OPTIONS.size)
-            wait_for(rings.dout, n)
-            base = base_of(rings.base, q_slot, COLUMN)
+            wait_full(rings.dout, n)
+            base = base_of(rings.base, q_stage, COLUMN)
             if OF_VALUES:
                 s = warpgroup_mma_wait(0, deps=[s])
                 p = probabilities(s, base, border, W * ROWS, end - n, tickets, number, OPTIONS)
@@ -69,10 +69,10 @@ def differ(W: gl.constexpr, total_desc, rings, tickets, OPTIONS: gl.constexpr, O
                 dp = over_columns(matrix(rings.v.blocks.index(own)), dout_tile, none, OPTIONS.value_size)
                 s = warpgroup_mma_wait(pieces(OPTIONS.value_size), deps=[s])
                 p = probabilities(s, base, border, W * ROWS, end - n, tickets, number, OPTIONS)
-                delta = deltas_of(rings.delta.index(dout_slot), border, end - n, tickets, number, OPTIONS, COLUMN)
+                delta = deltas_of(rings.delta.index(dout_stage), border, end - n, tickets, number, OPTIONS, COLUMN)
                 dp = warpgroup_mma_wait(0, deps=[dp])
                 if OPTIONS.factors.inside is not None:
-                    base = base_of(rings.base, q_slot, COLUMN)
+                    base = base_of(rings.base, q_stage, COLUMN)
                 ds = differences(p, dp, base[None, :], delta[None, :], OPTIONS)
                 pairs, tile = ds.to(TYPE), q_tile
             left = gl.convert_layout(pairs, LEFT, assert_trivial=True)
@@ -103,7 +103,7 @@ def differ(W: gl.constexpr, total_desc, rings, tickets, OPTIONS: gl.constexpr, O
         mbarrier.arrive(rings.k.empty)
         release(tickets, number)
         number += 1
-        wait_for(tickets, number)
+        wait_full(tickets, number)
 
 
 @gluon.jit(do_not_specialize=["sizes"])

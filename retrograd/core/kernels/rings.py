@@ -1,4 +1,4 @@
-"""Rings of blocks in shared memory, which one warp fills and groups of warps empty."""
+"""Rings of stages in shared memory: producers fill them, consumers read and release them."""
 
 from typing import Any, NamedTuple
 
@@ -8,17 +8,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 
 class Ring(NamedTuple):
-    """Blocks, and two mbarriers for each slot: block n is in slot n modulo the number of slots."""
+    """Blocks, and two mbarriers for each stage: block n is in stage n modulo the number of stages."""
 
     blocks: Any
     full: Any
-    empty: Any
-
-
-class Held(NamedTuple):
-    """Blocks that are copied with the first block of a ring, and the mbarrier on which their readers arrive."""
-
-    blocks: Any
     empty: Any
 
 
@@ -33,7 +26,7 @@ def barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def ring_of(blocks, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PRODUCERS: gl.constexpr = 1):
-    """A ring of the first blocks; so many groups of warps empty each, and so many arrivals fill it."""
+    """A ring of the first blocks; so many warp groups release each, and so many arrivals fill it."""
     return Ring(blocks, barriers(STAGES, PRODUCERS), barriers(STAGES, CONSUMERS))
 
 
@@ -44,40 +37,38 @@ def exponent(size):
 
 
 @gluon.jit
-def slot_of(n, STAGES: gl.constexpr):
-    """The slot of block n; of powers of two by a mask: for % the compiler keeps a running counter in a register."""
+def stage_of(n, STAGES: gl.constexpr):
+    """The stage of block n; of powers of two by a mask: for % the compiler keeps a running counter in a register."""
     if exponent(STAGES) is not None:
         return n & (STAGES - 1)
-    else:
-        return n % STAGES
+    return n % STAGES
 
 
 @gluon.jit
 def parity_of(n, STAGES: gl.constexpr):
-    """The parity of how many blocks were in the slot of block n before it."""
+    """The parity of how many blocks were in the stage of block n before it."""
     if exponent(STAGES) is not None:
         return (n >> exponent(STAGES)) & 1
-    else:
-        return (n // STAGES) & 1
+    return (n // STAGES) & 1
 
 
 @gluon.jit
 def acquire(ring, n):
-    """Wait until there is room for block n; returns its slot."""
+    """Wait until the stage of block n is empty; returns the stage."""
     STAGES: gl.constexpr = ring.full.shape[0]
-    slot = slot_of(n, STAGES)
-    mbarrier.wait(ring.empty.index(slot), parity_of(n, STAGES) ^ 1)
-    return slot
+    stage = stage_of(n, STAGES)
+    mbarrier.wait(ring.empty.index(stage), parity_of(n, STAGES) ^ 1)
+    return stage
 
 
 @gluon.jit
-def wait_for(ring, n):
-    """Wait until block n is there."""
+def wait_full(ring, n):
+    """Wait until block n is in its stage."""
     STAGES: gl.constexpr = ring.full.shape[0]
-    mbarrier.wait(ring.full.index(slot_of(n, STAGES)), parity_of(n, STAGES))
+    mbarrier.wait(ring.full.index(stage_of(n, STAGES)), parity_of(n, STAGES))
 
 
 @gluon.jit
 def release(ring, n):
-    """This group has read block n."""
-    mbarrier.arrive(ring.empty.index(slot_of(n, ring.full.shape[0])))
+    """This warp group has read block n: its stage may be filled when all consumers have released it."""
+    mbarrier.arrive(ring.empty.index(stage_of(n, ring.full.shape[0])))
