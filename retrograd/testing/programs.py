@@ -155,8 +155,10 @@ def difference(a: tuple[Any, ...], b: tuple[Any, ...]) -> str:
 def check_same_sums(info: OpInfo, case: Case, arch: Arch) -> None:
     """A row is summed in the same order in a view of one row of a batch, which may not be aligned to 16 bytes."""
     for program, launch in launches(info, case, arch):
-        moved = {array.name: second_row(info, case, array) for array in program.inputs}
-        found = reductions(build(launch, program.arrays | moved, arch))
+        moved = program.arrays | {array.name: second_row(info, case, array) for array in program.inputs}
+        if signature(launch, moved) == signature(launch, program.arrays):
+            continue  # the same binary runs
+        found = reductions(build(launch, moved, arch))
         expected = reductions(build(launch, program.arrays, arch))
         where = f"{info.name}, {case.name}, {arch.name}: {launch.kernel.__name__}"
         assert found == expected, f"{where} sums the second row as {found}, the batch as {expected}"
