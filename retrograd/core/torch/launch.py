@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -145,10 +144,8 @@ def prepare(
                 allocations.append(((size,), (1,), torch.uint8))
             values = arguments(launch)
             pointers = [launch.arrays[name] for name in launch.kernel.arg_names[: len(launch.arrays)]]
-            addresses_of = together([absent if name is None else places[name] for name in pointers])
-            if launch.descriptors or launch.strided:
-                addresses_of = with_more(launch, compiled, addresses_of)
-            steps.append((start, launch.grid, first, descriptors, then, addresses_of, values[len(pointers) :]))
+            select = selection(launch, compiled, [absent if name is None else places[name] for name in pointers])
+            steps.append((start, launch.grid, first, descriptors, then, select, values[len(pointers) :]))
 
     empty = torch.empty_strided
     stream_of = torch._C._cuda_getCurrentRawStream
@@ -166,8 +163,8 @@ def prepare(
         addresses += [tensor.data_ptr() for tensor in new]
         addresses.append(None)
         stream = stream_of(index)
-        for start, grid, first, descriptors, then, addresses_of, last in steps:
-            start(grid, 1, 1, stream, *first, addresses[descriptors], *then, *addresses_of(addresses), *last)
+        for start, grid, first, descriptors, then, select, last in steps:
+            start(grid, 1, 1, stream, *first, addresses[descriptors], *then, *select(addresses), *last)
         new.append(None)
         return [new[i] for i in returned]
 
@@ -178,13 +175,6 @@ def prepare(
             return launch_all(tensors)
 
     return guarded if torch.cuda.device_count() > 1 else launch_all
-
-
-def together(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
-    """The function that returns the elements in these places as a tuple."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return lambda values: tuple([values[place] for place in places])
 
 
 class Launcher:
@@ -232,25 +222,28 @@ class Described:
         return self.address
 
 
-def with_more(
-    launch: Launch, compiled: Any, addresses_of: Callable[[Any], tuple[Any, ...]]
-) -> Callable[[Any], tuple[Any, ...]]:
-    """The same selection of addresses, with tensor descriptors, and tuples of address and strides, in their places."""
+def selection(launch: Launch, compiled: Any, places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """The function from all addresses to what the kernel takes of them: addresses, tensor descriptors, and tuples of
+    an address and strides.
+
+    It is compiled from an expression, as those of `collections.namedtuple` are: a loop takes three times as long, in
+    every call.
+    """
     pointers = launch.kernel.arg_names[: len(launch.arrays)]
-    names = [name for name in pointers if name in launch.descriptors]
-    encoders = [encoder(launch.descriptors[name], compiled, number) for number, name in enumerate(names)]
-    # From the last one on, since a descriptor may become several arguments.
-    described = [(pointers.index(name), encode) for name, encode in zip(names, encoders, strict=True)][::-1]
-    strided = [(place, launch.strided[name][1:]) for place, name in enumerate(pointers) if name in launch.strided]
-
-    def select(addresses: Any) -> tuple[Any, ...]:
-        selected = list(addresses_of(addresses))
-        for place, strides in strided:
-            selected[place] = (selected[place], *strides)
-        for place, encode in described:
-            selected[place : place + 1] = encode(selected[place])
-        return tuple(selected)
-
+    described = [name for name in pointers if name in launch.descriptors]
+    encoders = {
+        f"encode_{name}": encoder(launch.descriptors[name], compiled, number) for number, name in enumerate(described)
+    }
+    parts = []
+    for name, place in zip(pointers, places, strict=True):
+        address = f"addresses[{place}]"
+        if name in launch.descriptors:
+            parts.append(f"*encode_{name}({address})")
+        elif name in launch.strided:
+            parts.append(f"({', '.join([address, *map(repr, launch.strided[name][1:])])})")
+        else:
+            parts.append(address)
+    select: Callable[[Sequence[Any]], tuple[Any, ...]] = eval(f"lambda addresses: ({', '.join(parts)},)", encoders)
     return select
 
 
