@@ -1,4 +1,7 @@
-"""A new op is its folder, and its name in `ops/names.py`: `row_scale`, as CONTRIBUTING.md describes it, in a copy."""
+"""A new op is its folder, and its name in `ops/names.py`, as CONTRIBUTING.md describes it: two of them, in a copy.
+
+`row_scale` has one result, `row_butterfly` has two.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,32 @@ from retrograd.opinfo.info import public_function
 
 ROOT = Path(__file__).parents[2]
 KEPT = ("tests/contract", "tests/fuzz", "tests/package/test_examples.py")
+NEW = ("row_scale", "row_butterfly")
 USE = """
-import doctest
+import doctest, sys
 import retrograd, retrograd.jax
 from retrograd.ops.infos import info
 
-for function in (retrograd.row_scale, retrograd.jax.row_scale):
+name = sys.argv[1]
+for function in (getattr(retrograd, name), getattr(retrograd.jax, name)):
     (example,) = doctest.DocTestFinder().find(function, globs={})
     found = doctest.DocTestRunner().run(example)
     assert found.attempted and not found.failed
-assert info("row_scale").torch is retrograd.row_scale
+assert info(name).torch is getattr(retrograd, name)
 """
 
 
-def with_row_scale(folder: Path, *copied: str) -> Path:
-    """A copy of the repository's folders and files, with the op."""
+def with_new_ops(folder: Path, *copied: str) -> Path:
+    """A copy of the repository's folders and files, with the ops."""
     for name in copied:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         copy(ROOT / name, folder / name)
-    shutil.copytree(ROOT / "tests/row_scale", folder / "retrograd/ops/row_scale")
-    shutil.rmtree(folder / "tests/row_scale", ignore_errors=True)
+    for name in NEW:
+        shutil.copytree(ROOT / "tests" / name, folder / "retrograd/ops" / name)
+        shutil.rmtree(folder / "tests" / name, ignore_errors=True)
     names = folder / "retrograd/ops/names.py"
-    names.write_text(re.sub(r"\)\n$", ', "row_scale")\n', names.read_text()))
+    names.write_text(re.sub(r"\)\n$", "".join(f', "{name}"' for name in NEW) + ")\n", names.read_text()))
     return folder
 
 
@@ -50,10 +56,11 @@ def run(folder: Path, *command: str) -> str:
     return ran.stdout
 
 
-def test_both_frameworks_have_its_function(tmp_path: Path) -> None:
-    folder = with_row_scale(tmp_path, "retrograd", "tests/write_functions.py", "pyproject.toml")
+def test_both_frameworks_have_their_functions(tmp_path: Path) -> None:
+    folder = with_new_ops(tmp_path, "retrograd", "tests/write_functions.py", "pyproject.toml")
     run(folder, "tests/write_functions.py")
-    run(folder, "-c", USE)
+    for name in NEW:
+        run(folder, "-c", USE, name)
 
 
 def test_a_function_that_is_not_written_yet_says_who_writes_it() -> None:
@@ -66,9 +73,10 @@ def test_a_function_that_is_not_written_yet_says_who_writes_it() -> None:
 
 
 @pytest.mark.slow
-def test_it_keeps_the_contract(tmp_path: Path) -> None:
-    folder = with_row_scale(tmp_path, "retrograd", "tests", "pyproject.toml", "README.md", "docs")
+def test_they_keep_the_contract(tmp_path: Path) -> None:
+    folder = with_new_ops(tmp_path, "retrograd", "tests", "pyproject.toml", "README.md", "docs")
     collected = run(folder, "-m", "pytest", "--collect-only", "-q", *KEPT)
-    assert "::test_a_good_call_is_right[row_scale]" in collected
+    for name in NEW:
+        assert f"::test_a_good_call_is_right[{name}]" in collected
     run(folder, "tests/write_functions.py")
-    run(folder, "-m", "pytest", "-q", "-k", "row_scale", *KEPT)
+    run(folder, "-m", "pytest", "-q", "-k", " or ".join(NEW), *KEPT)
