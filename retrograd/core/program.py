@@ -15,7 +15,7 @@ from typing import Any
 from .dtypes import BYTES
 from .spec import Param
 
-Scalar = int | float | tuple[int, ...]
+Scalar = int | float | tuple[int | float, ...]
 Strides = tuple[int, ...]
 ALIGNMENT = 16  # bytes: of the addresses of which a kernel may know that they are aligned
 
