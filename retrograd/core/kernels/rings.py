@@ -25,6 +25,17 @@ def barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
+def full_and_empty(STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Two mbarriers for each stage, by turns: between two of one kind the compiler puts a barrier of all threads."""
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=CONSUMERS)
+    return full, empty
+
+
+@gluon.jit
 def ring_of(blocks, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PRODUCERS: gl.constexpr = 1):
     """A ring of the first blocks; so many warp groups release each, and so many arrivals fill it."""
     return Ring(blocks, barriers(STAGES, PRODUCERS), barriers(STAGES, CONSUMERS))
@@ -55,7 +66,7 @@ def parity_of(n, STAGES: gl.constexpr):
 @gluon.jit
 def acquire(ring, n):
     """Wait until the stage of block n is empty; returns the stage."""
-    STAGES: gl.constexpr = ring.full.shape[0]
+    STAGES: gl.constexpr = ring.empty.shape[0]
     stage = stage_of(n, STAGES)
     mbarrier.wait(ring.empty.index(stage), parity_of(n, STAGES) ^ 1)
     return stage
@@ -71,4 +82,4 @@ def wait_full(ring, n):
 @gluon.jit
 def release(ring, n):
     """This warp group has read block n: its stage may be filled when all consumers have released it."""
-    mbarrier.arrive(ring.empty.index(stage_of(n, ring.full.shape[0])))
+    mbarrier.arrive(ring.empty.index(stage_of(n, ring.empty.shape[0])))

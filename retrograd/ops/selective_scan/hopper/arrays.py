@@ -163,14 +163,6 @@ class Results(NamedTuple):
     sums: Any
 
 
-class Ring(NamedTuple):
-    """Blocks in shared memory, and the barriers that tell that they are full, and empty."""
-
-    blocks: Any
-    full: Any
-    empty: Any
-
-
 class Groups(NamedTuple):
     """The blocks of the ring between `make` and the other warps: steps, and the states that enter them."""
 

@@ -14,9 +14,10 @@ and ddt_bias as sums over pieces of steps; second stages add these in a fixed or
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .arrays import Entering, Gradients, Group, Groups, Inputs, Results, Ring, StateOffsets, StatePointers
+from retrograd.core.kernels.rings import Ring, barriers, ring_of
+
+from .arrays import Entering, Gradients, Group, Groups, Inputs, Results, StateOffsets, StatePointers
 from .channel_sum import own_layout, steps_a_tile
 from .finish import finish
 from .make import STAGES, make
@@ -115,21 +116,13 @@ def backward_scan(
     ddx_f = gl.allocate_shared_memory(gl.float32, [2, 4, BLOCK_D], ROWS)
     dlog_f = gl.allocate_shared_memory(gl.float32, [2, 4, BLOCK_D], ROWS)
     sums_f = gl.allocate_shared_memory(gl.float32, [8 // steps_a_tile(N), BLOCK_D, N], ROWS)
-    groups_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    results_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    results_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    groups_empty = gl.allocate_shared_memory(gl.int64, [GROUPS + 1, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(groups_full, count=1)
-    mbarrier.init(results_full, count=1)
-    mbarrier.init(results_empty, count=1)
-    for i in gl.static_range(GROUPS + 1):
-        mbarrier.init(groups_empty.index(i), count=1)
+    groups_full = barriers(1, 1)
+    results = ring_of(Results(y_f, ddx_f, dlog_f, sums_f), 1, 1)
 
     given = Inputs(dy, x, dt, z, B, C)
     raw = Inputs(dy_s, x_s, dt_s, z_s, B_s, C_s)
     steps = Group(delta_f, x_f, gy_f, B_f, C_f, gate_f)
-    groups = Ring(Groups(steps, Entering(entry_f, middle_f)), groups_full, groups_empty)
-    results = Ring(Results(y_f, ddx_f, dlog_f, sums_f), results_full, results_empty)
+    groups = Ring(Groups(steps, Entering(entry_f, middle_f)), groups_full, barriers(GROUPS + 1, 1))
     A_ptr += d0 * N
     pointers = StatePointers(dfinal_state_ptr, leaving_ptr, dinitial_state_ptr, dA_partial_ptr)
     offsets = StateOffsets(state * N, leaving * N, (piece * total + d0) * N)

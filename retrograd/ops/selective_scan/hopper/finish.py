@@ -2,9 +2,9 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from retrograd.core.kernels.gluon import block_barrier, ex2
+from retrograd.core.kernels.rings import release, wait_full
 
 from .channel_sum import place, steps_a_tile
 from .numerics import LN2, LOG2E
@@ -84,7 +84,7 @@ def finish(
         at = place_of(k, j, GROUPS)
         time = (chunks - 1 - k) * SIZES.chunk + j * 8
         left = length - time
-        mbarrier.wait(results.full, number & 1)
+        wait_full(results, number)
         y = done.y._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
         ddx = done.ddx._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
         dlog = done.dlog._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
@@ -99,8 +99,8 @@ def finish(
         if steps.gate is not None:
             gate = steps.gate.index(at).load(VEC)
         block_barrier()
-        mbarrier.arrive(results.empty, count=1)
-        mbarrier.arrive(groups.empty.index(number % (GROUPS + 1)), count=1)
+        release(results, number)
+        release(groups, number)
         ddt = dlog * LN2 + ddx * x
         if DT_SOFTPLUS:
             ddt = ddt * one_minus_exp(delta)

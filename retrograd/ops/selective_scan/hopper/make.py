@@ -150,7 +150,7 @@ def make(
         for t in gl.static_range(4, 8):
             h, _ = forward_step(t, h, a2, group, OWN)
         block_barrier()
-        mbarrier.arrive(groups.full, count=1, pred=j == 0)
+        mbarrier.arrive(groups.full.index(0), pred=j == 0)
         # The next group takes the place of this one; after the last group, nobody looks at it.
         before = number - GROUPS
         mbarrier.wait(groups.empty.index(before % (GROUPS + 1)), before // (GROUPS + 1) & 1, pred=before >= 0)

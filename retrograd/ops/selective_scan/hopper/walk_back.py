@@ -5,6 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from retrograd.core.kernels.gluon import block_barrier
+from retrograd.core.kernels.rings import acquire, wait_full
 
 from .arrays import Group
 from .channel_sum import add_step, own_layout, selectors, steps_a_tile
@@ -97,7 +98,7 @@ def walk_back(A_ptr, pointers, offsets, channels, is_first, is_last, length, gro
 
     chunks = gl.cdiv(length, SIZES.chunk)
     for k in range(chunks):
-        mbarrier.wait(groups.full, k & 1)
+        wait_full(groups, k)
         for i in range(GROUPS):
             place = place_of(k, GROUPS - 1 - i, GROUPS)
             group = Group(
@@ -116,7 +117,7 @@ def walk_back(A_ptr, pointers, offsets, channels, is_first, is_last, length, gro
                     h4, _ = forward_step(t, h4, a2, group, OWN)
             zeros = gl.zeros([BLOCK_D, N], gl.float32, OWN)
             g, dA, sums3, sums2, y, ddx, dlog = walk_half(4, h4, g, dA, zeros, a2, selector, group, SIZES, OWN)
-            mbarrier.wait(results.empty, (k * GROUPS + i + 1) & 1)
+            acquire(results, k * GROUPS + i)
             store_half(results.blocks, 1, y, ddx, dlog)
             if N == 64:
                 sums.index(3).store(sums3)
@@ -131,7 +132,7 @@ def walk_back(A_ptr, pointers, offsets, channels, is_first, is_last, length, gro
                 sums.index(1).store(sums1)
             sums.index(0).store(sums0)
             block_barrier()
-            mbarrier.arrive(results.full, count=1)
+            mbarrier.arrive(results.full.index(0))
         chunk = chunks - 1 - k
         if chunk % CHUNKS == 0:
             piece = (chunk // CHUNKS).to(gl.int64) * (channels * N)

@@ -15,11 +15,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from retrograd.core.kernels.gluon import tma_load
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.rings import acquire, full_and_empty, release, stage_of, wait_full
 
 from ..device import rows_at
 from .arrays import AheadArrays, AheadRing, Walks
 from .blocks import CHANNELS, PLACE, UNIT, VECTORS, Q, end_of, products, scaled, slices_walked, vector
-from .rings import acquire, release, wait_full
 from .sequences import block_at, slice_of, tile_offsets, walk_of
 
 
@@ -42,15 +42,13 @@ def blocks_ahead(length, walks):
 def fetch(arrays, ring, walks, OPTIONS: gl.constexpr):
     """Copy blocks to shared memory, two at a time, in the order in which they lie."""
     u, k, vectors = arrays.u, arrays.k, arrays.vectors
-    STAGES: gl.constexpr = OPTIONS.STAGES
     number, _, w, n = part_of(walks, OPTIONS)
     walk = walk_of(number, walks, OPTIONS)
     head, p = slice_of(walk, w, walks, OPTIONS)
     for i in range(blocks_ahead(walk.length, walks) // 2):
         c = block_at(2 * i + (1 if OPTIONS.BACK else 0), walk.length, OPTIONS.BACK)
-        stage = i % STAGES
+        stage = acquire(ring, i)
         ready = ring.full.index(stage)
-        acquire(ring, i, STAGES)
         mbarrier.expect(ready, u.block_type.nbytes + k.block_type.nbytes + 2 * vectors.block_type.nbytes)
         tma_load(u, [c * Q, head * OPTIONS.P + p], ready, ring.u.index(stage))
         for j in gl.static_range(2):
@@ -105,23 +103,23 @@ def carry(start_ptr, ahead_ptr, ring, walks, OPTIONS: gl.constexpr):
     ahead_ptr += (cut.to(gl.int64) * (walks.spans - 1) * SLICES + w) * (CHANNELS * N) + n
     count = blocks_ahead(walk.length, walks) // 2
     if count > 0:
-        wait_full(ring, 0, STAGES)
+        wait_full(ring, 0)
         u, decay = weighted(loaded(ring, 0, 0, BACK, U, STATE))
         after = loaded(ring, 0, 1, BACK, U, STATE)
         left = walks.span
         for i in range(count):
-            stage = i % STAGES
+            stage = stage_of(i, STAGES)
             # The last blocks are loaded once more, and not used.
             following = gl.minimum(i + 1, count - 1)
             for j in gl.static_range(2):
                 k = ring.k.index(stage).slice(half(j, BACK) * Q, Q)
                 token = warpgroup_mma(u, k, state * decay[:, None], is_async=True)
                 if j == 0:
-                    wait_full(ring, following, STAGES)
+                    wait_full(ring, following)
                 u, decay = weighted(after)
-                after = loaded(ring, following % STAGES, j, BACK, U, STATE)
+                after = loaded(ring, stage_of(following, STAGES), j, BACK, U, STATE)
                 state = warpgroup_mma_wait(0, deps=[token])
-            release(ring, i, STAGES)
+            release(ring, i)
             left -= 2
             if left == 0:
                 gl.store(ahead_ptr + tile_offsets(CHANNELS, COLUMNS, N, STATE), state)
@@ -157,17 +155,14 @@ def ahead(
     STEPS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([PLACE, CHANNELS], DTYPE)
     WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([PLACE, COLUMNS], DTYPE)
     LINE: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    full, empty = full_and_empty(STAGES, 1)
     ring = AheadRing(
         gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, CHANNELS], STEPS),
         gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, COLUMNS], WIDE),
         gl.allocate_shared_memory(gl.float32, [STAGES * 2, VECTORS * Q], LINE),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER),
+        full,
+        empty,
     )
-    for i in gl.static_range(STAGES):
-        mbarrier.init(ring.full.index(i), count=1)
-        mbarrier.init(ring.empty.index(i), count=1)
     walks = Walks(lengths.T, lengths.sequences, H, groups.G, spans.whole, spans.span, spans.spans, cu_seqlens_ptr)
     number, _, _, _ = part_of(walks, OPTIONS)
     walk = walk_of(number, walks, OPTIONS)

@@ -5,14 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
-class Ring(NamedTuple):
-    """Stages in shared memory, with two barriers for each: it is full, it is empty."""
-
-    blocks: Any
-    full: Any
-    empty: Any
-
-
 class Spans(NamedTuple):
     """The first `whole` walks take a program each; the others are cut into `spans` spans of `span` blocks."""
 

@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from retrograd.core.kernels.gluon import block_barrier, ex2, tma_load
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
+from retrograd.core.kernels.rings import acquire, barriers, full_and_empty, release, stage_of, wait_full
 
 from ..arrays import Groups
 from ..device import block_of, bounds_of, first_place, owner_of, rows_at
@@ -43,7 +44,6 @@ from .blocks import (
     vector,
 )
 from .product import add_product, diagonal, distances_of, part_sums, where
-from .rings import acquire, release, wait_full
 
 WARPS = gl.constexpr(4)  # of each kind
 
@@ -76,7 +76,6 @@ def fetch(
 ):
     """Copy `left` and `right`, and slice after slice, to shared memory; `first`: the program's first head."""
     P: gl.constexpr = OPTIONS.P
-    STAGES: gl.constexpr = OPTIONS.STAGES
     HALVES: gl.constexpr = halves(OPTIONS.N)
     STATES: gl.constexpr = OPTIONS.N // HALVES
     RIGHT: gl.constexpr = arrays.right.block_type.nbytes if WITHIN else 0
@@ -86,21 +85,21 @@ def fetch(
         + (HALVES * arrays.states.block_type.nbytes if THROUGH else 0)
         + 2 * arrays.vectors.block_type.nbytes
     )
+    ready = shared.full.index(0)
     if live > 0:
-        mbarrier.expect(shared.full, 2 * HALVES * (arrays.left.block_type.nbytes + RIGHT))
+        mbarrier.expect(ready, 2 * HALVES * (arrays.left.block_type.nbytes + RIGHT))
         for w in gl.static_range(2):
             for h in gl.static_range(HALVES):
-                tma_load(arrays.left, [w * Q, h * STATES], shared.full, shared.left.index(w * HALVES + h))
+                tma_load(arrays.left, [w * Q, h * STATES], ready, shared.left.index(w * HALVES + h))
                 if WITHIN:
-                    tma_load(arrays.right, [w * Q, h * STATES], shared.full, shared.right.index(w * HALVES + h))
+                    tma_load(arrays.right, [w * Q, h * STATES], ready, shared.right.index(w * HALVES + h))
     else:
-        mbarrier.arrive(shared.full, count=1)
+        mbarrier.arrive(ready)
     for i in range(slices):
-        stage = i % STAGES
         head = first + i // (P // CHANNELS)
         column = head * P + i % (P // CHANNELS) * CHANNELS
+        stage = acquire(ring, i)
         full = ring.full.index(stage)
-        acquire(ring, i, STAGES)
         mbarrier.expect(full, BYTES)
         tma_load(arrays.rows, [0, column], full, ring.rows.index(stage))
         if WITHIN:
@@ -180,7 +179,7 @@ def consume(
     distances = distances_of(Z)
     none = gl.zeros([Q, Q], gl.float32, Z)
     SUMS: gl.constexpr = gl.SliceLayout(1, part_sums(none).type.layout)
-    mbarrier.wait(shared.full, 0)
+    wait_full(shared, 0)
     left = shared.left.index(W * HALVES)
     if WITHIN:
         scores = warpgroup_mma(left, shared.right.index(W * HALVES).permute((1, 0)), none, use_acc=False)
@@ -214,8 +213,8 @@ def consume(
             if BOTH:
                 z_far = gl.zeros([Q, Q], gl.float32, Z)
         for i in range(begin, gl.minimum(begin + EACH, slices)):
-            stage = i % STAGES
-            wait_full(ring, i, STAGES)
+            stage = stage_of(i, STAGES)
+            wait_full(ring, i)
             near = ring.vectors.index(stage * 2 + W)
             far = ring.vectors.index(stage * 2 + 1 - W)
             rows = ring.rows.index(stage).slice(W * Q, Q)
@@ -285,7 +284,7 @@ def consume(
             # A barrier alone does not wait until the rows have been read; the next copy could overwrite them.
             fence_async_shared()
             block_barrier()
-            release(ring, i, STAGES)
+            release(ring, i)
             if THROUGH:
                 through = part_sums(by_state * gl.convert_layout(reread, Z, assert_trivial=True))
                 through *= gl.convert_layout(scale, SUMS, assert_trivial=True)[:, None]
@@ -413,7 +412,6 @@ def pairs(
 
     ROWS: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     LINE: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     rows_s = gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, 64], ROWS)
     columns_s = gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, 64], ROWS)
     states_s = gl.allocate_shared_memory(DTYPE, [STAGES * HALVES, 64, STATES], ROWS)
@@ -427,15 +425,9 @@ def pairs(
         gl.static_assert(STAGES >= 2)
         right_s = states_s  # no program needs both
         scores_s: gl.constexpr = None  # type: ignore[no-redef]
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    shared_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    mbarrier.init(shared_full, count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
+    shared = Shared(left_s, right_s, scores_s, barriers(1, 1))
+    full, empty = full_and_empty(STAGES, 2)
     ring = Slices(rows_s, columns_s, states_s, vectors_s, full, empty)
-    shared = Shared(left_s, right_s, scores_s, shared_full)
 
     # Descriptors of what is left of the sequence: steps past its end are read as zeros.
     steps = gl.maximum(live, 1)

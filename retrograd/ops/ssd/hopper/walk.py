@@ -26,9 +26,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from retrograd.core.kernels.gluon import block_barrier, ex2, tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.rings import Ring, acquire, barriers, full_and_empty, release, ring_of, stage_of, wait_full
 
 from ..device import first_place, rows_at
-from .arrays import Blocks, Ring, WalkArrays, WalkPointers, WalkRings, Walks
+from .arrays import Blocks, WalkArrays, WalkPointers, WalkRings, Walks
 from .blocks import (
     CHANNELS,
     PARKED,
@@ -47,7 +48,6 @@ from .blocks import (
     slices_walked,
     vector,
 )
-from .rings import acquire, release, wait_full
 from .sequences import block_at, blocks_of, slice_of, span_of, tile_offsets, walk_of
 
 SCORES = gl.constexpr(2)  # stages of weighted scores, for each slice
@@ -70,7 +70,6 @@ def fetch(arrays, rings, walks, OPTIONS: gl.constexpr):
     SLICES: gl.constexpr = slices_walked(OPTIONS.N)
     HALVES: gl.constexpr = halves(OPTIONS.N)
     STATES: gl.constexpr = OPTIONS.N // HALVES
-    STAGES: gl.constexpr = OPTIONS.STAGES
     span = span_of(walks)
     walk = walk_of(span.walk, walks, OPTIONS)
     begin, count = blocks_of(walk.length, span, walks)
@@ -81,9 +80,8 @@ def fetch(arrays, rings, walks, OPTIONS: gl.constexpr):
     borders = 0
     for i in range(count):
         c = block_at(begin + i, walk.length, OPTIONS.BACK)
-        stage = i % STAGES
+        stage = acquire(blocks, i)
         ready = blocks.full.index(stage)
-        acquire(blocks, i, STAGES)
         mbarrier.expect(ready, BYTES)
         for h in gl.static_range(HALVES):
             tma_load(arrays.k, [c * Q, h * STATES], ready, blocks.k.index(stage * HALVES + h))
@@ -92,10 +90,9 @@ def fetch(arrays, rings, walks, OPTIONS: gl.constexpr):
             head, _ = slice_of(walk, w, walks, OPTIONS)
             own = (c * walks.H + head) * (VECTORS * Q)
             tma_load(arrays.vectors, [own], ready, blocks.vectors.index(stage * SLICES + w))
-        stage = i % U_STAGES
-        ready = rings.u.full.index(stage)
         border = is_border(c, begin + i, OPTIONS)
-        acquire(rings.u, i, U_STAGES)
+        stage = acquire(rings.u, i)
+        ready = rings.u.full.index(stage)
         if arrays.entering is not None:
             if border:
                 mbarrier.expect(ready, U_BYTES + PARTS * arrays.entering.block_type.nbytes)
@@ -108,7 +105,7 @@ def fetch(arrays, rings, walks, OPTIONS: gl.constexpr):
             tma_load(arrays.u, [c * Q, head * OPTIONS.P + p], ready, rings.u.blocks.index(stage * SLICES + w))
         if arrays.entering is not None:
             if border:
-                mbarrier.wait(rings.states.empty, (borders & 1) ^ 1)
+                acquire(rings.states, borders)
                 borders += 1
                 for w in gl.static_range(PARTS):
                     head, p = slice_of(walk, w // HALVES, walks, OPTIONS)
@@ -141,14 +138,13 @@ def weigh(rings, walks, OPTIONS: gl.constexpr):
     kept = gl.where(source >= target if OPTIONS.BACK else source <= target, -1, 0).to(gl.int16)
     zero = gl.zeros([Q, Q], gl.float32, MMA)
     for i in range(count):
-        stage = i % STAGES
-        scores_stage = i % SCORES
-        wait_full(blocks, i, STAGES)
+        stage = stage_of(i, STAGES)
+        wait_full(blocks, i)
         under_way = zero
         for h in gl.static_range(HALVES):
             q = blocks.q.index(stage * HALVES + h).permute((1, 0))
             under_way = warpgroup_mma(blocks.k.index(stage * HALVES + h), q, under_way, use_acc=h > 0, is_async=True)
-        acquire(rings.scores, i, SCORES)
+        scores_stage = acquire(rings.scores, i)
         scores = warpgroup_mma_wait(0, deps=[under_way])
         for w in gl.static_range(SLICES):
             own = blocks.vectors.index(stage * SLICES + w)
@@ -163,7 +159,7 @@ def weigh(rings, walks, OPTIONS: gl.constexpr):
             out.store(masked(scores * weights, kept, out.dtype))
         fence_async_shared()
         mbarrier.arrive(rings.scores.full.index(scores_stage))
-        release(blocks, i, STAGES)
+        release(blocks, i)
 
 
 @gluon.jit
@@ -242,20 +238,20 @@ def carry(W: gl.constexpr, pointers, rings, walks, OPTIONS: gl.constexpr):
     y = gl.zeros([CHANNELS, Q], DTYPE, OUT)
     for i in range(count):
         c = block_at(begin + i, walk.length, BACK)
-        stage = i % STAGES
-        u_stage = i % U_STAGES
-        scores_stage = i % SCORES
+        stage = stage_of(i, STAGES)
+        u_stage = stage_of(i, U_STAGES)
+        scores_stage = stage_of(i, SCORES)
         own = blocks.vectors.index(stage * SLICES + OWN)
         at_block = pointers.vectors + ((walk.place * 2 + c).to(gl.int64) * H + head) * (VECTORS * Q)
         decay = gl.load(at_block + 3 * Q - 1)
         # Before the first product: where old results are converted after one, all products are waited for.
         low = rounded(state, DTYPE)
         left = gl.convert_layout(low, OUT_LEFT, assert_trivial=True)
-        wait_full(blocks, i, STAGES)
+        wait_full(blocks, i)
         border = is_border(c, begin + i, OPTIONS)
         if pointers.both is not None:
             if border:
-                wait_full(rings.u, i, U_STAGES)  # entering states come with u
+                wait_full(rings.u, i)  # entering states come with u
                 other = (walk.place * 2 + c) ^ 1
                 other_at = pointers.vectors + (other.to(gl.int64) * H + head) * (VECTORS * Q)
                 other_decay = gl.load(other_at + 3 * Q - 1)
@@ -267,7 +263,7 @@ def carry(W: gl.constexpr, pointers, rings, walks, OPTIONS: gl.constexpr):
         # What leaves is stored while the product is under way; results are those of the block before.
         if border:
             rings.states.blocks.index(W).store(low)
-        before = rings.u.blocks.index((i + U_STAGES - 1) % U_STAGES * SLICES + OWN)
+        before = rings.u.blocks.index(stage_of(i + U_STAGES - 1, U_STAGES) * SLICES + OWN)
         if HALF == 0:
             if i > 0:  # through u's memory: a warp's channels, which no other warp has read
                 before.permute((1, 0)).store(y)
@@ -280,7 +276,7 @@ def carry(W: gl.constexpr, pointers, rings, walks, OPTIONS: gl.constexpr):
             if HALF == 0:
                 if i > 0:
                     tma_store(out, [block_at(begin + i - 1, walk.length, BACK) * Q, head * P + p], before)
-        wait_full(rings.u, i, U_STAGES)
+        wait_full(rings.u, i)
         u_tile = rings.u.blocks.index(u_stage * SLICES + OWN)
         u = u_tile.permute((1, 0)).load(OUT_LEFT)
         put = vector(own, 2 if BACK else 0, SOURCE)
@@ -291,35 +287,35 @@ def carry(W: gl.constexpr, pointers, rings, walks, OPTIONS: gl.constexpr):
         result = result * grow[None, :]
         k = blocks.k.index(stage * HALVES + HALF)
         if HALF == 0:
-            wait_full(rings.scores, i, SCORES)
+            wait_full(rings.scores, i)
             scores = rings.scores.blocks.index(scores_stage * SLICES + OWN)
             result = warpgroup_mma(u, scores, result, is_async=True)
             state = warpgroup_mma(driven, k, state * decay, is_async=True)
             result = warpgroup_mma_wait(1, deps=[result])
-            release(rings.scores, i, SCORES)
+            release(rings.scores, i)
             result += gl.convert_layout(u.to(gl.float32), OUT, assert_trivial=True) * skip[:, None]
             if HALVES > 1:
-                mbarrier.wait(rings.added.full, i & 1)  # the other warpgroup has read u, too
+                wait_full(rings.added, i)  # the other warpgroup has read u, too
                 result += parked(rings.added.blocks, OUT)
-                mbarrier.arrive(rings.added.empty)
+                release(rings.added, i)
             y = rounded(result, DTYPE)
         else:
             state = warpgroup_mma(driven, k, state * decay, is_async=True)
-            mbarrier.wait(rings.added.empty, (i & 1) ^ 1)
+            acquire(rings.added, i)
             park(rings.added.blocks, result)
-            mbarrier.arrive(rings.added.full)
+            mbarrier.arrive(rings.added.full.index(0))
         state = warpgroup_mma_wait(0, deps=[state])
-        release(blocks, i, STAGES)
+        release(blocks, i)
         tma.store_wait(0)
         if HALF == 0:
             if i > 0:
-                release(rings.u, i - 1, U_STAGES)
+                release(rings.u, i - 1)
         if pointers.both is not None:
             if border:
-                mbarrier.arrive(rings.states.empty)
+                mbarrier.arrive(rings.states.empty.index(0))
     if HALF == 0:
         if count > 0:
-            before = rings.u.blocks.index((count - 1) % U_STAGES * SLICES + OWN)
+            before = rings.u.blocks.index(stage_of(count - 1, U_STAGES) * SLICES + OWN)
             before.permute((1, 0)).store(y)
             fence_async_shared()
             block_barrier()
@@ -416,48 +412,26 @@ def walk(
     STATES: gl.constexpr = N // HALVES
     WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([Q, STATES], DTYPE)
     LINE: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     u_s = gl.allocate_shared_memory(DTYPE, [U_STAGES * SLICES, Q, CHANNELS], STEPS)
     k_s = gl.allocate_shared_memory(DTYPE, [STAGES * HALVES, Q, STATES], WIDE)
     q_s = gl.allocate_shared_memory(DTYPE, [STAGES * HALVES, Q, STATES], WIDE)
     vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES * SLICES, VECTORS * Q], LINE)
     scores_s = gl.allocate_shared_memory(DTYPE, [SCORES * SLICES, Q, Q], STEPS)
     states_s = gl.allocate_shared_memory(DTYPE, [PARTS, CHANNELS, STATES], WIDE)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    u_full = gl.allocate_shared_memory(gl.int64, [U_STAGES, 1], BARRIER)
-    u_empty = gl.allocate_shared_memory(gl.int64, [U_STAGES, 1], BARRIER)
-    scores_full = gl.allocate_shared_memory(gl.int64, [SCORES, 1], BARRIER)
-    scores_empty = gl.allocate_shared_memory(gl.int64, [SCORES, 1], BARRIER)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=PARTS + 1)
-    for i in gl.static_range(U_STAGES):
-        mbarrier.init(u_full.index(i), count=1)
-        mbarrier.init(u_empty.index(i), count=SLICES)
-    for i in gl.static_range(SCORES):
-        mbarrier.init(scores_full.index(i), count=1)
-        mbarrier.init(scores_empty.index(i), count=SLICES)
+    full, empty = full_and_empty(STAGES, PARTS + 1)
+    u_full, u_empty = full_and_empty(U_STAGES, SLICES)
+    scores_full, scores_empty = full_and_empty(SCORES, SLICES)
     # A barrier that nobody uses would share its memory with what is allocated next, and change it.
-    if entering_ptr is not None:
-        states_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-        mbarrier.init(states_empty, count=PARTS)
-    else:
-        states_empty: gl.constexpr = None  # type: ignore[no-redef]
+    states = Ring(states_s, None, barriers(1, PARTS) if entering_ptr is not None else None)
     if HALVES > 1:
-        added_s = gl.allocate_shared_memory(gl.float32, [2, 4, 4, 8, 4, 2, 2], PARKED)
-        added_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-        added_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-        mbarrier.init(added_full, count=1)
-        mbarrier.init(added_empty, count=1)
-        added = Ring(added_s, added_full, added_empty)
+        added = ring_of(gl.allocate_shared_memory(gl.float32, [2, 4, 4, 8, 4, 2, 2], PARKED), 1, 1)
     else:
         added: gl.constexpr = None  # type: ignore[no-redef]
     rings = WalkRings(
         blocks=Blocks(k_s, q_s, vectors_s, full, empty),
         u=Ring(u_s, u_full, u_empty),
         scores=Ring(scores_s, scores_full, scores_empty),
-        states=Ring(states_s, None, states_empty),
+        states=states,
         added=added,
     )
     # Descriptors of the sequence alone: steps past its end are read as zeros, and not written.
