@@ -8,7 +8,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 
 class Ring(NamedTuple):
-    """Blocks, and two mbarriers for each stage: block n is in stage n modulo the number of stages."""
+    """Blocks, and two mbarriers for each stage: block n is in stage n modulo the number of stages.
+
+    A ring whose blocks come with those of another has no `full`.
+    """
 
     blocks: Any
     full: Any
