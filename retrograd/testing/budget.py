@@ -38,8 +38,9 @@ from .draw import upcast
 ROWS = 16
 ELEMENTS = 512
 MOST_DRAWS = 128
-# A large call takes long: the mean of so many draws' log errors spreads by 0.2 for a single element, and log 2 = 0.7.
-LARGE, LARGE_DRAWS = 2**17, 32
+# After CLEAR_DRAWS, errors of at most CLEAR of their budgets are drawn no more. The log error of one element spreads by
+# 1.1, its mean over 32 draws by 0.2: who is at the budget is seen at half of it, 0.7 below, once in thousands of cases.
+CLEAR_DRAWS, CLEAR = 32, 0.5
 # Errors such as a wrong stride far exceed rounding errors: a few draws with SLACK times the budget detect them.
 FEW_DRAWS = 3
 SLACK = 8.0
@@ -68,8 +69,7 @@ def draws_for(case: Case) -> int:
     if not sizes:
         return 1
     rows = prod(drawn[0].shape[:-1])
-    most = LARGE_DRAWS if sum(sizes) > LARGE else MOST_DRAWS
-    return max(1, min(most, max(-(-ROWS // max(rows, 1)), -(-ELEMENTS // min(sizes)))))
+    return max(1, min(MOST_DRAWS, max(-(-ROWS // max(rows, 1)), -(-ELEMENTS // min(sizes)))))
 
 
 def rounding(exact: Tensor, dtype: torch.dtype) -> Tensor:
@@ -116,6 +116,11 @@ def judge(draws: Sequence[Measured | None]) -> Judgement:
         for judgements in zip(*budgeted, strict=True)
     ]
     return max(norms, key=lambda judgement: judgement.used)
+
+
+def is_clear(draws: Sequence[Measured | None]) -> bool:
+    """Whether so many draws show errors so far below their budgets that no more are needed."""
+    return len(draws) >= CLEAR_DRAWS and any(draws) and judge(draws).used <= CLEAR
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
 
-from .budget import MOST_DRAWS, SLACK, Measured, draws_for, judge, measure
+from .budget import MOST_DRAWS, SLACK, Measured, draws_for, is_clear, judge, measure
 from .compare import same_bits, same_form
 from .draw import Arrays, call, draw, draw_gradients, options, plain_and_exact
 from .poison import poisoned
@@ -78,6 +78,8 @@ def verify(
         if i == 0:
             again = run(info, case, framework, inputs, gradients)
             repeats = {name: same_bits(tensor, again[name]) for name, tensor in result.items()}
+        if slack == 1.0 and i % 8 == 7 and all(map(is_clear, measured.values())):
+            break
     return [
         Check(info.name, case.name, name, verdict.error, slack * verdict.budget, repeats[name])
         for name, verdict in ((name, judge(draws)) for name, draws in measured.items())
