@@ -25,6 +25,7 @@ from retrograd.core.errors import as_tuple
 from retrograd.core.torch.arguments import as_array, torch_dtype
 from retrograd.core.torch.op import bind
 from retrograd.core.torch.checks import checker
+from retrograd.core.torch.stack import bind_stack
 """,
     JAX: """\
 import math
@@ -37,6 +38,7 @@ from retrograd.core.errors import as_tuple
 from retrograd.core.jax.arguments import as_array, jax_dtype
 from retrograd.core.jax.checks import checker
 from retrograd.core.jax.op import bind
+from retrograd.core.jax.stack import bind_stack
 """,
 }
 
@@ -55,23 +57,30 @@ def source(face: Face) -> str:
         IMPORTS[face],
         "\n".join(_imports(op, face) for op in ops()),
         "\n".join(f"_{op.name} = bind({op.name.upper()})" for op in ops()),
+        "\n".join(
+            f"_{op.packed.call.op} = bind_stack({op.name.upper()}, {op.packed.call.op.upper()})"
+            for op in ops()
+            if op.packed
+        ),
         "\n".join(f"_check_{op.update.op} = checker({op.update.op.upper()})" for op in ops() if op.update),
     ]
+    names: list[str] = []
     for op in ops():
-        parts.append(function(op, face))
+        parts.append(function(op.call, face))
+        if op.packed is not None:
+            parts.append(function(op.packed.call, face))
         if op.update is not None:
             parts.append(update(op, op.update, face))
-    names = [
-        name
-        for op in ops()
-        for name in (op.name, *([op.update.op] if op.update else []), *sum(_extra(op, face).values(), ()))
-    ]
+        calls = (op.call, op.packed and op.packed.call, op.update)
+        names += [*(call.op for call in calls if call), *sum(_extra(op, face).values(), ())]
     parts.insert(4, f"__all__ = {sorted(names)!r}")
     return "\n\n".join(parts) + "\n"
 
 
 def _imports(op: Op, face: Face) -> str:
     lines = [f"from .{op.name}.op import OP as {op.name.upper()}"]
+    if op.packed is not None:
+        lines.append(f"from .{op.name}.packed import STACK as {op.packed.call.op.upper()}")
     if op.update is not None:
         lines.append(f"from .{op.name}.update import {op.update.__name__} as {op.update.op.upper()}")
         lines.append(f"from .{op.name}.update import update as step_of_{op.name}")
