@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from retrograd.core.op import Op
+from retrograd.core.spec import CallSpec
 from retrograd.opinfo.writer import JAX, TORCH, Face, function, update
 
 from .names import NAMES
@@ -48,6 +49,11 @@ def ops() -> list[Op]:
     return [import_module(f"retrograd.ops.{name}.op").OP for name in NAMES]
 
 
+def calls(op: Op) -> list[type[CallSpec]]:
+    """The declarations of an op's public functions."""
+    return [call for call in (op.call, op.packed and op.packed.call, op.update) if call is not None]
+
+
 def source(face: Face) -> str:
     """The module of a framework's public functions, before formatting."""
     framework = "PyTorch" if face is TORCH else "JAX"
@@ -64,15 +70,14 @@ def source(face: Face) -> str:
         ),
         "\n".join(f"_check_{op.update.op} = checker({op.update.op.upper()})" for op in ops() if op.update),
     ]
-    names: list[str] = []
     for op in ops():
         parts.append(function(op.call, face))
         if op.packed is not None:
             parts.append(function(op.packed.call, face))
         if op.update is not None:
             parts.append(update(op, op.update, face))
-        calls = (op.call, op.packed and op.packed.call, op.update)
-        names += [*(call.op for call in calls if call), *sum(_extra(op, face).values(), ())]
+    written = [call.op for op in ops() for call in calls(op)]
+    names = [*written, *(name for op in ops() for extra in _extra(op, face).values() for name in extra)]
     parts.insert(4, f"__all__ = {sorted(names)!r}")
     return "\n\n".join(parts) + "\n"
 
