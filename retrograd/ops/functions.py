@@ -51,7 +51,8 @@ def ops() -> list[Op]:
 
 def calls(op: Op) -> list[type[CallSpec]]:
     """The declarations of an op's public functions."""
-    return [call for call in (op.call, op.packed and op.packed.call, op.update) if call is not None]
+    packed = None if op.packed is None else op.packed.call
+    return [call for call in (op.call, packed, op.update) if call is not None]
 
 
 def source(face: Face) -> str:
