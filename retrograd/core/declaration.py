@@ -151,9 +151,10 @@ def boundaries(what: str, then: str, name: str = "cu_seqlens", axis: str = "T", 
     return field(default=None, metadata={"declared": declared})
 
 
-def same_as(call: type, name: str, **changed: Any) -> Any:
+def same_as(call: Any, name: str, **changed: Any) -> Any:
     """The field of an argument or option that another call declares, too; `changed` says where the two differ."""
     (declared,) = (f for f in fields(call) if f.name == name)
+    changed = {"doc": f"as in `{call.op}`."} | changed
     return field(default=declared.default, metadata={"declared": replace(declared.metadata["declared"], **changed)})
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from .arch import Arch
 from .program import Array, Launch, Layouts, Part, Program
-from .spec import CallSpec, Fold, Params, Pass, arguments, options, with_gradients
+from .spec import CallSpec, Fold, Params, Pass, arguments, bounded, options, with_gradients
 from .xp import Namespace
 
 # Maps an implementation's plan to the plan to use instead; see `Op.replan`.
@@ -116,17 +116,29 @@ class Implementation:
 
 @dataclass(frozen=True)
 class Stack:
-    """The first arguments of an op, of one shape and dtype, which a caller passes side by side in one array.
+    """A function that calls an op whose first arguments, of one shape and dtype, lie side by side in one array.
 
     Attributes:
-        name: the name of that array.
-        arguments: the names of the arguments.
-        axis: the axis of that array along which they lie.
+        call: its declaration. The array is its first argument; its boundaries are all boundaries of the op, whose other
+            arguments and options it has, too.
+        arguments: the names of the op's arguments that lie in the array.
+        axis: the axis of the array along which they lie.
     """
 
-    name: str
+    call: type[CallSpec]
     arguments: tuple[str, ...]
     axis: int
+
+    @property
+    def name(self) -> str:
+        """The name of the array."""
+        return next(iter(arguments(self.call)))
+
+    def sources(self, op: Op) -> dict[str, str]:
+        """Each other argument of the op -> the function's argument that it is."""
+        (bounds,) = bounded(self.call)
+        others = [name for name in op.arguments if name not in self.arguments]
+        return {name: bounds if name in op.indices else name for name in others}
 
     @property
     def gradients(self) -> tuple[str, ...]:
@@ -155,6 +167,7 @@ class Op:
         replan: maps an implementation's plan to the one to use instead, for tuners and tests.
         updates: whether there is a call for one step of generation: the package's module `update` has its declaration,
             `Step`, and a function `update(call, arrays, options)`, which turns it into a call of the op.
+        packs: whether there is a function of arguments in one array: the package's module `packed` has its `STACK`.
         extra: module of the package -> its public names, written by hand; a module's name begins with the framework's.
     """
 
@@ -163,6 +176,7 @@ class Op:
     implementations: tuple[Implementation, ...] = ()
     replan: Replan | None = None
     updates: bool = False
+    packs: bool = False
     extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -252,6 +266,11 @@ class Op:
     def update(self) -> type[CallSpec] | None:
         """The declaration of a call for one step of generation, where there is one."""
         return import_module(f"{self.package}.update").Step if self.updates else None
+
+    @cached_property
+    def packed(self) -> Stack | None:
+        """The function of arguments in one array, where there is one."""
+        return import_module(f"{self.package}.packed").STACK if self.packs else None
 
     def only(self, name: str) -> Op:
         """The op with only one of its implementations; calls that it does not take then run on the portable path."""

@@ -56,8 +56,8 @@ kernels; on a CPU or TPU it is plain JAX.{kept} The function has derivatives of 
 mode. First gradients in reverse mode come from the kernels; all others from plain JAX, slower and with more memory."""
 
 
-def function(op: Op, face: Face) -> str:
-    """The source of an op's public function.
+def function(call: type[CallSpec], face: Face) -> str:
+    """The source of the public function that a call declares: of an op, or of an op's arguments in one array.
 
     It returns a tuple of the results that are asked for, in the declared order, or the result itself where it is the
     only one. There is an overload for each set of results.
@@ -65,16 +65,15 @@ def function(op: Op, face: Face) -> str:
     Raises:
         ValueError: for results among which a user could not choose by options.
     """
-    call = op.call
     ways = _ways(call)
     if len(ways) == 1:
-        return _definition(call, face, _annotation(call.results, face)) + _body(op, face)
+        return _definition(call, face, _annotation(call.results, face)) + _body(call, face)
     parts = [
         f"@overload\n{_definition(call, face, _annotation(returned, face), asked)} ...\n" for asked, returned in ways
     ]
     numbers = sorted({len(returned) for _, returned in ways})
     kinds = [face.array if number == 1 else f"tuple[{', '.join([face.array] * number)}]" for number in numbers]
-    return "\n\n".join([*parts, _definition(call, face, " | ".join(kinds))]) + _body(op, face)
+    return "\n\n".join([*parts, _definition(call, face, " | ".join(kinds))]) + _body(call, face)
 
 
 def _ways(call: type[CallSpec]) -> list[tuple[Asked, tuple[Result, ...]]]:
@@ -91,12 +90,8 @@ def _ways(call: type[CallSpec]) -> list[tuple[Asked, tuple[Result, ...]]]:
 def update(op: Op, call: type[CallSpec], face: Face) -> str:
     """The source of the public function for a step of generation, declared by `call`."""
     passed = ", ".join((_dict(call), _options(call, face)))
-    body = f"    return step_of_{op.name}({_private(op)}, *_check_{call.op}({passed}))\n"
+    body = f"    return step_of_{op.name}(_{op.name}, *_check_{call.op}({passed}))\n"
     return _definition(call, face, _annotation(call.results, face)) + _docstring(call, face) + body
-
-
-def _private(op: Op) -> str:
-    return f"_{op.name}"
 
 
 def _asked_by(call: type[CallSpec], result: Result) -> str | None:
@@ -183,9 +178,8 @@ def _options(call: type[CallSpec], face: Face) -> str:
     return "{" + ", ".join(f'"{name}": {value(name, option)}' for name, option in options(call).items()) + "}"
 
 
-def _body(op: Op, face: Face) -> str:
-    call = op.call
-    passed = f"{_private(op)}({_dict(call)}, {_options(call, face)})"
+def _body(call: type[CallSpec], face: Face) -> str:
+    passed = f"_{call.op}({_dict(call)}, {_options(call, face)})"
     ignored = "  # type: ignore[return-value]" if face is TORCH else ""
     names = {result: _variable(call, result) for result in call.results}
     lines = [f"{', '.join(names.values())}{',' if len(names) == 1 else ''} = {passed}"]

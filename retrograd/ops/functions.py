@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from retrograd.core.op import Op
+from retrograd.core.spec import CallSpec
 from retrograd.opinfo.writer import JAX, TORCH, Face, function, update
 
 from .names import NAMES
@@ -25,6 +26,7 @@ from retrograd.core.errors import as_tuple
 from retrograd.core.torch.arguments import as_array, torch_dtype
 from retrograd.core.torch.op import bind
 from retrograd.core.torch.checks import checker
+from retrograd.core.torch.stack import bind_stack
 """,
     JAX: """\
 import math
@@ -37,6 +39,7 @@ from retrograd.core.errors import as_tuple
 from retrograd.core.jax.arguments import as_array, jax_dtype
 from retrograd.core.jax.checks import checker
 from retrograd.core.jax.op import bind
+from retrograd.core.jax.stack import bind_stack
 """,
 }
 
@@ -44,6 +47,12 @@ from retrograd.core.jax.op import bind
 def ops() -> list[Op]:
     """Every op."""
     return [import_module(f"retrograd.ops.{name}.op").OP for name in NAMES]
+
+
+def calls(op: Op) -> list[type[CallSpec]]:
+    """The declarations of an op's public functions."""
+    packed = None if op.packed is None else op.packed.call
+    return [call for call in (op.call, packed, op.update) if call is not None]
 
 
 def source(face: Face) -> str:
@@ -55,23 +64,29 @@ def source(face: Face) -> str:
         IMPORTS[face],
         "\n".join(_imports(op, face) for op in ops()),
         "\n".join(f"_{op.name} = bind({op.name.upper()})" for op in ops()),
+        "\n".join(
+            f"_{op.packed.call.op} = bind_stack({op.name.upper()}, {op.packed.call.op.upper()})"
+            for op in ops()
+            if op.packed
+        ),
         "\n".join(f"_check_{op.update.op} = checker({op.update.op.upper()})" for op in ops() if op.update),
     ]
     for op in ops():
-        parts.append(function(op, face))
+        parts.append(function(op.call, face))
+        if op.packed is not None:
+            parts.append(function(op.packed.call, face))
         if op.update is not None:
             parts.append(update(op, op.update, face))
-    names = [
-        name
-        for op in ops()
-        for name in (op.name, *([op.update.op] if op.update else []), *sum(_extra(op, face).values(), ()))
-    ]
+    written = [call.op for op in ops() for call in calls(op)]
+    names = [*written, *(name for op in ops() for extra in _extra(op, face).values() for name in extra)]
     parts.insert(4, f"__all__ = {sorted(names)!r}")
     return "\n\n".join(parts) + "\n"
 
 
 def _imports(op: Op, face: Face) -> str:
     lines = [f"from .{op.name}.op import OP as {op.name.upper()}"]
+    if op.packed is not None:
+        lines.append(f"from .{op.name}.packed import STACK as {op.packed.call.op.upper()}")
     if op.update is not None:
         lines.append(f"from .{op.name}.update import {op.update.__name__} as {op.update.op.upper()}")
         lines.append(f"from .{op.name}.update import update as step_of_{op.name}")

@@ -12,10 +12,11 @@ from retrograd.core.errors import as_tuple
 from retrograd.core.jax.arguments import as_array, jax_dtype
 from retrograd.core.jax.checks import checker
 from retrograd.core.jax.op import bind
+from retrograd.core.jax.stack import bind_stack
 
 from .attention.jax_like import dot_product_attention
-from .attention.jax_packed import attention_qkvpacked
 from .attention.op import OP as ATTENTION
+from .attention.packed import STACK as ATTENTION_QKVPACKED
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
 from .causal_conv1d.update import Step as CAUSAL_CONV1D_UPDATE
 from .causal_conv1d.update import update as step_of_causal_conv1d
@@ -50,6 +51,8 @@ _causal_conv1d = bind(CAUSAL_CONV1D)
 _selective_scan = bind(SELECTIVE_SCAN)
 _ssd = bind(SSD)
 _attention = bind(ATTENTION)
+
+_attention_qkvpacked = bind_stack(ATTENTION, ATTENTION_QKVPACKED)
 
 _check_causal_conv1d_update = checker(CAUSAL_CONV1D_UPDATE)
 _check_selective_state_update = checker(SELECTIVE_STATE_UPDATE)
@@ -872,6 +875,123 @@ def attention(
             "dropout_seed": as_array("attention", "dropout_seed", dropout_seed, "int32", q),
             "cu_seqlens_q": cu_seqlens_q,
             "cu_seqlens_k": cu_seqlens_k,
+            "segment_ids": segment_ids,
+        },
+        {
+            "causal": causal,
+            "window": as_tuple(window),
+            "scale": scale,
+            "softcap": softcap,
+            "dropout_p": dropout_p,
+            "return_lse": return_lse,
+            "backward": backward,
+        },
+    )
+    return (out, lse) if return_lse else out
+
+
+@overload
+def attention_qkvpacked(
+    qkv: Float[Array, "B Q 3 H D"],
+    *,
+    bias: Float[Array, "#B #H #Q #K"] | None = ...,
+    alibi_slopes: Float[Array, " H"] | Float[Array, "S H"] | None = ...,
+    sinks: Float[Array, " H"] | None = ...,
+    dropout_seed: int | Int32[Array, ""] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    segment_ids: Int32[Array, "B Q"] | None = ...,
+    causal: bool = ...,
+    window: tuple[int, int] | None = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    dropout_p: float = ...,
+    return_lse: Literal[False] = ...,
+    backward: Literal["auto", "split", "fused"] = ...,
+) -> Float[Array, "B Q H D"]: ...
+
+
+@overload
+def attention_qkvpacked(
+    qkv: Float[Array, "B Q 3 H D"],
+    *,
+    bias: Float[Array, "#B #H #Q #K"] | None = ...,
+    alibi_slopes: Float[Array, " H"] | Float[Array, "S H"] | None = ...,
+    sinks: Float[Array, " H"] | None = ...,
+    dropout_seed: int | Int32[Array, ""] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    segment_ids: Int32[Array, "B Q"] | None = ...,
+    causal: bool = ...,
+    window: tuple[int, int] | None = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    dropout_p: float = ...,
+    return_lse: Literal[True],
+    backward: Literal["auto", "split", "fused"] = ...,
+) -> tuple[Float[Array, "B Q H D"], Float[Array, "B H Q"]]: ...
+
+
+def attention_qkvpacked(
+    qkv: Float[Array, "B Q 3 H D"],
+    *,
+    bias: Float[Array, "#B #H #Q #K"] | None = None,
+    alibi_slopes: Float[Array, " H"] | Float[Array, "S H"] | None = None,
+    sinks: Float[Array, " H"] | None = None,
+    dropout_seed: int | Int32[Array, ""] | None = None,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = None,
+    segment_ids: Int32[Array, "B Q"] | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    return_lse: bool = False,
+    backward: Literal["auto", "split", "fused"] = "auto",
+) -> Array | tuple[Array, Array]:
+    """`attention` of queries, keys and values that a projection left in one array, without a copy of them.
+
+    It is the same call as `retrograd.attention_qkvpacked`, with the same results and errors. On an NVIDIA GPU it
+    launches the same kernels; on a CPU or TPU it is plain JAX. The function has derivatives of every order, in reverse
+    and in forward mode. First gradients in reverse mode come from the kernels; all others from plain JAX, slower and
+    with more memory.
+
+    Args:
+        qkv: (B, T, 3, H, D): queries, keys and values. Its gradient is one array, too: in PyTorch on a GPU the kernels
+            write it without a copy; in a compiled graph, under transforms and in JAX it is put together from three.
+        bias: as in `attention`.
+        alibi_slopes: as in `attention`.
+        sinks: as in `attention`.
+        dropout_seed: as in `attention`.
+        cu_seqlens: (S + 1,) int32: the boundaries of queries and keys.
+        segment_ids: as in `attention`.
+        causal: as in `attention`.
+        window: as in `attention`.
+        scale: as in `attention`.
+        softcap: as in `attention`.
+        dropout_p: as in `attention`.
+        return_lse: as in `attention`.
+        backward: as in `attention`.
+
+    Returns:
+        out (B, T, H, D); with `return_lse`, (out, lse).
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import attention_qkvpacked
+        >>> dqkv = jax.grad(lambda qkv: attention_qkvpacked(qkv, causal=True).sum())(jnp.ones((2, 100, 3, 8, 64)))
+        >>> dqkv.shape
+        (2, 100, 3, 8, 64)
+    """
+    out, lse = _attention_qkvpacked(
+        {
+            "qkv": qkv,
+            "bias": bias,
+            "alibi_slopes": alibi_slopes,
+            "sinks": sinks,
+            "dropout_seed": as_array("attention_qkvpacked", "dropout_seed", dropout_seed, "int32", qkv),
+            "cu_seqlens": cu_seqlens,
             "segment_ids": segment_ids,
         },
         {

@@ -82,7 +82,7 @@ def written(results: tuple[Result, ...], face: Face, name: str) -> Any:
         )
 
     scope: dict[str, Any] = {"_toy": run, "__name__": name}
-    source = "from __future__ import annotations\n" + IMPORTS[face] + "\n" + function(toy(results), face)
+    source = "from __future__ import annotations\n" + IMPORTS[face] + "\n" + function(toy(results).call, face)
     exec(compile(source, name, "exec"), scope)
     return scope["toy"]
 
@@ -160,11 +160,11 @@ def test_a_copy_stands_in_for_a_result_that_is_not_computed(face: Face) -> None:
 )  # fmt: skip
 def test_results_that_options_cannot_choose_are_refused(results: tuple[Result, ...], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{text}$"):
-        function(toy(results), TORCH)
+        function(toy(results).call, TORCH)
 
 
 def test_texts_that_a_declaration_lacks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RETURNS", "JAX_EXAMPLE"):
         monkeypatch.delattr(Toy, name)
     with pytest.raises(ValueError, match=r"^toy: .*Call lacks RETURNS, JAX_EXAMPLE, texts of the docstring$"):
-        function(toy((P,)), TORCH)
+        function(toy((P,)).call, TORCH)

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from write_functions import written
 
-from retrograd.core.op import Op
-from retrograd.core.spec import arguments, options
+from retrograd.core.spec import CallSpec, arguments, options
 from retrograd.opinfo.writer import JAX, TORCH, Face
-from retrograd.ops.functions import FILES, FOLDER, ops
+from retrograd.ops.functions import FILES, FOLDER, calls, ops
 
 FACES = pytest.mark.parametrize("face", [TORCH, JAX], ids=["torch", "jax"])
-EACH_OP = pytest.mark.parametrize("op", ops(), ids=lambda op: op.name)
+CALLS = [call for op in ops() for call in calls(op)]
+EACH_CALL = pytest.mark.parametrize("call", CALLS, ids=lambda call: call.op)
 
 
-def function(face: Face, op: Op) -> Callable[..., Any]:
-    found: Callable[..., Any] = getattr(import_module(f"retrograd.ops.{FILES[face].removesuffix('.py')}"), op.name)
+def function(face: Face, call: type[CallSpec]) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(import_module(f"retrograd.ops.{FILES[face].removesuffix('.py')}"), call.op)
     return found
 
 
@@ -30,23 +30,23 @@ def test_the_functions_are_those_that_the_declarations_ask_for(face: Face) -> No
 
 
 @FACES
-@EACH_OP
-def test_a_function_takes_what_its_op_declares(face: Face, op: Op) -> None:
-    parameters = inspect.signature(function(face, op)).parameters
-    assert set(parameters) == {*arguments(op.call), *options(op.call)}
-    for name, option in options(op.call).items():
+@EACH_CALL
+def test_a_function_takes_what_its_declaration_says(face: Face, call: type[CallSpec]) -> None:
+    parameters = inspect.signature(function(face, call)).parameters
+    assert set(parameters) == {*arguments(call), *options(call)}
+    for name, option in options(call).items():
         assert parameters[name].default == option.default
         assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
-    for name, argument in arguments(op.call).items():
+    for name, argument in arguments(call).items():
         by_position = not argument.optional or argument.positional
         assert (parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD) == by_position
 
 
 @FACES
-@EACH_OP
-def test_every_argument_and_option_is_explained(face: Face, op: Op) -> None:
-    text = inspect.getdoc(function(face, op)) or ""
-    declarations: dict[str, Any] = {**arguments(op.call), **options(op.call)}
+@EACH_CALL
+def test_every_argument_and_option_is_explained(face: Face, call: type[CallSpec]) -> None:
+    text = inspect.getdoc(function(face, call)) or ""
+    declarations: dict[str, Any] = {**arguments(call), **options(call)}
     for name, declared in declarations.items():
         assert f"    {name}: " in text
         assert declared.doc.endswith(".")

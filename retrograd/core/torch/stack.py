@@ -10,33 +10,45 @@ from torch import Tensor
 
 from ..op import Op, Stack
 from .arguments import without_gaps
+from .checks import checker
 from .launch import launches_directly
-from .op import Results, bind, incoming_of, kernels_only, operators_of, transformed
+from .op import Call, Results, bind, incoming_of, kernels_only, operators_of, transformed
 from .operator import Operators
 from .passes import Tensors, run_forward
 
-# Of the stack's tensor, the other arguments by name and the options by name, in the op's order.
-StackedCall = Callable[[Tensor, dict[str, Any], dict[str, Any]], Results]
 
-
-def bind_stack(op: Op, stack: Stack) -> StackedCall:
-    """The function from a tensor with the stack's arguments side by side, the others and the options to the results.
+def bind_stack(op: Op, stack: Stack) -> Call:
+    """The function from arrays and options of the stack's function, two dicts by name, to the op's results.
 
     Results and gradients have the bits of a call on the tensor's views. Where kernels run in eager code, they write
     the tensor's gradient; elsewhere PyTorch puts it together from the gradients of the views.
     """
     apart = bind(op)
     direct = _direct(op, operators_of(op), stack)
+    check = checker(stack.call)
+    sources, name_of_whole = stack.sources(op), stack.name
 
-    def call(whole: Tensor, others: dict[str, Any], settings: dict[str, Any]) -> Results:
-        others = others | {name: without_gaps(others[name]) for name in op.indices if others[name] is not None}
+    def checked(arrays: dict[str, Any], settings: dict[str, Any]) -> Results:
+        if torch.compiler.is_compiling():  # no error of an operator reaches a function that is traced
+            check(arrays, settings)
+            return call(arrays, settings)
+        try:
+            return call(arrays, settings)
+        except Exception:
+            check(arrays, settings)  # raises an error that names the function and its arguments
+            raise
+
+    def call(arrays: dict[str, Any], settings: dict[str, Any]) -> Results:
+        whole = arrays[name_of_whole]
+        others = {name: arrays[source] for name, source in sources.items()}
+        others |= {name: without_gaps(others[name]) for name in op.indices if others[name] is not None}
         tensors = (whole, *others.values())
         if torch.is_grad_enabled() and whole.requires_grad and launches_directly(tensors):
             return direct(*tensors, tuple(settings.values()))
         parts = dict(zip(stack.arguments, whole.unbind(stack.axis), strict=True))
         return apart(parts | others, settings)
 
-    return call
+    return checked
 
 
 def _direct(op: Op, operators: Operators, stack: Stack) -> Callable[..., Results]:

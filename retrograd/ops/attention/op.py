@@ -249,7 +249,6 @@ class Spec(Common):
         return self.batch * self.heads * self.visible()
 
 
-PACKED = ("attention_qkvpacked",)
 OP = Op(
     Spec,
     __package__,
@@ -270,5 +269,6 @@ OP = Op(
             places=names("dq dk dv"),
         ),
     ),
-    extra={"torch_packed": PACKED, "jax_packed": PACKED, "jax_like": ("dot_product_attention",)},
+    packs=True,
+    extra={"jax_like": ("dot_product_attention",)},
 )

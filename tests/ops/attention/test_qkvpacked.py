@@ -20,7 +20,7 @@ from retrograd.core.program import Layout
 from retrograd.core.spec import Param
 from retrograd.core.spec import options as options_of
 from retrograd.ops.attention.op import OP
-from retrograd.ops.attention.torch_packed import STACK
+from retrograd.ops.attention.packed import STACK
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ON = pytest.mark.parametrize("device", DEVICES)
