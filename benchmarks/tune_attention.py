@@ -27,8 +27,9 @@ from retrograd.bench.run import gradients_like, own_function, results, wanted
 from retrograd.core.arch import SUPPORTED
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
+from retrograd.ops.attention.arrays import columns
 from retrograd.ops.attention.cases import bench
-from retrograd.ops.attention.triton.plan import Plan, Tile, columns
+from retrograd.ops.attention.triton.plan import Plan, Tile
 from retrograd.ops.infos import info
 from retrograd.testing.draw import Arrays, draw, leaves
 

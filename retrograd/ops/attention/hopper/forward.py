@@ -23,7 +23,7 @@ from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import Ring, acquire, parity_of, release, ring_of, stage_of, wait_full
 
-from ..triton.pairs import LN2
+from ..device import LN2
 from .products import WARPS, matrix, over_columns, same, several
 from .tickets import draw, give, more, read, ring_of_tickets
 from .tiles import at_step, blocks_seen, tile_of, tiles_of_head, unmasked

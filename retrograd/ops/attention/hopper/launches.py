@@ -23,10 +23,10 @@ from retrograd.core.program import (
 )
 from retrograd.core.spec import Param, Pass, places_of
 
+from ..arrays import STEPS_OF_PACKED as LIMIT
+from ..arrays import columns
 from ..op import Spec
-from ..triton.arrays import STEPS_OF_PACKED as LIMIT
 from ..triton.launches import LEAST_FACTOR, QUERIES_OF_ROWS, Launches, runs_of
-from ..triton.plan import columns
 from . import backward as backward_kernels
 from . import forward as forward_kernels
 from . import rows as row_kernels

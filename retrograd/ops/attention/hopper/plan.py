@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from retrograd.core.arch import Arch
 from retrograd.core.spec import Pass
 
+from ..arrays import columns
 from ..op import Spec
-from ..triton.plan import columns
 
 MULTIPROCESSORS = 132  # of an H200; a program stays on each
 SECTION = 2**25  # bytes of the heads that are computed side by side, which fit in the L2

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, pairwise_sum, wait_for_previous
 
-from ..triton.pairs import load_row, load_steps, store_steps
+from ..device import load_row, load_steps, store_steps
 from .tiles import bound_of, sequences_of
 
 

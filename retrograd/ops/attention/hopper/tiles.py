@@ -9,8 +9,8 @@ from triton.experimental.gluon import language as gl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
-from ..triton.arrays import STEPS_OF_PACKED
-from ..triton.pairs import unsigned
+from ..arrays import STEPS_OF_PACKED
+from ..device import unsigned
 
 LIMIT = tl.constexpr(STEPS_OF_PACKED)
 PLACE = tl.constexpr(8)  # numbers of a tile in a list of places

@@ -5,18 +5,15 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, pairwise_sum, wait_for_previous
 
+from ..device import load_row, load_steps, store_row, store_steps
 from .pairs import (
     clear_gaps,
     dropped,
     kept,
     load_keys,
     load_queries,
-    load_row,
-    load_steps,
     probabilities,
     scores_of,
-    store_row,
-    store_steps,
     tile_of_keys,
     tile_of_queries,
     tiles_of,

@@ -5,8 +5,9 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
+from ..device import store_steps
 from .backward import add_up_keys
-from .pairs import clear_gaps, store_steps, tiles_of, work_on_keys
+from .pairs import clear_gaps, tiles_of, work_on_keys
 from .tuples import Incoming, Inputs, Turns
 
 

@@ -28,15 +28,15 @@ from retrograd.core.program import (
 from retrograd.core.spec import Pass, places_of
 from retrograd.core.tiles import warps_of
 
+from ..arrays import STEPS_OF_PACKED as LIMIT
+from ..arrays import Heads, Pairs, columns
 from ..op import Spec
 from . import backward as backward_kernels
 from . import forward as forward_kernels
 from . import fused as fused_kernels
 from . import parameters as parameter_kernels
 from . import segments as segment_kernels
-from .arrays import STEPS_OF_PACKED as LIMIT
-from .arrays import Heads, Pairs
-from .plan import Plan, Tile, columns, has_tiles, planned
+from .plan import Plan, Tile, has_tiles, planned
 from .tuples import Scores, Shared, Sizes, Summed, Tiles
 
 __all__ = ["backward", "forward", "planned", "suits"]

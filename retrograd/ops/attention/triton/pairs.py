@@ -5,15 +5,15 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import LOG2E, tanh
 
+from ..arrays import STEPS_OF_PACKED
+from ..device import LN2, load_steps, store_row, store_steps, unsigned
 from ..op import FORMS
-from .arrays import STEPS_OF_PACKED
 from .tuples import Sequence, Work
 
 ROUNDS = tl.constexpr(7)
 BOUNDS = tl.constexpr(512)  # bounds of sequences that a program compares at once
 LIMIT = tl.constexpr(STEPS_OF_PACKED)
 LOG2E_REST = tl.constexpr(1.92596298909109e-08)  # what float32 leaves of log2(e)
-LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -23,12 +23,6 @@ def tiles_of(cu_ptr, T, sequences, BLOCK: tl.constexpr):
         return tl.cdiv(T, BLOCK)
     else:
         return T // BLOCK + sequences
-
-
-@triton.jit
-def unsigned(start):
-    """Where a run of equal ids begins; see `segments`."""
-    return tl.where(start < 0, -1 - start, start)
 
 
 @triton.jit
@@ -147,17 +141,6 @@ def tiles_of_queries(sequence, at, SCORES: tl.constexpr, TILES: tl.constexpr):
 
 
 @triton.jit
-def load_steps(array, batch, first, step, count, head, column, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
-    """The tile (steps, columns) of a head; zeros for steps that are none."""
-    start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
-    offsets = (first + step).to(tl.int64)[:, None] * array.step + column.to(tl.int64)[None, :] * array.column
-    mask = ((step >= 0) & (step < count))[:, None]
-    if COLUMNS != BLOCK:
-        mask = mask & (column < COLUMNS)[None, :]
-    return tl.load(start + offsets, mask=mask, other=0.0)
-
-
-@triton.jit
 def load_tile(
     array,
     batch,
@@ -198,30 +181,6 @@ def load_keys(array, sequence, at, head, COLUMNS: tl.constexpr, BLOCK: tl.conste
     """The tile of keys from `at` on."""
     batch, first, count, origin = sequence.batch, sequence.first_k, sequence.keys, sequence.origin
     return load_tile(array, batch, first, at, count, head, origin, COLUMNS, BLOCK, TILES.keys, TILES.described)
-
-
-@triton.jit
-def load_row(array, batch, first, step, count, head):
-    """Numbers of steps of a head, fp32; zeros for steps that are none."""
-    start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
-    return tl.load(start + (first + step).to(tl.int64) * array.step, mask=(step >= 0) & (step < count), other=0.0)
-
-
-@triton.jit
-def store_row(array, values, batch, first, step, count, head):
-    """Store numbers of steps of a head."""
-    start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
-    tl.store(start + (first + step).to(tl.int64) * array.step, values, mask=(step >= 0) & (step < count))
-
-
-@triton.jit
-def store_steps(array, values, batch, first, step, count, head, column, COLUMNS: tl.constexpr):
-    """Store the tile (steps, columns) of a head, if there is such an array."""
-    if array.pointer is not None:
-        start = array.pointer + tl.cast(batch, tl.int64) * array.batch + tl.cast(head, tl.int64) * array.head
-        offsets = (first + step).to(tl.int64)[:, None] * array.step + column.to(tl.int64)[None, :] * array.column
-        mask = ((step >= 0) & (step < count))[:, None] & (column < COLUMNS)[None, :]
-        tl.store(start + offsets, values.to(array.pointer.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -5,12 +5,12 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
+from ..device import load_row
 from .pairs import (
     dropped,
     kept,
     load_keys,
     load_queries,
-    load_row,
     probabilities,
     scores_of,
     tiles_of,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from triton import next_power_of_2
-
 from retrograd.core.arch import KIB, Arch
 from retrograd.core.spec import Pass
 from retrograd.core.tiles import warps_of
 
+from ..arrays import columns
 from ..op import Spec
 
 
@@ -96,11 +95,6 @@ EXACT: dict[int, tuple[Tile, Tile, Tile]] = {
 # The widest heads in float32, where a program has this much shared memory.
 EXACT_WIDE: Table = EXACT | {512: (Tile(16, 32, 8, 1), Tile(16, 32, 16, 1), Tile(16, 32, 16, 1, spills=20))}
 BYTES_OF_EXACT_WIDE = 200 * KIB
-
-
-def columns(size: int) -> int:
-    """Columns of a tile that holds a head."""
-    return max(16, next_power_of_2(size))
 
 
 def table_of(spec: Spec, arch: Arch) -> Table:

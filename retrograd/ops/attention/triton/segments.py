@@ -9,7 +9,8 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 
-from .pairs import owner_of, unsigned
+from ..device import unsigned
+from .pairs import owner_of
 from .tuples import Sequence, Work
 
 COUNTS = tl.constexpr(1024)  # of blocks, added at once

@@ -1,8 +1,10 @@
-"""Arrays with their strides, as the kernels of attention take them."""
+"""Arrays with their strides, as the kernels of attention take them, and how many columns a tile of them has."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+
+from triton import next_power_of_2
 
 STEPS_OF_PACKED = 2**28  # the limit of a packed sequence's length
 
@@ -25,3 +27,8 @@ class Pairs(NamedTuple):
     head: Any
     query: Any
     key: Any
+
+
+def columns(size: int) -> int:
+    """Columns of a tile that holds a head."""
+    return max(16, next_power_of_2(size))
