@@ -120,7 +120,8 @@ def judge(draws: Sequence[Measured | None]) -> Judgement:
 
 def is_clear(draws: Sequence[Measured | None]) -> bool:
     """Whether so many draws show errors so far below their budgets that no more are needed."""
-    return len(draws) >= CLEAR_DRAWS and any(draws) and judge(draws).used <= CLEAR
+    budgeted = [draw for draw in draws if draw is not None]
+    return len(budgeted) >= CLEAR_DRAWS and judge(budgeted).used <= CLEAR
 
 
 def geometric_mean(values: Sequence[float]) -> float:
