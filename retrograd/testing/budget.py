@@ -38,8 +38,9 @@ from .draw import upcast
 ROWS = 16
 ELEMENTS = 512
 MOST_DRAWS = 128
-# After CLEAR_DRAWS, errors of at most CLEAR of their budgets are drawn no more. The log error of one element spreads by
-# 1.1, its mean over 32 draws by 0.2: who is at the budget is seen at half of it, 0.7 below, once in thousands of cases.
+# After CLEAR_DRAWS draws a case whose errors are at most CLEAR times their budgets needs no more. The logarithm of one
+# element's error has a standard deviation of 1.1, its mean over 32 draws one of 0.2: a kernel whose error is its budget
+# shows half of it, a logarithm smaller by 0.7, once in thousands of cases.
 CLEAR_DRAWS, CLEAR = 32, 0.5
 # Errors such as a wrong stride far exceed rounding errors: a few draws with SLACK times the budget detect them.
 FEW_DRAWS = 3

@@ -14,12 +14,12 @@ def bind_stack(op: Op, stack: Stack) -> Callable[[dict[str, Any], dict[str, Any]
     """The function from arrays and options of the stack's function, two dicts by name, to the op's results."""
     apart, check = bind(op), checker(stack.call, rows=True)
     sources = stack.sources(op)
+    before = (slice(None),) * stack.axis
 
     def call(arrays: dict[str, Any], options: dict[str, Any]) -> Results:
         arrays, options = check(arrays, options)
         whole = arrays[stack.name]
-        places = {name: (slice(None),) * stack.axis + (place,) for place, name in enumerate(stack.arguments)}
-        parts = {name: whole[place] for name, place in places.items()}
+        parts = {name: whole[(*before, place)] for place, name in enumerate(stack.arguments)}
         return apart(parts | {name: arrays[source] for name, source in sources.items()}, options)
 
     return call

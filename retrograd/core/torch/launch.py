@@ -226,8 +226,8 @@ def selection(launch: Launch, compiled: Any, places: Sequence[int]) -> Callable[
     """The function from all addresses to what the kernel takes of them: addresses, tensor descriptors, and tuples of
     an address and strides.
 
-    It is compiled from an expression, as those of `collections.namedtuple` are: a loop takes three times as long, in
-    every call.
+    It is compiled from an expression, as those of `collections.namedtuple` are: a loop over arrays would take longer
+    in every call.
     """
     pointers = launch.kernel.arg_names[: len(launch.arrays)]
     described = [name for name in pointers if name in launch.descriptors]
