@@ -398,7 +398,7 @@ GL = SimpleNamespace(
     maximum=quiet(np.maximum), exp2=exponential, rsqrt=quiet(lambda x: 1 / np.sqrt(x)), log2=quiet(np.log2),
     fma=quiet(lambda a, b, c: np.asarray(a * np.float32(b) + c, np.float32)), load=load, store=store,
     atomic_add=atomic_add, max=lambda x, axis: array(np.max(x, axis)), sum=lambda x, axis: array(np.sum(x, axis)),
-    warp_specialize=specialize,
+    warp_specialize=specialize, to_tensor=lambda value: value,
 )  # fmt: skip
 NAMES: dict[str, Any] = {
     "gl": GL,
@@ -413,7 +413,7 @@ NAMES: dict[str, Any] = {
     "warpgroup_mma_wait": wait_for_products,
     "wait_for_previous": lambda _: None,
     "let_next_start": lambda _: None,
-    "anew": lambda number: number,
+    "forget": lambda number: number,
     "lg2": quiet(np.log2),
     "read_turn": read_turn,
     "see_writes": lambda turn: turn,

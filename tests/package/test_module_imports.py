@@ -62,3 +62,15 @@ def test_what_users_call_does_not_need_what_only_tests_know() -> None:
         if name.startswith(("retrograd.ops.", "retrograd.nn", "retrograd.jax", "retrograd.compat", "retrograd.train")):
             needs = {other for other in imported(name) if other.startswith("retrograd.opinfo")}
             assert not needs or name.rpartition(".")[2] in ("cases", "info", "infos", "functions"), name
+
+
+def test_no_implementation_of_an_op_imports_another() -> None:
+    """What two of them share stands beside both: an op's folder has one folder for each."""
+    implementations = {
+        tuple(name.split(".")[:4]) for name in MODULES if len(name.split(".")) > 4 and name.startswith("retrograd.ops.")
+    }
+    assert len(implementations) > 6
+    for name in MODULES:
+        if (own := tuple(name.split(".")[:4])) in implementations:
+            others = {tuple(other.split(".")[:4]) for other in imported(name)} & implementations
+            assert others <= {own}, name

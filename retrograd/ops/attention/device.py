@@ -8,7 +8,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def unsigned(start):
-    """Where a run of equal ids begins; see `segments`."""
+    """Where a run of equal ids begins; see `runs`."""
     return tl.where(start < 0, -1 - start, start)
 
 

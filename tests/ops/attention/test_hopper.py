@@ -21,7 +21,7 @@ from retrograd.core.spec import Pass
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import spec_of
 from retrograd.ops.attention.cases import case
-from retrograd.ops.attention.hopper import tiles
+from retrograd.ops.attention.hopper import schedule
 from retrograd.ops.attention.hopper.plan import FORWARD
 from retrograd.ops.attention.hopper.tuples import Window
 from retrograd.ops.attention.op import OP, Spec
@@ -123,7 +123,7 @@ CASES = {
     for D, V in FORWARD
     for name, how in KINDS.items()
 }
-WALKS = ("backward", "walk_keys", "walk_queries")
+WALKS = ("backward_fused", "backward_dq", "backward_dk_dv")
 QUICK = ("causal_128_128",)  # the others are slow
 EACH = [pytest.param(c, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, c in CASES.items()]
 
@@ -156,7 +156,7 @@ def test_products_of_the_backward_pass_run_beside_each_other(case: Case) -> None
     assert walks
     for walk in walks:
         # The masks of dk of 256 columns take a few registers more than there are, at the steps at a border.
-        masked = walk.kernel.__name__ == "walk_queries" and spec.head_size > 192 and spec.sides != (None, None)
+        masked = walk.kernel.__name__ == "backward_dk_dv" and spec.head_size > 192 and spec.sides != (None, None)
         check(build(walk, program.arrays, HOPPER), walk.allowed_spills, 16 if masked else 0)
 
 
@@ -210,9 +210,9 @@ def test_blocks_are_left_out_or_unmasked_only_where_no_pair_is_wrong(
 ) -> None:
     at = 128 * tile
     assume(at < queries)
-    low, high = on_numbers(tiles.blocks_seen)(at, queries, keys, window, 128, 128)
+    low, high = on_numbers(schedule.blocks_seen)(at, queries, keys, window, 128, 128)
     own = at + 64 * half
-    bottom, top = on_numbers(tiles.unmasked)(own, queries, keys, low, high, window, 64, 128)
+    bottom, top = on_numbers(schedule.unmasked)(own, queries, keys, low, high, window, 64, 128)
     assert 0 <= low <= bottom <= top < high
     rows = range(own, min(own + 64, queries))
     for block in range(-(-keys // 128)):
@@ -230,8 +230,8 @@ def test_a_step_is_unmasked_only_where_no_pair_is_wrong(
 ) -> None:
     at = 128 * tile
     assume(at < keys)
-    low, steps = on_numbers(tiles.queries_seen)(at, queries, keys, window, 128, 64)
-    bottom, top = on_numbers(tiles.queries_unmasked)(at, low, steps, queries, keys, window, 128, 64, listed)
+    low, steps = on_numbers(schedule.queries_seen)(at, queries, keys, window, 128, 64)
+    bottom, top = on_numbers(schedule.queries_unmasked)(at, low, steps, queries, keys, window, 128, 64, listed)
     assert low <= bottom <= top <= low + steps
     for m in range(bottom, top):
         rows = range(64 * m, 64 * m + 64)
@@ -243,7 +243,7 @@ def test_a_step_is_unmasked_only_where_no_pair_is_wrong(
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 50))
 def test_tickets_are_all_tiles_and_come_later_for_later_tiles(tiles_of_row: int, rows: int, section: int) -> None:
     section = min(section, rows)
-    drawn = [on_numbers(tiles.of_section)(t, tiles_of_row, rows, section) for t in range(tiles_of_row * rows)]
+    drawn = [on_numbers(schedule.of_section)(t, tiles_of_row, rows, section) for t in range(tiles_of_row * rows)]
     assert sorted(drawn) == [(row, tile) for row in range(rows) for tile in range(tiles_of_row)]
     for row in range(rows):
         assert [tile for other, tile in drawn if other == row] == list(range(tiles_of_row))
@@ -253,12 +253,12 @@ def test_tickets_are_all_tiles_and_come_later_for_later_tiles(tiles_of_row: int,
 def test_every_tile_of_keys_that_sees_a_tile_of_queries_has_a_turn(queries: int, keys: int, window: Window) -> None:
     turns: Counter[int] = Counter()  # of the tiles of queries, in the order of the tiles of keys
     for at in range(0, keys, 128):
-        low, steps = on_numbers(tiles.queries_seen)(at, queries, keys, window, 128, 64)
+        low, steps = on_numbers(schedule.queries_seen)(at, queries, keys, window, 128, 64)
         walked = range(low, low + steps)
         for m in range(-(-queries // 64)):
             rows = range(64 * m, min(64 * m + 64, queries))
             if any(visible(rows, range(at, min(at + 128, keys)), keys - queries, window)):
                 assert m in walked
         for m in walked:
-            assert turns[m] == on_numbers(tiles.turn_of)(at, 64 * m, queries, keys, window, 128)
+            assert turns[m] == on_numbers(schedule.turn_of)(at, 64 * m, queries, keys, window, 128)
             turns[m] += 1

@@ -24,39 +24,13 @@ from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_prev
 from retrograd.core.kernels.rings import Ring, acquire, parity_of, release, ring_of, stage_of, wait_full
 
 from ..device import LN2
-from .products import WARPS, matrix, over_columns, same, several
-from .tickets import draw, give, more, read, ring_of_tickets
-from .tiles import at_step, blocks_seen, tile_of, tiles_of_head, unmasked
+from .schedule import at_step, blocks_seen, tile_of_queries, tiles_of_head, unmasked
+from .scores import scores
+from .tickets import QueryTicket, draw, has_tile, query_ticket, ring_of_tickets, write
+from .wgmma import WARPS, allocate, matrix, over_columns
 
 FETCH_REGISTERS = gl.constexpr(40)
 FEWER_REGISTERS = gl.constexpr(24)  # beside three groups
-
-
-class Ticket(NamedTuple):
-    """A tile of queries: what `tile_of` and `blocks_seen` tell of it. `more` is 1."""
-
-    more: Any
-    batch: Any
-    head: Any
-    first_q: Any
-    queries: Any
-    keys: Any
-    at: Any
-    outside: Any
-    low: Any
-    high: Any
-
-
-@gluon.constexpr_function
-def index_of(name):
-    """The index of a number in a ticket."""
-    return getattr(Ticket(*range(10)), name)
-
-
-@gluon.jit
-def field(tickets, number, NAME: gl.constexpr):
-    """Read a number of ticket `number` by its name."""
-    return read(tickets, number, index_of(NAME))
 
 
 class Rings(NamedTuple):
@@ -77,17 +51,6 @@ class Sums(NamedTuple):
 
 
 @gluon.jit
-def ticket_of(tickets, number):
-    """Read ticket `number`."""
-    batch, head = field(tickets, number, "batch"), field(tickets, number, "head")
-    first_q, queries = field(tickets, number, "first_q"), field(tickets, number, "queries")
-    keys, at = field(tickets, number, "keys"), field(tickets, number, "at")
-    outside, low = field(tickets, number, "outside"), field(tickets, number, "low")
-    high = field(tickets, number, "high")
-    return Ticket(1, batch, head, first_q, queries, keys, at, outside, low, high)
-
-
-@gluon.jit
 def fetch_block(array, where, ring, n):
     """Copy block n of a ring, when there is room for it."""
     stage = acquire(ring, n)
@@ -96,7 +59,7 @@ def fetch_block(array, where, ring, n):
 
 
 @gluon.jit
-def fetch(q, k, v, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPTIONS: gl.constexpr):
+def fetch(q, k, v, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, OPTIONS: gl.constexpr):
     """The producer: copies what the program's tiles need, and draws tickets for these."""
     WINDOW: gl.constexpr = OPTIONS.window
     GROUPS: gl.constexpr = OPTIONS.groups
@@ -104,10 +67,11 @@ def fetch(q, k, v, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPT
     n, number = 0, 0
     while t < tiles * sizes.rows:
         next_t = draw(counter_ptr)
-        batch, head, first_q, queries, first_k, keys, at, outside = tile_of(t, tiles, places_ptr, sizes, TILE)
+        tile = tile_of_queries(t, tiles, tile_list_ptr, sizes, TILE)
+        batch, head, first_q, queries, first_k, keys, at, outside = tile
         if queries > 0:
             low, high = blocks_seen(at, queries, keys, WINDOW, TILE, OPTIONS.keys)
-            give(tickets, number, Ticket(1, batch, head, first_q, queries, keys, at, outside, low, high))
+            write(tickets, number, QueryTicket(1, batch, head, first_q, queries, keys, at, outside, low, high))
             for w in gl.static_range(GROUPS):
                 stage = w * OPTIONS.queued + stage_of(number, OPTIONS.queued)
                 where = at_step(q, batch, first_q, at + w * OPTIONS.queries, queries, head)
@@ -121,38 +85,7 @@ def fetch(q, k, v, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPT
                 n += 1
             number += 1
         t = next_t
-    give(tickets, number, (0,))
-
-
-@gluon.jit
-def bounded(s, FACTOR: gl.constexpr):
-    """tanh(s FACTOR), as `triton.pairs.fast_tanh`."""
-    root = gl.rsqrt(1.0 + gl.exp2(s * (FACTOR * 2.0 * LOG2E)))
-    return 1.0 - 2.0 * root * root
-
-
-@gluon.jit
-def scores(s, i, block, border, queries, keys, OPTIONS: gl.constexpr):
-    """Scores from products: bounded, and -inf where a key is not visible; of queries i and a block of keys.
-
-    border: whether there are pairs that are not visible.
-    """
-    KEYS: gl.constexpr = s.shape[1]
-    WINDOW: gl.constexpr = OPTIONS.window
-    if OPTIONS.factors.inside is not None:
-        s = bounded(s, OPTIONS.factors.inside) * OPTIONS.factors.cap
-    if border:
-        j = block * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, s.type.layout))
-        shift = keys - queries
-        last = keys - 1
-        if WINDOW.after is not None:
-            last = gl.minimum(last, i + (shift + WINDOW.after))
-            s = gl.where(j[None, :] <= last[:, None], s, float("-inf"))
-        else:
-            s = gl.where((j <= last)[None, :], s, float("-inf"))
-        if WINDOW.before is not None:
-            s = gl.where(j[None, :] >= (i + (shift - WINDOW.before))[:, None], s, float("-inf"))
-    return s
+    write(tickets, number, (0,))
 
 
 @gluon.jit
@@ -226,8 +159,8 @@ def attend(
     none = gl.zeros([QUERIES, KEYS], gl.float32, S)
     n, number = 0, 0
     wait_full(tickets, 0)
-    while more(tickets, number):
-        tile = ticket_of(tickets, number)
+    while has_tile(tickets, number):
+        tile = query_ticket(tickets, number)
         release(tickets, number)
         queries, keys = tile.queries, tile.keys
         own = tile.at + W * QUERIES
@@ -293,24 +226,23 @@ def attend(
 
 @gluon.jit(do_not_specialize=["sizes"])
 def forward(
-    q, k, v, sinks, places_ptr, runs_ptr, counter_ptr, out, lse, sizes, OPTIONS: gl.constexpr, OVERLAP: gl.constexpr
+    q, k, v, sinks, tile_list_ptr, runs_ptr, counter_ptr, out, lse, sizes, OPTIONS: gl.constexpr, OVERLAP: gl.constexpr
 ):
-    """q, k, v, out: tensor descriptors. places: of tiles, where sequences are packed or ids tell them apart; see
-    `tiles.list_places`. runs: of ids. counter: 0 at first.
+    """q, k, v, out: tensor descriptors. tile_list: where sequences are packed or ids tell them apart; see
+    `schedule.list_tiles`. runs: of ids. counter: 0 at first.
     """
-    TYPE: gl.constexpr = q.dtype
     STAGES: gl.constexpr = OPTIONS.stages
     GROUPS: gl.constexpr = OPTIONS.groups
     QUEUED: gl.constexpr = OPTIONS.queued
     SLOTS: gl.constexpr = 2 if GROUPS == 2 else 4  # shapes are powers of two
-    q_blocks = gl.allocate_shared_memory(TYPE, several(SLOTS * QUEUED, q), q.layout)
-    k_blocks = gl.allocate_shared_memory(TYPE, several(STAGES, k), k.layout)
-    v_blocks = gl.allocate_shared_memory(TYPE, several(STAGES, v), v.layout)
+    q_blocks = allocate(q, SLOTS * QUEUED)
+    k_blocks = allocate(k, STAGES)
+    v_blocks = allocate(v, STAGES)
     # Where there is little memory, out is staged in the blocks of q.
-    OUT_IN_Q: gl.constexpr = QUEUED == 1 and same(q.block_shape, out.block_shape)
+    OUT_IN_Q: gl.constexpr = QUEUED == 1 and q.block_shape == out.block_shape
     staged = q_blocks
     if not OUT_IN_Q:
-        staged = gl.allocate_shared_memory(TYPE, several(SLOTS, out), out.layout)
+        staged = allocate(out, SLOTS)
     rings = Rings(
         ring_of(q_blocks, GROUPS * QUEUED, 1), ring_of(k_blocks, STAGES, GROUPS), ring_of(v_blocks, STAGES, GROUPS)
     )
@@ -325,7 +257,7 @@ def forward(
             [
                 (attend, (0, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
                 (attend, (1, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
-                (fetch, (q, k, v, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPTIONS)),
+                (fetch, (q, k, v, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, OPTIONS)),
             ],
             [WARPS, 1],
             [OPTIONS.registers, FETCH_REGISTERS],
@@ -336,7 +268,7 @@ def forward(
                 (attend, (0, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
                 (attend, (1, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
                 (attend, (2, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
-                (fetch, (q, k, v, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPTIONS)),
+                (fetch, (q, k, v, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, OPTIONS)),
             ],
             [WARPS, WARPS, 1],
             [OPTIONS.registers, OPTIONS.registers, FEWER_REGISTERS],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import e, log2, prod
 from typing import Any
 
@@ -26,13 +26,13 @@ from retrograd.core.spec import Param, Pass, places_of
 from ..arrays import STEPS_OF_PACKED as LIMIT
 from ..arrays import columns
 from ..op import Spec
-from ..triton.launches import LEAST_FACTOR, QUERIES_OF_ROWS, Launches, runs_of
-from . import backward as backward_kernels
-from . import forward as forward_kernels
-from . import rows as row_kernels
-from . import tiles as tile_kernels
-from . import walk_keys as dq_kernels
-from . import walk_queries as dk_kernels
+from ..passes import LEAST_FACTOR, QUERIES_OF_ROWS, Launches, runs_of
+from . import schedule
+from .backward_dk_dv import backward_dk_dv
+from .backward_dq import backward_dq
+from .backward_fused import backward_fused
+from .delta import deltas, round_dq
+from .forward import forward as forward_kernel
 from .plan import (
     LEAST_SOFTCAP,
     BackwardPlan,
@@ -46,22 +46,22 @@ from .plan import (
 )
 from .tuples import (
     BackwardOptions,
+    DkDvOptions,
+    DqOptions,
     Factors,
     ForwardOptions,
     KeySizes,
     ListSizes,
     QuerySizes,
     RowSizes,
-    WalkKeysOptions,
-    WalkQueriesOptions,
     Window,
 )
 
 __all__ = ["backward", "forward", "planned", "suits"]
 
-PLACE = tile_kernels.PLACE.value
-ALIGNED = tile_kernels.ALIGNED.value
-TILES_AT_ONCE = 128  # of a program of `list_places`
+ENTRY = schedule.ENTRY.value
+ALIGNED = schedule.ALIGNED.value
+TILES_AT_ONCE = 128  # of a program of `list_tiles`
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
@@ -76,7 +76,7 @@ def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
         return False
     if which == "bwd" and spec.softcap is not None and spec.softcap < LEAST_SOFTCAP:
         return False
-    if spec.segmented and spec.batch * spec.queries >= LIMIT // 2:  # so that places are listed with 32 bits
+    if spec.segmented and spec.batch * spec.queries >= LIMIT // 2:  # so that tiles are listed with 32 bits
         return False
     return 0 not in spec.q.shape and 0 not in spec.k.shape
 
@@ -86,9 +86,9 @@ def forward(
 ) -> Program:
     """The arguments -> out, lse."""
     inputs, layouts = _read(spec, names, layouts, arch)
-    places = _places(spec, {"q": plan.groups * plan.queries})
-    scratch = (Array("counter", (1,), "int32", zeroed=True), *places)
-    own = _Launches(Launches(spec, inputs + outputs + scratch, layouts, arch))
+    lists = _tile_lists(spec, {"q": plan.groups * plan.queries})
+    scratch = (Array("counter", (1,), "int32", zeroed=True), *lists)
+    own = _Launches(spec, inputs + outputs + scratch, layouts, arch)
     return Program(inputs, outputs, scratch, (*own.forward(plan),))
 
 
@@ -111,15 +111,15 @@ def backward(
         scratch += _scratch_of_walks(spec, plan, wanted)
     elif wanted & {"dq", "dk", "dv"}:
         scratch += _scratch_of_sums(spec, plan, wanted)
-    own = _Launches(Launches(spec, inputs + outputs + tuple(scratch), {**layouts, **layouts_of(outputs)}, arch))
-    launches = [own.prepare()]
+    own = _Launches(spec, inputs + outputs + tuple(scratch), {**layouts, **layouts_of(outputs)}, arch)
+    launches = [own.deltas()]
     if isinstance(plan, WalksPlan):
         launches += own.walks(plan, wanted)
     elif wanted & {"dq", "dk", "dv"}:
         launches += own.backward(plan)
-        launches += [own.finish()] if "dq" in wanted else []
+        launches += [own.round_dq()] if "dq" in wanted else []
     if "dsinks" in wanted:
-        launches.append(own.of.sum_tiles("dsinks", QUERIES_OF_ROWS))
+        launches.append(own.sum_tiles("dsinks", QUERIES_OF_ROWS))
     return Program(inputs, outputs, tuple(scratch), tuple(launches))
 
 
@@ -130,13 +130,13 @@ def _scratch_of_sums(spec: Spec, plan: BackwardPlan, wanted: set[str]) -> Iterat
     yield Array("turns", (1 + turns,), "int32", zeroed=True)
     yield Array("dq_sum", spec.q.shape, "float32")
     yield from (Array(f"d{n}", params[n].shape, params[n].dtype) for n in "kv" if f"d{n}" not in wanted)
-    yield from _places(spec, {"k": plan.keys})
+    yield from _tile_lists(spec, {"k": plan.keys})
 
 
 def _scratch_of_walks(spec: Spec, plan: WalksPlan, wanted: set[str]) -> Iterator[Array]:
     """The scratch arrays of walks for the wanted gradients."""
     yield Array("counter", (3,), "int32", zeroed=True)
-    yield from _places(spec, dict.fromkeys(_owned(wanted), 2 * plan.rows))
+    yield from _tile_lists(spec, dict.fromkeys(_owned(wanted), 2 * plan.rows))
 
 
 def _owned(wanted: set[str]) -> str:
@@ -171,7 +171,7 @@ def _numbers(spec: Spec) -> tuple[int, int]:
 
 
 def _listed(spec: Spec) -> bool:
-    """Whether the places of tiles are listed, since sequences begin anywhere."""
+    """Whether tiles are listed, since sequences begin anywhere."""
     return spec.packed or spec.segmented
 
 
@@ -180,13 +180,13 @@ def _copies(spec: Spec) -> int:
     return ALIGNED if _listed(spec) else 1
 
 
-def _places(spec: Spec, sizes: Mapping[str, int]) -> Iterator[Array]:
-    """The scratch arrays in which places of tiles are listed, of so many queries, "q", or keys, "k"."""
+def _tile_lists(spec: Spec, sizes: Mapping[str, int]) -> Iterator[Array]:
+    """The scratch arrays in which tiles are listed, of so many queries, "q", or keys, "k"."""
     if _listed(spec):
         yield from runs_of(spec)
         times = {"q": spec.queries, "k": spec.keys}
         for own, size in sizes.items():
-            yield Array(f"places_{own}", (_tiles(spec, times[own], size), PLACE), "int32")
+            yield Array(f"tile_list_{own}", (_tiles(spec, times[own], size), ENTRY), "int32")
 
 
 def _read(spec: Spec, names: tuple[str, ...], layouts: Layouts, arch: Arch) -> tuple[tuple[Array, ...], Layouts]:
@@ -201,15 +201,12 @@ def _read(spec: Spec, names: tuple[str, ...], layouts: Layouts, arch: Arch) -> t
     return read_in_place(spec.params(names), layouts, in_place)
 
 
-@dataclass(frozen=True)
-class _Launches:
+class _Launches(Launches):
     """Builds the launches of a pass."""
 
-    of: Launches
-
-    def list_places(self, own: str, size: int) -> tuple[Launch, ...]:
-        """Lists where the tiles of so many packed queries, "q", are, or of keys, "k"."""
-        spec = self.of.spec
+    def list_tiles(self, own: str, size: int) -> tuple[Launch, ...]:
+        """Lists the tiles of so many packed queries, "q", or of keys, "k"."""
+        spec = self.spec
         if not _listed(spec):
             return ()
         other = "k" if own == "q" else "q"
@@ -221,22 +218,22 @@ class _Launches:
             total = _steps(spec, spec.queries)
             sizes, arrays = ListSizes(total, total, 0, tiles), dict.fromkeys(arrays)
         constants = {"BLOCK": size, "TILES": TILES_AT_ONCE}
-        launch = self.of.launch(tile_kernels.list_places, -(-tiles // TILES_AT_ONCE), {"sizes": sizes}, constants)
-        return (self._with(launch, places_ptr=f"places_{own}", **arrays),)
+        launch = self.launch(schedule.list_tiles, -(-tiles // TILES_AT_ONCE), {"sizes": sizes}, constants)
+        return (self._with(launch, tile_list_ptr=f"tile_list_{own}", **arrays),)
 
     def _with(self, launch: Launch, **arrays: str | None) -> Launch:
         """A launch with other arrays as parameters, where a call has them."""
-        present = {array.name for array in self.of.arrays}
+        present = {array.name for array in self.arrays}
         found = {parameter: name if name in present else None for parameter, name in arrays.items()}
         return replace(launch, arrays={**launch.arrays, **found})
 
     def forward(self, plan: ForwardPlan) -> Iterator[Launch]:
         """Computes out and lse."""
-        spec = self.of.spec
+        spec = self.spec
         size = plan.groups * plan.queries
         tiles = _tiles(spec, spec.queries, size)
-        yield from self.of.of_runs()
-        yield from self.list_places("q", size)
+        yield from self.of_runs()
+        yield from self.list_tiles("q", size)
         steps = {"q": plan.queries, "k": plan.keys, "v": plan.keys, "out": plan.queries}
         rows, share = _rows(spec, spec.heads), spec.heads // spec.groups
         bytes_of_group = 2 * steps_of(spec, spec.keys) * (spec.head_size + spec.value_size)
@@ -255,34 +252,34 @@ class _Launches:
         )
         constants = {"OPTIONS": options}
         grid = min(rows * tiles, plan.programs)
-        launch = self.of.launch(forward_kernels.forward, grid, {"sizes": sizes}, constants, self._described(steps))
-        yield self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), places_ptr="places_q")
+        launch = self.launch(forward_kernel, grid, {"sizes": sizes}, constants, self._described(steps))
+        yield self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), tile_list_ptr="tile_list_q")
 
-    def prepare(self) -> Launch:
+    def deltas(self) -> Launch:
         """Computes the numbers of queries that the walk reads, and parts of the gradient of sinks."""
-        V = self.of.spec.value_size
-        constants = {"WINDOW": self._window(), "V": V, "BLOCK_V": columns(V), "COPIES": _copies(self.of.spec)}
-        return self._of_queries(row_kernels.prepare, constants)
+        V = self.spec.value_size
+        constants = {"WINDOW": self._window(), "V": V, "BLOCK_V": columns(V), "COPIES": _copies(self.spec)}
+        return self._of_queries(deltas, constants)
 
-    def finish(self) -> Launch:
+    def round_dq(self) -> Launch:
         """Rounds the sums of dq."""
-        D = self.of.spec.head_size
-        constants = {"SCALE": self.of.spec.factor, "D": D, "BLOCK_D": columns(D)}
-        return self._of_queries(row_kernels.finish, constants)
+        D = self.spec.head_size
+        constants = {"SCALE": self.spec.factor, "D": D, "BLOCK_D": columns(D)}
+        return self._of_queries(round_dq, constants)
 
     def _of_queries(self, kernel: Any, constants: dict[str, Any]) -> Launch:
-        spec = self.of.spec
+        spec = self.spec
         pitch = _numbers(spec)[1]
         sizes = RowSizes(spec.queries, spec.keys, spec.heads, spec.sequences, pitch, prod(_numbers(spec)))
         constants = {**constants, "BLOCK": QUERIES_OF_ROWS, "FLAT": spec.segmented}
         grid = spec.batch * spec.heads * -(-spec.queries // QUERIES_OF_ROWS)
-        return self.of.launch(kernel, grid, {"sizes": sizes}, constants)
+        return self.launch(kernel, grid, {"sizes": sizes}, constants)
 
     def backward(self, plan: BackwardPlan) -> Iterator[Launch]:
         """Computes dk, dv and the sums of dq."""
-        spec = self.of.spec
-        yield from self.of.of_runs()
-        yield from self.list_places("k", plan.keys)
+        spec = self.spec
+        yield from self.of_runs()
+        yield from self.list_tiles("k", plan.keys)
         blocks = {"q": plan.queries, "dout": plan.queries, "k": plan.keys}
         blocks |= dict.fromkeys(("v", "dk", "dv"), plan.keys // 2)
         descriptors = {**self._described(blocks), **self._described_numbers(plan.queries)}
@@ -308,23 +305,23 @@ class _Launches:
         )
         constants = {"OPTIONS": options}
         grid = min(rows * tiles, plan.programs)
-        launch = self.of.launch(backward_kernels.backward, grid, {"sizes": sizes}, constants, descriptors)
-        yield self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), places_ptr="places_k")
+        launch = self.launch(backward_fused, grid, {"sizes": sizes}, constants, descriptors)
+        yield self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), tile_list_ptr="tile_list_k")
 
     def walks(self, plan: WalksPlan, wanted: set[str]) -> Iterator[Launch]:
         """Compute dq, dk and dv, those that are wanted."""
         own = _owned(wanted)
-        yield from self.of.of_runs()
+        yield from self.of_runs()
         for side in own:
-            yield from self.list_places(side, 2 * plan.rows)
+            yield from self.list_tiles(side, 2 * plan.rows)
         if "q" in own:
-            yield self._walk_keys(plan)
+            yield self._dq(plan)
         for name, stages in (("dk", plan.stages), ("dv", plan.stages_v)):
             if name in wanted:
-                yield self._walk_queries(plan, name, stages)
+                yield self._dk_or_dv(plan, name, stages)
 
-    def _walk_keys(self, plan: WalksPlan) -> Launch:
-        spec = self.of.spec
+    def _dq(self, plan: WalksPlan) -> Launch:
+        spec = self.spec
         blocks = {"q": plan.rows, "dout": plan.rows, "dq": plan.rows, "k": plan.walked, "v": plan.walked}
         rows, share = _rows(spec, spec.heads), spec.heads // spec.groups
         bytes_of_group = 2 * steps_of(spec, spec.keys) * (spec.head_size + spec.value_size)
@@ -332,7 +329,7 @@ class _Launches:
         tiles = _tiles(spec, spec.queries, 2 * plan.rows)
         sizes = QuerySizes(spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
         k_stages, v_stages = plan.stages
-        options = WalkKeysOptions(
+        options = DqOptions(
             window=self._window(),
             factors=self._factors(),
             scale=spec.factor,
@@ -346,12 +343,12 @@ class _Launches:
         )
         grid = min(rows * tiles, plan.programs)
         scalars: dict[str, Scalar] = {"sizes": sizes, "pitch": _numbers(spec)[1]}
-        launch = self.of.launch(dq_kernels.walk_keys, grid, scalars, {"OPTIONS": options}, self._described(blocks))
-        return self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), places_ptr="places_q")
+        launch = self.launch(backward_dq, grid, scalars, {"OPTIONS": options}, self._described(blocks))
+        return self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), tile_list_ptr="tile_list_q")
 
-    def _walk_queries(self, plan: WalksPlan, name: str, stages: tuple[int, int]) -> Launch:
+    def _dk_or_dv(self, plan: WalksPlan, name: str, stages: tuple[int, int]) -> Launch:
         """The walk for dk, or for dv."""
-        spec = self.of.spec
+        spec = self.spec
         blocks = {"q": plan.walked, "dout": plan.walked, "k": plan.rows, "v": plan.rows, name: plan.rows}
         descriptors = {**self._described(blocks), **self._described_numbers(plan.walked)}
         descriptors["total"] = descriptors.pop(name)
@@ -361,7 +358,7 @@ class _Launches:
         tiles, tiles_q = _tiles(spec, spec.keys, 2 * plan.rows), _tiles(spec, spec.queries, plan.walked)
         sizes = KeySizes(spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
         q_stages, dout_stages = stages
-        options = WalkQueriesOptions(
+        options = DkDvOptions(
             window=self._window(),
             factors=self._factors(),
             scale=spec.factor,
@@ -377,29 +374,29 @@ class _Launches:
         )
         constants = {"OPTIONS": options, "OF_VALUES": name == "dv"}
         grid = min(rows * tiles, plan.programs)
-        launch = self.of.launch(dk_kernels.walk_queries, grid, {"sizes": sizes}, constants, descriptors)
+        launch = self.launch(backward_dk_dv, grid, {"sizes": sizes}, constants, descriptors)
         launch = replace(launch, num_warps=4, allowed_spills=plan.spills)
-        return self._with(launch, places_ptr="places_k", total=name)
+        return self._with(launch, tile_list_ptr="tile_list_k", total=name)
 
     def _described_numbers(self, queries: int) -> dict[str, Descriptor]:
         """The descriptors of base and delta, in blocks of so many queries."""
-        spec = self.of.spec
+        spec = self.spec
         count, pitch = _numbers(spec)
         shape, layout = (_copies(spec) * count, _steps(spec, spec.queries)), gl.NVMMASharedLayout(0, 32, rank=2)
         return dict.fromkeys(("base", "delta"), Descriptor(shape, (pitch, 1), (1, queries), layout))
 
     def _window(self) -> Window:
-        return Window(*self.of.sides())
+        return Window(*self.sides())
 
     def _factors(self) -> Factors:
-        spec = self.of.spec
+        spec = self.spec
         if spec.softcap is not None:
             return Factors(spec.factor / spec.softcap, spec.softcap * log2(e), 1.0)
         return Factors(None, None, spec.factor * log2(e))
 
     def _described(self, steps: Mapping[str, int], bits: int = 16) -> dict[str, Descriptor]:
         """The descriptors of arrays of elements of so many bits, in blocks of so many steps."""
-        found = {name: self.of.described(name, size) for name, size in steps.items()}
+        found = {name: self.described(name, size) for name, size in steps.items()}
         assert None not in found.values(), found
         return {
             name: replace(own, layout=gl.NVMMASharedLayout(128, bits, rank=len(own.block)))

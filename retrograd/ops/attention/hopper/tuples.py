@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Window(NamedTuple):
-    """How many keys before and after its own place a query sees; None is no limit."""
+    """How many keys before and after its own position a query sees; None is no limit."""
 
     before: int | None
     after: int | None
@@ -48,7 +48,7 @@ class QuerySizes(NamedTuple):
 
 
 class RowSizes(NamedTuple):
-    """Sizes for the kernels of `rows`.
+    """Sizes for the kernels of `delta`.
 
     Attributes:
         queries: of a row, and `keys`.
@@ -67,7 +67,7 @@ class RowSizes(NamedTuple):
 
 
 class ListSizes(NamedTuple):
-    """Sizes for `list_places`.
+    """Sizes for `list_tiles`.
 
     Attributes:
         steps: of a row, of the queries or keys whose tiles are listed; where there are ids, of all rows.
@@ -128,7 +128,7 @@ class KeySizes(NamedTuple):
 
 
 class BackwardOptions(NamedTuple):
-    """What `backward` is compiled for.
+    """What `backward_fused` is compiled for.
 
     Attributes:
         scale: of products.
@@ -137,7 +137,7 @@ class BackwardOptions(NamedTuple):
         queries: of a tile.
         q_stages: tiles of q in shared memory, and `dout_stages`.
         ahead: whether a step starts the first products of the next one, which takes registers.
-        listed: whether places of tiles are listed.
+        listed: whether tiles are listed.
         registers: of a thread that computes products.
     """
 
@@ -154,8 +154,8 @@ class BackwardOptions(NamedTuple):
     registers: int
 
 
-class WalkKeysOptions(NamedTuple):
-    """What `walk_keys` is compiled for.
+class DqOptions(NamedTuple):
+    """What `backward_dq` is compiled for.
 
     Attributes:
         scale: of products.
@@ -178,8 +178,8 @@ class WalkKeysOptions(NamedTuple):
     registers: int
 
 
-class WalkQueriesOptions(NamedTuple):
-    """What `walk_queries` is compiled for.
+class DkDvOptions(NamedTuple):
+    """What `backward_dk_dv` is compiled for.
 
     Attributes:
         scale: of products.
@@ -188,7 +188,7 @@ class WalkQueriesOptions(NamedTuple):
         keys: of a tile.
         queries: of a tile.
         q_stages: tiles of q in shared memory, and `dout_stages`.
-        listed: whether places of tiles are listed.
+        listed: whether tiles are listed.
         registers: of a thread that computes products.
     """
 

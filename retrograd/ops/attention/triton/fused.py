@@ -60,7 +60,7 @@ def fused_backward(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def finish(
+def round_dq(
     dq_sum_ptr,
     dq,
     rows,

@@ -15,7 +15,7 @@ from retrograd import attention, attention_qkvpacked
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.torch.launch import Runner
 from retrograd.opinfo.info import OpInfo
-from retrograd.ops.attention.hopper.tiles import list_places
+from retrograd.ops.attention.hopper.schedule import list_tiles
 from retrograd.ops.attention.hopper.tuples import ListSizes
 from retrograd.ops.attention.triton.pairs import owner_of
 from retrograd.ops.attention.triton.plan import Plan, Tile
@@ -262,14 +262,14 @@ def test_a_tile_finds_its_sequence_among_many(sequences: int) -> None:
 @pytest.mark.parametrize(
     "bounds", [(0, 40), (0, 0, 3, 17, 40), (5, 9, 9, 30), (0, 0), (40, 40), (13, 13), tuple(range(2, 40))]
 )
-def test_the_places_of_tiles_cover_every_step_once(bounds: tuple[int, ...]) -> None:
+def test_listed_tiles_cover_every_step_once(bounds: tuple[int, ...]) -> None:
     T, block, sequences = 40, 8, len(bounds) - 1
     q, k = (torch.tensor(bounds, dtype=torch.int32) + shift for shift in (0, 3))
-    places = torch.full((T // block + sequences + 2, 8), -1, dtype=torch.int32)
-    sizes = ListSizes(T, T + 3, sequences, len(places))
-    list_places[(2,)](q, k, None, places, sizes, BLOCK=block, TILES=64, OVERLAP=False)
+    tile_list = torch.full((T // block + sequences + 2, 8), -1, dtype=torch.int32)
+    sizes = ListSizes(T, T + 3, sequences, len(tile_list))
+    list_tiles[(2,)](q, k, None, tile_list, sizes, BLOCK=block, TILES=64, OVERLAP=False)
     covered = torch.zeros(T, dtype=torch.int32)
-    for first_q, queries, first_k, keys, at, outside, _, _ in places.tolist():
+    for first_q, queries, first_k, keys, at, outside, _, _ in tile_list.tolist():
         steps = range(first_q + at, first_q + min(at + block, queries))
         covered[list(steps)] += 1
         for step in steps:
@@ -287,18 +287,18 @@ def test_the_places_of_tiles_cover_every_step_once(bounds: tuple[int, ...]) -> N
 @pytest.mark.parametrize(
     "ids", [((0,) * 20,), ((3,) * 7 + (-1,) * 2 + (3,) * 11, (-2,) + (5,) * 19), (tuple(range(20)), (-1,) * 20)]
 )
-def test_the_places_of_runs_cover_every_step_of_all_rows_once(ids: tuple[tuple[int, ...], ...]) -> None:
+def test_listed_tiles_of_runs_cover_every_step_of_all_rows_once(ids: tuple[tuple[int, ...], ...]) -> None:
     steps = [(row, step) for row, labels in enumerate(ids) for step in range(len(labels))]
     starts = [n for n, (row, step) in enumerate(steps) if step == 0 or ids[row][step] != ids[row][step - 1]]
     label = [ids[row][step] for row, step in steps]
     listed = [-1 - start if label[start] < 0 else start for start in starts]
     runs = torch.tensor([len(starts), *listed, len(steps)], dtype=torch.int32)
     total, block = len(steps), 8
-    places = torch.full((total // block + total, 8), -1, dtype=torch.int32)
-    sizes = ListSizes(total, total, 0, len(places))
-    list_places[(2,)](None, None, runs, places, sizes, BLOCK=block, TILES=64, OVERLAP=False)
+    tile_list = torch.full((total // block + total, 8), -1, dtype=torch.int32)
+    sizes = ListSizes(total, total, 0, len(tile_list))
+    list_tiles[(2,)](None, None, runs, tile_list, sizes, BLOCK=block, TILES=64, OVERLAP=False)
     covered = torch.zeros(total, dtype=torch.int32)
-    for first, count, other_first, others, at, outside, number, _ in places[: total // block + len(starts)].tolist():
+    for first, count, other_first, others, at, outside, number, _ in tile_list[: total // block + len(starts)].tolist():
         own = range(first + at, first + min(at + block, count))
         covered[list(own)] += 1
         for step in own:

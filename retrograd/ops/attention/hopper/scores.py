@@ -1,79 +1,43 @@
-"""Attention, backward, on Hopper: what a step of a walk computes of its pairs. Symbols: ../README.md."""
-
-from typing import Any, NamedTuple
+"""Attention on Hopper: scores of pairs, their probabilities, and the gradients at them. Symbols: ../README.md."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from retrograd.core.kernels.gluon import lg2
+from retrograd.core.kernels.numerics import LOG2E, forget
 
-from .forward import bounded
-from .products import anew
-from .tickets import read
-from .tiles import queries_unmasked
-
-
-class Ticket(NamedTuple):
-    """A tile of keys: what `tile_of_keys` and `queries_seen` tell of it. `more` is 1."""
-
-    more: Any
-    batch: Any
-    group: Any
-    first_q: Any
-    queries: Any
-    first_k: Any
-    keys: Any
-    at: Any
-    rows_at: Any
-    low: Any
-    steps: Any
-
-
-@gluon.constexpr_function
-def index_of(name):
-    """The index of a number in a ticket."""
-    return getattr(Ticket(*range(11)), name)
+from .walk import step_of, walk_of
 
 
 @gluon.jit
-def field(tickets, number, NAME: gl.constexpr):
-    """Read a number of ticket `number` by its name."""
-    return read(tickets, number, index_of(NAME))
+def bounded(s, FACTOR: gl.constexpr):
+    """tanh(s FACTOR), as `triton.pairs.fast_tanh`."""
+    root = gl.rsqrt(1.0 + gl.exp2(s * (FACTOR * 2.0 * LOG2E)))
+    return 1.0 - 2.0 * root * root
 
 
 @gluon.jit
-def walk_of(tickets, number):
-    """Of a ticket: queries and keys of its sequence, its first key; the first tile of queries that sees it."""
-    queries, keys = field(tickets, number, "queries"), field(tickets, number, "keys")
-    return queries, keys, field(tickets, number, "at"), field(tickets, number, "low")
+def scores(s, i, block, border, queries, keys, OPTIONS: gl.constexpr):
+    """Scores from products: bounded, and -inf where a key is not visible; of queries i and a block of keys.
 
-
-@gluon.jit
-def step_of(left, group, low, SHARE: gl.constexpr):
-    """The head of a step, and the tile of its queries. left: steps of the walk, with this one.
-
-    Heads come first: a program that went head by head would wait, at each head's last queries, for all those before it.
+    border: whether there are pairs that are not visible.
     """
-    return group * SHARE + (left - 1) % SHARE, low + (left - 1) // SHARE
-
-
-@gluon.jit
-def steps_unmasked(end, tickets, number, OPTIONS: gl.constexpr):
-    """The range of a walk's steps that need no mask; `end` is the number after its last step."""
+    KEYS: gl.constexpr = s.shape[1]
     WINDOW: gl.constexpr = OPTIONS.window
-    queries, keys, at, low = walk_of(tickets, number)
-    steps = field(tickets, number, "steps")
-    bottom, top = queries_unmasked(at, low, steps, queries, keys, WINDOW, OPTIONS.keys, OPTIONS.queries, OPTIONS.listed)
-    return end - (top - low) * OPTIONS.share, end - (bottom - low) * OPTIONS.share
-
-
-@gluon.jit
-def at_border(n, first, until, OPTIONS: gl.constexpr):
-    """Whether step n has pairs that are not visible; steps without are from `first` on, before `until`."""
-    border = n >= until
-    if OPTIONS.listed or OPTIONS.window.before is not None:
-        border = border | (n < first)
-    return border
+    if OPTIONS.factors.inside is not None:
+        s = bounded(s, OPTIONS.factors.inside) * OPTIONS.factors.cap
+    if border:
+        j = block * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, s.type.layout))
+        shift = keys - queries
+        last = keys - 1
+        if WINDOW.after is not None:
+            last = gl.minimum(last, i + (shift + WINDOW.after))
+            s = gl.where(j[None, :] <= last[:, None], s, float("-inf"))
+        else:
+            s = gl.where((j <= last)[None, :], s, float("-inf"))
+        if WINDOW.before is not None:
+            s = gl.where(j[None, :] >= (i + (shift - WINDOW.before))[:, None], s, float("-inf"))
+    return s
 
 
 @gluon.jit
@@ -107,7 +71,7 @@ def probabilities(s, base, border, key, left, tickets, number, OPTIONS: gl.const
 @gluon.jit
 def base_of(memory, at, LAYOUT: gl.constexpr):
     """base of the queries of a step; read where it is needed, since there are no registers to keep it in."""
-    base = memory.index(anew(at))
+    base = memory.index(forget(at))
     return base.reshape([base.shape[len(base.shape) - 1]]).load(LAYOUT)
 
 
@@ -136,11 +100,3 @@ def differences(p, dp, base, delta, OPTIONS: gl.constexpr):
         tanh = (lg2(p) + base) * (1.0 / OPTIONS.factors.cap)
         ds = gl.where(p == 0.0, 0.0, ds * (1.0 - tanh * tanh))  # a NaN stays
     return ds
-
-
-@gluon.jit
-def keys_of(tickets, number):
-    """Of a ticket, for `at_step`: batch, first step of its sequence's keys, its tile's first key, keys, group."""
-    batch, group = field(tickets, number, "batch"), field(tickets, number, "group")
-    first_k = field(tickets, number, "first_k")
-    return batch, first_k, field(tickets, number, "at"), field(tickets, number, "keys"), group

@@ -6,7 +6,7 @@ import triton.language as tl
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, pairwise_sum, wait_for_previous
 
 from ..device import load_row, load_steps, store_steps
-from .tiles import bound_of, sequences_of
+from .schedule import bound_of, sequences_of
 
 
 @triton.jit
@@ -19,8 +19,8 @@ def steps_of(sizes, BLOCK: tl.constexpr, FLAT: tl.constexpr):
     T, heads, pitch = sizes.queries, sizes.heads, sizes.pitch
     tiles = tl.cdiv(T, BLOCK)
     # Heads are side by side in memory, and so are the programs that read them.
-    head, place = tl.program_id(0) % heads, tl.program_id(0) // heads
-    batch, tile = place // tiles, place % tiles
+    head, tile = tl.program_id(0) % heads, tl.program_id(0) // heads
+    batch, tile = tile // tiles, tile % tiles
     i = tile * BLOCK + tl.arange(0, BLOCK)
     if FLAT:
         return batch, head, tile, i, head.to(tl.int64) * pitch + batch * T + i
@@ -29,8 +29,8 @@ def steps_of(sizes, BLOCK: tl.constexpr, FLAT: tl.constexpr):
 
 
 @triton.jit
-def places_among_keys(i, cu_q_ptr, cu_k_ptr, sizes):
-    """Of steps: whether each is of a sequence; its place among the keys of that; how many of these there are."""
+def positions_among_keys(i, cu_q_ptr, cu_k_ptr, sizes):
+    """Of steps: whether each is of a sequence; its position among the keys of that; how many of these there are."""
     T, Tk, sequences = sizes.queries, sizes.keys, sizes.sequences
     if cu_q_ptr is None:
         return i < T, i + Tk - T, Tk
@@ -45,13 +45,13 @@ def places_among_keys(i, cu_q_ptr, cu_k_ptr, sizes):
 def store_copies(pointer, numbers, at, i, T, distance, COPIES: tl.constexpr):
     """Store numbers of steps i of T; in each copy they are one element before those of the copy before."""
     for copy in tl.static_range(COPIES):
-        place = pointer + tl.cast(distance, tl.int64) * copy + at - copy
+        address = pointer + tl.cast(distance, tl.int64) * copy + at - copy
         # Writes before a row land in the padding of the row before it, which is not read.
-        tl.store(place, numbers, mask=(i < T) & (at >= copy))
+        tl.store(address, numbers, mask=(i < T) & (at >= copy))
 
 
 @triton.jit(do_not_specialize=["sizes"])
-def prepare(
+def deltas(
     out,
     dout,
     lse,
@@ -88,14 +88,14 @@ def prepare(
     if dlse.pointer is not None:
         delta -= load_row(dlse, batch, 0, i, T, head)
     logarithm = load_row(lse, batch, 0, i, T, head)
-    inside, place, keys = places_among_keys(i, cu_q_ptr, cu_k_ptr, sizes)
+    inside, position, keys = positions_among_keys(i, cu_q_ptr, cu_k_ptr, sizes)
     live = inside & (logarithm != float("-inf"))
     if ids.pointer is not None:
         own = ids.pointer + batch.to(tl.int64) * ids.batch + i.to(tl.int64) * ids.step
         live &= tl.load(own, mask=i < T, other=-1) >= 0
     sees = live & (keys > 0)
     if WINDOW.after is not None:
-        sees &= place + WINDOW.after >= 0
+        sees &= position + WINDOW.after >= 0
     base = tl.where(sees, logarithm * LOG2E, float("inf"))
     store_copies(base_ptr, base, at, i, T, distance, COPIES)
     store_copies(delta_ptr, tl.where(live, delta, 0.0), at, i, T, distance, COPIES)
@@ -106,7 +106,7 @@ def prepare(
 
 
 @triton.jit(do_not_specialize=["sizes"])
-def finish(
+def round_dq(
     dq_sum,
     base_ptr,
     dq,

@@ -2,10 +2,10 @@
 
 A program takes tiles of keys of a group, one after the other, and walks over the tiles of queries that see each, from
 the last to the first, each of them in all heads of the group. Its warps are of three kinds:
-    fetch   one warp, the producer: copies k and v, and tile after tile of q and dout with their rows' base and delta,
-            by TMA
-    differ  two groups: five products, for half of the keys each
-    add     two warps: add the program's part of dq to memory, when it is its turn
+    fetch          one warp, the producer: copies k and v, and tile after tile of q and dout with their rows' base and
+                   delta, by TMA
+    differentiate  two groups, the consumers: five products, for half of the keys each
+    add            two warps: add the program's part of dq to memory, when it is its turn
 The tiles of keys that see a tile of queries add to its dq in their order. A program draws its tiles by tickets, and a
 tile has a higher ticket than those that it waits for, so these have started: no deadlock.
 """
@@ -26,11 +26,11 @@ from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import Ring, acquire, barriers, parity_of, release, ring_of, wait_full
 
-from .by_keys import differ_by_keys
-from .products import WARPS, several
-from .steps import Ticket, field, step_of, walk_of
-from .tickets import draw, give, more, ring_of_tickets
-from .tiles import ALIGNED, at_step, queries_seen, tile_of_keys, tiles_of_head, turn_of
+from .backward_products import differentiate_keys
+from .schedule import ALIGNED, at_step, queries_seen, tile_of_keys, tiles_of_head, turn_of
+from .tickets import KeyTicket, draw, has_tile, of_keys, ring_of_tickets, write
+from .walk import step_of, walk_of
+from .wgmma import WARPS, allocate
 
 FEW_REGISTERS = gl.constexpr(24)
 
@@ -132,7 +132,7 @@ def fetch(
     t,
     tiles,
     counter_ptr,
-    places_ptr,
+    tile_list_ptr,
     sizes,
     OPTIONS: gl.constexpr,
     OF_VALUES: gl.constexpr,
@@ -148,21 +148,21 @@ def fetch(
     OF_V: gl.constexpr = 0 if OF_VALUES else rings.v.blocks.shape[0] * arrays.v.block_type.nbytes
     n, number = 0, 0
     while t < tiles * sizes.rows:
-        place = tile_of_keys(t, tiles, places_ptr, sizes, SHARE, KEYS, QUERIES)
-        batch, group, first_q, queries, first_k, keys, at, rows_at = place
+        tile = tile_of_keys(t, tiles, tile_list_ptr, sizes, SHARE, KEYS, QUERIES)
+        batch, group, first_q, queries, first_k, keys, at, rows_at = tile
         if keys > 0:
             low, steps = queries_seen(at, queries, keys, WINDOW, KEYS, QUERIES)
-            give(tickets, number, Ticket(1, batch, group, first_q, queries, first_k, keys, at, rows_at, low, steps))
+            write(tickets, number, KeyTicket(1, batch, group, first_q, queries, first_k, keys, at, rows_at, low, steps))
             for left in range(SHARE * steps, 0, -1):
                 head, m = step_of(left, group, low, SHARE)
                 row, start = batch * sizes.heads + head, first_q + m * QUERIES
-                if places_ptr is not None:
+                if tile_list_ptr is not None:
                     copy = start % ALIGNED
                     row, start = row + copy * (sizes.rows * SHARE), start - copy
                 where = at_step(arrays.q, batch, first_q, m * QUERIES, queries, head)
                 stage = acquire(rings.q, n)
                 # k comes with the first q, and v with the first dout. A tile without steps waits for neither: groups
-                # release a ticket when they are done with k and v, and `give` does not run two tickets ahead of them.
+                # release a ticket when they are done with k and v, and `write` does not run two tickets ahead of them.
                 if left == SHARE * steps:
                     mbarrier.wait(rings.k.empty, (number & 1) ^ 1)
                     mbarrier.expect(rings.q.full.index(stage), OF_Q + OF_K)
@@ -190,7 +190,7 @@ def fetch(
         # Where turns count, a ticket drawn early would keep others waiting: draw when the program is at the last steps.
         acquire(rings.q, n)
         t = draw(counter_ptr)
-    give(tickets, number, (0,))
+    write(tickets, number, (0,))
 
 
 @gluon.jit
@@ -204,11 +204,11 @@ def add(W: gl.constexpr, dq_sum, turns_ptr, dq_ring, tickets, tiles_q, OPTIONS: 
     QUERIES: gl.constexpr = OPTIONS.queries
     n, number = 0, 0
     wait_full(tickets, 0)
-    while more(tickets, number):
-        batch, group = field(tickets, number, "batch"), field(tickets, number, "group")
-        first_q = field(tickets, number, "first_q")
+    while has_tile(tickets, number):
+        batch, group = of_keys(tickets, number, "batch"), of_keys(tickets, number, "group")
+        first_q = of_keys(tickets, number, "first_q")
         queries, keys, at, low = walk_of(tickets, number)
-        steps, rows_at = field(tickets, number, "steps"), field(tickets, number, "rows_at")
+        steps, rows_at = of_keys(tickets, number, "steps"), of_keys(tickets, number, "rows_at")
         release(tickets, number)
         for left in range(SHARE * steps, 0, -1):
             if n % 2 == W:
@@ -233,25 +233,25 @@ def add(W: gl.constexpr, dq_sum, turns_ptr, dq_ring, tickets, tiles_q, OPTIONS: 
 
 
 @gluon.jit
-def differ(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets, OPTIONS: gl.constexpr):
+def differentiate(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets, OPTIONS: gl.constexpr):
     """What group W of two computes of dk, dv and dq of the program's tiles."""
     n, number = 0, 0
     wait_full(tickets, 0)
-    while more(tickets, number):
-        n = differ_by_keys(W, dk, dv, rings, ds_ring, dq_ring, tickets, n, number, OPTIONS)
+    while has_tile(tickets, number):
+        n = differentiate_keys(W, dk, dv, rings, ds_ring, dq_ring, tickets, n, number, OPTIONS)
         number += 1
         wait_full(tickets, number)
 
 
 @gluon.jit(do_not_specialize=["sizes"])
-def backward(
+def backward_fused(
     q,
     k,
     v,
     dout,
     base,
     delta,
-    places_ptr,
+    tile_list_ptr,
     runs_ptr,
     turns_ptr,
     dq_sum,
@@ -261,22 +261,22 @@ def backward(
     OPTIONS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """Tensor descriptors: q, k, v, dout, dk, dv; base and delta, as `rows` has stored them; dq_sum (batch, queries,
+    """Tensor descriptors: q, k, v, dout, dk, dv; base and delta, as `deltas` has stored them; dq_sum (batch, queries,
     heads, D), without its factor. turns, 0 at first: how many tickets are drawn; then how many tiles of keys have added
-    to each tile of queries (heads of all rows, tiles of queries). places, runs: as `forward`.
+    to each tile of queries (heads of all rows, tiles of queries). tile_list, runs: as `forward`.
     """
     TYPE: gl.constexpr = q.dtype
     Q_STAGES: gl.constexpr = OPTIONS.q_stages
     DOUT_STAGES: gl.constexpr = OPTIONS.dout_stages
-    q_blocks = gl.allocate_shared_memory(TYPE, several(Q_STAGES, q), q.layout)
-    k_blocks = gl.allocate_shared_memory(TYPE, several(1, k), k.layout)
-    v_blocks = gl.allocate_shared_memory(TYPE, several(2, v), v.layout)
-    dout_blocks = gl.allocate_shared_memory(TYPE, several(DOUT_STAGES, dout), dout.layout)
-    base_blocks = gl.allocate_shared_memory(gl.float32, several(Q_STAGES, base), base.layout)
-    delta_blocks = gl.allocate_shared_memory(gl.float32, several(DOUT_STAGES, delta), delta.layout)
+    q_blocks = allocate(q, Q_STAGES)
+    k_blocks = allocate(k, 1)
+    v_blocks = allocate(v, 2)
+    dout_blocks = allocate(dout, DOUT_STAGES)
+    base_blocks = allocate(base, Q_STAGES)
+    delta_blocks = allocate(delta, DOUT_STAGES)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     ds_blocks = gl.allocate_shared_memory(TYPE, [2, OPTIONS.keys, OPTIONS.queries], ds_layout)
-    dq_blocks = gl.allocate_shared_memory(gl.float32, several(2, dq_sum), dq_sum.layout)
+    dq_blocks = allocate(dq_sum, 2)
     k_held, v_held = Held(k_blocks, barriers(1, 2).index(0)), Held(v_blocks, barriers(1, 2).index(0))
     q_ring, dout_ring = ring_of(q_blocks, Q_STAGES, 2), ring_of(dout_blocks, DOUT_STAGES, 2)
     ds_ring, dq_ring = ring_of(ds_blocks, 2, 2, PRODUCERS=2), ring_of(dq_blocks, 2, 1, PRODUCERS=2)
@@ -290,9 +290,9 @@ def backward(
     tiles = tiles_of_head(runs_ptr, sizes.tiles, OPTIONS.keys)
     gl.warp_specialize(
         [
-            (differ, (0, dk, dv, rings, ds_ring, dq_ring, tickets, OPTIONS)),
-            (differ, (1, dk, dv, rings, ds_ring, dq_ring, tickets, OPTIONS)),
-            (fetch, (arrays, rings, tickets, t, tiles, turns_ptr, places_ptr, sizes, OPTIONS, False)),
+            (differentiate, (0, dk, dv, rings, ds_ring, dq_ring, tickets, OPTIONS)),
+            (differentiate, (1, dk, dv, rings, ds_ring, dq_ring, tickets, OPTIONS)),
+            (fetch, (arrays, rings, tickets, t, tiles, turns_ptr, tile_list_ptr, sizes, OPTIONS, False)),
             (add, (0, dq_sum, turns_ptr, dq_ring, tickets, sizes.tiles_q, OPTIONS)),
             (add, (1, dq_sum, turns_ptr, dq_ring, tickets, sizes.tiles_q, OPTIONS)),
         ],

@@ -2,8 +2,9 @@
 
 A program takes tiles of queries, one after the other, and walks over their blocks of keys as the forward pass does. Its
 warps are of two kinds:
-    fetch   one warp, the producer: copies q and dout, and block after block of k and v, by TMA
-    differ  two groups, each with half of the queries: two products, ds in registers, and a product that adds to dq
+    fetch          one warp, the producer: copies q and dout, and block after block of k and v, by TMA
+    differentiate  two groups, the consumers, each with half of the queries: two products, ds in registers, and a
+                   product that adds to dq
 """
 
 from typing import Any, NamedTuple
@@ -19,15 +20,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from retrograd.core.kernels.gluon import tma_load, tma_store
-from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import Ring, release, ring_of, stage_of, wait_full
 
-from .backward import FEW_REGISTERS
-from .forward import Ticket, fetch_block, scores, ticket_of
-from .products import WARPS, anew, first_columns, matrix, more_columns, over_columns, pieces, several
-from .steps import differences
-from .tickets import draw, give, more, ring_of_tickets
-from .tiles import at_step, blocks_seen, tile_of, tiles_of_head, unmasked
+from .backward_fused import FEW_REGISTERS
+from .forward import fetch_block
+from .schedule import at_step, blocks_seen, tile_of_queries, tiles_of_head, unmasked
+from .scores import differences, scores
+from .tickets import QueryTicket, draw, has_tile, query_ticket, ring_of_tickets, write
+from .wgmma import WARPS, allocate, first_columns, matrix, more_columns, over_columns, pieces
 
 
 class Arrays(NamedTuple):
@@ -49,7 +50,7 @@ class Rings(NamedTuple):
 
 
 @gluon.jit
-def fetch(arrays, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPTIONS: gl.constexpr):
+def fetch(arrays, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, OPTIONS: gl.constexpr):
     """The producer: copies what the program's tiles need, and draws tickets for these."""
     WINDOW: gl.constexpr = OPTIONS.window
     TILE: gl.constexpr = 2 * OPTIONS.queries
@@ -57,10 +58,11 @@ def fetch(arrays, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPTI
     n, number = 0, 0
     while t < tiles * sizes.rows:
         next_t = draw(counter_ptr)
-        batch, head, first_q, queries, first_k, keys, at, outside = tile_of(t, tiles, places_ptr, sizes, TILE)
+        tile = tile_of_queries(t, tiles, tile_list_ptr, sizes, TILE)
+        batch, head, first_q, queries, first_k, keys, at, outside = tile
         if queries > 0:
             low, high = blocks_seen(at, queries, keys, WINDOW, TILE, OPTIONS.keys)
-            give(tickets, number, Ticket(1, batch, head, first_q, queries, keys, at, outside, low, high))
+            write(tickets, number, QueryTicket(1, batch, head, first_q, queries, keys, at, outside, low, high))
             for w in gl.static_range(2):
                 full = rings.q.full.index(w)
                 where = at_step(q, batch, first_q, at + w * OPTIONS.queries, queries, head)
@@ -75,7 +77,7 @@ def fetch(arrays, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPTI
                 n += 1
             number += 1
         t = next_t
-    give(tickets, number, (0,))
+    write(tickets, number, (0,))
 
 
 @gluon.jit
@@ -87,7 +89,7 @@ def store_columns(total, live, START: gl.constexpr, SCALE: gl.constexpr, to):
 
 
 @gluon.jit
-def differ(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, heads, pitch, OPTIONS: gl.constexpr):
+def differentiate(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, heads, pitch, OPTIONS: gl.constexpr):
     """A consumer: dq of the queries of group W in the program's tiles. Pairs are (queries, keys)."""
     WINDOW: gl.constexpr = OPTIONS.window
     ROWS: gl.constexpr = OPTIONS.queries
@@ -105,8 +107,8 @@ def differ(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, heads, pitc
     none = gl.zeros([ROWS, KEYS], gl.float32, S)
     n, number = 0, 0
     wait_full(tickets, 0)
-    while more(tickets, number):
-        tile = ticket_of(tickets, number)
+    while has_tile(tickets, number):
+        tile = query_ticket(tickets, number)
         release(tickets, number)
         queries, keys = tile.queries, tile.keys
         own = tile.at + W * ROWS
@@ -123,7 +125,7 @@ def differ(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, heads, pitc
             border = (block >= top) | (block < bottom)
             k_stage, v_stage = stage_of(n, OPTIONS.k_stages), stage_of(n, OPTIONS.v_stages)
             k = matrix(rings.k.blocks.index(k_stage))
-            q_stage = anew(W)
+            q_stage = forget(gl.to_tensor(W))
             q, dout = matrix(rings.q.blocks.index(q_stage)), matrix(rings.dout.index(q_stage))
             wait_full(rings.k, n)
             s = over_columns(q, k, none, OPTIONS.size)
@@ -159,14 +161,14 @@ def differ(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, heads, pitc
 
 
 @gluon.jit(do_not_specialize=["sizes", "pitch"])
-def walk_keys(
+def backward_dq(
     q,
     k,
     v,
     dout,
     base_ptr,
     delta_ptr,
-    places_ptr,
+    tile_list_ptr,
     runs_ptr,
     counter_ptr,
     dq,
@@ -175,16 +177,15 @@ def walk_keys(
     OPTIONS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """dq. Tensor descriptors: q, k, v, dout, dq. places, runs, counter: as `forward`. base, delta: as `rows` has stored
-    them. pitch: the distance of their rows.
+    """dq. Tensor descriptors: q, k, v, dout, dq. tile_list, runs, counter: as `forward`. base, delta: as `deltas` has
+    stored them. pitch: the distance of their rows.
     """
-    TYPE: gl.constexpr = q.dtype
     K_STAGES: gl.constexpr = OPTIONS.k_stages
     V_STAGES: gl.constexpr = OPTIONS.v_stages
-    q_blocks = gl.allocate_shared_memory(TYPE, several(2, q), q.layout)
-    dout_blocks = gl.allocate_shared_memory(TYPE, several(2, dout), dout.layout)
-    k_blocks = gl.allocate_shared_memory(TYPE, several(K_STAGES, k), k.layout)
-    v_blocks = gl.allocate_shared_memory(TYPE, several(V_STAGES, v), v.layout)
+    q_blocks = allocate(q, 2)
+    dout_blocks = allocate(dout, 2)
+    k_blocks = allocate(k, K_STAGES)
+    v_blocks = allocate(v, V_STAGES)
     rings = Rings(ring_of(q_blocks, 2, 1), ring_of(k_blocks, K_STAGES, 2), ring_of(v_blocks, V_STAGES, 2), dout_blocks)
     tickets = ring_of_tickets(2)
     fence_async_shared()
@@ -195,9 +196,9 @@ def walk_keys(
     tiles = tiles_of_head(runs_ptr, sizes.tiles, 2 * OPTIONS.queries)
     gl.warp_specialize(
         [
-            (differ, (0, dq, base_ptr, delta_ptr, rings, tickets, sizes.heads, pitch, OPTIONS)),
-            (differ, (1, dq, base_ptr, delta_ptr, rings, tickets, sizes.heads, pitch, OPTIONS)),
-            (fetch, (arrays, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPTIONS)),
+            (differentiate, (0, dq, base_ptr, delta_ptr, rings, tickets, sizes.heads, pitch, OPTIONS)),
+            (differentiate, (1, dq, base_ptr, delta_ptr, rings, tickets, sizes.heads, pitch, OPTIONS)),
+            (fetch, (arrays, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, OPTIONS)),
         ],
         [WARPS, 1],
         [OPTIONS.registers, FEW_REGISTERS],

@@ -1,11 +1,11 @@
 """Attention, backward, on Hopper, heads wider than 128: dk, or dv, in a walk over the queries. Symbols: ../README.md.
 
-A program takes tiles of keys, one after the other, and walks over the tiles of queries that see each, as `backward`
-does. Its warps are of two kinds:
-    fetch   one warp, the producer: copies k, and tile after tile of q and dout with their rows' base, by TMA; for dk
-            also v, and delta
-    differ  two groups, each with half of the keys: for dk two products, ds in registers, and a product that adds to dk;
-            for dv one product, p in registers, and a product that adds to dv
+A program takes tiles of keys, one after the other, and walks over the tiles of queries that see each, as
+`backward_fused` does. Its warps are of two kinds:
+    fetch          one warp, the producer: copies k, and tile after tile of q and dout with their rows' base, by TMA;
+                   for dk also v, and delta
+    differentiate  two groups, the consumers, each with half of the keys: for dk two products, ds in registers, and a
+                   product that adds to dk; for dv one product, p in registers, and a product that adds to dv
 """
 
 from triton.experimental import gluon
@@ -19,18 +19,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from retrograd.core.kernels.gluon import tma_store
-from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import barriers, release, ring_of, stage_of, wait_full
 
-from .backward import FEW_REGISTERS, Arrays, Held, Rings, fetch
-from .products import WARPS, anew, first_columns, matrix, more_columns, over_columns, pieces, several
-from .steps import at_border, base_of, deltas_of, differences, field, keys_of, probabilities, steps_unmasked
-from .tickets import draw, more, ring_of_tickets
-from .tiles import at_step, tiles_of_head
+from .backward_fused import FEW_REGISTERS, Arrays, Held, Rings, fetch
+from .schedule import at_step, tiles_of_head
+from .scores import base_of, deltas_of, differences, probabilities
+from .tickets import draw, has_tile, of_keys, ring_of_tickets
+from .walk import at_border, keys_of, steps_unmasked
+from .wgmma import WARPS, allocate, first_columns, matrix, more_columns, over_columns, pieces
 
 
 @gluon.jit
-def differ(W: gl.constexpr, total_desc, rings, tickets, OPTIONS: gl.constexpr, OF_VALUES: gl.constexpr):
+def differentiate(W: gl.constexpr, total_desc, rings, tickets, OPTIONS: gl.constexpr, OF_VALUES: gl.constexpr):
     """A consumer: dk or dv of the keys of group W in the program's tiles. Pairs are (keys, queries)."""
     ROWS: gl.constexpr = OPTIONS.keys // 2
     QUERIES: gl.constexpr = OPTIONS.queries
@@ -47,8 +48,8 @@ def differ(W: gl.constexpr, total_desc, rings, tickets, OPTIONS: gl.constexpr, O
     none = gl.zeros([ROWS, QUERIES], gl.float32, S)
     n, number = 0, 0
     wait_full(tickets, 0)
-    while more(tickets, number):
-        end = n + OPTIONS.share * field(tickets, number, "steps")
+    while has_tile(tickets, number):
+        end = n + OPTIONS.share * of_keys(tickets, number, "steps")
         first, until = steps_unmasked(end, tickets, number, OPTIONS)
         total = gl.zeros([ROWS, LESS], gl.float32, OF_LESS)
         rest = gl.zeros([ROWS, REST or 64], gl.float32, OF_REST)
@@ -57,7 +58,7 @@ def differ(W: gl.constexpr, total_desc, rings, tickets, OPTIONS: gl.constexpr, O
             q_stage, dout_stage = stage_of(n, OPTIONS.q_stages), stage_of(n, OPTIONS.dout_stages)
             q_tile, dout_tile = matrix(rings.q.blocks.index(q_stage)), matrix(rings.dout.blocks.index(dout_stage))
             wait_full(rings.q, n)
-            own = anew(W)
+            own = forget(gl.to_tensor(W))
             s = over_columns(matrix(rings.k.blocks.index(own)), q_tile, none, OPTIONS.size)
             wait_full(rings.dout, n)
             base = base_of(rings.base, q_stage, COLUMN)
@@ -107,14 +108,14 @@ def differ(W: gl.constexpr, total_desc, rings, tickets, OPTIONS: gl.constexpr, O
 
 
 @gluon.jit(do_not_specialize=["sizes"])
-def walk_queries(
+def backward_dk_dv(
     q,
     k,
     v,
     dout,
     base,
     delta,
-    places_ptr,
+    tile_list_ptr,
     runs_ptr,
     counter_ptr,
     total,
@@ -123,23 +124,22 @@ def walk_queries(
     OF_VALUES: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """dk; dv with OF_VALUES. Tensor descriptors: q, k, v, dout; base and delta, as `rows` has stored them; total, which
-    is dk or dv. counter: 0 at first; counter[1] for dk, counter[2] for dv. places, runs: as `forward`.
+    """dk; dv with OF_VALUES. Tensor descriptors: q, k, v, dout; base and delta, as `deltas` has stored them; total,
+    which is dk or dv. counter: 0 at first; counter[1] for dk, counter[2] for dv. tile_list, runs: as `forward`.
     """
-    TYPE: gl.constexpr = q.dtype
     Q_STAGES: gl.constexpr = OPTIONS.q_stages
     DOUT_STAGES: gl.constexpr = OPTIONS.dout_stages
-    q_blocks = gl.allocate_shared_memory(TYPE, several(Q_STAGES, q), q.layout)
-    k_blocks = gl.allocate_shared_memory(TYPE, several(2, k), k.layout)
-    dout_blocks = gl.allocate_shared_memory(TYPE, several(DOUT_STAGES, dout), dout.layout)
-    base_blocks = gl.allocate_shared_memory(gl.float32, several(Q_STAGES, base), base.layout)
+    q_blocks = allocate(q, Q_STAGES)
+    k_blocks = allocate(k, 2)
+    dout_blocks = allocate(dout, DOUT_STAGES)
+    base_blocks = allocate(base, Q_STAGES)
     k_held = Held(k_blocks, barriers(1, 2).index(0))
     q_ring, dout_ring = ring_of(q_blocks, Q_STAGES, 2), ring_of(dout_blocks, DOUT_STAGES, 2)
     if OF_VALUES:  # not used
         v_held, delta_blocks = k_held, base_blocks
     else:
-        v_blocks = gl.allocate_shared_memory(TYPE, several(2, v), v.layout)
-        delta_blocks = gl.allocate_shared_memory(gl.float32, several(DOUT_STAGES, delta), delta.layout)
+        v_blocks = allocate(v, 2)
+        delta_blocks = allocate(delta, DOUT_STAGES)
         v_held = Held(v_blocks, barriers(1, 2).index(0))
     tickets = ring_of_tickets(2)
     fence_async_shared()
@@ -152,9 +152,9 @@ def walk_queries(
     tiles = tiles_of_head(runs_ptr, sizes.tiles, OPTIONS.keys)
     gl.warp_specialize(
         [
-            (differ, (0, total, rings, tickets, OPTIONS, OF_VALUES)),
-            (differ, (1, total, rings, tickets, OPTIONS, OF_VALUES)),
-            (fetch, (arrays, rings, tickets, t, tiles, counter_ptr, places_ptr, sizes, OPTIONS, OF_VALUES)),
+            (differentiate, (0, total, rings, tickets, OPTIONS, OF_VALUES)),
+            (differentiate, (1, total, rings, tickets, OPTIONS, OF_VALUES)),
+            (fetch, (arrays, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, OPTIONS, OF_VALUES)),
         ],
         [WARPS, 1],
         [OPTIONS.registers, FEW_REGISTERS],

@@ -9,15 +9,15 @@ FIRST = gl.constexpr(128)  # columns that the first of two products takes
 
 
 @gluon.constexpr_function
-def several(number, descriptor):
-    """The shape of this many blocks."""
-    return [number, *descriptor.block_shape]
+def shape_of_blocks(array, number):
+    """The shape of this many blocks of an array with a tensor descriptor."""
+    return [number, *array.block_shape]
 
 
-@gluon.constexpr_function
-def same(a, b):
-    """Whether two shapes are the same."""
-    return list(a) == list(b)
+@gluon.jit
+def allocate(array, NUMBER: gl.constexpr):
+    """Shared memory for this many blocks of an array with a tensor descriptor."""
+    return gl.allocate_shared_memory(array.dtype, shape_of_blocks(array, NUMBER), array.layout)
 
 
 @gluon.jit
@@ -56,11 +56,3 @@ def over_columns(a, b, none, SIZE: gl.constexpr):
         sums = warpgroup_mma(left, right.permute((1, 0)), none, use_acc=False, is_async=True)
         left, right = a.slice(LESS, MORE, dim=1), b.slice(LESS, MORE, dim=1)
         return warpgroup_mma(left, right.permute((1, 0)), sums, is_async=True)
-
-
-@gluon.jit
-def anew(number):
-    """Hides a constant from the compiler: what a loop computes from it, such as addresses of operands, it computes at
-    each step, and keeps it in no registers.
-    """
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)

@@ -11,35 +11,38 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from retrograd.core.kernels.gluon import tma_store
+from retrograd.core.kernels.numerics import forget
 from retrograd.core.kernels.rings import acquire, release, stage_of, wait_full
 
-from .products import WARPS, anew, matrix
-from .steps import at_border, base_of, deltas_of, differences, field, keys_of, probabilities, steps_unmasked
-from .tiles import at_step
+from .schedule import at_step
+from .scores import base_of, deltas_of, differences, probabilities
+from .tickets import of_keys
+from .walk import at_border, keys_of, steps_unmasked
+from .wgmma import WARPS, matrix
 
 
 @gluon.jit
-def products_of_step(n, W: gl.constexpr, rings, none):
+def scores_of_step(n, W: gl.constexpr, rings, none):
     """Start the products of the keys of group W with the queries of step n, when these are there."""
     ROWS: gl.constexpr = none.shape[0]
     stage = stage_of(n, rings.q.full.shape[0])
     wait_full(rings.q, n)
-    k = matrix(rings.k.blocks.index(anew(0))).slice(W * ROWS, ROWS)
+    k = matrix(rings.k.blocks.index(forget(gl.to_tensor(0)))).slice(W * ROWS, ROWS)
     return warpgroup_mma(k, matrix(rings.q.blocks.index(stage)).permute((1, 0)), none, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def queries_of_step(n, W: gl.constexpr, k, ds, none_q):
+def dq_of_step(n, W: gl.constexpr, k, ds, none_q):
     """Start the products of ds of step n with group W's half of the columns of keys, when both groups have left ds."""
     HALF: gl.constexpr = none_q.shape[1]
     stage = stage_of(n, 2)
     wait_full(ds, n)
-    k_half = matrix(k.blocks.index(anew(0))).slice(W * HALF, HALF, dim=1)
+    k_half = matrix(k.blocks.index(forget(gl.to_tensor(0)))).slice(W * HALF, HALF, dim=1)
     return warpgroup_mma(ds.blocks.index(stage).permute((1, 0)), k_half, none_q, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def leave_part(part, n, W: gl.constexpr, ds, dq):
+def hand_over(part, n, W: gl.constexpr, ds, dq):
     """Leave the columns of group W of dq of step n to the warps that add; the products have read ds."""
     HALF: gl.constexpr = part.shape[1]
     release(ds, n)
@@ -50,7 +53,7 @@ def leave_part(part, n, W: gl.constexpr, ds, dq):
 
 
 @gluon.jit
-def differ_by_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets, n, number, OPTIONS: gl.constexpr):
+def differentiate_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets, n, number, OPTIONS: gl.constexpr):
     """dk and dv of one half, W, of the keys; half of the columns of dq, from all keys. Pairs are (keys, queries).
 
     dq of a step, which needs the ds of both groups, is computed in the step after it: so a group that is ahead of the
@@ -75,25 +78,25 @@ def differ_by_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets, n,
     none_q = gl.zeros([QUERIES, HALF], gl.float32, OF_Q)
     total_k = gl.zeros([R, D], gl.float32, OF_K)
     total_v = gl.zeros([R, V], gl.float32, OF_V)
-    begin, end = n, n + OPTIONS.share * field(tickets, number, "steps")
+    begin, end = n, n + OPTIONS.share * of_keys(tickets, number, "steps")
     s = none
     if OPTIONS.ahead:
         if end > n:
-            s = warpgroup_mma_wait(0, deps=[products_of_step(n, W, rings, none)])
+            s = warpgroup_mma_wait(0, deps=[scores_of_step(n, W, rings, none)])
     first, until = steps_unmasked(end, tickets, number, OPTIONS)
     while n < end:
         border = at_border(n, first, until, OPTIONS)
         q_stage, dout_stage, stage = stage_of(n, OPTIONS.q_stages), stage_of(n, OPTIONS.dout_stages), stage_of(n, 2)
         q_tile, dout_tile = matrix(rings.q.blocks.index(q_stage)), matrix(rings.dout.blocks.index(dout_stage))
         if not OPTIONS.ahead:
-            s = products_of_step(n, W, rings, none)
+            s = scores_of_step(n, W, rings, none)
         wait_full(rings.dout, n)
-        v = matrix(rings.v.blocks.index(anew(W)))
+        v = matrix(rings.v.blocks.index(forget(gl.to_tensor(W))))
         dp = warpgroup_mma(v, dout_tile.permute((1, 0)), none, use_acc=False, is_async=True)
         base = base_of(rings.base, q_stage, COLUMN)
         if OPTIONS.ahead:
             # The last step computes its own once more, so that no product is in a branch.
-            next_s = products_of_step(gl.minimum(n + 1, end - 1), W, rings, none)
+            next_s = scores_of_step(gl.minimum(n + 1, end - 1), W, rings, none)
         else:
             s = warpgroup_mma_wait(1, deps=[s])
         p = probabilities(s, base, border, W * R, end - n, tickets, number, OPTIONS)
@@ -110,7 +113,7 @@ def differ_by_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets, n,
         fence_async_shared()
         mbarrier.arrive(ds_ring.full.index(stage))
         # The first step computes its own, and so does the second one, so that no product is in a branch.
-        part = queries_of_step(gl.maximum(n - 1, begin), W, rings.k, ds_ring, none_q)
+        part = dq_of_step(gl.maximum(n - 1, begin), W, rings.k, ds_ring, none_q)
         total_k = warpgroup_mma(gl.convert_layout(ds, LEFT_K, assert_trivial=True), q_tile, total_k, is_async=True)
         if OPTIONS.ahead:
             part, total_v, s = warpgroup_mma_wait(1, deps=[part, total_v, next_s])
@@ -118,13 +121,13 @@ def differ_by_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets, n,
             part, total_v = warpgroup_mma_wait(1, deps=[part, total_v])
         release(rings.dout, n)
         if n > begin:
-            leave_part(part, n - 1, W, ds_ring, dq_ring)
+            hand_over(part, n - 1, W, ds_ring, dq_ring)
         total_k = warpgroup_mma_wait(0, deps=[total_k])
         release(rings.q, n)
         n += 1
     if end > begin:
-        part = warpgroup_mma_wait(0, deps=[queries_of_step(end - 1, W, rings.k, ds_ring, none_q)])
-        leave_part(part, end - 1, W, ds_ring, dq_ring)
+        part = warpgroup_mma_wait(0, deps=[dq_of_step(end - 1, W, rings.k, ds_ring, none_q)])
+        hand_over(part, end - 1, W, ds_ring, dq_ring)
     mbarrier.arrive(rings.k.empty)
     batch, first_k, at, keys, group = keys_of(tickets, number)
     # Only this group's products read its half of v; dk takes the place of ds once those of both groups are done.

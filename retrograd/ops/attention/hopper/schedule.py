@@ -1,4 +1,4 @@
-"""Which tile of queries comes next, and which blocks of keys it sees; all in scalars. Symbols: ../README.md."""
+"""Which tile comes next, and what it sees of the other side; all in scalars. Symbols: ../README.md."""
 
 from typing import Any, NamedTuple
 
@@ -13,23 +13,23 @@ from ..arrays import STEPS_OF_PACKED
 from ..device import unsigned
 
 LIMIT = tl.constexpr(STEPS_OF_PACKED)
-PLACE = tl.constexpr(8)  # numbers of a tile in a list of places
+ENTRY = tl.constexpr(8)  # numbers of a tile in a list of tiles
 ALIGNED = tl.constexpr(4)  # float32 elements: TMA copies rows of blocks from multiples of 16 bytes on
 
 
 @triton.jit
-def sequences_of(places, bounds_ptr, sequences, T, BLOCK: tl.constexpr):
+def sequences_of(starts, bounds_ptr, sequences, T, BLOCK: tl.constexpr):
     """For each tile, or step where BLOCK is None, the last sequence that starts at or before it; tiles of sequence i
-    start at start // BLOCK + i. As `owner_of`, for many places at once.
+    start at start // BLOCK + i. As `owner_of`, for many at once.
     """
-    low = places * 0
+    low = starts * 0
     size = sequences
     while size > 1:
         half = size // 2
         first = bound_of(bounds_ptr, low + half, T)
         if BLOCK is not None:
             first = first // BLOCK + low + half
-        low = tl.where(first <= places, low + half, low)
+        low = tl.where(first <= starts, low + half, low)
         size -= half
     return low
 
@@ -41,15 +41,15 @@ def bound_of(bounds_ptr, i, T):
 
 
 @triton.jit(do_not_specialize=["sizes"])
-def list_places(
-    cu_ptr, other_ptr, runs_ptr, places_ptr, sizes, BLOCK: tl.constexpr, TILES: tl.constexpr, OVERLAP: tl.constexpr
+def list_tiles(
+    cu_ptr, other_ptr, runs_ptr, tile_list_ptr, sizes, BLOCK: tl.constexpr, TILES: tl.constexpr, OVERLAP: tl.constexpr
 ):
-    """places (tiles, 8), int32, of tiles of packed queries, or keys: first step and number of its sequence's queries,
-    and of its keys, or the other way round; the tile's first step; whether these steps are of no sequence; the
+    """tile_list (tiles, 8), int32, of tiles of packed queries, or keys: first step and number of its sequence's
+    queries, and of its keys, or the other way round; the tile's first step; whether these steps are of no sequence; the
     sequence's number. No steps if there is no such tile.
 
     The steps before the first sequence, and those after the last, are listed as sequences without the others. Where
-    there are ids, runs_ptr has `segments`' runs of all rows, of which those of negative ids are without others.
+    there are ids, runs_ptr has the runs of all rows, see `runs`, of which those of negative ids are without others.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
@@ -74,19 +74,19 @@ def list_places(
         end = bound_of(runs_ptr + 1, number + 1, T)
         other_first, other_end, count = first, end, end - first
         at = (tile - first // BLOCK - number) * BLOCK
-    there = (at >= 0) & (at < count)
-    place, listed = places_ptr + tile * PLACE, tile < tiles
-    tl.store(place, first, mask=listed)
-    tl.store(place + 1, tl.where(there, count, 0), mask=listed)
-    tl.store(place + 2, other_first, mask=listed)
-    tl.store(place + 3, tl.where(there & ~outside, other_end - other_first, 0), mask=listed)
-    tl.store(place + 4, tl.where(there, at, 0), mask=listed)
-    tl.store(place + 5, outside.to(tl.int32), mask=listed)
-    tl.store(place + 6, number, mask=listed)
+    exists = (at >= 0) & (at < count)
+    entry, listed = tile_list_ptr + tile * ENTRY, tile < tiles
+    tl.store(entry, first, mask=listed)
+    tl.store(entry + 1, tl.where(exists, count, 0), mask=listed)
+    tl.store(entry + 2, other_first, mask=listed)
+    tl.store(entry + 3, tl.where(exists & ~outside, other_end - other_first, 0), mask=listed)
+    tl.store(entry + 4, tl.where(exists, at, 0), mask=listed)
+    tl.store(entry + 5, outside.to(tl.int32), mask=listed)
+    tl.store(entry + 6, number, mask=listed)
 
 
-class Place(NamedTuple):
-    """What `list_places` lists of a tile, in this order."""
+class ListedTile(NamedTuple):
+    """What `list_tiles` lists of a tile, in this order."""
 
     first: Any
     count: Any
@@ -98,12 +98,12 @@ class Place(NamedTuple):
 
 
 @gluon.jit
-def place_of(places_ptr, tile):
-    """The place of a tile."""
-    place = places_ptr + tile * PLACE
-    first, count, other_first, others = gl.load(place), gl.load(place + 1), gl.load(place + 2), gl.load(place + 3)
-    at, outside, number = gl.load(place + 4), gl.load(place + 5), gl.load(place + 6)
-    return Place(first, count, other_first, others, at, outside, number)
+def listed_tile(tile_list_ptr, tile):
+    """A tile of the list."""
+    entry = tile_list_ptr + tile * ENTRY
+    first, count, other_first, others = gl.load(entry), gl.load(entry + 1), gl.load(entry + 2), gl.load(entry + 3)
+    at, outside, number = gl.load(entry + 4), gl.load(entry + 5), gl.load(entry + 6)
+    return ListedTile(first, count, other_first, others, at, outside, number)
 
 
 @gluon.jit
@@ -125,25 +125,25 @@ def of_section(t, tiles, rows, section):
 
 
 @gluon.jit
-def tile_of(t, tiles, places_ptr, sizes, TILE: gl.constexpr):
+def tile_of_queries(t, tiles, tile_list_ptr, sizes, TILE: gl.constexpr):
     """Of tile number t, of `tiles` of a head: batch, head; first step and number of its sequence's queries, and keys;
     its own first query; whether its steps are of no sequence. With ids, batch is 0 and steps are those of all rows.
 
     The heads of all rows are in sections, whose keys and values fit in the L2. In a section those tiles come first that
     see most keys.
     """
-    row, place = of_section(t, tiles, sizes.rows, sizes.section)
-    tile = tiles - 1 - place
-    if places_ptr is None:
+    row, order = of_section(t, tiles, sizes.rows, sizes.section)
+    tile = tiles - 1 - order
+    if tile_list_ptr is None:
         return row // sizes.heads, row % sizes.heads, 0, sizes.queries, 0, sizes.keys, tile * TILE, 0
     else:
-        own = place_of(places_ptr, tile)
+        own = listed_tile(tile_list_ptr, tile)
         return 0, row, own.first, own.count, own.other_first, own.others, own.at, own.outside
 
 
 @gluon.jit
 def at_step(array, batch, first, at, count, head, column=0):
-    """The coordinates of a tile in a tensor descriptor, see `triton.launches.Launches.described`."""
+    """The coordinates of a tile in a tensor descriptor, see `passes.Launches.described`."""
     if len(array.block_shape) == 5:
         return [LIMIT, first + count, LIMIT - count + at, head, column]
     else:
@@ -181,7 +181,7 @@ def unmasked(own, queries, keys, low, high, WINDOW: gl.constexpr, QUERIES: gl.co
 
 
 @gluon.jit
-def tile_of_keys(ticket, tiles, places_ptr, sizes, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr):
+def tile_of_keys(ticket, tiles, tile_list_ptr, sizes, SHARE: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr):
     """Of a ticket, of `tiles` of a group: batch, group; first step and number of its sequence's queries, and keys; its
     tile's first key; the number, in all rows, of the tile of queries with which the sequence begins in head 0.
 
@@ -190,12 +190,12 @@ def tile_of_keys(ticket, tiles, places_ptr, sizes, SHARE: gl.constexpr, KEYS: gl
     """
     row, tile = of_section(ticket, tiles, sizes.rows, sizes.section)
     groups = sizes.heads // SHARE
-    if places_ptr is None:
+    if tile_list_ptr is None:
         batch = row // groups
         group, at = row % groups, tile * KEYS
         return batch, group, 0, sizes.queries, 0, sizes.keys, at, batch * sizes.heads * sizes.tiles_q
     else:
-        own = place_of(places_ptr, tile)
+        own = listed_tile(tile_list_ptr, tile)
         rows_at = own.other_first // QUERIES + own.number
         return 0, row, own.other_first, own.others, own.first, own.count, own.at, rows_at
 
