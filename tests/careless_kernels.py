@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from checks.fill import PLAIN
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from retrograd.core.program import Array, Launch, Program
-from retrograd.testing.fill import PLAIN
 
 SIZE = gl.constexpr(128)
 CTAS = 1000

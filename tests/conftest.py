@@ -65,8 +65,9 @@ def _kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if not INTERPRETED:
         yield
         return
+    from checks.interpreter import interpreted
+
     from retrograd.ops.linear_scan.triton import plan as linear_scan
-    from retrograd.testing.interpreter import interpreted
 
     # Tiles of 32 steps instead of 256 are interpreted faster, and small cases then have several.
     for name in ("forward", "backward"):

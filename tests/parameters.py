@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from checks.layouts import layouts_of
+from checks.parts import batch_size
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
 from retrograd.ops.infos import infos
-from retrograd.testing.layouts import layouts_of
-from retrograd.testing.parts import batch_size
 
 CASE = ("info", "case", "device")
 CPU: tuple[str, ...] = ("test",)

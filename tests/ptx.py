@@ -20,13 +20,13 @@ from typing import Any
 os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from checks import programs
 from triton import knobs
 from triton.backends.nvidia.compiler import CUDABackend
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
 from retrograd.ops.infos import info
-from retrograd.testing import programs
 
 FEW = 3  # binaries of a kernel
 ARCH = SUPPORTED["sm_90"]

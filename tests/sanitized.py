@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from checks.contract import drawn
 from ops import file_of
 
 from retrograd.opinfo.cases import Case
 from retrograd.ops.infos import NAMES, info
-from retrograd.testing.contract import drawn
 from retrograd.testing.draw import call, options
 
 

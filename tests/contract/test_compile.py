@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import strided_kernels
 import triton
+from checks import programs
+from checks.parts import is_packed
+from checks.resources import resources, unused_barriers
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
@@ -15,9 +18,6 @@ from retrograd.core.program import Launch, Program
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
 from retrograd.ops.infos import infos
-from retrograd.testing import programs
-from retrograd.testing.parts import is_packed
-from retrograd.testing.resources import resources, unused_barriers
 
 pytestmark = pytest.mark.compile
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from checks import contract, generation
+from checks.layouts import layouts_of
+from checks.parts import is_packed
 from parameters import CASE, SMALL, each_case, of_a_batch
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
-from retrograd.testing import contract, generation
-from retrograd.testing.layouts import layouts_of
-from retrograd.testing.parts import is_packed
 from retrograd.testing.verify import Framework
 
 

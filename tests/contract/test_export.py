@@ -11,6 +11,7 @@ pytest.importorskip("jax")
 
 import jax
 import torch
+from checks import jax_contract
 from jax import export
 
 import retrograd.jax as in_jax
@@ -22,7 +23,7 @@ from retrograd.nn import LanguageModel, MambaConfig
 from retrograd.opinfo.info import OpInfo
 from retrograd.ops.infos import infos
 from retrograd.ops.rms_norm.op import OP as RMS_NORM
-from retrograd.testing import jax_call, jax_contract
+from retrograd.testing import jax_call
 
 
 def test_a_language_model_is_exported_for_every_length() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from checks import contract, generation
 from parameters import CASE, SMALL, each_case, of_a_batch
 
 from retrograd.opinfo.cases import Case, in_dtypes
 from retrograd.opinfo.info import OpInfo
-from retrograd.testing import contract, generation
 
 WIDE = {"float32": "float64", "bfloat16": "float64", "float16": "float64", "complex64": "complex128"}
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from checks import contract
 from parameters import CASE, FEW, SMALL, each_case
 from torch.utils.flop_counter import FlopCounterMode
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
-from retrograd.testing import contract
 from retrograd.testing.draw import call, options
 
 

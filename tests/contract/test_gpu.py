@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from checks import contract, cuda
 from parameters import CASE, each_case
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
-from retrograd.testing import contract, cuda
 
 pytestmark = pytest.mark.gpu
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from checks.programs import check_honours
 
 from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.op import Implementation
@@ -13,7 +14,6 @@ from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
 from retrograd.ops.infos import info, infos
 from retrograd.ops.rms_norm.cases import case
-from retrograd.testing.programs import check_honours
 
 EACH_INFO = pytest.mark.parametrize(
     "info", [info for info in infos() if info.op and info.op.implementations], ids=lambda info: info.name

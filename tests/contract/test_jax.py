@@ -13,16 +13,16 @@ pytest.importorskip("jax")
 import jax
 import jax.numpy as jnp
 import numpy as np
+from checks import contract, jax_contract, jax_derivatives
+from checks.jax_contract import TRANSFORMS
+from checks.parts import length
 from parameters import CASE, FEW, SMALL, each_case
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.jax import linear_scan
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
-from retrograd.testing import contract, jax_contract, jax_derivatives
 from retrograd.testing.compare import assert_same_bits
-from retrograd.testing.jax_contract import TRANSFORMS
-from retrograd.testing.parts import length
 from retrograd.testing.verify import run
 
 

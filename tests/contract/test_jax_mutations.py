@@ -11,13 +11,13 @@ import pytest
 pytest.importorskip("jax")
 
 import jax
+from checks import contract, jax_contract
+from checks.jax_contract import TRANSFORMS
+from checks.jax_derivatives import ROADS, check_road
 
 from retrograd.jax import rms_norm
 from retrograd.opinfo.info import OpInfo
 from retrograd.ops.rms_norm.info import INFO
-from retrograd.testing import contract, jax_contract
-from retrograd.testing.jax_contract import TRANSFORMS
-from retrograd.testing.jax_derivatives import ROADS, check_road
 
 CASE = INFO.case("plain_fp32")
 SEED = 7

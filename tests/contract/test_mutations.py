@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from broken import SEED, ReadsGradientAsDense, as_if_dense, breaks, info, scaled_gradient
+from checks import contract
 from torch import Tensor
 
 from retrograd import rms_norm
 from retrograd.ops.rms_norm.info import INFO
-from retrograd.testing import contract
 from retrograd.testing.verify import verify
 
 

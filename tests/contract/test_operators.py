@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from checks import operators
+from checks.integration import PassThrough
+from checks.layouts import layouts_of
 from parameters import CASE, FEW, SMALL, each_case
 from scaled import op as scaled
 from torch import Tensor
@@ -13,9 +16,6 @@ from torch import Tensor
 from retrograd.core.torch.op import bind
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
-from retrograd.testing import operators
-from retrograd.testing.integration import PassThrough
-from retrograd.testing.layouts import layouts_of
 
 WANTED = ("all", "first")  # of the gradients
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from checks import programs
+from checks.resources import resources
 
 from retrograd.core.arch import SUPPORTED, Arch
 from retrograd.core.build import build
@@ -14,8 +16,6 @@ from retrograd.core.program import Launch, Program
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
 from retrograd.ops.rms_norm.info import INFO
-from retrograd.testing import programs
-from retrograd.testing.resources import resources
 
 CASE = INFO.case("plain")
 ARCH = SUPPORTED["sm_90"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from checks import programs
+from checks.parts import batch_size, is_packed
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
 from retrograd.ops.infos import infos
-from retrograd.testing import programs
-from retrograd.testing.parts import batch_size, is_packed
 
 
 def of_infos(*tags: str) -> list[Any]:

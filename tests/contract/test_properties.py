@@ -8,6 +8,8 @@ pytest.importorskip("hypothesis")
 
 import numpy as np
 import torch
+from checks import programs
+from checks.parts import batch_size, is_packed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,9 +19,7 @@ from retrograd.core.rows import collapse
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
 from retrograd.ops.infos import infos
-from retrograd.testing import programs
 from retrograd.testing.budget import judge, measure, rounding
-from retrograd.testing.parts import batch_size, is_packed
 
 settings.register_profile("retrograd", deadline=None, database=None)
 settings.load_profile("retrograd")

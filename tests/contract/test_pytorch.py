@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from checks import derivatives, integration
 from parameters import CASE, FEW, SMALL, each_case
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
-from retrograd.testing import derivatives, integration
 
 
 @pytest.mark.parametrize(CASE, each_case(cpu=SMALL))

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from broken import SEED, breaks, info, scaled_gradient
+from checks import derivatives, integration
 from torch import Tensor
 
 from retrograd import rms_norm
 from retrograd.core.torch.arguments import in_batches
 from retrograd.ops.rms_norm import reference
 from retrograd.ops.rms_norm.info import INFO
-from retrograd.testing import derivatives, integration
 
 
 def test_an_operator_that_computes_something_else() -> None:

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+from checks import sanitizer
+from checks.programs import launches
+from checks.sanitizer import Known, Place, Race, parse
 from sanitized import cases
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.ops.infos import NAMES, info
-from retrograd.testing import sanitizer
-from retrograd.testing.programs import launches
-from retrograd.testing.sanitizer import Known, Place, Race, parse
 
 ROOT = Path("/somewhere/project")
 SM_90 = SUPPORTED["sm_90"]

@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from checks import sanitizer
+from checks.sanitizer import Findings, Tool
 
 from retrograd.ops.infos import NAMES
-from retrograd.testing import sanitizer
-from retrograd.testing.sanitizer import Findings, Tool
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from careless_kernels import program, unused, unwritten
+from checks.resources import unused_barriers
+from checks.shared_memory import Filling, filled
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
-from retrograd.testing.resources import unused_barriers
-from retrograd.testing.shared_memory import Filling, filled
 
 SM_90 = SUPPORTED["sm_90"]
 

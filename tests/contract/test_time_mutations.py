@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from broken import SEED, as_if_dense, scaled_gradient
+from checks import contract, generation, integration, programs
+from checks.layouts import LAYOUTS, laid_out, layouts_of
+from checks.parts import batch_size, is_packed
 from torch import Tensor
 from toy_op import CASES, TOY, D, Scan, broken, update
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.opinfo.info import OpInfo
-from retrograd.testing import contract, generation, integration, programs
-from retrograd.testing.layouts import LAYOUTS, laid_out, layouts_of
-from retrograd.testing.parts import batch_size, is_packed
 
 PACKED = [case for case in CASES if is_packed(case)]
 in_each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checks.integration import PassThrough
 from torch import Tensor
 
 from retrograd.core.op import Op
@@ -16,7 +17,6 @@ from retrograd.opinfo.info import OpInfo
 from retrograd.ops.functions import ops
 from retrograd.ops.infos import info, infos
 from retrograd.testing.draw import draw, options
-from retrograd.testing.integration import PassThrough
 
 OPS: dict[str, Op] = {op.name: op for op in ops()}
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from inspect import Parameter, signature
 from typing import Any
 
+from checks.parts import PACKED, length
 from hypothesis import strategies as st
 from ops.attention import fuzz_dot_product
 
@@ -21,7 +22,6 @@ from retrograd.ops.attention.packed import Packed
 from retrograd.ops.infos import NAMES, info
 from retrograd.testing.draw import draw as draw_case
 from retrograd.testing.draw import options, outputs
-from retrograd.testing.parts import PACKED, length
 from retrograd.testing.verify import Framework
 
 from .good import Good, cases_of, is_double
@@ -30,7 +30,7 @@ from .text import Pasted
 IMPORTS = """
 from math import inf
 import numpy as np, torch, jax.numpy as jnp, retrograd, retrograd.jax
-from retrograd.testing.integration import PassThrough
+from checks.integration import PassThrough
 """
 WAYS = ("", "with torch.no_grad(): ", "with PassThrough(): ")
 Change = tuple[str, str, tuple[str, ...]]  # an argument, its replacement, and the names that the error may have

@@ -7,6 +7,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
+from checks.contract import drawn, named_outputs
+from checks.integration import PassThrough
+from checks.layouts import LAYOUTS, REPEATING, laid_out
 from hypothesis import strategies as st
 from ops import file_of
 from torch import Tensor
@@ -17,10 +20,7 @@ from retrograd.opinfo.info import OpInfo
 from retrograd.ops.infos import info
 from retrograd.testing.budget import FEW_DRAWS, SLACK, draws_for
 from retrograd.testing.compare import assert_same_bits, assert_within_budget, same_form
-from retrograd.testing.contract import drawn, named_outputs
 from retrograd.testing.draw import Arrays, call, differentiable, options, output_name, plain_and_exact, upcast
-from retrograd.testing.integration import PassThrough
-from retrograd.testing.layouts import LAYOUTS, REPEATING, laid_out
 from retrograd.testing.poison import poisoned
 from retrograd.testing.verify import Framework, run
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import triton.language as tl
+from checks import contract
+from checks.interpreter import as_float16, forget_plans
 from ops.rms_norm.interpreter.test_kernels import check_rounded_sum, smaller
 
 from retrograd.core.kernels import numerics
 from retrograd.ops.rms_norm.info import INFO
 from retrograd.ops.rms_norm.triton import backward, forward, launches, plan
-from retrograd.testing import contract
-from retrograd.testing.interpreter import as_float16, forget_plans
 
 SEED = 7
 Broken = Callable[..., Any]

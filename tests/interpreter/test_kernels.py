@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from checks import contract, generation, integration
+from checks.interpreter import as_float16
+from checks.layouts import layouts_of
+from checks.parts import is_packed
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
 from retrograd.ops.infos import infos
-from retrograd.testing import contract, generation, integration
-from retrograd.testing.interpreter import as_float16
-from retrograd.testing.layouts import layouts_of
-from retrograd.testing.parts import is_packed
 
 # The interpreter is slow: every run has the representative cases, the rest are marked `slow`. So are some of these
 # where the kernels go step by step.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from checks.interpreter import interpreted
 from described_kernels import B, D, H, T, doubled, program
 from scaled.op import OP
 
 from retrograd.core.program import Program
 from retrograd.core.torch.launch import interpret
 from retrograd.core.torch.op import bind_unregistered
-from retrograd.testing.interpreter import interpreted
 
 
 def test_kernels_read_numbers_and_zeroed_integers() -> None:

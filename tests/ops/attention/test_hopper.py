@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import triton
+from checks.resources import resources, serialized, spills_in_loops
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -25,7 +26,6 @@ from retrograd.ops.attention.hopper import schedule
 from retrograd.ops.attention.hopper.plan import FORWARD
 from retrograd.ops.attention.hopper.tuples import Window
 from retrograd.ops.attention.op import OP, Spec
-from retrograd.testing.resources import resources, serialized, spills_in_loops
 
 HOPPER = SUPPORTED["sm_90"]
 HOPPER_OP = OP.only("hopper")

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from checks.integration import PassThrough
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import retrograd
 import retrograd.jax
-from retrograd.testing.integration import PassThrough
 
 ours: Any = retrograd.jax  # without its types: many arguments here are wrong
 B, T, H, D = 2, 9, 2, 4

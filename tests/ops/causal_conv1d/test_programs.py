@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from checks.programs import binary
+from checks.resources import resources
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
@@ -12,8 +14,6 @@ from retrograd.core.program import Layout, Program
 from retrograd.core.spec import Param
 from retrograd.ops.causal_conv1d.op import OP, Spec
 from retrograd.ops.causal_conv1d.triton.launches import planned
-from retrograd.testing.programs import binary
-from retrograd.testing.resources import resources
 
 SHAPE = (8, 4096, 4096)
 SPEC = Spec(Param(SHAPE, "bfloat16"), Param((4096, 4), "bfloat16"), activation="silu")

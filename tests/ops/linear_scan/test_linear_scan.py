@@ -8,6 +8,8 @@ import jax
 import numpy as np
 import pytest
 import torch
+from checks import contract
+from checks.resources import resources
 
 from retrograd import linear_scan
 from retrograd.core.arch import SUPPORTED
@@ -21,9 +23,7 @@ from retrograd.ops.linear_scan.cases import case as named
 from retrograd.ops.linear_scan.info import INFO
 from retrograd.ops.linear_scan.op import OP
 from retrograd.ops.linear_scan.triton import plan
-from retrograd.testing import contract
 from retrograd.testing.draw import draw
-from retrograd.testing.resources import resources
 from retrograd.testing.verify import Framework
 
 OPTIONS = {"reverse": False, "return_final_state": False}

@@ -6,13 +6,13 @@ import pytest
 
 pytest.importorskip("hypothesis")
 
+from checks import contract, integration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ops.rms_norm.calls import calls
 from retrograd.opinfo.cases import Case
 from retrograd.ops.rms_norm.info import INFO
-from retrograd.testing import contract, integration
 
 DTYPES = ("float32", "bfloat16", "float16")
 

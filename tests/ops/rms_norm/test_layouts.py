@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from checks.layouts import LAYOUTS
+from checks.resources import reductions
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
@@ -16,8 +18,6 @@ from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import spec_of
 from retrograd.ops.rms_norm.info import INFO
 from retrograd.ops.rms_norm.op import OP
-from retrograd.testing.layouts import LAYOUTS
-from retrograd.testing.resources import reductions
 
 ARCH = SUPPORTED["sm_90"]
 COPIED = {"transposed", "channels_first", "every_third_column", "broadcast_columns", "broadcast"}

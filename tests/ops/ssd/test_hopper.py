@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from checks import programs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from retrograd.ops.ssd.cases import MAMBA, case
 from retrograd.ops.ssd.hopper import launches, plan
 from retrograd.ops.ssd.hopper.arrays import PairCall
 from retrograd.ops.ssd.op import OP, Spec
-from retrograd.testing import programs
 
 HOPPER = SUPPORTED["sm_90"]
 SHAPE = (2, 300, 6, 64, 2, 128)

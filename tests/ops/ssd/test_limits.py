@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from checks.integration import PassThrough
 from torch import Tensor
 
 import retrograd
 import retrograd.jax
 from retrograd.testing.draw import leaves
-from retrograd.testing.integration import PassThrough
 
 B, T, H, P, N = 2, 5, 2, 3, 4
 LIMIT = (0.1, 0.5)

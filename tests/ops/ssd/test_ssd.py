@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from checks import contract
 from torch import Tensor
 
 from ops.ssd.calls import check_decayed, check_reset, drawn
@@ -26,7 +27,6 @@ from retrograd.ops.ssd.cases import ALL, case
 from retrograd.ops.ssd.info import INFO
 from retrograd.ops.ssd.op import OP, Spec
 from retrograd.ops.ssd.steps import Update, check
-from retrograd.testing import contract
 from retrograd.testing.draw import call, draw, draw_gradients, leaves, options, upcast
 
 OPTIONS: dict[str, Any] = {"dt_softplus": False, "dt_limit": (0.0, 1.0), "return_final_state": True}

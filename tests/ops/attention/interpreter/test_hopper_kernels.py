@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from checks import contract
+from checks.interpreter import interpreted
 from gluon_in_python import emulated
 
 from retrograd.ops.attention.cases import case, ids
 from retrograd.ops.infos import info
-from retrograd.testing import contract
 from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.draw import call, options
-from retrograd.testing.interpreter import interpreted
 
 ON_HOPPER = info("attention").variant(only="hopper")
 BOUNDS = (3, 4, 4, 150, 290)

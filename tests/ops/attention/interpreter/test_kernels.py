@@ -10,6 +10,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from checks import contract
+from checks.interpreter import Interpreter, as_float16, interpreted, launched_by
 
 from retrograd import attention, attention_qkvpacked
 from retrograd.core.arch import SUPPORTED
@@ -20,10 +22,8 @@ from retrograd.ops.attention.hopper.tuples import ListSizes
 from retrograd.ops.attention.triton.pairs import owner_of
 from retrograd.ops.attention.triton.plan import Plan, Tile
 from retrograd.ops.infos import info
-from retrograd.testing import contract
 from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.draw import call, options
-from retrograd.testing.interpreter import Interpreter, as_float16, interpreted, launched_by
 
 ATTENTION = info("attention")
 SMALL = Plan(Tile(32, 32, 4), Tile(16, 32, 4), Tile(16, 32, 4), Tile(16, 32, 4))

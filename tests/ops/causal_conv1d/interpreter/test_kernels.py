@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from checks import contract
+from checks.interpreter import as_float16
 from torch import Tensor
 
 from retrograd.opinfo.cases import Case
@@ -14,10 +16,8 @@ from retrograd.opinfo.info import OpInfo
 from retrograd.ops.causal_conv1d.cases import case as case_of
 from retrograd.ops.causal_conv1d.info import INFO
 from retrograd.ops.causal_conv1d.triton.plan import Plan, Vectors, Walk
-from retrograd.testing import contract
 from retrograd.testing.compare import assert_same_bits, assert_within_budget
 from retrograd.testing.draw import Arrays, call, options, plain_and_exact
-from retrograd.testing.interpreter import as_float16
 
 pytestmark = pytest.mark.slow  # test_kernels.py runs the contract every time
 

@@ -6,13 +6,13 @@ import pytest
 
 pytest.importorskip("hypothesis")
 
+from checks import contract
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ops.rms_norm.calls import COLUMNS, calls
 from retrograd.opinfo.cases import Case
 from retrograd.ops.rms_norm.info import INFO
-from retrograd.testing import contract
 
 # float16 replaces bfloat16, which the interpreter truncates.
 KERNELS = ("float32", "float16")

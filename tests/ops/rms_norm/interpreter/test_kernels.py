@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from checks import contract
+from checks.interpreter import as_float16, forget_plans
 from torch import Tensor
 
 from retrograd import rms_norm
 from retrograd.opinfo.cases import Case
 from retrograd.ops.rms_norm.info import INFO
 from retrograd.ops.rms_norm.triton import plan
-from retrograd.testing import contract
 from retrograd.testing.budget import draws_for
 from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import Arrays, call, options, plain_and_exact
-from retrograd.testing.interpreter import as_float16, forget_plans
 
 MOST_DRAWS = 1  # the interpreter is slow, so every run has few cases of the tests with many calls
 TELLING = ("odd_columns", "plain", "qk_norm_bias", "gate_after", "prenorm_fp32_stream")

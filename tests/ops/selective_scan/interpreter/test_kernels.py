@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from checks.interpreter import as_float16
 from torch import Tensor
 
 from ops.selective_scan.calls import Arrays, call, packed_and_alone
@@ -23,7 +24,6 @@ from retrograd.ops.selective_scan.triton import plan
 from retrograd.testing.budget import draws_for
 from retrograd.testing.compare import assert_same_bits, assert_within_budget
 from retrograd.testing.draw import draw, draw_gradients, options, plain_and_exact
-from retrograd.testing.interpreter import as_float16
 
 pytestmark = pytest.mark.slow  # test_kernels.py runs the contract every time
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from checks import contract
+from checks.interpreter import as_float16
 
 from ops.ssd.calls import check_decayed, check_reset
 from retrograd.core.arch import SUPPORTED
@@ -24,10 +26,8 @@ from retrograd.ops.ssd.cases import ALL, case
 from retrograd.ops.ssd.device import bounds_of, first_place, owner_of
 from retrograd.ops.ssd.hopper.plan import PLACE
 from retrograd.ops.ssd.info import INFO
-from retrograd.testing import contract
 from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import call, options, plain_and_exact, upcast
-from retrograd.testing.interpreter import as_float16
 
 STEPS = 16  # of a place
 

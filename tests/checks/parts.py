@@ -15,8 +15,7 @@ from torch import Tensor
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
-
-from .draw import Arrays, Function, outputs
+from retrograd.testing.draw import Arrays, Function, outputs
 
 PACKED = "cu_seqlens"  # the name of boundaries, or how it begins
 STATE = "initial_state"

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
+from retrograd.testing.draw import gradients_of, leaves, options, outputs
 
 from .contract import drawn
-from .draw import gradients_of, leaves, options, outputs
 from .layouts import laid_out
 
 FORWARD = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
+from retrograd.testing.budget import FEW_DRAWS, MOST_DRAWS, SLACK, draws_for
+from retrograd.testing.compare import assert_same_bits, assert_within_budget
+from retrograd.testing.draw import Arrays, call, draw, draw_gradients, options, output_name, plain_and_exact
+from retrograd.testing.poison import poisoned
+from retrograd.testing.verify import Framework, run, verify
 
-from .budget import FEW_DRAWS, MOST_DRAWS, SLACK, draws_for
-from .compare import assert_same_bits, assert_within_budget
-from .draw import Arrays, call, draw, draw_gradients, options, output_name, plain_and_exact
 from .layouts import laid_out
 from .parts import (
     batch_axis,
@@ -33,8 +35,6 @@ from .parts import (
     sequence_axis,
     time_axis,
 )
-from .poison import poisoned
-from .verify import Framework, run, verify
 
 COPIES = 3  # of a batch, concatenated into one batch
 

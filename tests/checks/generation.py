@@ -15,12 +15,12 @@ from torch import Tensor
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
+from retrograd.testing.compare import assert_same_bits
+from retrograd.testing.draw import Arrays, Function, draw, leaves, options, output_name, outputs
+from retrograd.testing.poison import poisoned
+from retrograd.testing.verify import Framework
 
-from .compare import assert_same_bits
-from .draw import Arrays, Function, draw, leaves, options, output_name, outputs
 from .parts import STATE, in_parts, is_packed, length, span, time_axis
-from .poison import poisoned
-from .verify import Framework
 
 # Steps at which kernels and portable paths begin a new block.
 EDGES = (16, 32, 64, 512)
@@ -106,7 +106,7 @@ def called(info: OpInfo, framework: Framework) -> Function:
 
 def called_in_jax(info: OpInfo, function: Callable[..., Any]) -> Function:
     """A jitted JAX function as a function of PyTorch tensors."""
-    from . import jax_call
+    from retrograd.testing import jax_call
 
     def call(*first: Tensor, **rest: Any) -> tuple[Tensor, ...]:
         arguments = dict(zip(info.arguments, first, strict=False)) | rest

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
-
-from .draw import differentiable
+from retrograd.testing.draw import differentiable
 
 
 def surround(tensor: Tensor, shape: Sequence[int]) -> Tensor:

@@ -20,11 +20,21 @@ from torch import Tensor
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
+from retrograd.testing.budget import FEW_DRAWS, SLACK, draws_for
+from retrograd.testing.compare import assert_within_budget
+from retrograd.testing.draw import (
+    Arrays,
+    Function,
+    differentiable,
+    leaves,
+    normal_as,
+    options,
+    output_name,
+    outputs,
+    upcast,
+)
 
-from .budget import FEW_DRAWS, SLACK, draws_for
-from .compare import assert_within_budget
 from .contract import drawn
-from .draw import Arrays, Function, differentiable, leaves, normal_as, options, output_name, outputs, upcast
 from .integration import PassThrough
 
 

@@ -17,12 +17,12 @@ from torch import Tensor
 from retrograd.core.jax.launch import TARGET
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo, spec_of
+from retrograd.testing import jax_call
+from retrograd.testing.budget import FEW_DRAWS, SLACK, draws_for
+from retrograd.testing.compare import assert_within_budget
+from retrograd.testing.draw import Function, differentiable, draw, plain_and_exact
 
-from . import jax_call
-from .budget import FEW_DRAWS, SLACK, draws_for
-from .compare import assert_within_budget
 from .contract import drawn
-from .draw import Function, differentiable, draw, plain_and_exact
 from .parts import batch_axis
 
 EXAMPLES = 3  # in a vmapped batch

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
+from retrograd.testing import jax_call
+from retrograd.testing.budget import SLACK, draws_for
+from retrograd.testing.compare import assert_within_budget
+from retrograd.testing.draw import Arrays, Function, normal_as, output_name, upcast
 
-from . import derivatives, jax_call
-from .budget import SLACK, draws_for
-from .compare import assert_within_budget
+from . import derivatives
 from .contract import drawn
-from .draw import Arrays, Function, normal_as, output_name, upcast
 
 DRAWS = 2
 Named = Mapping[str, jax.Array]

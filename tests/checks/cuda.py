@@ -6,11 +6,11 @@ import torch
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
+from retrograd.testing.compare import assert_same_bits
+from retrograd.testing.draw import call, options
+from retrograd.testing.poison import poisoned
 
-from .compare import assert_same_bits
 from .contract import drawn
-from .draw import call, options
-from .poison import poisoned
 from .shared_memory import filled_with_nan
 
 BUSY_CYCLES = 50_000_000  # tens of milliseconds

@@ -13,10 +13,20 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
+from retrograd.testing.compare import assert_same_bits
+from retrograd.testing.draw import (
+    Arrays,
+    Function,
+    call,
+    differentiable,
+    gradients_of,
+    leaves,
+    options,
+    output_name,
+    outputs,
+)
 
-from .compare import assert_same_bits
 from .contract import drawn, take
-from .draw import Arrays, Function, call, differentiable, gradients_of, leaves, options, output_name, outputs
 from .parts import batch_size
 
 

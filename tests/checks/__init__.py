@@ -1,0 +1,1 @@
+"""What every op promises, as functions that tests call with an op's record and its cases."""
