@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .packed import slots
-from .spec import places
+from .spec import slot_count
 from .xp import Namespace
 
 
@@ -31,7 +31,7 @@ class Sequences(Protocol):
 
     @property
     def chunks(self) -> int:
-        """The number of chunk slots of a row; see `places`."""
+        """The number of chunk slots of a row; see `slot_count`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Geometry:
 
     @property
     def chunks(self) -> int:
-        """The number of chunk slots of a row; see `places`."""
-        return places(self, self.chunk)
+        """The number of chunk slots of a row; see `slot_count`."""
+        return slot_count(self, self.chunk)
 
 
 class Rows:
@@ -107,7 +107,7 @@ class Rows:
 
 
 class Packed(Rows):
-    """The chunks of packed sequences. Each sequence has at least one chunk slot; see `places`."""
+    """The chunks of packed sequences. Each sequence has at least one chunk slot; see `slot_count`."""
 
     def __init__(self, xp: Namespace, spec: Sequences, initial: Any, final_gradient: Any, cu_seqlens: Any) -> None:
         super().__init__(xp, spec, initial, final_gradient)

@@ -62,7 +62,7 @@ class Slots:
 
 
 def slots(xp: Namespace, cu_seqlens: Any, time: int, size: int, count: int) -> Slots:
-    """The slots of a row of `time` steps, `count` in all; see `spec.places`."""
+    """The slots of a row of `time` steps, `count` in all; see `spec.slot_count`."""
     bounds = xp.clip(cu_seqlens, 0, time)
     begin, end = bounds[:-1], bounds[1:]
     number = xp.arange(cu_seqlens, begin.shape[0])

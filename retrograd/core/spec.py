@@ -412,17 +412,17 @@ def known(size: int) -> bool:
     return isinstance(size, int)
 
 
-def places(spec: Any, steps: int) -> int:
+def slot_count(spec: Any, steps: int) -> int:
     """The number of slots of a row in an array with one slot per `steps` steps of a sequence.
 
     In a packed row, the slots of sequence i begin at start // steps + i. It needs at most
     end // steps - start // steps + 1 slots, so its slots never overlap those of the next sequence.
     """
-    return places_of(spec.time, steps, spec.sequences if spec.packed else None)
+    return slot_count_of(spec.time, steps, spec.sequences if spec.packed else None)
 
 
-def places_of(time: int, steps: int, sequences: int | None) -> int:
-    """As `places`, for a row of `time` steps; `sequences` is None where none are packed."""
+def slot_count_of(time: int, steps: int, sequences: int | None) -> int:
+    """As `slot_count`, for a row of `time` steps; `sequences` is None where none are packed."""
     return -(-time // steps) if sequences is None else time // steps + sequences
 
 

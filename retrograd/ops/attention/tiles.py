@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from retrograd.core.packed import slots
-from retrograd.core.spec import places_of
+from retrograd.core.spec import slot_count_of
 from retrograd.core.xp import Namespace
 
 TILE = 64
@@ -27,7 +27,7 @@ class Tiles:
         self.xp = xp
         self.time = time
         if cu_seqlens is None:
-            self.count = 1 if time == 0 else places_of(time, TILE, None)
+            self.count = 1 if time == 0 else slot_count_of(time, TILE, None)
             self.owner = xp.arange(like, self.count) * 0
             self.start = self.owner
             self.lengths = self.owner[:1] + time
@@ -35,7 +35,7 @@ class Tiles:
             self.taken = self.step < time
             self.packed = None
             return
-        self.count = places_of(time, TILE, cu_seqlens.shape[0] - 1)
+        self.count = slot_count_of(time, TILE, cu_seqlens.shape[0] - 1)
         self.packed = of = slots(xp, cu_seqlens, time, TILE, self.count)
         bounds = xp.clip(cu_seqlens, 0, time)
         self.owner, self.step, self.taken = of.owner, of.step, of.taken

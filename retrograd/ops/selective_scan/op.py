@@ -8,7 +8,7 @@ from typing import ClassVar
 from retrograd.core.declaration import Letter, Result, boundaries, option, optional, required
 from retrograd.core.dtypes import FLOATS
 from retrograd.core.op import Implementation, Op, names
-from retrograd.core.spec import CallSpec, Param, Pass, Size, accumulator, places
+from retrograd.core.spec import CallSpec, Param, Pass, Size, accumulator, slot_count
 
 MAX_N = 256
 FLOAT_OR_COMPLEX = ("Float", "Complex")  # kinds of numbers
@@ -189,7 +189,7 @@ class Spec(Common):
     @property
     def chunks(self) -> int:
         """Places for saved states in a row."""
-        return places(self, self.chunk)
+        return slot_count(self, self.chunk)
 
     @property
     def state(self) -> Param:

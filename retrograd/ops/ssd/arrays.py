@@ -57,7 +57,7 @@ class Sequences(NamedTuple):
 
 
 class Summands(NamedTuple):
-    """How many sums `finish` adds for a head and a place of Q steps: of slices, of parts of the states of a slice, of
+    """How many sums `finish` adds for a head and a slot of Q steps: of slices, of parts of the states of a slice, of
     tiles of the head's state. HEADS: of a program.
     """
 

@@ -1,7 +1,7 @@
 """What all kernels of SSD share: where a block of steps lies, and how its rows are read. Symbols: README.md.
 
-A block is Q steps of a sequence, counted from the sequence's start. Scratch arrays have a place for every block; a
-sequence of a packed row has places from start // Q + its number on (`core.chunks.places` says why that is enough).
+A block is Q steps of a sequence, counted from the sequence's start. Scratch arrays have a slot for every block; a
+sequence of a packed row has slots from start // Q + its number on (`core.chunks.slots` says why that is enough).
 A slice is BLOCK_P channels of a head. `call` has `cu_seqlens`, T and the number of sequences, as `Sequences` does.
 """
 
@@ -29,8 +29,8 @@ def bounds_of(number, call):
 
 
 @triton.jit
-def first_place(number, start, call, STEPS: tl.constexpr):
-    """A sequence's first place in an array with one for every STEPS steps."""
+def first_slot(number, start, call, STEPS: tl.constexpr):
+    """A sequence's first slot in an array with one for every STEPS steps."""
     if call.cu_seqlens is None:
         return number * tl.cdiv(call.T, STEPS)
     else:
@@ -38,36 +38,36 @@ def first_place(number, start, call, STEPS: tl.constexpr):
 
 
 @triton.jit
-def owner_of(place, call, STEPS: tl.constexpr):
-    """The number of the sequence whose place it may be, and the first step of the place within the sequence.
+def owner_of(slot, call, STEPS: tl.constexpr):
+    """The number of the sequence whose slot it may be, and the first step of the slot within the sequence.
 
-    That step is negative, or past the end, where the place belongs to none.
+    That step is negative, or past the end, where the slot belongs to none.
     """
     T = call.T
     if call.cu_seqlens is None:
         blocks = tl.cdiv(T, STEPS)
-        return place // blocks, place % blocks * STEPS
+        return slot // blocks, slot % blocks * STEPS
     else:
-        # First places grow with the number: the last one that is not after this place.
+        # First slots grow with the number: the last one that is not after this slot.
         low = 0
         high = call.sequences
         while low + 1 < high:
             middle = (low + high) // 2
             start = tl.minimum(tl.maximum(tl.load(call.cu_seqlens + middle), 0), T)
-            before = start // STEPS + middle <= place
+            before = start // STEPS + middle <= slot
             low = tl.where(before, middle, low)
             high = tl.where(before, high, middle)
         start = tl.minimum(tl.maximum(tl.load(call.cu_seqlens + low), 0), T)
-        return low, (place - start // STEPS - low) * STEPS
+        return low, (slot - start // STEPS - low) * STEPS
 
 
 @triton.jit
-def outside(place, call, STEPS: tl.constexpr):
-    """Steps of a packed row that a place clears, and which of them are in no sequence.
+def outside(slot, call, STEPS: tl.constexpr):
+    """Steps of a packed row that a slot clears, and which of them are in no sequence.
 
-    There are places enough for all steps, so one more store a program fills what no sequence writes.
+    There are slots enough for all steps, so one more store a program fills what no sequence writes.
     """
-    t = place * STEPS + tl.arange(0, STEPS)
+    t = slot * STEPS + tl.arange(0, STEPS)
     start = tl.load(call.cu_seqlens)
     stop = tl.load(call.cu_seqlens + call.sequences)
     return t, (t < call.T) & ((t < start) | (t >= stop))
@@ -75,7 +75,7 @@ def outside(place, call, STEPS: tl.constexpr):
 
 @triton.jit
 def block_of(groups, HEADS):
-    """What a program takes: a place, a group, a block of heads among how many; the block's first head, and how many."""
+    """What a program takes: a slot, a group, a block of heads among how many; the block's first head, and how many."""
     heads_a_group = groups.H // groups.G
     blocks_a_group = tl.cdiv(heads_a_group, HEADS)
     blocks = groups.G * blocks_a_group

@@ -32,7 +32,7 @@ def finish(
     SUMMANDS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """ddt (B, T, H), and a block's sums of dA, ddt_bias and, with `dots`, dD, (places, H).
+    """ddt (B, T, H), and a block's sums of dA, ddt_bias and, with `dots`, dD, (slots, H).
 
     `targets`, `sources` and `own` are what `pairs` makes, `before` and `after` what `through_states` makes of states
     and of their gradients, `both` what `carry_states` makes. Without `before`, it is in `targets`. `dots`: dy x.
@@ -46,15 +46,15 @@ def finish(
     TILES: tl.constexpr = SUMMANDS.TILES
     sequences = Sequences(cu_seqlens_ptr, call.T, call.sequences)
     blocks = tl.cdiv(H, BLOCK_H)
-    place = tl.program_id(0) // blocks
+    slot = tl.program_id(0) // blocks
     head = tl.program_id(0) % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
-    number, step = owner_of(place, sequences, Q)
+    number, step = owner_of(slot, sequences, Q)
     row, first, length = bounds_of(number, sequences)
     j = tl.arange(0, Q)
     t = step + j
     in_array = (j < Q)[:, None] & (head < H)[None, :]
     live = ((t >= 0) & (t < length))[:, None] & (head < H)[None, :]
-    wide = tl.cast(place, tl.int64)
+    wide = tl.cast(slot, tl.int64)
     A = tl.load(A_ptr + head, mask=head < H, other=0.0)[None, :]
     raw = load_raw(dt, dt_bias_ptr, row, first, t, head, live, H)
     at = (wide * H + head)[None, :] * Q + j[:, None]
@@ -99,7 +99,7 @@ def finish(
     if dD_partial_ptr is not None:
         tl.store(dD_partial_ptr + wide * H + head, tl.sum(tl.where(live, dots, 0.0), axis=0), mask=head < H)
     if cu_seqlens_ptr is not None:
-        cleared, in_none = outside(place, sequences, Q)
+        cleared, in_none = outside(slot, sequences, Q)
         out = ddt_ptr + cleared.to(tl.int64)[:, None] * H + head[None, :]
         zeros = tl.zeros([Q, BLOCK_H], ddt_ptr.dtype.element_ty)
         tl.store(out, zeros, mask=in_none[:, None] & (head < H)[None, :])

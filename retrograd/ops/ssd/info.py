@@ -16,7 +16,7 @@ from .op import BORDER, OP
 ALL = sys.maxsize
 
 
-def cut(share: float, places: int = 1, columns: int = 32) -> Callable[[OpInfo], OpInfo]:
+def cut(share: float, slots: int = 1, columns: int = 32) -> Callable[[OpInfo], OpInfo]:
     """A function from the `OpInfo` to its variant in which, on Hopper, a share of the walks is cut into spans.
 
     Without cuts, a program of `pairs` takes one block of heads and a program of `middle` one head; with cuts, both take
@@ -24,7 +24,7 @@ def cut(share: float, places: int = 1, columns: int = 32) -> Callable[[OpInfo], 
 
     Args:
         share: the share of the walks.
-        places: places of a span.
+        slots: slots of a span.
         columns: states of a program of `ahead`.
     """
 
@@ -32,7 +32,7 @@ def cut(share: float, places: int = 1, columns: int = 32) -> Callable[[OpInfo], 
         if not hasattr(plan, "spans"):
             return plan  # of the Triton kernels, which cut no walks
         each = ALL if share else 1
-        return replace(plan, spans=plan.spans.recut(share, places), columns=columns, together=each, sharing=each)
+        return replace(plan, spans=plan.spans.recut(share, slots), columns=columns, together=each, sharing=each)
 
     return lambda info: info.variant(replan=recut)
 
@@ -46,7 +46,7 @@ INFO = OpInfo.of(
     tensor_core_sums=True,
     structures={
         "whole sequences": cut(0.0),
-        "spans of a place": cut(1.0),
-        "half of them in spans of three places": cut(0.5, 3, 128),
+        "spans of a slot": cut(1.0),
+        "half of them in spans of three slots": cut(0.5, 3, 128),
     },
 )

@@ -10,7 +10,7 @@ from retrograd.core.declaration import Letter, Result, boundaries, option, optio
 from retrograd.core.dtypes import FLOATS
 from retrograd.core.errors import bad_shape, bad_value
 from retrograd.core.op import Implementation, Op, names
-from retrograd.core.spec import CallSpec, Param, Pass, Size, known, places
+from retrograd.core.spec import CallSpec, Param, Pass, Size, known, slot_count
 
 NOT_NEGATIVE = (0.0, math.inf)
 # A sequence continued from its state at a multiple of this many steps has the same bits as in one call, on every path.
@@ -144,8 +144,8 @@ class Spec(CallSpec):
 
     @property
     def chunks(self) -> int:
-        """The number of chunk slots of a row, see `places`; the contents of slots without a chunk are undefined."""
-        return places(self, self.chunk)
+        """The number of chunk slots of a row, see `slot_count`; the contents of slots without a chunk are undefined."""
+        return slot_count(self, self.chunk)
 
     @property
     def wide_skip(self) -> bool:

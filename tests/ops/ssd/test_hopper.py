@@ -105,7 +105,7 @@ def test_spans_cover_every_step_and_begin_where_places_do(batch: int, heads: int
 def test_what_is_left_of_full_rounds_is_cut_and_few_walks_are_cut_into_many_spans() -> None:
     main = spec((8, 4096, 80, 64, 1, 128))
     assert plan.walks(main) == 320
-    assert planned(main) == plan.Spans(whole=264, cut=56, blocks=32, count=2, places=32)
+    assert planned(main) == plan.Spans(whole=264, cut=56, blocks=32, count=2, slots=32)
     alone = planned(spec((1, 65536, 24, 64, 1, 128)))
     assert alone.programs > 0.9 * plan.MULTIPROCESSORS
     assert planned(spec((11, 4096, 24, 64, 1, 128))).count == 1
@@ -113,7 +113,7 @@ def test_what_is_left_of_full_rounds_is_cut_and_few_walks_are_cut_into_many_span
 
 def test_a_plan_is_cut_again_by_a_share_of_its_walks() -> None:
     spans = planned(spec((8, 4096, 80, 64, 1, 128)))
-    assert spans.recut(0.5, 3) == plan.Spans(whole=160, cut=160, blocks=6, count=11, places=32)
+    assert spans.recut(0.5, 3) == plan.Spans(whole=160, cut=160, blocks=6, count=11, slots=32)
     for whole in (spans.recut(0.0, 1), spans.recut(1.0, 32)):
         assert (whole.programs, whole.whole, whole.count) == (320, 320, 1)
 
@@ -150,7 +150,7 @@ def test_with_more_than_128_states_every_second_place_has_a_kept_one_and_the_bac
 def test_the_programs_that_sum_over_heads_take_all_of_their_blocks(batch: int, heads: int, time: int) -> None:
     shape = (batch, time, heads, 64, 1, 128)
     checked = spec(shape)
-    blocks, places = plan.head_blocks(checked), batch * -(-time // 128)  # one group
+    blocks, slots = plan.head_blocks(checked), batch * -(-time // 128)  # one group
     assert (blocks - 1) * plan.heads(checked) < heads <= blocks * plan.heads(checked)
     all_launches = programs.launches(info("ssd"), case("call", shape), HOPPER)
     found = [one for _, one in all_launches if one.kernel.__name__ == "pairs"]
@@ -158,7 +158,7 @@ def test_the_programs_that_sum_over_heads_take_all_of_their_blocks(batch: int, h
         call = one.scalars["call"]
         assert isinstance(call, PairCall)
         each = call.each
-        assert one.grid == places * -(-blocks // each)
+        assert one.grid == slots * -(-blocks // each)
     assert len(found) == 2
 
 
@@ -190,5 +190,5 @@ def test_few_heads_are_summed_in_two_blocks_so_that_a_place_has_two_programs() -
     assert blocks(80) == (2, 40)
     assert blocks(83) == (3, 28)
     assert blocks(16, groups=8) == (8, 2)
-    assert blocks(24, N=256) == (1, 24)  # each place already has two programs
+    assert blocks(24, N=256) == (1, 24)  # each slot already has two programs
     assert blocks(128, N=256) == (2, 64)

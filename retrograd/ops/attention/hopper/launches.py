@@ -21,7 +21,7 @@ from retrograd.core.program import (
     layouts_of,
     read_in_place,
 )
-from retrograd.core.spec import Param, Pass, places_of
+from retrograd.core.spec import Param, Pass, slot_count_of
 
 from ..arrays import STEPS_OF_PACKED as LIMIT
 from ..arrays import columns
@@ -161,8 +161,8 @@ def _tiles(spec: Spec, time: int, size: int) -> int:
     """
     steps = _steps(spec, time)
     if spec.segmented:
-        return places_of(steps, size, steps)
-    return places_of(steps, size, spec.sequences + 2 if spec.packed else None)
+        return slot_count_of(steps, size, steps)
+    return slot_count_of(steps, size, spec.sequences + 2 if spec.packed else None)
 
 
 def _numbers(spec: Spec) -> tuple[int, int]:

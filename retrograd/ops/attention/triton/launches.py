@@ -22,7 +22,7 @@ from retrograd.core.program import (
     read_in_place,
     strides_of,
 )
-from retrograd.core.spec import Pass, places_of
+from retrograd.core.spec import Pass, slot_count_of
 
 from .. import passes
 from ..arrays import columns
@@ -80,7 +80,7 @@ def backward(
         steps, size = spec.batch * spec.queries, plan.queries.queries
         rows, tiles = spec.batch, _tiles(spec, spec.queries, size)
         if spec.segmented:
-            rows, tiles = 1, places_of(steps, size, steps)
+            rows, tiles = 1, slot_count_of(steps, size, steps)
         scratch.append(Array("dalibi_slopes_partial", (rows, tiles, spec.heads), FP32))
     if "dbias" in wanted and shared_axes(spec) == (True, True):
         tiles = _tiles(spec, spec.queries, plan.pairs.queries)
@@ -126,7 +126,7 @@ def _fused(spec: Spec) -> bool:
 
 def _tiles(spec: Spec, time: int, size: int) -> int:
     """The number of tiles of queries or keys of a row."""
-    return places_of(time, size, spec.sequences if spec.packed else None)
+    return slot_count_of(time, size, spec.sequences if spec.packed else None)
 
 
 class Launches(passes.Launches):

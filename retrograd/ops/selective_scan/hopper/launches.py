@@ -20,7 +20,7 @@ from retrograd.core.program import (
     strides_of,
 )
 from retrograd.core.rows import is_dense
-from retrograd.core.spec import Param, Pass, places
+from retrograd.core.spec import Param, Pass, slot_count
 
 from ..op import Spec
 from ..passes import FP32, Unfinished
@@ -127,7 +127,7 @@ def backward(
     """The gradients of the results, the arguments, states -> the wanted gradients."""
     inputs, layouts = read_in_place(spec.params(names), layouts, in_place)
     channels = channels_of(spec, "bwd")
-    unfinished = Unfinished(spec, outputs, spec.channels // channels, spec.batch * places(spec, PIECE))
+    unfinished = Unfinished(spec, outputs, spec.channels // channels, spec.batch * slot_count(spec, PIECE))
     scratch = (_between(spec, "leaving", plan), *unfinished.scratch)
     arrays = inputs + outputs + scratch
     sizes = BackwardSizes(

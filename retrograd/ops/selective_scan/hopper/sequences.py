@@ -19,7 +19,7 @@ def sequence(number, T, cu_seqlens_ptr):
 
 @gluon.jit
 def first_place(number, row, T, cu_seqlens_ptr, STEPS: gl.constexpr):
-    """Where a sequence's places begin in an array that has one for every STEPS steps; see `core.chunks.places`."""
+    """Where a sequence's places begin in an array that has one for every STEPS steps; see `core.chunks.slots`."""
     if cu_seqlens_ptr is None:
         return number.to(gl.int64) * gl.cdiv(T, STEPS)
     else:

@@ -19,7 +19,7 @@ from retrograd.core.kernels.rings import acquire, full_and_empty, release, stage
 
 from ..device import rows_at
 from .arrays import AheadArrays, AheadRing, Walks
-from .blocks import CHANNELS, PLACE, UNIT, VECTORS, Q, end_of, products, scaled, slices_walked, vector
+from .blocks import CHANNELS, SLOT, UNIT, VECTORS, Q, end_of, products, scaled, slices_walked, vector
 from .sequences import block_at, slice_of, tile_offsets, walk_of
 
 
@@ -152,13 +152,13 @@ def ahead(
     STAGES: gl.constexpr = OPTIONS.STAGES
     H = groups.H
     DTYPE: gl.constexpr = u.pointer.dtype.element_ty
-    STEPS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([PLACE, CHANNELS], DTYPE)
-    WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([PLACE, COLUMNS], DTYPE)
+    STEPS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([SLOT, CHANNELS], DTYPE)
+    WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([SLOT, COLUMNS], DTYPE)
     LINE: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
     full, empty = full_and_empty(STAGES, 1)
     ring = AheadRing(
-        gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, CHANNELS], STEPS),
-        gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, COLUMNS], WIDE),
+        gl.allocate_shared_memory(DTYPE, [STAGES, SLOT, CHANNELS], STEPS),
+        gl.allocate_shared_memory(DTYPE, [STAGES, SLOT, COLUMNS], WIDE),
         gl.allocate_shared_memory(gl.float32, [STAGES * 2, VECTORS * Q], LINE),
         full,
         empty,
@@ -169,11 +169,11 @@ def ahead(
     steps = gl.maximum(walk.length, 1)
     u_rows = rows_at(u, walk.row, walk.first, 0, UNIT)
     k_rows = rows_at(k, walk.row, walk.first, walk.group, UNIT)
-    vectors_ptr += walk.place.to(gl.int64) * H * (2 * VECTORS * Q)
-    numbers = gl.cdiv(steps, PLACE) * H * (2 * VECTORS * Q)
+    vectors_ptr += walk.slot.to(gl.int64) * H * (2 * VECTORS * Q)
+    numbers = gl.cdiv(steps, SLOT) * H * (2 * VECTORS * Q)
     arrays = AheadArrays(
-        tma.make_tensor_descriptor(u_rows.pointer, [steps, H * P], [u.step * UNIT, 1], [PLACE, CHANNELS], STEPS),
-        tma.make_tensor_descriptor(k_rows.pointer, [steps, N], [k.step * UNIT, 1], [PLACE, COLUMNS], WIDE),
+        tma.make_tensor_descriptor(u_rows.pointer, [steps, H * P], [u.step * UNIT, 1], [SLOT, CHANNELS], STEPS),
+        tma.make_tensor_descriptor(k_rows.pointer, [steps, N], [k.step * UNIT, 1], [SLOT, COLUMNS], WIDE),
         tma.make_tensor_descriptor(vectors_ptr, [numbers], [1], [VECTORS * Q], LINE),
     )
     # Descriptors are made while the kernel before drains.

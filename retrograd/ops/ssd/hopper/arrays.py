@@ -36,7 +36,7 @@ class Walk(NamedTuple):
     row: Any
     first: Any
     length: Any
-    place: Any
+    slot: Any
 
 
 class Span(NamedTuple):
@@ -56,7 +56,7 @@ class Registers(NamedTuple):
 
 
 class WalkOptions(NamedTuple):
-    """STAGES: of k, q and vectors. KEPT: places between two kept states."""
+    """STAGES: of k, q and vectors. KEPT: slots between two kept states."""
 
     P: int
     N: int
@@ -209,7 +209,7 @@ class BySource(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What `pairs` writes; `at`: where the sums of the place's first step are."""
+    """What `pairs` writes; `at`: where the sums of the slot's first step are."""
 
     partial: Any
     sums: Any

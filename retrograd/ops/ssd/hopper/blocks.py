@@ -1,13 +1,13 @@
 """What the kernels for Hopper share: vectors of a block, products, what is parked. Symbols: ../README.md.
 
-A place is 128 steps of a sequence, two blocks of Q = 64. A slice is 64 channels of a head.
+A slot is 128 steps of a sequence, two blocks of Q = 64. A slice is 64 channels of a head.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 Q = gl.constexpr(64)  # steps of a block
-PLACE = gl.constexpr(128)  # steps of a place
+SLOT = gl.constexpr(128)  # steps of a slot
 CHANNELS = gl.constexpr(64)  # of a slice
 PARTS = gl.constexpr(2)  # of a walk: two slices, or the halves of the states of one
 WIDEST = gl.constexpr(128)  # states of a part

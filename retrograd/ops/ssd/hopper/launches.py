@@ -8,7 +8,7 @@ from typing import Any
 
 from retrograd.core.arch import Arch
 from retrograd.core.program import Array, Launch, Layout, Layouts, Program, Scalar
-from retrograd.core.spec import Param, Pass, places
+from retrograd.core.spec import Param, Pass, slot_count
 
 from .. import passes
 from ..arrays import Summands
@@ -24,7 +24,7 @@ from .plan import (
     CHANNELS,
     MIDDLE_SLICES,
     MIDDLE_STATES,
-    PLACE,
+    SLOT,
     STEPS,
     Plan,
     halves,
@@ -70,7 +70,7 @@ def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
         return False
     if spec.P % CHANNELS or spec.N not in STATES or (which == "bwd" and spec.wide_skip):
         return False
-    return -(-spec.time // PLACE) * PLACE * spec.heads * VECTORS < 2**31  # coordinates in a sequence
+    return -(-spec.time // SLOT) * SLOT * spec.heads * VECTORS < 2**31  # coordinates in a sequence
 
 
 def in_place(name: str, param: Param, layout: Layout) -> bool:
@@ -117,9 +117,9 @@ def backward(
 
 def _prepared(spec: Spec) -> tuple[Array, Array]:
     """The results of `prepare`."""
-    count = spec.batch * places(spec, PLACE)
-    vectors = Array("vectors", (count, PLACE // STEPS, spec.heads, VECTORS, STEPS), FP32)
-    return vectors, Array("delta", (count, spec.heads, PLACE), FP32)
+    count = spec.batch * slot_count(spec, SLOT)
+    vectors = Array("vectors", (count, SLOT // STEPS, spec.heads, VECTORS, STEPS), FP32)
+    return vectors, Array("delta", (count, spec.heads, SLOT), FP32)
 
 
 def _ahead(spec: Spec, plan: Plan) -> Array:
@@ -129,7 +129,7 @@ def _ahead(spec: Spec, plan: Plan) -> Array:
 
 def _backward_scratch(spec: Spec, plan: Plan) -> tuple[Array, ...]:
     """The scratch arrays of the backward pass, without those of unwanted gradients."""
-    count = spec.batch * places(spec, PLACE)
+    count = spec.batch * slot_count(spec, SLOT)
     parts = spec.heads * slices(spec) * halves(spec)
     by_step = ("targets", "own", "dots", "sources", "after")
     partial = (spec.batch * spec.time, spec.groups * head_blocks(spec) * halves(spec), spec.N)
@@ -140,7 +140,7 @@ def _backward_scratch(spec: Spec, plan: Plan) -> tuple[Array, ...]:
         *([Array("middle", saved.shape, saved.dtype)] if kept_places(spec) == 2 else []),
         Array("leaving", (count, spec.heads, spec.P, spec.N), spec.operand_dtype),
         Array("both", (count, parts, 4), FP32),
-        *(Array(name, (count, parts, PLACE), FP32) for name in by_step),
+        *(Array(name, (count, parts, SLOT), FP32) for name in by_step),
         *(Array(f"d{name}_partial", partial, FP32) for name in ("B", "C")),
         *(Array(f"d{name}_partial", (count, spec.heads), FP32) for name in ("A", "dt_bias", "D") if spec[name]),
     )
@@ -154,7 +154,7 @@ class _Launches(Launches):
 
     def prepare(self) -> Launch:
         """Computes delta, and the vectors of every block."""
-        each = PLACE // STEPS
+        each = SLOT // STEPS
         names = "A dt_bias cu_seqlens vectors delta"
         constants = {"Q": STEPS, "BLOCKS": each, "BLOCK_H": PREPARED_HEADS}
         return self.of_steps(prepare, names, self._places * each, PREPARED_HEADS, **constants)
@@ -163,7 +163,7 @@ class _Launches(Launches):
         """Computes the gradient of dt, and partial sums of those of A, dt_bias and D."""
         count = slices(self.spec) * halves(self.spec)
         summands = Summands(
-            Q=PLACE, SLICES=count, PARTS=1, TILES=4 * count, HEADS=FINISHED_HEADS, DT_SOFTPLUS=self.spec.dt_softplus
+            Q=SLOT, SLICES=count, PARTS=1, TILES=4 * count, HEADS=FINISHED_HEADS, DT_SOFTPLUS=self.spec.dt_softplus
         )
         names = "A dt_bias cu_seqlens delta targets sources own after both dots"
         out = "ddt dA_partial ddt_bias_partial dD_partial"
@@ -186,7 +186,7 @@ class _Launches(Launches):
         return (replace(launch, max_registers=AHEAD_REGISTERS),)
 
     def middle(self) -> tuple[Launch, ...]:
-        """Computes the states that enter the places without a saved state, if there are such places."""
+        """Computes the states that enter the slots without a saved state, if there are such slots."""
         spec = self.spec
         if kept_places(spec) == 1:
             return ()
@@ -280,4 +280,4 @@ class _Launches(Launches):
 
     @property
     def _places(self) -> int:
-        return self.spec.batch * places(self.spec, PLACE)
+        return self.spec.batch * slot_count(self.spec, SLOT)

@@ -1,4 +1,4 @@
-"""SSD's states that the forward pass did not keep, where it keeps that of every second place. Symbols: ../README.md."""
+"""SSD's states that the forward pass did not keep, where it keeps that of every second slot. Symbols: ../README.md."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from ..arrays import Sequences
-from ..device import block_of, bounds_of, first_place, load_rows, owner_of, rows_at
+from ..device import block_of, bounds_of, first_slot, load_rows, owner_of, rows_at
 from .blocks import UNIT
 from .prepare import column_order
 
@@ -25,9 +25,9 @@ def middle(
     SIZES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """What enters every second place of a sequence, (kept states, H, P, N), from what enters the place before it.
+    """What enters every second slot of a sequence, (kept states, H, P, N), from what enters the slot before it.
 
-    A place is 2 Q steps. A program takes BLOCK_N states of up to `each` heads of a group, which share B.
+    A slot is 2 Q steps. A program takes BLOCK_N states of up to `each` heads of a group, which share B.
     States as they are kept, vectors as `prepare` makes them.
     """
     wait_for_previous(OVERLAP)
@@ -47,14 +47,14 @@ def middle(
     number, step = owner_of(kept, sequences, 4 * Q)
     row, first, length = bounds_of(number, sequences)
     if (step >= 0) & (step + 2 * Q < length):
-        place = tl.cast(first_place(number, first, sequences, 2 * Q) + step // (2 * Q), tl.int64)
+        slot = tl.cast(first_slot(number, first, sequences, 2 * Q) + step // (2 * Q), tl.int64)
         j = tl.arange(0, 2 * Q)
         live = j >= 0
         B_tile = load_rows(rows_at(B, row, first + step, group, UNIT), j, n, live, N, UNIT)
         for i in tl.range(heads * SLICES, num_stages=SIZES.STAGES):
             head = begin + i // SLICES
             p = i % SLICES * CHANNELS + tl.arange(0, CHANNELS)
-            near = vectors_ptr + (place * 2 * H + head) * (4 * Q)
+            near = vectors_ptr + (slot * 2 * H + head) * (4 * Q)
             after = near + tl.cast(H, tl.int64) * (4 * Q)
             decay = tl.load(after + 3 * Q - 1)
             put = tl.load(tl.where(j < Q, near, after) + column_order(j % Q, Q)) * tl.where(j < Q, decay, 1.0)

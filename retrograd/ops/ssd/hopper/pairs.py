@@ -1,13 +1,13 @@
 """SSD, backward, for Hopper: dC, dB, and sums for the gradients of decays and step sizes. Symbols: ../README.md.
 
-A program takes a place and some heads of a group, and walks over their slices. Its warps are of three kinds:
+A program takes a slot and some heads of a group, and walks over their slices. Its warps are of three kinds:
     fetch    brings a slice: rows and columns of x and dy, the state, the vectors
     consume  twice, for 64 rows each: Z += V L delta;  acc += (rows scale) state;  row sums of both, as decays need them
 Of the blocks' pairs two are on the diagonal, and there L is made by exponentials. Of the other two one is empty, and in
 one, of the second block's targets and the first block's sources, L is a product of two factors <= 1, so that no
 exponential is needed. The rows that meet it are taken by the warps of the kernel itself, which have more registers.
 
-Sums over more than 128 states do not fit beside Z. Two programs then share the work: one does what is within the place,
+Sums over more than 128 states do not fit beside Z. Two programs then share the work: one does what is within the slot,
 Z and its row sums, the other what goes through the state.
 """
 
@@ -26,12 +26,12 @@ from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_pre
 from retrograd.core.kernels.rings import acquire, barriers, full_and_empty, release, stage_of, wait_full
 
 from ..arrays import Groups
-from ..device import block_of, bounds_of, first_place, owner_of, rows_at
+from ..device import block_of, bounds_of, first_slot, owner_of, rows_at
 from .arrays import BySource, ByTarget, PairArrays, PairWork, Results, Shared, Slices
 from .blocks import (
     CHANNELS,
     PARKED,
-    PLACE,
+    SLOT,
     UNIT,
     VECTORS,
     Q,
@@ -50,22 +50,22 @@ WARPS = gl.constexpr(4)  # of each kind
 
 @gluon.jit
 def blocks_of_heads(work, OPTIONS: gl.constexpr):
-    """A program's place, which of the programs that share it, and group; the first of its blocks of heads, how many
+    """A program's slot, which of the programs that share it, and group; the first of its blocks of heads, how many
     there are in all; its first head, and how many heads.
     """
     HEADS: gl.constexpr = OPTIONS.HEADS
     HALVES: gl.constexpr = halves(OPTIONS.N)
     heads_a_group = work.H // work.G
-    place, group, _, _, head, heads = block_of(Groups(work.H, work.G), HEADS * work.each)
+    slot, group, _, _, head, heads = block_of(Groups(work.H, work.G), HEADS * work.each)
     blocks = gl.cdiv(heads_a_group, HEADS)
     block = group * blocks + (head - group * heads_a_group) // HEADS
-    return place // HALVES, place % HALVES, group, block, work.G * blocks, head, heads
+    return slot // HALVES, slot % HALVES, group, block, work.G * blocks, head, heads
 
 
 @gluon.jit
-def steps_of(place, work):
-    """The sequence of a place, by number, row and first step; the place's first step in the row, and its live steps."""
-    number, step = owner_of(place, work, PLACE)
+def steps_of(slot, work):
+    """The sequence of a slot, by number, row and first step; the slot's first step in the row, and its live steps."""
+    number, step = owner_of(slot, work, SLOT)
     row, first, length = bounds_of(number, work)
     return number, row, first, first + step, gl.where(step >= 0, gl.maximum(length - step, 0), 0)
 
@@ -138,7 +138,7 @@ def consume_shared(W: gl.constexpr, results, slices, share, work, ring, shared, 
 def scores_of(shared, W: gl.constexpr, far: gl.constexpr, HALVES: gl.constexpr):
     """Memory for block W's scores: with its own columns, or with the other's, which one block alone meets.
 
-    What is within the place alone needs `left` no more once the scores are made: they take its memory.
+    What is within the slot alone needs `left` no more once the scores are made: they take its memory.
     """
     if HALVES == 1:
         return shared.scores.index(2 if far else W)
@@ -158,7 +158,7 @@ def consume(
     WITHIN: gl.constexpr,
     THROUGH: gl.constexpr,
 ):
-    """Block W's rows of so many slices: what is within the place, what goes through the state, or both."""
+    """Block W's rows of so many slices: what is within the slot, what goes through the state, or both."""
     P: gl.constexpr = OPTIONS.P
     N: gl.constexpr = OPTIONS.N
     STAGES: gl.constexpr = OPTIONS.STAGES
@@ -222,7 +222,7 @@ def consume(
                 columns = ring.columns.index(stage)
                 near_columns = columns.slice(W * Q, Q).permute((1, 0))
                 pairs_token = warpgroup_mma(rows, near_columns, none, use_acc=False, is_async=True)
-            # From the rows to the state, which is at the border of the place.
+            # From the rows to the state, which is at the border of the slot.
             log = vector(near, 1, LEFT_ROW)
             if FOR_B:
                 to_end = ex2(end_of(near, 1, LEFT_ROW) - log)
@@ -289,7 +289,7 @@ def consume(
                 through = part_sums(by_state * gl.convert_layout(reread, Z, assert_trivial=True))
                 through *= gl.convert_layout(scale, SUMS, assert_trivial=True)[:, None]
             # Forgotten, lest a pointer for each array stays in registers.
-            t = results.at + (forget(i) * (HALVES * PLACE) + W * Q + gl.arange(0, Q, SUMS))
+            t = results.at + (forget(i) * (HALVES * SLOT) + W * Q + gl.arange(0, Q, SUMS))
             zero = gl.zeros([Q], gl.float32, SUMS)
             if FOR_B:
                 gl.store(sums.sources + t, gl.sum(within, 1) if WITHIN else zero)
@@ -307,8 +307,8 @@ def consume(
         # Found once more rather than kept in registers.
         T, H = forget(work.T), forget(work.H)
         again = PairWork(T, work.sequences, H, work.G, work.each, work.cu_seqlens)
-        place, share, _, block, blocks, _, _ = blocks_of_heads(again, OPTIONS)
-        _, row, _, at, live = steps_of(place, again)
+        slot, share, _, block, blocks, _, _ = blocks_of_heads(again, OPTIONS)
+        _, row, _, at, live = steps_of(slot, again)
         lines = blocks * HALVES  # for each step
         out = results.partial + ((row * work.T + at) * lines + (block + begin // EACH) * HALVES + share) * N
         t = W * Q + gl.arange(0, Q, gl.SliceLayout(1, ACC))
@@ -325,14 +325,14 @@ def consume(
 
 
 @gluon.jit
-def clear_outside(partial_ptr, place, stride, work, STATES: gl.constexpr):
-    """Zeros for steps of a packed row in no sequence: a place takes as many as it has, and there are places enough."""
+def clear_outside(partial_ptr, slot, stride, work, STATES: gl.constexpr):
+    """Zeros for steps of a packed row in no sequence: a slot takes as many as it has, and there are slots enough."""
     TILE: gl.constexpr = gl.BlockedLayout([1, 4], [128 // STATES, STATES // 4], [WARPS, 1], [1, 0])
     LINES: gl.constexpr = 128 // STATES * WARPS
     start = gl.load(work.cu_seqlens)
     stop = gl.load(work.cu_seqlens + work.sequences)
-    begin = place * PLACE
-    end = gl.minimum(begin + PLACE, work.T)
+    begin = slot * SLOT
+    end = gl.minimum(begin + SLOT, work.T)
     if (begin < start) | (end > stop):
         n = gl.arange(0, STATES, gl.SliceLayout(0, TILE))
         zeros = gl.zeros([LINES, STATES], gl.float32, TILE)
@@ -367,15 +367,15 @@ def pairs(
 ):
     """dC, or FOR_B dB, summed over HEADS heads, and sums of slices for what log decays and delta get.
 
-    Rows and columns are steps of (dy, x), `left` and `right` are (C, B), `states` enter the places; FOR_B, (x, dy),
+    Rows and columns are steps of (dy, x), `left` and `right` are (C, B), `states` enter the slots; FOR_B, (x, dy),
     (B, C), and gradients of the states that leave.
-    vectors (places, 2, H, 4, Q) as `prepare` makes them; states (places, H, P, N), or, with `middle`, those of every
-    second place of a sequence, and in `middle` those of the others.
+    vectors (slots, 2, H, 4, Q) as `prepare` makes them; states (slots, H, P, N), or, with `middle`, those of every
+    second slot of a sequence, and in `middle` those of the others.
     partial: (B T, blocks of heads, halves, N).
-    Of slices, (places, H P / 64, halves, 128): by the target, `targets`, what log decays have of pairs with sources
+    Of slices, (slots, H P / 64, halves, 128): by the target, `targets`, what log decays have of pairs with sources
     before it; `own`, what delta has of a step's pair with itself as a factor of x; `dots`, dy . x. FOR_B, by the
-    source, what delta has as a factor of x: `sources`, of later targets in the place; `after`, of those past it.
-    Where there are more than 128 states, of two programs one stores what is within the place, and the other what goes
+    source, what delta has as a factor of x: `sources`, of later targets in the slot; `after`, of those past it.
+    Where there are more than 128 states, of two programs one stores what is within the slot, and the other what goes
     through the state: `partial` has two lines then, and the sums two parts, which add up.
     CONSUME_REGISTERS are for rows of one block of columns; those of two get what is left.
     """
@@ -389,22 +389,22 @@ def pairs(
     STATES: gl.constexpr = N // HALVES
     H = call.H
     work = PairWork(call.T, call.sequences, H, G, call.each, cu_seqlens_ptr)
-    place, share, group, _, _, head, heads = blocks_of_heads(work, OPTIONS)
-    number, row, first, at, live = steps_of(place, work)
+    slot, share, group, _, _, head, heads = blocks_of_heads(work, OPTIONS)
+    number, row, first, at, live = steps_of(slot, work)
     slices = gl.where(live > 0, heads * SLICES, 0)
-    wide = place.to(gl.int64)
+    wide = slot.to(gl.int64)
     rows_ptr = rows_at(rows, row, at, 0, UNIT).pointer
     columns_ptr = rows_at(columns, row, at, 0, UNIT).pointer
     left_ptr = rows_at(left, row, at, group, UNIT).pointer
     right_ptr = rows_at(right, row, at, group, UNIT).pointer
     if middle_ptr is not None:
-        own = gl.maximum(at - first, 0) // PLACE  # place of the sequence
-        kept = first_place(number, first, work, PLACE * 2) + own // 2
+        own = gl.maximum(at - first, 0) // SLOT  # slot of the sequence
+        kept = first_slot(number, first, work, SLOT * 2) + own // 2
         states_ptr = gl.where(own % 2 == 1, middle_ptr, states_ptr) + kept.to(gl.int64) * H * (P * N)
     else:
         states_ptr += wide * H * (P * N)
     vectors_ptr += wide * H * (2 * VECTORS * Q)
-    slice_at = ((wide * H + head) * (SLICES * HALVES) + share) * PLACE
+    slice_at = ((wide * H + head) * (SLICES * HALVES) + share) * SLOT
     if FOR_B:
         sums = BySource(sources_ptr, after_ptr)
     else:
@@ -412,8 +412,8 @@ def pairs(
 
     ROWS: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     LINE: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
-    rows_s = gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, 64], ROWS)
-    columns_s = gl.allocate_shared_memory(DTYPE, [STAGES, PLACE, 64], ROWS)
+    rows_s = gl.allocate_shared_memory(DTYPE, [STAGES, SLOT, 64], ROWS)
+    columns_s = gl.allocate_shared_memory(DTYPE, [STAGES, SLOT, 64], ROWS)
     states_s = gl.allocate_shared_memory(DTYPE, [STAGES * HALVES, 64, STATES], ROWS)
     vectors_s = gl.allocate_shared_memory(gl.float32, [STAGES * 2, VECTORS * Q], LINE)
     left_s = gl.allocate_shared_memory(DTYPE, [2 * HALVES, Q, STATES], ROWS)
@@ -432,8 +432,8 @@ def pairs(
     # Descriptors of what is left of the sequence: steps past its end are read as zeros.
     steps = gl.maximum(live, 1)
     arrays = PairArrays(
-        tma.make_tensor_descriptor(rows_ptr, [steps, H * P], [rows.step * UNIT, 1], [PLACE, CHANNELS], ROWS),
-        tma.make_tensor_descriptor(columns_ptr, [steps, H * P], [columns.step * UNIT, 1], [PLACE, CHANNELS], ROWS),
+        tma.make_tensor_descriptor(rows_ptr, [steps, H * P], [rows.step * UNIT, 1], [SLOT, CHANNELS], ROWS),
+        tma.make_tensor_descriptor(columns_ptr, [steps, H * P], [columns.step * UNIT, 1], [SLOT, CHANNELS], ROWS),
         tma.make_tensor_descriptor(left_ptr, [steps, N], [left.step * UNIT, 1], [Q, STATES], ROWS),
         tma.make_tensor_descriptor(right_ptr, [steps, N], [right.step * UNIT, 1], [Q, STATES], ROWS),
         tma.make_tensor_descriptor(states_ptr, [H * P, N], [N, 1], [CHANNELS, STATES], ROWS),
@@ -455,8 +455,8 @@ def pairs(
 
     if cu_seqlens_ptr is not None:
         again = PairWork(call.T, call.sequences, forget(H), G, call.each, cu_seqlens_ptr)
-        place, share, _, block, blocks, _, heads = blocks_of_heads(again, OPTIONS)
+        slot, share, _, block, blocks, _, heads = blocks_of_heads(again, OPTIONS)
         for other in range(block, block + gl.cdiv(heads, OPTIONS.HEADS)):
             for h in gl.static_range(HALVES):
                 out = partial_ptr + (other * HALVES + share) * N + h * STATES
-                clear_outside(out, place, blocks * (HALVES * N), work, STATES)
+                clear_outside(out, slot, blocks * (HALVES * N), work, STATES)

@@ -10,23 +10,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retrograd.core.arch import Arch
-from retrograd.core.spec import Pass, places
+from retrograd.core.spec import Pass, slot_count
 
 from ..op import Spec
 from . import arrays, blocks
 
-PLACE = blocks.PLACE.value
+SLOT = blocks.SLOT.value
 CHANNELS = blocks.CHANNELS.value
-STEPS = 64  # of a block, Q; a place has two
+STEPS = 64  # of a block, Q; a slot has two
 MULTIPROCESSORS = 132  # of an H200; each runs one program at a time
-LEAST = 2  # places of a span
+LEAST = 2  # slots of a span
 # Of a program of `middle`: states, and slices at most.
 MIDDLE_STATES, MIDDLE_SLICES = 128, 8
 MIDDLE_PROGRAMS = 6  # programs of `middle` for each multiprocessor, at least
 PAIR_BEGINNING = 4  # start and end of a program of `pairs` take as long as this many slices
 # Heads of a block of heads, over which dB and dC are summed at once, at most; by `halves`.
 SUMMED_HEADS = {1: 40, 2: 64}
-LEAST_BLOCKS = 2  # blocks of heads for each place, if there are enough heads: calls with few heads often have few steps
+LEAST_BLOCKS = 2  # blocks of heads for each slot, if there are enough heads: calls with few heads often have few steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +38,26 @@ class Spans:
         cut: the number of walks that are cut.
         blocks: blocks of steps of a span.
         count: spans of a cut walk of the longest possible sequence; 1 if no walk is cut.
-        places: places of the longest possible sequence.
+        slots: slots of the longest possible sequence.
     """
 
     whole: int
     cut: int
     blocks: int
     count: int
-    places: int
+    slots: int
 
     @classmethod
-    def of(cls, walks: int, cut: int, length: int, places: int) -> Spans:
-        """`cut` of the walks cut into spans of `length` places, where the longest sequence has `places` places."""
-        count = max(1, -(-places // length))
+    def of(cls, walks: int, cut: int, length: int, slots: int) -> Spans:
+        """`cut` of the walks cut into spans of `length` slots, where the longest sequence has `slots` slots."""
+        count = max(1, -(-slots // length))
         cut = cut if count > 1 else 0
-        return cls(walks - cut, cut, 2 * length, count if cut else 1, places)
+        return cls(walks - cut, cut, 2 * length, count if cut else 1, slots)
 
     def recut(self, share: float, length: int) -> Spans:
-        """This share of the walks cut into spans of `length` places."""
+        """This share of the walks cut into spans of `length` slots."""
         walks = self.whole + self.cut
-        return Spans.of(walks, round(share * walks), length, self.places)
+        return Spans.of(walks, round(share * walks), length, self.slots)
 
     @property
     def programs(self) -> int:
@@ -89,7 +89,7 @@ class Plan:
 
 def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
     """The plan of a pass."""
-    spans = cut(walks(spec), max(1, -(-spec.time // PLACE)))
+    spans = cut(walks(spec), max(1, -(-spec.time // SLOT)))
     return Plan(
         spans,
         columns(spans.cut * walked(spec), spec.N),
@@ -131,13 +131,13 @@ def head_blocks(spec: Spec) -> int:
 
 
 def kept_places(spec: Spec) -> int:
-    """Places between two saved states."""
-    return spec.chunk // PLACE
+    """Slots between two saved states."""
+    return spec.chunk // SLOT
 
 
 def programs_of_pairs(spec: Spec) -> int:
     """Programs of `pairs`, if each computes all blocks of heads of a group."""
-    return spec.batch * places(spec, PLACE) * halves(spec) * spec.groups
+    return spec.batch * slot_count(spec, SLOT) * halves(spec) * spec.groups
 
 
 def programs_of_middle(spec: Spec) -> int:
@@ -145,11 +145,11 @@ def programs_of_middle(spec: Spec) -> int:
     return spec.batch * spec.chunks * (spec.N // MIDDLE_STATES) * spec.groups
 
 
-def cut(walks: int, places: int) -> Spans:
+def cut(walks: int, slots: int) -> Spans:
     """The spans: walks beyond full rounds of all multiprocessors are cut into as many spans as fit on these."""
     left = walks % MULTIPROCESSORS
     room = MULTIPROCESSORS // left if left else 1
-    return Spans.of(walks, left, max(LEAST, -(-places // room)), places)
+    return Spans.of(walks, left, max(LEAST, -(-slots // room)), slots)
 
 
 def columns(programs: int, N: int) -> int:

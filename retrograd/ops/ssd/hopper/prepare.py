@@ -40,7 +40,7 @@ def prepare(
     DT_SOFTPLUS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """vectors (places, BLOCKS, H, 4, Q) in column order, and delta (places, H, BLOCKS Q) as it is; BLOCKS a place.
+    """vectors (slots, BLOCKS, H, 4, Q) in column order, and delta (slots, H, BLOCKS Q) as it is; BLOCKS a slot.
 
     With s the sums of delta A log2(e) from a block's start, and e the last of them: 2^(e - s) delta; s; 2^s; delta.
     Outside of the sequence delta is 0.
@@ -50,9 +50,9 @@ def prepare(
     sequences = Sequences(cu_seqlens_ptr, call.T, call.sequences)
     blocks = tl.cdiv(H, BLOCK_H)
     part = tl.program_id(0) // blocks
-    place = part // BLOCKS
+    slot = part // BLOCKS
     head = tl.program_id(0) % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
-    number, step = owner_of(place, sequences, BLOCKS * Q)
+    number, step = owner_of(slot, sequences, BLOCKS * Q)
     row, first, length = bounds_of(number, sequences)
     begin = part % BLOCKS * Q
     j = tl.arange(0, Q)
@@ -61,7 +61,7 @@ def prepare(
     delta, log = step_sizes(dt, A_ptr, dt_bias_ptr, row, first, t, head, live, H, call, DT_SOFTPLUS)
     sums = sums_of(log, length - step - begin)
     in_array = (head < H)[None, :]
-    at = ((tl.cast(place, tl.int64) * H + head) * BLOCKS * Q)[None, :] + begin + j[:, None]
+    at = ((tl.cast(slot, tl.int64) * H + head) * BLOCKS * Q)[None, :] + begin + j[:, None]
     tl.store(delta_ptr + at, delta, mask=in_array)
     last = tl.sum(tl.where((j == Q - 1)[:, None], sums, 0.0), axis=0)[None, :]
     at = ((tl.cast(part, tl.int64) * H + head) * (4 * Q))[:, None] + j[None, :]

@@ -3,9 +3,9 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..device import bounds_of, first_place
+from ..device import bounds_of, first_slot
 from .arrays import Span, Walk
-from .blocks import CHANNELS, PLACE, Q, slices_walked
+from .blocks import CHANNELS, SLOT, Q, slices_walked
 
 
 @gluon.jit
@@ -17,8 +17,8 @@ def walk_of(walk, walks, OPTIONS: gl.constexpr):
     group = walk // of_group % walks.G
     number = walk // of_group // walks.G
     row, first, length = bounds_of(number, walks)
-    place = first_place(number, first, walks, PLACE)
-    return Walk(walk % of_group * OWN, slices, group, number, row, first, length, place)
+    slot = first_slot(number, first, walks, SLOT)
+    return Walk(walk % of_group * OWN, slices, group, number, row, first, length, slot)
 
 
 @gluon.jit

@@ -28,13 +28,13 @@ from retrograd.core.kernels.gluon import block_barrier, ex2, tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import Ring, acquire, barriers, full_and_empty, release, ring_of, stage_of, wait_full
 
-from ..device import first_place, rows_at
+from ..device import first_slot, rows_at
 from .arrays import Blocks, WalkArrays, WalkPointers, WalkRings, Walks
 from .blocks import (
     CHANNELS,
     PARKED,
     PARTS,
-    PLACE,
+    SLOT,
     UNIT,
     VECTORS,
     Q,
@@ -56,7 +56,7 @@ U_STAGES = gl.constexpr(3)
 
 @gluon.jit
 def is_border(c, i, OPTIONS: gl.constexpr):
-    """Whether a walk comes with this block, its i-th, to where a state is kept; mirrored, to every place."""
+    """Whether a walk comes with this block, its i-th, to where a state is kept; mirrored, to every slot."""
     if OPTIONS.BACK:
         return (c % 2 == 1) | (i == 0)
     else:
@@ -177,17 +177,17 @@ def entering_state(start_ptr, at, ahead_ptr, ahead_at, part):
 
 @gluon.jit
 def results_of(pointers, walk, walks, STEPS: gl.constexpr, WIDE: gl.constexpr, OPTIONS: gl.constexpr):
-    """Descriptors of the results of a sequence, and of the states of every KEPT-th of its places; mirrored, of all."""
+    """Descriptors of the results of a sequence, and of the states of every KEPT-th of its slots; mirrored, of all."""
     P: gl.constexpr = OPTIONS.P
     N: gl.constexpr = OPTIONS.N
     STATES: gl.constexpr = N // halves(N)
-    STORED: gl.constexpr = PLACE * (1 if OPTIONS.BACK else OPTIONS.KEPT)
+    STORED: gl.constexpr = SLOT * (1 if OPTIONS.BACK else OPTIONS.KEPT)
     H = walks.H
     steps = gl.maximum(walk.length, 1)
     out_ptr = pointers.out + (walk.row * walks.T + walk.first) * (H * P)
     out = tma.make_tensor_descriptor(out_ptr, [steps, H * P], [H * P, 1], [Q, CHANNELS], STEPS)
-    place = first_place(walk.number, walk.first, walks, STORED)
-    states_ptr = pointers.states + place.to(gl.int64) * H * (P * N)
+    slot = first_slot(walk.number, walk.first, walks, STORED)
+    states_ptr = pointers.states + slot.to(gl.int64) * H * (P * N)
     heads = gl.cdiv(steps, STORED) * H
     states = tma.make_tensor_descriptor(states_ptr, [heads * P, N], [N, 1], [CHANNELS, STATES], WIDE)
     return out, states
@@ -242,7 +242,7 @@ def carry(W: gl.constexpr, pointers, rings, walks, OPTIONS: gl.constexpr):
         u_stage = stage_of(i, U_STAGES)
         scores_stage = stage_of(i, SCORES)
         own = blocks.vectors.index(stage * SLICES + OWN)
-        at_block = pointers.vectors + ((walk.place * 2 + c).to(gl.int64) * H + head) * (VECTORS * Q)
+        at_block = pointers.vectors + ((walk.slot * 2 + c).to(gl.int64) * H + head) * (VECTORS * Q)
         decay = gl.load(at_block + 3 * Q - 1)
         # Before the first product: where old results are converted after one, all products are waited for.
         low = rounded(state, DTYPE)
@@ -252,10 +252,10 @@ def carry(W: gl.constexpr, pointers, rings, walks, OPTIONS: gl.constexpr):
         if pointers.both is not None:
             if border:
                 wait_full(rings.u, i)  # entering states come with u
-                other = (walk.place * 2 + c) ^ 1
+                other = (walk.slot * 2 + c) ^ 1
                 other_at = pointers.vectors + (other.to(gl.int64) * H + head) * (VECTORS * Q)
                 other_decay = gl.load(other_at + 3 * Q - 1)
-                at = (((walk.place + c // 2).to(gl.int64) * H + head) * P + p) // CHANNELS * HALVES + HALF
+                at = (((walk.slot + c // 2).to(gl.int64) * H + head) * P + p) // CHANNELS * HALVES + HALF
                 store_product(pointers.both + at * 4, state, rings.states.blocks.index(W), decay * other_decay)
                 block_barrier()
         q = blocks.q.index(stage * HALVES + HALF).permute((1, 0))
@@ -330,13 +330,13 @@ def carry(W: gl.constexpr, pointers, rings, walks, OPTIONS: gl.constexpr):
         if exists & (span.part == 0):
             if HALF == 0:
                 clear_outside(pointers.out, walk, walks, head, p, P)
-                if not BACK:  # nobody reads the gradients of states that no place has
+                if not BACK:  # nobody reads the gradients of states that no slot has
                     clear_places(pointers.states, walk, walks, head, p, OPTIONS)
 
 
 @gluon.jit
 def store_product(ptr, leaving, entering, decay):
-    """The log-decay gradient of pairs of steps on either side of a place, in four parts of 16 channels each."""
+    """The log-decay gradient of pairs of steps on either side of a slot, in four parts of 16 channels each."""
     rows = gl.sum(leaving * entering.load(leaving.type.layout).to(gl.float32), axis=1) * decay
     parts = gl.sum(rows.reshape([4, CHANNELS // 4]), axis=1)
     gl.store(ptr + gl.arange(0, 4, parts.type.layout), parts)
@@ -358,16 +358,16 @@ def clear_places(states_ptr, walk, walks, head, p, OPTIONS: gl.constexpr):
     """Each of packed sequences writes zeros to the kept states after its own; the first also to those before."""
     P: gl.constexpr = OPTIONS.P
     N: gl.constexpr = OPTIONS.N
-    STEPS: gl.constexpr = PLACE * OPTIONS.KEPT
+    STEPS: gl.constexpr = SLOT * OPTIONS.KEPT
     number, H = walk.number, walks.H
     own = walk.first // STEPS + number
-    for place in range(gl.where(number == 0, 0, own), own):
-        clear_rows(states_ptr + ((gl.cast(place, gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
+    for slot in range(gl.where(number == 0, 0, own), own):
+        clear_rows(states_ptr + ((gl.cast(slot, gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
     last = number == walks.sequences - 1
-    places = walks.T // STEPS + walks.sequences
-    after = gl.where(last, places, (walk.first + walk.length) // STEPS + number + 1)
-    for place in range(own + gl.cdiv(walk.length, STEPS), after):
-        clear_rows(states_ptr + ((gl.cast(place, gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
+    slots = walks.T // STEPS + walks.sequences
+    after = gl.where(last, slots, (walk.first + walk.length) // STEPS + number + 1)
+    for slot in range(own + gl.cdiv(walk.length, STEPS), after):
+        clear_rows(states_ptr + ((gl.cast(slot, gl.int64) * H + head) * P + p) * N, N, CHANNELS, N, 4)
 
 
 @gluon.jit(do_not_specialize=["u", "k", "q", "lengths", "spans"])
@@ -394,12 +394,12 @@ def walk(
     OVERLAP: gl.constexpr,
 ):
     """Forward: u, k, q = x, B, C, from the initial state; out y, last the final state, states what enters every KEPT-th
-    place of a sequence: 1, or 2, and `middle` (middle.py) is then what enters the places between.
+    slot of a sequence: 1, or 2, and `middle` (middle.py) is then what enters the slots between.
 
     `ahead` (walks that are cut, spans - 1, slices, 64, N) is what enters all but the first of their spans (ahead.py).
     BACK: u, k, q = dy, C, B, from the gradient of the final state; out dx, last the gradient of the initial state,
-    states the gradient of what leaves a place. With `entering`, what enters the places, also the log-decay gradient of
-    pairs of steps on either side of a place: both (places, H P / 64, halves, 4), to be summed.
+    states the gradient of what leaves a slot. With `entering`, what enters the slots, also the log-decay gradient of
+    pairs of steps on either side of a slot: both (slots, H P / 64, halves, 4), to be summed.
     """
     P: gl.constexpr = OPTIONS.P
     N: gl.constexpr = OPTIONS.N
@@ -438,14 +438,14 @@ def walk(
     walks = Walks(lengths.T, lengths.sequences, H, groups.G, spans.whole, spans.span, spans.spans, cu_seqlens_ptr)
     span = span_of(walks)
     own = walk_of(span.walk, walks, OPTIONS)
-    KEPT: gl.constexpr = PLACE * OPTIONS.KEPT
+    KEPT: gl.constexpr = SLOT * OPTIONS.KEPT
     steps = gl.maximum(own.length, 1)
-    count = gl.cdiv(steps, PLACE)
+    count = gl.cdiv(steps, SLOT)
     u_rows = rows_at(u, own.row, own.first, 0, UNIT)
     k_rows = rows_at(k, own.row, own.first, own.group, UNIT)
     q_rows = rows_at(q, own.row, own.first, own.group, UNIT)
-    vectors_at = vectors_ptr + own.place.to(gl.int64) * H * (2 * VECTORS * Q)
-    kept_at = first_place(own.number, own.first, walks, KEPT).to(gl.int64) * H * (P * N)
+    vectors_at = vectors_ptr + own.slot.to(gl.int64) * H * (2 * VECTORS * Q)
+    kept_at = first_slot(own.number, own.first, walks, KEPT).to(gl.int64) * H * (P * N)
     kept = gl.cdiv(steps, KEPT)
     u_described = tma.make_tensor_descriptor(u_rows.pointer, [steps, H * P], [u.step * UNIT, 1], [Q, CHANNELS], STEPS)
     k_described = tma.make_tensor_descriptor(k_rows.pointer, [steps, N], [k.step * UNIT, 1], [Q, STATES], WIDE)

@@ -38,8 +38,8 @@ def pairs(
     """Pairs of steps within a block; a program takes one, and up to HEADS heads of a group, over which it sums.
 
     dB_within, dC_within: (B T, G, blocks of heads, N).
-    dD_partial: (places, ...), with strides of head and channel.
-    Of slices, (places, slices, Q): `targets`, what log decays have of the pairs, by the target; `sources` and `own`,
+    dD_partial: (slots, ...), with strides of head and channel.
+    Of slices, (slots, slices, Q): `targets`, what log decays have of the pairs, by the target; `sources` and `own`,
     what delta has as a factor of x, by later targets and by the step itself.
     """
     wait_for_previous(OVERLAP)
@@ -53,8 +53,8 @@ def pairs(
     N_BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     H = groups.H
     sequences = Sequences(cu_seqlens_ptr, lengths.T, lengths.sequences)
-    place, group, block, blocks, head, heads = block_of(groups, SIZES.HEADS)
-    number, step = owner_of(place, sequences, Q)
+    slot, group, block, blocks, head, heads = block_of(groups, SIZES.HEADS)
+    number, step = owner_of(slot, sequences, Q)
     row, first, length = bounds_of(number, sequences)
     j = tl.arange(0, Q)
     t = step + j
@@ -76,7 +76,7 @@ def pairs(
     for i in tl.range(heads * P_BLOCKS, num_stages=SIZES.STAGES):
         h = head + i // P_BLOCKS
         p = i % P_BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
-        at = (tl.cast(place, tl.int64) * H + h) * Q + j
+        at = (tl.cast(slot, tl.int64) * H + h) * Q + j
         sums = tl.load(sums_ptr + at)
         delta = tl.load(delta_ptr + at)
         x_tile = load_rows(rows_at(x, row, first, h, SIZES.P_UNIT), t, p, live, P, SIZES.P_UNIT)
@@ -85,13 +85,13 @@ def pairs(
         pair = product(dy_tile, tl.trans(x_tile), OPERANDS) * tl.exp2(between)
         dscores += pair * delta[None, :]
         pair *= scores
-        at = (tl.cast(place, tl.int64) * (H * P_BLOCKS) + head * P_BLOCKS + i) * Q + j
+        at = (tl.cast(slot, tl.int64) * (H * P_BLOCKS) + head * P_BLOCKS + i) * Q + j
         tl.store(targets_ptr + at, tl.sum(pair * delta[None, :], axis=1))
         tl.store(sources_ptr + at, tl.sum(pair, axis=0))
         xdy = x_tile.to(tl.float32) * dy_tile.to(tl.float32)
         tl.store(own_ptr + at, tl.sum(xdy, axis=1) * own_score)
         if dD_partial.pointer is not None:
-            at = tl.cast(place, tl.int64) * (H * P) + h * dD_partial.head + p * dD_partial.channel
+            at = tl.cast(slot, tl.int64) * (H * P) + h * dD_partial.head + p * dD_partial.channel
             tl.store(dD_partial.pointer + at, tl.sum(xdy, axis=0), mask=p < P)
 
     at = ((row * lengths.T + first + t.to(tl.int64)) * blocks + block)[:, None] * N
@@ -126,7 +126,7 @@ def through_states(
 
     Forward: u, q = dy, C; states enter the blocks. BACK: u, q = x, B; states are gradients of those that leave them.
     partial (B T, G, blocks of heads, N) is dC, or dB, with what `within` has of it. Of slices and blocks of states,
-    (places, slices, Q): what log decays have of the pairs, by the target; what delta has as a factor of x.
+    (slots, slices, Q): what log decays have of the pairs, by the target; what delta has as a factor of x.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
@@ -139,10 +139,10 @@ def through_states(
     N_BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     H = groups.H
     sequences = Sequences(cu_seqlens_ptr, lengths.T, lengths.sequences)
-    place, group, block, blocks, head, heads = block_of(groups, SIZES.HEADS)
-    b = place % N_BLOCKS
-    place = place // N_BLOCKS
-    number, step = owner_of(place, sequences, Q)
+    slot, group, block, blocks, head, heads = block_of(groups, SIZES.HEADS)
+    b = slot % N_BLOCKS
+    slot = slot // N_BLOCKS
+    number, step = owner_of(slot, sequences, Q)
     row, first, length = bounds_of(number, sequences)
     j = tl.arange(0, Q)
     n = b * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -156,23 +156,23 @@ def through_states(
     for i in tl.range(heads * P_BLOCKS, num_stages=SIZES.STAGES):
         h = head + i // P_BLOCKS
         p = i % P_BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
-        at = (tl.cast(place, tl.int64) * H + h) * Q
+        at = (tl.cast(slot, tl.int64) * H + h) * Q
         scale = tl.load(sums_ptr + at + j)
         if BACK:
             scale = tl.load(sums_ptr + at + Q - 1) - scale
         scale = tl.exp2(scale)
         u_tile = load_rows(rows_at(u, row, first, h, SIZES.P_UNIT), t, p, live, P, SIZES.P_UNIT)
         u_tile = u_tile.to(tl.float32) * scale[:, None]
-        state = load_state(states_ptr, place, h, H, p, n, (step >= 0) & (step < length), SIZES)
+        state = load_state(states_ptr, slot, h, H, p, n, (step >= 0) & (step < length), SIZES)
         by_step = tl.sum(product(q_tile, tl.trans(state), OPERANDS) * u_tile, axis=1)
-        slice = (tl.cast(place, tl.int64) * (H * P_BLOCKS) + head * P_BLOCKS + i) * N_BLOCKS + b
+        slice = (tl.cast(slot, tl.int64) * (H * P_BLOCKS) + head * P_BLOCKS + i) * N_BLOCKS + b
         tl.store(sums_by_step_ptr + slice * Q + j, by_step)
         if BACK:
             u_tile *= tl.load(delta_ptr + at + j)[:, None]
         total = add_product(u_tile, state, total, OPERANDS)
     tl.store(partial_ptr + offsets, total, mask=mask)
     if cu_seqlens_ptr is not None:
-        cleared, in_none = outside(place, sequences, Q)
+        cleared, in_none = outside(slot, sequences, Q)
         offsets = (cleared.to(tl.int64) * blocks + block)[:, None] * N + n[None, :]
         zeros = tl.zeros([Q, BLOCK_N], tl.float32)
         tl.store(partial_ptr + offsets, zeros, mask=in_none[:, None] & (n < N)[None, :])

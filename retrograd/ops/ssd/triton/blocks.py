@@ -5,9 +5,9 @@ import triton.language as tl
 
 
 @triton.jit
-def load_state(ptr, place, head, H, p, n, there, SIZES: tl.constexpr):
-    """Some channels and states of a head from an array (places, H, P, N); zeros where it is not there."""
-    at = ptr + (tl.cast(place, tl.int64) * H + head) * (SIZES.P * SIZES.N)
+def load_state(ptr, slot, head, H, p, n, there, SIZES: tl.constexpr):
+    """Some channels and states of a head from an array (slots, H, P, N); zeros where it is not there."""
+    at = ptr + (tl.cast(slot, tl.int64) * H + head) * (SIZES.P * SIZES.N)
     mask = (p < SIZES.P)[:, None] & (n < SIZES.N)[None, :] & there
     return tl.load(at + (p * SIZES.N)[:, None] + n[None, :], mask=mask, other=0.0)
 

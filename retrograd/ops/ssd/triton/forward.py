@@ -53,8 +53,8 @@ def outputs(
     N_BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     H = groups.H
     sequences = Sequences(cu_seqlens_ptr, lengths.T, lengths.sequences)
-    place, group, _, _, head, heads = block_of(groups, SIZES.HEADS)
-    number, step = owner_of(place, sequences, Q)
+    slot, group, _, _, head, heads = block_of(groups, SIZES.HEADS)
+    number, step = owner_of(slot, sequences, Q)
     row, first, length = bounds_of(number, sequences)
     j = tl.arange(0, Q)
     t = step + j
@@ -73,7 +73,7 @@ def outputs(
     for i in tl.range(heads * P_BLOCKS, num_stages=SIZES.STAGES):
         h = head + i // P_BLOCKS
         p = i % P_BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
-        at = (tl.cast(place, tl.int64) * H + h) * Q
+        at = (tl.cast(slot, tl.int64) * H + h) * Q
         sums = tl.load(sums_ptr + at + j)
         delta = tl.load(delta_ptr + at + j)
         last = tl.load(sums_ptr + at + Q - 1)
@@ -83,7 +83,7 @@ def outputs(
             n = b * BLOCK_N + tl.arange(0, BLOCK_N)
             if N_BLOCKS > 1:
                 q_tile = load_rows(q_rows, t, n, live, N, SIZES.N_UNIT)
-            state = load_state(states_ptr, place, h, H, p, n, (step >= 0) & (step < length), SIZES)
+            state = load_state(states_ptr, slot, h, H, p, n, (step >= 0) & (step < length), SIZES)
             out = add_product(q_tile, tl.trans(state), out, OPERANDS)
         if BACK:
             between = tl.where(j[:, None] <= j[None, :], sums[None, :] - sums[:, None], float("-inf"))
@@ -110,7 +110,7 @@ def outputs(
         if out_ptr is not None:
             tl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=mask)
         if cu_seqlens_ptr is not None:
-            cleared, in_none = outside(place, sequences, Q)
+            cleared, in_none = outside(slot, sequences, Q)
             offsets = cleared.to(tl.int64)[:, None] * (H * P) + (h * P + p)[None, :]
             zeros = tl.zeros([Q, BLOCK_P], tl.float32)
             mask = in_none[:, None] & (p < P)[None, :]

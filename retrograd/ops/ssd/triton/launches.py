@@ -10,7 +10,7 @@ import triton.language as tl
 from retrograd.core.arch import Arch
 from retrograd.core.dtypes import KERNEL_FLOATS
 from retrograd.core.program import Array, Launch, Layouts, Program
-from retrograd.core.spec import Pass, places
+from retrograd.core.spec import Pass, slot_count
 
 from ..arrays import Summands
 from ..finish import finish
@@ -265,5 +265,5 @@ def _states(name: str, spec: Spec, tile: Tile) -> Array:
 
 
 def _places(spec: Spec, steps: int) -> int:
-    """The number of places in all rows, for blocks of `steps` steps."""
-    return spec.batch * places(spec, steps)
+    """The number of slots in all rows, for blocks of `steps` steps."""
+    return spec.batch * slot_count(spec, steps)

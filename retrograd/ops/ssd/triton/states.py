@@ -6,7 +6,7 @@ import triton.language as tl
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from ..arrays import Sequences
-from ..device import bounds_of, first_place, owner_of, rows_at, step_sizes, sums_of
+from ..device import bounds_of, first_slot, owner_of, rows_at, step_sizes, sums_of
 from .blocks import add_product
 
 
@@ -25,20 +25,20 @@ def prepare(
     DT_SOFTPLUS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """delta (places, H, Q), 0 outside of the sequence; sums (places, H, Q) of delta A log2(e) from a block's start."""
+    """delta (slots, H, Q), 0 outside of the sequence; sums (slots, H, Q) of delta A log2(e) from a block's start."""
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     sequences = Sequences(cu_seqlens_ptr, call.T, call.sequences)
     blocks = tl.cdiv(H, BLOCK_H)
-    place = tl.program_id(0) // blocks
+    slot = tl.program_id(0) // blocks
     head = tl.program_id(0) % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
-    number, step = owner_of(place, sequences, Q)
+    number, step = owner_of(slot, sequences, Q)
     row, first, length = bounds_of(number, sequences)
     j = tl.arange(0, Q)
     t = step + j
     live = ((t >= 0) & (t < length))[:, None] & (head < H)[None, :]
     delta, log = step_sizes(dt, A_ptr, dt_bias_ptr, row, first, t, head, live, H, call, DT_SOFTPLUS)
-    at = (tl.cast(place, tl.int64) * H + head)[None, :] * Q + j[:, None]
+    at = (tl.cast(slot, tl.int64) * H + head)[None, :] * Q + j[:, None]
     in_array = (head < H)[None, :] & (j < Q)[:, None]
     tl.store(delta_ptr + at, delta, mask=in_array)
     tl.store(sums_ptr + at, sums_of(log, length - step), mask=in_array)
@@ -67,13 +67,13 @@ def carry_states(
     FROM_KEPT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The state that enters every block: states (places, H, P, N); one program for BLOCK_P channels, BLOCK_N states.
+    """The state that enters every block: states (slots, H, P, N); one program for BLOCK_P channels, BLOCK_N states.
 
     Forward: driven by x and B, from the initial state; what enters every KEEP steps is also kept, and the last state is
     stored. FROM_KEPT: a program for every kept state, from it up to the next.
     BACK: the gradient of the state that leaves every block, driven by dy and C from the last step on,
     from the gradient of the final state; the last one is that of the initial state. With the states that enter the
-    blocks, also the log-decay gradient of pairs of steps on either side of a block: both (places, H, tiles).
+    blocks, also the log-decay gradient of pairs of steps on either side of a block: both (slots, H, tiles).
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
@@ -101,8 +101,8 @@ def carry_states(
     else:
         number = part
     row, first, length = bounds_of(number, sequences)
-    place = first_place(number, first, sequences, Q)
-    kept_place = first_place(number, first, sequences, KEEP)
+    slot = first_slot(number, first, sequences, Q)
+    kept_slot = first_slot(number, first, sequences, KEEP)
     end = length
     if FROM_KEPT:
         end = tl.where(begin < 0, begin, tl.minimum(length, begin + KEEP))
@@ -120,19 +120,19 @@ def carry_states(
     blocks = tl.cdiv(tl.maximum(end - begin, 0), Q)
     for i in tl.range(blocks, num_stages=SIZES.STAGES):
         c = begin // Q + (blocks - 1 - i if BACK else i)
-        at = states_ptr + (place + c).to(tl.int64) * size + within
+        at = states_ptr + (slot + c).to(tl.int64) * size + within
         tl.store(at, state.to(DTYPE), mask=in_tile)
         if kept_ptr is not None:
             if c % (KEEP // Q) == 0:
-                kept = kept_ptr + (kept_place + c // (KEEP // Q)).to(tl.int64) * size + within
+                kept = kept_ptr + (kept_slot + c // (KEEP // Q)).to(tl.int64) * size + within
                 tl.store(kept, state.to(DTYPE), mask=in_tile)
-        at = ((place + c).to(tl.int64) * H + head) * Q
+        at = ((slot + c).to(tl.int64) * H + head) * Q
         sums = tl.load(sums_ptr + at + j)
         whole = tl.exp2(tl.load(sums_ptr + at + Q - 1))
         if both_ptr is not None:
-            entering = tl.load(entering_ptr + (place + c).to(tl.int64) * size + within, mask=in_tile, other=0.0)
+            entering = tl.load(entering_ptr + (slot + c).to(tl.int64) * size + within, mask=in_tile, other=0.0)
             both = tl.sum(tl.sum(state * entering.to(tl.float32), axis=1), axis=0)
-            tl.store(both_ptr + (place + c).to(tl.int64) * tiles + tile, both * whole)
+            tl.store(both_ptr + (slot + c).to(tl.int64) * tiles + tile, both * whole)
         t = c * Q + j
         live = (t < length)[:, None]
         steps = t.to(tl.int64)[:, None]
@@ -148,13 +148,13 @@ def carry_states(
     if last_ptr is not None:
         tl.store(last_ptr + tl.cast(number, tl.int64) * size + within, state, mask=in_tile)
     if kept_ptr is not None and cu_seqlens_ptr is not None:
-        # Places that belong to no chunk: before the first sequence's, and up to the next sequence's.
+        # Slots that belong to no chunk: before the first sequence's, and up to the next sequence's.
         stop = first + length
         after = tl.where(
             number == lengths.sequences - 1, lengths.T // KEEP + lengths.sequences, stop // KEEP + number + 1
         )
         zeros = tl.zeros([BLOCK_P, BLOCK_N], DTYPE)
-        for i in range(tl.where(number == 0, 0, kept_place), kept_place):
+        for i in range(tl.where(number == 0, 0, kept_slot), kept_slot):
             tl.store(kept_ptr + tl.cast(i, tl.int64) * size + within, zeros, mask=in_tile)
-        for i in range(kept_place + tl.cdiv(length, KEEP), after):
+        for i in range(kept_slot + tl.cdiv(length, KEEP), after):
             tl.store(kept_ptr + tl.cast(i, tl.int64) * size + within, zeros, mask=in_tile)

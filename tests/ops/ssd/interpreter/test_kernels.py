@@ -23,13 +23,13 @@ from retrograd.opinfo.info import OpInfo, spec_of
 from retrograd.ops.ssd import reference
 from retrograd.ops.ssd.arrays import Sequences
 from retrograd.ops.ssd.cases import ALL, case
-from retrograd.ops.ssd.device import bounds_of, first_place, owner_of
-from retrograd.ops.ssd.hopper.plan import PLACE
+from retrograd.ops.ssd.device import bounds_of, first_slot, owner_of
+from retrograd.ops.ssd.hopper.plan import SLOT
 from retrograd.ops.ssd.info import INFO
 from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import call, options, plain_and_exact, upcast
 
-STEPS = 16  # of a place
+STEPS = 16  # of a slot
 
 
 # Times the budget. An element of another slice, block or sequence is wrong by its own size, which is more than that;
@@ -87,16 +87,16 @@ def test_a_gradient_through_the_final_state_alone_keeps_its_digits() -> None:
 
 
 @triton.jit
-def owners(cu_seqlens_ptr: Any, places_ptr: Any, T: Any, sequences: Any, STEPS: tl.constexpr) -> None:
-    """For each place its sequence's number, its first step in it, and the sequence's row, first step, length and
-    first place: (places, 6).
+def owners(cu_seqlens_ptr: Any, slots_ptr: Any, T: Any, sequences: Any, STEPS: tl.constexpr) -> None:
+    """For each slot its sequence's number, its first step in it, and the sequence's row, first step, length and
+    first slot: (slots, 6).
     """
-    place = tl.program_id(0)
+    slot = tl.program_id(0)
     call = Sequences(cu_seqlens_ptr, T, sequences)
-    number, step = owner_of(place, call, STEPS)
+    number, step = owner_of(slot, call, STEPS)
     row, first, length = bounds_of(number, call)
-    mine = first_place(number, first, call, STEPS)
-    out = places_ptr + place * 6
+    mine = first_slot(number, first, call, STEPS)
+    out = slots_ptr + slot * 6
     tl.store(out, number)
     tl.store(out + 1, step)
     tl.store(out + 2, row)
@@ -106,21 +106,21 @@ def owners(cu_seqlens_ptr: Any, places_ptr: Any, T: Any, sequences: Any, STEPS: 
 
 
 def test_each_of_many_sequences_has_the_places_of_its_steps_and_no_other_has_them(seed: int) -> None:
-    """More than 128, so that a place looks at two times 128 of them; the first begins late, the last ends early."""
+    """More than 128, so that a slot looks at two times 128 of them; the first begins late, the last ends early."""
     count = 135
     lengths = torch.randint(0, 3 * STEPS, (count,), generator=torch.Generator().manual_seed(seed))
     lengths[torch.arange(count) % 5 < 4] = 0
     bounds = torch.cat([torch.tensor([5]), 5 + lengths.cumsum(0)]).int()
     T = int(bounds[-1]) + 7
-    places = T // STEPS + count
-    found = torch.full((places, 6), -(10**6), dtype=torch.int32)
-    owners[(places,)](bounds, found, T, count, STEPS)
+    slots = T // STEPS + count
+    found = torch.full((slots, 6), -(10**6), dtype=torch.int32)
+    owners[(slots,)](bounds, found, T, count, STEPS)
     taken: dict[int, int] = {}
-    for place, (number, step, row, first, length, mine) in enumerate(found.tolist()):
+    for slot, (number, step, row, first, length, mine) in enumerate(found.tolist()):
         assert (row, first, length) == (0, bounds[number], lengths[number])
-        assert step == (place - mine) * STEPS
+        assert step == (slot - mine) * STEPS
         if 0 <= step < length:
-            taken.update({first + step + j: place for j in range(min(STEPS, length - step))})
+            taken.update({first + step + j: slot for j in range(min(STEPS, length - step))})
     assert sorted(taken) == list(range(5, T - 7))
     assert len(set(taken.values())) == int((-(-lengths // STEPS)).sum())
 
@@ -143,12 +143,12 @@ def test_steps_outside_of_any_sequence_get_zeros(bounds: tuple[int, ...], seed: 
 
 
 def test_the_states_between_kept_ones_are_those_of_the_definition(seed: int) -> None:
-    """With N over 128 every second place has a kept state; the backward pass on Hopper finds the others."""
+    """With N over 128 every second slot has a kept state; the backward pass on Hopper finds the others."""
     bounds = (3, 3, 200, 590)
     tried = as_float16(case("between", (1, 600, 3, 64, 1, 256), cu_seqlens=bounds, initial_state=True))
     inputs, _ = contract.drawn(INFO, tried, "cpu", seed)
     inputs["initial_state"] *= 0.1
-    op = INFO.structures["spans of a place"](INFO).op  # all heads in one program
+    op = INFO.structures["spans of a slot"](INFO).op  # all heads in one program
     assert op is not None
     spec = spec_of(op, tried)
     states = op.forward(spec).portable(torch_namespace(), inputs)["states"]
@@ -165,14 +165,14 @@ def test_the_states_between_kept_ones_are_those_of_the_definition(seed: int) -> 
     expected = torch.full_like(found, float("nan"))
     exact: dict[str, Any] = {name: upcast(tensor) for name, tensor in inputs.items()}
     for number, (start, stop) in enumerate(pairwise(bounds)):
-        for middle in range(start + PLACE, stop, 2 * PLACE):
+        for middle in range(start + SLOT, stop, 2 * SLOT):
             steps = {name: exact[name][:, start:middle] for name in ("x", "dt", "B", "C")}
             start_state = exact["initial_state"][number : number + 1]
             given = {**exact, **steps, "initial_state": start_state}
             given.pop("cu_seqlens")
             _, state = reference.ssd(**given, **{**options(tried), "return_final_state": True})
-            place = start // (2 * PLACE) + number + (middle - start) // (2 * PLACE)
-            expected[0, place] = state[0]
+            slot = start // (2 * SLOT) + number + (middle - start) // (2 * SLOT)
+            expected[0, slot] = state[0]
     written = ~expected[0, :, 0, 0, 0].isnan()
     assert written.sum() == 3
     assert torch.equal(written, ~found[0, :, 0, 0, 0].isnan())
