@@ -28,7 +28,7 @@ def chosen_cases(cases: Mapping[str, Sequence[Case]], patterns: str, kind: str) 
     Args:
         cases: op -> the cases to choose from.
         patterns: comma-separated.
-        kind: what the error calls the cases, with a space behind it.
+        kind: what the error calls the cases, with a space after it.
     """
     found = {op: matching(own, patterns.split(",")) for op, own in cases.items()}
     unknown = [one for one in patterns.split(",") if not any(matching(own, [one]) for own in cases.values())]

@@ -2,7 +2,7 @@
 
 Philox4x32 with seven rounds (Salmon et al., 2011): counter (call, query, b H + h, start of the sequence), key
 (seed, 0). A call's four words are eight numbers of 16 bits. Of 32 keys, call c of four has keys 2 c and 2 c + 1 and
-those 8, 16 and 24 behind them, as a thread of a tensor core's result has them; word n has those that lie 8 n behind,
+those 8, 16 and 24 after them, as a thread of a tensor core's result has them; word n has those that lie 8 n after,
 the lower half first.
 """
 

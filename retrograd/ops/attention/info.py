@@ -16,7 +16,7 @@ def alone(case: Case) -> bool:
 
 
 def causal(case: Case) -> bool:
-    """Whether queries see no key behind their own place, which is the same with fewer steps."""
+    """Whether queries see no key after their own position, which is the same with fewer steps."""
     same = case.inputs["q"].shape[1] == case.inputs["k"].shape[1]
     return same and bool(case.options.get("causal")) and "bias" not in case.inputs
 

@@ -60,7 +60,7 @@ def dot_product_attention(
         query_seq_lengths: (B,) int32: queries from there on have zeros as their results.
         key_value_seq_lengths: (B,) int32: keys from there on are not seen. Lengths below 0 are refused on a CPU outside
             of `jax.jit`, and mean 0 elsewhere.
-        local_window_size: (left, right), how many keys a query sees before and behind its own place; an int for both.
+        local_window_size: (left, right), how many keys a query sees before and after its own position; an int for both.
         implementation: None, since there is one.
         return_residual: also return the logarithm of the sum of exponentials, (B, T, N) or (T, N).
 
@@ -178,9 +178,9 @@ def _before(lengths: Array, steps: int) -> Array:
 
 def _around(steps: int, keys: int, causal: bool, window: tuple[int, int] | None) -> Array:
     """Whether each query sees each key in its window, where query i stands at key i, (steps, keys)."""
-    behind = jnp.arange(keys)[None] - jnp.arange(steps)[:, None]
+    offset = jnp.arange(keys)[None] - jnp.arange(steps)[:, None]
     left, right = window or (steps + keys, steps + keys)
-    return (behind <= (0 if causal else right)) & (behind >= -left)
+    return (offset <= (0 if causal else right)) & (offset >= -left)
 
 
 def _added(bias: Array | None, masks: list[Array], like: Array) -> Array | None:

@@ -152,11 +152,11 @@ class Spec(Common):
         Results and gradients are zero at steps with a negative id. The same as packed sequences, and on a GPU the same
         bits; alibi_slopes is (H,).""",
     )
-    causal: bool = option("bool", False, doc="whether a query sees no key behind its own place.")
+    causal: bool = option("bool", False, doc="whether a query sees no key after its own position.")
     window: tuple[int, int] | None = option(
         "int[]?",
         None,
-        doc="(left, right), how many keys a query sees before and behind its own place; -1 for all.",
+        doc="(left, right), how many keys a query sees before and after its own position; -1 for all.",
     )
     scale: float | None = option("float?", None, doc="factor of the products; 1 / sqrt(D) by default.")
     softcap: float | None = option("float?", None, doc="bound of the scaled products.")
@@ -206,7 +206,7 @@ class Spec(Common):
 
     @property
     def sides(self) -> tuple[int | None, int | None]:
-        """How many keys a query sees before and behind its own place; None for all."""
+        """How many keys a query sees before and after its own position; None for all."""
         left, right = self.window or (UNLIMITED, UNLIMITED)
         right = 0 if self.causal else right
         return None if left == UNLIMITED else left, None if right == UNLIMITED else right

@@ -167,8 +167,8 @@ class Pairs:
         return array if self.runs is None else self.xp.where(self.taken, array, 0)
 
     def distance(self, tile: Mapping[str, Any]) -> Any:
-        """How far each key is from each query's place."""
-        return self.xp.astype(self.xp.abs(self._behind(tile)), self.spec.compute_dtype)
+        """How far each key is from each query's position."""
+        return self.xp.astype(self.xp.abs(self._offset(tile)), self.spec.compute_dtype)
 
     def dropped(self, tile: Mapping[str, Any]) -> Any:
         """The factors of dropout."""
@@ -308,8 +308,8 @@ class Pairs:
         of_tiles = self._by_group(slopes[self.queries.owner], 1)  # tiles, G, R
         return xp.moveaxis(of_tiles, 0, 2)[None, :, :, :, None, None]
 
-    def _behind(self, tile: Mapping[str, Any]) -> Any:
-        """How far each key lies behind each query's place, (1, 1, 1, query tiles, TILE, TILE)."""
+    def _offset(self, tile: Mapping[str, Any]) -> Any:
+        """How far each key lies after each query's position, (1, 1, 1, query tiles, TILE, TILE)."""
         return aligned(tile["step"], self.place) - self.place
 
     def _same_owner(self, tile: Mapping[str, Any]) -> Any:
@@ -317,7 +317,7 @@ class Pairs:
         return self.xp.reshape(self.queries.owner == tile["owner"], (1, 1, 1, self.queries.count, 1, 1))
 
     def _visible(self, tile: Mapping[str, Any]) -> Any:
-        behind = self._behind(tile)
+        offset = self._offset(tile)
         visible = self.taken & aligned(tile["taken"], self.taken)
         if self.runs is None:
             visible = visible & self._same_owner(tile)
@@ -325,9 +325,9 @@ class Pairs:
             visible = visible & (self.run == tile["run"])
         left, right = self.spec.sides
         if left is not None:
-            visible = visible & (behind >= -left)
+            visible = visible & (offset >= -left)
         if right is not None:
-            visible = visible & (behind <= right)
+            visible = visible & (offset <= right)
         return visible
 
 

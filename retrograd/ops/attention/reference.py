@@ -51,7 +51,7 @@ def attention(
         own_q, i, start = (t[None] for t in numbered(q, cu_seqlens_q))
         own_k, j, _ = (t[None] for t in numbered(k, cu_seqlens_k))
         place = i + shifts(q, k, cu_seqlens_q, cu_seqlens_k)[own_q]
-    # (rows, 1, queries, keys), of a key: how far it lies behind the query's place
+    # (rows, 1, queries, keys), of a key: how far it lies after the query's position
     ahead = j[:, None, None, :] - place[:, None, :, None]
     visible = (own_q[:, None, :, None] == own_k[:, None, None, :]) & (own_q >= 0)[:, None, :, None]
     left, right = window or (-1, -1)
@@ -161,7 +161,7 @@ def of_rows(slopes: Tensor, own: Tensor, bounds: Tensor | None) -> Tensor:
 def random(seed: Tensor | int | None, shape: torch.Size, i: Tensor, j: Tensor, start: Tensor) -> Tensor:
     """Numbers from 0 to FORMS - 1 for (batch, head, query, key): two in each word that Philox4x32-7 returns.
 
-    Of 32 keys, those that share a call are 2 c, 2 c + 1 and the ones 8, 16 and 24 behind them: a thread of a tensor
+    Of 32 keys, those that share a call are 2 c, 2 c + 1 and the ones 8, 16 and 24 after them: a thread of a tensor
     core's result has them. The counter is (call, i, b H + h, the sequence's start), the key (seed, 0). i, j and start
     are (rows, steps).
     """

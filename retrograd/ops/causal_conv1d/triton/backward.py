@@ -22,12 +22,12 @@ from .forward import (
     load_past,
     load_planes,
     load_step,
-    place,
     row_and_bounds,
     sequence_bounds,
     sigmoid,
     store_vectors,
     tile_channels,
+    tile_of_program,
     time_of,
 )
 
@@ -188,7 +188,7 @@ def backward_channels(
     wait_for_previous(OVERLAP)
     T, sequences, walk = lengths.steps, lengths.sequences, lengths.walk
     chunks = tl.cdiv(T, TILE.lanes * walk)
-    row, chunk, block = place(chunks, SIZES.channels, TILE.channels)
+    row, chunk, block = tile_of_program(chunks, SIZES.channels, TILE.channels)
     d, mask = tile_channels(block, SIZES.channels, TILE.lanes, TILE.channels)
     filters = load_filters(weight, bias, d, mask, SIZES.taps)
     dy = line_of(dy, row, d)
@@ -248,7 +248,7 @@ def initial_gradients(
     let_next_start(OVERLAP)
     D: tl.constexpr = SIZES.channels
     W: tl.constexpr = SIZES.taps
-    sequence, _, block = place(1, D, BLOCK_D)
+    sequence, _, block = tile_of_program(1, D, BLOCK_D)
     d, mask = tile_channels(block, D, 1, BLOCK_D)
     row, first, last = row_and_bounds(cu_seqlens, sequence, T)
     filters = load_filters(weight, bias, d, mask, W)
@@ -301,7 +301,7 @@ def backward_time(
     VECTOR: tl.constexpr = TILE.vector
     T, tiles = lengths.steps, lengths.tiles
     chunks = tl.cdiv(T, tiles * TILE.blocks * VECTOR)
-    row, chunk, block = place(chunks, SIZES.channels, TILE.channels)
+    row, chunk, block = tile_of_program(chunks, SIZES.channels, TILE.channels)
     d, mask = tile_channels(block, SIZES.channels, TILE.blocks, TILE.channels)
     filters = load_filters(weight, bias, d, mask, W)
     dy = line_of(dy, row, d)

@@ -38,7 +38,7 @@ def sigmoid(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def place(chunks, channels: tl.constexpr, BLOCK_D: tl.constexpr):
+def tile_of_program(chunks, channels: tl.constexpr, BLOCK_D: tl.constexpr):
     """(row, chunk of time, block of channels) of this program; neighbours share a chunk."""
     blocks: tl.constexpr = (channels + BLOCK_D - 1) // BLOCK_D
     program = tl.program_id(0)
@@ -207,7 +207,7 @@ def forward_channels(
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     T, sequences, walk = lengths.steps, lengths.sequences, lengths.walk
-    row, chunk, block = place(tl.cdiv(T, TILE.lanes * walk), SIZES.channels, TILE.channels)
+    row, chunk, block = tile_of_program(tl.cdiv(T, TILE.lanes * walk), SIZES.channels, TILE.channels)
     d, mask = tile_channels(block, SIZES.channels, TILE.lanes, TILE.channels)
     filters = load_filters(weight, bias, d, mask, SIZES.taps)
     x = line_of(x, row, d)
@@ -249,7 +249,7 @@ def final_states(
     let_next_start(OVERLAP)
     D: tl.constexpr = SIZES.channels
     W: tl.constexpr = SIZES.taps
-    sequence, _, block = place(1, D, BLOCK_D)
+    sequence, _, block = tile_of_program(1, D, BLOCK_D)
     d, mask = tile_channels(block, D, 1, BLOCK_D)
     row, first, last = row_and_bounds(cu_seqlens, sequence, T)
     x = line_of(x, row, d)
@@ -386,7 +386,7 @@ def forward_time(
     W: tl.constexpr = SIZES.taps
     VECTOR: tl.constexpr = TILE.vector
     T, tiles = lengths.steps, lengths.tiles
-    row, chunk, block = place(tl.cdiv(T, tiles * TILE.blocks * VECTOR), SIZES.channels, TILE.channels)
+    row, chunk, block = tile_of_program(tl.cdiv(T, tiles * TILE.blocks * VECTOR), SIZES.channels, TILE.channels)
     d, mask = tile_channels(block, SIZES.channels, TILE.blocks, TILE.channels)
     filters = load_filters(weight, bias, d, mask, W)
     x = line_of(x, row, d)

@@ -1,7 +1,7 @@
 """Tile sizes: a pure function of the spec and the architecture.
 
 A tile's shape and its warps depend on D and the dtypes. The number of steps per program depends on the size of the
-call, but it is a run-time number, and the additions behind an element of y or dx do not depend on it.
+call, but it is a run-time number, and the additions that make an element of y or dx do not depend on it.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class Complex(NamedTuple):
 class Runs(NamedTuple):
     """The runs of a program: the tile of a sequence in row `batch` that it works on, for a block of channels.
 
-    Tile i of the sequence has slot origin + i * pitch, see `scan.place`; the sequence is `length` steps from `start`.
-    Each lane has a channel, and the first step of its run; steps are counted from where the recurrence begins.
+    Tile i of the sequence has slot origin + i * pitch, see `scan.tile_of_program`; the sequence is `length` steps from
+    `start`. Each lane has a channel, and the first step of its run; steps are counted from where the recurrence begins.
     """
 
     sequence: Any

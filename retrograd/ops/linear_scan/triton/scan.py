@@ -163,7 +163,7 @@ def row(P, l, r, lane, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def place(bounds_ptr, T, sequences, blocks, TILE: tl.constexpr):
+def tile_of_program(bounds_ptr, T, sequences, blocks, TILE: tl.constexpr):
     """(sequence, tile, origin, pitch, start, length, block) of this program, see `Runs`.
 
     A slot is a number for a tile among all tiles of all sequences. Rows of a batch have as many tiles each, and take
@@ -351,7 +351,7 @@ def larger(x, y):
 @triton.jit
 def own_runs(bounds_ptr, counts, TILE: tl.constexpr):
     """The runs of this program."""
-    sequence, tile, origin, pitch, start, length, block = place(
+    sequence, tile, origin, pitch, start, length, block = tile_of_program(
         bounds_ptr, counts.steps, counts.sequences, counts.blocks, TILE.time
     )
     batch = sequence if bounds_ptr is None else 0
