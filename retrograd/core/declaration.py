@@ -121,7 +121,7 @@ class Bundle:
 
     kind: Any
     doc: str
-    optional: ClassVar = False
+    optional: ClassVar = False  # as of an argument
     positional: ClassVar = True
 
 

@@ -385,7 +385,7 @@ def parameters(call: type[CallSpec]) -> dict[str, Argument | Bundle]:
 
 @once
 def required_count(call: type[CallSpec]) -> int:
-    """The number of required arguments, which come before the optional ones."""
+    """The number of required arguments, which the public function takes before the optional ones."""
     return sum(not argument.optional for argument in arguments(call).values())
 
 

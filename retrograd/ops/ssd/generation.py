@@ -20,6 +20,7 @@ from .steps import ROWS, Prefill, SsdWindow, Step, Update
 Arrays = Mapping[str, Any]
 Options = Mapping[str, Any]
 Ssd = Callable[..., Any]
+ABSENT, DEFAULTS = OP.complete({})  # known here, since `torch.compile` cannot trace a declaration
 
 
 def update(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[Any, Any]:
@@ -35,8 +36,8 @@ def prefill(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[
     by_step = {name: arrays[name] for name in (*ROWS, "z") if arrays.get(name) is not None}
     shared = {name: array for name, array in arrays.items() if name not in by_step}
     before, since = ({n: a[:, part] for n, a in by_step.items()} for part in (slice(border), slice(border, None)))
-    y, state = _results(ssd, **shared, **before, **options, return_final_state=True)
-    rest, _ = _results(ssd, **{**shared, "initial_state": state}, **since, **options)
+    y, state = _results(ssd, shared | before, **options, return_final_state=True)
+    rest, _ = _results(ssd, {**shared, **since, "initial_state": state}, **options)
     shapes = {"x": (heads, P), "dt": (heads,), "B": (groups, N), "C": (groups, N)}
 
     def filled(name: str) -> Any:
@@ -63,16 +64,16 @@ def step(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[Any
     z = arrays["z"]
     gate = None if z is None else xp.broadcast_to(z[:, None], (batch, BORDER, *z.shape[1:]))
     given = {**arrays, **filled, "z": gate, "initial_state": window.state}
-    y, state = _results(ssd, **given, **options, return_final_state=True)
+    y, state = _results(ssd, given, **options, return_final_state=True)
     row = y[xp.arange(window.steps, batch), window.steps]
     full = window.steps == BORDER - 1
     state = xp.where(xp.reshape(full, (batch, 1, 1, 1)), state, window.state)
     return row, SsdWindow(state, **filled, steps=xp.where(full, 0, window.steps + 1))
 
 
-def _results(ssd: Ssd, **given: Any) -> Any:
+def _results(ssd: Ssd, arrays: Arrays, **options: Any) -> Any:
     """All results of a framework's `ssd`, None for those not asked for, from what is given of its arguments."""
-    return ssd(*OP.complete(given))
+    return ssd({name: arrays.get(name) for name in ABSENT}, DEFAULTS | options)
 
 
 def _dtype(array: Any) -> str:
