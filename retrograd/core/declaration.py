@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,15 @@ class Letter:
         least: its smallest size, checked where `most` is set; for S, the fewest packed sequences.
         most: its largest size.
         divides: the letter whose size has to be a multiple of this letter's size.
+        number: what JAX expects in place of a size that `jax.export` leaves open; None where it may be open. Functions
+            with a declaration of their own refuse it by their first argument.
     """
 
     word: str
     least: int = 0
     most: int | None = None
     divides: str | None = None
+    number: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,21 @@ class Result:
 
     def __post_init__(self) -> None:
         alternatives(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Arrays that a function takes or returns as one named tuple.
+
+    Attributes:
+        kind: the class of the named tuple. Its array `a`, in a bundle `b`, is the argument `b_a`, `b.a` in errors.
+        doc: its text in the docstring.
+    """
+
+    kind: Any
+    doc: str
+    optional: ClassVar = False  # as of an argument
+    positional: ClassVar = True
 
 
 def required(shape: str, *dtypes: str, doc: str, kinds: tuple[str, ...] = ("Float",)) -> Any:

@@ -90,6 +90,13 @@ def check_nondecreasing(op: str, argument: str, numbers: Sequence[int], limit: i
             raise bad_value(op, f"{argument}[{place}]", number, f"numbers that do not fall, from 0 to {limit}")
 
 
+def fields_of(op: str, argument: str, value: Any, kind: Any) -> dict[str, Any]:
+    """The arrays of a named tuple by their names in errors; raises TypeError for anything of another kind."""
+    if not isinstance(value, kind):
+        raise bad_type(op, argument, value, f"an {kind.__name__}")
+    return {f"{argument}.{name}": getattr(value, name) for name in kind._fields}
+
+
 def as_tuple(value: Any) -> Any:
     """A list (as configurations store tuples) as a tuple; anything else unchanged."""
     return tuple(value) if isinstance(value, list) else value

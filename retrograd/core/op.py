@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from .arch import Arch
 from .program import Array, Launch, Layouts, Part, Program
@@ -114,6 +114,19 @@ class Implementation:
         return import_module(f"{self.package}.launches")
 
 
+class Function(NamedTuple):
+    """A function that calls an op with other arguments, such as a step of generation.
+
+    Attributes:
+        call: its declaration.
+        run: `run(xp, op, arrays, options)` returns its results, on either framework: from the framework's array
+            functions, the function that `bind` makes of the op, and arrays and options by name, already checked.
+    """
+
+    call: type[CallSpec]
+    run: Callable[[Namespace, Callable[..., Any], dict[str, Any], dict[str, Any]], Any]
+
+
 @dataclass(frozen=True)
 class Stack:
     """A function that calls an op whose first arguments, of one shape and dtype, lie side by side in one array.
@@ -165,9 +178,9 @@ class Op:
             other inputs of the backward pass.
         implementations: the implementations; the first that takes a call runs it.
         replan: maps an implementation's plan to the one to use instead, for tuners and tests.
-        updates: whether there is a call for one step of generation: the package's module `update` has its declaration,
-            `Step`, and a function `update(call, arrays, options)`, which turns it into a call of the op.
-        packs: whether there is a function of arguments in one array: the package's module `packed` has its `STACK`.
+        functions: module of the package -> the names of public functions that call the op with other arguments. The
+            module has a `Function` or a `Stack` for each, under its name in capitals. The one in a module `update` is a
+            step of generation with the bits of the op.
         extra: module of the package -> its public names, written by hand; a module's name begins with the framework's.
     """
 
@@ -175,8 +188,7 @@ class Op:
     package: str
     implementations: tuple[Implementation, ...] = ()
     replan: Replan | None = None
-    updates: bool = False
-    packs: bool = False
+    functions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -263,14 +275,10 @@ class Op:
         return import_module(f"{self.package}.portable")
 
     @cached_property
-    def update(self) -> type[CallSpec] | None:
-        """The declaration of a call for one step of generation, where there is one."""
-        return import_module(f"{self.package}.update").Step if self.updates else None
-
-    @cached_property
-    def packed(self) -> Stack | None:
-        """The function of arguments in one array, where there is one."""
-        return import_module(f"{self.package}.packed").STACK if self.packs else None
+    def others(self) -> tuple[Function | Stack, ...]:
+        """The functions that call the op with other arguments."""
+        named = [(module, name) for module, names in self.functions.items() for name in names]
+        return tuple(getattr(import_module(f"{self.package}.{module}"), name.upper()) for module, name in named)
 
     def only(self, name: str) -> Op:
         """The op with only one of its implementations; calls that it does not take then run on the portable path."""

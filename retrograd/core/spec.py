@@ -11,9 +11,9 @@ from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
-from .declaration import Argument, Axis, Letter, Option, Result, Sizes, alternatives, form
+from .declaration import Argument, Axis, Bundle, Letter, Option, Result, Sizes, alternatives, form
 from .dtypes import BYTES
-from .errors import bad_dtype, bad_shape, bad_type, bad_value, check_option
+from .errors import bad_dtype, bad_shape, bad_type, bad_value, check_option, renamed
 
 Pass = Literal["fwd", "bwd"]
 BATCH, SEQUENCES = "B", "S"  # letters of every op with a time axis; equal without packed sequences
@@ -62,6 +62,8 @@ class CallSpec:
         results: the arrays that a forward pass may return to the user, in order.
         kept: the saved arrays: those that it computes only for the backward pass.
         whole: options with which the backward pass reads the gradients of all computed results.
+        bundles: the named tuples that the function takes, if they are `leading`, and returns after its results.
+        leading: the arguments and bundles that the function takes first, though it checks them last, as declared.
         sizes: letter -> size.
         first: the first argument.
         packed: whether the call has packed sequences: several, one after the other, in a batch of one.
@@ -75,6 +77,8 @@ class CallSpec:
     results: ClassVar[tuple[Result, ...]] = ()
     kept: ClassVar[tuple[Result, ...]] = ()
     whole: ClassVar[Mapping[str, Any]] = {}
+    bundles: ClassVar[Mapping[str, Bundle]] = {}
+    leading: ClassVar[tuple[str, ...]] = ()
     # Attributes and no properties: a compiler that traces the portable path cannot trace declarations.
     sizes: dict[str, Any] = field(init=False, repr=False, compare=False)
     first: Param = field(init=False, repr=False, compare=False)
@@ -83,16 +87,22 @@ class CallSpec:
     # Parts of the public functions' docstring, which begins with that of the class.
     RETURNS: ClassVar[str]
     SOURCE: ClassVar[str] = ""
+    JAX_NOTES: ClassVar[str] = ""  # in place of what is said of an op's kernels and derivatives
     TORCH_EXAMPLE: ClassVar[str]
     JAX_EXAMPLE: ClassVar[str]
 
     @classmethod
     def of(cls, params: Params, options: Mapping[str, Any]) -> Any:
-        """The checked call with these shapes and dtypes by argument, None where absent, and options by name."""
+        """The checked call with these shapes and dtypes by `shown` name, None where absent, and options by name."""
+        names = shown(cls)
         for name, argument in arguments(cls).items():
-            if params.get(name) is None and not argument.optional:
-                raise bad_type(cls.op, name, None, "an array")
-        return cls(**{name: params.get(name) for name in arguments(cls)}, **options)
+            if params.get(names[name]) is None and not argument.optional:
+                raise bad_type(cls.op, names[name], None, "an array")
+        try:
+            return cls(**{argument: params.get(name) for argument, name in names.items()}, **options)
+        except (ValueError, TypeError) as error:
+            renamed(error, {cls.op: cls.op, **names})
+            raise
 
     def __post_init__(self) -> None:
         declared = arguments(type(self))
@@ -358,8 +368,24 @@ def arguments(call: type[CallSpec]) -> dict[str, Argument]:
 
 
 @once
+def shown(call: type[CallSpec]) -> dict[str, str]:
+    """Argument -> its name in errors and among the arrays of a call: that of an array of a bundle has a dot."""
+    taken = {name: call.bundles[name].kind for name in call.leading if name in call.bundles}
+    dotted = {f"{bundle}_{name}": f"{bundle}.{name}" for bundle, kind in taken.items() for name in kind._fields}
+    return {name: dotted.get(name, name) for name in arguments(call)}
+
+
+@once
+def parameters(call: type[CallSpec]) -> dict[str, Argument | Bundle]:
+    """The arguments and bundles that the public function takes, in its order."""
+    declared = arguments(call)
+    leading = {name: call.bundles.get(name) or declared[name] for name in call.leading}
+    return leading | {name: declared[name] for name, as_shown in shown(call).items() if name == as_shown}
+
+
+@once
 def required_count(call: type[CallSpec]) -> int:
-    """The number of required arguments, which come before the optional ones."""
+    """The number of required arguments, which the public function takes before the optional ones."""
     return sum(not argument.optional for argument in arguments(call).values())
 
 

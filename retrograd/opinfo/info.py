@@ -98,7 +98,7 @@ class OpInfo:
         The public functions are in the modules `torch_functions` and `jax_functions` next to the op's package.
         """
         package = op.package.rpartition(".")[0]
-        update = op.update.op if op.update else None
+        (update,) = op.functions.get("update", (None,))
 
         def of_torch(name: str) -> Any:
             return public_function(f"{package}.torch_functions", name)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from retrograd.core.declaration import Argument, Option, Result
+from retrograd.core.declaration import Argument, Bundle, Option, Result
 from retrograd.core.op import Op
-from retrograd.core.spec import CallSpec, arguments, options
+from retrograd.core.spec import CallSpec, arguments, options, parameters
 
 WIDTH = 120
 Asked = dict[str, bool]  # option that returns a result -> whether it is set
@@ -29,6 +29,7 @@ class Face:
         dtype: the annotation of a dtype option.
         checked_dtype: the function that checks a dtype option and converts it for the op.
         copy: an expression that copies an argument; `{}` is replaced by its name.
+        namespace: the function that returns the framework's array functions.
         face: the module that users import.
     """
 
@@ -36,11 +37,12 @@ class Face:
     dtype: str
     checked_dtype: str
     copy: str
+    namespace: str
     face: str
 
 
-TORCH = Face("Tensor", "torch.dtype | None", "torch_dtype", "{}.clone()", "retrograd")
-JAX = Face("Array", "Any", "jax_dtype", "jnp.asarray({})", "retrograd.jax")
+TORCH = Face("Tensor", "torch.dtype | None", "torch_dtype", "{}.clone()", "torch_namespace", "retrograd")
+JAX = Face("Array", "Any", "jax_dtype", "jnp.asarray({})", "jax_namespace", "retrograd.jax")
 OPTION_TYPES = {
     "bool": "bool",
     "float": "float",
@@ -51,9 +53,9 @@ OPTION_TYPES = {
 }
 
 JAX_NOTES = """\
-It is the same call as `retrograd.{name}`, with the same results and errors. On an NVIDIA GPU it launches the same
-kernels; on a CPU or TPU it is plain JAX.{kept} The function has derivatives of every order, in reverse and in forward
-mode. First gradients in reverse mode come from the kernels; all others from plain JAX, slower and with more memory."""
+On an NVIDIA GPU it launches the same kernels; on a CPU or TPU it is plain JAX.{kept} The function has derivatives of
+every order, in reverse and in forward mode. First gradients in reverse mode come from the kernels; all others from
+plain JAX, slower and with more memory."""
 
 
 def function(call: type[CallSpec], face: Face) -> str:
@@ -87,11 +89,12 @@ def _ways(call: type[CallSpec]) -> list[tuple[Asked, tuple[Result, ...]]]:
     return ways
 
 
-def update(op: Op, call: type[CallSpec], face: Face) -> str:
-    """The source of the public function for a step of generation, declared by `call`."""
-    passed = ", ".join((_dict(call), _options(call, face)))
-    body = f"    return step_of_{op.name}(_{op.name}, *_check_{call.op}({passed}))\n"
-    return _definition(call, face, _annotation(call.results, face)) + _docstring(call, face) + body
+def caller(op: Op, call: type[CallSpec], face: Face) -> str:
+    """The source of the public function of a `Function` that calls an op, declared by `call`."""
+    checked = f"_check_{call.op}({_dict(call)}, {_options(call, face)})"
+    body = f"    return {call.op.upper()}.run(_xp, _{op.name}, *{checked})\n"
+    bundles = tuple(bundle.kind for bundle in call.bundles.values())
+    return _definition(call, face, _annotation(call.results, face, bundles)) + _docstring(call, face) + body
 
 
 def _asked_by(call: type[CallSpec], result: Result) -> str | None:
@@ -110,7 +113,7 @@ def _definition(call: type[CallSpec], face: Face, returns: str, asked: Asked | N
     """The `def` line; `asked` for an overload."""
     positional: list[str] = []
     others: list[str] = []
-    for name, declared in arguments(call).items():
+    for name, declared in parameters(call).items():
         default = "" if not declared.optional else " = ..." if asked else " = None"
         text = f"{name}: {_type(declared, face)}{default}"
         (positional if not declared.optional or declared.positional else others).append(text)
@@ -120,11 +123,13 @@ def _definition(call: type[CallSpec], face: Face, returns: str, asked: Asked | N
             others.append(f"{name}: Literal[{asked[name]}]" + (" = ..." if asked[name] == option.default else ""))
         else:
             others.append(f"{name}: {kind} = {default}")
-    parameters = ", ".join([*positional, *(["*", *others] if others else [])])
-    return f"def {call.op}({parameters},) -> {returns}:"
+    taken = ", ".join([*positional, *(["*", *others] if others else [])])
+    return f"def {call.op}({taken},) -> {returns}:"
 
 
-def _type(declared: Argument, face: Face) -> str:
+def _type(declared: Argument | Bundle, face: Face) -> str:
+    if isinstance(declared, Bundle):
+        return declared.kind.__name__
     text = _arrays(declared.shape, declared.kinds, face)
     if declared.number:
         text = f"{'int' if declared.number == 'int32' else 'float'} | {text}"
@@ -139,8 +144,8 @@ def _arrays(shape: str, kinds: tuple[str, ...], face: Face) -> str:
     return " | ".join(f'{kind}[{face.array}, "{form}"]' for form in spaced for kind in kinds)
 
 
-def _annotation(results: tuple[Result, ...], face: Face) -> str:
-    types = [_arrays(result.shape, result.kinds, face) for result in results]
+def _annotation(results: tuple[Result, ...], face: Face, bundles: tuple[type, ...] = ()) -> str:
+    types = [*(_arrays(result.shape, result.kinds, face) for result in results), *(kind.__name__ for kind in bundles)]
     return types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
 
 
@@ -159,14 +164,15 @@ def _default(option: Option) -> str:
 
 
 def _dict(call: type[CallSpec]) -> str:
-    declared = arguments(call)
-    first = next(iter(declared))
+    first = next(iter(arguments(call)))
 
-    def value(name: str) -> str:
-        dtype = declared[name].number
-        return f'as_array("{call.op}", "{name}", {name}, "{dtype}", {first})' if dtype else name
+    def item(name: str, declared: Argument | Bundle) -> str:
+        if isinstance(declared, Bundle):
+            return f'**fields_of("{call.op}", "{name}", {name}, {declared.kind.__name__})'
+        dtype = declared.number
+        return f'"{name}": ' + (f'as_array("{call.op}", "{name}", {name}, "{dtype}", {first})' if dtype else name)
 
-    return "{" + ", ".join(f'"{name}": {value(name)}' for name in declared) + "}"
+    return "{" + ", ".join(item(name, declared) for name, declared in parameters(call).items()) + "}"
 
 
 def _options(call: type[CallSpec], face: Face) -> str:
@@ -229,10 +235,11 @@ def _documented(call: type[CallSpec], face: Face) -> Iterator[str]:
             if kept
             else ""
         )
-        yield _wrapped(JAX_NOTES.format(name=call.op, kept=named), "")
+        same = f"It is the same call as `retrograd.{call.op}`, with the same results and errors."
+        yield _wrapped(f"{same} {call.JAX_NOTES or JAX_NOTES.format(kept=named)}", "")
         yield ""
     yield "Args:"
-    declarations: dict[str, Argument | Option] = {**arguments(call), **options(call)}
+    declarations: dict[str, Argument | Bundle | Option] = {**parameters(call), **options(call)}
     for name, declared in declarations.items():
         yield _wrapped(f"{name}: {declared.doc}", "    ", "        ")
     yield ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from retrograd.core.op import Op
+from retrograd.core.op import Op, Stack
 from retrograd.core.spec import CallSpec
-from retrograd.opinfo.writer import JAX, TORCH, Face, function, update
+from retrograd.opinfo.writer import JAX, TORCH, Face, caller, function
 
 from .names import NAMES
 
@@ -22,11 +23,12 @@ import torch
 from jaxtyping import Complex, Float, Int32
 from torch import Tensor
 
-from retrograd.core.errors import as_tuple
+from retrograd.core.errors import as_tuple, fields_of
 from retrograd.core.torch.arguments import as_array, torch_dtype
-from retrograd.core.torch.op import bind
 from retrograd.core.torch.checks import checker
+from retrograd.core.torch.op import bind
 from retrograd.core.torch.stack import bind_stack
+from retrograd.core.torch.xp import torch_namespace
 """,
     JAX: """\
 import math
@@ -35,11 +37,12 @@ from typing import Any, Literal, overload
 import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Int32
 
-from retrograd.core.errors import as_tuple
+from retrograd.core.errors import as_tuple, fields_of
 from retrograd.core.jax.arguments import as_array, jax_dtype
 from retrograd.core.jax.checks import checker
 from retrograd.core.jax.op import bind
 from retrograd.core.jax.stack import bind_stack
+from retrograd.core.jax.xp import jax_namespace
 """,
 }
 
@@ -51,47 +54,56 @@ def ops() -> list[Op]:
 
 def calls(op: Op) -> list[type[CallSpec]]:
     """The declarations of an op's public functions."""
-    packed = None if op.packed is None else op.packed.call
-    return [call for call in (op.call, packed, op.update) if call is not None]
+    return [op.call, *(other.call for other in op.others)]
 
 
 def source(face: Face) -> str:
     """The module of a framework's public functions, before formatting."""
     framework = "PyTorch" if face is TORCH else "JAX"
+    names = [name for op in ops() for name in _names(op, face)]
     parts = [
         f'"""The public functions for {framework}: written by `make functions` from `ops/*/op.py`, not by hand."""',
         "from __future__ import annotations",
         IMPORTS[face],
-        "\n".join(_imports(op, face) for op in ops()),
-        "\n".join(f"_{op.name} = bind({op.name.upper()})" for op in ops()),
-        "\n".join(
-            f"_{op.packed.call.op} = bind_stack({op.name.upper()}, {op.packed.call.op.upper()})"
-            for op in ops()
-            if op.packed
-        ),
-        "\n".join(f"_check_{op.update.op} = checker({op.update.op.upper()})" for op in ops() if op.update),
+        "\n".join(line for op in ops() for line in _imports(op, face)),
+        f"__all__ = {sorted(names)!r}",
+        f"_xp = {face.namespace}()",
+        "\n".join(line for op in ops() for line in _bound(op)),
     ]
     for op in ops():
         parts.append(function(op.call, face))
-        if op.packed is not None:
-            parts.append(function(op.packed.call, face))
-        if op.update is not None:
-            parts.append(update(op, op.update, face))
-    written = [call.op for op in ops() for call in calls(op)]
-    names = [*written, *(name for op in ops() for extra in _extra(op, face).values() for name in extra)]
-    parts.insert(4, f"__all__ = {sorted(names)!r}")
+        for other in op.others:
+            parts.append(function(other.call, face) if isinstance(other, Stack) else caller(op, other.call, face))
     return "\n\n".join(parts) + "\n"
 
 
-def _imports(op: Op, face: Face) -> str:
-    lines = [f"from .{op.name}.op import OP as {op.name.upper()}"]
-    if op.packed is not None:
-        lines.append(f"from .{op.name}.packed import STACK as {op.packed.call.op.upper()}")
-    if op.update is not None:
-        lines.append(f"from .{op.name}.update import {op.update.__name__} as {op.update.op.upper()}")
-        lines.append(f"from .{op.name}.update import update as step_of_{op.name}")
-    lines += [f"from .{op.name}.{module} import {', '.join(names)}" for module, names in _extra(op, face).items()]
-    return "\n".join(lines)
+def _names(op: Op, face: Face) -> Iterator[str]:
+    yield from (call.op for call in calls(op))
+    yield from (kind.__name__ for kind in _bundles(op))
+    yield from (name for names in _extra(op, face).values() for name in names)
+
+
+def _imports(op: Op, face: Face) -> Iterator[str]:
+    yield f"from .{op.name}.op import OP as {op.name.upper()}"
+    for module, names in op.functions.items():
+        yield f"from .{op.name}.{module} import {', '.join(names).upper()}"
+    for kind in _bundles(op):
+        yield f"from {kind.__module__} import {kind.__name__}"
+    for module, names in _extra(op, face).items():
+        yield f"from .{op.name}.{module} import {', '.join(names)}"
+
+
+def _bound(op: Op) -> Iterator[str]:
+    yield f"_{op.name} = bind({op.name.upper()})"
+    for other in op.others:
+        name = other.call.op
+        stacked = f"_{name} = bind_stack({op.name.upper()}, {name.upper()})"
+        yield stacked if isinstance(other, Stack) else f"_check_{name} = checker({name.upper()}.call)"
+
+
+def _bundles(op: Op) -> set[type]:
+    """The classes of the named tuples that an op's functions take or return."""
+    return {bundle.kind for call in calls(op) for bundle in call.bundles.values()}
 
 
 def _extra(op: Op, face: Face) -> dict[str, tuple[str, ...]]:

@@ -8,24 +8,24 @@ from typing import Any, Literal, overload
 import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Int32
 
-from retrograd.core.errors import as_tuple
+from retrograd.core.errors import as_tuple, fields_of
 from retrograd.core.jax.arguments import as_array, jax_dtype
 from retrograd.core.jax.checks import checker
 from retrograd.core.jax.op import bind
 from retrograd.core.jax.stack import bind_stack
+from retrograd.core.jax.xp import jax_namespace
+from retrograd.ops.ssd.steps import SsdWindow
 
 from .attention.jax_like import dot_product_attention
 from .attention.op import OP as ATTENTION
-from .attention.packed import STACK as ATTENTION_QKVPACKED
+from .attention.packed import ATTENTION_QKVPACKED
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
-from .causal_conv1d.update import Step as CAUSAL_CONV1D_UPDATE
-from .causal_conv1d.update import update as step_of_causal_conv1d
+from .causal_conv1d.update import CAUSAL_CONV1D_UPDATE
 from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM
 from .selective_scan.op import OP as SELECTIVE_SCAN
-from .selective_scan.update import Step as SELECTIVE_STATE_UPDATE
-from .selective_scan.update import update as step_of_selective_scan
-from .ssd.jax_generation import SsdWindow, ssd_prefill, ssd_step, ssd_update
+from .selective_scan.update import SELECTIVE_STATE_UPDATE
+from .ssd.generation import SSD_PREFILL, SSD_STEP, SSD_UPDATE
 from .ssd.op import OP as SSD
 
 __all__ = [
@@ -45,17 +45,20 @@ __all__ = [
     "ssd_update",
 ]
 
+_xp = jax_namespace()
+
 _rms_norm = bind(RMS_NORM)
 _linear_scan = bind(LINEAR_SCAN)
 _causal_conv1d = bind(CAUSAL_CONV1D)
+_check_causal_conv1d_update = checker(CAUSAL_CONV1D_UPDATE.call)
 _selective_scan = bind(SELECTIVE_SCAN)
+_check_selective_state_update = checker(SELECTIVE_STATE_UPDATE.call)
 _ssd = bind(SSD)
+_check_ssd_update = checker(SSD_UPDATE.call)
+_check_ssd_prefill = checker(SSD_PREFILL.call)
+_check_ssd_step = checker(SSD_STEP.call)
 _attention = bind(ATTENTION)
-
 _attention_qkvpacked = bind_stack(ATTENTION, ATTENTION_QKVPACKED)
-
-_check_causal_conv1d_update = checker(CAUSAL_CONV1D_UPDATE)
-_check_selective_state_update = checker(SELECTIVE_STATE_UPDATE)
 
 
 @overload
@@ -378,7 +381,8 @@ def causal_conv1d_update(
         >>> y.shape, state.shape
         ((2, 64), (2, 64, 3))
     """
-    return step_of_causal_conv1d(
+    return CAUSAL_CONV1D_UPDATE.run(
+        _xp,
         _causal_conv1d,
         *_check_causal_conv1d_update(
             {"x": x, "state": state, "weight": weight, "bias": bias}, {"activation": activation}
@@ -590,7 +594,8 @@ def selective_state_update(
         >>> y.shape, state.shape
         ((2, 64), (2, 64, 16))
     """
-    return step_of_selective_scan(
+    return SELECTIVE_STATE_UPDATE.run(
+        _xp,
         _selective_scan,
         *_check_selective_state_update(
             {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias},
@@ -727,6 +732,207 @@ def ssd(
         {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit), "return_final_state": return_final_state},
     )
     return (y, final_state) if return_final_state else y
+
+
+def ssd_update(
+    state: Float[Array, "B H P N"],
+    x: Float[Array, "B H P"],
+    dt: Float[Array, "B H"],
+    A: Float[Array, " H"],
+    B: Float[Array, "B G N"],
+    C: Float[Array, "B G N"],
+    *,
+    D: Float[Array, " H"] | Float[Array, "H P"] | None = None,
+    z: Float[Array, "B H P"] | None = None,
+    dt_bias: Float[Array, " H"] | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+) -> tuple[Float[Array, "B H P"], Float[Array, "B H P N"]]:
+    """One step of `ssd`, for generation: (y, the new state). `state` is not modified.
+
+    The plain recurrence, in float32, in array operations that `torch.compile` and `jax.jit` fuse. It rounds differently
+    from `ssd`, which multiplies blocks of steps: for the bits of `ssd` use `ssd_step`. No gradient is promised. If x is
+    float64, all float32 here is float64.
+
+    It is the same call as `retrograd.ssd_update`, with the same results and errors. It launches no kernels.
+
+    Args:
+        state: (B, H, P, N), float32: zeros at first, or a final state of `ssd`.
+        x: (B, H, P), float32, bfloat16, float16 or float64.
+        dt: (B, H), like x or float32.
+        A: as in `ssd`.
+        B: (B, G, N), as in `ssd`; like x or float32.
+        C: as B.
+        D: as in `ssd`.
+        z: (B, H, P), like x or float32.
+        dt_bias: as in `ssd`.
+        dt_softplus: as in `ssd`.
+        dt_limit: as in `ssd`.
+
+    Returns:
+        y (B, H, P) in the dtype of x, and the new state in the dtype of the old one.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from retrograd.jax import ssd_update
+        >>> x, dt, B = jnp.ones((2, 8, 64)), jnp.ones((2, 8)), jnp.ones((2, 1, 128))
+        >>> y, state = ssd_update(jnp.zeros((2, 8, 64, 128)), x, dt, -jnp.ones(8), B, B)
+        >>> y.shape, state.shape
+        ((2, 8, 64), (2, 8, 64, 128))
+    """
+    return SSD_UPDATE.run(
+        _xp,
+        _ssd,
+        *_check_ssd_update(
+            {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias},
+            {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)},
+        ),
+    )
+
+
+def ssd_prefill(
+    x: Float[Array, "B T H P"],
+    dt: Float[Array, "B T H"],
+    A: Float[Array, " H"],
+    B: Float[Array, "B T G N"],
+    C: Float[Array, "B T G N"],
+    *,
+    D: Float[Array, " H"] | Float[Array, "H P"] | None = None,
+    z: Float[Array, "B T H P"] | None = None,
+    dt_bias: Float[Array, " H"] | None = None,
+    initial_state: Float[Array, "B H P N"] | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+) -> tuple[Float[Array, "B T H P"], SsdWindow]:
+    """`ssd` on the first steps of a sequence, of which there may be none, and the window from which `ssd_step` goes on.
+
+    It cuts the sequence in two and calls `ssd` on each part.
+
+    It is the same call as `retrograd.ssd_prefill`, with the same results and errors. It calls `ssd`: on an NVIDIA GPU
+    that launches the same kernels, on a CPU or TPU it is plain JAX. `jax.export` has to be given a number of steps.
+
+    Args:
+        x: (B, T, H, P), float32, bfloat16 or float16, any strides; P up to 256. float64 runs on the portable path.
+        dt: (B, T, H), like x or float32.
+        A: (H,), float32.
+        B: (B, T, G, N), where head h uses group h // (H / G); N up to 256; like x or float32.
+        C: as B.
+        D: (H,) or (H, P), float32: a skip from x to y.
+        z: (B, T, H, P), like x or float32: a gate.
+        dt_bias: (H,), float32, added to dt.
+        initial_state: as in `ssd`.
+        dt_softplus: whether softplus makes delta positive.
+        dt_limit: the least and the largest delta; a value outside is clamped, and has no gradient. By default 0 and
+            infinity: without `dt_softplus` a negative step becomes 0.
+
+    Returns:
+        y (B, T, H, P), with the bits of `ssd` on all steps, and an `SsdWindow`.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from retrograd.jax import ssd_prefill
+        >>> x, dt, B = jnp.ones((2, 150, 8, 64)), jnp.ones((2, 150, 8)), jnp.ones((2, 150, 1, 128))
+        >>> y, window = ssd_prefill(x, dt, -jnp.ones(8), B, B)
+        >>> window.steps.tolist()
+        [22, 22]
+    """
+    return SSD_PREFILL.run(
+        _xp,
+        _ssd,
+        *_check_ssd_prefill(
+            {
+                "x": x,
+                "dt": dt,
+                "A": A,
+                "B": B,
+                "C": C,
+                "D": D,
+                "z": z,
+                "dt_bias": dt_bias,
+                "initial_state": initial_state,
+            },
+            {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)},
+        ),
+    )
+
+
+def ssd_step(
+    window: SsdWindow,
+    x: Float[Array, "B H P"],
+    dt: Float[Array, "B H"],
+    A: Float[Array, " H"],
+    B: Float[Array, "B G N"],
+    C: Float[Array, "B G N"],
+    *,
+    D: Float[Array, " H"] | Float[Array, "H P"] | None = None,
+    z: Float[Array, "B H P"] | None = None,
+    dt_bias: Float[Array, " H"] | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+) -> tuple[Float[Array, "B H P"], SsdWindow]:
+    """One step of generation with the bits of training: (y, the window after it).
+
+    y is bitwise equal to that of `ssd` on the whole sequence (in JAX without a kernel, only as far as XLA compiles both
+    alike); this costs a call of `ssd` on 128 steps. `ssd_update` is faster, without equal bits. Sequences of a batch
+    may be at different steps. Shapes do not depend on the step, so it can be captured in a CUDA graph. Values must be
+    finite.
+
+    It is the same call as `retrograd.ssd_step`, with the same results and errors. It calls `ssd`: on an NVIDIA GPU that
+    launches the same kernels, on a CPU or TPU it is plain JAX.
+
+    Args:
+        window: from `ssd_prefill` or the step before; x, dt, B and C have the dtypes of those in it. A, D, dt_bias and
+            options must be the same in all these calls.
+        x: (B, H, P), float32, bfloat16, float16 or float64.
+        dt: (B, H), like x or float32.
+        A: as in `ssd`.
+        B: (B, G, N), as in `ssd`; like x or float32.
+        C: as B.
+        D: as in `ssd`.
+        z: (B, H, P), like x or float32.
+        dt_bias: as in `ssd`.
+        dt_softplus: as in `ssd`.
+        dt_limit: as in `ssd`.
+
+    Returns:
+        y (B, H, P) in the dtype of x, and the new window.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from retrograd.jax import ssd_prefill, ssd_step
+        >>> x, dt, A, B = jnp.ones((1, 4, 8, 64)), jnp.ones((1, 4, 8)), -jnp.ones(8), jnp.ones((1, 4, 1, 128))
+        >>> y, window = ssd_prefill(x, dt, A, B, B)
+        >>> y, window = ssd_step(window, x[:, 0], dt[:, 0], A, B[:, 0], B[:, 0])
+        >>> int(window.steps[0])
+        5
+    """
+    return SSD_STEP.run(
+        _xp,
+        _ssd,
+        *_check_ssd_step(
+            {
+                **fields_of("ssd_step", "window", window, SsdWindow),
+                "x": x,
+                "dt": dt,
+                "A": A,
+                "B": B,
+                "C": C,
+                "D": D,
+                "z": z,
+                "dt_bias": dt_bias,
+            },
+            {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)},
+        ),
+    )
 
 
 @overload

@@ -9,24 +9,24 @@ import torch
 from jaxtyping import Complex, Float, Int32
 from torch import Tensor
 
-from retrograd.core.errors import as_tuple
+from retrograd.core.errors import as_tuple, fields_of
 from retrograd.core.torch.arguments import as_array, torch_dtype
 from retrograd.core.torch.checks import checker
 from retrograd.core.torch.op import bind
 from retrograd.core.torch.stack import bind_stack
+from retrograd.core.torch.xp import torch_namespace
+from retrograd.ops.ssd.steps import SsdWindow
 
 from .attention.op import OP as ATTENTION
-from .attention.packed import STACK as ATTENTION_QKVPACKED
+from .attention.packed import ATTENTION_QKVPACKED
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
-from .causal_conv1d.update import Step as CAUSAL_CONV1D_UPDATE
-from .causal_conv1d.update import update as step_of_causal_conv1d
+from .causal_conv1d.update import CAUSAL_CONV1D_UPDATE
 from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM
 from .selective_scan.op import OP as SELECTIVE_SCAN
-from .selective_scan.update import Step as SELECTIVE_STATE_UPDATE
-from .selective_scan.update import update as step_of_selective_scan
+from .selective_scan.update import SELECTIVE_STATE_UPDATE
+from .ssd.generation import SSD_PREFILL, SSD_STEP, SSD_UPDATE
 from .ssd.op import OP as SSD
-from .ssd.torch_generation import SsdWindow, ssd_prefill, ssd_step, ssd_update
 
 __all__ = [
     "SsdWindow",
@@ -44,17 +44,20 @@ __all__ = [
     "ssd_update",
 ]
 
+_xp = torch_namespace()
+
 _rms_norm = bind(RMS_NORM)
 _linear_scan = bind(LINEAR_SCAN)
 _causal_conv1d = bind(CAUSAL_CONV1D)
+_check_causal_conv1d_update = checker(CAUSAL_CONV1D_UPDATE.call)
 _selective_scan = bind(SELECTIVE_SCAN)
+_check_selective_state_update = checker(SELECTIVE_STATE_UPDATE.call)
 _ssd = bind(SSD)
+_check_ssd_update = checker(SSD_UPDATE.call)
+_check_ssd_prefill = checker(SSD_PREFILL.call)
+_check_ssd_step = checker(SSD_STEP.call)
 _attention = bind(ATTENTION)
-
 _attention_qkvpacked = bind_stack(ATTENTION, ATTENTION_QKVPACKED)
-
-_check_causal_conv1d_update = checker(CAUSAL_CONV1D_UPDATE)
-_check_selective_state_update = checker(SELECTIVE_STATE_UPDATE)
 
 
 @overload
@@ -359,7 +362,8 @@ def causal_conv1d_update(
         >>> y.shape, state.shape
         (torch.Size([2, 64]), torch.Size([2, 64, 3]))
     """
-    return step_of_causal_conv1d(
+    return CAUSAL_CONV1D_UPDATE.run(
+        _xp,
         _causal_conv1d,
         *_check_causal_conv1d_update(
             {"x": x, "state": state, "weight": weight, "bias": bias}, {"activation": activation}
@@ -562,7 +566,8 @@ def selective_state_update(
         >>> y.shape, state.shape
         (torch.Size([2, 64]), torch.Size([2, 64, 16]))
     """
-    return step_of_selective_scan(
+    return SELECTIVE_STATE_UPDATE.run(
+        _xp,
         _selective_scan,
         *_check_selective_state_update(
             {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias},
@@ -695,6 +700,199 @@ def ssd(
         {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit), "return_final_state": return_final_state},
     )
     return (y, final_state) if return_final_state else y  # type: ignore[return-value]
+
+
+def ssd_update(
+    state: Float[Tensor, "B H P N"],
+    x: Float[Tensor, "B H P"],
+    dt: Float[Tensor, "B H"],
+    A: Float[Tensor, " H"],
+    B: Float[Tensor, "B G N"],
+    C: Float[Tensor, "B G N"],
+    *,
+    D: Float[Tensor, " H"] | Float[Tensor, "H P"] | None = None,
+    z: Float[Tensor, "B H P"] | None = None,
+    dt_bias: Float[Tensor, " H"] | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+) -> tuple[Float[Tensor, "B H P"], Float[Tensor, "B H P N"]]:
+    """One step of `ssd`, for generation: (y, the new state). `state` is not modified.
+
+    The plain recurrence, in float32, in array operations that `torch.compile` and `jax.jit` fuse. It rounds differently
+    from `ssd`, which multiplies blocks of steps: for the bits of `ssd` use `ssd_step`. No gradient is promised. If x is
+    float64, all float32 here is float64.
+
+    Args:
+        state: (B, H, P, N), float32: zeros at first, or a final state of `ssd`.
+        x: (B, H, P), float32, bfloat16, float16 or float64.
+        dt: (B, H), like x or float32.
+        A: as in `ssd`.
+        B: (B, G, N), as in `ssd`; like x or float32.
+        C: as B.
+        D: as in `ssd`.
+        z: (B, H, P), like x or float32.
+        dt_bias: as in `ssd`.
+        dt_softplus: as in `ssd`.
+        dt_limit: as in `ssd`.
+
+    Returns:
+        y (B, H, P) in the dtype of x, and the new state in the dtype of the old one.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import torch, retrograd
+        >>> state, A = torch.zeros(2, 8, 64, 128), -torch.rand(8)
+        >>> x, dt, B, C = torch.randn(2, 8, 64), torch.randn(2, 8), torch.randn(2, 1, 128), torch.randn(2, 1, 128)
+        >>> y, state = retrograd.ssd_update(state, x, dt, A, B, C, dt_softplus=True)
+        >>> y.shape, state.shape
+        (torch.Size([2, 8, 64]), torch.Size([2, 8, 64, 128]))
+    """
+    return SSD_UPDATE.run(
+        _xp,
+        _ssd,
+        *_check_ssd_update(
+            {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias},
+            {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)},
+        ),
+    )
+
+
+def ssd_prefill(
+    x: Float[Tensor, "B T H P"],
+    dt: Float[Tensor, "B T H"],
+    A: Float[Tensor, " H"],
+    B: Float[Tensor, "B T G N"],
+    C: Float[Tensor, "B T G N"],
+    *,
+    D: Float[Tensor, " H"] | Float[Tensor, "H P"] | None = None,
+    z: Float[Tensor, "B T H P"] | None = None,
+    dt_bias: Float[Tensor, " H"] | None = None,
+    initial_state: Float[Tensor, "B H P N"] | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+) -> tuple[Float[Tensor, "B T H P"], SsdWindow]:
+    """`ssd` on the first steps of a sequence, of which there may be none, and the window from which `ssd_step` goes on.
+
+    It cuts the sequence in two and calls `ssd` on each part.
+
+    Args:
+        x: (B, T, H, P), float32, bfloat16 or float16, any strides; P up to 256. float64 runs on the portable path.
+        dt: (B, T, H), like x or float32.
+        A: (H,), float32.
+        B: (B, T, G, N), where head h uses group h // (H / G); N up to 256; like x or float32.
+        C: as B.
+        D: (H,) or (H, P), float32: a skip from x to y.
+        z: (B, T, H, P), like x or float32: a gate.
+        dt_bias: (H,), float32, added to dt.
+        initial_state: as in `ssd`.
+        dt_softplus: whether softplus makes delta positive.
+        dt_limit: the least and the largest delta; a value outside is clamped, and has no gradient. By default 0 and
+            infinity: without `dt_softplus` a negative step becomes 0.
+
+    Returns:
+        y (B, T, H, P), with the bits of `ssd` on all steps, and an `SsdWindow`.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import torch, retrograd
+        >>> x, dt, A = torch.randn(2, 200, 8, 64), torch.randn(2, 200, 8), -torch.rand(8)
+        >>> B, C = torch.randn(2, 200, 1, 128), torch.randn(2, 200, 1, 128)
+        >>> y, window = retrograd.ssd_prefill(x[:, :150], dt[:, :150], A, B[:, :150], C[:, :150], dt_softplus=True)
+        >>> window.steps
+        tensor([22, 22], dtype=torch.int32)
+    """
+    return SSD_PREFILL.run(
+        _xp,
+        _ssd,
+        *_check_ssd_prefill(
+            {
+                "x": x,
+                "dt": dt,
+                "A": A,
+                "B": B,
+                "C": C,
+                "D": D,
+                "z": z,
+                "dt_bias": dt_bias,
+                "initial_state": initial_state,
+            },
+            {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)},
+        ),
+    )
+
+
+def ssd_step(
+    window: SsdWindow,
+    x: Float[Tensor, "B H P"],
+    dt: Float[Tensor, "B H"],
+    A: Float[Tensor, " H"],
+    B: Float[Tensor, "B G N"],
+    C: Float[Tensor, "B G N"],
+    *,
+    D: Float[Tensor, " H"] | Float[Tensor, "H P"] | None = None,
+    z: Float[Tensor, "B H P"] | None = None,
+    dt_bias: Float[Tensor, " H"] | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+) -> tuple[Float[Tensor, "B H P"], SsdWindow]:
+    """One step of generation with the bits of training: (y, the window after it).
+
+    y is bitwise equal to that of `ssd` on the whole sequence (in JAX without a kernel, only as far as XLA compiles both
+    alike); this costs a call of `ssd` on 128 steps. `ssd_update` is faster, without equal bits. Sequences of a batch
+    may be at different steps. Shapes do not depend on the step, so it can be captured in a CUDA graph. Values must be
+    finite.
+
+    Args:
+        window: from `ssd_prefill` or the step before; x, dt, B and C have the dtypes of those in it. A, D, dt_bias and
+            options must be the same in all these calls.
+        x: (B, H, P), float32, bfloat16, float16 or float64.
+        dt: (B, H), like x or float32.
+        A: as in `ssd`.
+        B: (B, G, N), as in `ssd`; like x or float32.
+        C: as B.
+        D: as in `ssd`.
+        z: (B, H, P), like x or float32.
+        dt_bias: as in `ssd`.
+        dt_softplus: as in `ssd`.
+        dt_limit: as in `ssd`.
+
+    Returns:
+        y (B, H, P) in the dtype of x, and the new window.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import torch, retrograd
+        >>> x, dt, A = torch.randn(1, 5, 8, 64), torch.randn(1, 5, 8), -torch.rand(8)
+        >>> B, C = torch.randn(1, 5, 1, 128), torch.randn(1, 5, 1, 128)
+        >>> y, window = retrograd.ssd_prefill(x[:, :4], dt[:, :4], A, B[:, :4], C[:, :4], dt_softplus=True)
+        >>> last, window = retrograd.ssd_step(window, x[:, 4], dt[:, 4], A, B[:, 4], C[:, 4], dt_softplus=True)
+        >>> bool((last == retrograd.ssd(x, dt, A, B, C, dt_softplus=True)[:, 4]).all())
+        True
+    """
+    return SSD_STEP.run(
+        _xp,
+        _ssd,
+        *_check_ssd_step(
+            {
+                **fields_of("ssd_step", "window", window, SsdWindow),
+                "x": x,
+                "dt": dt,
+                "A": A,
+                "B": B,
+                "C": C,
+                "D": D,
+                "z": z,
+                "dt_bias": dt_bias,
+            },
+            {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)},
+        ),
+    )
 
 
 @overload

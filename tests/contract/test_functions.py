@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from write_functions import written
 
-from retrograd.core.spec import CallSpec, arguments, options
+from retrograd.core.spec import CallSpec, options, parameters
 from retrograd.opinfo.writer import JAX, TORCH, Face
 from retrograd.ops.functions import FILES, FOLDER, calls, ops
 
@@ -32,21 +32,21 @@ def test_the_functions_are_those_that_the_declarations_ask_for(face: Face) -> No
 @FACES
 @EACH_CALL
 def test_a_function_takes_what_its_declaration_says(face: Face, call: type[CallSpec]) -> None:
-    parameters = inspect.signature(function(face, call)).parameters
-    assert set(parameters) == {*arguments(call), *options(call)}
+    taken = inspect.signature(function(face, call)).parameters
+    assert set(taken) == {*parameters(call), *options(call)}
     for name, option in options(call).items():
-        assert parameters[name].default == option.default
-        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
-    for name, argument in arguments(call).items():
-        by_position = not argument.optional or argument.positional
-        assert (parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD) == by_position
+        assert taken[name].default == option.default
+        assert taken[name].kind is inspect.Parameter.KEYWORD_ONLY
+    for name, declared in parameters(call).items():
+        by_position = not declared.optional or declared.positional
+        assert (taken[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD) == by_position
 
 
 @FACES
 @EACH_CALL
 def test_every_argument_and_option_is_explained(face: Face, call: type[CallSpec]) -> None:
     text = inspect.getdoc(function(face, call)) or ""
-    declarations: dict[str, Any] = {**arguments(call), **options(call)}
+    declarations: dict[str, Any] = {**parameters(call), **options(call)}
     for name, declared in declarations.items():
         assert f"    {name}: " in text
         assert declared.doc.endswith(".")

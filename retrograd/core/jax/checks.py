@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..spec import CallSpec, required_count
+from ..errors import bad_shape
+from ..spec import CallSpec, arguments, known, required_count
 from .arguments import arrays_of, check_numbers, params_of, with_open_sizes
 from .sharding import check_rows
 
@@ -24,6 +25,9 @@ def checker(
         arrays = arrays_of(call.op, given, required)
         with with_open_sizes(call.op, arrays):
             spec = call.of(params_of(arrays), options)
+        for letter, size in spec.sizes.items():
+            if not known(size) and (expected := call.letters[letter].number):
+                raise bad_shape(call.op, next(iter(arguments(call))), spec.first.shape, expected)
         check_numbers(spec, arrays)
         if rows:
             check_rows(spec, arrays)

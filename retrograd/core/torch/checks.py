@@ -14,30 +14,21 @@ from typing import Any
 import torch
 
 from ..errors import OPTION_TYPES, check_nondecreasing, check_option
-from ..spec import CallSpec, Params, arguments, bounded, options, required_count
+from ..spec import CallSpec, bounded, options, required_count, shown
 from .arguments import check_tensors, concrete, params_of
 from .formulas import is_transformed
 from .operator import hashable
 
 MOST_ACCEPTED = 4096  # kinds of calls that are remembered as correct
-Check = Callable[[type[CallSpec], Params, Mapping[str, Any]], Any]
 Checked = Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]
 
 
-def of_declaration(call: type[CallSpec], params: Params, given: Mapping[str, Any]) -> None:
-    """Raise for arrays and options that the declaration refuses."""
-    call.of(params, given)
-
-
-def checker(call: type[CallSpec], check: Check = of_declaration, names: Mapping[str, str] | None = None) -> Checked:
+def checker(call: type[CallSpec]) -> Checked:
     """The function that checks arrays and options by name, and returns them; it raises ValueError or TypeError.
 
-    Args:
-        call: declares the function; its operator is `retrograd::check_<op>`.
-        check: raises for shapes, dtypes and options of such a call that do not fit together.
-        names: argument -> its name in errors, where the two differ.
+    The operator is `retrograd::check_<op>`.
     """
-    shown = {name: (names or {}).get(name, name) for name in arguments(call)}
+    names = shown(call)
     kinds = {name: declared.kind for name, declared in options(call).items()}
     defaults = {name: declared.default for name, declared in options(call).items()}
     required = required_count(call)
@@ -46,7 +37,7 @@ def checker(call: type[CallSpec], check: Check = of_declaration, names: Mapping[
     accepted: set[Any] = set()
 
     def check_now(tensors: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-        check(call, params_of(tensors), given)
+        call.of(params_of(tensors), given)
 
     def check_once(tensors: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         try:
@@ -63,10 +54,10 @@ def checker(call: type[CallSpec], check: Check = of_declaration, names: Mapping[
             accepted.add(key)
 
     def run(*given: Any) -> None:
-        chosen = hashable(given[len(shown) :])
-        check_now(dict(zip(shown.values(), given, strict=False)), dict(zip(kinds, chosen, strict=True)))
+        chosen = hashable(given[len(names) :])
+        check_now(dict(zip(names.values(), given, strict=False)), dict(zip(kinds, chosen, strict=True)))
 
-    schema = ", ".join((*(f"Tensor? {name}" for name in shown), *(f"{kind} {name}" for name, kind in kinds.items())))
+    schema = ", ".join((*(f"Tensor? {name}" for name in names), *(f"{kind} {name}" for name, kind in kinds.items())))
     operator = torch.library.custom_op(f"retrograd::check_{call.op}", run, mutates_args=(), schema=f"({schema}) -> ()")
     operator.register_fake(run)
     traced = getattr(torch.ops.retrograd, f"check_{call.op}")
@@ -82,7 +73,7 @@ def checker(call: type[CallSpec], check: Check = of_declaration, names: Mapping[
             if kinds[name] in OPTION_TYPES:
                 check_option(call.op, name, concrete(value), kinds[name])
         if not is_transformed():  # what a transform wraps goes through no operator without results
-            found = [tensors.get(name) for name in shown.values()]
+            found = [tensors.get(name) for name in names.values()]
             arrays = [None if tensor is None else tensor.detach() for tensor in found]
             traced(*arrays, *[given.get(name, default) for name, default in defaults.items()])
         return tensors, given

@@ -269,6 +269,6 @@ OP = Op(
             places=names("dq dk dv"),
         ),
     ),
-    packs=True,
+    functions={"packed": ("attention_qkvpacked",)},
     extra={"jax_like": ("dot_product_attention",)},
 )

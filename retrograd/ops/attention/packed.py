@@ -66,4 +66,4 @@ class Packed(Common):
         self.sizes.update(K=self.queries, G=self.heads, V=self.head_size)
 
 
-STACK = Stack(Packed, ("q", "k", "v"), axis=2)
+ATTENTION_QKVPACKED = Stack(Packed, ("q", "k", "v"), axis=2)

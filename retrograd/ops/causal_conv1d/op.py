@@ -128,4 +128,4 @@ IMPLEMENTATIONS = (
         takes=names("x weight bias initial_state cu_seqlens activation return_final_state"),
     ),
 )
-OP = Op(Spec, __package__, IMPLEMENTATIONS, updates=True)
+OP = Op(Spec, __package__, IMPLEMENTATIONS, functions={"update": ("causal_conv1d_update",)})

@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 from retrograd.core.declaration import Result, option, optional, required
 from retrograd.core.dtypes import FLOATS
+from retrograd.core.op import Function
 from retrograd.core.spec import Param
+from retrograd.core.xp import Namespace
 
 from .op import ACTIVATIONS, Convolution
 
@@ -52,7 +54,9 @@ class Step(Convolution):
         """
 
 
-def update(call: Callable[..., Any], arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, Any]:
+def update(
+    xp: Namespace, call: Callable[..., Any], arrays: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[Any, Any]:
     """(y, new_state) of a framework's call of the op, from checked arrays; x may be a single step."""
     x = arrays["x"]
     single = x.ndim == 2
@@ -65,3 +69,6 @@ def update(call: Callable[..., Any], arrays: Mapping[str, Any], options: Mapping
     }
     y, new_state = call(arguments, {"activation": options["activation"], "return_final_state": True})
     return (y[:, 0] if single else y), new_state
+
+
+CAUSAL_CONV1D_UPDATE = Function(Step, update)

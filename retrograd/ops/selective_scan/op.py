@@ -223,4 +223,4 @@ IMPLEMENTATIONS = (
         takes=names("x dt A B C D z dt_bias initial_state cu_seqlens dt_softplus return_final_state"),
     ),
 )
-OP = Op(Spec, __package__, IMPLEMENTATIONS, updates=True)
+OP = Op(Spec, __package__, IMPLEMENTATIONS, functions={"update": ("selective_state_update",)})

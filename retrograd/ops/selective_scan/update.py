@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 from retrograd.core.declaration import Result, option, optional, required
 from retrograd.core.dtypes import FLOATS
+from retrograd.core.op import Function
 from retrograd.core.spec import Param
+from retrograd.core.xp import Namespace
 
 from .op import D_DOC, DT_BIAS_DOC, DT_SOFTPLUS_DOC, FLOAT_OR_COMPLEX, Common
 
@@ -83,7 +85,9 @@ class Step(Common):
         """
 
 
-def update(call: Callable[..., Any], arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, Any]:
+def update(
+    xp: Namespace, call: Callable[..., Any], arrays: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[Any, Any]:
     """(y, the new state) of a framework's `bind(OP)`, from checked arrays without a dimension of time."""
     arguments = {
         name: array[:, None] if name in OF_STEPS and array is not None else array for name, array in arrays.items()
@@ -91,3 +95,6 @@ def update(call: Callable[..., Any], arrays: Mapping[str, Any], options: Mapping
     state = arguments.pop("state")
     y, state = call({**arguments, "initial_state": state, "cu_seqlens": None}, {**options, "return_final_state": True})
     return y[:, 0], state
+
+
+SELECTIVE_STATE_UPDATE = Function(Step, update)

@@ -8,45 +8,27 @@ and do not affect it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from retrograd.core.errors import bad_type
+from retrograd.core.op import Function
 from retrograd.core.xp import Namespace
 
-from .op import BORDER
-from .steps import ROWS, Step
+from . import portable
+from .op import BORDER, OP
+from .steps import ROWS, Prefill, SsdWindow, Step, Update
 
+Arrays = Mapping[str, Any]
+Options = Mapping[str, Any]
 Ssd = Callable[..., Any]
+ABSENT, DEFAULTS = OP.complete({})  # known here, since `torch.compile` cannot trace a declaration
 
 
-class SsdWindow(NamedTuple):
-    """The state and the steps from which `ssd_step` continues.
-
-    Attributes:
-        state: (batch, H, P, N), the state at the last border: a multiple of 128 steps.
-        x: (batch, 128, H, P), of the steps since the border, in the first `steps` of 128 positions.
-        dt: (batch, 128, H), likewise.
-        B: (batch, 128, G, N), likewise.
-        C: as B.
-        steps: (batch,) int32, the number of steps since the border.
-    """
-
-    state: Any
-    x: Any
-    dt: Any
-    B: Any
-    C: Any
-    steps: Any
+def update(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[Any, Any]:
+    """One step of the recurrence: (y, the new state)."""
+    return portable.update(xp, **arrays, **options)
 
 
-def arrays_of_window(window: Any) -> dict[str, Any]:
-    """The arrays of a window, by their names in errors; raises TypeError for anything but a window."""
-    if not isinstance(window, SsdWindow):
-        raise bad_type(Step.op, "window", window, "an SsdWindow")
-    return {f"window.{name}": getattr(window, name) for name in SsdWindow._fields}
-
-
-def prefill(xp: Namespace, ssd: Ssd, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, SsdWindow]:
+def prefill(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[Any, SsdWindow]:
     """The rows of a sequence, and the window after it."""
     batch, time, heads, P = arrays["x"].shape
     groups, N = arrays["B"].shape[2:]
@@ -54,8 +36,8 @@ def prefill(xp: Namespace, ssd: Ssd, arrays: Mapping[str, Any], options: Mapping
     by_step = {name: arrays[name] for name in (*ROWS, "z") if arrays.get(name) is not None}
     shared = {name: array for name, array in arrays.items() if name not in by_step}
     before, since = ({n: a[:, part] for n, a in by_step.items()} for part in (slice(border), slice(border, None)))
-    y, state = ssd(**shared, **before, **options, return_final_state=True)
-    rest, _ = ssd(**{**shared, "initial_state": state}, **since, **options)
+    y, state = _results(ssd, shared | before, **options, return_final_state=True)
+    rest, _ = _results(ssd, {**shared, **since, "initial_state": state}, **options)
     shapes = {"x": (heads, P), "dt": (heads,), "B": (groups, N), "C": (groups, N)}
 
     def filled(name: str) -> Any:
@@ -67,35 +49,37 @@ def prefill(xp: Namespace, ssd: Ssd, arrays: Mapping[str, Any], options: Mapping
     return xp.concat([y, rest], 1), SsdWindow(state, **{name: filled(name) for name in ROWS}, steps=steps)
 
 
-def step(
-    xp: Namespace, ssd: Ssd, window: SsdWindow, rows: Mapping[str, Any], shared: Mapping[str, Any], z: Any
-) -> tuple[Any, SsdWindow]:
-    """The next row, and the window after it.
-
-    Args:
-        xp: the framework's array functions.
-        ssd: the framework's `ssd` with all of its results, None for those not asked for.
-        window: the window before the step.
-        rows: x, dt, B and C of the step.
-        shared: the other arguments, and the options.
-        z: the gate of the step, or None.
-    """
+def step(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[Any, SsdWindow]:
+    """The next row, and the window after it."""
+    window = SsdWindow(*[arrays[f"window.{name}"] for name in SsdWindow._fields])
     batch = window.x.shape[0]
     newest = xp.arange(window.steps, BORDER)[None] == window.steps[:, None]
 
     def with_row(name: str) -> Any:
-        old, row = getattr(window, name), rows[name]
+        old, row = getattr(window, name), arrays[name]
         position = xp.reshape(newest, (batch, BORDER, *(1 for _ in row.shape[1:])))
         return xp.where(position, row[:, None], old)
 
     filled = {name: with_row(name) for name in ROWS}
-    gate = {} if z is None else {"z": xp.broadcast_to(z[:, None], (batch, BORDER, *z.shape[1:]))}
-    y, state = ssd(**filled, **gate, **shared, initial_state=window.state, return_final_state=True)
+    z = arrays["z"]
+    gate = None if z is None else xp.broadcast_to(z[:, None], (batch, BORDER, *z.shape[1:]))
+    given = {**arrays, **filled, "z": gate, "initial_state": window.state}
+    y, state = _results(ssd, given, **options, return_final_state=True)
     row = y[xp.arange(window.steps, batch), window.steps]
     full = window.steps == BORDER - 1
     state = xp.where(xp.reshape(full, (batch, 1, 1, 1)), state, window.state)
     return row, SsdWindow(state, **filled, steps=xp.where(full, 0, window.steps + 1))
 
 
+def _results(ssd: Ssd, arrays: Arrays, **options: Any) -> Any:
+    """All results of a framework's `ssd`, None for those not asked for, from what is given of its arguments."""
+    return ssd({name: arrays.get(name) for name in ABSENT}, DEFAULTS | options)
+
+
 def _dtype(array: Any) -> str:
     return str(array.dtype).removeprefix("torch.")
+
+
+SSD_UPDATE = Function(Update, update)
+SSD_PREFILL = Function(Prefill, prefill)
+SSD_STEP = Function(Step, step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from retrograd.core.declaration import Letter, Result, boundaries, option, optional, required
 from retrograd.core.dtypes import FLOATS
@@ -19,35 +19,34 @@ BORDER = 128
 MOST_STEPS = 2**31 - 2**18
 # Steps of a block in the count of FLOPs: pairs of steps within a block, states between blocks.
 BLOCK = 64
-LETTERS = {
-    "B": Letter("batch"),
-    "T": Letter("time"),
-    "H": Letter("heads"),
-    "P": Letter("channels", 1, 256),
-    "G": Letter("groups", divides="H"),
-    "N": Letter("state", 1, 256),
-    "S": Letter("sequences", 1),
-}
+
+
+class Common(CallSpec):
+    """What calls with a sequence and with a step share: letters, and the check of `dt_limit`."""
+
+    dt_limit: tuple[float, float]
+
+    letters: ClassVar = {
+        "B": Letter("batch"),
+        "T": Letter("time"),
+        "H": Letter("heads"),
+        "P": Letter("channels", 1, 256),
+        "G": Letter("groups", divides="H"),
+        "N": Letter("state", 1, 256),
+        "S": Letter("sequences", 1),
+    }
+
+    def check_options(self) -> None:
+        """Raise for a `dt_limit` that is not (low, high) with low <= high, too."""
+        CallSpec.check_options(self)
+        limit = self.dt_limit
+        if len(limit) != 2 or not limit[0] <= limit[1]:
+            raise bad_value(self.op, "dt_limit", limit, "(low, high) with low <= high")
 
 
 @dataclass(frozen=True)
-class Spec(CallSpec):
-    """Mamba-2's state space dual: a linear recurrence with one decay a head, computed as matrix products.
-
-    With delta = softplus(dt + dt_bias), or dt + dt_bias without `dt_softplus`, moved into `dt_limit`, for every head,
-    whose state h is (P, N)::
-
-        h[t] = exp(delta[t] A) h[t - 1] + delta[t] x[t] B[t]^T      h[-1] = initial_state, or 0
-        y[t] = h[t] C[t] + D x[t]
-        out[t] = y[t] silu(z[t])                                    y[t] without z
-
-    Sums and states are in float32; operands of matrix products are rounded to the dtype of x, B and C, or stay in
-    float32 where these differ. All gradients are bitwise reproducible; a sequence's results and gradients depend
-    neither on its batch nor on the sequences packed with it. A row of the result does not depend on later steps if all
-    values are finite; a value that is not may corrupt up to 63 rows before it. The forward pass saves the state of
-    every 128th step (256th above N = 128) for the backward pass: for a long sequence, where x, B and C have one dtype,
-    at most as many bytes as x has. If x is float64, all float32 here is float64.
-    """
+class OfSequence(Common):
+    """What `ssd` and `ssd_prefill` share."""
 
     x: Param = required(
         "B T H P",
@@ -74,7 +73,6 @@ class Spec(CallSpec):
         doc="""(B, H, P, N), float32; zeros by
         default.""",
     )
-    cu_seqlens: Param | None = boundaries("x", "States are then (S, H, P, N).")
     dt_softplus: bool = option("bool", False, doc="whether softplus makes delta positive.")
     dt_limit: tuple[float, float] = option(
         "float[]",
@@ -83,15 +81,6 @@ class Spec(CallSpec):
         outside is clamped, and has no gradient. By default 0 and infinity: without `dt_softplus` a negative step
         becomes 0.""",
     )
-    return_final_state: bool = option("bool", False, doc="also return the state after the last step.")
-
-    op: ClassVar = "ssd"
-    letters: ClassVar = LETTERS
-    results: ClassVar = (
-        Result("y", "B T H P", "x"),
-        Result("final_state", "S H P N", "compute_dtype", when="return_final_state"),
-    )
-    kept: ClassVar = (Result("states", "B chunks H P N", "operand_dtype"),)
 
     batch = Size("B")
     time = Size("T")
@@ -100,6 +89,43 @@ class Spec(CallSpec):
     groups = Size("G")
     N = Size("N")
     sequences = Size("S")
+
+    def check(self) -> None:
+        """Raise for more steps than kernels can count."""
+        steps = self.batch * self.time + BLOCK * self.sequences
+        if known(steps) and steps > MOST_STEPS:
+            expected = f"batch * time + {BLOCK} * sequences of at most {MOST_STEPS}"
+            raise bad_shape(self.op, "x", self.x.shape, expected)
+
+
+@dataclass(frozen=True)
+class Spec(OfSequence):
+    """Mamba-2's state space dual: a linear recurrence with one decay a head, computed as matrix products.
+
+    With delta = softplus(dt + dt_bias), or dt + dt_bias without `dt_softplus`, moved into `dt_limit`, for every head,
+    whose state h is (P, N)::
+
+        h[t] = exp(delta[t] A) h[t - 1] + delta[t] x[t] B[t]^T      h[-1] = initial_state, or 0
+        y[t] = h[t] C[t] + D x[t]
+        out[t] = y[t] silu(z[t])                                    y[t] without z
+
+    Sums and states are in float32; operands of matrix products are rounded to the dtype of x, B and C, or stay in
+    float32 where these differ. All gradients are bitwise reproducible; a sequence's results and gradients depend
+    neither on its batch nor on the sequences packed with it. A row of the result does not depend on later steps if all
+    values are finite; a value that is not may corrupt up to 63 rows before it. The forward pass saves the state of
+    every 128th step (256th above N = 128) for the backward pass: for a long sequence, where x, B and C have one dtype,
+    at most as many bytes as x has. If x is float64, all float32 here is float64.
+    """
+
+    cu_seqlens: Param | None = boundaries("x", "States are then (S, H, P, N).")
+    return_final_state: bool = option("bool", False, doc="also return the state after the last step.")
+
+    op: ClassVar = "ssd"
+    results: ClassVar = (
+        Result("y", "B T H P", "x"),
+        Result("final_state", "S H P N", "compute_dtype", when="return_final_state"),
+    )
+    kept: ClassVar = (Result("states", "B chunks H P N", "operand_dtype"),)
 
     RETURNS: ClassVar = """out (B, T, H, P) in the dtype of x; with `return_final_state`, (out, final_state), the state
         (B, H, P, N) in float32. An empty sequence's final state is its initial state."""
@@ -164,24 +190,6 @@ class Spec(CallSpec):
         per_head = self.P * (2 * states * self.N + pairs * BLOCK)
         return steps * (self.heads * per_head + scores * self.groups * BLOCK * self.N)
 
-    def check(self) -> None:
-        """Raise for more steps than kernels can count."""
-        steps = self.batch * self.time + BLOCK * self.sequences
-        if known(steps) and steps > MOST_STEPS:
-            expected = f"batch * time + {BLOCK} * sequences of at most {MOST_STEPS}"
-            raise bad_shape(self.op, "x", self.x.shape, expected)
-
-    def check_options(self) -> None:
-        """Raise for a `dt_limit` that is not (low, high) with low <= high, too."""
-        CallSpec.check_options(self)
-        check_limit(self.op, self.dt_limit)
-
-
-def check_limit(op: str, limit: Any) -> None:
-    """Raise for a limit that is not (low, high) with low <= high."""
-    if len(limit) != 2 or not limit[0] <= limit[1]:
-        raise bad_value(op, "dt_limit", limit, "(low, high) with low <= high")
-
 
 def in_range(limit: tuple[float, float], dtype: str) -> tuple[float, float]:
     """The limit with numbers outside of the range of the dtype replaced by infinity."""
@@ -193,7 +201,6 @@ def in_range(limit: tuple[float, float], dtype: str) -> tuple[float, float]:
     return number(limit[0]), number(limit[1])
 
 
-GENERATION = ("SsdWindow", "ssd_prefill", "ssd_step", "ssd_update")
 IMPLEMENTATIONS = (
     Implementation(
         f"{__package__}.hopper",
@@ -204,9 +211,4 @@ IMPLEMENTATIONS = (
         takes=names("x dt A B C D z dt_bias initial_state cu_seqlens dt_softplus dt_limit return_final_state"),
     ),
 )
-OP = Op(
-    Spec,
-    __package__,
-    IMPLEMENTATIONS,
-    extra=dict.fromkeys(("torch_generation", "jax_generation"), GENERATION),
-)
+OP = Op(Spec, __package__, IMPLEMENTATIONS, functions={"generation": ("ssd_update", "ssd_prefill", "ssd_step")})

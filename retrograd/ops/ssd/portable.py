@@ -143,7 +143,7 @@ def update(
         y = y + (D if len(D.shape) == 2 else D[:, None])[None] * u
     if z is not None:
         y = y * xp.silu(xp.astype(z, real))
-    return y, new
+    return xp.astype(y, str(x.dtype).removeprefix("torch.")), new
 
 
 @dataclass(frozen=True)

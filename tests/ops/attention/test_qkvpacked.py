@@ -20,7 +20,7 @@ from retrograd.core.program import Layout
 from retrograd.core.spec import Param
 from retrograd.core.spec import options as options_of
 from retrograd.ops.attention.op import OP
-from retrograd.ops.attention.packed import STACK
+from retrograd.ops.attention.packed import ATTENTION_QKVPACKED
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ON = pytest.mark.parametrize("device", DEVICES)
@@ -296,9 +296,9 @@ def test_the_binaries_are_those_of_three_gradients(
     arguments = {**dict.fromkeys(OP.arguments), "q": array, "k": array, "v": array}
     options = {name: option.default for name, option in options_of(OP.call).items()} | {"backward": backward}
     spec = OP.spec({**arguments, "cu_seqlens_q": bounds, "cu_seqlens_k": bounds}, options)
-    read = dict.fromkeys(STACK.arguments, Layout(torch.empty(1, T, 3, 2, columns)[:, :, 0].stride()))
-    wanted = frozenset(STACK.arguments)
-    apart, stacked = (OP.backward(spec, wanted, stack).program(read, arch) for stack in (None, STACK))
+    read = dict.fromkeys(ATTENTION_QKVPACKED.arguments, Layout(torch.empty(1, T, 3, 2, columns)[:, :, 0].stride()))
+    wanted = frozenset(ATTENTION_QKVPACKED.arguments)
+    apart, stacked = (OP.backward(spec, wanted, stack).program(read, arch) for stack in (None, ATTENTION_QKVPACKED))
     assert apart is not None
     assert stacked is not None
     assert [array.name for array in stacked.returned] == ["dqkv"]

@@ -95,6 +95,21 @@ def test_in_jax_it_has_the_results_of_torch(seed: int) -> None:
         torch.testing.assert_close(torch.tensor(y.tolist()), expected[:, t], rtol=1e-4, atol=1e-4)
 
 
+def test_a_prefill_and_a_step_compile(seed: int) -> None:
+    inputs: dict[str, Any] = draw(CALLS["everything"], "cpu", seed)
+    settings = options(CALLS["everything"])
+
+    def generated(inputs: dict[str, Any]) -> tuple[Tensor, Tensor, SsdWindow]:
+        y, window = retrograd.ssd_prefill(**part(inputs, slice(127)), **settings)
+        return y, *retrograd.ssd_step(window, **without_state(part(inputs, 127)), **settings)
+
+    torch._dynamo.reset()
+    *found, window = torch.compile(generated, fullgraph=True, backend="aot_eager")(inputs)
+    *expected, expected_window = generated(inputs)
+    assert isinstance(window, SsdWindow)
+    assert all(torch.equal(a, b) for a, b in zip((*found, *window), (*expected, *expected_window), strict=True))
+
+
 def started() -> tuple[SsdWindow, dict[str, Any]]:
     inputs: dict[str, Any] = draw(case("generation", (2, 5, 6, 4, 1, 3), dtype="float32"), "cpu", 1)
     return retrograd.ssd_prefill(**part(inputs, slice(4)))[1], part(inputs, 4)

@@ -26,7 +26,7 @@ from retrograd.ops.ssd import reference
 from retrograd.ops.ssd.cases import ALL, case
 from retrograd.ops.ssd.info import INFO
 from retrograd.ops.ssd.op import OP, Spec
-from retrograd.ops.ssd.steps import Update, check
+from retrograd.ops.ssd.steps import Update
 from retrograd.testing.draw import call, draw, draw_gradients, leaves, options, upcast
 
 OPTIONS: dict[str, Any] = {"dt_softplus": False, "dt_limit": (0.0, 1.0), "return_final_state": True}
@@ -188,7 +188,7 @@ def test_what_is_expected_of_a_step_has_no_time(change: dict[str, Any], text: st
     shapes["state"] = SHAPES["initial_state"]
     params = {name: Param(shape, "float32") for name, shape in (shapes | change).items()}
     with pytest.raises(ValueError, match="ssd_update") as raised:
-        check(Update, params, {"dt_softplus": False, "dt_limit": (0.0, 1.0)})
+        Update.of(params, {"dt_softplus": False, "dt_limit": (0.0, 1.0)})
     assert str(raised.value) == f"ssd_update: {text}"
 
 
