@@ -1,4 +1,4 @@
-"""A kernel whose arrays are named tuples of a pointer and strides, one of them optional."""
+"""A kernel whose arrays are named tuples of a pointer and strides, one of them optional; another takes all as one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ class Rows(NamedTuple):
     column: Any
 
 
+class Arrays(NamedTuple):
+    a: Any
+    b: Any
+    out: Any
+
+
 @triton.jit
 def load(array, row, column, mask):
     return tl.load(array.pointer + row[:, None] * array.row + column[None, :] * array.column, mask=mask)
@@ -35,6 +41,11 @@ def total(a, b, out, rows, columns, BLOCK: tl.constexpr):
     tl.store(out.pointer + row[:, None] * out.row + column[None, :] * out.column, sums, mask=mask)
 
 
+@triton.jit
+def total_of(arrays, rows, columns, BLOCK: tl.constexpr):
+    total(arrays.a, arrays.b, arrays.out, rows, columns, BLOCK)
+
+
 def program(a: tuple[int, int], b: tuple[int, int] | None) -> Program:
     """a + b, with these strides."""
     arrays = {name: Array(name, (ROWS, COLUMNS), "float32") for name in ("a", "b", "out")}
@@ -48,6 +59,12 @@ def program(a: tuple[int, int], b: tuple[int, int] | None) -> Program:
     )
     inputs = (arrays["a"], arrays["b"]) if b else (arrays["a"],)
     return Program(inputs, (arrays["out"],), (), (launch,))
+
+
+def together(made: Program) -> Program:
+    """The program with all arrays of a launch in one tuple."""
+    launches = (replace(launch, kernel=total_of, together={"arrays": Arrays}) for launch in made.launches)
+    return replace(made, launches=tuple(launches))
 
 
 def side_by_side() -> Program:

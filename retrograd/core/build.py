@@ -6,6 +6,7 @@ rules for hints are in `signature`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,7 +20,7 @@ from .dtypes import TRITON
 from .program import ALIGNMENT, Array, Launch
 
 INT32_MAX = 2**31 - 1
-Path = tuple[int, ...]  # a parameter's index; a second number is the index within a tuple
+Path = tuple[int, ...]  # a parameter's index; another number is the index within the tuple there
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +65,32 @@ def signature(launch: Launch, arrays: dict[str, Array]) -> Signature:
             hints.append((path, ALIGNMENT))
         return f"*{TRITON[arrays[array].dtype]}"
 
+    def entry(key: str, path: Path, specialize: bool) -> Any:
+        array = launch.arrays[key]
+        if key not in launch.strided:
+            return pointer(array, path)
+        own = launch.strided[key]
+        parts = [pointer(array, (*path, 0))]
+        for i, stride in enumerate(own[1:], 1):
+            if array is None:
+                constants.append(((*path, i), None))
+            parts.append("constexpr" if array is None else scalar(stride, (*path, i), specialize))
+        return type(own)(*parts)
+
     for place, parameter in enumerate(launch.kernel.params):
-        name = parameter.name
+        name, specialize = parameter.name, not parameter.do_not_specialize
         if name in launch.descriptors and (array := launch.arrays[name]) is not None:
             if not arrays[array].aligned:
                 raise ValueError(f"{launch.kernel.__name__}: {array} has a tensor descriptor, but may begin anywhere")
             descriptor = launch.descriptors[name]
             layout = f",{descriptor.layout!r}" if descriptor.layout else ""
             types.append((name, f"tensordesc<{TRITON[arrays[array].dtype]}{list(descriptor.block)}{layout}>"))
-        elif name in launch.strided:
-            own, array, specialize = launch.strided[name], launch.arrays[name], not parameter.do_not_specialize
-            parts = [pointer(array, (place, 0))]
-            for i, stride in enumerate(own[1:], 1):
-                if array is None:
-                    constants.append(((place, i), None))
-                parts.append("constexpr" if array is None else scalar(stride, (place, i), specialize))
-            types.append((name, type(own)(*parts)))
-        elif name in launch.arrays and launch.arrays[name] is not None:
-            types.append((name, pointer(launch.arrays[name], (place,))))
+        elif name in launch.together:
+            of = launch.together[name]
+            types.append((name, of(*(entry(key, (place, i), specialize) for i, key in enumerate(of._fields)))))
+        elif name in launch.arrays:
+            types.append((name, entry(name, (place,), specialize)))
         elif (value := launch.scalars.get(name)) is not None:
-            specialize = not parameter.do_not_specialize
             if isinstance(value, tuple):
                 kinds = tuple(scalar(item, (place, i), specialize) for i, item in enumerate(value))
                 named: Any = type(value)
@@ -101,15 +108,21 @@ def divisor(value: int) -> int:
     return min(value & -value, ALIGNMENT) if value else ALIGNMENT
 
 
-def arguments(launch: Launch) -> list[Any]:
-    """The kernel's arguments in order; an array's name is in the place of its address, also within a named tuple.
+def arguments(launch: Launch, arrays: Mapping[str, Any] | None = None) -> list[Any]:
+    """The kernel's arguments in order; in the place of an array's address, also within a named tuple, is its name.
+
+    Args:
+        launch: the launch.
+        arrays: array name -> what stands there instead.
 
     Raises:
         ValueError: see `Launch.check_values`.
     """
     launch.check_values()
-    strided = {name: type(own)(launch.arrays[name], *own[1:]) for name, own in launch.strided.items()}
-    values = {**launch.scalars, **launch.constants, **launch.arrays, **strided}
+    pointers = {key: name if name is None or arrays is None else arrays[name] for key, name in launch.arrays.items()}
+    strided = {key: type(own)(pointers[key], *own[1:]) for key, own in launch.strided.items()}
+    values = {**launch.scalars, **launch.constants, **pointers, **strided}
+    values |= {name: of(*map(values.__getitem__, of._fields)) for name, of in launch.together.items()}
     return [values[name] for name in launch.kernel.arg_names]
 
 

@@ -384,7 +384,7 @@ def _with_options(launch: Launch, spec: CallSpec) -> Launch:
     declared = options(type(spec)).items()
     constants = {name.upper(): getattr(spec, name) for name, _ in declared}
     scalars = {name: float(getattr(spec, name)) for name, option in declared if option.kind == "float"}
-    unset = set(launch.kernel.arg_names).difference(launch.arrays, launch.scalars, launch.constants)
+    unset = set(launch.kernel.arg_names).difference(launch.arrays, launch.together, launch.scalars, launch.constants)
     return replace(
         launch,
         constants={**launch.constants, **{name: value for name, value in constants.items() if name in unset}},

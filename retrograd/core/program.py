@@ -124,11 +124,14 @@ class Launch:
     Attributes:
         kernel: a `@triton.jit` function. Its first parameters are its pointers: those it reads, then those it writes.
         grid: number of CTAs along x; the other two dimensions are not used.
-        arrays: every pointer parameter -> array name, or None where an optional array is absent.
+        arrays: every pointer parameter, or field of a parameter of `together` -> array name, or None where an optional
+            array is absent.
         descriptors: those parameters of `arrays` that are tensor descriptors and no pointers; their arrays begin on a
             16-byte boundary. Shape and strides are no part of what a kernel is compiled for.
         strided: those parameters of `arrays` that are named tuples, with the array's pointer and its strides -> such a
             tuple with the strides, and None in the pointer's place, which is the first.
+        together: kernel parameter that is a named tuple of several entries of `arrays`, each a pointer or in `strided`,
+            and none a descriptor -> the tuple's class, whose fields are those entries.
         scalars: kernel parameter -> value known at launch, None for the strides of an absent array; a tuple of ints is
             passed as one parameter.
         constants: kernel parameter -> value known when the kernel is compiled.
@@ -153,21 +156,32 @@ class Launch:
     overlap: bool = False
     descriptors: Mapping[str, Descriptor] = field(default_factory=dict)
     strided: Mapping[str, Any] = field(default_factory=dict)
+    together: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        pointers = self.kernel.arg_names[: len(self.arrays)]
+        pointers = self.pointers
         if set(pointers) != set(self.arrays):
             raise ValueError(f"{self.kernel.__name__}: the first parameters are {pointers}, not {list(self.arrays)}")
 
+    @property
+    def pointers(self) -> list[str]:
+        """The keys of `arrays`, in the order of the kernel's parameters and of the fields in them."""
+        return fields_of(self.kernel.arg_names, self.together)[: len(self.arrays)]
+
     def check_values(self) -> None:
-        """Raise ValueError unless each parameter of the kernel has a value, and each value a parameter."""
+        """Raise ValueError unless each parameter of the kernel has a value, and each value one parameter."""
         parameters = self.kernel.arg_names
         values = [*self.arrays, *self.scalars, *self.constants]
+        named, fields = (fields_of(names, self.together) for names in (parameters, self.together))
         wrong = {
-            "parameters without a value": [name for name in parameters if name not in values],
-            "values without a parameter": [
-                name for name in (*values, *self.descriptors, *self.strided) if name not in parameters
+            "parameters without a value": [
+                name for name in named if name not in (self.arrays if name in fields else values)
             ],
+            "values without a parameter": [
+                *(name for name in (*values, *self.strided) if name not in named),
+                *(name for name in (*self.descriptors, *self.together) if name not in parameters),
+            ],
+            "arrays in several parameters": sorted({name for name in fields if named.count(name) > 1}),
         }
         if any(wrong.values()):
             texts = [f"{what}: {', '.join(names)}" for what, names in wrong.items() if names]
@@ -210,8 +224,7 @@ class Program:
         Raises:
             ValueError: a pointer to an unwritten array that is not empty precedes one to a written array.
         """
-        pointers = launch.kernel.arg_names[: len(launch.arrays)]
-        used = [name for name in map(launch.arrays.__getitem__, pointers) if name is not None]
+        used = [name for name in map(launch.arrays.__getitem__, launch.pointers) if name is not None]
         first = max((place for place, name in enumerate(used, 1) if name in written), default=0)
         reads, writes = used[:first], used[first:]
         early = [name for name in reads if name not in written and self.arrays[name].nbytes]
@@ -272,6 +285,11 @@ def pointers_to(arrays: Iterable[Array], names: str = "", **others: str | None) 
     present = {array.name for array in arrays}
     wanted = {f"{name}_ptr": name for name in names.split()} | others
     return {parameter: name if name in present else None for parameter, name in wanted.items()}
+
+
+def fields_of(parameters: Iterable[str], together: Mapping[str, Any]) -> list[str]:
+    """The parameters, those of `Launch.together` as their fields."""
+    return [key for name in parameters for key in (together[name]._fields if name in together else (name,))]
 
 
 def strides_of(name: str, shape: tuple[int, ...], layouts: Layouts) -> Strides:

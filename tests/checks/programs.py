@@ -52,7 +52,7 @@ def check_order(info: OpInfo, case: Case, arch: Arch) -> None:
             if not launch.grid:
                 continue
             where = f"{info.name}, {case.name}, {arch.name}: {launch.kernel.__name__}"
-            first = launch.kernel.arg_names[: len(launch.arrays)]
+            first = launch.pointers
             assert first == list(launch.arrays), f"{where} does not take its arrays first: {first}"
             twice = sorted(outputs & written & set(launch.arrays.values()))
             assert not twice, f"{where} is given {twice}, which an earlier launch has written"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from strided_kernels import COLUMNS, ROWS, program, side_by_side
+from strided_kernels import COLUMNS, ROWS, program, side_by_side, together
 
 from retrograd.core.torch.launch import interpret
 
@@ -13,6 +13,13 @@ from retrograd.core.torch.launch import interpret
 def test_arrays_are_read_by_their_strides(both: bool) -> None:
     a, b = torch.randn(2 * ROWS, COLUMNS)[::2], torch.randn(COLUMNS, ROWS).T
     (out,) = interpret(program((2 * COLUMNS, 1), (1, ROWS) if both else None), [a, b] if both else [a])
+    assert torch.equal(out, a + b if both else a)
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_several_arrays_are_one_tuple(both: bool) -> None:
+    a, b = torch.randn(2, ROWS, COLUMNS)
+    (out,) = interpret(together(program((COLUMNS, 1), (COLUMNS, 1) if both else None)), [a, b] if both else [a])
     assert torch.equal(out, a + b if both else a)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import compress
@@ -194,6 +194,15 @@ def _descriptor(descriptor: Descriptor, meta: Mapping[str, Any]) -> list[Any]:
     return [itself, *sizes, *(gpu_triton.create_scalar_parameter(stride, "i64") for stride in descriptor.strides)]
 
 
+def _leaves(kind: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    """Type and value of an argument, or of what is in a tuple; constants are left out."""
+    if isinstance(kind, tuple):
+        for inner, item in zip(kind, value, strict=True):
+            yield from _leaves(inner, item)
+    elif kind != "constexpr":
+        yield kind, value
+
+
 def _opaque(
     launch: Launch, compiled: Any, arrays: dict[str, Array], arch: Arch, has_descriptors: bool, zeroed: Container[str]
 ) -> bytes:
@@ -222,10 +231,7 @@ def _opaque(
         if name in launch.descriptors:
             parameters += _descriptor(launch.descriptors[name], next(described))
             continue
-        kinds, values = (types[name], value) if isinstance(types[name], tuple) else ((types[name],), (value,))
-        for kind, item in zip(kinds, values, strict=True):
-            if kind == "constexpr":
-                continue
+        for kind, item in _leaves(types[name], value):
             if isinstance(item, str):
                 size = arrays[item].nbytes if item in zeroed else 0
                 parameters.append(gpu_triton.create_array_parameter(size, 16 if arrays[item].aligned else 1))

@@ -7,7 +7,7 @@ built); a call then only allocates its outputs, fills in addresses and launches.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
@@ -142,10 +142,10 @@ def prepare(
             if size := descriptor_bytes(launch, compiled):
                 descriptors = len(places) + len(allocations) - len(allocated)
                 allocations.append(((size,), (1,), torch.uint8))
-            values = arguments(launch)
-            pointers = [launch.arrays[name] for name in launch.kernel.arg_names[: len(launch.arrays)]]
-            select = selection(launch, compiled, [absent if name is None else places[name] for name in pointers])
-            steps.append((start, launch.grid, first, descriptors, then, select, values[len(pointers) :]))
+            at = {key: absent if name is None else places[name] for key, name in launch.arrays.items()}
+            select = selection(launch, compiled, at)
+            last = arguments(launch)[len(with_pointers(launch)) :]
+            steps.append((start, launch.grid, first, descriptors, then, select, last))
 
     empty = torch.empty_strided
     stream_of = torch._C._cuda_getCurrentRawStream
@@ -222,28 +222,35 @@ class Described:
         return self.address
 
 
-def selection(launch: Launch, compiled: Any, places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """The function from all addresses to what the kernel takes of them: addresses, tensor descriptors, and tuples of
-    an address and strides.
+def with_pointers(launch: Launch) -> list[str]:
+    """The kernel's first parameters, which have its pointers."""
+    return [name for name in launch.kernel.arg_names if name in launch.arrays or name in launch.together]
+
+
+def selection(launch: Launch, compiled: Any, places: Mapping[str, int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """The function from all addresses to what the kernel takes of them: addresses, tensor descriptors, tuples of an
+    address and strides, and tuples of these.
 
     It is compiled from an expression, as those of `collections.namedtuple` are: a loop over arrays would take longer
     in every call.
     """
-    pointers = launch.kernel.arg_names[: len(launch.arrays)]
-    described = [name for name in pointers if name in launch.descriptors]
+    described = [name for name in launch.pointers if name in launch.descriptors]
     encoders = {
         f"encode_{name}": encoder(launch.descriptors[name], compiled, number) for number, name in enumerate(described)
     }
-    parts = []
-    for name, place in zip(pointers, places, strict=True):
-        address = f"addresses[{place}]"
+
+    def expression(name: str) -> str:
+        if name in launch.together:
+            return f"({', '.join(map(expression, launch.together[name]._fields))},)"
+        address = f"addresses[{places[name]}]"
         if name in launch.descriptors:
-            parts.append(f"*encode_{name}({address})")
-        elif name in launch.strided:
-            parts.append(f"({', '.join([address, *map(repr, launch.strided[name][1:])])})")
-        else:
-            parts.append(address)
-    select: Callable[[Sequence[Any]], tuple[Any, ...]] = eval(f"lambda addresses: ({', '.join(parts)},)", encoders)
+            return f"*encode_{name}({address})"
+        if name in launch.strided:
+            return f"({', '.join([address, *map(repr, launch.strided[name][1:])])})"
+        return address
+
+    parts = ", ".join(map(expression, with_pointers(launch)))
+    select: Callable[[Sequence[Any]], tuple[Any, ...]] = eval(f"lambda addresses: ({parts},)", encoders)
     return select
 
 
@@ -340,10 +347,8 @@ def interpret(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.T
         # The interpreter runs launches one after the other and does not know the instructions for overlap.
         constants = {name: False if name == "OVERLAP" else value for name, value in launch.constants.items()}
         launch = replace(launch, constants=constants, overlap=False)
-        values: list[Any] = [by_name[value] if isinstance(value, str) else value for value in arguments(launch)]
+        values = arguments(launch, by_name)
         for place, name in enumerate(launch.kernel.arg_names):
-            if name in launch.strided and (array := launch.arrays[name]) is not None:
-                values[place] = values[place]._replace(**{values[place]._fields[0]: by_name[array]})
             if (descriptor := launch.descriptors.get(name)) is not None:
                 shape, strides, block = map(list, (descriptor.shape, descriptor.strides, descriptor.block))
                 values[place] = TensorDescriptor(values[place], shape, strides, block)

@@ -173,10 +173,10 @@ class Groups(NamedTuple):
 class StatePointers(NamedTuple):
     """Where `walk_back` reads and writes gradients of states, and sums of the gradient of A."""
 
-    dfinal: Any
-    leaving: Any
-    dinitial: Any
-    dA: Any
+    dfinal_state_ptr: Any
+    leaving_ptr: Any
+    dinitial_state_ptr: Any
+    dA_partial_ptr: Any
 
 
 class StateOffsets(NamedTuple):
@@ -190,12 +190,12 @@ class StateOffsets(NamedTuple):
 class Gradients(NamedTuple):
     """Pointers to what `finish` writes: gradients, and partial sums of them."""
 
-    x: Any
-    dt: Any
-    z: Any
-    BC: Any
-    D: Any
-    dt_bias: Any
+    dx_ptr: Any
+    ddt_ptr: Any
+    dz_ptr: Any
+    dBC_partial_ptr: Any
+    dD_partial_ptr: Any
+    ddt_bias_partial_ptr: Any
 
 
 class Drives(NamedTuple):

@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 
 from retrograd.core.kernels.rings import Ring, barriers, ring_of
 
-from .arrays import Entering, Gradients, Group, Groups, Inputs, Results, StateOffsets, StatePointers
+from .arrays import Entering, Group, Groups, Inputs, Results, StateOffsets
 from .channel_sum import own_layout, steps_a_tile
 from .finish import finish
 from .make import STAGES, make
@@ -29,7 +29,6 @@ from .walk_back import walk_back
 @gluon.jit(do_not_specialize=["dy", "x", "dt", "B", "C", "z", "lengths"])
 def backward_scan(
     dy,
-    dfinal_state_ptr,
     x,
     dt,
     A_ptr,
@@ -40,15 +39,8 @@ def backward_scan(
     dt_bias_ptr,
     cu_seqlens_ptr,
     states_ptr,
-    leaving_ptr,
-    dx_ptr,
-    ddt_ptr,
-    dz_ptr,
-    dinitial_state_ptr,
-    dBC_partial_ptr,
-    dA_partial_ptr,
-    dD_partial_ptr,
-    ddt_bias_partial_ptr,
+    pointers,
+    gradients,
     lengths,
     channels,
     SIZES: gl.constexpr,
@@ -100,7 +92,7 @@ def backward_scan(
     delta_f = gl.allocate_shared_memory(gl.float32, [GROUPS + 1, 8, BLOCK_D], ROWS)
     x_f = gl.allocate_shared_memory(x.pointer.dtype.element_ty, [GROUPS + 1, 8, BLOCK_D], ROWS)
     gy_f = gl.allocate_shared_memory(gl.float32, [GROUPS + 1, 8, BLOCK_D], ROWS)
-    if dz_ptr is not None:
+    if gradients.dz_ptr is not None:
         gate_f = gl.allocate_shared_memory(gl.float32, [GROUPS + 1, 8, BLOCK_D], ROWS)
     else:
         gate_f: gl.constexpr = None  # type: ignore[no-redef]
@@ -124,11 +116,9 @@ def backward_scan(
     steps = Group(delta_f, x_f, gy_f, B_f, C_f, gate_f)
     groups = Ring(Groups(steps, Entering(entry_f, middle_f)), groups_full, barriers(GROUPS + 1, 1))
     A_ptr += d0 * N
-    pointers = StatePointers(dfinal_state_ptr, leaving_ptr, dinitial_state_ptr, dA_partial_ptr)
     offsets = StateOffsets(state * N, leaving * N, (piece * total + d0) * N)
     is_first, is_last = span.part == 0, span.part == last_span(span.whole, lengths.span, SIZES.chunk)
     saved = states_ptr + span.place * (total * N) + d0 * N
-    gradients = Gradients(dx_ptr, ddt_ptr, dz_ptr, dBC_partial_ptr, dD_partial_ptr, ddt_bias_partial_ptr)
     length = span.length
     gl.warp_specialize(
         [
@@ -143,12 +133,12 @@ def backward_scan(
     if cu_seqlens_ptr is not None:
         if span.part == 0:
             line = d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, vector_layout(BLOCK_D, WARPS)))
-            fill_outside(dx_ptr, span, lengths, total, line)
-            fill_outside(ddt_ptr, span, lengths, total, line)
-            fill_outside(dz_ptr, span, lengths, total, line)
+            fill_outside(gradients.dx_ptr, span, lengths, total, line)
+            fill_outside(gradients.ddt_ptr, span, lengths, total, line)
+            fill_outside(gradients.dz_ptr, span, lengths, total, line)
             pair = span.block * (2 * N) + gl.arange(0, 2 * N, gl.SliceLayout(0, tile_layout(N, 4, WARPS)))
-            fill_outside(dBC_partial_ptr, span, lengths, blocks * 2 * N, pair)
+            fill_outside(gradients.dBC_partial_ptr, span, lengths, blocks * 2 * N, pair)
             own = d0 * N + state_offsets(BLOCK_D, N, own_layout(BLOCK_D, N, WARPS))
-            fill_places(dA_partial_ptr, span, lengths, total * N, own, SIZES.piece)
-            fill_places(dD_partial_ptr, span, lengths, total, line, SIZES.piece)
-            fill_places(ddt_bias_partial_ptr, span, lengths, total, line, SIZES.piece)
+            fill_places(pointers.dA_partial_ptr, span, lengths, total * N, own, SIZES.piece)
+            fill_places(gradients.dD_partial_ptr, span, lengths, total, line, SIZES.piece)
+            fill_places(gradients.ddt_bias_partial_ptr, span, lengths, total, line, SIZES.piece)

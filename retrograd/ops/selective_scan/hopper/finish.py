@@ -92,7 +92,7 @@ def finish(
             sums = gl.sum(done.sums.index(tile)._reinterpret(gl.float32, [WARPS, CW, N], CUBE).load(SUM), 0)
             step = step_of + tile * (8 // TILES)
             line = (row + time) * blocks + d0 // BLOCK_D + (step * blocks).to(gl.int64)  # of (rows, blocks)
-            gl.store(gradients.BC + line * (2 * N) + which * N + state, sums, mask=valid & (step < left))
+            gl.store(gradients.dBC_partial_ptr + line * (2 * N) + which * N + state, sums, mask=valid & (step < left))
         delta = steps.delta.index(at).load(VEC)
         x = steps.x.index(at).load(VEC).to(gl.float32)
         gy = steps.gy.index(at).load(VEC)
@@ -106,17 +106,18 @@ def finish(
             ddt = ddt * one_minus_exp(delta)
         ddt = gl.where(t < left, ddt, 0.0)
         to = (row + time) * channels + (t * (channels // 8)).to(gl.int64) * 8 + d
-        gl.store(gradients.x + to, (gy * skip + ddx * delta).to(gradients.x.dtype.element_ty), mask=t < left)
-        gl.store(gradients.dt + to, ddt.to(gradients.dt.dtype.element_ty), mask=t < left)
+        gl.store(gradients.dx_ptr + to, (gy * skip + ddx * delta).to(gradients.dx_ptr.dtype.element_ty), mask=t < left)
+        gl.store(gradients.ddt_ptr + to, ddt.to(gradients.ddt_ptr.dtype.element_ty), mask=t < left)
         if steps.gate is not None:
-            gl.store(gradients.z + to, (gate * (y + skip * x)).to(gradients.z.dtype.element_ty), mask=t < left)
+            dz = gate * (y + skip * x)
+            gl.store(gradients.dz_ptr + to, dz.to(gradients.dz_ptr.dtype.element_ty), mask=t < left)
         dD += gy * x
         dbias += ddt
         if time % SIZES.piece == 0:
             sums_at = (piece + time // SIZES.piece) * channels + d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))
-            if gradients.D is not None:
-                gl.store(gradients.D + sums_at, gl.sum(dD, 0))
-            if gradients.dt_bias is not None:
-                gl.store(gradients.dt_bias + sums_at, gl.sum(dbias, 0))
+            if gradients.dD_partial_ptr is not None:
+                gl.store(gradients.dD_partial_ptr + sums_at, gl.sum(dD, 0))
+            if gradients.ddt_bias_partial_ptr is not None:
+                gl.store(gradients.ddt_bias_partial_ptr + sums_at, gl.sum(dbias, 0))
             dD = gl.zeros([8, BLOCK_D], gl.float32, VEC)
             dbias = gl.zeros([8, BLOCK_D], gl.float32, VEC)

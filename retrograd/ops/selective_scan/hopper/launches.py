@@ -16,6 +16,7 @@ from retrograd.core.program import (
     Program,
     Strides,
     dense,
+    fields_of,
     read_in_place,
     strides_of,
 )
@@ -25,7 +26,18 @@ from retrograd.core.spec import Param, Pass, slot_count
 from ..op import Spec
 from ..passes import FP32, Unfinished
 from . import plan as plans
-from .arrays import BackwardSizes, Channels, ForwardSizes, Lengths, Matrix, Rows, WalkChannels, WalkSizes
+from .arrays import (
+    BackwardSizes,
+    Channels,
+    ForwardSizes,
+    Gradients,
+    Lengths,
+    Matrix,
+    Rows,
+    StatePointers,
+    WalkChannels,
+    WalkSizes,
+)
 from .backward import backward_scan
 from .forward import forward_scan
 from .plan import PIECE, Spans
@@ -141,7 +153,7 @@ def backward(
         make_registers=MAKE_REGISTERS_64 if spec.N == 64 else MAKE_REGISTERS,
         finish_registers=FINISH_REGISTERS,
     )
-    scan = _launch(backward_scan, spec, arrays, layouts, plan)
+    scan = _launch(backward_scan, spec, arrays, layouts, plan, pointers=StatePointers, gradients=Gradients)
     scan = replace(scan, constants={"SIZES": sizes}, num_warps=BACKWARD_WARPS, max_registers=REGISTERS)
     ahead = (_walk(spec, arrays, layouts, arch, plan, back=True),)
     launches = (*(ahead if plan.count > 1 else ()), scan, *unfinished.launches(arch))
@@ -194,9 +206,10 @@ def _launch(
     layouts: Layouts,
     plan: Spans,
     names: Mapping[str, str | None] | None = None,
+    **together: Any,
 ) -> Launch:
     """A launch without its constants; `names`: parameter -> array, where the names differ."""
-    parameters = kernel.arg_names[: kernel.arg_names.index("lengths")]
+    parameters = fields_of(kernel.arg_names[: kernel.arg_names.index("lengths")], together)
     present = {array.name for array in arrays}
     named = {name: name.removesuffix("_ptr") for name in parameters} | dict(names or {})
     of_B, of_C = (spec.channels // spec.groups(name) for name in ("B", "C"))
@@ -205,6 +218,7 @@ def _launch(
         grid=plan.programs * plan.count,
         arrays={name: array if array in present else None for name, array in named.items()},
         strided={name: _strided(named[name], spec, layouts) for name in parameters if not name.endswith("_ptr")},
+        together=together,
         scalars={
             "lengths": Lengths(spec.time, spec.sequences, plan.chunks, plan.count),
             "channels": Channels(spec.channels, of_B, of_C),

@@ -89,11 +89,11 @@ def walk_back(A_ptr, pointers, offsets, channels, is_first, is_last, length, gro
     a2 = gl.load(A_ptr + own) * LOG2E
     selector = selectors(BLOCK_D, N, OWN)
     g = gl.zeros([BLOCK_D, N], gl.float32, OWN)
-    if pointers.dfinal is not None:
+    if pointers.dfinal_state_ptr is not None:
         if is_last:
-            g = gl.load(pointers.dfinal + offsets.sequence + own).to(gl.float32)
+            g = gl.load(pointers.dfinal_state_ptr + offsets.sequence + own).to(gl.float32)
     if (length > 0) & (is_last == 0):
-        g = gl.load(pointers.leaving + offsets.leaving + own)
+        g = gl.load(pointers.leaving_ptr + offsets.leaving + own)
     dA = gl.zeros([BLOCK_D, N], gl.float32, OWN)
 
     chunks = gl.cdiv(length, SIZES.chunk)
@@ -136,9 +136,9 @@ def walk_back(A_ptr, pointers, offsets, channels, is_first, is_last, length, gro
         chunk = chunks - 1 - k
         if chunk % CHUNKS == 0:
             piece = (chunk // CHUNKS).to(gl.int64) * (channels * N)
-            gl.store(pointers.dA + offsets.piece + piece + own, dA)
+            gl.store(pointers.dA_partial_ptr + offsets.piece + piece + own, dA)
             dA = gl.zeros([BLOCK_D, N], gl.float32, OWN)
 
-    if pointers.dinitial is not None:
+    if pointers.dinitial_state_ptr is not None:
         if is_first:
-            gl.store(pointers.dinitial + offsets.sequence + own, g)
+            gl.store(pointers.dinitial_state_ptr + offsets.sequence + own, g)

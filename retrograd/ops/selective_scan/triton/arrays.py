@@ -29,6 +29,13 @@ class Parameter(NamedTuple):
     channel: Any
 
 
+class Parameters(NamedTuple):
+    """The parameters (channels,)."""
+
+    D: Any
+    dt_bias: Any
+
+
 class Tiles(NamedTuple):
     """An array whose last axes are (channels, states)."""
 
@@ -127,6 +134,21 @@ class Given(NamedTuple):
     a2: Any
     skip: Any
     bias: Any
+
+
+class Outputs(NamedTuple):
+    """What the backward kernel writes, and others read: gradients, and partial sums of them."""
+
+    dx_ptr: Any
+    ddt_ptr: Any
+    dz_ptr: Any
+    dinitial_state_ptr: Any
+    dBC_partial_ptr: Any
+    dA_partial_ptr: Any
+    dB_partial_ptr: Any
+    dC_partial_ptr: Any
+    dD_partial_ptr: Any
+    ddt_bias_partial_ptr: Any
 
 
 class Partial(NamedTuple):

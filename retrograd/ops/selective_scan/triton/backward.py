@@ -189,22 +189,12 @@ def backward_scan(
     C,
     constant_B,
     constant_C,
-    D,
+    parameters,
     z,
-    dt_bias,
     cu_seqlens_ptr,
     states,
     entering,
-    dx_ptr,
-    ddt_ptr,
-    dz_ptr,
-    dinitial_state_ptr,
-    dBC_partial_ptr,
-    dA_partial_ptr,
-    dB_partial_ptr,
-    dC_partial_ptr,
-    dD_partial_ptr,
-    ddt_bias_partial_ptr,
+    outputs,
     rows,
     channels,
     SIZES: tl.constexpr,
@@ -243,10 +233,10 @@ def backward_scan(
     PARTS: tl.constexpr = (tile_B is None) + (tile_C is None)
     columns = blocks * PARTS * SIZES.N
     a2 = load_tile(A.pointer, A, block.d, block.n, block.in_tile) * LOG2E
-    skip = load_parameter(D, block)
-    bias = load_parameter(dt_bias, block)
+    skip = load_parameter(parameters.D, block)
+    bias = load_parameter(parameters.dt_bias, block)
     given = Given(dy, x, dt, z, B, C, tile_B, tile_C, a2, skip, bias)
-    gradients = Gradients(first_row, dx_ptr, ddt_ptr, dz_ptr)
+    gradients = Gradients(first_row, outputs.dx_ptr, outputs.ddt_ptr, outputs.dz_ptr)
     g = load_states(dfinal_state, sequence, block, SIZES)
     nothing = tl.zeros_like(bias)
     sums = Sums(g, zeros(SIZES), nothing, nothing, nothing, nothing)
@@ -254,7 +244,7 @@ def backward_scan(
     entering = Tiles(entering.pointer + own, entering.channel, entering.state)
 
     chunks = tl.cdiv(sequence.length, SIZES.chunk)
-    partial = Partial(dBC_partial_ptr, columns, number)
+    partial = Partial(outputs.dBC_partial_ptr, columns, number)
     for k in range(chunks):
         chunk = chunks - 1 - k
         groups = tl.cdiv(tl.minimum(sequence.length - chunk * SIZES.chunk, SIZES.chunk), GROUP)
@@ -281,18 +271,18 @@ def backward_scan(
                 store_matrices(partial, first_row + (start + i), dB_t, dC_t, given, block.n, in_matrix, SIZES.N)
 
     size = tl.cast(channels.total, tl.int64) * SIZES.N
-    store_states(dinitial_state_ptr, sequence.number.to(tl.int64) * size, states, block, sums.g)
-    store_states(dA_partial_ptr, sequence.number.to(tl.int64) * size, states, block, sums.dA)
+    store_states(outputs.dinitial_state_ptr, sequence.number.to(tl.int64) * size, states, block, sums.g)
+    store_states(outputs.dA_partial_ptr, sequence.number.to(tl.int64) * size, states, block, sums.dA)
     if tile_B is not None:
-        store_states(dB_partial_ptr, sequence.number.to(tl.int64) * size, states, block, dB)
+        store_states(outputs.dB_partial_ptr, sequence.number.to(tl.int64) * size, states, block, dB)
     if tile_C is not None:
-        store_states(dC_partial_ptr, sequence.number.to(tl.int64) * size, states, block, dC)
-    store_sequence(dD_partial_ptr, sequence, channels, block, sums.dD)
-    store_sequence(ddt_bias_partial_ptr, sequence, channels, block, sums.dbias)
+        store_states(outputs.dC_partial_ptr, sequence.number.to(tl.int64) * size, states, block, dC)
+    store_sequence(outputs.dD_partial_ptr, sequence, channels, block, sums.dD)
+    store_sequence(outputs.ddt_bias_partial_ptr, sequence, channels, block, sums.dbias)
     if cu_seqlens_ptr is not None:
-        fill_outside(dx_ptr, sequence, rows, channels.total, 0, block.d, block.in_d)
-        fill_outside(ddt_ptr, sequence, rows, channels.total, 0, block.d, block.in_d)
-        fill_outside(dz_ptr, sequence, rows, channels.total, 0, block.d, block.in_d)
+        fill_outside(outputs.dx_ptr, sequence, rows, channels.total, 0, block.d, block.in_d)
+        fill_outside(outputs.ddt_ptr, sequence, rows, channels.total, 0, block.d, block.in_d)
+        fill_outside(outputs.dz_ptr, sequence, rows, channels.total, 0, block.d, block.in_d)
         for part in tl.static_range(PARTS):
             first = (number * PARTS + part) * SIZES.N
-            fill_outside(dBC_partial_ptr, sequence, rows, partial.columns, first, block.n, block.in_n)
+            fill_outside(outputs.dBC_partial_ptr, sequence, rows, partial.columns, first, block.n, block.in_n)

@@ -13,6 +13,7 @@ from retrograd.core.program import (
     Layouts,
     Program,
     Strides,
+    fields_of,
     read_in_place,
     strides_of,
 )
@@ -23,7 +24,7 @@ from ..passes import FP32, Unfinished
 from . import backward as backward_kernels
 from . import forward as forward_kernels
 from . import plan
-from .arrays import Channels, Matrix, Parameter, Rows, Sizes, States, Steps, Tiles
+from .arrays import Channels, Matrix, Outputs, Parameter, Parameters, Rows, Sizes, States, Steps, Tiles
 from .plan import Tile
 
 
@@ -55,7 +56,8 @@ def backward(
     unfinished = Unfinished(spec, outputs, blocks, spec.sequences)
     chunk_states = (spec.sequences * blocks, spec.chunk // tile.group, tile.states, tile.channels)
     scratch = (Array("entering", chunk_states, FP32), *unfinished.scratch)
-    launch = _scan(backward_kernels.backward_scan, spec, inputs + outputs + scratch, layouts, arch, tile)
+    arrays, together = inputs + outputs + scratch, {"parameters": Parameters, "outputs": Outputs}
+    launch = _scan(backward_kernels.backward_scan, spec, arrays, layouts, arch, tile, **together)
     launch = replace(launch, allowed_spills=20)  # of the compilers for sm_80 and sm_100 at 255 registers
     return Program(inputs, outputs, scratch, (launch, *unfinished.launches(arch)))
 
@@ -65,9 +67,11 @@ def _blocks(spec: Spec, tile: Tile) -> int:
     return spec.channels // max(tile.unit, 1) * tile.blocks_a_unit
 
 
-def _scan(kernel: Any, spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch, tile: Tile) -> Launch:
+def _scan(
+    kernel: Any, spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, arch: Arch, tile: Tile, **together: Any
+) -> Launch:
     """The launch of a pass's kernel."""
-    parameters = kernel.arg_names[: kernel.arg_names.index("rows")]
+    parameters = fields_of(kernel.arg_names[: kernel.arg_names.index("rows")], together)
     present = {array.name for array in arrays}
     named = {parameter: _array(spec, parameter) for parameter in parameters}
     return Launch(
@@ -75,6 +79,7 @@ def _scan(kernel: Any, spec: Spec, arrays: tuple[Array, ...], layouts: Layouts, 
         grid=spec.sequences * _blocks(spec, tile),
         arrays={parameter: name if name in present else None for parameter, name in named.items()},
         strided={name: _strided(name, spec, layouts, tile) for name in parameters if not name.endswith("_ptr")},
+        together=together,
         scalars={"rows": _rows(spec, layouts), "channels": _channels(spec, tile)},
         constants={
             "SIZES": Sizes(spec.N, tile.channels, tile.states, spec.chunk, tile.group),
