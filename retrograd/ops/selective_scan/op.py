@@ -140,7 +140,7 @@ class Spec(Common):
         Result("y", "B T D", "x"),
         Result("final_state", "S D N", "state_dtype", when="return_final_state", kinds=FLOAT_OR_COMPLEX),
     )
-    # The state that enters each chunk; places without a chunk hold undefined values.
+    # The state that enters each chunk; slots without a chunk hold undefined values.
     kept: ClassVar = (Result("states", "B chunks D N", "state_dtype"),)
 
     batch = Size("B")

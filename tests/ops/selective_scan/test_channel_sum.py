@@ -71,8 +71,8 @@ def product(a: list[Any], b: list[Any], c: list[Any]) -> Iterator[Any]:
     at_b = [(PLACE, QUAD), (PLACE + 4, QUAD)]
     at_c = [(QUAD, 2 * PLACE), (QUAD, 2 * PLACE + 1), (QUAD + 8, 2 * PLACE), (QUAD + 8, 2 * PLACE + 1)]
     A, B, C = np.zeros((16, 8)), np.zeros((8, 8)), np.zeros((16, 8))
-    for matrix, places, registers, kept in ((A, at_a, a, TF32), (B, at_b, b, TF32), (C, at_c, c, 0xFFFFFFFF)):
-        for where, register in zip(places, registers, strict=True):
+    for matrix, slots, registers, kept in ((A, at_a, a, TF32), (B, at_b, b, TF32), (C, at_c, c, 0xFFFFFFFF)):
+        for where, register in zip(slots, registers, strict=True):
             matrix[where] = (register & np.uint32(kept)).view(np.float32)
     D = (A @ B + C).astype(np.float32)
     return (D[where].view(np.uint32) for where in at_c)
@@ -104,7 +104,7 @@ def test_every_sum_over_channels_is_where_place_says(N: int, split: bool) -> Non
         assert all(after[f"${i}"] is operands[f"${i}"] for i in range(8, 40)), "an input is overwritten"
         sums = np.stack([after[f"${r}"] for r in range(8)])
 
-    *placement, valid = (np.broadcast_to(x, d.shape) for x in channel_sum.place.fn(d, n, N))
+    *placement, valid = (np.broadcast_to(x, d.shape) for x in channel_sum.position.fn(d, n, N))
     step, which, state = (x[valid] for x in placement)
     expected = terms.sum(2, dtype=np.float64)[step, which, state]
     size = np.abs(terms).sum(2)[step, which, state]

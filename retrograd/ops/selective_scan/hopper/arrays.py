@@ -93,7 +93,7 @@ class BackwardSizes(NamedTuple):
 class Span(NamedTuple):
     """What a program walks: its block of channels, its sequence's number, and its span's number in that.
 
-    The sequence's first row and its length; the span's, and the place of the span's first chunk.
+    The sequence's first row and its length; the span's, and the slot of the span's first chunk.
     """
 
     block: Any
@@ -103,7 +103,7 @@ class Span(NamedTuple):
     whole: Any
     row: Any
     length: Any
-    place: Any
+    slot: Any
 
 
 class Steps(NamedTuple):

@@ -21,7 +21,7 @@ from .arrays import Entering, Group, Groups, Inputs, Results, StateOffsets
 from .channel_sum import own_layout, steps_a_tile
 from .finish import finish
 from .make import STAGES, make
-from .sequences import at_row, fill_outside, fill_places, first_place, last_span, span_of
+from .sequences import at_row, fill_outside, fill_slots, first_slot, last_span, span_of
 from .steps import state_offsets, tile_layout, vector_layout
 from .walk_back import walk_back
 
@@ -50,7 +50,7 @@ def backward_scan(
 
     leaving (sequences, spans - 1, D, N): the gradient of the state that leaves a span, but for the last (walk.py).
     dBC_partial (rows, blocks of channels, 2, N): of dC, then of dB. The other partial sums have a leading axis of
-    places, one for every piece of steps: dA_partial (places, D, N), dD_partial and ddt_bias_partial (places, D).
+    slots, one for every piece of steps: dA_partial (slots, D, N), dD_partial and ddt_bias_partial (slots, D).
     """
     N: gl.constexpr = SIZES.N
     BLOCK_D: gl.constexpr = SIZES.channels
@@ -65,7 +65,7 @@ def backward_scan(
     blocks = total // BLOCK_D
     span = span_of(lengths, cu_seqlens_ptr, blocks, SIZES.chunk)
     number, row = span.number, span.row
-    piece = first_place(number, span.start, T, cu_seqlens_ptr, SIZES.piece)
+    piece = first_slot(number, span.start, T, cu_seqlens_ptr, SIZES.piece)
     piece += span.part * lengths.span // (SIZES.piece // SIZES.chunk)
     d0 = span.block * BLOCK_D
     state = number.to(gl.int64) * total + d0  # in arrays (sequences, D)
@@ -118,7 +118,7 @@ def backward_scan(
     A_ptr += d0 * N
     offsets = StateOffsets(state * N, leaving * N, (piece * total + d0) * N)
     is_first, is_last = span.part == 0, span.part == last_span(span.whole, lengths.span, SIZES.chunk)
-    saved = states_ptr + span.place * (total * N) + d0 * N
+    saved = states_ptr + span.slot * (total * N) + d0 * N
     length = span.length
     gl.warp_specialize(
         [
@@ -139,6 +139,6 @@ def backward_scan(
             pair = span.block * (2 * N) + gl.arange(0, 2 * N, gl.SliceLayout(0, tile_layout(N, 4, WARPS)))
             fill_outside(gradients.dBC_partial_ptr, span, lengths, blocks * 2 * N, pair)
             own = d0 * N + state_offsets(BLOCK_D, N, own_layout(BLOCK_D, N, WARPS))
-            fill_places(pointers.dA_partial_ptr, span, lengths, total * N, own, SIZES.piece)
-            fill_places(gradients.dD_partial_ptr, span, lengths, total, line, SIZES.piece)
-            fill_places(gradients.ddt_bias_partial_ptr, span, lengths, total, line, SIZES.piece)
+            fill_slots(pointers.dA_partial_ptr, span, lengths, total * N, own, SIZES.piece)
+            fill_slots(gradients.dD_partial_ptr, span, lengths, total, line, SIZES.piece)
+            fill_slots(gradients.ddt_bias_partial_ptr, span, lengths, total, line, SIZES.piece)

@@ -98,7 +98,7 @@ def selectors(BLOCK_D: gl.constexpr, N: gl.constexpr, OWN: gl.constexpr):
 def add_step(sums, pc, pb, selector, t: gl.constexpr, N: gl.constexpr, SPLIT: gl.constexpr):
     """Put the sums over the warp's channels of pc (dC) and pb (dB) into `sums` as step t < steps_a_tile(N) of it.
 
-    Where they are, `place` tells.
+    Where they are, `position` tells.
     """
     return gl.inline_asm_elementwise(
         _text(t, N, SPLIT), _constraints(), [sums, pc, pb, selector], dtype=gl.float32, is_pure=True, pack=8
@@ -106,7 +106,7 @@ def add_step(sums, pc, pb, selector, t: gl.constexpr, N: gl.constexpr, SPLIT: gl
 
 
 @gluon.jit
-def place(d, n, N: gl.constexpr):
+def position(d, n, N: gl.constexpr):
     """What element (d, n) of `sums` is, d counted in its warp.
 
     Step within the tile, 0 for dC or 1 for dB, and state; and whether it is the one to take, not its copy.

@@ -6,9 +6,9 @@ from triton.experimental.gluon import language as gl
 from retrograd.core.kernels.gluon import block_barrier, ex2
 from retrograd.core.kernels.rings import release, wait_full
 
-from .channel_sum import place, steps_a_tile
+from .channel_sum import position, steps_a_tile
 from .numerics import LN2, LOG2E
-from .steps import per_channel, place_of, vector_layout
+from .steps import per_channel, stage_of_group, vector_layout
 
 
 @gluon.constexpr_function
@@ -49,7 +49,7 @@ def finish(
         D_ptr: the parameter D, or None.
         gradients: where they go.
         d0, channels: the program's first channel, and all channels.
-        piece: the place of the span's first piece.
+        piece: the slot of the span's first piece.
         row, length: the span's first row and its length.
         groups: the ring of groups that `make` fills, whose blocks are empty after this.
         results: the ring of results that `walk_back` fills.
@@ -69,7 +69,7 @@ def finish(
     done = results.blocks
     t = gl.arange(0, 8, gl.SliceLayout(1, VEC))[:, None]
     d = d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))[None, :]
-    step_of, which, state, valid = place(
+    step_of, which, state, valid = position(
         gl.arange(0, CW, gl.SliceLayout(1, PAIR))[:, None], gl.arange(0, N, gl.SliceLayout(0, PAIR))[None, :], N
     )
     skip = per_channel(D_ptr, d0, BLOCK_D, VEC)
@@ -81,7 +81,7 @@ def finish(
     for number in range(chunks * GROUPS):
         k = number // GROUPS
         j = GROUPS - 1 - number % GROUPS
-        at = place_of(k, j, GROUPS)
+        at = stage_of_group(k, j, GROUPS)
         time = (chunks - 1 - k) * SIZES.chunk + j * 8
         left = length - time
         wait_full(results, number)

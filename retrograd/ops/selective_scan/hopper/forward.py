@@ -18,7 +18,7 @@ from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from .arrays import Inputs, Scanned
 from .numerics import LOG2E, next_state, sigmoid, stack8, step_size
-from .sequences import at_row, fill_outside, fill_places, last_span, span_of
+from .sequences import at_row, fill_outside, fill_slots, last_span, span_of
 from .steps import fetch, per_channel, tile_layout
 
 
@@ -109,7 +109,7 @@ def forward_scan(
     DT_SOFTPLUS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """y (B, T, D), final_state (B, D, N), and states: what enters every chunk, (places, D, N).
+    """y (B, T, D), final_state (B, D, N), and states: what enters every chunk, (slots, D, N).
 
     `entering` (sequences, spans - 1, D, N) has what enters all spans of a sequence but the first (walk.py). Channels
     and states are dense.
@@ -198,7 +198,7 @@ def forward_scan(
         gl.store(out_ptr + steps * channels.total + vd, out.to(y_ptr.dtype.element_ty), mask=(steps < 8) & (g > 0))
         # scan
         if g % (KEEP // 8) == 0:
-            gl.store(states_ptr + (span.place + g // (KEEP // 8)) * (channels.total * N) + own, h)
+            gl.store(states_ptr + (span.slot + g // (KEEP // 8)) * (channels.total * N) + own, h)
         h, y0 = scan_step(0, h, a2, group, OWN)
         h, y1 = scan_step(1, h, a2, group, OWN)
         h, y2 = scan_step(2, h, a2, group, OWN)
@@ -224,7 +224,7 @@ def forward_scan(
         if span.part == 0:
             line = gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))
             fill_outside(y_ptr - row * channels.total, span, lengths, channels.total, line)
-            fill_places(states_ptr, span, lengths, channels.total * N, own, KEEP)
+            fill_slots(states_ptr, span, lengths, channels.total * N, own, KEEP)
     if final_state_ptr is not None:
         if span.part == last_span(span.whole, lengths.span, KEEP):
             gl.store(final_state_ptr + number.to(gl.int64) * channels.total * N + own, h)

@@ -14,8 +14,8 @@ from .steps import (
     fetch,
     forward_step,
     per_channel,
-    place_of,
     rows_of,
+    stage_of_group,
     state_offsets,
     tile_layout,
     vector_layout,
@@ -68,15 +68,15 @@ def prepare(stage, left, bias_ptr, d0, raw, SIZES: gl.constexpr, DT_SOFTPLUS: gl
 
 
 @gluon.jit
-def put(values, place, steps):
+def put(values, stage, steps):
     """Store what `prepare` returns."""
-    steps.delta.index(place).store(values.delta)
-    steps.x.index(place).store(values.x)
-    steps.gy.index(place).store(values.gy)
-    steps.B.index(place).store(values.B)
-    steps.C.index(place).store(values.C)
+    steps.delta.index(stage).store(values.delta)
+    steps.x.index(stage).store(values.x)
+    steps.gy.index(stage).store(values.gy)
+    steps.B.index(stage).store(values.B)
+    steps.C.index(stage).store(values.C)
     if steps.gate is not None:
-        steps.gate.index(place).store(values.gate)
+        steps.gate.index(stage).store(values.gate)
 
 
 @gluon.jit
@@ -133,27 +133,27 @@ def make(
         j = (number + 1) % GROUPS
         left = length - (chunks - 1 - k) * SIZES.chunk - j * 8
         values = prepare((number + 1) % STAGES, left, dt_bias_ptr, d0, raw, SIZES, DT_SOFTPLUS)
-        place = place_of(number // GROUPS, number % GROUPS, GROUPS)
+        stage = stage_of_group(number // GROUPS, number % GROUPS, GROUPS)
         group = Group(
-            rows_of(steps.delta, place, BLOCK_D),
-            rows_of(steps.x, place, BLOCK_D),
+            rows_of(steps.delta, stage, BLOCK_D),
+            rows_of(steps.x, stage, BLOCK_D),
             None,
-            rows_of(steps.B, place, N),
+            rows_of(steps.B, stage, N),
             None,
             None,
         )
-        entering.first.index(place).store(h)
+        entering.first.index(stage).store(h)
         for t in gl.static_range(4):
             h, _ = forward_step(t, h, a2, group, OWN)
         if SIZES.middle:
-            entering.middle.index(place).store(h)
+            entering.middle.index(stage).store(h)
         for t in gl.static_range(4, 8):
             h, _ = forward_step(t, h, a2, group, OWN)
         block_barrier()
         mbarrier.arrive(groups.full.index(0), pred=j == 0)
-        # The next group takes the place of this one; after the last group, nobody looks at it.
+        # The next group takes the stage of this one; after the last group, nobody looks at it.
         before = number - GROUPS
         mbarrier.wait(groups.empty.index(before % (GROUPS + 1)), before // (GROUPS + 1) & 1, pred=before >= 0)
-        put(values, place_of(k, j, GROUPS), steps)
+        put(values, stage_of_group(k, j, GROUPS), steps)
         if j == 0:
             h = kept.index(k % 2).load(OWN)

@@ -1,4 +1,4 @@
-"""Where a program's sequence and its span of time lie, and the places in memory that belong to none."""
+"""Where a program's sequence and its span of time lie, and the slots in memory that belong to none."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -18,8 +18,8 @@ def sequence(number, T, cu_seqlens_ptr):
 
 
 @gluon.jit
-def first_place(number, row, T, cu_seqlens_ptr, STEPS: gl.constexpr):
-    """Where a sequence's places begin in an array that has one for every STEPS steps; see `core.chunks.slots`."""
+def first_slot(number, row, T, cu_seqlens_ptr, STEPS: gl.constexpr):
+    """Where a sequence's slots begin in an array that has one for every STEPS steps; see `core.spec.slot_count`."""
     if cu_seqlens_ptr is None:
         return number.to(gl.int64) * gl.cdiv(T, STEPS)
     else:
@@ -35,8 +35,8 @@ def span_of(lengths, cu_seqlens_ptr, blocks, CHUNK: gl.constexpr):
     start, whole = sequence(number, lengths.time, cu_seqlens_ptr)
     begin = part * lengths.span * CHUNK
     length = gl.minimum(gl.maximum(whole - begin, 0), lengths.span * CHUNK)
-    place = first_place(number, start, lengths.time, cu_seqlens_ptr, CHUNK) + part * lengths.span
-    return Span(block, number, part, start, whole, start + begin, length, place)
+    slot = first_slot(number, start, lengths.time, cu_seqlens_ptr, CHUNK) + part * lengths.span
+    return Span(block, number, part, start, whole, start + begin, length, slot)
 
 
 @gluon.jit
@@ -72,13 +72,13 @@ def fill_outside(ptr, span, lengths, columns, offsets):
 
 
 @gluon.jit
-def fill_places(ptr, span, lengths, columns, offsets, STEPS: gl.constexpr):
-    """Of packed sequences, each writes zeros to the places after its own; the first also to those before."""
+def fill_slots(ptr, span, lengths, columns, offsets, STEPS: gl.constexpr):
+    """Of packed sequences, each writes zeros to the slots after its own; the first also to those before."""
     if ptr is not None:
         start = span.start.to(gl.int32)
-        place = start // STEPS + span.number
+        slot = start // STEPS + span.number
         last = span.number == lengths.sequences - 1
         all_places = lengths.time // STEPS + lengths.sequences
         after = gl.where(last, all_places, (start + span.whole) // STEPS + span.number + 1)
-        fill(ptr, gl.where(span.number == 0, 0, place), place, columns, offsets)
-        fill(ptr, place + gl.cdiv(span.whole, STEPS), after, columns, offsets)
+        fill(ptr, gl.where(span.number == 0, 0, slot), slot, columns, offsets)
+        fill(ptr, slot + gl.cdiv(span.whole, STEPS), after, columns, offsets)

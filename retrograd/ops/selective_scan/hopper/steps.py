@@ -1,8 +1,8 @@
 """Layouts, and what the three kinds of warps of a backward program share: groups of 8 steps in shared memory.
 
 A chunk is GROUPS groups. `make` comes to the groups of a chunk from the first to the last, because states run that
-way; `walk_back` and `finish` from the last to the first, and meanwhile `make` is at the chunk before. So the place that
-one chunk's last group leaves takes the next chunk's second group, and so on: GROUPS + 1 places are enough, filled
+way; `walk_back` and `finish` from the last to the first, and meanwhile `make` is at the chunk before. So the stage that
+one chunk's last group leaves takes the next chunk's second group, and so on: GROUPS + 1 stages are enough, filled
 upwards by one chunk and downwards by the next.
 """
 
@@ -55,16 +55,16 @@ def fetch(array, time, length, tiles, stage, COLUMNS: gl.constexpr, UNIT: gl.con
 
 
 @gluon.jit
-def place_of(k, j, GROUPS: gl.constexpr):
+def stage_of_group(k, j, GROUPS: gl.constexpr):
     """Where group j of the k-th chunk from the end lies."""
     return gl.where(k % 2 == 0, j, GROUPS - j)
 
 
 @gluon.jit
-def rows_of(memory, place, COLUMNS: gl.constexpr):
-    """The 8 steps (8, COLUMNS) of a place; `.index` of it gives a step."""
+def rows_of(memory, stage, COLUMNS: gl.constexpr):
+    """The 8 steps (8, COLUMNS) of a stage; `.index` of it gives a step."""
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    return memory.index(place)._reinterpret(memory.dtype, [8, COLUMNS], FLAT)
+    return memory.index(stage)._reinterpret(memory.dtype, [8, COLUMNS], FLAT)
 
 
 @gluon.jit

@@ -10,7 +10,7 @@ from retrograd.core.kernels.rings import acquire, wait_full
 from .arrays import Group
 from .channel_sum import add_step, own_layout, selectors, steps_a_tile
 from .numerics import LOG2E, stack4
-from .steps import forward_step, place_of, rows_of, state_offsets
+from .steps import forward_step, rows_of, stage_of_group, state_offsets
 
 
 @gluon.jit
@@ -100,19 +100,19 @@ def walk_back(A_ptr, pointers, offsets, channels, is_first, is_last, length, gro
     for k in range(chunks):
         wait_full(groups, k)
         for i in range(GROUPS):
-            place = place_of(k, GROUPS - 1 - i, GROUPS)
+            stage = stage_of_group(k, GROUPS - 1 - i, GROUPS)
             group = Group(
-                rows_of(steps.delta, place, BLOCK_D),
-                rows_of(steps.x, place, BLOCK_D),
-                rows_of(steps.gy, place, BLOCK_D),
-                rows_of(steps.B, place, N),
-                rows_of(steps.C, place, N),
+                rows_of(steps.delta, stage, BLOCK_D),
+                rows_of(steps.x, stage, BLOCK_D),
+                rows_of(steps.gy, stage, BLOCK_D),
+                rows_of(steps.B, stage, N),
+                rows_of(steps.C, stage, N),
                 None,
             )
             if SIZES.middle:
-                h4 = entering.middle.index(place).load(OWN)
+                h4 = entering.middle.index(stage).load(OWN)
             else:
-                h4 = entering.first.index(place).load(OWN)
+                h4 = entering.first.index(stage).load(OWN)
                 for t in gl.static_range(4):
                     h4, _ = forward_step(t, h4, a2, group, OWN)
             zeros = gl.zeros([BLOCK_D, N], gl.float32, OWN)
@@ -124,7 +124,7 @@ def walk_back(A_ptr, pointers, offsets, channels, is_first, is_last, length, gro
                 sums.index(2).store(sums2)
             if N == 32:
                 sums.index(1).store(sums2)
-            h0 = entering.first.index(place).load(OWN)
+            h0 = entering.first.index(stage).load(OWN)
             more = sums2 if N <= 16 else zeros  # a tile that has room for all 8 steps
             g, dA, sums1, sums0, y, ddx, dlog = walk_half(0, h0, g, dA, more, a2, selector, group, SIZES, OWN)
             store_half(results.blocks, 0, y, ddx, dlog)

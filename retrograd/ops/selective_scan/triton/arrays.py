@@ -93,13 +93,13 @@ class Sizes(NamedTuple):
 
 
 class Sequence(NamedTuple):
-    """The sequence of a program: its number, row, first step in it, length, and its first place for saved states."""
+    """The sequence of a program: its number, row, first step in it, length, and its first slot for saved states."""
 
     number: Any
     row: Any
     first: Any
     length: Any
-    place: Any
+    slot: Any
 
 
 class Block(NamedTuple):

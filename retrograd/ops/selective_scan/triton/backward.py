@@ -248,7 +248,7 @@ def backward_scan(
     for k in range(chunks):
         chunk = chunks - 1 - k
         groups = tl.cdiv(tl.minimum(sequence.length - chunk * SIZES.chunk, SIZES.chunk), GROUP)
-        saved = states.pointer + (sequence.place + chunk) * channels.total * SIZES.N
+        saved = states.pointer + (sequence.slot + chunk) * channels.total * SIZES.N
         h = load_tile(saved, states, block.d, block.n, block.in_tile)
         h = note_states(h, chunk * SIZES.chunk, groups, given, entering, block, SIZES, DT_SOFTPLUS)
         tl.debug_barrier()

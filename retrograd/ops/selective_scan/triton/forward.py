@@ -32,16 +32,16 @@ from .steps import (
 
 
 @triton.jit
-def fill_places(states, sequence, rows, channels, block, SIZES: tl.constexpr):
-    """Zeros where places belong to no chunk: before those of the first sequence, and up to the next sequence's."""
+def fill_slots(states, sequence, rows, channels, block, SIZES: tl.constexpr):
+    """Zeros where slots belong to no chunk: before those of the first sequence, and up to the next sequence's."""
     stop = sequence.first + sequence.length
     last = sequence.number == rows.sequences - 1
-    next_place = tl.where(last, rows.time // SIZES.chunk + rows.sequences, stop // SIZES.chunk + sequence.number + 1)
+    next_slot = tl.where(last, rows.time // SIZES.chunk + rows.sequences, stop // SIZES.chunk + sequence.number + 1)
     nothing = zeros(SIZES)
-    for place in range(tl.where(sequence.number == 0, 0, sequence.place).to(tl.int32), sequence.place.to(tl.int32)):
-        store_states(states.pointer, tl.cast(place, tl.int64) * channels.total * SIZES.N, states, block, nothing)
-    for place in range((sequence.place + tl.cdiv(sequence.length, SIZES.chunk)).to(tl.int32), next_place):
-        store_states(states.pointer, tl.cast(place, tl.int64) * channels.total * SIZES.N, states, block, nothing)
+    for slot in range(tl.where(sequence.number == 0, 0, sequence.slot).to(tl.int32), sequence.slot.to(tl.int32)):
+        store_states(states.pointer, tl.cast(slot, tl.int64) * channels.total * SIZES.N, states, block, nothing)
+    for slot in range((sequence.slot + tl.cdiv(sequence.length, SIZES.chunk)).to(tl.int32), next_slot):
+        store_states(states.pointer, tl.cast(slot, tl.int64) * channels.total * SIZES.N, states, block, nothing)
 
 
 @triton.jit(do_not_specialize=["A", "constant_B", "constant_C", "initial_state", "states", "rows"])
@@ -67,7 +67,7 @@ def forward_scan(
     DT_SOFTPLUS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """y (B, T, D), final_state (sequences, D, N), states (places, D, N): what enters every chunk.
+    """y (B, T, D), final_state (sequences, D, N), states (slots, D, N): what enters every chunk.
 
     B and C are given where they have a time axis, otherwise constant_B and constant_C. See arrays.py.
     """
@@ -93,8 +93,8 @@ def forward_scan(
 
     for g in range(0, sequence.length, GROUP):
         if g % SIZES.chunk == 0:
-            place = sequence.place + g // SIZES.chunk
-            store_states(states.pointer, place * channels.total * SIZES.N, states, block, h)
+            slot = sequence.slot + g // SIZES.chunk
+            store_states(states.pointer, slot * channels.total * SIZES.N, states, block, h)
         for i in tl.static_range(GROUP):
             t = g + i
             here = block.in_d & (t < sequence.length)
@@ -115,4 +115,4 @@ def forward_scan(
     store_states(final_state_ptr, own, states, block, h)
     if cu_seqlens_ptr is not None:
         fill_outside(y_ptr, sequence, rows, channels.total, 0, block.d, block.in_d)
-        fill_places(states, sequence, rows, channels, block, SIZES)
+        fill_slots(states, sequence, rows, channels, block, SIZES)

@@ -12,8 +12,8 @@ from .arrays import Block, Sequence
 def sequence_of(number, rows, cu_seqlens_ptr, CHUNK: tl.constexpr):
     """The sequence of this number; a packed one is clamped to the steps that exist."""
     if cu_seqlens_ptr is None:
-        place = number.to(tl.int64) * tl.cdiv(rows.time, CHUNK)
-        return Sequence(number, number.to(tl.int64), tl.zeros_like(number), rows.time, place)
+        slot = number.to(tl.int64) * tl.cdiv(rows.time, CHUNK)
+        return Sequence(number, number.to(tl.int64), tl.zeros_like(number), rows.time, slot)
     else:
         start = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + number), 0), rows.time)
         stop = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + number + 1), start), rows.time)
