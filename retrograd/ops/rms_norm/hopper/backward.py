@@ -2,9 +2,9 @@
 
 One program a multiprocessor walks over every `programs`-th row, and reads it twice from shared memory: first for c, the
 mean of g * x_hat, and for dweight, whose sums stay in registers until the program ends; then for dx. Rows come in
-chunks of BLOCK_N columns of s and dy to a ring of SLOTS chunks, at least a row; a slot is filled anew, with the chunk
-SLOTS further on, as soon as its dx is made. weight + offset lies in shared memory, the tiles that do not fit there in
-registers. A thread holds 8 neighbouring columns, 16 bytes, of each tile of a row.
+chunks of BLOCK_N columns of s and dy to a ring of STAGES chunks, at least a row; a stage is filled again, with the
+chunk STAGES further on, as soon as its dx is made. Shared memory holds weight + offset; tiles for which it has no room
+stay in registers. A thread holds 8 neighbouring columns, 16 bytes, of each tile of a row.
 """
 
 from triton.experimental import gluon
@@ -27,21 +27,21 @@ def split_halves(lanes):
 
 @gluon.jit
 def copy_chunk(
-    s_ring, dy_ring, s_ptr, dy_ptr, row, slot, rows, columns, k: gl.constexpr, BLOCK_N: gl.constexpr, N: gl.constexpr
+    s_ring, dy_ring, s_ptr, dy_ptr, row, stage, rows, columns, k: gl.constexpr, BLOCK_N: gl.constexpr, N: gl.constexpr
 ):
-    """Begin to copy chunk k of a row to its slot: one group of copies, empty where there is no such row."""
+    """Begin to copy chunk k of a row to its stage: one group of copies, empty where there is no such row."""
     if row < rows:
         start = row.to(gl.int64) * N
-        copy_columns(s_ring.index(slot), s_ptr + start, columns, k * BLOCK_N, (k + 1) * BLOCK_N, N)
-        copy_columns(dy_ring.index(slot), dy_ptr + start, columns, k * BLOCK_N, (k + 1) * BLOCK_N, N)
+        copy_columns(s_ring.index(stage), s_ptr + start, columns, k * BLOCK_N, (k + 1) * BLOCK_N, N)
+        copy_columns(dy_ring.index(stage), dy_ptr + start, columns, k * BLOCK_N, (k + 1) * BLOCK_N, N)
     async_copy.commit_group()
 
 
 @gluon.jit
-def load_tile(ring, slot, t: gl.constexpr, BLOCK_N: gl.constexpr, TILE: gl.constexpr):
-    """Tile t of a row, as fp32, from the slot that holds the tile's chunk."""
+def load_tile(ring, stage, t: gl.constexpr, BLOCK_N: gl.constexpr, TILE: gl.constexpr):
+    """Tile t of a row, as fp32, from the stage that holds the tile's chunk."""
     lanes: gl.constexpr = 32 * gl.num_warps()
-    return to_fp32(ring.index(slot).slice(t * lanes % (BLOCK_N // 8), lanes).load(TILE))
+    return to_fp32(ring.index(stage).slice(t * lanes % (BLOCK_N // 8), lanes).load(TILE))
 
 
 @gluon.jit
@@ -65,7 +65,7 @@ def backward_ring(
     weight_offset,
     N: gl.constexpr,
     BLOCK_N: gl.constexpr,
-    SLOTS: gl.constexpr,
+    STAGES: gl.constexpr,
     SHARED: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
@@ -79,7 +79,7 @@ def backward_ring(
     tiles: gl.constexpr = (N + WIDTH - 1) // WIDTH
     chunks: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     tiles_per_chunk: gl.constexpr = BLOCK_N // WIDTH
-    gl.static_assert(N % 8 == 0 and BLOCK_N % WIDTH == 0 and chunks <= SLOTS and SHARED > 0)
+    gl.static_assert(N % 8 == 0 and BLOCK_N % WIDTH == 0 and chunks <= STAGES and SHARED > 0)
     TILE: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [gl.num_warps(), 1], [1, 0])
     DENSE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     columns = column_numbers(WIDTH, TILE)
@@ -87,14 +87,14 @@ def backward_ring(
     program = gl.program_id(0)
     programs = gl.num_programs(0)
 
-    s_ring = gl.allocate_shared_memory(s_ptr.dtype.element_ty, [SLOTS, BLOCK_N // 8, 8], DENSE)
-    dy_ring = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [SLOTS, BLOCK_N // 8, 8], DENSE)
+    s_ring = gl.allocate_shared_memory(s_ptr.dtype.element_ty, [STAGES, BLOCK_N // 8, 8], DENSE)
+    dy_ring = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [STAGES, BLOCK_N // 8, 8], DENSE)
     # Asked for before the rows: else they arrive after all of them.
     rstd = gl.load(rstd_ptr + program, mask=program < rows, other=0.0)
     asked: gl.tuple = ()
     for t in gl.static_range(tiles):
         asked += (load_columns(weight_ptr, columns, t * WIDTH, (t + 1) * WIDTH, N),)
-    for i in gl.static_range(SLOTS):
+    for i in gl.static_range(STAGES):
         start_row = program + i // chunks * programs
         copy_chunk(s_ring, dy_ring, s_ptr, dy_ptr, start_row, i, rows, chunk_columns, i % chunks, BLOCK_N, N)
     shared = gl.allocate_shared_memory(gl.float32, [SHARED, WIDTH // 8, 8], split_halves(WIDTH // 8))
@@ -109,32 +109,32 @@ def backward_ring(
     # Always true, unknown to the compiler. The branch keeps the chunks' arithmetic apart: else the assembler puts off
     # the additions to dweight, which nothing waits for, to the end of the row, and spills what they need.
     apart = weight_offset < float("inf")
-    first = 0  # slot of the row's first chunk
+    first = 0  # stage of the row's first chunk
     for row in range(program, rows, programs):
         next_rstd = gl.load(rstd_ptr + row + programs, mask=row + programs < rows, other=0.0)
         total = gl.zeros([WIDTH // 8], gl.float32, gl.SliceLayout(1, TILE))
         for k in gl.static_range(chunks):
-            # Copies form one group a chunk, in the chunks' order, SLOTS of them from this row's first chunk on.
-            async_copy.wait_group(SLOTS - 1 - k)
-            slot = (first + k) % SLOTS
+            # Copies form one group a chunk, in the chunks' order, STAGES of them from this row's first chunk on.
+            async_copy.wait_group(STAGES - 1 - k)
+            stage = (first + k) % STAGES
             if apart:
                 for t in gl.static_range(k * tiles_per_chunk, min((k + 1) * tiles_per_chunk, tiles)):
-                    product = load_tile(s_ring, slot, t, BLOCK_N, TILE) * load_tile(dy_ring, slot, t, BLOCK_N, TILE)
+                    product = load_tile(s_ring, stage, t, BLOCK_N, TILE) * load_tile(dy_ring, stage, t, BLOCK_N, TILE)
                     total += gl.sum(product * weight_tile(shared, weight, t, SHARED, TILE), axis=1)
                     dweight = dweight[:t] + (dweight[t] + product * rstd,) + dweight[t + 1 :]  # noqa: RUF005
         c = gl.sum(total, axis=0) * rstd * (1.0 / N)
         for k in gl.static_range(chunks):
-            slot = (first + k) % SLOTS
+            stage = (first + k) % STAGES
             for t in gl.static_range(k * tiles_per_chunk, min((k + 1) * tiles_per_chunk, tiles)):
-                s = load_tile(s_ring, slot, t, BLOCK_N, TILE)
-                g = load_tile(dy_ring, slot, t, BLOCK_N, TILE) * weight_tile(shared, weight, t, SHARED, TILE)
+                s = load_tile(s_ring, stage, t, BLOCK_N, TILE)
+                g = load_tile(dy_ring, stage, t, BLOCK_N, TILE) * weight_tile(shared, weight, t, SHARED, TILE)
                 dx = rstd * (g - s * (rstd * c))
                 store_columns(dx_ptr + gl.cast(row, gl.int64) * N, dx, columns, t * WIDTH, (t + 1) * WIDTH, N)
-            later = row + (k + SLOTS) // chunks * programs
+            later = row + (k + STAGES) // chunks * programs
             copy_chunk(
-                s_ring, dy_ring, s_ptr, dy_ptr, later, slot, rows, chunk_columns, (k + SLOTS) % chunks, BLOCK_N, N
+                s_ring, dy_ring, s_ptr, dy_ptr, later, stage, rows, chunk_columns, (k + STAGES) % chunks, BLOCK_N, N
             )
-        first = (first + chunks) % SLOTS
+        first = (first + chunks) % STAGES
         rstd = next_rstd
 
     if OVERLAP:

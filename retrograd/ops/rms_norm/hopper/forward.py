@@ -60,11 +60,11 @@ def to_fp32(x):
 
 
 @gluon.jit
-def copy_row(ring, x_ptr, row, slot, rows, columns, WIDTH: gl.constexpr, N: gl.constexpr):
-    """Begin to copy a row to its slot: one group of copies, empty where there is no such row."""
+def copy_row(ring, x_ptr, row, stage, rows, columns, WIDTH: gl.constexpr, N: gl.constexpr):
+    """Begin to copy a row to its stage: one group of copies, empty where there is no such row."""
     if row < rows:
         for t in gl.static_range((N + WIDTH - 1) // WIDTH):
-            copy_columns(ring[t].index(slot), x_ptr + row.to(gl.int64) * N, columns, t * WIDTH, (t + 1) * WIDTH, N)
+            copy_columns(ring[t].index(stage), x_ptr + row.to(gl.int64) * N, columns, t * WIDTH, (t + 1) * WIDTH, N)
     async_copy.commit_group()
 
 
@@ -94,7 +94,7 @@ def forward_ring(
     program = gl.program_id(0)
     programs = gl.num_programs(0)
 
-    # A buffer for each tile: between accesses to one buffer, at whatever slots, the compiler puts barriers.
+    # A buffer for each tile: between accesses to one buffer, at whatever stages, the compiler puts barriers.
     ring: gl.tuple = ()
     for _ in gl.static_range(tiles):
         ring += (gl.allocate_shared_memory(x_ptr.dtype.element_ty, [RING, WIDTH // 8, 8], DENSE),)
@@ -104,20 +104,20 @@ def forward_ring(
     for i in gl.static_range(RING):
         copy_row(ring, x_ptr, program + i * programs, i, rows, columns, WIDTH, N)
 
-    slot = 0
+    stage = 0
     for row in range(program, rows, programs):
         async_copy.wait_group(RING - 1)  # copies form one group a row, RING of them from this row on
         squares = gl.zeros([WIDTH // 8], gl.float32, gl.SliceLayout(1, TILE))
         for t in gl.static_range(tiles):
-            x = to_fp32(ring[t].index(slot).load(TILE))
+            x = to_fp32(ring[t].index(stage).load(TILE))
             squares += gl.sum(x * x, axis=1)
         rstd = gl.rsqrt(gl.sum(squares, axis=0) * (1.0 / N) + eps)
         gl.store(rstd_ptr + row, rstd)
         block_barrier()  # else newer compilers keep the row in registers between the passes, and spill
         for t in gl.static_range(tiles):
-            x = to_fp32(ring[t].index(slot).load(TILE))
+            x = to_fp32(ring[t].index(stage).load(TILE))
             store_columns(
                 y_ptr + gl.cast(row, gl.int64) * N, x * rstd * weight[t], columns, t * WIDTH, (t + 1) * WIDTH, N
             )
-        copy_row(ring, x_ptr, row + RING * programs, slot, rows, columns, WIDTH, N)
-        slot = (slot + 1) % RING
+        copy_row(ring, x_ptr, row + RING * programs, stage, rows, columns, WIDTH, N)
+        stage = (stage + 1) % RING

@@ -39,7 +39,7 @@ def forward(
         grid=min(ring.programs, spec.rows),
         arrays=pointers_to(inputs + outputs, "x weight y rstd"),
         scalars={"rows": spec.rows},
-        constants={"N": spec.N, "RING": ring.slots, "OVERLAP": arch.overlaps_launches},
+        constants={"N": spec.N, "RING": ring.stages, "OVERLAP": arch.overlaps_launches},
         num_warps=ring.num_warps,
         overlap=arch.overlaps_launches,
     )
@@ -62,7 +62,7 @@ def backward(
         constants={
             "N": spec.N,
             "BLOCK_N": ring.chunk,
-            "SLOTS": ring.slots,
+            "STAGES": ring.stages,
             "SHARED": ring.shared,
             "OVERLAP": arch.overlaps_launches,
         },

@@ -21,14 +21,14 @@ class Ring:
 
     Attributes:
         chunk: columns that are copied, read and refilled together.
-        slots: rows (forward) or chunks (backward) in the ring.
+        stages: rows (forward) or chunks (backward) in the ring.
         shared: chunks of the weight in shared memory; the others stay in registers.
         num_warps: warps per program.
         programs: programs that share the rows.
     """
 
     chunk: int
-    slots: int
+    stages: int
     shared: int
     num_warps: int
     programs: int
@@ -37,13 +37,13 @@ class Ring:
 def forward(spec: Spec, arch: Arch) -> Ring:
     """Rows of x in the ring: as many as fit."""
     chunks = -(-spec.N // CHUNK)
-    slots = (arch.shared_memory - BARRIERS) // (chunks * CHUNK * 2)
-    return Ring(CHUNK, min(slots, 8), 0, 16, PROGRAMS)
+    stages = (arch.shared_memory - BARRIERS) // (chunks * CHUNK * 2)
+    return Ring(CHUNK, min(stages, 8), 0, 16, PROGRAMS)
 
 
 def backward(spec: Spec, arch: Arch) -> Ring:
     """Chunks of s and dy in the ring, at least a row of each; the remaining space holds the weight."""
     chunks = -(-spec.N // CHUNK)
-    space = (arch.shared_memory - BARRIERS) // (CHUNK * 4)  # a slot, and a chunk of the weight in fp32
+    space = (arch.shared_memory - BARRIERS) // (CHUNK * 4)  # a stage, and a chunk of the weight in fp32
     shared = min(chunks, space - chunks)
     return Ring(CHUNK, space - shared, shared, 16, PROGRAMS)
