@@ -1,103 +1,100 @@
-"""The configuration of a Mamba language model, and its form in a checkpoint's config.json."""
+"""The configuration of a language model, and its form in a checkpoint's config.json."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 from retrograd.core.errors import bad_type, bad_value
 
-OURS = "MambaConfig"
-# Further keys of config.json: checked when read, written so that state-spaces/mamba can read the file too.
-FIXED: Mapping[str, Any] = {"rms_norm": True, "d_intermediate": 0, "attn_layer_idx": [], "attn_cfg": {}}
-EITHER = ("fused_add_norm", "use_fast_path")  # ignored: they choose how the model is computed
-SIZES = ("d_model", "n_layer", "vocab_size", "d_state", "d_conv", "expand", "pad_vocab_size_multiple")
-SWITCHES = ("conv_bias", "bias", "residual_in_fp32", "tie_embeddings")
-NUMBERS = ("dt_min", "dt_max", "dt_scale", "dt_init_floor")
-REQUIRED = ("d_model", "n_layer", "vocab_size")
-OUTER = ("d_model", "n_layer", "vocab_size", "residual_in_fp32", "pad_vocab_size_multiple", "tie_embeddings")
+from .layers import AttentionConfig, Mamba1Config, Mamba2Config, is_size
+
+SSM: Mapping[str, type[Mamba1Config] | type[Mamba2Config]] = {c.layer: c for c in (Mamba1Config, Mamba2Config)}
 
 
 @dataclass(frozen=True, slots=True)
 class MambaConfig:
-    """A Mamba language model. Hashable, so that it can be a static argument of `jax.jit`.
+    """A language model of layers, of which each mixes along time by a state-space model or by attention.
+
+    The fields are those of state-spaces/mamba. A transformer is the model whose layers all are attention. Hashable, so
+    that it can be a static argument of `jax.jit`.
 
     Attributes:
         d_model: channels of the residual stream.
-        n_layer: blocks.
+        n_layer: layers.
         vocab_size: tokens, before padding.
-        d_state: states of a channel, N.
-        d_conv: width of the convolution, W.
-        expand: channels of a block are expand * d_model.
-        dt_rank: rank of the projection to dt; ceil(d_model / 16) for "auto".
-        dt_min, dt_max: softplus of dt's bias is drawn log-uniformly from this range.
-        dt_init_floor: lower bound of what is drawn.
-        dt_init: dt's projection is drawn uniformly ("random") or is "constant".
-        dt_scale: a factor on the bound of that distribution, or on the constant.
-        conv_bias: whether the convolution has a bias.
-        bias: whether the input and output projections have a bias.
+        d_intermediate: channels of the gated MLP after each mixing layer, rounded up to a multiple of 128; 0 for none.
+        ssm_cfg: of the layers that are a state-space model.
+        attn_layer_idx: numbers of the layers that are attention, from 0.
+        attn_cfg: of these; needed if there are any.
         residual_in_fp32: whether the residual stream is float32 when activations have 16 bits.
         pad_vocab_size_multiple: the embedding's rows are vocab_size rounded up to a multiple of this.
         tie_embeddings: whether the head shares the embedding's weight.
 
     Raises:
-        ValueError: for sizes below 1, numbers below 0, and values of another type.
+        ValueError, TypeError: for sizes below 1, layers that there are not, and values of another type.
 
     Example:
-        >>> from retrograd.nn import MambaConfig
+        >>> from retrograd.nn import AttentionConfig, Mamba2Config, MambaConfig
         >>> config = MambaConfig(d_model=768, n_layer=24)  # mamba-130m
-        >>> config.d_inner, config.rank, config.padded_vocab_size
-        (1536, 48, 50280)
+        >>> config.padded_vocab_size
+        50280
+        >>> attention = AttentionConfig(num_heads=12, rotary_emb_dim=32)
+        >>> hybrid = MambaConfig(ssm_cfg=Mamba2Config(), attn_layer_idx=(5, 11), attn_cfg=attention, n_layer=12)
+        >>> transformer = MambaConfig(attn_layer_idx=range(12), attn_cfg=attention, d_intermediate=2048, n_layer=12)
     """
 
     d_model: int = 768
     n_layer: int = 24
     vocab_size: int = 50277
-    d_state: int = 16
-    d_conv: int = 4
-    expand: int = 2
-    dt_rank: int | Literal["auto"] = "auto"
-    dt_min: float = 0.001
-    dt_max: float = 0.1
-    dt_init: Literal["random", "constant"] = "random"
-    dt_scale: float = 1.0
-    dt_init_floor: float = 1e-4
-    conv_bias: bool = True
-    bias: bool = False
+    d_intermediate: int = 0
+    ssm_cfg: Mamba1Config | Mamba2Config = field(default_factory=Mamba1Config)
+    attn_layer_idx: tuple[int, ...] = ()
+    attn_cfg: AttentionConfig | None = None
     residual_in_fp32: bool = True
     pad_vocab_size_multiple: int = 8
     tie_embeddings: bool = True
 
+    REQUIRED: ClassVar = ("d_model", "n_layer", "vocab_size")
+    FIXED: ClassVar[Mapping[str, Any]] = {"rms_norm": True}  # of config.json: written, and the only value that is read
+    IGNORED: ClassVar = ("fused_add_norm",)  # how it is computed
+
     def __post_init__(self) -> None:
-        for name in SIZES:
-            if not is_size(value := getattr(self, name)):
-                raise bad_value(OURS, name, value, "an integer of at least 1")
-        if self.dt_rank != "auto" and not is_size(self.dt_rank):
-            raise bad_value(OURS, "dt_rank", self.dt_rank, "'auto' or an integer of at least 1")
-        for name in SWITCHES:
-            if not isinstance(value := getattr(self, name), bool):
-                raise bad_value(OURS, name, value, "True or False")
-        for name in NUMBERS:
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
-                raise bad_value(OURS, name, value, "a finite number of at least 0")
-        if self.dt_init not in ("random", "constant"):
-            raise bad_value(OURS, "dt_init", self.dt_init, "'random' or 'constant'")
-        if not 0 < self.dt_min <= self.dt_max:
-            raise ValueError(f"{OURS}: dt_min is {self.dt_min} and dt_max {self.dt_max}, expected 0 < dt_min <= dt_max")
+        name = type(self).__name__
+        for size in ("d_model", "n_layer", "vocab_size", "pad_vocab_size_multiple"):
+            if not is_size(value := getattr(self, size)):
+                raise bad_value(name, size, value, "an integer of at least 1")
+        if not is_size(self.d_intermediate, 0):
+            raise bad_value(name, "d_intermediate", self.d_intermediate, "an integer of at least 0")
+        for switch in ("residual_in_fp32", "tie_embeddings"):
+            if not isinstance(value := getattr(self, switch), bool):
+                raise bad_value(name, switch, value, "True or False")
+        if not isinstance(self.ssm_cfg, Mamba1Config | Mamba2Config):
+            raise bad_type(name, "ssm_cfg", self.ssm_cfg, "a Mamba1Config or Mamba2Config")
+        if self.attn_cfg is not None and not isinstance(self.attn_cfg, AttentionConfig):
+            raise bad_type(name, "attn_cfg", self.attn_cfg, "an AttentionConfig")
+        self._check_layers()
 
-    @property
-    def d_inner(self) -> int:
-        """Channels of a block."""
-        return self.expand * self.d_model
+    def _check_layers(self) -> None:
+        name, given = type(self).__name__, self.attn_layer_idx
+        if isinstance(given, str | bytes) or not isinstance(given, tuple | list | range | set | frozenset):
+            raise bad_type(name, "attn_layer_idx", given, "numbers of layers")
+        if not all(is_size(number, 0) and number < self.n_layer for number in given):
+            raise bad_value(name, "attn_layer_idx", given, f"numbers from 0 to {self.n_layer - 1}")
+        object.__setattr__(self, "attn_layer_idx", tuple(sorted(set(given))))
+        if self.attn_layer_idx and self.attn_cfg is None:
+            raise bad_value(name, "attn_cfg", None, f"an AttentionConfig for layers {self.attn_layer_idx}")
+        for layer in {*map(self.layer, range(self.n_layer))}:
+            layer.check(self.d_model)
 
-    @property
-    def rank(self) -> int:
-        """dt_rank as a number."""
-        return math.ceil(self.d_model / 16) if self.dt_rank == "auto" else self.dt_rank
+    def layer(self, number: int) -> Mamba1Config | Mamba2Config | AttentionConfig:
+        """The configuration of a layer that mixes along time."""
+        if number in self.attn_layer_idx:
+            assert self.attn_cfg is not None
+            return self.attn_cfg
+        return self.ssm_cfg
 
     @property
     def padded_vocab_size(self) -> int:
@@ -106,48 +103,53 @@ class MambaConfig:
         return math.ceil(self.vocab_size / multiple) * multiple
 
     @property
-    def ssm_cfg(self) -> dict[str, Any]:
-        """The arguments of a `Mamba` block, without d_model."""
-        return {name: value for name, value in asdict(self).items() if name not in OUTER}
+    def mlp_channels(self) -> int:
+        """d_intermediate rounded up."""
+        return -(-self.d_intermediate // 128) * 128
+
+    @property
+    def additions(self) -> int:
+        """How often a layer's output is added to the residual stream, in all layers."""
+        return self.n_layer * (2 if self.d_intermediate else 1)
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of config.json, in the form of state-spaces/mamba."""
-        own = {name: getattr(self, name) for name in OUTER}
-        return own | {"ssm_cfg": self.ssm_cfg, "fused_add_norm": True} | dict(FIXED)
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        own["ssm_cfg"] = {"layer": self.ssm_cfg.layer, **self.ssm_cfg.to_dict()}
+        own["attn_cfg"] = self.attn_cfg.to_dict() if self.attn_cfg else {}
+        own["attn_layer_idx"] = list(self.attn_layer_idx)
+        return own | {"fused_add_norm": True} | dict(self.FIXED)
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> MambaConfig:
         """A config from the contents of config.json.
 
         Raises:
-            ValueError: for an unknown key, a missing size, and a model that does not consist of Mamba-1 blocks with
-                RMSNorm.
+            ValueError: for an unknown key, a missing size, and a model of other layers or norms.
             TypeError: for anything but a mapping.
         """
+        name = cls.__name__
         if not isinstance(given, Mapping):
-            raise bad_type(OURS, "config", given, "a mapping")
-        given = dict(given)
-        inner = given.pop("ssm_cfg", None) or {}
-        if not isinstance(inner, Mapping):
-            raise bad_type(OURS, "ssm_cfg", inner, "a mapping")
-        inner = dict(inner)
-        if (layer := inner.pop("layer", "Mamba1")) != "Mamba1":
-            raise ValueError(f"{OURS}: ssm_cfg's layer is {layer!r}, expected 'Mamba1'")
-        for name, expected in FIXED.items():
-            value = given.pop(name, expected)
-            if value != expected and (value or expected):  # null counts as empty
-                raise ValueError(f"{OURS}: {name} is {value!r}, expected {expected!r}")
-        for name in EITHER:
-            given.pop(name, None)
-            inner.pop(name, None)
-        known = {field.name for field in fields(cls)}
-        for name in sorted((given.keys() - set(OUTER)) | (inner.keys() - (known - set(OUTER)))):
-            raise ValueError(f"{OURS}: {name!r} is not known, expected {', '.join(sorted(known))}")
-        for name in sorted(set(REQUIRED) - given.keys()):
-            raise ValueError(f"{OURS}: {name} is missing")
-        return cls(**given, **inner)
+            raise bad_type(name, "config", given, "a mapping")
+        values = {key: value for key, value in given.items() if key not in cls.IGNORED}
+        for key, expected in cls.FIXED.items():
+            if (value := values.pop(key, expected)) != expected:
+                raise bad_value(name, key, value, repr(expected))
+        known = {f.name for f in fields(cls)}
+        for key in sorted(values.keys() - known):
+            raise ValueError(f"{name}: {key!r} is not known, expected {', '.join(sorted(known))}")
+        for key in sorted(set(cls.REQUIRED) - values.keys()):
+            raise ValueError(f"{name}: {key} is missing")
+        ssm, attention = values.pop("ssm_cfg", None) or {}, values.pop("attn_cfg", None) or {}
+        values["attn_layer_idx"] = values.get("attn_layer_idx") or ()  # null counts as none
+        return cls(
+            **values, ssm_cfg=_ssm(name, ssm), attn_cfg=AttentionConfig.from_dict(attention) if attention else None
+        )
 
 
-def is_size(value: Any, least: int = 1) -> bool:
-    """Whether a value is an integer of at least `least`, and not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _ssm(name: str, given: Any) -> Mamba1Config | Mamba2Config:
+    if not isinstance(given, Mapping):
+        raise bad_type(name, "ssm_cfg", given, "a mapping")
+    if (layer := given.get("layer", Mamba1Config.layer)) not in SSM:
+        raise bad_value(name, "ssm_cfg['layer']", layer, " or ".join(map(repr, SSM)))
+    return SSM[layer].from_dict(given)
