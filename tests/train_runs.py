@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from retrograd.train import PRESETS, Row, Settings, Trainer, reproducible, start, text_at
+from retrograd.train import DEFAULT, Row, Settings, Trainer, preset, reproducible, start, text_at
 
 WORDS = ("def ", "return ", "self", "(", ")", ":\n    ", "x", " = ", "é", "\n")
 WEIGHTS, OPTIMISER, METRICS = "model.safetensors", "checkpoint/optimizer.safetensors", "metrics.jsonl"
@@ -23,11 +23,11 @@ def write_text(path: Path, words: int = 2000, seed: int = 0) -> Path:
 def new_trainer(folder: Path, **changed: Any) -> Trainer:
     """A new run; `changed` are fields of the preset or of the settings."""
     text = write_text(folder.parent / "text.txt")
-    of_settings = {key: changed.pop(key) for key in ("seed", "compile") if key in changed}
-    fields: dict[str, Any] = {"seed": 0, "compile": False} | of_settings
+    of_settings = {key: changed.pop(key) for key in ("seed", "compile", "arch", "framework") if key in changed}
+    fields: dict[str, Any] = {"seed": 0, "compile": False, "arch": DEFAULT} | of_settings
     settings = Settings(
         name="tiny",
-        preset=replace(PRESETS["tiny"], **changed),
+        preset=replace(preset("tiny", fields["arch"]), **changed),
         data=str(text),
         source="drawn",
         device="cpu",

@@ -1,4 +1,4 @@
-"""`retrograd train`: a small byte-level Mamba language model on the source of the standard library, or on your text."""
+"""`retrograd train`: a small byte-level language model on the source of the standard library, or on your text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors import SafetensorError
 
 from retrograd import nn
-from retrograd.train import Row, Settings, Trainer, alone, free, parameters, reproducible, start, stdlib, text_at
+from retrograd.train import (
+    ARCHITECTURES,
+    DEFAULT,
+    Row,
+    Settings,
+    Trainer,
+    alone,
+    free,
+    parameters,
+    reproducible,
+    start,
+    stdlib,
+    text_at,
+)
 from retrograd.train import preset as preset_of
 
 from .console import chosen_device, err, fail, need_device, out
@@ -38,6 +51,10 @@ def train(
         Path | None, typer.Option(help="A text file or a folder. The standard library's source by default.")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="cpu, gpu or tiny. gpu by default if available.")] = None,
+    arch: Annotated[
+        str | None, typer.Option(help=f"{', '.join(ARCHITECTURES[:-1])} or {ARCHITECTURES[-1]}. {DEFAULT} by default.")
+    ] = None,
+    framework: Annotated[str | None, typer.Option(help="torch or jax. torch by default.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps. The preset's by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of parameters and data order. 0 by default.")] = None,
     dtype: Annotated[
@@ -49,10 +66,12 @@ def train(
     out_folder: Annotated[Path | None, typer.Option("--out", help="Where runs are kept. runs/ by default.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
 ) -> None:
-    """Train a byte-level Mamba language model; samples are printed, the rest is written to runs/<name>/."""
+    """Train a byte-level language model; samples are printed, the rest is written to runs/<name>/."""
     options = {
         "data": None if data is None else str(data),
         "preset": preset,
+        "arch": arch,
+        "framework": framework,
         "steps": steps,
         "seed": seed,
         "dtype": dtype,
@@ -124,7 +143,8 @@ def new_run(options: Mapping[str, Any], name: str | None, out_folder: Path) -> t
     if name is not None and (Path(name).name != name or name in ("", "..")):
         fail(f"--name is {name!r}, expected the name of a folder; --out says where it lies")
     try:
-        preset = preset_of(preset_name)
+        arch, framework = options["arch"] or DEFAULT, options["framework"] or "torch"
+        preset = preset_of(preset_name, arch)
         changed = {key: options[key] for key in ("steps", "dtype") if options[key] is not None}
         split = stdlib() if options["data"] is None else text_at(Path(options["data"]))
         settings = Settings(
@@ -132,12 +152,15 @@ def new_run(options: Mapping[str, Any], name: str | None, out_folder: Path) -> t
             preset=replace(preset, **changed),
             data=options["data"],
             source=split.source,
+            arch=arch,
+            framework=framework,
             seed=seed,
             device=device,
             compile=bool(options["compile"]),
             threads=torch.get_num_threads(),
         )
-        folder = free(out_folder / f"{preset_name}-{seed}") if name is None else out_folder / name
+        own = "-".join([preset_name, *([arch] if options["arch"] else []), str(seed)])
+        folder = free(out_folder / own) if name is None else out_folder / name
         if folder.exists():
             fail(f"{folder} exists; --resume {folder} goes on with it, another --name makes another run")
         start(folder, settings, split)
@@ -156,6 +179,8 @@ def old_run(options: Mapping[str, Any], folder: Path) -> Settings:
     expected = {
         "data": settings.data,
         "preset": settings.name,
+        "arch": settings.arch,
+        "framework": settings.framework,
         "steps": preset.steps,
         "seed": settings.seed,
         "dtype": preset.dtype,
@@ -180,7 +205,7 @@ def need_compiler(device: str) -> None:
 def train_with_bar(trainer: Trainer) -> int | None:
     """Train; returns the number of the signal that stopped it, or None."""
     settings, preset = trainer.settings, trainer.preset
-    about = f"{parameters(trainer.model):,} parameters on {settings.device}, {preset.dtype}"
+    about = f"{settings.arch}, {parameters(trainer.model):,} parameters on {settings.device}, {preset.dtype}"
     say(err, f"{trainer.folder}: {about}")
     say(err, f"text: {settings.source}")
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
@@ -225,12 +250,12 @@ def show_results(trainer: Trainer, verdict: Row) -> None:
     """Print both models' bits per byte, and samples."""
     bits, bigram, size = (verdict[key] for key in ("held_out_bits_per_byte", "bigram_bits_per_byte", "held_out_bytes"))
     out.print(f"\nheld out, {size:,} bytes: {bits:.3f} bits per byte; a bigram model {bigram:.3f}", highlight=False)
-    generator = torch.Generator(trainer.settings.device).manual_seed(trainer.settings.seed)
+    model = trainer.model
+    device = model.lm_head.weight.device
+    generator = torch.Generator(device).manual_seed(trainer.settings.seed)
     for prompt in PROMPTS:
-        prompt_tokens = torch.tensor([list(prompt.encode())], device=trainer.settings.device)
-        generated = nn.generate(
-            trainer.model, prompt_tokens, SAMPLE_BYTES, temperature=SAMPLE_TEMPERATURE, generator=generator
-        )
+        prompt_tokens = torch.tensor([list(prompt.encode())], device=device)
+        generated = nn.generate(model, prompt_tokens, SAMPLE_BYTES, temperature=SAMPLE_TEMPERATURE, generator=generator)
         text = prompt + printable(bytes(int(token) for token in generated).decode(errors="replace"))
         out.rule()
         say(out, text)

@@ -10,12 +10,14 @@ if find_spec("torch") is None:
 from .data import Split, Windows, stdlib, text_at
 from .loop import Trainer, parameters
 from .metrics import Row
-from .presets import PRESETS, Preset, preset
+from .presets import ARCHITECTURES, DEFAULT, PRESETS, Preset, preset
 from .reproducible import reproducible
 from .runs import alone, free, start
 from .settings import Settings
 
 __all__ = [
+    "ARCHITECTURES",
+    "DEFAULT",
     "PRESETS",
     "Preset",
     "Row",

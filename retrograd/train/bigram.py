@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
 
 from .presets import BYTES
 
@@ -17,10 +16,10 @@ class Bigram:
         text: (size,) uint8, the training bytes.
 
     Example:
-        >>> import numpy as np, torch
+        >>> import numpy as np
         >>> from retrograd.train.bigram import Bigram
         >>> model = Bigram(np.frombuffer(b"abababab", np.uint8))
-        >>> round(model.bits_per_byte(torch.tensor([[97, 98]])), 3)  # log2((4 + 256) / (4 + 1))
+        >>> round(model.bits_per_byte(np.array([[97, 98]])), 3)  # log2((4 + 256) / (4 + 1))
         5.7
     """
 
@@ -32,7 +31,6 @@ class Bigram:
         table = counts.reshape(BYTES, BYTES)
         self.bits = np.log2(table.sum(1, keepdims=True)) - np.log2(table)
 
-    def bits_per_byte(self, windows: Tensor) -> float:
+    def bits_per_byte(self, windows: np.ndarray) -> float:
         """The mean of -log2 p(byte | byte before) over all bytes of (B, T + 1) windows except the first of each."""
-        array = windows.numpy()
-        return float(self.bits[array[:, :-1], array[:, 1:]].mean())
+        return float(self.bits[windows[:, :-1], windows[:, 1:]].mean())

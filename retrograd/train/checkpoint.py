@@ -13,14 +13,13 @@ import os
 import shutil
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from retrograd.nn import LanguageModel, checksums, load, save
+from retrograd.nn import checksums, load, save
 from retrograd.nn.files import CONFIG, WEIGHTS
 
+from .learner import Learner
 from .metrics import METRICS
 
 CURRENT = "checkpoint"
@@ -28,14 +27,14 @@ OPTIMISER, PROGRESS = "optimizer.safetensors", "progress.json"
 FILES = (CONFIG, WEIGHTS, OPTIMISER, PROGRESS, METRICS)
 
 
-def write(run: Path, step: int, model: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
+def write(run: Path, step: int, learner: Learner) -> None:
     """Write this step as the run's checkpoint; the previous one is deleted."""
     current, folder = run / CURRENT, run / f"{CURRENT}-{step}"
     if current.exists() and current.resolve() == folder.resolve():
         return
     shutil.rmtree(folder, ignore_errors=True)
-    save(model, folder)
-    save_file(moments(optimizer), folder / OPTIMISER)
+    save(learner.model, folder)
+    save_file(learner.moments(), folder / OPTIMISER)
     (folder / PROGRESS).write_text(json.dumps({"step": step}) + "\n")
     shutil.copyfile(run / METRICS, folder / METRICS)
     checksums.write(folder, FILES)
@@ -51,7 +50,7 @@ def write(run: Path, step: int, model: LanguageModel, optimizer: torch.optim.Opt
     delete_others(run)
 
 
-def read(run: Path, steps: int, model: LanguageModel, optimizer: torch.optim.Optimizer) -> int:
+def read(run: Path, steps: int, learner: Learner) -> int:
     """Restore model, optimiser and metrics; returns the step, at most `steps`.
 
     Raises:
@@ -63,10 +62,9 @@ def read(run: Path, steps: int, model: LanguageModel, optimizer: torch.optim.Opt
             checksums.check(folder / name, listed=True)
         step = read_step(folder / PROGRESS, steps)
         saved = load(folder)
-        if saved.config != model.config:
+        if saved.config != learner.config:
             raise ValueError(f"{folder} is of another shape than the run's settings say")
-        model.load_state_dict(saved.state_dict())
-        restore(load_file(folder / OPTIMISER), optimizer)
+        learner.restore(saved, load_file(folder / OPTIMISER))
         copy_over(folder / METRICS, run / METRICS)
     except (OSError, SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"{folder} cannot be read: {error}") from None
@@ -93,40 +91,6 @@ def copy_over(path: Path, target: Path) -> None:
     temporary = target.with_name(f"{target.name}.new")
     shutil.copyfile(path, temporary)
     os.replace(temporary, target)
-
-
-def moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's arrays, named `<parameter>/<array>`."""
-    packed = optimizer.state_dict()
-    return {
-        f"{name}/{key}": value.contiguous()
-        for group in packed["param_groups"]
-        for number, name in zip(group["params"], group["param_names"], strict=True)
-        for key, value in packed["state"].get(number, {}).items()
-    }
-
-
-def restore(arrays: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
-    """Load the arrays of `moments` into an optimiser.
-
-    Raises:
-        ValueError: for arrays of other names or shapes.
-    """
-    packed = optimizer.state_dict()
-    packed["state"] = {}
-    left = dict(arrays)
-    for group, own in zip(packed["param_groups"], optimizer.param_groups, strict=True):
-        for number, name, parameter in zip(group["params"], group["param_names"], own["params"], strict=True):
-            state = {key: left.pop(f"{name}/{key}") for key in ("step", "exp_avg", "exp_avg_sq")} if arrays else {}
-            for key in state.keys() - {"step"}:
-                if state[key].shape != parameter.shape:
-                    shapes = f"{tuple(state[key].shape)}, expected {tuple(parameter.shape)}"
-                    raise ValueError(f"{OPTIMISER}: {name}/{key} has shape {shapes}")
-            packed["state"][number] = state
-    if left:
-        raise ValueError(f"{OPTIMISER}: {next(iter(left))} is of no parameter of this model")
-    if arrays:
-        optimizer.load_state_dict(packed)
 
 
 def link(path: Path, target: str) -> None:

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 TRAINING, HELD_OUT = "training.bin", "held_out.bin"
 HELD_OUT_SHARE = 0.05
@@ -116,12 +114,12 @@ class Windows:
         self.time = time
         self.bytes = np.memmap(path, np.uint8, "r")
 
-    def take(self, numbers: Iterable[int]) -> Tensor:
+    def take(self, numbers: Iterable[int]) -> np.ndarray:
         """Windows by number, (B, T + 1), int64."""
         starts = (int(number) * self.time for number in numbers)
-        return torch.from_numpy(np.stack([self.bytes[i : i + self.time + 1] for i in starts]).astype(np.int64))
+        return np.stack([self.bytes[i : i + self.time + 1] for i in starts]).astype(np.int64)
 
-    def batch(self, seed: int, step: int, size: int) -> Tensor:
+    def batch(self, seed: int, step: int, size: int) -> np.ndarray:
         """The windows of a step: a function of seed and step alone, so that a run can resume at any step.
 
         The windows are shuffled anew for each epoch; a batch may end one epoch and begin the next.

@@ -10,15 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+import numpy as np
+from torch import nn
 
 from retrograd.nn import LanguageModel, checksums
 
 from . import checkpoint, metrics
 from .bigram import Bigram
 from .data import HELD_OUT, TRAINING, Windows
+from .learner import learner_of
 from .metrics import CURVE, METRICS, VERDICT, Row
 from .presets import Preset
 from .settings import Settings
@@ -34,7 +34,7 @@ class Trainer:
         settings: of the run.
 
     Attributes:
-        model: the model, parameters in float32.
+        learner: the model and its optimiser.
         step: steps done.
 
     Raises:
@@ -64,20 +64,17 @@ class Trainer:
             checksums.check(folder / name, listed=True)
         self.training = Windows(folder / TRAINING, preset.time)
         self.held_out = Windows(folder / HELD_OUT, preset.eval_time)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
-            self.model = LanguageModel(preset.model)  # on the CPU, so that a seed means the same on every device
-        self.model.to(settings.device)
-        self.optimizer = adamw(self.model, preset)
+        self.learner = learner_of(settings)
         self.step = 0
         if os.path.lexists(folder / checkpoint.CURRENT):  # a dangling link is damage, not a run that has not started
-            self.step = checkpoint.read(folder, preset.steps, self.model, self.optimizer)
+            self.step = checkpoint.read(folder, preset.steps, self.learner)
         else:
             (folder / METRICS).unlink(missing_ok=True)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: lr_factor(step, preset), last_epoch=self.step - 1
-        )
-        self._forward = torch.compile(self.model) if settings.compile else self.model
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model, parameters in float32."""
+        return self.learner.model
 
     def run(self, report: Callable[[Row], None], stop: Callable[[], bool]) -> None:
         """Train to the last step, or until `stop` returns True; either way the last step is checkpointed.
@@ -90,45 +87,34 @@ class Trainer:
             FloatingPointError: a loss is not a finite number; the last checkpoint stays.
         """
         preset = self.preset
-        losses: list[Tensor] = []
+        losses: list[Any] = []
         rates: list[float] = []
         since = time.perf_counter()
         while self.step < preset.steps:
-            rates.append(float(self.schedule.get_last_lr()[0]))
-            losses.append(self.train_step())
+            rates.append(preset.lr * lr_factor(self.step, preset))
+            windows = self.training.batch(self.settings.seed, self.step, preset.batch)
+            losses.append(self.learner.step(windows, rates[-1]))
+            self.step += 1
             last = stop() or self.step == preset.steps
             due = self.step % preset.every == 0
             if last or due or self.step % preset.log_every == 0:
-                values = torch.stack(losses).tolist()  # waits for the device
+                values = self.learner.numbers(losses)
                 self._log(values, rates, time.perf_counter() - since, report)
                 if due and self.step < preset.steps:
                     bits = self.bits_per_byte(preset.eval_windows)
                     self._write([self._row(self.step) | {"held_out_bits_per_byte": bits}], report)
                 if last or due:
-                    checkpoint.write(self.folder, self.step, self.model, self.optimizer)
+                    checkpoint.write(self.folder, self.step, self.learner)
                 losses, rates, since = [], [], time.perf_counter()
             if last:
                 break
-
-    def train_step(self) -> Tensor:
-        """One step; returns its loss in nats, still on the device."""
-        preset = self.preset
-        windows = self.training.batch(self.settings.seed, self.step, preset.batch).to(self.settings.device)
-        loss = self._loss(self._forward, windows)
-        self.optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), preset.clip)
-        self.optimizer.step()
-        self.schedule.step()
-        self.step += 1
-        return loss.detach()
 
     def finish(self) -> Row:
         """Evaluate the model and the bigram model on the same held-out bytes; returns the last row of the metrics."""
         row = self._row(self.step) | {
             "held_out_bits_per_byte": self.bits_per_byte(self.preset.final_windows),
             VERDICT: self.bigram,
-            "held_out_bytes": self._held_out(self.preset.final_windows)[:, 1:].numel(),
+            "held_out_bytes": self._held_out(self.preset.final_windows)[:, 1:].size,
         }
         metrics.append(self.folder / METRICS, [row])
         return row
@@ -143,25 +129,17 @@ class Trainer:
         title = f"preset {self.settings.name}, {parameters(self.model):,} parameters, on {self.settings.device}"
         metrics.draw(metrics.read(self.folder / METRICS), self.folder / CURVE, title=title, bigram=self.bigram)
 
-    @torch.no_grad()
     def bits_per_byte(self, most: int) -> float:
         """The mean over at most `most` evenly spaced windows of the held-out text."""
-        windows = self._held_out(most)
-        total = 0.0
-        for part in windows.split(self.preset.batch):
-            total += self._loss(self.model, part.to(self.settings.device)).item() * len(part)
+        windows, size = self._held_out(most), self.preset.batch
+        parts = [windows[start : start + size] for start in range(0, len(windows), size)]
+        total = sum(self.learner.loss(part) * len(part) for part in parts)
         if not math.isfinite(total):
             raise FloatingPointError(f"the held-out loss after step {self.step} is {total}; {ADVICE}")
         return total / len(windows) / math.log(2)
 
-    def _held_out(self, most: int) -> Tensor:
+    def _held_out(self, most: int) -> np.ndarray:
         return self.held_out.take(self.held_out.spread(most))
-
-    def _loss(self, model: Callable[[Tensor], Tensor], windows: Tensor) -> Tensor:
-        device, dtype = self.settings.device, getattr(torch, self.preset.dtype)
-        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-            logits = model(windows[:, :-1])
-        return F.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
 
     def _row(self, step: int) -> dict[str, Any]:
         return {"step": step, "tokens": step * self.preset.batch * self.preset.time}
@@ -181,18 +159,6 @@ class Trainer:
         metrics.append(self.folder / METRICS, rows)
         for row in rows:
             report(row)
-
-
-def adamw(model: LanguageModel, preset: Preset) -> torch.optim.AdamW:
-    """AdamW; norms, biases, D and A_log do not decay."""
-    named = list(model.named_parameters())
-    decays = [(name, p) for name, p in named if p.dim() > 1 and not name.endswith("A_log")]
-    others = [(name, p) for name, p in named if p.dim() <= 1 or name.endswith("A_log")]
-    groups = [
-        {"params": decays, "weight_decay": preset.weight_decay, "initial_lr": preset.lr},
-        {"params": others, "weight_decay": 0.0, "initial_lr": preset.lr},
-    ]
-    return torch.optim.AdamW(groups, lr=preset.lr, betas=preset.betas, fused=True)
 
 
 def parameters(model: nn.Module) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from retrograd.nn import MambaConfig
+from retrograd.models.config import MambaConfig
+from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
 
 BYTES = 256  # the vocabulary
 
@@ -58,10 +59,56 @@ class Preset:
         return cls(**{**given, "model": MambaConfig.from_dict(given["model"]), "betas": tuple(given["betas"])})
 
 
-PRESETS: Mapping[str, Preset] = {
+def models(
+    d_model: int, layers: Mapping[str, int], mamba: Mamba1Config, mamba2: Mamba2Config, heads: int, mlp: int
+) -> dict[str, MambaConfig]:
+    """Architecture -> a model of about the same time a step; `layers`: of each."""
+    attention = AttentionConfig(heads, rotary_emb_dim=d_model // heads, qkv_proj_bias=False, out_proj_bias=False)
+    sizes = {name: {"d_model": d_model, "n_layer": count, "vocab_size": BYTES} for name, count in layers.items()}
+    middle = layers["hybrid"] // 2
+    transformer: dict[str, Any] = {"attn_layer_idx": range(layers["transformer"]), "d_intermediate": mlp}
+    return {
+        "mamba": MambaConfig(**sizes["mamba"], ssm_cfg=mamba),
+        "mamba2": MambaConfig(**sizes["mamba2"], ssm_cfg=mamba2),
+        "transformer": MambaConfig(**sizes["transformer"], attn_cfg=attention, **transformer),
+        "hybrid": MambaConfig(**sizes["hybrid"], ssm_cfg=mamba2, attn_cfg=attention, attn_layer_idx=(middle,)),
+    }
+
+
+# Preset -> architecture -> sizes. README.md has what was tried.
+MODELS: Mapping[str, Mapping[str, MambaConfig]] = {
+    "tiny": models(
+        d_model=16,
+        layers={"mamba": 2, "mamba2": 2, "transformer": 2, "hybrid": 3},
+        mamba=Mamba1Config(d_state=4),
+        mamba2=Mamba2Config(d_state=4, headdim=8),
+        heads=2,
+        mlp=32,
+    ),
+    "cpu": models(
+        d_model=128,
+        layers={"mamba": 3, "mamba2": 3, "transformer": 4, "hybrid": 4},
+        mamba=Mamba1Config(d_state=4),
+        mamba2=Mamba2Config(d_state=32, headdim=32),
+        heads=4,
+        mlp=256,
+    ),
+    "gpu": models(
+        d_model=768,
+        layers={"mamba": 12, "mamba2": 12, "transformer": 8, "hybrid": 12},
+        mamba=Mamba1Config(),
+        mamba2=Mamba2Config(),
+        heads=12,
+        mlp=2048,
+    ),
+}
+ARCHITECTURES = tuple(MODELS["tiny"])
+DEFAULT = "mamba"
+
+PRESETS: Mapping[str, Preset] = {  # of the default architecture
     # Seconds on a laptop: for tests.
     "tiny": Preset(
-        model=MambaConfig(d_model=16, n_layer=2, vocab_size=BYTES, d_state=4),
+        model=MODELS["tiny"][DEFAULT],
         batch=4,
         time=32,
         steps=20,
@@ -73,7 +120,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     # Two to three minutes on two CPU cores; README.md has what was tried.
     "cpu": Preset(
-        model=MambaConfig(d_model=128, n_layer=3, vocab_size=BYTES, d_state=4),
+        model=MODELS["cpu"][DEFAULT],
         batch=16,
         time=128,
         steps=1000,
@@ -83,7 +130,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     # Less than a minute on an H200; README.md has what was tried.
     "gpu": Preset(
-        model=MambaConfig(d_model=768, n_layer=12, vocab_size=BYTES),
+        model=MODELS["gpu"][DEFAULT],
         batch=8,
         time=2048,
         steps=1000,
@@ -97,12 +144,14 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 
-def preset(name: str) -> Preset:
-    """A preset by name.
+def preset(name: str, arch: str = DEFAULT) -> Preset:
+    """A preset by name, with a model of an architecture.
 
     Raises:
         ValueError: there is none of this name.
     """
     if name not in PRESETS:
         raise ValueError(f"preset is {name!r}, expected {' or '.join(PRESETS)}")
-    return PRESETS[name]
+    if arch not in ARCHITECTURES:
+        raise ValueError(f"arch is {arch!r}, expected {' or '.join(ARCHITECTURES)}")
+    return replace(PRESETS[name], model=MODELS[name][arch])

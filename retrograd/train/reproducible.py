@@ -1,4 +1,4 @@
-"""Settings of PyTorch that make two runs bitwise equal."""
+"""Settings of PyTorch and XLA that make two runs bitwise equal."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from contextlib import contextmanager
 import torch
 from torch.utils import deterministic
 
+XLA = "--xla_gpu_deterministic_ops=true"
+
 
 @contextmanager
 def reproducible(threads: int) -> Iterator[None]:
-    """Use PyTorch's deterministic algorithms and this many CPU threads; both are restored at the end.
+    """Use the frameworks' deterministic algorithms, and this many CPU threads in PyTorch.
 
-    On a GPU, enter it before the first matrix product: cuBLAS reads its workspace's size once.
+    PyTorch's settings are restored at the end. On a GPU, enter it before the first matrix product: cuBLAS reads its
+    workspace's size once, and XLA its flags.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if XLA not in (flags := os.environ.get("XLA_FLAGS", "")):
+        os.environ["XLA_FLAGS"] = f"{flags} {XLA}".strip()
     fill = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     threads_before = torch.get_num_threads()

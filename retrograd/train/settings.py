@@ -10,11 +10,12 @@ from typing import Any
 
 from retrograd.nn import checksums
 
-from .presets import Preset
+from .presets import DEFAULT, Preset
 
 SETTINGS = "settings.json"
 MOST_SEEDS = 2**63
 DTYPES = ("float32", "bfloat16")
+FRAMEWORKS = ("torch", "jax")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class Settings:
 
     Attributes:
         name: of the preset.
+        arch: of the model, one of `ARCHITECTURES`.
+        framework: `torch` or `jax`.
         preset: sizes of the model and of the training, with the user's changes.
         data: the path of the text, None for the standard library.
         source: description of the text.
@@ -32,12 +35,15 @@ class Settings:
         threads: of the CPU; their number determines how sums are split.
 
     Raises:
-        ValueError: for less than 1 step, a seed that does not fit in 63 bits, a dtype that is not one of `DTYPES`.
+        ValueError: for less than 1 step, a seed that does not fit in 63 bits, a dtype or framework that is not known,
+            torch.compile in JAX.
     """
 
     name: str
     preset: Preset
     source: str
+    arch: str = DEFAULT
+    framework: str = "torch"
     data: str | None = None
     seed: int = 0
     device: str = "cpu"
@@ -51,6 +57,10 @@ class Settings:
             raise ValueError(f"seed is {self.seed}, expected 0 to 2^63 - 1")
         if self.preset.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.preset.dtype!r}, expected {' or '.join(DTYPES)}")
+        if self.framework not in FRAMEWORKS:
+            raise ValueError(f"framework is {self.framework!r}, expected {' or '.join(FRAMEWORKS)}")
+        if self.framework == "jax" and self.compile:
+            raise ValueError("compile is True, but it is of torch, and the framework jax")
 
     def write(self, folder: Path) -> None:
         """Write the settings into a run's folder."""

@@ -20,7 +20,8 @@ from train_runs import METRICS, bits, go_on, new_trainer, train, write_text
 
 from retrograd.cli import train as train_command
 from retrograd.nn import LanguageModel, MambaConfig, checksums, load, save
-from retrograd.train import Trainer, alone, checkpoint
+from retrograd.train import alone, checkpoint
+from retrograd.train.learner import TorchLearner
 
 COMMAND = (sys.executable, "-c", "import sys; from retrograd.cli import main; sys.exit(main())")
 
@@ -354,13 +355,12 @@ def test_generate_refuses_the_damaged_model_of_a_run(tmp_path: Path) -> None:
 def test_a_model_that_is_no_longer_a_number_ends_the_run_with_a_line(
     tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(trainer: Any) -> torch.Tensor:
+    def broken(learner: TorchLearner, *_: Any) -> torch.Tensor:
         with torch.no_grad():
-            trainer.model.backbone.norm_f.weight.fill_(float("nan"))
-        trainer.step += 1
+            learner.model.backbone.norm_f.weight.fill_(float("nan"))
         return torch.tensor(1.0)
 
-    monkeypatch.setattr(Trainer, "train_step", broken)
+    monkeypatch.setattr(TorchLearner, "step", broken)
     result = run(*tiny())
     assert result.exit_code == 1
     assert "the held-out loss after step 4 is nan" in result.stderr

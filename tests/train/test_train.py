@@ -21,7 +21,8 @@ from retrograd.train import PRESETS, Preset, Settings, Windows, preset, start, s
 from retrograd.train import checkpoint as checkpoints
 from retrograd.train.bigram import Bigram
 from retrograd.train.data import HELD_OUT, SEPARATOR, TRAINING, write
-from retrograd.train.loop import adamw, lr_factor
+from retrograd.train.learner import adamw
+from retrograd.train.loop import lr_factor
 from retrograd.train.metrics import read
 
 STEPS = PRESETS["tiny"].steps
@@ -83,7 +84,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_a_whole_one(
     with monkeypatch.context() as patched:
         patched.setattr(owners.get(moment, checkpoints), moment, kill)
         with pytest.raises(KilledError):
-            checkpoints.write(tmp_path / "killed", 6, trainer.model, trainer.optimizer)
+            checkpoints.write(tmp_path / "killed", 6, trainer.learner)
     assert bits(tmp_path / "killed") == before
     trainer = go_on(tmp_path / "killed")
     assert trainer.step == (6 if moment == "delete_others" else 5)

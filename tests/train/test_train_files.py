@@ -188,7 +188,7 @@ def test_a_model_is_loaded_while_its_run_puts_a_new_checkpoint_in_its_place(
     def check_late(path: Path, *, listed: bool = False) -> None:
         if puts and path.name == "model.safetensors":
             path = path.resolve()
-            checkpoint.write(run, puts.pop(), trainer.model, trainer.optimizer)
+            checkpoint.write(run, puts.pop(), trainer.learner)
         check(path, listed=listed)
 
     monkeypatch.setattr(checksums, "check", check_late)
