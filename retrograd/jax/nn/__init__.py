@@ -1,7 +1,7 @@
-"""The Mamba language model of `retrograd.nn` as pure functions of its parameters.
+"""The language models of `retrograd.nn` as pure functions of their parameters: Mamba-1, Mamba-2, attention, hybrids.
 
-The parameters are a flat dict with the names of PyTorch's state_dict; a block's parameters have them without prefix.
-`MambaConfig` is a static argument of `jax.jit`, a state is a pytree.
+The parameters are a flat dict with the names of PyTorch's state_dict; those of a block or a layer alone have them
+without prefix. A configuration is a static argument of `jax.jit`, a state is a pytree.
 
 Example:
     A step of training, in mixed precision:
@@ -27,22 +27,39 @@ Example:
 """
 
 from retrograd.models.config import MambaConfig
+from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
 
+from .attention import AttentionState, attention_layer, attention_layer_state, attention_layer_step
 from .convert import from_torch, to_torch
-from .mamba import MambaState, mamba, mamba_step
+from .initialisation import init
+from .layers import gated_mlp
+from .mamba import MambaState, mamba, mamba_state, mamba_step
+from .mamba2 import Mamba2State, mamba2, mamba2_state, mamba2_step
 from .model import block, block_step, initial_state, language_model, step
-from .parameters import init
 
 __all__ = [
+    "AttentionConfig",
+    "AttentionState",
+    "Mamba1Config",
+    "Mamba2Config",
+    "Mamba2State",
     "MambaConfig",
     "MambaState",
+    "attention_layer",
+    "attention_layer_state",
+    "attention_layer_step",
     "block",
     "block_step",
     "from_torch",
+    "gated_mlp",
     "init",
     "initial_state",
     "language_model",
     "mamba",
+    "mamba2",
+    "mamba2_state",
+    "mamba2_step",
+    "mamba_state",
     "mamba_step",
     "step",
     "to_torch",

@@ -1,18 +1,47 @@
-"""Linear layers and norms on a dict of parameters, and the dtypes of their weights."""
+"""Linear layers, norms and the gated MLP on a dict of parameters, and the dtypes of their weights."""
 
 from __future__ import annotations
+
+from itertools import accumulate
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Float
 
 from retrograd.core.xp import aligned
 from retrograd.jax import rms_norm
+from retrograd.models.shapes import mlp_shapes
 
-from .parameters import Params
+from .parameters import Params, check, check_features, columns
 
 EPS = 1e-5  # of `retrograd.nn.RMSNorm`
+
+
+def gated_mlp(params: Params, x: Float[Array, "*batch d_model"]) -> Float[Array, "*batch d_model"]:
+    """fc2(h * silu(gate)), where fc1(x) is h and gate, one after the other.
+
+    Args:
+        params: `fc1.weight` (2 channels, d_model) and `fc2.weight` (d_model, channels), cast to the dtype of x.
+        x: (..., d_model), float32, bfloat16 or float16.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what was expected and what was passed.
+
+    Source: Shazeer, GLU Variants Improve Transformer (2020), equation 6, SwiGLU.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from retrograd.jax import nn
+        >>> params = {"fc1.weight": jnp.ones((256, 64)), "fc2.weight": jnp.ones((64, 128))}
+        >>> nn.gated_mlp(params, jnp.ones((2, 64))).shape
+        (2, 64)
+    """
+    check_features("gated_mlp", "x", x, columns(params, "fc1.weight"), ("...",))
+    check("gated_mlp", params, mlp_shapes(x.shape[-1], columns(params, "fc2.weight") or 1))
+    h, gate = jnp.split(linear(params, "fc1", x), 2, axis=-1)
+    return linear(params, "fc2", h * jax.nn.silu(gate))
 
 
 def linear(params: Params, name: str, x: Array) -> Array:
@@ -25,6 +54,17 @@ def linear(params: Params, name: str, x: Array) -> Array:
 def norm(weight: Array, x: Array, residual: Array | None = None) -> tuple[Array, Array]:
     """The norm of x + residual in the dtype of x, and that sum in the dtype of residual."""
     return rms_norm(x, beside(weight, x), residual=residual, eps=EPS, prenorm=True)
+
+
+def taps(params: Params, x: Array) -> tuple[Array, Array | None]:
+    """Weight and bias of the convolution over x, as `causal_conv1d` takes them."""
+    bias = params.get("conv1d.bias")
+    return beside(params["conv1d.weight"], x).squeeze(1), None if bias is None else beside(bias, x)
+
+
+def split(x: Array, *sizes: int) -> list[Array]:
+    """The parts of the last axis that have these sizes, one after the other."""
+    return jnp.split(x, list(accumulate(sizes))[:-1], axis=-1)
 
 
 def beside(weight: Array, x: Array) -> Array:

@@ -1,4 +1,4 @@
-"""A language model of Mamba blocks: tokens to logits."""
+"""A language model of layers: tokens to logits."""
 
 from __future__ import annotations
 
@@ -11,71 +11,87 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Int32
 
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type
-from retrograd.models.config import MambaConfig
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.models.config import MambaConfig, is_size
 from retrograd.models.shapes import EMBEDDING, HEAD, NORM, block_shapes, layer_prefix, model_shapes
 
 from .embedding import embed
-from .layers import at_least_float32, norm
-from .mamba import MambaState, mamba, mamba_state, mamba_step
-from .parameters import Params, check, check_array, check_config, under
+from .layers import at_least_float32, gated_mlp, norm
+from .mixer import MIXERS, LayerState, layer_state
+from .parameters import Params, check, check_array, check_config, check_kind, under
 
-State = Sequence[MambaState]  # one for each layer
+State = Sequence[LayerState]  # one for each layer
 
 
 def block(
     params: Params,
     config: MambaConfig,
+    number: int,
     x: Float[Array, "B T d_model"],
     stream: Float[Array, "B T d_model"] | None,
-    state: MambaState | None = None,
+    state: LayerState | None = None,
     *,
     cu_seqlens: Int32[Array, " S+1"] | None = None,
-) -> tuple[Float[Array, "B T d_model"], Float[Array, "B T d_model"], MambaState | None]:
-    """A layer: addition, norm, `mamba`, in this order, so that the addition is fused into the norm.
+) -> tuple[Float[Array, "B T d_model"], Float[Array, "B T d_model"], LayerState | None]:
+    """A layer of the model: addition, norm and mixing, in this order, so that the addition is fused into the norm.
 
-    The output of `mamba` is added to the stream by the next block. To save less for the backward pass, use
-    `jax.checkpoint(nn.block, static_argnums=1)`.
+    The layer mixes by `mamba`, `mamba2` or `attention_layer`. With `d_intermediate`, addition, norm and `gated_mlp`
+    follow. The next block adds the output to the stream. To save less for the backward pass, use
+    `jax.checkpoint(nn.block, static_argnums=(1, 2))`.
 
     Args:
-        params: of the block, `norm.weight` and `mixer.*`.
+        params: of the block, `norm.weight` and `mixer.*`, and with `d_intermediate` `norm2.weight` and `mlp.*`.
         config: sizes.
+        number: of the layer, from 0; it says which layer it is. A static argument of `jax.jit`.
         x: (B, T, d_model), the output of the previous block.
         stream: (B, T, d_model), None before the first block.
         state, cu_seqlens: see `mamba`.
 
     Returns:
         (out, stream, state).
+
+    Raises:
+        ValueError, TypeError: naming the argument, what was expected and what was passed.
     """
-    return _block("block", partial(mamba, cu_seqlens=cu_seqlens), params, config, x, stream, state)
+    return _block("block", params, config, number, x, stream, state, {"cu_seqlens": cu_seqlens})
 
 
 def block_step(
     params: Params,
     config: MambaConfig,
+    number: int,
     x: Float[Array, "B d_model"],
     stream: Float[Array, "B d_model"] | None,
-    state: MambaState,
-) -> tuple[Float[Array, "B d_model"], Float[Array, "B d_model"], MambaState]:
+    state: LayerState,
+) -> tuple[Float[Array, "B d_model"], Float[Array, "B d_model"], LayerState]:
     """One step of `block`."""
-    return _block("block_step", mamba_step, params, config, x, stream, state)
+    return _block("block_step", params, config, number, x, stream, state, None)
 
 
 def _block(
     where: str,
-    mixer: Callable[..., Any],
     params: Params,
     config: MambaConfig,
+    number: int,
     x: Array,
     stream: Array | None,
-    state: MambaState | None,
+    state: LayerState | None,
+    time: dict[str, Any] | None,
 ) -> tuple[Array, Array, Any]:
+    """A block over a sequence with these arguments of time, or over one step."""
     check_config(where, config)
-    check(where, params, block_shapes(config))
+    if not is_size(number, 0) or number >= config.n_layer:
+        raise bad_value(where, "number", number, f"a layer's, from 0 to {config.n_layer - 1}")
+    check(where, params, block_shapes(config, number))
     h, total = norm(params["norm.weight"], x, stream)
     if stream is None and config.residual_in_fp32:
         total = at_least_float32(x)
-    out, after = mixer(under(params, "mixer."), config, h, state)
+    layer = config.layer(number)
+    mixer, own = MIXERS[type(layer)], under(params, "mixer.")
+    out, after = mixer.step(own, layer, h, state) if time is None else mixer.forward(own, layer, h, state, **time)
+    if config.d_intermediate:
+        h, total = norm(params["norm2.weight"], out, total)
+        out = gated_mlp(under(params, "mlp."), h)
     return out, total, after
 
 
@@ -119,7 +135,8 @@ def language_model(
         config: sizes; a static argument of `jax.jit`.
         tokens: (B, T), integers below the padded vocabulary. A token outside this range makes the results NaN from
             there on, since nothing can be raised under `jax.jit`.
-        state: from `initial_state` or an earlier call; differentiable.
+        state: from `initial_state` or an earlier call; differentiable. Its batch is S if sequences are packed. With
+            attention it has a capacity: a sequence with more steps has NaN as its results.
         cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
         dtype: of the activations, by default that of the embedding. bfloat16 with float32 parameters is mixed
             precision: weights of products are cast, those of norms, convolutions and scans are not, gradients have the
@@ -131,7 +148,8 @@ def language_model(
     Products of float32 have the precision of `jax.default_matmul_precision`. The embedding's gradient has sums of a
     fixed order, like the ops' gradients; therefore JAX refuses forward mode (`jax.jvp`). Second derivatives work.
 
-    Source: Gu and Dao, Mamba (2023), section 3.4 and appendix E.2.
+    Source: Gu and Dao, Mamba (2023), section 3.4 and appendix E.2; Dao and Gu, Transformers are SSMs (2024), section
+    9.2.3, for models with attention.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -172,15 +190,32 @@ def step(
         ValueError, TypeError: as `language_model`.
     """
     if state is None:
-        raise bad_type("step", "state", state, "a sequence of a MambaState for each layer")
+        raise bad_type("step", "state", state, "a sequence of a state for each layer")
     _check_call("step", params, config, tokens, 1, state)
     return _logits(block_step, params, config, tokens, state, dtype)
 
 
-def initial_state(config: MambaConfig, batch: int, dtype: DTypeLike = jnp.float32) -> State:
-    """The state before the first token, for `batch` sequences and activations of `dtype`."""
+def initial_state(
+    config: MambaConfig, batch: int, dtype: DTypeLike = jnp.float32, capacity: int | None = None
+) -> State:
+    """The state before the first token.
+
+    Args:
+        config: sizes.
+        batch: sequences.
+        dtype: of the activations.
+        capacity: the most tokens of a sequence, for whose keys attention needs memory. Of no effect without attention.
+
+    Raises:
+        ValueError: for a capacity that is no number of tokens, if there are layers of attention.
+        TypeError: for a config that is not a `MambaConfig`.
+    """
     check_config("initial_state", config)
-    return [mamba_state(config, batch, dtype) for _ in range(config.n_layer)]
+    if config.attn_layer_idx and not is_size(capacity):
+        expected = f"the most tokens of a sequence, since layers {config.attn_layer_idx} are attention"
+        raise bad_value("initial_state", "capacity", capacity, expected)
+    layers = map(config.layer, range(config.n_layer))
+    return [layer_state(layer, config.d_model, batch, dtype, capacity) for layer in layers]
 
 
 def _logits(
@@ -188,7 +223,7 @@ def _logits(
     params: Params,
     config: MambaConfig,
     tokens: Array,
-    state: Sequence[MambaState | None],
+    state: Sequence[LayerState | None],
     dtype: DTypeLike | None,
 ) -> tuple[Array, State]:
     x, stream = embed(params[EMBEDDING], tokens), None
@@ -196,7 +231,7 @@ def _logits(
         x = x.astype(dtype)
     after = []
     for number, before in enumerate(state):
-        x, stream, own = layer(under(params, layer_prefix(number)), config, x, stream, before)
+        x, stream, own = layer(under(params, layer_prefix(number)), config, number, x, stream, before)
         after.append(own)
     features, _ = norm(params[NORM], x, stream)
     head = params[EMBEDDING if config.tie_embeddings else HEAD]
@@ -215,10 +250,9 @@ def _check_call(
         raise bad_shape(where, "tokens", tokens.shape, ("(batch,)", "(batch, time)")[dimensions - 1])
     if state is None:
         return
-    if isinstance(state, MambaState) or not isinstance(state, Sequence):
-        raise bad_type(where, "state", state, "a sequence of a MambaState for each layer")
+    if isinstance(state, LayerState) or not isinstance(state, Sequence):
+        raise bad_type(where, "state", state, "a sequence of a state for each layer")
     if len(state) != config.n_layer:
         raise ValueError(f"{where}: state has {len(state)} layers, expected n_layer={config.n_layer}")
     for number, own in enumerate(state):
-        if not isinstance(own, MambaState):
-            raise bad_type(where, f"state[{number}]", own, "a MambaState")
+        check_kind(where, f"state[{number}]", own, MIXERS[type(config.layer(number))].state)

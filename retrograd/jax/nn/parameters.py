@@ -1,23 +1,22 @@
-"""The parameters of a model: a flat dict from the names in PyTorch's state_dict to arrays."""
+"""The parameters of a model, a flat dict from the names in PyTorch's state_dict to arrays, and checks of them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type
 from retrograd.models.config import MambaConfig
-from retrograd.models.shapes import EMBEDDING_STD, Shape, model_shapes
+from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
+from retrograd.models.shapes import Shape, mixer_shapes
 
 Params = Mapping[str, Array]
 Shapes = Mapping[str, Shape]
+LayerConfig = Mamba1Config | Mamba2Config | AttentionConfig
 
 
 def under(params: Params, prefix: str) -> Params:
@@ -54,65 +53,46 @@ def check(where: str, params: Any, shapes: Shapes) -> None:
             raise bad_dtype(where, argument, str(array.dtype), ("float32", "bfloat16", "float16"))
 
 
-def init(key: Array, config: MambaConfig) -> dict[str, Array]:
-    """Parameters drawn from the distributions of `retrograd.nn.LanguageModel`, float32 whatever `jax_enable_x64` is.
+def check_layer(where: str, params: Any, config: Any, kind: type, u: Any, axes: tuple[str, ...]) -> None:
+    """Raise for a config of another kind, u of another form than (*axes, d_model), and parameters of other shapes."""
+    if not isinstance(config, kind):
+        raise bad_type(where, "config", config, f"{article(kind)}, after params")
+    check_features(where, "u", u, columns(params, "in_proj.weight"), axes)
+    config.check(u.shape[-1])
+    check(where, params, mixer_shapes(config, u.shape[-1]))
 
-    Args:
-        key: from `jax.random.key`.
-        config: sizes.
 
-    Returns:
-        Arrays with the names and shapes of PyTorch's state_dict, without `lm_head.weight` if embeddings are tied: one
-        array then has the whole gradient.
+def check_features(where: str, argument: str, u: Any, channels: int | None, axes: tuple[str, ...]) -> None:
+    """Raise for anything but an array (*axes, d_model) of so many channels, or of any if their number is not known.
 
-    Raises:
-        TypeError: for a config that is not a `MambaConfig`.
-
-    Example:
-        >>> import jax
-        >>> from retrograd.jax import nn
-        >>> params = nn.init(jax.random.key(0), nn.MambaConfig(d_model=64, n_layer=2, vocab_size=256))
-        >>> params["backbone.layers.0.mixer.in_proj.weight"].shape
-        (256, 64)
+    An axis "..." stands for any number of axes.
     """
-    check_config("init", config)
-    shapes = dict(model_shapes(config))
-    keys = jax.random.split(key, len(shapes))
-    return {
-        name: _draw(key, ".".join(name.split(".")[-2:]), shape, config)
-        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
-    }
+    check_array(where, argument, u)
+    fits = u.ndim >= 1 if axes == ("...",) else u.ndim == len(axes) + 1
+    if not fits or u.shape[-1] != (channels or u.shape[-1]):
+        width = "d_model" if channels is None else f"d_model={channels}"
+        raise bad_shape(where, argument, u.shape, f"({', '.join((*axes, width))})")
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3))  # so that the layers share compiled code
-def _draw(key: Array, name: str, shape: tuple[int, ...], config: MambaConfig) -> Array:
-    def uniform(bound: float) -> Array:
-        return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
-
-    match name:
-        case "embedding.weight":
-            return EMBEDDING_STD * jax.random.normal(key, shape, jnp.float32)
-        case "norm.weight" | "norm_f.weight" | "mixer.D":
-            return jnp.ones(shape, jnp.float32)
-        case "in_proj.bias" | "out_proj.bias":
-            return jnp.zeros(shape, jnp.float32)
-        case "mixer.A_log":
-            return jnp.tile(jnp.log(jnp.arange(1, config.d_state + 1, dtype=jnp.float32)), (config.d_inner, 1))
-        case "dt_proj.weight":
-            bound = config.rank**-0.5 * config.dt_scale
-            return jnp.full(shape, bound, jnp.float32) if config.dt_init == "constant" else uniform(bound)
-        case "dt_proj.bias":
-            return _dt_bias(key, shape, config)
-        case "out_proj.weight":
-            # Keeps the sum of n_layer terms from growing with their number.
-            return uniform((config.d_inner * config.n_layer) ** -0.5)
-        case "conv1d.bias":
-            return uniform(config.d_conv**-0.5)
-        case _:  # in_proj, x_proj, conv1d and an untied head, by PyTorch's default: the last axis is the fan-in
-            return uniform(shape[-1] ** -0.5)
+def columns(params: Any, name: str) -> int | None:
+    """The columns of a weight, which are the channels of what it takes; None if there is no such matrix."""
+    shape = np.shape(params[name]) if isinstance(params, Mapping) and name in params else ()
+    return shape[1] if len(shape) == 2 else None
 
 
-def _dt_bias(key: Array, shape: tuple[int, ...], config: MambaConfig) -> Array:
-    low, high = math.log(config.dt_min), math.log(config.dt_max)
-    delta = jnp.exp(jax.random.uniform(key, shape, jnp.float32, low, high)).clip(min=config.dt_init_floor)
-    return delta + jnp.log(-jnp.expm1(-delta))  # the inverse of softplus
+def check_state(where: str, state: Any, kind: type) -> None:
+    """Raise TypeError for anything but a state of this kind, of arrays."""
+    check_kind(where, "state", state, kind)
+    for name, array in state._asdict().items():
+        check_array(where, f"state.{name}", array)
+
+
+def check_kind(where: str, argument: str, given: Any, kind: type) -> None:
+    """Raise TypeError for anything but an instance of a class."""
+    if not isinstance(given, kind):
+        raise bad_type(where, argument, given, article(kind))
+
+
+def article(kind: type) -> str:
+    """The name of a class after its article."""
+    return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
