@@ -64,14 +64,13 @@ def models(
 ) -> dict[str, MambaConfig]:
     """Architecture -> a model of about the same time a step; `layers`: of each."""
     attention = AttentionConfig(heads, rotary_emb_dim=d_model // heads, qkv_proj_bias=False, out_proj_bias=False)
-    sizes = {name: {"d_model": d_model, "n_layer": count, "vocab_size": BYTES} for name, count in layers.items()}
-    middle = layers["hybrid"] // 2
-    transformer: dict[str, Any] = {"attn_layer_idx": range(layers["transformer"]), "d_intermediate": mlp}
+    own = {name: MambaConfig(d_model=d_model, n_layer=count, vocab_size=BYTES) for name, count in layers.items()}
+    every, middle = tuple(range(layers["transformer"])), (layers["hybrid"] // 2,)
     return {
-        "mamba": MambaConfig(**sizes["mamba"], ssm_cfg=mamba),
-        "mamba2": MambaConfig(**sizes["mamba2"], ssm_cfg=mamba2),
-        "transformer": MambaConfig(**sizes["transformer"], attn_cfg=attention, **transformer),
-        "hybrid": MambaConfig(**sizes["hybrid"], ssm_cfg=mamba2, attn_cfg=attention, attn_layer_idx=(middle,)),
+        "mamba": replace(own["mamba"], ssm_cfg=mamba),
+        "mamba2": replace(own["mamba2"], ssm_cfg=mamba2),
+        "transformer": replace(own["transformer"], attn_cfg=attention, attn_layer_idx=every, d_intermediate=mlp),
+        "hybrid": replace(own["hybrid"], ssm_cfg=mamba2, attn_cfg=attention, attn_layer_idx=middle),
     }
 
 
