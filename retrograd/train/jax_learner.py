@@ -70,19 +70,19 @@ class JaxLearner(Learner):
         adam = self.progress.adam
         if not int(adam.count):
             return {}
-        step = torch.tensor(float(adam.count))
-        return {
-            f"{name}/{key}": step if values is None else torch.from_numpy(np.array(values[name]))
-            for name in self.progress.params
-            for key, values in (("step", None), ("exp_avg", adam.mu), ("exp_avg_sq", adam.nu))
-        }
+        count, moments = float(adam.count), Moments()
+        for name in self.progress.params:
+            moments[f"{name}/step"] = torch.tensor(count)
+            for key, values in (("exp_avg", adam.mu), ("exp_avg_sq", adam.nu)):
+                moments[f"{name}/{key}"] = torch.from_numpy(np.array(values[name]))
+        return moments
 
     def restore(self, model: LanguageModel, moments: Moments) -> None:
         """See `Learner`."""
         params, adam = self._started(nn.from_torch(model))
         check_moments(moments, {name: array.shape for name, array in params.items()})
         if moments:
-            count = jnp.int32(int(next(iter(moments.values())).item()))
+            count = jnp.int32(int(moments[f"{next(iter(params))}/step"].item()))
             mu, nu = (
                 {name: jax.device_put(moments[f"{name}/{key}"].numpy(), self.device) for name in params}
                 for key in ("exp_avg", "exp_avg_sq")
@@ -104,9 +104,11 @@ def _loss(params: Params, preset: Preset, tokens: Array) -> Array:
 
 @partial(jax.jit, static_argnums=1, donate_argnums=0)
 def _step(progress: Progress, preset: Preset, tokens: Array, lr: Array) -> tuple[Progress, Array]:
-    loss, gradients = jax.value_and_grad(_loss)(progress.params, preset, tokens)
-    clipped, _ = optax.clip_by_global_norm(preset.clip).update(gradients, optax.EmptyState())
-    directions, adam_state = adam(preset).update(clipped, progress.adam, progress.params)
-    rate = {name: preset.weight_decay * decays(name, p.shape) for name, p in progress.params.items()}
-    params = {name: p - lr * (directions[name] + rate[name] * p) for name, p in progress.params.items()}
-    return Progress(params, adam_state), loss
+    params = progress.params
+    loss, gradients = jax.value_and_grad(_loss)(params, preset, tokens)
+    with jax.numpy_dtype_promotion("standard"):  # optax multiplies floats by counts
+        clipped, _ = optax.clip_by_global_norm(preset.clip).update(gradients, optax.EmptyState())
+        directions, adam_state = adam(preset).update(clipped, progress.adam, params)
+    rate = {name: preset.weight_decay * decays(name, p.shape) for name, p in params.items()}
+    after = {name: p - lr * (directions[name] + rate[name] * p) for name, p in params.items()}
+    return Progress(after, adam_state), loss
