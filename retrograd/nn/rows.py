@@ -63,7 +63,7 @@ def slots(before: Int32[Tensor, " S"], capacity: int, cu_seqlens: Int32[Tensor, 
     slot = torch.where(inside & (position < capacity), owner * capacity + position, len(before) * capacity)
     end = torch.arange(1, len(before) + 1, device=before.device, dtype=torch.int32) * capacity
     keys = torch.stack((end - capacity + steps.clamp(max=capacity), end), dim=1).flatten()
-    queries = torch.cat((cu_seqlens[:1], cu_seqlens[1:].repeat_interleave(2)))
+    queries = torch.cat((cu_seqlens[:1], cu_seqlens[1:, None].expand(-1, 2).flatten()))
     return Slots(position, slot, inside & (steps > capacity)[owner], steps, queries, F.pad(keys, (1, 0)))
 
 
