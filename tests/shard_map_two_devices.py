@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from retrograd.jax import causal_conv1d, linear_scan, nn, rms_norm, selective_scan, ssd
 
 ROWS, WHOLE = PartitionSpec("data"), PartitionSpec()
-CONFIG = nn.MambaConfig(d_model=8, n_layer=1, vocab_size=11, d_state=4)
+CONFIG = nn.MambaConfig(d_model=8, n_layer=1, vocab_size=11, ssm_cfg=nn.Mamba1Config(d_state=4))
 
 
 def drawn(seed: int, *shape: int) -> jax.Array:

@@ -105,7 +105,7 @@ def attention_layer_step(
 
 
 def attention_layer_state(
-    config: AttentionConfig, d_model: int, batch: int, capacity: int, dtype: DTypeLike = jnp.float32
+    config: AttentionConfig, d_model: int, batch: int, dtype: DTypeLike = jnp.float32, *, capacity: int
 ) -> AttentionState:
     """A state before the first step of `batch` sequences of at most `capacity` steps, for activations of `dtype`."""
     if not is_size(capacity):

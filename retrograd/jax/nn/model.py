@@ -196,7 +196,7 @@ def step(
 
 
 def initial_state(
-    config: MambaConfig, batch: int, dtype: DTypeLike = jnp.float32, capacity: int | None = None
+    config: MambaConfig, batch: int, dtype: DTypeLike = jnp.float32, *, capacity: int | None = None
 ) -> State:
     """The state before the first token.
 

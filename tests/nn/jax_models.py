@@ -1,0 +1,79 @@
+"""What tests of `retrograd.jax.nn` share: a drawn model with its exact results, and the error budget of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import definitions
+import jax
+import numpy as np
+import torch
+from torch import Tensor
+
+from retrograd.jax import nn
+from retrograd.testing.compare import assert_within_budget
+from retrograd.testing.draw import Arrays
+from retrograd.testing.jax_call import to_jax, to_torch
+
+B, T = 2, 13
+DRAWS = 12  # the error budget of a single draw of so small a model varies by chance
+CPU = torch.device("cpu")
+
+Run = Callable[..., jax.Array]  # (params, tokens) -> logits
+
+
+class Draw:
+    """Weights, tokens and a gradient of the logits, with the results in float64 and of PyTorch's modules."""
+
+    def __init__(self, config: nn.MambaConfig, seed: int, dtype: torch.dtype = torch.float32) -> None:
+        generator = np.random.default_rng(seed)
+        self.params = {
+            name: weight + 0.1 * generator.standard_normal(weight.shape, np.float32)  # norms, D and rows of A differ
+            for name, weight in nn.init(jax.random.key(seed), config).items()
+        }
+        self.tokens = torch.from_numpy(generator.integers(config.vocab_size, size=(B, T)))
+        self.gradient = torch.from_numpy(generator.standard_normal((B, T, config.padded_vocab_size), np.float32))
+        own = {name: to_torch(weight, CPU) for name, weight in self.params.items()}
+        weights = {name: weight.double().requires_grad_() for name, weight in own.items()}
+        self.exact = self.pulled_back(definitions.logits(weights, config, self.tokens), weights)
+        own = {name: weight.requires_grad_() for name, weight in own.items()}
+        self.plain = self.pulled_back(definitions.logits(own, config, self.tokens), own)
+
+    def pulled_back(self, logits: Tensor, weights: Arrays) -> Arrays:
+        found = torch.autograd.grad(logits, list(weights.values()), self.gradient.to(logits.dtype))
+        return {"logits": logits.detach()} | {f"d {name}": g for name, g in zip(weights, found, strict=True)}
+
+    def result(self, run: Run) -> Arrays:
+        """Logits and gradients of a JAX function."""
+        logits, gradients = run(self.params, to_jax(self.tokens.int()), to_jax(self.gradient))
+        return {"logits": to_torch(logits, CPU)} | {f"d {name}": to_torch(g, CPU) for name, g in gradients.items()}
+
+
+def drawn(config: nn.MambaConfig, seed: int, dtype: torch.dtype = torch.float32) -> list[Draw]:
+    return [Draw(config, seed + number, dtype) for number in range(DRAWS)]
+
+
+def with_gradients(run: Run) -> Run:
+    """(logits, gradients by parameter) of a function (params, tokens) -> logits, jitted."""
+
+    def both(params: Any, tokens: jax.Array, gradient: jax.Array) -> Any:
+        logits, pull_back = jax.vjp(lambda params: run(params, tokens), params)
+        return logits, pull_back(gradient.astype(logits.dtype))[0]
+
+    return jax.jit(both)
+
+
+def assert_right(run: Run, draws: list[Draw]) -> None:
+    """Assert that logits and all gradients are as close to float64 as those of PyTorch's modules."""
+    compiled = with_gradients(run)
+    assert_within_budget([(draw.result(compiled), draw.plain, draw.exact) for draw in draws], "retrograd.jax.nn")
+
+
+def assert_right_logits(run: Run, draws: list[Draw]) -> None:
+    """Assert the same of the logits only, which compiles in a third of the time."""
+    compiled = jax.jit(run)
+    outputs = [{"logits": to_torch(compiled(draw.params, to_jax(draw.tokens.int())), CPU)} for draw in draws]
+    assert_within_budget(
+        [(m, draw.plain, draw.exact) for m, draw in zip(outputs, draws, strict=True)], "retrograd.jax.nn"
+    )
