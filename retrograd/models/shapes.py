@@ -12,6 +12,8 @@ Shapes = dict[str, Shape]
 
 EMBEDDING_STD = 0.02  # standard deviation of an embedding's initial values
 
+WIDE = ("A_log", "D", "dt_bias")  # parameters that are float32 in a model of 16 bits, too
+
 EMBEDDING, NORM, HEAD = "backbone.embedding.weight", "backbone.norm_f.weight", "lm_head.weight"
 
 
@@ -99,7 +101,7 @@ def mixer_shapes(config: Mamba1Config | Mamba2Config | AttentionConfig, d_model:
 def block_shapes(config: MambaConfig, number: int) -> Shapes:
     """Names and shapes of the parameters of a layer with its norms and its MLP."""
     d = config.d_model
-    shapes = {"norm.weight": (d,)}
+    shapes: Shapes = {"norm.weight": (d,)}
     shapes |= {f"mixer.{name}": shape for name, shape in mixer_shapes(config.layer(number), d).items()}
     if config.d_intermediate:
         shapes["norm2.weight"] = (d,)

@@ -1,6 +1,7 @@
-"""Modules for Mamba language models, built on retrograd's ops. The JAX counterpart is `retrograd.jax.nn`.
+"""Modules for language models of Mamba, Mamba-2 and attention layers, built on retrograd's ops.
 
-Parameter names, shapes and initialisation are those of state-spaces/mamba, so that its checkpoints load by key.
+Parameter names, shapes and initialisation are those of state-spaces/mamba, so that its checkpoints load by key. The JAX
+counterpart is `retrograd.jax.nn`.
 """
 
 from importlib.util import find_spec
@@ -11,20 +12,32 @@ if find_spec("torch") is None:
     raise missing(__name__, "torch")
 
 from retrograd.models.config import MambaConfig
+from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
 
+from .attention import Attention, AttentionState
 from .block import Block
 from .files import load, save
 from .generate import generate
 from .mamba import Mamba, MambaState
+from .mamba2 import Mamba2, Mamba2State
 from .mixer import Mixer
+from .mlp import GatedMLP
 from .model import Backbone, LanguageModel
 from .norm import RMSNorm
 
 __all__ = [
+    "Attention",
+    "AttentionConfig",
+    "AttentionState",
     "Backbone",
     "Block",
+    "GatedMLP",
     "LanguageModel",
     "Mamba",
+    "Mamba1Config",
+    "Mamba2",
+    "Mamba2Config",
+    "Mamba2State",
     "MambaConfig",
     "MambaState",
     "Mixer",

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
-from retrograd.models.config import MambaConfig, is_size
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_nondecreasing
+from retrograd.models.config import MambaConfig
+from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config, is_size
 
 INTEGERS = (torch.int64, torch.int32)
 
@@ -29,6 +30,50 @@ def check_features(module: str, u: Tensor, axes: tuple[str, ...], channels: int,
 def autocasts(device: str) -> bool:
     """Whether products on a device are autocast."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def check_layer(
+    module: str, d_model: Any, config: Any, kind: type[Mamba1Config] | type[Mamba2Config] | type[AttentionConfig]
+) -> None:
+    """Raise unless a layer's config is of its kind and goes with d_model."""
+    check_size(module, "d_model", d_model)
+    if not isinstance(config, kind):
+        raise bad_type(module, "config", config, _one(kind))
+    config.check(d_model)
+
+
+def check_layer_state(module: str, state: Any, kind: type[Any], absent: tuple[str, ...] = ()) -> None:
+    """Raise unless a layer's state is a named tuple of its kind, of tensors, and of None where `absent` says so."""
+    if not isinstance(state, kind):
+        raise bad_type(module, "state", state, _one(kind))
+    for name, tensor in zip(kind._fields, state, strict=True):
+        if name in absent and tensor is not None:
+            raise bad_type(module, f"state.{name}", tensor, "None")
+        if name not in absent and not isinstance(tensor, Tensor):
+            raise bad_type(module, f"state.{name}", tensor, "a torch.Tensor")
+
+
+def _one(kind: type[Any]) -> str:
+    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+
+
+def check_bounds(module: str, cu_seqlens: Any, u: Tensor) -> None:
+    """Raise unless cu_seqlens are boundaries of sequences in u (1, T, ...); numbers are looked at on a CPU only."""
+    if not isinstance(cu_seqlens, Tensor):
+        raise bad_type(module, "cu_seqlens", cu_seqlens, "a torch.Tensor")
+    if cu_seqlens.dtype != torch.int32:
+        raise bad_dtype(module, "cu_seqlens", str(cu_seqlens.dtype), [str(torch.int32)])
+    if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
+        raise bad_shape(module, "cu_seqlens", cu_seqlens.shape, "(S + 1,), S at least 1")
+    if u.shape[0] != 1:
+        raise bad_shape(module, "u", u.shape, "a batch of 1, since cu_seqlens is given")
+    if is_readable(cu_seqlens):
+        check_nondecreasing(module, "cu_seqlens", cu_seqlens.tolist(), u.shape[1])
+
+
+def is_readable(numbers: Tensor) -> bool:
+    """Whether values can be looked at without waiting for a GPU, and are not being traced."""
+    return type(numbers) is Tensor and numbers.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def check_tokens(module: str, tokens: Tensor, axes: tuple[str, ...], argument: str = "tokens") -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from retrograd.core.errors import bad_value
 from retrograd.models.config import MambaConfig
-from retrograd.models.shapes import EMBEDDING, HEAD, model_shapes
+from retrograd.models.shapes import EMBEDDING, HEAD, WIDE, model_shapes
 
 from . import checksums
 from .checks import check_model
@@ -39,11 +39,11 @@ def load(
         folder: with config.json, and model.safetensors or pytorch_model.bin. If it has a SHA256SUMS that lists them,
             as the checkpoints of `retrograd.train` have, they are checked against it.
         device: of the parameters; "meta" for their shapes alone.
-        dtype: to cast them to, A_log and D to at least float32; by default those in the file.
+        dtype: to cast them to, A_log, D and dt_bias to at least float32; by default those in the file.
 
     Raises:
         FileNotFoundError: for a missing file.
-        TypeError, ValueError: for a dtype that is not floating, a config that is not a Mamba-1 model's, weights with
+        TypeError, ValueError: for a dtype that is not floating, a config of other layers, weights with
             other names, shapes or types, and a file that differs from SHA256SUMS.
 
     Example:
@@ -105,7 +105,7 @@ def read_weights(folder: Path) -> Any:
 
 
 def _dtype_of(name: str, dtype: torch.dtype | None) -> torch.dtype | None:
-    if dtype is None or not name.endswith((".A_log", ".D")):
+    if dtype is None or name.rpartition(".")[2] not in WIDE:
         return dtype
     return torch.promote_types(dtype, torch.float32)
 

@@ -1,4 +1,4 @@
-"""Generation of tokens after a prompt, one by one, with a state of constant size."""
+"""Generation of tokens after a prompt, one by one, from a state."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def generate(
 def _generate(
     model: LanguageModel, prompt: Tensor, count: int, temperature: float, generator: torch.Generator | None
 ) -> Iterator[Tensor]:
-    features, state = model.backbone(prompt, model.initial_state(prompt.shape[0]))
+    batch, time = prompt.shape
+    features, state = model.backbone(prompt, model.initial_state(batch, capacity=time + count))
     logits = model.lm_head(features[:, -1])
     for number in range(count):
         logits = logits[:, : model.config.vocab_size]

@@ -1,9 +1,8 @@
-"""The Mamba block: projection, short convolution, selective scan, gate, projection."""
+"""Mamba-1's layer: projection, short convolution, selective scan, gate, projection."""
 
 from __future__ import annotations
 
-import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +10,16 @@ from jaxtyping import Float, Int32
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.core.errors import bad_type
-from retrograd.models.config import MambaConfig
+from retrograd.models.layers import Mamba1Config
 
-from .checks import check_features
+from .checks import check_features, check_layer, check_layer_state
+from .initial import draw_steps, zero_biases
 from .mixer import Mixer
 from .wide import wide
 
 
 class MambaState(NamedTuple):
-    """The state of a block between steps; its size does not depend on how many steps were before.
+    """The state of a `Mamba` layer between steps; its size does not depend on how many steps were before.
 
     Attributes:
         conv: (B, d_inner, d_conv - 1), the last inputs of the convolution, oldest first, in the activations' dtype.
@@ -32,7 +31,7 @@ class MambaState(NamedTuple):
 
 
 class Mamba(Mixer):
-    """Mamba-1's block.
+    """Mamba-1's layer.
 
     ::
 
@@ -44,32 +43,23 @@ class Mamba(Mixer):
 
     Args:
         d_model: channels of input and output.
-        d_state: states of a channel, N.
-        d_conv: width of the convolution, W.
-        expand: the block has expand * d_model channels, d_inner.
-        dt_rank: R; ceil(d_model / 16) for "auto".
-        dt_min, dt_max: softplus of dt's bias is drawn log-uniformly from this range.
-        dt_init_floor: lower bound of what is drawn.
-        dt_init: dt's projection is drawn uniformly ("random") or is "constant".
-        dt_scale: a factor on the bound of that distribution, or on the constant.
-        conv_bias: whether the convolution has a bias.
-        bias: whether the input and output projections have a bias.
+        config: sizes and initialisation.
         device, dtype: of the parameters; A_log and D are created in float32.
 
     Raises:
-        ValueError: as `MambaConfig`.
+        ValueError, TypeError: unless d_model is an integer of at least 1 and config a `Mamba1Config`.
 
     Source: Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces (2023), section 3.4. Names,
     shapes and initialisation are those of state-spaces/mamba.
 
     Example:
         >>> import torch
-        >>> from retrograd.nn import Mamba
-        >>> block = Mamba(64)
+        >>> from retrograd.nn import Mamba, Mamba1Config
+        >>> layer = Mamba(64, Mamba1Config(d_state=8))
         >>> u = torch.randn(2, 100, 64)
-        >>> y, _ = block(u)
-        >>> first, state = block(u[:, :60], block.initial_state(2))
-        >>> then, state = block(u[:, 60:], state)
+        >>> y, _ = layer(u)
+        >>> first, state = layer(u[:, :60], layer.initial_state(2))
+        >>> then, state = layer(u[:, 60:], state)
         >>> torch.allclose(y, torch.cat((first, then), dim=1), atol=1e-5)
         True
     """
@@ -77,53 +67,33 @@ class Mamba(Mixer):
     def __init__(
         self,
         d_model: int,
-        d_state: int = 16,
-        d_conv: int = 4,
-        expand: int = 2,
-        dt_rank: int | Literal["auto"] = "auto",
-        dt_min: float = 0.001,
-        dt_max: float = 0.1,
-        dt_init: Literal["random", "constant"] = "random",
-        dt_scale: float = 1.0,
-        dt_init_floor: float = 1e-4,
-        conv_bias: bool = True,
-        bias: bool = False,
+        config: Mamba1Config = Mamba1Config(),
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        sizes = MambaConfig(
-            d_model=d_model,
-            d_state=d_state,
-            d_conv=d_conv,
-            expand=expand,
-            dt_rank=dt_rank,
-            dt_min=dt_min,
-            dt_max=dt_max,
-            dt_init=dt_init,
-            dt_scale=dt_scale,
-            dt_init_floor=dt_init_floor,
-            conv_bias=conv_bias,
-            bias=bias,
-        )
-        self.d_inner, self.d_state, self.rank = sizes.d_inner, d_state, sizes.rank
+        check_layer("Mamba", d_model, config, Mamba1Config)
+        self.config = config
+        self.d_inner, self.rank = config.d_inner(d_model), config.rank(d_model)
+        bias = config.bias
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias, device=device, dtype=dtype)
         # It only holds weight and bias under the checkpoints' names; `causal_conv1d` does the computation.
         self.conv1d = nn.Conv1d(
-            self.d_inner, self.d_inner, d_conv, groups=self.d_inner, bias=conv_bias, device=device, dtype=dtype
+            self.d_inner,
+            self.d_inner,
+            config.d_conv,
+            groups=self.d_inner,
+            bias=config.conv_bias,
+            device=device,
+            dtype=dtype,
         )
-        self.x_proj = nn.Linear(self.d_inner, self.rank + 2 * d_state, bias=False, device=device, dtype=dtype)
+        self.x_proj = nn.Linear(self.d_inner, self.rank + 2 * config.d_state, bias=False, device=device, dtype=dtype)
         self.dt_proj = nn.Linear(self.rank, self.d_inner, device=device, dtype=dtype)
-        self.A_log = nn.Parameter(torch.empty(self.d_inner, d_state, device=device, dtype=torch.float32))
+        self.A_log = nn.Parameter(torch.empty(self.d_inner, config.d_state, device=device, dtype=torch.float32))
         self.D = nn.Parameter(torch.ones(self.d_inner, device=device, dtype=torch.float32))
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, device=device, dtype=dtype)
-        self._initialise(dt_min, dt_max, dt_init, dt_scale, dt_init_floor)
-
-    @classmethod
-    def of(cls, config: MambaConfig, device: torch.device | str | None, dtype: torch.dtype | None) -> Mamba:
-        """The layer that a model's config describes."""
-        return cls(config.d_model, **config.ssm_cfg, device=device, dtype=dtype)
+        self._initialise()
 
     @torch.no_grad()
     def divide_output(self, by: float) -> None:
@@ -131,28 +101,23 @@ class Mamba(Mixer):
         self.out_proj.weight /= by
 
     @torch.no_grad()
-    def _initialise(self, dt_min: float, dt_max: float, dt_init: str, dt_scale: float, dt_init_floor: float) -> None:
-        for projection in (self.in_proj, self.out_proj):
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
-        bound = self.rank**-0.5 * dt_scale
-        if dt_init == "constant":
+    def _initialise(self) -> None:
+        zero_biases(self.in_proj, self.out_proj)
+        bound = self.rank**-0.5 * self.config.dt_scale
+        if self.config.dt_init == "constant":
             nn.init.constant_(self.dt_proj.weight, bound)
         else:
             nn.init.uniform_(self.dt_proj.weight, -bound, bound)
-        bias = self.dt_proj.bias
-        delta = torch.empty(bias.shape, device=bias.device, dtype=torch.float32)
-        delta = delta.uniform_(math.log(dt_min), math.log(dt_max)).exp().clamp(min=dt_init_floor)
-        bias.copy_(delta + torch.log(-torch.expm1(-delta)))  # the inverse of softplus
-        self.A_log.copy_(torch.arange(1, self.d_state + 1, device=self.A_log.device).log().expand_as(self.A_log))
+        draw_steps(self.dt_proj.bias, self.config)
+        self.A_log.copy_(torch.arange(1, self.config.d_state + 1, device=self.A_log.device).log().expand_as(self.A_log))
 
-    def initial_state(self, batch: int, dtype: torch.dtype | None = None) -> MambaState:
-        """A state of zeros for `batch` sequences; `conv` in `dtype`, by default the weights' dtype."""
+    def initial_state(self, batch: int, dtype: torch.dtype | None = None, *, capacity: int | None = None) -> MambaState:
+        """A state of zeros for `batch` sequences of any length; `conv` in `dtype`, by default the weights' dtype."""
         weight = self.conv1d.weight
         past = weight.shape[-1] - 1
         return MambaState(
             torch.zeros(batch, self.d_inner, past, device=weight.device, dtype=dtype or weight.dtype),
-            torch.zeros(batch, self.d_inner, self.d_state, device=weight.device, dtype=wide(weight).dtype),
+            torch.zeros(batch, self.d_inner, self.config.d_state, device=weight.device, dtype=wide(weight).dtype),
         )
 
     def forward(
@@ -177,7 +142,7 @@ class Mamba(Mixer):
         """
         self._check_features(u, ("batch", "time"))
         if state is not None:
-            _check_state(state)
+            check_layer_state("Mamba", state, MambaState)
         x, z = self.in_proj(u).chunk(2, dim=-1)
         conv, ssm = state if state is not None else (None, None)
         time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": state is not None}
@@ -213,7 +178,7 @@ class Mamba(Mixer):
     def step(self, u: Float[Tensor, "B d_model"], state: MambaState) -> tuple[Float[Tensor, "B d_model"], MambaState]:
         """One step of generation: (out, the state after it)."""
         self._check_features(u, ("batch",))
-        _check_state(state)
+        check_layer_state("Mamba", state, MambaState)
         x, z = self.in_proj(u).chunk(2, dim=-1)
         x, conv = retrograd.causal_conv1d_update(
             x, state.conv.to(x.dtype), self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"
@@ -243,13 +208,5 @@ class Mamba(Mixer):
 
     def _select(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """dt without its bias, B and C."""
-        dt, B, C = self.x_proj(x).split((self.rank, self.d_state, self.d_state), dim=-1)
+        dt, B, C = self.x_proj(x).split((self.rank, self.config.d_state, self.config.d_state), dim=-1)
         return F.linear(dt, self.dt_proj.weight), B, C
-
-
-def _check_state(state: Any) -> None:
-    if not isinstance(state, MambaState):
-        raise bad_type("Mamba", "state", state, "a MambaState")
-    for name, tensor in state._asdict().items():
-        if not isinstance(tensor, Tensor):
-            raise bad_type("Mamba", f"state.{name}", tensor, "a torch.Tensor")

@@ -13,8 +13,8 @@ class Mixer(nn.Module, ABC):
     """A layer (B, T, d_model) -> (B, T, d_model), with a state that represents all earlier steps."""
 
     @abstractmethod
-    def initial_state(self, batch: int, dtype: torch.dtype | None = None) -> Any:
-        """The state before the first step, for `batch` sequences."""
+    def initial_state(self, batch: int, dtype: torch.dtype | None = None, *, capacity: int | None = None) -> Any:
+        """The state before the first step, for `batch` sequences of at most `capacity` steps, if that matters."""
 
     @abstractmethod
     def divide_output(self, by: float) -> None:

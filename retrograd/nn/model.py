@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast, overload
 
 import torch
@@ -12,30 +12,33 @@ from torch import Tensor, nn
 
 from retrograd.core.errors import bad_type
 from retrograd.models.config import MambaConfig
+from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
 from retrograd.models.shapes import EMBEDDING_STD
 
+from .attention import Attention
 from .block import Block
 from .checks import check_state, check_tokens, check_vocabulary
 from .mamba import Mamba
+from .mamba2 import Mamba2
 from .mixer import Mixer
+from .mlp import GatedMLP
 from .norm import RMSNorm
 
 State = Sequence[Any]  # one for each layer
+MIXERS: Mapping[type, Callable[..., Mixer]] = {Mamba1Config: Mamba, Mamba2Config: Mamba2, AttentionConfig: Attention}
 
 
 class Backbone(nn.Module):
     """Tokens to normalised features: embedding, blocks, norm.
 
     Args:
-        config: sizes.
-        mixer: builds the `Mixer` of a block from the config, device and dtype.
+        config: sizes and layers.
         device, dtype: of the parameters.
     """
 
     def __init__(
         self,
         config: MambaConfig,
-        mixer: Callable[[MambaConfig, torch.device | str | None, torch.dtype | None], Mixer],
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -44,17 +47,10 @@ class Backbone(nn.Module):
         if not isinstance(config, MambaConfig):
             raise bad_type("LanguageModel", "config", config, "a MambaConfig")
         self.config = config
-        d = config.d_model
-        self.embedding = nn.Embedding(config.padded_vocab_size, d, device=device, dtype=dtype)
-        self.layers = nn.ModuleList(
-            Block(
-                RMSNorm(d, device=device, dtype=dtype),
-                mixer(config, device, dtype),
-                residual_in_fp32=config.residual_in_fp32,
-            )
-            for _ in range(config.n_layer)
-        )
-        self.norm_f = RMSNorm(d, device=device, dtype=dtype)
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.embedding = nn.Embedding(config.padded_vocab_size, config.d_model, **place)
+        self.layers = nn.ModuleList(_block(config, number, **place) for number in range(config.n_layer))
+        self.norm_f = RMSNorm(config.d_model, **place)
         self._initialise()
 
     @torch.no_grad()
@@ -62,7 +58,7 @@ class Backbone(nn.Module):
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_STD)
         for block in self.blocks:
             # Keeps the sum over the layers from growing with their number.
-            block.mixer.divide_output(math.sqrt(len(self.layers)))
+            block.divide_output(math.sqrt(self.config.additions))
 
     @property
     def blocks(self) -> list[Block]:
@@ -107,6 +103,19 @@ class Backbone(nn.Module):
         return rows
 
 
+def _block(config: MambaConfig, number: int, **place: Any) -> Block:
+    """A layer of the model; `place` is device and dtype."""
+    d, mixer = config.d_model, config.layer(number)
+    has_mlp = config.d_intermediate > 0
+    return Block(
+        RMSNorm(d, **place),
+        MIXERS[type(mixer)](d, mixer, **place),
+        RMSNorm(d, **place) if has_mlp else None,
+        GatedMLP(d, config.mlp_channels, **place) if has_mlp else None,
+        residual_in_fp32=config.residual_in_fp32,
+    )
+
+
 def is_same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are the same memory or have equal values."""
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -118,20 +127,29 @@ class LanguageModel(nn.Module):
     """Tokens to logits of the next token.
 
     Args:
-        config: sizes.
-        device, dtype: of the parameters; A_log and D are created in float32.
+        config: sizes and layers: Mamba, Mamba-2, attention, or a mixture.
+        device, dtype: of the parameters; A_log, D and dt_bias are created in float32.
 
-    Source: Gu and Dao, Mamba (2023), section 3.4 and appendix E.2.
+    Source: Gu and Dao, Mamba (2023), section 3.4 and appendix E.2; Dao and Gu, Transformers are SSMs (2024), sections 7
+    and 9.2.3.
 
     Example:
         >>> import torch
-        >>> from retrograd.nn import LanguageModel, MambaConfig
-        >>> model = LanguageModel(MambaConfig(d_model=64, n_layer=2, vocab_size=256))
+        >>> from retrograd.nn import AttentionConfig, LanguageModel, Mamba2Config, MambaConfig
+        >>> config = MambaConfig(
+        ...     d_model=64,
+        ...     n_layer=4,
+        ...     vocab_size=256,
+        ...     ssm_cfg=Mamba2Config(d_state=16, headdim=32),
+        ...     attn_layer_idx=(2,),
+        ...     attn_cfg=AttentionConfig(num_heads=4, rotary_emb_dim=16),
+        ... )
+        >>> model = LanguageModel(config)
         >>> tokens = torch.randint(256, (2, 100))
         >>> logits = model(tokens)
         >>> logits.shape
         torch.Size([2, 100, 256])
-        >>> first, state = model(tokens[:, :60], model.initial_state(2))
+        >>> first, state = model(tokens[:, :60], model.initial_state(2, capacity=100))
         >>> step, state = model.step(tokens[:, 60], state)
         >>> torch.allclose(step, logits[:, 60], atol=1e-4)
         True
@@ -146,7 +164,7 @@ class LanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.backbone = Backbone(config, Mamba.of, device=device, dtype=dtype)
+        self.backbone = Backbone(config, device=device, dtype=dtype)
         self.lm_head = nn.Linear(config.d_model, config.padded_vocab_size, bias=False, device=device, dtype=dtype)
         if config.tie_embeddings:
             self.lm_head.weight = self.backbone.embedding.weight
@@ -177,9 +195,18 @@ class LanguageModel(nn.Module):
     def _is_tied(self) -> bool:
         return getattr(self.lm_head, "weight", None) is self.backbone.embedding.weight
 
-    def initial_state(self, batch: int, dtype: torch.dtype | None = None) -> State:
-        """The state before the first token, for `batch` sequences; its activations in `dtype`."""
-        return [block.mixer.initial_state(batch, dtype) for block in self.backbone.blocks]
+    def initial_state(self, batch: int, dtype: torch.dtype | None = None, *, capacity: int | None = None) -> State:
+        """The state before the first token, for `batch` sequences.
+
+        Args:
+            batch: sequences.
+            dtype: of its activations, by default the weights' dtype.
+            capacity: the most tokens of a sequence; needed if a layer is attention.
+
+        Raises:
+            ValueError: for attention without a capacity of at least 1.
+        """
+        return [block.mixer.initial_state(batch, dtype, capacity=capacity) for block in self.backbone.blocks]
 
     @overload
     def forward(self, tokens: Tensor, state: None = None, *, cu_seqlens: Tensor | None = None) -> Tensor: ...

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from retrograd.nn import MambaConfig
+from retrograd.nn import Mamba1Config, MambaConfig
 
 BYTES = 256  # the vocabulary
 
@@ -61,7 +61,7 @@ class Preset:
 PRESETS: Mapping[str, Preset] = {
     # Seconds on a laptop: for tests.
     "tiny": Preset(
-        model=MambaConfig(d_model=16, n_layer=2, vocab_size=BYTES, d_state=4),
+        model=MambaConfig(d_model=16, n_layer=2, vocab_size=BYTES, ssm_cfg=Mamba1Config(d_state=4)),
         batch=4,
         time=32,
         steps=20,
@@ -73,7 +73,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     # Two to three minutes on two CPU cores; README.md has what was tried.
     "cpu": Preset(
-        model=MambaConfig(d_model=128, n_layer=3, vocab_size=BYTES, d_state=4),
+        model=MambaConfig(d_model=128, n_layer=3, vocab_size=BYTES, ssm_cfg=Mamba1Config(d_state=4)),
         batch=16,
         time=128,
         steps=1000,

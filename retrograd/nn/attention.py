@@ -1,0 +1,260 @@
+"""A layer of causal attention, with a gated MLP beside it if asked for."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int32
+from torch import Tensor, nn
+
+import retrograd
+from retrograd.core.errors import bad_dtype, bad_shape, bad_value
+from retrograd.models.layers import AttentionConfig
+
+from .checks import check_bounds, check_features, check_layer, check_layer_state, check_size, is_readable
+from .initial import zero_biases
+from .mixer import Mixer
+from .norm import RMSNorm
+from .rotary import rotate
+from .rows import Slots, owned, slots, written
+
+
+class AttentionState(NamedTuple):
+    """The state of an `Attention` layer between steps: the keys and values of all earlier ones.
+
+    Sequences of a batch may be at different steps.
+
+    Attributes:
+        k, v: (B, capacity, groups, head size), in the activations' dtype; rotated and normalised keys.
+        steps: (B,) int32, how many steps were before; later slots of a row are not read.
+        conv: (B, channels of q, k and v, d_conv - 1), the last inputs of the convolution, oldest first; None without.
+    """
+
+    k: Tensor
+    v: Tensor
+    steps: Tensor
+    conv: Tensor | None
+
+
+class Attention(Mixer):
+    """A layer of causal attention.
+
+    ::
+
+        qkv, x, gate = in_proj(u)                                     x, gate: a gated MLP beside, with mlp_dim
+        q, k, v = causal_conv1d(qkv)                                  with d_conv
+        q, k  = rotate(rms_norm(q)), rotate(rms_norm(k))              with rotary_emb_dim, with qk_norm
+        out   = out_proj([attention(q, k, v), x silu(gate)])
+
+    Args:
+        d_model: channels of input and output.
+        config: sizes.
+        device, dtype: of the parameters.
+
+    Raises:
+        ValueError, TypeError: unless d_model is an integer of at least 1 and config an `AttentionConfig` that goes
+            with it.
+
+    Source: Vaswani et al., Attention Is All You Need (2017), section 3.2; as in Dao and Gu, Transformers are SSMs
+    (2024), section 9.2.3. Names, shapes and initialisation are those of state-spaces/mamba.
+
+    Example:
+        >>> import torch
+        >>> from retrograd.nn import Attention, AttentionConfig
+        >>> layer = Attention(64, AttentionConfig(num_heads=4, num_heads_kv=2, rotary_emb_dim=16))
+        >>> u = torch.randn(2, 100, 64)
+        >>> y, _ = layer(u)
+        >>> first, state = layer(u[:, :60], layer.initial_state(2, capacity=100))
+        >>> then, state = layer(u[:, 60:], state)
+        >>> torch.allclose(y, torch.cat((first, then), dim=1), atol=1e-5)
+        True
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        config: AttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_layer("Attention", d_model, config, AttentionConfig)
+        self.config = config
+        self.size, qkv, mlp = config.size(d_model), config.qkv_channels(d_model), config.mlp_channels
+        self.parts = (qkv, mlp // 2, mlp // 2)
+        self.in_proj = nn.Linear(d_model, qkv + mlp, bias=config.qkv_proj_bias, device=device, dtype=dtype)
+        # It only holds weight and bias under the checkpoints' names; `causal_conv1d` does the computation.
+        self.conv1d = (
+            nn.Conv1d(qkv, qkv, config.d_conv, groups=qkv, device=device, dtype=dtype) if config.d_conv else None
+        )
+        self.q_norm = RMSNorm(self.size, device=device, dtype=dtype) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.size, device=device, dtype=dtype) if config.qk_norm else None
+        joined = config.num_heads * self.size + mlp // 2
+        self.out_proj = nn.Linear(joined, d_model, bias=config.out_proj_bias, device=device, dtype=dtype)
+        zero_biases(self.in_proj, self.out_proj)
+
+    @torch.no_grad()
+    def divide_output(self, by: float) -> None:
+        """Divide the weight of the last projection."""
+        self.out_proj.weight /= by
+
+    def initial_state(
+        self, batch: int, dtype: torch.dtype | None = None, *, capacity: int | None = None
+    ) -> AttentionState:
+        """A state without steps for `batch` sequences.
+
+        Args:
+            batch: sequences.
+            dtype: of k, v and conv, by default the weights' dtype.
+            capacity: the most steps of a sequence.
+
+        Raises:
+            ValueError: unless capacity is an integer of at least 1.
+        """
+        if capacity is None:
+            raise bad_value("Attention", "capacity", None, "the most steps of a sequence, an integer of at least 1")
+        check_size("Attention", "capacity", capacity)
+        weight, config = self.in_proj.weight, self.config
+        place: dict[str, Any] = {"device": weight.device, "dtype": dtype or weight.dtype}
+        size = (batch, capacity, config.groups, self.size)
+        steps = torch.zeros(batch, device=weight.device, dtype=torch.int32)
+        conv = torch.zeros(batch, self.parts[0], config.d_conv - 1, **place) if config.d_conv else None
+        return AttentionState(torch.zeros(size, **place), torch.zeros(size, **place), steps, conv)
+
+    def forward(
+        self,
+        u: Float[Tensor, "B T d_model"],
+        state: AttentionState | None = None,
+        *,
+        cu_seqlens: Int32[Tensor, " S+1"] | None = None,
+    ) -> tuple[Float[Tensor, "B T d_model"], AttentionState | None]:
+        """All steps of a sequence.
+
+        Args:
+            u: (B, T, d_model), in the weights' dtype unless products are autocast.
+            state: the state before the first step, differentiable; its batch is S if sequences are packed.
+            cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
+
+        Returns:
+            (out, state): out (B, T, d_model), and the state after the last step, or None if `state` is None.
+
+        Raises:
+            ValueError, TypeError: naming the argument, what was expected and what was passed. Steps beyond a state's
+                capacity are reported on a CPU only. On a GPU, where the check would synchronise, and while the call is
+                traced, the results of such a sequence are NaN, in this call and all later ones.
+        """
+        check_features("Attention", u, ("batch", "time"), self.in_proj.in_features, self.in_proj.weight.dtype)
+        if cu_seqlens is not None:
+            check_bounds("Attention", cu_seqlens, u)
+        batch, time, _ = u.shape
+        place = None
+        if state is not None:
+            self._check_state(state, batch if cu_seqlens is None else len(cu_seqlens) - 1)
+            bounds = torch.arange(batch + 1, device=u.device, dtype=torch.int32) * time
+            place = slots(state.steps, state.k.shape[1], bounds if cu_seqlens is None else cu_seqlens, batch * time)
+            _check_capacity(place.steps, state.k.shape[1])
+        qkv, x, gate = self.in_proj(u).split(self.parts, dim=-1)
+        conv = None
+        if self.conv1d is not None:
+            qkv, conv = self._convolve(qkv, state, cu_seqlens)
+        if state is None or place is None:
+            y, after = self._attend(qkv, cu_seqlens), None
+        else:
+            y, k, v = self._continue(qkv, state, place)
+            after = AttentionState(k, v, place.steps, conv)
+        y = y.reshape(batch, time, -1)
+        if self.config.mlp_channels:
+            y = torch.cat((y, x * F.silu(gate)), dim=-1)
+        return self.out_proj(y), after
+
+    def step(
+        self, u: Float[Tensor, "B d_model"], state: AttentionState
+    ) -> tuple[Float[Tensor, "B d_model"], AttentionState]:
+        """One step of generation: (out, the state after it)."""
+        check_features("Attention", u, ("batch",), self.in_proj.in_features, self.in_proj.weight.dtype)
+        check_layer_state("Attention", state, AttentionState, self._absent)
+        y, after = self(u[:, None], state)
+        return y[:, 0], after
+
+    def _convolve(
+        self, qkv: Tensor, state: AttentionState | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        assert self.conv1d is not None
+        weight, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
+        if state is None:
+            return retrograd.causal_conv1d(qkv, weight, bias, cu_seqlens=cu_seqlens), None
+        assert state.conv is not None
+        before = state.conv.to(qkv.dtype)
+        return retrograd.causal_conv1d(
+            qkv, weight, bias, initial_state=before, cu_seqlens=cu_seqlens, return_final_state=True
+        )
+
+    def _attend(self, qkv: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+        """Attention of sequences from their first step."""
+        time = qkv.shape[1]
+        position = torch.arange(time, device=qkv.device) if cu_seqlens is None else owned(cu_seqlens, time).offset
+        q, k, v = self._heads(qkv, position)
+        return retrograd.attention(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, **self._options)
+
+    def _continue(self, qkv: Tensor, state: AttentionState, place: Slots) -> tuple[Tensor, Tensor, Tensor]:
+        """Attention of steps that follow others, and all keys and values."""
+        q, k, v = self._heads(qkv.flatten(0, 1)[None], place.position)
+        k, v = written(state.k, k[0], place.slot), written(state.v, v[0], place.slot)
+        y = retrograd.attention(
+            q,
+            k.flatten(0, 1)[None],
+            v.flatten(0, 1)[None],
+            cu_seqlens_q=place.cu_seqlens_q,
+            cu_seqlens_k=place.cu_seqlens_k,
+            **self._options,
+        )
+        return y.masked_fill(place.full[:, None, None], torch.nan), k, v
+
+    def _heads(self, qkv: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v by heads, of steps (T,) at these positions."""
+        heads, groups = self.config.num_heads, self.config.groups
+        q, k, v = qkv.unflatten(-1, (heads + 2 * groups, self.size)).split((heads, groups, groups), dim=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.config.rotary_emb_dim:
+            q, k = rotate(q, position, self.config), rotate(k, position, self.config)
+        return q, k, v
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        window = self.config.window
+        return {
+            "causal": True,
+            "scale": self.config.softmax_scale,
+            "window": None if window is None else (window, 0),
+        }
+
+    @property
+    def _absent(self) -> tuple[str, ...]:
+        """What a state has not."""
+        return () if self.conv1d is not None else ("conv",)
+
+    def _check_state(self, state: Any, sequences: int) -> None:
+        """Raise unless the state is of this layer and of so many sequences; `causal_conv1d` checks conv."""
+        check_layer_state("Attention", state, AttentionState, self._absent)
+        of_row = (self.config.groups, self.size)
+        for name in ("k", "v"):
+            shape = tuple(getattr(state, name).shape)
+            if len(shape) != 4 or shape[0] != sequences or shape[2:] != of_row or shape != tuple(state.k.shape):
+                expected = f"({sequences}, capacity, {of_row[0]}, {of_row[1]}), k and v alike"
+                raise bad_shape("Attention", f"state.{name}", shape, expected)
+        if state.steps.dtype != torch.int32:
+            raise bad_dtype("Attention", "state.steps", str(state.steps.dtype), [str(torch.int32)])
+        if state.steps.shape != (sequences,):
+            raise bad_shape("Attention", "state.steps", state.steps.shape, f"({sequences},)")
+
+
+def _check_capacity(steps: Tensor, capacity: int) -> None:
+    if is_readable(steps) and bool((steps > capacity).any()):
+        raise ValueError(
+            f"Attention: u goes on to {int(steps.max())} steps of a sequence, expected at most {capacity}, the "
+            "capacity of state"
+        )
