@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import retrograd.nn
 from retrograd.jax import nn
 from retrograd.testing.compare import assert_within_budget
 from retrograd.testing.draw import Arrays
@@ -34,11 +36,14 @@ class Draw:
         }
         self.tokens = torch.from_numpy(generator.integers(config.vocab_size, size=(B, T)))
         self.gradient = torch.from_numpy(generator.standard_normal((B, T, config.padded_vocab_size), np.float32))
-        own = {name: to_torch(weight, CPU) for name, weight in self.params.items()}
-        weights = {name: weight.double().requires_grad_() for name, weight in own.items()}
+        model = nn.to_torch(self.params, config)
+        weights = {name: model.get_parameter(name).detach().double().requires_grad_() for name in self.params}
         self.exact = self.pulled_back(definitions.logits(weights, config, self.tokens), weights)
-        own = {name: weight.requires_grad_() for name, weight in own.items()}
-        self.plain = self.pulled_back(definitions.logits(own, config, self.tokens), own)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+                module.to(dtype)
+        own: Arrays = {name: model.get_parameter(name) for name in self.params}
+        self.plain = self.pulled_back(model(self.tokens), own)
 
     def pulled_back(self, logits: Tensor, weights: Arrays) -> Arrays:
         found = torch.autograd.grad(logits, list(weights.values()), self.gradient.to(logits.dtype))
@@ -77,3 +82,28 @@ def assert_right_logits(run: Run, draws: list[Draw]) -> None:
     assert_within_budget(
         [(m, draw.plain, draw.exact) for m, draw in zip(outputs, draws, strict=True)], "retrograd.jax.nn"
     )
+
+
+def assert_drawn_alike(config: nn.MambaConfig) -> None:
+    """Assert that `nn.init` draws from the distributions of PyTorch's modules.
+
+    Mean and mean square of both samples agree within 6 standard errors of their difference; constants agree.
+    """
+    torch.manual_seed(0)
+    theirs, again = (by_kind(nn.from_torch(retrograd.nn.LanguageModel(config))) for _ in range(2))
+    for name, ours in by_kind(nn.init(jax.random.key(0), config)).items():
+        if np.array_equal(theirs[name], again[name]):
+            np.testing.assert_allclose(ours, theirs[name], rtol=2e-7, err_msg=name)  # log is rounded either way
+            continue
+        assert ours.size >= 256, name
+        for power in (1, 2):
+            a, b = ours**power, theirs[name] ** power
+            assert abs(a.mean() - b.mean()) < 6 * math.sqrt((a.var() + b.var()) / a.size), (name, power)
+
+
+def by_kind(params: Any) -> dict[str, np.ndarray]:
+    """The elements of parameters of one name, concatenated over all layers, in float64."""
+    found: dict[str, list[np.ndarray]] = {}
+    for name, array in params.items():
+        found.setdefault(".".join(name.split(".")[-2:]), []).append(np.ravel(array).astype(np.float64))
+    return {name: np.concatenate(arrays) for name, arrays in found.items()}

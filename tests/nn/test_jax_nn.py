@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax_models import CPU, B, Draw, T, assert_right, assert_right_logits, drawn, with_gradients
+from jax_models import CPU, B, Draw, T, assert_drawn_alike, assert_right, assert_right_logits, drawn, with_gradients
 
 import retrograd.nn
 from retrograd.jax import nn
@@ -26,10 +26,11 @@ from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.draw import Arrays
 from retrograd.testing.jax_call import to_torch
 
-CONFIG = nn.MambaConfig(d_model=16, n_layer=2, vocab_size=29, ssm_cfg=nn.Mamba1Config(d_state=4))
+MAMBA1 = nn.Mamba1Config(d_state=4)
+CONFIG = nn.MambaConfig(d_model=16, n_layer=2, vocab_size=29, ssm_cfg=MAMBA1)
 OTHER = replace(
     CONFIG,
-    ssm_cfg=nn.Mamba1Config(d_state=4, bias=True, conv_bias=False, dt_init="constant"),
+    ssm_cfg=replace(MAMBA1, bias=True, conv_bias=False, dt_init="constant"),
     tie_embeddings=False,
     residual_in_fp32=False,
 )
@@ -228,25 +229,7 @@ def test_names_and_shapes_are_those_of_the_state_dict(config: nn.MambaConfig) ->
 
 @pytest.mark.parametrize("config", WIDE, ids=["default", "other"])
 def test_init_draws_from_the_distributions_of_the_modules(config: nn.MambaConfig) -> None:
-    """Mean and mean square of both samples agree within 6 standard errors of their difference; constants agree."""
-    torch.manual_seed(0)
-    theirs, again = (by_kind(nn.from_torch(retrograd.nn.LanguageModel(config))) for _ in range(2))
-    for name, ours in by_kind(nn.init(jax.random.key(0), config)).items():
-        if np.array_equal(theirs[name], again[name]):
-            np.testing.assert_allclose(ours, theirs[name], rtol=2e-7, err_msg=name)  # log is rounded either way
-            continue
-        assert ours.size >= 256, name
-        for power in (1, 2):
-            a, b = ours**power, theirs[name] ** power
-            assert abs(a.mean() - b.mean()) < 6 * math.sqrt((a.var() + b.var()) / a.size), (name, power)
-
-
-def by_kind(params: Any) -> dict[str, np.ndarray]:
-    """The elements of parameters of one name, concatenated over all layers, in float64."""
-    found: dict[str, list[np.ndarray]] = {}
-    for name, array in params.items():
-        found.setdefault(".".join(name.split(".")[-2:]), []).append(np.ravel(array).astype(np.float64))
-    return {name: np.concatenate(arrays) for name, arrays in found.items()}
+    assert_drawn_alike(config)
 
 
 @pytest.mark.parametrize("config", WIDE, ids=["default", "other"])
@@ -425,11 +408,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "activations of integers": (lambda: forward(dtype=jnp.int32), TypeError, "x has dtype int32"),
     "a block of another width": (lambda: nn.block(BLOCK, CONFIG, 0, U[..., 1:], None), ValueError, "weight has shape"),
     "a mixer of another width": (
-        lambda: nn.mamba(MIXER, CONFIG.ssm_cfg, U[..., 1:]),
+        lambda: nn.mamba(MIXER, MAMBA1, U[..., 1:]),
         ValueError,
         r"mamba: u has shape \(2, 13, 15\), expected \(batch, time, d_model=16\)",
     ),
-    "a mixer's state as a pair": (lambda: nn.mamba(MIXER, CONFIG.ssm_cfg, U, PAIR), TypeError, "mamba: state is tuple"),
+    "a mixer's state as a pair": (lambda: nn.mamba(MIXER, MAMBA1, U, PAIR), TypeError, "mamba: state is tuple"),
     "conversion of a missing parameter": (lambda: nn.to_torch({}, CONFIG), ValueError, "to_torch: params.* is missing"),
 }
 
