@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -75,7 +76,11 @@ MORE = {
     "attention between Mamba-1": replace(ATTENTION, n_layer=3, attn_layer_idx=(1,), ssm_cfg=nn.Mamba1Config(d_state=4)),
     "one key head": replace(ATTENTION, attn_cfg=nn.AttentionConfig(num_heads=4, num_heads_kv=1, qkv_proj_bias=False)),
 }
-WIDE = [replace(config, d_model=64, n_layer=4) for config in (MAMBA2, HYBRID)]
+# Some hundred numbers of each kind.
+WIDE = [
+    replace(config, d_model=64, n_layer=4, ssm_cfg=replace(config.ssm_cfg, d_ssm=None, headdim=1, conv_init=conv_init))
+    for config, conv_init in ((MAMBA2, None), (HYBRID, 0.3))
+]
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +118,8 @@ def test_so_are_those_of_more_models(name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", ["hybrid", pytest.param("mamba2", marks=pytest.mark.slow)])
 def test_bfloat16_activations_beside_float32_parameters_keep_the_error_budget(name: str, seed: int) -> None:
     config = MODELS[name]
+    # The gradient jumps at the ends of dt_limit, which a delta in bfloat16 may cross.
+    config = replace(config, ssm_cfg=replace(config.ssm_cfg, dt_limit=(0.0, math.inf)))
     draws = drawn(config, seed, torch.bfloat16)
     assert_right(lambda params, tokens: nn.language_model(params, config, tokens, dtype=jnp.bfloat16), draws)
 
