@@ -55,8 +55,8 @@ class Draw:
         return {"logits": to_torch(logits, CPU)} | {f"d {name}": to_torch(g, CPU) for name, g in gradients.items()}
 
 
-def drawn(config: nn.MambaConfig, seed: int, dtype: torch.dtype = torch.float32) -> list[Draw]:
-    return [Draw(config, seed + number, dtype) for number in range(DRAWS)]
+def drawn(config: nn.MambaConfig, seed: int, dtype: torch.dtype = torch.float32, draws: int = DRAWS) -> list[Draw]:
+    return [Draw(config, seed + number, dtype) for number in range(draws)]
 
 
 def with_gradients(run: Run) -> Run:
