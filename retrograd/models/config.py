@@ -86,8 +86,10 @@ class MambaConfig:
         object.__setattr__(self, "attn_layer_idx", tuple(sorted(set(given))))
         if self.attn_layer_idx and self.attn_cfg is None:
             raise bad_value(name, "attn_cfg", None, f"an AttentionConfig for layers {self.attn_layer_idx}")
-        for layer in {*map(self.layer, range(self.n_layer))}:
-            layer.check(self.d_model)
+        if self.attn_layer_idx and self.attn_cfg is not None:
+            self.attn_cfg.check(self.d_model)
+        if len(self.attn_layer_idx) < self.n_layer:
+            self.ssm_cfg.check(self.d_model)
 
     def layer(self, number: int) -> Mamba1Config | Mamba2Config | AttentionConfig:
         """The configuration of a layer that mixes along time."""

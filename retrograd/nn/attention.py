@@ -149,13 +149,7 @@ class Attention(Mixer):
         check_features("Attention", u, ("batch", "time"), self.in_proj.in_features, self.in_proj.weight.dtype)
         if cu_seqlens is not None:
             check_bounds("Attention", cu_seqlens, u)
-        batch, time, _ = u.shape
-        place = None
-        if state is not None:
-            self._check_state(state, batch if cu_seqlens is None else len(cu_seqlens) - 1)
-            bounds = torch.arange(batch + 1, device=u.device, dtype=torch.int32) * time
-            place = slots(state.steps, state.k.shape[1], bounds if cu_seqlens is None else cu_seqlens, batch * time)
-            _check_capacity(place.steps, state.k.shape[1])
+        place = None if state is None else self._place(u, state, cu_seqlens)
         qkv, x, gate = self.in_proj(u).split(self.parts, dim=-1)
         conv = None
         if self.conv1d is not None:
@@ -165,7 +159,7 @@ class Attention(Mixer):
         else:
             y, k, v = self._continue(qkv, state, place)
             after = AttentionState(k, v, place.steps, conv)
-        y = y.reshape(batch, time, -1)
+        y = y.reshape(*u.shape[:-1], self.config.num_heads * self.size)
         if self.config.mlp_channels:
             y = torch.cat((y, x * F.silu(gate)), dim=-1)
         return self.out_proj(y), after
@@ -178,6 +172,19 @@ class Attention(Mixer):
         check_layer_state("Attention", state, AttentionState, self._absent)
         y, after = self(u[:, None], state)
         return y[:, 0], after
+
+    def _place(self, u: Tensor, state: AttentionState, cu_seqlens: Tensor | None) -> Slots:
+        """Where the steps of u go in a checked state."""
+        batch, time, _ = u.shape
+        if cu_seqlens is None:  # each row is a sequence
+            cu_seqlens = torch.arange(batch + 1, device=u.device, dtype=torch.int32) * time
+        self._check_state(state, len(cu_seqlens) - 1)
+        capacity = state.k.shape[1]
+        place = slots(state.steps, capacity, cu_seqlens, batch * time)
+        if is_readable(place.steps) and bool((place.steps > capacity).any()):
+            most = int(place.steps.max())
+            raise ValueError(f"Attention: state has a capacity of {capacity} steps, expected at least {most}, to add u")
+        return place
 
     def _convolve(
         self, qkv: Tensor, state: AttentionState | None, cu_seqlens: Tensor | None
@@ -250,11 +257,3 @@ class Attention(Mixer):
             raise bad_dtype("Attention", "state.steps", str(state.steps.dtype), [str(torch.int32)])
         if state.steps.shape != (sequences,):
             raise bad_shape("Attention", "state.steps", state.steps.shape, f"({sequences},)")
-
-
-def _check_capacity(steps: Tensor, capacity: int) -> None:
-    if is_readable(steps) and bool((steps > capacity).any()):
-        raise ValueError(
-            f"Attention: u goes on to {int(steps.max())} steps of a sequence, expected at most {capacity}, the "
-            "capacity of state"
-        )

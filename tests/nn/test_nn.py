@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import plain_nn
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,11 +22,16 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
+from retrograd.models.shapes import model_shapes
 from retrograd.nn import (
-    Backbone,
+    Attention,
+    AttentionConfig,
     Block,
     LanguageModel,
     Mamba,
+    Mamba1Config,
+    Mamba2,
+    Mamba2Config,
     MambaConfig,
     MambaState,
     RMSNorm,
@@ -35,12 +41,31 @@ from retrograd.nn import (
     save,
 )
 from retrograd.nn.mixer import Mixer
-from retrograd.ops.selective_scan.reference import selective_scan as reference_scan
 
-CONFIG = MambaConfig(d_model=32, n_layer=3, vocab_size=61, d_state=8)
+CONFIG = MambaConfig(d_model=32, n_layer=3, vocab_size=61, ssm_cfg=Mamba1Config(d_state=8))
 OTHER = replace(
-    CONFIG, d_conv=3, expand=3, dt_rank=5, bias=True, conv_bias=False, tie_embeddings=False, residual_in_fp32=False
+    CONFIG,
+    ssm_cfg=Mamba1Config(d_state=8, d_conv=3, expand=3, dt_rank=5, bias=True, conv_bias=False),
+    tie_embeddings=False,
+    residual_in_fp32=False,
 )
+HYBRID = replace(
+    CONFIG,
+    d_intermediate=100,
+    ssm_cfg=Mamba2Config(d_state=8, headdim=8, ngroups=2, d_ssm=48),
+    attn_layer_idx=(1,),
+    attn_cfg=AttentionConfig(num_heads=4, num_heads_kv=2, mlp_dim=20, d_conv=3, rotary_emb_dim=4, qk_norm=True),
+)
+TRANSFORMER = replace(
+    CONFIG,
+    n_layer=2,
+    d_intermediate=100,
+    attn_layer_idx=(0, 1),
+    attn_cfg=AttentionConfig(num_heads=4, rotary_emb_dim=8, window=6, qkv_proj_bias=False, out_proj_bias=False),
+)
+CONFIGS = {"mamba": CONFIG, "other": OTHER, "hybrid": HYBRID, "transformer": TRANSFORMER}
+CAPACITY = 30
+each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
 def model(config: MambaConfig = CONFIG, seed: int = 0) -> LanguageModel:
@@ -52,39 +77,14 @@ def tokens(batch: int, time: int, seed: int = 1) -> Tensor:
     return torch.randint(CONFIG.vocab_size, (batch, time), generator=torch.Generator().manual_seed(seed))
 
 
-def plain_logits(weights: dict[str, Tensor], config: MambaConfig, ids: Tensor) -> Tensor:
-    """The logits by definition, without the modules."""
-
-    def norm(x: Tensor, weight: Tensor) -> Tensor:
-        return x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
-
-    stream = weights["backbone.embedding.weight"][ids]
-    for layer in range(config.n_layer):
-        p = {name.removeprefix(f"backbone.layers.{layer}."): value for name, value in weights.items()}
-        u = norm(stream, p["norm.weight"])
-        x, z = F.linear(u, p["mixer.in_proj.weight"], p.get("mixer.in_proj.bias")).chunk(2, dim=-1)
-        padded = F.pad(x.transpose(1, 2), (config.d_conv - 1, 0))
-        x = F.silu(F.conv1d(padded, p["mixer.conv1d.weight"], p.get("mixer.conv1d.bias"), groups=config.d_inner))
-        x = x.transpose(1, 2)
-        dt, B, C = (x @ p["mixer.x_proj.weight"].T).split((config.rank, config.d_state, config.d_state), dim=-1)
-        dt = dt @ p["mixer.dt_proj.weight"].T
-        A = -torch.exp(p["mixer.A_log"])
-        D, bias = p["mixer.D"], p["mixer.dt_proj.bias"]
-        y = reference_scan(x, dt, A, B, C, D=D, z=z, dt_bias=bias, dt_softplus=True)
-        assert isinstance(y, Tensor)
-        stream = stream + F.linear(y, p["mixer.out_proj.weight"], p.get("mixer.out_proj.bias"))
-    head = weights["backbone.embedding.weight" if config.tie_embeddings else "lm_head.weight"]
-    return norm(stream, weights["backbone.norm_f.weight"]) @ head.T
-
-
-@pytest.mark.parametrize("config", [CONFIG, OTHER], ids=["default", "other"])
+@each_config
 def test_the_model_and_every_gradient_are_those_of_the_definition(config: MambaConfig) -> None:
     ours, ids = model(config).double(), tokens(2, 17)
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)  # norms, biases and D are constant at first
     weights = {name: p.detach().clone().requires_grad_() for name, p in ours.named_parameters()}
-    expected = plain_logits(weights, config, ids)
+    expected = plain_nn.logits(weights, config, ids)
     logits = ours(ids)
     torch.testing.assert_close(logits, expected)
     pull = torch.randn(expected.shape, dtype=torch.float64)
@@ -94,56 +94,63 @@ def test_the_model_and_every_gradient_are_those_of_the_definition(config: MambaC
         torch.testing.assert_close(parameter.grad, weights[name].grad)
 
 
-def test_a_sequence_in_pieces_gives_what_it_gives_whole() -> None:
-    ours, ids = model().double(), tokens(2, 23)
-    whole, state = ours(ids, ours.initial_state(2))
+@each_config
+def test_a_sequence_in_pieces_gives_what_it_gives_whole(config: MambaConfig) -> None:
+    ours, ids = model(config).double(), tokens(2, 23)
+    whole, state = ours(ids, ours.initial_state(2, capacity=CAPACITY))
     torch.testing.assert_close(whole, ours(ids))
-    first, middle = ours(ids[:, :2], ours.initial_state(2))  # fewer steps than the convolution is wide
+    first, middle = ours(
+        ids[:, :2], ours.initial_state(2, capacity=CAPACITY)
+    )  # fewer steps than the convolution is wide
     then, last = ours(ids[:, 2:], middle)
     torch.testing.assert_close(torch.cat((first, then), 1), whole)
     for a, b in zip(state, last, strict=True):
         torch.testing.assert_close(a, b)
 
 
-def test_gradients_go_through_the_state() -> None:
-    ours, ids = model().double(), tokens(2, 11)
+@each_config
+def test_gradients_go_through_the_state(config: MambaConfig) -> None:
+    ours, ids = model(config).double(), tokens(2, 11)
     ours(ids).square().sum().backward()
     whole = {name: p.grad for name, p in ours.named_parameters()}
     ours.zero_grad(set_to_none=True)
-    first, middle = ours(ids[:, :5], ours.initial_state(2))
+    first, middle = ours(ids[:, :5], ours.initial_state(2, capacity=CAPACITY))
     then, _ = ours(ids[:, 5:], middle)
     torch.cat((first, then), 1).square().sum().backward()
     for name, parameter in ours.named_parameters():
         torch.testing.assert_close(parameter.grad, whole[name])
 
 
-def test_packed_sequences_do_not_see_each_other() -> None:
-    ours, ids = model().double(), tokens(1, 30)
+@each_config
+def test_packed_sequences_do_not_see_each_other(config: MambaConfig) -> None:
+    ours, ids = model(config).double(), tokens(1, 30)
     ends = [0, 7, 7, 9, 30]
     cu_seqlens = torch.tensor(ends, dtype=torch.int32)
-    packed, states = ours(ids, ours.initial_state(4), cu_seqlens=cu_seqlens)
+    packed, states = ours(ids, ours.initial_state(4, capacity=CAPACITY), cu_seqlens=cu_seqlens)
     torch.testing.assert_close(packed, ours(ids, cu_seqlens=cu_seqlens))
     for number, (start, stop) in enumerate(itertools.pairwise(ends)):
         if start == stop:
             continue
-        alone, state = ours(ids[:, start:stop], ours.initial_state(1))
+        alone, state = ours(ids[:, start:stop], ours.initial_state(1, capacity=CAPACITY))
         torch.testing.assert_close(packed[:, start:stop], alone)
         for mine, own in zip(states, state, strict=True):
-            torch.testing.assert_close(mine.conv[number], own.conv[0])
-            torch.testing.assert_close(mine.ssm[number], own.ssm[0])
+            for a, b in zip(mine, own, strict=True):
+                torch.testing.assert_close(None if a is None else a[number], None if b is None else b[0])
 
 
-def test_steps_give_what_the_whole_forward_gives() -> None:
-    ours, ids = model().double(), tokens(3, 9)
-    state, rows = ours.initial_state(3), []
+@each_config
+def test_steps_give_what_the_whole_forward_gives(config: MambaConfig) -> None:
+    ours, ids = model(config).double(), tokens(3, 9)
+    state, rows = ours.initial_state(3, capacity=9), []
     for t in range(9):
         row, state = ours.step(ids[:, t], state)
         rows.append(row)
     torch.testing.assert_close(torch.stack(rows, 1), ours(ids))
 
 
-def test_generation_takes_the_tokens_that_the_whole_forward_takes() -> None:
-    ours, prompt = model(), tokens(2, 5)
+@each_config
+def test_generation_takes_the_tokens_that_the_whole_forward_takes(config: MambaConfig) -> None:
+    ours, prompt = model(config), tokens(2, 5)
     generated = torch.stack(list(generate(ours, prompt, 12, temperature=0.0)), 1)
     text = prompt
     for _ in range(12):
@@ -162,36 +169,11 @@ def test_generation_draws_from_the_seed_and_within_the_vocabulary() -> None:
     assert drawn(5).max() < CONFIG.vocab_size  # the embedding has rows beyond it
 
 
-def layout_of_mamba_130m(d: int, layers: int, vocab: int) -> dict[str, tuple[int, ...]]:
-    inner, rank, N, W = 2 * d, math.ceil(d / 16), 16, 4
-    mixer = {
-        "A_log": (inner, N),
-        "D": (inner,),
-        "in_proj.weight": (2 * inner, d),
-        "conv1d.weight": (inner, 1, W),
-        "conv1d.bias": (inner,),
-        "x_proj.weight": (rank + 2 * N, inner),
-        "dt_proj.weight": (inner, rank),
-        "dt_proj.bias": (inner,),
-        "out_proj.weight": (d, inner),
-    }
-    layout: dict[str, tuple[int, ...]] = {"backbone.embedding.weight": (vocab, d)}
-    for layer in range(layers):
-        layout |= {f"backbone.layers.{layer}.mixer.{name}": shape for name, shape in mixer.items()}
-        layout[f"backbone.layers.{layer}.norm.weight"] = (d,)
-    return layout | {"backbone.norm_f.weight": (d,), "lm_head.weight": (vocab, d)}
-
-
-def test_names_and_shapes_are_those_of_mamba_130m() -> None:
-    ours = LanguageModel(MambaConfig(d_model=768, n_layer=24, vocab_size=50277), device="meta")
-    assert {name: tuple(p.shape) for name, p in ours.state_dict().items()} == layout_of_mamba_130m(768, 24, 50280)
-    assert sum(p.numel() for p in ours.parameters()) == 129_135_360
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_checkpoint_of_state_spaces_loads_by_key(tmp_path: Path, dtype: torch.dtype) -> None:
     torch.manual_seed(3)
-    weights = {name: torch.randn(shape).to(dtype) / 8 for name, shape in layout_of_mamba_130m(32, 2, 64).items()}
+    shapes = dict(model_shapes(replace(CONFIG, n_layer=2, ssm_cfg=Mamba1Config())))
+    weights = {name: torch.randn(shape).to(dtype) / 8 for name, shape in shapes.items()}
     weights["lm_head.weight"] = weights["backbone.embedding.weight"]
     torch.save(weights, tmp_path / "pytorch_model.bin")
     theirs = {
@@ -207,36 +189,36 @@ def test_a_checkpoint_of_state_spaces_loads_by_key(tmp_path: Path, dtype: torch.
     (tmp_path / "config.json").write_text(json.dumps(theirs))
     ours = load(tmp_path, dtype=torch.float64)
     exact = {name: value.double() for name, value in weights.items()}
-    torch.testing.assert_close(ours.double()(tokens(2, 9)), plain_logits(exact, ours.config, tokens(2, 9)))
+    torch.testing.assert_close(ours.double()(tokens(2, 9)), plain_nn.logits(exact, ours.config, tokens(2, 9)))
     assert ours.lm_head.weight is ours.backbone.embedding.weight
     assert all(p.requires_grad for p in ours.parameters())
 
 
-def test_a_saved_model_is_read_back_to_the_bit(tmp_path: Path) -> None:
-    for config in (CONFIG, MambaConfig(d_model=32, n_layer=2, vocab_size=61, tie_embeddings=False, bias=True)):
-        ours = model(config)
-        save(ours, tmp_path)
-        again = load(tmp_path)
-        assert again.config == config
-        assert again.state_dict().keys() == ours.state_dict().keys()
-        assert torch.equal(again(tokens(1, 9)), ours(tokens(1, 9)))
+@each_config
+def test_a_saved_model_is_read_back_to_the_bit(tmp_path: Path, config: MambaConfig) -> None:
+    ours = model(config)
+    save(ours, tmp_path)
+    again = load(tmp_path)
+    assert again.config == config
+    assert again.state_dict().keys() == ours.state_dict().keys()
+    assert torch.equal(again(tokens(1, 9)), ours(tokens(1, 9)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_a_checkpoint_of_16_bits_is_cast_with_its_states_rates_in_float32_at_least(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
-    save(model().half(), tmp_path)
+    save(model(HYBRID).half(), tmp_path)
     assert {p.dtype for p in load(tmp_path).parameters()} == {torch.float16}
     for name, parameter in load(tmp_path, dtype=dtype).named_parameters():
-        states = name.endswith((".A_log", ".D"))
+        states = name.endswith((".A_log", ".D", ".dt_bias"))
         assert parameter.dtype == (torch.promote_types(dtype, torch.float32) if states else dtype)
     integers: Any = torch.int64
     with pytest.raises(ValueError, match=r"dtype is torch.int64, expected a torch.dtype of floats"):
         load(tmp_path, dtype=integers)
 
 
-@pytest.mark.parametrize("config", [CONFIG, OTHER], ids=["default", "other"])
+@each_config
 def test_a_model_is_loaded_for_its_shapes_alone(tmp_path: Path, config: MambaConfig) -> None:
     ours = model(config)
     save(ours, tmp_path)
@@ -379,8 +361,12 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, name: str, value: 
     [
         ({"rms_norm": False}, "rms_norm is False, expected True"),
         ({"rms_norm": None}, "rms_norm is None, expected True"),
-        ({"ssm_cfg": {"layer": "Mamba2"}}, "layer is 'Mamba2', expected 'Mamba1'"),
-        ({"attn_layer_idx": [3]}, r"attn_layer_idx is \[3\]"),
+        ({"ssm_cfg": {"layer": "Mamba3"}}, r"ssm_cfg\['layer'\] is 'Mamba3', expected 'Mamba1' or 'Mamba2'"),
+        ({"ssm_cfg": {"layer": "Mamba2", "headdim": 48}}, "headdim is 48, expected a divisor of"),
+        ({"attn_layer_idx": [3]}, r"attn_layer_idx is \[3\], expected numbers from 0 to 1"),
+        ({"attn_layer_idx": [1]}, r"attn_cfg is None, expected an AttentionConfig for layers \(1,\)"),
+        ({"attn_layer_idx": [1], "attn_cfg": {"num_heads": 4, "causal": False}}, "causal is False, expected True"),
+        ({"d_intermediate": -1}, "d_intermediate is -1, expected an integer of at least 0"),
         ({"d_modle": 3}, "'d_modle' is not known"),
         ({"ssm_cfg": {"d_model": 3}}, "'d_model' is not known"),
         ({"n_layer": 0}, "n_layer is 0, expected an integer of at least 1"),
@@ -417,29 +403,37 @@ def test_a_config_that_is_not_a_mapping_is_refused() -> None:
     with pytest.raises(TypeError, match="config is list, expected a mapping"):
         MambaConfig.from_dict(lists)
     with pytest.raises(TypeError, match="ssm_cfg is list, expected a mapping"):
-        MambaConfig.from_dict({"ssm_cfg": lists})
+        MambaConfig.from_dict({"d_model": 64, "n_layer": 2, "vocab_size": 256, "ssm_cfg": lists})
 
 
 @pytest.mark.parametrize("sizes", [{"d_state": 0}, {"d_conv": 0}, {"expand": 0}, {"dt_rank": 0}, {"dt_min": 0}])
 def test_a_block_refuses_the_sizes_that_a_config_refuses(sizes: dict[str, Any]) -> None:
     (name,) = sizes
     with pytest.raises(ValueError, match=f"{name} is 0"):
-        Mamba(32, **sizes)
+        Mamba(32, Mamba1Config(**sizes))
 
 
 def test_initialisation_draws_delta_between_its_bounds_and_halves_nothing_else() -> None:
     torch.manual_seed(0)
-    block = Mamba(64, dt_min=0.01, dt_max=0.03)
+    block = Mamba(64, Mamba1Config(dt_min=0.01, dt_max=0.03))
     delta = F.softplus(block.dt_proj.bias)
     assert 0.0099 < delta.min() < 0.012
     assert 0.027 < delta.max() < 0.0301
     assert torch.equal(block.A[5], -torch.arange(1.0, 17.0).log().exp())
     assert block.dt_proj.weight.abs().max() <= block.rank**-0.5
-    deep = model(MambaConfig(d_model=64, n_layer=16, vocab_size=61))
-    bound = (2 * 64) ** -0.5 / 4  # nn.Linear's, divided by sqrt(16)
-    for layer in deep.backbone.blocks:
-        assert isinstance(layer.mixer, Mamba)
-        assert 0.9 * bound < layer.mixer.out_proj.weight.abs().max() <= bound
+
+
+@pytest.mark.parametrize("d_intermediate", [0, 100])
+def test_what_layers_add_to_the_stream_is_divided_by_the_root_of_their_number(d_intermediate: int) -> None:
+    layers, config = (3, 7), AttentionConfig(num_heads=4)
+    ssm = Mamba2Config(headdim=32, d_state=16)
+    deep = model(MambaConfig(64, 8, 61, d_intermediate, ssm, attn_layer_idx=layers, attn_cfg=config))
+    root = math.sqrt(16 if d_intermediate else 8)
+    for block in deep.backbone.blocks:
+        assert isinstance(block.mixer, Attention | Mamba2)
+        for last in (block.mixer.out_proj, *([block.mlp.fc2] if block.mlp is not None else [])):
+            bound = last.in_features**-0.5 / root  # nn.Linear's, divided
+            assert 0.9 * bound < last.weight.abs().max() <= bound
     assert deep.backbone.embedding.weight.std().item() == pytest.approx(0.02, rel=0.05)
 
 
@@ -454,15 +448,13 @@ def test_the_residual_stream_is_float32_beside_activations_of_16_bits() -> None:
     assert narrow(x, None)[1].dtype == torch.bfloat16
 
 
-def test_a_block_and_a_backbone_take_any_mixer() -> None:
-    divided: list[float] = []
-
+def test_a_block_takes_any_mixer() -> None:
     class Mean(Mixer):
-        def initial_state(self, batch: int, dtype: torch.dtype | None = None) -> int:
+        def initial_state(self, batch: int, dtype: torch.dtype | None = None, *, capacity: int | None = None) -> int:
             return 0
 
         def divide_output(self, by: float) -> None:
-            divided.append(by)
+            pass
 
         def forward(self, u: Tensor, state: Any = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Any]:
             return u.cumsum(1), state
@@ -472,15 +464,16 @@ def test_a_block_and_a_backbone_take_any_mixer() -> None:
 
     out, _, _ = Block(RMSNorm(8), Mean())(torch.ones(1, 3, 8), None)
     torch.testing.assert_close(out[0, :, 0], torch.tensor([1.0, 2.0, 3.0]), rtol=1e-4, atol=0)
-    config = MambaConfig(d_model=8, n_layer=4, vocab_size=16)
-    features, _ = Backbone(config, lambda config, device, dtype: Mean())(torch.zeros(1, 3, dtype=torch.int64))
-    assert features.shape == (1, 3, 8)
-    assert divided == [2.0] * 4
+    ours = model(MambaConfig(d_model=8, n_layer=2, vocab_size=16))
+    ours.backbone.layers[1] = Block(RMSNorm(8), Mean())
+    logits, _ = ours(torch.zeros(2, 3, dtype=torch.int64), ours.initial_state(2))
+    assert logits.shape == (2, 3, 16)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_the_model_compiles_whole(dynamic: bool) -> None:
-    ours, ids = model(), tokens(2, 12)
+@pytest.mark.parametrize("config", [CONFIG, HYBRID], ids=["mamba", "hybrid"])
+def test_the_model_compiles_whole(config: MambaConfig, dynamic: bool) -> None:
+    ours, ids = model(config), tokens(2, 12)
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     expected = ours(ids)
     torch.testing.assert_close(compiled(ids), expected)
@@ -492,8 +485,19 @@ def test_the_model_compiles_whole(dynamic: bool) -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def test_autocast_changes_gradients_by_roundings_alone() -> None:
-    ours, ids = model(), tokens(2, 12)
+def test_generation_compiles_whole() -> None:
+    ours, ids = model(HYBRID), tokens(2, 9)
+    forward, step = (torch.compile(f, fullgraph=True, backend="aot_eager") for f in (ours.forward, ours.step))
+    with torch.no_grad():
+        _, state = forward(ids[:, :5], ours.initial_state(2, capacity=9))
+        for t in range(5, 9):
+            row, state = step(ids[:, t], state)
+        torch.testing.assert_close(row, ours(ids)[:, -1])
+
+
+@pytest.mark.parametrize("config", [CONFIG, HYBRID], ids=["mamba", "hybrid"])
+def test_autocast_changes_gradients_by_roundings_alone(config: MambaConfig) -> None:
+    ours, ids = model(config), tokens(2, 12)
     again = copy.deepcopy(ours)
     with torch.autocast("cpu", torch.bfloat16):
         logits = ours(ids)
@@ -515,8 +519,9 @@ def gradients_of(ours: LanguageModel) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpointed_blocks_have_the_same_gradients_to_the_bit(use_reentrant: bool) -> None:
-    ours = model()
+@each_config
+def test_checkpointed_blocks_have_the_same_gradients_to_the_bit(config: MambaConfig, use_reentrant: bool) -> None:
+    ours = model(config)
     plain, run = gradients_of(ours), Block.forward
 
     def checkpointed(block: Block, *args: Any, **options: Any) -> Any:
@@ -530,14 +535,15 @@ def test_checkpointed_blocks_have_the_same_gradients_to_the_bit(use_reentrant: b
 
 
 @pytest.mark.parametrize("wrap", [checkpoint_wrapper, partial(torch.compile, backend="aot_eager")])
-def test_layers_may_be_wrapped_one_by_one(wrap: Callable[[nn.Module], nn.Module]) -> None:
-    ours = model()
+@pytest.mark.parametrize("config", [CONFIG, HYBRID], ids=["mamba", "hybrid"])
+def test_layers_may_be_wrapped_one_by_one(config: MambaConfig, wrap: Callable[[nn.Module], nn.Module]) -> None:
+    ours = model(config)
     plain, ids = gradients_of(ours), tokens(2, 12)
-    expected, _ = ours.step(ids[:, 0], ours.initial_state(2))
+    expected, _ = ours.step(ids[:, 0], ours.initial_state(2, capacity=1))
     for number, layer in enumerate(ours.backbone.layers):
         ours.backbone.layers[number] = wrap(layer)
     torch.testing.assert_close(gradients_of(ours), plain)
-    torch.testing.assert_close(ours.step(ids[:, 0], ours.initial_state(2))[0], expected)
+    torch.testing.assert_close(ours.step(ids[:, 0], ours.initial_state(2, capacity=1))[0], expected)
 
 
 @pytest.mark.parametrize(
@@ -548,6 +554,12 @@ def test_layers_may_be_wrapped_one_by_one(wrap: Callable[[nn.Module], nn.Module]
         (lambda m: m(torch.tensor([[3, 64]])), ValueError, r"tokens is 64, .* 0 to 63 \(vocab_size=61, padded to 64\)"),
         (lambda m: m.step(torch.tensor([-1]), m.initial_state(1)), ValueError, "LanguageModel: tokens is -1, expected"),
         (lambda m: LanguageModel(cast(Any, None)), TypeError, "LanguageModel: config is NoneType"),
+        (lambda m: model(HYBRID).initial_state(2), ValueError, "Attention: capacity is None, expected the most steps"),
+        (
+            lambda m: model(HYBRID)(tokens(2, 5), model(HYBRID).initial_state(2, capacity=4)),
+            ValueError,
+            "Attention: state has a capacity of 4 steps, expected at least 5, to add u",
+        ),
         (lambda m: RMSNorm(-1), ValueError, "RMSNorm: d is -1, expected an integer of at least 1"),
         (lambda m: RMSNorm(8, eps=cast(Any, "a")), TypeError, "RMSNorm: eps is str, expected a float"),
         (lambda m: RMSNorm(8, eps=cast(Any, [1])), TypeError, "RMSNorm: eps is list, expected a float"),
@@ -631,9 +643,10 @@ def test_generation_from_a_model_of_nan_is_refused(temperature: float) -> None:
         next(generate(ours, tokens(2, 5), 3, temperature=temperature))
 
 
-def test_two_backward_passes_give_the_same_bits() -> None:
+@each_config
+def test_two_backward_passes_give_the_same_bits(config: MambaConfig) -> None:
     def gradients() -> list[Tensor]:
-        ours = model()
+        ours = model(config)
         F.cross_entropy(ours(tokens(4, 40)).flatten(0, 1), tokens(4, 40, seed=2).flatten()).backward()
         return [p.grad for p in ours.parameters() if p.grad is not None]
 

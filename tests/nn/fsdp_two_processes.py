@@ -1,0 +1,51 @@
+"""A training step with sharded parameters, one of two processes; run by test_nn_fsdp.py."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from retrograd.nn import AttentionConfig, LanguageModel, Mamba1Config, Mamba2Config, MambaConfig
+
+SIZES: dict[str, Any] = {"d_model": 16, "n_layer": 2, "vocab_size": 24}
+ATTENTION = AttentionConfig(num_heads=2, d_conv=3, rotary_emb_dim=4, qk_norm=True, mlp_dim=10)
+CONFIGS = [
+    MambaConfig(**SIZES, ssm_cfg=Mamba1Config(d_state=4)),
+    MambaConfig(
+        **SIZES,
+        ssm_cfg=Mamba2Config(d_state=4, headdim=8),
+        attn_layer_idx=(1,),
+        attn_cfg=ATTENTION,
+        d_intermediate=20,
+        tie_embeddings=False,
+    ),
+]
+
+
+def main(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    for config in CONFIGS:
+        torch.manual_seed(0)
+        whole, sharded = LanguageModel(config), LanguageModel(config)
+        sharded.load_state_dict(whole.state_dict())
+        for block in sharded.backbone.layers:
+            fully_shard(block)
+        fully_shard(sharded)
+        tokens = torch.randint(config.vocab_size, (2, 9))
+        pull = torch.randn(2, 9, config.padded_vocab_size)
+        (whole(tokens) * pull).sum().div(2).backward()  # gradients of shards are means over processes
+        (sharded(tokens[rank : rank + 1]) * pull[rank : rank + 1]).sum().backward()
+        for (name, parameter), other in zip(whole.named_parameters(), sharded.parameters(), strict=True):
+            assert isinstance(other.grad, DTensor), name
+            torch.testing.assert_close(other.grad.full_tensor(), parameter.grad)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
