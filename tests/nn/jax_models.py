@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import definitions
 import jax
 import numpy as np
+import plain_nn
 import torch
 from torch import Tensor
 
@@ -38,7 +38,7 @@ class Draw:
         self.gradient = torch.from_numpy(generator.standard_normal((B, T, config.padded_vocab_size), np.float32))
         model = nn.to_torch(self.params, config)
         weights = {name: model.get_parameter(name).detach().double().requires_grad_() for name in self.params}
-        self.exact = self.pulled_back(definitions.logits(weights, config, self.tokens), weights)
+        self.exact = self.pulled_back(plain_nn.logits(weights, config, self.tokens), weights)
         for module in model.modules():
             if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
                 module.to(dtype)

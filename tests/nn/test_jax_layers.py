@@ -202,6 +202,16 @@ def test_a_state_is_not_modified_and_can_be_continued_in_several_ways() -> None:
     assert not bool((one == other).all())
 
 
+def test_an_empty_sequence_leaves_the_state_and_has_gradients_of_zero() -> None:
+    params = nn.init(jax.random.key(0), HYBRID)
+    none, before = jnp.zeros((B, 0), int), nn.initial_state(HYBRID, B, capacity=3)
+    logits, after = jax.jit(nn.language_model, static_argnums=1)(params, HYBRID, none, before)
+    assert logits.shape == (B, 0, HYBRID.padded_vocab_size)
+    assert all(bool((a == b).all()) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True))
+    gradients = jax.jit(jax.grad(lambda params: nn.language_model(params, HYBRID, none).sum()))(params)
+    assert not any(bool(g.any()) for g in gradients.values())
+
+
 def test_the_state_has_the_dtypes_that_a_loop_needs() -> None:
     """`lax.scan` requires that a step returns the dtypes that it receives."""
     params = jax.eval_shape(partial(nn.init, config=HYBRID), jax.random.key(0))

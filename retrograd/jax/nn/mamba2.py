@@ -144,7 +144,7 @@ def _select(params: Params, config: Mamba2Config, x: Array, parts: _Parts) -> di
 
     def by(array: Array, last: int) -> Array:
         """The channels in heads or groups of so many."""
-        return array.reshape(*array.shape[:-1], -1, last)
+        return array.reshape(*array.shape[:-1], array.shape[-1] // last, last)
 
     return {
         "x": by(x, config.headdim),
