@@ -26,7 +26,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default if available.")] = None,
 ) -> None:
-    """Print a prompt and the model's continuation, byte by byte, with a state of constant size."""
+    """Print a prompt and the model's continuation, byte by byte."""
     chosen = chosen_device(device)
     if not prompt:
         fail("--prompt is empty, expected at least one byte")

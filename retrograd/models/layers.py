@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
 from retrograd.core.errors import bad_type, bad_value
@@ -20,13 +20,16 @@ class LayerConfig:
 
     @classmethod
     def from_dict(cls, given: Any) -> Self:
-        """A configuration from a mapping, such as a part of config.json; raises for a key that is not known."""
+        """A configuration from a mapping, such as a part of config.json; raises for keys missing or not known."""
         if not isinstance(given, Mapping):
             raise bad_type(cls.__name__, "config", given, "a mapping")
         known = {field.name for field in fields(cls)}
         values = {name: value for name, value in given.items() if name not in cls.IGNORED}
         for name in sorted(values.keys() - known):
             raise ValueError(f"{cls.__name__}: {name!r} is not known, expected {', '.join(sorted(known))}")
+        for field in fields(cls):
+            if field.default is MISSING and field.name not in values:
+                raise ValueError(f"{cls.__name__}: {field.name} is missing")
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:

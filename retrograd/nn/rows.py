@@ -1,7 +1,8 @@
 """Steps of several sequences, each with a row of a fixed number of slots: all shapes are known before the lengths are.
 
 To attention the rows are packed sequences with gaps. Row s begins at slot s * capacity; its used slots are one sequence
-of keys, and the others a second one, which no query belongs to.
+of keys, and the others a second one, which no query belongs to. An empty sequence stands before all rows, so that there
+is one even without rows.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ class Slots(NamedTuple):
         slot: (T,), in all rows one after another; the one after the last for a step that has none.
         full: (T,), whether the step's sequence now has more steps than slots.
         steps: (S,) int32, the steps of each sequence, these included.
-        cu_seqlens_q: (2 S + 1,) int32, of the queries.
-        cu_seqlens_k: (2 S + 1,) int32, of the slots.
+        cu_seqlens_q: (2 S + 2,) int32, of the queries.
+        cu_seqlens_k: (2 S + 2,) int32, of the slots.
     """
 
     position: Int32[Tensor, " T"]
     slot: Int[Tensor, " T"]
     full: Bool[Tensor, " T"]
     steps: Int32[Tensor, " S"]
-    cu_seqlens_q: Int32[Tensor, " 2*S+1"]
-    cu_seqlens_k: Int32[Tensor, " 2*S+1"]
+    cu_seqlens_q: Int32[Tensor, " 2*S+2"]
+    cu_seqlens_k: Int32[Tensor, " 2*S+2"]
 
 
 def slots(before: Int32[Tensor, " S"], capacity: int, cu_seqlens: Int32[Tensor, " S+1"], time: int) -> Slots:
@@ -63,8 +64,8 @@ def slots(before: Int32[Tensor, " S"], capacity: int, cu_seqlens: Int32[Tensor, 
     slot = torch.where(inside & (position < capacity), owner * capacity + position, len(before) * capacity)
     end = torch.arange(1, len(before) + 1, device=before.device, dtype=torch.int32) * capacity
     keys = torch.stack((end - capacity + steps.clamp(max=capacity), end), dim=1).flatten()
-    queries = torch.cat((cu_seqlens[:1], cu_seqlens[1:].repeat_interleave(2)))
-    return Slots(position, slot, inside & (steps > capacity)[owner], steps, queries, F.pad(keys, (1, 0)))
+    queries = cu_seqlens[:, None].expand(-1, 2).flatten()
+    return Slots(position, slot, inside & (steps > capacity)[owner], steps, queries, F.pad(keys, (2, 0)))
 
 
 def written(

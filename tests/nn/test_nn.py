@@ -470,8 +470,10 @@ def test_a_block_takes_any_mixer() -> None:
     assert logits.shape == (2, 3, 16)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("config", [CONFIG, HYBRID], ids=["mamba", "hybrid"])
+@pytest.mark.parametrize(
+    ("config", "dynamic"),
+    [(CONFIG, False), (CONFIG, True), (HYBRID, False), pytest.param(HYBRID, True, marks=pytest.mark.slow)],
+)
 def test_the_model_compiles_whole(config: MambaConfig, dynamic: bool) -> None:
     ours, ids = model(config), tokens(2, 12)
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=dynamic)

@@ -207,6 +207,15 @@ def test_steps_beyond_the_capacity_are_an_error_and_nan_where_nothing_can_be_loo
         layer.step(u[:, 0], state)
 
 
+@each_layer
+@pytest.mark.parametrize(("batch", "time"), [(0, 3), (2, 0), (0, 0)])
+def test_a_batch_may_be_empty_and_so_may_its_sequences(name: str, batch: int, time: int) -> None:
+    layer, u = layer_of(CONFIGS[name]), features(batch, time)
+    y, state = layer(u, layer.initial_state(batch, capacity=4))
+    assert y.shape == layer(u)[0].shape == (batch, time, D_MODEL)
+    same(state, layer.initial_state(batch, capacity=4))  # steps are added to no sequence, or there are none
+
+
 def test_what_slots_hold_after_a_sequences_end_is_not_read() -> None:
     layer, u = layer_of(CONFIGS["attention, window, conv, mlp"]), features(2, 5)
     state = layer.initial_state(2, capacity=9)
