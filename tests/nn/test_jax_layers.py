@@ -212,6 +212,15 @@ def test_an_empty_sequence_leaves_the_state_and_has_gradients_of_zero() -> None:
     assert not any(bool(g.any()) for g in gradients.values())
 
 
+def test_an_empty_batch_has_empty_results() -> None:
+    params = nn.init(jax.random.key(0), HYBRID)
+    run = jax.jit(nn.language_model, static_argnums=1)
+    logits, state = run(params, HYBRID, jnp.zeros((0, 3), int), nn.initial_state(HYBRID, 0, capacity=3))
+    assert logits.shape == (0, 3, HYBRID.padded_vocab_size)
+    logits, _ = jax.jit(nn.step, static_argnums=1)(params, HYBRID, jnp.zeros(0, int), state)
+    assert logits.shape == (0, HYBRID.padded_vocab_size)
+
+
 def test_the_state_has_the_dtypes_that_a_loop_needs() -> None:
     """`lax.scan` requires that a step returns the dtypes that it receives."""
     params = jax.eval_shape(partial(nn.init, config=HYBRID), jax.random.key(0))

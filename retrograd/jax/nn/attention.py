@@ -241,19 +241,18 @@ def _with_earlier(q: Array, state: AttentionState, steps: _Steps, options: dict[
     """Attention of new queries over all keys of a state that has theirs; NaN for sequences that do not fit.
 
     The rows of keys lie one after the other as packed sequences, each followed by the unused rest of its capacity, a
-    sequence without queries. So shapes do not depend on how many steps there were.
+    sequence without queries. So shapes do not depend on how many steps there were. An empty sequence stands before all
+    others, so that there is one even in an empty batch.
     """
     sequences, capacity = state.k.shape[:2]
-    begin = capacity * jnp.arange(sequences, dtype=jnp.int32)
-    used = begin + state.steps.clip(0, capacity)
-    bounds = jnp.stack((begin, used), axis=1).reshape(-1)
-    end = jnp.full(1, sequences * capacity, jnp.int32)
+    end = capacity * jnp.arange(1, sequences + 1, dtype=jnp.int32)
+    used = end - capacity + state.steps.clip(0, capacity)
     y = attention(
         _in_one_row(q),
         _in_one_row(state.k),
         _in_one_row(state.v),
-        cu_seqlens_q=jnp.concatenate((steps.bounds[:1], jnp.repeat(steps.bounds[1:], 2))),
-        cu_seqlens_k=jnp.concatenate((bounds, end)),
+        cu_seqlens_q=jnp.repeat(steps.bounds, 2),
+        cu_seqlens_k=jnp.pad(jnp.stack((used, end), axis=1).reshape(2 * sequences), (2, 0)),
         **options,
     )
     lost = steps.inside & (state.steps > capacity)[steps.sequence]
