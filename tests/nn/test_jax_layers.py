@@ -202,6 +202,15 @@ def test_a_state_is_not_modified_and_can_be_continued_in_several_ways() -> None:
     assert not bool((one == other).all())
 
 
+def test_a_state_can_be_donated() -> None:
+    params, state = nn.init(jax.random.key(0), HYBRID), nn.initial_state(HYBRID, 2, capacity=4)
+    tokens = jnp.array([3, 4])
+    expected, _ = jax.jit(nn.step, static_argnums=1)(params, HYBRID, tokens, state)
+    logits, _ = jax.jit(nn.step, static_argnums=1, donate_argnums=3)(params, HYBRID, tokens, state)
+    assert bool((logits == expected).all())
+    assert all(array.is_deleted() for array in jax.tree.leaves(state))
+
+
 def test_an_empty_sequence_leaves_the_state_and_has_gradients_of_zero() -> None:
     params = nn.init(jax.random.key(0), HYBRID)
     none, before = jnp.zeros((B, 0), int), nn.initial_state(HYBRID, B, capacity=3)
@@ -300,6 +309,7 @@ TOKENS: Any = np.zeros((B, T), np.int32)
 U: Any = np.zeros((B, T, HYBRID.d_model), np.float32)
 PACKED: Any = np.array([0, T], np.int32)
 NOTHING: Any = None
+MODEL: Any = HYBRID
 
 
 def mixer(number: int) -> dict[str, Any]:
@@ -326,6 +336,16 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: nn.attention_layer_state(ROTATED, 16, B, capacity=0),
         ValueError,
         "attention_layer_state: capacity is 0, expected a number of steps",
+    ),
+    "state by a model's config": (
+        lambda: nn.mamba2_state(MODEL, 16, B),
+        TypeError,
+        "mamba2_state: config is .*MambaConfig, expected a Mamba2Config",
+    ),
+    "state of heads that do not divide": (
+        lambda: nn.attention_layer_state(ROTATED, 18, B, capacity=3),
+        ValueError,
+        "AttentionConfig: num_heads is 4, expected a divisor of d_model=18",
     ),
     "number of a block": (
         lambda: nn.block({}, HYBRID, 2, U, None),

@@ -110,11 +110,18 @@ def attention_layer_state(
     config: AttentionConfig, d_model: int, batch: int, dtype: DTypeLike = jnp.float32, *, capacity: int
 ) -> AttentionState:
     """A state before the first step of `batch` sequences of at most `capacity` steps, for activations of `dtype`."""
+    where = "attention_layer_state"
+    check_kind(where, "config", config, AttentionConfig)
+    config.check(d_model)
     if not is_size(capacity):
-        raise bad_value("attention_layer_state", "capacity", capacity, "a number of steps of at least 1")
-    keys = jnp.zeros((batch, capacity, config.groups, config.size(d_model)), dtype)
-    conv = jnp.zeros((batch, config.qkv_channels(d_model), config.d_conv - 1), dtype) if config.d_conv else None
-    return AttentionState(keys, keys, jnp.zeros(batch, jnp.int32), conv)
+        raise bad_value(where, "capacity", capacity, "a number of steps of at least 1")
+    keys = (batch, capacity, config.groups, config.size(d_model))
+    return AttentionState(
+        jnp.zeros(keys, dtype),
+        jnp.zeros(keys, dtype),
+        jnp.zeros(batch, jnp.int32),
+        jnp.zeros((batch, config.qkv_channels(d_model), config.d_conv - 1), dtype) if config.d_conv else None,
+    )
 
 
 def _attend(
