@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from xla_flags import quick
@@ -19,7 +21,17 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from retrograd.jax import causal_conv1d, linear_scan, nn, rms_norm, selective_scan, ssd
 
 ROWS, WHOLE = PartitionSpec("data"), PartitionSpec()
-CONFIG = nn.MambaConfig(d_model=8, n_layer=1, vocab_size=11, d_state=4)
+CONFIG = nn.MambaConfig(d_model=8, n_layer=1, vocab_size=11, ssm_cfg=nn.Mamba1Config(d_state=4))
+HYBRID = nn.MambaConfig(
+    d_model=8,
+    n_layer=2,
+    vocab_size=11,
+    d_intermediate=4,
+    ssm_cfg=nn.Mamba2Config(d_state=4, headdim=4),
+    attn_layer_idx=(1,),
+    attn_cfg=nn.AttentionConfig(num_heads=2, mlp_dim=2, d_conv=2, rotary_emb_dim=2, qk_norm=True),
+)
+ATTENTION = replace(HYBRID, n_layer=1, d_intermediate=0, attn_layer_idx=(0,))
 
 
 def drawn(seed: int, *shape: int) -> jax.Array:
@@ -29,7 +41,7 @@ def drawn(seed: int, *shape: int) -> jax.Array:
 def functions() -> dict[str, tuple[Callable[..., jax.Array], list[Any], int]]:
     """Name -> (function, its arguments, the number of leading arguments that have rows)."""
     x, dt, matrix = drawn(0, 4, 9, 8), drawn(1, 4, 9, 8), drawn(2, 4, 9, 4)
-    params, tokens = nn.init(jax.random.key(3), CONFIG), jnp.arange(36).reshape(4, 9) % 11
+    tokens = jnp.arange(36).reshape(4, 9) % 11
     return {
         "rms_norm": (rms_norm, [x, drawn(4, 8)], 1),
         "linear_scan": (lambda b, a: linear_scan(jax.nn.sigmoid(a), b), [x, drawn(4, 1, 9, 8)], 1),
@@ -44,8 +56,19 @@ def functions() -> dict[str, tuple[Callable[..., jax.Array], list[Any], int]]:
             [drawn(0, 4, 9, 8, 2), dt, drawn(2, 4, 9, 2, 4), drawn(4, 8), drawn(5, 8)],
             3,
         ),
-        "nn": (lambda tokens, params: nn.language_model(params, CONFIG, tokens), [tokens, params], 1),
+        "nn": (partial(language_model, CONFIG), [tokens, nn.init(jax.random.key(3), CONFIG)], 1),
+        "nn, hybrid": (partial(language_model, HYBRID), [tokens, nn.init(jax.random.key(3), HYBRID)], 1),
+        "nn, a step": (last_step, [tokens, nn.init(jax.random.key(3), ATTENTION)], 1),
     }
+
+
+def language_model(config: nn.MambaConfig, tokens: jax.Array, params: dict[str, jax.Array]) -> jax.Array:
+    return nn.language_model(params, config, tokens)
+
+
+def last_step(tokens: jax.Array, params: dict[str, jax.Array]) -> jax.Array:
+    _, state = nn.language_model(params, ATTENTION, tokens[:, :8], nn.initial_state(ATTENTION, len(tokens), capacity=9))
+    return nn.step(params, ATTENTION, tokens[:, 8], state)[0]
 
 
 def in_shard_map(function: Callable[..., jax.Array], rows: int, arguments: list[Any], mesh: Mesh) -> Any:
@@ -56,7 +79,7 @@ def in_shard_map(function: Callable[..., jax.Array], rows: int, arguments: list[
 def main() -> None:
     auto, explicit = (jax.make_mesh((2,), ("data",), axis_types=(kind,)) for kind in (AxisType.Auto, AxisType.Explicit))
     for name, (function, arguments, rows) in functions().items():
-        floats = tuple(index for index, argument in enumerate(arguments) if name != "nn" or index)
+        floats = tuple(index for index, argument in enumerate(arguments) if not name.startswith("nn") or index)
 
         def gradients(function: Callable[..., jax.Array], floats: tuple[int, ...] = floats) -> Any:
             return jax.jit(jax.grad(lambda *args: function(*args).var(), floats))

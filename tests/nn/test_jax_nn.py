@@ -17,88 +17,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from jax_models import CPU, B, Draw, T, assert_drawn_alike, assert_right, assert_right_logits, drawn, with_gradients
 
 import retrograd.nn
 from retrograd.jax import nn
 from retrograd.jax.nn.embedding import embed
-from retrograd.testing.compare import assert_same_bits, assert_within_budget
+from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.draw import Arrays
-from retrograd.testing.jax_call import to_jax, to_torch
+from retrograd.testing.jax_call import to_torch
 
-CONFIG = nn.MambaConfig(d_model=16, n_layer=2, vocab_size=29, d_state=4)
-OTHER = replace(CONFIG, bias=True, conv_bias=False, tie_embeddings=False, residual_in_fp32=False, dt_init="constant")
+MAMBA1 = nn.Mamba1Config(d_state=4)
+CONFIG = nn.MambaConfig(d_model=16, n_layer=2, vocab_size=29, ssm_cfg=MAMBA1)
+OTHER = replace(
+    CONFIG,
+    ssm_cfg=replace(MAMBA1, bias=True, conv_bias=False, dt_init="constant"),
+    tie_embeddings=False,
+    residual_in_fp32=False,
+)
 ONE = replace(CONFIG, n_layer=1)  # compiled in half the time
 WIDE = [replace(config, d_model=64, n_layer=4) for config in (CONFIG, OTHER)]  # some hundred numbers of each kind
-B, T = 2, 13
-DRAWS = 12  # the error budget of a single draw of so small a model varies by chance
-CPU = torch.device("cpu")
-
-Run = Callable[..., jax.Array]  # (params, tokens) -> logits
-
-
-class Draw:
-    """Weights, tokens and a gradient of the logits, with the results in float64 and of PyTorch's modules."""
-
-    def __init__(self, config: nn.MambaConfig, seed: int, dtype: torch.dtype = torch.float32) -> None:
-        torch.manual_seed(seed)
-        model = retrograd.nn.LanguageModel(config)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.1)  # norms, D and the rows of A differ
-        self.params = nn.from_torch(model)
-        self.tokens = torch.randint(config.vocab_size, (B, T))
-        self.gradient = torch.randn(B, T, config.padded_vocab_size)
-        weights = {name: model.get_parameter(name).detach().double().requires_grad_() for name in self.params}
-        self.exact = self.pulled_back(definition(weights, config, self.tokens), weights)
-        if dtype != torch.float32:
-            for module in model.modules():
-                if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-                    module.weight.data = module.weight.to(dtype)
-        own: Arrays = {name: model.get_parameter(name) for name in self.params}
-        self.plain = self.pulled_back(model(self.tokens), own)
-
-    def pulled_back(self, logits: Tensor, weights: Arrays) -> Arrays:
-        found = torch.autograd.grad(logits, list(weights.values()), self.gradient.to(logits.dtype))
-        return {"logits": logits.detach()} | {f"d {name}": g for name, g in zip(weights, found, strict=True)}
-
-    def result(self, run: Run) -> Arrays:
-        """Logits and gradients of a JAX function."""
-        logits, gradients = run(self.params, to_jax(self.tokens.int()), to_jax(self.gradient))
-        return {"logits": to_torch(logits, CPU)} | {f"d {name}": to_torch(g, CPU) for name, g in gradients.items()}
-
-
-def definition(weights: Arrays, config: nn.MambaConfig, tokens: Tensor) -> Tensor:
-    """Logits by the paper's definition, step by step, in the dtype of the weights."""
-
-    def norm(x: Tensor, weight: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
-
-    stream = weights["backbone.embedding.weight"][tokens]
-    for number in range(config.n_layer):
-        prefix = f"backbone.layers.{number}."
-        own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-        mixer = {name.removeprefix("mixer."): value for name, value in own.items()}
-        stream = stream + mamba(mixer, config, norm(stream, own["norm.weight"]))
-    head = weights.get("lm_head.weight", weights["backbone.embedding.weight"])
-    return norm(stream, weights["backbone.norm_f.weight"]) @ head.T
-
-
-def mamba(w: Arrays, config: nn.MambaConfig, u: Tensor) -> Tensor:
-    R, N, W = config.rank, config.d_state, config.d_conv
-    x, z = F.linear(u, w["in_proj.weight"], w.get("in_proj.bias")).chunk(2, dim=-1)
-    past = F.pad(x.transpose(1, 2), (W - 1, 0))
-    x = F.silu(F.conv1d(past, w["conv1d.weight"], w.get("conv1d.bias"), groups=config.d_inner)).transpose(1, 2)
-    dt, input_matrix, output_matrix = (x @ w["x_proj.weight"].T).split((R, N, N), dim=-1)
-    delta = F.softplus(dt @ w["dt_proj.weight"].T + w["dt_proj.bias"])
-    h, ys = torch.zeros(1, dtype=u.dtype), []
-    for t in range(u.shape[1]):
-        step = delta[:, t, :, None]
-        h = torch.exp(-step * w["A_log"].exp()) * h + step * input_matrix[:, t, None] * x[:, t, :, None]
-        ys.append((h * output_matrix[:, t, None]).sum(-1))
-    y = (torch.stack(ys, dim=1) + w["D"] * x) * F.silu(z)
-    return F.linear(y, w["out_proj.weight"], w.get("out_proj.bias"))
 
 
 @pytest.fixture(scope="module")
@@ -111,37 +48,12 @@ def first_seed() -> int:
 
 @pytest.fixture(scope="module")
 def draws(first_seed: int) -> list[Draw]:
-    return [Draw(CONFIG, first_seed + number) for number in range(DRAWS)]
+    return drawn(CONFIG, first_seed)
 
 
 @pytest.fixture(scope="module")
 def draws_of_one(first_seed: int) -> list[Draw]:
-    return [Draw(ONE, first_seed + number) for number in range(DRAWS)]
-
-
-def with_gradients(run: Run) -> Run:
-    """(logits, gradients by parameter) of a function (params, tokens) -> logits, jitted."""
-
-    def both(params: Any, tokens: jax.Array, gradient: jax.Array) -> Any:
-        logits, pull_back = jax.vjp(lambda params: run(params, tokens), params)
-        return logits, pull_back(gradient.astype(logits.dtype))[0]
-
-    return jax.jit(both)
-
-
-def assert_right(run: Run, draws: list[Draw]) -> None:
-    """Assert that logits and all gradients are as close to float64 as those of PyTorch's modules."""
-    compiled = with_gradients(run)
-    assert_within_budget([(draw.result(compiled), draw.plain, draw.exact) for draw in draws], "retrograd.jax.nn")
-
-
-def assert_right_logits(run: Run, draws: list[Draw]) -> None:
-    """Assert the same of the logits only, which compiles in a third of the time."""
-    compiled = jax.jit(run)
-    outputs = [{"logits": to_torch(compiled(draw.params, to_jax(draw.tokens.int())), CPU)} for draw in draws]
-    assert_within_budget(
-        [(m, draw.plain, draw.exact) for m, draw in zip(outputs, draws, strict=True)], "retrograd.jax.nn"
-    )
+    return drawn(ONE, first_seed)
 
 
 def test_logits_and_gradients_are_those_of_the_pytorch_model(draws: list[Draw]) -> None:
@@ -149,7 +61,7 @@ def test_logits_and_gradients_are_those_of_the_pytorch_model(draws: list[Draw]) 
 
 
 def test_so_are_those_of_a_model_with_the_other_options(seed: int) -> None:
-    draws = [Draw(OTHER, seed + number) for number in range(DRAWS)]
+    draws = drawn(OTHER, seed)
     assert_right(lambda params, tokens: nn.language_model(params, OTHER, tokens), draws)
 
 
@@ -158,7 +70,7 @@ def test_bfloat16_activations_beside_float32_parameters_keep_the_error_budget(
     residual_in_fp32: bool, seed: int
 ) -> None:
     config = replace(ONE, residual_in_fp32=residual_in_fp32)
-    draws = [Draw(config, seed + number, torch.bfloat16) for number in range(DRAWS)]
+    draws = drawn(config, seed, torch.bfloat16)
     assert_right(lambda params, tokens: nn.language_model(params, config, tokens, dtype=jnp.bfloat16), draws)
 
 
@@ -211,14 +123,14 @@ def test_steps_of_generation_give_the_logits_of_the_whole(draws: list[Draw]) -> 
 
 
 def test_a_checkpointed_block_has_the_same_gradients(draws: list[Draw]) -> None:
-    layer = jax.checkpoint(nn.block, static_argnums=1)
+    layer = jax.checkpoint(nn.block, static_argnums=(1, 2))
 
     def run(params: Any, tokens: jax.Array) -> jax.Array:
         x, stream = embed(params["backbone.embedding.weight"], tokens), None
         for number in range(CONFIG.n_layer):
             prefix = f"backbone.layers.{number}."
             own = {name.removeprefix(prefix): p for name, p in params.items() if name.startswith(prefix)}
-            x, stream, _ = layer(own, CONFIG, x, stream)
+            x, stream, _ = layer(own, CONFIG, number, x, stream)
         features = retrograd.jax.rms_norm(x, params["backbone.norm_f.weight"], residual=stream, eps=1e-5)
         return features @ params["backbone.embedding.weight"].T
 
@@ -317,25 +229,7 @@ def test_names_and_shapes_are_those_of_the_state_dict(config: nn.MambaConfig) ->
 
 @pytest.mark.parametrize("config", WIDE, ids=["default", "other"])
 def test_init_draws_from_the_distributions_of_the_modules(config: nn.MambaConfig) -> None:
-    """Mean and mean square of both samples agree within 6 standard errors of their difference; constants agree."""
-    torch.manual_seed(0)
-    theirs, again = (by_kind(nn.from_torch(retrograd.nn.LanguageModel(config))) for _ in range(2))
-    for name, ours in by_kind(nn.init(jax.random.key(0), config)).items():
-        if np.array_equal(theirs[name], again[name]):
-            np.testing.assert_allclose(ours, theirs[name], rtol=2e-7, err_msg=name)  # log is rounded either way
-            continue
-        assert ours.size >= 256, name
-        for power in (1, 2):
-            a, b = ours**power, theirs[name] ** power
-            assert abs(a.mean() - b.mean()) < 6 * math.sqrt((a.var() + b.var()) / a.size), (name, power)
-
-
-def by_kind(params: Any) -> dict[str, np.ndarray]:
-    """The elements of parameters of one name, concatenated over all layers, in float64."""
-    found: dict[str, list[np.ndarray]] = {}
-    for name, array in params.items():
-        found.setdefault(".".join(name.split(".")[-2:]), []).append(np.ravel(array).astype(np.float64))
-    return {name: np.concatenate(arrays) for name, arrays in found.items()}
+    assert_drawn_alike(config)
 
 
 @pytest.mark.parametrize("config", WIDE, ids=["default", "other"])
@@ -512,13 +406,13 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "packing of a batch": (lambda: forward(cu_seqlens=jnp.array([0, T], jnp.int32)), ValueError, "batch=1.*cu_seqlens"),
     "activations of integers": (lambda: forward(dtype=jnp.int32), TypeError, "x has dtype int32"),
-    "a block of another width": (lambda: nn.block(BLOCK, CONFIG, U[..., 1:], None), ValueError, "weight has shape"),
+    "a block of another width": (lambda: nn.block(BLOCK, CONFIG, 0, U[..., 1:], None), ValueError, "weight has shape"),
     "a mixer of another width": (
-        lambda: nn.mamba(MIXER, CONFIG, U[..., 1:]),
+        lambda: nn.mamba(MIXER, MAMBA1, U[..., 1:]),
         ValueError,
         r"mamba: u has shape \(2, 13, 15\), expected \(batch, time, d_model=16\)",
     ),
-    "a mixer's state as a pair": (lambda: nn.mamba(MIXER, CONFIG, U, PAIR), TypeError, "mamba: state is tuple"),
+    "a mixer's state as a pair": (lambda: nn.mamba(MIXER, MAMBA1, U, PAIR), TypeError, "mamba: state is tuple"),
     "conversion of a missing parameter": (lambda: nn.to_torch({}, CONFIG), ValueError, "to_torch: params.* is missing"),
 }
 

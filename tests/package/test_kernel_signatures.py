@@ -22,7 +22,9 @@ def jit_functions() -> list[tuple[str, ast.FunctionDef]]:
 def _jit_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and any(".jit" in ast.unparse(d) for d in node.decorator_list):
+            if isinstance(node, ast.FunctionDef) and any(
+                ast.unparse(d).startswith(("triton.jit", "gluon.jit")) for d in node.decorator_list
+            ):
                 yield f"{path.relative_to(PACKAGE).as_posix()}: {node.name}", node
 
 

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int32
 
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.core.jax.sharding import explicit
 from retrograd.core.jax.xp import jax_namespace
 from retrograd.core.packed import steps as packed_steps
 from retrograd.jax import attention, causal_conv1d, rms_norm
@@ -105,14 +107,21 @@ def attention_layer_step(
 
 
 def attention_layer_state(
-    config: AttentionConfig, d_model: int, batch: int, capacity: int, dtype: DTypeLike = jnp.float32
+    config: AttentionConfig, d_model: int, batch: int, dtype: DTypeLike = jnp.float32, *, capacity: int
 ) -> AttentionState:
     """A state before the first step of `batch` sequences of at most `capacity` steps, for activations of `dtype`."""
+    where = "attention_layer_state"
+    check_kind(where, "config", config, AttentionConfig)
+    config.check(d_model)
     if not is_size(capacity):
-        raise bad_value("attention_layer_state", "capacity", capacity, "a number of steps of at least 1")
-    keys = jnp.zeros((batch, capacity, config.groups, config.size(d_model)), dtype)
-    conv = jnp.zeros((batch, config.qkv_channels(d_model), config.d_conv - 1), dtype) if config.d_conv else None
-    return AttentionState(keys, keys, jnp.zeros(batch, jnp.int32), conv)
+        raise bad_value(where, "capacity", capacity, "a number of steps of at least 1")
+    keys = (batch, capacity, config.groups, config.size(d_model))
+    return AttentionState(
+        jnp.zeros(keys, dtype),
+        jnp.zeros(keys, dtype),
+        jnp.zeros(batch, jnp.int32),
+        jnp.zeros((batch, config.qkv_channels(d_model), config.d_conv - 1), dtype) if config.d_conv else None,
+    )
 
 
 def _attend(
@@ -129,14 +138,27 @@ def _attend(
         _check_packing(where, u, cu_seqlens)
     if state is not None:
         _check_state(where, config, u, state, u.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
-    if len(axes) == 1:
-        u = u[:, None]
-    qkv, up, gate = split(
-        linear(params, "in_proj", u),
-        config.qkv_channels(u.shape[-1]),
-        config.mlp_channels // 2,
-        config.mlp_channels // 2,
-    )
+    rows = u if len(axes) == 2 else u[:, None]
+    sharded = explicit(u)
+    if state is None or sharded is None:
+        out, after = _mixed(params, config, rows, state, cu_seqlens)
+    else:  # each device has the keys of its own rows, which lie one after the other there
+        split_rows, whole = PartitionSpec(sharded.spec[0]), PartitionSpec()
+        out, after = jax.shard_map(
+            lambda params, u, state: _mixed(params, config, u, state, None),
+            mesh=sharded.mesh,
+            in_specs=(whole, split_rows, split_rows),
+            out_specs=split_rows,
+        )(dict(params), rows, jax.sharding.reshard(state, NamedSharding(sharded.mesh, split_rows)))
+    return out.reshape(u.shape), after
+
+
+def _mixed(
+    params: Params, config: AttentionConfig, u: Array, state: AttentionState | None, cu_seqlens: Array | None
+) -> tuple[Array, AttentionState | None]:
+    """The layer, for arguments that are checked."""
+    mlp = config.mlp_channels // 2
+    qkv, up, gate = split(linear(params, "in_proj", u), config.qkv_channels(u.shape[-1]), mlp, mlp)
     qkv, conv = _convolved(params, config, qkv, state, cu_seqlens)
     steps = _steps(u, cu_seqlens)
     number = steps.number if state is None else steps.number + state.steps[steps.sequence]
@@ -152,11 +174,10 @@ def _attend(
     else:
         after = _written(state, k, v, number, steps)._replace(conv=conv)
         y = _with_earlier(q, after, steps, options)
-    y = y.reshape(*y.shape[:2], -1)
-    if config.mlp_dim:
+    y = y.reshape(*y.shape[:2], y.shape[2] * y.shape[3])
+    if mlp:
         y = jnp.concatenate((y, up * jax.nn.silu(gate)), axis=-1)
-    out = linear(params, "out_proj", y)
-    return out[:, 0] if len(axes) == 1 else out, after
+    return linear(params, "out_proj", y), after
 
 
 def _convolved(
@@ -174,9 +195,10 @@ def _convolved(
 
 def _heads(params: Params, config: AttentionConfig, qkv: Array, number: Array) -> tuple[Array, Array, Array]:
     """q, k and v by heads, q and k normalised and rotated."""
-    count, groups = config.num_heads, config.groups
-    size = qkv.shape[-1] // (count + 2 * groups)
-    q, k, v = (x.reshape(*x.shape[:2], -1, size) for x in split(qkv, count * size, groups * size, groups * size))
+    counts = (config.num_heads, config.groups, config.groups)
+    size = qkv.shape[-1] // sum(counts)
+    parts = split(qkv, *(count * size for count in counts))
+    q, k, v = (x.reshape(*x.shape[:2], count, size) for x, count in zip(parts, counts, strict=True))
     if config.qk_norm:
         q, k = (rms_norm(x, beside(params[f"{name}_norm.weight"], x), eps=EPS) for name, x in (("q", q), ("k", k)))
     return rotated(q, number, config), rotated(k, number, config), v
@@ -226,19 +248,18 @@ def _with_earlier(q: Array, state: AttentionState, steps: _Steps, options: dict[
     """Attention of new queries over all keys of a state that has theirs; NaN for sequences that do not fit.
 
     The rows of keys lie one after the other as packed sequences, each followed by the unused rest of its capacity, a
-    sequence without queries. So shapes do not depend on how many steps there were.
+    sequence without queries. So shapes do not depend on how many steps there were. An empty sequence stands before all
+    others, so that there is one even in an empty batch.
     """
     sequences, capacity = state.k.shape[:2]
-    begin = capacity * jnp.arange(sequences, dtype=jnp.int32)
-    used = begin + state.steps.clip(0, capacity)
-    bounds = jnp.stack((begin, used), axis=1).reshape(-1)
-    end = jnp.full(1, sequences * capacity, jnp.int32)
+    end = capacity * jnp.arange(1, sequences + 1, dtype=jnp.int32)
+    used = end - capacity + state.steps.clip(0, capacity)
     y = attention(
         _in_one_row(q),
         _in_one_row(state.k),
         _in_one_row(state.v),
-        cu_seqlens_q=jnp.concatenate((steps.bounds[:1], jnp.repeat(steps.bounds[1:], 2))),
-        cu_seqlens_k=jnp.concatenate((bounds, end)),
+        cu_seqlens_q=jnp.repeat(steps.bounds, 2),
+        cu_seqlens_k=jnp.pad(jnp.stack((used, end), axis=1).reshape(2 * sequences), (2, 0)),
         **options,
     )
     lost = steps.inside & (state.steps > capacity)[steps.sequence]

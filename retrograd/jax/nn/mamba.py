@@ -13,7 +13,7 @@ from retrograd.jax import causal_conv1d, causal_conv1d_update, selective_scan, s
 from retrograd.models.layers import Mamba1Config
 
 from .layers import linear, split, taps, wider
-from .parameters import Params, check_layer, check_state
+from .parameters import Params, check_kind, check_layer, check_state
 
 
 class MambaState(NamedTuple):
@@ -107,6 +107,8 @@ def mamba_step(
 
 def mamba_state(config: Mamba1Config, d_model: int, batch: int, dtype: DTypeLike = jnp.float32) -> MambaState:
     """A state of zeros for `batch` sequences; `conv` in `dtype`."""
+    check_kind("mamba_state", "config", config, Mamba1Config)
+    config.check(d_model)
     channels = config.d_inner(d_model)
     return MambaState(
         jnp.zeros((batch, channels, config.d_conv - 1), dtype),

@@ -14,7 +14,7 @@ from retrograd.jax import causal_conv1d, causal_conv1d_update, rms_norm, ssd, ss
 from retrograd.models.layers import Mamba2Config
 
 from .layers import EPS, beside, linear, split, taps, wider
-from .parameters import Params, check_layer, check_state
+from .parameters import Params, check_kind, check_layer, check_state
 
 
 class Mamba2State(NamedTuple):
@@ -111,6 +111,8 @@ def mamba2_step(
 
 def mamba2_state(config: Mamba2Config, d_model: int, batch: int, dtype: DTypeLike = jnp.float32) -> Mamba2State:
     """A state of zeros for `batch` sequences; `conv` in `dtype`."""
+    check_kind("mamba2_state", "config", config, Mamba2Config)
+    config.check(d_model)
     heads = (config.heads(d_model), config.headdim, config.d_state)
     return Mamba2State(
         jnp.zeros((batch, config.conv_channels(d_model), config.d_conv - 1), dtype),
@@ -144,7 +146,7 @@ def _select(params: Params, config: Mamba2Config, x: Array, parts: _Parts) -> di
 
     def by(array: Array, last: int) -> Array:
         """The channels in heads or groups of so many."""
-        return array.reshape(*array.shape[:-1], -1, last)
+        return array.reshape(*array.shape[:-1], array.shape[-1] // last, last)
 
     return {
         "x": by(x, config.headdim),

@@ -41,4 +41,4 @@ def layer_state(config: LayerConfig, d_model: int, batch: int, dtype: DTypeLike,
             return mamba2_state(config, d_model, batch, dtype)
         case AttentionConfig():
             assert capacity is not None
-            return attention_layer_state(config, d_model, batch, capacity, dtype)
+            return attention_layer_state(config, d_model, batch, dtype, capacity=capacity)

@@ -184,7 +184,8 @@ def step(
     Args:
         params, config, dtype: see `language_model`.
         tokens: (B,).
-        state: from `initial_state`, `language_model` or an earlier step.
+        state: from `initial_state`, `language_model` or an earlier step. Where it is not needed any more, donate it:
+            with `jax.jit(nn.step, static_argnums=1, donate_argnums=3)` keys are written in place, else to a copy.
 
     Raises:
         ValueError, TypeError: as `language_model`.
@@ -196,7 +197,7 @@ def step(
 
 
 def initial_state(
-    config: MambaConfig, batch: int, dtype: DTypeLike = jnp.float32, capacity: int | None = None
+    config: MambaConfig, batch: int, dtype: DTypeLike = jnp.float32, *, capacity: int | None = None
 ) -> State:
     """The state before the first token.
 

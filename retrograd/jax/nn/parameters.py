@@ -53,7 +53,7 @@ def check(where: str, params: Any, shapes: Shapes) -> None:
             raise bad_dtype(where, argument, str(array.dtype), ("float32", "bfloat16", "float16"))
 
 
-def check_layer(where: str, params: Any, config: Any, kind: type, u: Any, axes: tuple[str, ...]) -> None:
+def check_layer(where: str, params: Any, config: Any, kind: type[Any], u: Any, axes: tuple[str, ...]) -> None:
     """Raise for a config of another kind, u of another form than (*axes, d_model), and parameters of other shapes."""
     if not isinstance(config, kind):
         raise bad_type(where, "config", config, f"{article(kind)}, after params")

@@ -31,7 +31,7 @@ def rotated(
     angle = position[..., None, None].astype(jnp.float32) * frequency[None, None, None]
     turned, rest = split(x, size, x.shape[-1] - size)
     wide = at_least_float32(turned)
-    axis, halves = (-1, (-1, 2)) if config.rotary_emb_interleaved else (-2, (2, len(pairs)))
+    axis, halves = (-1, (len(pairs), 2)) if config.rotary_emb_interleaved else (-2, (2, len(pairs)))
     a, b = jnp.unstack(wide.reshape(*x.shape[:-1], *halves), axis=axis)
     cos, sin = (f(angle).astype(wide.dtype) for f in (jnp.cos, jnp.sin))
     wide = jnp.stack((a * cos - b * sin, a * sin + b * cos), axis=axis).reshape(turned.shape)
