@@ -38,9 +38,9 @@ def cast(arrays: dict[str, Any], ranks: Mapping[str, tuple[int, ...]]) -> dict[s
     dtype = torch.get_autocast_dtype(device)
 
     def one(name: str, array: Any) -> Any:
-        if name not in ranks or not isinstance(array, Tensor) or array.dtype not in CAST:
+        if not isinstance(array, Tensor) or array.layout is not torch.strided or array.dtype not in CAST:
             return array
         stays = array.dtype == torch.float32 and array.ndim not in ranks[name]
         return array if stays else array.to(dtype)
 
-    return {name: one(name, array) for name, array in arrays.items()}
+    return {name: one(name, array) if name in ranks else array for name, array in arrays.items()}
