@@ -64,7 +64,7 @@ class CallSpec:
         whole: options with which the backward pass reads the gradients of all computed results.
         bundles: the named tuples that the function takes, if they are `leading`, and returns after its results.
         leading: the arguments and bundles that the function takes first, though it checks them last, as declared.
-        autocast: the activations that `torch.autocast` casts; the others follow, see `autocast_ranks`.
+        autocast: the activations that `torch.autocast` casts; see `autocast_ranks` for what is cast with them.
         sizes: letter -> size.
         first: the first argument.
         packed: whether the call has packed sequences: several, one after the other, in a batch of one.
@@ -411,11 +411,11 @@ def with_gradients(call: type[CallSpec]) -> frozenset[str]:
 
 @once
 def autocast_ranks(call: type[CallSpec]) -> dict[str, tuple[int, ...]]:
-    """By `shown` name, the arguments that `torch.autocast` casts -> with how many axes it casts them from float32, too.
+    """What `torch.autocast` casts: argument, by its `shown` name -> the numbers of axes with which float32 is cast, too.
 
-    These are the axes of activations: without one of the batch, the same argument is a parameter. An argument whose
-    only dtype is an activation's is cast like it. One that may have another dtype beside it stays float32, and is cast
-    from 16 bits alone, in which two dtypes cannot meet.
+    From float32 it casts activations: the arguments of `call.autocast`, and those that must have the dtype of one. An
+    array without an axis of the batch is a parameter, such as a matrix that is constant in time, and stays float32. So
+    does what may be float32 beside an activation; in 16 bits this is cast, too, since two such dtypes do not meet.
     """
     found: dict[str, tuple[int, ...]] = {}
     for name, argument in arguments(call).items():
