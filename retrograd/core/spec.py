@@ -411,7 +411,7 @@ def with_gradients(call: type[CallSpec]) -> frozenset[str]:
 
 @once
 def autocast_ranks(call: type[CallSpec]) -> dict[str, tuple[int, ...]]:
-    """What `torch.autocast` casts: argument, by its `shown` name -> the numbers of axes with which float32 is cast, too.
+    """What `torch.autocast` casts: argument, by its `shown` name -> the numbers of axes with which float32 is, too.
 
     From float32 it casts activations: the arguments of `call.autocast`, and those that must have the dtype of one. An
     array without an axis of the batch is a parameter, such as a matrix that is constant in time, and stays float32. So
