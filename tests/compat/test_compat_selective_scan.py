@@ -194,7 +194,9 @@ def test_selective_state_update_names_what_it_refuses(draw: Draw, name: str) -> 
 
 
 def test_autocast_changes_no_dtype(draw: Draw) -> None:
-    scanned = {n: t.detach().float() if isinstance(t, Tensor) else t for n, t in scan_inputs(draw, "steps").items()}
+    scanned: dict[str, Any] = {
+        n: t.detach().float() if isinstance(t, Tensor) else t for n, t in scan_inputs(draw, "steps").items()
+    }
     step = [torch.ones(BATCH, DIM, STATES), *torch.ones(2, BATCH, DIM), -torch.ones(DIM, STATES)]
     matrices = torch.full((2, BATCH, STATES), 1 / 3)
 

@@ -272,7 +272,8 @@ def test_the_registered_operator_casts_before_autograd_records_it() -> None:
         y = operator(x, weight, None, None, None, None, False)[0]
     expected = conv(cast(x), weight)
     assert torch.equal(y, expected)
-    for found, exact in zip(*(torch.autograd.grad(t.sum(), (x, weight)) for t in (y, expected)), strict=True):
+    grads = [torch.autograd.grad(t.sum(), (x, weight)) for t in (y, expected)]
+    for found, exact in zip(grads[0], grads[1], strict=True):
         assert found.dtype == torch.float32
         assert torch.equal(found, exact)
     with autocast():
@@ -289,7 +290,7 @@ def test_transforms_cast() -> None:
     with autocast():
         found = torch.func.grad(loss)(x)
         per_sample = torch.vmap(torch.func.grad(loss))(x[None])
-        _, tangent = torch.func.jvp(loss, (x,), (v,))
+        tangent = torch.func.jvp(loss, (x,), (v,))[1]
         with forward_ad.dual_level():
             dual = forward_ad.unpack_dual(loss(forward_ad.make_dual(x, v))).tangent
     assert found.dtype == torch.float32
