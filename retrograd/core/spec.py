@@ -64,6 +64,7 @@ class CallSpec:
         whole: options with which the backward pass reads the gradients of all computed results.
         bundles: the named tuples that the function takes, if they are `leading`, and returns after its results.
         leading: the arguments and bundles that the function takes first, though it checks them last, as declared.
+        autocast: the activations that `torch.autocast` casts; see `autocast_ranks` for what is cast with them.
         sizes: letter -> size.
         first: the first argument.
         packed: whether the call has packed sequences: several, one after the other, in a batch of one.
@@ -79,6 +80,7 @@ class CallSpec:
     whole: ClassVar[Mapping[str, Any]] = {}
     bundles: ClassVar[Mapping[str, Bundle]] = {}
     leading: ClassVar[tuple[str, ...]] = ()
+    autocast: ClassVar[tuple[str, ...]] = ()
     # Attributes and no properties: a compiler that traces the portable path cannot trace declarations.
     sizes: dict[str, Any] = field(init=False, repr=False, compare=False)
     first: Param = field(init=False, repr=False, compare=False)
@@ -405,6 +407,24 @@ def bounded(call: type[CallSpec]) -> dict[str, str]:
 def with_gradients(call: type[CallSpec]) -> frozenset[str]:
     """The arguments that have a gradient."""
     return frozenset(name for name, argument in arguments(call).items() if argument.differentiable)
+
+
+@once
+def autocast_ranks(call: type[CallSpec]) -> dict[str, tuple[int, ...]]:
+    """What `torch.autocast` casts: argument, by its `shown` name -> the numbers of axes with which float32 is, too.
+
+    From float32 it casts activations: the arguments of `call.autocast`, and those that must have the dtype of one. An
+    array without an axis of the batch is a parameter, such as a matrix that is constant in time, and stays float32. So
+    does what may be float32 beside an activation; in 16 bits this is cast, too, since two such dtypes do not meet.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for name, argument in arguments(call).items():
+        if name in call.autocast or {*argument.dtypes} <= {*call.autocast}:
+            forms = alternatives(argument.shape)
+            found[name] = tuple(len(axes) for axes in forms if axes[0].letter in (BATCH, SEQUENCES))
+        elif not found.keys().isdisjoint(argument.dtypes):
+            found[name] = ()
+    return {shown(call)[name]: ranks for name, ranks in found.items()}
 
 
 @once

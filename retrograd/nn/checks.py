@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_nondecreasing
+from retrograd.core.torch.autocast import autocasts
 from retrograd.models.config import MambaConfig
 from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config, is_size
 
@@ -25,11 +26,6 @@ def check_features(module: str, u: Tensor, axes: tuple[str, ...], channels: int,
     # A quantised projection may have integer weights.
     if u.dtype != dtype and dtype.is_floating_point and not autocasts(u.device.type):
         raise bad_dtype(module, "u", str(u.dtype), [f"{dtype}, that of the weights"])
-
-
-def autocasts(device: str) -> bool:
-    """Whether products on a device are autocast."""
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def check_layer(

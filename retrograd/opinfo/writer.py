@@ -14,7 +14,7 @@ from typing import Any
 
 from retrograd.core.declaration import Argument, Bundle, Option, Result
 from retrograd.core.op import Op
-from retrograd.core.spec import CallSpec, arguments, options, parameters
+from retrograd.core.spec import CallSpec, arguments, autocast_ranks, options, parameters
 
 WIDTH = 120
 Asked = dict[str, bool]  # option that returns a result -> whether it is set
@@ -237,6 +237,10 @@ def _documented(call: type[CallSpec], face: Face) -> Iterator[str]:
         )
         same = f"It is the same call as `retrograd.{call.op}`, with the same results and errors."
         yield _wrapped(f"{same} {call.JAX_NOTES or JAX_NOTES.format(kept=named)}", "")
+        yield ""
+    if face is TORCH and (cast := [name for name, ranks in autocast_ranks(call).items() if ranks]):
+        named = f"{', '.join(cast[:-1])} and {cast[-1]}" if cast[1:] else cast[0]
+        yield _wrapped(f"`torch.autocast` casts {named} to its dtype.", "")
         yield ""
     yield "Args:"
     declarations: dict[str, Argument | Bundle | Option] = {**parameters(call), **options(call)}

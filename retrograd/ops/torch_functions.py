@@ -291,6 +291,8 @@ def causal_conv1d(
     weight[:, W - 1] belongs to the newest input. Sums are taken in float32, in the order of k. All gradients are
     bitwise reproducible; a row's results and gradients depend neither on its batch nor on what it is packed with.
 
+    `torch.autocast` casts x and initial_state to its dtype.
+
     Args:
         x: (B, T, D), float32, bfloat16 or float16, any strides, such as those of a transposed (B, D, T) array. float64
             runs on the portable path.
@@ -341,6 +343,8 @@ def causal_conv1d_update(
 
     The results are bitwise equal to those of the same steps in a longer sequence; in JAX without a kernel, only as far
     as XLA compiles both alike.
+
+    `torch.autocast` casts x and state to its dtype.
 
     Args:
         x: (B, D), or (B, T, D) for T steps.
@@ -465,6 +469,8 @@ def selective_scan(
     the state of every 2 N-th step, about 2 bytes per channel and step. Gradients of complex arrays follow the
     framework's convention: JAX's are the conjugates of PyTorch's.
 
+    `torch.autocast` casts x, B, C and z to its dtype.
+
     Args:
         x: (B, T, D), float32, bfloat16 or float16, any strides: a transposed (B, D, T) is fine. float64 runs on the
             portable path.
@@ -539,6 +545,8 @@ def selective_state_update(
     The results are bitwise equal to those of the same step in a longer sequence (in JAX without a kernel, only as far
     as XLA compiles both alike), and the gradients are those of `selective_scan`. With x in float64, float64 and
     complex128 replace float32 and complex64.
+
+    `torch.autocast` casts x, B, C and z to its dtype.
 
     Args:
         state: (B, D, N), float32 (complex64 for complex A): zeros at first, or a final state of `selective_scan`.
@@ -646,6 +654,8 @@ def ssd(
     every 128th step (256th above N = 128) for the backward pass: for a long sequence, where x, B and C have one dtype,
     at most as many bytes as x has. If x is float64, all float32 here is float64.
 
+    `torch.autocast` casts x, B, C and z to its dtype.
+
     Args:
         x: (B, T, H, P), float32, bfloat16 or float16, any strides; P up to 256. float64 runs on the portable path.
         dt: (B, T, H), like x or float32.
@@ -722,6 +732,8 @@ def ssd_update(
     from `ssd`, which multiplies blocks of steps: for the bits of `ssd` use `ssd_step`. No gradient is promised. If x is
     float64, all float32 here is float64.
 
+    `torch.autocast` casts x, B, C and z to its dtype.
+
     Args:
         state: (B, H, P, N), float32: zeros at first, or a final state of `ssd`.
         x: (B, H, P), float32, bfloat16, float16 or float64.
@@ -776,6 +788,8 @@ def ssd_prefill(
     """`ssd` on the first steps of a sequence, of which there may be none, and the window from which `ssd_step` goes on.
 
     It cuts the sequence in two and calls `ssd` on each part.
+
+    `torch.autocast` casts x, B, C and z to its dtype.
 
     Args:
         x: (B, T, H, P), float32, bfloat16 or float16, any strides; P up to 256. float64 runs on the portable path.
@@ -845,6 +859,8 @@ def ssd_step(
     alike); this costs a call of `ssd` on 128 steps. `ssd_update` is faster, without equal bits. Sequences of a batch
     may be at different steps. Shapes do not depend on the step, so it can be captured in a CUDA graph. Values must be
     finite.
+
+    `torch.autocast` casts x, B, C, z, window.x, window.B and window.C to its dtype.
 
     Args:
         window: from `ssd_prefill` or the step before; x, dt, B and C have the dtypes of those in it. A, D, dt_bias and
@@ -975,6 +991,8 @@ def attention(
     i' - left <= j <= i' + right: the last query is aligned with the last key of its sequence. A query that sees no key
     has zeros as its result and gradients, and lse -inf without sinks. Sums are taken in float32. All gradients are
     bitwise reproducible; a query's result depends on nothing but its own sequence up to its last visible key.
+
+    `torch.autocast` casts q, k and v to its dtype.
 
     Args:
         q: (B, Tq, H, D), float32, bfloat16 or float16, any strides. float64 runs on the portable path.
@@ -1109,6 +1127,8 @@ def attention_qkvpacked(
     backward: Literal["auto", "split", "fused"] = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attention` of queries, keys and values that a projection left in one array, without a copy of them.
+
+    `torch.autocast` casts qkv to its dtype.
 
     Args:
         qkv: (B, T, 3, H, D): queries, keys and values. Its gradient is one array, too: in PyTorch on a GPU the kernels

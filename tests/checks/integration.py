@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from retrograd.core.spec import autocast_ranks
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo
 from retrograd.testing.compare import assert_same_bits
@@ -69,10 +70,22 @@ def check_compile(info: OpInfo, case: Case, device: str, seed: int, backend: str
 
 
 def check_autocast(info: OpInfo, case: Case, device: str, seed: int) -> None:
-    """Autocast changes nothing: the op does not cast its arguments, and accumulates in float32."""
+    """Autocast casts what the declaration says, and changes nothing else: the op accumulates in float32."""
     inputs, gradients = drawn(info, case, device, seed)
-    expected = call(info.torch, inputs, options(case), gradients)
+    ranks = {} if info.op is None else autocast_ranks(info.op.call)
+    names = list(inputs)
     for dtype in (torch.bfloat16, torch.float16):
+
+        def casted(name: str, tensor: Tensor) -> Tensor:
+            narrow = tensor.dtype in (torch.bfloat16, torch.float16)
+            activation = tensor.dtype == torch.float32 and tensor.ndim in ranks.get(name, ())
+            return tensor.to(dtype) if activation or (narrow and name in ranks) else tensor  # noqa: B023
+
+        def explicit(first: Tensor, **rest: Any) -> Any:
+            given = {names[0]: first} | rest
+            return info.torch(**{n: casted(n, t) if isinstance(t, Tensor) else t for n, t in given.items()})
+
+        expected = call(explicit, inputs, options(case), gradients)
         with torch.autocast(device, dtype=dtype):
             result = call(info.torch, inputs, options(case), gradients)
         assert_same_bits(result, expected, f"{info.name}, {case.name}: autocast to {dtype}")

@@ -197,3 +197,14 @@ def test_causal_conv1d_update_names_what_it_refuses(draw: Draw, name: str, wrong
     arguments = inputs(draw) | {"conv_state": zeros(BATCH, DIM, WIDTH - 1)}
     with pytest.raises((ValueError, TypeError, NotImplementedError), match=f"^causal_conv1d_update: {name} "):
         causal_conv1d_update(**(arguments | wrong))
+
+
+def test_autocast_changes_no_dtype(draw: Draw) -> None:
+    arguments = {name: t.detach().float() for name, t in inputs(draw).items()}
+    state, x = torch.zeros(BATCH, DIM, WIDTH - 1), arguments["x"][..., 0]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = [causal_conv1d_fn(**arguments), *causal_conv1d_fn(**arguments, return_final_states=True)]
+        found.append(causal_conv1d_update(x, state, arguments["weight"]))
+    expected = [causal_conv1d_fn(**arguments), *causal_conv1d_fn(**arguments, return_final_states=True)]
+    expected.append(causal_conv1d_update(x, torch.zeros_like(state), arguments["weight"]))
+    assert all(map(torch.equal, found, expected))

@@ -191,3 +191,19 @@ def test_selective_state_update_names_what_it_refuses(draw: Draw, name: str) -> 
     arguments = update_inputs(draw, (DIM,), ()) | {"state": zeros(BATCH, DIM, STATES)}
     with pytest.raises((ValueError, TypeError), match=rf"^selective_state_update: {name} "):
         selective_state_update(**(arguments | {name: UPDATE_REFUSALS[name]}))
+
+
+def test_autocast_changes_no_dtype(draw: Draw) -> None:
+    scanned: dict[str, Any] = {
+        n: t.detach().float() if isinstance(t, Tensor) else t for n, t in scan_inputs(draw, "steps").items()
+    }
+    step = [torch.ones(BATCH, DIM, STATES), *torch.ones(2, BATCH, DIM), -torch.ones(DIM, STATES)]
+    matrices = torch.full((2, BATCH, STATES), 1 / 3)
+
+    def results() -> list[Tensor]:
+        y = selective_state_update(*(t.clone() for t in step), *matrices)
+        return [y, *selective_scan_fn(**scanned, return_last_state=True)]
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found = results()
+    assert all(map(torch.equal, found, results()))

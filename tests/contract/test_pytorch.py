@@ -32,7 +32,7 @@ def test_inductor_gives_the_bits_of_eager(info: OpInfo, case: Case, device: str,
 
 
 @pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=FEW))
-def test_autocast_changes_nothing(info: OpInfo, case: Case, device: str, seed: int) -> None:
+def test_autocast_casts_what_is_declared(info: OpInfo, case: Case, device: str, seed: int) -> None:
     integration.check_autocast(info, case, device, seed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from broken import SEED, breaks, info, scaled_gradient
 from checks import derivatives, integration
 from torch import Tensor
 
-from retrograd import rms_norm
+from retrograd import causal_conv1d, rms_norm
 from retrograd.core.torch.arguments import in_batches
+from retrograd.ops.causal_conv1d.info import INFO as CONVOLUTION
 from retrograd.ops.rms_norm import reference
 from retrograd.ops.rms_norm.info import INFO
 
@@ -51,6 +53,17 @@ def test_autocast_that_changes_the_arithmetic() -> None:
         return rms_norm(x @ torch.eye(x.shape[-1]), weight).float()
 
     breaks(integration.check_autocast, cast, "plain_fp32")
+
+
+def test_a_call_that_autocast_does_not_reach() -> None:
+    def apart(*inputs: Any, **others: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return causal_conv1d(*inputs, **others)
+
+    case = CONVOLUTION.case("fp32")
+    integration.check_autocast(CONVOLUTION, case, "cpu", SEED)
+    with pytest.raises(AssertionError):
+        integration.check_autocast(replace(CONVOLUTION, torch=apart), case, "cpu", SEED)
 
 
 def test_a_forward_pass_that_cannot_be_repeated() -> None:

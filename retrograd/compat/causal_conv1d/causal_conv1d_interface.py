@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,6 +14,7 @@ from retrograd.compat.dtypes import beside
 from retrograd.compat.rows import read_rows, write_rows, zero_padding
 from retrograd.core.errors import bad_shape, bad_value
 from retrograd.core.torch.arguments import check_tensors
+from retrograd.core.torch.autocast import no_autocast
 
 
 def causal_conv1d_fn(
@@ -72,6 +75,7 @@ def causal_conv1d_fn(
         expect_if_given(me, name, states, (batch, dim, width - 1), "(batch, dim, width - 1)")
 
     by_step, weight, bias = x.transpose(1, 2), beside(x, weight), beside(x, bias)
+    device = x.device.type  # whose autocast changes no dtypes, as with the original
     if seq_idx is not None:
         if initial_states is not None:
             raise ValueError(f"{me}: initial_states is given, expected None, since seq_idx is given")
@@ -81,14 +85,15 @@ def causal_conv1d_fn(
             raise bad_value(me, "device of seq_idx", "meta", "one with numbers, since sequences are counted")
         cu_seqlens = _cu_seqlens(seq_idx)
         packed = by_step.reshape(1, batch * steps, dim)
-        y = retrograd.causal_conv1d(packed, weight, bias, activation=silu, cu_seqlens=cu_seqlens)
+        with no_autocast(device):
+            y = retrograd.causal_conv1d(packed, weight, bias, activation=silu, cu_seqlens=cu_seqlens)
         return torch.where(seq_idx[..., None] < 0, 0, y.view(batch, steps, dim)).transpose(1, 2)
     initial = None if initial_states is None else initial_states.to(x.dtype)
-    if not return_final_states:
-        return retrograd.causal_conv1d(by_step, weight, bias, activation=silu, initial_state=initial).transpose(1, 2)
-    y, final = retrograd.causal_conv1d(
-        by_step, weight, bias, activation=silu, initial_state=initial, return_final_state=True
-    )
+    convolution = partial(retrograd.causal_conv1d, by_step, weight, bias, activation=silu, initial_state=initial)
+    with no_autocast(device):
+        if not return_final_states:
+            return convolution().transpose(1, 2)
+        y, final = convolution(return_final_state=True)
     return y.transpose(1, 2), final if final_states_out is None else final_states_out.copy_(final)
 
 
@@ -164,9 +169,10 @@ def causal_conv1d_update(
         last = min(count, length)  # inputs that later ones would overwrite at once are skipped
         places = _ring(cache_seqlens, count - last, count, state)
         new = state.scatter(2, places, steps[..., count - last :].to(state.dtype))
-    y, _ = retrograd.causal_conv1d_update(
-        steps.transpose(1, 2), before.to(x.dtype), beside(x, weight), beside(x, bias), activation=silu
-    )
+    with no_autocast(x.device.type):
+        y, _ = retrograd.causal_conv1d_update(
+            steps.transpose(1, 2), before.to(x.dtype), beside(x, weight), beside(x, bias), activation=silu
+        )
     write_rows(conv_state, conv_state_indices, new)
     y = zero_padding(conv_state_indices, y)
     return y[:, 0] if x.ndim == 2 else y.transpose(1, 2)

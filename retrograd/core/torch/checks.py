@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from ..errors import OPTION_TYPES, check_nondecreasing, check_option
-from ..spec import CallSpec, bounded, options, required_count, shown
+from ..spec import CallSpec, autocast_ranks, bounded, options, required_count, shown
 from .arguments import check_tensors, concrete, params_of
+from .autocast import autocasts_anywhere, cast
 from .formulas import is_transformed
 from .operator import hashable
 
@@ -26,6 +27,8 @@ Checked = Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[
 def checker(call: type[CallSpec]) -> Checked:
     """The function that checks arrays and options by name, and returns them; it raises ValueError or TypeError.
 
+    The arrays that it checks and returns are those of autocast.
+
     The operator is `retrograd::check_<op>`.
     """
     names = shown(call)
@@ -33,6 +36,7 @@ def checker(call: type[CallSpec]) -> Checked:
     defaults = {name: declared.default for name, declared in options(call).items()}
     required = required_count(call)
     numbers = bounded(call)
+    ranks = autocast_ranks(call)
 
     accepted: set[Any] = set()
 
@@ -63,6 +67,8 @@ def checker(call: type[CallSpec]) -> Checked:
     traced = getattr(torch.ops.retrograd, f"check_{call.op}")
 
     def checked(tensors: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        if autocasts_anywhere():
+            tensors = cast(tensors, ranks)
         if not torch.compiler.is_compiling():
             check_once(tensors, given)
             if numbers:

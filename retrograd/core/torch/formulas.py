@@ -23,8 +23,9 @@ from torch._C._functorch import (
 from ..errors import check_nondecreasing
 from ..op import Forward, Op
 from ..program import Array
+from .autocast import no_autocast
 from .launch import DTYPES
-from .passes import BackwardPass, Options, Shapes, Tensors, no_autocast, shapes_of, spec_of
+from .passes import BackwardPass, Options, Shapes, Tensors, shapes_of, spec_of
 from .xp import differentiable_torch_namespace
 
 DIFFERENTIATE = (TransformType.Grad, TransformType.Jvp)

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from ..op import Op
+from ..spec import autocast_ranks
 from . import formulas
 from .arguments import check_arguments, in_batches, resolved, without_gaps
+from .autocast import autocasts_anywhere, cast
 from .launch import launches_directly
 from .operator import Operators, register, unregistered
 from .passes import Options, Prepared, Tensors, run_forward, whole
@@ -50,8 +52,11 @@ def _bound(op: Op, operators: Operators) -> Call:
     direct = _direct(op, operators)
     count = len(op.results)
     numbers = [place for place, name in enumerate(op.arguments) if name in op.indices]
+    ranks = autocast_ranks(op.call)
 
     def call(arrays: dict[str, Any], settings: dict[str, Any]) -> Results:
+        if ranks and autocasts_anywhere():
+            arrays = cast(arrays, ranks)
         tensors: Tensors = tuple(arrays.values())
         options: Options = tuple(settings.values())
         for place in numbers:  # copying a few numbers is faster than reading them by strides

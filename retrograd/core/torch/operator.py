@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 
 from ..op import Call, Op, differentiable, gradient_names, gradients_of_results, saved_names
+from ..spec import autocast_ranks
 from .arguments import absent
+from .autocast import cast
 from .flops import register_flops
 from .launch import DTYPES
 from .passes import Options, Shapes, backward_pass, run_forward, shapes_of, spec_of, wanted_names
 
+AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA")
 Returned = Tensor | tuple[Tensor, ...]
 
 
@@ -127,6 +130,8 @@ def register(op: Op) -> Operators:
     backward_op.register_fake(fake_backward)
     forward_op.register_autograd(backward, setup_context=setup_context)
     operator = getattr(torch.ops.retrograd, op.name)
+    if ranks := autocast_ranks(op.call):
+        _register_autocast(op, forward_op, ranks)
     backward_operator = getattr(torch.ops.retrograd, f"{op.name}_backward")
 
     def flops(*inputs: Any) -> int:
@@ -142,6 +147,20 @@ def register(op: Op) -> Operators:
     register_flops(operator, flops)
     register_flops(backward_operator, backward_flops)
     return Operators(lambda *inputs: _together(operator(*inputs)), gradients_of)
+
+
+def _register_autocast(op: Op, operator: Any, ranks: Mapping[str, tuple[int, ...]]) -> None:
+    """Cast the operator's arguments under autocast, before autograd records the call."""
+    arguments = len(op.arguments)
+    for key in AUTOCAST_KEYS:
+        excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+        def run(*inputs: Any, excluded: Any = excluded) -> Returned:
+            arrays = cast(dict(zip(op.arguments, inputs, strict=False)), ranks)
+            with torch._C._ExcludeDispatchKeyGuard(excluded):
+                return getattr(torch.ops.retrograd, op.name)(*arrays.values(), *inputs[arguments:])
+
+        operator._lib.impl(op.name, run, key)  # as `torch.library.register_autocast`, which casts all arguments
 
 
 def unregistered(op: Op) -> Operators:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from operator import itemgetter
 from typing import Any
@@ -15,6 +14,7 @@ from ..errors import check_nondecreasing
 from ..op import Backward, Call, Op, Stack, differentiable, gradient_names, gradients_of_results, saved_names
 from ..spec import Param, Params
 from .arguments import bad_device, check_arguments
+from .autocast import no_autocast
 from .launch import DTYPES, Key, Launcher, Runner, concrete, dtype_name, key, layouts
 from .xp import torch_namespace
 
@@ -89,11 +89,6 @@ class BackwardPass(Pass):
     """A backward pass on one device."""
 
     call: Backward
-
-
-def no_autocast(device: str) -> AbstractContextManager[Any]:
-    """A context without autocast; some devices, such as `meta`, never have it."""
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 class Prepared:

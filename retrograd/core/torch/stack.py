@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from ..op import Op, Stack
+from ..spec import autocast_ranks
 from .arguments import without_gaps
+from .autocast import autocasts_anywhere, cast
 from .checks import checker
 from .launch import launches_directly
 from .op import Call, Results, bind, incoming_of, kernels_only, operators_of, transformed
@@ -27,8 +29,11 @@ def bind_stack(op: Op, stack: Stack) -> Call:
     direct = _direct(op, operators_of(op), stack)
     check = checker(stack.call)
     sources, name_of_whole = stack.sources(op), stack.name
+    ranks = autocast_ranks(stack.call)
 
     def checked(arrays: dict[str, Any], settings: dict[str, Any]) -> Results:
+        if autocasts_anywhere():
+            arrays = cast(arrays, ranks)
         if torch.compiler.is_compiling():  # no error of an operator reaches a function that is traced
             check(arrays, settings)
             return call(arrays, settings)

@@ -172,6 +172,7 @@ class Spec(Common):
     )
 
     op: ClassVar = "attention"
+    autocast: ClassVar = ("q",)
     results: ClassVar = (
         Result("out", "B Q H V", "q"),
         Result("lse", "B H Q", "compute_dtype", returned="return_lse"),

@@ -39,6 +39,7 @@ class Packed(Common):
     backward: str = same_as(Spec, "backward")
 
     op: ClassVar = "attention_qkvpacked"
+    autocast: ClassVar = ("qkv",)
     letters: ClassVar = {**Common.letters, "Q": Letter("steps"), "K": Letter("steps")}
     results: ClassVar = (
         Result("out", "B Q H D", "qkv"),

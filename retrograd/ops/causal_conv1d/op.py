@@ -21,6 +21,7 @@ class Convolution(CallSpec):
 
     x: Param
 
+    autocast: ClassVar = ("x",)
     letters: ClassVar = {
         "B": Letter("batch"),
         "T": Letter("time"),

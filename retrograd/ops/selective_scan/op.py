@@ -25,6 +25,7 @@ class Common(CallSpec):
     B: Param
     C: Param
 
+    autocast: ClassVar = ("x", "B", "C", "z")  # not dt, of which decays are made
     letters: ClassVar = {
         "B": Letter("batch"),
         "T": Letter("time"),

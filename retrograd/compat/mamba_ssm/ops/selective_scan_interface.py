@@ -14,6 +14,7 @@ from retrograd.compat.dtypes import beside, full
 from retrograd.compat.recompute import recomputed_in_backward
 from retrograd.core.errors import bad_dtype, bad_shape, bad_value
 from retrograd.core.torch.arguments import check_tensors
+from retrograd.core.torch.autocast import autocasts, no_autocast
 from retrograd.core.torch.launch import launches_directly
 
 
@@ -78,9 +79,10 @@ def selective_scan_fn(
         dt_bias=full(u, delta_bias),
         dt_softplus=softplus,
     )
-    if not last:
-        return scan().transpose(1, 2)
-    out, last_state = scan(return_final_state=True)
+    with no_autocast(u.device.type):  # as mamba_ssm's, it keeps the dtype of u
+        if not last:
+            return scan().transpose(1, 2)
+        out, last_state = scan(return_final_state=True)
     return out.transpose(1, 2), last_state
 
 
@@ -208,7 +210,7 @@ def mamba_inner_fn(
             expect_if_given(me, part, tensor, (states,), "(dstate,)")
 
     device = xz.device.type
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+    if not autocasts(device):
         for name, tensor in (("x_proj_weight", x_proj_weight), ("out_proj_weight", out_proj_weight)):
             if tensor.dtype != xz.dtype:
                 raise bad_dtype(me, name, str(tensor.dtype), [f"{xz.dtype}, the dtype of xz, since autocast is off"])
@@ -217,7 +219,8 @@ def mamba_inner_fn(
     conv_weight, conv_bias = beside(xz, conv1d_weight.squeeze(1)), beside(xz, conv1d_bias)
 
     def convolution(by_step: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return retrograd.causal_conv1d(by_step, weight, bias, activation="silu")
+        with no_autocast(device):
+            return retrograd.causal_conv1d(by_step, weight, bias, activation="silu")
 
     def step_sizes(low_rank: Tensor, weight: Tensor) -> Tensor:
         return F.linear(low_rank, weight.to(low_rank.dtype))
@@ -237,17 +240,18 @@ def mamba_inner_fn(
             each = each if bias is None else each + bias.to(each.dtype)
             each = each if weight is None else normalised(each, weight)
             matrices[name] = _pairs(each, xz) if A.is_complex() else beside(xz, each)
-        y = retrograd.selective_scan(
-            x,
-            beside(x, dt),
-            full(xz, A),
-            matrices["B"],
-            matrices["C"],
-            D=full(xz, D),
-            z=z,
-            dt_bias=full(xz, delta_bias),
-            dt_softplus=softplus,
-        )
+        with no_autocast(device):
+            y = retrograd.selective_scan(
+                x,
+                beside(x, dt),
+                full(xz, A),
+                matrices["B"],
+                matrices["C"],
+                D=full(xz, D),
+                z=z,
+                dt_bias=full(xz, delta_bias),
+                dt_softplus=softplus,
+            )
     out_bias = None if out_proj_bias is None else out_proj_bias.to(out_proj_weight.dtype)
     return F.linear(y, out_proj_weight, out_bias)
 

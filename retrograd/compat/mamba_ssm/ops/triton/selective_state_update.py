@@ -11,6 +11,7 @@ from retrograd.compat.dtypes import arithmetic, beside, full
 from retrograd.compat.rows import read_rows, write_rows, zero_padding
 from retrograd.core.errors import bad_shape
 from retrograd.core.torch.arguments import check_tensors
+from retrograd.core.torch.autocast import no_autocast
 
 
 @torch.no_grad()
@@ -88,17 +89,18 @@ def selective_state_update(
     expect_if_given(me, "state_batch_indices", state_batch_indices, (batch,), "(batch,)", "int32 or int64")
 
     # A head's channels are adjacent, so that heads are just groups of channels.
-    y, new = retrograd.selective_state_update(
-        read_rows(state, state_batch_indices).flatten(1, -2).to(arithmetic(x)),
-        x.flatten(1),
-        beside(x, dt).flatten(1),
-        full(x, A).flatten(0, -2),
-        beside(x, B),
-        beside(x, C),
-        D=None if D is None else full(x, D).flatten(),
-        z=None if z is None else beside(x, z).flatten(1),
-        dt_bias=None if dt_bias is None else full(x, dt_bias).flatten(),
-        dt_softplus=softplus,
-    )
+    with no_autocast(x.device.type):
+        y, new = retrograd.selective_state_update(
+            read_rows(state, state_batch_indices).flatten(1, -2).to(arithmetic(x)),
+            x.flatten(1),
+            beside(x, dt).flatten(1),
+            full(x, A).flatten(0, -2),
+            beside(x, B),
+            beside(x, C),
+            D=None if D is None else full(x, D).flatten(),
+            z=None if z is None else beside(x, z).flatten(1),
+            dt_bias=None if dt_bias is None else full(x, dt_bias).flatten(),
+            dt_softplus=softplus,
+        )
     write_rows(state, state_batch_indices, new.view(batch, *heads, dstate).to(state.dtype))
     return zero_padding(state_batch_indices, y.view(x.shape))
