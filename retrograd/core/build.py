@@ -16,6 +16,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from .ahead import Ahead
 from .arch import Arch
+from .coalesce import coalescing
 from .dtypes import TRITON
 from .program import ALIGNMENT, Array, Launch, Program
 
@@ -128,12 +129,18 @@ def arguments(launch: Launch, arrays: Mapping[str, Any] | None = None) -> list[A
 
 @Ahead
 def _compile(
-    kernel: Any, sig: Signature, arch: Arch, options: tuple[tuple[str, Any], ...], device: int | None
+    kernel: Any,
+    sig: Signature,
+    arch: Arch,
+    options: tuple[tuple[str, Any], ...],
+    thread_wise: bool,
+    device: int | None,
 ) -> Any:
     hints = {path: [["tt.divisibility", divisor]] for path, divisor in sig.hints}
     source_of = GluonASTSource if kernel.is_gluon() else ASTSource
     source = source_of(kernel, dict(sig.types), dict(sig.constants), hints)
-    compiled = triton.compile(source, target=arch.target, options=dict(options))
+    with coalescing(not thread_wise):
+        compiled = triton.compile(source, target=arch.target, options=dict(options))
     if device is not None:  # so that the C function which launches it is in the cache, where `compiled.run` looks
         triton.runtime.driver.active.launcher_cls(compiled.src, compiled.metadata)
     return compiled
@@ -151,7 +158,7 @@ def _described(launch: Launch, arrays: Mapping[str, Array], arch: Arch, device: 
         options["launch_pdl"] = True
     if launch.max_registers and arch.backend == "cuda":
         options["maxnreg"] = launch.max_registers
-    return launch.kernel, signature(launch, arrays), arch, tuple(options.items()), device
+    return launch.kernel, signature(launch, arrays), arch, tuple(options.items()), launch.thread_wise, device
 
 
 def build(launch: Launch, arrays: Mapping[str, Array], arch: Arch, device: int | None = None) -> Any:
