@@ -21,11 +21,11 @@ class Ahead:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self.cache_clear()
+        self.forget()
         self._start_over()
         os.register_at_fork(after_in_child=self._start_over)
 
-    def cache_clear(self) -> None:
+    def forget(self) -> None:
         """Forget all results."""
         self._found: dict[Key, Any] = {}
 

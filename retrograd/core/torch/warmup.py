@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..arch import SUPPORTED, Arch
-from ..program import Program, dense
+from ..program import Array, Program
 from .launch import DTYPES, Launcher, Runner, arch_of
 from .passes import Launchers, forget_plans
 
@@ -48,7 +48,9 @@ class Collector(Launcher):
         def run(_: Sequence[Any]) -> list[Any]:
             found = [returned.get(name) if name else None for name in outputs]
             return [
-                None if a is None else torch.empty_strided(a.shape, dense(a.shape), dtype=DTYPES[a.dtype], device=device)
+                None
+                if a is None
+                else torch.empty_strided(a.shape, dense(a.shape), dtype=DTYPES[a.dtype], device=device)
                 for a in found
             ]
 
@@ -58,6 +60,10 @@ class Collector(Launcher):
         """Nothing, on the meta device: all is compiled in the end."""
         if device.type != "meta":
             super().begin(programs, arch, device)
+
+
+def _empty(array: Array, device: torch.device) -> torch.Tensor:
+    return torch.empty(array.shape, dtype=DTYPES[array.dtype], device=device)
 
 
 def collect(function: Callable[..., Any], arguments: Sequence[Any], arch: Arch) -> list[Program]:
@@ -101,7 +107,7 @@ def warmup(function: Callable[..., Any], *arguments: Any, arch: str | None = Non
 
     Example::
 
-        model = retrograd.nn.LanguageModel(retrograd.nn.MambaConfig(d_model=256, n_layer=4, vocab_size=256))
+        model = LanguageModel(MambaConfig(d_model=256, n_layer=4, vocab_size=256))  # of retrograd.nn
         tokens = torch.zeros(2, 512, dtype=torch.int64)
         retrograd.warmup(model, tokens, arch="sm_90")  # here, or when an image is built
 
