@@ -46,13 +46,7 @@ class Collector(Launcher):
         returned = {array.name: array for array in program.returned}
 
         def run(_: Sequence[Any]) -> list[Any]:
-            found = [returned.get(name) if name else None for name in outputs]
-            return [
-                None
-                if a is None
-                else torch.empty_strided(a.shape, dense(a.shape), dtype=DTYPES[a.dtype], device=device)
-                for a in found
-            ]
+            return [_empty(returned[name], device) if name in returned else None for name in outputs]
 
         return run
 
