@@ -10,10 +10,11 @@ from retrograd._version import __version__
 from retrograd.core.errors import missing
 
 if find_spec("torch") is not None:
+    from retrograd.core.torch.warmup import warmup
     from retrograd.ops.torch_functions import *  # noqa: F403
     from retrograd.ops.torch_functions import __all__ as _functions
 
-    __all__ = ["__version__", *_functions]
+    __all__ = ["__version__", "warmup", *_functions]
 else:
 
     def __getattr__(name: str) -> object:

@@ -6,18 +6,19 @@ rules for hints are in `signature`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import triton
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from .ahead import Ahead
 from .arch import Arch
+from .coalesce import coalescing
 from .dtypes import TRITON
-from .program import ALIGNMENT, Array, Launch
+from .program import ALIGNMENT, Array, Launch, Program
 
 INT32_MAX = 2**31 - 1
 Path = tuple[int, ...]  # a parameter's index; another number is the index within the tuple there
@@ -32,7 +33,7 @@ class Signature:
     hints: tuple[tuple[Path, int], ...]
 
 
-def signature(launch: Launch, arrays: dict[str, Array]) -> Signature:
+def signature(launch: Launch, arrays: Mapping[str, Array]) -> Signature:
     """The types, constants and hints of a launch.
 
     Absent arrays and run-time integers equal to 1 become constants, so that the compiler removes their code. Other
@@ -126,26 +127,27 @@ def arguments(launch: Launch, arrays: Mapping[str, Any] | None = None) -> list[A
     return [values[name] for name in launch.kernel.arg_names]
 
 
-@cache
-def _compile(kernel: Any, sig: Signature, arch: Arch, options: tuple[tuple[str, Any], ...], device: int) -> Any:
+@Ahead
+def _compile(
+    kernel: Any,
+    sig: Signature,
+    arch: Arch,
+    options: tuple[tuple[str, Any], ...],
+    thread_wise: bool,
+    device: int | None,
+) -> Any:
     hints = {path: [["tt.divisibility", divisor]] for path, divisor in sig.hints}
     source_of = GluonASTSource if kernel.is_gluon() else ASTSource
     source = source_of(kernel, dict(sig.types), dict(sig.constants), hints)
-    return triton.compile(source, target=arch.target, options=dict(options))
+    with coalescing(not thread_wise):
+        compiled = triton.compile(source, target=arch.target, options=dict(options))
+    if device is not None:  # so that the C function which launches it is in the cache, where `compiled.run` looks
+        triton.runtime.driver.active.launcher_cls(compiled.src, compiled.metadata)
+    return compiled
 
 
-def build(launch: Launch, arrays: dict[str, Array], arch: Arch, device: int = 0) -> Any:
-    """Compile a launch's kernel for `arch`; needs no GPU.
-
-    Args:
-        launch: the launch.
-        arrays: the arrays of its program by name.
-        arch: the architecture to compile for.
-        device: the index of the GPU; each has its own result, since a binary is loaded on one device.
-
-    Returns:
-        Triton's `CompiledKernel`: `.asm` has the intermediate code and the binary, `.metadata` the shared memory.
-    """
+def _described(launch: Launch, arrays: Mapping[str, Array], arch: Arch, device: int | None) -> tuple[Any, ...]:
+    """All that a binary depends on, as `_compile` takes it."""
     # Fused multiply-adds change bits: a later Triton, or a user's environment, would decide otherwise.
     options: dict[str, Any] = {
         "num_warps": launch.num_warps,
@@ -156,7 +158,33 @@ def build(launch: Launch, arrays: dict[str, Array], arch: Arch, device: int = 0)
         options["launch_pdl"] = True
     if launch.max_registers and arch.backend == "cuda":
         options["maxnreg"] = launch.max_registers
-    return _compile(launch.kernel, signature(launch, arrays), arch, tuple(options.items()), device)
+    return launch.kernel, signature(launch, arrays), arch, tuple(options.items()), launch.thread_wise, device
+
+
+def build(launch: Launch, arrays: Mapping[str, Array], arch: Arch, device: int | None = None) -> Any:
+    """Compile a launch's kernel for `arch`; needs no GPU.
+
+    Args:
+        launch: the launch.
+        arrays: the arrays of its program by name.
+        arch: the architecture to compile for.
+        device: the index of the GPU on which Triton launches it; each has its own result, since a binary is loaded on
+            one device. None where Triton launches nothing: in JAX, or without a GPU.
+
+    Returns:
+        Triton's `CompiledKernel`: `.asm` has the intermediate code and the binary, `.metadata` the shared memory.
+    """
+    return _compile(*_described(launch, arrays, arch, device))
+
+
+def begin(programs: Iterable[Program], arch: Arch, device: int | None = None) -> None:
+    """Compile the launches of programs side by side, in the order in which `build` will ask for them; does not wait.
+
+    Threads suffice: Triton reads a kernel with the interpreter's lock, but releases it in the compiler's passes, and
+    ptxas and the C compiler are processes.
+    """
+    launches = [(launch, program.arrays) for program in programs for launch in program.launches if launch.grid]
+    _compile.begin(_described(launch, arrays, arch, device) for launch, arrays in launches)
 
 
 def descriptor_bytes(launch: Launch, compiled: Any) -> int:

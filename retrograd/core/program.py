@@ -142,6 +142,9 @@ class Launch:
             design.
         overlap: launch while the previous kernel drains; the kernel then has to call `numerics.wait_for_previous`,
             whose docstring says when. Only where `Arch.overlaps_launches`; it does not change results.
+        thread_wise: whether each vector in memory has at most one element for each thread; the compiler then has no
+            choice to make about them, and does not look for one, which can take long (`core.coalesce`). The binary is
+            the same.
     """
 
     kernel: Any
@@ -154,6 +157,7 @@ class Launch:
     max_registers: int | None = None
     allowed_spills: int = 0
     overlap: bool = False
+    thread_wise: bool = False
     descriptors: Mapping[str, Descriptor] = field(default_factory=dict)
     strided: Mapping[str, Any] = field(default_factory=dict)
     together: Mapping[str, Any] = field(default_factory=dict)

@@ -47,6 +47,9 @@ class Interpreter(torch_launch.Launcher):
 
         return run
 
+    def begin(self, programs: Sequence[Program], arch: Arch, device: torch.device) -> None:
+        """Nothing has to be compiled."""
+
 
 @contextmanager
 def interpreted(arch: str = "sm_80") -> Iterator[None]:

@@ -149,6 +149,9 @@ def arch_of_jax() -> Arch | None:
 
 def run(program: Program, arch: Arch, inputs: Sequence[Any]) -> list[Any]:
     """Emit a program's launches; later launches read the results of earlier ones."""
+    from ..build import begin
+
+    begin([program], arch)
     arrays = dict(zip((array.name for array in program.inputs), inputs, strict=True))
     for launch in program.launches:
         if launch.grid:

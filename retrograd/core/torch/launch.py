@@ -111,9 +111,10 @@ def prepare(
         A function from the input tensors to the output tensors, with None for what the program does not read or
         compute.
     """
-    from ..build import arguments, build, descriptor_bytes
+    from ..build import arguments, begin, build, descriptor_bytes
 
     index = device.index
+    begin([program], arch, index)
     kept = program.returned
     allocated = (*kept, *program.scratch)
     allocations = [(array.shape, dense(array.shape), DTYPES[array.dtype]) for array in allocated]
@@ -194,6 +195,12 @@ class Launcher:
     ) -> Runner:
         """The function that runs a program on tensors; see `prepare`."""
         return prepare(program, inputs, outputs, arch, device)
+
+    def begin(self, programs: Sequence[Program], arch: Arch, device: torch.device) -> None:
+        """Compile programs that will be prepared soon, without waiting for it."""
+        from ..build import begin
+
+        begin(programs, arch, device.index)
 
 
 class Described:

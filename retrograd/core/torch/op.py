@@ -20,7 +20,7 @@ from .arguments import check_arguments, in_batches, resolved, without_gaps
 from .autocast import autocasts_anywhere, cast
 from .launch import launches_directly
 from .operator import Operators, register, unregistered
-from .passes import Options, Prepared, Tensors, run_forward, whole
+from .passes import Options, Prepared, Tensors, prepared_call, run_forward, whole
 
 Results = tuple[Tensor | None, ...]  # one for each of the op's results, None where it is absent
 
@@ -83,7 +83,11 @@ def _direct(op: Op, operators: Operators) -> Callable[..., Results]:
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Results:
             tensors = inputs[:arguments]
-            prepared, outputs = run_forward(op, tensors, inputs[arguments])
+            prepared = prepared_call(op, tensors, inputs[arguments])
+            if not prepared.started:
+                needs = ctx.needs_input_grad[:arguments]
+                prepared.start(prepared.backward(needs) if any(needs) else None)
+            outputs = prepared.run(tensors)
             ctx.prepared = prepared
             ctx.save_for_backward(*prepared.saved((*tensors, *outputs)))
             ctx.set_materialize_grads(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from operator import itemgetter
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ..errors import check_nondecreasing
 from ..op import Backward, Call, Op, Stack, differentiable, gradient_names, gradients_of_results, saved_names
+from ..program import Layouts, Program
 from ..spec import Param, Params
 from .arguments import bad_device, check_arguments
 from .autocast import no_autocast
@@ -60,9 +62,17 @@ class Pass:
 
     def runner(self, keys: Keys) -> Runner:
         """The function that runs the pass on tensors with these keys."""
+        return self.prepared(self.program(layouts(self.names, keys)))
+
+    def program(self, layouts: Layouts) -> Program | None:
+        """The program for inputs of these layouts; None where the portable path runs."""
+        arch = Launchers.current.arch_of(self.device)
+        return None if arch is None else self.call.program(layouts, arch)
+
+    def prepared(self, program: Program | None) -> Runner:
+        """The function that runs a program of this pass."""
         launcher = Launchers.current
         arch = launcher.arch_of(self.device)
-        program = None if arch is None else self.call.program(layouts(self.names, keys), arch)
         if program is None or arch is None:
             return self.portable
         return launcher.prepare(program, self.names, self.makes, arch, self.device)
@@ -96,7 +106,8 @@ class Prepared:
 
     Attributes:
         op, params, options: the call.
-        run: runs the forward pass on tensors of this layout.
+        started: whether `start` has been called.
+        run: runs the forward pass on tensors of this layout, once started.
         saved: selects, from arguments, results and saved arrays, those that the backward pass reads.
         backward: the backward pass, as a function of which arguments need a gradient.
         stacked: the same for gradients in one array, see `stacked_pass`, as a function of a stack, too.
@@ -113,7 +124,10 @@ class Prepared:
         self.params = params
         self.options = options
         outputs = (*op.results, *op.kept)
-        self.run = Pass(forward, op.arguments, outputs, device).runner(keys)
+        self.started = False
+        self.run: Runner
+        self._forward = Pass(forward, op.arguments, outputs, device)
+        self._program = self._forward.program(layouts(op.arguments, keys))
         self.saved = _selector([(*op.arguments, *outputs).index(name) for name in saved_names(op, backward)])
         self.device = device
         # Only on a CPU: elsewhere, reading values would wait for the device.
@@ -137,6 +151,21 @@ class Prepared:
 
         self.backward = pass_for
         self.stacked = stacked_for
+
+    def start(self, backward: BackwardPass | None = None) -> None:
+        """Compile the forward pass; meanwhile other threads compile the backward pass that will follow.
+
+        The gradients that will come are taken to be dense, as they mostly are; for others it is compiled when they
+        come.
+        """
+        launcher = Launchers.current
+        arch = launcher.arch_of(self.device)
+        if arch is not None and self._program is not None and backward is not None:
+            with suppress(Exception):  # the backward pass will raise it
+                program = backward.program(layouts(self.op.arguments, self.keys))
+                launcher.begin([self._program, *([program] if program else [])], arch, self.device)
+        self.run = self._forward.prepared(self._program)
+        self.started = True
 
     def zeros(self, result: str) -> Tensor | None:
         """Zeros as the gradient of a result that no loss uses; None where the backward pass does not read it."""
@@ -194,6 +223,12 @@ def stacked_pass(
     return BackwardPass(op.backward(spec, wanted, stack), apart.names, makes, device)
 
 
+def forget_plans() -> None:
+    """Forget all prepared calls, as another launcher would not run them."""
+    for cached in (_prepare, backward_pass, stacked_pass):
+        cached.cache_clear()
+
+
 def whole(prepared: Prepared) -> Prepared:
     """The same call with a backward pass that reads the gradients of all computed results.
 
@@ -224,8 +259,8 @@ def spec_of(op: Op, shapes: Shapes, options: Options) -> Any:
     return op.spec(params, dict(zip(op.options, map(concrete, options), strict=True)))
 
 
-def run_forward(op: Op, tensors: Tensors, options: Options) -> tuple[Prepared, list[Tensor | None]]:
-    """The prepared call, and its results and saved arrays."""
+def prepared_call(op: Op, tensors: Tensors, options: Options) -> Prepared:
+    """The prepared call, not started where it is new."""
     try:
         # As `key`, whose calls would take more host time.
         keys: Keys = tuple(
@@ -238,4 +273,12 @@ def run_forward(op: Op, tensors: Tensors, options: Options) -> tuple[Prepared, l
     for place, limit in prepared.limits:
         if (numbers := tensors[place]) is not None:
             check_nondecreasing(op.name, op.arguments[place], numbers.tolist(), limit)
+    return prepared
+
+
+def run_forward(op: Op, tensors: Tensors, options: Options) -> tuple[Prepared, list[Tensor | None]]:
+    """The prepared call, and its results and saved arrays."""
+    prepared = prepared_call(op, tensors, options)
+    if not prepared.started:
+        prepared.start()
     return prepared, prepared.run(tensors)

@@ -16,7 +16,7 @@ from .checks import checker
 from .launch import launches_directly
 from .op import Call, Results, bind, incoming_of, kernels_only, operators_of, transformed
 from .operator import Operators
-from .passes import Tensors, run_forward
+from .passes import Tensors, prepared_call
 
 
 def bind_stack(op: Op, stack: Stack) -> Call:
@@ -62,11 +62,20 @@ def _direct(op: Op, operators: Operators, stack: Stack) -> Callable[..., Results
     stacked = len(stack.arguments)
     given = len(op.arguments) - stacked + 1
 
+    def needs_of(ctx: Any) -> tuple[bool, ...]:
+        first, *rest = ctx.needs_input_grad[:given]
+        return (*[first] * stacked, *rest)
+
     class Stacked(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Results:
             tensors: Tensors = (*inputs[0].unbind(stack.axis), *inputs[1:given])
-            prepared, outputs = run_forward(op, tensors, inputs[given])
+            prepared = prepared_call(op, tensors, inputs[given])
+            if not prepared.started:
+                needs = needs_of(ctx)
+                together = prepared.stacked(needs, stack) if needs[0] else None
+                prepared.start(together or (prepared.backward(needs) if any(needs) else None))
+            outputs = prepared.run(tensors)
             ctx.prepared = prepared
             # Not its views, which are no nodes of the graph; they come first in what the backward pass reads.
             ctx.save_for_backward(inputs[0], *prepared.saved((*tensors, *outputs))[stacked:])
@@ -78,8 +87,8 @@ def _direct(op: Op, operators: Operators, stack: Stack) -> Callable[..., Results
             prepared, incoming = incoming_of(ctx.prepared, gradients)
             whole, *saved = ctx.saved_tensors
             inputs = (*incoming, *whole.unbind(stack.axis), *saved)
-            first, *rest = ctx.needs_input_grad[:given]
-            needs = (*[first] * stacked, *rest)
+            needs = needs_of(ctx)
+            first = needs[0]
             if not kernels_only(incoming):
                 found = transformed(operators, prepared, needs, inputs)
             elif first and (together := prepared.stacked(needs, stack)):

@@ -133,6 +133,7 @@ def _scan(
             constants={**flags, **extra},
             num_warps=tile.num_warps(arch),
             overlap=arch.overlaps_launches,
+            thread_wise=not extra.get("SUM_CHANNELS"),  # whose vectors of rows are shorter and laid out otherwise
         )
 
     launches = []
