@@ -24,7 +24,7 @@ from .rows import Slots, owned, slots, written
 class AttentionState(NamedTuple):
     """The state of an `Attention` layer between steps: the keys and values of all earlier ones.
 
-    Sequences of a batch may be at different steps.
+    Sequences of a batch may be at different steps. A call copies k and v.
 
     Attributes:
         k, v: (B, capacity, groups, head size), in the activations' dtype; rotated and normalised keys.

@@ -43,8 +43,8 @@ def load(
 
     Raises:
         FileNotFoundError: for a missing file.
-        TypeError, ValueError: for a dtype that is not floating, a config of other layers, weights with
-            other names, shapes or types, and a file that differs from SHA256SUMS.
+        TypeError, ValueError: for a dtype that is not floating, a config of other layers, weights with other names,
+            shapes or types, and a file that differs from SHA256SUMS.
 
     Example:
         >>> import tempfile

@@ -435,6 +435,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         r"cu_seqlens has shape \(1,\), expected \(sequences \+ 1,\)",
     ),
+    "packing of too many steps": (
+        lambda: attend(U[:1], cu_seqlens=PACKED + 1),
+        ValueError,
+        r"attention_layer: cu_seqlens\[1\] is 14, expected numbers that do not fall, from 0 to 13",
+    ),
     "MLP of another width": (
         lambda: nn.gated_mlp({"fc1.weight": U[0, :4], "fc2.weight": U[0].T[:, :2]}, U[..., 1:]),
         ValueError,

@@ -34,7 +34,7 @@ def trained(config: nn.MambaConfig, device: jax.Device) -> tuple[Array, dict[str
         tokens = jax.random.randint(jax.random.key(1), (2, 301), 0, config.vocab_size)
         state = nn.initial_state(config, 2, capacity=301)
 
-    def loss(params: dict[str, Array], tokens: Array, state: list[Any]) -> Array:
+    def loss(params: dict[str, Array], tokens: Array, state: Any) -> Array:
         first, state = nn.language_model(params, config, tokens[:, :CUT], state)
         then, _ = nn.language_model(params, config, tokens[:, CUT:-1], state)
         logits = jnp.concatenate((first, then), axis=1)
