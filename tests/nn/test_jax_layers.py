@@ -120,7 +120,9 @@ def test_so_are_those_of_more_models(name: str, seed: int) -> None:
     assert_right(model(MORE[name]), drawn(MORE[name], seed))
 
 
-@pytest.mark.parametrize("config", [WITHOUT_LIMIT, pytest.param(MAMBA2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "config", [WITHOUT_LIMIT, pytest.param(MAMBA2, marks=pytest.mark.slow)], ids=["hybrid", "mamba2"]
+)
 def test_bfloat16_activations_beside_float32_parameters_keep_the_error_budget(
     config: nn.MambaConfig, seed: int
 ) -> None:
