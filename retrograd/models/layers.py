@@ -278,6 +278,8 @@ class AttentionConfig(LayerConfig):
             raise bad_value(name, "softmax_scale", self.softmax_scale, "None or a finite number of at least 0")
         if self.num_heads % (self.num_heads_kv or self.num_heads):
             raise bad_value(name, "num_heads_kv", self.num_heads_kv, f"a divisor of num_heads={self.num_heads}")
+        if not self.rotary_emb_base:
+            raise bad_value(name, "rotary_emb_base", self.rotary_emb_base, "a finite number above 0")
         if self.rotary_emb_dim % 2:
             raise bad_value(name, "rotary_emb_dim", self.rotary_emb_dim, "an even number")
 

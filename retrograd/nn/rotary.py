@@ -20,7 +20,8 @@ def rotate(
     """
     d, interleaved = config.rotary_emb_dim, config.rotary_emb_interleaved
     wide = torch.promote_types(x.dtype, torch.float32)
-    rates = config.rotary_emb_base ** -(torch.arange(0, d, 2, device=x.device, dtype=wide) / d)
+    # float64 until rounded once: at late positions an angle has the error of its rate many times over.
+    rates = (config.rotary_emb_base ** -(torch.arange(0, d, 2, device=x.device, dtype=torch.float64) / d)).to(wide)
     angle = (position[:, None] * rates)[:, None]  # (T, 1, d / 2)
     cos, sin = angle.cos(), angle.sin()
     rotated, rest = x[..., :d].to(wide), x[..., d:]

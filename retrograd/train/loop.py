@@ -7,21 +7,24 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from retrograd.core.errors import missing
 from retrograd.nn import LanguageModel, checksums
 
 from . import checkpoint, metrics
 from .bigram import Bigram
 from .data import HELD_OUT, TRAINING, Windows
-from .learner import learner_of
+from .learner import Learner
 from .metrics import CURVE, METRICS, VERDICT, Row
 from .presets import Preset
 from .settings import Settings
+from .torch_learner import TorchLearner
 
 ADVICE = "a lower learning rate may help"
 
@@ -159,6 +162,18 @@ class Trainer:
         metrics.append(self.folder / METRICS, rows)
         for row in rows:
             report(row)
+
+
+def learner_of(settings: Settings) -> Learner:
+    """A learner with the parameters that the settings' seed draws."""
+    if settings.framework == "torch":
+        return TorchLearner(settings)
+    for module in ("jax", "optax"):
+        if find_spec(module) is None:
+            raise missing("retrograd train --framework jax", module)
+    from .jax_learner import JaxLearner
+
+    return JaxLearner(settings)
 
 
 def parameters(model: nn.Module) -> int:

@@ -21,7 +21,7 @@ from train_runs import METRICS, bits, go_on, new_trainer, train, write_text
 from retrograd.cli import train as train_command
 from retrograd.nn import LanguageModel, MambaConfig, checksums, load, save
 from retrograd.train import alone, checkpoint
-from retrograd.train.learner import TorchLearner
+from retrograd.train.torch_learner import TorchLearner
 
 COMMAND = (sys.executable, "-c", "import sys; from retrograd.cli import main; sys.exit(main())")
 

@@ -11,7 +11,8 @@ from train_runs import bits, go_on, new_trainer, train
 
 from retrograd.nn import load
 from retrograd.train import ARCHITECTURES, Settings, preset
-from retrograd.train.learner import Learner, learner_of
+from retrograd.train.learner import Learner
+from retrograd.train.loop import learner_of
 
 # JAX compiles a step for seconds.
 FRAMEWORKS = [

@@ -21,9 +21,9 @@ from retrograd.train import PRESETS, Preset, Settings, Windows, preset, start, s
 from retrograd.train import checkpoint as checkpoints
 from retrograd.train.bigram import Bigram
 from retrograd.train.data import HELD_OUT, SEPARATOR, TRAINING, write
-from retrograd.train.learner import adamw
 from retrograd.train.loop import lr_factor
 from retrograd.train.metrics import read
+from retrograd.train.torch_learner import adamw
 
 STEPS = PRESETS["tiny"].steps
 

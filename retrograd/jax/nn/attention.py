@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int32
 
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_nondecreasing
+from retrograd.core.jax.arguments import readable
 from retrograd.core.jax.sharding import explicit
 from retrograd.core.jax.xp import jax_namespace
 from retrograd.core.packed import steps as packed_steps
@@ -223,8 +225,9 @@ class _Steps(NamedTuple):
 def _steps(u: Array, cu_seqlens: Array | None) -> _Steps:
     batch, time = u.shape[:2]
     if cu_seqlens is not None:
-        of = packed_steps(jax_namespace(), jnp.asarray(cu_seqlens), time)
-        return _Steps(jnp.asarray(cu_seqlens), of.owner[None], of.offset[None], of.inside[None])
+        bounds = jnp.clip(jnp.asarray(cu_seqlens), 0, time)
+        of = packed_steps(jax_namespace(), bounds, time)
+        return _Steps(bounds, of.owner[None], of.offset[None], of.inside[None])
     number = jnp.arange(time, dtype=jnp.int32)[None]
     sequences = jnp.arange(batch + 1, dtype=jnp.int32)
     return _Steps(time * sequences, sequences[:-1, None], number, number >= 0)
@@ -276,6 +279,8 @@ def _check_packing(where: str, u: Array, cu_seqlens: Any) -> None:
         raise bad_dtype(where, "cu_seqlens", str(cu_seqlens.dtype), ("int32",))
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 2:
         raise bad_shape(where, "cu_seqlens", cu_seqlens.shape, "(sequences + 1,)")
+    if readable(cu_seqlens):
+        check_nondecreasing(where, "cu_seqlens", np.asarray(cu_seqlens).tolist(), u.shape[1])
     if u.shape[0] != 1:
         raise bad_shape(where, "u", u.shape, "batch=1, since cu_seqlens is given")
 

@@ -52,6 +52,17 @@ def block(
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what was passed.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import nn
+        >>> config = nn.MambaConfig(d_model=64, n_layer=1, vocab_size=256, d_intermediate=128)
+        >>> params = nn.init(jax.random.key(0), config)
+        >>> prefix = "backbone.layers.0."
+        >>> own = {name.removeprefix(prefix): array for name, array in params.items() if name.startswith(prefix)}
+        >>> out, stream, _ = nn.block(own, config, 0, jnp.ones((2, 100, 64)), None)
+        >>> (out + stream).shape
+        (2, 100, 64)
     """
     return _block("block", params, config, number, x, stream, state, {"cu_seqlens": cu_seqlens})
 
@@ -189,6 +200,17 @@ def step(
 
     Raises:
         ValueError, TypeError: as `language_model`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import nn
+        >>> attention = nn.AttentionConfig(num_heads=4, rotary_emb_dim=16)
+        >>> config = nn.MambaConfig(d_model=64, n_layer=2, vocab_size=256, attn_layer_idx=(1,), attn_cfg=attention)
+        >>> params = nn.init(jax.random.key(0), config)
+        >>> state = nn.initial_state(config, 2, capacity=100)
+        >>> logits, state = nn.step(params, config, jnp.array([65, 66]), state)
+        >>> logits.shape, state[1].k.shape
+        ((2, 256), (2, 100, 4, 16))
     """
     if state is None:
         raise bad_type("step", "state", state, "a sequence of a state for each layer")
