@@ -78,8 +78,7 @@ def train(
         "device": device,
         "compile": compile_,
     }
-    if find_spec("matplotlib") is None:
-        fail('matplotlib is not installed; pip install "retrograd[train]"')
+    need("matplotlib", extra="train")
     if resume is None:
         folder, settings = new_run(options, name, out_folder or Path("runs"))
     elif name is not None or out_folder is not None:
@@ -138,6 +137,8 @@ def new_run(options: Mapping[str, Any], name: str | None, out_folder: Path) -> t
     device = chosen_device(options["device"])
     if options["compile"]:
         need_compiler(device)
+    if options["framework"] == "jax":
+        need("jax", "optax", extra="train-jax")
     preset_name = options["preset"] or ("gpu" if device == "cuda" else "cpu")
     seed = options["seed"] or 0
     if name is not None and (Path(name).name != name or name in ("", "..")):
@@ -191,9 +192,18 @@ def old_run(options: Mapping[str, Any], folder: Path) -> Settings:
         if value is not None and value != expected[option]:
             fail(f"--{option} is {value!r}, but the run in {folder} has {expected[option]!r}; a run keeps its settings")
     need_device(settings.device)
+    if settings.framework == "jax":
+        need("jax", "optax", extra="train-jax")
     if settings.compile:
         need_compiler(settings.device)
     return settings
+
+
+def need(*packages: str, extra: str) -> None:
+    """Exit if a package of an extra is not installed."""
+    for package in packages:
+        if find_spec(package) is None:
+            fail(f'{package} is not installed; pip install "retrograd[{extra}]"')
 
 
 def need_compiler(device: str) -> None:

@@ -7,14 +7,12 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from retrograd.core.errors import missing
 from retrograd.nn import LanguageModel, checksums
 
 from . import checkpoint, metrics
@@ -168,10 +166,7 @@ def learner_of(settings: Settings) -> Learner:
     """A learner with the parameters that the settings' seed draws."""
     if settings.framework == "torch":
         return TorchLearner(settings)
-    for module in ("jax", "optax"):
-        if find_spec(module) is None:
-            raise missing("retrograd train --framework jax", module)
-    from .jax_learner import JaxLearner
+    from .jax_learner import JaxLearner  # needs jax and optax
 
     return JaxLearner(settings)
 

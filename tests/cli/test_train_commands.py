@@ -364,3 +364,15 @@ def test_a_model_that_is_no_longer_a_number_ends_the_run_with_a_line(
     result = run(*tiny())
     assert result.exit_code == 1
     assert "the held-out loss after step 4 is nan" in result.stderr
+
+
+def test_a_run_in_jax_without_optax_ends_with_a_line_and_no_folder(
+    tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import retrograd.cli.train as command
+
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "optax" else True)
+    result = run(*tiny(), "--framework", "jax", "--arch", "hybrid")
+    assert result.exit_code == 2
+    assert 'optax is not installed; pip install "retrograd[train-jax]"' in result.stderr
+    assert not list(tmp_path.glob("tiny-*"))
