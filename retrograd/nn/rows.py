@@ -14,27 +14,14 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
-
-class Steps(NamedTuple):
-    """Which sequence each step of a packed row belongs to.
-
-    Attributes:
-        owner: (T,), the number of a sequence, also for a step that belongs to none.
-        offset: (T,) int32, the steps since that sequence's start.
-        inside: (T,), whether the step belongs to it.
-    """
-
-    owner: Int[Tensor, " T"]
-    offset: Int32[Tensor, " T"]
-    inside: Bool[Tensor, " T"]
+from retrograd.core.packed import Steps
+from retrograd.core.packed import steps as steps_of
+from retrograd.core.torch.xp import torch_namespace
 
 
 def owned(cu_seqlens: Int32[Tensor, " S+1"], time: int) -> Steps:
-    """The steps of a packed row of `time` steps."""
-    step = torch.arange(time, device=cu_seqlens.device, dtype=torch.int32)
-    begin, end = cu_seqlens[:-1], cu_seqlens[1:]
-    owner = torch.searchsorted(end, step, right=True).clamp(max=len(end) - 1)  # the first that ends after the step
-    return Steps(owner, step - begin[owner], (step >= begin[owner]) & (step < end[owner]))
+    """Which sequence each step of a packed row of `time` steps belongs to; offsets are int32."""
+    return steps_of(torch_namespace(), cu_seqlens, time)
 
 
 class Slots(NamedTuple):
@@ -59,8 +46,9 @@ class Slots(NamedTuple):
 
 def slots(before: Int32[Tensor, " S"], capacity: int, cu_seqlens: Int32[Tensor, " S+1"], time: int) -> Slots:
     """The slots of `time` packed steps, which follow `before` steps of each sequence."""
-    owner, offset, inside = owned(cu_seqlens, time)
-    position, steps = before[owner] + offset, before + cu_seqlens.diff()
+    of = owned(cu_seqlens, time)
+    owner, inside = of.owner.long(), of.inside  # a slot's number may need 64 bits
+    position, steps = before[owner] + of.offset, before + cu_seqlens.diff()
     slot = torch.where(inside & (position < capacity), owner * capacity + position, len(before) * capacity)
     end = torch.arange(1, len(before) + 1, device=before.device, dtype=torch.int32) * capacity
     keys = torch.stack((end - capacity + steps.clamp(max=capacity), end), dim=1).flatten()
