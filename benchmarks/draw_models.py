@@ -10,7 +10,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from matplotlib.figure import Figure
-from models import BATCH, IMPLS, SLOW, TIME
+from model_shapes import IMPLS, MODELS, SLOW
 
 from retrograd.bench.picture.caption import runs, versions
 from retrograd.bench.picture.page import (

@@ -9,23 +9,38 @@ from torch import Tensor
 from retrograd.models.layers import AttentionConfig
 
 
-def rotate(
-    x: Float[Tensor, "B T H P"], position: Int[Tensor, " T"], config: AttentionConfig
-) -> Float[Tensor, "B T H P"]:
-    """Rotate the first d = rotary_emb_dim channels of every head, pair i by position * base^(-2 i / d), in float32.
-
-    A pair is channels i and i + d / 2, or if interleaved 2 i and 2 i + 1.
+# An operator of its own, so that a compiled model has one table for all layers instead of powers in every element.
+@torch.library.custom_op("retrograd::rotary_tables", mutates_args=())
+def rotary_tables(position: Tensor, d: int, base: float, dtype: torch.dtype) -> Tensor:
+    """cos and sin (2, T, d / 2) of the angles position * base^(-2 i / d).
 
     Source: Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2.
     """
+    # float64 until rounded once: at late positions an angle has the error of its rate many times over.
+    rates = (base ** -(torch.arange(0, d, 2, device=position.device, dtype=torch.float64) / d)).to(dtype)
+    angle = position[:, None] * rates
+    return torch.stack((angle.cos(), angle.sin()))
+
+
+@rotary_tables.register_fake
+def _(position: Tensor, d: int, base: float, dtype: torch.dtype) -> Tensor:
+    return position.new_empty(2, len(position), d // 2, dtype=dtype)
+
+
+def rotate(
+    x: Float[Tensor, "B T H P"], position: Int[Tensor, " T"], config: AttentionConfig
+) -> Float[Tensor, "B T H P"]:
+    """Rotate the first d = rotary_emb_dim channels of every head by `rotary_tables`, in at least float32.
+
+    A pair is channels i and i + d / 2, or if interleaved 2 i and 2 i + 1.
+    """
     d, interleaved = config.rotary_emb_dim, config.rotary_emb_interleaved
     wide = torch.promote_types(x.dtype, torch.float32)
-    # float64 until rounded once: at late positions an angle has the error of its rate many times over.
-    rates = (config.rotary_emb_base ** -(torch.arange(0, d, 2, device=x.device, dtype=torch.float64) / d)).to(wide)
-    angle = (position[:, None] * rates)[:, None]  # (T, 1, d / 2)
-    cos, sin = angle.cos(), angle.sin()
+    cos, sin = rotary_tables(position, d, config.rotary_emb_base, wide)[:, :, None]
     rotated, rest = x[..., :d].to(wide), x[..., d:]
     a, b = rotated.unflatten(-1, (d // 2, 2)).unbind(-1) if interleaved else rotated.chunk(2, dim=-1)
-    pair = (a * cos - b * sin, a * sin + b * cos)
-    rotated = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
-    return torch.cat((rotated.to(x.dtype), rest), dim=-1)
+    # Rounded before they are joined: compiled, each half is then written once.
+    pair = ((a * cos - b * sin).to(x.dtype), (a * sin + b * cos).to(x.dtype))
+    if interleaved:
+        return torch.cat((torch.stack(pair, dim=-1).flatten(-2), rest), dim=-1)
+    return torch.cat((*pair, rest), dim=-1)
