@@ -24,6 +24,8 @@ from .flops import register_flops
 from .launch import DTYPES
 from .passes import Options, Shapes, backward_pass, run_forward, shapes_of, spec_of, wanted_names
 
+# Rows may be further apart than traced: torch.compile pads matrix products, and would copy a part of one before a call.
+TAGS = (torch.Tag.needs_fixed_stride_order,)
 AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA")
 Returned = Tensor | tuple[Tensor, ...]
 
@@ -119,12 +121,15 @@ def register(op: Op) -> Operators:
         return (*found, *(None for _ in ctx.options))
 
     name = f"retrograd::{op.name}"
-    forward_op = torch.library.custom_op(name, run, mutates_args=(), schema=f"({tensors}{options}) -> ({returned})")
+    forward_op = torch.library.custom_op(
+        name, run, mutates_args=(), schema=f"({tensors}{options}) -> ({returned})", tags=TAGS
+    )
     backward_op = torch.library.custom_op(
         f"{name}_backward",
         run_backward,
         mutates_args=(),
         schema=f"({read}{shapes}, bool[] wanted{options}) -> ({gradients})",
+        tags=TAGS,
     )
     forward_op.register_fake(fake)
     backward_op.register_fake(fake_backward)
