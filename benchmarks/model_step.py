@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from model_shapes import CUDA, JAX, MAMBA_SSM, MAMBA_SSM_COMPILED, MODELS, SLOW, SLOW_BATCH
 
-WARM_UP, STEPS, PROFILED = 3, 10, 2
+WARM_UP, ROUNDS, STEPS, PROFILED = 3, 5, 4, 2
 
 
 class Training(NamedTuple):
@@ -62,7 +62,8 @@ def measure(name: str, impl: str, peers: str | None, profiles: str | None) -> No
     own.settle()
     print("ready", flush=True)
     sys.stdin.readline()
-    ms = statistics.median(timed(own) for _ in range(1 if slow else STEPS))
+    rounds, steps = (1, 1) if slow else (ROUNDS, STEPS)
+    ms = statistics.median(timed(own, steps) for _ in range(rounds))
     row = {
         "op": "model",
         "case": name,
@@ -97,10 +98,11 @@ def packages(impl: str) -> tuple[str, ...]:
     return "torch", "triton", *(("transformers",) if impl.startswith("transformers") else ()), *peers
 
 
-def timed(training: Training) -> float:
-    """Milliseconds of one step, from an idle device until it is idle again."""
+def timed(training: Training, steps: int) -> float:
+    """Milliseconds of a step, from so many that begin on an idle device and follow each other without waiting."""
     training.wait()
     start = time.perf_counter()
-    training.step()
+    for _ in range(steps):
+        training.step()
     training.wait()
-    return 1000 * (time.perf_counter() - start)
+    return 1000 * (time.perf_counter() - start) / steps
