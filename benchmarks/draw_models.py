@@ -29,7 +29,7 @@ from retrograd.bench.picture.page import (
 from retrograd.bench.picture.styles import BLUE, RED
 
 ORDER = (SLOW, *(impl for impl in IMPLS if impl != SLOW))
-LINE, HEADING, BEHIND = 0.22, 0.26, 1.05  # inches; BEHIND a bar is its text
+LINE, HEADING, BEHIND = 0.22, 0.26, 1.2  # inches; BEHIND a bar is its text
 
 
 def draw(path: Path) -> None:
@@ -38,45 +38,48 @@ def draw(path: Path) -> None:
 
 
 def figure_of(rows: list[dict[str, Any]]) -> Figure:
-    """Bars of tokens a second, with the peak memory behind them, a column for each model."""
+    """Bars of tokens a second for each model, with the peak memory behind them."""
     last = {(row["case"], row["impl"]): row for row in rows}
     shown = list(last.values())
-    usual = {"B": BATCH, "T": TIME}
-    title = f"Training of Mamba language models on {shown[0]['gpu']}"
-    what = f"Tokens a second and peak memory of whole training steps, bf16, {described(usual)} where no other is named"
+    gpus = " and ".join(dict.fromkeys(row["gpu"] for row in shown))
     measured = runs((row["date"], row["commit"]) for row in shown)
     below = f"{versions(row['versions'] for row in shown)}. Measured {measured}."
-    parts = (
-        paragraph(title, LARGE, weight="bold"),
-        paragraph(what, colour=GREY),
-        bars(last, usual),
-        paragraph(below, SMALL, GREY),
+    return page(
+        (
+            paragraph(f"Training of language models on {gpus}", LARGE, weight="bold"),
+            paragraph("Tokens a second and peak memory of whole training steps, bf16", colour=GREY),
+            *(bars(case, [row for row in shown if row["case"] == case]) for case in cases(shown)),
+            paragraph(below, SMALL, GREY),
+        )
     )
-    return page(parts)
 
 
-def bars(rows: dict[tuple[str, str], dict[str, Any]], usual: dict[str, int]) -> Part:
-    """A line for each implementation, a column for each model."""
-    cases = list(dict.fromkeys(case for case, _ in rows))
-    impls = [impl for impl in ORDER if any((case, impl) in rows for case in cases)]
-    names = max(inches(impl, SMALL) for impl in impls) + 0.12
-    width = (WIDTH - 2 * MARGIN - names) / len(cases)
+def cases(rows: list[dict[str, Any]]) -> list[str]:
+    """The models that have rows, in the order of models.py."""
+    return [name for name in MODELS if any(row["case"] == name for row in rows)]
+
+
+def bars(case: str, rows: list[dict[str, Any]]) -> Part:
+    """A line for each implementation of a model."""
+    own = sorted(rows, key=lambda row: ORDER.index(row["impl"]))
+    model = MODELS[case]
+    usual = {"B": model.batch, "T": model.time}
+    names = max(inches(impl, SMALL) for impl in IMPLS) + 0.12
+    width = WIDTH - 2 * MARGIN - names - BEHIND
+    size = f"{own[0]['parameters'] / 1e6:,.0f} million parameters, {described(usual)}"
 
     def draw_bars(figure: Figure, top: float) -> None:
-        for place, case in enumerate(cases):
-            left = MARGIN + names + place * width
-            text_at(figure, left, top, case, SMALL + 1, weight="bold")
-            axes = axes_at(figure, left, top - HEADING, width - BEHIND, LINE * len(impls))
-            own = [(number, rows[case, impl]) for number, impl in enumerate(impls) if (case, impl) in rows]
-            colours = [RED if "retrograd" in row["impl"] else BLUE for _, row in own]
-            drawn = axes.barh([number for number, _ in own], [row["tokens_s"] for _, row in own], 0.7, color=colours)
-            axes.bar_label(drawn, [f" {note(row, usual)}" for _, row in own], fontsize=SMALL)
-            axes.set(ylim=(len(impls) - 0.5, -0.5), xlim=(0, max(row["tokens_s"] for _, row in own)), xticks=[])
-            axes.set_yticks(range(len(impls)), impls if place == 0 else [""] * len(impls))
-            axes.tick_params(axis="y", length=0)
-            axes.spines["bottom"].set_visible(False)
+        text_at(figure, MARGIN, top, f"{case}: {size}", SMALL + 1, weight="bold")
+        axes = axes_at(figure, MARGIN + names, top - HEADING, width, LINE * len(own))
+        colours = [RED if "retrograd" in row["impl"] else BLUE for row in own]
+        drawn = axes.barh(range(len(own)), [row["tokens_s"] for row in own], 0.7, color=colours)
+        axes.bar_label(drawn, [f" {note(row, usual)}" for row in own], fontsize=SMALL)
+        axes.set(ylim=(len(own) - 0.5, -0.5), xlim=(0, max(row["tokens_s"] for row in own)), xticks=[])
+        axes.set_yticks(range(len(own)), [row["impl"] for row in own])
+        axes.tick_params(axis="y", length=0)
+        axes.spines["bottom"].set_visible(False)
 
-    return Part(HEADING + LINE * len(impls) + 0.12, draw_bars)
+    return Part(HEADING + LINE * len(own) + 0.12, draw_bars)
 
 
 def note(row: dict[str, Any], usual: dict[str, int]) -> str:

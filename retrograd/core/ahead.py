@@ -14,13 +14,18 @@ Key = tuple[Hashable, ...]
 class Ahead:
     """A function of hashable arguments, which computes each result once.
 
+    Args:
+        function: computes a result.
+        begun: computes it in a thread of `begin`, by default `function`; both have the same results.
+
     Threads live as long as there is work: an idle process has none of them, and one that ends waits for what they are
     at, but begins nothing more. An error is raised where a result is asked for, after another attempt, and nowhere
     else.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], begun: Callable[..., Any] | None = None) -> None:
         self._function = function
+        self._begun = begun or function
         self.forget()
         self._start_over()
         os.register_at_fork(after_in_child=self._start_over)
@@ -45,7 +50,7 @@ class Ahead:
                 if other is None:
                     self._running[key] = threading.Event()
             if other is None:
-                self._compute(key)
+                self._compute(key, self._function)
             else:
                 other.wait()
         return self._found[key]
@@ -62,7 +67,7 @@ class Ahead:
     def _work(self) -> None:
         while (key := self._next()) is not None:
             with suppress(Exception):
-                self._compute(key)
+                self._compute(key, self._begun)
 
     def _next(self) -> Key | None:
         """A result that nobody has begun; None where the thread shall end."""
@@ -76,9 +81,9 @@ class Ahead:
             self._threads -= 1
             return None
 
-    def _compute(self, key: Key) -> None:
+    def _compute(self, key: Key, function: Callable[..., Any]) -> None:
         try:
-            self._found[key] = self._function(*key)
+            self._found[key] = function(*key)
         finally:
             with self._lock:
                 self._running.pop(key).set()

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from . import apart
 from .ahead import Ahead
 from .arch import Arch
 from .coalesce import coalescing
 from .dtypes import TRITON
+from .keys import settle
 from .program import ALIGNMENT, Array, Launch, Program
 
 INT32_MAX = 2**31 - 1
@@ -127,23 +129,74 @@ def arguments(launch: Launch, arrays: Mapping[str, Any] | None = None) -> list[A
     return [values[name] for name in launch.kernel.arg_names]
 
 
-@Ahead
-def _compile(
-    kernel: Any,
-    sig: Signature,
-    arch: Arch,
-    options: tuple[tuple[str, Any], ...],
-    thread_wise: bool,
-    device: int | None,
-) -> Any:
+class Job(NamedTuple):
+    """All that a binary depends on, beside the kernel."""
+
+    signature: Signature
+    arch: Arch
+    options: tuple[tuple[str, Any], ...]
+    thread_wise: bool
+
+
+class NotCachedError(Exception):
+    """Raised in place of compiling."""
+
+
+def source_of(kernel: Any, job: Job) -> ASTSource:
+    """A kernel as Triton compiles it."""
+    sig = job.signature
     hints = {path: [["tt.divisibility", divisor]] for path, divisor in sig.hints}
-    source_of = GluonASTSource if kernel.is_gluon() else ASTSource
-    source = source_of(kernel, dict(sig.types), dict(sig.constants), hints)
-    with coalescing(not thread_wise):
-        compiled = triton.compile(source, target=arch.target, options=dict(options))
+    source = GluonASTSource if kernel.is_gluon() else ASTSource
+    return source(kernel, dict(sig.types), dict(sig.constants), hints)
+
+
+def compile_source(source: ASTSource, job: Job) -> Any:
+    """The binary, from Triton's cache on disk or compiled now."""
+    with coalescing(not job.thread_wise):
+        return triton.compile(source, target=job.arch.target, options=dict(job.options))
+
+
+def compile_job(kernel: Any, job: Job) -> Any:
+    """The binary of a kernel; what a process of `apart` does."""
+    settle(kernel)
+    return compile_source(source_of(kernel, job), job)
+
+
+def is_cached(kernel: Any, job: Job) -> bool:
+    """Whether Triton's cache on disk has a binary."""
+
+    def refuse(*_: Any) -> Any:
+        raise NotCachedError
+
+    source = source_of(kernel, job)
+    source.make_ir = refuse  # which Triton calls for what is not cached
+    try:
+        compile_source(source, job)
+    except NotCachedError:
+        return False
+    return True
+
+
+@Ahead
+def _driver() -> Any:
+    """Triton's driver; where its cache is empty, a C compiler makes a part of it."""
+    return triton.runtime.driver.active
+
+
+def _compile(kernel: Any, job: Job, device: int | None) -> Any:
+    compiled = compile_job(kernel, job)
     if device is not None:  # so that the C function which launches it is in the cache, where `compiled.run` looks
-        triton.runtime.driver.active.launcher_cls(compiled.src, compiled.metadata)
+        _driver().launcher_cls(compiled.src, compiled.metadata)
     return compiled
+
+
+def _compile_apart(kernel: Any, job: Job, device: int | None) -> Any:
+    if apart.possible(kernel) and not is_cached(kernel, job):
+        apart.run(compile_job.__name__, kernel, job)
+    return _compile(kernel, job, device)
+
+
+_compiled = Ahead(_compile, _compile_apart)
 
 
 def _described(launch: Launch, arrays: Mapping[str, Array], arch: Arch, device: int | None) -> tuple[Any, ...]:
@@ -158,7 +211,9 @@ def _described(launch: Launch, arrays: Mapping[str, Array], arch: Arch, device: 
         options["launch_pdl"] = True
     if launch.max_registers and arch.backend == "cuda":
         options["maxnreg"] = launch.max_registers
-    return launch.kernel, signature(launch, arrays), arch, tuple(options.items()), launch.thread_wise, device
+    settle(launch.kernel)
+    job = Job(signature(launch, arrays), arch, tuple(options.items()), launch.thread_wise)
+    return launch.kernel, job, device
 
 
 def build(launch: Launch, arrays: Mapping[str, Array], arch: Arch, device: int | None = None) -> Any:
@@ -174,17 +229,18 @@ def build(launch: Launch, arrays: Mapping[str, Array], arch: Arch, device: int |
     Returns:
         Triton's `CompiledKernel`: `.asm` has the intermediate code and the binary, `.metadata` the shared memory.
     """
-    return _compile(*_described(launch, arrays, arch, device))
+    return _compiled(*_described(launch, arrays, arch, device))
 
 
 def begin(programs: Iterable[Program], arch: Arch, device: int | None = None) -> None:
     """Compile the launches of programs side by side, in the order in which `build` will ask for them; does not wait.
 
-    Threads suffice: Triton reads a kernel with the interpreter's lock, but releases it in the compiler's passes, and
-    ptxas and the C compiler are processes.
+    Each is compiled in a thread, which has a process do it where there are cores and no binary in Triton's cache.
     """
+    if device is not None:
+        _driver.begin([()])
     launches = [(launch, program.arrays) for program in programs for launch in program.launches if launch.grid]
-    _compile.begin(_described(launch, arrays, arch, device) for launch, arrays in launches)
+    _compiled.begin(_described(launch, arrays, arch, device) for launch, arrays in launches)
 
 
 def descriptor_bytes(launch: Launch, compiled: Any) -> int:

@@ -79,9 +79,9 @@ def test_a_call_without_gradients_begins_no_backward_pass() -> None:
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache of Triton, and a process that has compiled nothing."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    build._compile.forget()
+    build._compiled.forget()
     yield tmp_path
-    build._compile.forget()
+    build._compiled.forget()
 
 
 def test_warmup_compiles_both_passes_of_a_model_into_the_cache(
@@ -98,7 +98,7 @@ def test_warmup_compiles_both_passes_of_a_model_into_the_cache(
     launches = [(p, one) for p in collect(model, [x], ARCH) for one in p.launches]
     kernels = {one.kernel.__module__.rpartition(".")[2] for _, one in launches}
     assert kernels >= {"forward", "backward"}
-    build._compile.forget()  # as in another process
+    build._compiled.forget()  # as in another process
     monkeypatch.setattr(triton.compiler.compiler.ASTSource, "make_ir", _refuse)
     for program, launch in launches:
         build.build(launch, program.arrays, ARCH)

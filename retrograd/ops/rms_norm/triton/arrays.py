@@ -13,7 +13,14 @@ def rows_type(dims: int) -> Any:
 
     Rows have `dims` inner dimensions, whose strides come first, from the innermost on, then that of the outermost.
     """
-    return namedtuple("Rows", ["pointer", *(f"inner_{i}" for i in range(dims)), "row", "head"])
+    make: Any = namedtuple  # mypy would ask for literal names
+    kind = make("Rows", ["pointer", *(f"inner_{i}" for i in range(dims)), "row", "head"])
+    kind.__reduce__ = lambda rows: (_rows, tuple(rows))  # another process makes the type again
+    return kind
+
+
+def _rows(*fields: Any) -> Any:
+    return rows_type(len(fields) - 3)(*fields)
 
 
 class Parameter(NamedTuple):
