@@ -207,13 +207,23 @@ def test_the_learning_rate_that_is_logged_is_the_one_that_is_used(tmp_path: Path
     assert logged == [trainer.preset.lr * lr_factor(step, trainer.preset) for step in range(STEPS)]
 
 
-def test_norms_biases_and_decay_rates_do_not_decay() -> None:
-    model = LanguageModel(PRESETS["tiny"].model)
-    decays, others = adamw(model, PRESETS["tiny"]).param_groups
+@pytest.mark.parametrize(
+    ("arch", "undecayed"),
+    [
+        ("mamba", {"norm.weight", "mixer.A_log", "mixer.D", "mixer.conv1d.bias", "mixer.dt_proj.bias"}),
+        (
+            "mamba2",
+            {"norm.weight", "mixer.A_log", "mixer.D", "mixer.conv1d.bias", "mixer.dt_bias", "mixer.norm.weight"},
+        ),
+        ("transformer", {"norm.weight", "norm2.weight", "mixer.conv1d.bias"}),
+    ],
+)
+def test_norms_biases_and_decay_rates_do_not_decay(arch: str, undecayed: set[str]) -> None:
+    own = preset("tiny", arch)
+    model = LanguageModel(own.model)
+    decays, others = adamw(model, own).param_groups
     assert others["weight_decay"] == 0 < decays["weight_decay"]
-    assert {name.split(".", 3)[-1] for name in others["param_names"] if ".layers.0." in name} == {
-        "norm.weight", "mixer.A_log", "mixer.D", "mixer.conv1d.bias", "mixer.dt_proj.bias",
-    }  # fmt: skip
+    assert {name.split(".", 3)[-1] for name in others["param_names"] if ".layers.0." in name} == undecayed
     assert len(decays["params"]) + len(others["params"]) == len(list(model.parameters()))
 
 
