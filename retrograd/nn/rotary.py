@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -24,7 +26,13 @@ def rotary_tables(position: Tensor, d: int, base: float, dtype: torch.dtype) -> 
 
 @rotary_tables.register_fake
 def _(position: Tensor, d: int, base: float, dtype: torch.dtype) -> Tensor:
-    return position.new_empty(2, len(position), d // 2, dtype=dtype)
+    return position.new_empty(2, position.shape[0], d // 2, dtype=dtype)
+
+
+@rotary_tables.register_vmap
+def _(info: Any, in_dims: Any, position: Tensor, d: int, base: float, dtype: torch.dtype) -> tuple[Tensor, int]:
+    tables = rotary_tables(position.movedim(in_dims[0], 0).flatten(), d, base, dtype)
+    return tables.unflatten(1, (info.batch_size, -1)), 1
 
 
 def rotate(
