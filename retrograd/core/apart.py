@@ -23,11 +23,12 @@ LEAST_CORES = 4  # with fewer, processes would wait for one another
 def possible(kernel: Any) -> bool:
     """Whether a process could compile the kernel, and would not take a core that others need."""
     named = kernel.fn.__module__.startswith(f"{PACKAGE.name}.")
-    return named and bool(sys.executable) and len(os.sched_getaffinity(0)) >= LEAST_CORES
+    python = Path(sys.executable or "").name.startswith("python")  # and not a program that Python is built into
+    return named and python and len(os.sched_getaffinity(0)) >= LEAST_CORES
 
 
-def run(function: str, kernel: Any, *arguments: Any) -> bool:
-    """Call a function of `core.build` on a kernel and picklable arguments in another process.
+def run(kernel: Any, job: Any) -> bool:
+    """Do `build.compile_job` in another process.
 
     Returns:
         Whether it ended well. If not, the caller does the work itself, and meets the error.
@@ -35,7 +36,7 @@ def run(function: str, kernel: Any, *arguments: Any) -> bool:
     named = (kernel.fn.__module__, kernel.fn.__name__)
     done = subprocess.run(
         [sys.executable, "-P", __file__],
-        input=pickle.dumps((sys.path, function, named)) + pickle.dumps(arguments),
+        input=pickle.dumps((sys.path, named)) + pickle.dumps(job),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # a Ctrl-C is for the process that waits
@@ -46,12 +47,12 @@ def run(function: str, kernel: Any, *arguments: Any) -> bool:
 
 def main() -> None:
     """What the other process does."""
-    path, function, (module, name) = pickle.load(sys.stdin.buffer)
+    path, (module, name) = pickle.load(sys.stdin.buffer)
     sys.path[:] = path
     sys.modules[PACKAGE.name] = package = types.ModuleType(PACKAGE.name)  # without its __init__, which imports PyTorch
     package.__path__ = [str(PACKAGE)]
-    call = getattr(import_module(f"{PACKAGE.name}.core.build"), function)
-    call(getattr(import_module(module), name), *pickle.load(sys.stdin.buffer))
+    kernel = getattr(import_module(module), name)
+    import_module(f"{PACKAGE.name}.core.build").compile_job(kernel, pickle.load(sys.stdin.buffer))
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ def _compile(kernel: Any, job: Job, device: int | None) -> Any:
 
 def _compile_apart(kernel: Any, job: Job, device: int | None) -> Any:
     if apart.possible(kernel) and not is_cached(kernel, job):
-        apart.run(compile_job.__name__, kernel, job)
+        apart.run(kernel, job)
     return _compile(kernel, job, device)
 
 

@@ -21,7 +21,7 @@ model_jax, model_torch, plain_transformer, shapes = (
 )
 
 ATTENTION = AttentionConfig(4, 2, rotary_emb_dim=16, qkv_proj_bias=False, out_proj_bias=False)
-TRANSFORMER = MambaConfig(64, 2, 256, attn_layer_idx=range(2), attn_cfg=ATTENTION, d_intermediate=128)
+TRANSFORMER = MambaConfig(64, 2, 256, attn_layer_idx=(0, 1), attn_cfg=ATTENTION, d_intermediate=128)
 MAMBA2 = MambaConfig(32, 1, 256, ssm_cfg=Mamba2Config(d_state=8, headdim=16))
 
 

@@ -56,7 +56,7 @@ def test_a_process_without_a_framework_compiles_what_this_one_would(
     monkeypatch.syspath_prepend(str(empty_cache))
     kernel, job = described("rms_norm")[0]
     assert not build.is_cached(kernel, job)
-    assert apart.run(build.compile_job.__name__, kernel, job)
+    assert apart.run(kernel, job)
     assert build.is_cached(kernel, job)
     found = build.compile_job(kernel, job).asm["ptx"]
 
@@ -68,9 +68,9 @@ def test_a_process_without_a_framework_compiles_what_this_one_would(
 def test_kernels_that_are_begun_are_compiled_there(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def run(function: str, kernel: Any, job: build.Job) -> bool:
+    def run(kernel: Any, job: build.Job) -> bool:
         asked.append(kernel.fn.__name__)
-        return real(function, kernel, job)
+        return real(kernel, job)
 
     real = apart.run
     monkeypatch.setattr(apart, "run", run)
@@ -90,17 +90,20 @@ def test_kernels_that_are_begun_are_compiled_there(empty_cache: Path, monkeypatc
 
 def test_what_a_process_cannot_compile_is_compiled_here(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, job = described("rms_norm")[0]
-    assert not apart.run("no function", kernel, job)
+    assert not apart.run(kernel, None)
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert not apart.run(build.compile_job.__name__, kernel, job)
+    assert not apart.run(kernel, job)
     assert build._compile_apart(kernel, job, None).asm["ptx"]
 
 
-def test_only_kernels_of_the_package_and_only_with_enough_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_kernels_of_the_package_by_python_itself_and_with_enough_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, _ = described("rms_norm")[0]
     monkeypatch.setattr(apart.os, "sched_getaffinity", lambda _: range(apart.LEAST_CORES))
     assert apart.possible(kernel)
     assert not apart.possible(unused)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/opt/an-application")
+        assert not apart.possible(kernel)
     monkeypatch.setattr(apart.os, "sched_getaffinity", lambda _: range(apart.LEAST_CORES - 1))
     assert not apart.possible(kernel)
 
