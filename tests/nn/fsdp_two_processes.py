@@ -44,6 +44,7 @@ def main(rank: int, store: str) -> None:
         for (name, parameter), other in zip(whole.named_parameters(), sharded.parameters(), strict=True):
             assert isinstance(other.grad, DTensor), name
             torch.testing.assert_close(other.grad.full_tensor(), parameter.grad)
+    dist.barrier()  # neither process leaves while the other still talks to it
     dist.destroy_process_group()
 
 
