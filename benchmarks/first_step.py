@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +20,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from own_process import add, measured  # noqa: E402
+
 ROWS = "first_step.jsonl"
 CASES = {
     "rms_norm": "M32768_N4096",
@@ -42,29 +44,18 @@ def main() -> int:
     if options.one:
         print(json.dumps(measure(*options.one)))
         return 0
-    from retrograd.bench.environment import stamp
     from retrograd.bench.peers import peers
 
-    options.results.mkdir(parents=True, exist_ok=True)
     failed = 0
     for op in options.ops.split(","):
         own = {peer.name for peer in peers(op, "torch")}
         for impl in ("retrograd", *(name for name in options.peers.split(",") if name in own)):
             with tempfile.TemporaryDirectory() as cache:
-                done = subprocess.run(
-                    [sys.executable, __file__, "--one", op, impl],
-                    capture_output=True,
-                    text=True,
-                    env=os.environ | {"TRITON_CACHE_DIR": cache},
-                )
-            if done.returncode:
+                row = measured([__file__, "--one", op, impl], f"{op} {impl}", {"TRITON_CACHE_DIR": cache})
+            if row is None:
                 failed += 1
-                print(f"{op} {impl}: failed\n{done.stderr[-1500:]}", flush=True)
                 continue
-            row = json.loads(done.stdout.splitlines()[-1])
-            now = stamp(row["gpu"])
-            with (options.results / ROWS).open("a") as file:
-                file.write(json.dumps(row | {"commit": now.commit, "date": now.date}) + "\n")
+            add(row, options.results / ROWS, row["gpu"])
             print(f"{op:16} {impl:12} {row['fwd_s']:6.2f} + {row['bwd_s']:6.2f} s on {row['cores']} cores", flush=True)
     return failed
 

@@ -12,19 +12,18 @@ are timed while no other process works.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from model_shapes import IMPLS, MODELS  # noqa: E402
+from own_process import Row, add, row_of  # noqa: E402
 
 ROWS = "models.jsonl"
 
@@ -61,25 +60,22 @@ def run(options: argparse.Namespace, path: Path) -> list[str]:
     """Measure each row in its own process; returns those that failed."""
     models, impls = options.models.split(","), options.impls.split(";")
     wanted = [(model, impl) for model in models for impl in impls if model in IMPLS[impl]]
-    path.parent.mkdir(parents=True, exist_ok=True)
     passed_on = [f"--{name}={value}" for name in ("peers", "profiles") if (value := getattr(options, name))]
     failed = []
     for first in range(0, len(wanted), options.together):
         group = wanted[first : first + options.together]
-        for (model, impl), row, error in side_by_side(group, passed_on):
+        for (model, impl), row in side_by_side(group, passed_on):
             if row is None:
                 failed.append(f"{model} {impl}")
-                print(f"{model} {impl}: failed\n{error[-1500:]}", flush=True)
             else:
                 report(row, path)
     return failed
 
 
-Row = dict[str, Any]
 Wanted = tuple[str, str]  # a model and an implementation
 
 
-def side_by_side(group: list[Wanted], passed_on: list[str]) -> Iterator[tuple[Wanted, Row | None, str]]:
+def side_by_side(group: list[Wanted], passed_on: list[str]) -> Iterator[tuple[Wanted, Row | None]]:
     """The rows of processes that prepare their models at the same time, and then time their steps one by one."""
     with ExitStack() as files:
         running = []
@@ -94,17 +90,12 @@ def side_by_side(group: list[Wanted], passed_on: list[str]) -> Iterator[tuple[Wa
         for wanted, process, errors in running:
             out, _ = process.communicate("go\n")
             errors.seek(0)
-            yield wanted, json.loads(out.splitlines()[-1]) if process.returncode == 0 else None, errors.read()
+            yield wanted, row_of(process.returncode, out, errors.read(), " ".join(wanted))
 
 
 def report(row: Row, path: Path) -> None:
     """Add a row to a file, and print it."""
-    from retrograd.bench.environment import stamp
-
-    now = stamp(row["gpu"])
-    row |= {"commit": now.commit, "date": now.date}
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    add(row, path, row["gpu"])
     speed = f"{row['device_ms']:9.1f} ms  {row['tokens_s']:9.0f} tokens/s  {row['peak_gib']:6.1f} GiB"
     first = f"first step {row['first_step_s']:.0f} s"
     print(f"{row['case']:14} {row['impl']:36} {speed}  {row['losses']}  {first}", flush=True)

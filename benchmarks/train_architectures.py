@@ -13,7 +13,6 @@ import argparse
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from own_process import add, measured  # noqa: E402
+
 ROWS = "train_architectures.jsonl"
 SETTLED = 20  # steps that are left out of the speed
 
@@ -40,22 +42,14 @@ def main() -> int:
     if options.one:
         print(json.dumps(measure(options, *options.one)))
         return 0
-    from retrograd.bench.environment import stamp
-
-    options.results.mkdir(parents=True, exist_ok=True)
     failed = 0
     for framework in options.frameworks.split(","):
         for arch in options.archs.split(","):
-            command = [sys.executable, __file__, *sys.argv[1:], "--one", arch, framework]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
+            row = measured([__file__, *sys.argv[1:], "--one", arch, framework], f"{arch} {framework}")
+            if row is None:
                 failed += 1
-                print(f"{arch} {framework}: failed\n{done.stderr[-1500:]}", flush=True)
                 continue
-            row = json.loads(done.stdout.splitlines()[-1])
-            now = stamp(row["on"])
-            with (options.results / ROWS).open("a") as file:
-                file.write(json.dumps(row | {"commit": now.commit, "date": now.date}) + "\n")
+            add(row, options.results / ROWS, row["on"])
             print(
                 f"{arch:12} {framework:6} {row['parameters']:10,} parameters  {row['tokens_s']:9,} tokens/s  "
                 f"{row['bits_per_byte']:.3f} bits per byte  {row['seconds']:5.0f} s  {row['peak_gib']:.2f} GiB",
