@@ -162,8 +162,8 @@ def compile_job(kernel: Any, job: Job) -> Any:
     return compile_source(source_of(kernel, job), job)
 
 
-def is_cached(kernel: Any, job: Job) -> bool:
-    """Whether Triton's cache on disk has a binary."""
+def cached(kernel: Any, job: Job) -> Any:
+    """The binary of a kernel from Triton's cache on disk; None where it is not there."""
 
     def refuse(*_: Any) -> Any:
         raise NotCachedError
@@ -171,10 +171,9 @@ def is_cached(kernel: Any, job: Job) -> bool:
     source = source_of(kernel, job)
     source.make_ir = refuse  # which Triton calls for what is not cached
     try:
-        compile_source(source, job)
+        return compile_source(source, job)
     except NotCachedError:
-        return False
-    return True
+        return None
 
 
 @Ahead
@@ -183,17 +182,24 @@ def _driver() -> Any:
     return triton.runtime.driver.active
 
 
-def _compile(kernel: Any, job: Job, device: int | None) -> Any:
-    compiled = compile_job(kernel, job)
+def _launchable(compiled: Any, device: int | None) -> Any:
     if device is not None:  # so that the C function which launches it is in the cache, where `compiled.run` looks
         _driver().launcher_cls(compiled.src, compiled.metadata)
     return compiled
 
 
+def _compile(kernel: Any, job: Job, device: int | None) -> Any:
+    return _launchable(compile_job(kernel, job), device)
+
+
 def _compile_apart(kernel: Any, job: Job, device: int | None) -> Any:
-    if apart.possible(kernel) and not is_cached(kernel, job):
+    if not apart.possible(kernel):
+        return _compile(kernel, job, device)
+    compiled = cached(kernel, job)
+    if compiled is None:
         apart.run(kernel, job)
-    return _compile(kernel, job, device)
+        compiled = compile_job(kernel, job)
+    return _launchable(compiled, device)
 
 
 _compiled = Ahead(_compile, _compile_apart)

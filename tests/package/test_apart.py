@@ -55,13 +55,13 @@ def test_a_process_without_a_framework_compiles_what_this_one_would(
         (empty_cache / f"{framework}.py").write_text("raise ImportError")
     monkeypatch.syspath_prepend(str(empty_cache))
     kernel, job = described("rms_norm")[0]
-    assert not build.is_cached(kernel, job)
+    assert build.cached(kernel, job) is None
     assert apart.run(kernel, job)
-    assert build.is_cached(kernel, job)
+    assert build.cached(kernel, job) is not None
     found = build.compile_job(kernel, job).asm["ptx"]
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(empty_cache / "own"))
-    assert not build.is_cached(kernel, job)
+    assert build.cached(kernel, job) is None
     assert build.compile_job(kernel, job).asm["ptx"] == found
 
 
