@@ -29,6 +29,7 @@ def training(shape: Model, impl: str) -> Training:
     """The training of a model by retrograd.jax.nn, from the parameters that retrograd.nn begins with."""
     torch.manual_seed(0)
     model = LanguageModel(shape.config, device="cuda", dtype=torch.bfloat16)
+    torch.manual_seed(1)  # as in model_torch.py
     tokens = torch.randint(VOCABULARY, (shape.batch, shape.time), device="cuda").int().cpu().numpy()
     params = nn.from_torch(model)
     del model
@@ -70,7 +71,7 @@ def next_token_loss(params: dict[str, Array], config: MambaConfig, tokens: Array
     return losses[:, :-1].mean()
 
 
-def profiled(steps: Callable[[], None]) -> str:
+def profiled(steps: Callable[[], Any]) -> str:
     """A table of the kernels that take the most time."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):

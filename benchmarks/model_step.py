@@ -34,7 +34,7 @@ class Training(NamedTuple):
     kernels: str
     peak: Callable[[], int]
     settle: Callable[[], None]
-    profile: Callable[[Callable[[], None]], str]
+    profile: Callable[[Callable[[], Any]], str]
 
 
 def measure(name: str, impl: str, peers: str | None, profiles: str | None) -> None:
@@ -86,7 +86,7 @@ def measure(name: str, impl: str, peers: str | None, profiles: str | None) -> No
         folder = Path(profiles)
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{name}-{impl.replace(', ', '-').replace(' ', '-')}.txt"
-        file.write_text(own.profile(lambda: [own.step() for _ in range(PROFILED)] and own.wait()))
+        file.write_text(own.profile(lambda: timed(own, PROFILED)))
     print(json.dumps(row), flush=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,7 @@ def training(shape: Model, impl: str) -> Training:
     language = MAKERS[impl](shape, impl)
     parameters = list(language.model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+    torch.manual_seed(1)  # the same tokens, however many numbers a model has drawn
     tokens = torch.randint(VOCABULARY, (shape.batch, shape.time), device="cuda")
 
     def step() -> Tensor:
@@ -69,7 +70,7 @@ def settle() -> None:
     torch.cuda.reset_peak_memory_stats()
 
 
-def profiled(steps: Callable[[], None]) -> str:
+def profiled(steps: Callable[[], Any]) -> str:
     """A table of the kernels that take the most time."""
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         steps()
@@ -82,20 +83,23 @@ def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), after.flatten(), ignore_index=-100)
 
 
+def loss_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The loss of a model that returns logits."""
+    return lambda tokens: next_token_loss(model(tokens), tokens)
+
+
 def of_nn(shape: Model, impl: str) -> Language:
     """`retrograd.nn`."""
     from retrograd.nn import LanguageModel
 
     model = LanguageModel(shape.config, device="cuda", dtype=torch.bfloat16)
-
-    def loss(tokens: Tensor) -> Tensor:
-        return next_token_loss(model(tokens), tokens)
-
+    loss = loss_of(model)
     return Language(model, torch.compile(loss, fullgraph=True) if impl == COMPILED else loss, "retrograd")
 
 
 def initial(shape: Model) -> dict[str, Tensor]:
     """The parameters that `of_nn` begins with; the implementations below have the same names."""
+    torch.manual_seed(0)
     return of_nn(shape, NN).model.state_dict()
 
 
@@ -123,10 +127,7 @@ def of_torch(shape: Model, impl: str) -> Language:
 
     model = Transformer(shape.config, shape.time, device="cuda", dtype=torch.bfloat16)
     model.load_state_dict(initial(shape))
-
-    def loss(tokens: Tensor) -> Tensor:
-        return next_token_loss(model(tokens), tokens)
-
+    loss = loss_of(model)
     return Language(model, torch.compile(loss, fullgraph=True), "torch")
 
 
