@@ -3,8 +3,8 @@
     python benchmarks/first_step.py --results benchmarks/results/h200 [--ops rms_norm,ssd] [--peers mamba_ssm]
 
 What users wait for in a new environment. Each row is a process of its own, on one benchmark case of the op; the
-clock starts after CUDA has, and after the first backward pass of PyTorch itself, which imports for two seconds, before
-the op is called for the first time. Peers are those of `retrograd bench` that have this name, found on PYTHONPATH.
+clock starts after CUDA has, and after PyTorch's own first backward pass with a given gradient, which imports sympy for
+two seconds, before the op is called for the first time. Peers are those of `retrograd bench` that have this name, found on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def measure(op: str, impl: str) -> dict[str, Any]:
         built = native(peer.build(case))
     inputs = own_inputs(built, inputs)
     x = torch.ones(1, device="cuda", requires_grad=True)
-    torch.autograd.grad(x.exp(), x)
+    torch.autograd.grad(x.exp(), x, torch.ones_like(x))
     torch.cuda.synchronize()
     began = time.perf_counter()
     outputs = results(built.call, inputs)

@@ -241,12 +241,13 @@ def build(launch: Launch, arrays: Mapping[str, Array], arch: Arch, device: int |
 def begin(programs: Iterable[Program], arch: Arch, device: int | None = None) -> None:
     """Compile the launches of programs side by side, in the order in which `build` will ask for them; does not wait.
 
-    Each is compiled in a thread, which has a process do it where there are cores and no binary in Triton's cache.
+    Each is compiled in a thread, which has a process do it where there are cores and no binary in Triton's cache. The
+    first is left to the caller, who asks for it next: it would only wait while a process starts.
     """
     if device is not None:
         _driver.begin([()])
     launches = [(launch, program.arrays) for program in programs for launch in program.launches if launch.grid]
-    _compiled.begin(_described(launch, arrays, arch, device) for launch, arrays in launches)
+    _compiled.begin(_described(launch, arrays, arch, device) for launch, arrays in launches[1:])
 
 
 def descriptor_bytes(launch: Launch, compiled: Any) -> int:
