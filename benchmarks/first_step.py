@@ -4,7 +4,7 @@
 
 What users wait for in a new environment. Each row is a process of its own, on one benchmark case of the op; the
 clock starts after CUDA has, and after PyTorch's own first backward pass with a given gradient, which imports sympy for
-two seconds, before the op is called for the first time. Peers are those of `retrograd bench` that have this name, found on PYTHONPATH.
+two seconds. Peers are those of `retrograd bench` that have this name, found on PYTHONPATH.
 """
 
 from __future__ import annotations

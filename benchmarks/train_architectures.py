@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--archs", default="mamba,mamba2,transformer,hybrid")
     parser.add_argument("--frameworks", default="torch")
     parser.add_argument("--steps", type=int, help="the preset's by default")
+    parser.add_argument("--lr", type=float, help="the highest learning rate, the preset's by default")
     parser.add_argument("--threads", type=int, default=2, help="of a CPU")
     parser.add_argument("--results", type=Path, default=Path("."))
     parser.add_argument("--one", nargs=2, metavar=("ARCH", "FRAMEWORK"), help="train one in this process")
@@ -52,7 +53,8 @@ def main() -> int:
             add(row, options.results / ROWS, row["on"])
             print(
                 f"{arch:12} {framework:6} {row['parameters']:10,} parameters  {row['tokens_s']:9,} tokens/s  "
-                f"{row['bits_per_byte']:.3f} bits per byte  {row['seconds']:5.0f} s  {row['peak_gib']:.2f} GiB",
+                f"{row['bits_per_byte']:.3f} bits per byte at lr {row['lr']:g}  {row['seconds']:5.0f} s  "
+                f"{row['peak_gib']:.2f} GiB",
                 flush=True,
             )
     return failed
@@ -68,7 +70,7 @@ def measure(options: argparse.Namespace, arch: str, framework: str) -> dict[str,
     from retrograd.train import Settings, Trainer, parameters, preset, reproducible, start, stdlib
 
     of = preset(options.preset, arch)
-    of = replace(of, steps=options.steps or of.steps)
+    of = replace(of, steps=options.steps or of.steps, lr=options.lr or of.lr)
     settings = Settings(
         name=options.preset,
         preset=of,
@@ -98,6 +100,7 @@ def measure(options: argparse.Namespace, arch: str, framework: str) -> dict[str,
         "framework": framework,
         "parameters": size,
         "steps": of.steps,
+        "lr": of.lr,
         "dtype": of.dtype,
         "tokens_s": round(statistics.median(speeds)),
         "bits_per_byte": round(end["held_out_bits_per_byte"], 4),
