@@ -111,6 +111,7 @@ DEFAULT = "hybrid"
 # Preset -> architecture -> the highest learning rate, where it is not the preset's. README.md has what was tried.
 LEARNING_RATES: Mapping[str, Mapping[str, float]] = {
     "cpu": {"transformer": 1.2e-3},
+    "gpu": {"transformer": 1e-3},
 }
 
 PRESETS: Mapping[str, Preset] = {  # of the default architecture
@@ -136,7 +137,7 @@ PRESETS: Mapping[str, Preset] = {  # of the default architecture
         every=150,
         eval_time=256,
     ),
-    # Less than a minute on an H200; README.md has what was tried.
+    # Less than a minute on an H100; README.md has what was tried.
     "gpu": Preset(
         model=MODELS["gpu"][DEFAULT],
         batch=8,

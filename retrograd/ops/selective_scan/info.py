@@ -28,6 +28,7 @@ INFO = OpInfo.of(
     reference=reference.selective_scan,
     plain=reference.plain,
     continues=1,
+    draws=4,  # the largest errors of the gradients of A, B and C are those of single elements
     tensor_core_sums=True,
     structures={
         "whole sequences": spans_of(2**20),
