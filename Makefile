@@ -8,6 +8,10 @@ TORCH ?= torch==2.13.0
 PACKAGES := triton==3.6.0 -e ".[dev]"
 OLDEST := test_commands or test_import or checkpoints or saved or (budget and plain)
 
+# pip leaves compiling to the first import, which keeps it: most modules of the packages are never imported.
+export PYTHONDONTWRITEBYTECODE :=
+INSTALL := $(BIN)/pip install --quiet --no-compile
+
 .PHONY: test check train lint functions architectures oldest newest gpu clean
 
 # All that needs no GPU: the tests, then the kernels in Triton's interpreter. JOBS processes, each with one thread: threads
@@ -48,12 +52,12 @@ oldest: .oldest/installed
 
 .oldest/installed: pyproject.toml tests/floors.py .venv/installed
 	rm -rf .oldest
-	$(BIN)/pip install --quiet --no-warn-conflicts --target .oldest $$($(BIN)/python tests/floors.py)
+	$(INSTALL) --no-warn-conflicts --target .oldest $$($(BIN)/python tests/floors.py)
 	touch $@
 
 # The kernels have to compile with the newest Triton too.
 newest: .venv/installed
-	$(BIN)/pip install --quiet --upgrade --target .triton-newest triton
+	$(INSTALL) --upgrade --target .triton-newest triton
 	PYTHONPATH=.triton-newest $(BIN)/python -c "import triton; print('triton', triton.__version__)"
 	PYTHONPATH=.triton-newest $(BIN)/pytest -n $(JOBS) -m "compile and not slow"
 
@@ -68,5 +72,5 @@ clean:
 # for another Triton; pip then takes the newest that goes with this one.
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet $(TORCH) $(PACKAGES) || $(BIN)/pip install --quiet $(PACKAGES)
+	$(INSTALL) $(TORCH) $(PACKAGES) || $(INSTALL) $(PACKAGES)
 	touch $@
