@@ -124,6 +124,14 @@ class Attention(Mixer):
         conv = torch.zeros(batch, self.parts[0], config.d_conv - 1, **place) if config.d_conv else None
         return AttentionState(torch.zeros(size, **place), torch.zeros(size, **place), steps, conv)
 
+    def grown(self, state: AttentionState, capacity: int) -> AttentionState:
+        """The same state with room for sequences of `capacity` steps; with less room than before, an error."""
+        more = capacity - state.k.shape[1]
+        if more < 0:
+            raise bad_value("Attention", "capacity", capacity, f"at least that of state, {state.k.shape[1]}")
+        k, v = (F.pad(rows, (0, 0, 0, 0, 0, more)) for rows in (state.k, state.v))
+        return state._replace(k=k, v=v)
+
     def forward(
         self,
         u: Float[Tensor, "B T d_model"],

@@ -13,6 +13,9 @@ from retrograd.core.errors import bad_shape
 from .checks import check_model, check_number, check_size, check_tokens, check_vocabulary
 from .model import LanguageModel
 
+# Tokens after the prompt for which a state has room at first: attention looks at all of it, and a step copies it.
+ROOM = 1024
+
 
 def generate(
     model: LanguageModel,
@@ -60,7 +63,8 @@ def _generate(
     model: LanguageModel, prompt: Tensor, count: int, temperature: float, generator: torch.Generator | None
 ) -> Iterator[Tensor]:
     batch, time = prompt.shape
-    features, state = model.backbone(prompt, model.initial_state(batch, capacity=time + count))
+    capacity = time + min(count, ROOM)
+    features, state = model.backbone(prompt, model.initial_state(batch, capacity=capacity))
     logits = model.lm_head(features[:, -1])
     for number in range(count):
         logits = logits[:, : model.config.vocab_size]
@@ -69,6 +73,9 @@ def _generate(
             raise ValueError(f"generate: model has NaN or infinite logits for token {number}, expected finite numbers")
         yield (token := sample(logits, temperature, generator))
         if number + 1 < count:
+            if time + number + 1 > capacity:
+                capacity = min(time + count, 2 * capacity)
+                state = model.grown(state, capacity)
             logits, state = model.step(token, state)
 
 

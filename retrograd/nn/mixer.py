@@ -16,6 +16,10 @@ class Mixer(nn.Module, ABC):
     def initial_state(self, batch: int, dtype: torch.dtype | None = None, *, capacity: int | None = None) -> Any:
         """The state before the first step, for `batch` sequences of at most `capacity` steps, if that matters."""
 
+    def grown(self, state: Any, capacity: int) -> Any:
+        """The same state for sequences of at most `capacity` steps."""
+        return state
+
     @abstractmethod
     def divide_output(self, by: float) -> None:
         """Divide the layer's contribution to the residual stream; called once, when a model is initialised."""

@@ -208,6 +208,10 @@ class LanguageModel(nn.Module):
         """
         return [block.mixer.initial_state(batch, dtype, capacity=capacity) for block in self.backbone.blocks]
 
+    def grown(self, state: State, capacity: int) -> State:
+        """The same state for sequences of at most `capacity` tokens, which may not be fewer than before."""
+        return [block.mixer.grown(own, capacity) for block, own in zip(self.backbone.blocks, state, strict=True)]
+
     @overload
     def forward(self, tokens: Tensor, state: None = None, *, cu_seqlens: Tensor | None = None) -> Tensor: ...
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -156,6 +157,22 @@ def test_generation_takes_the_tokens_that_the_whole_forward_takes(config: MambaC
     for _ in range(12):
         text = torch.cat((text, ours(text)[:, -1, : CONFIG.vocab_size].argmax(-1, keepdim=True)), 1)
     assert torch.equal(torch.cat((prompt, generated), 1), text)
+
+
+@each_config
+def test_generation_gives_the_state_more_room_when_it_needs_it(
+    config: MambaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, prompt = model(config), tokens(2, 5)
+    expected = list(generate(ours, prompt, 30, temperature=0.0))
+    monkeypatch.setattr(import_module("retrograd.nn.generate"), "ROOM", 3)
+    assert torch.equal(torch.stack(list(generate(ours, prompt, 30, temperature=0.0))), torch.stack(expected))
+
+
+def test_a_state_cannot_have_less_room_than_before() -> None:
+    ours = model(replace(CONFIG, attn_layer_idx=[0], attn_cfg=AttentionConfig(2)))
+    with pytest.raises(ValueError, match="^Attention: capacity is 4, expected at least that of state, 5$"):
+        ours.grown(ours.initial_state(1, capacity=5), 4)
 
 
 def test_generation_draws_from_the_seed_and_within_the_vocabulary() -> None:
