@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from checks.interpreter import in_order
 from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.language import constexpr
 
@@ -36,6 +37,12 @@ class Array(np.ndarray):
 
     def to(self, dtype: Any) -> Array:
         return self.astype(dtype).view(Array)
+
+    def permute(self, *order: int) -> Array:
+        return self.transpose(order)
+
+    def split(self) -> tuple[Array, Array]:
+        return self[..., 0].view(Array), self[..., 1].view(Array)
 
 
 def array(values: Any) -> Any:
@@ -122,7 +129,8 @@ class Tensor:
         self.memory, self.start = flat(described.base)
         self.size, self.strides, self.block_shape = described.shape, described.strides, list(described.block_shape)
         self.dtype, self.layout = self.memory.dtype.type, None
-        self.block_type = SimpleNamespace(nbytes=int(np.prod(self.block_shape)) * self.memory.itemsize)
+        bytes_ = int(np.prod(self.block_shape)) * self.memory.itemsize
+        self.block_type = SimpleNamespace(nbytes=bytes_, shape=self.block_shape)
 
     def places(self, at: list[Any]) -> tuple[np.ndarray, np.ndarray]:
         """Where the elements of a block are in memory, and which of them there are."""
@@ -161,18 +169,19 @@ class Product:
         if self.operands is not None:
             a, b, acc, use_acc = self.operands
             left = a.data if isinstance(a, Memory) else np.asarray(a)
-            product = left.astype(np.float32) @ b.data.astype(np.float32)
             if isinstance(acc, Product):  # products run in the order in which they begin
                 acc.compute()
                 acc = acc.value
-            assert product.shape == acc.shape
-            self.value, self.operands = (product + acc if use_acc else product).view(Array), None
+            assert acc.shape == (*left.shape[:-1], b.shape[-1])
+            start = np.asarray(acc) if use_acc else np.zeros_like(acc)
+            self.value, self.operands = in_order(left, b.data, start).view(Array), None
 
 
 class Thread:
     """A group of warps, or a program before its groups."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
+    def __init__(self, work: Callable[[], Any], program: int) -> None:
+        self.program = program
         self.turn = threading.Semaphore(0)
         self.condition: Callable[[], bool] | None = None
         self.done = False
@@ -213,9 +222,10 @@ class Machine:
         self.threads: list[Thread] = []
         self.copies: list[Callable[[], None]] = []
         self.errors: list[BaseException] = []
+        self.programs = 0
 
-    def start(self, work: Callable[[], Any]) -> Thread:
-        thread = Thread(work)
+    def start(self, work: Callable[[], Any], program: int) -> Thread:
+        thread = Thread(work, program)
         self.threads.append(thread)
         thread.thread.start()
         return thread
@@ -232,13 +242,15 @@ class Machine:
 
     def run(self, programs: list[Callable[[], Any]]) -> None:
         """Run programs, which begin in their order."""
-        waiting, resident = list(programs), self.random.randint(1, RESIDENT)
+        self.programs = len(programs)
+        waiting, resident = list(enumerate(programs)), self.random.randint(1, RESIDENT)
         running: list[Thread] = []
         for _ in range(MOST_TURNS):
             running = [thread for thread in running if not thread.done]
             self.threads = [thread for thread in self.threads if not thread.done]
             while waiting and len(running) < resident:
-                running.append(self.start(waiting.pop(0)))
+                program, work = waiting.pop(0)
+                running.append(self.start(work, program))
             ready = [thread for thread in self.threads if thread.condition is None or thread.condition()]
             if self.errors or not (ready or self.copies):
                 break
@@ -318,8 +330,8 @@ def wait_for_products(pending: int, deps: list[Product]) -> Any:
     products = current.thread.products
     while len(products) > pending:
         products.pop(0).compute()
-    assert not any(each in products for each in deps), "a product is used before it was waited for"
-    values = tuple(each.value for each in deps)
+    # To one that has not ended another may be added, and nothing else be done with it.
+    values = tuple(each.value if isinstance(each, Product) and each not in products else each for each in deps)
     return values if len(values) > 1 else values[0]
 
 
@@ -342,7 +354,7 @@ def store(pointer: Pointer, values: Any, mask: Any = True) -> None:
 
 def specialize(groups: list[tuple[Any, tuple[Any, ...]]], _warps: list[int], _registers: list[int]) -> None:
     def begin(function: Any, arguments: tuple[Any, ...]) -> Thread:
-        return machine().start(lambda: function(*arguments))
+        return machine().start(lambda: function(*arguments), current.thread.program)
 
     threads = [begin(function, arguments) for function, arguments in groups]
     machine().give_way(lambda: all(thread.done for thread in threads))
@@ -399,9 +411,11 @@ GL = SimpleNamespace(
     fma=quiet(lambda a, b, c: np.asarray(a * np.float32(b) + c, np.float32)), load=load, store=store,
     atomic_add=atomic_add, max=lambda x, axis: array(np.max(x, axis)), sum=lambda x, axis: array(np.sum(x, axis)),
     warp_specialize=specialize, to_tensor=lambda value: value,
+    program_id=lambda axis: current.thread.program, num_programs=lambda axis: machine().programs,
 )  # fmt: skip
 NAMES: dict[str, Any] = {
     "gl": GL,
+    "tl": GL,
     "mbarrier": SimpleNamespace(init=init, wait=wait, arrive=arrive, MBarrierLayout=lambda: "mbarrier",
                                 expect=lambda barrier, bytes_: barrier.change(1, bytes_)),
     "tma": SimpleNamespace(store_wait=wait_for_reads),

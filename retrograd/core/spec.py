@@ -16,6 +16,7 @@ from .dtypes import BYTES
 from .errors import bad_dtype, bad_shape, bad_type, bad_value, check_option, renamed
 
 Pass = Literal["fwd", "bwd"]
+ANY_RANK = tuple(range(65))  # an array of PyTorch has at most 64 axes
 BATCH, SEQUENCES = "B", "S"  # letters of every op with a time axis; equal without packed sequences
 
 
@@ -65,6 +66,7 @@ class CallSpec:
         bundles: the named tuples that the function takes, if they are `leading`, and returns after its results.
         leading: the arguments and bundles that the function takes first, though it checks them last, as declared.
         autocast: the activations that `torch.autocast` casts; see `autocast_ranks` for what is cast with them.
+        casts_parameters: whether it casts the parameters among them, too, as it does for products of matrices.
         sizes: letter -> size.
         first: the first argument.
         packed: whether the call has packed sequences: several, one after the other, in a batch of one.
@@ -81,6 +83,7 @@ class CallSpec:
     bundles: ClassVar[Mapping[str, Bundle]] = {}
     leading: ClassVar[tuple[str, ...]] = ()
     autocast: ClassVar[tuple[str, ...]] = ()
+    casts_parameters: ClassVar[bool] = False
     # Attributes and no properties: a compiler that traces the portable path cannot trace declarations.
     sizes: dict[str, Any] = field(init=False, repr=False, compare=False)
     first: Param = field(init=False, repr=False, compare=False)
@@ -417,6 +420,8 @@ def autocast_ranks(call: type[CallSpec]) -> dict[str, tuple[int, ...]]:
     array without an axis of the batch is a parameter, such as a matrix that is constant in time, and stays float32. So
     does what may be float32 beside an activation; in 16 bits this is cast, too, since two such dtypes do not meet.
     """
+    if call.casts_parameters:
+        return {shown(call)[name]: ANY_RANK for name in call.autocast}
     found: dict[str, tuple[int, ...]] = {}
     for name, argument in arguments(call).items():
         if name in call.autocast or {*argument.dtypes} <= {*call.autocast}:

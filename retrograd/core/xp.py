@@ -25,6 +25,8 @@ class Namespace:
     clip: Callable[[Any, int, int], Any]
     cumsum: Callable[[Any, int, bool], Any]  # over an axis; from its end if the last argument is True
     matmul: Callable[[Any, Any], Any]  # of matrices in the last two axes; other axes broadcast
+    # a b^T of two matrices; in PyTorch an element's bits depend on its row of a and its row of b alone.
+    row_products: Callable[[Any, Any], Any]
     exp: Callable[[Any], Any]
     log: Callable[[Any], Any]
     tanh: Callable[[Any], Any]

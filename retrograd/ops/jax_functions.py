@@ -21,6 +21,7 @@ from .attention.op import OP as ATTENTION
 from .attention.packed import ATTENTION_QKVPACKED
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
 from .causal_conv1d.update import CAUSAL_CONV1D_UPDATE
+from .linear.op import OP as LINEAR
 from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM
 from .selective_scan.op import OP as SELECTIVE_SCAN
@@ -35,6 +36,7 @@ __all__ = [
     "causal_conv1d",
     "causal_conv1d_update",
     "dot_product_attention",
+    "linear",
     "linear_scan",
     "rms_norm",
     "selective_scan",
@@ -59,6 +61,7 @@ _check_ssd_prefill = checker(SSD_PREFILL.call)
 _check_ssd_step = checker(SSD_STEP.call)
 _attention = bind(ATTENTION)
 _attention_qkvpacked = bind_stack(ATTENTION, ATTENTION_QKVPACKED)
+_linear = bind(LINEAR)
 
 
 @overload
@@ -1211,3 +1214,45 @@ def attention_qkvpacked(
         },
     )
     return (out, lse) if return_lse else out
+
+
+def linear(
+    x: Float[Array, "*batch K"],
+    weight: Float[Array, "N K"],
+    bias: Float[Array, " N"] | None = None,
+) -> Float[Array, "*batch N"]:
+    """Rows times the transpose of a matrix of weights: y = x weight^T + bias.
+
+    ::
+
+        y[m, n] = sum over k of x[m, k] weight[n, k] + bias[n]
+
+    The bits of an element of y depend on its row of x, its row of the weight and its bias alone, not on the number of
+    rows: products are added in float32 along k, in order and in one sum, the bias last. So a step of generation has the
+    bits of training. The same holds for dx. All gradients are bitwise reproducible.
+
+    It is the same call as `retrograd.linear`, with the same results and errors. On an NVIDIA GPU it launches the same
+    kernels; on a CPU or TPU it is plain JAX. The function has derivatives of every order, in reverse and in forward
+    mode. First gradients in reverse mode come from the kernels; all others from plain JAX, slower and with more memory.
+
+    Args:
+        x: (..., K), float32, bfloat16 or float16, any strides. float64 runs on the portable path.
+        weight: (N, K), the dtype of x, any strides.
+        bias: (N,), the dtype of x.
+
+    Returns:
+        y (..., N), in the dtype of x.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import linear
+        >>> x, weight = jnp.ones((2, 16, 64)), jnp.ones((32, 64))
+        >>> dweight = jax.grad(lambda weight: linear(x, weight).sum())(weight)
+        >>> dweight.shape
+        (32, 64)
+    """
+    (y,) = _linear({"x": x, "weight": weight, "bias": bias}, {})
+    return y

@@ -1,3 +1,3 @@
 """The names of the ops; add a new op here."""
 
-NAMES = ("rms_norm", "linear_scan", "causal_conv1d", "selective_scan", "ssd", "attention")
+NAMES = ("rms_norm", "linear_scan", "causal_conv1d", "selective_scan", "ssd", "attention", "linear")

@@ -21,6 +21,7 @@ from .attention.op import OP as ATTENTION
 from .attention.packed import ATTENTION_QKVPACKED
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
 from .causal_conv1d.update import CAUSAL_CONV1D_UPDATE
+from .linear.op import OP as LINEAR
 from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM
 from .selective_scan.op import OP as SELECTIVE_SCAN
@@ -34,6 +35,7 @@ __all__ = [
     "attention_qkvpacked",
     "causal_conv1d",
     "causal_conv1d_update",
+    "linear",
     "linear_scan",
     "rms_norm",
     "selective_scan",
@@ -58,6 +60,7 @@ _check_ssd_prefill = checker(SSD_PREFILL.call)
 _check_ssd_step = checker(SSD_STEP.call)
 _attention = bind(ATTENTION)
 _attention_qkvpacked = bind_stack(ATTENTION, ATTENTION_QKVPACKED)
+_linear = bind(LINEAR)
 
 
 @overload
@@ -1181,3 +1184,45 @@ def attention_qkvpacked(
         },
     )
     return (out, lse) if return_lse else out  # type: ignore[return-value]
+
+
+def linear(
+    x: Float[Tensor, "*batch K"],
+    weight: Float[Tensor, "N K"],
+    bias: Float[Tensor, " N"] | None = None,
+) -> Float[Tensor, "*batch N"]:
+    """Rows times the transpose of a matrix of weights: y = x weight^T + bias.
+
+    ::
+
+        y[m, n] = sum over k of x[m, k] weight[n, k] + bias[n]
+
+    The bits of an element of y depend on its row of x, its row of the weight and its bias alone, not on the number of
+    rows: products are added in float32 along k, in order and in one sum, the bias last. So a step of generation has the
+    bits of training. The same holds for dx. All gradients are bitwise reproducible.
+
+    `torch.autocast` casts x, weight and bias to its dtype.
+
+    Args:
+        x: (..., K), float32, bfloat16 or float16, any strides. float64 runs on the portable path.
+        weight: (N, K), the dtype of x, any strides.
+        bias: (N,), the dtype of x.
+
+    Returns:
+        y (..., N), in the dtype of x.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import torch, retrograd
+        >>> x, weight = torch.randn(2, 16, 64), torch.randn(32, 64, requires_grad=True)
+        >>> y = retrograd.linear(x, weight)
+        >>> y.sum().backward()
+        >>> y.shape, weight.grad.shape
+        (torch.Size([2, 16, 32]), torch.Size([32, 64]))
+        >>> torch.equal(retrograd.linear(x[:, :1], weight), y[:, :1])
+        True
+    """
+    (y,) = _linear({"x": x, "weight": weight, "bias": bias}, {})
+    return y  # type: ignore[return-value]

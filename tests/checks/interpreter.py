@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from retrograd.core.arch import SUPPORTED, Arch
@@ -17,6 +18,24 @@ from retrograd.core.torch.passes import Launchers
 from retrograd.opinfo.cases import Case, in_dtypes
 
 ACTIVE = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def in_order(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """total + a b, added in order: NumPy's own product has an order that depends on the sizes."""
+    total = total.copy()
+    for k in range(a.shape[-1]):
+        total += a[..., k : k + 1].astype(total.dtype) * b[..., k : k + 1, :].astype(total.dtype)
+    return total
+
+
+def _dot(_: Any, a: Any, b: Any, total: Any, *precision: Any) -> Any:
+    return interpreter.TensorHandle(in_order(a.data, b.data, total.data), total.dtype.scalar)
+
+
+if ACTIVE:
+    from triton.runtime import interpreter
+
+    interpreter.InterpreterBuilder.create_dot = _dot
 
 
 class Interpreter(torch_launch.Launcher):

@@ -26,6 +26,7 @@ CAST = {
     "attention_qkvpacked": "qkv",
     "causal_conv1d": "x initial_state",
     "causal_conv1d_update": "x state",
+    "linear": "x weight bias",
     "linear_scan": "",
     "rms_norm": "",
     "selective_scan": "x B C z",

@@ -170,8 +170,8 @@ def test_generation_gives_the_state_more_room_when_it_needs_it(
 
 
 def test_a_state_cannot_have_less_room_than_before() -> None:
-    ours = model(replace(CONFIG, attn_layer_idx=[0], attn_cfg=AttentionConfig(2)))
-    with pytest.raises(ValueError, match="^Attention: capacity is 4, expected at least that of state, 5$"):
+    ours = model(replace(CONFIG, attn_layer_idx=(0,), attn_cfg=AttentionConfig(2)))
+    with pytest.raises(ValueError, match=r"^Attention: capacity is 4, expected at least that of state, 5$"):
         ours.grown(ours.initial_state(1, capacity=5), 4)
 
 

@@ -31,6 +31,7 @@ def jax_namespace() -> Namespace:
         clip=jnp.clip,
         cumsum=lambda x, axis, reverse: jax.lax.cumsum(x, axis % x.ndim, reverse=reverse),
         matmul=lambda a, b: jnp.matmul(a, b, precision="highest"),
+        row_products=lambda a, b: jnp.matmul(a, b.mT, precision="highest"),
         exp=jnp.exp,
         log=jnp.log,
         tanh=jnp.tanh,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..xp import Namespace, rows_of
+from .products import row_products
 
 WORD = 2**32 - 1
 
@@ -31,6 +32,7 @@ def torch_namespace() -> Namespace:
         clip=lambda x, low, high: x.clamp(low, high),
         cumsum=lambda x, axis, reverse: x.flip(axis).cumsum(axis).flip(axis) if reverse else x.cumsum(axis),
         matmul=_matmul,
+        row_products=row_products,
         exp=torch.exp,
         log=torch.log,
         tanh=torch.tanh,
@@ -64,6 +66,7 @@ def differentiable_torch_namespace() -> Namespace:
         torch_namespace(),
         silu=torch.nn.functional.silu,
         sigmoid=torch.sigmoid,
+        row_products=lambda a, b: torch.matmul(a, b.mT),
         softplus=lambda x: torch.logaddexp(x, torch.zeros_like(x)),
         recurrence=_recurrence_out_of_place,
     )

@@ -1,0 +1,1 @@
+"""Products of rows with a matrix of weights. Start with README.md in this folder."""

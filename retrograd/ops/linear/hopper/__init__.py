@@ -1,0 +1,1 @@
+"""linear on Hopper GPUs: tiles that TMA fetches and warpgroups multiply."""

@@ -1,0 +1,35 @@
+"""Sums over rows in parts, and of parts: the gradient of a bias, and of a weight whose sums are computed in parts."""
+
+import triton
+import triton.language as tl
+
+from retrograd.core.kernels.numerics import let_next_start, pairwise_sum, wait_for_previous
+
+
+@triton.jit(do_not_specialize=["rows"])
+def column_sums(a, partial_ptr, rows, columns, TILE_ROWS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr):
+    """partial[p, j] = sum of a[i, j] over every parts-th tile of TILE_ROWS rows; a program takes COLUMNS columns."""
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    across = tl.cdiv(columns, COLUMNS)
+    part = tl.program_id(0) // across
+    parts = tl.num_programs(0) // across
+    j = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([TILE_ROWS, COLUMNS], tl.float32)
+    for first in range(part * TILE_ROWS, rows, parts * TILE_ROWS):
+        i = first + tl.arange(0, TILE_ROWS)
+        at = i.to(tl.int64)[:, None] * a.row + j.to(tl.int64)[None, :] * a.column
+        total += tl.load(a.pointer + at, mask=(i < rows)[:, None] & (j < columns)[None, :], other=0.0).to(tl.float32)
+    tl.store(partial_ptr + part.to(tl.int64) * columns + j, pairwise_sum(tl.trans(total)), mask=j < columns)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def sum_parts(partial_ptr, out_ptr, parts, size, ELEMENTS: tl.constexpr, OVERLAP: tl.constexpr):
+    """out[c] = sum over p of partial[p, c], in order; a program takes ELEMENTS elements."""
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    c = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
+    total = tl.zeros([ELEMENTS], tl.float32)
+    for part in range(parts):
+        total += tl.load(partial_ptr + tl.cast(part, tl.int64) * size + c, mask=c < size, other=0.0)
+    tl.store(out_ptr + c, total.to(out_ptr.dtype.element_ty), mask=c < size)

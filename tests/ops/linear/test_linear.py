@@ -1,0 +1,88 @@
+"""linear beyond its contract: which calls the Hopper kernels take, tiles, and what is exact on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checks import programs
+
+import retrograd
+from retrograd.core.arch import SUPPORTED
+from retrograd.core.torch.products import row_products
+from retrograd.opinfo.info import spec_of
+from retrograd.ops.infos import info
+from retrograd.ops.linear.cases import case
+from retrograd.ops.linear.hopper.plan import FEW, planned
+from retrograd.ops.linear.op import OP
+
+HOPPER = SUPPORTED["sm_90"]
+
+
+def kernels(which: str, rows: int, N: int = 1024, K: int = 2048, **how: Any) -> list[str]:
+    of_rows = case("call", (rows,), N, K, **how)
+    return [
+        launch.kernel.__module__.split(".")[-2] + " " + launch.kernel.__name__
+        for _, launch in programs.launches(info("linear"), of_rows, SUPPORTED[which])
+    ]
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_few_rows_have_a_kernel_of_their_own_on_hopper(rows: int) -> None:
+    assert kernels("sm_90", rows) == ["hopper few_rows", "hopper few_rows", "hopper product", "linear sum_parts"]
+
+
+def test_more_rows_go_to_persistent_programs() -> None:
+    assert kernels("sm_90", 65, 4096, 4096) == ["hopper product"] * 3
+
+
+@pytest.mark.parametrize("how", [{"dtype": "float32"}, {"N": 1028}, {"K": 2044}])
+def test_what_tensor_descriptors_or_tensor_cores_cannot_have_goes_to_triton(how: dict[str, Any]) -> None:
+    assert "hopper" not in " ".join(kernels("sm_90", 100, **how))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "gfx942", "gfx950"])
+def test_other_architectures_have_no_such_instructions(arch: str) -> None:
+    assert "hopper" not in " ".join(kernels(arch, 100))
+
+
+@pytest.mark.parametrize(("N", "K"), [(64, 64), (1024, 1024), (4096, 1024), (50304, 1024), (1024, 4096)])
+def test_the_gradient_of_a_weight_is_computed_in_the_same_parts_for_any_number_of_rows(N: int, K: int) -> None:
+    plans = [planned(spec_of(OP, case("call", (rows,), N, K)), HOPPER, "bwd") for rows in (1, 65, 2**20)]
+    assert len({(plan.weight, plan.parts) for plan in plans}) == 1
+
+
+def test_tiles_of_few_rows_are_as_low_as_the_rows() -> None:
+    few = [planned(spec_of(OP, case("call", (rows,), 1024, 1024)), HOPPER, "fwd").few for rows in (1, 8, 9, 64, 65)]
+    assert few == [FEW[0], FEW[0], FEW[1], FEW[-1], 0]
+
+
+@pytest.mark.parametrize(("dtype", "roundings"), [(torch.float32, 1), (torch.float64, 12)])
+def test_products_on_a_cpu_have_few_roundings(dtype: torch.dtype, roundings: int, seed: int) -> None:
+    # In float64, 6 products of integers are added for each of 2 ranges of terms.
+    torch.manual_seed(seed)
+    scales = 2.0 ** torch.randint(-40, 40, (50, 1), dtype=dtype)
+    a, b = scales * torch.randn(50, 5000, dtype=dtype), torch.randn(30, 5000, dtype=dtype)
+    exact = a.numpy().astype(np.longdouble) @ b.mT.numpy().astype(np.longdouble)
+    errors = np.linalg.norm(row_products(a, b).numpy() - exact, axis=1)
+    assert (errors < roundings * torch.finfo(dtype).eps / 2 * np.linalg.norm(exact, axis=1)).all()
+
+
+def test_an_infinity_or_nan_reaches_its_row_and_no_other() -> None:
+    x, weight = torch.ones(4, 3), torch.ones(2, 3)
+    x[1, 0], x[2, 1] = torch.inf, torch.nan
+    y = retrograd.linear(x, weight)
+    assert y[1].isposinf().all()
+    assert y[2].isnan().all()
+    assert torch.equal(y[[0, 3]], torch.full((2, 2), 3.0))
+    weight[1, 0] = -torch.inf
+    assert torch.equal(retrograd.linear(x[:1], weight), torch.tensor([[3.0, -torch.inf]]))
+
+
+def test_one_row_has_the_bits_that_it_has_among_others_on_a_cpu(seed: int) -> None:
+    torch.manual_seed(seed)
+    x, weight = torch.randn(300, 700), torch.randn(90, 700)
+    y = retrograd.linear(x, weight)
+    assert all(torch.equal(retrograd.linear(x[i], weight), y[i]) for i in range(0, 300, 37))
