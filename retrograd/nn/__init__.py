@@ -17,7 +17,8 @@ from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
 from .attention import Attention, AttentionState
 from .block import Block
 from .files import load, save
-from .generate import generate
+from .generate import generate, score
+from .linear import Linear
 from .mamba import Mamba, MambaState
 from .mamba2 import Mamba2, Mamba2State
 from .mixer import Mixer
@@ -33,6 +34,7 @@ __all__ = [
     "Block",
     "GatedMLP",
     "LanguageModel",
+    "Linear",
     "Mamba",
     "Mamba1Config",
     "Mamba2",
@@ -45,4 +47,5 @@ __all__ = [
     "generate",
     "load",
     "save",
+    "score",
 ]

@@ -15,6 +15,7 @@ from retrograd.models.layers import AttentionConfig
 
 from .checks import check_bounds, check_features, check_layer, check_layer_state, check_size, is_readable
 from .initial import zero_biases
+from .linear import Linear
 from .mixer import Mixer
 from .norm import RMSNorm
 from .rotary import rotate
@@ -85,7 +86,7 @@ class Attention(Mixer):
         self.config = config
         self.size, qkv, mlp = config.size(d_model), config.qkv_channels(d_model), config.mlp_channels
         self.parts = (qkv, mlp // 2, mlp // 2)
-        self.in_proj = nn.Linear(d_model, qkv + mlp, bias=config.qkv_proj_bias, device=device, dtype=dtype)
+        self.in_proj = Linear(d_model, qkv + mlp, bias=config.qkv_proj_bias, device=device, dtype=dtype)
         # It only holds weight and bias under the checkpoints' names; `causal_conv1d` does the computation.
         self.conv1d = (
             nn.Conv1d(qkv, qkv, config.d_conv, groups=qkv, device=device, dtype=dtype) if config.d_conv else None
@@ -93,7 +94,7 @@ class Attention(Mixer):
         self.q_norm = RMSNorm(self.size, device=device, dtype=dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(self.size, device=device, dtype=dtype) if config.qk_norm else None
         joined = config.num_heads * self.size + mlp // 2
-        self.out_proj = nn.Linear(joined, d_model, bias=config.out_proj_bias, device=device, dtype=dtype)
+        self.out_proj = Linear(joined, d_model, bias=config.out_proj_bias, device=device, dtype=dtype)
         zero_biases(self.in_proj, self.out_proj)
 
     @torch.no_grad()

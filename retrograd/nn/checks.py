@@ -38,14 +38,18 @@ def check_layer(
     config.check(d_model)
 
 
-def check_layer_state(module: str, state: Any, kind: type[Any], absent: tuple[str, ...] = ()) -> None:
-    """Raise unless a layer's state is a named tuple of its kind, of tensors, and of None where `absent` says so."""
+def check_layer_state(
+    module: str, state: Any, kind: type[Any], absent: tuple[str, ...] = (), others: tuple[str, ...] = ()
+) -> None:
+    """Raise unless a layer's state is a named tuple of its kind, of tensors, of None where `absent` says so, and of
+    anything where `others` does.
+    """
     if not isinstance(state, kind):
         raise bad_type(module, "state", state, _one(kind))
     for name, tensor in zip(kind._fields, state, strict=True):
         if name in absent and tensor is not None:
             raise bad_type(module, f"state.{name}", tensor, "None")
-        if name not in absent and not isinstance(tensor, Tensor):
+        if name not in (*absent, *others) and not isinstance(tensor, Tensor):
             raise bad_type(module, f"state.{name}", tensor, "a torch.Tensor")
 
 

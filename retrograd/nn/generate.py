@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal, overload
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from retrograd.core.errors import bad_shape
+from retrograd.core.errors import bad_shape, bad_value
 
 from .checks import check_model, check_number, check_size, check_tokens, check_vocabulary
 from .model import LanguageModel
 
 # Tokens after the prompt for which a state has room at first: attention looks at all of it, and a step copies it.
 ROOM = 1024
+
+
+@overload
+def generate(
+    model: LanguageModel,
+    prompt: Int[Tensor, "B T"],
+    count: int,
+    *,
+    temperature: float = ...,
+    generator: torch.Generator | None = ...,
+    log_probabilities: Literal[False] = ...,
+) -> Iterator[Int[Tensor, " B"]]: ...
+
+
+@overload
+def generate(
+    model: LanguageModel,
+    prompt: Int[Tensor, "B T"],
+    count: int,
+    *,
+    temperature: float = ...,
+    generator: torch.Generator | None = ...,
+    log_probabilities: Literal[True],
+) -> Iterator[tuple[Int[Tensor, " B"], Float[Tensor, " B"]]]: ...
 
 
 def generate(
@@ -24,7 +49,8 @@ def generate(
     *,
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
-) -> Iterator[Int[Tensor, " B"]]:
+    log_probabilities: bool = False,
+) -> Iterator[Tensor] | Iterator[tuple[Tensor, Tensor]]:
     """Yield the tokens that follow a prompt, each as soon as it is known.
 
     Args:
@@ -33,6 +59,8 @@ def generate(
         count: tokens to yield.
         temperature: of the distribution that tokens are drawn from; 0 takes the likeliest token.
         generator: of random numbers, on the model's device.
+        log_probabilities: also yield those of the tokens: (tokens, log probabilities (B,), float32). Those of an exact
+            model are the numbers that `score` returns, to the bit; with temperature 0 they are 0.
 
     Raises:
         ValueError, TypeError: at the call, for an invalid or empty prompt, a negative count or temperature, and a
@@ -55,13 +83,50 @@ def generate(
         check_vocabulary("generate", prompt, model.config, "prompt")
     check_size("generate", "count", count, 0)
     check_number("generate", "temperature", temperature)
-    return _generate(model, prompt, count, temperature, generator)
+    drawn = _generate(model, prompt, count, temperature, generator)
+    return drawn if log_probabilities else (tokens for tokens, _ in drawn)
+
+
+def score(model: LanguageModel, tokens: Int[Tensor, "B T"], *, temperature: float = 1.0) -> Float[Tensor, "B T-1"]:
+    """The log probability of each token but the first, given those before it, by the forward pass of training.
+
+    Args:
+        model: the model, whole or wrapped by `torch.compile`.
+        tokens: (B, T), at least one token, each from 0 to below the vocabulary.
+        temperature: of the distribution, more than 0.
+
+    Returns:
+        (B, T - 1), float32, with a gradient for the model's parameters.
+
+    Raises:
+        ValueError, TypeError: for invalid tokens, a temperature that is not positive, and a module that is no language
+            model.
+
+    Example:
+        >>> import torch
+        >>> from retrograd.nn import LanguageModel, MambaConfig, score
+        >>> model = LanguageModel(MambaConfig(d_model=64, n_layer=2, vocab_size=256))
+        >>> score(model, torch.tensor([[100, 101, 102]])).shape
+        torch.Size([1, 2])
+    """
+    check_tokens("score", tokens, ("batch", "time"))
+    if tokens.shape[1] < 1:
+        raise bad_shape("score", "tokens", tokens.shape, "(batch, at least one token)")
+    check_model("score", model)
+    check_number("score", "temperature", temperature)
+    if temperature == 0:
+        raise bad_value("score", "temperature", temperature, "more than 0")
+    if tokens.device.type == "cpu":
+        check_vocabulary("score", tokens, model.config)
+    logits = model(tokens[:, :-1])[..., : model.config.vocab_size]
+    following = tokens[:, 1:].reshape(-1)
+    return of_tokens(logits.flatten(0, 1), following, temperature).unflatten(0, (len(tokens), -1))
 
 
 @torch.no_grad()
 def _generate(
     model: LanguageModel, prompt: Tensor, count: int, temperature: float, generator: torch.Generator | None
-) -> Iterator[Tensor]:
+) -> Iterator[tuple[Tensor, Tensor]]:
     batch, time = prompt.shape
     capacity = time + min(count, ROOM)
     features, state = model.backbone(prompt, model.initial_state(batch, capacity=capacity))
@@ -71,7 +136,8 @@ def _generate(
         # On a GPU this synchronises, so only the first token is checked there; bad weights show in it.
         if (number == 0 or logits.device.type == "cpu") and not bool(logits.amax(-1).isfinite().all()):
             raise ValueError(f"generate: model has NaN or infinite logits for token {number}, expected finite numbers")
-        yield (token := sample(logits, temperature, generator))
+        token = sample(logits, temperature, generator)
+        yield token, of_tokens(logits, token, temperature)
         if number + 1 < count:
             if time + number + 1 > capacity:
                 capacity = min(time + count, 2 * capacity)
@@ -79,12 +145,24 @@ def _generate(
             logits, state = model.step(token, state)
 
 
+def of_tokens(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    """The log probability of a token for each row."""
+    if temperature == 0:
+        return torch.zeros(len(logits), device=logits.device)
+    return torch.log_softmax(_over(logits, temperature), dim=-1).gather(-1, tokens.long()[:, None])[:, 0]
+
+
+def _over(logits: Tensor, temperature: float) -> Tensor:
+    """Logits over the temperature, less the largest of a row, in float32."""
+    logits = logits.float()
+    # At most 0: divided by a small temperature it becomes -inf, never NaN.
+    below = logits - logits.amax(-1, keepdim=True)
+    return below / max(temperature, torch.finfo(below.dtype).tiny)
+
+
 def sample(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
     """Draw a token for each row."""
     if temperature == 0:
         return logits.argmax(-1)
-    logits = logits.float()
-    # At most 0: divided by a small temperature it becomes -inf, never NaN.
-    below = logits - logits.amax(-1, keepdim=True)
-    probabilities = torch.softmax(below / max(temperature, torch.finfo(below.dtype).tiny), dim=-1)
+    probabilities = torch.softmax(_over(logits, temperature), dim=-1)
     return torch.multinomial(probabilities, 1, generator=generator).squeeze(1)

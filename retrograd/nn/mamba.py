@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int32
 from torch import Tensor, nn
 
@@ -14,6 +13,7 @@ from retrograd.models.layers import Mamba1Config
 
 from .checks import check_features, check_layer, check_layer_state
 from .initial import draw_steps, zero_biases
+from .linear import Linear
 from .mixer import Mixer
 from .wide import wide
 
@@ -77,7 +77,7 @@ class Mamba(Mixer):
         self.config = config
         self.d_inner, self.rank = config.d_inner(d_model), config.rank(d_model)
         bias = config.bias
-        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias, device=device, dtype=dtype)
+        self.in_proj = Linear(d_model, 2 * self.d_inner, bias=bias, device=device, dtype=dtype)
         # It only holds weight and bias under the checkpoints' names; `causal_conv1d` does the computation.
         self.conv1d = nn.Conv1d(
             self.d_inner,
@@ -88,11 +88,11 @@ class Mamba(Mixer):
             device=device,
             dtype=dtype,
         )
-        self.x_proj = nn.Linear(self.d_inner, self.rank + 2 * config.d_state, bias=False, device=device, dtype=dtype)
-        self.dt_proj = nn.Linear(self.rank, self.d_inner, device=device, dtype=dtype)
+        self.x_proj = Linear(self.d_inner, self.rank + 2 * config.d_state, bias=False, device=device, dtype=dtype)
+        self.dt_proj = Linear(self.rank, self.d_inner, device=device, dtype=dtype)
         self.A_log = nn.Parameter(torch.empty(self.d_inner, config.d_state, device=device, dtype=torch.float32))
         self.D = nn.Parameter(torch.ones(self.d_inner, device=device, dtype=torch.float32))
-        self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, device=device, dtype=dtype)
+        self.out_proj = Linear(self.d_inner, d_model, bias=bias, device=device, dtype=dtype)
         self._initialise()
 
     @torch.no_grad()
@@ -209,4 +209,4 @@ class Mamba(Mixer):
     def _select(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """dt without its bias, B and C."""
         dt, B, C = self.x_proj(x).split((self.rank, self.config.d_state, self.config.d_state), dim=-1)
-        return F.linear(dt, self.dt_proj.weight), B, C
+        return self.dt_proj.product(dt), B, C

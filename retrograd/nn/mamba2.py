@@ -10,10 +10,12 @@ from jaxtyping import Float, Int32
 from torch import Tensor, nn
 
 import retrograd
+from retrograd.core.errors import bad_value
 from retrograd.models.layers import Mamba2Config
 
 from .checks import check_features, check_layer, check_layer_state
 from .initial import draw_steps, zero_biases
+from .linear import Linear
 from .mixer import Mixer
 from .norm import RMSNorm
 from .wide import wide
@@ -26,10 +28,12 @@ class Mamba2State(NamedTuple):
         conv: (B, channels of x, B and C, d_conv - 1), the last inputs of the convolution, oldest first, in the
             activations' dtype.
         ssm: (B, H, P, N), float32.
+        window: of an exact layer after its first steps: what `ssd_step` goes on from; `ssm` is then not read.
     """
 
     conv: Tensor
     ssm: Tensor
+    window: retrograd.SsdWindow | None = None
 
 
 class Projected(NamedTuple):
@@ -91,7 +95,7 @@ class Mamba2(Mixer):
         self.heads, self.channels = config.heads(d_model), config.channels(d_model)
         conv, mlp = config.conv_channels(d_model), config.mlp_channels(d_model)
         self.parts = (mlp, mlp, self.channels, conv, self.heads)  # of what u is projected to, `Projected`
-        self.in_proj = nn.Linear(d_model, sum(self.parts), bias=config.bias, device=device, dtype=dtype)
+        self.in_proj = Linear(d_model, sum(self.parts), bias=config.bias, device=device, dtype=dtype)
         # These two only hold parameters under the checkpoints' names; `causal_conv1d` and `rms_norm` use them.
         self.conv1d = nn.Conv1d(
             conv, conv, config.d_conv, groups=conv, bias=config.conv_bias, device=device, dtype=dtype
@@ -101,7 +105,7 @@ class Mamba2(Mixer):
         self.A_log = nn.Parameter(torch.empty(self.heads, device=device, dtype=torch.float32))
         skips = self.channels if config.D_has_hdim else self.heads
         self.D = nn.Parameter(torch.ones(skips, device=device, dtype=torch.float32))
-        self.out_proj = nn.Linear(config.d_inner(d_model), d_model, bias=config.bias, device=device, dtype=dtype)
+        self.out_proj = Linear(config.d_inner(d_model), d_model, bias=config.bias, device=device, dtype=dtype)
         self._initialise()
 
     @torch.no_grad()
@@ -151,9 +155,11 @@ class Mamba2(Mixer):
         """
         self._check_features(u, ("batch", "time"))
         if state is not None:
-            check_layer_state("Mamba2", state, Mamba2State)
+            self._check_state(state)
+            if self.exact and cu_seqlens is not None:
+                raise bad_value("Mamba2", "cu_seqlens", "boundaries", "None, since the layer is exact and has a state")
         own = self._project(u)
-        conv, ssm = state if state is not None else (None, None)
+        conv, ssm = (state.conv, state.ssm) if state is not None else (None, None)
         time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": state is not None}
         xBC = retrograd.causal_conv1d(
             own.xBC,
@@ -166,23 +172,50 @@ class Mamba2(Mixer):
         if state is not None:
             xBC, conv = xBC
         x, B, C = self._heads(xBC)
+        if state is not None and self.exact:
+            assert conv is not None
+            y, window = self._exact_steps(state, x, B, C, own)
+            return self._output(y, own), Mamba2State(conv, window.state, window)
         y = retrograd.ssd(x, own.dt, self.A, B, C, initial_state=ssm, **self._options(own), **time)
         if conv is None:
             return self._output(y, own), None
         y, ssm = y
         return self._output(y, own), Mamba2State(conv, ssm)
 
+    def _exact_steps(
+        self, state: Mamba2State, x: Tensor, B: Tensor, C: Tensor, own: Projected
+    ) -> tuple[Tensor, retrograd.SsdWindow]:
+        """y of all steps after a state, with the bits of the whole sequence, and the window after them."""
+        options = self._options(own)
+        if state.window is None:
+            return retrograd.ssd_prefill(x, own.dt, self.A, B, C, initial_state=state.ssm, **options)
+        window, rows, gate = state.window, [], options.pop("z")
+        for t in range(x.shape[1]):
+            z = None if gate is None else gate[:, t]
+            y, window = retrograd.ssd_step(window, x[:, t], own.dt[:, t], self.A, B[:, t], C[:, t], z=z, **options)
+            rows.append(y)
+        return torch.stack(rows, 1) if rows else torch.zeros_like(x), window
+
     def step(self, u: Float[Tensor, "B d_model"], state: Mamba2State) -> tuple[Float[Tensor, "B d_model"], Mamba2State]:
         """One step of generation: (out, the state after it)."""
         self._check_features(u, ("batch",))
-        check_layer_state("Mamba2", state, Mamba2State)
+        self._check_state(state)
         own = self._project(u)
         xBC, conv = retrograd.causal_conv1d_update(
             own.xBC, state.conv.to(own.xBC.dtype), self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"
         )
         x, B, C = self._heads(xBC)
+        if self.exact:
+            one = Projected(*(part[:, None] for part in own))
+            y, window = self._exact_steps(state, x[:, None], B[:, None], C[:, None], one)
+            return self._output(y[:, 0], own), Mamba2State(conv, window.state, window)
         y, ssm = retrograd.ssd_update(state.ssm, x, own.dt, self.A, B, C, **self._options(own))
         return self._output(y, own), Mamba2State(conv, ssm)
+
+    def _check_state(self, state: Any) -> None:
+        check_layer_state("Mamba2", state, Mamba2State, others=("window",))
+        if state.window is not None and not self.exact:
+            raise bad_value("Mamba2", "state.window", "a window", "None, since the layer is not exact")
 
     def _check_features(self, u: Tensor, axes: tuple[str, ...]) -> None:
         check_features("Mamba2", u, axes, self.in_proj.in_features, self.in_proj.weight.dtype)

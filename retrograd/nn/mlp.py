@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .checks import check_size
+from .linear import Linear
 
 
 class GatedMLP(nn.Module):
@@ -42,8 +43,8 @@ class GatedMLP(nn.Module):
         super().__init__()
         check_size("GatedMLP", "d_model", d_model)
         check_size("GatedMLP", "channels", channels)
-        self.fc1 = nn.Linear(d_model, 2 * channels, bias=False, device=device, dtype=dtype)
-        self.fc2 = nn.Linear(channels, d_model, bias=False, device=device, dtype=dtype)
+        self.fc1 = Linear(d_model, 2 * channels, bias=False, device=device, dtype=dtype)
+        self.fc2 = Linear(channels, d_model, bias=False, device=device, dtype=dtype)
 
     @torch.no_grad()
     def divide_output(self, by: float) -> None:

@@ -18,6 +18,7 @@ from retrograd.models.shapes import EMBEDDING_STD
 from .attention import Attention
 from .block import Block
 from .checks import check_state, check_tokens, check_vocabulary
+from .linear import Linear
 from .mamba import Mamba
 from .mamba2 import Mamba2
 from .mixer import Mixer
@@ -128,6 +129,9 @@ class LanguageModel(nn.Module):
 
     Args:
         config: sizes and layers: Mamba, Mamba-2, attention, or a mixture.
+        exact: whether the logits of a step of generation have the bits that they have in `forward` on the whole
+            sequence, alone and in any batch. Products are then those of `retrograd.linear`, which on a CPU take several
+            times as long as PyTorch's, and a step of Mamba-2 computes again up to 128 steps.
         device, dtype: of the parameters; A_log, D and dt_bias are created in float32.
 
     Source: Gu and Dao, Mamba (2023), section 3.4 and appendix E.2; Dao and Gu, Transformers are SSMs (2024), sections 7
@@ -159,15 +163,19 @@ class LanguageModel(nn.Module):
         self,
         config: MambaConfig,
         *,
+        exact: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.config = config
         self.backbone = Backbone(config, device=device, dtype=dtype)
-        self.lm_head = nn.Linear(config.d_model, config.padded_vocab_size, bias=False, device=device, dtype=dtype)
+        self.lm_head = Linear(config.d_model, config.padded_vocab_size, bias=False, device=device, dtype=dtype)
         if config.tie_embeddings:
             self.lm_head.weight = self.backbone.embedding.weight
+        for module in self.modules():
+            if isinstance(module, (Linear, Mixer)):
+                module.exact = exact
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """Called by `to`, `half`, `to_empty` and others. They may replace parameters, so a tied head is tied again."""

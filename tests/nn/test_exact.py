@@ -1,0 +1,125 @@
+"""Exact models: the logits of generation have the bits of training, alone and in any batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from retrograd.nn import (
+    AttentionConfig,
+    LanguageModel,
+    Linear,
+    Mamba1Config,
+    Mamba2Config,
+    MambaConfig,
+    generate,
+    score,
+)
+
+ATTENTION = AttentionConfig(4, 2, rotary_emb_dim=8, d_conv=3, qk_norm=True)
+SIZES = MambaConfig(d_model=32, n_layer=3, vocab_size=60)
+MAMBA2 = Mamba2Config(d_state=16, headdim=8)
+CONFIGS = {
+    "mamba": replace(SIZES, ssm_cfg=Mamba1Config()),
+    "mamba2": replace(SIZES, ssm_cfg=MAMBA2),
+    "mamba2 with ssd's gate": replace(SIZES, ssm_cfg=replace(MAMBA2, rmsnorm=False, D_has_hdim=True)),
+    "transformer": replace(SIZES, attn_layer_idx=(0, 1, 2), attn_cfg=ATTENTION, d_intermediate=48),
+    "hybrid": replace(SIZES, ssm_cfg=MAMBA2, attn_layer_idx=(1,), attn_cfg=ATTENTION),
+}
+each_model = pytest.mark.parametrize("name", CONFIGS)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+def model(name: str, dtype: torch.dtype = torch.float32, exact: bool = True) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(CONFIGS[name], exact=exact).to(dtype)
+
+
+def tokens(batch: int, time: int) -> Tensor:
+    return torch.randint(60, (batch, time))
+
+
+@each_dtype
+@each_model
+@torch.no_grad()
+def test_steps_after_a_prompt_have_the_logits_of_the_whole(name: str, dtype: torch.dtype) -> None:
+    ours, text = model(name, dtype), tokens(3, 145)
+    whole = ours(text)
+    logits, state = ours(text[:, :120], ours.initial_state(3, capacity=150))
+    assert torch.equal(logits, whole[:, :120])
+    for t in range(120, 140):
+        logits, state = ours.step(text[:, t], state)
+        assert torch.equal(logits, whole[:, t]), t
+    logits, _ = ours(text[:, 140:], state)  # several steps at once
+    assert torch.equal(logits, whole[:, 140:])
+
+
+@each_model
+@torch.no_grad()
+def test_a_row_has_the_logits_that_it_has_in_a_batch(name: str) -> None:
+    ours, text = model(name), tokens(7, 40)
+    whole = ours(text)
+    assert torch.equal(ours(text[2:3]), whole[2:3])
+    assert torch.equal(ours(text[2:3, :33]), whole[2:3, :33])
+
+
+@each_model
+@torch.no_grad()
+def test_the_first_step_needs_no_prompt(name: str) -> None:
+    ours, text = model(name), tokens(2, 3)
+    logits, _ = ours.step(text[:, 0], ours.initial_state(2, capacity=3))
+    assert torch.equal(logits, ours(text)[:, 0])
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+@each_model
+def test_what_is_drawn_has_the_log_probabilities_of_training(name: str, batch: int) -> None:
+    ours, prompt = model(name), tokens(batch, 5)
+    draws = generate(
+        ours, prompt, 40, temperature=0.8, generator=torch.Generator().manual_seed(1), log_probabilities=True
+    )
+    drawn, found = (torch.stack(each, 1) for each in zip(*draws, strict=True))
+    text = torch.cat((prompt, drawn), 1)
+    expected = score(ours, text, temperature=0.8)[:, 4:]
+    assert (expected - found).abs().max() == 0
+    assert (found.exp() > 0).all()
+
+
+def test_scores_are_differentiable_and_those_of_the_definition() -> None:
+    ours, text = model("hybrid"), tokens(2, 20)
+    found = score(ours, text, temperature=0.5)
+    logits = ours(text)[:, :-1, :60].double() / 0.5
+    expected = torch.log_softmax(logits, -1).gather(-1, text[:, 1:, None])[..., 0]
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    found.sum().backward()
+    assert all(parameter.grad is not None for parameter in ours.parameters())
+
+
+def test_without_it_products_are_those_of_pytorch() -> None:
+    ours = model("hybrid", exact=False)
+    assert not any(module.exact for module in ours.modules() if isinstance(module, Linear))
+    layer, x = Linear(16, 8), torch.randn(5, 16)
+    assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+
+
+def test_states_of_exact_and_other_layers_are_told_apart() -> None:
+    exact, other, text = model("mamba2"), model("mamba2", exact=False), tokens(2, 4)
+    _, state = exact(text, exact.initial_state(2))
+    with pytest.raises(ValueError, match=r"^Mamba2: state.window is 'a window', expected None, since the layer is not"):
+        other.step(text[:, 0], state)
+    bounds = torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"^Mamba2: cu_seqlens is 'boundaries', expected None, since the layer"):
+        exact(text[:1], exact.initial_state(1), cu_seqlens=bounds)
+
+
+def test_the_example_of_policy_gradient_is_on_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    source = (Path(__file__).parents[2] / "examples" / "policy_gradient.py").read_text()
+    assert "in range(10)" in source
+    exec(compile(source.replace("in range(10)", "in range(2)"), "policy_gradient.py", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(line.endswith("ratios from 1.000000000 to 1.000000000") for line in lines)
