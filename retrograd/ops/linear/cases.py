@@ -47,6 +47,26 @@ TEST_CASES = [
     case("long_sums", (5,), 24, 5000, "float32", tags=TEST),
     case("wide", (2, 33), 700, 130, bias=True, tags=TEST),
 ]
-GPU_CASES: list[Case] = []
-BENCH_CASES: list[Case] = []
+GPU_CASES = [
+    case("gpu_row", (), 1024, 2048, tags=GPU),
+    case("gpu_few", (3, 2), 4096, 1024, bias=True, tags=GPU),
+    case("gpu_15", (15,), 520, 4096, "float16", tags=GPU),
+    case("gpu_64", (64,), 1024, 1032, bias=True, tags=GPU),
+    case("gpu_300", (2, 150), 2048, 1024, tags=GPU),
+    case("gpu_fp16", (4, 500), 1000, 2056, "float16", bias=True, tags=GPU),
+    case("gpu_parts", (5000,), 256, 128, tags=GPU),
+    case("gpu_tiles", (2, 2048), 4096, 1024, bias=True, tags=GPU),
+    case("gpu_odd", (700,), 1021, 515, bias=True, tags=GPU),
+    case("gpu_fp32", (130,), 384, 1000, "float32", bias=True, tags=GPU),
+]
+# Layers of models of 370 million to 7 billion parameters: rows, outputs, inputs.
+SHAPES = [
+    *((rows, N, K) for rows in (1, 8, 64) for N, K in
+      ((1024, 1024), (4096, 1024), (1024, 4096), (2048, 2048), (4096, 4096), (8192, 2048), (50304, 1024))),
+    *((rows, N, K) for rows in (128, 256, 512, 1024, 2048) for N, K in ((1024, 2048), (4096, 1024), (4096, 4096))),
+    *((16384, N, K) for N, K in ((4096, 1024), (1024, 2048), (2048, 2048), (8192, 2048))),
+    (8192, 50304, 1024),
+    (4096, 4096, 4096),
+]  # fmt: skip
+BENCH_CASES = [case(f"M{M}_N{N}_K{K}", (M,), N, K, tags=BENCH) for M, N, K in SHAPES]
 CASES = [*TEST_CASES, *GPU_CASES, *BENCH_CASES]
