@@ -23,6 +23,9 @@ def generate(
     prompt: Annotated[str, typer.Option(help="The beginning of the text.")] = "def ",
     tokens: Annotated[int, typer.Option(help="Bytes to add.")] = 200,
     temperature: Annotated[float, typer.Option(help="Of the sampling; 0 takes the likeliest byte.")] = 0.7,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest bytes.")] = None,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest bytes up to this share.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="End after this text; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default if available.")] = None,
 ) -> None:
@@ -36,6 +39,12 @@ def generate(
         fail(f"--seed is {seed}, expected 0 to 2^63 - 1")
     if not 0 <= temperature < math.inf:
         fail(f"--temperature is {temperature}, expected a finite number of at least 0")
+    if top_k is not None and top_k < 1:
+        fail(f"--top-k is {top_k}, expected at least 1")
+    if not 0 < top_p <= 1:
+        fail(f"--top-p is {top_p}, expected a number above 0, 1 at most")
+    if "" in (ends := tuple(stop or ())):
+        fail("--stop is empty, expected at least one character")
     try:
         model = nn.load(folder, device=chosen)
     except Exception as error:  # torch, pickle, json and safetensors each raise their own for a broken file
@@ -45,13 +54,17 @@ def generate(
     # A character of several bytes is printed once its last byte is known.
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     prompt_tokens = torch.tensor([list(prompt.encode(errors="surrogateescape"))], device=chosen)
-    generator = torch.Generator(chosen).manual_seed(seed)
-    generated = nn.generate(model, prompt_tokens, tokens, temperature=temperature, generator=generator)
+    generated = nn.generate(model, prompt_tokens, tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    last, longest = "", max(map(len, ends), default=0)
     try:
         first = next(generated, None)  # before anything is printed: a model with NaN logits fails here
         typer.echo(prompt.encode(errors="surrogateescape"), nl=False)
         for token in chain(() if first is None else (first,), generated):
-            typer.echo(printable(decoder.decode(bytes([int(token)]))).encode(), nl=False)
+            new = decoder.decode(bytes([int(token)]))
+            typer.echo(printable(new).encode(), nl=False)
+            last = (last + new)[-longest:]
+            if new and ends and last.endswith(ends):
+                break
     except ValueError as error:
         fail(f"{folder}: {error}")
     typer.echo(decoder.decode(b"", final=True).encode())

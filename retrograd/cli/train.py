@@ -262,10 +262,10 @@ def show_results(trainer: Trainer, verdict: Row) -> None:
     out.print(f"\nheld out, {size:,} bytes: {bits:.3f} bits per byte; a bigram model {bigram:.3f}", highlight=False)
     model = trainer.model
     device = model.lm_head.weight.device
-    generator = torch.Generator(device).manual_seed(trainer.settings.seed)
     for prompt in PROMPTS:
         prompt_tokens = torch.tensor([list(prompt.encode())], device=device)
-        generated = nn.generate(model, prompt_tokens, SAMPLE_BYTES, temperature=SAMPLE_TEMPERATURE, generator=generator)
+        seed = trainer.settings.seed
+        generated = nn.generate(model, prompt_tokens, SAMPLE_BYTES, temperature=SAMPLE_TEMPERATURE, seed=seed)
         text = prompt + printable(bytes(int(token) for token in generated).decode(errors="replace"))
         out.rule()
         say(out, text)

@@ -13,6 +13,7 @@ from retrograd.core.errors import bad_shape, bad_value
 
 from .checks import check_model, check_number, check_size, check_tokens, check_vocabulary
 from .model import LanguageModel
+from .sampling import Sampling, Uniforms, seeds_of
 
 # Tokens after the prompt for which a state has room at first: attention looks at all of it, and a step copies it.
 ROOM = 1024
@@ -25,7 +26,9 @@ def generate(
     count: int,
     *,
     temperature: float = ...,
-    generator: torch.Generator | None = ...,
+    top_k: int | None = ...,
+    top_p: float = ...,
+    seed: int | Tensor | None = ...,
     log_probabilities: Literal[False] = ...,
 ) -> Iterator[Int[Tensor, " B"]]: ...
 
@@ -37,7 +40,9 @@ def generate(
     count: int,
     *,
     temperature: float = ...,
-    generator: torch.Generator | None = ...,
+    top_k: int | None = ...,
+    top_p: float = ...,
+    seed: int | Tensor | None = ...,
     log_probabilities: Literal[True],
 ) -> Iterator[tuple[Int[Tensor, " B"], Float[Tensor, " B"]]]: ...
 
@@ -48,7 +53,9 @@ def generate(
     count: int,
     *,
     temperature: float = 1.0,
-    generator: torch.Generator | None = None,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    seed: int | Tensor | None = None,
     log_probabilities: bool = False,
 ) -> Iterator[Tensor] | Iterator[tuple[Tensor, Tensor]]:
     """Yield the tokens that follow a prompt, each as soon as it is known.
@@ -58,9 +65,13 @@ def generate(
         prompt: (B, T), at least one token, each from 0 to below the padded vocabulary.
         count: tokens to yield.
         temperature: of the distribution that tokens are drawn from; 0 takes the likeliest token.
-        generator: of random numbers, on the model's device.
-        log_probabilities: also yield those of the tokens: (tokens, log probabilities (B,), float32). Those of an exact
-            model are the numbers that `score` returns, to the bit; with temperature 0 they are 0.
+        top_k: draw from so many of the likeliest tokens; from all by default.
+        top_p: draw from the likeliest tokens whose probabilities add up to this share, one of them at least.
+        seed: of each row, (B,) integers, or the first row's, from which the others count up; by default one that
+            PyTorch draws. What a row draws from its logits depends on its own seed alone.
+        log_probabilities: also yield those of the tokens: (tokens, log probabilities (B,), float32), among all tokens
+            whatever top_k and top_p. Those of an exact model are the numbers that `score` returns, to the bit; with
+            temperature 0 they are 0.
 
     Raises:
         ValueError, TypeError: at the call, for an invalid or empty prompt, a negative count or temperature, and a
@@ -82,9 +93,12 @@ def generate(
     if prompt.device.type == "cpu":
         check_vocabulary("generate", prompt, model.config, "prompt")
     check_size("generate", "count", count, 0)
-    check_number("generate", "temperature", temperature)
-    drawn = _generate(model, prompt, count, temperature, generator)
-    return drawn if log_probabilities else (tokens for tokens, _ in drawn)
+    sampling = Sampling(temperature, top_k, top_p)
+    sampling.check("generate")
+    uniforms = Uniforms(seeds_of("generate", seed, len(prompt)), prompt.device)
+    if log_probabilities:
+        return _with_log_probabilities(_generate(model, prompt, count, sampling, uniforms), sampling)
+    return (tokens for tokens, _ in _generate(model, prompt, count, sampling, uniforms))
 
 
 def score(model: LanguageModel, tokens: Int[Tensor, "B T"], *, temperature: float = 1.0) -> Float[Tensor, "B T-1"]:
@@ -119,14 +133,15 @@ def score(model: LanguageModel, tokens: Int[Tensor, "B T"], *, temperature: floa
     if tokens.device.type == "cpu":
         check_vocabulary("score", tokens, model.config)
     logits = model(tokens[:, :-1])[..., : model.config.vocab_size]
-    following = tokens[:, 1:].reshape(-1)
-    return of_tokens(logits.flatten(0, 1), following, temperature).unflatten(0, (len(tokens), -1))
+    following = tokens[:, 1:].flatten()
+    return Sampling(temperature).log_probabilities(logits.flatten(0, 1), following).view(len(tokens), -1)
 
 
 @torch.no_grad()
 def _generate(
-    model: LanguageModel, prompt: Tensor, count: int, temperature: float, generator: torch.Generator | None
+    model: LanguageModel, prompt: Tensor, count: int, sampling: Sampling, uniforms: Uniforms
 ) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tokens, each with the logits that it was drawn from."""
     batch, time = prompt.shape
     capacity = time + min(count, ROOM)
     features, state = model.backbone(prompt, model.initial_state(batch, capacity=capacity))
@@ -136,33 +151,17 @@ def _generate(
         # On a GPU this synchronises, so only the first token is checked there; bad weights show in it.
         if (number == 0 or logits.device.type == "cpu") and not bool(logits.amax(-1).isfinite().all()):
             raise ValueError(f"generate: model has NaN or infinite logits for token {number}, expected finite numbers")
-        token = sample(logits, temperature, generator)
-        yield token, of_tokens(logits, token, temperature)
+        tokens = sampling.draw(logits, uniforms.at(number))
+        yield tokens, logits
         if number + 1 < count:
             if time + number + 1 > capacity:
                 capacity = min(time + count, 2 * capacity)
                 state = model.grown(state, capacity)
-            logits, state = model.step(token, state)
+            logits, state = model.step(tokens, state)
 
 
-def of_tokens(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    """The log probability of a token for each row."""
-    if temperature == 0:
-        return torch.zeros(len(logits), device=logits.device)
-    return torch.log_softmax(_over(logits, temperature), dim=-1).gather(-1, tokens.long()[:, None])[:, 0]
-
-
-def _over(logits: Tensor, temperature: float) -> Tensor:
-    """Logits over the temperature, less the largest of a row, in float32."""
-    logits = logits.float()
-    # At most 0: divided by a small temperature it becomes -inf, never NaN.
-    below = logits - logits.amax(-1, keepdim=True)
-    return below / max(temperature, torch.finfo(below.dtype).tiny)
-
-
-def sample(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """Draw a token for each row."""
-    if temperature == 0:
-        return logits.argmax(-1)
-    probabilities = torch.softmax(_over(logits, temperature), dim=-1)
-    return torch.multinomial(probabilities, 1, generator=generator).squeeze(1)
+def _with_log_probabilities(
+    drawn: Iterator[tuple[Tensor, Tensor]], sampling: Sampling
+) -> Iterator[tuple[Tensor, Tensor]]:
+    for tokens, logits in drawn:
+        yield tokens, sampling.log_probabilities(logits, tokens)

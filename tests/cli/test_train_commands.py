@@ -276,12 +276,12 @@ def test_generate_draws_what_the_full_forward_draws(trained: Path) -> None:
     prompt, count = "def ", 40
     options = ("--prompt", prompt, "--tokens", str(count), "--temperature", "0.5", "--seed", "3", "--device", "cpu")
     results = [run("generate", trained, *options).stdout for _ in range(2)]
-    model, generator = load(trained), torch.Generator().manual_seed(3)
+    model, uniform = load(trained), torch.rand(256, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     tokens = list(prompt.encode())
     with torch.no_grad():
-        for _ in range(count):
-            logits = model(torch.tensor([tokens]))[0, -1]
-            tokens.append(int(torch.multinomial(torch.softmax(logits / 0.5, -1), 1, generator=generator)))
+        for number in range(count):
+            shares = torch.softmax(model(torch.tensor([tokens]))[0, -1].double() / 0.5, -1).cumsum(0)
+            tokens.append(int((shares <= uniform[number]).sum()))
     text = bytes(tokens).decode(errors="replace")
     expected = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text) + "\n"
     assert results == [expected, expected]
@@ -300,6 +300,21 @@ def test_a_terminal_that_does_not_know_a_character_gets_another() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_generate_ends_after_a_text(trained: Path) -> None:
+    options = ("--tokens", "60", "--seed", "3", "--device", "cpu")
+    text = run("generate", trained, *options).stdout
+    end = next(c for c in text[12:] if c.isascii() and c.isalnum())
+    expected = text[: text.index(end, len("def ")) + 1] + "\n"
+    assert run("generate", trained, *options, "--stop", "no such text", "--stop", end).stdout == expected
+
+
+def test_generate_draws_from_the_likeliest(trained: Path) -> None:
+    options = ("--tokens", "30", "--device", "cpu")
+    expected = run("generate", trained, *options, "--temperature", "0").stdout
+    assert run("generate", trained, *options, "--top-k", "1").stdout == expected
+    assert run("generate", trained, *options, "--top-p", "1e-9").stdout == expected
+
+
 def test_generate_streams(trained: Path) -> None:
     process = started(("generate", trained, "--tokens", "1000000", "--device", "cpu"))
     assert process.stdout is not None
@@ -315,6 +330,10 @@ def test_generate_refuses_bad_input(tmp_path: Path, trained: Path) -> None:
     assert "--tokens is -1" in refused("generate", trained, "--tokens", "-1")
     assert "--temperature is -1.0" in refused("generate", trained, "--temperature", "-1")
     assert "--seed is -1" in refused("generate", trained, "--seed", "-1")
+    assert "--top-k is 0" in refused("generate", trained, "--top-k", "0")
+    assert "--top-p is 0.0" in refused("generate", trained, "--top-p", "0")
+    assert "--top-p is nan" in refused("generate", trained, "--top-p", "nan")
+    assert "--stop is empty" in refused("generate", trained, "--stop", "")
     assert "--temperature is nan" in refused("generate", trained, "--temperature", "nan")
     assert "--temperature is inf" in refused("generate", trained, "--temperature", "inf")
     save(LanguageModel(MambaConfig(d_model=8, n_layer=1, vocab_size=300)), tmp_path / "words")

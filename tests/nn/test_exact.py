@@ -79,9 +79,7 @@ def test_the_first_step_needs_no_prompt(name: str) -> None:
 @each_model
 def test_what_is_drawn_has_the_log_probabilities_of_training(name: str, batch: int) -> None:
     ours, prompt = model(name), tokens(batch, 5)
-    draws = generate(
-        ours, prompt, 40, temperature=0.8, generator=torch.Generator().manual_seed(1), log_probabilities=True
-    )
+    draws = generate(ours, prompt, 40, temperature=0.8, seed=1, log_probabilities=True)
     drawn, found = (torch.stack(each, 1) for each in zip(*draws, strict=True))
     text = torch.cat((prompt, drawn), 1)
     expected = score(ours, text, temperature=0.8)[:, 4:]

@@ -1,0 +1,115 @@
+"""Draws tokens from logits, each row by a seed of its own: what it draws does not depend on the other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from retrograd.core.errors import bad_shape, bad_type, bad_value
+
+from .checks import check_number, check_size
+
+MOST_SEEDS = 2**63
+BLOCK = 256  # uniform numbers of a row that are drawn at a time
+
+
+class Sampling(NamedTuple):
+    """How a token is drawn from logits.
+
+    Attributes:
+        temperature: 0 takes the likeliest token.
+        top_k: draw from so many of the likeliest tokens; None for all.
+        top_p: draw from the likeliest tokens whose probabilities add up to this share, one of them at least.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+
+    def check(self, where: str) -> None:
+        """Raise for a value out of its range."""
+        check_number(where, "temperature", self.temperature)
+        if self.top_k is not None:
+            check_size(where, "top_k", self.top_k)
+        check_number(where, "top_p", self.top_p)
+        if not 0 < self.top_p <= 1:
+            raise bad_value(where, "top_p", self.top_p, "a number above 0, 1 at most")
+
+    def scaled(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        """Logits over the temperature, less the largest of a row, in float32."""
+        logits = logits.float()
+        # At most 0: divided by a small temperature it becomes -inf, never NaN.
+        below = logits - logits.amax(-1, keepdim=True)
+        return below / max(self.temperature, torch.finfo(below.dtype).tiny)
+
+    def log_probabilities(self, logits: Float[Tensor, "B V"], tokens: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """Of a token for each row, among all tokens: without top_k and top_p. With temperature 0 they are 0."""
+        if self.temperature == 0:
+            return torch.zeros(len(logits), device=logits.device)
+        return torch.log_softmax(self.scaled(logits), dim=-1).gather(-1, tokens.long()[:, None])[:, 0]
+
+    def draw(self, logits: Float[Tensor, "B V"], uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
+        """A token for each row, where its share of the probabilities, added up in order, passes a uniform number."""
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        probabilities = torch.softmax(self.scaled(logits), dim=-1).double()
+        if self.top_k is None and self.top_p == 1:
+            return _where_passed(probabilities, uniform)
+        likeliest, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        # In float64 all probabilities add up to 1 but for the rounding of softmax: with 1, none is left out.
+        kept = (likeliest.cumsum(-1) - likeliest < self.top_p) | (self.top_p == 1)
+        if self.top_k is not None:
+            kept[:, self.top_k :] = False
+        return order.gather(-1, _where_passed(likeliest * kept, uniform)[:, None])[:, 0]
+
+
+def _where_passed(weights: Tensor, uniform: Tensor) -> Tensor:
+    """The first index at which the sum of a row's weights passes the share `uniform`, from 0 to below 1, of all."""
+    sums = weights.cumsum(-1)
+    total = sums[:, -1:]
+    below = torch.nextafter(total, torch.zeros_like(total))  # so that a product rounded up does not pass the end
+    return torch.searchsorted(sums, torch.minimum(uniform[:, None] * total, below), right=True)[:, 0]
+
+
+class Uniforms:
+    """Uniform numbers from 0 to below 1, a sequence for each seed."""
+
+    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
+        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.device = device
+        self.block = torch.empty(len(seeds), 0)
+
+    def at(self, number: int) -> Float[Tensor, " B"]:
+        """The number-th of each sequence; numbers are asked for in order, beginning with 0."""
+        if number % BLOCK == 0:
+            rows = [torch.rand(BLOCK, dtype=torch.float64, generator=own) for own in self.generators]
+            self.block = torch.stack(rows, 1).to(self.device) if rows else torch.zeros(BLOCK, 0, device=self.device)
+        return self.block[number % BLOCK]
+
+
+def seeds_of(where: str, seed: Any, batch: int) -> list[int]:
+    """The seed of each row.
+
+    Args:
+        where: the function, in errors.
+        seed: (B,) integers; or the first row's, from which the others count up; or None for one that PyTorch draws.
+        batch: rows, B.
+    """
+    if seed is None:
+        seed = int(torch.randint(MOST_SEEDS - 1, ()))
+    if isinstance(seed, Tensor) and seed.ndim and not (seed.is_floating_point() or seed.is_complex()):
+        if seed.shape != (batch,):
+            raise bad_shape(where, "seed", seed.shape, f"(batch={batch},)")
+        found = seed.tolist()
+    elif isinstance(seed, int) and not isinstance(seed, bool):
+        found = [(seed + row) % MOST_SEEDS for row in range(batch)] if seed >= 0 else [seed]
+    else:
+        raise bad_type(where, "seed", seed, "an integer, a tensor of integers, or None")
+    for one in found:
+        if not 0 <= one < MOST_SEEDS:
+            raise bad_value(where, "seed", one, "numbers from 0 to 2^63 - 1")
+    return found
