@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# Processes side by side are distributed over the GPUs, where there are several.
+GPUS = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+if GPUS > 1 and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(int(worker.removeprefix("gw")) % GPUS))
 # Both frameworks share one GPU in these tests.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # As in jax's own tests, it is an error to leave it to JAX to add axes or to convert dtypes.
