@@ -19,7 +19,7 @@ from .ahead import Ahead
 from .arch import Arch
 from .coalesce import coalescing
 from .dtypes import TRITON
-from .keys import settle
+from .keys import READING, settle
 from .program import ALIGNMENT, Array, Launch, Program
 
 INT32_MAX = 2**31 - 1
@@ -152,6 +152,13 @@ def source_of(kernel: Any, job: Job) -> ASTSource:
 
 def compile_source(source: ASTSource, job: Job) -> Any:
     """The binary, from Triton's cache on disk or compiled now."""
+    read = source.make_ir
+
+    def read_alone(*arguments: Any) -> Any:
+        with READING:
+            return read(*arguments)
+
+    source.make_ir = read_alone
     with coalescing(not job.thread_wise):
         return triton.compile(source, target=job.arch.target, options=dict(job.options))
 

@@ -12,14 +12,16 @@ from typing import Any
 
 from triton.runtime.jit import DependenciesFinder
 
-_lock = threading.Lock()
+# Held while Triton reads a kernel. Python counts the depth of a syntax tree for all threads together, and where two of
+# them build trees it may raise SystemError.
+READING = threading.RLock()
 
 
 def settle(kernel: Any) -> None:
     """Find a kernel's key, and for each function that it calls the key of that one before."""
     if kernel.hash is not None:
         return
-    with _lock:
+    with READING:
         original = DependenciesFinder._update_hash
 
         def callee_first(finder: DependenciesFinder, function: Any) -> None:
