@@ -62,9 +62,10 @@ def generate(
         for token in chain(() if first is None else (first,), generated):
             new = decoder.decode(bytes([int(token)]))
             typer.echo(printable(new).encode(), nl=False)
-            last = (last + new)[-longest:]
-            if new and ends and last.endswith(ends):
-                break
+            if new and ends:
+                last = (last + new)[-longest:]
+                if last.endswith(ends):
+                    break
     except ValueError as error:
         fail(f"{folder}: {error}")
     typer.echo(decoder.decode(b"", final=True).encode())
