@@ -17,6 +17,7 @@ TILE_ROWS = 1024
 BLOCKS = 16
 TILE_STEPS = 16
 ELEMENTS = 4096
+IN_ORDER = 1024  # elements of a program that sums one row after the other
 
 
 @triton.jit
@@ -107,5 +108,37 @@ def sum_blocks_launch(
             "OVERLAP": arch.overlaps_launches,
         },
         num_warps=4,
+        overlap=arch.overlaps_launches,
+    )
+
+
+@triton.jit(do_not_specialize=["rows", "columns"])
+def sum_in_order(
+    partial_ptr,
+    out_ptr,
+    rows,
+    columns,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """out[c] = sum over r of partial[r, c], one row after the other, whatever their number."""
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    c = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for r in range(rows):
+        total += tl.load(partial_ptr + tl.cast(r, tl.int64) * columns + c, mask=c < columns, other=0.0)
+    tl.store(out_ptr + c, total.to(out_ptr.dtype.element_ty), mask=c < columns)
+
+
+def sum_in_order_launch(partial: str, out: str, rows: int, columns: int, arch: Arch) -> Launch:
+    """Reduce the array `partial` (rows, columns), fp32, of few rows and many columns, to `out` (columns,)."""
+    return Launch(
+        sum_in_order,
+        grid=-(-columns // IN_ORDER),
+        arrays={"partial_ptr": partial, "out_ptr": out},
+        scalars={"rows": rows, "columns": columns},
+        constants={"BLOCK": IN_ORDER, "OVERLAP": arch.overlaps_launches},
+        num_warps=IN_ORDER // (4 * arch.warp_size),
         overlap=arch.overlaps_launches,
     )

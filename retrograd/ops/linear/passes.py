@@ -9,17 +9,17 @@ from math import prod
 from typing import NamedTuple
 
 from retrograd.core.arch import Arch
+from retrograd.core.kernels.reduce import sum_in_order_launch
 from retrograd.core.program import Array, Launch, Layout, Layouts, Program, Strides, read_in_place, strides_of
 from retrograd.core.rows import collapse
 from retrograd.core.spec import Param
 
 from .arrays import Matrix
 from .op import Spec
-from .sums import column_sums, sum_parts
+from .sums import column_sums
 
 FP32 = "float32"
 SUMMED_ROWS, SUMMED_COLUMNS, SUMMED_PARTS = 32, 64, 64  # of `column_sums`: the tile of a program, and parts at most
-ELEMENTS = 1024  # of a program of `sum_parts`
 Read = Callable[[str, Param, Layout], bool]  # whether kernels read the array of this name in place
 
 
@@ -94,7 +94,7 @@ class Launches(ABC):
                 launches.append(self._column_sums("dy", target, parts))
             if target != array.name:
                 scratch.append(Array(target, (parts, *array.shape), FP32))
-                launches.append(self._sum_parts(target, array, parts))
+                launches.append(sum_in_order_launch(target, array.name, parts, prod(array.shape), self.arch))
         return Program(inputs, outputs, tuple(scratch), tuple(launches))
 
     def matrix(self, operand: Operand) -> Matrix:
@@ -111,17 +111,6 @@ class Launches(ABC):
             strided={"a": self.matrix(Operand(name))},
             scalars={"rows": self.spec.rows, "columns": self.spec.N},
             constants={"TILE_ROWS": SUMMED_ROWS, "COLUMNS": SUMMED_COLUMNS, "OVERLAP": overlap},
-            overlap=overlap,
-        )
-
-    def _sum_parts(self, partial: str, out: Array, parts: int) -> Launch:
-        overlap, size = self.arch.overlaps_launches, prod(out.shape)
-        return Launch(
-            sum_parts,
-            grid=-(-size // ELEMENTS),
-            arrays={"partial_ptr": partial, "out_ptr": out.name},
-            scalars={"parts": parts, "size": size},
-            constants={"ELEMENTS": ELEMENTS, "OVERLAP": overlap},
             overlap=overlap,
         )
 

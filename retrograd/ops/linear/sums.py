@@ -1,4 +1,4 @@
-"""Sums over rows in parts, and of parts: the gradient of a bias, and of a weight whose sums are computed in parts."""
+"""Sums over rows, in parts: the gradient of a bias."""
 
 import triton
 import triton.language as tl
@@ -21,15 +21,3 @@ def column_sums(a, partial_ptr, rows, columns, TILE_ROWS: tl.constexpr, COLUMNS:
         at = i.to(tl.int64)[:, None] * a.row + j.to(tl.int64)[None, :] * a.column
         total += tl.load(a.pointer + at, mask=(i < rows)[:, None] & (j < columns)[None, :], other=0.0).to(tl.float32)
     tl.store(partial_ptr + part.to(tl.int64) * columns + j, pairwise_sum(tl.trans(total)), mask=j < columns)
-
-
-@triton.jit(do_not_specialize=["parts"])
-def sum_parts(partial_ptr, out_ptr, parts, size, ELEMENTS: tl.constexpr, OVERLAP: tl.constexpr):
-    """out[c] = sum over p of partial[p, c], in order; a program takes ELEMENTS elements."""
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
-    c = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
-    total = tl.zeros([ELEMENTS], tl.float32)
-    for part in range(parts):
-        total += tl.load(partial_ptr + tl.cast(part, tl.int64) * size + c, mask=c < size, other=0.0)
-    tl.store(out_ptr + c, total.to(out_ptr.dtype.element_ty), mask=c < size)

@@ -31,7 +31,7 @@ def kernels(which: str, rows: int, N: int = 1024, K: int = 2048, **how: Any) -> 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
 def test_few_rows_have_a_kernel_of_their_own_on_hopper(rows: int) -> None:
-    assert kernels("sm_90", rows) == ["hopper few_rows", "hopper few_rows", "hopper product", "linear sum_parts"]
+    assert kernels("sm_90", rows) == ["hopper few_rows", "hopper few_rows", "hopper product", "kernels sum_in_order"]
 
 
 def test_more_rows_go_to_persistent_programs() -> None:

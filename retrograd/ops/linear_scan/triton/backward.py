@@ -176,22 +176,3 @@ def reduce_tiles(
     offset = (runs.origin + runs.tile * runs.pitch).to(tl.int64) * D + runs.channel
     store(P_ptr, offset, P, last_row)
     store(l_ptr, offset, l, last_row)
-
-
-@triton.jit(do_not_specialize=["rows", "columns"])
-def sum_partials(
-    partial_ptr,
-    out_ptr,
-    rows,
-    columns,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """out[c] = sum over r of partial[r, c], one row after the other, whatever their number."""
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
-    c = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for r in range(rows):
-        total += tl.load(partial_ptr + tl.cast(r, tl.int64) * columns + c, mask=c < columns, other=0.0)
-    tl.store(out_ptr + c, total.to(out_ptr.dtype.element_ty), mask=c < columns)

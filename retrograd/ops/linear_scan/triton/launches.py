@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from retrograd.core.arch import Arch
+from retrograd.core.kernels.reduce import sum_in_order_launch
 from retrograd.core.program import Array, Launch, Layouts, Program, Scalar, Strides, arrays_of, pointers_to, strides_of
 from retrograd.core.spec import Param, Pass
 
@@ -69,15 +70,7 @@ def backward(
     if not sums:
         return program
     columns = prod(spec.a.shape) * (2 if spec.complex else 1)
-    total = Launch(
-        backward_kernels.sum_partials,
-        grid=-(-columns // BLOCK),
-        arrays={"partial_ptr": "da_partial", "out_ptr": "da"},
-        scalars={"rows": rows, "columns": columns},
-        constants={"BLOCK": BLOCK, "OVERLAP": arch.overlaps_launches},
-        num_warps=BLOCK // (4 * arch.warp_size),
-        overlap=arch.overlaps_launches,
-    )
+    total = sum_in_order_launch("da_partial", "da", rows, columns, arch)
     return Program(program.inputs, program.outputs, program.scratch, (*program.launches, total))
 
 

@@ -14,7 +14,7 @@ from retrograd.core.spec import Pass
 from ..op import Spec
 from .arrays import TileSizes
 
-BLOCK = 1024  # elements per program of the kernels that clear or sum
+BLOCK = 1024  # elements per program of the kernel that clears
 FEW_CHANNELS = 256
 
 
