@@ -44,8 +44,8 @@ class Plan:
     Attributes:
         few: rows of a program of `few_rows`, for y or dx; 0 where `product` computes them.
         rows: the tile of y or dx.
-        weight: the tile of the gradient of the weight, and in how many parts its sums are computed.
-        parts: those parts.
+        weight: the tile of the gradient of the weight.
+        parts: parts in which the sums of that gradient are computed.
         columns: columns of y or dx.
     """
 
