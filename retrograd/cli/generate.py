@@ -54,13 +54,14 @@ def generate(
     # A character of several bytes is printed once its last byte is known.
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     prompt_tokens = torch.tensor([list(prompt.encode(errors="surrogateescape"))], device=chosen)
-    generated = nn.generate(model, prompt_tokens, tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    drawn = nn.generate(model, prompt_tokens, tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    generated = nn.read_back(drawn)
     last, longest = "", max(map(len, ends), default=0)
     try:
         first = next(generated, None)  # before anything is printed: a model with NaN logits fails here
         typer.echo(prompt.encode(errors="surrogateescape"), nl=False)
-        for token in chain(() if first is None else (first,), generated):
-            new = decoder.decode(bytes([int(token)]))
+        for row in chain(() if first is None else (first,), generated):
+            new = decoder.decode(bytes(row))
             typer.echo(printable(new).encode(), nl=False)
             if new and ends:
                 last = (last + new)[-longest:]

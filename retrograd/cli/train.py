@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -266,7 +267,7 @@ def show_results(trainer: Trainer, verdict: Row) -> None:
         prompt_tokens = torch.tensor([list(prompt.encode())], device=device)
         seed = trainer.settings.seed
         generated = nn.generate(model, prompt_tokens, SAMPLE_BYTES, temperature=SAMPLE_TEMPERATURE, seed=seed)
-        text = prompt + printable(bytes(int(token) for token in generated).decode(errors="replace"))
+        text = prompt + printable(bytes(chain(*nn.read_back(generated))).decode(errors="replace"))
         out.rule()
         say(out, text)
     out.rule()

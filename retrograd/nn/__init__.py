@@ -25,6 +25,7 @@ from .mixer import Mixer
 from .mlp import GatedMLP
 from .model import Backbone, LanguageModel
 from .norm import RMSNorm
+from .reading import read_back
 
 __all__ = [
     "Attention",
@@ -46,6 +47,7 @@ __all__ = [
     "RMSNorm",
     "generate",
     "load",
+    "read_back",
     "save",
     "score",
 ]

@@ -19,13 +19,13 @@ from .linear import Linear
 from .mixer import Mixer
 from .norm import RMSNorm
 from .rotary import rotate
-from .rows import Slots, owned, slots, written
+from .rows import Slots, owned, slots, slots_of_rows, written
 
 
 class AttentionState(NamedTuple):
     """The state of an `Attention` layer between steps: the keys and values of all earlier ones.
 
-    Sequences of a batch may be at different steps. A call copies k and v.
+    Sequences of a batch may be at different steps. A call copies k and v, but for a step in place.
 
     Attributes:
         k, v: (B, capacity, groups, head size), in the activations' dtype; rotated and normalised keys.
@@ -158,6 +158,21 @@ class Attention(Mixer):
         check_features("Attention", u, ("batch", "time"), self.in_proj.in_features, self.in_proj.weight.dtype)
         if cu_seqlens is not None:
             check_bounds("Attention", cu_seqlens, u)
+        return self._steps(u, state, cu_seqlens, in_place=False)
+
+    def step(
+        self, u: Float[Tensor, "B d_model"], state: AttentionState, *, in_place: bool = False
+    ) -> tuple[Float[Tensor, "B d_model"], AttentionState]:
+        """One step of generation: (out, the state after it); in place, `state` gets the new keys and values."""
+        check_features("Attention", u, ("batch",), self.in_proj.in_features, self.in_proj.weight.dtype)
+        check_layer_state("Attention", state, AttentionState, self._absent)
+        y, after = self._steps(u[:, None], state, None, in_place=in_place)
+        assert after is not None
+        return y[:, 0], after
+
+    def _steps(
+        self, u: Tensor, state: AttentionState | None, cu_seqlens: Tensor | None, *, in_place: bool
+    ) -> tuple[Tensor, AttentionState | None]:
         place = None if state is None else self._place(u, state, cu_seqlens)
         qkv, x, gate = self.in_proj(u).split(self.parts, dim=-1)
         conv = None
@@ -166,30 +181,22 @@ class Attention(Mixer):
         if state is None or place is None:
             y, after = self._attend(qkv, cu_seqlens), None
         else:
-            y, k, v = self._continue(qkv, state, place)
+            y, k, v = self._continue(qkv, state, place, in_place=in_place)
             after = AttentionState(k, v, place.steps, conv)
         y = y.reshape(*u.shape[:-1], self.config.num_heads * self.size)
         if self.config.mlp_channels:
             y = torch.cat((y, x * F.silu(gate)), dim=-1)
         return self.out_proj(y), after
 
-    def step(
-        self, u: Float[Tensor, "B d_model"], state: AttentionState
-    ) -> tuple[Float[Tensor, "B d_model"], AttentionState]:
-        """One step of generation: (out, the state after it)."""
-        check_features("Attention", u, ("batch",), self.in_proj.in_features, self.in_proj.weight.dtype)
-        check_layer_state("Attention", state, AttentionState, self._absent)
-        y, after = self(u[:, None], state)
-        return y[:, 0], after
-
     def _place(self, u: Tensor, state: AttentionState, cu_seqlens: Tensor | None) -> Slots:
         """Where the steps of u go in a checked state."""
         batch, time, _ = u.shape
-        if cu_seqlens is None:  # each row is a sequence
-            cu_seqlens = torch.arange(batch + 1, device=u.device, dtype=torch.int32) * time
-        self._check_state(state, len(cu_seqlens) - 1)
+        self._check_state(state, batch if cu_seqlens is None else len(cu_seqlens) - 1)
         capacity = state.k.shape[1]
-        place = slots(state.steps, capacity, cu_seqlens, batch * time)
+        if cu_seqlens is None:  # each row is a sequence
+            place = slots_of_rows(state.steps, capacity, time)
+        else:
+            place = slots(state.steps, capacity, cu_seqlens, time)
         if is_readable(place.steps) and bool((place.steps > capacity).any()):
             most = int(place.steps.max())
             raise ValueError(f"Attention: state has a capacity of {capacity} steps, expected at least {most}, to add u")
@@ -215,10 +222,12 @@ class Attention(Mixer):
         q, k, v = self._heads(qkv, position)
         return retrograd.attention(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, **self._options)
 
-    def _continue(self, qkv: Tensor, state: AttentionState, place: Slots) -> tuple[Tensor, Tensor, Tensor]:
+    def _continue(
+        self, qkv: Tensor, state: AttentionState, place: Slots, *, in_place: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Attention of steps that follow others, and all keys and values."""
         q, k, v = self._heads(qkv.flatten(0, 1)[None], place.position)
-        k, v = written(state.k, k[0], place.slot), written(state.v, v[0], place.slot)
+        k, v = (written(rows, new[0], place.slot, in_place=in_place) for rows, new in ((state.k, k), (state.v, v)))
         y = retrograd.attention(
             q,
             k.flatten(0, 1)[None],

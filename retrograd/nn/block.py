@@ -64,10 +64,12 @@ class Block(nn.Module):
         out, state = self.mixer(h, state, cu_seqlens=cu_seqlens)
         return *self._feed_forward(out, stream), state
 
-    def step(self, x: Tensor, stream: Tensor | None, state: Any) -> tuple[Tensor, Tensor, Any]:
+    def step(
+        self, x: Tensor, stream: Tensor | None, state: Any, *, in_place: bool = False
+    ) -> tuple[Tensor, Tensor, Any]:
         """The same for one step, x (B, d_model)."""
         h, stream = self._add_and_norm(x, stream)
-        out, state = self.mixer.step(h, state)
+        out, state = self.mixer.step(h, state, in_place=in_place)
         return *self._feed_forward(out, stream), state
 
     def divide_output(self, by: float) -> None:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Literal, overload
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from retrograd.core.errors import bad_shape, bad_value
+from retrograd.core.errors import bad_shape, bad_type, bad_value
+from retrograd.models.config import MambaConfig
 
 from .checks import check_model, check_number, check_size, check_tokens, check_vocabulary
-from .model import LanguageModel
+from .model import LanguageModel, State
 from .sampling import Sampling, Uniforms, seeds_of
+from .steps import Steps
 
-# Tokens after the prompt for which a state has room at first: attention looks at all of it, and a step copies it.
+# Tokens after the prompt for which a state has room at first: a long cache of attention takes memory.
 ROOM = 1024
 
 
 @overload
 def generate(
     model: LanguageModel,
-    prompt: Int[Tensor, "B T"],
+    prompt: Int[Tensor, "B T"] | Sequence[Int[Tensor, " T"]],
     count: int,
     *,
     temperature: float = ...,
@@ -36,7 +39,7 @@ def generate(
 @overload
 def generate(
     model: LanguageModel,
-    prompt: Int[Tensor, "B T"],
+    prompt: Int[Tensor, "B T"] | Sequence[Int[Tensor, " T"]],
     count: int,
     *,
     temperature: float = ...,
@@ -49,7 +52,7 @@ def generate(
 
 def generate(
     model: LanguageModel,
-    prompt: Int[Tensor, "B T"],
+    prompt: Int[Tensor, "B T"] | Sequence[Int[Tensor, " T"]],
     count: int,
     *,
     temperature: float = 1.0,
@@ -58,11 +61,16 @@ def generate(
     seed: int | Tensor | None = None,
     log_probabilities: bool = False,
 ) -> Iterator[Tensor] | Iterator[tuple[Tensor, Tensor]]:
-    """Yield the tokens that follow a prompt, each as soon as it is known.
+    """Yield the tokens that follow a prompt, (B,) for each step.
+
+    The prompt is computed by the kernels of training, prompts of different lengths as packed sequences. On a GPU a step
+    is a replay of a CUDA graph, and nothing waits for it: `read_back` gives the values while the next step runs. The
+    parameters must stay where they are; new values in them are used.
 
     Args:
         model: the model, whole or wrapped by `torch.compile`.
-        prompt: (B, T), at least one token, each from 0 to below the padded vocabulary.
+        prompt: (B, T), at least one token, each from 0 to below the padded vocabulary; or a sequence of B tensors (T,)
+            of any lengths.
         count: tokens to yield.
         temperature: of the distribution that tokens are drawn from; 0 takes the likeliest token.
         top_k: draw from so many of the likeliest tokens; from all by default.
@@ -86,19 +94,37 @@ def generate(
         >>> len(list(generate(model, torch.tensor([[100, 101, 102]]), 5)))
         5
     """
-    check_tokens("generate", prompt, ("batch", "time"), "prompt")
-    if prompt.shape[1] < 1:
-        raise bad_shape("generate", "prompt", prompt.shape, "(batch, at least one token)")
     check_model("generate", model)
-    if prompt.device.type == "cpu":
-        check_vocabulary("generate", prompt, model.config, "prompt")
+    _check_prompt(prompt, model.config)
     check_size("generate", "count", count, 0)
     sampling = Sampling(temperature, top_k, top_p)
     sampling.check("generate")
-    uniforms = Uniforms(seeds_of("generate", seed, len(prompt)), prompt.device)
+    uniforms = Uniforms(
+        seeds_of("generate", seed, len(prompt)), prompt[0].device if len(prompt) else torch.device("cpu")
+    )
+    drawn = _generate(model, prompt, count, sampling, uniforms, log_probabilities)
     if log_probabilities:
-        return _with_log_probabilities(_generate(model, prompt, count, sampling, uniforms), sampling)
-    return (tokens for tokens, _ in _generate(model, prompt, count, sampling, uniforms))
+        return ((tokens, found) for tokens, found in drawn if found is not None)
+    return (tokens for tokens, _ in drawn)
+
+
+def _check_prompt(prompt: Tensor | Sequence[Tensor], config: MambaConfig) -> None:
+    if isinstance(prompt, Tensor):
+        check_tokens("generate", prompt, ("batch", "time"), "prompt")
+        if prompt.shape[1] < 1:
+            raise bad_shape("generate", "prompt", prompt.shape, "(batch, at least one token)")
+        given = {"prompt": prompt}
+    elif isinstance(prompt, Sequence) and len(prompt):
+        given = {f"prompt[{number}]": row for number, row in enumerate(prompt)}
+        for name, row in given.items():
+            check_tokens("generate", row, ("time",), name)
+            if len(row) < 1:
+                raise bad_shape("generate", name, row.shape, "(at least one token,)")
+    else:
+        raise bad_type("generate", "prompt", prompt, "a torch.Tensor, or a sequence of at least one")
+    for name, tokens in given.items():
+        if tokens.device.type == "cpu":
+            check_vocabulary("generate", tokens, config, name)
 
 
 def score(model: LanguageModel, tokens: Int[Tensor, "B T"], *, temperature: float = 1.0) -> Float[Tensor, "B T-1"]:
@@ -139,29 +165,44 @@ def score(model: LanguageModel, tokens: Int[Tensor, "B T"], *, temperature: floa
 
 @torch.no_grad()
 def _generate(
-    model: LanguageModel, prompt: Tensor, count: int, sampling: Sampling, uniforms: Uniforms
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tokens, each with the logits that it was drawn from."""
-    batch, time = prompt.shape
-    capacity = time + min(count, ROOM)
-    features, state = model.backbone(prompt, model.initial_state(batch, capacity=capacity))
-    logits = model.lm_head(features[:, -1])
+    model: LanguageModel,
+    prompt: Tensor | Sequence[Tensor],
+    count: int,
+    sampling: Sampling,
+    uniforms: Uniforms,
+    log_probabilities: bool,
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Tokens, with their log probabilities if asked for."""
+    longest = max(len(row) for row in prompt) if len(prompt) else 0
+    capacity = longest + min(count, ROOM)
+    logits, state = _prefill(model, prompt, capacity)
+    steps = Steps(model, state, logits, sampling, log_probabilities=log_probabilities)
     for number in range(count):
-        logits = logits[:, : model.config.vocab_size]
-        # On a GPU this synchronises, so only the first token is checked there; bad weights show in it.
-        if (number == 0 or logits.device.type == "cpu") and not bool(logits.amax(-1).isfinite().all()):
-            raise ValueError(f"generate: model has NaN or infinite logits for token {number}, expected finite numbers")
-        tokens = sampling.draw(logits, uniforms.at(number))
-        yield tokens, logits
-        if number + 1 < count:
-            if time + number + 1 > capacity:
-                capacity = min(time + count, 2 * capacity)
-                state = model.grown(state, capacity)
-            logits, state = model.step(tokens, state)
+        if number == 0:
+            _check_logits(steps.logits, number)
+            steps.draw(uniforms.at(number))
+        else:
+            if longest + number > capacity:
+                capacity = min(longest + count, 2 * capacity)
+                steps.grow(capacity)
+            steps.advance(uniforms.at(number))
+            if steps.logits.device.type == "cpu":  # on a GPU this synchronises; bad weights show in the first logits
+                _check_logits(steps.logits, number)
+        drawn = steps.log_probabilities
+        yield steps.tokens.clone(), None if drawn is None else drawn.clone()
 
 
-def _with_log_probabilities(
-    drawn: Iterator[tuple[Tensor, Tensor]], sampling: Sampling
-) -> Iterator[tuple[Tensor, Tensor]]:
-    for tokens, logits in drawn:
-        yield tokens, sampling.log_probabilities(logits, tokens)
+def _prefill(model: LanguageModel, prompt: Tensor | Sequence[Tensor], capacity: int) -> tuple[Tensor, State]:
+    """The logits after the last token of each row, and the state; rows of different lengths are packed."""
+    state = model.initial_state(len(prompt), capacity=capacity)
+    if isinstance(prompt, Tensor):
+        features, state = model.backbone(prompt, state)
+        return model.lm_head(features[:, -1]), state
+    ends = torch.tensor([0, *accumulate(len(row) for row in prompt)], dtype=torch.int32).to(prompt[0].device)
+    features, state = model.backbone(torch.cat(list(prompt))[None], state, cu_seqlens=ends)
+    return model.lm_head(features[0, ends[1:] - 1]), state
+
+
+def _check_logits(logits: Tensor, number: int) -> None:
+    if not bool(logits.amax(-1).isfinite().all()):
+        raise ValueError(f"generate: model has NaN or infinite logits for token {number}, expected finite numbers")

@@ -175,7 +175,9 @@ class Mamba(Mixer):
         y, ssm = y
         return self.out_proj(y), MambaState(conv, ssm)
 
-    def step(self, u: Float[Tensor, "B d_model"], state: MambaState) -> tuple[Float[Tensor, "B d_model"], MambaState]:
+    def step(
+        self, u: Float[Tensor, "B d_model"], state: MambaState, *, in_place: bool = False
+    ) -> tuple[Float[Tensor, "B d_model"], MambaState]:
         """One step of generation: (out, the state after it)."""
         self._check_features(u, ("batch",))
         check_layer_state("Mamba", state, MambaState)

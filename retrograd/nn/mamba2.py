@@ -156,8 +156,8 @@ class Mamba2(Mixer):
         self._check_features(u, ("batch", "time"))
         if state is not None:
             self._check_state(state)
-            if self.exact and cu_seqlens is not None:
-                raise bad_value("Mamba2", "cu_seqlens", "boundaries", "None, since the layer is exact and has a state")
+            if state.window is not None and cu_seqlens is not None:
+                raise bad_value("Mamba2", "cu_seqlens", "boundaries", "None, since the state has a window")
         own = self._project(u)
         conv, ssm = (state.conv, state.ssm) if state is not None else (None, None)
         time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": state is not None}
@@ -174,7 +174,7 @@ class Mamba2(Mixer):
         x, B, C = self._heads(xBC)
         if state is not None and self.exact:
             assert conv is not None
-            y, window = self._exact_steps(state, x, B, C, own)
+            y, window = self._exact_steps(state, x, B, C, own, cu_seqlens)
             return self._output(y, own), Mamba2State(conv, window.state, window)
         y = retrograd.ssd(x, own.dt, self.A, B, C, initial_state=ssm, **self._options(own), **time)
         if conv is None:
@@ -183,12 +183,19 @@ class Mamba2(Mixer):
         return self._output(y, own), Mamba2State(conv, ssm)
 
     def _exact_steps(
-        self, state: Mamba2State, x: Tensor, B: Tensor, C: Tensor, own: Projected
+        self,
+        state: Mamba2State,
+        x: Tensor,
+        B: Tensor,
+        C: Tensor,
+        own: Projected,
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, retrograd.SsdWindow]:
         """y of all steps after a state, with the bits of the whole sequence, and the window after them."""
         options = self._options(own)
         if state.window is None:
-            return retrograd.ssd_prefill(x, own.dt, self.A, B, C, initial_state=state.ssm, **options)
+            packed: dict[str, Any] = {"initial_state": state.ssm, "cu_seqlens": cu_seqlens}
+            return retrograd.ssd_prefill(x, own.dt, self.A, B, C, **packed, **options)
         window, rows, gate = state.window, [], options.pop("z")
         for t in range(x.shape[1]):
             z = None if gate is None else gate[:, t]
@@ -196,7 +203,9 @@ class Mamba2(Mixer):
             rows.append(y)
         return torch.stack(rows, 1) if rows else torch.zeros_like(x), window
 
-    def step(self, u: Float[Tensor, "B d_model"], state: Mamba2State) -> tuple[Float[Tensor, "B d_model"], Mamba2State]:
+    def step(
+        self, u: Float[Tensor, "B d_model"], state: Mamba2State, *, in_place: bool = False
+    ) -> tuple[Float[Tensor, "B d_model"], Mamba2State]:
         """One step of generation: (out, the state after it)."""
         self._check_features(u, ("batch",))
         self._check_state(state)

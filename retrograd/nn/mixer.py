@@ -35,5 +35,5 @@ class Mixer(nn.Module, ABC):
         """All steps of a sequence after `state`, and the state after the last step, None if `state` is None."""
 
     @abstractmethod
-    def step(self, u: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """One step, u (B, d_model), and the state after it."""
+    def step(self, u: Tensor, state: Any, *, in_place: bool = False) -> tuple[Tensor, Any]:
+        """One step, u (B, d_model), and the state after it; `in_place` says that `state` may be overwritten for it."""

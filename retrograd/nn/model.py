@@ -82,14 +82,16 @@ class Backbone(nn.Module):
         features, _ = self.norm_f(x, stream)
         return features, after if state is not None else None
 
-    def step(self, tokens: Int[Tensor, " B"], state: State) -> tuple[Float[Tensor, "B d_model"], State]:
+    def step(
+        self, tokens: Int[Tensor, " B"], state: State, *, in_place: bool = False
+    ) -> tuple[Float[Tensor, "B d_model"], State]:
         """Features of one step, and the state after it."""
         check_tokens("LanguageModel", tokens, ("batch",))
         check_state("LanguageModel", state, len(self.layers))
         x, stream = self._embed(tokens), None
         after = []
         for layer, before in zip(self.blocks, state, strict=True):
-            x, stream, own = layer.step(x, stream, before)
+            x, stream, own = layer.step(x, stream, before, in_place=in_place)
             after.append(own)
         assert stream is not None
         features, _ = self.norm_f(x, stream)
@@ -249,7 +251,16 @@ class LanguageModel(nn.Module):
         logits = self.lm_head(features)
         return logits if state is None else (logits, after)
 
-    def step(self, tokens: Int[Tensor, " B"], state: State) -> tuple[Float[Tensor, "B vocabulary"], State]:
-        """One step of generation: the logits (B, padded vocabulary) after one more token, and the state."""
-        features, after = self.backbone.step(tokens, state)
+    def step(
+        self, tokens: Int[Tensor, " B"], state: State, *, in_place: bool = False
+    ) -> tuple[Float[Tensor, "B vocabulary"], State]:
+        """One step of generation: the logits (B, padded vocabulary) after one more token, and the state after it.
+
+        Args:
+            tokens: (B,), integers from 0 to below the padded vocabulary.
+            state: from `initial_state` or an earlier call.
+            in_place: whether tensors of `state` may be overwritten and returned, as those of a long cache of attention
+                are, which otherwise is copied. `state` must not be used again, and gets no gradient.
+        """
+        features, after = self.backbone.step(tokens, state, in_place=in_place)
         return self.lm_head(features), after

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from .checks import check_number, check_size
 
 MOST_SEEDS = 2**63
 BLOCK = 256  # uniform numbers of a row that are drawn at a time
+WHOLE = 2.0**40  # the weight of the likeliest token; those of 2^23 tokens add up in 64 bits
+ALIGNED = 4  # float32 numbers in 16 bytes
 
 
 class Sampling(NamedTuple):
@@ -50,29 +53,32 @@ class Sampling(NamedTuple):
         """Of a token for each row, among all tokens: without top_k and top_p. With temperature 0 they are 0."""
         if self.temperature == 0:
             return torch.zeros(len(logits), device=logits.device)
-        return torch.log_softmax(self.scaled(logits), dim=-1).gather(-1, tokens.long()[:, None])[:, 0]
+        # PyTorch's kernels add in an order that depends on where a row begins: all begin at a multiple of 16 bytes.
+        aligned = F.pad(self.scaled(logits), (0, -logits.shape[-1] % ALIGNED), value=-torch.inf)
+        return torch.log_softmax(aligned, dim=-1).gather(-1, tokens.long()[:, None])[:, 0]
 
     def draw(self, logits: Float[Tensor, "B V"], uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
         """A token for each row, where its share of the probabilities, added up in order, passes a uniform number."""
         if self.temperature == 0:
             return logits.argmax(-1)
-        probabilities = torch.softmax(self.scaled(logits), dim=-1).double()
+        # In integers, whose sums have the same bits in any order: on a GPU the order may depend on the number of rows.
+        weights = (self.scaled(logits).exp().double() * WHOLE).long()
         if self.top_k is None and self.top_p == 1:
-            return _where_passed(probabilities, uniform)
-        likeliest, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        # In float64 all probabilities add up to 1 but for the rounding of softmax: with 1, none is left out.
-        kept = (likeliest.cumsum(-1) - likeliest < self.top_p) | (self.top_p == 1)
+            return _where_passed(weights, uniform)
+        likeliest, order = weights.sort(dim=-1, descending=True, stable=True)
+        sums = likeliest.cumsum(-1)
+        kept = ((sums - likeliest).double() < self.top_p * sums[:, -1:].double()) | (self.top_p == 1)
         if self.top_k is not None:
             kept[:, self.top_k :] = False
         return order.gather(-1, _where_passed(likeliest * kept, uniform)[:, None])[:, 0]
 
 
-def _where_passed(weights: Tensor, uniform: Tensor) -> Tensor:
+def _where_passed(weights: Int[Tensor, "B V"], uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     """The first index at which the sum of a row's weights passes the share `uniform`, from 0 to below 1, of all."""
     sums = weights.cumsum(-1)
     total = sums[:, -1:]
-    below = torch.nextafter(total, torch.zeros_like(total))  # so that a product rounded up does not pass the end
-    return torch.searchsorted(sums, torch.minimum(uniform[:, None] * total, below), right=True)[:, 0]
+    passed = torch.minimum((uniform[:, None] * total.double()).long(), total - 1)
+    return torch.searchsorted(sums, passed, right=True)[:, 0]
 
 
 class Uniforms:

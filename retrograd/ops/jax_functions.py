@@ -806,13 +806,15 @@ def ssd_prefill(
     D: Float[Array, " H"] | Float[Array, "H P"] | None = None,
     z: Float[Array, "B T H P"] | None = None,
     dt_bias: Float[Array, " H"] | None = None,
-    initial_state: Float[Array, "B H P N"] | None = None,
+    initial_state: Float[Array, "S H P N"] | None = None,
+    cu_seqlens: Int32[Array, " S_plus_1"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
 ) -> tuple[Float[Array, "B T H P"], SsdWindow]:
     """`ssd` on the first steps of a sequence, of which there may be none, and the window from which `ssd_step` goes on.
 
-    It cuts the sequence in two and calls `ssd` on each part.
+    It cuts the sequence in two and calls `ssd` on each part. Packed sequences may have any lengths; the window has a
+    row for each of them.
 
     It is the same call as `retrograd.ssd_prefill`, with the same results and errors. It calls `ssd`: on an NVIDIA GPU
     that launches the same kernels, on a CPU or TPU it is plain JAX. `jax.export` has to be given a number of steps.
@@ -826,7 +828,11 @@ def ssd_prefill(
         D: (H,) or (H, P), float32: a skip from x to y.
         z: (B, T, H, P), like x or float32: a gate.
         dt_bias: (H,), float32, added to dt.
-        initial_state: as in `ssd`.
+        initial_state: (B, H, P, N), float32; zeros by default.
+        cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
+            up to cu_seqlens[i + 1]. States are then (S, H, P, N). Results are zero at steps outside of every sequence.
+            The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check
+            this; elsewhere the results for such numbers are undefined.
         dt_softplus: whether softplus makes delta positive.
         dt_limit: the least and the largest delta; a value outside is clamped, and has no gradient. By default 0 and
             infinity: without `dt_softplus` a negative step becomes 0.
@@ -859,6 +865,7 @@ def ssd_prefill(
                 "z": z,
                 "dt_bias": dt_bias,
                 "initial_state": initial_state,
+                "cu_seqlens": cu_seqlens,
             },
             {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)},
         ),

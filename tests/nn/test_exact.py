@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from exact_models import each_model, model, tokens
 
-from retrograd.nn import (
-    AttentionConfig,
-    LanguageModel,
-    Linear,
-    Mamba1Config,
-    Mamba2Config,
-    MambaConfig,
-    generate,
-    score,
-)
+from retrograd.nn import Linear, generate, score
 
-ATTENTION = AttentionConfig(4, 2, rotary_emb_dim=8, d_conv=3, qk_norm=True)
-SIZES = MambaConfig(d_model=32, n_layer=3, vocab_size=60)
-MAMBA2 = Mamba2Config(d_state=16, headdim=8)
-CONFIGS = {
-    "mamba": replace(SIZES, ssm_cfg=Mamba1Config()),
-    "mamba2": replace(SIZES, ssm_cfg=MAMBA2),
-    "mamba2 with ssd's gate": replace(SIZES, ssm_cfg=replace(MAMBA2, rmsnorm=False, D_has_hdim=True)),
-    "transformer": replace(SIZES, attn_layer_idx=(0, 1, 2), attn_cfg=ATTENTION, d_intermediate=48),
-    "hybrid": replace(SIZES, ssm_cfg=MAMBA2, attn_layer_idx=(1,), attn_cfg=ATTENTION),
-}
-each_model = pytest.mark.parametrize("name", CONFIGS)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-
-
-def model(name: str, dtype: torch.dtype = torch.float32, exact: bool = True) -> LanguageModel:
-    torch.manual_seed(0)
-    return LanguageModel(CONFIGS[name], exact=exact).to(dtype)
-
-
-def tokens(batch: int, time: int) -> Tensor:
-    return torch.randint(60, (batch, time))
 
 
 @each_dtype
@@ -109,9 +79,9 @@ def test_states_of_exact_and_other_layers_are_told_apart() -> None:
     _, state = exact(text, exact.initial_state(2))
     with pytest.raises(ValueError, match=r"^Mamba2: state.window is 'a window', expected None, since the layer is not"):
         other.step(text[:, 0], state)
-    bounds = torch.tensor([0, 4], dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"^Mamba2: cu_seqlens is 'boundaries', expected None, since the layer"):
-        exact(text[:1], exact.initial_state(1), cu_seqlens=bounds)
+    bounds = torch.tensor([0, 2, 4], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"^Mamba2: cu_seqlens is 'boundaries', expected None, since the state has a"):
+        exact(text[:1], state, cu_seqlens=bounds)
 
 
 def test_the_example_of_policy_gradient_is_on_policy(capsys: pytest.CaptureFixture[str]) -> None:

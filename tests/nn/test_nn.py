@@ -506,7 +506,8 @@ def test_the_model_compiles_whole(config: MambaConfig, dynamic: bool) -> None:
 
 def test_generation_compiles_whole() -> None:
     ours, ids = model(HYBRID), tokens(2, 9)
-    forward, step = (torch.compile(f, fullgraph=True, backend="aot_eager") for f in (ours.forward, ours.step))
+    forward: Any = torch.compile(ours.forward, fullgraph=True, backend="aot_eager")
+    step: Any = torch.compile(ours.step, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         _, state = forward(ids[:, :5], ours.initial_state(2, capacity=9))
         for t in range(5, 9):

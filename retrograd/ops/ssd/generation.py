@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from retrograd.core.op import Function
+from retrograd.core.packed import steps as steps_of
 from retrograd.core.xp import Namespace
 
 from . import portable
@@ -30,13 +31,19 @@ def update(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[A
 
 def prefill(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[Any, SsdWindow]:
     """The rows of a sequence, and the window after it."""
-    batch, time, heads, P = arrays["x"].shape
-    groups, N = arrays["B"].shape[2:]
-    border = time // BORDER * BORDER
     by_step = {name: arrays[name] for name in (*ROWS, "z") if arrays.get(name) is not None}
     shared = {name: array for name, array in arrays.items() if name not in by_step}
+    prefill = _prefill if arrays.get("cu_seqlens") is None else _prefill_packed
+    return prefill(xp, ssd, by_step, shared, options)
+
+
+def _prefill(xp: Namespace, ssd: Ssd, by_step: Arrays, shared: Arrays, options: Options) -> tuple[Any, SsdWindow]:
+    """Of sequences of equal lengths, cut at their last border."""
+    batch, time, heads, P = by_step["x"].shape
+    groups, N = by_step["B"].shape[2:]
+    border = time // BORDER * BORDER
     before, since = ({n: a[:, part] for n, a in by_step.items()} for part in (slice(border), slice(border, None)))
-    y, state = _results(ssd, shared | before, **options, return_final_state=True)
+    y, state = _results(ssd, {**shared, **before}, **options, return_final_state=True)
     rest, _ = _results(ssd, {**shared, **since, "initial_state": state}, **options)
     shapes = {"x": (heads, P), "dt": (heads,), "B": (groups, N), "C": (groups, N)}
 
@@ -47,6 +54,42 @@ def prefill(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[
 
     steps = xp.zeros(state, (batch,), "int32") + (time - border)
     return xp.concat([y, rest], 1), SsdWindow(state, **{name: filled(name) for name in ROWS}, steps=steps)
+
+
+def _prefill_packed(
+    xp: Namespace, ssd: Ssd, by_step: Arrays, shared: Arrays, options: Options
+) -> tuple[Any, SsdWindow]:
+    """Of packed sequences: those up to the borders give the states there, a batch of windows the steps since then."""
+    time, (heads, P), N = by_step["x"].shape[1], by_step["x"].shape[2:], by_step["B"].shape[3]
+    bounds = shared["cu_seqlens"]
+    begin, end, sequences = bounds[:-1], bounds[1:], bounds.shape[0] - 1
+    length = end - begin
+    border = begin + length // BORDER * BORDER
+    # Two sequences of each: up to its border, and the steps since then, which come out wrong, without their state.
+    halves = xp.concat([xp.reshape(xp.stack([begin, border], 1), (-1,)), bounds[-1:]], 0)
+    initial = shared["initial_state"]
+    if initial is not None:
+        initial = xp.reshape(xp.stack([initial, initial], 1), (2 * sequences, heads, P, N))
+    before = {**shared, **by_step, "initial_state": initial, "cu_seqlens": halves}
+    y, states = _results(ssd, before, **options, return_final_state=True)
+    state = states[::2]
+
+    since = xp.arange(bounds, BORDER)[None]
+    taken = since < (end - border)[:, None]
+    source = xp.where(taken, border[:, None] + since, 0)
+
+    def window(array: Any) -> Any:
+        if time == 0:
+            return xp.zeros(array, (sequences, BORDER, *array.shape[2:]), _dtype(array))
+        return xp.where(xp.reshape(taken, (sequences, BORDER, *(1 for _ in array.shape[2:]))), array[0][source], 0)
+
+    windows = {name: window(array) for name, array in by_step.items()}
+    rest, _ = _results(ssd, {**shared, **windows, "initial_state": state, "cu_seqlens": None}, **options)
+    of = steps_of(xp, bounds, time)
+    late = of.offset - (border - begin)[of.owner]
+    from_rest = rest[of.owner, xp.clip(late, 0, BORDER - 1)]
+    y = xp.where(xp.reshape(of.inside & (late >= 0), (1, time, 1, 1)), from_rest[None], y)
+    return y, SsdWindow(state, **{name: windows[name] for name in ROWS}, steps=end - border)
 
 
 def step(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[Any, SsdWindow]:

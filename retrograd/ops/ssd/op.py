@@ -82,6 +82,7 @@ class OfSequence(Common):
         outside is clamped, and has no gradient. By default 0 and infinity: without `dt_softplus` a negative step
         becomes 0.""",
     )
+    cu_seqlens: Param | None = boundaries("x", "States are then (S, H, P, N).")
 
     batch = Size("B")
     time = Size("T")
@@ -118,7 +119,6 @@ class Spec(OfSequence):
     at most as many bytes as x has. If x is float64, all float32 here is float64.
     """
 
-    cu_seqlens: Param | None = boundaries("x", "States are then (S, H, P, N).")
     return_final_state: bool = option("bool", False, doc="also return the state after the last step.")
 
     op: ClassVar = "ssd"

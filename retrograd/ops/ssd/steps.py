@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from retrograd.core.declaration import Bundle, Letter, Result, required, same_as
-from retrograd.core.spec import Param, Size
+from retrograd.core.spec import Param
 
 from .op import BORDER, Common, OfSequence, Spec
 
@@ -17,7 +17,8 @@ class SsdWindow(NamedTuple):
     """The state and the steps from which `ssd_step` continues.
 
     Attributes:
-        state: (batch, H, P, N), the state at the last border: a multiple of 128 steps.
+        state: (batch, H, P, N), the state at the last border: a multiple of 128 steps. After a prefill of packed
+            sequences, the batch is their number.
         x: (batch, 128, H, P), of the steps since the border, in the first `steps` of 128 positions.
         dt: (batch, 128, H), likewise.
         B: (batch, 128, G, N), likewise.
@@ -47,12 +48,9 @@ JAX_NOTES = "It calls `ssd`: on an NVIDIA GPU that launches the same kernels, on
 class Prefill(OfSequence):
     """`ssd` on the first steps of a sequence, of which there may be none, and the window from which `ssd_step` goes on.
 
-    It cuts the sequence in two and calls `ssd` on each part.
+    It cuts the sequence in two and calls `ssd` on each part. Packed sequences may have any lengths; the window has a
+    row for each of them.
     """
-
-    initial_state: Param | None = same_as(Spec, "initial_state", shape="B H P N")
-
-    sequences = Size("B")
 
     op: ClassVar = "ssd_prefill"
     letters: ClassVar = Common.letters | {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import jax.numpy as jnp
@@ -78,6 +80,34 @@ def test_sequences_of_a_batch_may_be_at_different_steps(seed: int) -> None:
         steps: dict[str, Any] = {name: torch.stack([inputs[name][i, t] for i, t in enumerate(at)]) for name in ALONG}
         y, window = retrograd.ssd_step(window, **(without_state(inputs) | steps), **settings)
         assert torch.equal(y, torch.stack([expected[i, t] for i, t in enumerate(at)]))
+
+
+LENGTHS = [3, 128, 0, 300, 127, 129, 0]
+
+
+@pytest.mark.parametrize(("device", "calls"), PLACES)
+@pytest.mark.parametrize("name", CALLS)
+def test_packed_sequences_have_the_rows_and_the_windows_that_each_has_alone(
+    device: str, calls: dict[str, Any], name: str, seed: int
+) -> None:
+    call, settings = calls[name], options(calls[name])
+    shapes = {n: (1, sum(LENGTHS) + 5, *tensor.shape[2:]) for n, tensor in call.inputs.items() if n in ALONG}
+    if given := "initial_state" in call.inputs:
+        shapes["initial_state"] = (len(LENGTHS), *call.inputs["initial_state"].shape[1:])
+    sized = {n: replace(tensor, shape=shapes.get(n, tensor.shape)) for n, tensor in call.inputs.items()}
+    inputs: dict[str, Any] = draw(replace(call, inputs=sized), device, seed)
+    bounds = torch.tensor([2, *LENGTHS], device=device).cumsum(0).int()
+    y, window = retrograd.ssd_prefill(**inputs, **settings, cu_seqlens=bounds)
+    assert not y[:, :2].any()
+    assert not y[:, -3:].any()
+    for i, (start, stop) in enumerate(pairwise(bounds.tolist())):
+        own = part(inputs, slice(start, stop))
+        if given:
+            own["initial_state"] = inputs["initial_state"][i : i + 1]
+        alone, expected = retrograd.ssd_prefill(**own, **settings)
+        assert torch.equal(y[:, start:stop], alone)
+        for ours, theirs in zip(window, expected, strict=True):
+            assert torch.equal(ours[i : i + 1], theirs), i
 
 
 def test_in_jax_it_has_the_results_of_torch(seed: int) -> None:

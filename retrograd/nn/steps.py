@@ -1,0 +1,106 @@
+"""Steps of generation on tensors that stay where they are, so that a GPU runs all of a step as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .model import LanguageModel, State
+from .sampling import Sampling
+
+
+class Steps:
+    """Draws a token for each row, and the next one from it, and so on.
+
+    A step reads and overwrites the tensors here: the last tokens, a uniform number for each row, the model's state. On
+    a GPU the first step is an ordinary one, which compiles what is not compiled yet; the second is captured in a CUDA
+    graph, and replayed from then on.
+
+    Args:
+        model: the model.
+        state: after all tokens of the prompt; it is overwritten.
+        logits: (B, padded vocabulary), after the prompt.
+        sampling: how tokens are drawn.
+        log_probabilities: whether they are computed.
+
+    Attributes:
+        logits: (B, vocabulary), from which the last tokens were drawn.
+        tokens: (B,), the last ones.
+        log_probabilities: (B,) float32, of the last tokens; None if not asked for.
+    """
+
+    def __init__(
+        self, model: LanguageModel, state: State, logits: Tensor, sampling: Sampling, *, log_probabilities: bool
+    ) -> None:
+        self.model, self.state, self.sampling = model, state, sampling
+        self.logits = logits[:, : model.config.vocab_size].clone()
+        batch, device = len(logits), logits.device
+        self.tokens = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.log_probabilities = torch.zeros(batch, device=device) if log_probabilities else None
+        self._uniform = torch.zeros(batch, dtype=torch.float64, device=device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._compiled = False
+
+    def draw(self, uniform: Float[Tensor, " B"]) -> None:
+        """Draw tokens from the logits, and compute their log probabilities."""
+        self.tokens.copy_(self.sampling.draw(self.logits, uniform))
+        if self.log_probabilities is not None:
+            self.log_probabilities.copy_(self.sampling.log_probabilities(self.logits, self.tokens))
+
+    def advance(self, uniform: Float[Tensor, " B"]) -> None:
+        """Advance the state by the last tokens, and draw the next."""
+        self._uniform.copy_(uniform)
+        if self._graph is None and self._compiled and self.tokens.is_cuda:
+            self._graph = captured(self._step)
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self._step()
+            self._compiled = True
+
+    def grow(self, capacity: int) -> None:
+        """Give the state room for sequences of `capacity` tokens."""
+        self.state = self.model.grown(self.state, capacity)
+        self._graph, self._compiled = None, False
+
+    def _step(self) -> None:
+        logits, after = self.model.step(self.tokens, self.state, in_place=True)
+        overwrite(self.state, after)
+        self.logits.copy_(logits[:, : self.logits.shape[-1]])
+        self.draw(self._uniform)
+
+
+def captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A graph of what `step` does to tensors; nothing of it runs yet."""
+    graph = torch.cuda.CUDAGraph()
+    autocast = torch.autocast(
+        "cuda",
+        dtype=torch.get_autocast_dtype("cuda"),
+        enabled=torch.is_autocast_enabled("cuda"),
+        cache_enabled=False,  # a weight cast before, and kept for this context, would be gone when the graph runs
+    )
+    # Other threads may go on using the GPU meanwhile.
+    with autocast, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        step()
+    return graph
+
+
+def overwrite(state: Any, after: Any) -> None:
+    """Give the tensors of a state the values of another one; tensors that both have are left alone."""
+    pairs = {id(old): (old, new) for old, new in zip(tensors(state), tensors(after), strict=True) if old is not new}
+    if pairs:
+        old, new = zip(*pairs.values(), strict=True)
+        torch._foreach_copy_(old, new)
+
+
+def tensors(state: Any) -> Iterator[Tensor]:
+    """All tensors of nested sequences, in order."""
+    if isinstance(state, Tensor):
+        yield state
+    elif state is not None:
+        for part in state:
+            yield from tensors(part)
