@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from retrograd.core.errors import bad_type
 
 from .model import LanguageModel, State
 from .sampling import Sampling
@@ -98,9 +100,11 @@ def overwrite(state: Any, after: Any) -> None:
 
 
 def tensors(state: Any) -> Iterator[Tensor]:
-    """All tensors of nested sequences, in order."""
+    """All tensors of a state, in order: it is one, or None, or a sequence of states."""
     if isinstance(state, Tensor):
         yield state
-    elif state is not None:
+    elif isinstance(state, Sequence):
         for part in state:
             yield from tensors(part)
+    elif state is not None:
+        raise bad_type("generate", "state", state, "tensors, or sequences of them")

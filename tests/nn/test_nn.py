@@ -476,7 +476,7 @@ def test_a_block_takes_any_mixer() -> None:
         def forward(self, u: Tensor, state: Any = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Any]:
             return u.cumsum(1), state
 
-        def step(self, u: Tensor, state: Any) -> tuple[Tensor, Any]:
+        def step(self, u: Tensor, state: Any, *, in_place: bool = False) -> tuple[Tensor, Any]:
             return u, state
 
     out, _, _ = Block(RMSNorm(8), Mean())(torch.ones(1, 3, 8), None)
@@ -485,6 +485,8 @@ def test_a_block_takes_any_mixer() -> None:
     ours.backbone.layers[1] = Block(RMSNorm(8), Mean())
     logits, _ = ours(torch.zeros(2, 3, dtype=torch.int64), ours.initial_state(2))
     assert logits.shape == (2, 3, 16)
+    with pytest.raises(TypeError, match=r"^generate: state is int, expected tensors, or sequences of them"):
+        list(generate(ours, tokens(2, 3) % 16, 3))
 
 
 @pytest.mark.parametrize(
