@@ -133,7 +133,7 @@ class LanguageModel(nn.Module):
         config: sizes and layers: Mamba, Mamba-2, attention, or a mixture.
         exact: whether the logits of a step of generation have the bits that they have in `forward` on the whole
             sequence, alone and in any batch. Products are then those of `retrograd.linear`, which on a CPU take several
-            times as long as PyTorch's, and a step of Mamba-2 computes again up to 128 steps.
+            times as long as PyTorch's, and a step of Mamba-2 computes again up to 64 steps.
         device, dtype: of the parameters; A_log, D and dt_bias are created in float32.
 
     Source: Gu and Dao, Mamba (2023), section 3.4 and appendix E.2; Dao and Gu, Transformers are SSMs (2024), sections 7

@@ -866,14 +866,14 @@ def ssd_step(
     """One step of generation with the bits of training: (y, the window after it).
 
     y is bitwise equal to that of `ssd` on the whole sequence (in JAX without a kernel, only as far as XLA compiles both
-    alike); this costs a call of `ssd` on 128 steps. `ssd_update` is faster, without equal bits. Sequences of a batch
+    alike); this costs a call of `ssd` on 64 steps. `ssd_update` is faster, without equal bits. Sequences of a batch
     may be at different steps. Shapes do not depend on the step, so it can be captured in a CUDA graph. Values must be
     finite.
 
-    `torch.autocast` casts x, B, C, z, window.x, window.B and window.C to its dtype.
+    `torch.autocast` casts x, B, C, z, window.x and window.B to its dtype.
 
     Args:
-        window: from `ssd_prefill` or the step before; x, dt, B and C have the dtypes of those in it. A, D, dt_bias and
+        window: from `ssd_prefill` or the step before; x, dt and B have the dtypes of those in it. A, D, dt_bias and
             options must be the same in all these calls.
         x: (B, H, P), float32, bfloat16, float16 or float64.
         dt: (B, H), like x or float32.

@@ -31,7 +31,7 @@ def update(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[A
 
 def prefill(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[Any, SsdWindow]:
     """The rows of a sequence, and the window after it."""
-    by_step = {name: arrays[name] for name in (*ROWS, "z") if arrays.get(name) is not None}
+    by_step = {name: arrays[name] for name in (*ROWS, "C", "z") if arrays.get(name) is not None}
     shared = {name: array for name, array in arrays.items() if name not in by_step}
     prefill = _prefill if arrays.get("cu_seqlens") is None else _prefill_packed
     return prefill(xp, ssd, by_step, shared, options)
@@ -45,7 +45,7 @@ def _prefill(xp: Namespace, ssd: Ssd, by_step: Arrays, shared: Arrays, options: 
     before, since = ({n: a[:, part] for n, a in by_step.items()} for part in (slice(border), slice(border, None)))
     y, state = _results(ssd, {**shared, **before}, **options, return_final_state=True)
     rest, _ = _results(ssd, {**shared, **since, "initial_state": state}, **options)
-    shapes = {"x": (heads, P), "dt": (heads,), "B": (groups, N), "C": (groups, N)}
+    shapes = {"x": (heads, P), "dt": (heads,), "B": (groups, N)}
 
     def filled(name: str) -> Any:
         array = since[name]
@@ -104,9 +104,12 @@ def step(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[Any
         return xp.where(position, row[:, None], old)
 
     filled = {name: with_row(name) for name in ROWS}
-    z = arrays["z"]
-    gate = None if z is None else xp.broadcast_to(z[:, None], (batch, BORDER, *z.shape[1:]))
-    given = {**arrays, **filled, "z": gate, "initial_state": window.state}
+
+    def repeated(array: Any) -> Any:
+        """For all steps, as only the newest row of results is read."""
+        return None if array is None else xp.broadcast_to(array[:, None], (batch, BORDER, *array.shape[1:]))
+
+    given = {**arrays, **filled, "C": repeated(arrays["C"]), "z": repeated(arrays["z"]), "initial_state": window.state}
     y, state = _results(ssd, given, **options, return_final_state=True)
     row = y[xp.arange(window.steps, batch), window.steps]
     full = window.steps == BORDER - 1

@@ -14,7 +14,7 @@ from retrograd.core.spec import CallSpec, Param, Pass, Size, known, slot_count
 
 NOT_NEGATIVE = (0.0, math.inf)
 # A sequence continued from its state at a multiple of this many steps has the same bits as in one call, on every path.
-BORDER = 128
+BORDER = 64
 # Steps of all rows, plus a block per sequence: kernels count steps in 32 bits, up to some blocks past the last one.
 MOST_STEPS = 2**31 - 2**18
 # Steps of a block in the count of FLOPs: pairs of steps within a block, states between blocks.

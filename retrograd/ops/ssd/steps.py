@@ -10,19 +10,18 @@ from retrograd.core.spec import Param
 
 from .op import BORDER, Common, OfSequence, Spec
 
-ROWS = ("x", "dt", "B", "C")  # arguments with a row per step that later steps need
+ROWS = ("x", "dt", "B")  # arguments with a row per step that later steps need
 
 
 class SsdWindow(NamedTuple):
     """The state and the steps from which `ssd_step` continues.
 
     Attributes:
-        state: (batch, H, P, N), the state at the last border: a multiple of 128 steps. After a prefill of packed
+        state: (batch, H, P, N), the state at the last border: a multiple of 64 steps. After a prefill of packed
             sequences, the batch is their number.
-        x: (batch, 128, H, P), of the steps since the border, in the first `steps` of 128 positions.
-        dt: (batch, 128, H), likewise.
-        B: (batch, 128, G, N), likewise.
-        C: as B.
+        x: (batch, 64, H, P), of the steps since the border, in the first `steps` of 64 positions.
+        dt: (batch, 64, H), likewise.
+        B: (batch, 64, G, N), likewise.
         steps: (batch,) int32, the number of steps since the border.
     """
 
@@ -30,14 +29,13 @@ class SsdWindow(NamedTuple):
     x: Any
     dt: Any
     B: Any
-    C: Any
     steps: Any
 
 
 WINDOW = {
     "window": Bundle(
         SsdWindow,
-        doc="""from `ssd_prefill` or the step before; x, dt, B and C have the dtypes of those in it. A, D, dt_bias and
+        doc="""from `ssd_prefill` or the step before; x, dt and B have the dtypes of those in it. A, D, dt_bias and
         options must be the same in all these calls.""",
     )
 }
@@ -139,7 +137,7 @@ class Step(_Step):
     """One step of generation with the bits of training: (y, the window after it).
 
     y is bitwise equal to that of `ssd` on the whole sequence (in JAX without a kernel, only as far as XLA compiles both
-    alike); this costs a call of `ssd` on 128 steps. `ssd_update` is faster, without equal bits. Sequences of a batch
+    alike); this costs a call of `ssd` on 64 steps. `ssd_update` is faster, without equal bits. Sequences of a batch
     may be at different steps. Shapes do not depend on the step, so it can be captured in a CUDA graph. Values must be
     finite.
     """
@@ -148,7 +146,6 @@ class Step(_Step):
     window_x: Param = required("B W H P", "x", doc="")
     window_dt: Param = required("B W H", "dt", doc="")
     window_B: Param = required("B W G N", "B", doc="")
-    window_C: Param = required("B W G N", "C", doc="")
     window_steps: Param = required("B", "int32", doc="")
 
     op: ClassVar = "ssd_step"
