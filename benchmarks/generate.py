@@ -62,8 +62,8 @@ def main() -> int:
     if options.one:
         from generation_row import rows
 
-        *names, batch = options.one
-        for row in rows(Job(*names, int(batch)), setting, options.seconds, options.peers, ready):
+        which, model, impl, batch = options.one
+        for row in rows(Job(which, model, impl, int(batch)), setting, options.seconds, options.peers, ready):
             print(json.dumps(row), flush=True)
         return 0
     path = options.results / ROWS
@@ -124,10 +124,10 @@ def jobs(options: argparse.Namespace, setting: Setting) -> Iterator[Job]:
 
 
 def groups(wanted: Iterator[Job], together: int) -> Iterator[list[Job]]:
-    """Jobs that prepare side by side: of one implementation, so that not all large caches are there at once."""
+    """Jobs that prepare side by side; tokens of one implementation, so that not all large caches are there at once."""
     first = next(wanted)  # the rate of a copy: prepared beside others, and measured before them
     before = [first]
-    for (which, _), same in groupby(wanted, lambda job: (job.which, job.impl)):
+    for (which, _), same in groupby(wanted, lambda job: (job.which, job.impl if job.which == TOKEN else "")):
         own = list(same)
         most = min(together, TRAINED_TOGETHER) if which == TRAIN else together
         for start in range(0, len(own), most):

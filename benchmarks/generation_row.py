@@ -6,6 +6,7 @@ import gc
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -61,13 +62,18 @@ def repeated(run: Callable[[], float], seconds: float, most: int) -> list[float]
 def token_rows(job: Job, setting: Setting, times: Repeated, ready: Ready) -> Iterator[Row]:
     """The time of a generated token; for `nn.generate` also with every token read on the host."""
     own = MAKERS[job.impl](setting, job.model, job.impl, job.batch)
-    own.run(setting.count, ignored)  # compiles all that a run needs
+    own.run(setting.generated, ignored)  # compiles all that a run needs
     wait()
     gc.collect()
     ready()
-    yield token_row(job, setting, own, times)
+    runs = times(partial(token_ms, own, setting))
     if job.impl == NN and own.tokens is not None:
-        yield token_row(job, setting, own._replace(impl=READ, run=called_back(read(own.tokens))), times)
+        on_host = own._replace(impl=READ, run=called_back(read(own.tokens)))
+        yield token_row(job, setting, on_host, times(partial(token_ms, on_host, setting)))
+    # Last, since a profiler may leave later launches slower.
+    kernels_ms = device_ms(own, setting, job.model)
+    timing = {} if kernels_ms is None else {"device_ms": kernels_ms, "timing": "kernels"}
+    yield token_row(job, setting, own, runs) | timing
 
 
 def read(tokens: Callable[[int], Any]) -> Callable[[int], Iterator[list[int]]]:
@@ -75,15 +81,12 @@ def read(tokens: Callable[[int], Any]) -> Callable[[int], Iterator[list[int]]]:
     return lambda count: (own.tolist() for own in tokens(count))
 
 
-def token_row(job: Job, setting: Setting, own: Generation, times: Repeated) -> Row:
-    """The row of an implementation that has run before."""
-    runs = times(lambda: token_ms(own, setting))
+def token_row(job: Job, setting: Setting, own: Generation, runs: list[float]) -> Row:
+    """The row of runs, with the bytes that a token has to move."""
     least = moved(setting.configs[job.model], job.batch, setting.keys(job.model))
     sizes = {"B": job.batch, "prompt": setting.prompt_of(job.model), "warm_up": setting.warm_up}
-    kernels_ms = None if own.impl == READ else device_ms(own, setting, job.model)
     return basic(job, own.impl, sizes | {"tokens": setting.tokens}, runs) | {
-        "device_ms": kernels_ms,
-        **({"timing": "kernels"} if kernels_ms is not None else {}),
+        "device_ms": None,
         "bound": "bytes",
         "weight_bytes": least.weights,
         "state_read_bytes": least.state_read,
@@ -114,19 +117,28 @@ def token_ms(own: Generation, setting: Setting) -> float:
     times: list[float] = []
 
     def seen(number: int) -> None:
-        if number + 1 in (setting.warm_up, setting.count):
+        if number + 1 in (setting.warm_up, setting.generated):
             wait()
             times.append(time.perf_counter())
 
-    own.run(setting.count, seen)
+    own.run(setting.generated, seen)
     start, end = times
     return 1000 * (end - start) / setting.tokens
 
 
 def device_ms(own: Generation, setting: Setting, model: str) -> float | None:
-    """Milliseconds of a token's kernels by a profiler; None without a GPU, or if it saw none."""
+    """Milliseconds of a token's kernels by a profiler; None without a GPU, or if the profiler fails."""
     if device() != "cuda":
         return None
+    try:
+        return profiled_ms(own, setting, model)
+    except Exception:  # the wall clock's time is known, and shall not be lost
+        traceback.print_exc()
+        return None
+
+
+def profiled_ms(own: Generation, setting: Setting, model: str) -> float | None:
+    """The same, with the profiler's errors; None if it saw no kernel."""
     first = setting.first_profiled(model)
     last = first + setting.profiled
     recorded = profile(activities=[ProfilerActivity.CUDA])
@@ -159,7 +171,7 @@ def prefill_rows(job: Job, setting: Setting, times: Repeated, ready: Ready) -> I
     for call in (first_token, forward, first_token, forward):
         timed(call)
     ready()
-    runs, forward_runs = (times(lambda call=call: timed(call)) for call in (first_token, forward))
+    runs, forward_runs = (times(partial(timed, call)) for call in (first_token, forward))
     row = basic(job, job.impl, {"B": job.batch, "T": setting.prefill}, runs)
     forward_ms = statistics.median(forward_runs)
     yield row | {"forward_ms": rounded(forward_ms), "over_forward": round(row["wall_ms"] / forward_ms, 3)}

@@ -61,13 +61,13 @@ class Setting(NamedTuple):
     copied: int
 
     @property
-    def count(self) -> int:
+    def generated(self) -> int:
         """Tokens of a run."""
         return self.warm_up + self.tokens
 
     def prompt_of(self, model: str) -> int:
         """Tokens before the first generated one."""
-        return self.slots - self.count if self.configs[model].attn_layer_idx else self.prompt
+        return self.slots - self.generated if self.configs[model].attn_layer_idx else self.prompt
 
     def first_profiled(self, model: str) -> int:
         """The number of the first token whose kernels are timed: an exact Mamba-2's window is then half full."""
@@ -84,16 +84,16 @@ def configs(
     d_model: int, n_layer: int, vocabulary: int, ssm: Mamba2Config, heads: AttentionConfig, beside: AttentionConfig
 ) -> Mapping[str, MambaConfig]:
     """The four models; `heads` is the transformer's attention, `beside` that of every eighth layer of the hybrid."""
-    size = {"d_model": d_model, "n_layer": n_layer, "vocab_size": vocabulary}
+    size = (d_model, n_layer, vocabulary)
     every_eighth = tuple(range(min(4, n_layer - 1), n_layer, 8))
     return {
-        MAMBA: MambaConfig(**size),
-        MAMBA2: MambaConfig(**size, ssm_cfg=ssm),
+        MAMBA: MambaConfig(*size),
+        MAMBA2: MambaConfig(*size, ssm_cfg=ssm),
         # A gated MLP of 8/3 the channels has as many weights as one without a gate of the usual four times.
         TRANSFORMER: MambaConfig(
-            **size, attn_layer_idx=tuple(range(n_layer)), attn_cfg=heads, d_intermediate=8 * d_model // 3
+            *size, attn_layer_idx=tuple(range(n_layer)), attn_cfg=heads, d_intermediate=8 * d_model // 3
         ),
-        HYBRID: MambaConfig(**size, ssm_cfg=ssm, attn_layer_idx=every_eighth, attn_cfg=beside),
+        HYBRID: MambaConfig(*size, ssm_cfg=ssm, attn_layer_idx=every_eighth, attn_cfg=beside),
     }
 
 
@@ -108,16 +108,14 @@ FULL = Setting(
     prompt=16,
     slots=2048,
     warm_up=32,
-    tokens=256,
+    tokens=128,  # a whole window
     runs=5,
-    profiled=32,
+    profiled=16,
     prefill=8192,
     train=(8, 2048),
     copied=2**30,
 )
-TINY_ATTENTION = AttentionConfig(
-    2, head_dim=32, d_conv=4, rotary_emb_dim=16, qkv_proj_bias=False, out_proj_bias=False
-)
+TINY_ATTENTION = AttentionConfig(2, head_dim=32, d_conv=4, rotary_emb_dim=16, qkv_proj_bias=False, out_proj_bias=False)
 # For a CPU: the same layers and the same calls.
 TINY = Setting(
     configs(64, 2, 253, Mamba2Config(d_state=16, headdim=32), attention(4, 16), TINY_ATTENTION),

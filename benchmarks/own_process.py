@@ -33,7 +33,7 @@ def row_of(code: int, out: str, errors: str, named: str) -> Row | None:
     return row
 
 
-def side_by_side(commands: Mapping[str, Sequence[str]], seconds: float | None = None) -> Iterator[tuple[str, Row | None]]:
+def side_by_side(commands: Mapping[str, Sequence[str]], seconds: float = 86400.0) -> Iterator[tuple[str, Row | None]]:
     """Rows of Python commands that prepare at the same time, and then measure one by one.
 
     A command prints `ready`, waits for a line, and prints its rows; each is yielded with the command's name as soon as
@@ -53,10 +53,10 @@ def side_by_side(commands: Mapping[str, Sequence[str]], seconds: float | None = 
             after.callback(process.wait)
             after.callback(process.kill)
             running.append((name, process, errors))
-        if seconds is not None:
-            timer = Timer(seconds, lambda: [process.kill() for _, process, _ in running])
-            timer.start()
+        late = [Timer(seconds, process.kill) for _, process, _ in running]
+        for timer in late:
             after.callback(timer.cancel)
+            timer.start()
         for _, process, _ in running:
             assert process.stdout is not None
             for line in process.stdout:  # until it is ready, or ends

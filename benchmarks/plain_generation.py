@@ -20,7 +20,7 @@ Weights = Mapping[str, Tensor]
 
 
 class PlainModel:
-    """A model and its state, for layers as those of generation_shapes.py: one group in Mamba-2, projections without bias.
+    """A model and its state, for layers as in generation_shapes.py: Mamba-2 with one group, no bias but convolutions'.
 
     Attributes:
         tokens: (B,), the tokens that `step` takes, and then those it has chosen.
