@@ -160,7 +160,7 @@ def transformers_mamba2(config: MambaConfig) -> tuple[nn.Module, str]:
 
 
 def transformers_llama(config: MambaConfig) -> tuple[nn.Module, str]:
-    """LlamaForCausalLM, which rotates all channels of a head."""
+    """LlamaForCausalLM; all channels of a head are rotated, as in the transformer here."""
     import transformers
 
     own = config.attn_cfg

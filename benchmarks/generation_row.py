@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from generation_bytes import moved
 from generation_impls import DTYPE, MAKERS, Generation, called_back, device, language_model, random_tokens
-from generation_shapes import EXACT, LIMITS, NN, PREFILL, READ, TOKEN, TRAIN, TRANSFORMERS, Job, Setting
+from generation_shapes import EXACT, LIMITS, NN, PREFILL, READ, TOKEN, TRAIN, TRANSFORMER, TRANSFORMERS, Job, Setting
 from model_torch import next_token_loss
 from own_process import Row
 from torch import Tensor
@@ -40,7 +40,7 @@ def rows(job: Job, setting: Setting, seconds: float, peers: str | None, ready: R
     """
     if peers:
         sys.path.insert(0, peers)
-    if job.impl == TRANSFORMERS and peers:
+    if job.impl == TRANSFORMERS and job.model != TRANSFORMER and peers:
         import causal_conv1d  # noqa: F401  # here a missing peer is an error, in transformers a warning
         import mamba_ssm.ops.triton.selective_state_update  # noqa: F401
     for row in MEASURES[job.which](job, setting, partial(repeated, seconds=seconds, most=setting.runs), ready):
@@ -214,7 +214,7 @@ def limit_rows(job: Job, setting: Setting, times: Repeated, ready: Ready) -> Ite
     ready()
     if device() == "cuda":
         size, how = limits.COPY_BYTES, "events"
-        ms = limits.measure(GPU_CLOCK, torch.device("cuda")).copy_ms
+        ms = limits.measure(GPU_CLOCK, torch.device("cuda", torch.cuda.current_device())).copy_ms
     else:
         how, ms = "wall", min(times(lambda: timed(lambda: target.copy_(source))))
     yield {

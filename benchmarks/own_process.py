@@ -55,8 +55,9 @@ def side_by_side(commands: Mapping[str, Sequence[str]], seconds: float = 86400.0
             running.append((name, process, errors))
         late = [Timer(seconds, process.kill) for _, process, _ in running]
         for timer in late:
-            after.callback(timer.cancel)
+            timer.daemon = True
             timer.start()
+            after.callback(timer.cancel)
         for _, process, _ in running:
             assert process.stdout is not None
             for line in process.stdout:  # until it is ready, or ends

@@ -77,10 +77,10 @@ def test_models_of_transformers_have_the_same_parameters(name: str) -> None:
     config = TINY.configs[name]
     peer, _ = impls.TRANSFORMERS_MODELS[name](config)
     own = LanguageModel(config)
-    sizes = [sorted(tuple(p.shape) for p in model.parameters()) for model in (own, peer)]
-    if name == shapes.TRANSFORMER:  # q, k and v, and gate and input of the MLP, are parameters of their own there
-        sizes = [[sum(torch.Size(shape).numel() for shape in found)] for found in sizes]
-    assert sizes[0] == sizes[1]
+    expected, found = (sorted(p.shape for p in model.parameters()) for model in (own, peer))
+    assert sum(map(torch.Size.numel, found)) == sum(map(torch.Size.numel, expected))
+    # In Llama q, k and v, and gate and input of the MLP, are parameters of their own.
+    assert found == expected or name == shapes.TRANSFORMER
 
 
 def test_models_are_those_of_the_task() -> None:
@@ -148,6 +148,35 @@ def test_only_warmed_up_tokens_are_timed(monkeypatch: pytest.MonkeyPatch) -> Non
     own = impls.Generation("any", run, None, "")
     assert generation_row.token_ms(own, TINY) == 500 / TINY.tokens
     assert asked == list(range(TINY.warm_up + TINY.tokens))
+
+
+def test_the_profiler_sees_only_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    inside: list[range] = []
+
+    class Profile:
+        def __init__(self, **_: Any) -> None:
+            self.first = -1
+
+        def start(self) -> None:
+            self.first = asked[-1]
+
+        def stop(self) -> None:
+            inside.append(range(self.first, asked[-1]))
+
+        def key_averages(self) -> list[Namespace]:
+            return [Namespace(self_device_time_total=1000.0), Namespace(self_device_time_total=3000.0)]
+
+    def run(count: int, seen: Any) -> None:
+        for number in range(count):
+            asked.append(number)
+            seen(number)
+
+    monkeypatch.setattr(generation_row, "profile", Profile)
+    own = impls.Generation("any", run, None, "")
+    assert generation_row.profiled_ms(own, FULL, shapes.MAMBA2) == 4 / FULL.profiled
+    first = FULL.first_profiled(shapes.MAMBA2)
+    assert inside == [range(first, first + FULL.profiled)]
 
 
 def test_jobs_that_prepare_side_by_side_share_an_implementation() -> None:
