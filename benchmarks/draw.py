@@ -10,8 +10,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import draw_generation
 import draw_models
-from models import ROWS
+import generate
+import models
 
 from retrograd.bench.drawing import draw_file
 from retrograd.ops.names import NAMES
@@ -24,8 +26,9 @@ def main() -> int:
     for folder in map(Path, sys.argv[1:]) if sys.argv[1:] else sorted(RESULTS.iterdir()):
         for path in filter(Path.exists, (folder / f"{name}.jsonl" for name in FILES)):
             draw_file(path)
-        if (folder / ROWS).exists():
-            draw_models.draw(folder / ROWS)
+        for script, drawn in ((models, draw_models), (generate, draw_generation)):
+            if (folder / script.ROWS).exists():
+                drawn.draw(folder / script.ROWS)
     return 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from model_shapes import CUDA, JAX, MAMBA_SSM, MAMBA_SSM_COMPILED, MODELS, SLOW, SLOW_BATCH
+from own_process import ready
 
 WARM_UP, ROUNDS, STEPS, PROFILED = 3, 5, 4, 2
 
@@ -60,8 +61,7 @@ def measure(name: str, impl: str, peers: str | None, profiles: str | None) -> No
     losses += [own.step() for _ in range(0 if slow else WARM_UP - 1)]
     own.wait()
     own.settle()
-    print("ready", flush=True)
-    sys.stdin.readline()
+    ready()
     rounds, steps = (1, 1) if slow else (ROUNDS, STEPS)
     ms = statistics.median(timed(own, steps) for _ in range(rounds))
     row = {

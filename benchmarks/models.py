@@ -12,18 +12,14 @@ are timed while no other process works.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from model_shapes import IMPLS, MODELS  # noqa: E402
-from own_process import Row, add, row_of  # noqa: E402
+from own_process import Row, add, side_by_side  # noqa: E402
 
 ROWS = "models.jsonl"
 
@@ -64,33 +60,12 @@ def run(options: argparse.Namespace, path: Path) -> list[str]:
     failed = []
     for first in range(0, len(wanted), options.together):
         group = wanted[first : first + options.together]
-        for (model, impl), row in side_by_side(group, passed_on):
+        for name, row in side_by_side({" ".join(one): [__file__, "--one", *one, *passed_on] for one in group}):
             if row is None:
-                failed.append(f"{model} {impl}")
+                failed.append(name)
             else:
                 report(row, path)
     return failed
-
-
-Wanted = tuple[str, str]  # a model and an implementation
-
-
-def side_by_side(group: list[Wanted], passed_on: list[str]) -> Iterator[tuple[Wanted, Row | None]]:
-    """The rows of processes that prepare their models at the same time, and then time their steps one by one."""
-    with ExitStack() as files:
-        running = []
-        for wanted in group:
-            errors = files.enter_context(tempfile.TemporaryFile("w+"))
-            command = [sys.executable, __file__, "--one", *wanted, *passed_on]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
-            running.append((wanted, process, errors))
-        for _, process, _ in running:
-            assert process.stdout is not None
-            process.stdout.readline()  # ready, or ended
-        for wanted, process, errors in running:
-            out, _ = process.communicate("go\n")
-            errors.seek(0)
-            yield wanted, row_of(process.returncode, out, errors.read(), " ".join(wanted))
 
 
 def report(row: Row, path: Path) -> None:

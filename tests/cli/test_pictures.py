@@ -28,7 +28,9 @@ from retrograd.ops.names import NAMES
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-drawn, draw_models, models = (import_module(name) for name in ("draw", "draw_models", "models"))
+drawn, draw_generation, draw_models, generate, models = (
+    import_module(name) for name in ("draw", "draw_generation", "draw_models", "generate", "models")
+)
 
 PIXELS = 1800  # twice the width of a page
 FILES = [
@@ -43,7 +45,9 @@ PICTURES = [
     for framework in ("torch", "jax")
     if any(row.framework == framework and row.op != LIMITS for row in read(path))
 ]
-MODELS = sorted((ROOT / "benchmarks" / "results").glob(f"*/{models.ROWS}"))
+MODELS, GENERATED = (
+    sorted((ROOT / "benchmarks" / "results").glob(f"*/{script.ROWS}")) for script in (models, generate)
+)
 
 
 def texts_of(figure: Figure) -> Iterator[Text]:
@@ -91,9 +95,13 @@ def test_pictures_of_the_results_can_be_read(path: Path, framework: str) -> None
     assert over == ("reads more than it writes" in said)
 
 
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.parent.name)
 def test_the_picture_of_the_models_can_be_read(path: Path) -> None:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = rows_of(path)
     versions = {f"{name} {version}" for row in rows for name, version in row["versions"].items()}
     said = check(draw_models.figure_of(rows), versions, {row["date"][:10] for row in rows})
     assert rows[0]["gpu"] in said
@@ -102,7 +110,48 @@ def test_the_picture_of_the_models_can_be_read(path: Path) -> None:
         assert row["shape"]["B"] == usual or f"GiB, B {row['shape']['B']}" in said
 
 
-@pytest.mark.parametrize("path", [*dict(PICTURES), *MODELS], ids=lambda path: path.stem)
+def generated_rows() -> list[dict[str, Any]]:
+    """Rows of every model, batch and implementation, with times and bytes that are not measured but wide as text."""
+    common = {
+        "op": "generate",
+        "device_ms": 123.4567,
+        "limit_ms": 1.0,
+        "share": 0.0081,
+        "weight_bytes": 123456789,
+        "state_read_bytes": 123456789000,
+        "state_written_bytes": 1234,
+        "gpu": "NVIDIA H100 80GB HBM3",
+        "versions": {"retrograd": "0.1.0", "torch": "2.99.1", "transformers": "5.24.0"},
+        "commit": "0000000",
+        "date": "2031-05-06T00:00:00Z",
+    }
+    token = [
+        {**common, "pass": "token", "case": model, "impl": impl, "shape": {"B": batch}, "wall_ms": place + 0.1}
+        for model in draw_generation.MODELS
+        for batch in (1, 64)
+        for place, impl in enumerate(draw_generation.ORDER)
+    ]
+    ratios = [
+        {**common, "pass": which, "case": model, "impl": impl, "shape": {"B": 8, "T": 8192}, "wall_ms": 1.0, field: 1.2}
+        for which, field in (("prefill", "over_forward"), ("train", "over_not_exact"))
+        for model in draw_generation.MODELS
+        for impl in ("retrograd", "retrograd, exact")
+        if which == "prefill" or "exact" in impl
+    ]
+    return [{"op": "limits"}, *token, *ratios]
+
+
+@pytest.mark.parametrize("rows", [generated_rows(), *map(rows_of, GENERATED)], ids=lambda rows: rows[-1]["gpu"])
+def test_the_picture_of_generation_can_be_read(rows: list[dict[str, Any]]) -> None:
+    shown = [row for row in rows if row["op"] == "generate"]
+    versions = {f"{name} {version}" for row in shown for name, version in row["versions"].items()}
+    said = check(draw_generation.figure_of(rows), versions, {row["date"][:10] for row in shown})
+    assert shown[0]["gpu"] in said
+    assert all(f"{row['case']}, B {row['shape']['B']}:" in said for row in shown if row["pass"] == "token")
+    assert all(f"{row['case']} {row['over_forward']:.2f}" in said for row in shown if "over_forward" in row)
+
+
+@pytest.mark.parametrize("path", [*dict(PICTURES), *MODELS, *GENERATED], ids=lambda path: path.stem)
 def test_the_pictures_are_there_and_as_wide_as_a_page(path: Path) -> None:
     frameworks = [framework for own, framework in PICTURES if own == path] or ["torch"]
     for framework in frameworks:
