@@ -214,10 +214,14 @@ class Mamba2(Mixer):
             own.xBC, state.conv.to(own.xBC.dtype), self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"
         )
         x, B, C = self._heads(xBC)
-        if self.exact:
+        if self.exact and state.window is None:
             one = Projected(*(part[:, None] for part in own))
             y, window = self._exact_steps(state, x[:, None], B[:, None], C[:, None], one)
             return self._output(y[:, 0], own), Mamba2State(conv, window.state, window)
+        if state.window is not None:
+            step = retrograd.ssd_step_ if in_place else retrograd.ssd_step
+            y, window = step(state.window, x, own.dt, self.A, B, C, **self._options(own))
+            return self._output(y, own), Mamba2State(conv, window.state, window)
         y, ssm = retrograd.ssd_update(state.ssm, x, own.dt, self.A, B, C, **self._options(own))
         return self._output(y, own), Mamba2State(conv, ssm)
 

@@ -28,6 +28,7 @@ from .selective_scan.op import OP as SELECTIVE_SCAN
 from .selective_scan.update import SELECTIVE_STATE_UPDATE
 from .ssd.generation import SSD_PREFILL, SSD_STEP, SSD_UPDATE
 from .ssd.op import OP as SSD
+from .ssd.torch_step import ssd_step_
 
 __all__ = [
     "SsdWindow",
@@ -43,6 +44,7 @@ __all__ = [
     "ssd",
     "ssd_prefill",
     "ssd_step",
+    "ssd_step_",
     "ssd_update",
 ]
 

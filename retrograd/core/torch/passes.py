@@ -167,6 +167,11 @@ class Prepared:
         self.run = self._forward.prepared(self._program)
         self.started = True
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels run the forward pass."""
+        return self._program is not None
+
     def zeros(self, result: str) -> Tensor | None:
         """Zeros as the gradient of a result that no loss uses; None where the backward pass does not read it."""
         array = self.read.get(result)

@@ -212,4 +212,10 @@ IMPLEMENTATIONS = (
         takes=names("x dt A B C D z dt_bias initial_state cu_seqlens dt_softplus dt_limit return_final_state"),
     ),
 )
-OP = Op(Spec, __package__, IMPLEMENTATIONS, functions={"generation": ("ssd_update", "ssd_prefill", "ssd_step")})
+OP = Op(
+    Spec,
+    __package__,
+    IMPLEMENTATIONS,
+    functions={"generation": ("ssd_update", "ssd_prefill", "ssd_step")},
+    extra={"torch_step": ("ssd_step_",)},
+)

@@ -149,8 +149,8 @@ class Step(_Step):
     window_steps: Param = required("B", "int32", doc="")
 
     op: ClassVar = "ssd_step"
-    leading: ClassVar = ("window",)
-    results: ClassVar = (Result("y", "B H P", "x"),)
+    leading: ClassVar[tuple[str, ...]] = ("window",)
+    results: ClassVar[tuple[Result, ...]] = (Result("y", "B H P", "x"),)
     bundles: ClassVar = WINDOW
 
     RETURNS: ClassVar = "y (B, H, P) in the dtype of x, and the new window."
@@ -177,3 +177,19 @@ class Step(_Step):
     def bind_sizes(self) -> None:
         """A window has `BORDER` steps."""
         self.sizes["W"] = BORDER
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPlace(Step):
+    """`ssd_step` whose window may be overwritten, in PyTorch (`torch_step.py`)."""
+
+    op: ClassVar = "ssd_step_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overwriting(InPlace):
+    """The same as its kernels (`row/`) take it: a window's arrays one by one. They overwrite all but `window_steps`."""
+
+    leading: ClassVar = ()
+    results: ClassVar = (*Step.results, Result("steps", "B", "int32"))
+    bundles: ClassVar = {}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import retrograd
 import retrograd.jax
+from retrograd.opinfo.cases import Case
 from retrograd.ops.ssd.cases import MAMBA, case
 from retrograd.ops.ssd.generation import SsdWindow
 from retrograd.ops.ssd.steps import ROWS
@@ -29,8 +30,17 @@ CALLS = {
 ON_A_GPU = {
     "mamba": case("generation", (2, TIME, 6, 64, 1, 128), dtype="bfloat16"),
     "everything": case("generation", (2, TIME, 6, 64, 3, 64), given=MAMBA | {"z"}, initial_state=True),
+    "groups": case("generation", (3, TIME, 6, 128, 3, 64), dtype="float16", wide_D=True, initial_state=True),
+    "many states": case("generation", (2, TIME, 20, 64, 1, 256), given=frozenset()),
+    "dt in fp32": case("generation", (2, TIME, 40, 64, 1, 128), dt_dtype="float32"),
 }
-PLACES = [("cpu", CALLS), pytest.param("cuda", ON_A_GPU, marks=pytest.mark.gpu)]
+each_call = pytest.mark.parametrize(
+    ("device", "call"),
+    [
+        *(pytest.param("cpu", call, id=f"{name}-cpu") for name, call in CALLS.items()),
+        *(pytest.param("cuda", call, id=f"{name}-cuda", marks=pytest.mark.gpu) for name, call in ON_A_GPU.items()),
+    ],
+)
 
 
 def part(inputs: dict[str, Any], steps: Any) -> dict[str, Any]:
@@ -42,19 +52,19 @@ def without_state(inputs: dict[str, Any]) -> dict[str, Any]:
     return {name: tensor for name, tensor in inputs.items() if name != "initial_state"}
 
 
-@pytest.mark.parametrize(("device", "calls"), PLACES)
-@pytest.mark.parametrize("name", CALLS)
+@each_call
 @pytest.mark.parametrize("begun", [0, 1, 57, 64, 121, 128, 129])
+@pytest.mark.parametrize("step", [retrograd.ssd_step, retrograd.ssd_step_], ids=["step", "in place"])
 def test_a_sequence_continued_step_by_step_has_the_bits_of_the_whole(
-    device: str, calls: dict[str, Any], name: str, begun: int, seed: int
+    device: str, call: Case, begun: int, step: Any, seed: int
 ) -> None:
-    inputs: dict[str, Any] = draw(calls[name], device, seed)
-    settings = options(calls[name])
+    inputs: dict[str, Any] = draw(call, device, seed)
+    settings = options(call)
     expected = retrograd.ssd(**inputs, **settings)
     y, window = retrograd.ssd_prefill(**part(inputs, slice(begun)), **settings)
     assert torch.equal(y, expected[:, :begun])
     for t in range(begun, min(begun + 11, TIME)):
-        y, window = retrograd.ssd_step(window, **without_state(part(inputs, t)), **settings)
+        y, window = step(window, **without_state(part(inputs, t)), **settings)
         assert y.dtype == inputs["x"].dtype
         assert torch.equal(y, expected[:, t]), f"step {t}"
 
@@ -85,12 +95,9 @@ def test_sequences_of_a_batch_may_be_at_different_steps(seed: int) -> None:
 LENGTHS = [3, 64, 0, 300, 127, 129, 0]
 
 
-@pytest.mark.parametrize(("device", "calls"), PLACES)
-@pytest.mark.parametrize("name", CALLS)
-def test_packed_sequences_have_the_rows_and_the_windows_that_each_has_alone(
-    device: str, calls: dict[str, Any], name: str, seed: int
-) -> None:
-    call, settings = calls[name], options(calls[name])
+@each_call
+def test_packed_sequences_have_the_rows_and_the_windows_that_each_has_alone(device: str, call: Case, seed: int) -> None:
+    settings = options(call)
     shapes = {n: (1, sum(LENGTHS) + 5, *tensor.shape[2:]) for n, tensor in call.inputs.items() if n in ALONG}
     if given := "initial_state" in call.inputs:
         shapes["initial_state"] = (len(LENGTHS), *call.inputs["initial_state"].shape[1:])
