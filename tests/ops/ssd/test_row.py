@@ -41,7 +41,7 @@ def spec(N: int = 128, *, dtype: str = "bfloat16", P: int = 64, **given: Param) 
         (
             {"z": Param((3, 4, 64), "bfloat16")},
             False,
-        ),  # ssd's kernels for Hopper take no gate, so their bits are others
+        ),  # others run the sequence
         ({"B": Param((3, 2, 128), "float32"), "window_B": Param((3, 64, 2, 128), "float32")}, False),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_step_with_a_gradient_leaves_its_window_as_it_is() -> None:
 def test_errors_name_the_function_and_the_argument() -> None:
     x, dt, A, B = torch.randn(1, 4, 2, 4), torch.randn(1, 4, 2), -torch.rand(2), torch.randn(1, 4, 1, 3)
     _, window = retrograd.ssd_prefill(x, dt, A, B, B)
-    with pytest.raises(ValueError, match=r"^ssd_step_: x has shape \(1, 2, 5\), expected"):
-        retrograd.ssd_step_(window, torch.randn(1, 2, 5), dt[:, 0], A, B[:, 0], B[:, 0])
+    with pytest.raises(ValueError, match=r"^ssd_step_: dt has shape \(1, 3\), expected"):
+        retrograd.ssd_step_(window, x[:, 0], torch.randn(1, 3), A, B[:, 0], B[:, 0])
     with pytest.raises(TypeError, match=r"^ssd_step_: window is tuple, expected an SsdWindow"):
         retrograd.ssd_step_((1, 2), x[:, 0], dt[:, 0], A, B[:, 0], B[:, 0])  # type: ignore[arg-type]
