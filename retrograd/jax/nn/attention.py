@@ -70,7 +70,7 @@ def attention_layer(
             sequence that gets more steps than the state's capacity has NaN as its results from this call on, since
             nothing can be raised under `jax.jit`.
         cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
-        exact: whether products are `retrograd.jax.linear`'s, and steps have the bits of the whole; see `language_model`.
+        exact: whether products are `retrograd.jax.linear`'s and steps have the bits of the whole; see `language_model`.
 
     Returns:
         (out, state): out (B, T, d_model), and the state after the last step, or None if `state` is None.

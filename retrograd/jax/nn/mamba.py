@@ -54,7 +54,7 @@ def mamba(
         u: (B, T, d_model), float32, bfloat16 or float16.
         state: the state before the first step, differentiable; its batch is S if sequences are packed.
         cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
-        exact: whether products are `retrograd.jax.linear`'s, and steps have the bits of the whole; see `language_model`.
+        exact: whether products are `retrograd.jax.linear`'s and steps have the bits of the whole; see `language_model`.
 
     Returns:
         (out, state): out (B, T, d_model), and the state after the last step, or None if `state` is None.
@@ -88,7 +88,8 @@ def mamba(
     )
     if state is not None:
         x, conv = x
-    y = selective_scan(x, **_select(params, config, x, u.shape[-1], exact), z=z, dt_softplus=True, initial_state=ssm, **time)
+    selected = _select(params, config, x, u.shape[-1], exact)
+    y = selective_scan(x, **selected, z=z, dt_softplus=True, initial_state=ssm, **time)
     if conv is None:
         return linear(params, "out_proj", y, exact), None
     y, ssm = y
@@ -103,7 +104,8 @@ def mamba_step(
     check_state("mamba_step", state, MambaState)
     x, z = jnp.split(linear(params, "in_proj", u, exact), 2, axis=-1)
     x, conv = causal_conv1d_update(x, state.conv.astype(x.dtype), *taps(params, x), activation="silu")
-    y, ssm = selective_state_update(state.ssm, x, **_select(params, config, x, u.shape[-1], exact), z=z, dt_softplus=True)
+    selected = _select(params, config, x, u.shape[-1], exact)
+    y, ssm = selective_state_update(state.ssm, x, **selected, z=z, dt_softplus=True)
     return linear(params, "out_proj", y, exact), MambaState(conv, ssm)
 
 

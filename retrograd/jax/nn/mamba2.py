@@ -68,7 +68,7 @@ def mamba2(
         u: (B, T, d_model), float32, bfloat16 or float16.
         state: the state before the first step, differentiable; its batch is S if sequences are packed.
         cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
-        exact: whether products are `retrograd.jax.linear`'s, and steps have the bits of the whole; see `language_model`.
+        exact: whether products are `retrograd.jax.linear`'s and steps have the bits of the whole; see `language_model`.
             An exact layer with a state takes no packed sequences.
 
     Returns:

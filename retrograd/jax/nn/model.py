@@ -170,8 +170,9 @@ def language_model(
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what was passed.
 
-    Unless they are exact, products of float32 have the precision of `jax.default_matmul_precision`. The embedding's gradient has sums of a
-    fixed order, like the ops' gradients; therefore JAX refuses forward mode (`jax.jvp`). Second derivatives work.
+    Products of float32 have the precision of `jax.default_matmul_precision`, unless they are exact. The embedding's
+    gradient has sums of a fixed order, like the ops' gradients; therefore JAX refuses forward mode (`jax.jvp`). Second
+    derivatives work.
 
     Source: Gu and Dao, Mamba (2023), section 3.4 and appendix E.2; Dao and Gu, Transformers are SSMs (2024), section
     9.2.3, for models with attention.
