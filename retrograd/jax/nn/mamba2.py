@@ -99,6 +99,7 @@ def mamba2(
             raise bad_value("mamba2", "cu_seqlens", "boundaries", "None, since the layer is exact and has a state")
     x: Any
     y: Any
+    conv: Any
     parts = _project(params, config, u, exact)
     x = parts.x
     conv, ssm = (state.conv, state.ssm) if state is not None else (None, None)
@@ -134,6 +135,7 @@ def mamba2_step(
     if exact:
         y, window = _exact_step(state, selected)
         return _out(params, config, y, parts, exact), Mamba2State(conv, None, window)
+    assert state.ssm is not None
     y, ssm = ssd_update(state.ssm, **selected)
     return _out(params, config, y, parts, exact), Mamba2State(conv, ssm)
 

@@ -11,14 +11,14 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Int32
 
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.core.errors import bad_type, bad_value
 from retrograd.models.config import MambaConfig, is_size
 from retrograd.models.shapes import EMBEDDING, HEAD, NORM, block_shapes, layer_prefix, model_shapes
 
 from .embedding import embed
 from .layers import at_least_float32, gated_mlp, norm, product
 from .mixer import MIXERS, LayerState, layer_state
-from .parameters import Params, check, check_array, check_config, check_kind, under
+from .parameters import Params, check, check_config, check_kind, check_tokens, under
 
 State = Sequence[LayerState]  # one for each layer
 
@@ -191,9 +191,10 @@ def language_model(
         >>> bool(jnp.allclose(then, logits[:, 60], atol=1e-4))
         True
     """
-    _check_call("language_model", params, config, tokens, 2, state)
+    _check_call("language_model", params, config, tokens, ("batch", "time"), state)
     layer = partial(block, cu_seqlens=cu_seqlens, exact=exact)
-    found, after = features(layer, params, config, tokens, state or [None] * config.n_layer, dtype)
+    before: Sequence[LayerState | None] = [None] * config.n_layer if state is None else state
+    found, after = features(layer, params, config, tokens, before, dtype)
     logits = head(params, config, found, exact)
     return logits if state is None else (logits, after)
 
@@ -231,7 +232,7 @@ def step(
     """
     if state is None:
         raise bad_type("step", "state", state, "a sequence of a state for each layer")
-    _check_call("step", params, config, tokens, 1, state)
+    _check_call("step", params, config, tokens, ("batch",), state)
     found, after = features(partial(block_step, exact=exact), params, config, tokens, state, dtype)
     return head(params, config, found, exact), after
 
@@ -285,15 +286,11 @@ def head(params: Params, config: MambaConfig, found: Array, exact: bool) -> Arra
 
 
 def _check_call(
-    where: str, params: Params, config: MambaConfig, tokens: Array, dimensions: int, state: State | None
+    where: str, params: Params, config: MambaConfig, tokens: Array, axes: tuple[str, ...], state: State | None
 ) -> None:
     check_config(where, config)
     check(where, params, dict(model_shapes(config)))
-    check_array(where, "tokens", tokens)
-    if not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise bad_dtype(where, "tokens", str(tokens.dtype), ("int32", "another integer"))
-    if tokens.ndim != dimensions:
-        raise bad_shape(where, "tokens", tokens.shape, ("(batch,)", "(batch, time)")[dimensions - 1])
+    check_tokens(where, "tokens", tokens, axes)
     if state is None:
         return
     if isinstance(state, LayerState) or not isinstance(state, Sequence):
