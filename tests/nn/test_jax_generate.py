@@ -22,7 +22,8 @@ from retrograd.jax.nn.sampling import Sampling, keys_of, seeds_of, words_at
 
 ATTENTION = nn.AttentionConfig(num_heads=2, num_heads_kv=1, rotary_emb_dim=4, d_conv=3, qk_norm=True)
 MAMBA = nn.MambaConfig(d_model=16, n_layer=1, vocab_size=29, ssm_cfg=nn.Mamba1Config(d_state=4))
-MAMBA2 = replace(MAMBA, ssm_cfg=nn.Mamba2Config(d_state=4, headdim=8))
+OWN2 = nn.Mamba2Config(d_state=4, headdim=8)
+MAMBA2 = replace(MAMBA, ssm_cfg=OWN2)
 CONFIGS = {
     "mamba": MAMBA,
     "mamba2": MAMBA2,
@@ -31,11 +32,11 @@ CONFIGS = {
 }
 each_model = pytest.mark.parametrize("name", CONFIGS)
 COUNT = 6
-CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 2e-5}
 
 forward = jax.jit(nn.language_model, static_argnums=1, static_argnames="exact")
 score = jax.jit(nn.score, static_argnums=1, static_argnames=("exact", "temperature"))
 step = jax.jit(nn.step, static_argnums=1, static_argnames="exact")
+assert_close = partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5)
 
 
 @cache
@@ -68,7 +69,7 @@ def test_log_probabilities_of_an_exact_model_are_those_of_its_forward_pass(name:
     text = jnp.concatenate((prompt, drawn), axis=1)
     expected = score(params(name), CONFIGS[name], text, exact=True, temperature=0.7)
     assert found.dtype == expected.dtype == jnp.float32
-    np.testing.assert_allclose(found, expected[:, 3:], **CLOSE)
+    assert_close(found, expected[:, 3:])
 
 
 @each_model
@@ -78,12 +79,12 @@ def test_the_logits_of_an_exact_model_are_those_of_pytorchs(name: str) -> None:
     model = retrograd.nn.LanguageModel(CONFIGS[name], exact=True)
     model.load_state_dict(nn.to_torch(params(name), CONFIGS[name]).state_dict())
     expected = model(torch.from_numpy(np.array(text))).numpy()
-    np.testing.assert_allclose(forward(params(name), CONFIGS[name], text, exact=True), expected, **CLOSE)
+    assert_close(forward(params(name), CONFIGS[name], text, exact=True), expected)
 
 
 def test_an_exact_mamba2_goes_on_by_steps_and_by_several_at_once() -> None:
     """Beyond the border of 128 steps, with the gate of `ssd`; also from a state without steps."""
-    config = replace(MAMBA2, ssm_cfg=replace(CONFIGS["mamba2"].ssm_cfg, rmsnorm=False))
+    config = replace(MAMBA2, ssm_cfg=replace(OWN2, rmsnorm=False))
     weights, text = nn.init(jax.random.key(0), config), tokens(2, 140)
     whole = forward(weights, config, text, exact=True)
     _, state = forward(weights, config, text[:, :125], nn.initial_state(config, 2), exact=True)
@@ -92,9 +93,9 @@ def test_an_exact_mamba2_goes_on_by_steps_and_by_several_at_once() -> None:
         logits, state = step(weights, config, text[:, t], state, exact=True)
         found.append(logits)
     rest, _ = forward(weights, config, text[:, 130:], state, exact=True)
-    np.testing.assert_allclose(jnp.concatenate((jnp.stack(found, 1), rest), 1), whole[:, 125:], **CLOSE)
+    assert_close(jnp.concatenate((jnp.stack(found, 1), rest), 1), whole[:, 125:])
     first, _ = step(weights, config, text[:, 0], nn.initial_state(config, 2), exact=True)
-    np.testing.assert_allclose(first, whole[:, 0], **CLOSE)
+    assert_close(first, whole[:, 0])
 
 
 def test_a_row_draws_the_same_alone_and_in_a_batch() -> None:
@@ -157,7 +158,7 @@ def test_scores_are_those_of_the_definition_and_so_are_their_gradients() -> None
         return result, pull_back(jnp.cos(jnp.arange(14.0)).reshape(2, 7))[0]
 
     (result, found), (expected, exact) = (jax.jit(partial(pulled_back, each))() for each in (scored, defined))
-    np.testing.assert_allclose(result, expected, **CLOSE)
+    assert_close(result, expected)
     for name, gradient in exact.items():
         np.testing.assert_allclose(found[name], gradient, rtol=1e-3, atol=1e-4 * np.abs(gradient).max(), err_msg=name)
 

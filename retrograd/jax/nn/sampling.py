@@ -81,7 +81,7 @@ class Sampling(NamedTuple):
 
     def _at_random(self, logits: Array, words: Array) -> Array:
         scaled = self.scaled(logits)
-        shares = jnp.round(jnp.exp(scaled) * (UNIT / _sum_of_exp(scaled))[:, None]).astype(jnp.uint32)
+        shares = jnp.round(jnp.exp(scaled) * (float(UNIT) / _sum_of_exp(scaled))[:, None]).astype(jnp.uint32)
         if self.top_k is None and self.top_p == 1:
             return _where_passed(shares, words)
         order = jnp.argsort(scaled, axis=-1, stable=True, descending=True)
