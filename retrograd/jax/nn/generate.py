@@ -200,9 +200,8 @@ def _rows(config: MambaConfig, prompt: Any, exact: bool) -> tuple[Array, tuple[i
     return jnp.concatenate(rows)[None], lengths
 
 
-@partial(
-    jax.jit, static_argnames=("config", "lengths", "count", "dtype", "exact", "sampling", "log_probabilities")
-)  # so that calls outside of a jitted function compile the loop once
+# Jitted, so that calls outside of a jitted function compile it once.
+@partial(jax.jit, static_argnames=("config", "lengths", "count", "dtype", "exact", "sampling", "log_probabilities"))
 def _generated(
     params: Params,
     prompt: Array,
@@ -220,7 +219,8 @@ def _generated(
     time = prompt.shape[1] if lengths is None else max(lengths)
     ends = None if lengths is None else np.cumsum(lengths, dtype=np.int32)
     bounds = None if ends is None else jnp.asarray(np.pad(ends, (1, 0)))
-    state = initial_state(config, len(seeds), dtype or params[EMBEDDING].dtype, capacity=time + count)
+    activations = params[EMBEDDING].dtype if dtype is None else dtype
+    state = initial_state(config, len(seeds), activations, capacity=time + count)
     found, state = features(partial(block, cu_seqlens=bounds, exact=exact), params, config, prompt, state, dtype)
     keys = keys_of(seeds)
 
