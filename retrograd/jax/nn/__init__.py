@@ -31,6 +31,7 @@ from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
 
 from .attention import AttentionState, attention_layer, attention_layer_state, attention_layer_step
 from .convert import from_torch, to_torch
+from .generate import generate, score
 from .initialisation import init
 from .layers import gated_mlp
 from .mamba import MambaState, mamba, mamba_state, mamba_step
@@ -52,6 +53,7 @@ __all__ = [
     "block_step",
     "from_torch",
     "gated_mlp",
+    "generate",
     "init",
     "initial_state",
     "language_model",
@@ -61,6 +63,7 @@ __all__ = [
     "mamba2_step",
     "mamba_state",
     "mamba_step",
+    "score",
     "step",
     "to_torch",
 ]

@@ -50,6 +50,7 @@ def attention_layer(
     state: AttentionState | None = None,
     *,
     cu_seqlens: Int32[Array, " S+1"] | None = None,
+    exact: bool = False,
 ) -> tuple[Float[Array, "B T d_model"], AttentionState | None]:
     """A layer of causal attention, as `retrograd.nn.Attention`.
 
@@ -69,6 +70,7 @@ def attention_layer(
             sequence that gets more steps than the state's capacity has NaN as its results from this call on, since
             nothing can be raised under `jax.jit`.
         cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
+        exact: whether products are `retrograd.jax.linear`'s and steps have the bits of the whole; see `language_model`.
 
     Returns:
         (out, state): out (B, T, d_model), and the state after the last step, or None if `state` is None.
@@ -95,15 +97,20 @@ def attention_layer(
         >>> state.steps.tolist()
         [60, 60]
     """
-    return _attend("attention_layer", params, config, u, ("batch", "time"), state, cu_seqlens)
+    return _attend("attention_layer", params, config, u, ("batch", "time"), state, cu_seqlens, exact)
 
 
 def attention_layer_step(
-    params: Params, config: AttentionConfig, u: Float[Array, "B d_model"], state: AttentionState
+    params: Params,
+    config: AttentionConfig,
+    u: Float[Array, "B d_model"],
+    state: AttentionState,
+    *,
+    exact: bool = False,
 ) -> tuple[Float[Array, "B d_model"], AttentionState]:
     """One step of `attention_layer`, for generation: (out, the state after it)."""
     check_kind("attention_layer_step", "state", state, AttentionState)
-    out, after = _attend("attention_layer_step", params, config, u, ("batch",), state, None)
+    out, after = _attend("attention_layer_step", params, config, u, ("batch",), state, None, exact)
     assert after is not None
     return out, after
 
@@ -134,6 +141,7 @@ def _attend(
     axes: tuple[str, ...],
     state: AttentionState | None,
     cu_seqlens: Array | None,
+    exact: bool,
 ) -> tuple[Array, AttentionState | None]:
     check_layer(where, params, config, AttentionConfig, u, axes)
     if cu_seqlens is not None:
@@ -143,11 +151,11 @@ def _attend(
     rows = u if len(axes) == 2 else u[:, None]
     sharded = explicit(u)
     if state is None or sharded is None:
-        out, after = _mixed(params, config, rows, state, cu_seqlens)
+        out, after = _mixed(params, config, rows, state, cu_seqlens, exact)
     else:  # each device has the keys of its own rows, which lie one after the other there
         split_rows, whole = PartitionSpec(sharded.spec[0]), PartitionSpec()
         out, after = jax.shard_map(
-            lambda params, u, state: _mixed(params, config, u, state, None),
+            lambda params, u, state: _mixed(params, config, u, state, None, exact),
             mesh=sharded.mesh,
             in_specs=(whole, split_rows, split_rows),
             out_specs=split_rows,
@@ -156,11 +164,16 @@ def _attend(
 
 
 def _mixed(
-    params: Params, config: AttentionConfig, u: Array, state: AttentionState | None, cu_seqlens: Array | None
+    params: Params,
+    config: AttentionConfig,
+    u: Array,
+    state: AttentionState | None,
+    cu_seqlens: Array | None,
+    exact: bool,
 ) -> tuple[Array, AttentionState | None]:
     """The layer, for arguments that are checked."""
     mlp = config.mlp_channels // 2
-    qkv, up, gate = split(linear(params, "in_proj", u), config.qkv_channels(u.shape[-1]), mlp, mlp)
+    qkv, up, gate = split(linear(params, "in_proj", u, exact), config.qkv_channels(u.shape[-1]), mlp, mlp)
     qkv, conv = _convolved(params, config, qkv, state, cu_seqlens)
     steps = _steps(u, cu_seqlens)
     number = steps.number if state is None else steps.number + state.steps[steps.sequence]
@@ -179,7 +192,7 @@ def _mixed(
     y = y.reshape(*y.shape[:2], y.shape[2] * y.shape[3])
     if mlp:
         y = jnp.concatenate((y, up * jax.nn.silu(gate)), axis=-1)
-    return linear(params, "out_proj", y), after
+    return linear(params, "out_proj", y, exact), after
 
 
 def _convolved(

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from retrograd.core.xp import aligned
+from retrograd.jax import linear as exact_linear
 from retrograd.jax import rms_norm
 from retrograd.models.shapes import mlp_shapes
 
@@ -19,12 +20,15 @@ from .parameters import Params, check, check_features, columns
 EPS = 1e-5  # of `retrograd.nn.RMSNorm`
 
 
-def gated_mlp(params: Params, x: Float[Array, "*batch d_model"]) -> Float[Array, "*batch d_model"]:
+def gated_mlp(
+    params: Params, x: Float[Array, "*batch d_model"], *, exact: bool = False
+) -> Float[Array, "*batch d_model"]:
     """fc2(h * silu(gate)), where fc1(x) is h and gate, one after the other.
 
     Args:
         params: `fc1.weight` (2 channels, d_model) and `fc2.weight` (d_model, channels), cast to the dtype of x.
         x: (..., d_model), float32, bfloat16 or float16.
+        exact: whether products are `retrograd.jax.linear`'s, with the same bits in any number of rows.
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what was passed.
@@ -40,15 +44,24 @@ def gated_mlp(params: Params, x: Float[Array, "*batch d_model"]) -> Float[Array,
     """
     check_features("gated_mlp", "x", x, columns(params, "fc1.weight"), ("...",))
     check("gated_mlp", params, mlp_shapes(x.shape[-1], columns(params, "fc2.weight") or 1))
-    h, gate = jnp.split(linear(params, "fc1", x), 2, axis=-1)
-    return linear(params, "fc2", h * jax.nn.silu(gate))
+    h, gate = jnp.split(linear(params, "fc1", x, exact), 2, axis=-1)
+    return linear(params, "fc2", h * jax.nn.silu(gate), exact)
 
 
-def linear(params: Params, name: str, x: Array) -> Array:
-    """x times the weight transposed, plus the bias where there is one, in the dtype of x."""
-    y = x @ params[f"{name}.weight"].astype(x.dtype).T
-    bias = params.get(f"{name}.bias")
-    return y if bias is None else y + aligned(bias.astype(x.dtype), y)
+def linear(params: Params, name: str, x: Array, exact: bool) -> Array:
+    """x times the weight of this name transposed, plus the bias where there is one, in the dtype of x."""
+    return product(x, params[f"{name}.weight"], params.get(f"{name}.bias"), exact=exact)
+
+
+def product(x: Array, weight: Array, bias: Array | None = None, *, exact: bool) -> Array:
+    """The same with a weight and a bias given; exact ones have the same bits in any number of rows."""
+    weight = weight.astype(x.dtype)
+    if bias is not None:
+        bias = bias.astype(x.dtype)
+    if exact:
+        return exact_linear(x, weight, bias)
+    y = x @ weight.T
+    return y if bias is None else y + aligned(bias, y)
 
 
 def norm(weight: Array, x: Array, residual: Array | None = None) -> tuple[Array, Array]:

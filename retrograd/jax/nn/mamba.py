@@ -12,7 +12,7 @@ from jaxtyping import Float, Int32
 from retrograd.jax import causal_conv1d, causal_conv1d_update, selective_scan, selective_state_update
 from retrograd.models.layers import Mamba1Config
 
-from .layers import linear, split, taps, wider
+from .layers import linear, product, split, taps, wider
 from .parameters import Params, check_kind, check_layer, check_state
 
 
@@ -35,6 +35,7 @@ def mamba(
     state: MambaState | None = None,
     *,
     cu_seqlens: Int32[Array, " S+1"] | None = None,
+    exact: bool = False,
 ) -> tuple[Float[Array, "B T d_model"], MambaState | None]:
     """A layer of Mamba-1, as `retrograd.nn.Mamba`.
 
@@ -53,6 +54,7 @@ def mamba(
         u: (B, T, d_model), float32, bfloat16 or float16.
         state: the state before the first step, differentiable; its batch is S if sequences are packed.
         cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
+        exact: whether products are `retrograd.jax.linear`'s and steps have the bits of the whole; see `language_model`.
 
     Returns:
         (out, state): out (B, T, d_model), and the state after the last step, or None if `state` is None.
@@ -78,7 +80,7 @@ def mamba(
         check_state("mamba", state, MambaState)
     x: Any
     y: Any
-    x, z = jnp.split(linear(params, "in_proj", u), 2, axis=-1)
+    x, z = jnp.split(linear(params, "in_proj", u, exact), 2, axis=-1)
     conv, ssm = state if state is not None else (None, None)
     time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": state is not None}
     x = causal_conv1d(
@@ -86,23 +88,25 @@ def mamba(
     )
     if state is not None:
         x, conv = x
-    y = selective_scan(x, **_select(params, config, x, u.shape[-1]), z=z, dt_softplus=True, initial_state=ssm, **time)
+    selected = _select(params, config, x, u.shape[-1], exact)
+    y = selective_scan(x, **selected, z=z, dt_softplus=True, initial_state=ssm, **time)
     if conv is None:
-        return linear(params, "out_proj", y), None
+        return linear(params, "out_proj", y, exact), None
     y, ssm = y
-    return linear(params, "out_proj", y), MambaState(conv, ssm)
+    return linear(params, "out_proj", y, exact), MambaState(conv, ssm)
 
 
 def mamba_step(
-    params: Params, config: Mamba1Config, u: Float[Array, "B d_model"], state: MambaState
+    params: Params, config: Mamba1Config, u: Float[Array, "B d_model"], state: MambaState, *, exact: bool = False
 ) -> tuple[Float[Array, "B d_model"], MambaState]:
     """One step of `mamba`, for generation: (out, the state after it)."""
     check_layer("mamba_step", params, config, Mamba1Config, u, ("batch",))
     check_state("mamba_step", state, MambaState)
-    x, z = jnp.split(linear(params, "in_proj", u), 2, axis=-1)
+    x, z = jnp.split(linear(params, "in_proj", u, exact), 2, axis=-1)
     x, conv = causal_conv1d_update(x, state.conv.astype(x.dtype), *taps(params, x), activation="silu")
-    y, ssm = selective_state_update(state.ssm, x, **_select(params, config, x, u.shape[-1]), z=z, dt_softplus=True)
-    return linear(params, "out_proj", y), MambaState(conv, ssm)
+    selected = _select(params, config, x, u.shape[-1], exact)
+    y, ssm = selective_state_update(state.ssm, x, **selected, z=z, dt_softplus=True)
+    return linear(params, "out_proj", y, exact), MambaState(conv, ssm)
 
 
 def mamba_state(config: Mamba1Config, d_model: int, batch: int, dtype: DTypeLike = jnp.float32) -> MambaState:
@@ -116,12 +120,12 @@ def mamba_state(config: Mamba1Config, d_model: int, batch: int, dtype: DTypeLike
     )
 
 
-def _select(params: Params, config: Mamba1Config, x: Array, d_model: int) -> dict[str, Any]:
+def _select(params: Params, config: Mamba1Config, x: Array, d_model: int, exact: bool) -> dict[str, Any]:
     """The scan's arguments other than x; dt without its bias, the parameters in the dtype of the scan's states."""
-    dt, B, C = split(linear(params, "x_proj", x), config.rank(d_model), config.d_state, config.d_state)
+    dt, B, C = split(linear(params, "x_proj", x, exact), config.rank(d_model), config.d_state, config.d_state)
     real = wider(x.dtype, jnp.float32)
     return {
-        "dt": dt @ params["dt_proj.weight"].astype(dt.dtype).T,
+        "dt": product(dt, params["dt_proj.weight"], exact=exact),
         "A": -jnp.exp(params["A_log"].astype(real)),
         "B": B,
         "C": C,

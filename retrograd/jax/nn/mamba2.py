@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,11 +11,21 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int32
 
-from retrograd.jax import causal_conv1d, causal_conv1d_update, rms_norm, ssd, ssd_update
+from retrograd.core.errors import bad_value
+from retrograd.jax import (
+    SsdWindow,
+    causal_conv1d,
+    causal_conv1d_update,
+    rms_norm,
+    ssd,
+    ssd_prefill,
+    ssd_step,
+    ssd_update,
+)
 from retrograd.models.layers import Mamba2Config
 
 from .layers import EPS, beside, linear, split, taps, wider
-from .parameters import Params, check_kind, check_layer, check_state
+from .parameters import Params, check_array, check_kind, check_layer
 
 
 class Mamba2State(NamedTuple):
@@ -22,11 +33,13 @@ class Mamba2State(NamedTuple):
 
     Attributes:
         conv: (B, channels of the convolution, d_conv - 1), its last inputs, oldest first, in the activations' dtype.
-        ssm: (B, heads, headdim, d_state), float32.
+        ssm: (B, heads, headdim, d_state), float32; None beside a window, which has its own.
+        window: of an exact layer after its first steps: what `ssd_step` goes on from.
     """
 
     conv: Array
-    ssm: Array
+    ssm: Array | None
+    window: SsdWindow | None = None
 
 
 def mamba2(
@@ -36,6 +49,7 @@ def mamba2(
     state: Mamba2State | None = None,
     *,
     cu_seqlens: Int32[Array, " S+1"] | None = None,
+    exact: bool = False,
 ) -> tuple[Float[Array, "B T d_model"], Mamba2State | None]:
     """A layer of Mamba-2, as `retrograd.nn.Mamba2`.
 
@@ -54,6 +68,8 @@ def mamba2(
         u: (B, T, d_model), float32, bfloat16 or float16.
         state: the state before the first step, differentiable; its batch is S if sequences are packed.
         cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
+        exact: whether products are `retrograd.jax.linear`'s and steps have the bits of the whole; see `language_model`.
+            An exact layer with a state takes no packed sequences.
 
     Returns:
         (out, state): out (B, T, d_model), and the state after the last step, or None if `state` is None.
@@ -78,35 +94,50 @@ def mamba2(
     """
     check_layer("mamba2", params, config, Mamba2Config, u, ("batch", "time"))
     if state is not None:
-        check_state("mamba2", state, Mamba2State)
+        _check_state("mamba2", state, exact)
+        if exact and cu_seqlens is not None:
+            raise bad_value("mamba2", "cu_seqlens", "boundaries", "None, since the layer is exact and has a state")
     x: Any
     y: Any
-    parts = _project(params, config, u)
+    conv: Any
+    parts = _project(params, config, u, exact)
     x = parts.x
-    conv, ssm = state if state is not None else (None, None)
+    conv, ssm = (state.conv, state.ssm) if state is not None else (None, None)
     time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": state is not None}
     x = causal_conv1d(
         x, *taps(params, x), activation="silu", initial_state=conv if conv is None else conv.astype(x.dtype), **time
     )
     if state is not None:
         x, conv = x
-    y = ssd(**_select(params, config, x, parts), initial_state=ssm, **time)
+    selected = _select(params, config, x, parts)
+    if state is not None and exact:
+        y, window = _exact_steps(state, selected)
+        return _out(params, config, y, parts, exact), Mamba2State(conv, None, window)
+    y = ssd(**selected, initial_state=ssm, **time)
     if conv is None:
-        return _out(params, config, y, parts), None
+        return _out(params, config, y, parts, exact), None
     y, ssm = y
-    return _out(params, config, y, parts), Mamba2State(conv, ssm)
+    return _out(params, config, y, parts, exact), Mamba2State(conv, ssm)
 
 
 def mamba2_step(
-    params: Params, config: Mamba2Config, u: Float[Array, "B d_model"], state: Mamba2State
+    params: Params, config: Mamba2Config, u: Float[Array, "B d_model"], state: Mamba2State, *, exact: bool = False
 ) -> tuple[Float[Array, "B d_model"], Mamba2State]:
-    """One step of `mamba2`, for generation: (out, the state after it). It rounds differently, see `ssd_update`."""
+    """One step of `mamba2`, for generation: (out, the state after it).
+
+    Unless it is exact it rounds differently, see `ssd_update`.
+    """
     check_layer("mamba2_step", params, config, Mamba2Config, u, ("batch",))
-    check_state("mamba2_step", state, Mamba2State)
-    parts = _project(params, config, u)
+    _check_state("mamba2_step", state, exact)
+    parts = _project(params, config, u, exact)
     x, conv = causal_conv1d_update(parts.x, state.conv.astype(parts.x.dtype), *taps(params, parts.x), activation="silu")
-    y, ssm = ssd_update(state.ssm, **_select(params, config, x, parts))
-    return _out(params, config, y, parts), Mamba2State(conv, ssm)
+    selected = _select(params, config, x, parts)
+    if exact:
+        y, window = _exact_step(state, selected)
+        return _out(params, config, y, parts, exact), Mamba2State(conv, None, window)
+    assert state.ssm is not None
+    y, ssm = ssd_update(state.ssm, **selected)
+    return _out(params, config, y, parts, exact), Mamba2State(conv, ssm)
 
 
 def mamba2_state(config: Mamba2Config, d_model: int, batch: int, dtype: DTypeLike = jnp.float32) -> Mamba2State:
@@ -130,11 +161,48 @@ class _Parts(NamedTuple):
     dt: Array
 
 
-def _project(params: Params, config: Mamba2Config, u: Array) -> _Parts:
+def _check_state(where: str, state: Any, exact: bool) -> None:
+    check_kind(where, "state", state, Mamba2State)
+    check_array(where, "state.conv", state.conv)
+    if state.window is None:
+        check_array(where, "state.ssm", state.ssm)
+        return
+    check_kind(where, "state.window", state.window, SsdWindow)
+    if not exact:
+        raise bad_value(where, "state.window", "a window", "None, since the layer is not exact")
+
+
+def _exact_steps(state: Mamba2State, selected: dict[str, Any]) -> tuple[Array, SsdWindow]:
+    """y of all steps after a state, with the bits of the whole sequence, and the window after them."""
+    if state.window is None:
+        return ssd_prefill(**selected, initial_state=state.ssm)
+
+    def step(window: SsdWindow, own: dict[str, Array]) -> tuple[SsdWindow, Array]:
+        y, window = ssd_step(window, **selected | own)
+        return window, y
+
+    window, y = jax.lax.scan(step, state.window, _by_step(selected, lambda array: jnp.moveaxis(array, 1, 0)))
+    return jnp.moveaxis(y, 0, 1), window
+
+
+def _exact_step(state: Mamba2State, selected: dict[str, Any]) -> tuple[Array, SsdWindow]:
+    """The same of one step, whose arrays have no axis of time."""
+    if state.window is not None:
+        return ssd_step(state.window, **selected)
+    y, window = ssd_prefill(**selected | _by_step(selected, lambda array: array[:, None]), initial_state=state.ssm)
+    return y[:, 0], window
+
+
+def _by_step(selected: dict[str, Any], to: Callable[[Array], Array]) -> dict[str, Array]:
+    """The arrays that have a row for each step, mapped."""
+    return {name: to(selected[name]) for name in ("x", "dt", "B", "C", "z") if selected[name] is not None}
+
+
+def _project(params: Params, config: Mamba2Config, u: Array, exact: bool) -> _Parts:
     d = u.shape[-1]
     mlp, channels = config.mlp_channels(d), config.channels(d)
     sizes = (mlp, mlp, channels, config.conv_channels(d), config.heads(d))
-    return _Parts(*split(linear(params, "in_proj", u), *sizes))
+    return _Parts(*split(linear(params, "in_proj", u, exact), *sizes))
 
 
 def _select(params: Params, config: Mamba2Config, x: Array, parts: _Parts) -> dict[str, Any]:
@@ -162,7 +230,7 @@ def _select(params: Params, config: Mamba2Config, x: Array, parts: _Parts) -> di
     }
 
 
-def _out(params: Params, config: Mamba2Config, y: Array, parts: _Parts) -> Array:
+def _out(params: Params, config: Mamba2Config, y: Array, parts: _Parts, exact: bool) -> Array:
     """Norm and projection of the scan's result."""
     y = y.reshape(parts.gate.shape)
     if config.rmsnorm:
@@ -176,4 +244,4 @@ def _out(params: Params, config: Mamba2Config, y: Array, parts: _Parts) -> Array
         )
     if parts.mlp.shape[-1]:
         y = jnp.concatenate((jax.nn.silu(parts.mlp_gate) * parts.mlp, y), axis=-1)
-    return linear(params, "out_proj", y)
+    return linear(params, "out_proj", y, exact)

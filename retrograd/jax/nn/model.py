@@ -11,14 +11,14 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Int32
 
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.core.errors import bad_type, bad_value
 from retrograd.models.config import MambaConfig, is_size
 from retrograd.models.shapes import EMBEDDING, HEAD, NORM, block_shapes, layer_prefix, model_shapes
 
 from .embedding import embed
-from .layers import at_least_float32, gated_mlp, norm
+from .layers import at_least_float32, gated_mlp, norm, product
 from .mixer import MIXERS, LayerState, layer_state
-from .parameters import Params, check, check_array, check_config, check_kind, under
+from .parameters import Params, check, check_config, check_kind, check_tokens, under
 
 State = Sequence[LayerState]  # one for each layer
 
@@ -32,6 +32,7 @@ def block(
     state: LayerState | None = None,
     *,
     cu_seqlens: Int32[Array, " S+1"] | None = None,
+    exact: bool = False,
 ) -> tuple[Float[Array, "B T d_model"], Float[Array, "B T d_model"], LayerState | None]:
     """A layer of the model: addition, norm and mixing, in this order, so that the addition is fused into the norm.
 
@@ -46,6 +47,7 @@ def block(
         x: (B, T, d_model), the output of the previous block.
         stream: (B, T, d_model), None before the first block.
         state, cu_seqlens: see `mamba`.
+        exact: see `language_model`.
 
     Returns:
         (out, stream, state).
@@ -64,7 +66,7 @@ def block(
         >>> (out + stream).shape
         (2, 100, 64)
     """
-    return _block("block", params, config, number, x, stream, state, {"cu_seqlens": cu_seqlens})
+    return _block("block", params, config, number, x, stream, state, {"cu_seqlens": cu_seqlens}, exact)
 
 
 def block_step(
@@ -74,9 +76,11 @@ def block_step(
     x: Float[Array, "B d_model"],
     stream: Float[Array, "B d_model"] | None,
     state: LayerState,
+    *,
+    exact: bool = False,
 ) -> tuple[Float[Array, "B d_model"], Float[Array, "B d_model"], LayerState]:
     """One step of `block`."""
-    return _block("block_step", params, config, number, x, stream, state, None)
+    return _block("block_step", params, config, number, x, stream, state, None, exact)
 
 
 def _block(
@@ -88,6 +92,7 @@ def _block(
     stream: Array | None,
     state: LayerState | None,
     time: dict[str, Any] | None,
+    exact: bool,
 ) -> tuple[Array, Array, Any]:
     """A block over a sequence with these arguments of time, or over one step."""
     check_config(where, config)
@@ -99,10 +104,11 @@ def _block(
         total = at_least_float32(x)
     layer = config.layer(number)
     mixer, own = MIXERS[type(layer)], under(params, "mixer.")
-    out, after = mixer.step(own, layer, h, state) if time is None else mixer.forward(own, layer, h, state, **time)
+    mix = mixer.step if time is None else partial(mixer.forward, **time)
+    out, after = mix(own, layer, h, state, exact=exact)
     if config.d_intermediate:
         h, total = norm(params["norm2.weight"], out, total)
-        out = gated_mlp(under(params, "mlp."), h)
+        out = gated_mlp(under(params, "mlp."), h, exact=exact)
     return out, total, after
 
 
@@ -115,6 +121,7 @@ def language_model(
     *,
     cu_seqlens: Int32[Array, " S+1"] | None = None,
     dtype: DTypeLike | None = None,
+    exact: bool = False,
 ) -> Float[Array, "B T vocabulary"]: ...
 
 
@@ -127,6 +134,7 @@ def language_model(
     *,
     cu_seqlens: Int32[Array, " S+1"] | None = None,
     dtype: DTypeLike | None = None,
+    exact: bool = False,
 ) -> tuple[Float[Array, "B T vocabulary"], State]: ...
 
 
@@ -138,6 +146,7 @@ def language_model(
     *,
     cu_seqlens: Int32[Array, " S+1"] | None = None,
     dtype: DTypeLike | None = None,
+    exact: bool = False,
 ) -> Array | tuple[Array, State]:
     """Logits (B, T, padded vocabulary); with a state, (logits, the state after the last token).
 
@@ -152,12 +161,18 @@ def language_model(
         dtype: of the activations, by default that of the embedding. bfloat16 with float32 parameters is mixed
             precision: weights of products are cast, those of norms, convolutions and scans are not, gradients have the
             dtype of the parameters.
+        exact: whether, on an NVIDIA GPU, the logits of `step` have the bits that they have in this function on the
+            whole sequence, alone and in any batch. Products are then those of `retrograd.jax.linear`, and a step of
+            Mamba-2 computes again up to 128 steps. A state goes on with the `exact` that it began with. On a CPU XLA
+            compiles each shape by itself, and nothing is promised beyond the error budget. A static argument of
+            `jax.jit`.
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what was passed.
 
-    Products of float32 have the precision of `jax.default_matmul_precision`. The embedding's gradient has sums of a
-    fixed order, like the ops' gradients; therefore JAX refuses forward mode (`jax.jvp`). Second derivatives work.
+    Products of float32 have the precision of `jax.default_matmul_precision`, unless they are exact. The embedding's
+    gradient has sums of a fixed order, like the ops' gradients; therefore JAX refuses forward mode (`jax.jvp`). Second
+    derivatives work.
 
     Source: Gu and Dao, Mamba (2023), section 3.4 and appendix E.2; Dao and Gu, Transformers are SSMs (2024), section
     9.2.3, for models with attention.
@@ -176,9 +191,11 @@ def language_model(
         >>> bool(jnp.allclose(then, logits[:, 60], atol=1e-4))
         True
     """
-    _check_call("language_model", params, config, tokens, 2, state)
-    layer = partial(block, cu_seqlens=cu_seqlens)
-    logits, after = _logits(layer, params, config, tokens, state or [None] * config.n_layer, dtype)
+    _check_call("language_model", params, config, tokens, ("batch", "time"), state)
+    layer = partial(block, cu_seqlens=cu_seqlens, exact=exact)
+    before: Sequence[LayerState | None] = [None] * config.n_layer if state is None else state
+    found, after = features(layer, params, config, tokens, before, dtype)
+    logits = head(params, config, found, exact)
     return logits if state is None else (logits, after)
 
 
@@ -189,11 +206,12 @@ def step(
     state: State,
     *,
     dtype: DTypeLike | None = None,
+    exact: bool = False,
 ) -> tuple[Float[Array, "B vocabulary"], State]:
     """One step of generation: the logits (B, padded vocabulary) after one more token, and the state.
 
     Args:
-        params, config, dtype: see `language_model`.
+        params, config, dtype, exact: see `language_model`.
         tokens: (B,).
         state: from `initial_state`, `language_model` or an earlier step. Where it is not needed any more, donate it:
             with `jax.jit(nn.step, static_argnums=1, donate_argnums=3)` keys are written in place, else to a copy.
@@ -214,8 +232,9 @@ def step(
     """
     if state is None:
         raise bad_type("step", "state", state, "a sequence of a state for each layer")
-    _check_call("step", params, config, tokens, 1, state)
-    return _logits(block_step, params, config, tokens, state, dtype)
+    _check_call("step", params, config, tokens, ("batch",), state)
+    found, after = features(partial(block_step, exact=exact), params, config, tokens, state, dtype)
+    return head(params, config, found, exact), after
 
 
 def initial_state(
@@ -241,7 +260,7 @@ def initial_state(
     return [layer_state(layer, config.d_model, batch, dtype, capacity) for layer in layers]
 
 
-def _logits(
+def features(
     layer: Callable[..., Any],
     params: Params,
     config: MambaConfig,
@@ -249,6 +268,7 @@ def _logits(
     state: Sequence[LayerState | None],
     dtype: DTypeLike | None,
 ) -> tuple[Array, State]:
+    """What the head takes, for each token, and the states after the last; `layer` is `block` or `block_step`."""
     x, stream = embed(params[EMBEDDING], tokens), None
     if dtype is not None:
         x = x.astype(dtype)
@@ -256,21 +276,21 @@ def _logits(
     for number, before in enumerate(state):
         x, stream, own = layer(under(params, layer_prefix(number)), config, number, x, stream, before)
         after.append(own)
-    features, _ = norm(params[NORM], x, stream)
-    head = params[EMBEDDING if config.tie_embeddings else HEAD]
-    return features @ head.astype(features.dtype).T, after
+    found, _ = norm(params[NORM], x, stream)
+    return found, after
+
+
+def head(params: Params, config: MambaConfig, found: Array, exact: bool) -> Array:
+    """The logits of features."""
+    return product(found, params[EMBEDDING if config.tie_embeddings else HEAD], exact=exact)
 
 
 def _check_call(
-    where: str, params: Params, config: MambaConfig, tokens: Array, dimensions: int, state: State | None
+    where: str, params: Params, config: MambaConfig, tokens: Array, axes: tuple[str, ...], state: State | None
 ) -> None:
     check_config(where, config)
     check(where, params, dict(model_shapes(config)))
-    check_array(where, "tokens", tokens)
-    if not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise bad_dtype(where, "tokens", str(tokens.dtype), ("int32", "another integer"))
-    if tokens.ndim != dimensions:
-        raise bad_shape(where, "tokens", tokens.shape, ("(batch,)", "(batch, time)")[dimensions - 1])
+    check_tokens(where, "tokens", tokens, axes)
     if state is None:
         return
     if isinstance(state, LayerState) or not isinstance(state, Sequence):
