@@ -106,9 +106,10 @@ def test_a_row_draws_the_same_alone_and_in_a_batch() -> None:
     assert not np.array_equal(generated("mamba2", prompt[:1], seed=8), alone[0])
 
 
-def test_packed_prompts_of_different_lengths_are_followed_by_the_tokens_of_each_alone() -> None:
-    prompt = tokens(3, 4)
-    packed = generated("hybrid", [prompt[0], prompt[1, :2], prompt[2]], seed=7)
+@pytest.mark.parametrize("exact", [False, True], ids=["not exact", "exact"])
+def test_packed_prompts_of_different_lengths_are_followed_by_the_tokens_of_each_alone(exact: bool) -> None:
+    prompt, how = tokens(3, 4), {"exact": exact}
+    packed = generated("hybrid", [prompt[0], prompt[1, :2], prompt[2]], seed=7, **how)
     alone = [generated("hybrid", prompt[row : row + 1, :time], seed=7 + row) for row, time in enumerate((4, 2, 4))]
     assert np.array_equal(packed, jnp.concatenate(alone))
 
@@ -286,17 +287,12 @@ def test_scores_refuse_what_they_cannot_use() -> None:
         nn.score(params("mamba"), MAMBA, tokens(2, 3), temperature=0)
 
 
-def test_an_exact_mamba2_refuses_packed_prompts_and_states_of_others() -> None:
+def test_a_window_is_refused_with_packed_sequences_and_by_layers_that_are_not_exact() -> None:
     own, text = params("mamba2"), tokens(2, 3)
-    with pytest.raises(
-        ValueError, match=r"^generate: prompt is 'sequences of lengths \(3, 2\)', expected sequences of"
-    ):
-        nn.generate(own, MAMBA2, [text[0], text[1, :2]], 1, exact=True)
     bounds, state = jnp.array([0, 3], jnp.int32), nn.initial_state(MAMBA2, 1)
-    with pytest.raises(
-        ValueError, match=r"^mamba2: cu_seqlens is 'boundaries', expected None, since the layer is exact"
-    ):
-        nn.language_model(own, MAMBA2, text[:1], state, cu_seqlens=bounds, exact=True)
     _, state = jax.eval_shape(partial(nn.language_model, config=MAMBA2, exact=True), own, tokens=text[:1], state=state)
+    again = partial(nn.language_model, config=MAMBA2, cu_seqlens=bounds, exact=True)
+    with pytest.raises(ValueError, match=r"^mamba2: cu_seqlens is 'boundaries', expected None, since the state has"):
+        jax.eval_shape(again, own, tokens=text[:1], state=state)
     with pytest.raises(ValueError, match=r"^mamba2_step: state.window is 'a window', expected None, since the layer"):
         jax.eval_shape(partial(nn.step, config=MAMBA2), own, tokens=text[:1, 0], state=state)

@@ -27,7 +27,7 @@ CONFIGS = {
     "hybrid": replace(MAMBA2, attn_layer_idx=(1,), attn_cfg=ATTENTION, d_intermediate=512),
 }
 each_model = pytest.mark.parametrize("name", CONFIGS)
-TIME, COUNT = 120, 20  # beyond the border of 128 steps, from which a step of Mamba-2 goes on
+TIME, COUNT = 120, 20  # beyond the border at 128 steps, from which a step of Mamba-2 goes on
 
 
 def model(name: str) -> tuple[dict[str, jax.Array], jax.Array]:
@@ -62,7 +62,7 @@ def test_a_row_has_the_tokens_and_bits_alone_that_it_has_in_a_batch(name: str) -
         assert np.array_equal(many[3:4], one)
 
 
-@pytest.mark.parametrize("name", ["mamba", "transformer"])
+@each_model
 def test_packed_prompts_have_the_tokens_and_bits_of_each_alone(name: str) -> None:
     params, prompts = model(name)
     packed = generated(name, params, [prompts[0, :50], prompts[1], prompts[2, :7]], seed=5)

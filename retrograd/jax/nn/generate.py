@@ -15,7 +15,6 @@ from jaxtyping import Float, Int, Int32
 
 from retrograd.core.errors import bad_shape, bad_value
 from retrograd.models.config import MambaConfig
-from retrograd.models.layers import Mamba2Config
 from retrograd.models.shapes import EMBEDDING, model_shapes
 
 from .model import block, block_step, features, head, initial_state, language_model
@@ -77,8 +76,8 @@ def generate(
 
     Args:
         params, config, dtype, exact: see `language_model`.
-        prompt: (B, T), integers below the padded vocabulary; or a list of B arrays (T_b,), whose lengths may differ
-            unless an exact model has layers of Mamba-2. At least one token each.
+        prompt: (B, T), integers below the padded vocabulary; or a list of B arrays (T_b,), whose lengths may differ. At
+            least one token each.
         count: tokens to generate.
         temperature: of the distribution that tokens are drawn from; 0 takes the likeliest token.
         top_k: draw from so many of the likeliest tokens; from all by default.
@@ -115,7 +114,7 @@ def generate(
     """
     check_config("generate", config)
     check("generate", params, dict(model_shapes(config)))
-    rows, lengths = _rows(config, prompt, exact)
+    rows, lengths = _rows(prompt)
     check_size("generate", "count", count, 0)
     sampling = Sampling(temperature, top_k, top_p)
     sampling.check("generate")
@@ -177,7 +176,7 @@ def score(
     return Sampling(temperature).log_probabilities(logits[..., : config.vocab_size], jnp.asarray(tokens[:, 1:]))
 
 
-def _rows(config: MambaConfig, prompt: Any, exact: bool) -> tuple[Array, tuple[int, ...] | None]:
+def _rows(prompt: Any) -> tuple[Array, tuple[int, ...] | None]:
     """The prompt as rows; if lengths differ one row after the other in a single one, and the lengths."""
     if not isinstance(prompt, list | tuple):
         check_tokens("generate", "prompt", prompt, ("batch", "time"))
@@ -194,9 +193,6 @@ def _rows(config: MambaConfig, prompt: Any, exact: bool) -> tuple[Array, tuple[i
     rows = [jnp.asarray(row).astype(jnp.int32) for row in prompt]
     if len(set(lengths)) == 1:
         return jnp.stack(rows), None
-    if exact and any(isinstance(config.layer(number), Mamba2Config) for number in range(config.n_layer)):
-        expected = "sequences of one length, since the model is exact and has layers of Mamba-2"
-        raise bad_value("generate", "prompt", f"sequences of lengths {lengths}", expected)
     return jnp.concatenate(rows)[None], lengths
 
 

@@ -69,7 +69,7 @@ def mamba2(
         state: the state before the first step, differentiable; its batch is S if sequences are packed.
         cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
         exact: whether products are `retrograd.jax.linear`'s and steps have the bits of the whole; see `language_model`.
-            An exact layer with a state takes no packed sequences.
+            With a window in its state, an exact layer takes no packed sequences.
 
     Returns:
         (out, state): out (B, T, d_model), and the state after the last step, or None if `state` is None.
@@ -95,8 +95,8 @@ def mamba2(
     check_layer("mamba2", params, config, Mamba2Config, u, ("batch", "time"))
     if state is not None:
         _check_state("mamba2", state, exact)
-        if exact and cu_seqlens is not None:
-            raise bad_value("mamba2", "cu_seqlens", "boundaries", "None, since the layer is exact and has a state")
+        if state.window is not None and cu_seqlens is not None:
+            raise bad_value("mamba2", "cu_seqlens", "boundaries", "None, since the state has a window")
     x: Any
     y: Any
     conv: Any
@@ -111,7 +111,7 @@ def mamba2(
         x, conv = x
     selected = _select(params, config, x, parts)
     if state is not None and exact:
-        y, window = _exact_steps(state, selected)
+        y, window = _exact_steps(state, selected, cu_seqlens)
         return _out(params, config, y, parts, exact), Mamba2State(conv, None, window)
     y = ssd(**selected, initial_state=ssm, **time)
     if conv is None:
@@ -172,10 +172,10 @@ def _check_state(where: str, state: Any, exact: bool) -> None:
         raise bad_value(where, "state.window", "a window", "None, since the layer is not exact")
 
 
-def _exact_steps(state: Mamba2State, selected: dict[str, Any]) -> tuple[Array, SsdWindow]:
+def _exact_steps(state: Mamba2State, selected: dict[str, Any], cu_seqlens: Array | None) -> tuple[Array, SsdWindow]:
     """y of all steps after a state, with the bits of the whole sequence, and the window after them."""
     if state.window is None:
-        return ssd_prefill(**selected, initial_state=state.ssm)
+        return ssd_prefill(**selected, initial_state=state.ssm, cu_seqlens=cu_seqlens)
 
     def step(window: SsdWindow, own: dict[str, Array]) -> tuple[SsdWindow, Array]:
         y, window = ssd_step(window, **selected | own)
