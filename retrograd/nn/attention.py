@@ -18,8 +18,8 @@ from .initial import zero_biases
 from .linear import Linear
 from .mixer import Mixer
 from .norm import RMSNorm
-from .rotary import rotate
-from .rows import Slots, owned, slots, slots_of_rows, written
+from .rotary import kept_tables, rotate
+from .rows import Slots, owned, slots, written
 
 
 class AttentionState(NamedTuple):
@@ -158,21 +158,6 @@ class Attention(Mixer):
         check_features("Attention", u, ("batch", "time"), self.in_proj.in_features, self.in_proj.weight.dtype)
         if cu_seqlens is not None:
             check_bounds("Attention", cu_seqlens, u)
-        return self._steps(u, state, cu_seqlens, in_place=False)
-
-    def step(
-        self, u: Float[Tensor, "B d_model"], state: AttentionState, *, in_place: bool = False
-    ) -> tuple[Float[Tensor, "B d_model"], AttentionState]:
-        """One step of generation: (out, the state after it); in place, `state` gets the new keys and values."""
-        check_features("Attention", u, ("batch",), self.in_proj.in_features, self.in_proj.weight.dtype)
-        check_layer_state("Attention", state, AttentionState, self._absent)
-        y, after = self._steps(u[:, None], state, None, in_place=in_place)
-        assert after is not None
-        return y[:, 0], after
-
-    def _steps(
-        self, u: Tensor, state: AttentionState | None, cu_seqlens: Tensor | None, *, in_place: bool
-    ) -> tuple[Tensor, AttentionState | None]:
         place = None if state is None else self._place(u, state, cu_seqlens)
         qkv, x, gate = self.in_proj(u).split(self.parts, dim=-1)
         conv = None
@@ -181,22 +166,49 @@ class Attention(Mixer):
         if state is None or place is None:
             y, after = self._attend(qkv, cu_seqlens), None
         else:
-            y, k, v = self._continue(qkv, state, place, in_place=in_place)
+            y, k, v = self._continue(qkv, state, place)
             after = AttentionState(k, v, place.steps, conv)
-        y = y.reshape(*u.shape[:-1], self.config.num_heads * self.size)
-        if self.config.mlp_channels:
-            y = torch.cat((y, x * F.silu(gate)), dim=-1)
-        return self.out_proj(y), after
+        return self._output(y, x, gate), after
+
+    def step(
+        self, u: Float[Tensor, "B d_model"], state: AttentionState, *, in_place: bool = False
+    ) -> tuple[Float[Tensor, "B d_model"], AttentionState]:
+        """One step of generation: (out, the state after it); in place, k and v of `state` get its key and value."""
+        check_features("Attention", u, ("batch",), self.in_proj.in_features, self.in_proj.weight.dtype)
+        self._check_state(state, len(u))
+        plain = type(state.k) is Tensor and not torch.compiler.is_compiling()
+        if not in_place or torch.is_grad_enabled() or not plain:
+            y, after = self(u[:, None], state)
+            return y[:, 0], after
+        qkv, x, gate = self.in_proj(u).split(self.parts, dim=-1)
+        if qkv.dtype != state.k.dtype:
+            state = state._replace(k=state.k.to(qkv.dtype), v=state.v.to(qkv.dtype))
+        conv = state.conv
+        if self.conv1d is not None and conv is not None:
+            weight, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
+            qkv, conv = retrograd.causal_conv1d_update(qkv, conv.to(qkv.dtype), weight, bias)
+        cos, sin = self._tables(state.k)
+        y, steps = retrograd.attention_step_(
+            *self._normed(qkv),
+            state.k,
+            state.v,
+            state.steps,
+            cos=cos,
+            sin=sin,
+            interleaved=self.config.rotary_emb_interleaved,
+            scale=self.config.softmax_scale,
+            window=self._window,
+        )
+        return self._output(y, x, gate), state._replace(steps=steps, conv=conv)
 
     def _place(self, u: Tensor, state: AttentionState, cu_seqlens: Tensor | None) -> Slots:
         """Where the steps of u go in a checked state."""
         batch, time, _ = u.shape
-        self._check_state(state, batch if cu_seqlens is None else len(cu_seqlens) - 1)
-        capacity = state.k.shape[1]
         if cu_seqlens is None:  # each row is a sequence
-            place = slots_of_rows(state.steps, capacity, time)
-        else:
-            place = slots(state.steps, capacity, cu_seqlens, time)
+            cu_seqlens = torch.arange(batch + 1, device=u.device, dtype=torch.int32) * time
+        self._check_state(state, len(cu_seqlens) - 1)
+        capacity = state.k.shape[1]
+        place = slots(state.steps, capacity, cu_seqlens, batch * time)
         if is_readable(place.steps) and bool((place.steps > capacity).any()):
             most = int(place.steps.max())
             raise ValueError(f"Attention: state has a capacity of {capacity} steps, expected at least {most}, to add u")
@@ -222,12 +234,10 @@ class Attention(Mixer):
         q, k, v = self._heads(qkv, position)
         return retrograd.attention(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, **self._options)
 
-    def _continue(
-        self, qkv: Tensor, state: AttentionState, place: Slots, *, in_place: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _continue(self, qkv: Tensor, state: AttentionState, place: Slots) -> tuple[Tensor, Tensor, Tensor]:
         """Attention of steps that follow others, and all keys and values."""
         q, k, v = self._heads(qkv.flatten(0, 1)[None], place.position)
-        k, v = (written(rows, new[0], place.slot, in_place=in_place) for rows, new in ((state.k, k), (state.v, v)))
+        k, v = written(state.k, k[0], place.slot), written(state.v, v[0], place.slot)
         y = retrograd.attention(
             q,
             k.flatten(0, 1)[None],
@@ -240,22 +250,42 @@ class Attention(Mixer):
 
     def _heads(self, qkv: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v by heads, of steps (T,) at these positions."""
-        heads, groups = self.config.num_heads, self.config.groups
-        q, k, v = qkv.unflatten(-1, (heads + 2 * groups, self.size)).split((heads, groups, groups), dim=2)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = self._normed(qkv)
         if self.config.rotary_emb_dim:
             q, k = rotate(q, position, self.config), rotate(k, position, self.config)
         return q, k, v
 
+    def _normed(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v by heads, not rotated."""
+        heads, groups = self.config.num_heads, self.config.groups
+        q, k, v = qkv.unflatten(-1, (heads + 2 * groups, self.size)).split((heads, groups, groups), dim=-2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q, k, v
+
+    def _output(self, y: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+        """Out of attention's results and the MLP beside it."""
+        y = y.reshape(*x.shape[:-1], self.config.num_heads * self.size)
+        if self.config.mlp_channels:
+            y = torch.cat((y, x * F.silu(gate)), dim=-1)
+        return self.out_proj(y)
+
+    def _tables(self, k: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """cos and sin of all positions in the rows of k."""
+        if not self.config.rotary_emb_dim:
+            return None, None
+        capacity = k.shape[1]
+        cos, sin = kept_tables(1 << (capacity - 1).bit_length(), self.config, k.dtype, k.device)
+        return cos[:capacity], sin[:capacity]
+
+    @property
+    def _window(self) -> tuple[int, int] | None:
+        window = self.config.window
+        return None if window is None else (window, 0)
+
     @property
     def _options(self) -> dict[str, Any]:
-        window = self.config.window
-        return {
-            "causal": True,
-            "scale": self.config.softmax_scale,
-            "window": None if window is None else (window, 0),
-        }
+        return {"causal": True, "scale": self.config.softmax_scale, "window": self._window}
 
     @property
     def _absent(self) -> tuple[str, ...]:

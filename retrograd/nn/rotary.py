@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from retrograd.core.torch.rotary import rotated
 from retrograd.models.layers import AttentionConfig
 
 
@@ -35,6 +37,15 @@ def _(info: Any, in_dims: Any, position: Tensor, d: int, base: float, dtype: tor
     return tables.unflatten(1, (info.batch_size, -1)), 1
 
 
+# All are kept, since CUDA graphs have their addresses; powers of two, so that there are few.
+@cache
+def kept_tables(rows: int, config: AttentionConfig, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`rotary_tables` of positions from 0, in at least float32."""
+    wide = torch.promote_types(dtype, torch.float32)
+    position = torch.arange(rows, device=device)
+    return rotary_tables(position, config.rotary_emb_dim, config.rotary_emb_base, wide)
+
+
 def rotate(
     x: Float[Tensor, "B T H P"], position: Int[Tensor, " T"], config: AttentionConfig
 ) -> Float[Tensor, "B T H P"]:
@@ -42,13 +53,6 @@ def rotate(
 
     A pair is channels i and i + d / 2, or if interleaved 2 i and 2 i + 1.
     """
-    d, interleaved = config.rotary_emb_dim, config.rotary_emb_interleaved
     wide = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = rotary_tables(position, d, config.rotary_emb_base, wide)[:, :, None]
-    rotated, rest = x[..., :d].to(wide), x[..., d:]
-    a, b = rotated.unflatten(-1, (d // 2, 2)).unbind(-1) if interleaved else rotated.chunk(2, dim=-1)
-    # Rounded before they are joined: compiled, each half is then written once.
-    pair = ((a * cos - b * sin).to(x.dtype), (a * sin + b * cos).to(x.dtype))
-    if interleaved:
-        return torch.cat((torch.stack(pair, dim=-1).flatten(-2), rest), dim=-1)
-    return torch.cat((*pair, rest), dim=-1)
+    cos, sin = rotary_tables(position, config.rotary_emb_dim, config.rotary_emb_base, wide)[:, :, None]
+    return rotated(x, cos, sin, config.rotary_emb_interleaved)

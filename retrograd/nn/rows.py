@@ -52,35 +52,14 @@ def slots(before: Int32[Tensor, " S"], capacity: int, cu_seqlens: Int32[Tensor, 
     slot = torch.where(inside & (position < capacity), owner * capacity + position, len(before) * capacity)
     end = torch.arange(1, len(before) + 1, device=before.device, dtype=torch.int32) * capacity
     keys = torch.stack((end - capacity + steps.clamp(max=capacity), end), dim=1).flatten()
-    return Slots(position, slot, inside & (steps > capacity)[owner], steps, _each(cu_seqlens, 2), F.pad(keys, (2, 0)))
-
-
-def slots_of_rows(before: Int32[Tensor, " S"], capacity: int, time: int) -> Slots:
-    """The same for `time` steps of each row, in fewer operations; steps without room share their row's last slot."""
-    row = torch.arange(len(before) + 1, device=before.device, dtype=torch.int32)
-    end, steps = row * capacity, before + time
-    position = before
-    if time != 1:
-        position = (before[:, None] + torch.arange(time, device=before.device, dtype=torch.int32)).flatten()
-    slot = _each(end[:-1], time).long() + position.clamp(max=capacity - 1)
-    keys = torch.stack((end[:-1] + steps.clamp(max=capacity), end[1:]), dim=1).flatten()
-    return Slots(position, slot, _each(steps > capacity, time), steps, _each(row * time, 2), F.pad(keys, (2, 0)))
-
-
-def _each(numbers: Tensor, times: int) -> Tensor:
-    """Every number so many times in a row."""
-    return numbers[:, None].expand(-1, times).flatten()
+    queries = cu_seqlens[:, None].expand(-1, 2).flatten()
+    return Slots(position, slot, inside & (steps > capacity)[owner], steps, queries, F.pad(keys, (2, 0)))
 
 
 def written(
-    rows: Float[Tensor, "S capacity G P"], new: Float[Tensor, "T G P"], slot: Int[Tensor, " T"], *, in_place: bool
+    rows: Float[Tensor, "S capacity G P"], new: Float[Tensor, "T G P"], slot: Int[Tensor, " T"]
 ) -> Float[Tensor, "S capacity G P"]:
-    """The rows, in the dtype of `new`, with new steps in their slots; a copy, or the rows themselves where they can be.
-
-    A copy has one slot more while it is written, for steps that have none; in place every step needs one.
-    """
-    flat = rows.to(new.dtype).flatten(0, 1)
-    if not in_place:
-        flat = F.pad(flat, (0, 0, 0, 0, 0, 1))
+    """A copy of the rows, in the dtype of `new`, with new steps in their slots."""
+    flat = F.pad(rows.to(new.dtype).flatten(0, 1), (0, 0, 0, 0, 0, 1))  # the last slot is for steps that have none
     flat[slot] = new
-    return flat[: rows.shape[0] * rows.shape[1]].unflatten(0, rows.shape[:2])
+    return flat[:-1].unflatten(0, rows.shape[:2])

@@ -19,6 +19,7 @@ from retrograd.ops.ssd.steps import SsdWindow
 
 from .attention.op import OP as ATTENTION
 from .attention.packed import ATTENTION_QKVPACKED
+from .attention.torch_step import attention_step_
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
 from .causal_conv1d.update import CAUSAL_CONV1D_UPDATE
 from .linear.op import OP as LINEAR
@@ -34,6 +35,7 @@ __all__ = [
     "SsdWindow",
     "attention",
     "attention_qkvpacked",
+    "attention_step_",
     "causal_conv1d",
     "causal_conv1d_update",
     "linear",

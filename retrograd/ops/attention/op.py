@@ -19,6 +19,17 @@ MOST_STEPS = 2**31  # that ids may tell apart
 FORMS = 2**16  # values of a random number: one in FORMS is the finest step of dropout_p
 
 
+def check_scores(op: str, window: tuple[int, int] | None, scale: float | None, softcap: float | None) -> None:
+    """Raise for a window, a scale or a softcap that is invalid for every q."""
+    sides = (0, 0) if window is None else window
+    if len(sides) != 2 or not all(UNLIMITED <= side < 2**31 for side in sides):
+        raise bad_value(op, "window", window, "(left, right), each at least 0, in 32 bits, or -1 for all")
+    if scale is not None and not math.isfinite(scale):
+        raise bad_value(op, "scale", scale, "a finite number")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise bad_value(op, "softcap", softcap, "a positive number")
+
+
 class Common(CallSpec):
     """What `attention` and `attention_qkvpacked` share: letters, and the rules that these cannot express."""
 
@@ -94,13 +105,7 @@ class Common(CallSpec):
     def check_options(self) -> None:
         """Raise for option values that are invalid for every q, too."""
         CallSpec.check_options(self)
-        sides = (0, 0) if self.window is None else self.window
-        if len(sides) != 2 or not all(UNLIMITED <= side < 2**31 for side in sides):
-            raise bad_value(self.op, "window", self.window, "(left, right), each at least 0, in 32 bits, or -1 for all")
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise bad_value(self.op, "scale", self.scale, "a finite number")
-        if self.softcap is not None and not 0 < self.softcap < math.inf:
-            raise bad_value(self.op, "softcap", self.softcap, "a positive number")
+        check_scores(self.op, self.window, self.scale, self.softcap)
         if not 0 <= self.dropout_p < 1 or self.threshold == FORMS:
             raise bad_value(self.op, "dropout_p", self.dropout_p, "at least 0 and less than 1")
 
@@ -271,5 +276,5 @@ OP = Op(
         ),
     ),
     functions={"packed": ("attention_qkvpacked",)},
-    extra={"jax_like": ("dot_product_attention",)},
+    extra={"jax_like": ("dot_product_attention",), "torch_step": ("attention_step_",)},
 )
