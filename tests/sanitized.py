@@ -46,4 +46,8 @@ if __name__ == "__main__":
             if one.name in getattr(file_of(op, "sanitized"), "WHOLE", ()):
                 run(op, one, info(op).structures["whole sequences"](info(op)).torch)
             print(f"ran {op} {one.name}", flush=True)
+        for step in getattr(file_of(op, "sanitized"), "STEPS", ()):  # of generation, in place
+            step("cuda")
+            torch.cuda.synchronize()
+            print(f"ran {op} {step.__name__}", flush=True)
     print("finished", flush=True)

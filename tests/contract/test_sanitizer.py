@@ -9,6 +9,7 @@ import pytest
 from checks import sanitizer
 from checks.programs import launches
 from checks.sanitizer import Known, Place, Race, parse
+from ops import file_of
 from sanitized import cases
 
 from retrograd.core.arch import SUPPORTED
@@ -118,3 +119,9 @@ def test_the_calls_under_the_sanitizers_come_to_every_kernel(op: str) -> None:
     missing = sorted(kernel.__name__ for kernel in wanted - found)
     assert not missing, f"tests/ops/{op}/sanitized.py names no call that runs {missing}"
     assert found == wanted
+
+
+@pytest.mark.parametrize("op", NAMES)
+def test_the_steps_under_the_sanitizers_run(op: str) -> None:
+    for step in getattr(file_of(op, "sanitized"), "STEPS", ()):
+        step("cpu")

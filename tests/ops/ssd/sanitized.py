@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import retrograd
 from retrograd.opinfo.cases import Case
 from retrograd.ops.ssd.cases import ALL, MAMBA, case
+from retrograd.testing.draw import draw, options
 
 NAMED = (
     "one_head",
@@ -26,3 +30,22 @@ HOPPER: list[Case] = [
 ]
 MORE += HOPPER
 WHOLE = [case.name for case in HOPPER]  # also run on whole sequences
+
+
+def steps_in_place(device: str) -> None:
+    """A few across a border, of a row of several slices and of the halves of its states."""
+    for shape in ((2, 68, 3, 64, 1, 128), (1, 68, 2, 128, 2, 256)):
+        call = case("steps", shape)
+        inputs: dict[str, Any] = draw(call, device, 0)
+        along, settings = ("x", "dt", "B", "C"), options(call)
+
+        def part(steps: Any, inputs: dict[str, Any] = inputs) -> dict[str, Any]:
+            return {name: tensor[:, steps] if name in along else tensor for name, tensor in inputs.items()}
+
+        _, window = retrograd.ssd_prefill(**part(slice(62)), **settings)
+        for t in range(62, 67):
+            y, window = retrograd.ssd_step_(window, **part(t), **settings)
+            assert y.isfinite().all()
+
+
+STEPS = (steps_in_place,)
