@@ -36,16 +36,16 @@ def steps_in_place(device: str) -> None:
     """A few across a border, of a row of several slices and of the halves of its states."""
     for shape in ((2, 68, 3, 64, 1, 128), (1, 68, 2, 128, 2, 256)):
         call = case("steps", shape)
-        inputs: dict[str, Any] = draw(call, device, 0)
-        along, settings = ("x", "dt", "B", "C"), options(call)
-
-        def part(steps: Any, inputs: dict[str, Any] = inputs) -> dict[str, Any]:
-            return {name: tensor[:, steps] if name in along else tensor for name, tensor in inputs.items()}
-
-        _, window = retrograd.ssd_prefill(**part(slice(62)), **settings)
+        inputs, settings = draw(call, device, 0), options(call)
+        _, window = retrograd.ssd_prefill(**part(inputs, slice(62)), **settings)
         for t in range(62, 67):
-            y, window = retrograd.ssd_step_(window, **part(t), **settings)
+            y, window = retrograd.ssd_step_(window, **part(inputs, t), **settings)
             assert y.isfinite().all()
+
+
+def part(inputs: dict[str, Any], steps: Any) -> dict[str, Any]:
+    """Some steps of the arrays that have them."""
+    return {name: tensor[:, steps] if name in ("x", "dt", "B", "C") else tensor for name, tensor in inputs.items()}
 
 
 STEPS = (steps_in_place,)
