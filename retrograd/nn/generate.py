@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,7 @@ from retrograd.models.config import MambaConfig
 
 from .checks import check_model, check_number, check_size, check_tokens, check_vocabulary
 from .model import LanguageModel, State
+from .reading import HostCopy
 from .sampling import Sampling, Uniforms, seeds_of
 from .steps import Steps
 
@@ -32,6 +33,7 @@ def generate(
     top_k: int | None = ...,
     top_p: float = ...,
     seed: int | Tensor | None = ...,
+    stop: int | Collection[int] = ...,
     log_probabilities: Literal[False] = ...,
 ) -> Iterator[Int[Tensor, " B"]]: ...
 
@@ -46,6 +48,7 @@ def generate(
     top_k: int | None = ...,
     top_p: float = ...,
     seed: int | Tensor | None = ...,
+    stop: int | Collection[int] = ...,
     log_probabilities: Literal[True],
 ) -> Iterator[tuple[Int[Tensor, " B"], Float[Tensor, " B"]]]: ...
 
@@ -59,6 +62,7 @@ def generate(
     top_k: int | None = None,
     top_p: float = 1.0,
     seed: int | Tensor | None = None,
+    stop: int | Collection[int] = (),
     log_probabilities: bool = False,
 ) -> Iterator[Tensor] | Iterator[tuple[Tensor, Tensor]]:
     """Yield the tokens that follow a prompt, (B,) for each step.
@@ -77,13 +81,15 @@ def generate(
         top_p: draw from the likeliest tokens whose probabilities add up to this share, one of them at least.
         seed: of each row, (B,) integers, or the first row's, from which the others count up; by default one that
             PyTorch draws. What a row draws from its logits depends on its own seed alone.
+        stop: a token, or several, that end a row. It has the same token at all later steps, with the log probability 0;
+            after the step at which the last row ends there are no more.
         log_probabilities: also yield those of the tokens: (tokens, log probabilities (B,), float32), among all tokens
             whatever top_k and top_p. Those of an exact model are the numbers that `score` returns, to the bit; with
             temperature 0 they are 0.
 
     Raises:
-        ValueError, TypeError: at the call, for an invalid or empty prompt, a negative count or temperature, and a
-            module that is no language model. When a token is requested, for logits that are not finite. On a GPU two
+        ValueError, TypeError: at the call, for an invalid or empty prompt or option, and a module that is no language
+            model. When a token is requested, for logits that are not finite. On a GPU two
             checks would synchronise and are left to PyTorch: tokens outside the vocabulary, and NaN logits after the
             first token. They cause a device-side assertion; with temperature 0, NaN logits yield the NaN's index.
 
@@ -95,48 +101,73 @@ def generate(
         5
     """
     check_model("generate", model)
-    _check_prompt(prompt, model.config)
+    _check_rows("generate", "prompt", prompt, model.config)
     check_size("generate", "count", count, 0)
     sampling = Sampling(temperature, top_k, top_p)
     sampling.check("generate")
     uniforms = Uniforms(
         seeds_of("generate", seed, len(prompt)), prompt[0].device if len(prompt) else torch.device("cpu")
     )
-    drawn = _generate(model, prompt, count, sampling, uniforms, log_probabilities)
+    ends = _ends(stop, model.config)
+    drawn = _generate(model, prompt, count, sampling, uniforms, ends, log_probabilities)
     if log_probabilities:
         return ((tokens, found) for tokens, found in drawn if found is not None)
     return (tokens for tokens, _ in drawn)
 
 
-def _check_prompt(prompt: Tensor | Sequence[Tensor], config: MambaConfig) -> None:
-    if isinstance(prompt, Tensor):
-        check_tokens("generate", prompt, ("batch", "time"), "prompt")
-        if prompt.shape[1] < 1:
-            raise bad_shape("generate", "prompt", prompt.shape, "(batch, at least one token)")
-        given = {"prompt": prompt}
-    elif isinstance(prompt, Sequence) and len(prompt):
-        given = {f"prompt[{number}]": row for number, row in enumerate(prompt)}
-        for name, row in given.items():
-            check_tokens("generate", row, ("time",), name)
-            if len(row) < 1:
-                raise bad_shape("generate", name, row.shape, "(at least one token,)")
+def _check_rows(where: str, argument: str, rows: Any, config: MambaConfig) -> None:
+    """Raise unless rows are tokens (B, T), or a sequence of tokens (T,), with at least one token each."""
+    axes: tuple[str, ...]
+    if isinstance(rows, Sequence) and len(rows):
+        given, axes = {f"{argument}[{number}]": row for number, row in enumerate(rows)}, ("time",)
+    elif isinstance(rows, Tensor):
+        given, axes = {argument: rows}, ("batch", "time")
     else:
-        raise bad_type("generate", "prompt", prompt, "a torch.Tensor, or a sequence of at least one")
+        raise bad_type(where, argument, rows, "a torch.Tensor, or a sequence of at least one")
     for name, tokens in given.items():
+        check_tokens(where, tokens, axes, name)
+        if tokens.shape[-1] < 1:
+            raise bad_shape(where, name, tokens.shape, f"({', '.join((*axes[:-1], 'at least one token'))})")
         if tokens.device.type == "cpu":
-            check_vocabulary("generate", tokens, config, name)
+            check_vocabulary(where, tokens, config, name)
 
 
-def score(model: LanguageModel, tokens: Int[Tensor, "B T"], *, temperature: float = 1.0) -> Float[Tensor, "B T-1"]:
+def _ends(stop: Any, config: MambaConfig) -> list[int]:
+    found = [stop] if isinstance(stop, int) else list(stop) if isinstance(stop, Collection) else None
+    if found is None or not all(isinstance(token, int) and not isinstance(token, bool) for token in found):
+        raise bad_type("generate", "stop", stop, "an integer, or a collection of integers")
+    for token in found:
+        if not 0 <= token < config.vocab_size:
+            raise bad_value("generate", "stop", token, f"numbers from 0 to {config.vocab_size - 1}")
+    return found
+
+
+@overload
+def score(model: LanguageModel, tokens: Tensor, *, temperature: float = ...) -> Float[Tensor, "B T-1"]: ...
+
+
+@overload
+def score(
+    model: LanguageModel, tokens: Sequence[Tensor], *, temperature: float = ...
+) -> list[Float[Tensor, " T-1"]]: ...
+
+
+def score(
+    model: LanguageModel,
+    tokens: Int[Tensor, "B T"] | Sequence[Int[Tensor, " T"]],
+    *,
+    temperature: float = 1.0,
+) -> Tensor | list[Tensor]:
     """The log probability of each token but the first, given those before it, by the forward pass of training.
 
     Args:
         model: the model, whole or wrapped by `torch.compile`.
-        tokens: (B, T), at least one token, each from 0 to below the vocabulary.
+        tokens: (B, T), at least one token, each from 0 to below the vocabulary; or a sequence of B tensors (T,) of any
+            lengths, which are computed as packed sequences.
         temperature: of the distribution, more than 0.
 
     Returns:
-        (B, T - 1), float32, with a gradient for the model's parameters.
+        (B, T - 1), float32, with a gradient for the model's parameters; for a sequence a list of B tensors (T - 1,).
 
     Raises:
         ValueError, TypeError: for invalid tokens, a temperature that is not positive, and a module that is no language
@@ -149,18 +180,21 @@ def score(model: LanguageModel, tokens: Int[Tensor, "B T"], *, temperature: floa
         >>> score(model, torch.tensor([[100, 101, 102]])).shape
         torch.Size([1, 2])
     """
-    check_tokens("score", tokens, ("batch", "time"))
-    if tokens.shape[1] < 1:
-        raise bad_shape("score", "tokens", tokens.shape, "(batch, at least one token)")
     check_model("score", model)
+    _check_rows("score", "tokens", tokens, model.config)
     check_number("score", "temperature", temperature)
     if temperature == 0:
         raise bad_value("score", "temperature", temperature, "more than 0")
-    if tokens.device.type == "cpu":
-        check_vocabulary("score", tokens, model.config)
-    logits = model(tokens[:, :-1])[..., : model.config.vocab_size]
-    following = tokens[:, 1:].flatten()
-    return Sampling(temperature).log_probabilities(logits.flatten(0, 1), following).view(len(tokens), -1)
+    if isinstance(tokens, Tensor):
+        logits, following = model(tokens[:, :-1]), tokens[:, 1:].flatten()
+    else:
+        before, ends = _packed([row[:-1] for row in tokens])
+        logits, following = model(before, cu_seqlens=ends), torch.cat([row[1:] for row in tokens])
+    logits = logits[..., : model.config.vocab_size].flatten(0, 1)
+    found = Sampling(temperature).log_probabilities(logits, following)
+    if isinstance(tokens, Tensor):
+        return found.view(len(tokens), -1)
+    return list(found.split([len(row) - 1 for row in tokens]))
 
 
 @torch.no_grad()
@@ -170,13 +204,15 @@ def _generate(
     count: int,
     sampling: Sampling,
     uniforms: Uniforms,
+    stop: list[int],
     log_probabilities: bool,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Tokens, with their log probabilities if asked for."""
     longest = max(len(row) for row in prompt) if len(prompt) else 0
     capacity = longest + min(count, ROOM)
     logits, state = _prefill(model, prompt, capacity)
-    steps = Steps(model, state, logits, sampling, log_probabilities=log_probabilities)
+    steps = Steps(model, state, logits, sampling, stop, log_probabilities=log_probabilities)
+    finished: HostCopy | None = None
     for number in range(count):
         if number == 0:
             _check_logits(steps.logits, number)
@@ -188,6 +224,9 @@ def _generate(
             steps.advance(uniforms.at(number))
             if steps.logits.device.type == "cpu":  # on a GPU this synchronises; bad weights show in the first logits
                 _check_logits(steps.logits, number)
+        if finished is not None and finished.values():  # of the step before, while this one runs
+            return
+        finished = HostCopy(steps.ended.all()) if stop else None
         drawn = steps.log_probabilities
         yield steps.tokens.clone(), None if drawn is None else drawn.clone()
 
@@ -198,9 +237,15 @@ def _prefill(model: LanguageModel, prompt: Tensor | Sequence[Tensor], capacity: 
     if isinstance(prompt, Tensor):
         features, state = model.backbone(prompt, state)
         return model.lm_head(features[:, -1]), state
-    ends = torch.tensor([0, *accumulate(len(row) for row in prompt)], dtype=torch.int32).to(prompt[0].device)
-    features, state = model.backbone(torch.cat(list(prompt))[None], state, cu_seqlens=ends)
+    tokens, ends = _packed(prompt)
+    features, state = model.backbone(tokens, state, cu_seqlens=ends)
     return model.lm_head(features[0, ends[1:] - 1]), state
+
+
+def _packed(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Rows one after another, (1, T), and their boundaries."""
+    ends = torch.tensor([0, *accumulate(len(row) for row in rows)], dtype=torch.int32)
+    return torch.cat(list(rows))[None], ends.to(rows[0].device)
 
 
 def _check_logits(logits: Tensor, number: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ def read_back(tokens: Iterator[Tensor]) -> Iterator[list[int]]:
     """
     before = None
     for step in tokens:
-        now = _Copy(step)
+        now = HostCopy(step)
         if before is not None:
             yield before.values()
         before = now
@@ -34,20 +35,20 @@ def read_back(tokens: Iterator[Tensor]) -> Iterator[list[int]]:
         yield before.values()
 
 
-class _Copy:
-    """A copy of tokens on the host, which is complete at some later time."""
+class HostCopy:
+    """A copy of a tensor on the host, which is complete at some later time."""
 
-    def __init__(self, tokens: Tensor) -> None:
-        self.there = tokens
+    def __init__(self, tensor: Tensor) -> None:
+        self.there = tensor
         self.arrived: torch.cuda.Event | None = None
-        if tokens.is_cuda:
-            self.there = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-            self.there.copy_(tokens, non_blocking=True)
+        if tensor.is_cuda:
+            self.there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self.there.copy_(tensor, non_blocking=True)
             self.arrived = torch.cuda.Event()
             self.arrived.record()
 
-    def values(self) -> list[int]:
-        """The values, once they are there."""
+    def values(self) -> Any:
+        """The values, as of `Tensor.tolist`, once they are there."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        return list(self.there.tolist())
+        return self.there.tolist()

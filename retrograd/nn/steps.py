@@ -27,31 +27,47 @@ class Steps:
         state: after all tokens of the prompt; it is overwritten.
         logits: (B, padded vocabulary), after the prompt.
         sampling: how tokens are drawn.
+        stop: tokens that end a row; it then has the same token again and again.
         log_probabilities: whether they are computed.
 
     Attributes:
         logits: (B, vocabulary), from which the last tokens were drawn.
         tokens: (B,), the last ones.
-        log_probabilities: (B,) float32, of the last tokens; None if not asked for.
+        log_probabilities: (B,) float32, of the last tokens, 0 of those after a row's end; None if not asked for.
+        ended: (B,), whether a row has drawn a token of `stop`.
     """
 
     def __init__(
-        self, model: LanguageModel, state: State, logits: Tensor, sampling: Sampling, *, log_probabilities: bool
+        self,
+        model: LanguageModel,
+        state: State,
+        logits: Tensor,
+        sampling: Sampling,
+        stop: Sequence[int] = (),
+        *,
+        log_probabilities: bool = False,
     ) -> None:
         self.model, self.state, self.sampling = model, state, sampling
         self.logits = logits[:, : model.config.vocab_size].clone()
         batch, device = len(logits), logits.device
         self.tokens = torch.zeros(batch, dtype=torch.int64, device=device)
         self.log_probabilities = torch.zeros(batch, device=device) if log_probabilities else None
+        self.ended = torch.zeros(batch, dtype=torch.bool, device=device)
+        self._stop = torch.tensor(stop, dtype=torch.int64).to(device)
         self._uniform = torch.zeros(batch, dtype=torch.float64, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._compiled = False
 
     def draw(self, uniform: Float[Tensor, " B"]) -> None:
         """Draw tokens from the logits, and compute their log probabilities."""
-        self.tokens.copy_(self.sampling.draw(self.logits, uniform))
+        drawn = self.sampling.draw(self.logits, uniform)
         if self.log_probabilities is not None:
-            self.log_probabilities.copy_(self.sampling.log_probabilities(self.logits, self.tokens))
+            found = self.sampling.log_probabilities(self.logits, drawn)
+            self.log_probabilities.copy_(found.masked_fill(self.ended, 0) if len(self._stop) else found)
+        if len(self._stop):
+            drawn = torch.where(self.ended, self.tokens, drawn)
+            self.ended |= (drawn[:, None] == self._stop).any(-1)
+        self.tokens.copy_(drawn)
 
     def advance(self, uniform: Float[Tensor, " B"]) -> None:
         """Advance the state by the last tokens, and draw the next."""

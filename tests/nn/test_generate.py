@@ -78,6 +78,50 @@ def test_values_are_read_a_step_late_and_all_of_them_in_order(count: int) -> Non
     assert seen == [[number, 10 * number] for number in range(count)]
 
 
+def test_a_row_ends_with_a_stop_token_and_the_last_row_ends_all() -> None:
+    ours, prompt = model("hybrid"), tokens(3, 4)
+    free = torch.stack(list(generate(ours, prompt, 200, seed=2)), 1)
+    stop = [int(free[row, at]) for row, at in enumerate((5, 2, 9))]
+    ends = [min(row.index(token) for token in stop if token in row) for row in free.tolist()]
+    draws = generate(ours, prompt, 200, seed=2, stop=stop, log_probabilities=True)
+    drawn, found = (torch.stack(each, 1) for each in zip(*draws, strict=True))
+    assert drawn.shape[1] == max(ends) + 1
+    for row, end in enumerate(ends):
+        assert torch.equal(drawn[row, : end + 1], free[row, : end + 1])
+        assert (drawn[row, end:] == drawn[row, end]).all()
+        assert (found[row, : end + 1] < 0).all()
+        assert not found[row, end + 1 :].any()
+    assert len(list(generate(ours, prompt, 3, seed=2, stop=stop))) == min(3, max(ends) + 1)
+    one = int(free[1, 2])
+    assert len(list(generate(ours, prompt[1:2], 200, seed=3, stop=one))) == free[1].tolist().index(one) + 1
+
+
+@pytest.mark.parametrize(
+    ("stop", "error", "says"),
+    [
+        (60, ValueError, "stop is 60, expected numbers from 0 to 59"),
+        ((3, -1), ValueError, "stop is -1, expected numbers from 0 to 59"),
+        ("ab", TypeError, "stop is str, expected an integer, or a collection of integers"),
+        (2.5, TypeError, "stop is float"),
+        ((True,), TypeError, "stop is tuple"),
+    ],
+)
+def test_a_stop_token_that_cannot_be_is_refused(stop: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=f"^generate: {says}"):
+        generate(model("mamba"), tokens(1, 2), 1, stop=stop)
+
+
+@each_model
+def test_scores_of_rows_of_different_lengths_are_those_of_each_alone_with_their_gradients(name: str) -> None:
+    ours, rows = model(name), [tokens(1, length)[0] for length in (9, 1, 70, 4)]
+    found = score(ours, rows, temperature=0.7)
+    for own, row in zip(found, rows, strict=True):
+        assert torch.equal(own, score(ours, row[None], temperature=0.7)[0])
+    sum(own.sum() for own in found).backward()  # type: ignore[union-attr]
+    assert all(parameter.grad is not None for parameter in ours.parameters())
+    assert [len(own) for own in score(ours, [rows[1], rows[1]])] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("prompt", "error", "says"),
     [
