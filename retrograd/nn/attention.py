@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 import retrograd
 from retrograd.core.errors import bad_dtype, bad_shape, bad_value
+from retrograd.models.generation import check_size
 from retrograd.models.layers import AttentionConfig
 
-from .checks import check_bounds, check_features, check_layer, check_layer_state, check_size, is_readable
+from .checks import check_bounds, check_features, check_layer, check_layer_state, is_readable
 from .initial import zero_biases
 from .linear import Linear
 from .mixer import Mixer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sized
 from typing import Any
 
@@ -12,7 +11,8 @@ from torch import Tensor
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_nondecreasing
 from retrograd.core.torch.autocast import autocasts
 from retrograd.models.config import MambaConfig
-from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config, is_size
+from retrograd.models.generation import check_size
+from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
 
 INTEGERS = (torch.int64, torch.int32)
 
@@ -106,17 +106,3 @@ def check_model(where: str, model: Any) -> None:
     """Raise unless the model is a language model, possibly wrapped by `torch.compile`."""
     if not isinstance(getattr(model, "config", None), MambaConfig):
         raise bad_type(where, "model", model, "a LanguageModel")
-
-
-def check_size(where: str, argument: str, value: Any, least: int = 1) -> None:
-    """Raise unless a value is an integer of at least `least`."""
-    if not is_size(value, least):
-        raise bad_value(where, argument, value, f"an integer of at least {least}")
-
-
-def check_number(where: str, argument: str, value: Any) -> None:
-    """Raise unless a value is a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise bad_type(where, argument, value, "a float")
-    if not 0 <= value <= sys.float_info.max:
-        raise bad_value(where, argument, value, "a finite number of at least 0")

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from retrograd.core.errors import bad_shape, bad_type, bad_value
 from retrograd.models.config import MambaConfig
+from retrograd.models.generation import check_number, check_size, stop_tokens
 
-from .checks import check_model, check_number, check_size, check_tokens, check_vocabulary
+from .checks import check_model, check_tokens, check_vocabulary
 from .model import LanguageModel, State
 from .reading import HostCopy
 from .sampling import Sampling, Uniforms, seeds_of
@@ -108,7 +109,7 @@ def generate(
     uniforms = Uniforms(
         seeds_of("generate", seed, len(prompt)), prompt[0].device if len(prompt) else torch.device("cpu")
     )
-    ends = _ends(stop, model.config)
+    ends = stop_tokens("generate", stop, model.config)
     drawn = _generate(model, prompt, count, sampling, uniforms, ends, log_probabilities)
     if log_probabilities:
         return ((tokens, found) for tokens, found in drawn if found is not None)
@@ -130,16 +131,6 @@ def _check_rows(where: str, argument: str, rows: Any, config: MambaConfig) -> No
             raise bad_shape(where, name, tokens.shape, f"({', '.join((*axes[:-1], 'at least one token'))})")
         if tokens.device.type == "cpu":
             check_vocabulary(where, tokens, config, name)
-
-
-def _ends(stop: Any, config: MambaConfig) -> list[int]:
-    found = [stop] if isinstance(stop, int) else list(stop) if isinstance(stop, Collection) else None
-    if found is None or not all(isinstance(token, int) and not isinstance(token, bool) for token in found):
-        raise bad_type("generate", "stop", stop, "an integer, or a collection of integers")
-    for token in found:
-        if not 0 <= token < config.vocab_size:
-            raise bad_value("generate", "stop", token, f"numbers from 0 to {config.vocab_size - 1}")
-    return found
 
 
 @overload
@@ -204,7 +195,7 @@ def _generate(
     count: int,
     sampling: Sampling,
     uniforms: Uniforms,
-    stop: list[int],
+    stop: tuple[int, ...],
     log_probabilities: bool,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Tokens, with their log probabilities if asked for."""

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .checks import check_size
+from retrograd.models.generation import check_size
+
 from .linear import Linear
 
 

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 import retrograd
-
-from .checks import check_number, check_size
+from retrograd.models.generation import check_number, check_size
 
 
 class RMSNorm(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from retrograd.core.errors import bad_shape, bad_type, bad_value
-
-from .checks import check_number, check_size
+from retrograd.models.generation import SamplingOptions
 
 MOST_SEEDS = 2**63
 BLOCK = 256  # uniform numbers of a row that are drawn at a time
@@ -20,27 +19,10 @@ WHOLE = 2.0**40  # the weight of the likeliest token; those of 2^23 tokens add u
 ALIGNED = 4  # float32 numbers in 16 bytes
 
 
-class Sampling(NamedTuple):
-    """How a token is drawn from logits.
+class Sampling(SamplingOptions):
+    """How a token is drawn from logits."""
 
-    Attributes:
-        temperature: 0 takes the likeliest token.
-        top_k: draw from so many of the likeliest tokens; None for all.
-        top_p: draw from the likeliest tokens whose probabilities add up to this share, one of them at least.
-    """
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-
-    def check(self, where: str) -> None:
-        """Raise for a value out of its range."""
-        check_number(where, "temperature", self.temperature)
-        if self.top_k is not None:
-            check_size(where, "top_k", self.top_k)
-        check_number(where, "top_p", self.top_p)
-        if not 0 < self.top_p <= 1:
-            raise bad_value(where, "top_p", self.top_p, "a number above 0, 1 at most")
+    __slots__ = ()
 
     def scaled(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         """Logits over the temperature, less the largest of a row, in float32."""

@@ -114,6 +114,21 @@ def test_packed_prompts_of_different_lengths_are_followed_by_the_tokens_of_each_
     assert np.array_equal(packed, jnp.concatenate(alone))
 
 
+def test_a_row_has_its_stop_token_to_the_end() -> None:
+    prompt = tokens(2, 4)
+    free = np.asarray(generated("mamba", prompt, seed=2))
+    stop = int(free[0, 1])
+    drawn, found = generated("mamba", prompt, seed=2, stop=stop, log_probabilities=True)
+    for row in range(2):
+        ended = free[row].tolist().index(stop) if stop in free[row] else COUNT
+        assert np.array_equal(drawn[row, : ended + 1], free[row, : ended + 1])
+        assert (drawn[row, ended + 1 :] == stop).all()
+        assert not found[row, ended + 1 :].any()
+        assert (found[row, : ended + 1] < 0).all()
+    with pytest.raises(ValueError, match=r"^generate: stop is -1, expected numbers from 0 to"):
+        generated("mamba", prompt, stop=-1)
+
+
 def test_one_likeliest_token_is_the_likeliest() -> None:
     prompt = tokens(2, 4)
     assert np.array_equal(generated("mamba", prompt, top_k=1), generated("mamba", prompt, temperature=0))

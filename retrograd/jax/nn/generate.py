@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Literal, overload
 
@@ -15,10 +15,11 @@ from jaxtyping import Float, Int, Int32
 
 from retrograd.core.errors import bad_shape, bad_value
 from retrograd.models.config import MambaConfig
+from retrograd.models.generation import check_number, check_size, stop_tokens
 from retrograd.models.shapes import EMBEDDING, model_shapes
 
 from .model import block, block_step, features, head, initial_state, language_model
-from .parameters import Params, check, check_config, check_number, check_size, check_tokens
+from .parameters import Params, check, check_config, check_tokens
 from .sampling import Sampling, keys_of, seeds_of, words_at
 
 Prompt = Int[Array, "B T"] | Sequence[Int[Array, " T"]]
@@ -37,6 +38,7 @@ def generate(
     top_k: int | None = ...,
     top_p: float = ...,
     seed: int | Int[Array, "*B"] = ...,
+    stop: int | Collection[int] = ...,
     log_probabilities: Literal[False] = ...,
 ) -> Int32[Array, "B count"]: ...
 
@@ -54,6 +56,7 @@ def generate(
     top_k: int | None = ...,
     top_p: float = ...,
     seed: int | Int[Array, "*B"] = ...,
+    stop: int | Collection[int] = ...,
     log_probabilities: Literal[True],
 ) -> tuple[Int32[Array, "B count"], Float[Array, "B count"]]: ...
 
@@ -70,6 +73,7 @@ def generate(
     top_k: int | None = None,
     top_p: float = 1.0,
     seed: int | Int[Array, "*B"] = 0,
+    stop: int | Collection[int] = (),
     log_probabilities: bool = False,
 ) -> Array | tuple[Array, Array]:
     """The tokens that follow a prompt, each drawn after those before it: (B, count), int32.
@@ -84,6 +88,7 @@ def generate(
         top_p: draw from the likeliest tokens whose probabilities add up to this share, one of them at least.
         seed: of each row, (B,) integers from 0 to 2^32 - 1, or the first row's, from which the others count up. What a
             row draws from its logits depends on its own seed alone.
+        stop: a token, or several, that end a row. It has the same token from there on, with the log probability 0.
         log_probabilities: whether to return those of the tokens, too.
 
     Under `jax.jit`, params, prompt and seed are traced, all others are static arguments.
@@ -128,6 +133,7 @@ def generate(
         dtype=None if dtype is None else jnp.dtype(dtype),
         exact=exact,
         sampling=sampling,
+        stop=stop_tokens("generate", stop, config),
         log_probabilities=log_probabilities,
     )
     return (tokens, found) if log_probabilities else tokens
@@ -197,7 +203,9 @@ def _rows(prompt: Any) -> tuple[Array, tuple[int, ...] | None]:
 
 
 # Jitted, so that calls outside of a jitted function compile it once.
-@partial(jax.jit, static_argnames=("config", "lengths", "count", "dtype", "exact", "sampling", "log_probabilities"))
+@partial(
+    jax.jit, static_argnames=("config", "lengths", "count", "dtype", "exact", "sampling", "stop", "log_probabilities")
+)
 def _generated(
     params: Params,
     prompt: Array,
@@ -209,12 +217,12 @@ def _generated(
     dtype: jnp.dtype | None,
     exact: bool,
     sampling: Sampling,
+    stop: tuple[int, ...],
     log_probabilities: bool,
 ) -> tuple[Array, Array | None]:
     """Tokens and log probabilities, None if not wanted, for arguments that are checked."""
     time = prompt.shape[1] if lengths is None else max(lengths)
-    ends = None if lengths is None else np.cumsum(lengths, dtype=np.int32)
-    bounds = None if ends is None else jnp.asarray(np.pad(ends, (1, 0)))
+    bounds = None if lengths is None else jnp.asarray(np.cumsum((0, *lengths), dtype=np.int32))
     activations = params[EMBEDDING].dtype if dtype is None else dtype
     state = initial_state(config, len(seeds), activations, capacity=time + count)
     found, state = features(partial(block, cu_seqlens=bounds, exact=exact), params, config, prompt, state, dtype)
@@ -225,14 +233,20 @@ def _generated(
         tokens = sampling.draw(logits, words_at(keys, number))
         return tokens, sampling.log_probabilities(logits, tokens) if log_probabilities else None
 
-    def following(carry: Any, number: Array) -> Any:
-        tokens, state = carry
-        found, state = features(partial(block_step, exact=exact), params, config, tokens, state, dtype)
-        result = drawn(found, number)
-        return (result[0], state), result
+    def ending(tokens: Array) -> Array:
+        return (tokens[:, None] == jnp.array(stop, jnp.int32)[None]).any(1)
 
-    first = drawn(found[:, -1] if ends is None else found[0, ends - 1], 0)
-    _, others = jax.lax.scan(following, (first[0], state), jnp.arange(1, count, dtype=jnp.uint32))
+    def following(carry: Any, number: Array) -> Any:
+        tokens, ended, state = carry
+        found, state = features(partial(block_step, exact=exact), params, config, tokens, state, dtype)
+        new, probable = drawn(found, number)
+        new = jnp.where(ended, tokens, new)
+        result = new, None if probable is None else jnp.where(ended, 0, probable)
+        return (new, ended | ending(new), state), result
+
+    first = drawn(found[:, -1] if bounds is None else found[0, bounds[1:] - 1], 0)
+    carry = first[0], ending(first[0]), state
+    _, others = jax.lax.scan(following, carry, jnp.arange(1, count, dtype=jnp.uint32))
     both: tuple[Array, Array | None] = jax.tree.map(
         lambda one, more: jnp.concatenate((one[None], more))[:count].T, first, others
     )

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type
 from retrograd.models.config import MambaConfig
-from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config, is_number, is_size
+from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
 from retrograd.models.shapes import Shape, mixer_shapes
 
 Params = Mapping[str, Array]
@@ -105,17 +105,3 @@ def check_kind(where: str, argument: str, given: Any, kind: type) -> None:
 def article(kind: type) -> str:
     """The name of a class after its article."""
     return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
-
-
-def check_size(where: str, argument: str, value: Any, least: int) -> None:
-    """Raise ValueError for anything but an integer of at least `least`."""
-    if not is_size(value, least):
-        raise bad_value(where, argument, value, f"an integer of at least {least}")
-
-
-def check_number(where: str, argument: str, value: Any) -> None:
-    """Raise TypeError or ValueError for anything but a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise bad_type(where, argument, value, "a float")
-    if not is_number(value):
-        raise bad_value(where, argument, value, "a finite number of at least 0")

@@ -6,7 +6,7 @@ Sums over the vocabulary are sums of integers, since XLA orders those of floats 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,35 +16,17 @@ from jaxtyping import Float, Int, Int32, UInt32
 
 from retrograd.core.errors import bad_shape, bad_type, bad_value
 from retrograd.core.jax.arguments import readable
-
-from .parameters import check_number, check_size
+from retrograd.models.generation import SamplingOptions
 
 MOST_SEEDS = 2**32
 UNIT = 2**31  # of which the shares of a row's tokens are whole parts
 NO_TOKEN = -1
 
 
-class Sampling(NamedTuple):
-    """How a token is drawn from logits.
+class Sampling(SamplingOptions):
+    """How a token is drawn from logits."""
 
-    Attributes:
-        temperature: 0 takes the likeliest token.
-        top_k: draw from so many of the likeliest tokens; None for all.
-        top_p: draw from the likeliest tokens whose probabilities add up to this share, one of them at least.
-    """
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-
-    def check(self, where: str) -> None:
-        """Raise for a value out of its range."""
-        check_number(where, "temperature", self.temperature)
-        if self.top_k is not None:
-            check_size(where, "top_k", self.top_k, 1)
-        check_number(where, "top_p", self.top_p)
-        if not 0 < self.top_p <= 1:
-            raise bad_value(where, "top_p", self.top_p, "a number above 0, 1 at most")
+    __slots__ = ()
 
     def scaled(self, logits: Float[Array, "*batch V"]) -> Float[Array, "*batch V"]:
         """Logits over the temperature, less the largest of a row, in float32."""
