@@ -8,6 +8,7 @@ from triton import next_power_of_2
 
 from retrograd.core.arch import Arch
 from retrograd.core.program import Array, Launch, Layout, Layouts, Program, pointers_to, read_in_place, strides_of
+from retrograd.core.rows import is_dense
 from retrograd.core.spec import Param, Pass
 
 from ...step import Append
@@ -80,4 +81,4 @@ def forward(
 
 def in_place(name: str, param: Param, layout: Layout) -> bool:
     """Whether the kernel reads an array without a copy. Caches are always dense: what is written shall stay."""
-    return name.startswith("cache_") or (name in "qkv" and layout.strides[2] == 1)
+    return layout.strides[2] == 1 if name in ("q", "k", "v") else is_dense(param.shape, layout.strides)
