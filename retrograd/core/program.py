@@ -142,6 +142,8 @@ class Launch:
             design.
         overlap: launch while the previous kernel drains; the kernel then has to call `numerics.wait_for_previous`,
             whose docstring says when. Only where `Arch.overlaps_launches`; it does not change results.
+        early: an input that the kernel, if its constant EARLY is True, reads before the kernel before it has ended. A
+            launcher sets that constant only where its caller promises that nothing is writing the input then.
         thread_wise: whether each vector in memory has at most one element for each thread; the compiler then has no
             choice to make about them, and does not look for one, which can take long (`core.coalesce`). The binary is
             the same.
@@ -157,6 +159,7 @@ class Launch:
     max_registers: int | None = None
     allowed_spills: int = 0
     overlap: bool = False
+    early: str | None = None
     thread_wise: bool = False
     descriptors: Mapping[str, Descriptor] = field(default_factory=dict)
     strided: Mapping[str, Any] = field(default_factory=dict)

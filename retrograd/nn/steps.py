@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from retrograd.core.errors import bad_type
+from retrograd.core.torch.launch import steady_weights
 
 from .model import LanguageModel, State
 from .sampling import Sampling
@@ -86,7 +87,8 @@ class Steps:
         self._graph, self._compiled = None, False
 
     def _step(self) -> None:
-        logits, after = self.model.step(self.tokens, self.state, in_place=True)
+        with steady_weights():
+            logits, after = self.model.step(self.tokens, self.state, in_place=True)
         overwrite(self.state, after)
         self.logits.copy_(logits[:, : self.logits.shape[-1]])
         self.draw(self._uniform)

@@ -10,6 +10,7 @@ import torch
 from exact_models import CONFIGS, each_model, model, tokens
 from torch import Tensor
 
+from retrograd.core.torch.launch import STEADY
 from retrograd.nn import AttentionState, LanguageModel, generate, read_back, score
 
 LENGTHS = (5, 130, 1, 37)
@@ -52,6 +53,21 @@ def test_a_step_in_place_copies_no_cache() -> None:
     _, after = ours.step(tokens(2, 1)[:, 0], state, in_place=True)
     for before, now in zip(cast(list[AttentionState], state), cast(list[AttentionState], after), strict=True):
         assert (now.k.data_ptr(), now.v.data_ptr()) == (before.k.data_ptr(), before.v.data_ptr())
+
+
+def test_kernels_may_read_weights_early_in_steps_of_generation_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, seen = model("mamba"), []
+    for name in ("forward", "step"):
+        whole = getattr(ours.backbone, name)
+
+        def noting(*args: Any, name: str = name, whole: Any = whole, **options: Any) -> Any:
+            seen.append((name, STEADY.weights))
+            return whole(*args, **options)
+
+        monkeypatch.setattr(ours.backbone, name, noting)
+    for _ in generate(ours, tokens(2, 3), 3):
+        assert not STEADY.weights
+    assert seen == [("forward", False), ("step", True), ("step", True)]
 
 
 def test_tokens_that_were_yielded_stay_as_they_are() -> None:

@@ -7,7 +7,9 @@ built); a call then only allocates its outputs, fills in addresses and launches.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
@@ -27,6 +29,8 @@ NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 KEPT_DESCRIPTORS = 256  # of a parameter of a kernel
 
 Runner = Callable[[Sequence[Any]], list[Any]]  # from tensors or None to tensors or None
+# What starts a launch, with its grid and its arguments around those that a call has to select.
+Started = tuple[Any, int, list[Any], int, list[Any], Callable[[Any], tuple[Any, ...]], list[Any]]
 
 # All that a plan may depend on: shape, strides, dtype, device, and address modulo 16. A plain tuple, since every call
 # builds one for each tensor; calls with equal keys share a prepared program.
@@ -131,28 +135,43 @@ def prepare(
     # Index -1, for what the program does not compute, is the None after the last tensor.
     returned = [next((i for i, array in enumerate(kept) if array.name == name), -1) for name in outputs]
 
-    steps: list[tuple[Any, int, list[Any], int, list[Any], Callable[[Any], tuple[Any, ...]], list[Any]]] = []
     absent = -1
-    with torch.cuda.device(device):
-        for launch in program.launches:
-            if launch.grid == 0:
-                continue
-            compiled = build(launch, program.arrays, arch, index)
-            start, first, then = launcher(compiled)
-            descriptors = absent
-            if size := descriptor_bytes(launch, compiled):
-                descriptors = len(places) + len(allocations) - len(allocated)
-                allocations.append(((size,), (1,), torch.uint8))
-            at = {key: absent if name is None else places[name] for key, name in launch.arrays.items()}
-            select = selection(launch, compiled, at)
-            last = arguments(launch)[len(with_pointers(launch)) :]
-            steps.append((start, launch.grid, first, descriptors, then, select, last))
+
+    def compiled_launches(launches: Iterable[Launch]) -> list[Started]:
+        steps = []
+        with torch.cuda.device(device):
+            for launch in launches:
+                if launch.grid == 0:
+                    continue
+                compiled = build(launch, program.arrays, arch, index)
+                start, first, then = launcher(compiled)
+                descriptors = absent
+                if size := descriptor_bytes(launch, compiled):
+                    descriptors = len(places) + len(allocations) - len(allocated)
+                    allocations.append(((size,), (1,), torch.uint8))
+                at = {key: absent if name is None else places[name] for key, name in launch.arrays.items()}
+                select = selection(launch, compiled, at)
+                last = arguments(launch)[len(with_pointers(launch)) :]
+                steps.append((start, launch.grid, first, descriptors, then, select, last))
+        return steps
+
+    steps = compiled_launches(program.launches)
+
+    @cache
+    def early_steps() -> list[Started]:
+        """The launches that read an input early; of one that is copied the copy has just been written."""
+        early = [launch.early is not None and not by_name[launch.early].copied for launch in program.launches]
+        if not any(early):
+            return steps
+        pairs = zip(program.launches, early, strict=True)
+        return compiled_launches(reading_early(launch) if reads else launch for launch, reads in pairs)
 
     empty = torch.empty_strided
     stream_of = torch._C._cuda_getCurrentRawStream
     current_device = torch.cuda.current_device
 
     def launch_all(tensors: Sequence[Any]) -> list[Any]:
+        chosen = early_steps() if STEADY.weights else steps
         if copied:
             tensors = [dense_copy(tensor) if i in copied else tensor for i, tensor in enumerate(tensors)]
         new: list[Any] = [empty(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in allocations]
@@ -164,7 +183,7 @@ def prepare(
         addresses += [tensor.data_ptr() for tensor in new]
         addresses.append(None)
         stream = stream_of(index)
-        for start, grid, first, descriptors, then, select, last in steps:
+        for start, grid, first, descriptors, then, select, last in chosen:
             start(grid, 1, 1, stream, *first, addresses[descriptors], *then, *select(addresses), *last)
         new.append(None)
         return [new[i] for i in returned]
@@ -176,6 +195,39 @@ def prepare(
             return launch_all(tensors)
 
     return guarded if torch.cuda.device_count() > 1 else launch_all
+
+
+class Steady(threading.local):
+    """Of a thread.
+
+    Attributes:
+        weights: whether kernels may read their weights before the kernel before them has ended.
+    """
+
+    weights: bool = False
+
+
+STEADY = Steady()
+
+
+@contextmanager
+def steady_weights() -> Iterator[None]:
+    """Kernels of this thread may read their weights early: nothing within it writes weights, nor just before it.
+
+    A kernel that overlaps the one before it waits for its end before it reads results. That one has waited for the end
+    of its own predecessor, so that only the very last kernel can still be writing. What was captured in a CUDA graph
+    keeps reading early; between two graphs nothing overlaps.
+    """
+    before, STEADY.weights = STEADY.weights, True
+    try:
+        yield
+    finally:
+        STEADY.weights = before
+
+
+def reading_early(launch: Launch) -> Launch:
+    """The launch with its constant EARLY."""
+    return replace(launch, constants={**launch.constants, "EARLY": True})
 
 
 class Launcher:

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 from checks import programs
+from checks.resources import resources
 
 import retrograd
 from retrograd.core.arch import SUPPORTED
+from retrograd.core.build import build
+from retrograd.core.torch.launch import reading_early
 from retrograd.core.torch.products import row_products
 from retrograd.opinfo.info import spec_of
 from retrograd.ops.infos import info
@@ -32,6 +35,18 @@ def kernels(which: str, rows: int, N: int = 1024, K: int = 2048, **how: Any) -> 
 @pytest.mark.parametrize("rows", [1, 8, 64])
 def test_few_rows_have_a_kernel_of_their_own_on_hopper(rows: int) -> None:
     assert kernels("sm_90", rows) == ["hopper few_rows", "hopper few_rows", "hopper product", "kernels sum_in_order"]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("rows", [1, 64])
+def test_a_kernel_that_reads_weights_early_asks_for_them_before_its_wait(rows: int) -> None:
+    (program, launch), *_ = programs.launches(info("linear"), case("call", (rows,), 1024, 2048), HOPPER)
+    assert launch.early == "weight"
+    compiled = [build(each, program.arrays, HOPPER) for each in (launch, reading_early(launch))]
+    before = [each.asm["ptx"].split("griddepcontrol.wait")[0].count("cp.async.bulk.tensor") for each in compiled]
+    assert before[0] == 0
+    assert before[1] > 0
+    assert all(resources(each).spills == 0 for each in compiled)
 
 
 def test_more_rows_go_to_persistent_programs() -> None:

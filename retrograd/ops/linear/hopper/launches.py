@@ -113,7 +113,7 @@ class _Launches(Launches):
             scalars={"sizes": Sizes(product.rows, product.columns, product.terms, 0)},
             constants={"FEW": few, "OPERANDS": Operands(False, product.b.transposed, stages), "EARLY": False},
         )
-        return replace(launch, max_registers=FEW_REGISTERS)
+        return replace(launch, max_registers=FEW_REGISTERS, early=product.b.name)
 
     def _launch(
         self,

@@ -7,12 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from checks import contract
 from checks.interpreter import interpreted
 from gluon_in_python import emulated
 
+from retrograd.core.arch import SUPPORTED
+from retrograd.core.torch.launch import interpret, reading_early
+from retrograd.opinfo.info import spec_of
 from retrograd.ops.infos import info
 from retrograd.ops.linear.cases import case
+from retrograd.ops.linear.op import OP
+from retrograd.testing.draw import draw
 
 CASES = {
     "one row": case("one row", (1,), 72, 136, "float16", bias=True),
@@ -38,3 +44,15 @@ def test_they_keep_the_error_budget_in_any_order(name: str, rows: int, parts: in
 def test_rows_have_the_same_bits_in_any_number(check: Callable[..., None], seed: int) -> None:
     with interpreted("sm_90"), emulated(seed):
         check(info("linear").variant(only="hopper"), CASES["few rows"], "cpu", seed)
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_weights_that_are_read_early_change_no_bits(rows: int, seed: int) -> None:
+    call = case("early", (rows,), 72, 264, "float16", bias=True)
+    inputs = draw(call, "cpu", seed)
+    program = OP.forward(spec_of(OP, call)).program({}, SUPPORTED["sm_90"])
+    assert program is not None
+    early = replace(program, launches=tuple(map(reading_early, program.launches)))
+    with emulated(seed):
+        found, expected = (interpret(each, [inputs[a.name] for a in each.inputs]) for each in (early, program))
+    assert all(map(torch.equal, found, expected))
