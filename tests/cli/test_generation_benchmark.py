@@ -114,16 +114,16 @@ def measured(job: Any) -> list[dict[str, Any]]:
 def test_rows_of_tokens(impl: str) -> None:
     if impl == shapes.TRANSFORMERS:
         pytest.importorskip("transformers")
-    for name in shapes.IMPLS[impl]:
-        rows = measured(shapes.Job(shapes.TOKEN, name, impl, 2))
-        assert {row["impl"] for row in rows} == ({impl, shapes.READ} if impl == shapes.NN else {impl})
-        for row in rows:
-            row = generate.with_limit(row, 1e9)
-            assert row["shape"] == {"B": 2, "prompt": TINY.prompt_of(name), "warm_up": 2, "tokens": 4}
-            assert row["wall_ms"] > 0
-            assert row["wall_ms_runs"] == [row["wall_ms"]]
-            assert row["limit_ms"] == pytest.approx(row["bytes"] / 1e9, rel=1e-3)
-            assert row["share"] == pytest.approx(row["limit_ms"] / row["wall_ms"], abs=1e-3)
+    name = shapes.IMPLS[impl][-1]
+    rows = measured(shapes.Job(shapes.TOKEN, name, impl, 2))
+    assert {row["impl"] for row in rows} == ({impl, shapes.READ} if impl == shapes.NN else {impl})
+    for row in rows:
+        row = generate.with_limit(row, 1e9)
+        assert row["shape"] == {"B": 2, "prompt": TINY.prompt_of(name), "warm_up": 2, "tokens": 4}
+        assert row["wall_ms"] > 0
+        assert row["wall_ms_runs"] == [row["wall_ms"]]
+        assert row["limit_ms"] == pytest.approx(row["bytes"] / 1e9, rel=1e-3)
+        assert row["share"] == pytest.approx(row["limit_ms"] / row["wall_ms"], abs=1e-3)
 
 
 def test_rows_of_prefill_and_of_training() -> None:

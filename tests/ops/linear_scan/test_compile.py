@@ -24,7 +24,10 @@ def short(plan: Plan) -> Plan:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("case", ["states", "packed", "complex", "shared_channels"])
+@pytest.mark.parametrize(
+    "case",
+    ["states", "shared_channels", *(pytest.param(each, marks=pytest.mark.slow) for each in ("packed", "complex"))],
+)
 def test_the_code_is_the_same_without_the_pass(
     case: str, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
