@@ -45,7 +45,7 @@ class HostCopy:
             self.there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self.there.copy_(tensor, non_blocking=True)
             self.arrived = torch.cuda.Event()
-            self.arrived.record()
+            self.arrived.record(torch.cuda.current_stream(tensor.device))  # another device may be the current one
 
     def values(self) -> Any:
         """The values, as of `Tensor.tolist`, once they are there."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -13,6 +15,8 @@ from retrograd.core.errors import bad_type
 
 from .model import LanguageModel, State
 from .sampling import Sampling
+
+_one_capture = Lock()  # PyTorch allows one at a time in a process
 
 
 class Steps:
@@ -73,7 +77,7 @@ class Steps:
         """Advance the state by the last tokens, and draw the next."""
         self._uniform.copy_(uniform)
         if self._graph is None and self._compiled and self.tokens.is_cuda:
-            self._graph = captured(self._step)
+            self._graph = captured(self._step, self.tokens.device)
         if self._graph is not None:
             self._graph.replay()
         else:
@@ -92,8 +96,8 @@ class Steps:
         self.draw(self._uniform)
 
 
-def captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """A graph of what `step` does to tensors; nothing of it runs yet."""
+def captured(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
+    """A graph of what `step` does to tensors on a device, current or not; nothing of it runs yet."""
     graph = torch.cuda.CUDAGraph()
     autocast = torch.autocast(
         "cuda",
@@ -101,10 +105,18 @@ def captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
         enabled=torch.is_autocast_enabled("cuda"),
         cache_enabled=False,  # a weight cast before, and kept for this context, would be gone when the graph runs
     )
-    # Other threads may go on using the GPU meanwhile.
-    with autocast, torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        step()
+    with _one_capture, torch.cuda.device(device):
+        # Other threads may go on using the GPU meanwhile.
+        capture = torch.cuda.graph(graph, stream=capture_stream(device), capture_error_mode="thread_local")
+        with autocast, capture:
+            step()
     return graph
+
+
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a device on which graphs are captured: PyTorch's own is of the device that was current first."""
+    return torch.cuda.Stream(device)
 
 
 def overwrite(state: Any, after: Any) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from exact_models import CONFIGS, each_model, model, tokens
 from torch import Tensor
 
-from retrograd.nn import AttentionState, LanguageModel, generate, read_back, score
+from retrograd.nn import AttentionState, LanguageModel, generate, read_back, score, steps
 
 LENGTHS = (5, 130, 1, 37)
 
@@ -60,6 +61,25 @@ def test_tokens_that_were_yielded_stay_as_they_are() -> None:
     one_by_one = [step.clone() for step in generate(ours, prompt, 6, seed=1)]
     assert all(torch.equal(a, b) for a, b in zip(kept, one_by_one, strict=True))
     assert not torch.equal(kept[0], kept[1]) or not torch.equal(kept[1], kept[2])
+
+
+def test_a_graph_is_captured_on_a_stream_of_the_device_of_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+
+    def opens(what: str) -> Callable[..., AbstractContextManager[None]]:
+        @contextmanager
+        def opened_with(*given: Any, **named: Any) -> Iterator[None]:
+            opened.append((what, *given, named.get("stream")))
+            yield
+
+        return opened_with
+
+    for name, fake in {"device": opens("device"), "graph": opens("graph"), "CUDAGraph": lambda: "graph"}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(steps, "capture_stream", lambda device: f"a stream of {device}")
+    there = torch.device("cuda", 1)
+    steps.captured(lambda: opened.append("a step"), there)
+    assert opened == [("device", there, None), ("graph", "graph", "a stream of cuda:1"), "a step"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
