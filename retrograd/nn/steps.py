@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from retrograd.core.errors import bad_type
+from retrograd.core.errors import bad_shape, bad_type
 
 from .model import LanguageModel, State
 from .sampling import Sampling
@@ -28,7 +28,7 @@ class Steps:
 
     Args:
         model: the model.
-        state: after all tokens of the prompt; it is overwritten.
+        state: after all tokens of the prompt; it may be overwritten.
         logits: (B, padded vocabulary), after the prompt.
         sampling: how tokens are drawn.
         stop: tokens that end a row; it then has the same token again and again.
@@ -51,7 +51,7 @@ class Steps:
         *,
         log_probabilities: bool = False,
     ) -> None:
-        self.model, self.state, self.sampling = model, state, sampling
+        self.model, self.state, self.sampling = model, apart(state), sampling
         self.logits = logits[:, : model.config.vocab_size].clone()
         batch, device = len(logits), logits.device
         self.tokens = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -119,12 +119,47 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def apart(state: Any) -> Any:
+    """The same state in dense tensors that share no memory with each other; one in two places stays in both."""
+    seen: dict[int, tuple[Tensor, Tensor]] = {}  # a tensor, and what stands for it
+    memory: set[int] = set()
+
+    def own(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            if id(part) not in seen:
+                shared = part.untyped_storage().data_ptr() in memory
+                dense = part.clone(memory_format=torch.contiguous_format) if shared else part.contiguous()
+                memory.add(dense.untyped_storage().data_ptr())
+                seen[id(part)] = part, dense
+            return seen[id(part)][1]
+        if not isinstance(part, Sequence):
+            return part
+        parts = map(own, part)
+        return type(part)(*parts) if hasattr(part, "_fields") else type(part)(parts)  # type: ignore[call-arg]
+
+    return own(state)
+
+
 def overwrite(state: Any, after: Any) -> None:
-    """Give the tensors of a state the values of another one; tensors that both have are left alone."""
-    pairs = {id(old): (old, new) for old, new in zip(tensors(state), tensors(after), strict=True) if old is not new}
-    if pairs:
-        old, new = zip(*pairs.values(), strict=True)
-        torch._foreach_copy_(old, new)
+    """Give the tensors of a state, which share no memory, the values of another; tensors that both have are left alone.
+
+    A tensor may have its new values from what another one has now, as where the last two inputs are kept.
+    """
+    pairs: dict[int, tuple[Tensor, Tensor]] = {}
+    for old, new in zip(tensors(state), tensors(after), strict=True):
+        if new.shape != old.shape:
+            expected = f"{tuple(old.shape)}, as before the step, since steps are taken in place"
+            raise bad_shape("generate", "state", new.shape, expected)
+        if pairs.setdefault(id(old), (old, new))[1] is not new:
+            raise ValueError("generate: state has a tensor in two places, expected a step to give both the same values")
+    overwritten = {old.untyped_storage().data_ptr() for old, new in pairs.values() if old is not new}
+
+    def read_before(new: Tensor) -> Tensor:
+        return new.clone() if new.untyped_storage().data_ptr() in overwritten else new
+
+    changed = [(old, read_before(new)) for old, new in pairs.values() if old is not new]
+    if changed:
+        torch._foreach_copy_([old for old, _ in changed], [new for _, new in changed])
 
 
 def tensors(state: Any) -> Iterator[Tensor]:

@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import pytest
 import torch
-from exact_models import CONFIGS, each_model, model, tokens
+from exact_models import CONFIGS, SIZES, each_model, model, tokens
 from torch import Tensor
 
-from retrograd.nn import AttentionState, LanguageModel, generate, read_back, score, steps
+from retrograd.nn import AttentionState, LanguageModel, Mixer, generate, read_back, score, steps
+from retrograd.nn.sampling import Sampling
 
 LENGTHS = (5, 130, 1, 37)
 
@@ -53,6 +54,60 @@ def test_a_step_in_place_copies_no_cache() -> None:
     _, after = ours.step(tokens(2, 1)[:, 0], state, in_place=True)
     for before, now in zip(cast(list[AttentionState], state), cast(list[AttentionState], after), strict=True):
         assert (now.k.data_ptr(), now.v.data_ptr()) == (before.k.data_ptr(), before.v.data_ptr())
+
+
+class LastThree(Mixer):
+    """Adds up the last three inputs. Two are its state, the newest first: after `forward` views of one array."""
+
+    def initial_state(self, batch: int, dtype: torch.dtype | None = None, *, capacity: int | None = None) -> Any:
+        return torch.zeros(2, batch, SIZES.d_model, dtype=dtype).unbind()
+
+    def divide_output(self, by: float) -> None:
+        pass
+
+    def forward(self, u: Tensor, state: Any = None, *, cu_seqlens: Tensor | None = None) -> Any:
+        before = self.initial_state(len(u), u.dtype) if state is None else state
+        all_inputs = torch.cat((torch.stack(before[::-1], 1), u), 1)
+        out = all_inputs[:, :-2] + 2 * all_inputs[:, 1:-1] + u
+        return out, None if state is None else (all_inputs[:, -1], all_inputs[:, -2])
+
+    def step(self, u: Tensor, state: Any, *, in_place: bool = False) -> Any:
+        return state[1] + 2 * state[0] + u, (u, state[0])
+
+
+def test_a_step_may_give_a_tensor_what_another_one_had() -> None:
+    ours, prompt = model("mamba", exact=False), tokens(2, 5)
+    ours.backbone.blocks[1].mixer = LastThree()
+    draws = generate(ours, prompt, 8, seed=1, log_probabilities=True)
+    drawn, found = (torch.stack(each, 1) for each in zip(*draws, strict=True))
+    torch.testing.assert_close(found, score(ours, torch.cat((prompt, drawn), 1))[:, 4:])
+
+
+def test_new_values_may_lie_in_tensors_that_are_overwritten() -> None:
+    three = torch.arange(6.0).view(3, 2)
+    state = steps.apart([three[0], three[1], three[2:].expand(2, 2)])
+    steps.overwrite(state, [state[1], state[0], state[2].flip(0) + 1])
+    assert [part.tolist() for part in state] == [[2, 3], [0, 1], [[5, 6], [5, 6]]]
+
+
+@pytest.mark.parametrize(
+    ("after", "says"),
+    [
+        ([torch.zeros(2, 1), torch.zeros(2, 3)], r"state has shape \(2, 1\), expected \(2, 3\), as before the step"),
+        ([torch.zeros(2, 3), torch.zeros(2, 3)], "state has a tensor in two places"),
+    ],
+)
+def test_new_states_that_cannot_overwrite_the_old_are_refused(after: list[Tensor], says: str) -> None:
+    one = torch.ones(2, 3)
+    with pytest.raises(ValueError, match=f"^generate: {says}"):
+        steps.overwrite([one, one], after)
+
+
+def test_a_window_after_packed_prompts_is_dense_so_that_kernels_can_overwrite_it() -> None:
+    ours, (rows, bounds) = model("mamba2"), (tokens(1, 7), torch.tensor([0, 3, 7], dtype=torch.int32))
+    logits, state = ours(rows, ours.initial_state(2), cu_seqlens=bounds)
+    own = steps.Steps(ours, state, logits[0, [2, 6]], Sampling())
+    assert all(tensor.is_contiguous() for tensor in steps.tensors(own.state))
 
 
 def test_tokens_that_were_yielded_stay_as_they_are() -> None:
