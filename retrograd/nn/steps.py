@@ -61,9 +61,17 @@ class Steps:
         self._uniform = torch.zeros(batch, dtype=torch.float64, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._compiled = False
+        self._number = 0  # of the tokens that are drawn next
 
     def draw(self, uniform: Float[Tensor, " B"]) -> None:
-        """Draw tokens from the logits, and compute their log probabilities."""
+        """Draw tokens from the logits, and compute their log probabilities.
+
+        Raises:
+            ValueError: for logits that are not finite. On a GPU, where this would synchronise, only of the first
+                tokens: bad weights show in these.
+        """
+        if self._number == 0 or self.logits.device.type == "cpu":
+            self._check_logits()
         drawn = self.sampling.draw(self.logits, uniform)
         if self.log_probabilities is not None:
             found = self.sampling.log_probabilities(self.logits, drawn)
@@ -75,6 +83,7 @@ class Steps:
 
     def advance(self, uniform: Float[Tensor, " B"]) -> None:
         """Advance the state by the last tokens, and draw the next."""
+        self._number += 1
         self._uniform.copy_(uniform)
         if self._graph is None and self._compiled and self.tokens.is_cuda:
             self._graph = captured(self._step, self.tokens.device)
@@ -94,6 +103,11 @@ class Steps:
         overwrite(self.state, after)
         self.logits.copy_(logits[:, : self.logits.shape[-1]])
         self.draw(self._uniform)
+
+    def _check_logits(self) -> None:
+        if not bool(self.logits.amax(-1).isfinite().all()):
+            found = f"NaN or infinite logits for token {self._number}"
+            raise ValueError(f"generate: model has {found}, expected finite numbers")
 
 
 def captured(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
