@@ -106,9 +106,8 @@ def generate(
     check_size("generate", "count", count, 0)
     sampling = Sampling(temperature, top_k, top_p)
     sampling.check("generate")
-    uniforms = Uniforms(
-        seeds_of("generate", seed, len(prompt)), prompt[0].device if len(prompt) else torch.device("cpu")
-    )
+    first = prompt if isinstance(prompt, Tensor) else prompt[0]
+    uniforms = Uniforms(seeds_of("generate", seed, len(prompt)), first.device)
     ends = stop_tokens("generate", stop, model.config)
     drawn = _generate(model, prompt, count, sampling, uniforms, ends, log_probabilities)
     if log_probabilities:
@@ -184,7 +183,7 @@ def score(
     logits = logits[..., : model.config.vocab_size].flatten(0, 1)
     found = Sampling(temperature).log_probabilities(logits, following)
     if isinstance(tokens, Tensor):
-        return found.view(len(tokens), -1)
+        return found.view(len(tokens), tokens.shape[1] - 1)
     return list(found.split([len(row) - 1 for row in tokens]))
 
 
@@ -199,7 +198,7 @@ def _generate(
     log_probabilities: bool,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Tokens, with their log probabilities if asked for."""
-    longest = max(len(row) for row in prompt) if len(prompt) else 0
+    longest = prompt.shape[1] if isinstance(prompt, Tensor) else max(map(len, prompt))
     capacity = longest + min(count, ROOM)
     logits, state = _prefill(model, prompt, capacity)
     steps = Steps(model, state, logits, sampling, stop, log_probabilities=log_probabilities)

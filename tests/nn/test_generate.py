@@ -186,6 +186,14 @@ def test_a_stop_token_that_cannot_be_is_refused(stop: Any, error: type[Exception
         generate(model("mamba"), tokens(1, 2), 1, stop=stop)
 
 
+@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize("time", [1, 3])
+def test_there_may_be_no_rows(count: int, time: int) -> None:
+    ours, none = model("hybrid"), tokens(0, time)
+    assert [step.shape for step in generate(ours, none, count, log_probabilities=False)] == [(0,)] * count
+    assert score(ours, none).shape == (0, time - 1)
+
+
 @each_model
 def test_scores_of_rows_of_different_lengths_are_those_of_each_alone_with_their_gradients(name: str) -> None:
     ours, rows = model(name), [tokens(1, length)[0] for length in (9, 1, 70, 4)]
