@@ -86,13 +86,15 @@ def check_tokens(module: str, tokens: Tensor, axes: tuple[str, ...], argument: s
         raise bad_shape(module, argument, tuple(tokens.shape), f"({', '.join(axes)})")
 
 
-def check_vocabulary(module: str, tokens: Tensor, config: MambaConfig, argument: str = "tokens") -> None:
-    """Raise for a token without a row in the embedding. It reads the values, which on a GPU would synchronise."""
-    rows = config.padded_vocab_size
+def check_vocabulary(
+    module: str, tokens: Tensor, config: MambaConfig, argument: str = "tokens", *, padded: bool = True
+) -> None:
+    """Raise for a token outside of the vocabulary, padded or not. It reads values, which on a GPU would synchronise."""
+    rows = config.padded_vocab_size if padded else config.vocab_size
     outside = tokens[(tokens < 0) | (tokens >= rows)]
     if outside.numel():
-        padded = f", padded to {rows}" if rows != config.vocab_size else ""
-        expected = f"numbers from 0 to {rows - 1} (vocab_size={config.vocab_size}{padded})"
+        more = f", padded to {rows}" if rows != config.vocab_size else ""
+        expected = f"numbers from 0 to {rows - 1} (vocab_size={config.vocab_size}{more})"
         raise bad_value(module, argument, int(outside[0]), expected)
 
 

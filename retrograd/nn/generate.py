@@ -102,7 +102,7 @@ def generate(
         5
     """
     check_model("generate", model)
-    _check_rows("generate", "prompt", prompt, model.config)
+    _check_rows("generate", "prompt", prompt, model.config, padded=True)
     check_size("generate", "count", count, 0)
     sampling = Sampling(temperature, top_k, top_p)
     sampling.check("generate")
@@ -115,7 +115,7 @@ def generate(
     return (tokens for tokens, _ in drawn)
 
 
-def _check_rows(where: str, argument: str, rows: Any, config: MambaConfig) -> None:
+def _check_rows(where: str, argument: str, rows: Any, config: MambaConfig, *, padded: bool) -> None:
     """Raise unless rows are tokens (B, T), or a sequence of tokens (T,), with at least one token each."""
     axes: tuple[str, ...]
     if isinstance(rows, Sequence) and len(rows):
@@ -129,7 +129,7 @@ def _check_rows(where: str, argument: str, rows: Any, config: MambaConfig) -> No
         if tokens.shape[-1] < 1:
             raise bad_shape(where, name, tokens.shape, f"({', '.join((*axes[:-1], 'at least one token'))})")
         if tokens.device.type == "cpu":
-            check_vocabulary(where, tokens, config, name)
+            check_vocabulary(where, tokens, config, name, padded=padded)
 
 
 @overload
@@ -161,7 +161,7 @@ def score(
 
     Raises:
         ValueError, TypeError: for invalid tokens, a temperature that is not positive, and a module that is no language
-            model.
+            model. Tokens outside the vocabulary are reported on a CPU only, where the check waits for nothing.
 
     Example:
         >>> import torch
@@ -171,7 +171,7 @@ def score(
         torch.Size([1, 2])
     """
     check_model("score", model)
-    _check_rows("score", "tokens", tokens, model.config)
+    _check_rows("score", "tokens", tokens, model.config, padded=False)
     check_number("score", "temperature", temperature)
     if temperature == 0:
         raise bad_value("score", "temperature", temperature, "more than 0")

@@ -186,6 +186,15 @@ def test_a_stop_token_that_cannot_be_is_refused(stop: Any, error: type[Exception
         generate(model("mamba"), tokens(1, 2), 1, stop=stop)
 
 
+@pytest.mark.parametrize("token", [60, 63, -1])
+def test_a_token_without_a_logit_has_no_score(token: int) -> None:
+    found, says = torch.tensor([[1, token, 3]]), rf"is {token}, expected numbers from 0 to 59 \(vocab_size=60\)"
+    with pytest.raises(ValueError, match=f"^score: tokens {says}"):
+        score(model("mamba"), found)
+    with pytest.raises(ValueError, match=rf"^score: tokens\[0\] {says}"):
+        score(model("mamba"), [found[0]])
+
+
 @pytest.mark.parametrize("count", [0, 1, 5])
 @pytest.mark.parametrize("time", [1, 3])
 def test_there_may_be_no_rows(count: int, time: int) -> None:
