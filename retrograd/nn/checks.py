@@ -10,6 +10,7 @@ from torch import Tensor
 
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_nondecreasing
 from retrograd.core.torch.autocast import autocasts
+from retrograd.core.torch.formulas import readable
 from retrograd.models.config import MambaConfig
 from retrograd.models.generation import check_size
 from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
@@ -72,8 +73,8 @@ def check_bounds(module: str, cu_seqlens: Any, u: Tensor) -> None:
 
 
 def is_readable(numbers: Tensor) -> bool:
-    """Whether values can be looked at without waiting for a GPU, and are not being traced."""
-    return type(numbers) is Tensor and numbers.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether values of an ordinary tensor can be looked at without waiting for a GPU, and are not being traced."""
+    return type(numbers) is Tensor and readable(numbers)
 
 
 def check_tokens(module: str, tokens: Tensor, axes: tuple[str, ...], argument: str = "tokens") -> None:
