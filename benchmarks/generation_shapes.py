@@ -29,7 +29,7 @@ IMPLS: Mapping[str, tuple[str, ...]] = {
 TOKEN, PREFILL, TRAIN = PASSES = ("token", "prefill", "train")
 LIMITS = "limits"  # the pass that measures the rate of a copy
 
-WINDOW = 128  # steps between two borders of an exact Mamba-2: a step computes again those since the last
+WINDOW = 64  # steps between two borders of an exact Mamba-2: a step computes again those since the last
 
 
 class Setting(NamedTuple):
@@ -108,7 +108,7 @@ FULL = Setting(
     prompt=16,
     slots=2048,
     warm_up=32,
-    tokens=128,  # a whole window
+    tokens=128,  # two whole windows
     runs=5,
     profiled=16,
     prefill=8192,
