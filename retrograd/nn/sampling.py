@@ -102,7 +102,8 @@ def seeds_of(where: str, seed: Any, batch: int) -> list[int]:
     """
     if seed is None:
         seed = int(torch.randint(MOST_SEEDS - 1, ()))
-    if isinstance(seed, Tensor) and seed.ndim and not (seed.is_floating_point() or seed.is_complex()):
+    others = isinstance(seed, Tensor) and (seed.is_floating_point() or seed.is_complex() or seed.dtype == torch.bool)
+    if isinstance(seed, Tensor) and seed.ndim and not others:
         if seed.shape != (batch,):
             raise bad_shape(where, "seed", seed.shape, f"(batch={batch},)")
         found = seed.tolist()

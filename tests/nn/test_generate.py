@@ -153,6 +153,12 @@ def test_values_are_read_a_step_late_and_all_of_them_in_order(count: int) -> Non
     assert seen == [[number, 10 * number] for number in range(count)]
 
 
+def test_only_tokens_are_read_back() -> None:
+    draws: Any = generate(model("mamba"), tokens(1, 2), 3, log_probabilities=True)
+    with pytest.raises(TypeError, match=r"^read_back: tokens is tuple, expected tensors"):
+        next(read_back(draws))
+
+
 def test_a_row_ends_with_a_stop_token_and_the_last_row_ends_all() -> None:
     ours, prompt = model("hybrid"), tokens(3, 4)
     free = torch.stack(list(generate(ours, prompt, 200, seed=2)), 1)
@@ -179,6 +185,8 @@ def test_a_row_ends_with_a_stop_token_and_the_last_row_ends_all() -> None:
         ("ab", TypeError, "stop is str, expected an integer, or a collection of integers"),
         (2.5, TypeError, "stop is float"),
         ((True,), TypeError, "stop is tuple"),
+        (torch.tensor(3), TypeError, "stop is Tensor"),
+        (torch.tensor([3]), TypeError, "stop is Tensor"),
     ],
 )
 def test_a_stop_token_that_cannot_be_is_refused(stop: Any, error: type[Exception], says: str) -> None:

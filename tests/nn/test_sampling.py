@@ -140,6 +140,7 @@ def test_without_a_seed_pytorch_draws_one() -> None:
         ({"seed": torch.tensor([1, -4])}, ValueError, "generate: seed is -4"),
         ({"seed": torch.tensor([1, 2, 3])}, ValueError, r"generate: seed has shape \(3,\), expected \(batch=2,\)"),
         ({"seed": torch.tensor([0.5, 1.0])}, TypeError, "generate: seed is Tensor"),
+        ({"seed": torch.tensor([True, False])}, TypeError, "generate: seed is Tensor"),
         ({"seed": True}, TypeError, "generate: seed is bool"),
     ],
 )
