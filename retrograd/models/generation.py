@@ -36,7 +36,9 @@ class SamplingOptions(NamedTuple):
 
 def stop_tokens(where: str, stop: Any, config: MambaConfig) -> tuple[int, ...]:
     """The tokens that end a row, of one or of several."""
-    found = [stop] if isinstance(stop, int) else list(stop) if isinstance(stop, Collection) else None
+    found = [stop] if isinstance(stop, int) else None
+    if isinstance(stop, Collection) and not hasattr(stop, "ndim"):  # an array has no integers as its items
+        found = list(stop)
     if found is None or not all(isinstance(token, int) and not isinstance(token, bool) for token in found):
         raise bad_type(where, "stop", stop, "an integer, or a collection of integers")
     for token in found:

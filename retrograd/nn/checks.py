@@ -10,6 +10,7 @@ from torch import Tensor
 
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_nondecreasing
 from retrograd.core.torch.autocast import autocasts
+from retrograd.core.torch.formulas import readable
 from retrograd.models.config import MambaConfig
 from retrograd.models.generation import check_size
 from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
@@ -72,8 +73,8 @@ def check_bounds(module: str, cu_seqlens: Any, u: Tensor) -> None:
 
 
 def is_readable(numbers: Tensor) -> bool:
-    """Whether values can be looked at without waiting for a GPU, and are not being traced."""
-    return type(numbers) is Tensor and numbers.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether values of an ordinary tensor can be looked at without waiting for a GPU, and are not being traced."""
+    return type(numbers) is Tensor and readable(numbers)
 
 
 def check_tokens(module: str, tokens: Tensor, axes: tuple[str, ...], argument: str = "tokens") -> None:
@@ -86,13 +87,15 @@ def check_tokens(module: str, tokens: Tensor, axes: tuple[str, ...], argument: s
         raise bad_shape(module, argument, tuple(tokens.shape), f"({', '.join(axes)})")
 
 
-def check_vocabulary(module: str, tokens: Tensor, config: MambaConfig, argument: str = "tokens") -> None:
-    """Raise for a token without a row in the embedding. It reads the values, which on a GPU would synchronise."""
-    rows = config.padded_vocab_size
+def check_vocabulary(
+    module: str, tokens: Tensor, config: MambaConfig, argument: str = "tokens", *, padded: bool = True
+) -> None:
+    """Raise for a token outside of the vocabulary, padded or not. It reads values, which on a GPU would synchronise."""
+    rows = config.padded_vocab_size if padded else config.vocab_size
     outside = tokens[(tokens < 0) | (tokens >= rows)]
     if outside.numel():
-        padded = f", padded to {rows}" if rows != config.vocab_size else ""
-        expected = f"numbers from 0 to {rows - 1} (vocab_size={config.vocab_size}{padded})"
+        more = f", padded to {rows}" if rows != config.vocab_size else ""
+        expected = f"numbers from 0 to {rows - 1} (vocab_size={config.vocab_size}{more})"
         raise bad_value(module, argument, int(outside[0]), expected)
 
 
@@ -104,5 +107,5 @@ def check_state(module: str, state: Any, layers: int) -> None:
 
 def check_model(where: str, model: Any) -> None:
     """Raise unless the model is a language model, possibly wrapped by `torch.compile`."""
-    if not isinstance(getattr(model, "config", None), MambaConfig):
+    if not isinstance(getattr(model, "config", None), MambaConfig) or not hasattr(model, "lm_head"):
         raise bad_type(where, "model", model, "a LanguageModel")

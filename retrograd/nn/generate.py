@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from retrograd.core.errors import bad_shape, bad_type, bad_value
-from retrograd.models.config import MambaConfig
 from retrograd.models.generation import check_number, check_size, stop_tokens
 
 from .checks import check_model, check_tokens, check_vocabulary
@@ -90,9 +89,12 @@ def generate(
 
     Raises:
         ValueError, TypeError: at the call, for an invalid or empty prompt or option, and a module that is no language
-            model. When a token is requested, for logits that are not finite. On a GPU two
-            checks would synchronise and are left to PyTorch: tokens outside the vocabulary, and NaN logits after the
-            first token. They cause a device-side assertion; with temperature 0, NaN logits yield the NaN's index.
+            model. When a token is requested, for logits that are not finite. On a GPU two checks would synchronise and
+            are left to PyTorch: tokens outside the vocabulary, and NaN logits after the first token. They cause a
+            device-side assertion; with temperature 0, NaN logits yield the NaN's index.
+
+    Tokens that are less likely than 2^-40 of the likeliest are never drawn. All tokens are to be requested inside of
+    `torch.inference_mode`, or all outside.
 
     Example:
         >>> import torch
@@ -102,13 +104,12 @@ def generate(
         5
     """
     check_model("generate", model)
-    _check_rows("generate", "prompt", prompt, model.config)
+    _check_rows("generate", "prompt", prompt, model, padded=True)
     check_size("generate", "count", count, 0)
     sampling = Sampling(temperature, top_k, top_p)
     sampling.check("generate")
-    uniforms = Uniforms(
-        seeds_of("generate", seed, len(prompt)), prompt[0].device if len(prompt) else torch.device("cpu")
-    )
+    first = prompt if isinstance(prompt, Tensor) else prompt[0]
+    uniforms = Uniforms(seeds_of("generate", seed, len(prompt)), first.device)
     ends = stop_tokens("generate", stop, model.config)
     drawn = _generate(model, prompt, count, sampling, uniforms, ends, log_probabilities)
     if log_probabilities:
@@ -116,9 +117,12 @@ def generate(
     return (tokens for tokens, _ in drawn)
 
 
-def _check_rows(where: str, argument: str, rows: Any, config: MambaConfig) -> None:
-    """Raise unless rows are tokens (B, T), or a sequence of tokens (T,), with at least one token each."""
+def _check_rows(where: str, argument: str, rows: Any, model: LanguageModel, *, padded: bool) -> None:
+    """Raise unless rows are tokens (B, T), or a sequence of tokens (T,), with at least one token each, where the model
+    is.
+    """
     axes: tuple[str, ...]
+    device = model.backbone.embedding.weight.device
     if isinstance(rows, Sequence) and len(rows):
         given, axes = {f"{argument}[{number}]": row for number, row in enumerate(rows)}, ("time",)
     elif isinstance(rows, Tensor):
@@ -129,8 +133,10 @@ def _check_rows(where: str, argument: str, rows: Any, config: MambaConfig) -> No
         check_tokens(where, tokens, axes, name)
         if tokens.shape[-1] < 1:
             raise bad_shape(where, name, tokens.shape, f"({', '.join((*axes[:-1], 'at least one token'))})")
+        if tokens.device != device:
+            raise bad_value(where, f"device of {name}", str(tokens.device), f"{device}, where the model is")
         if tokens.device.type == "cpu":
-            check_vocabulary(where, tokens, config, name)
+            check_vocabulary(where, tokens, model.config, name, padded=padded)
 
 
 @overload
@@ -162,7 +168,7 @@ def score(
 
     Raises:
         ValueError, TypeError: for invalid tokens, a temperature that is not positive, and a module that is no language
-            model.
+            model. Tokens outside the vocabulary are reported on a CPU only, where the check waits for nothing.
 
     Example:
         >>> import torch
@@ -172,7 +178,7 @@ def score(
         torch.Size([1, 2])
     """
     check_model("score", model)
-    _check_rows("score", "tokens", tokens, model.config)
+    _check_rows("score", "tokens", tokens, model, padded=False)
     check_number("score", "temperature", temperature)
     if temperature == 0:
         raise bad_value("score", "temperature", temperature, "more than 0")
@@ -184,7 +190,7 @@ def score(
     logits = logits[..., : model.config.vocab_size].flatten(0, 1)
     found = Sampling(temperature).log_probabilities(logits, following)
     if isinstance(tokens, Tensor):
-        return found.view(len(tokens), -1)
+        return found.view(len(tokens), tokens.shape[1] - 1)
     return list(found.split([len(row) - 1 for row in tokens]))
 
 
@@ -199,22 +205,19 @@ def _generate(
     log_probabilities: bool,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Tokens, with their log probabilities if asked for."""
-    longest = max(len(row) for row in prompt) if len(prompt) else 0
+    longest = prompt.shape[1] if isinstance(prompt, Tensor) else max(map(len, prompt))
     capacity = longest + min(count, ROOM)
     logits, state = _prefill(model, prompt, capacity)
     steps = Steps(model, state, logits, sampling, stop, log_probabilities=log_probabilities)
     finished: HostCopy | None = None
     for number in range(count):
         if number == 0:
-            _check_logits(steps.logits, number)
             steps.draw(uniforms.at(number))
         else:
             if longest + number > capacity:
                 capacity = min(longest + count, 2 * capacity)
                 steps.grow(capacity)
-            steps.advance(uniforms.at(number))
-            if steps.logits.device.type == "cpu":  # on a GPU this synchronises; bad weights show in the first logits
-                _check_logits(steps.logits, number)
+            steps.advance(uniforms.at(number), count - number)
         if finished is not None and finished.values():  # of the step before, while this one runs
             return
         finished = HostCopy(steps.ended.all()) if stop else None
@@ -237,8 +240,3 @@ def _packed(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Rows one after another, (1, T), and their boundaries."""
     ends = torch.tensor([0, *accumulate(len(row) for row in rows)], dtype=torch.int32)
     return torch.cat(list(rows))[None], ends.to(rows[0].device)
-
-
-def _check_logits(logits: Tensor, number: int) -> None:
-    if not bool(logits.amax(-1).isfinite().all()):
-        raise ValueError(f"generate: model has NaN or infinite logits for token {number}, expected finite numbers")

@@ -36,4 +36,10 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def step(self, u: Tensor, state: Any, *, in_place: bool = False) -> tuple[Tensor, Any]:
-        """One step, u (B, d_model), and the state after it; `in_place` says that `state` may be overwritten for it."""
+        """One step, u (B, d_model), and the state after it.
+
+        `generate` takes steps in place: `state` may then be overwritten, and is not used again. It needs states of
+        tensors, None, and sequences of these, whose shapes do not change. On a GPU it captures a step in a CUDA graph,
+        so that Python code in a step, forward hooks included, does not run for each token, and may not wait for the
+        GPU.
+        """

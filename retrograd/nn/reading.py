@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retrograd.core.errors import bad_type
+
 
 def read_back(tokens: Iterator[Tensor]) -> Iterator[list[int]]:
     """The values of the tokens that `generate` yields, each step's while the next step runs on the GPU.
@@ -16,7 +18,10 @@ def read_back(tokens: Iterator[Tensor]) -> Iterator[list[int]]:
     stops early.
 
     Args:
-        tokens: from `generate`, (B,) for each step.
+        tokens: from `generate` without log probabilities, (B,) for each step.
+
+    Raises:
+        TypeError: when values are requested, for anything but a tensor.
 
     Example:
         >>> import torch
@@ -27,6 +32,8 @@ def read_back(tokens: Iterator[Tensor]) -> Iterator[list[int]]:
     """
     before = None
     for step in tokens:
+        if not isinstance(step, Tensor):
+            raise bad_type("read_back", "tokens", step, "tensors, from generate without log probabilities")
         now = HostCopy(step)
         if before is not None:
             yield before.values()
@@ -45,7 +52,7 @@ class HostCopy:
             self.there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self.there.copy_(tensor, non_blocking=True)
             self.arrived = torch.cuda.Event()
-            self.arrived.record()
+            self.arrived.record(torch.cuda.current_stream(tensor.device))  # another device may be the current one
 
     def values(self) -> Any:
         """The values, as of `Tensor.tolist`, once they are there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -37,13 +36,25 @@ def _(info: Any, in_dims: Any, position: Tensor, d: int, base: float, dtype: tor
     return tables.unflatten(1, (info.batch_size, -1)), 1
 
 
-# All are kept, since CUDA graphs have their addresses; powers of two, so that there are few.
-@cache
 def kept_tables(rows: int, config: AttentionConfig, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`rotary_tables` of positions from 0, in at least float32."""
-    wide = torch.promote_types(dtype, torch.float32)
-    position = torch.arange(rows, device=device)
-    return rotary_tables(position, config.rotary_emb_dim, config.rotary_emb_base, wide)
+    arguments = (rows, config.rotary_emb_dim, config.rotary_emb_base, dtype, device)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing() and arguments not in _TABLES:
+        return _tables(*arguments)  # what a graph computes is there when it runs, and not before
+    if arguments not in _TABLES:
+        _TABLES[arguments] = _tables(*arguments)
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # other streams read it, too
+    return _TABLES[arguments]
+
+
+_TABLES: dict[Any, Tensor] = {}  # all are kept, since CUDA graphs have their addresses
+
+
+def _tables(rows: int, d: int, base: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        position = torch.arange(rows, device=device)
+        return rotary_tables(position, d, base, torch.promote_types(dtype, torch.float32))
 
 
 def rotate(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache
+from threading import Lock
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from retrograd.core.errors import bad_type
 from retrograd.core.torch.launch import steady_weights
 
 from .model import LanguageModel, State
 from .sampling import Sampling
+from .states import apart, overwrite
+
+WORTH_A_GRAPH = 4  # steps: a capture takes the host about the time of an ordinary one
+MOST_STEPS = 2**63
+_one_capture = Lock()  # PyTorch allows one at a time in a process
 
 
 class Steps:
@@ -25,7 +30,7 @@ class Steps:
 
     Args:
         model: the model.
-        state: after all tokens of the prompt; it is overwritten.
+        state: after all tokens of the prompt; it may be overwritten.
         logits: (B, padded vocabulary), after the prompt.
         sampling: how tokens are drawn.
         stop: tokens that end a row; it then has the same token again and again.
@@ -48,7 +53,7 @@ class Steps:
         *,
         log_probabilities: bool = False,
     ) -> None:
-        self.model, self.state, self.sampling = model, state, sampling
+        self.model, self.state, self.sampling = model, apart(state), sampling
         self.logits = logits[:, : model.config.vocab_size].clone()
         batch, device = len(logits), logits.device
         self.tokens = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -57,10 +62,20 @@ class Steps:
         self._stop = torch.tensor(stop, dtype=torch.int64).to(device)
         self._uniform = torch.zeros(batch, dtype=torch.float64, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
+        # What a graph has the addresses of, also if the model gets other tensors meanwhile.
+        self._held = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
         self._compiled = False
+        self._number = 0  # of the tokens that are drawn next
 
     def draw(self, uniform: Float[Tensor, " B"]) -> None:
-        """Draw tokens from the logits, and compute their log probabilities."""
+        """Draw tokens from the logits, and compute their log probabilities.
+
+        Raises:
+            ValueError: for logits that are not finite. On a GPU, where this would synchronise, only of the first
+                tokens: bad weights show in these.
+        """
+        if self._number == 0 or self.logits.device.type == "cpu":
+            self._check_logits()
         drawn = self.sampling.draw(self.logits, uniform)
         if self.log_probabilities is not None:
             found = self.sampling.log_probabilities(self.logits, drawn)
@@ -70,11 +85,12 @@ class Steps:
             self.ended |= (drawn[:, None] == self._stop).any(-1)
         self.tokens.copy_(drawn)
 
-    def advance(self, uniform: Float[Tensor, " B"]) -> None:
-        """Advance the state by the last tokens, and draw the next."""
+    def advance(self, uniform: Float[Tensor, " B"], steps: int = MOST_STEPS) -> None:
+        """Advance the state by the last tokens, and draw the next; `steps` such calls will come, with this one."""
+        self._number += 1
         self._uniform.copy_(uniform)
-        if self._graph is None and self._compiled and self.tokens.is_cuda:
-            self._graph = captured(self._step)
+        if self._graph is None and self._compiled and self.tokens.is_cuda and steps >= WORTH_A_GRAPH:
+            self._graph = captured(self._step, self.tokens.device)
         if self._graph is not None:
             self._graph.replay()
         else:
@@ -93,9 +109,14 @@ class Steps:
         self.logits.copy_(logits[:, : self.logits.shape[-1]])
         self.draw(self._uniform)
 
+    def _check_logits(self) -> None:
+        if not bool(self.logits.amax(-1).isfinite().all()):
+            found = f"NaN or infinite logits for token {self._number}"
+            raise ValueError(f"generate: model has {found}, expected finite numbers")
 
-def captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """A graph of what `step` does to tensors; nothing of it runs yet."""
+
+def captured(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
+    """A graph of what `step` does to tensors on a device, current or not; nothing of it runs yet."""
     graph = torch.cuda.CUDAGraph()
     autocast = torch.autocast(
         "cuda",
@@ -103,26 +124,21 @@ def captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
         enabled=torch.is_autocast_enabled("cuda"),
         cache_enabled=False,  # a weight cast before, and kept for this context, would be gone when the graph runs
     )
-    # Other threads may go on using the GPU meanwhile.
-    with autocast, torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        step()
+    # Not by `torch.cuda.graph`, which waits for the GPU and gives PyTorch's spare memory back to it.
+    with _one_capture, torch.cuda.device(device), autocast:
+        ours, stream = torch.cuda.current_stream(), capture_stream(device)
+        stream.wait_stream(ours)
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")  # other threads may go on using the GPU meanwhile
+            try:
+                step()
+            finally:
+                graph.capture_end()
+        ours.wait_stream(stream)
     return graph
 
 
-def overwrite(state: Any, after: Any) -> None:
-    """Give the tensors of a state the values of another one; tensors that both have are left alone."""
-    pairs = {id(old): (old, new) for old, new in zip(tensors(state), tensors(after), strict=True) if old is not new}
-    if pairs:
-        old, new = zip(*pairs.values(), strict=True)
-        torch._foreach_copy_(old, new)
-
-
-def tensors(state: Any) -> Iterator[Tensor]:
-    """All tensors of a state, in order: it is one, or None, or a sequence of states."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, Sequence):
-        for part in state:
-            yield from tensors(part)
-    elif state is not None:
-        raise bad_type("generate", "state", state, "tensors, or sequences of them")
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a device on which graphs are captured."""
+    return torch.cuda.Stream(device)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
 import torch
-from exact_models import CONFIGS, each_model, model, tokens
+from exact_models import CONFIGS, SIZES, each_model, model, tokens
 from torch import Tensor
 
 from retrograd.core.torch.launch import STEADY
-from retrograd.nn import AttentionState, LanguageModel, generate, read_back, score
+from retrograd.nn import AttentionState, LanguageModel, Mixer, generate, read_back, score, states, steps
+from retrograd.nn.sampling import Sampling
 
 LENGTHS = (5, 130, 1, 37)
 
@@ -70,12 +72,101 @@ def test_kernels_may_read_weights_early_in_steps_of_generation_alone(monkeypatch
     assert seen == [("forward", False), ("step", True), ("step", True)]
 
 
+class LastThree(Mixer):
+    """Adds up the last three inputs. Two are its state, the newest first: after `forward` views of one array."""
+
+    def initial_state(self, batch: int, dtype: torch.dtype | None = None, *, capacity: int | None = None) -> Any:
+        return torch.zeros(2, batch, SIZES.d_model, dtype=dtype).unbind()
+
+    def divide_output(self, by: float) -> None:
+        pass
+
+    def forward(self, u: Tensor, state: Any = None, *, cu_seqlens: Tensor | None = None) -> Any:
+        before = self.initial_state(len(u), u.dtype) if state is None else state
+        all_inputs = torch.cat((torch.stack(before[::-1], 1), u), 1)
+        out = all_inputs[:, :-2] + 2 * all_inputs[:, 1:-1] + u
+        return out, None if state is None else (all_inputs[:, -1], all_inputs[:, -2])
+
+    def step(self, u: Tensor, state: Any, *, in_place: bool = False) -> Any:
+        return state[1] + 2 * state[0] + u, (u, state[0])
+
+
+def test_a_step_may_give_a_tensor_what_another_one_had() -> None:
+    ours, prompt = model("mamba", exact=False), tokens(2, 5)
+    ours.backbone.blocks[1].mixer = LastThree()
+    draws = generate(ours, prompt, 8, seed=1, log_probabilities=True)
+    drawn, found = (torch.stack(each, 1) for each in zip(*draws, strict=True))
+    torch.testing.assert_close(found, score(ours, torch.cat((prompt, drawn), 1))[:, 4:])
+
+
+def test_new_values_may_lie_in_tensors_that_are_overwritten() -> None:
+    three = torch.arange(6.0).view(3, 2)
+    state = states.apart([three[0], three[1], three[2:].expand(2, 2)])
+    states.overwrite(state, [state[1], state[0], state[2].flip(0) + 1])
+    assert [part.tolist() for part in state] == [[2, 3], [0, 1], [[5, 6], [5, 6]]]
+
+
+@pytest.mark.parametrize(
+    ("after", "says"),
+    [
+        ([torch.zeros(2, 1), torch.zeros(2, 3)], r"state has shape \(2, 1\), expected \(2, 3\), as before the step"),
+        ([torch.zeros(2, 3), torch.zeros(2, 3)], "state has a tensor in two places"),
+    ],
+)
+def test_new_states_that_cannot_overwrite_the_old_are_refused(after: list[Tensor], says: str) -> None:
+    one = torch.ones(2, 3)
+    with pytest.raises(ValueError, match=f"^generate: {says}"):
+        states.overwrite([one, one], after)
+
+
+def test_a_window_after_packed_prompts_is_dense_so_that_kernels_can_overwrite_it() -> None:
+    ours, (rows, bounds) = model("mamba2"), (tokens(1, 7), torch.tensor([0, 3, 7], dtype=torch.int32))
+    logits, state = ours(rows, ours.initial_state(2), cu_seqlens=bounds)
+    own = steps.Steps(ours, state, logits[0, [2, 6]], Sampling())
+    assert all(tensor.is_contiguous() for tensor in states.tensors(own.state))
+
+
 def test_tokens_that_were_yielded_stay_as_they_are() -> None:
     ours, prompt = model("mamba"), tokens(2, 3)
     kept = list(generate(ours, prompt, 6, seed=1))
     one_by_one = [step.clone() for step in generate(ours, prompt, 6, seed=1)]
     assert all(torch.equal(a, b) for a, b in zip(kept, one_by_one, strict=True))
     assert not torch.equal(kept[0], kept[1]) or not torch.equal(kept[1], kept[2])
+
+
+class Noted:
+    """A graph or a stream that notes what is done with it."""
+
+    def __init__(self, name: str, noted: list[Any]) -> None:
+        self.name, self.noted = name, noted
+
+    def capture_begin(self, **how: Any) -> None:
+        self.noted.append("begin")
+
+    def capture_end(self) -> None:
+        self.noted.append("end")
+
+    def wait_stream(self, other: Noted) -> None:
+        self.noted.append(f"{self.name} waits for {other.name}")
+
+
+def test_a_graph_is_captured_on_a_stream_of_the_device_of_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[Any] = []
+
+    @contextmanager
+    def opened(what: Any) -> Iterator[None]:
+        noted.append(getattr(what, "name", what))
+        yield
+
+    there = torch.device("cuda", 1)
+    monkeypatch.setattr(steps, "capture_stream", lambda device: Noted(f"stream of {device}", noted))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Noted("ours", noted))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Noted("graph", noted))
+    monkeypatch.setattr(torch.cuda, "device", opened)
+    monkeypatch.setattr(torch.cuda, "stream", opened)
+    steps.captured(lambda: noted.append("a step"), there)
+    before = [there, "stream of cuda:1 waits for ours", "stream of cuda:1"]
+    assert noted == [*before, "begin", "a step", "end", "ours waits for stream of cuda:1"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
@@ -92,6 +183,12 @@ def test_values_are_read_a_step_late_and_all_of_them_in_order(count: int) -> Non
         assert len(asked) == min(number + 2, count)
         seen.append(row)
     assert seen == [[number, 10 * number] for number in range(count)]
+
+
+def test_only_tokens_are_read_back() -> None:
+    draws: Any = generate(model("mamba"), tokens(1, 2), 3, log_probabilities=True)
+    with pytest.raises(TypeError, match=r"^read_back: tokens is tuple, expected tensors"):
+        next(read_back(draws))
 
 
 def test_a_row_ends_with_a_stop_token_and_the_last_row_ends_all() -> None:
@@ -120,11 +217,30 @@ def test_a_row_ends_with_a_stop_token_and_the_last_row_ends_all() -> None:
         ("ab", TypeError, "stop is str, expected an integer, or a collection of integers"),
         (2.5, TypeError, "stop is float"),
         ((True,), TypeError, "stop is tuple"),
+        (torch.tensor(3), TypeError, "stop is Tensor"),
+        (torch.tensor([3]), TypeError, "stop is Tensor"),
     ],
 )
 def test_a_stop_token_that_cannot_be_is_refused(stop: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=f"^generate: {says}"):
         generate(model("mamba"), tokens(1, 2), 1, stop=stop)
+
+
+@pytest.mark.parametrize("token", [60, 63, -1])
+def test_a_token_without_a_logit_has_no_score(token: int) -> None:
+    found, says = torch.tensor([[1, token, 3]]), rf"is {token}, expected numbers from 0 to 59 \(vocab_size=60\)"
+    with pytest.raises(ValueError, match=f"^score: tokens {says}"):
+        score(model("mamba"), found)
+    with pytest.raises(ValueError, match=rf"^score: tokens\[0\] {says}"):
+        score(model("mamba"), [found[0]])
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize("time", [1, 3])
+def test_there_may_be_no_rows(count: int, time: int) -> None:
+    ours, none = model("hybrid"), tokens(0, time)
+    assert [step.shape for step in generate(ours, none, count, log_probabilities=False)] == [(0,)] * count
+    assert score(ours, none).shape == (0, time - 1)
 
 
 @each_model
@@ -148,6 +264,7 @@ def test_scores_of_rows_of_different_lengths_are_those_of_each_alone_with_their_
         ([torch.tensor([1.0])], TypeError, r"prompt\[0\] has dtype torch.float32"),
         ([torch.tensor([1]), torch.tensor([64])], ValueError, r"prompt\[1\] is 64, expected numbers from 0 to 63"),
         (7, TypeError, "prompt is int"),
+        (torch.zeros(1, 2, dtype=torch.int64, device="meta"), ValueError, "device of prompt is 'meta', expected cpu"),
     ],
 )
 def test_prompts_that_do_not_fit_are_refused_by_name(prompt: Any, error: type[Exception], says: str) -> None:

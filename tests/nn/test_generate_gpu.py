@@ -111,3 +111,12 @@ def test_weights_may_change_in_place_between_tokens(name: str) -> None:
         text.append(next(drawn))
         logits, state = ours.step(text[-2], state)
         assert torch.equal(logits[:, : SIZES.vocab_size].argmax(-1), text[-1]), number
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_model_need_not_be_on_the_current_device() -> None:
+    ours, prompt = model("hybrid"), tokens(2, 5)
+    expected = list(read_back(generate(ours, prompt, 20, seed=1, stop=0)))
+    with torch.cuda.device(0):
+        found = list(read_back(generate(ours.to("cuda:1"), prompt.to("cuda:1"), 20, seed=1, stop=0)))
+    assert found == expected

@@ -640,6 +640,7 @@ def test_layers_may_be_wrapped_one_by_one(config: MambaConfig, wrap: Callable[[n
         ),
         (lambda m: generate(m, tokens(2, 3), cast(Any, 2.5)), ValueError, "generate: count is 2.5"),
         (lambda m: generate(cast(Any, None), tokens(2, 3), 1), TypeError, "generate: model is NoneType"),
+        (lambda m: generate(cast(Any, m.backbone), tokens(2, 3), 1), TypeError, "generate: model is Backbone"),
         (lambda m: generate(m, torch.tensor([[64]]), 1), ValueError, "generate: prompt is 64, expected numbers from 0"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -54,6 +55,43 @@ def test_a_token_of_no_probability_is_never_drawn() -> None:
         assert int(Sampling().draw(logits, torch.tensor([uniform], dtype=torch.float64))) == token
 
 
+def test_the_likeliest_is_taken_where_all_are_nearly_alike() -> None:
+    for temperature in (1e9, 1e39, 1e300):
+        assert int(Sampling(temperature, top_k=1).draw(LOGITS[None], torch.tensor([0.9]))) == 3
+
+
+@pytest.mark.parametrize("temperature", [1e39, 1e308, 1e-44, 5e-324])
+def test_no_temperature_draws_a_token_of_no_probability(temperature: float) -> None:
+    logits = torch.tensor([[-torch.inf, 1.0, -torch.inf, 1.0, -torch.inf]])
+    for uniform, token in ((0.0, 1), (0.4999, 1), (0.5, 3)):
+        assert int(Sampling(temperature).draw(logits, torch.tensor([uniform]))) == token
+    found = Sampling(temperature).log_probabilities(logits.expand(2, -1), torch.tensor([0, 1]))
+    torch.testing.assert_close(found, torch.tensor([-torch.inf, math.log(0.5)]))
+
+
+@pytest.mark.parametrize("size", [4, 5, 256])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_k=3), Sampling(top_p=0.9)], ids=str)
+def test_no_token_is_drawn_from_logits_that_are_not_finite(sampling: Sampling, size: int) -> None:
+    logits = torch.zeros(5, size)
+    logits[1] = torch.nan
+    logits[2, 1] = torch.nan
+    logits[3, 2] = torch.inf
+    logits[4] = -torch.inf
+    assert sampling.draw(logits, torch.full((5,), 0.3)).tolist()[1:] == [-1] * 4
+    assert sampling.draw(logits, torch.full((5,), 0.3))[0] >= 0
+
+
+@pytest.mark.parametrize("how", [{}, {"top_k": 3}, {"log_probabilities": True}], ids=str)
+def test_logits_that_become_nan_later_are_refused(how: dict[str, Any]) -> None:
+    model, prompt = LanguageModel(MambaConfig(d_model=16, n_layer=1, vocab_size=50)), torch.randint(50, (2, 3))
+    drawn = generate(model, prompt, 5, **how)
+    next(drawn)
+    with torch.no_grad():
+        model.backbone.norm_f.weight[3] = torch.nan
+    with pytest.raises(ValueError, match=r"^generate: model has NaN or infinite logits for token 1"):
+        next(drawn)
+
+
 def test_a_row_draws_the_same_tokens_in_any_batch() -> None:
     torch.manual_seed(0)
     config = MambaConfig(d_model=32, n_layer=2, vocab_size=50, ssm_cfg=Mamba2Config(d_state=16, headdim=8))
@@ -75,6 +113,11 @@ def test_numbers_of_a_row_go_on_beyond_a_block() -> None:
         assert pair[1] == single[0]
         assert 0 <= pair[0] < 1
     assert pair[0] != pair[1]
+
+
+def test_all_bits_of_a_seed_count() -> None:
+    numbers = Uniforms([1, 1 + 2**32, 1 + 2**62], torch.device("cpu")).at(0)
+    assert len(set(numbers.tolist())) == 3
 
 
 def test_without_a_seed_pytorch_draws_one() -> None:
@@ -102,6 +145,7 @@ def test_without_a_seed_pytorch_draws_one() -> None:
         ({"seed": torch.tensor([1, -4])}, ValueError, "generate: seed is -4"),
         ({"seed": torch.tensor([1, 2, 3])}, ValueError, r"generate: seed has shape \(3,\), expected \(batch=2,\)"),
         ({"seed": torch.tensor([0.5, 1.0])}, TypeError, "generate: seed is Tensor"),
+        ({"seed": torch.tensor([True, False])}, TypeError, "generate: seed is Tensor"),
         ({"seed": True}, TypeError, "generate: seed is bool"),
     ],
 )

@@ -17,7 +17,7 @@ from ..errors import OPTION_TYPES, check_nondecreasing, check_option
 from ..spec import CallSpec, autocast_ranks, bounded, options, required_count, shown
 from .arguments import check_tensors, concrete, params_of
 from .autocast import autocasts_anywhere, cast
-from .formulas import is_transformed
+from .formulas import is_transformed, readable
 from .operator import hashable
 
 MOST_ACCEPTED = 4096  # kinds of calls that are remembered as correct
@@ -90,8 +90,9 @@ def checker(call: type[CallSpec]) -> Checked:
 def check_values(spec: CallSpec, tensors: Mapping[str, Any]) -> None:
     """Raise for numbers that decrease or exceed their limit, in ordinary tensors on a CPU."""
     for name, limit in spec.limited().items():
-        if type(tensors[name]) is torch.Tensor and tensors[name].device.type == "cpu":
-            check_nondecreasing(spec.op, name, tensors[name].tolist(), limit)
+        numbers = tensors[name]
+        if type(numbers) is torch.Tensor and readable(numbers):
+            check_nondecreasing(spec.op, name, numbers.tolist(), limit)
 
 
 def _types(value: Any) -> Any:

@@ -62,7 +62,7 @@ def results(op: Op, tensors: Tensors, options: Options) -> tuple[Tensor | None, 
         call = op.forward(spec_of(op, shapes_of(tensors), options))
     for name, limit in op.indices.items():
         numbers = tensors[op.arguments.index(name)]
-        if numbers is not None and _readable(numbers):
+        if numbers is not None and readable(numbers):
             check_nondecreasing(op.name, name, numbers.tolist(), limit(call.spec))
     formulas = partial(op.formulas.forward, differentiable_torch_namespace(), call.spec)
     outputs = _outputs(formulas, call.outputs, dict(zip(op.arguments, tensors, strict=True)))
@@ -90,7 +90,7 @@ def _forward(op: Op, shapes: Shapes, options: Options) -> str:
 _forward._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _readable(numbers: Tensor) -> bool:
+def readable(numbers: Tensor) -> bool:
     """Whether the values can be read without waiting for a device, and are neither traced nor wrapped."""
     traced = torch.compiler.is_compiling() or is_functorch_wrapped_tensor(numbers)
     return numbers.device.type == "cpu" and not traced

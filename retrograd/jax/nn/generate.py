@@ -152,8 +152,8 @@ def score(
 
     Args:
         params, config, dtype, exact: see `language_model`.
-        tokens: (B, T), at least one token, each from 0 to below the vocabulary; NaN for others, and for what follows
-            them.
+        tokens: (B, T), at least one token, each from 0 to below the vocabulary. The score of another token is NaN, and
+            those after it are if the embedding has no row for it.
         temperature: of the distribution, more than 0. A static argument of `jax.jit`.
 
     Returns:

@@ -163,7 +163,7 @@ def language_model(
             dtype of the parameters.
         exact: whether, on an NVIDIA GPU, the logits of `step` have the bits that they have in this function on the
             whole sequence, alone and in any batch. Products are then those of `retrograd.jax.linear`, and a step of
-            Mamba-2 computes again up to 128 steps. A state goes on with the `exact` that it began with. On a CPU XLA
+            Mamba-2 computes again up to 64 steps. A state goes on with the `exact` that it began with. On a CPU XLA
             compiles each shape by itself, and nothing is promised beyond the error budget. A static argument of
             `jax.jit`.
 

@@ -117,6 +117,21 @@ def test_packed_sequences_have_the_rows_and_the_windows_that_each_has_alone(devi
             assert torch.equal(ours[i : i + 1], theirs), i
 
 
+def test_boundaries_may_be_a_batch_of_vmap(seed: int) -> None:
+    call = CALLS["mamba"]
+    one = {n: replace(t, shape=(1, *t.shape[1:])) if n in ALONG else t for n, t in call.inputs.items()}
+    inputs: dict[str, Any] = draw(replace(call, inputs=one), "cpu", seed)
+    bounds = torch.tensor([[0, 64, TIME], [3, 70, 128]], dtype=torch.int32)
+
+    def prefill(cu_seqlens: Tensor) -> Any:
+        return retrograd.ssd_prefill(**inputs, **options(call), cu_seqlens=cu_seqlens)
+
+    y, window = torch.func.vmap(prefill)(bounds)
+    for i, own in enumerate(bounds):
+        expected, alone = prefill(own)
+        torch.testing.assert_close((y[i], *(part[i] for part in window)), (expected, *alone))
+
+
 def test_in_jax_it_has_the_results_of_torch(seed: int) -> None:
     call = CALLS["everything"]
     inputs: dict[str, Any] = draw(call, "cpu", seed)
