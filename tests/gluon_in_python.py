@@ -56,6 +56,7 @@ class Pointer:
 
     def __init__(self, memory: np.ndarray, at: Any) -> None:
         self.memory, self.at = memory, at
+        self.dtype = SimpleNamespace(element_ty=memory.dtype.type)
 
     def __add__(self, other: Any) -> Pointer:
         return Pointer(self.memory, self.at + other)
