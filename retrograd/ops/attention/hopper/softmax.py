@@ -38,6 +38,12 @@ def part_sums(p):
 
 
 @gluon.jit
+def add_parts(total, before, parts):
+    """The sums of exponentials with those of another block."""
+    return gl.fma(total, before[:, None], parts)
+
+
+@gluon.jit
 def add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS: gl.constexpr):
     """Add the values of block n, and compute the exponentials of the one after it, number `block` of its sequence."""
     largest, total, result, p = sums
@@ -53,7 +59,7 @@ def add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS:
     release(rings.k, n + 1)
     s = scores(s, i, block, border, queries, keys, OPTIONS)
     largest, before, p = softmax(s, largest, OPTIONS.factors.exponent)
-    total = total * gl.convert_layout(before, PART, assert_trivial=True)[:, None] + part_sums(p)
+    total = add_parts(total, gl.convert_layout(before, PART, assert_trivial=True), part_sums(p))
     result = warpgroup_mma_wait(0, deps=[result])
     release(rings.v, n)
     result = result * gl.convert_layout(before, ROW, assert_trivial=True)[:, None]

@@ -17,7 +17,7 @@ from retrograd.ops.attention import torch_step
 from retrograd.ops.infos import info
 
 ON_HOPPER = info("attention").variant(only="hopper")
-STRUCTURES = ("walk",)
+STRUCTURES = ("walk", "blocks")
 
 
 class Call(NamedTuple):

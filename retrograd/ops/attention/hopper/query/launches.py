@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +19,11 @@ from ...step import Query
 from .. import launches as hopper
 from ..plan import used_columns
 from ..tuples import Window
-from .place import ROWS
+from .exponentials import exponentials
+from .place import PARTS, ROWS
 from .plan import QueryPlan, planned
+from .score_blocks import score_blocks
+from .sum_values import sum_values
 from .tuples import CacheSizes, QueryOptions
 from .walk import walk
 
@@ -41,8 +44,20 @@ def forward(
 ) -> Program:
     """The arguments -> out."""
     inputs, _ = read_in_place(spec.params(names), layouts, in_place)
-    of = _Launches(spec, plan, arch, (*inputs, *outputs))
-    return Program(inputs, outputs, (), (of.walk(),))
+    scratch = tuple(_scratch(spec, plan)) if plan.structure == "blocks" else ()
+    of = _Launches(spec, plan, arch, (*inputs, *outputs, *scratch))
+    launches = (of.score_blocks(), of.exponentials(), of.sum_values()) if scratch else (of.walk(),)
+    return Program(inputs, outputs, scratch, launches)
+
+
+def _scratch(spec: Query, plan: QueryPlan) -> Iterator[Array]:
+    """What the kernels for long caches hand on, of each block; see there."""
+    heads, blocks, share = spec.batch * spec.groups, -(-spec.capacity // plan.keys), spec.share
+    yield Array("scores", (heads, blocks, share, plan.keys), "float32")
+    yield Array("largest", (heads, share, blocks), "float32")
+    yield Array("p", (heads, blocks, share, plan.keys), spec.q.dtype)
+    yield Array("before", (heads, blocks, ROWS.value), "float32")
+    yield Array("parts", (heads, blocks, share, PARTS.value), "float32")
 
 
 def in_place(name: str, param: Param, layout: Layout) -> bool:
@@ -68,21 +83,51 @@ class _Launches:
 
     def walk(self) -> Launch:
         """Attends to all blocks in one walk."""
-        spec, tiles = self.spec, self.plan.walk
+        tiles = self.plan.walk
+        descriptors = {"q": self._q, "k": self._k, "v": self._blocks("v", tiles.columns)}
+        slices = -(-self.spec.value_size // tiles.columns)
+        launch = self._launch(walk, self._heads * slices, descriptors, slices=slices, stages=tiles.stages)
+        return replace(launch, max_registers=tiles.registers)
+
+    def score_blocks(self) -> Launch:
+        """Computes the scores of all blocks."""
+        return self._launch(score_blocks, self._heads * self._count, {"q": self._q, "k": self._k})
+
+    def exponentials(self) -> Launch:
+        """Computes the softmax of all blocks."""
+        span = self.plan.blocks.span
+        launch = self._launch(exponentials, self._heads * -(-self._count // span), {})
+        return replace(launch, constants={**launch.constants, "SPAN": span})
+
+    def sum_values(self) -> Launch:
+        """Computes the sums over blocks."""
+        tiles, count = self.plan.blocks, self._heads * self._count
+        numbers = gl.NVMMASharedLayout(0, 32, rank=2)
         descriptors = {
-            "q": self._heads("q", spec.batch * spec.groups, spec.head_size),
-            "k": self._blocks("k", columns(spec.head_size)),
+            "p": self._tiles("p", count, self.plan.keys),
+            "before": Descriptor((count, ROWS.value), (ROWS.value, 1), (1, ROWS.value), numbers),
+            "parts": self._tiles("parts", count, PARTS.value),
             "v": self._blocks("v", tiles.columns),
         }
-        slices = -(-spec.value_size // tiles.columns)
-        launch = self._launch(walk, spec.batch * spec.groups * slices, descriptors, slices, tiles.stages)
-        return replace(launch, max_registers=tiles.registers)
+        slices = -(-self.spec.value_size // tiles.columns)
+        return self._launch(sum_values, self._heads * slices, descriptors, slices=slices, stages=tiles.stages)
+
+    @property
+    def _heads(self) -> int:
+        """Heads of keys of all rows."""
+        return self.spec.batch * self.spec.groups
+
+    @property
+    def _count(self) -> int:
+        """Blocks of a row."""
+        return -(-self.spec.capacity // self.plan.keys)
 
     def _launch(
         self, kernel: Any, grid: int, descriptors: Mapping[str, Descriptor], slices: int = 1, stages: int = 1
     ) -> Launch:
-        spec, keys = self.spec, self.plan.keys
-        arrays = pointers_to(self.arrays, "after out", **{name: name for name in descriptors})
+        spec = self.spec
+        names = "after out scores largest p before parts"
+        arrays = pointers_to(self.arrays, names, **{name: name for name in descriptors})
         of_forward = hopper._Launches(spec.attention, (), {}, self.arch)
         before, _after = of_forward.sides()  # the query is at the last key
         options = QueryOptions(
@@ -90,18 +135,26 @@ class _Launches:
             factors=of_forward._factors(),
             size=used_columns(spec.head_size),
             value_size=spec.value_size,
-            keys=keys,
+            keys=self.plan.keys,
             stages=stages,
         )
         return Launch(
             kernel,
             grid=grid,
             arrays={name: arrays[name] for name in kernel.arg_names if name in arrays},
-            scalars={"sizes": CacheSizes(spec.capacity, spec.groups, spec.share, slices, -(-spec.capacity // keys))},
+            scalars={"sizes": CacheSizes(spec.capacity, spec.groups, spec.share, slices, self._count)},
             constants={"OPTIONS": options, "OVERLAP": self.arch.overlaps_launches},
             overlap=self.arch.overlaps_launches,
             descriptors=descriptors,
         )
+
+    @property
+    def _q(self) -> Descriptor:
+        return self._tiles("q", self._heads, self.spec.head_size)
+
+    @property
+    def _k(self) -> Descriptor:
+        return self._blocks("k", columns(self.spec.head_size))
 
     def _blocks(self, name: str, own: int) -> Descriptor:
         """A cache in blocks of keys, of so many columns: packed sequences, as `forward` reads them."""
@@ -112,10 +165,10 @@ class _Launches:
         assert found is not None
         return replace(found, block=(*found.block[:-1], own), layout=_swizzled(own, packed.dtype, len(found.block)))
 
-    def _heads(self, name: str, tiles: int, size: int) -> Descriptor:
-        """Rows of a tile, the heads that share a head of keys; rows after these are zeros."""
+    def _tiles(self, name: str, tiles: int, size: int) -> Descriptor:
+        """An array in tiles, whose rows are the heads that share a head of keys; rows after these are zeros."""
         dtype = next(array.dtype for array in self.arrays if array.name == name)
-        share, own = self.spec.share, columns(size)
+        share, own = self.spec.share, columns(size) if name == "q" else size
         layout = _swizzled(own, dtype, 4)
         return Descriptor((tiles, share, 1, size), (share * size, size, size, 1), (1, ROWS.value, 1, own), layout)
 

@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from ..schedule import at_step, blocks_seen
 
 ROWS = gl.constexpr(64)  # of a tile, of which `share` are heads
+PARTS = gl.constexpr(8)  # sums of exponentials of a row, see `part_sums`
 
 
 class Place(NamedTuple):

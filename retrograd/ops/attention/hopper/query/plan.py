@@ -15,6 +15,7 @@ ROWS = 64  # of a tile: as many heads of queries may share a head of keys
 SHARED = 226 * 1024  # bytes of a multiprocessor's shared memory for blocks
 NARROW = 64  # columns of values of a program of `walk`, where there are few programs
 HALF = 128  # registers of a thread where two programs share a multiprocessor
+LONG = 2**14  # keys that a query sees
 
 
 @dataclass(frozen=True)
@@ -33,24 +34,45 @@ class WalkTiles:
 
 
 @dataclass(frozen=True)
+class BlockTiles:
+    """The tiles of the kernels for long caches.
+
+    Attributes:
+        span: blocks of a program of `exponentials`.
+        columns: of values, of a program of `sum_values`.
+        stages: blocks of its arrays in shared memory.
+    """
+
+    span: int = 2
+    columns: int = 32
+    stages: int = 8
+
+
+@dataclass(frozen=True)
 class QueryPlan:
     """The kernels of a call.
 
     Attributes:
-        structure: "walk".
+        structure: "walk", a walk over all blocks, or "blocks", programs for each block before a walk with little to do.
         keys: of a block, those of `forward`: they are a part of the order of sums.
         walk: the tiles of `walk`.
+        blocks: those of the others.
     """
 
     structure: str
     keys: int
     walk: WalkTiles
+    blocks: BlockTiles = BlockTiles()
 
 
 def planned(spec: Query, arch: Arch, which: Pass) -> QueryPlan:
-    """The kernels of a call, and their tiles."""
+    """The kernels of a call, and their tiles. How many slots are used is known on the device only."""
     keys = FORWARD[columns(spec.head_size), columns(spec.value_size)].keys
-    return QueryPlan("walk", keys, walk_tiles(spec, keys))
+    before, _after = spec.attention.sides
+    seen = spec.capacity if before is None else min(spec.capacity, before + 1)
+    # As many walks as half of the multiprocessors take all that memory has.
+    long = seen >= LONG and 2 * spec.batch * spec.groups <= MULTIPROCESSORS
+    return QueryPlan("blocks" if long else "walk", keys, walk_tiles(spec, keys))
 
 
 def walk_tiles(spec: Query, keys: int) -> WalkTiles:
