@@ -11,8 +11,9 @@ from checks.resources import resources, serialized, unused_barriers
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
-from retrograd.core.program import Layout, Program
+from retrograd.core.program import Layout, Program, dense
 from retrograd.core.spec import Param
+from retrograd.ops.attention.hopper.query.plan import LONG, QueryPlan, planned
 from retrograd.ops.attention.step import Query
 from retrograd.ops.attention.torch_step import QUERY
 
@@ -60,11 +61,24 @@ def test_steps_are_taken_where_the_kernels_for_hopper_run_the_sequence(how: dict
 
 def test_a_cache_that_no_descriptor_can_take_is_copied() -> None:
     call = spec()
-    assert call.k is not None
-    dense = call.q.shape
-    found = QUERY.forward(call).program({"q": Layout((dense[1] * dense[2], dense[2], 1), aligned=False)}, HOPPER)
+    strides = dense(call.k.shape)
+    found = QUERY.forward(call).program({"q": Layout(dense(call.q.shape)), "k": Layout(strides, aligned=False)}, HOPPER)
     assert found is not None
-    assert [array.name for array in found.inputs if array.copied] == ["q"]
+    assert [array.name for array in found.inputs if array.copied] == ["k"]
+
+
+def test_long_caches_of_few_rows_are_cut_into_blocks() -> None:
+    def structure(capacity: int, **how: Any) -> str:
+        call = spec(**how)
+        size = replace(call.k, shape=(call.k.shape[0], capacity, *call.k.shape[2:]))
+        plan: QueryPlan = planned(replace(call, k=size, v=size), HOPPER, "fwd")
+        return plan.structure
+
+    assert structure(LONG - 1) == "walk"
+    assert structure(LONG) == "blocks"
+    assert structure(LONG, batch=40) == "walk"
+    assert structure(LONG, window=(LONG - 2, 0)) == "walk"
+    assert structure(LONG, window=(LONG - 1, 0)) == "blocks"
 
 
 COMPILED: dict[str, dict[str, Any]] = {
@@ -81,13 +95,15 @@ EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for 
 
 
 @pytest.mark.compile
+@pytest.mark.parametrize("structure", ["walk", "blocks"])
 @pytest.mark.parametrize("name", EACH)
-def test_the_walk_has_the_products_of_hopper_and_spills_nothing(name: str) -> None:
-    (walk,) = (made := program(spec(**COMPILED[name]), "walk")).launches
-    compiled = build(walk, made.arrays, HOPPER)
-    assert "wgmma.mma_async" in compiled.asm["ptx"]
-    assert not unused_barriers(compiled)
-    if triton.__version__.startswith("3.6."):
-        assert not serialized(compiled)
-        assert resources(compiled).spills == 0
-        assert resources(compiled).registers <= (walk.max_registers or 255)
+def test_their_products_are_those_of_hopper_and_nothing_is_spilled(name: str, structure: str) -> None:
+    made = program(spec(**COMPILED[name]), structure)
+    for launch in made.launches:
+        compiled = build(launch, made.arrays, HOPPER)
+        assert ("wgmma.mma_async" in compiled.asm["ptx"]) is (launch.kernel.__name__ != "exponentials")
+        assert not unused_barriers(compiled)
+        if triton.__version__.startswith("3.6."):
+            assert not serialized(compiled)
+            assert resources(compiled).spills == 0
+            assert resources(compiled).registers <= (launch.max_registers or 255)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,11 +12,11 @@ from checks.interpreter import interpreted
 from gluon_in_python import emulated
 
 import retrograd
+from ops.attention.structures import STRUCTURES, forced
 from retrograd.ops.attention import torch_step
 from retrograd.ops.infos import info
 
 ON_HOPPER = info("attention").variant(only="hopper")
-STRUCTURES = ("walk", "blocks")
 
 
 class Call(NamedTuple):
@@ -63,13 +62,11 @@ def steps(call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, fill: f
 
 
 @pytest.fixture(params=STRUCTURES)
-def structure(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The structure by which all calls of a test run, and none by the kernels of `attention`."""
-    name: str = request.param
-    forced = replace(torch_step.QUERY, replan=lambda plan: replace(plan, structure=name))
-    monkeypatch.setattr(torch_step, "QUERY", forced)
+def structure(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The structure by which all steps of a test run, and none by the kernels of `attention`."""
     monkeypatch.setattr(torch_step, "_attention", None)
-    return name
+    with forced(request.param):
+        yield request.param
 
 
 @pytest.mark.parametrize("name", CALLS)

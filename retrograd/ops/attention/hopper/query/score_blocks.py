@@ -1,4 +1,4 @@
-"""One query of each sequence over a long cache, 1 of 3: the scores of all blocks side by side. Symbols: ../../README.md.
+"""One query of each sequence over a long cache, 1 of 3: the scores of blocks, side by side. Symbols: ../../README.md.
 
 Nothing is added up across blocks here, so any number of programs may share a row. The three kernels:
     score_blocks   the scores of a block, as `forward` has them before its softmax, and the largest of each head
