@@ -35,6 +35,7 @@ class Call(NamedTuple):
 CALLS = {
     "causal": Call(2, 2, 64, 270, (1, 128, 129, 270)),
     "groups": Call(4, 1, 64, 257, (257, 2)),
+    "more heads than a tile in shared memory has at least": Call(12, 1, 64, 140, (140, 3)),
     "window": Call(2, 1, 64, 400, (400, 128, 131, 5), options={"window": (130, 0)}),
     "short window": Call(2, 1, 64, 270, (256, 257), options={"window": (0, 0)}),
     "softcap": Call(2, 1, 128, 150, (150, 128), options={"softcap": 2.0, "scale": 0.4}),

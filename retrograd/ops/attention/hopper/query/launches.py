@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from triton import next_power_of_2
 from triton.experimental.gluon import language as gl
 
 from retrograd.core.arch import Arch
@@ -29,6 +30,7 @@ from .walk import walk
 
 __all__ = ["forward", "planned", "suits"]
 
+FEWEST_ROWS = 8  # of a tile in shared memory, whose layout permutes so many
 SWIZZLE = 128  # bytes of a row of shared memory that its layout permutes, at most
 
 
@@ -104,7 +106,7 @@ class _Launches:
         tiles, count = self.plan.blocks, self._heads * self._count
         numbers = gl.NVMMASharedLayout(0, 32, rank=2)
         descriptors = {
-            "p": self._tiles("p", count, self.plan.keys),
+            "p": self._tiles("p", count, self.plan.keys, max(FEWEST_ROWS, next_power_of_2(self.spec.share))),
             "before": Descriptor((count, ROWS.value), (ROWS.value, 1), (1, ROWS.value), numbers),
             "parts": self._tiles("parts", count, PARTS.value),
             "v": self._blocks("v", tiles.columns),
@@ -165,12 +167,12 @@ class _Launches:
         assert found is not None
         return replace(found, block=(*found.block[:-1], own), layout=_swizzled(own, packed.dtype, len(found.block)))
 
-    def _tiles(self, name: str, tiles: int, size: int) -> Descriptor:
+    def _tiles(self, name: str, tiles: int, size: int, rows: int = ROWS.value) -> Descriptor:
         """An array in tiles, whose rows are the heads that share a head of keys; rows after these are zeros."""
         dtype = next(array.dtype for array in self.arrays if array.name == name)
         share, own = self.spec.share, columns(size) if name == "q" else size
         layout = _swizzled(own, dtype, 4)
-        return Descriptor((tiles, share, 1, size), (share * size, size, size, 1), (1, ROWS.value, 1, own), layout)
+        return Descriptor((tiles, share, 1, size), (share * size, size, size, 1), (1, rows, 1, own), layout)
 
 
 def _swizzled(own: int, dtype: str, axes: int) -> Any:

@@ -37,6 +37,36 @@ class Blocks(NamedTuple):
     v: Any
 
 
+@gluon.constexpr_function
+def left_of(tile, rows, keys):
+    """The layout of a left operand, a tile of rows that come tile / rows times, as (tile / rows, rows, keys)."""
+
+    def at(row, key):
+        return [row // rows, row % rows, key]
+
+    registers = [at(0, 1), at(8, 0), at(0, 8), *(at(0, 16 << i) for i in range((keys // 16).bit_length() - 1))]
+    lanes = [at(0, 2), at(0, 4), at(1, 0), at(2, 0), at(4, 0)]
+    return gl.DistributedLinearLayout(registers, lanes, [at(16, 0), at(32, 0)], [], [tile // rows, rows, keys])
+
+
+@gluon.jit
+def load(ring, n, OPTIONS: gl.constexpr, R: gl.constexpr):
+    """The exponentials of block n, as the left operand of a product, and the factor of the sums before it.
+
+    Shared memory has few more rows than there are heads: those come again and again in the tile of a product.
+    """
+    stage = stage_of(n, OPTIONS.stages)
+    wait_full(ring, n)
+    block = matrix(ring.blocks.p.index(stage))
+    HEADS: gl.constexpr = block.shape[0]
+    KEYS: gl.constexpr = block.shape[1]
+    SPREAD: gl.constexpr = left_of(ROWS, HEADS, KEYS)
+    p = block.reshape([1, HEADS, KEYS]).load(SPREAD)
+    p, _ = gl.broadcast(p, gl.zeros([ROWS // HEADS, HEADS, KEYS], block.dtype, SPREAD))
+    p = gl.convert_layout(gl.reshape(p, [ROWS, KEYS]), gl.DotOperandLayout(0, R, 2), assert_trivial=True)
+    return p, ring.blocks.before.index(stage).reshape([ROWS]).load(gl.SliceLayout(1, R))
+
+
 @gluon.jit
 def fetch(arrays, ring, number, own, column, sizes, OPTIONS: gl.constexpr):
     """The producer: copies blocks from the last to the first."""
@@ -64,16 +94,16 @@ def add(out_ptr, ring, own, column, sizes, OPTIONS: gl.constexpr):
     total = part_sums(gl.zeros([ROWS, KEYS], gl.float32, S))  # zeros in the layout of `forward`
     T: gl.constexpr = total.type.layout
     result = gl.zeros([ROWS, COLUMNS], gl.float32, R)
-    for n in range(own.high - own.low):
+    count = own.high - own.low
+    p, before = load(ring, 0, OPTIONS, R)
+    for n in range(count):
         stage = stage_of(n, OPTIONS.stages)
-        wait_full(ring, n)
-        before = ring.blocks.before.index(stage).reshape([ROWS]).load(gl.SliceLayout(1, R))
         result = result * before[:, None]
-        p, v = matrix(ring.blocks.p.index(stage)), matrix(ring.blocks.v.index(stage))
-        result = warpgroup_mma(p, v, result, is_async=True)
+        result = warpgroup_mma(p, matrix(ring.blocks.v.index(stage)), result, is_async=True)
         before = gl.convert_layout(before, gl.SliceLayout(1, T), assert_trivial=True)
         total = add_parts(total, before, matrix(ring.blocks.parts.index(stage)).load(T))
-        result, total = warpgroup_mma_wait(0, deps=[result, total])  # so all that was read has been used
+        p, before = load(ring, gl.minimum(n + 1, count - 1), OPTIONS, R)
+        result, total = warpgroup_mma_wait(0, deps=[result, total])  # so all that was read of block n has been used
         release(ring, n)
     store_result(result, total, out_ptr, own, column, sizes, OPTIONS.value_size)
 
