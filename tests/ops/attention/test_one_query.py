@@ -81,6 +81,7 @@ def test_long_caches_of_few_rows_are_cut_into_blocks() -> None:
     assert structure(LONG, window=(LONG - 1, 0)) == "blocks"
 
 
+LAUNCHES = {"walk": ["walk"], "blocks": ["score_blocks", "exponentials", "sum_values"]}
 COMPILED: dict[str, dict[str, Any]] = {
     "64": {"D": 64},
     "64, two programs on a multiprocessor": {"D": 64, "batch": 100},
@@ -95,10 +96,11 @@ EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for 
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("structure", ["walk", "blocks"])
+@pytest.mark.parametrize("structure", LAUNCHES)
 @pytest.mark.parametrize("name", EACH)
 def test_their_products_are_those_of_hopper_and_nothing_is_spilled(name: str, structure: str) -> None:
     made = program(spec(**COMPILED[name]), structure)
+    assert [launch.kernel.__name__ for launch in made.launches] == LAUNCHES[structure]
     for launch in made.launches:
         compiled = build(launch, made.arrays, HOPPER)
         assert ("wgmma.mma_async" in compiled.asm["ptx"]) is (launch.kernel.__name__ != "exponentials")

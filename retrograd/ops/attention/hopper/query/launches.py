@@ -16,6 +16,7 @@ from retrograd.core.rows import is_dense
 from retrograd.core.spec import Param, Pass
 
 from ...arrays import columns
+from ...passes import Launches
 from ...step import Query
 from .. import launches as hopper
 from ..plan import used_columns
@@ -130,11 +131,10 @@ class _Launches:
         spec = self.spec
         names = "after out scores largest p before parts"
         arrays = pointers_to(self.arrays, names, **{name: name for name in descriptors})
-        of_forward = hopper._Launches(spec.attention, (), {}, self.arch)
-        before, _after = of_forward.sides()  # the query is at the last key
+        before, _after = Launches(spec.attention, (), {}, self.arch).sides()  # the query is at the last key
         options = QueryOptions(
             window=Window(before, None),
-            factors=of_forward._factors(),
+            factors=hopper.factors_of(spec.attention),
             size=used_columns(spec.head_size),
             value_size=spec.value_size,
             keys=self.plan.keys,
@@ -160,12 +160,11 @@ class _Launches:
 
     def _blocks(self, name: str, own: int) -> Descriptor:
         """A cache in blocks of keys, of so many columns: packed sequences, as `forward` reads them."""
-        packed = self.spec.attention[name]
-        assert packed is not None
-        array = Array(name, packed.shape, packed.dtype)
-        found = hopper._Launches(self.spec.attention, (array,), {}, self.arch).described(name, self.plan.keys)
+        packed = self.spec.attention
+        arrays = tuple(Array(key, param.shape, param.dtype) for key, param in packed.params((name,)).items())
+        found = Launches(packed, arrays, {}, self.arch).described(name, self.plan.keys)
         assert found is not None
-        return replace(found, block=(*found.block[:-1], own), layout=_swizzled(own, packed.dtype, len(found.block)))
+        return replace(found, block=(*found.block[:-1], own), layout=_swizzled(own, packed.q.dtype, len(found.block)))
 
     def _tiles(self, name: str, tiles: int, size: int, rows: int = ROWS.value) -> Descriptor:
         """An array in tiles, whose rows are the heads that share a head of keys; rows after these are zeros."""

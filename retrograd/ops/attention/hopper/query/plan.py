@@ -10,8 +10,8 @@ from retrograd.core.spec import Pass
 from ...arrays import columns
 from ...step import Query
 from ..plan import FORWARD, MULTIPROCESSORS
+from .place import ROWS
 
-ROWS = 64  # of a tile: as many heads of queries may share a head of keys
 SHARED = 226 * 1024  # bytes of a multiprocessor's shared memory for blocks
 NARROW = 64  # columns of values of a program of `walk`, where there are few programs
 HALF = 128  # registers of a thread where two programs share a multiprocessor
@@ -80,7 +80,7 @@ def walk_tiles(spec: Query, keys: int) -> WalkTiles:
     heads, size = spec.batch * spec.groups, columns(spec.head_size)
     few = heads * -(-spec.value_size // NARROW) <= MULTIPROCESSORS
     own = NARROW if few else columns(spec.value_size)
-    q, block = 2 * ROWS * size, 2 * keys * (size + own)
+    q, block = 2 * ROWS.value * size, 2 * keys * (size + own)
     in_half = (SHARED // 2 - q) // block
     if heads > MULTIPROCESSORS and in_half > 1:
         return WalkTiles(own, in_half, HALF)
