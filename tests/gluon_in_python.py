@@ -56,6 +56,7 @@ class Pointer:
 
     def __init__(self, memory: np.ndarray, at: Any) -> None:
         self.memory, self.at = memory, at
+        self.dtype = SimpleNamespace(element_ty=memory.dtype.type)
 
     def __add__(self, other: Any) -> Pointer:
         return Pointer(self.memory, self.at + other)
@@ -401,7 +402,8 @@ layouts.get_default_for = layouts  # type: ignore[attr-defined]
 GL = SimpleNamespace(
     int32=np.int32, int64=np.int64, float32=np.float32, constexpr=None, static_range=range, num_warps=lambda: 4,
     BlockedLayout=layouts, SliceLayout=layouts, NVMMADistributedLayout=layouts, DotOperandLayout=layouts,
-    SwizzledSharedLayout=layouts, NVMMASharedLayout=layouts, allocate_shared_memory=allocate,
+    SwizzledSharedLayout=layouts, NVMMASharedLayout=layouts, DistributedLinearLayout=layouts,
+    allocate_shared_memory=allocate, broadcast=lambda a, b: tuple(x.view(Array) for x in np.broadcast_arrays(a, b)),
     zeros=lambda shape, dtype, _: np.zeros(shape, dtype).view(Array),
     full=lambda shape, value, dtype, _: np.full(shape, value, dtype).view(Array),
     arange=lambda start, end, _: np.arange(start, end).view(Array),

@@ -80,3 +80,49 @@ class Step(Append):
         """Raise for option values that are invalid for every q, too."""
         CallSpec.check_options(self)
         check_scores(self.op, self.window, self.scale, self.softcap)
+
+
+@dataclass(frozen=True)
+class Query(CallSpec):
+    """`attention` of one query of each sequence: the last step of the used slots of its row of the caches."""
+
+    q: Param = required("B H D", *FLOATS, doc="(B, H, D), float32, bfloat16, float16 or float64: rotated.")
+    k: Param = required("B C G D", "q", doc="(B, capacity, G, D) in the dtype of q; G divides H.")
+    v: Param = required("B C G V", "q", doc="(B, capacity, G, V) in the dtype of q.")
+    after: Param = required("B", "int32", doc="(B,) int32, the steps of each row; a full row has no slot for the last.")
+    window: tuple[int, int] | None = same_as(Spec, "window")
+    scale: float | None = same_as(Spec, "scale")
+    softcap: float | None = same_as(Spec, "softcap")
+
+    op: ClassVar = "attention_step_"
+    letters: ClassVar = {name: letter for name, letter in Append.letters.items() if name != "R"}
+    results: ClassVar[tuple[Result, ...]] = (Result("out", "B H V", "q"),)
+
+    batch = Size("B")
+    heads = Size("H")
+    groups = Size("G")
+    capacity = Size("C")
+    head_size = Size("D")
+    value_size = Size("V")
+
+    @property
+    def share(self) -> int:
+        """Heads of queries that share a head of keys."""
+        return self.heads // self.groups
+
+    @property
+    def attention(self) -> Spec:
+        """The call of `attention` that it is: the caches' rows are packed sequences with gaps, see `Append`."""
+        rows = self.batch * self.capacity
+        bounds = Param((2 * self.batch + 2,), "int32")
+        return Spec(
+            q=Param((1, self.batch, self.heads, self.head_size), self.q.dtype),
+            k=Param((1, rows, self.groups, self.head_size), self.q.dtype),
+            v=Param((1, rows, self.groups, self.value_size), self.q.dtype),
+            cu_seqlens_q=bounds,
+            cu_seqlens_k=bounds,
+            causal=True,
+            window=self.window,
+            scale=self.scale,
+            softcap=self.softcap,
+        )

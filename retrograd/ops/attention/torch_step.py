@@ -18,12 +18,17 @@ from retrograd.core.torch.passes import Tensors, prepared_call
 from retrograd.core.torch.rotary import rotated
 
 from .op import OP
-from .step import Append, Step
+from .step import Append, Query, Step
 
 APPEND = Op(
     Append,
     __package__,
     (Implementation(f"{__package__}.triton.append", takes=names("q k v cache_k cache_v steps cos sin interleaved")),),
+)
+QUERY = Op(
+    Query,
+    __package__,
+    (Implementation(f"{__package__}.hopper.query", takes=names("q k v after window scale softcap")),),
 )
 _check = checker(Step)
 _attention = bind(OP)
@@ -86,30 +91,34 @@ def attention_step_(
             raise bad_value("attention_step_", f"{name}.stride()", arrays[name].stride(), "those of a dense array")
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arrays.values()):
         raise bad_value("attention_step_", "requires_grad", True, "False, or a call under torch.no_grad()")
-    queries, after, bounds_q, bounds_k = _append(arrays, interleaved)
+    del options["interleaved"]
+    found = _by_kernels(APPEND, tuple(arrays.values()), (interleaved,))
+    queries, after, bounds_q, bounds_k = found or append_portable(**arrays, interleaved=interleaved)
+    caches = arrays["cache_k"], arrays["cache_v"]
+    if found := _by_kernels(QUERY, (queries, *caches, after), tuple(options.values())):
+        return found[0], after
     packed = {
         "q": queries[None],
-        "k": arrays["cache_k"].flatten(0, 1)[None],
-        "v": arrays["cache_v"].flatten(0, 1)[None],
+        "k": caches[0].flatten(0, 1)[None],
+        "v": caches[1].flatten(0, 1)[None],
         "cu_seqlens_q": bounds_q.flatten(),
         "cu_seqlens_k": bounds_k.flatten(),
     }
-    del options["interleaved"]
-    found = _attention(*OP.complete({**packed, **options, "causal": True}))[0]
-    assert found is not None
-    return found[0], after
+    out = _attention(*OP.complete({**packed, **options, "causal": True}))[0]
+    assert out is not None
+    return out[0], after
 
 
-def _append(arrays: dict[str, Any], interleaved: bool) -> tuple[Tensor, ...]:
-    """The results of `Append`."""
-    tensors: Tensors = tuple(arrays.values())
-    if launches_directly(tensors):
-        prepared = prepared_call(APPEND, tensors, (interleaved,))
-        if prepared.has_kernels:
-            if not prepared.started:
-                prepared.start()
-            return tuple(found for found in prepared.run(tensors) if found is not None)
-    return append_portable(**arrays, interleaved=interleaved)
+def _by_kernels(op: Op, tensors: Tensors, options: tuple[Any, ...]) -> tuple[Tensor, ...] | None:
+    """The results of `Append` or `Query`; None where no kernel takes the call."""
+    if not launches_directly(tensors):
+        return None
+    prepared = prepared_call(op, tensors, options)
+    if not prepared.has_kernels:
+        return None
+    if not prepared.started:
+        prepared.start()
+    return tuple(found for found in prepared.run(tensors) if found is not None)
 
 
 def append_portable(

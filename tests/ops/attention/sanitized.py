@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import retrograd
+from ops.attention.structures import forced
 
 NAMED = (
     "plain",
@@ -36,4 +37,18 @@ def steps_in_place(device: str) -> None:
             assert out[0].isfinite().all()
 
 
-STEPS = (steps_in_place,)
+def steps_on_hopper(device: str) -> None:
+    """The kernels of either structure, at the borders of several blocks, of which a ring has all and one more."""
+    for name, size, value_size in (("walk", 128, 128), ("walk, wide", 64, 64), ("blocks", 192, 128)):
+        q, k, v = (
+            torch.randn(2, *shape, device=device, dtype=torch.bfloat16)
+            for shape in ((4, size), (2, size), (2, value_size))
+        )
+        cache_k, cache_v = torch.randn(2, 700, 2, size).to(k), torch.randn(2, 700, 2, value_size).to(v)
+        steps = torch.tensor([0, 640], dtype=torch.int32, device=device)
+        with forced(name):
+            out, _ = retrograd.attention_step_(q, k, v, cache_k, cache_v, steps)
+        assert out.isfinite().all()
+
+
+STEPS = (steps_in_place, steps_on_hopper)

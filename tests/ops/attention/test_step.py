@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import retrograd
+from ops.attention.structures import STRUCTURES, forced
 from retrograd.core.torch.rotary import rotated
+from retrograd.ops.attention.hopper.query.plan import LONG
 
 CAPACITY = 150
 HEADS, GROUPS, STEPS = 6, 2, (0, 70, 127)  # steps before the first one tried
@@ -20,41 +22,64 @@ CALLS: dict[str, dict[str, Any]] = {
     "wide": {"size": 128, "pairs": 20, "scale": 0.3, "dtype": torch.float16},
     "narrow": {"size": 24, "pairs": 12, "dtype": torch.float32},
 }
-devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+SHAPES: dict[str, dict[str, Any]] = {
+    "64": {"pairs": 32},
+    "128, window and softcap": {"size": 128, "window": (100, 0), "softcap": 5.0},
+    "192 and 128": {"size": 192, "value_size": 128},
+    "256": {"size": 256, "dtype": torch.float16},
+}
+# Hopper's own kernels for a step.
+ON_HOPPER = {
+    f"{structure}: {name}": {"structure": structure, **how} for structure in STRUCTURES for name, how in SHAPES.items()
+}
+ON_HOPPER |= {
+    "long": {"size": 128, "pairs": 64, "capacity": LONG + 40},
+    "long, softcap and float16": {"softcap": 5.0, "dtype": torch.float16, "capacity": LONG + 40},
+}
+EACH = [
+    *((name, "cpu") for name in CALLS),
+    *(pytest.param(name, "cuda", marks=pytest.mark.gpu) for name in (CALLS | ON_HOPPER)),
+]
 
 
-def tables(pairs: int, device: str) -> dict[str, Any]:
-    angle = torch.arange(CAPACITY)[:, None] * 10.0 ** -torch.linspace(0, 4, pairs)
+def tables(pairs: int, capacity: int, device: str) -> dict[str, Any]:
+    angle = torch.arange(capacity)[:, None] * 10.0 ** -torch.linspace(0, 4, pairs)
     return {"cos": angle.cos().to(device), "sin": angle.sin().to(device)} if pairs else {}
 
 
-@devices
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(("name", "device"), EACH)
 @torch.no_grad()
 def test_steps_have_the_bits_of_the_whole_sequence(name: str, device: str) -> None:
-    how = dict(CALLS[name])
-    size, dtype = how.pop("size", 64), how.pop("dtype", torch.bfloat16)
-    turned, interleaved = tables(how.pop("pairs", 0), device), how.pop("interleaved", False)
+    how = dict((CALLS | ON_HOPPER)[name])
+    with forced(how.pop("structure", None)):
+        check_steps(how, device)
+
+
+def check_steps(how: dict[str, Any], device: str) -> None:
+    size, dtype, capacity = how.pop("size", 64), how.pop("dtype", torch.bfloat16), how.pop("capacity", CAPACITY)
+    turned, interleaved = tables(how.pop("pairs", 0), capacity, device), how.pop("interleaved", False)
     generator = torch.Generator().manual_seed(0)
-    heads = (HEADS, GROUPS, GROUPS)
-    q, k, v = (torch.randn(3, CAPACITY, h, size, generator=generator).to(device, dtype) for h in heads)
+    shapes = (HEADS, size), (GROUPS, size), (GROUPS, how.pop("value_size", size))
+    q, k, v = (torch.randn(3, capacity, *shape, generator=generator).to(device, dtype) for shape in shapes)
     rotated_q, rotated_k = q, k
     if turned:
         rotated_q, rotated_k = (rotated(x, turned["cos"][:, None], turned["sin"][:, None], interleaved) for x in (q, k))
     expected = retrograd.attention(rotated_q, rotated_k, v, causal=True, **how)
     cache_k, cache_v = torch.zeros_like(k), torch.zeros_like(v)
-    for row, before in enumerate(STEPS):
+    first = [before if capacity == CAPACITY else capacity - CAPACITY + before for before in STEPS]
+    first[0] = 0
+    for row, before in enumerate(first):
         cache_k[row, :before], cache_v[row, :before] = rotated_k[row, :before], v[row, :before]
-    steps = torch.tensor(STEPS, dtype=torch.int32, device=device)
+    steps = torch.tensor(first, dtype=torch.int32, device=device)
     for after in range(4):
-        now = [row_steps + after for row_steps in STEPS]
+        now = [row_steps + after for row_steps in first]
         own_q, own_k, own_v = (torch.stack([x[row, t] for row, t in enumerate(now)]) for x in (q, k, v))
         out, steps = retrograd.attention_step_(
             own_q, own_k, own_v, cache_k, cache_v, steps, **turned, interleaved=interleaved, **how
         )
         assert torch.equal(out, torch.stack([expected[row, t] for row, t in enumerate(now)])), after
-    assert steps.tolist() == [row_steps + 4 for row_steps in STEPS]
-    for row, before in enumerate(STEPS):
+    assert steps.tolist() == [row_steps + 4 for row_steps in first]
+    for row, before in enumerate(first):
         assert torch.equal(cache_k[row, : before + 4], rotated_k[row, : before + 4])
         assert not cache_v[row, before + 4 :].any()
 

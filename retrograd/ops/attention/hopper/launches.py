@@ -57,7 +57,7 @@ from .tuples import (
     Window,
 )
 
-__all__ = ["backward", "forward", "planned", "suits"]
+__all__ = ["backward", "factors_of", "forward", "planned", "suits"]
 
 ENTRY = schedule.ENTRY.value
 ALIGNED = schedule.ALIGNED.value
@@ -79,6 +79,13 @@ def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
     if spec.segmented and spec.batch * spec.queries >= LIMIT // 2:  # so that tiles are listed with 32 bits
         return False
     return 0 not in spec.q.shape and 0 not in spec.k.shape
+
+
+def factors_of(spec: Spec) -> Factors:
+    """What the scores of a call are multiplied by."""
+    if spec.softcap is not None:
+        return Factors(spec.factor / spec.softcap, spec.softcap * log2(e), 1.0)
+    return Factors(None, None, spec.factor * log2(e))
 
 
 def forward(
@@ -241,7 +248,7 @@ class _Launches(Launches):
         sizes = QuerySizes(spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
         options = ForwardOptions(
             window=self._window(),
-            factors=self._factors(),
+            factors=factors_of(self.spec),
             size=used_columns(spec.head_size),
             queries=plan.queries,
             keys=plan.keys,
@@ -292,7 +299,7 @@ class _Launches(Launches):
         q_stages, dout_stages = plan.stages
         options = BackwardOptions(
             window=self._window(),
-            factors=self._factors(),
+            factors=factors_of(self.spec),
             scale=spec.factor,
             share=share,
             keys=plan.keys,
@@ -331,7 +338,7 @@ class _Launches(Launches):
         k_stages, v_stages = plan.stages
         options = DqOptions(
             window=self._window(),
-            factors=self._factors(),
+            factors=factors_of(self.spec),
             scale=spec.factor,
             size=used_columns(spec.head_size),
             value_size=used_columns(spec.value_size),
@@ -360,7 +367,7 @@ class _Launches(Launches):
         q_stages, dout_stages = stages
         options = DkDvOptions(
             window=self._window(),
-            factors=self._factors(),
+            factors=factors_of(self.spec),
             scale=spec.factor,
             size=used_columns(spec.head_size),
             value_size=used_columns(spec.value_size),
@@ -387,12 +394,6 @@ class _Launches(Launches):
 
     def _window(self) -> Window:
         return Window(*self.sides())
-
-    def _factors(self) -> Factors:
-        spec = self.spec
-        if spec.softcap is not None:
-            return Factors(spec.factor / spec.softcap, spec.softcap * log2(e), 1.0)
-        return Factors(None, None, spec.factor * log2(e))
 
     def _described(self, steps: Mapping[str, int], bits: int = 16) -> dict[str, Descriptor]:
         """The descriptors of arrays of elements of so many bits, in blocks of so many steps."""

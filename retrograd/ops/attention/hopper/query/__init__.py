@@ -1,0 +1,1 @@
+"""Attention of one query of each sequence over a cache of keys and values, with the bits of `forward`."""

@@ -1,0 +1,67 @@
+"""Attention, forward, on Hopper: the running softmax of a walk over blocks of keys. Symbols: ../README.md."""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+
+from retrograd.core.kernels.rings import release, stage_of, wait_full
+
+from .scores import scores
+from .wgmma import matrix, over_columns
+
+
+class Sums(NamedTuple):
+    """The largest score so far, the sums of exponentials and of values before a block, and the exponentials of it."""
+
+    largest: Any
+    total: Any
+    result: Any
+    p: Any
+
+
+@gluon.jit
+def softmax(s, largest, FACTOR: gl.constexpr):
+    """The new largest score, the factor of older sums, the exponentials."""
+    more = gl.maximum(largest, gl.max(s, 1))
+    safe = gl.where(more == float("-inf"), 0.0, more)
+    before = gl.exp2((largest - safe) * FACTOR)  # 1 if the largest stays, as in a block that a query does not see
+    # Of two products the compiler might round either one, so which one is fused is said here.
+    return more, before, gl.exp2(gl.fma(s, FACTOR, -(safe * FACTOR)[:, None]))
+
+
+@gluon.jit
+def part_sums(p):
+    """Sums over the keys that one thread holds: (queries, 8)."""
+    return gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 8]), 1)
+
+
+@gluon.jit
+def add_parts(total, before, parts):
+    """The sums of exponentials with those of another block."""
+    return gl.fma(total, before[:, None], parts)
+
+
+@gluon.jit
+def add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS: gl.constexpr):
+    """Add the values of block n, and compute the exponentials of the one after it, number `block` of its sequence."""
+    largest, total, result, p = sums
+    ROW: gl.constexpr = gl.SliceLayout(1, result.type.layout)
+    PART: gl.constexpr = gl.SliceLayout(1, total.type.layout)
+    LEFT: gl.constexpr = p.type.layout
+    stage, next_stage = stage_of(n, OPTIONS.stages), stage_of(n + 1, OPTIONS.stages)
+    wait_full(rings.k, n + 1)
+    s = over_columns(q, matrix(rings.k.blocks.index(next_stage)), none, OPTIONS.size)
+    wait_full(rings.v, n)
+    result = warpgroup_mma(p, matrix(rings.v.blocks.index(stage)), result, is_async=True)
+    s = warpgroup_mma_wait(1, deps=[s])
+    release(rings.k, n + 1)
+    s = scores(s, i, block, border, queries, keys, OPTIONS)
+    largest, before, p = softmax(s, largest, OPTIONS.factors.exponent)
+    total = add_parts(total, gl.convert_layout(before, PART, assert_trivial=True), part_sums(p))
+    result = warpgroup_mma_wait(0, deps=[result])
+    release(rings.v, n)
+    result = result * gl.convert_layout(before, ROW, assert_trivial=True)[:, None]
+    p = gl.convert_layout(p.to(rings.v.blocks.dtype), LEFT, assert_trivial=True)
+    return Sums(largest, total, result, p)
