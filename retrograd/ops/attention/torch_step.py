@@ -68,7 +68,7 @@ def attention_step_(
 
     Returns:
         out (B, H, V) in the dtype of q, and steps + 1. A row without room has NaN as its result, in this call and all
-        later ones; on a CPU it is an error.
+        later ones, and its last slot is overwritten; on a CPU it is an error.
 
     Raises:
         ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
