@@ -222,7 +222,8 @@ class Mamba2(Mixer):
             step = retrograd.ssd_step_ if in_place else retrograd.ssd_step
             y, window = step(state.window, x, own.dt, self.A, B, C, **self._options(own))
             return self._output(y, own), Mamba2State(conv, window.state, window)
-        y, ssm = retrograd.ssd_update(state.ssm, x, own.dt, self.A, B, C, **self._options(own))
+        update = retrograd.ssd_update_ if in_place else retrograd.ssd_update
+        y, ssm = update(state.ssm, x, own.dt, self.A, B, C, **self._options(own))
         return self._output(y, own), Mamba2State(conv, ssm)
 
     def _check_state(self, state: Any) -> None:

@@ -29,7 +29,7 @@ from .selective_scan.op import OP as SELECTIVE_SCAN
 from .selective_scan.update import SELECTIVE_STATE_UPDATE
 from .ssd.generation import SSD_PREFILL, SSD_STEP, SSD_UPDATE
 from .ssd.op import OP as SSD
-from .ssd.torch_step import ssd_step_
+from .ssd.torch_step import ssd_step_, ssd_update_
 
 __all__ = [
     "SsdWindow",
@@ -48,6 +48,7 @@ __all__ = [
     "ssd_step",
     "ssd_step_",
     "ssd_update",
+    "ssd_update_",
 ]
 
 _xp = torch_namespace()

@@ -48,6 +48,24 @@ def bind_unregistered(op: Op) -> Call:
     return _bound(op, unregistered(op))
 
 
+def by_kernels(op: Op, tensors: Tensors, options: Options) -> tuple[Tensor, ...] | None:
+    """The results of an op that is nothing but kernels, such as a step that overwrites a state.
+
+    None where no kernel takes the call, where a gradient would be recorded, and where kernels cannot be launched
+    directly.
+    """
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return None
+    if not launches_directly(tensors):
+        return None
+    prepared = prepared_call(op, tensors, options)
+    if not prepared.has_kernels:
+        return None
+    if not prepared.started:
+        prepared.start()
+    return tuple(found for found in prepared.run(tensors) if found is not None)
+
+
 def _bound(op: Op, operators: Operators) -> Call:
     direct = _direct(op, operators)
     count = len(op.results)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int32
@@ -12,9 +10,7 @@ from torch import Tensor
 from retrograd.core.errors import as_tuple, bad_value
 from retrograd.core.op import Implementation, Op, names
 from retrograd.core.torch.checks import checker
-from retrograd.core.torch.launch import launches_directly
-from retrograd.core.torch.op import bind
-from retrograd.core.torch.passes import Tensors, prepared_call
+from retrograd.core.torch.op import bind, by_kernels
 from retrograd.core.torch.rotary import rotated
 
 from .op import OP
@@ -92,10 +88,10 @@ def attention_step_(
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arrays.values()):
         raise bad_value("attention_step_", "requires_grad", True, "False, or a call under torch.no_grad()")
     del options["interleaved"]
-    found = _by_kernels(APPEND, tuple(arrays.values()), (interleaved,))
+    found = by_kernels(APPEND, tuple(arrays.values()), (interleaved,))
     queries, after, bounds_q, bounds_k = found or append_portable(**arrays, interleaved=interleaved)
     caches = arrays["cache_k"], arrays["cache_v"]
-    if found := _by_kernels(QUERY, (queries, *caches, after), tuple(options.values())):
+    if found := by_kernels(QUERY, (queries, *caches, after), tuple(options.values())):
         return found[0], after
     packed = {
         "q": queries[None],
@@ -107,18 +103,6 @@ def attention_step_(
     out = _attention(*OP.complete({**packed, **options, "causal": True}))[0]
     assert out is not None
     return out[0], after
-
-
-def _by_kernels(op: Op, tensors: Tensors, options: tuple[Any, ...]) -> tuple[Tensor, ...] | None:
-    """The results of `Append` or `Query`; None where no kernel takes the call."""
-    if not launches_directly(tensors):
-        return None
-    prepared = prepared_call(op, tensors, options)
-    if not prepared.has_kernels:
-        return None
-    if not prepared.started:
-        prepared.start()
-    return tuple(found for found in prepared.run(tensors) if found is not None)
 
 
 def append_portable(

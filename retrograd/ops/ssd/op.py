@@ -217,5 +217,5 @@ OP = Op(
     __package__,
     IMPLEMENTATIONS,
     functions={"generation": ("ssd_update", "ssd_prefill", "ssd_step")},
-    extra={"torch_step": ("ssd_step_",)},
+    extra={"torch_step": ("ssd_step_", "ssd_update_")},
 )

@@ -110,7 +110,10 @@ class Update(_Step):
 
     op: ClassVar = "ssd_update"
     leading: ClassVar = ("state",)
-    results: ClassVar = (Result("y", "B H P", "x"), Result("new_state", "B H P N", "compute_dtype"))
+    results: ClassVar[tuple[Result, ...]] = (
+        Result("y", "B H P", "x"),
+        Result("new_state", "B H P N", "compute_dtype"),
+    )
 
     RETURNS: ClassVar = "y (B, H, P) in the dtype of x, and the new state in the dtype of the old one."
     JAX_NOTES: ClassVar = "It launches no kernels."
@@ -130,6 +133,14 @@ class Update(_Step):
         >>> y.shape, state.shape
         ((2, 8, 64), (2, 8, 64, 128))
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateInPlace(Update):
+    """`ssd_update` whose state may be overwritten, in PyTorch (`torch_step.py`); its kernel does so."""
+
+    op: ClassVar = "ssd_update_"
+    results: ClassVar[tuple[Result, ...]] = (Result("y", "B H P", "x"),)
 
 
 @dataclass(frozen=True, kw_only=True)

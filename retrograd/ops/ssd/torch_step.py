@@ -1,25 +1,22 @@
-"""`ssd_step_`: a step of generation that overwrites its window, for PyTorch."""
+"""`ssd_step_` and `ssd_update_`: steps of generation that overwrite what they go on from, for PyTorch."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from retrograd.core.errors import as_tuple, fields_of
 from retrograd.core.op import Implementation, Op, names
 from retrograd.core.torch.checks import checker
-from retrograd.core.torch.launch import launches_directly
-from retrograd.core.torch.op import bind
-from retrograd.core.torch.passes import prepared_call
+from retrograd.core.torch.op import bind, by_kernels
 from retrograd.core.torch.xp import torch_namespace
 
-from .generation import SSD_STEP
+from .generation import SSD_STEP, SSD_UPDATE
 from .op import OP
-from .steps import InPlace, Overwriting, SsdWindow
+from .steps import InPlace, Overwriting, SsdWindow, UpdateInPlace
 
 _WINDOW = " ".join(f"window_{name}" for name in SsdWindow._fields)
 IN_PLACE = Op(
@@ -27,7 +24,13 @@ IN_PLACE = Op(
     __package__,
     (Implementation(f"{__package__}.hopper.row", takes=names(f"x dt A B C D dt_bias dt_softplus dt_limit {_WINDOW}")),),
 )
+UPDATE = Op(
+    UpdateInPlace,
+    __package__,
+    (Implementation(f"{__package__}.triton.update", takes=names("state x dt A B C D z dt_bias dt_softplus dt_limit")),),
+)
 _check = checker(InPlace)
+_check_update = checker(UpdateInPlace)
 _ssd = bind(OP)
 
 
@@ -71,25 +74,62 @@ def ssd_step_(
     given = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
     parts = fields_of("ssd_step_", "window", window, SsdWindow)
     arrays, options = _check(parts | given, {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)})
-    tensors = [*(arrays[name] for name in given), *(arrays[name] for name in parts)]  # as InPlace declares them
-    if launches_directly(tensors) and not _recorded(tensors) and _stays(window, arrays):
-        prepared = prepared_call(IN_PLACE, tensors, tuple(options.values()))
-        if prepared.has_kernels:
-            if not prepared.started:
-                prepared.start()
-            y, steps = prepared.run(tensors)
-            assert y is not None
-            return y, window._replace(steps=steps)
+    tensors = [*(arrays[name] for name in given), *(arrays[name] for name in parts)]  # as Overwriting declares them
+    found = by_kernels(IN_PLACE, tensors, tuple(options.values())) if _stay(parts, arrays) else None
+    if found is not None:
+        y, steps = found
+        return y, window._replace(steps=steps)
     y, window = SSD_STEP.run(torch_namespace(), _ssd, arrays, options)
     return y, window
 
 
-def _recorded(tensors: list[Any]) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+def ssd_update_(
+    state: Float[Tensor, "B H P N"],
+    x: Float[Tensor, "B H P"],
+    dt: Float[Tensor, "B H"],
+    A: Float[Tensor, " H"],
+    B: Float[Tensor, "B G N"],
+    C: Float[Tensor, "B G N"],
+    *,
+    D: Float[Tensor, " H"] | Float[Tensor, "H P"] | None = None,
+    z: Float[Tensor, "B H P"] | None = None,
+    dt_bias: Float[Tensor, " H"] | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+) -> tuple[Float[Tensor, "B H P"], Float[Tensor, "B H P N"]]:
+    """`ssd_update`, which may overwrite `state`: go on from the state that it returns.
+
+    On a GPU it is one kernel, which reads the state once and writes it once. Elsewhere, and where a gradient is
+    recorded, it is `ssd_update`.
+
+    Args:
+        state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit: as in `ssd_update`.
+
+    Returns:
+        y (B, H, P) in the dtype of x, and the new state.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import torch, retrograd
+        >>> state, A = torch.zeros(2, 8, 64, 128), -torch.rand(8)
+        >>> x, dt, B, C = torch.randn(2, 8, 64), torch.randn(2, 8), torch.randn(2, 1, 128), torch.randn(2, 1, 128)
+        >>> y, state = retrograd.ssd_update_(state, x, dt, A, B, C, dt_softplus=True)
+        >>> y.shape, state.shape
+        (torch.Size([2, 8, 64]), torch.Size([2, 8, 64, 128]))
+    """
+    given = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    arrays, options = _check_update(given, {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)})
+    tensors = [arrays[name] for name in UPDATE.arguments]
+    stays = _stay({"state": state}, arrays)
+    found = by_kernels(UPDATE, tensors, tuple(options.values())) if stays else None
+    if found is not None:
+        return found[0], state
+    y, state = SSD_UPDATE.run(torch_namespace(), _ssd, arrays, options)
+    return y, state
 
 
-def _stays(window: SsdWindow, arrays: dict[str, Any]) -> bool:
-    """Whether what is written to the window's arrays stays in them: they are dense, and autocast casts no copy."""
-    return all(
-        t is arrays[f"window.{name}"] and t.is_contiguous() for name, t in zip(window._fields, window, strict=True)
-    )
+def _stay(given: dict[str, Any], arrays: dict[str, Any]) -> bool:
+    """Whether what is written to given arrays stays in them: they are dense, and autocast casts no copy."""
+    return all(tensor is arrays[name] and tensor.is_contiguous() for name, tensor in given.items())

@@ -41,6 +41,8 @@ def steps_in_place(device: str) -> None:
         for t in range(62, 67):
             y, window = retrograd.ssd_step_(window, **part(inputs, t), **settings)
             assert y.isfinite().all()
+        y, _ = retrograd.ssd_update_(window.state, **part(inputs, 67), **settings)
+        assert y.isfinite().all()
 
 
 def part(inputs: dict[str, Any], steps: Any) -> dict[str, Any]:

@@ -69,6 +69,21 @@ def test_a_sequence_continued_step_by_step_has_the_bits_of_the_whole(
         assert torch.equal(y, expected[:, t]), f"step {t}"
 
 
+@each_call
+def test_the_recurrence_in_place_has_the_results_of_the_other(device: str, call: Case, seed: int) -> None:
+    inputs, settings = without_state(draw(call, device, seed)), options(call)
+    batch, _, heads, P = inputs["x"].shape
+    state = torch.randn(batch, heads, P, inputs["B"].shape[3], device=device)
+    mine = state.clone()
+    where = mine.data_ptr()
+    for t in range(3):
+        expected, state = retrograd.ssd_update(state, **part(inputs, t), **settings)
+        y, mine = retrograd.ssd_update_(mine, **part(inputs, t), **settings)
+        torch.testing.assert_close(y, expected)
+        torch.testing.assert_close(mine, state)
+    assert device == "cpu" or mine.data_ptr() == where
+
+
 def test_sequences_of_a_batch_may_be_at_different_steps(seed: int) -> None:
     call = CALLS["everything"]
     inputs: dict[str, Any] = draw(call, "cpu", seed)

@@ -1,4 +1,4 @@
-"""The kernels of `ssd_step_` for Hopper: the calls they take, and what they are compiled to."""
+"""The kernels of `ssd_step_` and `ssd_update_`: the calls they take, and what they are compiled to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
 from retrograd.core.spec import Param
 from retrograd.ops.ssd.steps import Overwriting
-from retrograd.ops.ssd.torch_step import IN_PLACE
+from retrograd.ops.ssd.torch_step import IN_PLACE, UPDATE
 
 HOPPER = SUPPORTED["sm_90"]
 
@@ -59,6 +59,20 @@ def test_its_products_are_those_of_hopper_and_nothing_is_spilled(N: int) -> None
     assert "wgmma.mma_async" in row.asm["ptx"]
     assert "mma.sync" not in row.asm["ptx"]
     assert resources(row).spills <= (8 if N > 128 else 0)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("N", [16, 128, 256])
+def test_the_recurrence_in_place_spills_nothing(N: int, arch: str) -> None:
+    rows = {"x": (3, 4, 64), "dt": (3, 4), "B": (3, 2, N), "C": (3, 2, N)}
+    params = {name: Param(shape, "bfloat16") for name, shape in rows.items()}
+    params |= {"A": Param((4,), "float32"), "D": Param((4,), "float32"), "state": Param((3, 4, 64, N), "float32")}
+    one = UPDATE.spec(params, {"dt_softplus": True, "dt_limit": (0.0, 1.0)})
+    program = UPDATE.forward(one).program({}, SUPPORTED[arch])
+    assert program is not None
+    (launch,) = program.launches
+    assert resources(build(launch, program.arrays, SUPPORTED[arch])).spills == 0
 
 
 def test_a_step_with_a_gradient_leaves_its_window_as_it_is() -> None:

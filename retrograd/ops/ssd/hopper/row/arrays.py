@@ -1,16 +1,8 @@
-"""Arrays and numbers that belong together, as the kernels of a row take them. Symbols: ../../README.md."""
+"""Sizes that belong together, as the kernels of a row take them. Symbols: ../../README.md."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-
-class Row(NamedTuple):
-    """An array (batch, heads or groups, columns) of dense columns, or one without columns."""
-
-    pointer: Any
-    batch: Any
-    head: Any
+from typing import NamedTuple
 
 
 class Sizes(NamedTuple):

@@ -10,7 +10,7 @@ from retrograd.core.program import Array, Launch, Layout, Layouts, Program, poin
 from retrograd.core.rows import is_dense
 from retrograd.core.spec import Param, Pass
 
-from ...arrays import Call, Groups, Heads, Skip
+from ...arrays import Call, Groups, Heads, Row, Skip
 from ...op import Spec
 from ...steps import Overwriting
 from .. import launches as hopper
@@ -18,7 +18,7 @@ from ..blocks import WIDEST
 from ..plan import STEPS
 from ..prepare import prepare
 from .append import append
-from .arrays import Row, Sizes
+from .arrays import Sizes
 from .row import CHANNELS, VECTORS, row
 
 COPIED = 1024  # numbers of a row that a program of `append` copies
