@@ -19,6 +19,7 @@ from .linear import Linear
 from .mixer import Mixer
 from .norm import RMSNorm
 from .wide import wide
+from .windows import steps_after
 
 
 class Mamba2State(NamedTuple):
@@ -196,12 +197,8 @@ class Mamba2(Mixer):
         if state.window is None:
             packed: dict[str, Any] = {"initial_state": state.ssm, "cu_seqlens": cu_seqlens}
             return retrograd.ssd_prefill(x, own.dt, self.A, B, C, **packed, **options)
-        window, rows, gate = state.window, [], options.pop("z")
-        for t in range(x.shape[1]):
-            z = None if gate is None else gate[:, t]
-            y, window = retrograd.ssd_step(window, x[:, t], own.dt[:, t], self.A, B[:, t], C[:, t], z=z, **options)
-            rows.append(y)
-        return torch.stack(rows, 1) if rows else torch.zeros_like(x), window
+        rows = {"x": x, "dt": own.dt, "B": B, "C": C, "z": options.pop("z")}
+        return steps_after(state.window, rows, {"A": self.A, **options}) if x.shape[1] else (x, state.window)
 
     def step(
         self, u: Float[Tensor, "B d_model"], state: Mamba2State, *, in_place: bool = False

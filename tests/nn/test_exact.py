@@ -30,6 +30,21 @@ def test_steps_after_a_prompt_have_the_logits_of_the_whole(name: str, dtype: tor
 
 @each_model
 @torch.no_grad()
+def test_many_steps_after_prompts_of_different_lengths_have_the_logits_of_the_whole(name: str) -> None:
+    ours, text, lengths = model(name), tokens(3, 150), [3, 70, 64]
+    packed = torch.cat([row[:length] for row, length in zip(text, lengths, strict=True)])[None]
+    bounds = torch.tensor([0, 3, 73, 137], dtype=torch.int32)
+    _, state = ours(packed, ours.initial_state(3, capacity=150), cu_seqlens=bounds)
+    for time in (2, 75):
+        more = torch.stack([row[length : length + time] for row, length in zip(text, lengths, strict=True)])
+        logits, state = ours(more, state)
+        for own, row, length in zip(logits, text, lengths, strict=True):
+            assert torch.equal(own, ours(row[None, : length + time])[0, length:])
+        lengths = [length + time for length in lengths]
+
+
+@each_model
+@torch.no_grad()
 def test_a_row_has_the_logits_that_it_has_in_a_batch(name: str) -> None:
     ours, text = model(name), tokens(7, 40)
     whole = ours(text)
