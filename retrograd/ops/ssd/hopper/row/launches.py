@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from retrograd.core.arch import Arch
@@ -21,6 +21,7 @@ from .append import append
 from .arrays import Sizes
 from .row import CHANNELS, VECTORS, row
 
+WARPS = {1: 4, 2: 8}  # of `row`, by halves of the states: with fewer their numbers do not fit in registers
 COPIED = 1024  # numbers of a row that a program of `append` copies
 PREPARED_HEADS = hopper.PREPARED_HEADS  # as in training: sums of log decays then have the same bits
 
@@ -120,7 +121,7 @@ class _Launches:
             "window_x window_B vectors", C="C", D="D", steps_ptr="window_steps", state_ptr="window_state", out_ptr="y"
         )
         wide = self.spec.D is not None and len(self.spec.D.shape) == 2
-        return self._launch(
+        launch = self._launch(
             row,
             self.window.batch * self.window.heads * (self.window.P // CHANNELS.value),
             {name: arrays[name] for name in row.arg_names if name in arrays},
@@ -128,6 +129,7 @@ class _Launches:
             {"groups": self._groups},
             SIZES=self._sizes,
         )
+        return replace(launch, num_warps=WARPS[hopper.halves(self.window)])
 
     def _pointers(self, names: str, **others: str | None) -> dict[str, str | None]:
         return pointers_to(self.arrays, names, **others)
