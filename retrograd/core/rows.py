@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from .program import Strides, dense
+from .program import Layouts, Strides, dense, strides_of
+from .spec import Param
+
+
+class Row(NamedTuple):
+    """A step's array (batch, heads or groups, columns) of dense columns, or one without columns, as kernels take it."""
+
+    pointer: Any
+    batch: Any
+    head: Any
+
+
+def row_of(name: str, param: Param | None, layouts: Layouts) -> Row:
+    """The strides of a step's array; zeros for an absent one."""
+    return Row(None, 0, 0) if param is None else Row(None, *strides_of(name, param.shape, layouts)[:2])
 
 
 def is_dense(shape: Sequence[int], strides: Strides) -> bool:

@@ -17,7 +17,6 @@ from .sampling import Sampling
 from .states import apart, overwrite
 
 WORTH_A_GRAPH = 4  # steps: a capture takes the host about the time of an ordinary one
-MOST_STEPS = 2**63
 _one_capture = Lock()  # PyTorch allows one at a time in a process
 
 
@@ -85,7 +84,7 @@ class Steps:
             self.ended |= (drawn[:, None] == self._stop).any(-1)
         self.tokens.copy_(drawn)
 
-    def advance(self, uniform: Float[Tensor, " B"], steps: int = MOST_STEPS) -> None:
+    def advance(self, uniform: Float[Tensor, " B"], steps: int) -> None:
         """Advance the state by the last tokens, and draw the next; `steps` such calls will come, with this one."""
         self._number += 1
         self._uniform.copy_(uniform)

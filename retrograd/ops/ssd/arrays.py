@@ -17,14 +17,6 @@ class Heads(NamedTuple):
     head: Any
 
 
-class Row(NamedTuple):
-    """A step's array (batch, heads or groups, columns) of dense columns, or one without columns."""
-
-    pointer: Any
-    batch: Any
-    head: Any
-
-
 class Skip(NamedTuple):
     """D or its gradient, (heads, channels); one of (heads,) has stride 0 for channels."""
 

@@ -7,20 +7,12 @@ from typing import Any, NamedTuple
 from triton import next_power_of_2
 
 from retrograd.core.arch import Arch
-from retrograd.core.program import Array, Launch, Layout, Layouts, Program, pointers_to, read_in_place, strides_of
-from retrograd.core.rows import is_dense
+from retrograd.core.program import Array, Launch, Layout, Layouts, Program, pointers_to, read_in_place
+from retrograd.core.rows import is_dense, row_of
 from retrograd.core.spec import Param, Pass
 
 from ...step import Append
 from .kernel import append
-
-
-class Row(NamedTuple):
-    """An array (batch, heads, columns) of dense columns."""
-
-    pointer: Any
-    batch: Any
-    head: Any
 
 
 class Heads(NamedTuple):
@@ -61,7 +53,7 @@ def forward(
         append,
         grid=spec.batch * (spec.heads + spec.groups),
         arrays={name: arrays[name] for name in append.arg_names if name in arrays},
-        strided={name: Row(None, *strides_of(name, spec.params((name,))[name].shape, layouts)[:2]) for name in "qkv"},
+        strided={name: row_of(name, spec[name], layouts) for name in "qkv"},
         scalars={"batch": spec.batch, "capacity": spec.capacity, "heads": Heads(spec.heads, spec.groups)},
         constants={
             "SIZES": Sizes(

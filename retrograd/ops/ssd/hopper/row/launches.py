@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retrograd.core.arch import Arch
-from retrograd.core.program import Array, Launch, Layout, Layouts, Program, pointers_to, read_in_place, strides_of
-from retrograd.core.rows import is_dense
+from retrograd.core.program import Array, Launch, Layout, Layouts, Program, pointers_to, read_in_place
+from retrograd.core.rows import is_dense, row_of
 from retrograd.core.spec import Param, Pass
 
-from ...arrays import Call, Groups, Heads, Row, Skip
+from ...arrays import Call, Groups, Heads, Skip
 from ...op import Spec
 from ...steps import Overwriting
 from .. import launches as hopper
@@ -94,7 +94,7 @@ class _Launches:
             append,
             self.window.batch * parts,
             {name: arrays[name] for name in append.arg_names if name in arrays},
-            {name: self._row(name) for name in ("x", "B", "dt")},
+            {name: row_of(name, self.spec[name], self.layouts) for name in ("x", "B", "dt")},
             {"groups": self._groups, "parts": parts},
             SIZES=self._sizes,
             BLOCK=COPIED,
@@ -125,7 +125,10 @@ class _Launches:
             row,
             self.window.batch * self.window.heads * (self.window.P // CHANNELS.value),
             {name: arrays[name] for name in row.arg_names if name in arrays},
-            {"C": self._row("C"), "D": Skip(None, self.window.P if wide else 1, 1 if wide else 0)},
+            {
+                "C": row_of("C", self.spec.C, self.layouts),
+                "D": Skip(None, self.window.P if wide else 1, 1 if wide else 0),
+            },
             {"groups": self._groups},
             SIZES=self._sizes,
         )
@@ -133,13 +136,6 @@ class _Launches:
 
     def _pointers(self, names: str, **others: str | None) -> dict[str, str | None]:
         return pointers_to(self.arrays, names, **others)
-
-    def _row(self, name: str) -> Row:
-        """The strides of a step's array."""
-        param = self.spec[name]
-        assert param is not None
-        batch, head = strides_of(name, param.shape, self.layouts)[:2]
-        return Row(None, batch, head)
 
     @property
     def _groups(self) -> Groups:

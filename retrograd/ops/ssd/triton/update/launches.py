@@ -7,11 +7,11 @@ from typing import NamedTuple
 from triton import next_power_of_2
 
 from retrograd.core.arch import Arch
-from retrograd.core.program import Array, Launch, Layout, Layouts, Program, pointers_to, read_in_place, strides_of
-from retrograd.core.rows import is_dense
+from retrograd.core.program import Array, Launch, Layout, Layouts, Program, pointers_to, read_in_place
+from retrograd.core.rows import is_dense, row_of
 from retrograd.core.spec import Param, Pass
 
-from ...arrays import Groups, Row, Skip
+from ...arrays import Groups, Skip
 from ...op import in_range
 from ...steps import UpdateInPlace
 from .kernel import update
@@ -57,15 +57,12 @@ def forward(
     arrays = pointers_to((*inputs, *outputs), "A dt_bias state", out_ptr="y", **others)
     wide = spec.D is not None and len(spec.D.shape) == 2
 
-    def row(name: str) -> Row:
-        param = spec[name]
-        return Row(None, 0, 0) if param is None else Row(None, *strides_of(name, param.shape, layouts)[:2])
-
     launch = Launch(
         update,
         grid=batch * heads * -(-P // block),
         arrays={name: arrays[name] for name in update.arg_names if name in arrays},
-        strided={name: row(name) for name in ROWS} | {"D": Skip(None, P if wide else 1, 1 if wide else 0)},
+        strided={name: row_of(name, spec[name], layouts) for name in ROWS}
+        | {"D": Skip(None, P if wide else 1, 1 if wide else 0)},
         scalars={"groups": Groups(heads, spec.B.shape[1]), "limits": Limits(*in_range(spec.dt_limit, "float32"))},
         constants={"SIZES": Sizes(P, N, block, states), "OVERLAP": arch.overlaps_launches},
         overlap=arch.overlaps_launches,
