@@ -17,10 +17,10 @@ from retrograd.models.layers import AttentionConfig
 from .checks import check_bounds, check_features, check_layer, check_layer_state, is_readable
 from .initial import zero_biases
 from .linear import Linear
-from .mixer import Mixer
+from .mixer import Mixer, Start
 from .norm import RMSNorm
 from .rotary import kept_tables, rotate
-from .rows import Slots, owned, slots, written
+from .rows import Slots, owned, placed, slots, written
 
 
 class AttentionState(NamedTuple):
@@ -116,9 +116,7 @@ class Attention(Mixer):
         Raises:
             ValueError: unless capacity is an integer of at least 1.
         """
-        if capacity is None:
-            raise bad_value("Attention", "capacity", None, "the most steps of a sequence, an integer of at least 1")
-        check_size("Attention", "capacity", capacity)
+        capacity = _capacity(capacity)
         weight, config = self.in_proj.weight, self.config
         place: dict[str, Any] = {"device": weight.device, "dtype": dtype or weight.dtype}
         size = (batch, capacity, config.groups, self.size)
@@ -163,13 +161,39 @@ class Attention(Mixer):
         qkv, x, gate = self.in_proj(u).split(self.parts, dim=-1)
         conv = None
         if self.conv1d is not None:
-            qkv, conv = self._convolve(qkv, state, cu_seqlens)
+            before = None if state is None else state.conv
+            qkv, conv = self._convolve(qkv, before, cu_seqlens, keep=state is not None)
         if state is None or place is None:
-            y, after = self._attend(qkv, cu_seqlens), None
+            y, after = self._attend(qkv, cu_seqlens)[0], None
         else:
             y, k, v = self._continue(qkv, state, place)
             after = AttentionState(k, v, place.steps, conv)
         return self._output(y, x, gate), after
+
+    def begin(
+        self, u: Float[Tensor, "B T d_model"], start: Start, *, cu_seqlens: Int32[Tensor, " S+1"] | None = None
+    ) -> tuple[Float[Tensor, "B T d_model"], AttentionState]:
+        """All steps of sequences from their first, and the state after them."""
+        check_features("Attention", u, ("batch", "time"), self.in_proj.in_features, self.in_proj.weight.dtype)
+        sequences, capacity = start.sequences, _capacity(start.capacity)
+        if cu_seqlens is not None:
+            check_bounds("Attention", cu_seqlens, u)
+        elif u.shape[1] > capacity:
+            raise _full(capacity, u.shape[1])
+        qkv, x, gate = self.in_proj(u).split(self.parts, dim=-1)
+        conv = None
+        if self.conv1d is not None:
+            qkv, conv = self._convolve(qkv, None, cu_seqlens, keep=True)
+        y, k, v = self._attend(qkv, cu_seqlens)
+        if cu_seqlens is None:
+            after = u.shape[1]
+            k, v = (F.pad(rows, (0, 0, 0, 0, 0, capacity - after)) for rows in (k, v))
+            steps = torch.full((sequences,), after, device=u.device, dtype=torch.int32)
+        else:
+            place = _slots(cu_seqlens.new_zeros(sequences), capacity, cu_seqlens, u.shape[1])
+            k, v = (placed(rows[0], place.slot, sequences, capacity) for rows in (k, v))
+            y, steps = y.masked_fill(place.full[:, None, None], torch.nan), place.steps
+        return self._output(y, x, gate), AttentionState(k, v, steps, conv)
 
     def step(
         self, u: Float[Tensor, "B d_model"], state: AttentionState, *, in_place: bool = False
@@ -208,32 +232,30 @@ class Attention(Mixer):
         if cu_seqlens is None:  # each row is a sequence
             cu_seqlens = torch.arange(batch + 1, device=u.device, dtype=torch.int32) * time
         self._check_state(state, len(cu_seqlens) - 1)
-        capacity = state.k.shape[1]
-        place = slots(state.steps, capacity, cu_seqlens, batch * time)
-        if is_readable(place.steps) and bool((place.steps > capacity).any()):
-            most = int(place.steps.max())
-            raise ValueError(f"Attention: state has a capacity of {capacity} steps, expected at least {most}, to add u")
-        return place
+        return _slots(state.steps, state.k.shape[1], cu_seqlens, batch * time)
 
     def _convolve(
-        self, qkv: Tensor, state: AttentionState | None, cu_seqlens: Tensor | None
+        self, qkv: Tensor, before: Tensor | None, cu_seqlens: Tensor | None, *, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """q, k and v convolved along time; the last inputs, if they are to be kept."""
         assert self.conv1d is not None
-        weight, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
-        if state is None:
-            return retrograd.causal_conv1d(qkv, weight, bias, cu_seqlens=cu_seqlens), None
-        assert state.conv is not None
-        before = state.conv.to(qkv.dtype)
-        return retrograd.causal_conv1d(
-            qkv, weight, bias, initial_state=before, cu_seqlens=cu_seqlens, return_final_state=True
+        found = retrograd.causal_conv1d(
+            qkv,
+            self.conv1d.weight.squeeze(1),
+            self.conv1d.bias,
+            initial_state=None if before is None else before.to(qkv.dtype),
+            cu_seqlens=cu_seqlens,
+            return_final_state=keep,
         )
+        return found if keep else (found, None)
 
-    def _attend(self, qkv: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        """Attention of sequences from their first step."""
+    def _attend(self, qkv: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Attention of sequences from their first step, their keys and values."""
         time = qkv.shape[1]
         position = torch.arange(time, device=qkv.device) if cu_seqlens is None else owned(cu_seqlens, time).offset
         q, k, v = self._heads(qkv, position)
-        return retrograd.attention(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, **self._options)
+        y = retrograd.attention(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, **self._options)
+        return y, k, v
 
     def _continue(self, qkv: Tensor, state: AttentionState, place: Slots) -> tuple[Tensor, Tensor, Tensor]:
         """Attention of steps that follow others, and all keys and values."""
@@ -306,3 +328,23 @@ class Attention(Mixer):
             raise bad_dtype("Attention", "state.steps", str(state.steps.dtype), [str(torch.int32)])
         if state.steps.shape != (sequences,):
             raise bad_shape("Attention", "state.steps", state.steps.shape, f"({sequences},)")
+
+
+def _capacity(given: int | None) -> int:
+    """The most steps of a sequence; raises ValueError unless it is given, as an integer of at least 1."""
+    if given is None:
+        raise bad_value("Attention", "capacity", None, "the most steps of a sequence, an integer of at least 1")
+    check_size("Attention", "capacity", given)
+    return given
+
+
+def _slots(before: Tensor, capacity: int, cu_seqlens: Tensor, time: int) -> Slots:
+    """Where packed steps after `before` others go; on a CPU, raises ValueError for sequences without room for them."""
+    place = slots(before, capacity, cu_seqlens, time)
+    if is_readable(place.steps) and bool((place.steps > capacity).any()):
+        raise _full(capacity, int(place.steps.max()))
+    return place
+
+
+def _full(capacity: int, steps: int) -> ValueError:
+    return ValueError(f"Attention: state has a capacity of {capacity} steps, expected at least {steps}, to add u")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from retrograd.core.errors import bad_value
 
-from .mixer import Mixer
+from .mixer import Mixer, Start
 from .mlp import GatedMLP
 from .norm import RMSNorm
 from .wide import wide
@@ -61,7 +61,8 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor, Any]:
         """x (B, T, d_model) and the stream (None before the first block) -> (out, stream, state)."""
         h, stream = self._add_and_norm(x, stream)
-        out, state = self.mixer(h, state, cu_seqlens=cu_seqlens)
+        run = self.mixer.begin if isinstance(state, Start) else self.mixer
+        out, state = run(h, state, cu_seqlens=cu_seqlens)
         return *self._feed_forward(out, stream), state
 
     def step(

@@ -58,7 +58,7 @@ def _one(kind: type[Any]) -> str:
     return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
 
 
-def check_bounds(module: str, cu_seqlens: Any, u: Tensor) -> None:
+def check_bounds(module: str, cu_seqlens: Any, u: Tensor, argument: str = "u") -> None:
     """Raise unless cu_seqlens are boundaries of sequences in u (1, T, ...); numbers are looked at on a CPU only."""
     if not isinstance(cu_seqlens, Tensor):
         raise bad_type(module, "cu_seqlens", cu_seqlens, "a torch.Tensor")
@@ -67,7 +67,7 @@ def check_bounds(module: str, cu_seqlens: Any, u: Tensor) -> None:
     if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
         raise bad_shape(module, "cu_seqlens", cu_seqlens.shape, "(S + 1,), S at least 1")
     if u.shape[0] != 1:
-        raise bad_shape(module, "u", u.shape, "a batch of 1, since cu_seqlens is given")
+        raise bad_shape(module, argument, u.shape, "a batch of 1, since cu_seqlens is given")
     if is_readable(cu_seqlens):
         check_nondecreasing(module, "cu_seqlens", cu_seqlens.tolist(), u.shape[1])
 

@@ -227,13 +227,10 @@ def _generate(
 
 def _prefill(model: LanguageModel, prompt: Tensor | Sequence[Tensor], capacity: int) -> tuple[Tensor, State]:
     """The logits after the last token of each row, and the state; rows of different lengths are packed."""
-    state = model.initial_state(len(prompt), capacity=capacity)
     if isinstance(prompt, Tensor):
-        features, state = model.backbone(prompt, state)
-        return model.lm_head(features[:, -1]), state
+        return model.prefill(prompt, capacity=capacity)
     tokens, ends = _packed(prompt)
-    features, state = model.backbone(tokens, state, cu_seqlens=ends)
-    return model.lm_head(features[0, ends[1:] - 1]), state
+    return model.prefill(tokens, capacity=capacity, cu_seqlens=ends)
 
 
 def _packed(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

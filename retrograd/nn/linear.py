@@ -2,10 +2,45 @@
 
 from __future__ import annotations
 
+from math import prod
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retrograd
+from retrograd.core.spec import autocast_ranks
+from retrograd.core.torch.autocast import cast
+from retrograd.core.torch.launch import launches_directly
+from retrograd.ops.linear.op import Spec
+
+AUTOCAST = autocast_ranks(Spec)
+
+
+class ExactProduct(torch.autograd.Function):
+    """`retrograd.linear`, but gradients are PyTorch's products, which are fast and the same in every run."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return retrograd.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        rows = _rows(dy)
+        return (
+            dy @ weight if needs[0] else None,
+            rows.mT @ _rows(x) if needs[1] else None,
+            rows.sum(0) if needs[2] else None,
+        )
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(..., N) -> (rows, N)."""
+    return x.reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
 class Linear(nn.Linear):
@@ -13,7 +48,7 @@ class Linear(nn.Linear):
 
     Attributes:
         exact: whether a row has the same bits in any number of rows, as a step of generation then has those of
-            training; if not, products are PyTorch's own.
+            training; if not, products are PyTorch's own, as those of gradients always are.
 
     Example:
         >>> import torch
@@ -33,4 +68,9 @@ class Linear(nn.Linear):
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """The same, with another bias or none."""
-        return (retrograd.linear if self.exact else F.linear)(x, self.weight, bias)
+        if not self.exact:
+            return F.linear(x, self.weight, bias)
+        given = cast({"x": x, "weight": self.weight, "bias": bias}, AUTOCAST).values()
+        if torch.is_grad_enabled() and (torch.compiler.is_compiling() or launches_directly(tuple(given))):
+            return ExactProduct.apply(*given)  # type: ignore[no-untyped-call]
+        return retrograd.linear(*given)

@@ -14,7 +14,7 @@ from retrograd.models.layers import Mamba1Config
 from .checks import check_features, check_layer, check_layer_state
 from .initial import draw_steps, zero_biases
 from .linear import Linear
-from .mixer import Mixer
+from .mixer import Mixer, Start
 from .wide import wide
 
 
@@ -140,12 +140,24 @@ class Mamba(Mixer):
         Raises:
             ValueError, TypeError: naming the argument, what was expected and what was passed.
         """
-        self._check_features(u, ("batch", "time"))
         if state is not None:
             check_layer_state("Mamba", state, MambaState)
+        return self._sequence(u, state, cu_seqlens, keep=state is not None)
+
+    def begin(
+        self, u: Float[Tensor, "B T d_model"], start: Start, *, cu_seqlens: Int32[Tensor, " S+1"] | None = None
+    ) -> tuple[Float[Tensor, "B T d_model"], MambaState | None]:
+        """All steps of sequences from their first, and the state after them."""
+        return self._sequence(u, None, cu_seqlens, keep=True)
+
+    def _sequence(
+        self, u: Tensor, state: MambaState | None, cu_seqlens: Tensor | None, *, keep: bool
+    ) -> tuple[Tensor, MambaState | None]:
+        """All steps after a state, or from the first; the state after them, if it is to be kept."""
+        self._check_features(u, ("batch", "time"))
         x, z = self.in_proj(u).chunk(2, dim=-1)
         conv, ssm = state if state is not None else (None, None)
-        time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": state is not None}
+        time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": keep}
         x = retrograd.causal_conv1d(
             x,
             self.conv1d.weight.squeeze(1),
@@ -154,7 +166,7 @@ class Mamba(Mixer):
             initial_state=conv if conv is None else conv.to(x.dtype),
             **time,
         )
-        if state is not None:
+        if keep:
             x, conv = x
         dt, B, C = self._select(x)
         y = retrograd.selective_scan(

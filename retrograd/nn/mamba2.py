@@ -16,7 +16,7 @@ from retrograd.models.layers import Mamba2Config
 from .checks import check_features, check_layer, check_layer_state
 from .initial import draw_steps, zero_biases
 from .linear import Linear
-from .mixer import Mixer
+from .mixer import Mixer, Start
 from .norm import RMSNorm
 from .wide import wide
 from .windows import steps_after
@@ -154,14 +154,26 @@ class Mamba2(Mixer):
         Raises:
             ValueError, TypeError: naming the argument, what was expected and what was passed.
         """
-        self._check_features(u, ("batch", "time"))
         if state is not None:
             self._check_state(state)
             if state.window is not None and cu_seqlens is not None:
                 raise bad_value("Mamba2", "cu_seqlens", "boundaries", "None, since the state has a window")
+        return self._sequence(u, state, cu_seqlens, keep=state is not None)
+
+    def begin(
+        self, u: Float[Tensor, "B T d_model"], start: Start, *, cu_seqlens: Int32[Tensor, " S+1"] | None = None
+    ) -> tuple[Float[Tensor, "B T d_model"], Mamba2State | None]:
+        """All steps of sequences from their first, and the state after them."""
+        return self._sequence(u, None, cu_seqlens, keep=True)
+
+    def _sequence(
+        self, u: Tensor, state: Mamba2State | None, cu_seqlens: Tensor | None, *, keep: bool
+    ) -> tuple[Tensor, Mamba2State | None]:
+        """All steps after a state, or from the first; the state after them, if it is to be kept."""
+        self._check_features(u, ("batch", "time"))
         own = self._project(u)
         conv, ssm = (state.conv, state.ssm) if state is not None else (None, None)
-        time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": state is not None}
+        time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": keep}
         xBC = retrograd.causal_conv1d(
             own.xBC,
             self.conv1d.weight.squeeze(1),
@@ -170,10 +182,10 @@ class Mamba2(Mixer):
             initial_state=conv if conv is None else conv.to(own.xBC.dtype),
             **time,
         )
-        if state is not None:
+        if keep:
             xBC, conv = xBC
         x, B, C = self._heads(xBC)
-        if state is not None and self.exact:
+        if keep and self.exact:
             assert conv is not None
             y, window = self._exact_steps(state, x, B, C, own, cu_seqlens)
             return self._output(y, own), Mamba2State(conv, window.state, window)
@@ -185,7 +197,7 @@ class Mamba2(Mixer):
 
     def _exact_steps(
         self,
-        state: Mamba2State,
+        state: Mamba2State | None,
         x: Tensor,
         B: Tensor,
         C: Tensor,
@@ -194,8 +206,9 @@ class Mamba2(Mixer):
     ) -> tuple[Tensor, retrograd.SsdWindow]:
         """y of all steps after a state, with the bits of the whole sequence, and the window after them."""
         options = self._options(own)
-        if state.window is None:
-            packed: dict[str, Any] = {"initial_state": state.ssm, "cu_seqlens": cu_seqlens}
+        if state is None or state.window is None:
+            before = None if state is None else state.ssm
+            packed: dict[str, Any] = {"initial_state": before, "cu_seqlens": cu_seqlens}
             return retrograd.ssd_prefill(x, own.dt, self.A, B, C, **packed, **options)
         rows = {"x": x, "dt": own.dt, "B": B, "C": C, "z": options.pop("z")}
         return steps_after(state.window, rows, {"A": self.A, **options}) if x.shape[1] else (x, state.window)

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+
+class Start(NamedTuple):
+    """In place of a state: sequences without a step so far, of at most `capacity` steps, if that matters."""
+
+    sequences: int
+    capacity: int | None = None
 
 
 class Mixer(nn.Module, ABC):
@@ -33,6 +40,13 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def forward(self, u: Tensor, state: Any = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Any]:
         """All steps of a sequence after `state`, and the state after the last step, None if `state` is None."""
+
+    def begin(self, u: Tensor, start: Start, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Any]:
+        """All steps of sequences from their first, and the state after them: as `forward` from `initial_state`.
+
+        A layer may have a way with less work: neither are there zeros to make nor earlier steps to go on from.
+        """
+        return self(u, self.initial_state(start.sequences, capacity=start.capacity), cu_seqlens=cu_seqlens)
 
     @abstractmethod
     def step(self, u: Tensor, state: Any, *, in_place: bool = False) -> tuple[Tensor, Any]:

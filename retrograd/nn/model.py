@@ -10,18 +10,18 @@ import torch
 from jaxtyping import Float, Int, Int32
 from torch import Tensor, nn
 
-from retrograd.core.errors import bad_type
+from retrograd.core.errors import bad_shape, bad_type, bad_value
 from retrograd.models.config import MambaConfig
 from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
 from retrograd.models.shapes import EMBEDDING_STD
 
 from .attention import Attention
 from .block import Block
-from .checks import check_state, check_tokens, check_vocabulary
+from .checks import check_bounds, check_state, check_tokens, check_vocabulary, is_readable
 from .linear import Linear
 from .mamba import Mamba
 from .mamba2 import Mamba2
-from .mixer import Mixer
+from .mixer import Mixer, Start
 from .mlp import GatedMLP
 from .norm import RMSNorm
 
@@ -67,15 +67,15 @@ class Backbone(nn.Module):
         return cast(list[Block], list(self.layers))
 
     def forward(
-        self, tokens: Int[Tensor, "B T"], state: State | None = None, *, cu_seqlens: Tensor | None = None
+        self, tokens: Int[Tensor, "B T"], state: State | Start | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Float[Tensor, "B T d_model"], State | None]:
         """Features of all steps, and the state after the last, None if `state` is None."""
         check_tokens("LanguageModel", tokens, ("batch", "time"))
-        if state is not None:
-            check_state("LanguageModel", state, len(self.layers))
+        states: State = [state] * len(self.layers) if state is None or isinstance(state, Start) else state
+        check_state("LanguageModel", states, len(self.layers))
         x, stream = self._embed(tokens), None
         after = []
-        for layer, before in zip(self.blocks, [None] * len(self.layers) if state is None else state, strict=True):
+        for layer, before in zip(self.blocks, states, strict=True):
             x, stream, own = layer(x, stream, before, cu_seqlens=cu_seqlens)
             after.append(own)
         assert stream is not None
@@ -250,6 +250,49 @@ class LanguageModel(nn.Module):
         features, after = self.backbone(tokens, state, cu_seqlens=cu_seqlens)
         logits = self.lm_head(features)
         return logits if state is None else (logits, after)
+
+    def prefill(
+        self,
+        tokens: Int[Tensor, "B T"],
+        *,
+        capacity: int | None = None,
+        cu_seqlens: Int32[Tensor, " S+1"] | None = None,
+    ) -> tuple[Float[Tensor, "B vocabulary"], State]:
+        """The logits (B, padded vocabulary) after the last of some first tokens, and the state from which `step` goes on.
+
+        They are those of `forward` from `initial_state`, in less time: the kernels of training run as without a state,
+        and the head computes only what is returned.
+
+        Args:
+            tokens: (B, T), at least one token, from 0 to below the padded vocabulary.
+            capacity: the most tokens of a sequence, these included; needed if a layer is attention.
+            cu_seqlens: as in `forward`; B is then S, and each sequence has at least one token.
+
+        Raises:
+            ValueError, TypeError: as in `forward` and `initial_state`, and for no token. An empty packed sequence is
+                reported on a CPU only; on a GPU its logits are NaN.
+
+        Example:
+            >>> import torch
+            >>> from retrograd.nn import LanguageModel, MambaConfig
+            >>> model = LanguageModel(MambaConfig(d_model=64, n_layer=2, vocab_size=256))
+            >>> logits, state = model.prefill(torch.randint(256, (2, 100)))
+            >>> logits, state = model.step(logits.argmax(-1), state)
+            >>> logits.shape
+            torch.Size([2, 256])
+        """
+        check_tokens("LanguageModel", tokens, ("batch", "time"))
+        if tokens.shape[1] < 1:
+            raise bad_shape("LanguageModel", "tokens", tuple(tokens.shape), "(batch, at least one token)")
+        if cu_seqlens is None:
+            features, state = self.backbone(tokens, Start(len(tokens), capacity))
+            return self.lm_head(features[:, -1]), state
+        check_bounds("LanguageModel", cu_seqlens, tokens, "tokens")
+        empty = cu_seqlens.diff() < 1
+        if is_readable(empty) and bool(empty.any()):
+            raise bad_value("LanguageModel", "cu_seqlens", cu_seqlens.tolist(), "at least one token in each sequence")
+        features, state = self.backbone(tokens, Start(len(empty), capacity), cu_seqlens=cu_seqlens)
+        return self.lm_head(features[0, cu_seqlens[1:] - 1].masked_fill(empty[:, None], math.nan)), state
 
     def step(
         self, tokens: Int[Tensor, " B"], state: State, *, in_place: bool = False

@@ -56,6 +56,15 @@ def slots(before: Int32[Tensor, " S"], capacity: int, cu_seqlens: Int32[Tensor, 
     return Slots(position, slot, inside & (steps > capacity)[owner], steps, queries, F.pad(keys, (2, 0)))
 
 
+def placed(
+    new: Float[Tensor, "T G P"], slot: Int[Tensor, " T"], sequences: int, capacity: int
+) -> Float[Tensor, "S capacity G P"]:
+    """Rows of zeros but for the steps in their slots."""
+    flat = new.new_zeros(sequences * capacity + 1, *new.shape[1:])  # the last slot is for steps that have none
+    flat[slot] = new
+    return flat[:-1].unflatten(0, (sequences, capacity))
+
+
 def written(
     rows: Float[Tensor, "S capacity G P"], new: Float[Tensor, "T G P"], slot: Int[Tensor, " T"]
 ) -> Float[Tensor, "S capacity G P"]:

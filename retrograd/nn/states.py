@@ -49,9 +49,14 @@ def overwrite(state: Any, after: Any) -> None:
     def read_before(new: Tensor) -> Tensor:
         return new.clone() if new.untyped_storage().data_ptr() in overwritten else new
 
-    changed = [(old, read_before(new)) for old, new in pairs.values() if old is not new]
-    if changed:
-        torch._foreach_copy_([old for old, _ in changed], [new for _, new in changed])
+    changed: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}  # of one dtype each, which one kernel copies
+    for old, new in pairs.values():
+        if old is not new:
+            olds, news = changed.setdefault((old.dtype, new.dtype, old.device), ([], []))
+            olds.append(old)
+            news.append(read_before(new))
+    for olds, news in changed.values():
+        torch._foreach_copy_(olds, news)
 
 
 def tensors(state: Any) -> Iterator[Tensor]:

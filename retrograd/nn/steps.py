@@ -52,7 +52,7 @@ class Steps:
         *,
         log_probabilities: bool = False,
     ) -> None:
-        self.model, self.state, self.sampling = model, apart(state), sampling
+        self.model, self.state, self.sampling = model, state, sampling
         self.logits = logits[:, : model.config.vocab_size].clone()
         batch, device = len(logits), logits.device
         self.tokens = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -61,8 +61,7 @@ class Steps:
         self._stop = torch.tensor(stop, dtype=torch.int64).to(device)
         self._uniform = torch.zeros(batch, dtype=torch.float64, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
-        # What a graph has the addresses of, also if the model gets other tensors meanwhile.
-        self._held = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+        self._held: list[Tensor] = []  # what the graph has the addresses of, also if the model gets others meanwhile
         self._compiled = False
         self._number = 0  # of the tokens that are drawn next
 
@@ -86,9 +85,12 @@ class Steps:
 
     def advance(self, uniform: Float[Tensor, " B"], steps: int) -> None:
         """Advance the state by the last tokens, and draw the next; `steps` such calls will come, with this one."""
+        if self._number == 0:
+            self.state = apart(self.state)
         self._number += 1
         self._uniform.copy_(uniform)
         if self._graph is None and self._compiled and self.tokens.is_cuda and steps >= WORTH_A_GRAPH:
+            self._held = [tensor.detach() for tensor in (*self.model.parameters(), *self.model.buffers())]
             self._graph = captured(self._step, self.tokens.device)
         if self._graph is not None:
             self._graph.replay()

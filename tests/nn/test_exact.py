@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from exact_models import each_model, model, tokens
+from torch import Tensor
+from torch.func import functional_call
 
 from retrograd.nn import Linear, generate, score
 
@@ -87,6 +92,57 @@ def test_without_it_products_are_those_of_pytorch() -> None:
     assert not any(module.exact for module in ours.modules() if isinstance(module, Linear))
     layer, x = Linear(16, 8), torch.randn(5, 16)
     assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+
+
+def exact_layer(inputs: int, outputs: int, **how: Any) -> Linear:
+    layer = Linear(inputs, outputs, **how)
+    layer.exact = True
+    return layer
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4), (0, 4)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_an_exact_layer_has_the_derivatives_of_its_definition(shape: tuple[int, ...], bias: bool) -> None:
+    layer, x = exact_layer(4, 5, bias=bias, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
+    parameters = dict(layer.named_parameters())
+
+    def call(x: Tensor, *given: Tensor) -> Tensor:
+        return functional_call(layer, dict(zip(parameters, given, strict=True)), (x,))
+
+    given = (x.requires_grad_(), *parameters.values())
+    assert torch.autograd.gradcheck(call, given, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(call, given)
+    expected = torch.func.jvp(F.linear, (x, *given[1:]), given)
+    for found, wanted in zip(torch.func.jvp(call, given, given), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_second_derivatives_of_an_exact_layer_pass_through_the_casts_of_autocast() -> None:
+    layer, x = exact_layer(4, 5), torch.randn(3, 4)
+
+    def second(call: Callable[[Tensor], Tensor]) -> Tensor:
+        leaf = x.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = call(leaf)
+        assert y.dtype == torch.bfloat16
+        (first,) = torch.autograd.grad(y.float().pow(3).sum(), leaf, create_graph=True)
+        (found,) = torch.autograd.grad(first.pow(2).sum(), leaf)
+        return found
+
+    torch.testing.assert_close(second(layer), second(lambda x: F.linear(x, layer.weight, layer.bias)))
+
+
+def test_a_compiled_exact_layer_has_the_bits_of_eager() -> None:
+    layer, x = exact_layer(8, 5), torch.randn(2, 3, 8)
+    results = []
+    for call in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        leaf = x.clone().requires_grad_()
+        layer.zero_grad()
+        y = call(leaf)
+        y.square().sum().backward()
+        results.append((y, leaf.grad, layer.weight.grad, layer.bias.grad))
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_states_of_exact_and_other_layers_are_told_apart() -> None:

@@ -71,7 +71,7 @@ def checker(call: type[CallSpec]) -> Checked:
             tensors = cast(tensors, ranks)
         if not torch.compiler.is_compiling():
             check_once(tensors, given)
-            if numbers:
+            if any(has_values(tensors.get(name)) for name in numbers):
                 check_values(call.of(params_of(tensors), given), tensors)
             return tensors, given
         check_tensors(call.op, tensors, required)
@@ -91,8 +91,13 @@ def check_values(spec: CallSpec, tensors: Mapping[str, Any]) -> None:
     """Raise for numbers that decrease or exceed their limit, in ordinary tensors on a CPU."""
     for name, limit in spec.limited().items():
         numbers = tensors[name]
-        if type(numbers) is torch.Tensor and readable(numbers):
+        if has_values(numbers):
             check_nondecreasing(spec.op, name, numbers.tolist(), limit)
+
+
+def has_values(numbers: Any) -> bool:
+    """Whether these are numbers that can be read without waiting for a GPU."""
+    return type(numbers) is torch.Tensor and readable(numbers)
 
 
 def _types(value: Any) -> Any:

@@ -41,19 +41,24 @@ def _prefill(xp: Namespace, ssd: Ssd, by_step: Arrays, shared: Arrays, options: 
     """Of sequences of equal lengths, cut at their last border."""
     batch, time, heads, P = by_step["x"].shape
     groups, N = by_step["B"].shape[2:]
-    border = time // BORDER * BORDER
-    before, since = ({n: a[:, part] for n, a in by_step.items()} for part in (slice(border), slice(border, None)))
+    steps = time % BORDER
+    before = by_step
+    if steps:
+        before = {name: array[:, : time - steps] for name, array in by_step.items()}
     y, state = _results(ssd, {**shared, **before}, **options, return_final_state=True)
-    rest, _ = _results(ssd, {**shared, **since, "initial_state": state}, **options)
+    if steps:
+        since = {name: array[:, time - steps :] for name, array in by_step.items()}
+        rest, _ = _results(ssd, {**shared, **since, "initial_state": state}, **options)
+        y = xp.concat([y, rest], 1) if steps < time else rest
     shapes = {"x": (heads, P), "dt": (heads,), "B": (groups, N)}
 
     def filled(name: str) -> Any:
-        array = since[name]
-        zeros = xp.zeros(array, (batch, BORDER - (time - border), *shapes[name]), _dtype(array))
-        return xp.concat([array, zeros], 1)
+        zeros = xp.zeros(by_step[name], (batch, BORDER - steps, *shapes[name]), _dtype(by_step[name]))
+        return xp.concat([since[name], zeros], 1) if steps else zeros
 
-    steps = xp.zeros(state, (batch,), "int32") + (time - border)
-    return xp.concat([y, rest], 1), SsdWindow(state, **{name: filled(name) for name in ROWS}, steps=steps)
+    windows = {name: filled(name) for name in ROWS}
+    none = xp.zeros(state, (batch,), "int32")
+    return y, SsdWindow(state, **windows, steps=none + steps if steps else none)
 
 
 def _prefill_packed(

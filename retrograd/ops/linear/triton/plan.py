@@ -1,7 +1,8 @@
 """Tile sizes: a pure function of the spec and the architecture.
 
 The tile of a product of rows follows the number of rows, because all tiles give the same bits: an element's sum runs
-along its terms in order, whatever the tile.
+along its terms in order, whatever the tile. In float32 the terms of a step are added by themselves first: there all
+tiles have as many.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Tile:
 
 # By bytes of an element.
 LOW = {2: Tile(16, 32, 128, 4, 4), 4: Tile(16, 32, 32, 4, 2)}
-HIGH = {2: Tile(128, 128, 64, 8, 3), 4: Tile(64, 64, 16, 4, 2)}
+HIGH = {2: Tile(128, 128, 64, 8, 3), 4: Tile(64, 64, 32, 4, 2)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,11 @@ def product(
         live = r < terms - step * TERMS
         a_tile = tl.load(a_at + step * a_step, mask=in_rows & live[None, :], other=0.0)
         b_tile = tl.load(b_at + step * b_step, mask=in_columns & live[:, None], other=0.0)
-        total = tl.dot(a_tile, b_tile, total, input_precision="ieee")
+        if a_tile.dtype == tl.float32:
+            # Added by themselves first, so that long sums lose less; a plain addition would become one with the product.
+            total = tl.fma(tl.dot(a_tile, b_tile, input_precision="ieee"), 1.0, total)
+        else:
+            total = tl.dot(a_tile, b_tile, total)
     if bias_ptr is not None:
         total += tl.load(bias_ptr + j, mask=j < columns, other=0.0).to(tl.float32)[None, :]
     at = (part.to(tl.int64) * rows + i)[:, None] * columns + j[None, :]

@@ -13,7 +13,7 @@ as in `walk`, for any number of its columns.
 import triton
 import triton.language as tl
 
-from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.numerics import let_next_start, rounded_product, wait_for_previous
 
 from ..prepare import column_order
 
@@ -43,8 +43,6 @@ def row(
     OVERLAP: tl.constexpr,
 ):
     """A program takes 64 channels of a head of a sequence. `state` is overwritten where a block ends."""
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
     P: tl.constexpr = SIZES.P
     N: tl.constexpr = SIZES.N
     Q: tl.constexpr = SIZES.Q
@@ -55,6 +53,11 @@ def row(
     sequence = tl.cast(tl.program_id(0) // (H * slices), tl.int64)
     group = head // (H // groups.G)
     p = tl.program_id(0) % slices * CHANNELS + tl.arange(0, CHANNELS)
+    state_at = state_ptr + ((sequence * H + head) * P + p)[:, None] * N + tl.arange(0, STATES)[None, :]
+    # Most of the bytes. The kernels since the one that wrote it have waited for each other.
+    state = tl.load(state_at)
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
     t = tl.load(steps_ptr + sequence)
     j = tl.arange(0, Q)
     past = j <= t
@@ -79,23 +82,26 @@ def row(
     if D.pointer is not None:
         skip = tl.load(D.pointer + head * D.head + p * D.channel)
     grow = tl.load(at_t + 2 * Q)
-    put = tl.load(at_j)
-    decay = tl.load(vectors_at + 3 * Q - 1)
     out = tl.zeros([CHANNELS, COLUMNS], tl.float32)
     for half in tl.static_range(N // STATES):
         n = half * STATES + tl.arange(0, STATES)
-        state_at = state_ptr + ((sequence * H + head) * P + p)[:, None] * N + n[None, :]
-        state = tl.load(state_at)
-        product = tl.dot(state.to(u.dtype), columns_of(C_at, n)) * grow
+        if half > 0:
+            state = tl.load(state_at + half * STATES)
+        product = tl.dot(state.to(u.dtype), columns_of(C_at, n))
         if half == 0:
-            out = tl.dot(tl.trans(u), weighted, product)
+            out = tl.dot(tl.trans(u), weighted, product * grow)
             out = tl.fma(newest[:, None], skip[:, None], out)
         else:
-            out += product
-        if t == Q - 1:
-            driven = (u.to(tl.float32) * put[:, None]).to(u.dtype)
-            k = tl.load(B_at + (j * (groups.G * N))[:, None] + n[None, :])
-            tl.store(state_at, tl.dot(tl.trans(driven), k, state * decay))
+            out += rounded_product(product, grow)  # in `walk` it comes through memory
     first = (tl.arange(0, COLUMNS) == 0)[None, :] & (p < P)[:, None]
     out_at = out_ptr + ((sequence * H + head) * P + p)[:, None] + tl.zeros([1, COLUMNS], tl.int32)
     tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=first)
+    if t == Q - 1:
+        decay = tl.load(vectors_at + 3 * Q - 1)
+        driven = tl.trans((u.to(tl.float32) * tl.load(at_j)[:, None]).to(u.dtype))
+        for half in tl.static_range(N // STATES):
+            n = half * STATES + tl.arange(0, STATES)
+            k = tl.load(B_at + (j * (groups.G * N))[:, None] + n[None, :])
+            # Read again: kept until here it would take registers in every step.
+            state = tl.load(state_at + half * STATES)
+            tl.store(state_at + half * STATES, tl.dot(driven, k, state * decay))
