@@ -16,7 +16,7 @@ from ..op import Spec
 from ..passes import Launches, Operand, Product, inputs_of
 from .arrays import Operands, Sizes
 from .few_rows import few_rows
-from .plan import FEW_COLUMNS, FEW_REGISTERS, FEW_STEPS, GROUP, MULTIPROCESSORS, Plan, Tile, planned
+from .plan import FEW_COLUMNS, FEW_REGISTERS, GROUP, MULTIPROCESSORS, Few, Plan, Tile, planned
 from .product import product as product_kernel
 
 __all__ = ["backward", "forward", "planned", "suits"]
@@ -99,19 +99,22 @@ class _Launches(Launches):
             },
         )
 
-    def _few_rows(self, product: Product, few: int) -> Launch:
-        terms, stages = FEW_STEPS[few]
+    def _few_rows(self, product: Product, few: Few) -> Launch:
         descriptors = {
-            "a": self._operand(product.a, product.rows, product.terms, few, terms),
-            "b": self._operand(product.b, product.columns, product.terms, FEW_COLUMNS, terms),
+            "a": self._operand(product.a, product.rows, product.terms, few.rows, few.terms),
+            "b": self._operand(product.b, product.columns, product.terms, FEW_COLUMNS, few.terms),
         }
         launch = self._launch(
             few_rows,
-            -(-product.columns // FEW_COLUMNS) * -(-product.rows // few),
+            -(-product.columns // FEW_COLUMNS) * -(-product.rows // few.rows),
             {"a": product.a.name, "b": product.b.name, "bias_ptr": product.bias, "out_ptr": product.out},
             descriptors,
             scalars={"sizes": Sizes(product.rows, product.columns, product.terms, 0)},
-            constants={"FEW": few, "OPERANDS": Operands(False, product.b.transposed, stages), "EARLY": False},
+            constants={
+                "FEW": few.rows,
+                "OPERANDS": Operands(False, product.b.transposed, few.stages),
+                "EARLY": False,
+            },
         )
         return replace(launch, max_registers=FEW_REGISTERS, early=product.b.name)
 

@@ -10,7 +10,6 @@ from retrograd.core.spec import Pass
 from ..op import Spec
 
 MULTIPROCESSORS = 132  # of an H200; each runs one program of `product` at a time
-FEW = (8, 16, 32, 64)  # rows of a program of `few_rows`
 FEW_COLUMNS = 64  # its outputs: rows of the left operand of a product of a warpgroup
 FEW_REGISTERS = 128  # of a thread of `few_rows`, so that the next kernel's programs can start beside it
 GROUP = 8
@@ -33,8 +32,18 @@ LARGE, TALL, SQUARE, NARROW = (
     Tile(128, 128, 64, 6),
     Tile(128, 64, 64, 8),
 )
-# By the rows of a program of `few_rows`: terms of a step, stages.
-FEW_STEPS = {8: (128, 8), 16: (128, 8), 32: (128, 6), 64: (128, 4)}
+
+
+@dataclass(frozen=True, slots=True)
+class Few:
+    """What a program of `few_rows` has: rows, terms of a step, stages of the ring."""
+
+    rows: int
+    terms: int
+    stages: int
+
+
+FEW = (Few(8, 128, 8), Few(16, 128, 8), Few(32, 128, 6), Few(64, 128, 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +51,14 @@ class Plan:
     """The plan of a pass.
 
     Attributes:
-        few: rows of a program of `few_rows`, for y or dx; 0 where `product` computes them.
+        few: of `few_rows`, where it computes y or dx; None where `product` does.
         rows: the tile of y or dx.
         weight: the tile of the gradient of the weight.
         parts: parts in which the sums of that gradient are computed.
         columns: columns of y or dx.
     """
 
-    few: int
+    few: Few | None
     rows: Tile
     weight: Tile
     parts: int
@@ -57,7 +66,7 @@ class Plan:
 
     def for_rows(self, rows: int) -> Plan:
         """The plan with what computes y or dx for another number of rows."""
-        few = next((most for most in FEW if rows <= most), 0)
+        few = next((few for few in FEW if rows <= few.rows), None)
         return replace(self, few=few, rows=_filling(rows, self.columns))
 
 
@@ -66,7 +75,7 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
     columns = spec.N if which == "fwd" else spec.K
     weight = LARGE
     parts = max(1, min(MOST_PARTS, MULTIPROCESSORS // _tiles(weight, spec.N, spec.K)))
-    return Plan(0, NARROW, weight, parts, columns).for_rows(spec.rows)
+    return Plan(None, NARROW, weight, parts, columns).for_rows(spec.rows)
 
 
 def _tiles(tile: Tile, rows: int, columns: int) -> int:
