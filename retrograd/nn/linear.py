@@ -18,7 +18,7 @@ from retrograd.ops.linear.op import Spec
 AUTOCAST = autocast_ranks(Spec)
 
 
-class ExactProduct(torch.autograd.Function):
+class _ExactProduct(torch.autograd.Function):
     """`retrograd.linear`, but gradients are PyTorch's products, which are fast and the same in every run."""
 
     @staticmethod
@@ -72,5 +72,5 @@ class Linear(nn.Linear):
             return F.linear(x, self.weight, bias)
         given = cast({"x": x, "weight": self.weight, "bias": bias}, AUTOCAST).values()
         if torch.is_grad_enabled() and (torch.compiler.is_compiling() or launches_directly(tuple(given))):
-            return ExactProduct.apply(*given)  # type: ignore[no-untyped-call]
+            return _ExactProduct.apply(*given)  # type: ignore[no-untyped-call]
         return retrograd.linear(*given)

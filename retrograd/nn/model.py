@@ -258,7 +258,7 @@ class LanguageModel(nn.Module):
         capacity: int | None = None,
         cu_seqlens: Int32[Tensor, " S+1"] | None = None,
     ) -> tuple[Float[Tensor, "B vocabulary"], State]:
-        """The logits (B, padded vocabulary) after the last of some first tokens, and the state from which `step` goes on.
+        """The logits (B, padded vocabulary) after the last of the first tokens, and the state that `step` goes on from.
 
         They are those of `forward` from `initial_state`, in less time: the kernels of training run as without a state,
         and the head computes only what is returned.

@@ -57,7 +57,7 @@ def product(
         a_tile = tl.load(a_at + step * a_step, mask=in_rows & live[None, :], other=0.0)
         b_tile = tl.load(b_at + step * b_step, mask=in_columns & live[:, None], other=0.0)
         if a_tile.dtype == tl.float32:
-            # Added by themselves first: long sums lose less. A plain addition would be taken into the product.
+            # Added by themselves first: long sums lose less. A plain `+` would be taken into the product.
             total = tl.fma(tl.dot(a_tile, b_tile, input_precision="ieee"), 1.0, total)
         else:
             total = tl.dot(a_tile, b_tile, total)
