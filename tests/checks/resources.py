@@ -11,6 +11,9 @@ from typing import Any
 
 SPILL = re.compile(r"\b(?:LDL|STL)\b")
 ADDRESS = re.compile(r"/\*([0-9a-f]{4,5})\*/")  # of an instruction
+LOW_HALF = re.compile(r"UIADD3 UR\d+, (?P<carry>UP\d), (?P<source>UR\d+), 0x[0-9a-f]+, URZ")
+HIGH_HALF = re.compile(r"UIADD3\.X UR\d+, (?P<source>UR\d+), \S+, URZ, (?P<carry>UP\d)")
+WRITTEN = re.compile(r"U\S+ (?P<register>UR\d+),")
 JUMP = re.compile(r"\bBRA\b.*?\b0x([0-9a-f]+)")
 
 
@@ -66,6 +69,25 @@ def spills_in_loops(compiled: Any) -> int:
         if not any((first <= a and b <= end and (a, b) != (first, end)) or a < first < b < end for a, b in loops)
     ]
     return sum(bool(SPILL.search(line)) for first, end in innermost for line in code[first:end])
+
+
+def wrong_descriptors(compiled: Any) -> list[str]:
+    """Of a kernel for Hopper: additions to 64-bit descriptors of matrices that take one register for both halves.
+
+    ptxas 12.8 writes such code for a right operand of 16 columns, transposed, that lies first in shared memory, where
+    one warpgroup multiplies. The second product of 16 terms then reads what is anywhere else.
+    """
+    code = [re.sub(r"/\*.*?\*/", "", line).strip() for line in _sass(compiled).splitlines() if ADDRESS.search(line)]
+    found, low = [], {}
+    for line in code:
+        if first := LOW_HALF.match(line):
+            low[first["carry"]] = first["source"]
+        elif second := HIGH_HALF.match(line):
+            if low.get(second["carry"]) == second["source"]:
+                found.append(line)
+        elif written := WRITTEN.match(line):  # what is there now is not what was added to
+            low = {carry: source for carry, source in low.items() if source != written["register"]}
+    return found
 
 
 def _sass(compiled: Any) -> str:

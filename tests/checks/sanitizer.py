@@ -46,6 +46,7 @@ _RACE = re.compile(r"^(?:(?P<severity>\w+): )?Race reported between (?P<access>.
 _OTHER = re.compile(r"^and (?P<access>.+)$")
 _ACCESS = re.compile(r"^(?P<kind>\w+) access at (?P<at>.+?)(?: \[(?P<hazards>\d+) hazards?\])?$")
 _AT = re.compile(r"^(?P<kernel>.+)\+0x[0-9a-f]+(?: in (?P<file>.+?)(?::(?P<line>\d+))?)?$")
+_PACKAGE = re.compile(r"retrograd/(?:core|ops)/.+$")
 _SUMMARY = re.compile(r"^(?:RACECHECK|ERROR) SUMMARY: (?P<count>\d+) (?:hazard|error)s?\b")
 
 
@@ -237,6 +238,8 @@ def _access(text: str, root: Path) -> tuple[str, str, Place]:
     file = at["file"] or "?"
     if Path(file).is_relative_to(root):
         file = str(Path(file).relative_to(root))
+    elif (own := _PACKAGE.search(file)) and (root / own[0]).exists():  # compiled ahead, in another checkout
+        file = own[0]
     return access["kind"], at["kernel"], Place(file, int(at["line"] or 0))
 
 

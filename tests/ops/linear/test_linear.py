@@ -18,7 +18,7 @@ from retrograd.core.torch.products import row_products
 from retrograd.opinfo.info import spec_of
 from retrograd.ops.infos import info
 from retrograd.ops.linear.cases import case
-from retrograd.ops.linear.hopper.plan import FEW, planned
+from retrograd.ops.linear.hopper.plan import LARGE, NARROW, SQUARE, TALL, Few, planned
 from retrograd.ops.linear.op import OP
 
 HOPPER = SUPPORTED["sm_90"]
@@ -50,7 +50,7 @@ def test_a_kernel_that_reads_weights_early_asks_for_them_before_its_wait(rows: i
 
 
 def test_more_rows_go_to_persistent_programs() -> None:
-    assert kernels("sm_90", 65, 4096, 4096) == ["hopper product"] * 3
+    assert kernels("sm_90", 257, 4096, 4096) == ["hopper product"] * 3
 
 
 @pytest.mark.parametrize("how", [{"dtype": "float32"}, {"N": 1028}, {"K": 2044}])
@@ -69,9 +69,32 @@ def test_the_gradient_of_a_weight_is_computed_in_the_same_parts_for_any_number_o
     assert len({(plan.weight, plan.parts) for plan in plans}) == 1
 
 
-def test_tiles_of_few_rows_are_as_low_as_the_rows() -> None:
-    few = [planned(spec_of(OP, case("call", (rows,), 1024, 1024)), HOPPER, "fwd").few for rows in (1, 8, 9, 64, 65)]
-    assert few == [FEW[0], FEW[0], FEW[1], FEW[-1], None]
+@pytest.mark.parametrize(
+    ("rows", "N", "few"),
+    [
+        (1, 1024, Few(8, 128, 8)),
+        (9, 4096, Few(16, 128, 8)),
+        (32, 50304, Few(32, 128, 4)),
+        (64, 1024, Few(32, 128, 8)),
+        (64, 4096, Few(64, 64, 8)),
+        (64, 50304, Few(64, 64, 4)),
+        (512, 1024, Few(64, 64, 8)),
+        (513, 1024, None),
+        (65, 8192, None),
+    ],
+)
+def test_few_rows_are_divided_as_long_as_all_programs_run_at_once(rows: int, N: int, few: Few | None) -> None:
+    assert planned(spec_of(OP, case("call", (rows,), N, 1024)), HOPPER, "fwd").few == few
+
+
+@pytest.mark.parametrize(
+    ("rows", "N", "tile"),
+    [(512, 2048, NARROW), (512, 4096, SQUARE), (1024, 4096, TALL), (2048, 1024, SQUARE), (128, 65536, LARGE)],
+)
+def test_tiles_are_those_that_keep_all_multiprocessors_busy(rows: int, N: int, tile: Any) -> None:
+    assert planned(spec_of(OP, case("call", (rows,), N, 4096)), HOPPER, "fwd").rows == tile
+
+
 
 
 @pytest.mark.parametrize(("dtype", "roundings"), [(torch.float32, 1), (torch.float64, 12)])

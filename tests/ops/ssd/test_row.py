@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from checks.resources import resources
+from checks.resources import resources, wrong_descriptors
 
 import retrograd
 from retrograd.core.arch import SUPPORTED
@@ -59,6 +59,7 @@ def test_its_products_are_those_of_hopper_and_nothing_is_spilled(N: int) -> None
     assert "wgmma.mma_async" in row.asm["ptx"]
     assert "mma.sync" not in row.asm["ptx"]
     assert resources(row).spills == 0
+    assert not wrong_descriptors(row)
 
 
 @pytest.mark.compile

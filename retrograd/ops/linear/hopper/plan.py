@@ -10,7 +10,8 @@ from retrograd.core.spec import Pass
 from ..op import Spec
 
 MULTIPROCESSORS = 132  # of an H200; each runs one program of `product` at a time
-FEW_COLUMNS = 64  # its outputs: rows of the left operand of a product of a warpgroup
+HALF = 64  # about half of them
+FEW_COLUMNS = 64  # of a program of `few_rows`, its outputs: rows of the left operand of a product of a warpgroup
 FEW_REGISTERS = 128  # of a thread of `few_rows`, so that the next kernel's programs can start beside it
 GROUP = 8
 MOST_PARTS = 16
@@ -32,6 +33,8 @@ LARGE, TALL, SQUARE, NARROW = (
     Tile(128, 128, 64, 6),
     Tile(128, 64, 64, 8),
 )
+# The time of a tile, in halves of that of LARGE: smaller ones fetch more for a product.
+TIMES = {LARGE: 2.0, TALL: 2.0, SQUARE: 1.04, NARROW: 0.75}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,6 @@ class Few:
     rows: int
     terms: int
     stages: int
-
-
-FEW = (Few(8, 128, 8), Few(16, 128, 8), Few(32, 128, 6), Few(64, 128, 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,7 @@ class Plan:
 
     def for_rows(self, rows: int) -> Plan:
         """The plan with what computes y or dx for another number of rows."""
-        few = next((few for few in FEW if rows <= few.rows), None)
-        return replace(self, few=few, rows=_filling(rows, self.columns))
+        return replace(self, few=_few(rows, self.columns), rows=_tile(rows, self.columns))
 
 
 def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
@@ -82,9 +81,23 @@ def _tiles(tile: Tile, rows: int, columns: int) -> int:
     return -(-rows // tile.rows) * -(-columns // tile.columns)
 
 
-def _filling(rows: int, columns: int) -> Tile:
-    """The largest tile of which there are enough for all multiprocessors."""
-    for tile in (TALL, LARGE, SQUARE, NARROW):
-        if _tiles(tile, rows, columns) >= MULTIPROCESSORS:
-            return tile
-    return NARROW
+def _few(rows: int, columns: int) -> Few | None:
+    """The tile of `few_rows`, while its programs all run at once; more of them fetch the same rows and weights."""
+    across = -(-columns // FEW_COLUMNS)
+    if rows <= 32:
+        return Few(8 if rows <= 8 else 16 if rows <= 16 else 32, 128, 8 if across <= MULTIPROCESSORS else 4)
+    if across * -(-rows // 32) <= HALF:
+        return Few(32, 128, 8)
+    programs = across * -(-rows // 64)
+    if rows <= 64 or programs <= MULTIPROCESSORS:
+        return Few(64, 64, 8 if programs <= MULTIPROCESSORS else 4)
+    return None
+
+
+def _tile(rows: int, columns: int) -> Tile:
+    """The tile of `product` that takes least time: each multiprocessor computes one after another."""
+
+    def time(tile: Tile) -> float:
+        return -(-_tiles(tile, rows, columns) // MULTIPROCESSORS) * TIMES[tile]
+
+    return min((TALL, LARGE, SQUARE, NARROW), key=time)

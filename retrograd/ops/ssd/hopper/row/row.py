@@ -70,29 +70,25 @@ def row(
     at_j = vectors_at + column_order(j, Q)
     at_t = vectors_at + column_order(t, Q)
 
+    skip = tl.zeros([CHANNELS], tl.float32)
+    if D.pointer is not None:
+        skip = tl.load(D.pointer + head * D.head + p * D.channel)
+
+    grow = tl.load(at_t + 2 * Q)
     scores = tl.zeros([Q, COLUMNS], tl.float32)
+    carried = tl.dot(state.to(u.dtype), columns_of(C_at, tl.arange(0, STATES))) * grow
     for half in tl.static_range(N // STATES):
         n = half * STATES + tl.arange(0, STATES)
         k = tl.load(B_at + (j * (groups.G * N))[:, None] + n[None, :], mask=past[:, None], other=0.0)
         scores = tl.dot(k, columns_of(C_at, n), scores)
     weights = tl.exp2(tl.load(at_t + Q) - tl.load(at_j + Q)) * tl.load(at_j + 3 * Q)
     weighted = tl.where(past[:, None], scores * weights[:, None], 0.0).to(u.dtype)
-
-    skip = tl.zeros([CHANNELS], tl.float32)
-    if D.pointer is not None:
-        skip = tl.load(D.pointer + head * D.head + p * D.channel)
-    grow = tl.load(at_t + 2 * Q)
-    out = tl.zeros([CHANNELS, COLUMNS], tl.float32)
-    for half in tl.static_range(N // STATES):
-        n = half * STATES + tl.arange(0, STATES)
-        if half > 0:
-            state = tl.load(state_at + half * STATES)
-        product = tl.dot(state.to(u.dtype), columns_of(C_at, n))
-        if half == 0:
-            out = tl.dot(tl.trans(u), weighted, product * grow)
-            out = tl.fma(newest[:, None], skip[:, None], out)
-        else:
-            out += rounded_product(product, grow)  # in `walk` it comes through memory
+    out = tl.dot(tl.trans(u), weighted, carried)
+    out = tl.fma(newest[:, None], skip[:, None], out)
+    if N > STATES:
+        state = tl.load(state_at + STATES)
+        product = tl.dot(state.to(u.dtype), columns_of(C_at, STATES + tl.arange(0, STATES)))
+        out += rounded_product(product, grow)  # in `walk` it comes through memory
     first = (tl.arange(0, COLUMNS) == 0)[None, :] & (p < P)[:, None]
     out_at = out_ptr + ((sequence * H + head) * P + p)[:, None] + tl.zeros([1, COLUMNS], tl.int32)
     tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=first)
