@@ -15,7 +15,8 @@ from .place import ROWS
 SHARED = 226 * 1024  # bytes of a multiprocessor's shared memory for blocks
 NARROW = 64  # columns of values of a program of `walk`, where there are few programs
 HALF = 128  # registers of a thread where two programs share a multiprocessor
-LONG = 2**14  # keys that a query sees
+LONG = 2**11  # keys that a query sees
+FEW = 22  # walks, which take so few multiprocessors that memory waits for them
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,7 @@ def planned(spec: Query, arch: Arch, which: Pass) -> QueryPlan:
     keys = FORWARD[columns(spec.head_size), columns(spec.value_size)].keys
     before, _after = spec.attention.sides
     seen = spec.capacity if before is None else min(spec.capacity, before + 1)
-    # As many walks as half of the multiprocessors take all that memory has.
-    long = seen >= LONG and 2 * spec.batch * spec.groups <= MULTIPROCESSORS
+    long = seen >= LONG and spec.batch * spec.groups <= FEW
     return QueryPlan("blocks" if long else "walk", keys, walk_tiles(spec, keys))
 
 
