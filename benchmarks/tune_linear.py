@@ -8,7 +8,6 @@ steps of generation do. A column is a shape N x K; the best tile has a star.
 from __future__ import annotations
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -91,24 +90,7 @@ def microseconds(call: Any, x: torch.Tensor, weights: torch.Tensor) -> float:
     return 1000 * sorted(times)[len(times) // 2] / len(weights)
 
 
-def compile_all() -> None:
-    """Compile every choice side by side, on the smallest shape."""
-    x, weight = torch.randn(2048, 1024, device="cuda").bfloat16(), torch.randn(1024, 1024, device="cuda").bfloat16()
-
-    def one(rows: int, choice: Choice) -> None:
-        try:
-            with torch.no_grad(), steady_weights() if rows <= 64 else nullcontext():
-                planned(choice)(x=x[:rows], weight=weight)
-        except Exception as error:
-            print(rows, choice, "does not run:", str(error).splitlines()[0][:90], flush=True)
-
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda job: one(*job), [(rows, choice) for rows in ROWS for choice in choices(rows)]))
-    torch.cuda.synchronize()
-
-
 def main() -> None:
-    compile_all()
     torch.manual_seed(0)
     for rows in [int(given) for given in sys.argv[1:]] or ROWS:
         table: dict[str, list[float]] = {}

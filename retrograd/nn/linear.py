@@ -15,6 +15,8 @@ from retrograd.core.torch.autocast import cast
 from retrograd.core.torch.launch import launches_directly
 from retrograd.ops.linear.op import Spec
 
+from .exact import is_exact
+
 AUTOCAST = autocast_ranks(Spec)
 
 
@@ -48,7 +50,8 @@ class Linear(nn.Linear):
 
     Attributes:
         exact: whether a row has the same bits in any number of rows, as a step of generation then has those of
-            training; if not, products are PyTorch's own, as those of gradients always are.
+            training; if not, products are PyTorch's own, as those of gradients always are. None is where it costs
+            nothing, see `LanguageModel`.
 
     Example:
         >>> import torch
@@ -60,7 +63,7 @@ class Linear(nn.Linear):
         True
     """
 
-    exact: bool = False
+    exact: bool | None = False
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
@@ -68,7 +71,7 @@ class Linear(nn.Linear):
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """The same, with another bias or none."""
-        if not self.exact:
+        if not is_exact(self.exact, x):
             return F.linear(x, self.weight, bias)
         given = cast({"x": x, "weight": self.weight, "bias": bias}, AUTOCAST).values()
         if torch.is_grad_enabled() and (torch.compiler.is_compiling() or launches_directly(tuple(given))):

@@ -14,6 +14,7 @@ from retrograd.core.errors import bad_value
 from retrograd.models.layers import Mamba2Config
 
 from .checks import check_features, check_layer, check_layer_state
+from .exact import is_exact
 from .initial import draw_steps, zero_biases
 from .linear import Linear
 from .mixer import Mixer, Start
@@ -185,7 +186,7 @@ class Mamba2(Mixer):
         if keep:
             xBC, conv = xBC
         x, B, C = self._heads(xBC)
-        if keep and self.exact:
+        if keep and self._is_exact(u, state):
             assert conv is not None
             y, window = self._exact_steps(state, x, B, C, own, cu_seqlens)
             return self._output(y, own), Mamba2State(conv, window.state, window)
@@ -224,7 +225,7 @@ class Mamba2(Mixer):
             own.xBC, state.conv.to(own.xBC.dtype), self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"
         )
         x, B, C = self._heads(xBC)
-        if self.exact and state.window is None:
+        if state.window is None and self._is_exact(u, state):
             one = Projected(*(part[:, None] for part in own))
             y, window = self._exact_steps(state, x[:, None], B[:, None], C[:, None], one)
             return self._output(y[:, 0], own), Mamba2State(conv, window.state, window)
@@ -238,8 +239,19 @@ class Mamba2(Mixer):
 
     def _check_state(self, state: Any) -> None:
         check_layer_state("Mamba2", state, Mamba2State, others=("window",))
-        if state.window is not None and not self.exact:
+        if state.window is not None and self.exact is False:
             raise bad_value("Mamba2", "state.window", "a window", "None, since the layer is not exact")
+
+    def _is_exact(self, u: Tensor, state: Mamba2State | None) -> bool:
+        """Whether steps have the bits of the whole: as chosen, after a window, or where `ssd_step_` has kernels."""
+        if self.exact is None and state is not None and state.window is not None:
+            return True
+        return is_exact(self.exact if self.exact is not None or self.has_fast_steps else False, u)
+
+    @property
+    def has_fast_steps(self) -> bool:
+        """Whether the kernels of `ssd_step_` for Hopper take the layer's sizes."""
+        return self.norm is not None and self.config.headdim % 64 == 0 and self.config.d_state in (64, 128, 256)
 
     def _check_features(self, u: Tensor, axes: tuple[str, ...]) -> None:
         check_features("Mamba2", u, axes, self.in_proj.in_features, self.in_proj.weight.dtype)

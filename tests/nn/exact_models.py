@@ -23,7 +23,7 @@ CONFIGS = {
 each_model = pytest.mark.parametrize("name", CONFIGS)
 
 
-def model(name: str, dtype: torch.dtype = torch.float32, exact: bool = True) -> LanguageModel:
+def model(name: str, dtype: torch.dtype = torch.float32, exact: bool | None = True) -> LanguageModel:
     torch.manual_seed(0)
     return LanguageModel(CONFIGS[name], exact=exact).to(dtype)
 

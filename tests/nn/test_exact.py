@@ -13,7 +13,10 @@ from exact_models import each_model, model, tokens
 from torch import Tensor
 from torch.func import functional_call
 
-from retrograd.nn import Linear, generate, score
+from retrograd.core.arch import SUPPORTED
+from retrograd.core.spec import Param
+from retrograd.nn import Linear, Mamba2, Mamba2Config, generate, score
+from retrograd.ops.ssd.torch_step import IN_PLACE
 
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
@@ -92,6 +95,34 @@ def test_without_it_products_are_those_of_pytorch() -> None:
     assert not any(module.exact for module in ours.modules() if isinstance(module, Linear))
     layer, x = Linear(16, 8), torch.randn(5, 16)
     assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+
+
+def test_by_default_a_model_is_exact_where_that_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, text = model("mamba2", exact=None), tokens(2, 4)
+    with torch.no_grad():
+        expected, (_, state) = model("mamba2", exact=False)(text), ours(text, ours.initial_state(2))
+        assert torch.equal(ours(text), expected)
+        assert state[0].window is None
+        monkeypatch.setattr("retrograd.nn.exact.is_free", lambda x: True)
+        assert torch.equal(ours(text), model("mamba2")(text))
+        _, state = ours(text, ours.initial_state(2))
+        assert state[0].window is None  # there are no kernels for a step of 16 states
+        monkeypatch.setattr(Mamba2, "has_fast_steps", True)
+        _, state = ours(text, ours.initial_state(2))
+        assert state[0].window is not None
+
+
+@pytest.mark.parametrize("N", [16, 64, 96, 128, 256])
+@pytest.mark.parametrize("P", [32, 64, 128])
+def test_layers_are_exact_by_default_where_hopper_has_kernels_for_their_steps(N: int, P: int) -> None:
+    layer = Mamba2(64, Mamba2Config(d_state=N, headdim=P))
+    rows = {"x": (2, layer.heads, P), "dt": (2, layer.heads), "B": (2, 1, N), "C": (2, 1, N)}
+    given = {name: Param(shape, "bfloat16") for name, shape in rows.items()}
+    given |= {f"window_{name}": Param((2, 64, *rows[name][1:]), "bfloat16") for name in ("x", "dt", "B")}
+    given |= {"A": Param((layer.heads,), "float32"), "window_steps": Param((2,), "int32")}
+    given["window_state"] = Param((2, layer.heads, P, N), "float32")
+    step = IN_PLACE.spec(given, {})
+    assert layer.has_fast_steps == (IN_PLACE.implementation(step, SUPPORTED["sm_90"], "fwd") is not None)
 
 
 def exact_layer(inputs: int, outputs: int, **how: Any) -> Linear:

@@ -26,7 +26,7 @@ each_model = pytest.mark.parametrize("name", CONFIGS)
 LENGTHS = (5, 300, 1, 37, 128, 127, 64)
 
 
-def model(name: str, dtype: torch.dtype = torch.bfloat16, *, exact: bool = True) -> LanguageModel:
+def model(name: str, dtype: torch.dtype = torch.bfloat16, *, exact: bool | None = True) -> LanguageModel:
     torch.manual_seed(0)
     return LanguageModel(CONFIGS[name], exact=exact, device="cuda").to(dtype)
 
@@ -39,7 +39,8 @@ def tokens(batch: int, time: int) -> Tensor:
 @pytest.mark.parametrize("batch", [1, 7])
 @each_model
 def test_what_is_drawn_has_the_log_probabilities_of_training(name: str, batch: int, dtype: torch.dtype) -> None:
-    ours, prompt = model(name, dtype), tokens(batch, 5)
+    by_default = dtype == torch.bfloat16 and torch.cuda.get_device_capability() == (9, 0)
+    ours, prompt = model(name, dtype, exact=None if by_default else True), tokens(batch, 5)
     draws = generate(ours, prompt, 256, temperature=0.8, seed=1, log_probabilities=True)
     drawn, found = (torch.stack(each, 1) for each in zip(*draws, strict=True))
     expected = score(ours, torch.cat((prompt, drawn), 1), temperature=0.8)[:, 4:]

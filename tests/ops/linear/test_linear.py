@@ -95,8 +95,6 @@ def test_tiles_are_those_that_keep_all_multiprocessors_busy(rows: int, N: int, t
     assert planned(spec_of(OP, case("call", (rows,), N, 4096)), HOPPER, "fwd").rows == tile
 
 
-
-
 @pytest.mark.parametrize(("dtype", "roundings"), [(torch.float32, 1), (torch.float64, 12)])
 def test_products_on_a_cpu_have_few_roundings(dtype: torch.dtype, roundings: int, seed: int) -> None:
     # In float64, 6 products of integers are added for each of 2 ranges of terms.
