@@ -239,14 +239,10 @@ class Attention(Mixer):
     ) -> tuple[Tensor, Tensor | None]:
         """q, k and v convolved along time; the last inputs, if they are to be kept."""
         assert self.conv1d is not None
-        found = retrograd.causal_conv1d(
-            qkv,
-            self.conv1d.weight.squeeze(1),
-            self.conv1d.bias,
-            initial_state=None if before is None else before.to(qkv.dtype),
-            cu_seqlens=cu_seqlens,
-            return_final_state=keep,
-        )
+        time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": keep}
+        weight, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
+        before = None if before is None else before.to(qkv.dtype)
+        found = retrograd.causal_conv1d(qkv, weight, bias, initial_state=before, **time)
         return found if keep else (found, None)
 
     def _attend(self, qkv: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

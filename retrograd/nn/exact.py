@@ -16,7 +16,7 @@ def is_exact(chosen: bool | None, x: Tensor) -> bool:
 
 
 def is_free(x: Tensor) -> bool:
-    """Whether x is in 16 bits, by autocast if not by itself, on a GPU for which there are kernels as fast as cuBLAS's."""
+    """Whether x is in 16 bits, by autocast if not by itself, on a GPU with kernels as fast as PyTorch's products."""
     if x.device.type != "cuda":
         return False
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype

@@ -75,5 +75,5 @@ class Linear(nn.Linear):
             return F.linear(x, self.weight, bias)
         given = cast({"x": x, "weight": self.weight, "bias": bias}, AUTOCAST).values()
         if torch.is_grad_enabled() and (torch.compiler.is_compiling() or launches_directly(tuple(given))):
-            return _ExactProduct.apply(*given)  # type: ignore[no-untyped-call]
+            return _ExactProduct.apply(*given)
         return retrograd.linear(*given)

@@ -20,8 +20,8 @@ class Mixer(nn.Module, ABC):
     """A layer (B, T, d_model) -> (B, T, d_model), with a state that represents all earlier steps.
 
     Attributes:
-        exact: whether steps from a state have the bits of the whole sequence, if the projections are exact, too. None is
-            where it costs nothing, see `LanguageModel`.
+        exact: whether steps from a state have the bits of the whole sequence, if the projections are exact, too. None
+            is where it costs nothing, see `LanguageModel`.
     """
 
     exact: bool | None = False

@@ -16,6 +16,7 @@ from torch.func import functional_call
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.spec import Param
 from retrograd.nn import Linear, Mamba2, Mamba2Config, generate, score
+from retrograd.nn.states import tensors as tensors_of
 from retrograd.ops.ssd.torch_step import IN_PLACE
 
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -58,6 +59,36 @@ def test_a_row_has_the_logits_that_it_has_in_a_batch(name: str) -> None:
     whole = ours(text)
     assert torch.equal(ours(text[2:3]), whole[2:3])
     assert torch.equal(ours(text[2:3, :33]), whole[2:3, :33])
+
+
+@each_model
+@torch.no_grad()
+def test_a_prefill_has_the_logits_and_the_state_of_the_forward_pass(name: str) -> None:
+    ours, text = model(name), tokens(3, 130)
+    expected, after = ours(text, ours.initial_state(3, capacity=140))
+    logits, state = ours.prefill(text, capacity=140)
+    assert torch.equal(logits, expected[:, -1])
+    bounds = torch.tensor([0, 3, 70, 390], dtype=torch.int32)
+    packed, states = text.view(1, -1), ours.initial_state(3, capacity=330)
+    expected, packed_after = ours(packed, states, cu_seqlens=bounds)
+    logits, packed_state = ours.prefill(packed, capacity=330, cu_seqlens=bounds)
+    assert torch.equal(logits, expected[0, [2, 69, 389]])
+    for found, wanted in ((state, after), (packed_state, packed_after)):
+        for own, other in zip(tensors_of(found), tensors_of(wanted), strict=True):
+            assert torch.equal(own, other)
+
+
+def test_a_prefill_without_tokens_or_room_is_refused() -> None:
+    ours, text = model("hybrid"), tokens(2, 4)
+    with pytest.raises(ValueError, match=r"^LanguageModel: tokens has shape \(2, 0\), expected \(batch, at least one"):
+        ours.prefill(text[:, :0], capacity=4)
+    with pytest.raises(ValueError, match=r"^Attention: capacity is None, expected the most steps"):
+        ours.prefill(text)
+    with pytest.raises(ValueError, match=r"^Attention: state has a capacity of 3 steps, expected at least 4"):
+        ours.prefill(text, capacity=3)
+    for bounds, says in (([0, 2, 2, 4], "at least one token in each sequence"), ([0, 1, 5], "from 0 to 4")):
+        with pytest.raises(ValueError, match=rf"^LanguageModel: cu_seqlens.*{says}"):
+            ours.prefill(text[:1], capacity=4, cu_seqlens=torch.tensor(bounds, dtype=torch.int32))
 
 
 @each_model

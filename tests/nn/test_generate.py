@@ -119,10 +119,12 @@ def test_new_states_that_cannot_overwrite_the_old_are_refused(after: list[Tensor
         states.overwrite([one, one], after)
 
 
+@torch.no_grad()
 def test_a_window_after_packed_prompts_is_dense_so_that_kernels_can_overwrite_it() -> None:
     ours, (rows, bounds) = model("mamba2"), (tokens(1, 7), torch.tensor([0, 3, 7], dtype=torch.int32))
     logits, state = ours(rows, ours.initial_state(2), cu_seqlens=bounds)
     own = steps.Steps(ours, state, logits[0, [2, 6]], Sampling())
+    own.advance(torch.zeros(2, dtype=torch.float64), 1)
     assert all(tensor.is_contiguous() for tensor in states.tensors(own.state))
 
 
