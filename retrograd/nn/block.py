@@ -59,7 +59,10 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, stream: Tensor | None, state: Any = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Any]:
-        """x (B, T, d_model) and the stream (None before the first block) -> (out, stream, state); `state` may be a `Start`."""
+        """x (B, T, d_model) and the stream (None before the first block) -> (out, stream, state).
+
+        A `Start` in place of a state begins sequences.
+        """
         h, stream = self._add_and_norm(x, stream)
         run = self.mixer.begin if isinstance(state, Start) else self.mixer
         out, state = run(h, state, cu_seqlens=cu_seqlens)
