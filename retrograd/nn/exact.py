@@ -16,8 +16,11 @@ def is_exact(chosen: bool | None, x: Tensor) -> bool:
 
 
 def is_free(x: Tensor) -> bool:
-    """Whether x is in 16 bits, by autocast if not by itself, on a GPU with kernels as fast as PyTorch's products."""
-    if x.device.type != "cuda":
+    """Whether x is in 16 bits, by autocast if not by itself, on a GPU with kernels as fast as PyTorch's products.
+
+    Not in a subclass of Tensor: a DTensor's products are PyTorch's, which knows how to divide them.
+    """
+    if x.device.type != "cuda" or type(x) is not Tensor:
         return False
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     return dtype in FREE and _is_hopper(x.device)
