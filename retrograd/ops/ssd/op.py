@@ -121,7 +121,7 @@ class Spec(OfSequence):
 
     return_final_state: bool = option("bool", False, doc="also return the state after the last step.")
 
-    op: ClassVar[str] = "ssd"
+    op: ClassVar = "ssd"
     state_at_border: ClassVar = False  # whether the final state is that at the last border, for `ssd_prefill`
     results: ClassVar = (
         Result("y", "B T H P", "x"),
