@@ -8,6 +8,7 @@ import pytest
 from checks.interpreter import interpreted
 from gluon_in_python import emulated
 
+import retrograd
 from ops.ssd.calls import IN_TIME, check_prefill
 from retrograd.ops.ssd.cases import MAMBA, case
 from retrograd.testing.draw import draw, options
@@ -41,3 +42,14 @@ def test_one_call_has_the_bits_of_two(name: str, length: int, seed: int) -> None
 def test_one_call_of_packed_sequences_has_the_bits_of_two(name: str, seed: int) -> None:
     with interpreted("sm_90"), emulated(seed):
         check_prefill(draw(PACKED[name], "cpu", seed), options(PACKED[name]))
+
+
+def test_the_function_makes_one_call_unless_a_gradient_is_recorded(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr("retrograd.ops.torch_functions._ssd", None)
+    inputs: dict[str, Any] = draw(CALLS["mamba"], "cpu", seed)
+    with interpreted("sm_90"), emulated(seed):
+        y, _ = retrograd.ssd_prefill(**inputs, **options(CALLS["mamba"]))
+        assert y.isfinite().all()
+        inputs["C"].requires_grad_()
+        with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+            retrograd.ssd_prefill(**inputs, **options(CALLS["mamba"]))
