@@ -36,7 +36,8 @@ class Array(np.ndarray):
     type = SimpleNamespace(layout=None)
 
     def to(self, dtype: Any) -> Array:
-        return self.astype(dtype).view(Array)
+        with np.errstate(over="ignore"):
+            return self.astype(dtype).view(Array)
 
     def permute(self, *order: int) -> Array:
         return self.transpose(order)
@@ -61,9 +62,14 @@ class Pointer:
     def __add__(self, other: Any) -> Pointer:
         return Pointer(self.memory, self.at + other)
 
+    def __sub__(self, other: Any) -> Pointer:
+        return self + -other
+
 
 class Memory:
     """A buffer in shared memory, or a part of one."""
+
+    type = Array.type
 
     def __init__(self, data: np.ndarray) -> None:
         self.data, self.shape, self.dtype = data, list(data.shape), data.dtype.type
@@ -126,9 +132,9 @@ class Barriers:
 class Tensor:
     """A tensor descriptor."""
 
-    def __init__(self, described: Any) -> None:
-        self.memory, self.start = flat(described.base)
-        self.size, self.strides, self.block_shape = described.shape, described.strides, list(described.block_shape)
+    def __init__(self, base: Pointer, size: Any, strides: Any, block_shape: Any, _layout: Any = None) -> None:
+        self.memory, self.start = base.memory, base.at
+        self.size, self.strides, self.block_shape = size, strides, list(block_shape)
         self.dtype, self.layout = self.memory.dtype.type, None
         bytes_ = int(np.prod(self.block_shape)) * self.memory.itemsize
         self.block_type = SimpleNamespace(nbytes=bytes_, shape=self.block_shape)
@@ -400,7 +406,8 @@ def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
 
 layouts.get_default_for = layouts  # type: ignore[attr-defined]
 GL = SimpleNamespace(
-    int32=np.int32, int64=np.int64, float32=np.float32, constexpr=None, static_range=range, num_warps=lambda: 4,
+    int16=np.int16, int32=np.int32, int64=np.int64, float32=np.float32, constexpr=None, static_range=range,
+    num_warps=lambda: 4,
     BlockedLayout=layouts, SliceLayout=layouts, NVMMADistributedLayout=layouts, DotOperandLayout=layouts,
     SwizzledSharedLayout=layouts, NVMMASharedLayout=layouts, DistributedLinearLayout=layouts,
     allocate_shared_memory=allocate, broadcast=lambda a, b: tuple(x.view(Array) for x in np.broadcast_arrays(a, b)),
@@ -420,7 +427,7 @@ NAMES: dict[str, Any] = {
     "tl": GL,
     "mbarrier": SimpleNamespace(init=init, wait=wait, arrive=arrive, MBarrierLayout=lambda: "mbarrier",
                                 expect=lambda barrier, bytes_: barrier.change(1, bytes_)),
-    "tma": SimpleNamespace(store_wait=wait_for_reads),
+    "tma": SimpleNamespace(store_wait=wait_for_reads, make_tensor_descriptor=Tensor),
     "tma_load": load_block,
     "tma_store": store_block,
     "tma_add": lambda tensor, at, source: store_block(tensor, at, source, add=True),
@@ -430,6 +437,11 @@ NAMES: dict[str, Any] = {
     "wait_for_previous": lambda _: None,
     "let_next_start": lambda _: None,
     "forget": lambda number: number,
+    "block_barrier": lambda: None,
+    "rounded": lambda x, dtype: x.to(dtype),
+    "scaled": lambda x, factors: (x.to(np.float32) * factors[None, :]).to(x.dtype),
+    "masked": lambda x, bits, dtype: np.where(bits, x.to(dtype), dtype(0)).view(Array),
+    "ex2": exponential,
     "lg2": quiet(np.log2),
     "read_turn": read_turn,
     "see_writes": lambda turn: turn,
@@ -460,7 +472,7 @@ def argument(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Pointer(*flat(value))
     if hasattr(value, "block_shape"):
-        return Tensor(value)
+        return Tensor(Pointer(*flat(value.base)), value.shape, value.strides, value.block_shape)
     if hasattr(value, "_fields"):
         return type(value)(*map(argument, value))
     return value

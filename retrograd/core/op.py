@@ -121,10 +121,13 @@ class Function(NamedTuple):
         call: its declaration.
         run: `run(xp, op, arrays, options)` returns its results, on either framework: from the framework's array
             functions, the function that `bind` makes of the op, and arrays and options by name, already checked.
+        kernels: an op of nothing but kernels that PyTorch tries first: `run` then has a fifth argument, what
+            `bind_kernels` makes of it.
     """
 
     call: type[CallSpec]
-    run: Callable[[Namespace, Callable[..., Any], dict[str, Any], dict[str, Any]], Any]
+    run: Callable[..., Any]
+    kernels: Op | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from retrograd.core.declaration import Argument, Bundle, Option, Result
-from retrograd.core.op import Op
+from retrograd.core.op import Function, Op
 from retrograd.core.spec import CallSpec, arguments, autocast_ranks, options, parameters
 
 WIDTH = 120
@@ -89,10 +89,12 @@ def _ways(call: type[CallSpec]) -> list[tuple[Asked, tuple[Result, ...]]]:
     return ways
 
 
-def caller(op: Op, call: type[CallSpec], face: Face) -> str:
-    """The source of the public function of a `Function` that calls an op, declared by `call`."""
+def caller(op: Op, other: Function, face: Face) -> str:
+    """The source of the public function of a `Function` that calls an op."""
+    call = other.call
     checked = f"_check_{call.op}({_dict(call)}, {_options(call, face)})"
-    body = f"    return {call.op.upper()}.run(_xp, _{op.name}, *{checked})\n"
+    kernels = f", _kernels_{call.op}" if other.kernels and face is TORCH else ""
+    body = f"    return {call.op.upper()}.run(_xp, _{op.name}, *{checked}{kernels})\n"
     bundles = tuple(bundle.kind for bundle in call.bundles.values())
     return _definition(call, face, _annotation(call.results, face, bundles)) + _docstring(call, face) + body
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from retrograd.core.errors import as_tuple, fields_of
 from retrograd.core.torch.arguments import as_array, torch_dtype
 from retrograd.core.torch.checks import checker
-from retrograd.core.torch.op import bind
+from retrograd.core.torch.op import bind, bind_kernels
 from retrograd.core.torch.stack import bind_stack
 from retrograd.core.torch.xp import torch_namespace
 """,
@@ -68,12 +68,12 @@ def source(face: Face) -> str:
         "\n".join(line for op in ops() for line in _imports(op, face)),
         f"__all__ = {sorted(names)!r}",
         f"_xp = {face.namespace}()",
-        "\n".join(line for op in ops() for line in _bound(op)),
+        "\n".join(line for op in ops() for line in _bound(op, face)),
     ]
     for op in ops():
         parts.append(function(op.call, face))
         for other in op.others:
-            parts.append(function(other.call, face) if isinstance(other, Stack) else caller(op, other.call, face))
+            parts.append(function(other.call, face) if isinstance(other, Stack) else caller(op, other, face))
     return "\n\n".join(parts) + "\n"
 
 
@@ -93,12 +93,16 @@ def _imports(op: Op, face: Face) -> Iterator[str]:
         yield f"from .{op.name}.{module} import {', '.join(names)}"
 
 
-def _bound(op: Op) -> Iterator[str]:
+def _bound(op: Op, face: Face) -> Iterator[str]:
     yield f"_{op.name} = bind({op.name.upper()})"
     for other in op.others:
         name = other.call.op
-        stacked = f"_{name} = bind_stack({op.name.upper()}, {name.upper()})"
-        yield stacked if isinstance(other, Stack) else f"_check_{name} = checker({name.upper()}.call)"
+        if isinstance(other, Stack):
+            yield f"_{name} = bind_stack({op.name.upper()}, {name.upper()})"
+            continue
+        yield f"_check_{name} = checker({name.upper()}.call)"
+        if other.kernels and face is TORCH:
+            yield f"_kernels_{name} = bind_kernels({name.upper()})"
 
 
 def _bundles(op: Op) -> set[type]:

@@ -813,8 +813,8 @@ def ssd_prefill(
 ) -> tuple[Float[Array, "B T H P"], SsdWindow]:
     """`ssd` on the first steps of a sequence, of which there may be none, and the window from which `ssd_step` goes on.
 
-    It cuts the sequence in two and calls `ssd` on each part. Packed sequences may have any lengths; the window has a
-    row for each of them.
+    It cuts the sequence in two and calls `ssd` on each part; in PyTorch, the kernels for Hopper take both in one call
+    if no gradient is recorded. Packed sequences may have any lengths; the window has a row for each of them.
 
     It is the same call as `retrograd.ssd_prefill`, with the same results and errors. It calls `ssd`: on an NVIDIA GPU
     that launches the same kernels, on a CPU or TPU it is plain JAX. `jax.export` has to be given a number of steps.

@@ -12,7 +12,7 @@ from torch import Tensor
 from retrograd.core.errors import as_tuple, fields_of
 from retrograd.core.torch.arguments import as_array, torch_dtype
 from retrograd.core.torch.checks import checker
-from retrograd.core.torch.op import bind
+from retrograd.core.torch.op import bind, bind_kernels
 from retrograd.core.torch.stack import bind_stack
 from retrograd.core.torch.xp import torch_namespace
 from retrograd.ops.ssd.steps import SsdWindow
@@ -62,6 +62,7 @@ _check_selective_state_update = checker(SELECTIVE_STATE_UPDATE.call)
 _ssd = bind(SSD)
 _check_ssd_update = checker(SSD_UPDATE.call)
 _check_ssd_prefill = checker(SSD_PREFILL.call)
+_kernels_ssd_prefill = bind_kernels(SSD_PREFILL)
 _check_ssd_step = checker(SSD_STEP.call)
 _attention = bind(ATTENTION)
 _attention_qkvpacked = bind_stack(ATTENTION, ATTENTION_QKVPACKED)
@@ -796,8 +797,8 @@ def ssd_prefill(
 ) -> tuple[Float[Tensor, "B T H P"], SsdWindow]:
     """`ssd` on the first steps of a sequence, of which there may be none, and the window from which `ssd_step` goes on.
 
-    It cuts the sequence in two and calls `ssd` on each part. Packed sequences may have any lengths; the window has a
-    row for each of them.
+    It cuts the sequence in two and calls `ssd` on each part; in PyTorch, the kernels for Hopper take both in one call
+    if no gradient is recorded. Packed sequences may have any lengths; the window has a row for each of them.
 
     `torch.autocast` casts x, B, C and z to its dtype.
 
@@ -851,6 +852,7 @@ def ssd_prefill(
             },
             {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)},
         ),
+        _kernels_ssd_prefill,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..op import Op
+from ..op import Function, Op
 from ..spec import autocast_ranks
 from . import formulas
 from .arguments import check_arguments, in_batches, resolved, without_gaps
@@ -63,7 +63,14 @@ def by_kernels(op: Op, tensors: Tensors, options: Options) -> tuple[Tensor, ...]
         return None
     if not prepared.started:
         prepared.start()
-    return tuple(found for found in prepared.run(tensors) if found is not None)
+    return tuple(found for found in prepared.run(tensors)[: len(op.results)] if found is not None)
+
+
+def bind_kernels(function: Function) -> Callable[[dict[str, Any], dict[str, Any]], tuple[Tensor, ...] | None]:
+    """`by_kernels` for `function.kernels`, from arrays and options by name in that op's order."""
+    op = function.kernels
+    assert op is not None
+    return lambda arrays, settings: by_kernels(op, tuple(arrays.values()), tuple(settings.values()))
 
 
 def _bound(op: Op, operators: Operators) -> Call:

@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from retrograd.core.op import Function
+from retrograd.core.op import Function, Op
 from retrograd.core.packed import steps as steps_of
 from retrograd.core.xp import Namespace
 
 from . import portable
 from .op import BORDER, OP
-from .steps import ROWS, Prefill, SsdWindow, Step, Update
+from .steps import ROWS, AtBorder, Prefill, SsdWindow, Step, Update
 
 Arrays = Mapping[str, Any]
 Options = Mapping[str, Any]
 Ssd = Callable[..., Any]
+Found = tuple[Any, Any]  # the rows, and the state at the last border
 ABSENT, DEFAULTS = OP.complete({})  # known here, since `torch.compile` cannot trace a declaration
 
 
@@ -29,56 +30,56 @@ def update(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[A
     return portable.update(xp, **arrays, **options)
 
 
-def prefill(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[Any, SsdWindow]:
-    """The rows of a sequence, and the window after it."""
+def prefill(
+    xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options, at_border: Ssd | None = None
+) -> tuple[Any, SsdWindow]:
+    """The rows of a sequence, and the window after it; `at_border`, if it takes the call, computes rows and state."""
+    found = None if at_border is None else _results(at_border, arrays, **options, return_final_state=True)
     by_step = {name: arrays[name] for name in (*ROWS, "C", "z") if arrays.get(name) is not None}
     shared = {name: array for name, array in arrays.items() if name not in by_step}
     prefill = _prefill if arrays.get("cu_seqlens") is None else _prefill_packed
-    return prefill(xp, ssd, by_step, shared, options)
+    return prefill(xp, ssd, by_step, shared, options, found)
 
 
-def _prefill(xp: Namespace, ssd: Ssd, by_step: Arrays, shared: Arrays, options: Options) -> tuple[Any, SsdWindow]:
-    """Of sequences of equal lengths, cut at their last border."""
+def _prefill(
+    xp: Namespace, ssd: Ssd, by_step: Arrays, shared: Arrays, options: Options, found: Found | None
+) -> tuple[Any, SsdWindow]:
+    """Of sequences of equal lengths."""
     batch, time, heads, P = by_step["x"].shape
     groups, N = by_step["B"].shape[2:]
     steps = time % BORDER
-    before = by_step
-    if steps:
-        before = {name: array[:, : time - steps] for name, array in by_step.items()}
-    y, state = _results(ssd, {**shared, **before}, **options, return_final_state=True)
-    if steps:
-        since = {name: array[:, time - steps :] for name, array in by_step.items()}
-        rest, _ = _results(ssd, {**shared, **since, "initial_state": state}, **options)
-        y = xp.concat([y, rest], 1) if steps < time else rest
+    y, state = found or _cut(xp, ssd, by_step, shared, options, time - steps)
     shapes = {"x": (heads, P), "dt": (heads,), "B": (groups, N)}
 
     def filled(name: str) -> Any:
-        zeros = xp.zeros(by_step[name], (batch, BORDER - steps, *shapes[name]), _dtype(by_step[name]))
-        return xp.concat([since[name], zeros], 1) if steps else zeros
+        rows = by_step[name]
+        zeros = xp.zeros(rows, (batch, BORDER - steps, *shapes[name]), _dtype(rows))
+        return xp.concat([rows[:, time - steps :], zeros], 1) if steps else zeros
 
     windows = {name: filled(name) for name in ROWS}
     none = xp.zeros(state, (batch,), "int32")
     return y, SsdWindow(state, **windows, steps=none + steps if steps else none)
 
 
-def _prefill_packed(
-    xp: Namespace, ssd: Ssd, by_step: Arrays, shared: Arrays, options: Options
-) -> tuple[Any, SsdWindow]:
-    """Of packed sequences: those up to the borders give the states there, a batch of windows the steps since then."""
-    time, (heads, P), N = by_step["x"].shape[1], by_step["x"].shape[2:], by_step["B"].shape[3]
-    bounds = shared["cu_seqlens"]
-    begin, end, sequences = bounds[:-1], bounds[1:], bounds.shape[0] - 1
-    length = end - begin
-    border = begin + length // BORDER * BORDER
-    # Two sequences of each: up to its border, and the steps since then, which come out wrong, without their state.
-    halves = xp.concat([xp.reshape(xp.stack([begin, border], 1), (-1,)), bounds[-1:]], 0)
-    initial = shared["initial_state"]
-    if initial is not None:
-        initial = xp.reshape(xp.stack([initial, initial], 1), (2 * sequences, heads, P, N))
-    before = {**shared, **by_step, "initial_state": initial, "cu_seqlens": halves}
-    y, states = _results(ssd, before, **options, return_final_state=True)
-    state = states[::2]
+def _cut(xp: Namespace, ssd: Ssd, by_step: Arrays, shared: Arrays, options: Options, border: int) -> Found:
+    """Of sequences cut at their last border."""
+    time = by_step["x"].shape[1]
+    if border == time:
+        return _results(ssd, {**shared, **by_step}, **options, return_final_state=True)
+    before = {name: array[:, :border] for name, array in by_step.items()}
+    y, state = _results(ssd, {**shared, **before}, **options, return_final_state=True)
+    since = {name: array[:, border:] for name, array in by_step.items()}
+    rest, _ = _results(ssd, {**shared, **since, "initial_state": state}, **options)
+    return xp.concat([y, rest], 1) if border else rest, state
 
+
+def _prefill_packed(
+    xp: Namespace, ssd: Ssd, by_step: Arrays, shared: Arrays, options: Options, found: Found | None
+) -> tuple[Any, SsdWindow]:
+    """Of packed sequences."""
+    time, bounds = by_step["x"].shape[1], shared["cu_seqlens"]
+    begin, end, sequences = bounds[:-1], bounds[1:], bounds.shape[0] - 1
+    border = begin + (end - begin) // BORDER * BORDER
     since = xp.arange(bounds, BORDER)[None]
     taken = since < (end - border)[:, None]
     source = xp.where(taken, border[:, None] + since, 0)
@@ -88,13 +89,34 @@ def _prefill_packed(
             return xp.zeros(array, (sequences, BORDER, *array.shape[2:]), _dtype(array))
         return xp.where(xp.reshape(taken, (sequences, BORDER, *(1 for _ in array.shape[2:]))), array[0][source], 0)
 
-    windows = {name: window(array) for name, array in by_step.items()}
+    windows = {name: window(by_step[name]) for name in ROWS}
+    if found is None:
+        all_windows = windows | {name: window(array) for name, array in by_step.items() if name not in windows}
+        found = _cut_packed(xp, ssd, by_step, shared, options, border, all_windows)
+    y, state = found
+    return y, SsdWindow(state, **windows, steps=end - border)
+
+
+def _cut_packed(
+    xp: Namespace, ssd: Ssd, by_step: Arrays, shared: Arrays, options: Options, border: Any, windows: Arrays
+) -> Found:
+    """Of packed sequences: those up to the borders give the states there, a batch of windows the steps since then."""
+    time, (heads, P), N = by_step["x"].shape[1], by_step["x"].shape[2:], by_step["B"].shape[3]
+    bounds = shared["cu_seqlens"]
+    begin, sequences = bounds[:-1], bounds.shape[0] - 1
+    # Two sequences of each: up to its border, and the steps since then, which come out wrong, without their state.
+    halves = xp.concat([xp.reshape(xp.stack([begin, border], 1), (-1,)), bounds[-1:]], 0)
+    initial = shared["initial_state"]
+    if initial is not None:
+        initial = xp.reshape(xp.stack([initial, initial], 1), (2 * sequences, heads, P, N))
+    before = {**shared, **by_step, "initial_state": initial, "cu_seqlens": halves}
+    y, states = _results(ssd, before, **options, return_final_state=True)
+    state = states[::2]
     rest, _ = _results(ssd, {**shared, **windows, "initial_state": state, "cu_seqlens": None}, **options)
     of = steps_of(xp, bounds, time)
     late = of.offset - (border - begin)[of.owner]
     from_rest = rest[of.owner, xp.clip(late, 0, BORDER - 1)]
-    y = xp.where(xp.reshape(of.inside & (late >= 0), (1, time, 1, 1)), from_rest[None], y)
-    return y, SsdWindow(state, **{name: windows[name] for name in ROWS}, steps=end - border)
+    return xp.where(xp.reshape(of.inside & (late >= 0), (1, time, 1, 1)), from_rest[None], y), state
 
 
 def step(xp: Namespace, ssd: Ssd, arrays: Arrays, options: Options) -> tuple[Any, SsdWindow]:
@@ -131,6 +153,7 @@ def _dtype(array: Any) -> str:
     return str(array.dtype).removeprefix("torch.")
 
 
+AT_BORDER = Op(AtBorder, __package__, OP.only("hopper").implementations)
 SSD_UPDATE = Function(Update, update)
-SSD_PREFILL = Function(Prefill, prefill)
+SSD_PREFILL = Function(Prefill, prefill, AT_BORDER)
 SSD_STEP = Function(Step, step)

@@ -122,6 +122,7 @@ class Spec(OfSequence):
     return_final_state: bool = option("bool", False, doc="also return the state after the last step.")
 
     op: ClassVar = "ssd"
+    state_at_border: ClassVar = False  # whether the final state is that at the last border, for `ssd_prefill`
     results: ClassVar = (
         Result("y", "B T H P", "x"),
         Result("final_state", "S H P N", "compute_dtype", when="return_final_state"),

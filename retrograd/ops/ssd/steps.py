@@ -46,8 +46,8 @@ JAX_NOTES = "It calls `ssd`: on an NVIDIA GPU that launches the same kernels, on
 class Prefill(OfSequence):
     """`ssd` on the first steps of a sequence, of which there may be none, and the window from which `ssd_step` goes on.
 
-    It cuts the sequence in two and calls `ssd` on each part. Packed sequences may have any lengths; the window has a
-    row for each of them.
+    It cuts the sequence in two and calls `ssd` on each part; in PyTorch, the kernels for Hopper take both in one call
+    if no gradient is recorded. Packed sequences may have any lengths; the window has a row for each of them.
     """
 
     op: ClassVar = "ssd_prefill"
@@ -93,6 +93,14 @@ class _Step(Common):
     dt_limit: tuple[float, float] = same_as(Spec, "dt_limit")
 
     letters: ClassVar = Common.letters | {"W": Letter("steps")}
+
+
+@dataclass(frozen=True)
+class AtBorder(Spec):
+    """`ssd` on all steps whose final state is that at the last border, by the kernels for Hopper alone."""
+
+    op: ClassVar = "ssd_prefill"
+    state_at_border: ClassVar = True
 
 
 @dataclass(frozen=True, kw_only=True)

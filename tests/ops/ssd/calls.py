@@ -8,8 +8,12 @@ from typing import Any
 import torch
 
 from retrograd import ssd
+from retrograd.core.torch.op import bind, bind_kernels
+from retrograd.core.torch.xp import torch_namespace
 from retrograd.ops.ssd import reference
 from retrograd.ops.ssd.cases import case
+from retrograd.ops.ssd.generation import SSD_PREFILL
+from retrograd.ops.ssd.op import OP
 from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.draw import Arrays, draw, leaves, upcast
 
@@ -19,6 +23,17 @@ IN_TIME = ("x", "dt", "B", "C")
 def drawn(seed: int, shape: tuple[int, int, int, int, int, int], **arguments: Any) -> Any:
     """The arrays of a plain call, in float32."""
     return draw(case("drawn", shape, dtype="float32", given=frozenset(), **arguments), "cpu", seed)
+
+
+@torch.no_grad()
+def check_prefill(inputs: Arrays, settings: dict[str, Any]) -> None:
+    """One call of the kernels for Hopper has the bits of calls of `ssd`."""
+    arrays, _ = OP.complete(inputs)
+    xp = torch_namespace()
+    y, window = SSD_PREFILL.run(xp, None, arrays, settings, bind_kernels(SSD_PREFILL))  # without an `ssd` to call
+    expected, in_two = SSD_PREFILL.run(xp, bind(OP), arrays, settings)
+    assert y.isfinite().all()
+    assert_same_bits({"y": y, **window._asdict()}, {"y": expected, **in_two._asdict()}, "one call")
 
 
 def check_reset(rate: float, length: float, seed: int, rows: int = 2, heads: int = 3) -> None:

@@ -97,10 +97,10 @@ def carry(start_ptr, ahead_ptr, ring, walks, OPTIONS: gl.constexpr):
     state = gl.zeros([CHANNELS, COLUMNS], gl.float32, STATE)
     if start_ptr is not None:
         head, p = slice_of(walk, w, walks, OPTIONS)
-        own = ((walk.number.to(gl.int64) * walks.H + head) * P + p) * N + n
+        own = ((gl.cast(walk.number, gl.int64) * walks.H + head) * P + p) * N + n
         state = gl.load(start_ptr + own + tile_offsets(CHANNELS, COLUMNS, N, STATE))
     SLICES: gl.constexpr = slices_walked(N)
-    ahead_ptr += (cut.to(gl.int64) * (walks.spans - 1) * SLICES + w) * (CHANNELS * N) + n
+    ahead_ptr += (gl.cast(cut, gl.int64) * (walks.spans - 1) * SLICES + w) * (CHANNELS * N) + n
     count = blocks_ahead(walk.length, walks) // 2
     if count > 0:
         wait_full(ring, 0)
@@ -169,7 +169,7 @@ def ahead(
     steps = gl.maximum(walk.length, 1)
     u_rows = rows_at(u, walk.row, walk.first, 0, UNIT)
     k_rows = rows_at(k, walk.row, walk.first, walk.group, UNIT)
-    vectors_ptr += walk.slot.to(gl.int64) * H * (2 * VECTORS * Q)
+    vectors_ptr += gl.cast(walk.slot, gl.int64) * H * (2 * VECTORS * Q)
     numbers = gl.cdiv(steps, SLOT) * H * (2 * VECTORS * Q)
     arrays = AheadArrays(
         tma.make_tensor_descriptor(u_rows.pointer, [steps, H * P], [u.step * UNIT, 1], [SLOT, CHANNELS], STEPS),

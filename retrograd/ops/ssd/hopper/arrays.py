@@ -56,13 +56,14 @@ class Registers(NamedTuple):
 
 
 class WalkOptions(NamedTuple):
-    """STAGES: of k, q and vectors. KEPT: slots between two kept states."""
+    """STAGES: of k, q and vectors. KEPT: slots between two kept states. AT_BORDER: `Spec.state_at_border`."""
 
     P: int
     N: int
     STAGES: int
     BACK: bool
     KEPT: int
+    AT_BORDER: bool
 
 
 class WalkArrays(NamedTuple):

@@ -225,7 +225,9 @@ class _Launches(Launches):
             self.plan.spans.programs,
             arrays,
             {"lengths": self.lengths, "groups": self.groups, "spans": self.plan.spans.scalars},
-            OPTIONS=WalkOptions(spec.P, spec.N, WALK_STAGES[halves(spec)], back, kept_places(spec)),
+            OPTIONS=WalkOptions(
+                spec.P, spec.N, WALK_STAGES[halves(spec)], back, kept_places(spec), spec.state_at_border
+            ),
             REGISTERS=REGISTERS_OF_WALK,
         )
         return replace(launch, max_registers=WALK_REGISTERS, allowed_spills=WALK_PARKED)

@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from retrograd.core.kernels.gluon import block_barrier, ex2, tma_load, tma_store
-from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import Ring, acquire, barriers, full_and_empty, release, ring_of, stage_of, wait_full
 
 from ..device import first_slot, rows_at
@@ -187,7 +187,7 @@ def results_of(pointers, walk, walks, STEPS: gl.constexpr, WIDE: gl.constexpr, O
     out_ptr = pointers.out + (walk.row * walks.T + walk.first) * (H * P)
     out = tma.make_tensor_descriptor(out_ptr, [steps, H * P], [H * P, 1], [Q, CHANNELS], STEPS)
     slot = first_slot(walk.number, walk.first, walks, STORED)
-    states_ptr = pointers.states + slot.to(gl.int64) * H * (P * N)
+    states_ptr = pointers.states + gl.cast(slot, gl.int64) * H * (P * N)
     heads = gl.cdiv(steps, STORED) * H
     states = tma.make_tensor_descriptor(states_ptr, [heads * P, N], [N, 1], [CHANNELS, STATES], WIDE)
     return out, states
@@ -230,8 +230,8 @@ def carry(W: gl.constexpr, pointers, rings, walks, OPTIONS: gl.constexpr):
     if D.pointer is not None:
         channel = p + gl.arange(0, CHANNELS, gl.SliceLayout(1, OUT))
         skip = gl.load(D.pointer + head * D.head + channel * D.channel)
-    own_state = ((walk.number.to(gl.int64) * H + head) * P + p) * N + HALF * STATES
-    ahead_at = ((span.cut.to(gl.int64) * (walks.spans - 1) + span.part - 1) * SLICES + OWN) * (CHANNELS * N)
+    own_state = ((gl.cast(walk.number, gl.int64) * H + head) * P + p) * N + HALF * STATES
+    ahead_at = ((gl.cast(span.cut, gl.int64) * (walks.spans - 1) + span.part - 1) * SLICES + OWN) * (CHANNELS * N)
     ahead_at += HALF * STATES
     tile = tile_offsets(CHANNELS, STATES, N, STATE)
     state = entering_state(pointers.start, own_state + tile, pointers.ahead, ahead_at + tile, span.part)
@@ -242,8 +242,13 @@ def carry(W: gl.constexpr, pointers, rings, walks, OPTIONS: gl.constexpr):
         u_stage = stage_of(i, U_STAGES)
         scores_stage = stage_of(i, SCORES)
         own = blocks.vectors.index(stage * SLICES + OWN)
-        at_block = pointers.vectors + ((walk.slot * 2 + c).to(gl.int64) * H + head) * (VECTORS * Q)
+        at_block = pointers.vectors + (gl.cast(walk.slot * 2 + c, gl.int64) * H + head) * (VECTORS * Q)
         decay = gl.load(at_block + 3 * Q - 1)
+        if OPTIONS.AT_BORDER:
+            if exists & (walk.length < (c + 1) * Q):
+                # Offsets made here, lest they stay in registers from block to block.
+                own_tile = tile_offsets(CHANNELS, STATES, forget(gl.to_tensor(N)), STATE)
+                gl.store(pointers.last + own_state + own_tile, state)
         # Before the first product: where old results are converted after one, all products are waited for.
         low = rounded(state, DTYPE)
         left = gl.convert_layout(low, OUT_LEFT, assert_trivial=True)
@@ -253,9 +258,9 @@ def carry(W: gl.constexpr, pointers, rings, walks, OPTIONS: gl.constexpr):
             if border:
                 wait_full(rings.u, i)  # entering states come with u
                 other = (walk.slot * 2 + c) ^ 1
-                other_at = pointers.vectors + (other.to(gl.int64) * H + head) * (VECTORS * Q)
+                other_at = pointers.vectors + (gl.cast(other, gl.int64) * H + head) * (VECTORS * Q)
                 other_decay = gl.load(other_at + 3 * Q - 1)
-                at = (((walk.slot + c // 2).to(gl.int64) * H + head) * P + p) // CHANNELS * HALVES + HALF
+                at = ((gl.cast(walk.slot + c // 2, gl.int64) * H + head) * P + p) // CHANNELS * HALVES + HALF
                 store_product(pointers.both + at * 4, state, rings.states.blocks.index(W), decay * other_decay)
                 block_barrier()
         q = blocks.q.index(stage * HALVES + HALF).permute((1, 0))
@@ -322,7 +327,10 @@ def carry(W: gl.constexpr, pointers, rings, walks, OPTIONS: gl.constexpr):
             if exists:
                 tma_store(out, [block_at(begin + count - 1, walk.length, BACK) * Q, head * P + p], before)
             tma.store_wait(0)
-    if exists & (begin + count == gl.cdiv(walk.length, Q)):
+    finished = begin + count == gl.cdiv(walk.length, Q)
+    if OPTIONS.AT_BORDER:
+        finished = (begin + count) * Q == walk.length
+    if exists & finished:
         if pointers.last is not None:
             if (count > 0) | (span.part == 0):
                 gl.store(pointers.last + own_state + tile, state)
@@ -350,7 +358,7 @@ def clear_outside(out_ptr, walk, walks, head, p, P: gl.constexpr):
     after = walk.first + walk.length
     clear_rows(out_ptr, row, gl.where(walk.number == 0, walk.first, 0), CHANNELS, 4)
     count = gl.where(walk.number == walks.sequences - 1, walks.T - after, 0)
-    clear_rows(out_ptr + after.to(gl.int64) * row, row, count, CHANNELS, 4)
+    clear_rows(out_ptr + gl.cast(after, gl.int64) * row, row, count, CHANNELS, 4)
 
 
 @gluon.jit
@@ -394,7 +402,8 @@ def walk(
     OVERLAP: gl.constexpr,
 ):
     """Forward: u, k, q = x, B, C, from the initial state; out y, last the final state, states what enters every KEPT-th
-    slot of a sequence: 1, or 2, and `middle` (middle.py) is then what enters the slots between.
+    slot of a sequence: 1, or 2, and `middle` (middle.py) is then what enters the slots between. AT_BORDER: last is what
+    enters the last block if that is incomplete.
 
     `ahead` (walks that are cut, spans - 1, slices, 64, N) is what enters all but the first of their spans (ahead.py).
     BACK: u, k, q = dy, C, B, from the gradient of the final state; out dx, last the gradient of the initial state,
@@ -444,8 +453,8 @@ def walk(
     u_rows = rows_at(u, own.row, own.first, 0, UNIT)
     k_rows = rows_at(k, own.row, own.first, own.group, UNIT)
     q_rows = rows_at(q, own.row, own.first, own.group, UNIT)
-    vectors_at = vectors_ptr + own.slot.to(gl.int64) * H * (2 * VECTORS * Q)
-    kept_at = first_slot(own.number, own.first, walks, KEPT).to(gl.int64) * H * (P * N)
+    vectors_at = vectors_ptr + gl.cast(own.slot, gl.int64) * H * (2 * VECTORS * Q)
+    kept_at = gl.cast(first_slot(own.number, own.first, walks, KEPT), gl.int64) * H * (P * N)
     kept = gl.cdiv(steps, KEPT)
     u_described = tma.make_tensor_descriptor(u_rows.pointer, [steps, H * P], [u.step * UNIT, 1], [Q, CHANNELS], STEPS)
     k_described = tma.make_tensor_descriptor(k_rows.pointer, [steps, N], [k.step * UNIT, 1], [Q, STATES], WIDE)
