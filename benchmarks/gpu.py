@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -106,16 +105,27 @@ def red_ops(ops: list[str], jobs: int, failures: Path) -> set[str]:
             for failure in (*case.iter("failure"), *case.iter("error"))
         }
     failures.write_text("\n\n".join(f"== {name}\n{text}" for name, text in failed.items()))
-    named = [{op for op in ops if re.search(rf"\b{op}\b", name)} for name in failed]
+    named = [{op for op in ops if is_of(op, name)} for name in failed]
     return set().union(*named) if named and all(named) else set(ops)
 
 
 def selection(op: str) -> str:
     """The expression of pytest for an op's tests, without those of an op whose name begins with its own."""
+    return f"({' and not '.join([op, *longer])})" if (longer := longer_names(op)) else op
+
+
+def is_of(op: str, test: str) -> bool:
+    """Whether a test is one of an op's."""
+    for name in longer_names(op):
+        test = test.replace(name, "")
+    return op in test
+
+
+def longer_names(op: str) -> list[str]:
+    """The ops whose names begin with an op's."""
     from retrograd.ops.infos import NAMES
 
-    longer = [name for name in NAMES if name != op and name.startswith(op)]
-    return f"({' and not '.join([op, *longer])})"
+    return [name for name in NAMES if name != op and name.startswith(op)]
 
 
 def ops_not_green(path: Path, ops: list[str]) -> set[str]:

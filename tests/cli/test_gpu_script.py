@@ -26,6 +26,13 @@ def case(name: str, classname: str = "tests.test_contract", failed: bool = True)
     return f'<testcase classname="{classname}" name="{name}">{"<failure>how</failure>" if failed else ""}</testcase>'
 
 
+def test_the_tests_of_an_op_are_not_those_of_one_whose_name_begins_alike(script: ModuleType) -> None:
+    assert script.selection("linear") == "(linear and not linear_scan)"
+    assert script.selection("linear_scan") == "linear_scan"
+    assert script.is_of("linear", "tests.contract.test_gpu test_a[linear-plain-cuda]")
+    assert not script.is_of("linear", "tests.contract.test_gpu test_a[linear_scan-plain-cuda]")
+
+
 @pytest.mark.parametrize(
     ("cases", "red"),
     [

@@ -14,7 +14,6 @@ from gluon_in_python import emulated
 import retrograd
 from ops.attention.structures import STRUCTURES, forced
 from retrograd.ops.attention import torch_step
-from retrograd.ops.attention.hopper.query.plan import LONG
 from retrograd.ops.infos import info
 
 ON_HOPPER = info("attention").variant(only="hopper")
@@ -100,7 +99,7 @@ def test_another_order_gives_the_same_bits_and_a_row_without_room_is_nan(structu
 
 @torch.no_grad()
 def test_the_structures_give_the_same_bits_on_a_long_cache(seed: int) -> None:
-    call = Call(2, 1, 64, LONG, (8449, 1, 300))  # more blocks than `exponentials` reads the largest scores of at once
+    call = Call(2, 1, 64, 2**14, (8449, 1, 300))  # more blocks than `exponentials` reads the largest scores of at once
     q, k, v = drawn(call, seed)
     found = []
     for name in ("walk", None):
