@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import retrograd
 from retrograd.core.spec import autocast_ranks
-from retrograd.core.torch.autocast import cast
+from retrograd.core.torch.autocast import autocasts_anywhere, cast
 from retrograd.core.torch.launch import launches_directly
 from retrograd.ops.linear.op import Spec
 
@@ -73,7 +73,10 @@ class Linear(nn.Linear):
         """The same, with another bias or none."""
         if not is_exact(self.exact, x):
             return F.linear(x, self.weight, bias)
-        given = cast({"x": x, "weight": self.weight, "bias": bias}, AUTOCAST).values()
-        if torch.is_grad_enabled() and (torch.compiler.is_compiling() or launches_directly(tuple(given))):
-            return _ExactProduct.apply(*given)
-        return retrograd.linear(*given)
+        given = {"x": x, "weight": self.weight, "bias": bias}
+        if autocasts_anywhere():
+            given = cast(given, AUTOCAST)
+        tensors = tuple(given.values())
+        if torch.is_grad_enabled() and (torch.compiler.is_compiling() or launches_directly(tensors)):
+            return _ExactProduct.apply(*tensors)
+        return retrograd.linear(*tensors)
