@@ -73,7 +73,7 @@ class Linear(nn.Linear):
         """The same, with another bias or none."""
         if not is_exact(self.exact, x):
             return F.linear(x, self.weight, bias)
-        given = {"x": x, "weight": self.weight, "bias": bias}
+        given: dict[str, Any] = {"x": x, "weight": self.weight, "bias": bias}
         if autocasts_anywhere():
             given = cast(given, AUTOCAST)
         tensors = tuple(given.values())
