@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from generation_shapes import EXACT, LIMITS, NN, PREFILL, READ, TOKEN, TRAIN, TR
 from model_torch import next_token_loss
 from own_process import Row
 from torch import Tensor
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from retrograd.bench import limits
@@ -152,8 +154,18 @@ def profiled_ms(own: Generation, setting: Setting, model: str) -> float | None:
             recorded.stop()
 
     own.run(last + 1, seen)
-    total = sum(event.self_device_time_total for event in recorded.key_averages())
+    ranges = [event.time_range for event in recorded.events() if event.device_type == DeviceType.CUDA]
+    total = busy((one.start, one.end) for one in ranges)
     return rounded(total / 1000 / setting.profiled) if total else None
+
+
+def busy(ranges: Iterable[tuple[float, float]]) -> float:
+    """The time in some of these ranges; kernels that begin before the one before them has ended overlap."""
+    total, until = 0.0, -math.inf
+    for start, end in sorted(ranges):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
 
 
 @torch.no_grad()

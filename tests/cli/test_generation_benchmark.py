@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
 
 from retrograd.nn import LanguageModel
 
@@ -40,6 +41,10 @@ def tensors(state: Any) -> list[Tensor]:
     if isinstance(state, Tensor):
         return [state] if state.is_floating_point() else []
     return [found for part in state or () for found in tensors(part)]
+
+
+def test_kernels_that_overlap_are_busy_once() -> None:
+    assert generation_row.busy([(4.0, 6.0), (0.0, 2.0), (1.0, 3.0), (4.5, 5.0)]) == 5
 
 
 @pytest.mark.parametrize("name", shapes.MODELS)
@@ -164,8 +169,9 @@ def test_the_profiler_sees_only_its_tokens(monkeypatch: pytest.MonkeyPatch) -> N
         def stop(self) -> None:
             inside.append(range(self.first, asked[-1]))
 
-        def key_averages(self) -> list[Namespace]:
-            return [Namespace(self_device_time_total=1000.0), Namespace(self_device_time_total=3000.0)]
+        def events(self) -> list[Namespace]:
+            kernel, copied = Namespace(start=0.0, end=1000.0), Namespace(start=2000.0, end=5000.0)
+            return [Namespace(time_range=one, device_type=DeviceType.CUDA) for one in (kernel, copied)]
 
     def run(count: int, seen: Any) -> None:
         for number in range(count):

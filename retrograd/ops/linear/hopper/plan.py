@@ -15,6 +15,7 @@ FEW_COLUMNS = 64  # of a program of `few_rows`, its outputs: rows of the left op
 FEW_REGISTERS = 128  # of a thread of `few_rows`, so that the next kernel's programs can start beside it
 GROUP = 8
 MOST_PARTS = 16
+PART = 1024  # rows of a part of the sums of a weight's gradient, so that what is written is little beside them
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,8 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
     """The plan of a pass."""
     columns = spec.N if which == "fwd" else spec.K
     weight = LARGE
-    parts = max(1, min(MOST_PARTS, MULTIPROCESSORS // _tiles(weight, spec.N, spec.K)))
-    return Plan(None, NARROW, weight, parts, columns).for_rows(spec.rows)
+    parts = min(MOST_PARTS, MULTIPROCESSORS // _tiles(weight, spec.N, spec.K), -(-spec.rows // PART))
+    return Plan(None, NARROW, weight, max(1, parts), columns).for_rows(spec.rows)
 
 
 def _tiles(tile: Tile, rows: int, columns: int) -> int:
