@@ -64,9 +64,7 @@ def test_other_architectures_have_no_such_instructions(arch: str) -> None:
 
 
 @pytest.mark.parametrize(("N", "K"), [(64, 64), (1024, 1024), (4096, 1024), (50304, 1024), (1024, 4096)])
-def test_the_gradient_of_a_weight_has_parts_where_its_tiles_are_few_and_rows_are_many(
-    N: int, K: int
-) -> None:
+def test_the_gradient_of_a_weight_has_parts_where_its_tiles_are_few_and_rows_are_many(N: int, K: int) -> None:
     parts = [planned(spec_of(OP, case("call", (rows,), N, K)), HOPPER, "bwd").parts for rows in (1, 1024, 2**20)]
     assert parts == [1, 1, max(1, min(16, 132 // (-(-N // 128) * -(-K // 256))))]
 
