@@ -75,7 +75,7 @@ def test_its_arithmetic_is_that_of_the_sequence_and_no_more_is_spilled(how: dict
     _, expected = walk(OP, call(**how))
     assert FLOATS.findall(found.asm["ptx"]) == FLOATS.findall(expected.asm["ptx"])
     assert resources(found).spills <= launch.allowed_spills
-    assert spills_in_loops(found) <= 4  # loop invariants, of which `ssd` spills three
+    assert spills_in_loops(found) <= 10  # loop invariants: 4 with Triton 3.6, 9 with 3.9; `ssd` itself has 3 with 3.6
     assert not wrong_descriptors(found)
 
 

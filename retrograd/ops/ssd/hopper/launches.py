@@ -55,6 +55,7 @@ REGISTERS_OF_WALK = Registers(CARRY=192, WEIGH=104, FETCH=24)
 CONSUME_REGISTERS, FETCH_REGISTERS = 240, 24
 # `Launch.allowed_spills`: spill instructions for loop invariants, or for a few numbers per slice.
 WALK_PARKED, PAIR_PARKED = 36, 28
+STORE_PARKED = 36  # more, around the store of a state in the loop, which is made once for each sequence
 # Pipeline stages of copies, as many as fit in shared memory: by `halves`, and by the states of a program of `ahead`.
 WALK_STAGES = {1: 3, 2: 2}
 PAIR_STAGES = 2
@@ -230,7 +231,8 @@ class _Launches(Launches):
             ),
             REGISTERS=REGISTERS_OF_WALK,
         )
-        return replace(launch, max_registers=WALK_REGISTERS, allowed_spills=WALK_PARKED)
+        parked = WALK_PARKED + (STORE_PARKED if spec.state_at_border else 0)
+        return replace(launch, max_registers=WALK_REGISTERS, allowed_spills=parked)
 
     def pairs(
         self, rows: str, columns: str, left: str, right: str, *, states: str, partial: str, for_b: bool

@@ -22,7 +22,6 @@ from .arrays import Sizes
 from .row import CHANNELS, VECTORS, row
 
 WARPS = 8  # of `row`; see `wrong_descriptors` in the tests for what becomes of 4
-REGISTERS = 128  # of a thread of `row`, so that two programs fit on a multiprocessor
 COPIED = 1024  # numbers of a row that a program of `append` copies
 PREPARED_HEADS = hopper.PREPARED_HEADS  # as in training: sums of log decays then have the same bits
 
@@ -133,7 +132,7 @@ class _Launches:
             {"groups": self._groups},
             SIZES=self._sizes,
         )
-        return replace(launch, num_warps=WARPS, max_registers=REGISTERS)
+        return replace(launch, num_warps=WARPS)
 
     def _pointers(self, names: str, **others: str | None) -> dict[str, str | None]:
         return pointers_to(self.arrays, names, **others)
