@@ -198,7 +198,7 @@ class Attention(Mixer):
     def step(
         self, u: Float[Tensor, "B d_model"], state: AttentionState, *, in_place: bool = False
     ) -> tuple[Float[Tensor, "B d_model"], AttentionState]:
-        """One step of generation: (out, the state after it); in place, k and v of `state` get its key and value."""
+        """One step of generation: (out, the state after it); in place, `state` gets its key, value and input."""
         check_features("Attention", u, ("batch",), self.in_proj.in_features, self.in_proj.weight.dtype)
         self._check_state(state, len(u))
         plain = type(state.k) is Tensor and not torch.compiler.is_compiling()
@@ -211,7 +211,7 @@ class Attention(Mixer):
         conv = state.conv
         if self.conv1d is not None and conv is not None:
             weight, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
-            qkv, conv = retrograd.causal_conv1d_update(qkv, conv.to(qkv.dtype), weight, bias)
+            qkv, conv = retrograd.causal_conv1d_update_(qkv, conv.to(qkv.dtype), weight, bias)
         cos, sin = self._tables(state.k)
         y, steps = retrograd.attention_step_(
             *self._normed(qkv),

@@ -194,7 +194,8 @@ class Mamba(Mixer):
         self._check_features(u, ("batch",))
         check_layer_state("Mamba", state, MambaState)
         x, z = self.in_proj(u).chunk(2, dim=-1)
-        x, conv = retrograd.causal_conv1d_update(
+        convolve = retrograd.causal_conv1d_update_ if in_place else retrograd.causal_conv1d_update
+        x, conv = convolve(
             x, state.conv.to(x.dtype), self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"
         )
         dt, B, C = self._select(x)

@@ -221,7 +221,8 @@ class Mamba2(Mixer):
         self._check_features(u, ("batch",))
         self._check_state(state)
         own = self._project(u)
-        xBC, conv = retrograd.causal_conv1d_update(
+        convolve = retrograd.causal_conv1d_update_ if in_place else retrograd.causal_conv1d_update
+        xBC, conv = convolve(
             own.xBC, state.conv.to(own.xBC.dtype), self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"
         )
         x, B, C = self._heads(xBC)

@@ -21,6 +21,7 @@ from .attention.op import OP as ATTENTION
 from .attention.packed import ATTENTION_QKVPACKED
 from .attention.torch_step import attention_step_
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
+from .causal_conv1d.torch_step import causal_conv1d_update_
 from .causal_conv1d.update import CAUSAL_CONV1D_UPDATE
 from .linear.op import OP as LINEAR
 from .linear_scan.op import OP as LINEAR_SCAN
@@ -38,6 +39,7 @@ __all__ = [
     "attention_step_",
     "causal_conv1d",
     "causal_conv1d_update",
+    "causal_conv1d_update_",
     "linear",
     "linear_scan",
     "rms_norm",

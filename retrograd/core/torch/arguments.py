@@ -84,6 +84,11 @@ def without_gaps(tensor: Any) -> Any:
     return tensor.contiguous() if strided else tensor
 
 
+def stay(given: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> bool:
+    """Whether what is written to given arrays stays in them: they are dense, and autocast casts no copy."""
+    return all(tensor is arrays[name] and tensor.is_contiguous() for name, tensor in given.items())
+
+
 def params_of(tensors: Mapping[str, Tensor | None]) -> dict[str, Param | None]:
     """Shape and dtype of each argument, None where it is absent."""
     return {

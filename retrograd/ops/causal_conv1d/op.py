@@ -20,6 +20,7 @@ class Convolution(CallSpec):
     """What `causal_conv1d` and `causal_conv1d_update` share: calls that filter x along time."""
 
     x: Param
+    activation: str | None
 
     autocast: ClassVar = ("x",)
     letters: ClassVar = {
@@ -29,7 +30,15 @@ class Convolution(CallSpec):
         "W": Letter("width", 1, 64),
     }
 
+    batch = Size("B")
     time = Size("T", 1)  # of all packed sequences together
+    channels = Size("D")
+    width = Size("W")
+
+    @property
+    def silu(self) -> bool:
+        """Whether the activation is silu."""
+        return self.activation == "silu"
 
     def check(self) -> None:
         """Raise for more steps than the kernels can count."""
@@ -78,9 +87,6 @@ class Spec(Convolution):
         Result("final_state", "S D W-1", "x", when="return_final_state"),
     )
 
-    batch = Size("B")
-    channels = Size("D")
-    width = Size("W")
     sequences = Size("S")
 
     RETURNS: ClassVar = """y (B, T, D) in the dtype of x; with `return_final_state`, (y, final_state), the state like
@@ -104,11 +110,6 @@ class Spec(Convolution):
         (2, 16, 64)
         """
 
-    @property
-    def silu(self) -> bool:
-        """Whether the activation is silu."""
-        return self.activation == "silu"
-
     def reads(self, wanted: frozenset[str]) -> tuple[str, ...]:
         """The inputs of the forward pass only if needed: for the pre-activation, or for dweight."""
         inputs = self.silu or "weight" in wanted
@@ -129,4 +130,10 @@ IMPLEMENTATIONS = (
         takes=names("x weight bias initial_state cu_seqlens activation return_final_state"),
     ),
 )
-OP = Op(Spec, __package__, IMPLEMENTATIONS, functions={"update": ("causal_conv1d_update",)})
+OP = Op(
+    Spec,
+    __package__,
+    IMPLEMENTATIONS,
+    functions={"update": ("causal_conv1d_update",)},
+    extra={"torch_step": ("causal_conv1d_update_",)},
+)

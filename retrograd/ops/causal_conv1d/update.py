@@ -1,4 +1,4 @@
-"""The declaration of `causal_conv1d_update`: one or a few steps of generation."""
+"""The declarations of `causal_conv1d_update`, one or a few steps of generation, and of the same in place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Step(Convolution):
     activation: str | None = option("str?", None, choices=ACTIVATIONS, doc='"silu" or None.')
 
     op: ClassVar = "causal_conv1d_update"
-    results: ClassVar = (Result("y", "B D | B T D", "x"), Result("new_state", "B D W-1", "x"))
+    results: ClassVar[tuple[Result, ...]] = (Result("y", "B D | B T D", "x"), Result("new_state", "B D W-1", "x"))
 
     RETURNS: ClassVar = "(y, new_state): y has the shape of x."
     SOURCE: ClassVar = ""
@@ -52,6 +52,17 @@ class Step(Convolution):
         >>> y.shape, state.shape
         ((2, 64), (2, 64, 3))
         """
+
+
+@dataclass(frozen=True)
+class StepInPlace(Step):
+    """`causal_conv1d_update` whose state may be overwritten, in PyTorch (`torch_step.py`); its kernel does so.
+
+    The result is that of the kernel, which takes a single step.
+    """
+
+    op: ClassVar = "causal_conv1d_update_"
+    results: ClassVar = (Result("y", "B D", "x"),)
 
 
 def update(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
 from retrograd.core.errors import as_tuple, fields_of
 from retrograd.core.op import Implementation, Op, names
+from retrograd.core.torch.arguments import stay
 from retrograd.core.torch.checks import checker
 from retrograd.core.torch.op import bind, by_kernels
 from retrograd.core.torch.xp import torch_namespace
@@ -75,7 +75,7 @@ def ssd_step_(
     parts = fields_of("ssd_step_", "window", window, SsdWindow)
     arrays, options = _check(parts | given, {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)})
     tensors = [*(arrays[name] for name in given), *(arrays[name] for name in parts)]  # as Overwriting declares them
-    found = by_kernels(IN_PLACE, tensors, tuple(options.values())) if _stay(parts, arrays) else None
+    found = by_kernels(IN_PLACE, tensors, tuple(options.values())) if stay(parts, arrays) else None
     if found is not None:
         y, steps = found
         return y, window._replace(steps=steps)
@@ -122,14 +122,9 @@ def ssd_update_(
     given = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
     arrays, options = _check_update(given, {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)})
     tensors = [arrays[name] for name in UPDATE.arguments]
-    stays = _stay({"state": state}, arrays)
+    stays = stay({"state": state}, arrays)
     found = by_kernels(UPDATE, tensors, tuple(options.values())) if stays else None
     if found is not None:
         return found[0], state
     y, state = SSD_UPDATE.run(torch_namespace(), _ssd, arrays, options)
     return y, state
-
-
-def _stay(given: dict[str, Any], arrays: dict[str, Any]) -> bool:
-    """Whether what is written to given arrays stays in them: they are dense, and autocast casts no copy."""
-    return all(tensor is arrays[name] and tensor.is_contiguous() for name, tensor in given.items())

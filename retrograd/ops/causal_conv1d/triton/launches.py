@@ -17,7 +17,7 @@ from retrograd.core.kernels.reduce import sum_rows_launch
 from retrograd.core.program import Array, Launch, Layouts, Program, Strides, arrays_of, pointers_to, strides_of
 from retrograd.core.spec import Pass
 
-from ..op import Spec
+from ..op import Convolution, Spec
 from . import backward as backward_kernels
 from . import forward as forward_kernels
 from .arrays import Activation, LaneTile, Lengths, Line, Rows, Sizes, VectorLengths, VectorTile, Weight
@@ -32,7 +32,7 @@ STATE_CHANNELS = 128  # per program of the kernels for states, which has one war
 PACKED_SPILLS = 28  # spill instructions of sums over time where packed sequences leave no register for them
 
 
-def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
+def suits(spec: Convolution, arch: Arch, which: Pass) -> bool:
     """Whether the kernels take the width and the dtype."""
     return spec.width in WIDTHS and spec.x.dtype in KERNEL_FLOATS
 
@@ -43,7 +43,7 @@ def forward(
     """The arguments -> y and, if returned, final_state."""
     inputs = arrays_of(layouts, **spec.params(names))
     reads = "x weight bias initial_state"
-    constants = {**_constants(spec, arch), "ACTIVATION": _activation(spec, arch)}
+    constants = {**constants_of(spec, arch), "ACTIVATION": activation_of(spec, arch)}
     if _in_time(spec, layouts, "x"):
         vectors = plan.vectors
         main = Launch(
@@ -52,8 +52,8 @@ def forward(
             **_arrays(inputs + outputs, layouts, reads, y_ptr="y"),
             scalars={"lengths": VectorLengths(spec.time, vectors.tiles(spec))},
             constants={
-                **_constants(spec, arch),
-                "ACTIVATION": _activation(spec, arch),
+                **constants_of(spec, arch),
+                "ACTIVATION": activation_of(spec, arch),
                 "TILE": _vectors(spec, vectors),
             },
             num_warps=vectors.num_warps,
@@ -77,7 +77,7 @@ def forward(
         grid=_state_grid(spec),
         **_arrays(inputs + outputs, layouts, "x initial_state cu_seqlens", final_ptr="final_state"),
         scalars={"T": spec.time},
-        constants={**_constants(spec, arch), "BLOCK_D": STATE_CHANNELS},
+        constants={**constants_of(spec, arch), "BLOCK_D": STATE_CHANNELS},
         num_warps=1,
         overlap=arch.overlaps_launches,
     )
@@ -102,7 +102,7 @@ def backward(
     writes |= {f"{array.name.removesuffix('_partial')}_ptr": array.name for array in scratch}
     arrays = inputs + outputs + scratch
     reads = "dy dfinal_state x weight bias initial_state"
-    constants = {**_constants(spec, arch), "ACTIVATION": _activation(spec, arch)}
+    constants = {**constants_of(spec, arch), "ACTIVATION": activation_of(spec, arch)}
     launches = []
     if gradients.keys() & {"dx", "dweight", "dbias"}:
         if isinstance(tile, Vectors):
@@ -163,11 +163,13 @@ def _state_grid(spec: Spec) -> int:
     return spec.sequences * -(-spec.channels // STATE_CHANNELS)
 
 
-def _constants(spec: Spec, arch: Arch) -> dict[str, Any]:
+def constants_of(spec: Convolution, arch: Arch) -> dict[str, Any]:
+    """Constants of every kernel."""
     return {"SIZES": Sizes(spec.channels, spec.width), "OVERLAP": arch.overlaps_launches}
 
 
-def _activation(spec: Spec, arch: Arch) -> Activation:
+def activation_of(spec: Convolution, arch: Arch) -> Activation:
+    """The activation of a call."""
     # Triton's interpreter does not have the approximate instructions.
     return Activation(spec.silu, arch.backend == "cuda" and not knobs.runtime.interpret)
 

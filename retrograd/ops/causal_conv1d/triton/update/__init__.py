@@ -1,0 +1,1 @@
+"""A step of generation, which overwrites its state."""
