@@ -13,40 +13,16 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from in_graph import microseconds
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from retrograd.core.op import Op
 from retrograd.core.torch.op import by_kernels
 from retrograd.ops.attention.torch_step import QUERY
 
 FEWEST_BYTES = 2**28  # of the caches of a graph
 SLOTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
 CALLS = ((1, 16, 16, 64), (1, 32, 8, 128), (4, 32, 8, 128), (8, 32, 8, 128), (1, 8, 1, 128))  # B, H, G, D
-
-
-def microseconds(op: Op, q: Tensor, caches: list[tuple[Tensor, ...]], after: Tensor) -> float:
-    """Of the queries over one cache."""
-
-    def over(cache: tuple[Tensor, ...]) -> None:
-        by_kernels(op, (q, *cache, after), (None, None, None))
-
-    graph = torch.cuda.CUDAGraph()
-    over(caches[0])
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        for cache in caches:
-            over(cache)
-    times = []
-    for _ in range(7):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return 1000 * sorted(times)[len(times) // 2] / len(caches)
 
 
 @torch.no_grad()
@@ -65,7 +41,8 @@ def main() -> None:
             after = torch.full((B,), slots, device="cuda", dtype=torch.int32)
             found = []
             for op in ops:
-                us = microseconds(op, q, caches, after)
+                options = (None, None, None)
+                us = microseconds([partial(by_kernels, op, (q, *cache, after), options) for cache in caches])
                 found.append(f"{us:8.2f} {size / us / 1000:7.0f}")
             print(f"{slots:8}", *found, sep="  ", flush=True)
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from in_graph import microseconds
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -69,25 +71,10 @@ def planned(choice: Choice) -> Any:
     return info("linear").variant(only="hopper", replan=replan).torch
 
 
-def microseconds(call: Any, x: torch.Tensor, weights: torch.Tensor) -> float:
-    """Of a call with one weight."""
-    stream = torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph()
+def timed(call: Any, x: torch.Tensor, weights: torch.Tensor) -> float:
+    """Microseconds of a call with one weight."""
     with torch.no_grad(), steady_weights() if len(x) <= 64 else nullcontext():
-        call(x=x, weight=weights[0])
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
-            for weight in weights:
-                call(x=x, weight=weight)
-    times = []
-    for _ in range(7):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return 1000 * sorted(times)[len(times) // 2] / len(weights)
+        return microseconds([partial(call, x=x, weight=weight) for weight in weights])
 
 
 def main() -> None:
@@ -97,10 +84,10 @@ def main() -> None:
         for N, K in SHAPES:
             weights = torch.randn(max(4, FEWEST_BYTES // (2 * N * K)), N, K, device="cuda").bfloat16() / K**0.5
             x = torch.randn(rows, K, device="cuda").bfloat16()
-            table.setdefault("cuBLAS", []).append(microseconds(lambda x, weight: F.linear(x, weight), x, weights))
+            table.setdefault("cuBLAS", []).append(timed(lambda x, weight: F.linear(x, weight), x, weights))
             for choice in choices(rows):
                 try:
-                    found = microseconds(planned(choice), x, weights)
+                    found = timed(planned(choice), x, weights)
                 except Exception:
                     found = float("nan")
                 table.setdefault(str(choice), []).append(found)
