@@ -159,10 +159,7 @@ class Attention(Mixer):
             check_bounds("Attention", cu_seqlens, u)
         place = None if state is None else self._place(u, state, cu_seqlens)
         qkv, x, gate = self.in_proj(u).split(self.parts, dim=-1)
-        conv = None
-        if self.conv1d is not None:
-            before = None if state is None else state.conv
-            qkv, conv = self._convolve(qkv, before, cu_seqlens, keep=state is not None)
+        qkv, conv = self._convolve(qkv, None if state is None else state.conv, cu_seqlens, keep=state is not None)
         if state is None or place is None:
             y, after = self._attend(qkv, cu_seqlens)[0], None
         else:
@@ -181,9 +178,7 @@ class Attention(Mixer):
         elif u.shape[1] > capacity:
             raise _full(capacity, u.shape[1])
         qkv, x, gate = self.in_proj(u).split(self.parts, dim=-1)
-        conv = None
-        if self.conv1d is not None:
-            qkv, conv = self._convolve(qkv, None, cu_seqlens, keep=True)
+        qkv, conv = self._convolve(qkv, None, cu_seqlens, keep=True)
         y, k, v = self._attend(qkv, cu_seqlens)
         if cu_seqlens is None:
             after = u.shape[1]
@@ -237,8 +232,9 @@ class Attention(Mixer):
     def _convolve(
         self, qkv: Tensor, before: Tensor | None, cu_seqlens: Tensor | None, *, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """q, k and v convolved along time; the last inputs, if they are to be kept."""
-        assert self.conv1d is not None
+        """q, k and v, convolved along time if they are to be; the last inputs, if they are to be kept."""
+        if self.conv1d is None:
+            return qkv, None
         time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": keep}
         weight, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
         before = None if before is None else before.to(qkv.dtype)

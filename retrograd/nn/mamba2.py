@@ -245,9 +245,12 @@ class Mamba2(Mixer):
 
     def _is_exact(self, u: Tensor, state: Mamba2State | None) -> bool:
         """Whether steps have the bits of the whole: as chosen, after a window, or where `ssd_step_` has kernels."""
-        if self.exact is None and state is not None and state.window is not None:
-            return True
-        return is_exact(self.exact if self.exact is not None or self.has_fast_steps else False, u)
+        if self.exact is None:
+            if state is not None and state.window is not None:
+                return True
+            if not self.has_fast_steps:
+                return False
+        return is_exact(self.exact, u)
 
     @property
     def has_fast_steps(self) -> bool:
