@@ -51,12 +51,15 @@ def _prefill(
     y, state = found or _cut(xp, ssd, by_step, shared, options, time - steps)
     shapes = {"x": (heads, P), "dt": (heads,), "B": (groups, N)}
 
-    def filled(name: str) -> Any:
+    def window(name: str) -> Any:
+        """The steps since the border, then whatever is finite: the steps before it, where there are enough."""
         rows = by_step[name]
-        zeros = xp.zeros(rows, (batch, BORDER - steps, *shapes[name]), _dtype(rows))
-        return xp.concat([rows[:, time - steps :], zeros], 1) if steps else zeros
+        since, before = rows[:, time - steps :], rows[:, max(time - BORDER, 0) : time - steps]
+        if time < BORDER:
+            before = xp.zeros(rows, (batch, BORDER - time, *shapes[name]), _dtype(rows))
+        return xp.concat([since, before], 1)
 
-    windows = {name: filled(name) for name in ROWS}
+    windows = {name: window(name) for name in ROWS}
     none = xp.zeros(state, (batch,), "int32")
     return y, SsdWindow(state, **windows, steps=none + steps if steps else none)
 
