@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
 
-from attention_models import HOLES, LEFT, MODELS, PACKED, RIGHT, answer, drawn, mask_with, model_of  # noqa: E402
+from attention_models import HOLES, LEFT, MODELS, PACKED, RIGHT, answer, drawn, mask_with, model_of
 
 pytestmark = pytest.mark.gpu
 # Sums of products in float32 by three products of tf32, in two layers.
