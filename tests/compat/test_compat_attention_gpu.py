@@ -26,7 +26,8 @@ def test_logits_and_gradients_are_those_of_eager_attention(name: str, lengths: l
     torch.testing.assert_close(answer(model_of(name, "retrograd").cuda(), ids, mask), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("name", MODELS)
+# transformers 5.17 counts Llama 4's chunks from the start of a row, whatever its sequences.
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "Llama4"])
 def test_packed_sequences_have_what_each_has_alone(name: str, seed: int) -> None:
     ids, model = drawn(seed).cuda(), model_of(name, "retrograd").cuda()
     together = model(ids, position_ids=torch.tensor([PACKED]).cuda(), use_cache=False).logits
