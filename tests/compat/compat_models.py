@@ -118,19 +118,19 @@ def slow(name: str) -> Any:
     return _model(name)
 
 
-def ours(name: str) -> tuple[Any, Counter[str]]:
+def ours(name: str, **settings: Any) -> tuple[Any, Counter[str]]:
     """A model imported after `install`, and the number of calls of each of our functions."""
     calls: Counter[str] = Counter()
     with _counted(calls), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # other tests may have imported models already
         retrograd.compat.install(force=True)
         try:
-            return _model(name), calls
+            return _model(name, **settings), calls
         finally:
             retrograd.compat.uninstall()
 
 
-def _model(name: str) -> Any:
+def _model(name: str, **settings: Any) -> Any:
     """A model whose module is imported again, so that it searches for the packages now."""
     import transformers
 
@@ -140,7 +140,7 @@ def _model(name: str) -> Any:
     module = importlib.import_module(full)
     del sys.modules[full]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{prefix}Config")(**TOKENS, **options)
+    config = getattr(transformers, f"{prefix}Config")(**TOKENS, **options, **settings)
     return getattr(module, f"{prefix}ForCausalLM")(config)
 
 

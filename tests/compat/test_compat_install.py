@@ -25,6 +25,7 @@ PLACES = {
     "mamba_ssm": "selective_scan_fn mamba_inner_fn",
     "mamba_ssm.ops.selective_scan_interface": "selective_scan_fn mamba_inner_fn",
     "mamba_ssm.ops.triton.selective_state_update": "selective_state_update",
+    "mamba_ssm.ops.triton.ssd_combined": "mamba_chunk_scan_combined mamba_split_conv1d_scan_combined",
     "mamba_ssm.ops.triton.layer_norm": "RMSNorm rms_norm_fn layer_norm_fn",
     "mamba_ssm.ops.triton.layernorm": "RMSNorm rms_norm_fn layer_norm_fn",
     "mamba_ssm.ops.triton.layernorm_gated": "RMSNorm rmsnorm_fn layernorm_fn",

@@ -19,6 +19,8 @@ from torch import Tensor
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
 
+from retrograd.compat.transformers import register
+
 ULP = 2.0**-23
 TIMES = 8  # times that change; the largest observed is 4, of FalconH1's A_log, whose 8 numbers are sums that cancel
 STEPS = 20
@@ -112,6 +114,20 @@ def test_greedy_generation_gives_the_tokens_and_scores_of_the_slow_path(name: st
     assert torch.equal(generated[2].sequences, generated[0].sequences)
     assert_as_close(mine, model, moved, "scores")
     assert calls.keys() >= UPDATES
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", ["bamba", "zamba2", "falcon_h1", "nemotron_h", "granitemoehybrid"])
+def test_packed_sequences_have_what_each_has_alone(name: str, training: bool, seed: int) -> None:
+    mine, _ = ours(name, attn_implementation=register())
+    mine.train(training)
+    ids, lengths = tokens(seed, batch=1), [8, 13]
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    numbers = torch.repeat_interleave(torch.arange(2), torch.tensor(lengths))[None].int()
+    together = mine(ids, position_ids=positions, seq_idx=numbers, use_cache=False).logits
+    for part, length in zip(together.split(lengths, 1), lengths, strict=True):
+        own = ids[:, :length] if length == lengths[0] else ids[:, -length:]
+        torch.testing.assert_close(part, mine(own, use_cache=False).logits, rtol=1e-4, atol=1e-5)
 
 
 @each_model

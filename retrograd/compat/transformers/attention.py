@@ -65,6 +65,7 @@ def attention(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     position_ids: Tensor | None = None,
+    seq_idx: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
     **others: Any,
@@ -83,6 +84,7 @@ def attention(
         s_aux: (H,), sinks.
         position_bias: (B or 1, H or 1, Tq, Tk), added to the scores.
         position_ids: (B or 1, T): where they restart, in a call without mask and cache, another sequence begins.
+        seq_idx: (B, T), the number of each step's sequence; negative ones are padding. Mamba-2's family has it.
         cu_seq_lens_q, cu_seq_lens_k: boundaries of packed sequences.
         others: what other implementations take.
 
@@ -115,8 +117,11 @@ def attention(
     if cu_seq_lens_q is not None:
         return _packed(q, k, v, cu_seq_lens_q, cu_seq_lens_k, options), None
     segment_ids = mask.segment_ids
-    if segment_ids is None and mask.unpadded and position_ids is not None:
+    if segment_ids is None and seq_idx is None and mask.unpadded and position_ids is not None:
         segment_ids = _sequences(position_ids, q)
+    if seq_idx is not None and seq_idx.shape == q.shape[:2]:
+        numbers = seq_idx.int()
+        segment_ids = numbers if segment_ids is None else torch.where(segment_ids < 0, -1, numbers)
     return retrograd.attention(q, k, v, segment_ids=segment_ids, **options), None
 
 
