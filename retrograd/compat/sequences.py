@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from retrograd.compat.checks import expect, expect_dims
 from retrograd.core.errors import bad_value
 
 
@@ -42,6 +43,15 @@ def runs_of(function: str, seq_idx: Tensor) -> Runs | None:
     begins = F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True)
     cu_seqlens = F.pad(begins.flatten().nonzero().flatten(), (0, 1), value=begins.numel()).int()
     return Runs(cu_seqlens, begins.sum(1).cumsum(0) - 1, seq_idx)
+
+
+def check_bounds(function: str, cu_seqlens: Tensor, runs: Runs | None) -> None:
+    """Raise unless cu_seqlens are numbers, and those of the runs where there are some."""
+    expect_dims(function, "cu_seqlens", cu_seqlens, "(sequences + 1,)")
+    expect(function, "cu_seqlens", cu_seqlens, cu_seqlens.shape, "(sequences + 1,)", "int32 or int64")
+    if runs is not None and not torch.equal(cu_seqlens.int(), runs.cu_seqlens):
+        bounds = f"the bounds of the runs of seq_idx, {runs.cu_seqlens.tolist()}"
+        raise bad_value(function, "cu_seqlens", cu_seqlens.tolist(), bounds)
 
 
 def joined(tensor: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from retrograd.compat.mamba_ssm.ops.triton.selective_state_update import selecti
 from retrograd.compat.mamba_ssm.ops.triton.ssd_combined import (
     mamba_chunk_scan_combined,
     mamba_split_conv1d_scan_combined,
+    ssd_chunk_scan_combined_ref,
 )
 
 BATCH, STEPS, HEADS, P, GROUPS, N, WIDTH, CHUNK = 2, 13, 4, 3, 2, 5, 4, 4
@@ -103,6 +105,30 @@ def with_gradients(function: Callable[..., Any], inputs: Made) -> list[Tensor]:
 def test_a_scan_has_the_results_and_gradients_of_the_recurrence(scan: Made, left_out: tuple[str, ...]) -> None:
     inputs = {name: value for name, value in scan.items() if name not in left_out}
     close(with_gradients(mamba_chunk_scan_combined, inputs), with_gradients(by_steps, inputs))
+
+
+def test_the_name_of_the_reference_bounds_no_step_size(scan: Made) -> None:
+    inputs = {name: scan[name] for name in ("x", "dt", "A", "B", "C", "chunk_size", "D", "z", "dt_bias")}
+    unbounded = {"dt_limit": (-math.inf, math.inf)}
+    close(
+        with_gradients(ssd_chunk_scan_combined_ref, inputs),
+        with_gradients(lambda **given: by_steps(**given, **unbounded), inputs),  # type: ignore[arg-type]
+    )
+
+
+SIGNATURES: dict[Callable[..., Any], str] = {
+    mamba_chunk_scan_combined: "x dt A B C chunk_size D z dt_bias initial_states seq_idx cu_seqlens dt_softplus "
+    "dt_limit return_final_states return_varlen_states state_dtype",
+    mamba_split_conv1d_scan_combined: "zxbcdt conv1d_weight conv1d_bias dt_bias A D chunk_size initial_states seq_idx "
+    "dt_limit return_final_states activation rmsnorm_weight rmsnorm_eps outproj_weight outproj_bias headdim ngroups "
+    "norm_before_gate state_dtype",
+    ssd_chunk_scan_combined_ref: "x dt A B C chunk_size D z dt_bias dt_softplus",
+}
+
+
+@pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__name__)
+def test_arguments_have_the_names_and_the_order_of_mamba_ssm(function: Callable[..., Any]) -> None:
+    assert " ".join(inspect.signature(function).parameters) == SIGNATURES[function]
 
 
 def test_a_scan_takes_a_skip_for_each_channel(scan: Made, seed: int) -> None:

@@ -169,6 +169,22 @@ def causal_conv1d_update(
     return y[:, 0] if x.ndim == 2 else y.transpose(1, 2)
 
 
+def causal_conv1d_ref(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`causal_conv1d_fn` without `seq_idx`."""
+    return causal_conv1d_fn(x, weight, bias, None, initial_states, return_final_states, final_states_out, activation)
+
+
+causal_conv1d_update_ref = causal_conv1d_update
+
+
 def _ring(cache_seqlens: Tensor, start: int, end: int, state: Tensor) -> Tensor:
     """Ring positions of the steps from start to end (0 is the next step), for every row and channel of a state."""
     steps = torch.arange(start, end, device=state.device) + cache_seqlens[:, None].long()

@@ -14,7 +14,7 @@ from torch import Tensor
 import retrograd
 from retrograd.compat.checks import activation_of, expect, expect_dims, expect_if_given, flag
 from retrograd.compat.dtypes import beside, full
-from retrograd.compat.sequences import Runs, joined, runs_of
+from retrograd.compat.sequences import Runs, check_bounds, joined, runs_of
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, renamed
 from retrograd.core.torch.arguments import check_tensors
 from retrograd.core.torch.autocast import autocasts, no_autocast
@@ -72,7 +72,7 @@ def mamba_chunk_scan_combined(
     """
     me = "mamba_chunk_scan_combined"
     by_step = {"x": x, "dt": dt, "B": B, "C": C, "z": z}
-    by_head = {"A": A, "D": D, "dt_bias": dt_bias}
+    by_head: dict[str, Any] = {"A": A, "D": D, "dt_bias": dt_bias}
     required = {"x": x, "dt": dt, "A": A, "B": B, "C": C}
     packing = {"initial_states": initial_states, "seq_idx": seq_idx, "cu_seqlens": cu_seqlens}
     check_tensors(me, required | by_step | by_head | packing, required=5)
@@ -94,7 +94,7 @@ def mamba_chunk_scan_combined(
     states = (batch, heads, headdim, dstate)
     expect_if_given(me, "initial_states", initial_states, states, "(batch, nheads, headdim, dstate)")
     runs = _runs(me, seq_idx, initial_states, (batch, steps))
-    _check_bounds(me, cu_seqlens, runs, varlen, batch)
+    _check_packing(me, cu_seqlens, runs, varlen, batch)
 
     out, last = _scan(
         me,
@@ -267,6 +267,29 @@ def mamba_split_conv1d_scan_combined(
     return y, last if runs is None else last[runs.last]
 
 
+def mamba_chunk_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+) -> Tensor:
+    """`mamba_chunk_scan_combined` with these arguments alone, and no bounds of the step size."""
+    out = mamba_chunk_scan_combined(
+        x, dt, A, B, C, chunk_size, D, z, dt_bias, dt_softplus=dt_softplus, dt_limit=(-math.inf, math.inf)
+    )
+    assert isinstance(out, Tensor)
+    return out
+
+
+ssd_chunk_scan_combined_ref = mamba_chunk_scan
+
+
 def _scan(
     me: str,
     by_step: dict[str, Any],
@@ -329,7 +352,7 @@ def _expect_by_head(me: str, heads: int, headdim: int, A: Tensor, D: Tensor | No
         expect(me, "D", D, (heads, headdim)[: D.ndim], ("(nheads,)", "(nheads, headdim)")[D.ndim - 1])
 
 
-def _check_bounds(me: str, cu_seqlens: Tensor | None, runs: Runs | None, varlen: bool, batch: int) -> None:
+def _check_packing(me: str, cu_seqlens: Tensor | None, runs: Runs | None, varlen: bool, batch: int) -> None:
     """Raise unless cu_seqlens, where given, has the bounds of the runs."""
     if varlen and batch != 1:
         raise bad_value(me, "return_varlen_states", True, f"False, since the batch is {batch}, not 1")
@@ -339,11 +362,7 @@ def _check_bounds(me: str, cu_seqlens: Tensor | None, runs: Runs | None, varlen:
         return
     if runs is None:
         raise bad_value(me, "seq_idx", None, "a tensor: in mamba_ssm cu_seqlens alone keeps no sequences apart")
-    expect_dims(me, "cu_seqlens", cu_seqlens, "(sequences + 1,)")
-    expect(me, "cu_seqlens", cu_seqlens, cu_seqlens.shape, "(sequences + 1,)", "int32 or int64")
-    if not torch.equal(cu_seqlens.int(), runs.cu_seqlens):
-        bounds = f"the bounds of the runs of seq_idx, {runs.cu_seqlens.tolist()}"
-        raise bad_value(me, "cu_seqlens", cu_seqlens.tolist(), bounds)
+    check_bounds(me, cu_seqlens, runs)
 
 
 def _check_projection(me: str, zxbcdt: Tensor, weight: Tensor | None, bias: Tensor | None, channels: int) -> None:
