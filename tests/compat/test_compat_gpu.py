@@ -13,7 +13,7 @@ from retrograd.compat.transformers import patch
 
 pytestmark = pytest.mark.gpu
 TIMES = 16  # what the smallest movement of the parameters does; the hardware's exponential rounds to two such
-MODELS = ("mamba", "falcon_mamba", "jamba")
+MODELS = ("mamba", "falcon_mamba", "jamba", "mamba2", "bamba", "nemotron_h")
 
 
 def gradients(model: Any, seed: int) -> dict[str, torch.Tensor]:
