@@ -125,7 +125,7 @@ def forward(
     unused = torch.zeros((), dtype=torch.uint64, device=query.device)
     if packed:
         out, lse = out[0], lse[0]
-    return out, lse, state.view(torch.uint64), unused, query.new_empty(0)
+    return laid_out_like(query, out), lse, state.view(torch.uint64), unused, query.new_empty(0)
 
 
 def forward_into(out: Tensor, *arguments: Any, **options: Any) -> Tensor:
@@ -180,7 +180,9 @@ def backward(
     assert dq is not None
     assert dk is not None
     assert dv is not None
-    return (dq[0], dk[0], dv[0]) if packed else (dq, dk, dv)
+    if packed:
+        dq, dk, dv = dq[0], dk[0], dv[0]
+    return laid_out_like(query, dq), laid_out_like(key, dk), laid_out_like(value, dv)
 
 
 def scaled_dot_product(
@@ -222,6 +224,16 @@ def scaled_dot_product_backward(
     dout, q, k, v, o = (array.transpose(1, 2) for array in (grad_out, query, key, value, out))
     rest = (None, None, max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset)
     return tuple(d.transpose(1, 2) for d in backward(dout, q, k, v, o, logsumexp, *rest, scale=scale))
+
+
+def laid_out_like(tensor: Tensor, result: Tensor) -> Tensor:
+    """The result with the strides of a tensor of its shape, which a graph of `torch.compile` expects."""
+    if result.shape != tensor.shape:
+        return result
+    strides = torch.empty_like(tensor, device="meta").stride()
+    if result.stride() == strides:
+        return result
+    return result.new_empty_strided(result.shape, strides).copy_(result)
 
 
 def window_of(left: int | None, right: int | None) -> tuple[int, int] | None:

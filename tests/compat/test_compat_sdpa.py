@@ -49,6 +49,16 @@ def test_results_and_gradients_are_those_of_pytorch(options: dict[str, Any], see
     torch.testing.assert_close(with_gradients(out, inputs), with_gradients(expected, inputs))
 
 
+@pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 2, 1, 3)])
+@pytest.mark.usefixtures("on_a_cpu")
+def test_results_and_gradients_are_laid_out_as_the_queries_are(axes: tuple[int, ...], seed: int) -> None:
+    shape = (BATCH, HEADS, STEPS, SIZE)
+    q, k, v = (drawn(seed, *(shape[axis] for axis in axes)).permute(axes).detach().requires_grad_() for _ in range(3))
+    out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[0]
+    assert out.shape == shape
+    assert all(found.stride() == q.stride() for found in with_gradients(out, [q, k, v]))
+
+
 @pytest.mark.parametrize("window", [(None, None), (2, 0), (-1, 3)])
 @pytest.mark.usefixtures("on_a_cpu")
 def test_packed_sequences_are_apart_and_windows_are_kept(window: tuple[int | None, int | None], seed: int) -> None:
