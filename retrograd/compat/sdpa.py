@@ -41,7 +41,7 @@ def install() -> None:
     """Let PyTorch's flash attention on a GPU run on `retrograd.attention`.
 
     Raises:
-        RuntimeError: if this PyTorch has no such hook; 2.13 has it.
+        RuntimeError: if this PyTorch has no such hook; 2.11 and 2.13 have it.
 
     Example:
         >>> import retrograd.compat.sdpa
@@ -247,6 +247,6 @@ def _hooks() -> Any:
 
     if not hasattr(hooks, "register_flash_attention_impl"):
         raise RuntimeError(
-            f"retrograd.compat.sdpa: PyTorch {torch.__version__} has no hook for other flash attentions; 2.13 has it"
+            f"retrograd.compat.sdpa: PyTorch {torch.__version__} has no hook for other flash attentions; 2.11 has it"
         )
     return hooks
