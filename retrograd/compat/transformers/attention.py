@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 import retrograd
 from retrograd.compat.checks import refuse
+from retrograd.compat.dtypes import full
 from retrograd.core.errors import bad_shape, bad_type
 
 from .masks import Mask, bias_of, mask_of
@@ -105,7 +106,7 @@ def attention(
     if mask.window is not None:
         options["window"] = (mask.window, 0 if mask.causal else mask.window)
     if s_aux is not None:
-        options["sinks"] = s_aux.float()
+        options["sinks"] = full(q, s_aux)
     if dropout:
         # From PyTorch's generator, which checkpointing puts back before it computes a layer again.
         options["dropout_seed"] = torch.randint(SEEDS, (), dtype=torch.int32, device=q.device)
