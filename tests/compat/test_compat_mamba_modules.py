@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import retrograd.nn
 from retrograd.compat.causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
-from retrograd.compat.mamba_ssm import Mamba, Mamba2, MambaLMHeadModel  # type: ignore[attr-defined]
+from retrograd.compat.mamba_ssm import Mamba, Mamba2, MambaLMHeadModel
 from retrograd.compat.mamba_ssm.models.config_mamba import MambaConfig
 from retrograd.compat.mamba_ssm.ops.triton.ssd_combined import mamba_split_conv1d_scan_combined
 from retrograd.compat.mamba_ssm.utils.generation import GenerationMixin, InferenceParams
@@ -41,7 +41,12 @@ def layer(name: str, **settings: Any) -> Any:
 
 def model(name: str = "Mamba2", **settings: Any) -> MambaLMHeadModel:
     torch.manual_seed(0)
-    config = {"d_model": D, "n_layer": 2, "vocab_size": VOCABULARY, "ssm_cfg": {"layer": name, **SSM[name]}}
+    config: dict[str, Any] = {
+        "d_model": D,
+        "n_layer": 2,
+        "vocab_size": VOCABULARY,
+        "ssm_cfg": {"layer": name, **SSM[name]},
+    }
     return MambaLMHeadModel(MambaConfig(**(config | settings))).double()
 
 
@@ -372,13 +377,18 @@ class Counter(nn.Module, GenerationMixin):
 
 
 def test_generate_is_there_for_other_models() -> None:
-    assert Counter().generate(torch.tensor([[3]]), 7).tolist() == [[3, 4, 5, 6, 7, 8, 9]]
+    assert torch.equal(Counter().generate(torch.tensor([[3]]), 7), torch.arange(3, 10)[None])  # type: ignore[arg-type]
 
 
 GENERATE_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "input_ids has shape"),
     ({"max_length": 9.0}, "max_length is float"),
     ({"top_k": -1}, "top_k is -1"),
+    ({"eos_token_id": 2.0}, "eos_token_id is float"),
+    ({"eos_token_id": VOCABULARY}, f"eos_token_id is {VOCABULARY}"),
+    ({"vocab_size": -1}, "vocab_size is -1"),
+    ({"teacher_outputs": torch.zeros(2, 3)}, "teacher_outputs has dtype"),
+    ({"input_ids": torch.full((2, 3), VOCABULARY + 6)}, "input_ids is 56"),
     ({"top_k": 0, "top_p": 1.5}, "top_p is 1.5"),
     ({"min_p": 0.1}, "min_p is not supported"),
     ({"top_k": 0, "temperature": -1.0}, "temperature is -1.0"),
@@ -470,6 +480,6 @@ def test_states_of_packed_sequences_are_their_last_inputs(state_len: int, seed: 
     ],
 )
 def test_states_of_packed_sequences_name_what_they_refuse(given: dict[str, Any], said: str) -> None:
-    good = {"x": U[0], "cu_seqlens": torch.tensor([0, 3, STEPS]), "state_len": 3}
+    good: dict[str, Any] = {"x": U[0], "cu_seqlens": torch.tensor([0, 3, STEPS]), "state_len": 3}
     with pytest.raises((ValueError, TypeError), match=f"^causal_conv1d_varlen_states: {said}"):
         causal_conv1d_varlen_states(**(good | given))

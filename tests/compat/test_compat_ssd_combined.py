@@ -405,8 +405,12 @@ def test_an_update_writes_a_state_of_16_bits_and_rows_of_a_pool_in_place(scan: M
     assert (pool[[0, 2]] == 7).all()
 
 
+def in_float32(given: Made) -> Made:
+    return {name: value.float() if isinstance(value, Tensor) else value for name, value in given.items()}
+
+
 def test_under_autocast_the_last_projection_alone_is_cast(seed: int) -> None:
-    given = {name: value.float() if isinstance(value, Tensor) else value for name, value in layer(seed).items()}
+    given = in_float32(layer(seed))
     inner = given | {"outproj_weight": None, "outproj_bias": None}
     expected = mamba_split_conv1d_scan_combined(**inner)
     with torch.autocast("cpu", torch.bfloat16):
@@ -417,7 +421,7 @@ def test_under_autocast_the_last_projection_alone_is_cast(seed: int) -> None:
 
 
 def test_the_layer_and_an_update_compile_as_one_graph(seed: int) -> None:
-    given = {name: value.float() if isinstance(value, Tensor) else value for name, value in layer(seed).items()}
+    given = in_float32(layer(seed))
     compiled = torch.compile(mamba_split_conv1d_scan_combined, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(with_gradients(compiled, given), with_gradients(mamba_split_conv1d_scan_combined, given))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from retrograd.compat.checks import expect, expect_dims
+from retrograd.compat.checks import expect, expect_dims, expect_integer
 from retrograd.compat.sequences import check_bounds
-from retrograd.core.errors import bad_type, bad_value
 from retrograd.core.torch.arguments import check_tensors
 
 
@@ -38,10 +37,7 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
     expect_dims(me, "x", x, "(total, dim)")
     expect(me, "x", x, x.shape, "(total, dim)")
     check_bounds(me, cu_seqlens, None)
-    if not isinstance(state_len, int) or isinstance(state_len, bool):
-        raise bad_type(me, "state_len", state_len, "an int")
-    if state_len < 1:
-        raise bad_value(me, "state_len", state_len, "at least 1")
+    expect_integer(me, "state_len", state_len)
     bounds = cu_seqlens.long()
     places = bounds[1:, None] + torch.arange(-state_len, 0, device=x.device)
     before = places < bounds[:-1, None]

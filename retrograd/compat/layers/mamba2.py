@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import retrograd.nn
-from retrograd.compat.checks import expect, refuse
+from retrograd.compat.checks import expect, expect_integer, refuse
 from retrograd.compat.sequences import check_bounds, joined, runs_of
 from retrograd.core.errors import bad_shape, bad_value
 from retrograd.core.torch.arguments import check_tensors
@@ -130,7 +130,8 @@ class Mamba2(retrograd.nn.Mamba2, Cached):
         check_tensors(me, {"u": u, "seq_idx": seq_idx, "cu_seqlens": cu_seqlens}, required=1)
         rows = u
         if seqlen is not None:
-            if u.ndim != 2 or seqlen < 1 or len(u) % seqlen:
+            expect_integer(me, "seqlen", seqlen)
+            if u.ndim != 2 or len(u) % seqlen:
                 raise bad_shape(me, "u", u.shape, f"(batch seqlen, d_model), seqlen = {seqlen}")
             rows = u.unflatten(0, (-1, seqlen))
         if rows.ndim != 3:
@@ -155,7 +156,7 @@ class Mamba2(retrograd.nn.Mamba2, Cached):
             out = super().forward(rows, cu_seqlens=cu_seqlens)[0]
         if runs is not None:
             out = runs.without_padding(out)
-        return out.view(u.shape)
+        return out.reshape(u.shape)
 
     def _remember(self, rows: Tensor, cu_seqlens: Tensor | None, inference_params: Any) -> Tensor:
         """A prompt or the next step, with the states that are kept."""

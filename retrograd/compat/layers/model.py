@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import retrograd.nn
-from retrograd.compat.checks import expect, refuse
+from retrograd.compat.checks import errors_of, expect, expect_integer, refuse
 from retrograd.compat.mamba_ssm.models.config_mamba import MambaConfig
 from retrograd.compat.mamba_ssm.utils.generation import Choice, GenerationMixin, InferenceParams
 from retrograd.compat.sequences import check_bounds, joined, runs_of
@@ -119,8 +119,7 @@ class MambaLMHeadModel(GenerationMixin, retrograd.nn.LanguageModel):
         check_tensors(me, {"input_ids": input_ids, "seq_idx": seq_idx, "cu_seqlens": cu_seqlens}, required=1)
         if input_ids.ndim != 2:
             raise bad_shape(me, "input_ids", input_ids.shape, "(batch, seqlen)")
-        if not isinstance(num_last_tokens, int) or num_last_tokens < 0:
-            raise bad_value(me, "num_last_tokens", num_last_tokens, "an int of at least 0")
+        expect_integer(me, "num_last_tokens", num_last_tokens, least=0)
         if inference_params is not None:
             refuse(me, ", since inference_params is given", seq_idx=seq_idx, cu_seqlens=cu_seqlens)
             features = self._continued(input_ids, inference_params)
@@ -168,15 +167,17 @@ class MambaLMHeadModel(GenerationMixin, retrograd.nn.LanguageModel):
         if not plain or drawn_together:
             yield from super()._tokens(input_ids, count, choice, eos, scores)
             return
-        yield from retrograd.nn.generate(
-            self.language_model(),
-            input_ids,
-            count,
-            temperature=0.0 if choice.top_k == 1 else choice.temperature,
-            top_k=choice.top_k or None,
-            top_p=choice.top_p,
-            stop=() if eos is None else eos,
-        )
+        with errors_of("generate", "generate", prompt="input_ids", stop="eos_token_id"):
+            tokens = retrograd.nn.generate(
+                self.language_model(),
+                input_ids,
+                count,
+                temperature=0.0 if choice.top_k == 1 else choice.temperature,
+                top_k=choice.top_k or None,
+                top_p=choice.top_p,
+                stop=() if eos is None else eos,
+            )
+        yield from tokens
 
     @classmethod
     def from_pretrained(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from retrograd.compat.checks import flag, refuse
-from retrograd.core.errors import bad_shape, bad_type, bad_value
+from retrograd.compat.checks import expect, expect_dims, expect_integer, flag, refuse
+from retrograd.core.errors import bad_shape, bad_value
 from retrograd.core.torch.arguments import check_tensors
 
 if TYPE_CHECKING:
@@ -118,19 +119,22 @@ class GenerationMixin:
         check_tensors(me, {"input_ids": input_ids, "teacher_outputs": teacher_outputs}, required=1)
         if input_ids.ndim != 2 or input_ids.shape[1] < 1:
             raise bad_shape(me, "input_ids", input_ids.shape, "(batch, at least one token)")
-        for name, number in (("max_length", max_length), ("top_k", top_k)):
-            if not isinstance(number, int) or isinstance(number, bool):
-                raise bad_type(me, name, number, "an int")
-        if top_k < 0:
-            raise bad_value(me, "top_k", top_k, "at least 0")
-        if not 0 <= top_p <= 1:
+        expect_integer(me, "max_length", max_length)
+        for name, value in (("top_k", top_k), ("eos_token_id", eos_token_id)):
+            if value is not None or name == "top_k":
+                expect_integer(me, name, value, least=0)
+        if vocab_size is not None:
+            expect_integer(me, "vocab_size", vocab_size)
+        if not isinstance(top_p, int | float) or not 0 <= top_p <= 1:
             raise bad_value(me, "top_p", top_p, "a number from 0 to 1")
-        if not repetition_penalty > 0:
+        if not isinstance(repetition_penalty, int | float) or not 0 < repetition_penalty < math.inf:
             raise bad_value(me, "repetition_penalty", repetition_penalty, "a number above 0")
         refuse(me, "", min_p=min_p or None, enable_timing=enable_timing)
         flag(me, "cg", cg)
-        if teacher_outputs is not None and (teacher_outputs.ndim != 2 or len(teacher_outputs) != len(input_ids)):
-            raise bad_shape(me, "teacher_outputs", teacher_outputs.shape, f"(batch = {len(input_ids)}, length)")
+        if teacher_outputs is not None:
+            expect_dims(me, "teacher_outputs", teacher_outputs, "(batch, length)")
+            shape = (len(input_ids), teacher_outputs.shape[1])
+            expect(me, "teacher_outputs", teacher_outputs, shape, "(batch, length)", "int32 or int64")
         choice = Choice(top_k, top_p or 1.0, temperature, repetition_penalty, teacher_outputs, vocab_size)
         choice.sampling().check(me)
         count = max(1, max_length - input_ids.shape[1])

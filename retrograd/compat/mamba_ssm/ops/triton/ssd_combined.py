@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import retrograd
-from retrograd.compat.checks import activation_of, expect, expect_dims, expect_if_given, flag
+from retrograd.compat.checks import activation_of, errors_of, expect, expect_dims, expect_if_given, expect_integer, flag
 from retrograd.compat.dtypes import beside, full
 from retrograd.compat.sequences import Runs, check_bounds, joined, runs_of
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, renamed
+from retrograd.core.errors import bad_dtype, bad_shape, bad_value
 from retrograd.core.torch.arguments import check_tensors
 from retrograd.core.torch.autocast import autocasts, no_autocast
 
@@ -194,11 +192,11 @@ def mamba_split_conv1d_scan_combined(
     expect(me, "zxbcdt", zxbcdt, zxbcdt.shape, "(batch, seqlen, channels)")
     if D.ndim == 2 and headdim is None:
         headdim = D.shape[1]
-    _check_integer(me, "headdim", headdim)
+    expect_integer(me, "headdim", headdim)
     assert headdim is not None
     _expect_by_head(me, heads, headdim, **by_head)
     dim = heads * headdim
-    _check_integer(me, "ngroups", ngroups)
+    expect_integer(me, "ngroups", ngroups)
     if heads % ngroups:
         raise bad_value(me, "ngroups", ngroups, f"a number that divides the {heads} heads")
     expect(me, "conv1d_weight", conv1d_weight, (conv, width), "(dim + 2 ngroups dstate, width)")
@@ -219,7 +217,7 @@ def mamba_split_conv1d_scan_combined(
 
     rows = zxbcdt if runs is None else joined(zxbcdt)
     mlp_gate, mlp, z, xBC, dt = rows.split([extra, extra, dim, conv, heads], dim=-1)
-    with _errors_of("causal_conv1d", me, weight="conv1d_weight", x="zxbcdt"), no_autocast(zxbcdt.device.type):
+    with errors_of("causal_conv1d", me, weight="conv1d_weight", x="zxbcdt"), no_autocast(zxbcdt.device.type):
         xBC = retrograd.causal_conv1d(
             xBC,
             beside(zxbcdt, conv1d_weight),
@@ -246,7 +244,7 @@ def mamba_split_conv1d_scan_combined(
     )
     y = y.flatten(-2)
     if not gates_scan:
-        with _errors_of("rms_norm", me, eps="rmsnorm_eps"):
+        with errors_of("rms_norm", me, eps="rmsnorm_eps"):
             y = retrograd.rms_norm(
                 y,
                 beside(y, rmsnorm_weight),
@@ -305,21 +303,11 @@ def _scan(
     arguments = {name: beside(x, each) for name, each in by_step.items()}
     arguments |= {name: full(x, each) for name, each in by_head.items()}
     arguments |= {"initial_state": full(x, initial_states), "cu_seqlens": None if runs is None else runs.cu_seqlens}
-    with _errors_of("ssd", me), no_autocast(x.device.type):
+    with errors_of("ssd", me), no_autocast(x.device.type):
         if not keep:
             return retrograd.ssd(**arguments, **options), None
         y, states = retrograd.ssd(**arguments, **options, return_final_state=True)
     return y, states if runs is None else runs.states_without_padding(states)
-
-
-@contextmanager
-def _errors_of(op: str, function: str, **names: str) -> Iterator[None]:
-    """Let errors of an op speak of the function, and of its arguments."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        renamed(error, {op: function, **names})
-        raise
 
 
 def _runs(me: str, seq_idx: Tensor | None, initial_states: Tensor | None, shape: tuple[int, int]) -> Runs | None:
@@ -331,15 +319,8 @@ def _runs(me: str, seq_idx: Tensor | None, initial_states: Tensor | None, shape:
     return runs_of(me, seq_idx)
 
 
-def _check_integer(me: str, name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise bad_type(me, name, value, "an int")
-    if value < 1:
-        raise bad_value(me, name, value, "at least 1")
-
-
 def _check_sizes(me: str, chunk_size: Any, state_dtype: Any) -> None:
-    _check_integer(me, "chunk_size", chunk_size)
+    expect_integer(me, "chunk_size", chunk_size)
     if state_dtype not in (None, torch.float32):
         raise NotImplementedError(f"{me}: state_dtype is {state_dtype}, expected None or torch.float32")
 
