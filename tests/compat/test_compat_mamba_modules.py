@@ -245,6 +245,12 @@ def test_a_step_takes_one_step_of_the_batch_it_knows(name: str) -> None:
         mine(U, inference_params=kept)
 
 
+@pytest.mark.parametrize("wrong", [U[0], U[..., 1:], U.float(), None], ids=["dims", "d_model", "dtype", "None"])
+def test_mamba_1_names_what_it_refuses(wrong: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"^Mamba: hidden_states (has|is) "):
+        layer("Mamba1")(wrong)
+
+
 def test_what_a_layer_cannot_be_is_refused_by_name() -> None:
     with pytest.raises(NotImplementedError, match=r"^Mamba2: process_group is not supported"):
         Mamba2(D, process_group=object())
@@ -409,6 +415,8 @@ def test_generate_names_what_it_refuses(given: dict[str, Any], said: str) -> Non
 MODEL_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input_ids": torch.zeros(3, dtype=torch.long)}, "input_ids has shape"),
     ({"num_last_tokens": -1}, "num_last_tokens is -1"),
+    ({"input_ids": torch.full((2, 3), VOCABULARY + 6)}, "input_ids is 56"),
+    ({"input_ids": torch.zeros(2, 3)}, "input_ids has dtype"),
     ({"seq_idx": torch.zeros(BATCH, 1, dtype=torch.int32)}, "seq_idx has shape"),
     ({"seq_idx": torch.tensor(RUNS), "inference_params": InferenceParams(9, 2)}, "seq_idx is not supported, since"),
     ({"inference_params": InferenceParams(9, 2, seqlen_offset=1)}, "inference_params.key_value_memory_dict is"),

@@ -151,6 +151,17 @@ def test_packed_sequences_have_what_each_has_alone(name: str, training: bool, se
         torch.testing.assert_close(part, mine(own, use_cache=False).logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_packed_sequences_are_kept_apart_in_the_layers_of_mamba_2(training: bool, seed: int) -> None:
+    """Its model for language drops seq_idx; the layers take it."""
+    mine = ours("mamba2")[0].backbone.train(training)
+    ids, lengths = tokens(seed, batch=1), [8, 13]
+    numbers = torch.repeat_interleave(torch.arange(2), torch.tensor(lengths))[None].int()
+    together = mine(ids, seq_idx=numbers, use_cache=False).last_hidden_state
+    for part, own in zip(together.split(lengths, 1), ids.split(lengths, 1), strict=True):
+        torch.testing.assert_close(part, mine(own, use_cache=False).last_hidden_state, rtol=1e-4, atol=1e-5)
+
+
 @each_model
 def test_a_model_in_bfloat16_trains_and_generates(name: str, seed: int) -> None:
     mine, _ = ours(name)
@@ -165,10 +176,11 @@ def test_a_model_in_bfloat16_trains_and_generates(name: str, seed: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*activation_checkpointing_enable")  # a name that the first releases lack
-def test_activation_checkpointing_changes_no_bit(seed: int) -> None:
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_activation_checkpointing_changes_no_bit(name: str, seed: int) -> None:
     found = []
     for checkpointing in (False, True):
-        mine, _ = ours("mamba")
+        mine, _ = ours(name)
         if checkpointing:
             mine.gradient_checkpointing_enable()
         mine.train()

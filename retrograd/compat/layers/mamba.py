@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 import retrograd.nn
+from retrograd.compat.checks import errors_of
+from retrograd.core.errors import bad_shape
+from retrograd.core.torch.arguments import check_tensors
 from retrograd.nn.mixer import Start
 from retrograd.nn.wide import wide
 
@@ -81,6 +84,13 @@ class Mamba(retrograd.nn.Mamba, Cached):
             hidden_states: (batch, seqlen, d_model), a single step where `inference_params.seqlen_offset` is above 0.
             inference_params: where the states are kept, see `mamba_ssm.utils.generation.InferenceParams`.
         """
+        check_tensors("Mamba", {"hidden_states": hidden_states}, required=1)
+        if hidden_states.ndim != 3:
+            raise bad_shape("Mamba", "hidden_states", hidden_states.shape, "(batch, seqlen, d_model)")
+        with errors_of("Mamba", "Mamba", u="hidden_states"):
+            return self._sequence_or_step(hidden_states, inference_params)
+
+    def _sequence_or_step(self, hidden_states: Tensor, inference_params: Any) -> Tensor:
         if inference_params is None:
             return super().forward(hidden_states)[0]
         batch = len(hidden_states)

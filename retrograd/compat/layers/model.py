@@ -120,11 +120,12 @@ class MambaLMHeadModel(GenerationMixin, retrograd.nn.LanguageModel):
         if input_ids.ndim != 2:
             raise bad_shape(me, "input_ids", input_ids.shape, "(batch, seqlen)")
         expect_integer(me, "num_last_tokens", num_last_tokens, least=0)
-        if inference_params is not None:
-            refuse(me, ", since inference_params is given", seq_idx=seq_idx, cu_seqlens=cu_seqlens)
-            features = self._continued(input_ids, inference_params)
-        else:
-            features = self._features(input_ids, seq_idx, cu_seqlens)
+        with errors_of("LanguageModel", me, tokens="input_ids"):
+            if inference_params is not None:
+                refuse(me, ", since inference_params is given", seq_idx=seq_idx, cu_seqlens=cu_seqlens)
+                features = self._continued(input_ids, inference_params)
+            else:
+                features = self._features(input_ids, seq_idx, cu_seqlens)
         return CausalLMOutput(self.lm_head(features[:, -num_last_tokens:]))
 
     def _features(self, input_ids: Tensor, seq_idx: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
