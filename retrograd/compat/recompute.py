@@ -45,14 +45,15 @@ class _Recipe:
 
 
 class _View:
-    """A view of a recomputed result with the saved shape and strides: a matrix product saves it reshaped."""
+    """A view of a recomputed result as it was saved: a matrix product saves it reshaped, a scan parts of it."""
 
     def __init__(self, recipe: _Recipe, seen: Tensor) -> None:
         self.recipe = recipe
-        self.shape, self.strides = seen.shape, seen.stride()
+        self.shape, self.strides, self.offset = seen.shape, seen.stride(), seen.storage_offset()
 
     def __call__(self) -> Tensor:
-        return self.recipe().as_strided(self.shape, self.strides)
+        result = self.recipe()
+        return result.as_strided(self.shape, self.strides, result.storage_offset() + self.offset)
 
 
 @contextmanager
@@ -66,12 +67,12 @@ def recomputed_in_backward(wanted: bool) -> Iterator[Again]:
     if not wanted or not torch.is_grad_enabled() or _has_hooks():
         yield lambda function, *tensors: function(*tensors)
         return
-    # By address; holding the results keeps their addresses from being reused by other tensors.
+    # By the address of their memory; holding the results keeps it from being reused by other tensors.
     recipes: dict[int, tuple[Tensor, _Recipe]] = {}
 
     def pack(tensor: Tensor) -> _Kept | _View:
-        known = recipes.get(tensor.data_ptr())
-        if known is None or known[0].numel() != tensor.numel() or known[0].dtype != tensor.dtype:
+        known = recipes.get(tensor.untyped_storage().data_ptr())
+        if known is None or known[0].dtype != tensor.dtype:
             return _Kept(tensor)
         return _View(known[1], tensor)
 
@@ -79,7 +80,8 @@ def recomputed_in_backward(wanted: bool) -> Iterator[Again]:
         # An argument may itself be a recomputed result.
         arguments = [None if tensor is None else pack(tensor.detach()) for tensor in tensors]
         result = function(*tensors)
-        recipes[result.data_ptr()] = result, _Recipe(function, arguments)
+        if _fills_its_memory(result):
+            recipes[result.untyped_storage().data_ptr()] = result, _Recipe(function, arguments)
         return result
 
     try:
@@ -87,6 +89,11 @@ def recomputed_in_backward(wanted: bool) -> Iterator[Again]:
             yield again
     finally:
         recipes.clear()  # the graph keeps the hooks
+
+
+def _fills_its_memory(result: Tensor) -> bool:
+    """Whether all that lies in a result's memory is a part of it."""
+    return not result.is_meta and result.untyped_storage().nbytes() == result.numel() * result.element_size() > 0
 
 
 def _has_hooks() -> bool:

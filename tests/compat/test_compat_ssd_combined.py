@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from compat_calls import close
 from torch import Tensor
 
+import retrograd
 from retrograd.compat.causal_conv1d import causal_conv1d_fn
+from retrograd.compat.mamba_ssm.ops.triton import ssd_combined
 from retrograd.compat.mamba_ssm.ops.triton.layernorm_gated import rmsnorm_fn
 from retrograd.compat.mamba_ssm.ops.triton.selective_state_update import selective_state_update
 from retrograd.compat.mamba_ssm.ops.triton.ssd_combined import (
@@ -297,6 +299,40 @@ def test_a_layer_is_its_parts(seed: int, extra: int, change: Made) -> None:
         with_gradients(mamba_split_conv1d_scan_combined, given),
         with_gradients(lambda **arguments: in_parts(extra, **arguments), given),
     )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_layer_keeps_neither_the_convolution_nor_the_norm_and_computes_the_same_again(
+    seed: int, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = layer(seed) | ({"seq_idx": torch.tensor(RUNS)} if packed else {})
+    leaves = {n: t.requires_grad_() for n, t in given.items() if isinstance(t, Tensor) and t.is_floating_point()}
+    storages: list[Any] = []
+    inside: list[bool] = []
+
+    def watched(function: Any) -> Any:
+        def wrapped(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            y = function(x, *args, **kwargs)
+            storages.append(y.untyped_storage()._weak_ref())
+            parts = [x, *(tensor for name, tensor in kwargs.items() if name == "gate")]
+            memory = given["zxbcdt"].untyped_storage().data_ptr()
+            inside.append(parts[-1].untyped_storage().data_ptr() == memory)
+            return y
+
+        return wrapped
+
+    for name in ("causal_conv1d", "rms_norm"):
+        monkeypatch.setattr(ssd_combined.retrograd, name, watched(getattr(retrograd, name)))
+    out: Any = mamba_split_conv1d_scan_combined(**given)
+    assert inside == [True, True]  # the convolution and the gate read parts of the projection, no copies
+    assert all(torch.UntypedStorage._expired(ref) for ref in storages)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    found = torch.autograd.grad(out, list(leaves.values()), weights)
+    assert len(storages) == 4  # again in the backward pass
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept):  # with which all is kept
+        expected = torch.autograd.grad(mamba_split_conv1d_scan_combined(**given), list(leaves.values()), weights)
+    assert len(storages) == 6
+    assert all(map(torch.equal, found, expected))
 
 
 def test_a_layer_returns_its_final_states(seed: int) -> None:

@@ -193,11 +193,15 @@ INSTALLED = """
 import retrograd.compat
 retrograd.compat.install()
 import torch
-from transformers import MambaConfig, MambaForCausalLM
-model = MambaForCausalLM(MambaConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, eos_token_id=None))
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+size = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "eos_token_id": None}
+second = Mamba2ForCausalLM(Mamba2Config(**size, state_size=8, head_dim=8, num_heads=8, n_groups=2))
 ids = torch.arange(8)[None]
-model.train()(ids, labels=ids).loss.backward()
-model.eval().generate(ids, max_new_tokens=2, do_sample=False)
+for model in (MambaForCausalLM(MambaConfig(**size)), second):
+    model.train()(ids, labels=ids).loss.backward()
+    model.eval().generate(ids, max_new_tokens=2, do_sample=False)
+compiled = torch.compile(second.train(), backend="aot_eager", fullgraph=True)
+torch.testing.assert_close(compiled(ids, use_cache=False).logits, second(ids, use_cache=False).logits)
 """
 
 

@@ -12,10 +12,12 @@ from torch import Tensor
 import retrograd
 from retrograd.compat.checks import activation_of, errors_of, expect, expect_dims, expect_if_given, expect_integer, flag
 from retrograd.compat.dtypes import beside, full
+from retrograd.compat.recompute import recomputed_in_backward
 from retrograd.compat.sequences import Runs, check_bounds, joined, runs_of
 from retrograd.core.errors import bad_dtype, bad_shape, bad_value
 from retrograd.core.torch.arguments import check_tensors
 from retrograd.core.torch.autocast import autocasts, no_autocast
+from retrograd.core.torch.launch import launches_directly
 
 
 def mamba_chunk_scan_combined(
@@ -135,6 +137,9 @@ def mamba_split_conv1d_scan_combined(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Mamba-2's layer after its first projection: convolution, scan, gate or gated norm, last projection.
 
+    The results of the convolution and of the norm are computed again in the backward pass, as in mamba_ssm, instead of
+    being kept; under torch.compile and activation checkpointing, these decide.
+
     Under autocast the last projection runs in its dtype and the rest in that of zxbcdt, as in mamba_ssm; without
     autocast, outproj_weight must have the dtype of zxbcdt.
 
@@ -217,49 +222,46 @@ def mamba_split_conv1d_scan_combined(
 
     rows = zxbcdt if runs is None else joined(zxbcdt)
     mlp_gate, mlp, z, xBC, dt = rows.split([extra, extra, dim, conv, heads], dim=-1)
-    with errors_of("causal_conv1d", me, weight="conv1d_weight", x="zxbcdt"), no_autocast(zxbcdt.device.type):
-        xBC = retrograd.causal_conv1d(
-            xBC,
-            beside(zxbcdt, conv1d_weight),
-            beside(zxbcdt, conv1d_bias),
-            cu_seqlens=None if runs is None else runs.cu_seqlens,
-            activation=silu,
-        )
-    x, B, C = xBC.split([dim, ngroups * dstate, ngroups * dstate], dim=-1)
-    gates_scan = rmsnorm_weight is None
-    y, last = _scan(
-        me,
-        {
-            "x": x.unflatten(-1, (heads, headdim)),
-            "dt": dt,
-            "B": B.unflatten(-1, (ngroups, dstate)),
-            "C": C.unflatten(-1, (ngroups, dstate)),
-            "z": z.unflatten(-1, (heads, headdim)) if gates_scan else None,
-        },
-        by_head,
-        runs,
-        initial_states,
-        {"dt_softplus": True, "dt_limit": dt_limit},
-        keep=final,
-    )
-    y = y.flatten(-2)
-    if not gates_scan:
+    cu_seqlens = None if runs is None else runs.cu_seqlens
+
+    def convolution(xBC: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        with errors_of("causal_conv1d", me, weight="conv1d_weight", x="zxbcdt"), no_autocast(zxbcdt.device.type):
+            return retrograd.causal_conv1d(xBC, weight, bias, cu_seqlens=cu_seqlens, activation=silu)
+
+    def rows_of(y: Tensor) -> Tensor:
+        y = y.view(batch, steps, dim)
+        return y if runs is None else runs.without_padding(y)
+
+    def normalised(y: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
+        options: dict[str, Any] = {"group_size": dim // ngroups, "norm_before_gate": before}
         with errors_of("rms_norm", me, eps="rmsnorm_eps"):
-            y = retrograd.rms_norm(
-                y,
-                beside(y, rmsnorm_weight),
-                gate=z,
-                eps=rmsnorm_eps,
-                group_size=dim // ngroups,
-                norm_before_gate=before,
-            )
-    y = y.view(batch, steps, dim)
-    if runs is not None:
-        y = runs.without_padding(y)
-    if extra:
-        y = torch.cat(((F.silu(mlp_gate) * mlp).view(batch, steps, extra), y), dim=-1)
-    if outproj_weight is not None:
-        y = F.linear(y, outproj_weight, None if outproj_bias is None else outproj_bias.to(outproj_weight.dtype))
+            return rows_of(retrograd.rms_norm(y, weight, gate=gate, eps=rmsnorm_eps, **options))
+
+    gates_scan = rmsnorm_weight is None
+    with recomputed_in_backward(launches_directly([zxbcdt, conv1d_weight])) as again:
+        xBC = again(convolution, xBC, beside(zxbcdt, conv1d_weight), beside(zxbcdt, conv1d_bias))
+        x, B, C = xBC.split([dim, ngroups * dstate, ngroups * dstate], dim=-1)
+        y, last = _scan(
+            me,
+            {
+                "x": x.unflatten(-1, (heads, headdim)),
+                "dt": dt,
+                "B": B.unflatten(-1, (ngroups, dstate)),
+                "C": C.unflatten(-1, (ngroups, dstate)),
+                "z": z.unflatten(-1, (heads, headdim)) if gates_scan else None,
+            },
+            by_head,
+            runs,
+            initial_states,
+            {"dt_softplus": True, "dt_limit": dt_limit},
+            keep=final,
+        )
+        y = y.flatten(-2)
+        y = rows_of(y) if rmsnorm_weight is None else again(normalised, y, beside(y, rmsnorm_weight), z)
+        if extra:
+            y = torch.cat(((F.silu(mlp_gate) * mlp).view(batch, steps, extra), y), dim=-1)
+        if outproj_weight is not None:
+            y = F.linear(y, outproj_weight, None if outproj_bias is None else outproj_bias.to(outproj_weight.dtype))
     if last is None:
         return y
     return y, last if runs is None else last[runs.last]
