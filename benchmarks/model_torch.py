@@ -144,7 +144,7 @@ def of_transformers(shape: Model, impl: str) -> Language:
     if impl in OURS:
         import retrograd.compat
 
-        retrograd.compat.install()
+        retrograd.compat.install(force=True)  # also where --peers has the packages
     model, kernels = (llama if shape.config.attn_layer_idx else mamba)(shape, impl)
     if impl in (PATCHED, PATCHED_COMPILED):
         import retrograd.compat.transformers
