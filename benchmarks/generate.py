@@ -155,6 +155,7 @@ def report(row: Row, path: Path) -> None:
         "share": "share",
         "forward": "forward_ms",
         "over forward": "over_forward",
+        "on the device": "device_over_forward",
         "over not exact": "over_not_exact",
     }
     more = "  ".join(f"{name} {row[field]}" for name, field in known.items() if row.get(field) is not None)

@@ -37,7 +37,7 @@ def expect_if_given(
 
 def expect_dims(function: str, name: str, tensor: Tensor, *dims: str) -> None:
     """Raise unless a tensor has as many dimensions as one of the layouts."""
-    if tensor.ndim not in [layout.count(",") + 1 for layout in dims]:
+    if tensor.ndim not in [layout.rstrip(",)").count(",") + 1 for layout in dims]:
         raise bad_shape(function, name, tensor.shape, " or ".join(dims))
 
 

@@ -21,8 +21,7 @@ def install(*, force: bool = False) -> tuple[str, ...]:
     """Let `import mamba_ssm` and `import causal_conv1d` find retrograd's functions where the packages are missing.
 
     Libraries that look for these packages then run on retrograd's kernels, or on its portable path without a
-    GPU: in transformers 5.15 and later the models Mamba, FalconMamba and Jamba, and the convolutions of many others.
-    The stand-in for `mamba_ssm` has Mamba-1's functions and the RMS norms, not Mamba-2's functions.
+    GPU: in transformers 5.15 and later the models of Mamba's and of Mamba-2's family, and the convolutions of others.
 
     A library decides when it is imported, so call this first. A model of transformers whose module is already
     imported keeps its functions, and a warning names the module.

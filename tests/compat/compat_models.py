@@ -43,17 +43,71 @@ MAMBA2 = {
     "n_groups": 2,
     "chunk_size": 8,
 }
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+BAMBA = {
+    **SIZES,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+}
+ZAMBA2 = {
+    **SIZES,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 2,
+    "layers_block_type": ["mamba", "hybrid"],
+    "hybrid_layer_ids": [1],
+    "num_mem_blocks": 1,
+    "use_shared_attention_adapter": False,
+    "adapter_rank": 4,
+    "mamba_d_state": 8,
+    "n_mamba_heads": 8,
+    "mamba_headdim": 8,
+    "mamba_ngroups": 2,
+    "chunk_size": 8,
+}
+NEMOTRON_H = {
+    **SIZES,
+    "layers_block_type": ["mamba", "attention"],
+    "head_dim": 8,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "ssm_state_size": 8,
+    "chunk_size": 8,
+}
+GRANITE = {
+    **BAMBA,
+    "num_hidden_layers": 2,
+    "layer_types": ["mamba", "attention"],
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "shared_intermediate_size": 32,
+}
 # A model's package in transformers -> the prefix of its class names, and its configuration.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", MAMBA),
     "falcon_mamba": ("FalconMamba", MAMBA),
     "jamba": ("Jamba", JAMBA),
     "mamba2": ("Mamba2", MAMBA2),
+    "bamba": ("Bamba", {**BAMBA, "num_hidden_layers": 2, "attn_layer_indices": [1]}),
+    "zamba2": ("Zamba2", ZAMBA2),
+    "falcon_h1": ("FalconH1", {**BAMBA, "num_hidden_layers": 2, "mamba_d_ssm": 64}),
+    "nemotron_h": ("NemotronH", NEMOTRON_H),
+    "granitemoehybrid": ("GraniteMoeHybrid", GRANITE),
 }
 STAND_INS = {
     "causal_conv1d_fn": "causal_conv1d",
     "causal_conv1d_update": "causal_conv1d",
+    "mamba_chunk_scan_combined": "mamba_ssm.ops.triton.ssd_combined",
     "mamba_inner_fn": "mamba_ssm",
+    "mamba_split_conv1d_scan_combined": "mamba_ssm.ops.triton.ssd_combined",
     "selective_scan_fn": "mamba_ssm",
     "selective_state_update": "mamba_ssm.ops.triton.selective_state_update",
 }
@@ -64,19 +118,19 @@ def slow(name: str) -> Any:
     return _model(name)
 
 
-def ours(name: str) -> tuple[Any, Counter[str]]:
+def ours(name: str, **settings: Any) -> tuple[Any, Counter[str]]:
     """A model imported after `install`, and the number of calls of each of our functions."""
     calls: Counter[str] = Counter()
     with _counted(calls), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # other tests may have imported models already
         retrograd.compat.install(force=True)
         try:
-            return _model(name), calls
+            return _model(name, **settings), calls
         finally:
             retrograd.compat.uninstall()
 
 
-def _model(name: str) -> Any:
+def _model(name: str, **settings: Any) -> Any:
     """A model whose module is imported again, so that it searches for the packages now."""
     import transformers
 
@@ -86,7 +140,7 @@ def _model(name: str) -> Any:
     module = importlib.import_module(full)
     del sys.modules[full]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{prefix}Config")(**TOKENS, **options)
+    config = getattr(transformers, f"{prefix}Config")(**TOKENS, **options, **settings)
     return getattr(module, f"{prefix}ForCausalLM")(config)
 
 

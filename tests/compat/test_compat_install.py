@@ -25,6 +25,7 @@ PLACES = {
     "mamba_ssm": "selective_scan_fn mamba_inner_fn",
     "mamba_ssm.ops.selective_scan_interface": "selective_scan_fn mamba_inner_fn",
     "mamba_ssm.ops.triton.selective_state_update": "selective_state_update",
+    "mamba_ssm.ops.triton.ssd_combined": "mamba_chunk_scan_combined mamba_split_conv1d_scan_combined",
     "mamba_ssm.ops.triton.layer_norm": "RMSNorm rms_norm_fn layer_norm_fn",
     "mamba_ssm.ops.triton.layernorm": "RMSNorm rms_norm_fn layer_norm_fn",
     "mamba_ssm.ops.triton.layernorm_gated": "RMSNorm rmsnorm_fn layernorm_fn",
@@ -72,14 +73,14 @@ def test_every_function_is_where_others_look_for_it(name: str) -> None:
 def test_what_is_not_there_is_an_import_error() -> None:
     retrograd.compat.install()
     with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("mamba_ssm.ops.triton.ssd_combined")
+        importlib.import_module("mamba_ssm.ops.triton.ssd_bmm")
     with pytest.raises(ImportError):
-        from mamba_ssm import Mamba2  # type: ignore[import-not-found]  # noqa: F401
+        from mamba_ssm import Mamba3  # type: ignore[import-not-found]  # noqa: F401
 
 
-def test_the_version_promises_none_of_the_functions_of_mamba_2() -> None:
+def test_the_version_is_one_that_has_the_functions_of_mamba_2() -> None:
     retrograd.compat.install()
-    assert Version(importlib.import_module("mamba_ssm").__version__) < Version("2")
+    assert Version(importlib.import_module("mamba_ssm").__version__) >= Version("2.2")
     assert Version(importlib.import_module("causal_conv1d").__version__) >= Version("1.4")
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import retrograd
 from retrograd.compat.checks import activation_of, expect, expect_dims, expect_if_given, flag
 from retrograd.compat.dtypes import beside
 from retrograd.compat.rows import read_rows, write_rows, zero_padding
+from retrograd.compat.sequences import joined, runs_of, without_padding
 from retrograd.core.errors import bad_shape, bad_value
 from retrograd.core.torch.arguments import check_tensors
 from retrograd.core.torch.autocast import no_autocast
@@ -81,13 +81,10 @@ def causal_conv1d_fn(
             raise ValueError(f"{me}: initial_states is given, expected None, since seq_idx is given")
         if return_final_states:
             raise bad_value(me, "return_final_states", return_final_states, "False, since seq_idx is given")
-        if seq_idx.is_meta:
-            raise bad_value(me, "device of seq_idx", "meta", "one with numbers, since sequences are counted")
-        cu_seqlens = _cu_seqlens(seq_idx)
-        packed = by_step.reshape(1, batch * steps, dim)
+        runs = runs_of(me, seq_idx)
         with no_autocast(device):
-            y = retrograd.causal_conv1d(packed, weight, bias, activation=silu, cu_seqlens=cu_seqlens)
-        return torch.where(seq_idx[..., None] < 0, 0, y.view(batch, steps, dim)).transpose(1, 2)
+            y = retrograd.causal_conv1d(joined(by_step), weight, bias, activation=silu, cu_seqlens=runs.cu_seqlens)
+        return without_padding(runs, y.view(batch, steps, dim)).transpose(1, 2)
     initial = None if initial_states is None else initial_states.to(x.dtype)
     convolution = partial(retrograd.causal_conv1d, by_step, weight, bias, activation=silu, initial_state=initial)
     with no_autocast(device):
@@ -95,12 +92,6 @@ def causal_conv1d_fn(
             return convolution().transpose(1, 2)
         y, final = convolution(return_final_state=True)
     return y.transpose(1, 2), final if final_states_out is None else final_states_out.copy_(final)
-
-
-def _cu_seqlens(seq_idx: Tensor) -> Tensor:
-    """The start of each run of equal numbers, and the end of the last, over all rows joined."""
-    begins = F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True)[:, : seq_idx.shape[1]].flatten()
-    return F.pad(begins.nonzero().flatten(), (0, 1), value=begins.numel()).int()
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Stand-in for the package mamba_ssm: Mamba-1's functions and the RMS norms."""
+"""Stand-in for the package mamba_ssm: the functions of Mamba and Mamba-2, and the RMS norms."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import Tensor
 from .ops import selective_scan_interface
 from .ops.selective_scan_interface import selective_scan_fn
 
-# The last release with only Mamba-1, so that nobody expects Mamba-2's functions; the signatures are those of 2.3.2.
-__version__ = "1.2.2"
+__version__ = "2.3.2"  # the release with these signatures
 
 __all__ = ["mamba_inner_fn", "selective_scan_fn"]
 

@@ -54,10 +54,10 @@ def _prefill(
     def window(name: str) -> Any:
         """The steps since the border, then whatever is finite: the steps before it, where there are enough."""
         rows = by_step[name]
-        since, before = rows[:, time - steps :], rows[:, max(time - BORDER, 0) : time - steps]
-        if time < BORDER:
-            before = xp.zeros(rows, (batch, BORDER - time, *shapes[name]), _dtype(rows))
-        return xp.concat([since, before], 1)
+        if steps and time >= BORDER:
+            return xp.concat([rows[:, time - steps :], rows[:, time - BORDER : time - steps]], 1)
+        zeros = xp.zeros(rows, (batch, BORDER - steps, *shapes[name]), _dtype(rows))
+        return xp.concat([rows, zeros], 1) if steps else zeros
 
     windows = {name: window(name) for name in ROWS}
     none = xp.zeros(state, (batch,), "int32")

@@ -128,8 +128,14 @@ def test_packed_sequences_have_the_rows_and_the_windows_that_each_has_alone(devi
             own["initial_state"] = inputs["initial_state"][i : i + 1]
         alone, expected = retrograd.ssd_prefill(**own, **settings)
         assert torch.equal(y[:, start:stop], alone)
-        for ours, theirs in zip(window, expected, strict=True):
-            assert torch.equal(ours[i : i + 1], theirs), i
+        ours = SsdWindow(*(array[i : i + 1] for array in window))
+        assert all(map(torch.equal, since_border(ours), since_border(expected))), i
+
+
+def since_border(window: SsdWindow) -> SsdWindow:
+    """A window of one sequence without the values after its newest step, which may be any."""
+    steps = int(window.steps)
+    return window._replace(x=window.x[:, :steps], dt=window.dt[:, :steps], B=window.B[:, :steps])
 
 
 def test_boundaries_may_be_a_batch_of_vmap(seed: int) -> None:

@@ -88,19 +88,42 @@ def selective_state_update(
             raise bad_shape(me, name, tensor.shape, "ngroups that divide nheads, 1 without heads")
     expect_if_given(me, "state_batch_indices", state_batch_indices, (batch,), "(batch,)", "int32 or int64")
 
-    # A head's channels are adjacent, so that heads are just groups of channels.
+    before = read_rows(state, state_batch_indices).to(arithmetic(x))
+    skip, gate = full(x, D), beside(x, z)
     with no_autocast(x.device.type):
-        y, new = retrograd.selective_state_update(
-            read_rows(state, state_batch_indices).flatten(1, -2).to(arithmetic(x)),
-            x.flatten(1),
-            beside(x, dt).flatten(1),
-            full(x, A).flatten(0, -2),
-            beside(x, B),
-            beside(x, C),
-            D=None if D is None else full(x, D).flatten(),
-            z=None if z is None else beside(x, z).flatten(1),
-            dt_bias=None if dt_bias is None else full(x, dt_bias).flatten(),
-            dt_softplus=softplus,
-        )
-    write_rows(state, state_batch_indices, new.view(batch, *heads, dstate).to(state.dtype))
+        if state.ndim == 4 and _same(A, 1, 2) and _same(dt, 2) and (dt_bias is None or _same(dt_bias, 1)):
+            # Mamba-2: a head has one decay and one step size, expanded to its channels and states.
+            y, new = retrograd.ssd_update_(
+                before,
+                x,
+                beside(x, dt)[..., 0],
+                full(x, A[:, 0, 0]),
+                beside(x, B if B.ndim == 3 else B[:, None]),
+                beside(x, C if C.ndim == 3 else C[:, None]),
+                D=skip,
+                z=gate,
+                dt_bias=None if dt_bias is None else full(x, dt_bias[:, 0]),
+                dt_softplus=softplus,
+            )
+        else:
+            # A head's channels are adjacent, so that heads are just groups of channels.
+            y, new = retrograd.selective_state_update(
+                before.flatten(1, -2),
+                x.flatten(1),
+                beside(x, dt).flatten(1),
+                full(x, A).flatten(0, -2),
+                beside(x, B),
+                beside(x, C),
+                D=None if skip is None else skip.flatten(),
+                z=None if gate is None else gate.flatten(1),
+                dt_bias=None if dt_bias is None else full(x, dt_bias).flatten(),
+                dt_softplus=softplus,
+            )
+    if new is not state:
+        write_rows(state, state_batch_indices, new.view(batch, *heads, dstate).to(state.dtype))
     return zero_padding(state_batch_indices, y.view(x.shape))
+
+
+def _same(tensor: Tensor, *axes: int) -> bool:
+    """Whether values do not change along axes, by their strides: no value is read."""
+    return all(tensor.shape[axis] and (tensor.shape[axis] == 1 or tensor.stride(axis) == 0) for axis in axes)

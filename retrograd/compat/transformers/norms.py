@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import retrograd
+from retrograd.compat.dtypes import beside
 from retrograd.core.errors import bad_type
-
-from .dtypes import beside
 
 Model = TypeVar("Model", bound=nn.Module)
 
