@@ -57,20 +57,21 @@ class OnCpu(TorchFunctionMode):
 def load(folder: Path) -> ModuleType:
     """Their tests, with our modules as flash_attn."""
     if not torch.cuda.is_available():
-        torch.cuda.get_device_capability = lambda device=None: (8, 0)
-        torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(total_memory=2**40)
-        torch.cuda.synchronize = lambda device=None: None
-    # Names of theirs that say how their kernels work, which only `normalize_flash_attn_S` uses.
-    flash_attn_interface._get_block_size_n = None
-    flash_attn_interface.USE_TRITON_ROCM = False
+        cuda: Any = torch.cuda
+        cuda.get_device_capability = lambda device=None: (8, 0)
+        cuda.get_device_properties = lambda device=None: SimpleNamespace(total_memory=2**40)
+        cuda.synchronize = lambda device=None: None
+    # What they import to undo their kernels' scaling of probabilities, in `normalize_flash_attn_S`; ours have none.
+    internals: Any = flash_attn_interface
+    internals._get_block_size_n, internals.USE_TRITON_ROCM = None, False
     for module in (flash_attn, flash_attn_interface, bert_padding, layers, rotary):
         sys.modules[module.__name__.removeprefix("retrograd.compat.")] = module
     spec = importlib.util.spec_from_file_location("test_flash_attn", folder / "tests" / "test_flash_attn.py")
     assert spec is not None
     assert spec.loader is not None
-    tests = importlib.util.module_from_spec(spec)
+    tests: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tests)
-    tests.normalize_flash_attn_S = lambda probabilities, *_, **__: probabilities  # ours are normalised
+    tests.normalize_flash_attn_S = lambda probabilities, *_, **__: probabilities
     return tests
 
 

@@ -6,24 +6,27 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import compat_attention as plain
+import compat_attention
 import pytest
 import torch
 from compat_calls import close, drawing, gradients
 from torch import Tensor
 
 import retrograd
-from retrograd.compat.flash_attn import (
-    flash_attn_func,
-    flash_attn_kvpacked_func,
-    flash_attn_qkvpacked_func,
-    flash_attn_varlen_func,
-    flash_attn_varlen_kvpacked_func,
-    flash_attn_varlen_qkvpacked_func,
-    flash_attn_with_kvcache,
-)
+from retrograd.compat import flash_attn
 from retrograd.compat.flash_attn.bert_padding import index_first_axis, pad_input, unpad_input
 from retrograd.compat.flash_attn.layers.rotary import apply_rotary_emb
+
+# Without types, as flash-attn has them: one option decides what is returned.
+flash_attn_func: Any = flash_attn.flash_attn_func
+flash_attn_kvpacked_func: Any = flash_attn.flash_attn_kvpacked_func
+flash_attn_qkvpacked_func: Any = flash_attn.flash_attn_qkvpacked_func
+flash_attn_varlen_func: Any = flash_attn.flash_attn_varlen_func
+flash_attn_varlen_kvpacked_func: Any = flash_attn.flash_attn_varlen_kvpacked_func
+flash_attn_varlen_qkvpacked_func: Any = flash_attn.flash_attn_varlen_qkvpacked_func
+flash_attn_with_kvcache: Any = flash_attn.flash_attn_with_kvcache
+
+plain: Any = compat_attention
 
 BATCH, HEADS, GROUPS, DIM, WIDE = 2, 4, 2, 8, 6
 OPTIONS: list[dict[str, Any]] = [
@@ -257,8 +260,7 @@ def test_caches_are_written_and_attended_to(
 
         def turn(x: Tensor, moves: bool) -> Tensor:
             positions = lengths[:, None] + torch.arange(x.shape[1]) * moves
-            own = [table[positions] for table in (angles.cos(), angles.sin())]
-            return rotated(x, *own, tables["rotary_interleaved"])
+            return rotated(x, angles.cos()[positions], angles.sin()[positions], turned == "neighbours")
 
         q, k = turn(q, causal), turn(k, True)
     for n in range(BATCH):
@@ -442,7 +444,7 @@ def test_a_longest_length_that_is_too_short_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"^flash_attn_varlen_func: max_seqlen_k is 2, expected at least 3"):
         flash_attn_varlen_func(**GOOD[flash_attn_varlen_func], max_seqlen_k=2)
     with pytest.raises(TypeError, match=r"^flash_attn_varlen_func: max_seqlen_q is float, expected an int"):
-        flash_attn_varlen_func(**GOOD[flash_attn_varlen_func], max_seqlen_q=3.0)  # type: ignore[arg-type]
+        flash_attn_varlen_func(**GOOD[flash_attn_varlen_func], max_seqlen_q=3.0)
 
 
 CACHE: list[tuple[dict[str, Any], str]] = [
