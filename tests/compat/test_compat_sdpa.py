@@ -231,7 +231,7 @@ def test_on_a_gpu_pytorch_s_attention_has_our_bits(compiled: bool) -> None:
         return varlen_attn(*rows, ends, ends, 270, 270, window_size=(31, 0), enable_gqa=True)
 
     rows: dict[str, Any] = {name: array.flatten(0, 1)[None] for name, array in zip("qkv", (q, k, v), strict=True)}
-    bounds = {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+    bounds: dict[str, Any] = {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
     expected = (
         retrograd.attention(q, k, v, causal=True),
         retrograd.attention(**rows, **bounds, window=(31, 0))[0],
