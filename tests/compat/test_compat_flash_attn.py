@@ -447,6 +447,23 @@ def test_a_longest_length_that_is_too_short_is_an_error() -> None:
         flash_attn_varlen_func(**GOOD[flash_attn_varlen_func], max_seqlen_q=3.0)
 
 
+def test_more_used_steps_than_a_sequence_has_are_an_error() -> None:
+    used = torch.tensor([4])
+    with pytest.raises(ValueError, match=r"^flash_attn_varlen_func: seqused_k is \[4\], expected numbers from 0 to"):
+        flash_attn_varlen_func(**GOOD[flash_attn_varlen_func], seqused_k=used)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_one_graph_over_caches_has_the_same_numbers(steps: int, seed: int) -> None:
+    q, lengths = torch.randn(BATCH, steps, HEADS, DIM), torch.tensor([1, 3])
+
+    def call(q: Tensor) -> tuple[Tensor, Tensor]:
+        caches = torch.zeros(2, BATCH, 6, HEADS, DIM)
+        return flash_attn_with_kvcache(q, *caches, q, q, cache_seqlens=lengths, causal=True), caches
+
+    assert all(map(torch.equal, torch.compile(call, fullgraph=True, backend="aot_eager")(q), call(q)))
+
+
 CACHE: list[tuple[dict[str, Any], str]] = [
     ({"k": ROWS}, "v is None"),
     ({"k": ROWS, "v": ROWS}, "cache_seqlens is None"),
@@ -471,6 +488,13 @@ CACHE: list[tuple[dict[str, Any], str]] = [
 def test_wrong_caches_are_named(wrong: dict[str, Any], text: str) -> None:
     with pytest.raises((TypeError, ValueError), match=f"^flash_attn_with_kvcache: {text}"):
         flash_attn_with_kvcache(**GOOD[flash_attn_with_kvcache], **wrong)
+
+
+def test_a_query_after_the_last_angle_is_an_error() -> None:
+    tables = {name: torch.ones(3, 4) for name in ("rotary_cos", "rotary_sin")}
+    new = ROWS[:, :1]
+    with pytest.raises(ValueError, match=r"rotary_cos has shape \(3, 4\), expected 5 positions, those of q"):
+        flash_attn_with_kvcache(ROWS, ROWS.clone(), ROWS.clone(), new, new, cache_seqlens=2, causal=True, **tables)
 
 
 def test_under_autocast_dtypes_stay(seed: int) -> None:

@@ -105,10 +105,24 @@ def expect_boundaries(me: str, name: str, boundaries: Any, longest: Any, argumen
         return
     if not isinstance(longest, int | torch.SymInt) or isinstance(longest, bool):
         raise bad_type(me, argument, longest, "an int")
-    if boundaries.device.type == "cpu" and not torch.compiler.is_compiling() and len(boundaries) > 1:
+    if readable(boundaries) and len(boundaries) > 1:
         found = int(boundaries.diff().max())
         if found > longest:
             raise bad_value(me, argument, longest, f"at least {found}, the length of a sequence of {name}")
+
+
+def expect_used(me: str, name: str, used: Tensor | None, boundaries: Tensor) -> None:
+    """Raise unless these are numbers of steps of each sequence, and where reading costs nothing for too many."""
+    expect_if_given(me, name, used, (len(boundaries) - 1,), "(batch,)", "int32 or int64")
+    if used is not None and readable(used):
+        lengths = boundaries.diff()
+        if bool(((used < 0) | (used > lengths)).any()):
+            raise bad_value(me, name, used.tolist(), f"numbers from 0 to the lengths, {lengths.tolist()}")
+
+
+def readable(numbers: Tensor) -> bool:
+    """Whether numbers can be read without waiting for a device, and without breaking a graph."""
+    return numbers.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from retrograd.compat.checks import expect, expect_dims, expect_if_given, refuse
+from retrograd.compat.checks import expect, expect_dims, refuse
 from retrograd.core.errors import bad_shape, check_option
 
-from .calls import Call, Returned, Window, expect_boundaries, expect_heads, tensors
+from .calls import Call, Returned, Window, expect_boundaries, expect_heads, expect_used, tensors
 from .kvcache import flash_attn_with_kvcache
 from .packing import longest, of_parts, used_parts
 from .probabilities import signed_probabilities
@@ -458,7 +458,7 @@ def _packed(
     for side, numbers, length, part in zip("qk", bounds, lengths, used, strict=True):
         expect_boundaries(me, f"cu_seqlens_{side}", numbers, length, f"max_seqlen_{side}")
         expect(me, f"cu_seqlens_{side}", numbers, (sequences + 1,), "(batch + 1,)", "int32 or int64")
-        expect_if_given(me, f"seqused_{side}", part, (sequences,), "(batch,)", "int32 or int64")
+        expect_used(me, f"seqused_{side}", part, numbers)
     arguments = call.arguments(q, sequences)
     parts = bounds
     if used != (None, None):

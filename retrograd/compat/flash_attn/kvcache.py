@@ -13,7 +13,7 @@ from retrograd.compat.checks import expect, expect_dims, expect_if_given, flag, 
 from retrograd.compat.dtypes import arithmetic
 from retrograd.core.errors import bad_shape, bad_type, bad_value
 
-from .calls import Window, expect_extras, expect_heads, naming, options, tensors
+from .calls import Window, expect_extras, expect_heads, naming, options, readable, tensors
 from .layers.rotary import expect_tables, rotate
 
 LAYOUT = "(batch, seqlen, nheads, headdim)"
@@ -67,7 +67,8 @@ def flash_attn_with_kvcache(
         k, v: (batch, seqlen_new, nheads_k, ...): keys and values that are written after those in the caches.
         rotary_cos, rotary_sin: (capacity or more, R): of the angles by which R pairs of channels of q and k are rotated
             at each position, counted from the start of the cache. Without `causal` and `window_size`, all queries have
-            the position of the first new key. Only with k and v.
+            the position of the first new key. Only with k and v. A query after the last position has NaN as its
+            result; on a CPU it is an error.
         cache_seqlens: (batch,) int32, or an int: the steps that each row of the caches has. Needed with k and v; the
             whole cache otherwise.
         cache_batch_idx: (batch,) int32: the rows of the caches that belong to the rows of q. They are copied.
@@ -136,7 +137,7 @@ def flash_attn_with_kvcache(
     expect_dims(me, "q", q, LAYOUT)
     expect_dims(me, "k_cache", k_cache, LAYOUT)
     batch, queries, capacity = *q.shape[:2], k_cache.shape[1]
-    like = q if cache_batch_idx is None else q[:1].expand(len(k_cache), -1, -1, -1)
+    like = q if cache_batch_idx is None else q.new_empty(1).expand(len(k_cache), *q.shape[1:])
     expect_heads(me, like, k_cache, v_cache, LAYOUT, "k_cache", "v_cache")
     for name, numbers in (
         ("cache_seqlens", lengths),
@@ -154,18 +155,18 @@ def flash_attn_with_kvcache(
         expect_tables(me, q, rotary_cos, rotary_sin, ("rotary_cos", "rotary_sin"))
         if len(rotary_cos) < capacity:
             raise bad_shape(me, "rotary_cos", rotary_cos.shape, f"at least {capacity} positions, those of k_cache")
-        tables = rotary_cos[:capacity].to(arithmetic(q)), rotary_sin[:capacity].to(arithmetic(q))
+        tables = rotary_cos.to(arithmetic(q)), rotary_sin.to(arithmetic(q))
     if k is not None and v is not None:
-        expect_heads(me, q[:, :1].expand(-1, k.shape[1] if k.ndim > 1 else 1, -1, -1), k, v, LAYOUT)
+        expect_heads(me, q, k, v, LAYOUT)
         for name, array, cache in (("k", k, k_cache), ("v", v, v_cache)):
             expect(me, name, array, (*array.shape[:2], *cache.shape[2:]), LAYOUT)
     after = before + (0 if k is None else k.shape[1])
     _expect_room(me, before, start, after, capacity)
 
     plain = cache_batch_idx is None and cache_leftpad is None and alibi_slopes is None and not returns_lse
-    dense = k_cache.is_contiguous() and v_cache.is_contiguous()
-    if k is not None and v is not None and k.shape[1] == queries == 1 and plain and dense:
-        cos, sin = tables or (None, None)
+    direct = k_cache.is_contiguous() and v_cache.is_contiguous() and not torch.compiler.is_compiling()
+    if k is not None and v is not None and k.shape[1] == queries == 1 and plain and direct:
+        cos, sin = (None, None) if tables is None else (table[:capacity] for table in tables)
         shared = {name: settings[name] for name in ("window", "scale", "softcap")}
         arrays = q[:, 0], k[:, 0], v[:, 0], k_cache, v_cache, before
         with naming(me, q.device):
@@ -177,7 +178,11 @@ def flash_attn_with_kvcache(
         if tables is not None:
             moves = settings["causal"] or settings["window"] is not None
             place = before[:, None] + torch.arange(queries, device=q.device) * moves
-            q = rotate(q, *tables, place.clamp(max=capacity - 1), interleaved)
+            last = len(tables[0]) - 1
+            if readable(place) and place.numel() and int(place.max()) > last:
+                raise bad_shape(me, "rotary_cos", tables[0].shape, f"{int(place.max()) + 1} positions, those of q")
+            q = rotate(q, *tables, place.clamp(max=last), interleaved)
+            q = q.masked_fill((place > last)[..., None, None], torch.nan)
             k = rotate(k, *tables, slots, interleaved)
         row = torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx.long()
         k_cache[row[:, None], slots] = k
@@ -236,7 +241,7 @@ def _expect_together(me: str, **pair: Tensor | None) -> None:
 
 def _expect_room(me: str, before: Tensor, start: Tensor, after: Tensor, capacity: int) -> None:
     """Raise for lengths and starts outside of the caches, where reading them costs nothing."""
-    if before.device.type != "cpu" or torch.compiler.is_compiling():
+    if not readable(before):
         return
     rows = zip(before.tolist(), start.tolist(), after.tolist(), strict=True)
     for length, first, last in rows:

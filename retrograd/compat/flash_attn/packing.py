@@ -14,8 +14,8 @@ def used_parts(
     Other queries see no key, so their results are 0, and no query sees the other keys.
     """
     first_q, last_q, first_k, last_k = bounds_q[:-1], bounds_q[1:], bounds_k[:-1], bounds_k[1:]
-    middle_q = last_q if used_q is None else first_q + used_q
-    middle_k = last_k if used_k is None else first_k + used_k
+    middle_q = last_q if used_q is None else first_q + used_q.int()
+    middle_k = last_k if used_k is None else first_k + used_k.int()
     own_q = torch.stack((first_q, middle_q, last_q), 1).flatten()
     own_k = torch.stack((first_k, middle_k, middle_k), 1).flatten()
     return torch.cat((own_q, bounds_q[-1:])), torch.cat((own_k, bounds_k[-1:]))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from retrograd.compat.checks import expect, expect_dims, expect_if_given, flag
 from retrograd.compat.dtypes import arithmetic
+from retrograd.compat.flash_attn.calls import readable
 from retrograd.compat.flash_attn.packing import owners
 from retrograd.core.errors import bad_shape, bad_type, bad_value
 from retrograd.core.torch.arguments import check_tensors
@@ -68,7 +69,7 @@ def apply_rotary_emb(
     else:
         owner, position = owners(cu_seqlens, x.shape[0])
         position = position + (seqlen_offsets if offsets is None else offsets[owner])
-    if x.device.type == "cpu" and not torch.compiler.is_compiling() and position.numel():
+    if readable(position) and position.numel():
         last = int(position.max())
         if last >= len(cos) or int(position.min()) < 0:
             raise bad_value(me, "seqlen_offsets", seqlen_offsets, f"positions from 0 to {len(cos) - 1}, those of cos")
