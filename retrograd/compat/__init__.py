@@ -1,7 +1,7 @@
 """retrograd under the names of other libraries, so that calling code needs no change.
 
-`install` registers stand-ins for the packages `mamba_ssm` and `causal_conv1d`;
-`retrograd.compat.transformers.patch` replaces the norms of a loaded model.
+`install` registers stand-ins for the packages `mamba_ssm` and `causal_conv1d`; `retrograd.compat.transformers` has
+transformers' attention and norms, and `report` says what of a loaded model runs on retrograd.
 """
 
 from importlib.util import find_spec
@@ -11,6 +11,7 @@ from retrograd.core.errors import missing
 if find_spec("torch") is None:
     raise missing(__name__, "torch")
 
+from .reports import report
 from .stand_ins import install, uninstall
 
-__all__ = ["install", "uninstall"]
+__all__ = ["install", "report", "uninstall"]

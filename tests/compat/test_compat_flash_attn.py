@@ -388,7 +388,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(
-    ("function", "name"), [(f, name) for f, names in REFUSED.items() for name in names.split()], ids=str
+    ("function", "name"),
+    [pytest.param(f, name, id=f"{f.__name__}-{name}") for f, names in REFUSED.items() for name in names.split()],
 )
 def test_what_cannot_be_done_is_refused_by_name(function: Callable[..., Any], name: str) -> None:
     value = 16 if name == "attention_chunk" else torch.ones(2)

@@ -9,17 +9,15 @@ from typing import Any
 import compat_attention
 import pytest
 import torch
+import torch.nn.attention.varlen
 from compat_calls import close, drawing, gradients
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel, varlen
 
 import retrograd
 from retrograd.compat import sdpa
 
 plain: Any = compat_attention
-attend: Any = torch.nn.functional.scaled_dot_product_attention
-varlen_attn: Any = varlen.varlen_attn
-varlen_attn_out: Any = varlen.varlen_attn_out
+varlen: Any = torch.nn.attention.varlen
 aten = torch.ops.aten
 
 BATCH, HEADS, GROUPS, DIM, WIDE = 2, 4, 2, 8, 6
@@ -79,13 +77,13 @@ def test_varlen_attn(window: tuple[int, int], seed: int) -> None:
     arrays = {"q": draw(9, HEADS, DIM), "k": draw(9, GROUPS, DIM), "v": draw(9, GROUPS, DIM)}
     aux = varlen.AuxRequest(lse=True)
     options: dict[str, Any] = {"window_size": window, "scale": 0.4, "enable_gqa": True}
-    out, lse = varlen_attn(*arrays.values(), ENDS_Q, ENDS_K, 4, 5, **options, return_aux=aux)
+    out, lse = varlen.varlen_attn(*arrays.values(), ENDS_Q, ENDS_K, 4, 5, **options, return_aux=aux)
     expected = plain.packed(*arrays.values(), ENDS_Q, ENDS_K, window_size=window, softmax_scale=0.4)
     close((out, lse), expected)
     close(gradients(out, arrays), gradients(expected[0], arrays))
     into = torch.full_like(out, torch.nan)
     with torch.no_grad():
-        assert varlen_attn_out(into, *arrays.values(), ENDS_Q, ENDS_K, 4, 5, **options) is into
+        assert varlen.varlen_attn_out(into, *arrays.values(), ENDS_Q, ENDS_K, 4, 5, **options) is into
     assert torch.equal(into, out)
 
 
@@ -130,7 +128,7 @@ def test_used_keys_and_slopes_without_gradients(seed: int) -> None:
     q, k, v = draw(2, HEADS, DIM), draw(10, GROUPS, DIM), draw(10, GROUPS, DIM)
     one, rows, used = (torch.tensor(n, dtype=torch.int32) for n in ([0, 1, 2], [0, 5, 10], [3, 4]))
     with torch.no_grad():
-        found = varlen_attn(q, k, v, one, rows, 1, 5, enable_gqa=True, seqused_k=used)
+        found = varlen.varlen_attn(q, k, v, one, rows, 1, 5, enable_gqa=True, seqused_k=used)
         parts = [
             plain.attention(q[None, n : n + 1], *(c[None, 5 * n : 5 * n + s] for c in (k, v)))
             for n, s in ((0, 3), (1, 4))
@@ -213,35 +211,3 @@ def test_removed_operators_are_pytorch_s_again() -> None:
     registered.remove()
     with pytest.raises(NotImplementedError, match="CPU"):
         aten._scaled_dot_product_flash_attention(q, q, q)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_on_a_gpu_pytorch_s_attention_has_our_bits(compiled: bool) -> None:
-    q, k, v = (torch.randn(2, 200, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (8, 2, 2))
-    q, k, v = (array.requires_grad_() for array in (q, k, v))
-    ends = torch.tensor([0, 130, 400], device="cuda", dtype=torch.int32)
-
-    def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return attend(*by_head(q, k, v), is_causal=True, enable_gqa=True).transpose(1, 2)
-
-    def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rows = (array.flatten(0, 1) for array in (q, k, v))
-        return varlen_attn(*rows, ends, ends, 270, 270, window_size=(31, 0), enable_gqa=True)
-
-    rows: dict[str, Any] = {name: array.flatten(0, 1)[None] for name, array in zip("qkv", (q, k, v), strict=True)}
-    bounds: dict[str, Any] = {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
-    expected = (
-        retrograd.attention(q, k, v, causal=True),
-        retrograd.attention(**rows, **bounds, window=(31, 0))[0],
-    )
-    sdpa.install()
-    try:
-        for call, exact in zip((dense, packed), expected, strict=True):
-            out = torch.compile(call, fullgraph=True)(q, k, v) if compiled else call(q, k, v)
-            assert torch.equal(out, exact)
-            ours, theirs = (torch.autograd.grad(y, (q, k, v), torch.ones_like(y)) for y in (out, exact))
-            assert all(map(torch.equal, ours, theirs))
-    finally:
-        sdpa.uninstall()

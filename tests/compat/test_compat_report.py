@@ -1,0 +1,59 @@
+"""`retrograd.compat.report` says of each layer of a model whether it runs on retrograd, and why not."""
+
+from __future__ import annotations
+
+import pytest
+from compat_models import ours, slow
+
+pytest.importorskip("transformers", reason="the package transformers is not installed")
+
+from attention_models import model_of
+
+from retrograd.compat import report
+from retrograd.compat.reports import Line
+from retrograd.compat.transformers import patch, register
+
+FUNCTIONS = (
+    "causal_conv1d_fn, causal_conv1d_update, mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined, "
+    "selective_state_update"
+)
+
+
+def test_a_model_on_its_own_functions_is_told_what_is_missing() -> None:
+    model = model_of("Llama", "sdpa")
+    assert report(model).lines == (
+        Line(
+            "attention",
+            "LlamaAttention",
+            2,
+            False,
+            "attn_implementation is 'sdpa': see retrograd.compat.transformers.register",
+        ),
+        Line("norm", "LlamaRMSNorm", 5, False, "see retrograd.compat.transformers.patch"),
+    )
+
+
+def test_what_runs_on_retrograd_is_told() -> None:
+    model = patch(model_of("Llama", register()))
+    assert report(model).lines == (
+        Line("attention", "LlamaAttention", 2, True, "attn_implementation is 'retrograd'"),
+        Line("norm", "LlamaRMSNorm", 5, True, "patched"),
+    )
+    assert str(report(model)).splitlines() == [
+        "layer      modules           on retrograd",
+        "attention  2 LlamaAttention  yes           attn_implementation is 'retrograd'",
+        "norm       5 LlamaRMSNorm    yes           patched",
+    ]
+
+
+@pytest.mark.parametrize("name", ["mamba2", "nemotron_h"])
+def test_scans_are_told_by_the_functions_that_their_file_has_found(name: str) -> None:
+    missing = f"{FUNCTIONS}: call retrograd.compat.install() before the model is imported"
+    for model, is_ours, why in ((ours(name)[0], True, FUNCTIONS), (slow(name), False, missing)):
+        (line,) = [line for line in report(model).lines if line.kind == "scan"]
+        assert (line.ours, line.why) == (is_ours, why)
+
+
+def test_only_modules_are_reported() -> None:
+    with pytest.raises(TypeError, match=r"^report: model is str, expected a torch.nn.Module"):
+        report("Llama")  # type: ignore[arg-type]
