@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from torch import Tensor
 
 from retrograd.core.dtypes import FLOATS
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, renamed
 from retrograd.core.torch.launch import dtype_name
 
 Kind = Literal["real", "real or complex", "int32 or int64"]
@@ -50,6 +51,14 @@ def expect_norm(function: str, x: Tensor, weight: Tensor, bias: Tensor | None) -
     expect_if_given(function, "bias", bias, x.shape[-1:], "(dim,)")
 
 
+def expect_integer(function: str, name: str, value: Any, least: int = 1) -> None:
+    """Raise unless a value is an int, no bool, of at least so much."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise bad_type(function, name, value, "an int")
+    if value < least:
+        raise bad_value(function, name, value, f"at least {least}")
+
+
 def flag(function: str, name: str, value: Any) -> bool:
     """A boolean option; like the packages, it accepts 0 and 1."""
     if not isinstance(value, int):
@@ -64,6 +73,16 @@ def refuse(function: str, why: str, **arguments: Any) -> None:
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise NotImplementedError(f"{function}: {name} is not supported{why}")
+
+
+@contextmanager
+def errors_of(op: str, function: str, **names: str) -> Iterator[None]:
+    """Let errors of an op speak of a function that calls it, and of this function's arguments."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        renamed(error, {op: function, **names})
+        raise
 
 
 def activation_of(function: str, activation: Any) -> Literal["silu"] | None:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 PACKAGES = ("causal_conv1d", "mamba_ssm")
 # Names that modules of transformers have for the functions they look up at import.
-LOOKED_UP = {"causal_conv1d_fn", "mamba_selective_scan"}
+LOOKED_UP = {"causal_conv1d_fn", "mamba_selective_scan", "mamba2_chunk_scan"}
 
 # Package -> the entries of sys.modules that its stand-in replaced.
 _replaced: dict[str, dict[str, ModuleType]] = {}

@@ -16,6 +16,10 @@ from retrograd.compat.mamba_ssm.ops.selective_scan_interface import mamba_inner_
 from retrograd.compat.mamba_ssm.ops.triton.layer_norm import layer_norm_fn, rms_norm_fn
 from retrograd.compat.mamba_ssm.ops.triton.layernorm_gated import layernorm_fn, rmsnorm_fn
 from retrograd.compat.mamba_ssm.ops.triton.selective_state_update import selective_state_update
+from retrograd.compat.mamba_ssm.ops.triton.ssd_combined import (
+    mamba_chunk_scan_combined,
+    mamba_split_conv1d_scan_combined,
+)
 from retrograd.compat.quack import rmsnorm, rmsnorm_bwd, rmsnorm_fwd
 
 BATCH, DIM, STEPS, STATES, RANK, WIDTH = 2, 6, 5, 4, 3, 4
@@ -25,6 +29,8 @@ TIME_LAST = torch.ones(BATCH, DIM, STEPS)
 STEP = torch.ones(BATCH, DIM)
 INDEX = torch.zeros(BATCH, dtype=torch.int32)
 NORM: dict[str, Any] = {"x": ROWS, "weight": CHANNELS, "bias": CHANNELS}
+HEADS, P = 3, 2  # of Mamba-2, DIM = HEADS * P
+BY_HEAD, HEAD_ROWS = torch.ones(HEADS), torch.ones(BATCH, STEPS, HEADS, P)
 FILTER: dict[str, Any] = {"weight": torch.ones(DIM, WIDTH), "bias": CHANNELS}
 
 GOOD: dict[Callable[..., Any], dict[str, Any]] = {
@@ -83,6 +89,36 @@ GOOD: dict[Callable[..., Any], dict[str, Any]] = {
         "dt_bias": CHANNELS,
         "dt_softplus": True,
         "state_batch_indices": INDEX,
+    },
+    mamba_chunk_scan_combined: {
+        "x": HEAD_ROWS,
+        "dt": torch.ones(BATCH, STEPS, HEADS),
+        "A": -BY_HEAD,
+        "B": torch.ones(BATCH, STEPS, 1, STATES),
+        "C": torch.ones(BATCH, STEPS, 1, STATES),
+        "chunk_size": 4,
+        "D": BY_HEAD,
+        "z": HEAD_ROWS,
+        "dt_bias": BY_HEAD,
+        "initial_states": torch.ones(BATCH, HEADS, P, STATES),
+        "dt_softplus": True,
+        "return_final_states": True,
+        "return_varlen_states": False,
+    },
+    mamba_split_conv1d_scan_combined: {
+        "zxbcdt": torch.ones(BATCH, STEPS, 2 * DIM + 2 * STATES + HEADS),
+        "conv1d_weight": torch.ones(DIM + 2 * STATES, WIDTH),
+        "conv1d_bias": torch.ones(DIM + 2 * STATES),
+        "dt_bias": BY_HEAD,
+        "A": -BY_HEAD,
+        "D": torch.ones(HEADS, P),
+        "chunk_size": 4,
+        "initial_states": torch.ones(BATCH, HEADS, P, STATES),
+        "return_final_states": True,
+        "rmsnorm_weight": CHANNELS,
+        "outproj_weight": torch.ones(4, DIM),
+        "outproj_bias": torch.ones(4),
+        "norm_before_gate": True,
     },
     rms_norm_fn: {
         **NORM,

@@ -14,6 +14,7 @@ from compat_calls import Draw, assert_same_function, close, drawing, zeros
 from torch import Tensor
 
 from retrograd.compat.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from retrograd.compat.causal_conv1d.causal_conv1d_interface import causal_conv1d_ref, causal_conv1d_update_ref
 
 BATCH, DIM, STEPS, WIDTH = 2, 5, 11, 4
 
@@ -144,7 +145,14 @@ def test_conv_state_indices_choose_rows_and_negative_ones_change_none(
     assert torch.equal(pool, alone)
 
 
+def test_the_name_of_the_reference_has_no_sequences(draw: Draw) -> None:
+    arguments = inputs(draw) | {"initial_states": draw(BATCH, DIM, WIDTH - 1)}
+    assert torch.equal(causal_conv1d_ref(*arguments.values()), causal_conv1d_fn(**arguments))  # type: ignore[arg-type]
+
+
 SIGNATURES = {
+    causal_conv1d_ref: "x weight bias initial_states return_final_states final_states_out activation",
+    causal_conv1d_update_ref: "x conv_state weight bias activation cache_seqlens conv_state_indices",
     causal_conv1d_fn: "x weight bias seq_idx initial_states return_final_states final_states_out activation",
     causal_conv1d_update: "x conv_state weight bias activation cache_seqlens conv_state_indices",
 }

@@ -13,7 +13,7 @@ from retrograd.compat.transformers import patch
 
 pytestmark = pytest.mark.gpu
 TIMES = 16  # what the smallest movement of the parameters does; the hardware's exponential rounds to two such
-MODELS = ("mamba", "falcon_mamba", "jamba", "nemotron_h")
+MODELS = ("mamba", "falcon_mamba", "jamba", "mamba2", "falcon_h1", "nemotron_h")
 
 
 def gradients(model: Any, seed: int) -> dict[str, torch.Tensor]:
@@ -36,8 +36,9 @@ def test_gradients_on_a_gpu_are_those_of_the_slow_path(name: str, norms: bool, s
         assert (found[what] - exact).norm().item() <= TIMES * scale, what
 
 
-def test_generation_on_a_gpu_takes_the_tokens_of_the_slow_path(seed: int) -> None:
-    model, _, mine, _ = three("mamba")
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_generation_on_a_gpu_takes_the_tokens_of_the_slow_path(name: str, seed: int) -> None:
+    model, _, mine, _ = three(name)
     prompt = tokens(seed, time=9)
     options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 12, "do_sample": False}
     expected = model.eval().generate(prompt, **options)

@@ -21,14 +21,22 @@ PACKAGES = ("causal_conv1d", "mamba_ssm")
 # Module -> the names that others import from it.
 PLACES = {
     "causal_conv1d": "causal_conv1d_fn causal_conv1d_update",
-    "causal_conv1d.causal_conv1d_interface": "causal_conv1d_fn causal_conv1d_update",
-    "mamba_ssm": "selective_scan_fn mamba_inner_fn",
-    "mamba_ssm.ops.selective_scan_interface": "selective_scan_fn mamba_inner_fn",
-    "mamba_ssm.ops.triton.selective_state_update": "selective_state_update",
-    "mamba_ssm.ops.triton.ssd_combined": "mamba_chunk_scan_combined mamba_split_conv1d_scan_combined",
-    "mamba_ssm.ops.triton.layer_norm": "RMSNorm rms_norm_fn layer_norm_fn",
+    "causal_conv1d.causal_conv1d_interface": "causal_conv1d_fn causal_conv1d_update causal_conv1d_ref "
+    "causal_conv1d_update_ref",
+    "causal_conv1d.causal_conv1d_varlen": "causal_conv1d_varlen_states causal_conv1d_varlen_states_ref",
+    "mamba_ssm": "selective_scan_fn mamba_inner_fn Mamba Mamba2 MambaLMHeadModel",
+    "mamba_ssm.models.config_mamba": "MambaConfig",
+    "mamba_ssm.models.mixer_seq_simple": "MambaLMHeadModel",
+    "mamba_ssm.modules.mamba_simple": "Mamba",
+    "mamba_ssm.modules.mamba2": "Mamba2",
+    "mamba_ssm.ops.selective_scan_interface": "selective_scan_fn mamba_inner_fn selective_scan_ref mamba_inner_ref",
+    "mamba_ssm.ops.triton.selective_state_update": "selective_state_update selective_state_update_ref",
+    "mamba_ssm.ops.triton.ssd_combined": "mamba_chunk_scan_combined mamba_split_conv1d_scan_combined mamba_chunk_scan "
+    "ssd_chunk_scan_combined_ref",
+    "mamba_ssm.ops.triton.layer_norm": "RMSNorm rms_norm_fn layer_norm_fn rms_norm_ref",
     "mamba_ssm.ops.triton.layernorm": "RMSNorm rms_norm_fn layer_norm_fn",
-    "mamba_ssm.ops.triton.layernorm_gated": "RMSNorm rmsnorm_fn layernorm_fn",
+    "mamba_ssm.ops.triton.layernorm_gated": "RMSNorm rmsnorm_fn layernorm_fn rms_norm_ref",
+    "mamba_ssm.utils.generation": "InferenceParams GenerationMixin",
 }
 
 
@@ -175,7 +183,8 @@ def test_a_model_whose_import_is_blocked_is_no_hindrance(monkeypatch: pytest.Mon
     assert retrograd.compat.install() == PACKAGES
 
 
-def test_install_imports_neither_transformers_nor_triton() -> None:
+def test_install_imports_neither_transformers_nor_triton_nor_layers() -> None:
+    """`retrograd.nn` imports TorchDynamo, which takes seconds."""
     script = "import retrograd.compat, sys; retrograd.compat.install(); print(*sys.modules)"
     names = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"transformers", "triton", "jax"} & set(names)
+    assert not {"transformers", "triton", "jax", "retrograd.nn", "torch._dynamo"} & set(names)

@@ -42,6 +42,17 @@ def test_rms_norm_fn_adds_scales_and_normalises(draw: Draw, with_residual: bool,
     assert_same_function(partial(layer_norm.layer_norm_fn, prenorm=prenorm, is_rms_norm=True), meant, inputs)
 
 
+def test_the_names_of_the_references_compute_the_same(draw: Draw) -> None:
+    x, weight, bias, z = draw(3, DIM), draw(DIM), draw(DIM), draw(3, DIM)
+    for upcast in (False, True):
+        found = layer_norm.rms_norm_ref(x, weight, bias, z, prenorm=True, upcast=upcast)
+        assert all(map(torch.equal, found, layer_norm.rms_norm_fn(x, weight, bias, z, prenorm=True)))
+        gated = layernorm_gated.rms_norm_ref(x, weight, bias, z, group_size=3, upcast=upcast)
+        assert torch.equal(gated, layernorm_gated.rmsnorm_fn(x, weight, bias, z, group_size=3))
+    with pytest.raises(NotImplementedError, match=r"^rms_norm_ref: dropout_mask is not supported"):
+        layer_norm.rms_norm_ref(x, weight, bias, dropout_mask=torch.ones(3, DIM))  # type: ignore[arg-type]
+
+
 def test_the_sum_of_rms_norm_fn_has_the_dtype_of_the_residual(draw: Draw) -> None:
     x, weight = draw(4, DIM).detach().bfloat16(), torch.ones(DIM, dtype=torch.float16)
     for residual, in_fp32, dtype in (

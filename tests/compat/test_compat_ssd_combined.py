@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from retrograd.compat.mamba_ssm.ops.triton.selective_state_update import selecti
 from retrograd.compat.mamba_ssm.ops.triton.ssd_combined import (
     mamba_chunk_scan_combined,
     mamba_split_conv1d_scan_combined,
+    ssd_chunk_scan_combined_ref,
 )
 
 BATCH, STEPS, HEADS, P, GROUPS, N, WIDTH, CHUNK = 2, 13, 4, 3, 2, 5, 4, 4
@@ -105,29 +107,76 @@ def test_a_scan_has_the_results_and_gradients_of_the_recurrence(scan: Made, left
     close(with_gradients(mamba_chunk_scan_combined, inputs), with_gradients(by_steps, inputs))
 
 
+def test_the_name_of_the_reference_bounds_no_step_size(scan: Made) -> None:
+    inputs = {name: scan[name] for name in ("x", "dt", "A", "B", "C", "chunk_size", "D", "z", "dt_bias")}
+    unbounded = {"dt_limit": (-math.inf, math.inf)}
+    close(
+        with_gradients(ssd_chunk_scan_combined_ref, inputs),
+        with_gradients(lambda **given: by_steps(**given, **unbounded), inputs),  # type: ignore[arg-type]
+    )
+
+
+SIGNATURES: dict[Callable[..., Any], str] = {
+    mamba_chunk_scan_combined: "x dt A B C chunk_size D z dt_bias initial_states seq_idx cu_seqlens dt_softplus "
+    "dt_limit return_final_states return_varlen_states state_dtype",
+    mamba_split_conv1d_scan_combined: "zxbcdt conv1d_weight conv1d_bias dt_bias A D chunk_size initial_states seq_idx "
+    "dt_limit return_final_states activation rmsnorm_weight rmsnorm_eps outproj_weight outproj_bias headdim ngroups "
+    "norm_before_gate state_dtype",
+    ssd_chunk_scan_combined_ref: "x dt A B C chunk_size D z dt_bias dt_softplus",
+}
+
+
+@pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__name__)
+def test_arguments_have_the_names_and_the_order_of_mamba_ssm(function: Callable[..., Any]) -> None:
+    assert " ".join(inspect.signature(function).parameters) == SIGNATURES[function]
+
+
 def test_a_scan_takes_a_skip_for_each_channel(scan: Made, seed: int) -> None:
     inputs = scan | {"D": numbers(seed)(HEADS, P)}
     close(with_gradients(mamba_chunk_scan_combined, inputs), with_gradients(by_steps, inputs))
 
 
-def test_runs_of_seq_idx_are_scanned_apart(scan: Made) -> None:
-    del scan["initial_states"]
-    packed = scan | {"seq_idx": torch.tensor(RUNS, dtype=torch.int32)}
-    y, states = mamba_chunk_scan_combined(**packed)
-    for row, part in ((0, slice(5)), (0, slice(5, None)), (1, slice(None))):
-        alone = {n: v[row : row + 1, part] if n in ("x", "dt", "B", "C", "z") else v for n, v in scan.items()}
-        expected, last = by_steps(**alone)
-        close(y[row : row + 1, part], expected)
-        if part.stop is None:
-            close(states[row : row + 1], last)
+def rows_apart(numbers: list[list[int]], **given: Any) -> tuple[Tensor, Tensor]:
+    """The recurrence over each run of equal numbers, 0 at negative ones; and the state at the end of each row."""
+    ys, states = [], []
+    for row, its in enumerate(numbers):
+        ends = [t for t in range(1, STEPS + 1) if t == STEPS or its[t] != its[t - 1]]
+        parts = []
+        for begin, end in zip([0, *ends], ends, strict=False):
+            alone = {n: v[row : row + 1, begin:end] if n in ("x", "dt", "B", "C", "z") else v for n, v in given.items()}
+            y, state = by_steps(**alone)
+            kept = its[begin] >= 0
+            parts.append(y * kept)
+            state = state * kept
+        ys.append(torch.cat(parts, 1))
+        states.append(state)
+    return torch.cat(ys), torch.cat(states)
 
 
-def test_padding_has_no_results(scan: Made) -> None:
+@pytest.mark.parametrize("numbers", [RUNS, [[-1] * 5 + [0] * 8, [3] * 2 + [0] * 4 + [-1] * 7]])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_runs_of_seq_idx_are_scanned_apart_and_padding_has_no_results(
+    scan: Made, numbers: list[list[int]], dtype: torch.dtype
+) -> None:
     del scan["initial_states"]
-    numbers = torch.tensor([[-1] * 5 + [0] * 8] * BATCH)
-    y, _ = mamba_chunk_scan_combined(**scan, seq_idx=numbers)
-    assert not y[:, :5].any()
-    assert y[:, 5:].any()
+    close(
+        with_gradients(
+            lambda **given: mamba_chunk_scan_combined(**given, seq_idx=torch.tensor(numbers, dtype=dtype)), scan
+        ),
+        with_gradients(lambda **given: rows_apart(numbers, **given), scan),
+    )
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(0, STEPS), (BATCH, 0)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_scan_of_nothing_leaves_the_states_as_they_were(scan: Made, batch: int, steps: int, packed: bool) -> None:
+    scan |= {n: scan[n][:batch, :steps] for n in ("x", "dt", "B", "C", "z")}
+    scan["initial_states"] = None if packed else scan["initial_states"][:batch]
+    seq_idx = torch.zeros(batch, steps, dtype=torch.int32) if packed else None
+    y, states = mamba_chunk_scan_combined(**scan, seq_idx=seq_idx)
+    assert y.shape == (batch, steps, HEADS, P)
+    expected = torch.zeros(batch, HEADS, P, N, dtype=torch.float64) if packed else scan["initial_states"]
+    close(states, expected)
 
 
 def test_states_at_the_end_of_each_sequence_are_returned(scan: Made) -> None:
@@ -152,7 +201,22 @@ REFUSED: list[tuple[Made, str]] = [
     ({"state_dtype": torch.bfloat16}, "state_dtype is torch.bfloat16, expected None or torch.float32"),
     ({"seq_idx": torch.zeros(BATCH, STEPS, dtype=torch.int32)}, "initial_states is 'a tensor', expected None"),
     ({"cu_seqlens": torch.tensor([0, STEPS])}, "seq_idx is None, expected a tensor"),
-    ({"return_varlen_states": True}, "seq_idx is None, expected a tensor"),
+    ({"return_varlen_states": True}, "return_varlen_states is True, expected False, since the batch is 2"),
+    ({"x": torch.zeros(BATCH, STEPS, HEADS)}, "x has shape"),
+    ({"x": torch.zeros(BATCH, STEPS, HEADS, 257)}, "z has shape"),
+    ({"z": None, "initial_states": None, "x": torch.zeros(BATCH, STEPS, HEADS, 257)}, "x has shape"),
+    ({"B": torch.zeros(BATCH, STEPS, N)}, "B has shape"),
+    ({"C": torch.zeros(BATCH, STEPS, GROUPS, N + 1)}, "C has shape"),
+    ({name: torch.zeros(BATCH, STEPS, 3, N) for name in "BC"}, "B has shape .* ngroups that divide nheads = 4"),
+    ({"D": torch.zeros(HEADS, P, 1)}, "D has shape"),
+    ({"D": torch.zeros(P)}, "D has shape"),
+    ({"z": torch.zeros(BATCH, STEPS, DIM)}, "z has shape"),
+    ({"dt_bias": torch.zeros(HEADS, P)}, "dt_bias has shape"),
+    ({"initial_states": torch.zeros(BATCH, HEADS, N, P)}, "initial_states has shape"),
+    ({"seq_idx": torch.zeros(STEPS, dtype=torch.int32)}, "seq_idx has shape"),
+    ({"seq_idx": torch.zeros(BATCH, STEPS)}, "seq_idx has dtype float32"),
+    ({"dt_limit": (1.0, 0.0)}, "dt_limit is"),
+    ({"dt_limit": 1.0}, "dt_limit is float"),
     ({"dt": torch.zeros(BATCH, STEPS)}, r"dt has shape \(2, 13\), expected \(batch, seqlen, nheads\) = \(2, 13, 4\)"),
     ({"A": torch.zeros(HEADS, 1)}, r"A has shape \(4, 1\), expected \(nheads,\) = \(4,\)"),
 ]
@@ -160,7 +224,7 @@ REFUSED: list[tuple[Made, str]] = [
 
 @pytest.mark.parametrize(("change", "said"), REFUSED)
 def test_what_a_scan_cannot_honour_is_refused_by_name(scan: Made, change: Made, said: str) -> None:
-    with pytest.raises((ValueError, NotImplementedError), match=f"^mamba_chunk_scan_combined: {said}"):
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match=f"^mamba_chunk_scan_combined: {said}"):
         mamba_chunk_scan_combined(**scan | change)
 
 
@@ -241,20 +305,51 @@ def test_a_layer_returns_its_final_states(seed: int) -> None:
     assert states.shape == (BATCH, HEADS, P, N)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"ngroups": 3}, "ngroups is 3, expected groups of 4 heads"),
-        ({"headdim": None}, r"headdim is NoneType, expected an integer, since D is \(nheads,\)"),
-        ({"outproj_weight": None}, "outproj_bias is 'a tensor', expected None, since outproj_weight is None"),
-        ({"activation": "gelu"}, None),
-        ({"zxbcdt": torch.zeros(1, 2, DIM + CONV)}, "zxbcdt has shape"),
-    ],
-)
-def test_what_a_layer_cannot_honour_is_refused_by_name(seed: int, change: Made, said: str | None) -> None:
-    where = "causal_conv1d_fn: activation" if said is None else f"mamba_split_conv1d_scan_combined: {said}"
-    with pytest.raises((ValueError, TypeError, NotImplementedError), match=f"^{where}"):
+FLOAT = torch.zeros(DIM)
+LAYER_REFUSED: list[tuple[Made, str]] = [
+    ({"zxbcdt": torch.zeros(1, 2, DIM + CONV)}, "zxbcdt has shape"),
+    ({"zxbcdt": torch.zeros(1, 2, 2 * DIM)}, "zxbcdt has shape"),
+    ({"conv1d_weight": torch.zeros(DIM, WIDTH)}, "conv1d_weight has shape"),
+    ({"conv1d_weight": torch.zeros(CONV, 1, WIDTH)}, "conv1d_weight has shape"),
+    ({"conv1d_weight": torch.zeros(CONV, 65)}, "conv1d_weight has shape"),
+    ({"conv1d_bias": FLOAT}, "conv1d_bias has shape"),
+    ({"dt_bias": FLOAT}, "dt_bias has shape"),
+    ({"A": FLOAT}, "A has shape"),
+    ({"D": torch.zeros(HEADS, P + 1)}, "D has shape"),
+    ({"chunk_size": 2.0}, "chunk_size is float"),
+    ({"initial_states": torch.zeros(BATCH, HEADS, N, P)}, "initial_states has shape"),
+    ({"seq_idx": torch.zeros(BATCH, 1, dtype=torch.int32)}, "seq_idx has shape"),
+    ({"seq_idx": torch.zeros(BATCH, STEPS)}, "seq_idx has dtype"),
+    ({"dt_limit": (1.0, 0.0)}, "dt_limit is"),
+    ({"dt_limit": None}, "dt_limit is NoneType"),
+    ({"return_final_states": None}, "return_final_states is NoneType"),
+    ({"activation": "gelu"}, "activation is 'gelu'"),
+    ({"rmsnorm_weight": torch.zeros(P)}, "rmsnorm_weight has shape"),
+    ({"rmsnorm_eps": None}, "rmsnorm_eps is NoneType"),
+    ({"outproj_weight": None}, "outproj_bias is 'a tensor', expected None, since outproj_weight is None"),
+    ({"outproj_weight": torch.zeros(6, 6)}, "outproj_weight has shape"),
+    ({"outproj_weight": torch.zeros(6, DIM)}, "outproj_weight has dtype torch.float32"),
+    ({"outproj_bias": FLOAT}, "outproj_bias has shape"),
+    ({"headdim": None}, "headdim is NoneType, expected an int"),
+    ({"headdim": True}, "headdim is bool, expected an int"),
+    ({"ngroups": 3}, "ngroups is 3, expected a number that divides the 4 heads"),
+    ({"ngroups": 0}, "ngroups is 0, expected at least 1"),
+    ({"norm_before_gate": None}, "norm_before_gate is NoneType"),
+    ({"state_dtype": torch.float16}, "state_dtype is torch.float16"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), LAYER_REFUSED)
+def test_what_a_layer_cannot_honour_is_refused_by_name(seed: int, change: Made, said: str) -> None:
+    with pytest.raises(
+        (ValueError, TypeError, NotImplementedError), match=f"^mamba_split_conv1d_scan_combined: {said}"
+    ):
         mamba_split_conv1d_scan_combined(**layer(seed) | change)
+
+
+def test_what_no_norm_uses_is_not_looked_at(seed: int) -> None:
+    """FalconH1 without a norm passes None for both."""
+    mamba_split_conv1d_scan_combined(**layer(seed) | {"rmsnorm_weight": None, "rmsnorm_eps": None})
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -284,3 +379,56 @@ def test_an_update_with_one_decay_for_a_head_is_a_step_of_the_scan(scan: Made, d
     rounding: Made = {} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
     torch.testing.assert_close(found.double(), expected[:, 0], **rounding)
     torch.testing.assert_close(state.double(), after, **rounding)
+
+
+def test_an_update_writes_a_state_of_16_bits_and_rows_of_a_pool_in_place(scan: Made) -> None:
+    scan |= {"dt_limit": (0.0, math.inf), "z": None}
+    step = {n: v[:, :1] if n in ("x", "dt", "B", "C") else v for n, v in scan.items()}
+    pool = torch.full((4, HEADS, P, N), 7.0, dtype=torch.bfloat16)
+    rows = torch.tensor([3, 1], dtype=torch.int32)
+    pool[rows.long()] = scan["initial_states"].bfloat16()
+    expected, after = by_steps(**step | {"initial_states": pool[rows.long()].double()})
+    found = selective_state_update(
+        pool,
+        scan["x"][:, 0].float(),
+        scan["dt"][:, 0, :, None].float().expand(-1, -1, P),
+        scan["A"][:, None, None].float().expand(-1, P, N),
+        scan["B"][:, 0].float(),
+        scan["C"][:, 0].float(),
+        scan["D"][:, None].float().expand(-1, P),
+        dt_bias=scan["dt_bias"][:, None].float().expand(-1, P),
+        dt_softplus=True,
+        state_batch_indices=rows,
+    )
+    torch.testing.assert_close(found.double(), expected[:, 0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(pool[rows.long()].double(), after, rtol=2**-8, atol=1e-5)  # one rounding to bfloat16
+    assert (pool[[0, 2]] == 7).all()
+
+
+def in_float32(given: Made) -> Made:
+    return {name: value.float() if isinstance(value, Tensor) else value for name, value in given.items()}
+
+
+def test_under_autocast_the_last_projection_alone_is_cast(seed: int) -> None:
+    given = in_float32(layer(seed))
+    inner = given | {"outproj_weight": None, "outproj_bias": None}
+    expected = mamba_split_conv1d_scan_combined(**inner)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(mamba_split_conv1d_scan_combined(**inner), expected)  # type: ignore[arg-type]
+        out = mamba_split_conv1d_scan_combined(**given)
+        assert torch.equal(out, F.linear(expected, given["outproj_weight"], given["outproj_bias"]))  # type: ignore[arg-type]
+    assert out.dtype == torch.bfloat16  # type: ignore[union-attr]
+
+
+def test_the_layer_and_an_update_compile_as_one_graph(seed: int) -> None:
+    given = in_float32(layer(seed))
+    compiled = torch.compile(mamba_split_conv1d_scan_combined, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(with_gradients(compiled, given), with_gradients(mamba_split_conv1d_scan_combined, given))
+
+    randn = numbers(seed)
+    x, dt, A, B = randn(BATCH, HEADS, P), randn(BATCH, HEADS, 1), -randn(HEADS, 1, 1).abs(), randn(BATCH, GROUPS, N)
+    step = (x, dt.expand(-1, -1, P), A.expand(-1, P, N), B, B)
+    states = [torch.zeros(BATCH, HEADS, P, N, dtype=torch.float64) for _ in range(2)]
+    update = torch.compile(selective_state_update, fullgraph=True, backend="aot_eager")
+    assert torch.equal(update(states[0], *step), selective_state_update(states[1], *step))
+    assert torch.equal(*states)

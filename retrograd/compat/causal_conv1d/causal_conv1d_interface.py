@@ -11,7 +11,7 @@ import retrograd
 from retrograd.compat.checks import activation_of, expect, expect_dims, expect_if_given, flag
 from retrograd.compat.dtypes import beside
 from retrograd.compat.rows import read_rows, write_rows, zero_padding
-from retrograd.compat.sequences import joined, runs_of, without_padding
+from retrograd.compat.sequences import joined, runs_of
 from retrograd.core.errors import bad_shape, bad_value
 from retrograd.core.torch.arguments import check_tensors
 from retrograd.core.torch.autocast import no_autocast
@@ -81,10 +81,10 @@ def causal_conv1d_fn(
             raise ValueError(f"{me}: initial_states is given, expected None, since seq_idx is given")
         if return_final_states:
             raise bad_value(me, "return_final_states", return_final_states, "False, since seq_idx is given")
-        runs = runs_of(me, seq_idx)
-        with no_autocast(device):
-            y = retrograd.causal_conv1d(joined(by_step), weight, bias, activation=silu, cu_seqlens=runs.cu_seqlens)
-        return without_padding(runs, y.view(batch, steps, dim)).transpose(1, 2)
+        if (runs := runs_of(me, seq_idx)) is not None:
+            with no_autocast(device):
+                y = retrograd.causal_conv1d(joined(by_step), weight, bias, activation=silu, cu_seqlens=runs.cu_seqlens)
+            return runs.without_padding(y.view(batch, steps, dim)).transpose(1, 2)
     initial = None if initial_states is None else initial_states.to(x.dtype)
     convolution = partial(retrograd.causal_conv1d, by_step, weight, bias, activation=silu, initial_state=initial)
     with no_autocast(device):
@@ -167,6 +167,22 @@ def causal_conv1d_update(
     write_rows(conv_state, conv_state_indices, new)
     y = zero_padding(conv_state_indices, y)
     return y[:, 0] if x.ndim == 2 else y.transpose(1, 2)
+
+
+def causal_conv1d_ref(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`causal_conv1d_fn` without `seq_idx`."""
+    return causal_conv1d_fn(x, weight, bias, None, initial_states, return_final_states, final_states_out, activation)
+
+
+causal_conv1d_update_ref = causal_conv1d_update
 
 
 def _ring(cache_seqlens: Tensor, start: int, end: int, state: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Stand-in for the package mamba_ssm: the functions of Mamba and Mamba-2, and the RMS norms."""
+"""Stand-in for the package mamba_ssm: functions, layers and the language model of Mamba and Mamba-2, and RMS norms."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ from typing import Any
 
 from torch import Tensor
 
+from retrograd.compat.lazy import lazy
+
 from .ops import selective_scan_interface
 from .ops.selective_scan_interface import selective_scan_fn
 
 __version__ = "2.3.2"  # the release with these signatures
 
-__all__ = ["mamba_inner_fn", "selective_scan_fn"]
+__all__ = ["Mamba", "Mamba2", "MambaLMHeadModel", "mamba_inner_fn", "selective_scan_fn"]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "Mamba": "retrograd.compat.layers.mamba",
+        "Mamba2": "retrograd.compat.layers.mamba2",
+        "MambaLMHeadModel": "retrograd.compat.layers.model",
+    },
+)
 
 
 @functools.wraps(selective_scan_interface.mamba_inner_fn)

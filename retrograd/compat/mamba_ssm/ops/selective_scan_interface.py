@@ -256,6 +256,10 @@ def mamba_inner_fn(
     return F.linear(y, out_proj_weight, out_bias)
 
 
+selective_scan_ref = selective_scan_fn
+mamba_inner_ref = mamba_inner_fn
+
+
 def _matrix(function: str, name: str, matrix: Tensor, u: Tensor, A: Tensor) -> Tensor:
     """B or C from one of mamba_ssm's forms to retrograd's layout: time before states."""
     batch, dim, steps = u.shape[0], A.shape[0], u.shape[2]

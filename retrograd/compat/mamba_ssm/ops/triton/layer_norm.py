@@ -117,6 +117,29 @@ def layer_norm_fn(
     )
 
 
+def rms_norm_ref(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    x1: None = None,
+    weight1: None = None,
+    bias1: None = None,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    rowscale: Tensor | None = None,
+    prenorm: bool = False,
+    dropout_mask: None = None,
+    dropout_mask1: None = None,
+    upcast: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`rms_norm_fn`; without `upcast` too, sums are in float32. dropout_mask and dropout_mask1 are refused."""
+    me = "rms_norm_ref"
+    refuse(me, "", dropout_mask=dropout_mask, dropout_mask1=dropout_mask1)
+    flag(me, "upcast", upcast)
+    return rms_norm_fn(x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm)
+
+
 class RMSNorm(nn.Module):
     """`rms_norm_fn` with its weight, (hidden_size,), and no bias."""
 

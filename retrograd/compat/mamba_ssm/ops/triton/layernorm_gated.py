@@ -70,6 +70,21 @@ def layernorm_fn(
     return rmsnorm_fn(x, weight, bias, z, eps, group_size, norm_before_gate)
 
 
+def rms_norm_ref(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    z: Tensor | None = None,
+    eps: float = 1e-6,
+    group_size: int | None = None,
+    norm_before_gate: bool = True,
+    upcast: bool = True,
+) -> Tensor:
+    """`rmsnorm_fn`; without `upcast` too, sums are in float32."""
+    flag("rms_norm_ref", "upcast", upcast)
+    return rmsnorm_fn(x, weight, bias, z, eps, group_size, norm_before_gate)
+
+
 class RMSNorm(nn.Module):
     """`rmsnorm_fn` with its weight, (hidden_size,), and no bias."""
 

@@ -124,6 +124,9 @@ def selective_state_update(
     return zero_padding(state_batch_indices, y.view(x.shape))
 
 
+selective_state_update_ref = selective_state_update
+
+
 def _same(tensor: Tensor, *axes: int) -> bool:
     """Whether values do not change along axes, by their strides: no value is read."""
     return all(tensor.shape[axis] and (tensor.shape[axis] == 1 or tensor.stride(axis) == 0) for axis in axes)
