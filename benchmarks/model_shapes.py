@@ -62,6 +62,7 @@ IMPLS: Mapping[str, tuple[str, ...]] = {
     CUDA: (*MAMBA1, "mamba2-370m"),
     INSTALLED: (*MAMBA1, "mamba2-370m", *TRANSFORMER),
     PATCHED: (*MAMBA1, "mamba2-370m", *TRANSFORMER),
+    SLOW_COMPILED: TRANSFORMER,
     PATCHED_COMPILED: TRANSFORMER,
     MAMBA_SSM: (*MAMBA1, *MAMBA2),
     MAMBA_SSM_COMPILED: MAMBA2,
@@ -70,5 +71,4 @@ IMPLS: Mapping[str, tuple[str, ...]] = {
     COMPILED: tuple(MODELS),
     JAX: tuple(MODELS),
     SLOW: (*MAMBA1, *TRANSFORMER),
-    SLOW_COMPILED: TRANSFORMER,
 }
