@@ -51,6 +51,7 @@ SLOW, CUDA, INSTALLED, PATCHED = (
     "transformers, retrograd",
     "transformers, retrograd and its norms",
 )
+SLOW_COMPILED, PATCHED_COMPILED = f"{SLOW}, torch.compile", f"{PATCHED}, torch.compile"
 NN, COMPILED, JAX = "retrograd.nn", "retrograd.nn, torch.compile", "retrograd.jax.nn"
 MAMBA_SSM, MAMBA_SSM_COMPILED = "mamba_ssm", "mamba_ssm, torch.compile"
 TORCH = "torch with cuDNN attention, torch.compile"
@@ -58,14 +59,16 @@ SLOW_BATCH = {"mamba-130m": 8, "mamba-790m": 1}  # at 8 a step of the slow path 
 
 # Implementation -> its models.
 IMPLS: Mapping[str, tuple[str, ...]] = {
-    CUDA: MAMBA1,
-    INSTALLED: MAMBA1,
-    PATCHED: MAMBA1,
+    CUDA: (*MAMBA1, "mamba2-370m"),
+    INSTALLED: (*MAMBA1, "mamba2-370m", *TRANSFORMER),
+    PATCHED: (*MAMBA1, "mamba2-370m", *TRANSFORMER),
+    SLOW_COMPILED: TRANSFORMER,
+    PATCHED_COMPILED: TRANSFORMER,
     MAMBA_SSM: (*MAMBA1, *MAMBA2),
     MAMBA_SSM_COMPILED: MAMBA2,
     TORCH: TRANSFORMER,
     NN: tuple(MODELS),
     COMPILED: tuple(MODELS),
     JAX: tuple(MODELS),
-    SLOW: MAMBA1,
+    SLOW: (*MAMBA1, *TRANSFORMER),
 }

@@ -50,7 +50,7 @@ def measure(name: str, impl: str, peers: str | None, profiles: str | None) -> No
         from model_jax import training
     else:
         from model_torch import training  # type: ignore[assignment]
-    slow = impl == SLOW
+    slow = impl == SLOW and name in SLOW_BATCH
     model = MODELS[name]
     batch = SLOW_BATCH[name] if slow else model.batch
     own = training(model._replace(batch=batch), impl)

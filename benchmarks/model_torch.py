@@ -16,7 +16,9 @@ from model_shapes import (
     MAMBA_SSM_COMPILED,
     NN,
     PATCHED,
+    PATCHED_COMPILED,
     SLOW,
+    SLOW_COMPILED,
     TORCH,
     VOCABULARY,
     Model,
@@ -26,7 +28,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
+from retrograd.models.layers import Mamba2Config
+
 KERNELS = 60  # lines of a profile
+OURS = (INSTALLED, PATCHED, PATCHED_COMPILED)
 
 
 class Language(NamedTuple):
@@ -132,39 +137,78 @@ def of_torch(shape: Model, impl: str) -> Language:
 
 
 def of_transformers(shape: Model, impl: str) -> Language:
-    """transformers' Mamba, with its own kernels, mamba_ssm's or retrograd's."""
+    """A model of transformers, with its own kernels, mamba_ssm's or retrograd's."""
     if impl == CUDA:
         import causal_conv1d  # noqa: F401  # here a missing peer is an error, in transformers a warning
         import mamba_ssm.ops.selective_scan_interface  # noqa: F401
-    if impl in (INSTALLED, PATCHED):
+    if impl in OURS:
         import retrograd.compat
 
-        retrograd.compat.install()
-    from transformers import MambaConfig, MambaForCausalLM
-    from transformers.models.mamba import modeling_mamba
-
-    config = MambaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=shape.config.d_model,
-        num_hidden_layers=shape.config.n_layer,
-        state_size=16,
-        use_cache=False,
-    )
-    with torch.device("cuda"):
-        model = MambaForCausalLM(config).to(torch.bfloat16).train()
-    if impl == PATCHED:
+        retrograd.compat.install(force=True)  # also where --peers has the packages
+    model, kernels = (llama if shape.config.attn_layer_idx else mamba)(shape, impl)
+    if impl in (PATCHED, PATCHED_COMPILED):
         import retrograd.compat.transformers
 
         retrograd.compat.transformers.patch(model)
-    if impl == SLOW:
+    if impl == SLOW and not shape.config.attn_layer_idx:
         model.gradient_checkpointing_enable()  # else (B, T, D, N) of every layer is saved: more than the GPU has
-    scan = inspect.getclosurevars(modeling_mamba.mamba_selective_scan).nonlocals["implementation"]
-    return Language(model, lambda tokens: model(input_ids=tokens, labels=tokens).loss, scan.__module__)
+
+    def loss(tokens: Tensor) -> Tensor:
+        found: Tensor = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        return found
+
+    compiled = impl in (SLOW_COMPILED, PATCHED_COMPILED)
+    return Language(model, torch.compile(loss, fullgraph=True) if compiled else loss, kernels)
+
+
+def mamba(shape: Model, impl: str) -> tuple[Any, str]:
+    """transformers' Mamba or Mamba-2, and the module of its scan."""
+    import transformers
+    from transformers.models.mamba import modeling_mamba
+    from transformers.models.mamba2 import modeling_mamba2
+
+    size, layers, second = shape.config.d_model, shape.config.n_layer, shape.config.ssm_cfg
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": size, "num_hidden_layers": layers, "use_cache": False}
+    if isinstance(second, Mamba2Config):
+        heads = {"num_heads": second.heads(size), "head_dim": second.headdim, "n_groups": second.ngroups}
+        config: Any = transformers.Mamba2Config(**sizes, **heads, state_size=second.d_state)
+        kind, scan = transformers.Mamba2ForCausalLM, modeling_mamba2.mamba2_chunk_scan
+    else:
+        config = transformers.MambaConfig(**sizes, state_size=16)
+        kind, scan = transformers.MambaForCausalLM, modeling_mamba.mamba_selective_scan
+    with torch.device("cuda"):
+        model = kind(config).to(torch.bfloat16).train()
+    return model, inspect.getclosurevars(scan).nonlocals["implementation"].__module__
+
+
+def llama(shape: Model, impl: str) -> tuple[Any, str]:
+    """transformers' Llama, on PyTorch's attention or retrograd's."""
+    import transformers
+
+    from retrograd.compat.transformers import register
+
+    attention = shape.config.attn_cfg
+    assert attention is not None
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=shape.config.d_model,
+        intermediate_size=shape.config.d_intermediate,
+        num_hidden_layers=shape.config.n_layer,
+        num_attention_heads=attention.num_heads,
+        num_key_value_heads=attention.num_heads_kv,
+        tie_word_embeddings=True,
+        max_position_embeddings=shape.time,
+        use_cache=False,
+    )
+    chosen = register() if impl in OURS else "sdpa"
+    with torch.device("cuda"):
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=chosen)
+    return model.to(torch.bfloat16).train(), "retrograd" if impl in OURS else "torch"
 
 
 MAKERS: dict[str, Callable[[Model, str], Language]] = {
     **dict.fromkeys((NN, COMPILED), of_nn),
     **dict.fromkeys((MAMBA_SSM, MAMBA_SSM_COMPILED), of_mamba_ssm),
-    **dict.fromkeys((CUDA, INSTALLED, PATCHED, SLOW), of_transformers),
+    **dict.fromkeys((CUDA, *OURS, SLOW, SLOW_COMPILED), of_transformers),
     TORCH: of_torch,
 }
