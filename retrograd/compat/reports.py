@@ -11,14 +11,16 @@ from torch import nn
 
 from retrograd.core.errors import bad_type
 
-PACKAGES = ("causal_conv1d", "mamba_ssm")
+from .stand_ins import PACKAGES
+
+KINDS = ("scan", "attention", "norm")
 
 
 class Line(NamedTuple):
     """What is said of the modules of one class.
 
     Attributes:
-        kind: "scan", "attention" or "norm".
+        kind: of `KINDS`.
         name: of the class.
         modules: how many there are.
         ours: whether they run on retrograd.
@@ -77,34 +79,35 @@ def report(model: nn.Module) -> Report:
         raise bad_type("report", "model", model, "a torch.nn.Module")
     counts: dict[Line, int] = {}
     for module in model.modules():
-        for line in _lines(module):
+        if (line := _line(module)) is not None:
             counts[line] = counts.get(line, 0) + 1
     found = (line._replace(modules=count) for line, count in counts.items())
-    return Report(tuple(sorted(found, key=lambda line: ("scan attention norm".index(line.kind), line.name, line.why))))
+    return Report(tuple(sorted(found, key=lambda line: (KINDS.index(line.kind), line.name, line.why))))
 
 
-def _lines(module: nn.Module) -> Iterator[Line]:
+def _line(module: nn.Module) -> Line | None:
     """The line about a module, if it is a layer of one of the kinds."""
     name = type(module).__name__
     if hasattr(module, "A_log"):
-        yield Line("scan", name, 1, *_scan(module))
-    elif "Attention" in name and not any("Attention" in type(child).__name__ for child in module.children()):
-        yield Line("attention", name, 1, *_attention(module))
-    elif "Norm" in name and next(module.children(), None) is None:
-        yield _norm(module)
+        return Line("scan", name, 1, *_scan(module))
+    if "Attention" in name and not any("Attention" in type(child).__name__ for child in module.children()):
+        return Line("attention", name, 1, *_attention(module))
+    if "Norm" in name and next(module.children(), None) is None:
+        return _norm(module)
+    return None
 
 
 def _scan(module: nn.Module) -> tuple[bool, str]:
     """Whether the functions that a mixer's file looked up at its import are retrograd's."""
-    functions = [*_looked_up(_forward(module).__globals__)]
     if type(module).__module__.startswith("retrograd."):
         return True, "a layer of retrograd"
+    functions = dict(_looked_up(_forward(module).__globals__))
     if not functions:
         return False, "its file looks for no package"
-    others = sorted(name for name, function in functions if not function.__module__.startswith("retrograd."))
+    others = sorted(name for name, function in functions.items() if not function.__module__.startswith("retrograd."))
     if others:
         return False, f"{', '.join(others)}: call retrograd.compat.install() before the model is imported"
-    return True, f"{', '.join(sorted(name for name, _ in functions))}"
+    return True, ", ".join(sorted(functions))
 
 
 def _looked_up(names: dict[str, Any]) -> Iterator[tuple[str, Callable[..., Any]]]:

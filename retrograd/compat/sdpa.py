@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.library import Library
 
 from retrograd.compat.checks import refuse
+from retrograd.compat.dropout import SEEDS
 from retrograd.compat.flash_attn.packing import used_parts
 from retrograd.core.errors import bad_value
 from retrograd.core.torch.arguments import resolved, without_gaps
@@ -266,7 +267,7 @@ def _random_state(query: Tensor, dropout_p: float) -> Tensor:
     """(2,) uint64, as PyTorch's kernels return it: a seed from its generator, where something is dropped."""
     if not dropout_p:
         return query.new_empty(2, dtype=torch.uint64)
-    return torch.randint(2**31 - 1, (2,), dtype=torch.int64, device=query.device).view(torch.uint64)
+    return torch.randint(SEEDS, (2,), dtype=torch.int64, device=query.device).view(torch.uint64)
 
 
 def _unused(state: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from retrograd.compat.checks import expect
 from retrograd.core.errors import bad_shape
 from retrograd.core.torch.arguments import check_tensors
 
+from .packing import longest
+
 
 def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
     """`input[indices]`, for indices (n,) of the first axis."""
@@ -51,13 +53,13 @@ def unpad_input(
     for name, mask in (("attention_mask", attention_mask), ("unused_mask", unused_mask)):
         if mask is not None and mask.shape != hidden_states.shape[:2]:
             raise bad_shape(me, name, mask.shape, f"(batch, seqlen) = {tuple(hidden_states.shape[:2])}")
-    kept = attention_mask.bool() if unused_mask is None else attention_mask.bool() | unused_mask.bool()
+    used = attention_mask.bool()
+    kept = used if unused_mask is None else used | unused_mask.bool()
     lengths = kept.sum(1, dtype=torch.int32)
     indices = kept.flatten().nonzero().flatten()
     steps = index_first_axis(hidden_states.flatten(0, 1), indices)
     cu_seqlens = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    longest = max(lengths.tolist(), default=0)
-    return steps, indices, cu_seqlens, longest, attention_mask.bool().sum(1, dtype=torch.int32)
+    return steps, indices, cu_seqlens, longest(cu_seqlens), used.sum(1, dtype=torch.int32)
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 import retrograd
-from retrograd.compat.checks import expect, expect_dims, expect_if_given, flag
+from retrograd.compat.checks import errors_of, expect, expect_dims, expect_if_given, flag
+from retrograd.compat.dropout import dropout_options
 from retrograd.compat.dtypes import full
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_option, renamed
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_option
 from retrograd.core.torch.arguments import check_tensors
 from retrograd.core.torch.autocast import no_autocast
 from retrograd.core.torch.launch import dtype_name
@@ -49,22 +50,11 @@ def _window(me: str, window_size: Any) -> tuple[int, int] | None:
     return None if left == right == -1 else (left, right)
 
 
-def dropout(dropout_p: float, device: torch.device) -> dict[str, Any]:
-    """The share that is dropped, and where it is not 0 a seed from PyTorch's generator of the device."""
-    if not dropout_p:
-        return {"dropout_p": dropout_p}
-    return {"dropout_p": dropout_p, "dropout_seed": torch.randint(2**31 - 1, (), dtype=torch.int32, device=device)}
-
-
 @contextmanager
 def naming(me: str, device: torch.device) -> Iterator[None]:
     """Without autocast, as in flash-attn; errors of `retrograd.attention` speak of this function and its arguments."""
-    with no_autocast(device.type):
-        try:
-            yield
-        except (TypeError, ValueError) as error:
-            renamed(error, {"attention": me, "attention_qkvpacked": me, "attention_step_": me, **NAMES})
-            raise
+    with no_autocast(device.type), errors_of("attention", me, attention_qkvpacked=me, attention_step_=me, **NAMES):
+        yield
 
 
 def expect_heads(me: str, q: Tensor, k: Tensor, v: Tensor, layout: str, of_k: str = "k", of_v: str = "v") -> None:
@@ -149,7 +139,7 @@ class Call:
         """The arguments of `retrograd.attention`, with a seed drawn for dropout; `rows` is the number of sequences."""
         settings = options(self.me, self.softmax_scale, self.causal, self.window_size, self.softcap, self.deterministic)
         extras = expect_extras(self.me, q, rows, self.alibi_slopes, self.learnable_sink)
-        return {**settings, **extras, **dropout(self.dropout_p, q.device)}
+        return {**settings, **extras, **dropout_options(self.dropout_p, q.device)}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Results:
         """`retrograd.attention` with lse."""

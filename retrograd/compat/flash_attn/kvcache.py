@@ -11,6 +11,7 @@ from torch import Tensor
 from retrograd import attention, attention_step_
 from retrograd.compat.checks import expect, expect_dims, expect_if_given, flag, refuse
 from retrograd.compat.dtypes import arithmetic
+from retrograd.compat.sequences import joined
 from retrograd.core.errors import bad_shape, bad_type, bad_value
 
 from .calls import Window, expect_extras, expect_heads, naming, options, readable, tensors
@@ -191,7 +192,7 @@ def flash_attn_with_kvcache(
     keys, values = (cache if cache_batch_idx is None else cache[cache_batch_idx] for cache in (k_cache, v_cache))
     with naming(me, q.device):
         out, lse = attention(
-            *(array.flatten(0, 1)[None] for array in (q, keys, values)),
+            *map(joined, (q, keys, values)),
             cu_seqlens_q=_between(queries, 0, torch.full_like(after, queries)),
             cu_seqlens_k=_between(capacity, start, after.clamp(max=capacity)),
             alibi_slopes=_of_gaps(extras["alibi_slopes"]),

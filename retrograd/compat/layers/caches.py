@@ -10,6 +10,7 @@ from torch import Tensor
 
 from retrograd.core.errors import bad_shape, bad_value
 from retrograd.nn import Mixer
+from retrograd.nn.mixer import Start
 
 
 class Cached(Mixer):
@@ -44,6 +45,17 @@ class Cached(Mixer):
         if len(conv_state) != batch:
             raise bad_shape(me, "the input", (batch,), f"a batch of {len(conv_state)}, as inference_params has")
         return conv_state, ssm_state
+
+    def _remember(self, rows: Tensor, inference_params: Any, cu_seqlens: Tensor | None = None) -> Tensor:
+        """A prompt or the next step, with the states that are kept."""
+        batch = len(rows) if cu_seqlens is None else len(cu_seqlens) - 1
+        states = self._states(inference_params, batch)
+        if inference_params.seqlen_offset > 0:
+            out: Tensor = self.step(rows, *states)[0]  # type: ignore[call-arg, arg-type]
+            return out
+        out, state = self.begin(rows, Start(batch), cu_seqlens=cu_seqlens)
+        keep(state, *states)
+        return out
 
 
 def one_step(layer: str, hidden_states: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ import retrograd.nn
 from retrograd.compat.checks import errors_of
 from retrograd.core.errors import bad_shape
 from retrograd.core.torch.arguments import check_tensors
-from retrograd.nn.mixer import Start
 from retrograd.nn.wide import wide
 
 from .caches import Cached, keep, one_step
@@ -88,18 +87,9 @@ class Mamba(retrograd.nn.Mamba, Cached):
         if hidden_states.ndim != 3:
             raise bad_shape("Mamba", "hidden_states", hidden_states.shape, "(batch, seqlen, d_model)")
         with errors_of("Mamba", "Mamba", u="hidden_states"):
-            return self._sequence_or_step(hidden_states, inference_params)
-
-    def _sequence_or_step(self, hidden_states: Tensor, inference_params: Any) -> Tensor:
-        if inference_params is None:
-            return super().forward(hidden_states)[0]
-        batch = len(hidden_states)
-        states = self._states(inference_params, batch)
-        if inference_params.seqlen_offset > 0:
-            return self.step(hidden_states, *states)[0]
-        out, state = self.begin(hidden_states, Start(batch))
-        keep(state, *states)
-        return out
+            if inference_params is None:
+                return super().forward(hidden_states)[0]
+            return self._remember(hidden_states, inference_params)
 
     @torch.no_grad()
     def step(  # type: ignore[override]

@@ -13,7 +13,6 @@ from retrograd.compat.checks import expect, expect_integer, refuse
 from retrograd.compat.sequences import check_bounds, joined, runs_of
 from retrograd.core.errors import bad_shape, bad_value
 from retrograd.core.torch.arguments import check_tensors
-from retrograd.nn.mixer import Start
 from retrograd.nn.wide import wide
 
 from .caches import Cached, keep, one_step
@@ -149,7 +148,7 @@ class Mamba2(retrograd.nn.Mamba2, Cached):
         if inference_params is not None:
             if seq_idx is not None and cu_seqlens is None:
                 raise bad_value(me, "cu_seqlens", None, "a tensor, since seq_idx and inference_params are given")
-            out = self._remember(rows, cu_seqlens, inference_params)
+            out = self._remember(rows, inference_params, cu_seqlens)
         elif runs is not None:
             out = super().forward(joined(rows), cu_seqlens=runs.cu_seqlens)[0].view(rows.shape)
         else:
@@ -157,16 +156,6 @@ class Mamba2(retrograd.nn.Mamba2, Cached):
         if runs is not None:
             out = runs.without_padding(out)
         return out.reshape(u.shape)
-
-    def _remember(self, rows: Tensor, cu_seqlens: Tensor | None, inference_params: Any) -> Tensor:
-        """A prompt or the next step, with the states that are kept."""
-        batch = len(rows) if cu_seqlens is None else len(cu_seqlens) - 1
-        states = self._states(inference_params, batch)
-        if inference_params.seqlen_offset > 0:
-            return self.step(rows, *states)[0]
-        out, state = self.begin(rows, Start(batch), cu_seqlens=cu_seqlens)
-        keep(state, *states)
-        return out
 
     @torch.no_grad()
     def step(  # type: ignore[override]

@@ -6,19 +6,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import retrograd
 from retrograd.compat.checks import refuse
+from retrograd.compat.dropout import dropout_options
 from retrograd.compat.dtypes import full
+from retrograd.compat.sequences import joined
 from retrograd.core.errors import bad_shape, bad_type
 
-from .masks import Mask, bias_of, mask_of
+from .masks import Mask, bias_of, mask_of, numbered
 
 NAME = "retrograd"
-SEEDS = 2**31 - 1
 REFUSED = ("output_attentions", "head_mask", "block_table", "indices", "block_indices", "sinks")
 
 # Position ids, which all layers get -> their version, and the sequences that they tell apart.
@@ -103,14 +103,11 @@ def attention(
         is_causal = bool(getattr(module, "is_causal", True))
     mask = _mask(attention_mask, q, k, is_causal, sliding_window)
     options: dict[str, Any] = {"causal": mask.causal, "scale": scaling, "softcap": softcap}
+    options |= dropout_options(dropout, q.device)
     if mask.window is not None:
         options["window"] = (mask.window, 0 if mask.causal else mask.window)
     if s_aux is not None:
         options["sinks"] = full(q, s_aux)
-    if dropout:
-        # From PyTorch's generator, which checkpointing puts back before it computes a layer again.
-        options["dropout_seed"] = torch.randint(SEEDS, (), dtype=torch.int32, device=q.device)
-        options["dropout_p"] = dropout
     biases = [bias for bias in (mask.bias, position_bias) if bias is not None]
     if biases:
         bias = sum(biases[1:], biases[0])
@@ -146,10 +143,9 @@ def _packed(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, options: dict[str, Any]
 ) -> Tensor:
     """Attention of sequences whose boundaries count over all rows."""
-    joined = (array.flatten(0, 1)[None] for array in (q, k, v))
     ends_q = cu_seqlens_q.int()
     ends_k = ends_q if cu_seqlens_k is None else cu_seqlens_k.int()
-    out = retrograd.attention(*joined, cu_seqlens_q=ends_q, cu_seqlens_k=ends_k, **options)
+    out = retrograd.attention(*map(joined, (q, k, v)), cu_seqlens_q=ends_q, cu_seqlens_k=ends_k, **options)
     return out.view(*q.shape[:3], v.shape[-1])
 
 
@@ -171,4 +167,4 @@ def _sequences(position_ids: Tensor, q: Tensor) -> Tensor | None:
 
 def _runs(position_ids: Tensor) -> Tensor:
     """The number of the run of successive positions that each step is in."""
-    return pad(position_ids.diff() != 1, (1, 0)).cumsum(-1).int()
+    return numbered(position_ids.diff() != 1)

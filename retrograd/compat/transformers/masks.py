@@ -142,7 +142,11 @@ def segments_of(sees: Sees, batch: int, steps: int, device: torch.device) -> Ten
         torch._assert_async(~ahead, "retrograd: a mask with blocks that see ahead does not compile")
     elif bool(ahead):
         return None
-    begins = ~sees(rows, heads, later, earlier).expand(batch, -1)
+    return numbered(~sees(rows, heads, later, earlier).expand(batch, -1))
+
+
+def numbered(begins: Tensor) -> Tensor:
+    """(B, T) int32, the number of each step's sequence; begins (B, T - 1) says which later steps begin one."""
     return pad(begins, (1, 0)).cumsum(-1).int()
 
 

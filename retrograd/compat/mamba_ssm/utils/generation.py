@@ -135,7 +135,14 @@ class GenerationMixin:
             expect_dims(me, "teacher_outputs", teacher_outputs, "(batch, length)")
             shape = (len(input_ids), teacher_outputs.shape[1])
             expect(me, "teacher_outputs", teacher_outputs, shape, "(batch, length)", "int32 or int64")
-        choice = Choice(top_k, top_p or 1.0, temperature, repetition_penalty, teacher_outputs, vocab_size)
+        choice = Choice(
+            top_k=top_k,
+            top_p=top_p or 1.0,
+            temperature=temperature,
+            penalty=repetition_penalty,
+            teacher=teacher_outputs,
+            vocab_size=vocab_size,
+        )
         choice.sampling().check(me)
         count = max(1, max_length - input_ids.shape[1])
         scores: list[Tensor] | None = [] if flag(me, "output_scores", output_scores) else None
