@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, ClassVar
 
+INTEGERS = ("Int32", "Int64")  # what counts and labels may be in a call; kernels get int32
+
 
 @dataclass(frozen=True, slots=True)
 class Letter:
@@ -46,6 +48,7 @@ class Argument:
         optional: whether it may be absent.
         positional: whether it may be passed by position though it is optional.
         reaches: for non-decreasing int32 values without a gradient, the letter whose size is their upper bound.
+        labels: whether its values only tell neighbours apart, and negative ones what belongs nowhere.
         number: for a run-time number, for which no kernel is specialised, the dtype of the 0-dimensional array that
             holds it.
         kinds: jaxtyping's names for its dtypes.
@@ -58,6 +61,7 @@ class Argument:
     optional: bool = False
     positional: bool = False
     reaches: str | None = None
+    labels: bool = False
     number: str | None = None
     kinds: tuple[str, ...] = ("Float",)
     differentiable: bool = True
@@ -144,8 +148,8 @@ def number(dtype: str, *, doc: str) -> Any:
 
 
 def labels(shape: str, *, doc: str) -> Any:
-    """The field of an optional array of int32, which has no gradient."""
-    declared = Argument(shape, ("int32",), doc, optional=True, kinds=("Int32",), differentiable=False)
+    """The field of an optional array that tells neighbours apart, int32 in kernels; it has no gradient."""
+    declared = Argument(shape, ("int32",), doc, optional=True, labels=True, kinds=INTEGERS, differentiable=False)
     return field(default=None, metadata={"declared": declared})
 
 
@@ -160,12 +164,12 @@ def boundaries(what: str, then: str, name: str = "cu_seqlens", axis: str = "T", 
         reaches: the letter of the axis.
     """
     doc = (
-        f"(S + 1,) int32, for B = 1: {what} holds S sequences one after another, the i-th from step {name}[i] up to"
-        f" {name}[i + 1]. {then} Results are zero at steps outside of every sequence. The numbers must not decrease or"
-        f" exceed {axis}: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check this; elsewhere the results"
-        " for such numbers are undefined."
+        f"(S + 1,) int32 or int64, for B = 1: {what} holds S sequences one after another, the i-th from step {name}[i]"
+        f" up to {name}[i + 1]. {then} Results are zero at steps outside of every sequence. The numbers must not"
+        f" decrease or exceed {axis}: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check this; elsewhere"
+        " the results for such numbers are undefined."
     )
-    declared = Argument("S+1", ("int32",), doc, optional=True, reaches=reaches, kinds=("Int32",), differentiable=False)
+    declared = Argument("S+1", ("int32",), doc, optional=True, reaches=reaches, kinds=INTEGERS, differentiable=False)
     return field(default=None, metadata={"declared": declared})
 
 

@@ -66,6 +66,7 @@ class CallSpec:
         bundles: the named tuples that the function takes, if they are `leading`, and returns after its results.
         leading: the arguments and bundles that the function takes first, though it checks them last, as declared.
         autocast: the activations that `torch.autocast` casts; see `autocast_ranks` for what is cast with them.
+        elsewhere: names that other libraries have for arguments -> what to pass here.
         casts_parameters: whether it casts the parameters among them, too, as it does for products of matrices.
         sizes: letter -> size.
         first: the first argument.
@@ -84,6 +85,7 @@ class CallSpec:
     leading: ClassVar[tuple[str, ...]] = ()
     autocast: ClassVar[tuple[str, ...]] = ()
     casts_parameters: ClassVar[bool] = False
+    elsewhere: ClassVar[Mapping[str, str]] = {}
     # Attributes and no properties: a compiler that traces the portable path cannot trace declarations.
     sizes: dict[str, Any] = field(init=False, repr=False, compare=False)
     first: Param = field(init=False, repr=False, compare=False)

@@ -96,7 +96,8 @@ def caller(op: Op, other: Function, face: Face) -> str:
     kernels = f", _kernels_{call.op}" if other.kernels and face is TORCH else ""
     body = f"    return {call.op.upper()}.run(_xp, _{op.name}, *{checked}{kernels})\n"
     bundles = tuple(bundle.kind for bundle in call.bundles.values())
-    return _definition(call, face, _annotation(call.results, face, bundles)) + _docstring(call, face) + body
+    returns = _annotation(call.results, face, bundles)
+    return _definition(call, face, returns) + _docstring(call, face) + _refusal(call) + body
 
 
 def _asked_by(call: type[CallSpec], result: Result) -> str | None:
@@ -125,7 +126,8 @@ def _definition(call: type[CallSpec], face: Face, returns: str, asked: Asked | N
             others.append(f"{name}: Literal[{asked[name]}]" + (" = ..." if asked[name] == option.default else ""))
         else:
             others.append(f"{name}: {kind} = {default}")
-    taken = ", ".join([*positional, *(["*", *others] if others else [])])
+    unknown = [] if asked else ["**unknown: Never"]  # an overload takes none
+    taken = ", ".join([*positional, *(["*", *others] if others else []), *unknown])
     return f"def {call.op}({taken},) -> {returns}:"
 
 
@@ -171,8 +173,12 @@ def _dict(call: type[CallSpec]) -> str:
     def item(name: str, declared: Argument | Bundle) -> str:
         if isinstance(declared, Bundle):
             return f'**fields_of("{call.op}", "{name}", {name}, {declared.kind.__name__})'
-        dtype = declared.number
-        return f'"{name}": ' + (f'as_array("{call.op}", "{name}", {name}, "{dtype}", {first})' if dtype else name)
+        value = name
+        if declared.number:
+            value = f'as_array("{call.op}", "{name}", {name}, "{declared.number}", {first})'
+        elif declared.labels or declared.reaches:
+            value = f"{'labels_in_int32' if declared.labels else 'in_int32'}({name})"
+        return f'"{name}": {value}'
 
     return "{" + ", ".join(item(name, declared) for name, declared in parameters(call).items()) + "}"
 
@@ -203,7 +209,11 @@ def _body(call: type[CallSpec], face: Face) -> str:
         lines += [f"if {wanted}:", f"    return {those}{ignored}"]
     either = " else ".join(f"{those} if {wanted}" if wanted else those for wanted, those in values[-2:])
     lines.append(f"return {either}{ignored}")
-    return _docstring(call, face) + textwrap.indent("\n".join(lines), "    ") + "\n"
+    return _docstring(call, face) + _refusal(call) + textwrap.indent("\n".join(lines), "    ") + "\n"
+
+
+def _refusal(call: type[CallSpec]) -> str:
+    return f"    if unknown:\n        raise no_argument({call.op.upper()}.call, unknown)\n"
 
 
 def _variable(call: type[CallSpec], result: Result) -> str:

@@ -17,32 +17,34 @@ FILES = {TORCH: "torch_functions.py", JAX: "jax_functions.py"}
 IMPORTS = {
     TORCH: """\
 import math
-from typing import Literal, overload
+from typing import Literal, Never, overload
 
 import torch
-from jaxtyping import Complex, Float, Int32
+from jaxtyping import Complex, Float, Int32, Int64
 from torch import Tensor
 
 from retrograd.core.errors import as_tuple, fields_of
-from retrograd.core.torch.arguments import as_array, torch_dtype
+from retrograd.core.torch.arguments import as_array, in_int32, labels_in_int32, torch_dtype
 from retrograd.core.torch.checks import checker
 from retrograd.core.torch.op import bind, bind_kernels
 from retrograd.core.torch.stack import bind_stack
 from retrograd.core.torch.xp import torch_namespace
+from retrograd.core.unknown import no_argument
 """,
     JAX: """\
 import math
-from typing import Any, Literal, overload
+from typing import Any, Literal, Never, overload
 
 import jax.numpy as jnp
-from jaxtyping import Array, Complex, Float, Int32
+from jaxtyping import Array, Complex, Float, Int32, Int64
 
 from retrograd.core.errors import as_tuple, fields_of
-from retrograd.core.jax.arguments import as_array, jax_dtype
+from retrograd.core.jax.arguments import as_array, in_int32, jax_dtype, labels_in_int32
 from retrograd.core.jax.checks import checker
 from retrograd.core.jax.op import bind
 from retrograd.core.jax.stack import bind_stack
 from retrograd.core.jax.xp import jax_namespace
+from retrograd.core.unknown import no_argument
 """,
 }
 

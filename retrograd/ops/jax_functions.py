@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, overload
+from typing import Any, Literal, Never, overload
 
 import jax.numpy as jnp
-from jaxtyping import Array, Complex, Float, Int32
+from jaxtyping import Array, Complex, Float, Int32, Int64
 
 from retrograd.core.errors import as_tuple, fields_of
-from retrograd.core.jax.arguments import as_array, jax_dtype
+from retrograd.core.jax.arguments import as_array, in_int32, jax_dtype, labels_in_int32
 from retrograd.core.jax.checks import checker
 from retrograd.core.jax.op import bind
 from retrograd.core.jax.stack import bind_stack
 from retrograd.core.jax.xp import jax_namespace
+from retrograd.core.unknown import no_argument
 from retrograd.ops.ssd.steps import SsdWindow
 
 from .attention.jax_like import dot_product_attention
@@ -111,6 +112,7 @@ def rms_norm(
     norm_before_gate: bool = False,
     prenorm: bool = False,
     out_dtype: Any = None,
+    **unknown: Never,
 ) -> Array | tuple[Array, Array]:
     """Root-mean-square normalisation of the last dimension, fused with the residual addition and the gate.
 
@@ -159,6 +161,8 @@ def rms_norm(
         >>> dx.shape
         (2, 16, 64)
     """
+    if unknown:
+        raise no_argument(RMS_NORM.call, unknown)
     y, sum_ = _rms_norm(
         {"x": x, "weight": weight, "bias": bias, "residual": residual, "gate": gate},
         {
@@ -181,7 +185,7 @@ def linear_scan(
     b: Float[Array, "B T D"] | Complex[Array, "B T D"],
     *,
     initial_state: Float[Array, "S D"] | Complex[Array, "S D"] | None = ...,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
     reverse: bool = ...,
     return_final_state: Literal[False] = ...,
 ) -> Float[Array, "B T D"] | Complex[Array, "B T D"]: ...
@@ -193,7 +197,7 @@ def linear_scan(
     b: Float[Array, "B T D"] | Complex[Array, "B T D"],
     *,
     initial_state: Float[Array, "S D"] | Complex[Array, "S D"] | None = ...,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
     reverse: bool = ...,
     return_final_state: Literal[True],
 ) -> tuple[Float[Array, "B T D"] | Complex[Array, "B T D"], Float[Array, "S D"] | Complex[Array, "S D"]]: ...
@@ -204,9 +208,10 @@ def linear_scan(
     b: Float[Array, "B T D"] | Complex[Array, "B T D"],
     *,
     initial_state: Float[Array, "S D"] | Complex[Array, "S D"] | None = None,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = None,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
     reverse: bool = False,
     return_final_state: bool = False,
+    **unknown: Never,
 ) -> Array | tuple[Array, Array]:
     """Linear recurrence along time, each channel by itself.
 
@@ -228,10 +233,10 @@ def linear_scan(
         b: (B, T, D), any strides. a and b are each float32, bfloat16 or float16, or both are complex64. float64 and
             complex128 run on the portable path.
         initial_state: (B, D), float32 or the dtype of b (complex64 for complex b); zeros by default.
-        cu_seqlens: (S + 1,) int32, for B = 1: b holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, D). Results are zero at steps outside of every sequence. The
-            numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check this;
-            elsewhere the results for such numbers are undefined.
+        cu_seqlens: (S + 1,) int32 or int64, for B = 1: b holds S sequences one after another, the i-th from step
+            cu_seqlens[i] up to cu_seqlens[i + 1]. States are then (S, D). Results are zero at steps outside of every
+            sequence. The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of
+            `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         reverse: scan from the last step to the first: h[t] = a[t] * h[t + 1] + b[t].
         return_final_state: also return the state after the last step (the first, with `reverse`).
 
@@ -252,8 +257,10 @@ def linear_scan(
         >>> da.shape
         (2, 100, 64)
     """
+    if unknown:
+        raise no_argument(LINEAR_SCAN.call, unknown)
     h, final_state = _linear_scan(
-        {"a": a, "b": b, "initial_state": initial_state, "cu_seqlens": cu_seqlens},
+        {"a": a, "b": b, "initial_state": initial_state, "cu_seqlens": in_int32(cu_seqlens)},
         {"reverse": reverse, "return_final_state": return_final_state},
     )
     return (h, final_state) if return_final_state else h
@@ -266,7 +273,7 @@ def causal_conv1d(
     bias: Float[Array, " D"] | None = ...,
     *,
     initial_state: Float[Array, "S D W_minus_1"] | None = ...,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
     activation: Literal["silu"] | None = ...,
     return_final_state: Literal[False] = ...,
 ) -> Float[Array, "B T D"]: ...
@@ -279,7 +286,7 @@ def causal_conv1d(
     bias: Float[Array, " D"] | None = ...,
     *,
     initial_state: Float[Array, "S D W_minus_1"] | None = ...,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
     activation: Literal["silu"] | None = ...,
     return_final_state: Literal[True],
 ) -> tuple[Float[Array, "B T D"], Float[Array, "S D W_minus_1"]]: ...
@@ -291,9 +298,10 @@ def causal_conv1d(
     bias: Float[Array, " D"] | None = None,
     *,
     initial_state: Float[Array, "S D W_minus_1"] | None = None,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = None,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
     activation: Literal["silu"] | None = None,
     return_final_state: bool = False,
+    **unknown: Never,
 ) -> Array | tuple[Array, Array]:
     """Depthwise causal convolution along time: each channel has a filter of its own over its last W inputs.
 
@@ -316,10 +324,10 @@ def causal_conv1d(
         bias: (D,), float32 or the dtype of x.
         initial_state: (B, D, W - 1) in the dtype of x: the inputs before the first step, oldest first; zeros by
             default.
-        cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, D, W - 1). Results are zero at steps outside of every sequence.
-            The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check
-            this; elsewhere the results for such numbers are undefined.
+        cu_seqlens: (S + 1,) int32 or int64, for B = 1: x holds S sequences one after another, the i-th from step
+            cu_seqlens[i] up to cu_seqlens[i + 1]. States are then (S, D, W - 1). Results are zero at steps outside of
+            every sequence. The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of
+            `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         activation: "silu" or None.
         return_final_state: also return the last W - 1 inputs, to continue from.
 
@@ -339,8 +347,10 @@ def causal_conv1d(
         >>> dx.shape
         (2, 16, 64)
     """
+    if unknown:
+        raise no_argument(CAUSAL_CONV1D.call, unknown)
     y, final_state = _causal_conv1d(
-        {"x": x, "weight": weight, "bias": bias, "initial_state": initial_state, "cu_seqlens": cu_seqlens},
+        {"x": x, "weight": weight, "bias": bias, "initial_state": initial_state, "cu_seqlens": in_int32(cu_seqlens)},
         {"activation": activation, "return_final_state": return_final_state},
     )
     return (y, final_state) if return_final_state else y
@@ -353,6 +363,7 @@ def causal_conv1d_update(
     bias: Float[Array, " D"] | None = None,
     *,
     activation: Literal["silu"] | None = None,
+    **unknown: Never,
 ) -> tuple[Float[Array, "B D"] | Float[Array, "B T D"], Float[Array, "B D W_minus_1"]]:
     """One or a few steps of generation: `causal_conv1d` continued from a state, with its gradients.
 
@@ -384,6 +395,8 @@ def causal_conv1d_update(
         >>> y.shape, state.shape
         ((2, 64), (2, 64, 3))
     """
+    if unknown:
+        raise no_argument(CAUSAL_CONV1D_UPDATE.call, unknown)
     return CAUSAL_CONV1D_UPDATE.run(
         _xp,
         _causal_conv1d,
@@ -415,7 +428,7 @@ def selective_scan(
     z: Float[Array, "B T D"] | None = ...,
     dt_bias: Float[Array, " D"] | None = ...,
     initial_state: Float[Array, "S D N"] | Complex[Array, "S D N"] | None = ...,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
     dt_softplus: bool = ...,
     return_final_state: Literal[False] = ...,
 ) -> Float[Array, "B T D"]: ...
@@ -443,7 +456,7 @@ def selective_scan(
     z: Float[Array, "B T D"] | None = ...,
     dt_bias: Float[Array, " D"] | None = ...,
     initial_state: Float[Array, "S D N"] | Complex[Array, "S D N"] | None = ...,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
     dt_softplus: bool = ...,
     return_final_state: Literal[True],
 ) -> tuple[Float[Array, "B T D"], Float[Array, "S D N"] | Complex[Array, "S D N"]]: ...
@@ -470,9 +483,10 @@ def selective_scan(
     z: Float[Array, "B T D"] | None = None,
     dt_bias: Float[Array, " D"] | None = None,
     initial_state: Float[Array, "S D N"] | Complex[Array, "S D N"] | None = None,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = None,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
     dt_softplus: bool = False,
     return_final_state: bool = False,
+    **unknown: Never,
 ) -> Array | tuple[Array, Array]:
     """Mamba-1's selective state space: a linear recurrence whose step size, input and output depend on the step.
 
@@ -505,10 +519,10 @@ def selective_scan(
         z: (B, T, D), like x or float32: a gate.
         dt_bias: (D,), float32, added to dt.
         initial_state: (B, D, N), float32 (complex64 for complex A); zeros by default.
-        cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, D, N). Results are zero at steps outside of every sequence. The
-            numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check this;
-            elsewhere the results for such numbers are undefined.
+        cu_seqlens: (S + 1,) int32 or int64, for B = 1: x holds S sequences one after another, the i-th from step
+            cu_seqlens[i] up to cu_seqlens[i + 1]. States are then (S, D, N). Results are zero at steps outside of every
+            sequence. The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of
+            `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         dt_softplus: whether to apply softplus to dt + dt_bias.
         return_final_state: also return the state after the last step.
 
@@ -529,6 +543,8 @@ def selective_scan(
         >>> dx.shape
         (2, 100, 64)
     """
+    if unknown:
+        raise no_argument(SELECTIVE_SCAN.call, unknown)
     y, final_state = _selective_scan(
         {
             "x": x,
@@ -540,7 +556,7 @@ def selective_scan(
             "z": z,
             "dt_bias": dt_bias,
             "initial_state": initial_state,
-            "cu_seqlens": cu_seqlens,
+            "cu_seqlens": in_int32(cu_seqlens),
         },
         {"dt_softplus": dt_softplus, "return_final_state": return_final_state},
     )
@@ -559,6 +575,7 @@ def selective_state_update(
     z: Float[Array, "B D"] | None = None,
     dt_bias: Float[Array, " D"] | None = None,
     dt_softplus: bool = False,
+    **unknown: Never,
 ) -> tuple[Float[Array, "B D"], Float[Array, "S D N"] | Complex[Array, "S D N"]]:
     """One step of `selective_scan`, for generation: (y, the new state). The old state is not modified.
 
@@ -597,6 +614,8 @@ def selective_state_update(
         >>> y.shape, state.shape
         ((2, 64), (2, 64, 16))
     """
+    if unknown:
+        raise no_argument(SELECTIVE_STATE_UPDATE.call, unknown)
     return SELECTIVE_STATE_UPDATE.run(
         _xp,
         _selective_scan,
@@ -619,7 +638,7 @@ def ssd(
     z: Float[Array, "B T H P"] | None = ...,
     dt_bias: Float[Array, " H"] | None = ...,
     initial_state: Float[Array, "S H P N"] | None = ...,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
     dt_softplus: bool = ...,
     dt_limit: tuple[float, float] = ...,
     return_final_state: Literal[False] = ...,
@@ -638,7 +657,7 @@ def ssd(
     z: Float[Array, "B T H P"] | None = ...,
     dt_bias: Float[Array, " H"] | None = ...,
     initial_state: Float[Array, "S H P N"] | None = ...,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
     dt_softplus: bool = ...,
     dt_limit: tuple[float, float] = ...,
     return_final_state: Literal[True],
@@ -656,10 +675,11 @@ def ssd(
     z: Float[Array, "B T H P"] | None = None,
     dt_bias: Float[Array, " H"] | None = None,
     initial_state: Float[Array, "S H P N"] | None = None,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = None,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
     return_final_state: bool = False,
+    **unknown: Never,
 ) -> Array | tuple[Array, Array]:
     """Mamba-2's state space dual: a linear recurrence with one decay a head, computed as matrix products.
 
@@ -692,10 +712,10 @@ def ssd(
         z: (B, T, H, P), like x or float32: a gate.
         dt_bias: (H,), float32, added to dt.
         initial_state: (B, H, P, N), float32; zeros by default.
-        cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, H, P, N). Results are zero at steps outside of every sequence.
-            The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check
-            this; elsewhere the results for such numbers are undefined.
+        cu_seqlens: (S + 1,) int32 or int64, for B = 1: x holds S sequences one after another, the i-th from step
+            cu_seqlens[i] up to cu_seqlens[i + 1]. States are then (S, H, P, N). Results are zero at steps outside of
+            every sequence. The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of
+            `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         dt_softplus: whether softplus makes delta positive.
         dt_limit: the least and the largest delta; a value outside is clamped, and has no gradient. By default 0 and
             infinity: without `dt_softplus` a negative step becomes 0.
@@ -719,6 +739,8 @@ def ssd(
         >>> dx.shape
         (2, 100, 8, 64)
     """
+    if unknown:
+        raise no_argument(SSD.call, unknown)
     y, final_state = _ssd(
         {
             "x": x,
@@ -730,7 +752,7 @@ def ssd(
             "z": z,
             "dt_bias": dt_bias,
             "initial_state": initial_state,
-            "cu_seqlens": cu_seqlens,
+            "cu_seqlens": in_int32(cu_seqlens),
         },
         {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit), "return_final_state": return_final_state},
     )
@@ -750,6 +772,7 @@ def ssd_update(
     dt_bias: Float[Array, " H"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
+    **unknown: Never,
 ) -> tuple[Float[Array, "B H P"], Float[Array, "B H P N"]]:
     """One step of `ssd`, for generation: (y, the new state). `state` is not modified.
 
@@ -786,6 +809,8 @@ def ssd_update(
         >>> y.shape, state.shape
         ((2, 8, 64), (2, 8, 64, 128))
     """
+    if unknown:
+        raise no_argument(SSD_UPDATE.call, unknown)
     return SSD_UPDATE.run(
         _xp,
         _ssd,
@@ -807,9 +832,10 @@ def ssd_prefill(
     z: Float[Array, "B T H P"] | None = None,
     dt_bias: Float[Array, " H"] | None = None,
     initial_state: Float[Array, "S H P N"] | None = None,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = None,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
+    **unknown: Never,
 ) -> tuple[Float[Array, "B T H P"], SsdWindow]:
     """`ssd` on the first steps of a sequence, of which there may be none, and the window from which `ssd_step` goes on.
 
@@ -829,10 +855,10 @@ def ssd_prefill(
         z: (B, T, H, P), like x or float32: a gate.
         dt_bias: (H,), float32, added to dt.
         initial_state: (B, H, P, N), float32; zeros by default.
-        cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, H, P, N). Results are zero at steps outside of every sequence.
-            The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check
-            this; elsewhere the results for such numbers are undefined.
+        cu_seqlens: (S + 1,) int32 or int64, for B = 1: x holds S sequences one after another, the i-th from step
+            cu_seqlens[i] up to cu_seqlens[i + 1]. States are then (S, H, P, N). Results are zero at steps outside of
+            every sequence. The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of
+            `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         dt_softplus: whether softplus makes delta positive.
         dt_limit: the least and the largest delta; a value outside is clamped, and has no gradient. By default 0 and
             infinity: without `dt_softplus` a negative step becomes 0.
@@ -851,6 +877,8 @@ def ssd_prefill(
         >>> window.steps.tolist()
         [22, 22]
     """
+    if unknown:
+        raise no_argument(SSD_PREFILL.call, unknown)
     return SSD_PREFILL.run(
         _xp,
         _ssd,
@@ -865,7 +893,7 @@ def ssd_prefill(
                 "z": z,
                 "dt_bias": dt_bias,
                 "initial_state": initial_state,
-                "cu_seqlens": cu_seqlens,
+                "cu_seqlens": in_int32(cu_seqlens),
             },
             {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)},
         ),
@@ -885,6 +913,7 @@ def ssd_step(
     dt_bias: Float[Array, " H"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
+    **unknown: Never,
 ) -> tuple[Float[Array, "B H P"], SsdWindow]:
     """One step of generation with the bits of training: (y, the window after it).
 
@@ -925,6 +954,8 @@ def ssd_step(
         >>> int(window.steps[0])
         5
     """
+    if unknown:
+        raise no_argument(SSD_STEP.call, unknown)
     return SSD_STEP.run(
         _xp,
         _ssd,
@@ -955,9 +986,9 @@ def attention(
     alibi_slopes: Float[Array, " H"] | Float[Array, "S H"] | None = ...,
     sinks: Float[Array, " H"] | None = ...,
     dropout_seed: int | Int32[Array, ""] | None = ...,
-    cu_seqlens_q: Int32[Array, " S_plus_1"] | None = ...,
-    cu_seqlens_k: Int32[Array, " S_plus_1"] | None = ...,
-    segment_ids: Int32[Array, "B Q"] | None = ...,
+    cu_seqlens_q: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
+    cu_seqlens_k: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
+    segment_ids: Int32[Array, "B Q"] | Int64[Array, "B Q"] | None = ...,
     causal: bool = ...,
     window: tuple[int, int] | None = ...,
     scale: float | None = ...,
@@ -978,9 +1009,9 @@ def attention(
     alibi_slopes: Float[Array, " H"] | Float[Array, "S H"] | None = ...,
     sinks: Float[Array, " H"] | None = ...,
     dropout_seed: int | Int32[Array, ""] | None = ...,
-    cu_seqlens_q: Int32[Array, " S_plus_1"] | None = ...,
-    cu_seqlens_k: Int32[Array, " S_plus_1"] | None = ...,
-    segment_ids: Int32[Array, "B Q"] | None = ...,
+    cu_seqlens_q: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
+    cu_seqlens_k: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
+    segment_ids: Int32[Array, "B Q"] | Int64[Array, "B Q"] | None = ...,
     causal: bool = ...,
     window: tuple[int, int] | None = ...,
     scale: float | None = ...,
@@ -1000,9 +1031,9 @@ def attention(
     alibi_slopes: Float[Array, " H"] | Float[Array, "S H"] | None = None,
     sinks: Float[Array, " H"] | None = None,
     dropout_seed: int | Int32[Array, ""] | None = None,
-    cu_seqlens_q: Int32[Array, " S_plus_1"] | None = None,
-    cu_seqlens_k: Int32[Array, " S_plus_1"] | None = None,
-    segment_ids: Int32[Array, "B Q"] | None = None,
+    cu_seqlens_q: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
+    cu_seqlens_k: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
+    segment_ids: Int32[Array, "B Q"] | Int64[Array, "B Q"] | None = None,
     causal: bool = False,
     window: tuple[int, int] | None = None,
     scale: float | None = None,
@@ -1010,6 +1041,7 @@ def attention(
     dropout_p: float = 0.0,
     return_lse: bool = False,
     backward: Literal["auto", "split", "fused"] = "auto",
+    **unknown: Never,
 ) -> Array | tuple[Array, Array]:
     """Softmax attention with every mask and option that training needs.
 
@@ -1040,18 +1072,18 @@ def attention(
         alibi_slopes: (H,), or (B, H), float32.
         sinks: (H,), float32: the logarithm of what each head adds to the sum of exponentials.
         dropout_seed: the seed of the dropout; needed where dropout_p is not 0.
-        cu_seqlens_q: (S + 1,) int32, for B = 1: q holds S sequences one after another, the i-th from step
+        cu_seqlens_q: (S + 1,) int32 or int64, for B = 1: q holds S sequences one after another, the i-th from step
             cu_seqlens_q[i] up to cu_seqlens_q[i + 1]. alibi_slopes is then (H,) or (S, H). Results are zero at steps
             outside of every sequence. The numbers must not decrease or exceed Tq: PyTorch on a CPU, and JAX on a CPU
             outside of `jax.jit`, check this; elsewhere the results for such numbers are undefined.
-        cu_seqlens_k: (S + 1,) int32, for B = 1: each of k and v holds S sequences one after another, the i-th from step
-            cu_seqlens_k[i] up to cu_seqlens_k[i + 1]. alibi_slopes is then (H,) or (S, H). Results are zero at steps
-            outside of every sequence. The numbers must not decrease or exceed Tk: PyTorch on a CPU, and JAX on a CPU
-            outside of `jax.jit`, check this; elsewhere the results for such numbers are undefined.
-        segment_ids: (B, T) int32, for Tq = Tk = T and without cu_seqlens: a sequence is a run of steps of a row with
-            one id, which is not negative; another run begins where the id differs from that of the step before, and
-            with each row. Results and gradients are zero at steps with a negative id. The same as packed sequences, and
-            on a GPU the same bits; alibi_slopes is (H,).
+        cu_seqlens_k: (S + 1,) int32 or int64, for B = 1: each of k and v holds S sequences one after another, the i-th
+            from step cu_seqlens_k[i] up to cu_seqlens_k[i + 1]. alibi_slopes is then (H,) or (S, H). Results are zero
+            at steps outside of every sequence. The numbers must not decrease or exceed Tk: PyTorch on a CPU, and JAX on
+            a CPU outside of `jax.jit`, check this; elsewhere the results for such numbers are undefined.
+        segment_ids: (B, T) int32 or int64, for Tq = Tk = T and without cu_seqlens: a sequence is a run of steps of a
+            row with one id, which is not negative; another run begins where the id differs from that of the step
+            before, and with each row. Results and gradients are zero at steps with a negative id. The same as packed
+            sequences, and on a GPU the same bits; alibi_slopes is (H,).
         causal: whether a query sees no key after its own position.
         window: (left, right), how many keys a query sees before and after its own position; -1 for all.
         scale: factor of the products; 1 / sqrt(D) by default.
@@ -1080,6 +1112,8 @@ def attention(
         >>> dq.shape
         (2, 100, 8, 64)
     """
+    if unknown:
+        raise no_argument(ATTENTION.call, unknown)
     out, lse = _attention(
         {
             "q": q,
@@ -1089,9 +1123,9 @@ def attention(
             "alibi_slopes": alibi_slopes,
             "sinks": sinks,
             "dropout_seed": as_array("attention", "dropout_seed", dropout_seed, "int32", q),
-            "cu_seqlens_q": cu_seqlens_q,
-            "cu_seqlens_k": cu_seqlens_k,
-            "segment_ids": segment_ids,
+            "cu_seqlens_q": in_int32(cu_seqlens_q),
+            "cu_seqlens_k": in_int32(cu_seqlens_k),
+            "segment_ids": labels_in_int32(segment_ids),
         },
         {
             "causal": causal,
@@ -1114,8 +1148,8 @@ def attention_qkvpacked(
     alibi_slopes: Float[Array, " H"] | Float[Array, "S H"] | None = ...,
     sinks: Float[Array, " H"] | None = ...,
     dropout_seed: int | Int32[Array, ""] | None = ...,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
-    segment_ids: Int32[Array, "B Q"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
+    segment_ids: Int32[Array, "B Q"] | Int64[Array, "B Q"] | None = ...,
     causal: bool = ...,
     window: tuple[int, int] | None = ...,
     scale: float | None = ...,
@@ -1134,8 +1168,8 @@ def attention_qkvpacked(
     alibi_slopes: Float[Array, " H"] | Float[Array, "S H"] | None = ...,
     sinks: Float[Array, " H"] | None = ...,
     dropout_seed: int | Int32[Array, ""] | None = ...,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = ...,
-    segment_ids: Int32[Array, "B Q"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
+    segment_ids: Int32[Array, "B Q"] | Int64[Array, "B Q"] | None = ...,
     causal: bool = ...,
     window: tuple[int, int] | None = ...,
     scale: float | None = ...,
@@ -1153,8 +1187,8 @@ def attention_qkvpacked(
     alibi_slopes: Float[Array, " H"] | Float[Array, "S H"] | None = None,
     sinks: Float[Array, " H"] | None = None,
     dropout_seed: int | Int32[Array, ""] | None = None,
-    cu_seqlens: Int32[Array, " S_plus_1"] | None = None,
-    segment_ids: Int32[Array, "B Q"] | None = None,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
+    segment_ids: Int32[Array, "B Q"] | Int64[Array, "B Q"] | None = None,
     causal: bool = False,
     window: tuple[int, int] | None = None,
     scale: float | None = None,
@@ -1162,6 +1196,7 @@ def attention_qkvpacked(
     dropout_p: float = 0.0,
     return_lse: bool = False,
     backward: Literal["auto", "split", "fused"] = "auto",
+    **unknown: Never,
 ) -> Array | tuple[Array, Array]:
     """`attention` of queries, keys and values that a projection left in one array, without a copy of them.
 
@@ -1177,7 +1212,7 @@ def attention_qkvpacked(
         alibi_slopes: as in `attention`.
         sinks: as in `attention`.
         dropout_seed: as in `attention`.
-        cu_seqlens: (S + 1,) int32: the boundaries of queries and keys.
+        cu_seqlens: (S + 1,) int32 or int64: the boundaries of queries and keys.
         segment_ids: as in `attention`.
         causal: as in `attention`.
         window: as in `attention`.
@@ -1200,6 +1235,8 @@ def attention_qkvpacked(
         >>> dqkv.shape
         (2, 100, 3, 8, 64)
     """
+    if unknown:
+        raise no_argument(ATTENTION_QKVPACKED.call, unknown)
     out, lse = _attention_qkvpacked(
         {
             "qkv": qkv,
@@ -1207,8 +1244,8 @@ def attention_qkvpacked(
             "alibi_slopes": alibi_slopes,
             "sinks": sinks,
             "dropout_seed": as_array("attention_qkvpacked", "dropout_seed", dropout_seed, "int32", qkv),
-            "cu_seqlens": cu_seqlens,
-            "segment_ids": segment_ids,
+            "cu_seqlens": in_int32(cu_seqlens),
+            "segment_ids": labels_in_int32(segment_ids),
         },
         {
             "causal": causal,
@@ -1227,6 +1264,7 @@ def linear(
     x: Float[Array, "*batch K"],
     weight: Float[Array, "N K"],
     bias: Float[Array, " N"] | None = None,
+    **unknown: Never,
 ) -> Float[Array, "*batch N"]:
     """Rows times the transpose of a matrix of weights: y = x weight^T + bias.
 
@@ -1261,5 +1299,7 @@ def linear(
         >>> dweight.shape
         (32, 64)
     """
+    if unknown:
+        raise no_argument(LINEAR.call, unknown)
     (y,) = _linear({"x": x, "weight": weight, "bias": bias}, {})
     return y

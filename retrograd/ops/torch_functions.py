@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, overload
+from typing import Literal, Never, overload
 
 import torch
-from jaxtyping import Complex, Float, Int32
+from jaxtyping import Complex, Float, Int32, Int64
 from torch import Tensor
 
 from retrograd.core.errors import as_tuple, fields_of
-from retrograd.core.torch.arguments import as_array, torch_dtype
+from retrograd.core.torch.arguments import as_array, in_int32, labels_in_int32, torch_dtype
 from retrograd.core.torch.checks import checker
 from retrograd.core.torch.op import bind, bind_kernels
 from retrograd.core.torch.stack import bind_stack
 from retrograd.core.torch.xp import torch_namespace
+from retrograd.core.unknown import no_argument
 from retrograd.ops.ssd.steps import SsdWindow
 
 from .attention.op import OP as ATTENTION
@@ -118,6 +119,7 @@ def rms_norm(
     norm_before_gate: bool = False,
     prenorm: bool = False,
     out_dtype: torch.dtype | None = None,
+    **unknown: Never,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Root-mean-square normalisation of the last dimension, fused with the residual addition and the gate.
 
@@ -162,6 +164,8 @@ def rms_norm(
         >>> weight.grad.shape
         torch.Size([64])
     """
+    if unknown:
+        raise no_argument(RMS_NORM.call, unknown)
     y, sum_ = _rms_norm(
         {"x": x, "weight": weight, "bias": bias, "residual": residual, "gate": gate},
         {
@@ -184,7 +188,7 @@ def linear_scan(
     b: Float[Tensor, "B T D"] | Complex[Tensor, "B T D"],
     *,
     initial_state: Float[Tensor, "S D"] | Complex[Tensor, "S D"] | None = ...,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
     reverse: bool = ...,
     return_final_state: Literal[False] = ...,
 ) -> Float[Tensor, "B T D"] | Complex[Tensor, "B T D"]: ...
@@ -196,7 +200,7 @@ def linear_scan(
     b: Float[Tensor, "B T D"] | Complex[Tensor, "B T D"],
     *,
     initial_state: Float[Tensor, "S D"] | Complex[Tensor, "S D"] | None = ...,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
     reverse: bool = ...,
     return_final_state: Literal[True],
 ) -> tuple[Float[Tensor, "B T D"] | Complex[Tensor, "B T D"], Float[Tensor, "S D"] | Complex[Tensor, "S D"]]: ...
@@ -207,9 +211,10 @@ def linear_scan(
     b: Float[Tensor, "B T D"] | Complex[Tensor, "B T D"],
     *,
     initial_state: Float[Tensor, "S D"] | Complex[Tensor, "S D"] | None = None,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = None,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
     reverse: bool = False,
     return_final_state: bool = False,
+    **unknown: Never,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Linear recurrence along time, each channel by itself.
 
@@ -226,10 +231,10 @@ def linear_scan(
         b: (B, T, D), any strides. a and b are each float32, bfloat16 or float16, or both are complex64. float64 and
             complex128 run on the portable path.
         initial_state: (B, D), float32 or the dtype of b (complex64 for complex b); zeros by default.
-        cu_seqlens: (S + 1,) int32, for B = 1: b holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, D). Results are zero at steps outside of every sequence. The
-            numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check this;
-            elsewhere the results for such numbers are undefined.
+        cu_seqlens: (S + 1,) int32 or int64, for B = 1: b holds S sequences one after another, the i-th from step
+            cu_seqlens[i] up to cu_seqlens[i + 1]. States are then (S, D). Results are zero at steps outside of every
+            sequence. The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of
+            `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         reverse: scan from the last step to the first: h[t] = a[t] * h[t + 1] + b[t].
         return_final_state: also return the state after the last step (the first, with `reverse`).
 
@@ -250,8 +255,10 @@ def linear_scan(
         >>> a.grad.shape, state.shape
         (torch.Size([2, 100, 64]), torch.Size([2, 64]))
     """
+    if unknown:
+        raise no_argument(LINEAR_SCAN.call, unknown)
     h, final_state = _linear_scan(
-        {"a": a, "b": b, "initial_state": initial_state, "cu_seqlens": cu_seqlens},
+        {"a": a, "b": b, "initial_state": initial_state, "cu_seqlens": in_int32(cu_seqlens)},
         {"reverse": reverse, "return_final_state": return_final_state},
     )
     return (h, final_state) if return_final_state else h  # type: ignore[return-value]
@@ -264,7 +271,7 @@ def causal_conv1d(
     bias: Float[Tensor, " D"] | None = ...,
     *,
     initial_state: Float[Tensor, "S D W_minus_1"] | None = ...,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
     activation: Literal["silu"] | None = ...,
     return_final_state: Literal[False] = ...,
 ) -> Float[Tensor, "B T D"]: ...
@@ -277,7 +284,7 @@ def causal_conv1d(
     bias: Float[Tensor, " D"] | None = ...,
     *,
     initial_state: Float[Tensor, "S D W_minus_1"] | None = ...,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
     activation: Literal["silu"] | None = ...,
     return_final_state: Literal[True],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "S D W_minus_1"]]: ...
@@ -289,9 +296,10 @@ def causal_conv1d(
     bias: Float[Tensor, " D"] | None = None,
     *,
     initial_state: Float[Tensor, "S D W_minus_1"] | None = None,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = None,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
     activation: Literal["silu"] | None = None,
     return_final_state: bool = False,
+    **unknown: Never,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Depthwise causal convolution along time: each channel has a filter of its own over its last W inputs.
 
@@ -311,10 +319,10 @@ def causal_conv1d(
         bias: (D,), float32 or the dtype of x.
         initial_state: (B, D, W - 1) in the dtype of x: the inputs before the first step, oldest first; zeros by
             default.
-        cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, D, W - 1). Results are zero at steps outside of every sequence.
-            The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check
-            this; elsewhere the results for such numbers are undefined.
+        cu_seqlens: (S + 1,) int32 or int64, for B = 1: x holds S sequences one after another, the i-th from step
+            cu_seqlens[i] up to cu_seqlens[i + 1]. States are then (S, D, W - 1). Results are zero at steps outside of
+            every sequence. The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of
+            `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         activation: "silu" or None.
         return_final_state: also return the last W - 1 inputs, to continue from.
 
@@ -335,8 +343,10 @@ def causal_conv1d(
         >>> weight.grad.shape
         torch.Size([64, 4])
     """
+    if unknown:
+        raise no_argument(CAUSAL_CONV1D.call, unknown)
     y, final_state = _causal_conv1d(
-        {"x": x, "weight": weight, "bias": bias, "initial_state": initial_state, "cu_seqlens": cu_seqlens},
+        {"x": x, "weight": weight, "bias": bias, "initial_state": initial_state, "cu_seqlens": in_int32(cu_seqlens)},
         {"activation": activation, "return_final_state": return_final_state},
     )
     return (y, final_state) if return_final_state else y  # type: ignore[return-value]
@@ -349,6 +359,7 @@ def causal_conv1d_update(
     bias: Float[Tensor, " D"] | None = None,
     *,
     activation: Literal["silu"] | None = None,
+    **unknown: Never,
 ) -> tuple[Float[Tensor, "B D"] | Float[Tensor, "B T D"], Float[Tensor, "B D W_minus_1"]]:
     """One or a few steps of generation: `causal_conv1d` continued from a state, with its gradients.
 
@@ -377,6 +388,8 @@ def causal_conv1d_update(
         >>> y.shape, state.shape
         (torch.Size([2, 64]), torch.Size([2, 64, 3]))
     """
+    if unknown:
+        raise no_argument(CAUSAL_CONV1D_UPDATE.call, unknown)
     return CAUSAL_CONV1D_UPDATE.run(
         _xp,
         _causal_conv1d,
@@ -408,7 +421,7 @@ def selective_scan(
     z: Float[Tensor, "B T D"] | None = ...,
     dt_bias: Float[Tensor, " D"] | None = ...,
     initial_state: Float[Tensor, "S D N"] | Complex[Tensor, "S D N"] | None = ...,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
     dt_softplus: bool = ...,
     return_final_state: Literal[False] = ...,
 ) -> Float[Tensor, "B T D"]: ...
@@ -436,7 +449,7 @@ def selective_scan(
     z: Float[Tensor, "B T D"] | None = ...,
     dt_bias: Float[Tensor, " D"] | None = ...,
     initial_state: Float[Tensor, "S D N"] | Complex[Tensor, "S D N"] | None = ...,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
     dt_softplus: bool = ...,
     return_final_state: Literal[True],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "S D N"] | Complex[Tensor, "S D N"]]: ...
@@ -463,9 +476,10 @@ def selective_scan(
     z: Float[Tensor, "B T D"] | None = None,
     dt_bias: Float[Tensor, " D"] | None = None,
     initial_state: Float[Tensor, "S D N"] | Complex[Tensor, "S D N"] | None = None,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = None,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
     dt_softplus: bool = False,
     return_final_state: bool = False,
+    **unknown: Never,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Mamba-1's selective state space: a linear recurrence whose step size, input and output depend on the step.
 
@@ -495,10 +509,10 @@ def selective_scan(
         z: (B, T, D), like x or float32: a gate.
         dt_bias: (D,), float32, added to dt.
         initial_state: (B, D, N), float32 (complex64 for complex A); zeros by default.
-        cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, D, N). Results are zero at steps outside of every sequence. The
-            numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check this;
-            elsewhere the results for such numbers are undefined.
+        cu_seqlens: (S + 1,) int32 or int64, for B = 1: x holds S sequences one after another, the i-th from step
+            cu_seqlens[i] up to cu_seqlens[i + 1]. States are then (S, D, N). Results are zero at steps outside of every
+            sequence. The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of
+            `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         dt_softplus: whether to apply softplus to dt + dt_bias.
         return_final_state: also return the state after the last step.
 
@@ -520,6 +534,8 @@ def selective_scan(
         >>> x.grad.shape, state.shape
         (torch.Size([2, 100, 64]), torch.Size([2, 64, 16]))
     """
+    if unknown:
+        raise no_argument(SELECTIVE_SCAN.call, unknown)
     y, final_state = _selective_scan(
         {
             "x": x,
@@ -531,7 +547,7 @@ def selective_scan(
             "z": z,
             "dt_bias": dt_bias,
             "initial_state": initial_state,
-            "cu_seqlens": cu_seqlens,
+            "cu_seqlens": in_int32(cu_seqlens),
         },
         {"dt_softplus": dt_softplus, "return_final_state": return_final_state},
     )
@@ -550,6 +566,7 @@ def selective_state_update(
     z: Float[Tensor, "B D"] | None = None,
     dt_bias: Float[Tensor, " D"] | None = None,
     dt_softplus: bool = False,
+    **unknown: Never,
 ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "S D N"] | Complex[Tensor, "S D N"]]:
     """One step of `selective_scan`, for generation: (y, the new state). The old state is not modified.
 
@@ -585,6 +602,8 @@ def selective_state_update(
         >>> y.shape, state.shape
         (torch.Size([2, 64]), torch.Size([2, 64, 16]))
     """
+    if unknown:
+        raise no_argument(SELECTIVE_STATE_UPDATE.call, unknown)
     return SELECTIVE_STATE_UPDATE.run(
         _xp,
         _selective_scan,
@@ -607,7 +626,7 @@ def ssd(
     z: Float[Tensor, "B T H P"] | None = ...,
     dt_bias: Float[Tensor, " H"] | None = ...,
     initial_state: Float[Tensor, "S H P N"] | None = ...,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
     dt_softplus: bool = ...,
     dt_limit: tuple[float, float] = ...,
     return_final_state: Literal[False] = ...,
@@ -626,7 +645,7 @@ def ssd(
     z: Float[Tensor, "B T H P"] | None = ...,
     dt_bias: Float[Tensor, " H"] | None = ...,
     initial_state: Float[Tensor, "S H P N"] | None = ...,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
     dt_softplus: bool = ...,
     dt_limit: tuple[float, float] = ...,
     return_final_state: Literal[True],
@@ -644,10 +663,11 @@ def ssd(
     z: Float[Tensor, "B T H P"] | None = None,
     dt_bias: Float[Tensor, " H"] | None = None,
     initial_state: Float[Tensor, "S H P N"] | None = None,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = None,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
     return_final_state: bool = False,
+    **unknown: Never,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Mamba-2's state space dual: a linear recurrence with one decay a head, computed as matrix products.
 
@@ -677,10 +697,10 @@ def ssd(
         z: (B, T, H, P), like x or float32: a gate.
         dt_bias: (H,), float32, added to dt.
         initial_state: (B, H, P, N), float32; zeros by default.
-        cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, H, P, N). Results are zero at steps outside of every sequence.
-            The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check
-            this; elsewhere the results for such numbers are undefined.
+        cu_seqlens: (S + 1,) int32 or int64, for B = 1: x holds S sequences one after another, the i-th from step
+            cu_seqlens[i] up to cu_seqlens[i + 1]. States are then (S, H, P, N). Results are zero at steps outside of
+            every sequence. The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of
+            `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         dt_softplus: whether softplus makes delta positive.
         dt_limit: the least and the largest delta; a value outside is clamped, and has no gradient. By default 0 and
             infinity: without `dt_softplus` a negative step becomes 0.
@@ -705,6 +725,8 @@ def ssd(
         >>> x.grad.shape, state.shape
         (torch.Size([2, 100, 8, 64]), torch.Size([2, 8, 64, 128]))
     """
+    if unknown:
+        raise no_argument(SSD.call, unknown)
     y, final_state = _ssd(
         {
             "x": x,
@@ -716,7 +738,7 @@ def ssd(
             "z": z,
             "dt_bias": dt_bias,
             "initial_state": initial_state,
-            "cu_seqlens": cu_seqlens,
+            "cu_seqlens": in_int32(cu_seqlens),
         },
         {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit), "return_final_state": return_final_state},
     )
@@ -736,6 +758,7 @@ def ssd_update(
     dt_bias: Float[Tensor, " H"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
+    **unknown: Never,
 ) -> tuple[Float[Tensor, "B H P"], Float[Tensor, "B H P N"]]:
     """One step of `ssd`, for generation: (y, the new state). `state` is not modified.
 
@@ -772,6 +795,8 @@ def ssd_update(
         >>> y.shape, state.shape
         (torch.Size([2, 8, 64]), torch.Size([2, 8, 64, 128]))
     """
+    if unknown:
+        raise no_argument(SSD_UPDATE.call, unknown)
     return SSD_UPDATE.run(
         _xp,
         _ssd,
@@ -793,9 +818,10 @@ def ssd_prefill(
     z: Float[Tensor, "B T H P"] | None = None,
     dt_bias: Float[Tensor, " H"] | None = None,
     initial_state: Float[Tensor, "S H P N"] | None = None,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = None,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
+    **unknown: Never,
 ) -> tuple[Float[Tensor, "B T H P"], SsdWindow]:
     """`ssd` on the first steps of a sequence, of which there may be none, and the window from which `ssd_step` goes on.
 
@@ -814,10 +840,10 @@ def ssd_prefill(
         z: (B, T, H, P), like x or float32: a gate.
         dt_bias: (H,), float32, added to dt.
         initial_state: (B, H, P, N), float32; zeros by default.
-        cu_seqlens: (S + 1,) int32, for B = 1: x holds S sequences one after another, the i-th from step cu_seqlens[i]
-            up to cu_seqlens[i + 1]. States are then (S, H, P, N). Results are zero at steps outside of every sequence.
-            The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of `jax.jit`, check
-            this; elsewhere the results for such numbers are undefined.
+        cu_seqlens: (S + 1,) int32 or int64, for B = 1: x holds S sequences one after another, the i-th from step
+            cu_seqlens[i] up to cu_seqlens[i + 1]. States are then (S, H, P, N). Results are zero at steps outside of
+            every sequence. The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of
+            `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         dt_softplus: whether softplus makes delta positive.
         dt_limit: the least and the largest delta; a value outside is clamped, and has no gradient. By default 0 and
             infinity: without `dt_softplus` a negative step becomes 0.
@@ -836,6 +862,8 @@ def ssd_prefill(
         >>> window.steps
         tensor([22, 22], dtype=torch.int32)
     """
+    if unknown:
+        raise no_argument(SSD_PREFILL.call, unknown)
     return SSD_PREFILL.run(
         _xp,
         _ssd,
@@ -850,7 +878,7 @@ def ssd_prefill(
                 "z": z,
                 "dt_bias": dt_bias,
                 "initial_state": initial_state,
-                "cu_seqlens": cu_seqlens,
+                "cu_seqlens": in_int32(cu_seqlens),
             },
             {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)},
         ),
@@ -871,6 +899,7 @@ def ssd_step(
     dt_bias: Float[Tensor, " H"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
+    **unknown: Never,
 ) -> tuple[Float[Tensor, "B H P"], SsdWindow]:
     """One step of generation with the bits of training: (y, the window after it).
 
@@ -910,6 +939,8 @@ def ssd_step(
         >>> bool((last == retrograd.ssd(x, dt, A, B, C, dt_softplus=True)[:, 4]).all())
         True
     """
+    if unknown:
+        raise no_argument(SSD_STEP.call, unknown)
     return SSD_STEP.run(
         _xp,
         _ssd,
@@ -940,9 +971,9 @@ def attention(
     alibi_slopes: Float[Tensor, " H"] | Float[Tensor, "S H"] | None = ...,
     sinks: Float[Tensor, " H"] | None = ...,
     dropout_seed: int | Int32[Tensor, ""] | None = ...,
-    cu_seqlens_q: Int32[Tensor, " S_plus_1"] | None = ...,
-    cu_seqlens_k: Int32[Tensor, " S_plus_1"] | None = ...,
-    segment_ids: Int32[Tensor, "B Q"] | None = ...,
+    cu_seqlens_q: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
+    cu_seqlens_k: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
+    segment_ids: Int32[Tensor, "B Q"] | Int64[Tensor, "B Q"] | None = ...,
     causal: bool = ...,
     window: tuple[int, int] | None = ...,
     scale: float | None = ...,
@@ -963,9 +994,9 @@ def attention(
     alibi_slopes: Float[Tensor, " H"] | Float[Tensor, "S H"] | None = ...,
     sinks: Float[Tensor, " H"] | None = ...,
     dropout_seed: int | Int32[Tensor, ""] | None = ...,
-    cu_seqlens_q: Int32[Tensor, " S_plus_1"] | None = ...,
-    cu_seqlens_k: Int32[Tensor, " S_plus_1"] | None = ...,
-    segment_ids: Int32[Tensor, "B Q"] | None = ...,
+    cu_seqlens_q: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
+    cu_seqlens_k: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
+    segment_ids: Int32[Tensor, "B Q"] | Int64[Tensor, "B Q"] | None = ...,
     causal: bool = ...,
     window: tuple[int, int] | None = ...,
     scale: float | None = ...,
@@ -985,9 +1016,9 @@ def attention(
     alibi_slopes: Float[Tensor, " H"] | Float[Tensor, "S H"] | None = None,
     sinks: Float[Tensor, " H"] | None = None,
     dropout_seed: int | Int32[Tensor, ""] | None = None,
-    cu_seqlens_q: Int32[Tensor, " S_plus_1"] | None = None,
-    cu_seqlens_k: Int32[Tensor, " S_plus_1"] | None = None,
-    segment_ids: Int32[Tensor, "B Q"] | None = None,
+    cu_seqlens_q: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
+    cu_seqlens_k: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
+    segment_ids: Int32[Tensor, "B Q"] | Int64[Tensor, "B Q"] | None = None,
     causal: bool = False,
     window: tuple[int, int] | None = None,
     scale: float | None = None,
@@ -995,6 +1026,7 @@ def attention(
     dropout_p: float = 0.0,
     return_lse: bool = False,
     backward: Literal["auto", "split", "fused"] = "auto",
+    **unknown: Never,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Softmax attention with every mask and option that training needs.
 
@@ -1022,18 +1054,18 @@ def attention(
         alibi_slopes: (H,), or (B, H), float32.
         sinks: (H,), float32: the logarithm of what each head adds to the sum of exponentials.
         dropout_seed: the seed of the dropout; needed where dropout_p is not 0.
-        cu_seqlens_q: (S + 1,) int32, for B = 1: q holds S sequences one after another, the i-th from step
+        cu_seqlens_q: (S + 1,) int32 or int64, for B = 1: q holds S sequences one after another, the i-th from step
             cu_seqlens_q[i] up to cu_seqlens_q[i + 1]. alibi_slopes is then (H,) or (S, H). Results are zero at steps
             outside of every sequence. The numbers must not decrease or exceed Tq: PyTorch on a CPU, and JAX on a CPU
             outside of `jax.jit`, check this; elsewhere the results for such numbers are undefined.
-        cu_seqlens_k: (S + 1,) int32, for B = 1: each of k and v holds S sequences one after another, the i-th from step
-            cu_seqlens_k[i] up to cu_seqlens_k[i + 1]. alibi_slopes is then (H,) or (S, H). Results are zero at steps
-            outside of every sequence. The numbers must not decrease or exceed Tk: PyTorch on a CPU, and JAX on a CPU
-            outside of `jax.jit`, check this; elsewhere the results for such numbers are undefined.
-        segment_ids: (B, T) int32, for Tq = Tk = T and without cu_seqlens: a sequence is a run of steps of a row with
-            one id, which is not negative; another run begins where the id differs from that of the step before, and
-            with each row. Results and gradients are zero at steps with a negative id. The same as packed sequences, and
-            on a GPU the same bits; alibi_slopes is (H,).
+        cu_seqlens_k: (S + 1,) int32 or int64, for B = 1: each of k and v holds S sequences one after another, the i-th
+            from step cu_seqlens_k[i] up to cu_seqlens_k[i + 1]. alibi_slopes is then (H,) or (S, H). Results are zero
+            at steps outside of every sequence. The numbers must not decrease or exceed Tk: PyTorch on a CPU, and JAX on
+            a CPU outside of `jax.jit`, check this; elsewhere the results for such numbers are undefined.
+        segment_ids: (B, T) int32 or int64, for Tq = Tk = T and without cu_seqlens: a sequence is a run of steps of a
+            row with one id, which is not negative; another run begins where the id differs from that of the step
+            before, and with each row. Results and gradients are zero at steps with a negative id. The same as packed
+            sequences, and on a GPU the same bits; alibi_slopes is (H,).
         causal: whether a query sees no key after its own position.
         window: (left, right), how many keys a query sees before and after its own position; -1 for all.
         scale: factor of the products; 1 / sqrt(D) by default.
@@ -1062,6 +1094,8 @@ def attention(
         >>> out.shape, lse.shape
         (torch.Size([2, 100, 8, 64]), torch.Size([2, 8, 100]))
     """
+    if unknown:
+        raise no_argument(ATTENTION.call, unknown)
     out, lse = _attention(
         {
             "q": q,
@@ -1071,9 +1105,9 @@ def attention(
             "alibi_slopes": alibi_slopes,
             "sinks": sinks,
             "dropout_seed": as_array("attention", "dropout_seed", dropout_seed, "int32", q),
-            "cu_seqlens_q": cu_seqlens_q,
-            "cu_seqlens_k": cu_seqlens_k,
-            "segment_ids": segment_ids,
+            "cu_seqlens_q": in_int32(cu_seqlens_q),
+            "cu_seqlens_k": in_int32(cu_seqlens_k),
+            "segment_ids": labels_in_int32(segment_ids),
         },
         {
             "causal": causal,
@@ -1096,8 +1130,8 @@ def attention_qkvpacked(
     alibi_slopes: Float[Tensor, " H"] | Float[Tensor, "S H"] | None = ...,
     sinks: Float[Tensor, " H"] | None = ...,
     dropout_seed: int | Int32[Tensor, ""] | None = ...,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
-    segment_ids: Int32[Tensor, "B Q"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
+    segment_ids: Int32[Tensor, "B Q"] | Int64[Tensor, "B Q"] | None = ...,
     causal: bool = ...,
     window: tuple[int, int] | None = ...,
     scale: float | None = ...,
@@ -1116,8 +1150,8 @@ def attention_qkvpacked(
     alibi_slopes: Float[Tensor, " H"] | Float[Tensor, "S H"] | None = ...,
     sinks: Float[Tensor, " H"] | None = ...,
     dropout_seed: int | Int32[Tensor, ""] | None = ...,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = ...,
-    segment_ids: Int32[Tensor, "B Q"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
+    segment_ids: Int32[Tensor, "B Q"] | Int64[Tensor, "B Q"] | None = ...,
     causal: bool = ...,
     window: tuple[int, int] | None = ...,
     scale: float | None = ...,
@@ -1135,8 +1169,8 @@ def attention_qkvpacked(
     alibi_slopes: Float[Tensor, " H"] | Float[Tensor, "S H"] | None = None,
     sinks: Float[Tensor, " H"] | None = None,
     dropout_seed: int | Int32[Tensor, ""] | None = None,
-    cu_seqlens: Int32[Tensor, " S_plus_1"] | None = None,
-    segment_ids: Int32[Tensor, "B Q"] | None = None,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
+    segment_ids: Int32[Tensor, "B Q"] | Int64[Tensor, "B Q"] | None = None,
     causal: bool = False,
     window: tuple[int, int] | None = None,
     scale: float | None = None,
@@ -1144,6 +1178,7 @@ def attention_qkvpacked(
     dropout_p: float = 0.0,
     return_lse: bool = False,
     backward: Literal["auto", "split", "fused"] = "auto",
+    **unknown: Never,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attention` of queries, keys and values that a projection left in one array, without a copy of them.
 
@@ -1156,7 +1191,7 @@ def attention_qkvpacked(
         alibi_slopes: as in `attention`.
         sinks: as in `attention`.
         dropout_seed: as in `attention`.
-        cu_seqlens: (S + 1,) int32: the boundaries of queries and keys.
+        cu_seqlens: (S + 1,) int32 or int64: the boundaries of queries and keys.
         segment_ids: as in `attention`.
         causal: as in `attention`.
         window: as in `attention`.
@@ -1179,6 +1214,8 @@ def attention_qkvpacked(
         >>> qkv.grad.shape
         torch.Size([2, 100, 3, 8, 64])
     """
+    if unknown:
+        raise no_argument(ATTENTION_QKVPACKED.call, unknown)
     out, lse = _attention_qkvpacked(
         {
             "qkv": qkv,
@@ -1186,8 +1223,8 @@ def attention_qkvpacked(
             "alibi_slopes": alibi_slopes,
             "sinks": sinks,
             "dropout_seed": as_array("attention_qkvpacked", "dropout_seed", dropout_seed, "int32", qkv),
-            "cu_seqlens": cu_seqlens,
-            "segment_ids": segment_ids,
+            "cu_seqlens": in_int32(cu_seqlens),
+            "segment_ids": labels_in_int32(segment_ids),
         },
         {
             "causal": causal,
@@ -1206,6 +1243,7 @@ def linear(
     x: Float[Tensor, "*batch K"],
     weight: Float[Tensor, "N K"],
     bias: Float[Tensor, " N"] | None = None,
+    **unknown: Never,
 ) -> Float[Tensor, "*batch N"]:
     """Rows times the transpose of a matrix of weights: y = x weight^T + bias.
 
@@ -1240,5 +1278,7 @@ def linear(
         >>> torch.equal(retrograd.linear(x[:, :1], weight), y[:, :1])
         True
     """
+    if unknown:
+        raise no_argument(LINEAR.call, unknown)
     (y,) = _linear({"x": x, "weight": weight, "bias": bias}, {})
     return y  # type: ignore[return-value]

@@ -55,7 +55,7 @@ NO_ARRAYS_OF: dict[Framework, tuple[str, ...]] = {
 }
 # No op takes numbers of these dtypes, and no op indices of those.
 NO_NUMBERS = ("int32", "bool", "int16", "uint8")
-NO_INDICES: dict[Framework, tuple[str, ...]] = {"torch": ("int64", "bool", "float32"), "jax": ("bool", "float32")}
+NO_INDICES: dict[Framework, tuple[str, ...]] = {"torch": ("int16", "bool", "float32"), "jax": ("bool", "float32")}
 # Invalid values of an option, by the type of its default ...
 NO_OPTIONS: dict[type, tuple[str, ...]] = {
     bool: ("1", "0", "None", "'silu'", "1.0", "[]", "np.True_", "torch.tensor(True)", "10**400", "float('nan')"),
@@ -183,7 +183,8 @@ def bent(draw: st.DrawFn, op: str) -> Bent:
 @st.composite
 def spoilt(draw: st.DrawFn, op: str, case: Case, framework: Framework, more: Sequence[Change] = ()) -> Bad:
     """A case as text, with one argument replaced by an invalid value; `more` are further candidates."""
-    parameters = signature(getattr(retrograd if framework == "torch" else retrograd.jax, op)).parameters
+    taken = signature(getattr(retrograd if framework == "torch" else retrograd.jax, op)).parameters
+    parameters = {name: each for name, each in taken.items() if each.kind is not Parameter.VAR_KEYWORD}
     changes = [*spoilt_arrays(op, case, parameters, framework), *spoilt_options(parameters), *more]
     name, value, named = draw(st.sampled_from(changes))
     passed = {name: array(tensor, framework) for name, tensor in case.inputs.items()}

@@ -14,6 +14,8 @@ import numpy as np
 from ..errors import bad_shape, bad_type, bad_value, check_nondecreasing, check_number
 from ..spec import CallSpec, Param, known
 
+MOST = 2**31 - 1
+
 
 def arrays_of(op: str, arguments: Mapping[str, Any], required: int = 1) -> dict[str, Any]:
     """The arguments as JAX arrays, None where one is absent; the first `required` arguments must be present.
@@ -56,6 +58,23 @@ def as_array(op: str, argument: str, value: Any, dtype: str, like: Any) -> Any:
         return value
     check_number(op, argument, value, dtype)
     return jnp.asarray(value, dtype)
+
+
+def in_int32(bounds: Any) -> Any:
+    """Boundaries in int64, which a sum may have, as int32; anything else unchanged, for a later check to report."""
+    if not isinstance(bounds, jax.Array | np.ndarray) or bounds.dtype != np.int64:
+        return bounds
+    return bounds.clip(-1, MOST).astype(np.int32)  # what is out of range stays so
+
+
+def labels_in_int32(labels: Any) -> Any:
+    """Labels in int64 as int32 that tell the same neighbours apart; anything else unchanged."""
+    if not isinstance(labels, jax.Array | np.ndarray) or labels.dtype != np.int64:
+        return labels
+    if labels.ndim == 0:
+        return labels.astype(np.int32)
+    begins = jnp.diff(labels, axis=-1, prepend=labels[..., :1]) != 0
+    return jnp.where(labels < 0, -1, begins.cumsum(-1)).astype(np.int32)
 
 
 def params_of(arrays: Mapping[str, Any]) -> dict[str, Param | None]:

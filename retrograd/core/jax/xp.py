@@ -27,7 +27,7 @@ def jax_namespace() -> Namespace:
         sigmoid=jax.nn.sigmoid,
         sum_to=lambda x, shape: x.reshape(rows_of(x.shape, shape), *shape).sum(0),
         sum=lambda x, axis: jnp.sum(x, axis=axis),
-        arange=lambda like, size: jnp.arange(size),
+        arange=lambda like, size: jnp.arange(size, dtype=jnp.int32),  # int64 where jax_enable_x64 is set
         clip=jnp.clip,
         cumsum=lambda x, axis, reverse: jax.lax.cumsum(x, axis % x.ndim, reverse=reverse),
         matmul=lambda a, b: jnp.matmul(a, b, precision="highest"),

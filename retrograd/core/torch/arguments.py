@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import OPTION_TYPES, bad_layout, bad_type, bad_value, check_number, check_option
 from ..op import Op
 from ..spec import Param
 from .launch import DTYPES, concrete, dtype_name
+
+MOST = 2**31 - 1
 
 
 def check_arguments(op: Op, tensors: Sequence[Any], options: Sequence[Any]) -> None:
@@ -76,6 +79,23 @@ def as_array(op: str, argument: str, value: Any, dtype: str, like: Any) -> Any:
     if not isinstance(value, torch.SymInt | torch.SymFloat):
         check_number(op, argument, value, dtype)
     return torch.full((), value, dtype=DTYPES[dtype], device=getattr(like, "device", None))
+
+
+def in_int32(bounds: Any) -> Any:
+    """Boundaries in int64, which a sum has, as int32; anything else unchanged, for a later check to report."""
+    if not isinstance(bounds, Tensor) or bounds.dtype != torch.int64:
+        return bounds
+    return bounds.clamp(-1, MOST).int()  # what is out of range stays so
+
+
+def labels_in_int32(labels: Any) -> Any:
+    """Labels in int64 as int32 that tell the same neighbours apart; anything else unchanged."""
+    if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
+        return labels
+    if labels.ndim == 0:
+        return labels.int()
+    begins = F.pad(labels.diff(dim=-1) != 0, (1, 0))
+    return begins.cumsum(-1).masked_fill(labels < 0, -1).int()
 
 
 def without_gaps(tensor: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,6 +18,36 @@ UNLIMITED = -1  # of a window's side
 SLOPES = "alibi_slopes is then (H,) or (S, H)."
 MOST_STEPS = 2**31  # that ids may tell apart
 FORMS = 2**16  # values of a random number: one in FORMS is the finest step of dropout_p
+MOST_HEADS = 128  # of today's models
+LOOKS_TRANSPOSED = (
+    "attention: q has more heads than there are keys. Its layout is (B, T, H, D), time before heads; if it is "
+    "(B, H, T, D), pass q.transpose(1, 2), and k and v likewise: views are taken without a copy."
+)
+ELSEWHERE = {
+    "attention_mask": "segment_ids for packed or padded rows, or bias",
+    "attn_bias": "bias",
+    "attn_mask": "causal, window, segment_ids or bias (0 where a key is seen, else -inf)",
+    "cu_seqlens": "cu_seqlens_q and cu_seqlens_k",
+    "dropout": "dropout_p and dropout_seed",
+    "dropout_rate": "dropout_p and dropout_seed",
+    "enable_gqa": "nothing: heads of k and v that divide those of q are shared",
+    "is_causal": "causal",
+    "key": "k",
+    "logits_soft_cap": "softcap",
+    "mask": "causal, window, segment_ids or bias (0 where a key is seen, else -inf)",
+    "max_seqlen": "nothing: it is not needed",
+    "max_seqlen_k": "nothing: it is not needed",
+    "max_seqlen_q": "nothing: it is not needed",
+    "query": "q",
+    "return_attn_probs": "return_lse",
+    "s_aux": "sinks",
+    "scaling": "scale",
+    "sliding_window": "window, (left, right): (sliding_window - 1, 0) where it counts a query's own key",
+    "sm_scale": "scale",
+    "softmax_scale": "scale",
+    "value": "v",
+    "window_size": "window, (left, right)",
+}
 
 
 def check_scores(op: str, window: tuple[int, int] | None, scale: float | None, softcap: float | None) -> None:
@@ -40,6 +71,7 @@ class Common(CallSpec):
     softcap: float | None
     dropout_p: float
 
+    elsewhere: ClassVar = ELSEWHERE
     letters: ClassVar = {
         "B": Letter("batch"),
         "Q": Letter("queries"),
@@ -152,10 +184,10 @@ class Spec(Common):
     cu_seqlens_k: Param | None = boundaries("each of k and v", SLOPES, "cu_seqlens_k", "Tk", "K")
     segment_ids: Param | None = labels(
         "B Q",
-        doc="""(B, T) int32, for Tq = Tk = T and without cu_seqlens: a sequence is a run of steps of a row with one id,
-        which is not negative; another run begins where the id differs from that of the step before, and with each row.
-        Results and gradients are zero at steps with a negative id. The same as packed sequences, and on a GPU the same
-        bits; alibi_slopes is (H,).""",
+        doc="""(B, T) int32 or int64, for Tq = Tk = T and without cu_seqlens: a sequence is a run of steps of a row with
+        one id, which is not negative; another run begins where the id differs from that of the step before, and with
+        each row. Results and gradients are zero at steps with a negative id. The same as packed sequences, and on a GPU
+        the same bits; alibi_slopes is (H,).""",
     )
     causal: bool = option("bool", False, doc="whether a query sees no key after its own position.")
     window: tuple[int, int] | None = option(
@@ -227,6 +259,8 @@ class Spec(Common):
             missing, other = ("q", "k") if self.cu_seqlens_q is None else ("k", "q")
             raise bad_value(self.op, f"cu_seqlens_{missing}", None, f"boundaries, since cu_seqlens_{other} is given")
         Common.check(self)
+        if self.heads > MOST_HEADS and known(self.keys) and self.heads > self.keys > 0:
+            warnings.warn(LOOKS_TRANSPOSED, stacklevel=2)
 
     def visible(self) -> int:
         """How many pairs of a query and a key the masks leave to a head.

@@ -10,7 +10,7 @@ from retrograd.core.dtypes import FLOATS
 from retrograd.core.op import Stack
 from retrograd.core.spec import Param
 
-from .op import Common, Spec
+from .op import ELSEWHERE, Common, Spec
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,9 @@ class Packed(Common):
     alibi_slopes: Param | None = same_as(Spec, "alibi_slopes")
     sinks: Param | None = same_as(Spec, "sinks")
     dropout_seed: Param | None = same_as(Spec, "dropout_seed")
-    cu_seqlens: Param | None = same_as(Spec, "cu_seqlens_q", doc="(S + 1,) int32: the boundaries of queries and keys.")
+    cu_seqlens: Param | None = same_as(
+        Spec, "cu_seqlens_q", doc="(S + 1,) int32 or int64: the boundaries of queries and keys."
+    )
     segment_ids: Param | None = same_as(Spec, "segment_ids")
     causal: bool = same_as(Spec, "causal")
     window: tuple[int, int] | None = same_as(Spec, "window")
@@ -39,6 +41,7 @@ class Packed(Common):
     backward: str = same_as(Spec, "backward")
 
     op: ClassVar = "attention_qkvpacked"
+    elsewhere: ClassVar = {name: ours for name, ours in ELSEWHERE.items() if name != "cu_seqlens"}
     autocast: ClassVar = ("qkv",)
     letters: ClassVar = {**Common.letters, "Q": Letter("steps"), "K": Letter("steps")}
     results: ClassVar = (

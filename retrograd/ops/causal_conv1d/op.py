@@ -23,6 +23,12 @@ class Convolution(CallSpec):
     activation: str | None
 
     autocast: ClassVar = ("x",)
+    elsewhere: ClassVar = {
+        "conv_state": "initial_state",
+        "initial_states": "initial_state",
+        "return_final_states": "return_final_state",
+        "seq_idx": "cu_seqlens, where sequences begin and end",
+    }
     letters: ClassVar = {
         "B": Letter("batch"),
         "T": Letter("time"),
@@ -109,6 +115,14 @@ class Spec(Convolution):
         >>> dx.shape
         (2, 16, 64)
         """
+
+    def bind_sizes(self) -> None:
+        """Raise for x whose time and channels are exchanged, in words that say so."""
+        rows = self.weight.shape[0] if self.weight.shape else None
+        _, time, channels = self.x.shape
+        if rows not in (None, channels) and rows == time:
+            expected = f"(batch, time, channels={rows}), with the channels of weight: pass x.transpose(1, 2), a view"
+            raise bad_shape(self.op, "x", self.x.shape, expected)
 
     def reads(self, wanted: frozenset[str]) -> tuple[str, ...]:
         """The inputs of the forward pass only if needed: for the pre-activation, or for dweight."""

@@ -65,6 +65,17 @@ class Spec(CallSpec):
     out_dtype: str | None = option("ScalarType?", None, doc="dtype of y; that of x by default.")
 
     op: ClassVar = "rms_norm"
+    elsewhere: ClassVar = {
+        "epsilon": "eps",
+        "ngroups": "group_size, the columns of a group",
+        "offset": "weight_offset",
+        "residual_in_fp32": "residual in float32",
+        "return_residual": "prenorm",
+        "scale": "weight",
+        "variance_epsilon": "eps",
+        "z": "gate",
+        "zero_centered_weight": "weight_offset=1.0",
+    }
     letters: ClassVar = {"N": Letter("N"), "H": Letter("heads")}
     results: ClassVar = (
         Result("y", "*batch N", "y_dtype"),

@@ -137,6 +137,15 @@ class Spec(Common):
     return_final_state: bool = option("bool", False, doc="also return the state after the last step.")
 
     op: ClassVar = "selective_scan"
+    elsewhere: ClassVar = {
+        "delta": "dt",
+        "delta_bias": "dt_bias",
+        "delta_softplus": "dt_softplus",
+        "initial_states": "initial_state",
+        "return_last_state": "return_final_state",
+        "seq_idx": "cu_seqlens, where sequences begin and end",
+        "u": "x",
+    }
     results: ClassVar = (
         Result("y", "B T D", "x"),
         Result("final_state", "S D N", "state_dtype", when="return_final_state", kinds=FLOAT_OR_COMPLEX),

@@ -122,6 +122,12 @@ class Spec(OfSequence):
     return_final_state: bool = option("bool", False, doc="also return the state after the last step.")
 
     op: ClassVar = "ssd"
+    elsewhere: ClassVar = {
+        "chunk_size": "nothing: the kernels choose their blocks",
+        "initial_states": "initial_state",
+        "return_final_states": "return_final_state",
+        "seq_idx": "cu_seqlens, where sequences begin and end",
+    }
     state_at_border: ClassVar = False  # whether the final state is that at the last border, for `ssd_prefill`
     results: ClassVar = (
         Result("y", "B T H P", "x"),

@@ -283,8 +283,8 @@ def test_what_does_not_go_together_is_refused(changed: dict[str, Any], text: str
 
 def test_ids_of_another_dtype_are_refused() -> None:
     q = torch.zeros(1, 4, 2, 16)
-    with pytest.raises(TypeError, match="attention: segment_ids has dtype int64, expected int32"):
-        attention(q, q, q, segment_ids=torch.zeros(1, 4, dtype=torch.int64))
+    with pytest.raises(TypeError, match="attention: segment_ids has dtype int16, expected int32"):
+        attention(q, q, q, segment_ids=torch.zeros(1, 4, dtype=torch.int16))
 
 
 WIDTHS = (16, 64, 80, 128, 192, 256, 512)

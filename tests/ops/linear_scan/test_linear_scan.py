@@ -90,7 +90,7 @@ def test_a_product_that_overflows_does_not_touch_a_state_of_zero() -> None:
         ({"b": "int32"}, r"b has dtype int32"),
         ({"a": "float64"}, r"a has dtype float64"),
         ({"initial_state": "bfloat16"}, r"initial_state has dtype bfloat16, expected float32"),
-        ({"cu_seqlens": "int64"}, r"cu_seqlens has dtype int64, expected int32"),
+        ({"cu_seqlens": "int16"}, r"cu_seqlens has dtype int16, expected int32"),
         ({"reverse": 1}, r"reverse is int, expected a bool"),
     ],
 )
@@ -105,7 +105,7 @@ def test_what_does_not_fit_together_is_refused_by_name(change: dict[str, Any], t
     params = {
         name: Param(shapes[name], dtypes[name]) if name in ("a", "b") or name in change else None for name in shapes
     }
-    if change.get("cu_seqlens") == "int64":
+    if change.get("cu_seqlens") == "int16":
         params |= {name: Param((1, 9, 4), "float32") for name in ("a", "b")}
     options = OPTIONS | {name: value for name, value in change.items() if name in OPTIONS}
     with pytest.raises((ValueError, TypeError), match=f"linear_scan: {text}"):
