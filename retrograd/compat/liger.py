@@ -26,7 +26,18 @@ from retrograd.compat.dtypes import REAL, widened
 from retrograd.core.errors import bad_value
 from retrograd.core.torch.arguments import check_tensors
 
-__all__ = ["LigerRMSNorm", "liger_fused_add_rms_norm", "liger_rms_norm"]
+__all__ = [
+    "LigerRMSNorm",
+    "LigerRMSNormForGemma",
+    "LigerRMSNormForGemma2",
+    "LigerRMSNormForGemma3",
+    "LigerRMSNormForGemma4",
+    "LigerRMSNormForGlm4",
+    "LigerRMSNormForOlmo2",
+    "LigerRMSNormForQwen3Next",
+    "liger_fused_add_rms_norm",
+    "liger_rms_norm",
+]
 
 CASTING_MODES = ("llama", "gemma", "none")
 CASTING_NUMBERS = (0, 1, -1)  # liger's functions accept these numbers for the same three
@@ -168,6 +179,70 @@ class LigerRMSNorm(nn.Module):
         """The weight's shape and the options."""
         shape = None if self.weight is None else tuple(self.weight.shape)
         return f"{shape}, eps={self.variance_epsilon}, offset={self.offset}, casting_mode={self.casting_mode!r}"
+
+
+class LigerRMSNormForOlmo2(LigerRMSNorm):
+    """The same."""
+
+
+class LigerRMSNormForGlm4(LigerRMSNorm):
+    """The same."""
+
+
+class LigerRMSNormForGemma(LigerRMSNorm):
+    """Gemma's norm: times 1 + weight, which begins as zeros."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        offset: float = 1.0,
+        casting_mode: str = "gemma",
+        init_fn: str = "zeros",
+        in_place: bool = True,
+        row_mode: bool | None = None,
+    ) -> None:
+        super().__init__(hidden_size, eps, offset, casting_mode, init_fn, in_place, row_mode)
+
+
+class LigerRMSNormForGemma2(LigerRMSNormForGemma):
+    """As Gemma's."""
+
+
+class LigerRMSNormForQwen3Next(LigerRMSNormForGemma):
+    """As Gemma's."""
+
+
+class LigerRMSNormForGemma3(LigerRMSNormForGemma):
+    """As Gemma's; its first argument is `dim`."""
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 1e-6,
+        offset: float = 1.0,
+        casting_mode: str = "gemma",
+        init_fn: str = "zeros",
+        in_place: bool = False,
+    ) -> None:
+        super().__init__(dim, eps, offset, casting_mode, init_fn, in_place)
+
+
+class LigerRMSNormForGemma4(LigerRMSNorm):
+    """Gemma 4's norm: times its weight, or without one (`with_scale=False`)."""
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 1e-6,
+        offset: float = 0.0,
+        casting_mode: str = "gemma",
+        init_fn: str = "ones",
+        in_place: bool = False,
+        with_scale: bool = True,
+    ) -> None:
+        super().__init__(dim, eps, offset, casting_mode, init_fn, in_place, elementwise_affine=with_scale)
+        self.with_scale = with_scale
 
 
 def _check(name: str, casting_mode: Any, weight: Any = None, **tensors: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from retrograd import rms_norm
 from retrograd.compat.checks import flag
@@ -27,7 +27,7 @@ from retrograd.core.spec import accumulator
 from retrograd.core.torch.arguments import check_tensors
 from retrograd.core.torch.launch import dtype_name
 
-__all__ = ["rmsnorm", "rmsnorm_bwd", "rmsnorm_fwd"]
+__all__ = ["QuackRMSNorm", "rmsnorm", "rmsnorm_bwd", "rmsnorm_fwd"]
 
 
 def rmsnorm(
@@ -83,6 +83,30 @@ def rmsnorm(
         out_dtype=out_dtype,
     )
     return (result[0], result[1].to(dtype)) if prenorm else result
+
+
+class QuackRMSNorm(nn.RMSNorm):
+    """`rmsnorm` as a module: PyTorch's `RMSNorm`, with an eps that is always a number.
+
+    Example:
+        >>> import torch
+        >>> from retrograd.compat.quack import QuackRMSNorm
+        >>> QuackRMSNorm(64)(torch.randn(2, 16, 64)).shape
+        torch.Size([2, 16, 64])
+    """
+
+    eps: float
+
+    def __init__(
+        self, dim: int, eps: float = 1e-6, elementwise_affine: bool = True, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__(dim, eps, elementwise_affine, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The norm of the last dimension."""
+        found = rmsnorm(x, self.weight, eps=self.eps)
+        assert isinstance(found, Tensor)
+        return found
 
 
 def rmsnorm_fwd(

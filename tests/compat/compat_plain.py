@@ -67,6 +67,13 @@ def rms_norm(
     return normalised if bias is None else normalised + bias
 
 
+def layer_norm(x: Tensor, eps: float, group_size: int | None = None) -> Tensor:
+    """x without its mean, over its standard deviation, in groups of columns."""
+    groups = x.unflatten(-1, (-1, group_size or x.shape[-1]))
+    centred = groups - groups.mean(-1, keepdim=True)
+    return (centred * (centred.square().mean(-1, keepdim=True) + eps).rsqrt()).flatten(-2)
+
+
 def mamba_inner(
     xz: Tensor,
     conv1d_weight: Tensor,

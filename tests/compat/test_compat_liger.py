@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from retrograd.compat import liger
 from retrograd.compat.liger import LigerRMSNorm, liger_fused_add_rms_norm, liger_rms_norm
 from retrograd.testing.budget import rounding
 
@@ -249,3 +250,23 @@ def test_a_wrong_call_is_refused_by_name(name: str) -> None:
     with pytest.raises(kind) as caught:
         call()
     assert str(caught.value) == text
+
+
+GEMMA = {"LigerRMSNormForGemma", "LigerRMSNormForGemma2", "LigerRMSNormForGemma3", "LigerRMSNormForQwen3Next"}
+
+
+@pytest.mark.parametrize("name", [each for each in liger.__all__ if each.startswith("LigerRMSNorm")])
+def test_the_module_of_a_family_has_its_weight_and_offset(name: str) -> None:
+    module = getattr(liger, name)(N, 1e-5)
+    assert torch.equal(module.weight.detach(), torch.full((N,), float(name not in GEMMA)))
+    X = draw(ROWS, N)
+    assert torch.equal(module(X), liger_rms_norm(X, torch.ones(N), 1e-5))
+    first = next(iter(list(inspect.signature(type(module).__init__).parameters)[1:]))
+    assert first == ("dim" if name.endswith(("Gemma3", "Gemma4")) else "hidden_size")
+
+
+def test_gemma_4_s_norm_without_a_scale_has_no_weight() -> None:
+    module = liger.LigerRMSNormForGemma4(N, with_scale=False)
+    X = draw(ROWS, N)
+    assert not list(module.parameters())
+    assert torch.equal(module(X), liger_rms_norm(X, None, 1e-6))

@@ -151,10 +151,76 @@ def test_the_second_branch_of_rms_norm_fn_is_refused(name: str) -> None:
         layer_norm.rms_norm_fn(zeros(2, DIM), zeros(DIM), None, **{name: True})  # type: ignore[arg-type]
 
 
-def test_layer_norms_are_refused() -> None:
-    for function in (layer_norm.layer_norm_fn, layernorm_gated.layernorm_fn):
-        with pytest.raises(NotImplementedError, match=f"{function.__name__}: is_rms_norm is False"):
-            function(zeros(2, DIM), zeros(DIM), None)
+@pytest.mark.parametrize("prenorm", [False, True])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_layer_norm_fn_adds_scales_and_normalises(draw: Draw, with_residual: bool, prenorm: bool) -> None:
+    inputs: dict[str, Any] = {
+        "x": draw(3, 5, DIM),
+        "weight": draw(DIM),
+        "bias": draw(DIM),
+        "residual": draw(3, 5, DIM) if with_residual else None,
+        "rowscale": draw(3, 5),
+        "eps": 0.1,
+    }
+
+    def meant(x: Tensor, weight: Tensor, bias: Tensor, residual: Any, rowscale: Tensor, eps: float) -> Any:
+        total = x * rowscale[..., None] + (0 if residual is None else residual)
+        y = plain.layer_norm(total, eps) * weight + bias
+        return (y, total) if prenorm else y
+
+    assert_same_function(partial(layer_norm.layer_norm_fn, prenorm=prenorm), meant, inputs)
+
+
+@pytest.mark.parametrize("norm_before_gate", [False, True])
+@pytest.mark.parametrize("group_size", [None, 3])
+@pytest.mark.parametrize("gated", [False, True])
+def test_layernorm_fn_gates_and_groups(draw: Draw, gated: bool, group_size: int | None, norm_before_gate: bool) -> None:
+    inputs = {
+        "x": draw(4, DIM),
+        "weight": draw(DIM),
+        "bias": draw(DIM),
+        "z": draw(4, DIM) if gated else None,
+        "eps": 0.1,
+    }
+
+    def meant(x: Tensor, weight: Tensor, bias: Tensor, z: Tensor | None, eps: float) -> Tensor:
+        gate = torch.ones_like(x) if z is None else torch.nn.functional.silu(z)
+        normalised = plain.layer_norm(x if norm_before_gate else x * gate, eps, group_size) * weight + bias
+        return normalised * gate if norm_before_gate else normalised
+
+    options: dict[str, Any] = {"group_size": group_size, "norm_before_gate": norm_before_gate}
+    assert_same_function(partial(layernorm_gated.layernorm_fn, **options), meant, inputs)
+    module = layernorm_gated.LayerNorm(DIM, 0.1, **options).double()
+    module.load_state_dict({"weight": inputs["weight"], "bias": inputs["bias"]})
+    torch.testing.assert_close(module(inputs["x"], inputs["z"]), meant(**inputs))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layer_norms_have_the_dtype_of_x_and_a_sum_in_that_of_the_residual(draw: Draw, dtype: torch.dtype) -> None:
+    x, weight = draw(4, DIM).detach().to(dtype), torch.ones(DIM)
+    for residual, in_fp32, expected in ((None, False, dtype), (None, True, torch.float32), (x.float(), False, None)):
+        y, total = layer_norm.layer_norm_fn(x, weight, None, residual=residual, prenorm=True, residual_in_fp32=in_fp32)
+        assert (y.dtype, total.dtype) == (dtype, expected or torch.float32)
+        alone = layer_norm.layer_norm_fn(x, weight, None, residual=residual, residual_in_fp32=in_fp32)
+        assert torch.equal(y, alone)  # type: ignore[arg-type]
+    assert layernorm_gated.layernorm_fn(x, weight, None, x).dtype == dtype
+
+
+def test_an_empty_batch_has_empty_layer_norms() -> None:
+    weight = torch.ones(DIM)
+    assert layernorm_gated.layernorm_fn(torch.zeros(0, DIM), weight, None).shape == (0, DIM)
+    assert layer_norm.layer_norm_fn(torch.zeros(0, DIM), weight, None).shape == (0, DIM)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["x1", "weight1", "bias1", "return_dropout_mask"])
+def test_the_second_branch_of_layer_norm_fn_is_refused(name: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"layer_norm_fn: {name} is not supported"):
+        layer_norm.layer_norm_fn(zeros(2, DIM), zeros(DIM), None, **{name: True})  # type: ignore[arg-type]
+
+
+def test_layernorm_fn_names_a_group_size_that_does_not_divide() -> None:
+    with pytest.raises(ValueError, match=rf"^layernorm_fn: group_size is 4, expected a divisor .*, {DIM}"):
+        layernorm_gated.layernorm_fn(zeros(2, DIM), zeros(DIM), None, group_size=4)
 
 
 @pytest.mark.parametrize("name", ["weight", "bias", "residual", "rowscale", "dropout_p", "x"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrograd.compat.quack import rmsnorm, rmsnorm_bwd, rmsnorm_fwd
+from retrograd.compat.quack import QuackRMSNorm, rmsnorm, rmsnorm_bwd, rmsnorm_fwd
 from retrograd.testing.budget import rounding
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -371,3 +371,12 @@ def test_a_wrong_call_is_refused_by_name(name: str) -> None:
     with pytest.raises(kind) as caught:
         call()
     assert str(caught.value) == text
+
+
+def test_the_module_is_pytorch_s_with_quack_s_arguments() -> None:
+    module, plain = QuackRMSNorm(64, 1e-3), torch.nn.RMSNorm(64, 1e-3)
+    assert module.state_dict().keys() == plain.state_dict().keys()
+    x = torch.randn(5, 64)
+    torch.testing.assert_close(module(x), plain(x))
+    assert torch.equal(module.bfloat16()(x.bfloat16()), rmsnorm(x.bfloat16(), torch.ones(64).bfloat16(), eps=1e-3))
+    torch.testing.assert_close(QuackRMSNorm(64, elementwise_affine=False)(x), torch.nn.RMSNorm(64, 1e-6)(x))

@@ -1,4 +1,4 @@
-"""`mamba_ssm.ops.triton.layer_norm`: the RMS norm with a residual stream. LayerNorm is refused."""
+"""`mamba_ssm.ops.triton.layer_norm`: the RMS norm with a residual stream, and LayerNorm, which is PyTorch's."""
 
 from __future__ import annotations
 
@@ -53,20 +53,8 @@ def rms_norm_fn(
     """
     me = "rms_norm_fn"
     refuse(me, "", x1=x1, weight1=weight1, bias1=bias1, return_dropout_mask=return_dropout_mask)
-    check_tensors(me, {"x": x, "weight": weight, "bias": bias, "residual": residual, "rowscale": rowscale}, required=2)
     with_sum, in_fp32 = flag(me, "prenorm", prenorm), flag(me, "residual_in_fp32", residual_in_fp32)
-    expect_norm(me, x, weight, bias)
-    expect_if_given(me, "residual", residual, x.shape, "the shape of x")
-    expect_if_given(me, "rowscale", rowscale, x.shape[:-1], "the rows of x")
-    if not isinstance(dropout_p, int | float) or not 0 <= dropout_p < 1:
-        raise bad_value(me, "dropout_p", dropout_p, "at least 0 and below 1")
-    dtype, branch = x.dtype, x
-    if rowscale is not None or dropout_p:
-        branch = x.to(arithmetic(x))  # the scaled x is rounded only once, in the sum
-    if rowscale is not None:
-        branch = branch * rowscale[..., None].to(branch.dtype)
-    if dropout_p:
-        branch = F.dropout(branch, dropout_p)
+    branch = _branch(me, x, weight, bias, residual, rowscale, dropout_p)
     results = retrograd.rms_norm(  # type: ignore[call-overload]
         branch,
         beside(branch, weight),
@@ -74,10 +62,10 @@ def rms_norm_fn(
         residual=residual,
         eps=eps,
         prenorm=with_sum and residual is not None,
-        out_dtype=dtype,
+        out_dtype=x.dtype,
     )
     if with_sum and residual is None:  # a copy, so that the caller may write into it
-        return results, branch.to(torch.float32 if in_fp32 else dtype, copy=True)
+        return results, branch.to(torch.float32 if in_fp32 else x.dtype, copy=True)
     return results
 
 
@@ -97,24 +85,70 @@ def layer_norm_fn(
     is_rms_norm: bool = False,
     return_dropout_mask: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`rms_norm_fn` where is_rms_norm is True; LayerNorm is refused."""
-    if not flag("layer_norm_fn", "is_rms_norm", is_rms_norm):
-        raise NotImplementedError("layer_norm_fn: is_rms_norm is False, expected True: there is no LayerNorm here")
-    return rms_norm_fn(
-        x,
-        weight,
-        bias,
-        residual,
-        x1,
-        weight1,
-        bias1,
-        eps,
-        dropout_p,
-        rowscale,
-        prenorm,
-        residual_in_fp32,
-        return_dropout_mask,
-    )
+    """LayerNorm of dropout(x * rowscale) + residual, by PyTorch; with is_rms_norm it is `rms_norm_fn`.
+
+    The arguments are those of `rms_norm_fn`. The sum is rounded to the dtype of the residual before it is normalised, in float32.
+    """
+    me = "layer_norm_fn"
+    if flag(me, "is_rms_norm", is_rms_norm):
+        return rms_norm_fn(
+            x,
+            weight,
+            bias,
+            residual,
+            x1,
+            weight1,
+            bias1,
+            eps,
+            dropout_p,
+            rowscale,
+            prenorm,
+            residual_in_fp32,
+            return_dropout_mask,
+        )
+    refuse(me, "", x1=x1, weight1=weight1, bias1=bias1, return_dropout_mask=return_dropout_mask)
+    with_sum, in_fp32 = flag(me, "prenorm", prenorm), flag(me, "residual_in_fp32", residual_in_fp32)
+    branch = _branch(me, x, weight, bias, residual, rowscale, dropout_p)
+    if residual is None:
+        total = branch.to(torch.float32 if in_fp32 and with_sum else branch.dtype)
+    else:
+        total = (branch.to(arithmetic(x)) + residual.to(arithmetic(x))).to(residual.dtype)
+    y = layer_norm(total, weight, bias, eps).to(x.dtype)
+    if not with_sum:
+        return y
+    return y, total.to(total.dtype if in_fp32 or residual is not None else x.dtype, copy=residual is None)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """PyTorch's LayerNorm of the last dimension; in float32 unless all have the dtype of x."""
+    if weight.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
+        x, weight = x.to(arithmetic(x)), weight.to(arithmetic(x))
+        bias = None if bias is None else bias.to(x.dtype)
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def _branch(
+    me: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    rowscale: Tensor | None,
+    dropout_p: float,
+) -> Tensor:
+    """What is added to the residual, of checked arguments: dropout(x * rowscale)."""
+    check_tensors(me, {"x": x, "weight": weight, "bias": bias, "residual": residual, "rowscale": rowscale}, required=2)
+    expect_norm(me, x, weight, bias)
+    expect_if_given(me, "residual", residual, x.shape, "the shape of x")
+    expect_if_given(me, "rowscale", rowscale, x.shape[:-1], "the rows of x")
+    if not isinstance(dropout_p, int | float) or not 0 <= dropout_p < 1:
+        raise bad_value(me, "dropout_p", dropout_p, "at least 0 and below 1")
+    branch = x
+    if rowscale is not None or dropout_p:
+        branch = x.to(arithmetic(x))  # the scaled x is rounded only once, in the sum
+    if rowscale is not None:
+        branch = branch * rowscale[..., None].to(branch.dtype)
+    return F.dropout(branch, dropout_p) if dropout_p else branch
 
 
 def rms_norm_ref(
@@ -138,6 +172,29 @@ def rms_norm_ref(
     refuse(me, "", dropout_mask=dropout_mask, dropout_mask1=dropout_mask1)
     flag(me, "upcast", upcast)
     return rms_norm_fn(x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm)
+
+
+def layer_norm_ref(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    x1: None = None,
+    weight1: None = None,
+    bias1: None = None,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    rowscale: Tensor | None = None,
+    prenorm: bool = False,
+    dropout_mask: None = None,
+    dropout_mask1: None = None,
+    upcast: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`layer_norm_fn`; without `upcast` too, sums are in float32. dropout_mask and dropout_mask1 are refused."""
+    me = "layer_norm_ref"
+    refuse(me, "", dropout_mask=dropout_mask, dropout_mask1=dropout_mask1)
+    flag(me, "upcast", upcast)
+    return layer_norm_fn(x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm)
 
 
 class RMSNorm(nn.Module):

@@ -1,15 +1,17 @@
-"""`mamba_ssm.ops.triton.layernorm_gated`: the RMS norm with a SiLU gate and groups. LayerNorm is refused."""
+"""`mamba_ssm.ops.triton.layernorm_gated`: the RMS norm with a SiLU gate and groups, and LayerNorm, PyTorch's."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.compat.checks import expect_if_given, expect_norm, flag
-from retrograd.compat.dtypes import beside
+from retrograd.compat.checks import expect_if_given, expect_integer, expect_norm, flag
+from retrograd.compat.dtypes import arithmetic, beside
+from retrograd.core.errors import bad_value
 from retrograd.core.torch.arguments import check_tensors
 
 
@@ -64,10 +66,27 @@ def layernorm_fn(
     norm_before_gate: bool = True,
     is_rms_norm: bool = False,
 ) -> Tensor:
-    """`rmsnorm_fn` where is_rms_norm is True; LayerNorm is refused."""
-    if not flag("layernorm_fn", "is_rms_norm", is_rms_norm):
-        raise NotImplementedError("layernorm_fn: is_rms_norm is False, expected True: there is no LayerNorm here")
-    return rmsnorm_fn(x, weight, bias, z, eps, group_size, norm_before_gate)
+    """LayerNorm of x, times silu(z), by PyTorch in float32; with is_rms_norm `rmsnorm_fn`, whose arguments it has."""
+    me = "layernorm_fn"
+    if flag(me, "is_rms_norm", is_rms_norm):
+        return rmsnorm_fn(x, weight, bias, z, eps, group_size, norm_before_gate)
+    check_tensors(me, {"x": x, "weight": weight, "bias": bias, "z": z}, required=2)
+    expect_norm(me, x, weight, bias)
+    expect_if_given(me, "z", z, x.shape, "the shape of x")
+    before = flag(me, "norm_before_gate", norm_before_gate)
+    size = x.shape[-1] if group_size is None else group_size
+    expect_integer(me, "group_size", size, 0)
+    if x.shape[-1] % max(size, 1):
+        raise bad_value(me, "group_size", size, f"a divisor of the last dimension of x, {x.shape[-1]}")
+    y, gate = x.to(arithmetic(x)), None if z is None else F.silu(z.to(arithmetic(x)))
+    if gate is not None and not before:
+        y = y * gate
+    if y.numel():
+        y = F.layer_norm(y.unflatten(-1, (-1, size)), (size,), None, None, eps).flatten(-2)
+    y = y * weight.to(y.dtype)
+    if bias is not None:
+        y = y + bias.to(y.dtype)
+    return (y if gate is None or not before else y * gate).to(x.dtype)
 
 
 def rms_norm_ref(
@@ -83,6 +102,36 @@ def rms_norm_ref(
     """`rmsnorm_fn`; without `upcast` too, sums are in float32."""
     flag("rms_norm_ref", "upcast", upcast)
     return rmsnorm_fn(x, weight, bias, z, eps, group_size, norm_before_gate)
+
+
+class LayerNorm(nn.Module):
+    """`layernorm_fn` with its weight and bias, (hidden_size,)."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-5,
+        group_size: int | None = None,
+        norm_before_gate: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.eps = eps
+        self.group_size = group_size
+        self.norm_before_gate = norm_before_gate
+        self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the weight to 1 and the bias to 0."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        """The norm, gated by z."""
+        return layernorm_fn(x, self.weight, self.bias, z, self.eps, self.group_size, self.norm_before_gate)
 
 
 class RMSNorm(nn.Module):
