@@ -8,6 +8,10 @@ from difflib import get_close_matches
 from .spec import CallSpec, options, parameters
 
 
+class Unknown:
+    """The type of keywords that a function does not have: there is no value of it, so type checkers refuse them."""
+
+
 def no_argument(call: type[CallSpec], unknown: Iterable[str]) -> TypeError:
     """A call has arguments that its function does not take."""
     name = next(iter(unknown))

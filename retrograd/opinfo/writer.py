@@ -126,7 +126,7 @@ def _definition(call: type[CallSpec], face: Face, returns: str, asked: Asked | N
             others.append(f"{name}: Literal[{asked[name]}]" + (" = ..." if asked[name] == option.default else ""))
         else:
             others.append(f"{name}: {kind} = {default}")
-    unknown = [] if asked else ["**unknown: Never"]  # an overload takes none
+    unknown = [] if asked else ["**unknown: Unknown"]  # an overload takes none
     taken = ", ".join([*positional, *(["*", *others] if others else []), *unknown])
     return f"def {call.op}({taken},) -> {returns}:"
 

@@ -17,7 +17,7 @@ FILES = {TORCH: "torch_functions.py", JAX: "jax_functions.py"}
 IMPORTS = {
     TORCH: """\
 import math
-from typing import Literal, Never, overload
+from typing import Literal, overload
 
 import torch
 from jaxtyping import Complex, Float, Int32, Int64
@@ -29,11 +29,11 @@ from retrograd.core.torch.checks import checker
 from retrograd.core.torch.op import bind, bind_kernels
 from retrograd.core.torch.stack import bind_stack
 from retrograd.core.torch.xp import torch_namespace
-from retrograd.core.unknown import no_argument
+from retrograd.core.unknown import Unknown, no_argument
 """,
     JAX: """\
 import math
-from typing import Any, Literal, Never, overload
+from typing import Any, Literal, overload
 
 import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Int32, Int64
@@ -44,7 +44,7 @@ from retrograd.core.jax.checks import checker
 from retrograd.core.jax.op import bind
 from retrograd.core.jax.stack import bind_stack
 from retrograd.core.jax.xp import jax_namespace
-from retrograd.core.unknown import no_argument
+from retrograd.core.unknown import Unknown, no_argument
 """,
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Never, overload
+from typing import Any, Literal, overload
 
 import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Int32, Int64
@@ -14,7 +14,7 @@ from retrograd.core.jax.checks import checker
 from retrograd.core.jax.op import bind
 from retrograd.core.jax.stack import bind_stack
 from retrograd.core.jax.xp import jax_namespace
-from retrograd.core.unknown import no_argument
+from retrograd.core.unknown import Unknown, no_argument
 from retrograd.ops.ssd.steps import SsdWindow
 
 from .attention.jax_like import dot_product_attention
@@ -112,7 +112,7 @@ def rms_norm(
     norm_before_gate: bool = False,
     prenorm: bool = False,
     out_dtype: Any = None,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Array | tuple[Array, Array]:
     """Root-mean-square normalisation of the last dimension, fused with the residual addition and the gate.
 
@@ -211,7 +211,7 @@ def linear_scan(
     cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
     reverse: bool = False,
     return_final_state: bool = False,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Array | tuple[Array, Array]:
     """Linear recurrence along time, each channel by itself.
 
@@ -301,7 +301,7 @@ def causal_conv1d(
     cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
     activation: Literal["silu"] | None = None,
     return_final_state: bool = False,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Array | tuple[Array, Array]:
     """Depthwise causal convolution along time: each channel has a filter of its own over its last W inputs.
 
@@ -363,7 +363,7 @@ def causal_conv1d_update(
     bias: Float[Array, " D"] | None = None,
     *,
     activation: Literal["silu"] | None = None,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> tuple[Float[Array, "B D"] | Float[Array, "B T D"], Float[Array, "B D W_minus_1"]]:
     """One or a few steps of generation: `causal_conv1d` continued from a state, with its gradients.
 
@@ -486,7 +486,7 @@ def selective_scan(
     cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
     dt_softplus: bool = False,
     return_final_state: bool = False,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Array | tuple[Array, Array]:
     """Mamba-1's selective state space: a linear recurrence whose step size, input and output depend on the step.
 
@@ -575,7 +575,7 @@ def selective_state_update(
     z: Float[Array, "B D"] | None = None,
     dt_bias: Float[Array, " D"] | None = None,
     dt_softplus: bool = False,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> tuple[Float[Array, "B D"], Float[Array, "S D N"] | Complex[Array, "S D N"]]:
     """One step of `selective_scan`, for generation: (y, the new state). The old state is not modified.
 
@@ -679,7 +679,7 @@ def ssd(
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
     return_final_state: bool = False,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Array | tuple[Array, Array]:
     """Mamba-2's state space dual: a linear recurrence with one decay a head, computed as matrix products.
 
@@ -772,7 +772,7 @@ def ssd_update(
     dt_bias: Float[Array, " H"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> tuple[Float[Array, "B H P"], Float[Array, "B H P N"]]:
     """One step of `ssd`, for generation: (y, the new state). `state` is not modified.
 
@@ -835,7 +835,7 @@ def ssd_prefill(
     cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> tuple[Float[Array, "B T H P"], SsdWindow]:
     """`ssd` on the first steps of a sequence, of which there may be none, and the window from which `ssd_step` goes on.
 
@@ -913,7 +913,7 @@ def ssd_step(
     dt_bias: Float[Array, " H"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> tuple[Float[Array, "B H P"], SsdWindow]:
     """One step of generation with the bits of training: (y, the window after it).
 
@@ -1041,7 +1041,7 @@ def attention(
     dropout_p: float = 0.0,
     return_lse: bool = False,
     backward: Literal["auto", "split", "fused"] = "auto",
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Array | tuple[Array, Array]:
     """Softmax attention with every mask and option that training needs.
 
@@ -1196,7 +1196,7 @@ def attention_qkvpacked(
     dropout_p: float = 0.0,
     return_lse: bool = False,
     backward: Literal["auto", "split", "fused"] = "auto",
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Array | tuple[Array, Array]:
     """`attention` of queries, keys and values that a projection left in one array, without a copy of them.
 
@@ -1264,7 +1264,7 @@ def linear(
     x: Float[Array, "*batch K"],
     weight: Float[Array, "N K"],
     bias: Float[Array, " N"] | None = None,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Float[Array, "*batch N"]:
     """Rows times the transpose of a matrix of weights: y = x weight^T + bias.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Never, overload
+from typing import Literal, overload
 
 import torch
 from jaxtyping import Complex, Float, Int32, Int64
@@ -15,7 +15,7 @@ from retrograd.core.torch.checks import checker
 from retrograd.core.torch.op import bind, bind_kernels
 from retrograd.core.torch.stack import bind_stack
 from retrograd.core.torch.xp import torch_namespace
-from retrograd.core.unknown import no_argument
+from retrograd.core.unknown import Unknown, no_argument
 from retrograd.ops.ssd.steps import SsdWindow
 
 from .attention.op import OP as ATTENTION
@@ -119,7 +119,7 @@ def rms_norm(
     norm_before_gate: bool = False,
     prenorm: bool = False,
     out_dtype: torch.dtype | None = None,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Root-mean-square normalisation of the last dimension, fused with the residual addition and the gate.
 
@@ -214,7 +214,7 @@ def linear_scan(
     cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
     reverse: bool = False,
     return_final_state: bool = False,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Linear recurrence along time, each channel by itself.
 
@@ -299,7 +299,7 @@ def causal_conv1d(
     cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
     activation: Literal["silu"] | None = None,
     return_final_state: bool = False,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Depthwise causal convolution along time: each channel has a filter of its own over its last W inputs.
 
@@ -359,7 +359,7 @@ def causal_conv1d_update(
     bias: Float[Tensor, " D"] | None = None,
     *,
     activation: Literal["silu"] | None = None,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> tuple[Float[Tensor, "B D"] | Float[Tensor, "B T D"], Float[Tensor, "B D W_minus_1"]]:
     """One or a few steps of generation: `causal_conv1d` continued from a state, with its gradients.
 
@@ -479,7 +479,7 @@ def selective_scan(
     cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
     dt_softplus: bool = False,
     return_final_state: bool = False,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Mamba-1's selective state space: a linear recurrence whose step size, input and output depend on the step.
 
@@ -566,7 +566,7 @@ def selective_state_update(
     z: Float[Tensor, "B D"] | None = None,
     dt_bias: Float[Tensor, " D"] | None = None,
     dt_softplus: bool = False,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "S D N"] | Complex[Tensor, "S D N"]]:
     """One step of `selective_scan`, for generation: (y, the new state). The old state is not modified.
 
@@ -667,7 +667,7 @@ def ssd(
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
     return_final_state: bool = False,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Mamba-2's state space dual: a linear recurrence with one decay a head, computed as matrix products.
 
@@ -758,7 +758,7 @@ def ssd_update(
     dt_bias: Float[Tensor, " H"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> tuple[Float[Tensor, "B H P"], Float[Tensor, "B H P N"]]:
     """One step of `ssd`, for generation: (y, the new state). `state` is not modified.
 
@@ -821,7 +821,7 @@ def ssd_prefill(
     cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> tuple[Float[Tensor, "B T H P"], SsdWindow]:
     """`ssd` on the first steps of a sequence, of which there may be none, and the window from which `ssd_step` goes on.
 
@@ -899,7 +899,7 @@ def ssd_step(
     dt_bias: Float[Tensor, " H"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> tuple[Float[Tensor, "B H P"], SsdWindow]:
     """One step of generation with the bits of training: (y, the window after it).
 
@@ -1026,7 +1026,7 @@ def attention(
     dropout_p: float = 0.0,
     return_lse: bool = False,
     backward: Literal["auto", "split", "fused"] = "auto",
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Softmax attention with every mask and option that training needs.
 
@@ -1178,7 +1178,7 @@ def attention_qkvpacked(
     dropout_p: float = 0.0,
     return_lse: bool = False,
     backward: Literal["auto", "split", "fused"] = "auto",
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attention` of queries, keys and values that a projection left in one array, without a copy of them.
 
@@ -1243,7 +1243,7 @@ def linear(
     x: Float[Tensor, "*batch K"],
     weight: Float[Tensor, "N K"],
     bias: Float[Tensor, " N"] | None = None,
-    **unknown: Never,
+    **unknown: Unknown,
 ) -> Float[Tensor, "*batch N"]:
     """Rows times the transpose of a matrix of weights: y = x weight^T + bias.
 

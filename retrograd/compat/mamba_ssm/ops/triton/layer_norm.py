@@ -87,7 +87,8 @@ def layer_norm_fn(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """LayerNorm of dropout(x * rowscale) + residual, by PyTorch; with is_rms_norm it is `rms_norm_fn`.
 
-    The arguments are those of `rms_norm_fn`. The sum is rounded to the dtype of the residual before it is normalised, in float32.
+    The arguments are those of `rms_norm_fn`. The sum is rounded to the dtype of the residual before it is normalised,
+    in float32.
     """
     me = "layer_norm_fn"
     if flag(me, "is_rms_norm", is_rms_norm):
