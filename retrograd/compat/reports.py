@@ -89,7 +89,7 @@ def _line(module: nn.Module) -> Line | None:
     """The line about a module, if it is a layer of one of the kinds."""
     name = type(module).__name__
     if hasattr(module, "A_log"):
-        return Line("scan", name, 1, *_scan(module))
+        return Line("scan", name, 1, *scan_of(module))
     if "Attention" in name and not any("Attention" in type(child).__name__ for child in module.children()):
         return Line("attention", name, 1, *_attention(module))
     if "Norm" in name and next(module.children(), None) is None:
@@ -97,11 +97,12 @@ def _line(module: nn.Module) -> Line | None:
     return None
 
 
-def _scan(module: nn.Module) -> tuple[bool, str]:
+def scan_of(module: nn.Module) -> tuple[bool, str]:
     """Whether the functions that a mixer's file looked up at its import are retrograd's."""
-    if type(module).__module__.startswith("retrograd."):
+    kind = getattr(type(module), "original", type(module))  # of a layer that is patched
+    if kind.__module__.startswith("retrograd."):
         return True, "a layer of retrograd"
-    functions = dict(_looked_up(_forward(module).__globals__))
+    functions = dict(_looked_up(inspect.unwrap(kind.forward).__globals__))
     if not functions:
         return False, "its file looks for no package"
     others = sorted(name for name, function in functions.items() if not function.__module__.startswith("retrograd."))
@@ -136,11 +137,12 @@ def _attention(module: nn.Module) -> tuple[bool, str]:
 
 def _norm(module: nn.Module) -> Line:
     """Whether a norm is patched, or could be."""
-    from .transformers.norms import Norm, RMSNorm, recognise
+    from .transformers.norms import RMSNorm
+    from .transformers.recognition import Norm, possible, recognise
 
     if isinstance(module, RMSNorm):
         return Line("norm", module.norm.original.__name__, 1, True, "patched")
     name = type(module).__name__
-    found: Norm | str = recognise(module) if "RMSNorm" in name else "it is no RMS norm by its name"
+    found: Norm | str = recognise(module) if possible(type(module)) else "it is no RMS norm by its name"
     why = "see retrograd.compat.transformers.patch" if isinstance(found, Norm) else found
     return Line("norm", name, 1, False, why)

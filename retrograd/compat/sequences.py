@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from retrograd.compat.checks import expect, expect_dims
+from retrograd.compat.memo import PerTensor
 from retrograd.core.errors import bad_value
 
 
@@ -34,15 +35,27 @@ class Runs(NamedTuple):
         return _zero(self.seq_idx.flatten()[self.cu_seqlens[:-1].long()] < 0, states)
 
 
+class _Bounds(NamedTuple):
+    """What is kept of `Runs`: not the tensor that it is kept for, which would then never be freed."""
+
+    cu_seqlens: Tensor
+    last: Tensor
+
+
+_bounds = PerTensor[_Bounds]()
+
+
 def runs_of(function: str, seq_idx: Tensor) -> Runs | None:
-    """The runs of seq_idx, (batch, seqlen); None if it is empty. On a GPU the host waits for their number."""
+    """The runs of seq_idx, (batch, seqlen); None if it is empty.
+
+    On a GPU the host waits for their number, once for all layers that get the same tensor.
+    """
     if seq_idx.is_meta:
         raise bad_value(function, "device of seq_idx", "meta", "one with numbers, since sequences are counted")
     if not seq_idx.numel():
         return None
-    begins = F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True)
-    cu_seqlens = F.pad(begins.flatten().nonzero().flatten(), (0, 1), value=begins.numel()).int()
-    return Runs(cu_seqlens, begins.sum(1).cumsum(0) - 1, seq_idx)
+    bounds = _bounds(seq_idx, _counted)
+    return Runs(bounds.cu_seqlens, bounds.last, seq_idx)
 
 
 def check_bounds(function: str, cu_seqlens: Tensor, runs: Runs | None) -> None:
@@ -57,6 +70,12 @@ def check_bounds(function: str, cu_seqlens: Tensor, runs: Runs | None) -> None:
 def joined(tensor: Tensor) -> Tensor:
     """Rows one after another: (batch, seqlen, ...) as (1, batch seqlen, ...); a view where strides allow it."""
     return tensor.flatten(0, 1)[None]
+
+
+def _counted(seq_idx: Tensor) -> _Bounds:
+    begins = F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True)
+    cu_seqlens = F.pad(begins.flatten().nonzero().flatten(), (0, 1), value=begins.numel()).int()
+    return _Bounds(cu_seqlens, begins.sum(1).cumsum(0) - 1)
 
 
 def _zero(mask: Tensor, out: Tensor) -> Tensor:

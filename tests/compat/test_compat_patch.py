@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers", reason="the package transformers is not installed")
 
-from retrograd.compat.transformers import RMSNorm, patch, unpatch  # noqa: E402
+from retrograd.compat.transformers import RMSNorm, patch, register_norms, unpatch  # noqa: E402
 
 ATTENTION = {
     "hidden_size": 32,
@@ -59,7 +62,14 @@ def quietly(model: Any) -> Any:
 
 
 def norms(model: nn.Module) -> list[str]:
-    return [type(module).__name__ for module in model.modules() if "RMSNorm" in type(module).__name__]
+    """The classes of the norms that run on their own code."""
+    kinds = [type(module) for module in model.modules() if "RMSNorm" in type(module).__name__]
+    return [kind.__name__ for kind in kinds if not issubclass(kind, RMSNorm)]
+
+
+def patched_norms(model: nn.Module) -> list[str]:
+    """The original classes of those that run on retrograd."""
+    return [module.original.__name__ for module in model.modules() if isinstance(module, RMSNorm)]
 
 
 def answer(model: Any, seed: int) -> tuple[Tensor, dict[str, Tensor | None]]:
@@ -77,7 +87,7 @@ def test_a_patched_model_has_the_same_logits_gradients_and_parameters(name: str,
     assert norms(model).count(original) == count
     expected, keys, parameters = answer(model, seed), list(model.state_dict()), list(model.parameters())
     assert quietly(model) is model
-    assert (norms(model).count(original), norms(model).count("RMSNorm")) == (0, count)
+    assert (norms(model).count(original), patched_norms(model).count(original)) == (0, count)
     assert list(model.state_dict()) == keys
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
     torch.testing.assert_close(answer(model, seed), expected, **CLOSE)
@@ -137,7 +147,7 @@ def test_results_keep_a_dtype_that_is_neither_the_input_s_nor_the_wider_one(kind
         inputs = [torch.randn(3, 8).to(x) for x in dtypes]
         expected = [module(x).dtype for x in inputs]
         patched = patch(nn.Sequential(module))
-        assert type(module) is RMSNorm
+        assert isinstance(module, RMSNorm)
         assert [patched(x).dtype for x in inputs] == expected
 
 
@@ -150,7 +160,7 @@ def test_the_default_dtype_changes_nothing(default: torch.dtype) -> None:
         patch(nn.Sequential(module))
     finally:
         torch.set_default_dtype(before)
-    assert type(module) is RMSNorm
+    assert isinstance(module, RMSNorm)
     assert module(torch.randn(2, 8).bfloat16()).dtype == torch.float32  # of its weight, as before
 
 
@@ -199,8 +209,13 @@ class FailingRMSNorm(Norm):
         raise KeyError("no")
 
 
-class GatedRMSNorm(Norm):
+class GateIgnoringRMSNorm(Norm):
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+class TwiceRMSNorm(Norm):
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         return super().forward(x)
 
 
@@ -241,8 +256,9 @@ def without_eps() -> nn.Module:
         (OtherEpsRMSNorm(), "computes something else"),
         (WeightlessRMSNorm(), "computes something else"),
         (FailingRMSNorm(), "could not be tried out .KeyError"),
-        (GatedRMSNorm(), "takes more than one tensor"),
-        (BiasedRMSNorm(), "not just one parameter"),
+        (GateIgnoringRMSNorm(), "computes something else"),
+        (TwiceRMSNorm(), "it takes other tensors beside its input and a gate"),
+        (BiasedRMSNorm(), "more than a weight of one dimension"),
         (ParentRMSNorm(), "it has modules of its own"),
         (NamelessRMSNorm(), "no number named variance_epsilon or eps"),
         (replaced(), "forward is replaced"),
@@ -255,21 +271,127 @@ def test_a_norm_that_differs_is_left_with_a_warning_that_says_why(module: nn.Mod
     before = type(module)
     with pytest.warns(RuntimeWarning, match=rf"{before.__name__} \(inner; 1 in all\): .*{why}") as caught:
         patch(nn.ModuleDict({"inner": module, "good": good}))
-    assert (type(module), type(good)) == (before, RMSNorm)
+    assert type(module) is before
+    assert isinstance(good, RMSNorm)
     assert caught[0].filename == __file__
 
 
-def test_gated_norms_of_mamba_2_stay_and_its_others_are_replaced() -> None:
+GATED = {
+    "mamba2": ("MambaRMSNormGated", {"group_size": 8}, "silu gate of its input"),
+    "bamba": ("BambaRMSNormGated", {"group_size": 32}, "silu gate of its input"),
+    "zamba2": ("Zamba2RMSNormGated", {"group_size": 16}, "silu gate of its input"),
+    "falcon_h1": ("FalconH1RMSNormGated", {"n_groups": 2, "norm_before_gate": True}, "silu gate of its output"),
+    "nemotron_h": ("NemotronHRMSNormGated", {"group_size": 8}, "silu gate of its input"),
+    "granitemoehybrid": ("GraniteMoeHybridRMSNormGated", {"group_size": 16}, "silu gate of its input"),
+    "qwen3_next": ("Qwen3NextRMSNormGated", {}, "silu gate of its output"),
+    "kimi_linear": ("KimiLinearRMSNormGated", {}, "sigmoid gate of its output"),
+}
+
+
+@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("x", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weight", [torch.float32, torch.bfloat16])
+def test_gated_norms_keep_their_values_gradients_and_dtypes(
+    name: str, x: torch.dtype, weight: torch.dtype, seed: int
+) -> None:
+    kind, options, gate = GATED[name]
+    module = getattr(importlib.import_module(f"transformers.models.{name}.modeling_{name}"), kind)(32, **options)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        module.weight.add_(0.3 * torch.randn(32))
+    module.to(weight)
+    inputs = [torch.randn(2, 5, 32).to(x).requires_grad_() for _ in range(2)]
+    expected = module(*inputs)
+    gradient = torch.randn(2, 5, 32).to(expected.dtype)
+    wanted = torch.autograd.grad(expected, [*inputs, module.weight], gradient)
+    patch(nn.Sequential(module))
+    assert gate in repr(module)
+    found = module(*inputs)
+    assert found.dtype == expected.dtype
+    # The original rounds to x's dtype before it multiplies by the weight, and the product: two roundings to ours.
+    eps = max(torch.finfo(x).eps, torch.finfo(weight).eps)
+    torch.testing.assert_close(found.float(), expected.float(), rtol=3 * eps, atol=0)
+    for a, b in zip(torch.autograd.grad(found, [*inputs, module.weight], gradient), wanted, strict=True):
+        assert a.dtype == b.dtype
+        assert (a.float() - b.float()).norm() <= 4 * eps * b.float().norm()
+
+
+def test_a_gated_norm_without_its_gate_is_a_norm() -> None:
+    module = transformers.models.bamba.modeling_bamba.BambaRMSNormGated(32, 16)
+    hidden = torch.randn(3, 32)
+    expected = module(hidden)
+    torch.testing.assert_close(patch(nn.Sequential(module))[0](hidden), expected, **CLOSE)
+
+
+def test_all_norms_of_mamba_2_are_replaced(seed: int) -> None:
     model = transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**TOKENS, **MAMBA2))
-    with pytest.warns(RuntimeWarning, match="MambaRMSNormGated.*takes more than one tensor"):
+    expected = answer(model, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         patch(model)
-    assert norms(model).count("RMSNorm") == 3
+    assert (len(norms(model)), len(patched_norms(model))) == (0, 5)
+    torch.testing.assert_close(answer(model, seed), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["T5", "MT5", "SwitchTransformers", "LongT5"])
+def test_the_norms_of_t5_are_called_layernorm_and_replaced(name: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
+    config = getattr(transformers, f"{name}Config")(**{**TOKENS, **sizes}, decoder_start_token_id=0)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    ids = torch.randint(2, VOCABULARY, (2, 10))
+    expected = model(ids, labels=ids).logits
+    patch(model)
+    assert len(patched_norms(model)) == sum("LayerNorm" in type(module).__name__ for module in model.modules())
+    torch.testing.assert_close(model(ids, labels=ids).logits, expected, **CLOSE)
+
+
+def test_layer_norms_with_a_mean_are_left_without_a_word() -> None:
+    model = nn.ModuleDict({"one": nn.LayerNorm(8), "other": transformers.models.llama.modeling_llama.LlamaRMSNorm(8)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        patch(model)
+    assert type(model["one"]) is nn.LayerNorm
+
+
+@pytest.fixture
+def mapping() -> Iterator[None]:
+    yield
+    transformers.monkey_patching.clear_patch_mapping()
+
+
+@pytest.mark.usefixtures("mapping")
+@pytest.mark.parametrize(("model_type", "name"), [("llama", "Llama"), ("gemma2", "Gemma2"), ("mamba2", "Mamba2")])
+def test_models_that_transformers_builds_have_their_norms_replaced(
+    model_type: str, name: str, tmp_path: Path, seed: int
+) -> None:
+    config = getattr(transformers, f"{name}Config")(**TOKENS, **(MAMBA2 if name == "Mamba2" else ATTENTION))
+    torch.manual_seed(seed)
+    plain = transformers.AutoModelForCausalLM.from_config(config)
+    assert set(register_norms(model_type)) == set(norms(plain))
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    assert (norms(model), sorted(patched_norms(model))) == ([], sorted(norms(plain)))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    torch.testing.assert_close(answer(model, seed), answer(plain, seed), **CLOSE)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert (norms(loaded), len(patched_norms(loaded))) == ([], len(norms(plain)))
+    assert torch.equal(answer(loaded, seed)[0], answer(model, seed)[0])
+
+
+@pytest.mark.usefixtures("mapping")
+def test_a_type_of_model_without_norms_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^register_norms: model_type is 'lama', expected a model_type of"):
+        register_norms("lama")
+    with pytest.raises(ValueError, match=r"^register_norms: model_type is 'gpt2', expected one whose model has an RMS"):
+        register_norms("gpt2")
 
 
 def test_a_model_on_the_meta_device_is_recognised_too() -> None:
     with torch.device("meta"):
         model = transformers.models.llama.modeling_llama.LlamaRMSNorm(8)
-    assert type(patch(nn.Sequential(model))[0]) is RMSNorm
+    assert isinstance(patch(nn.Sequential(model))[0], RMSNorm)
 
 
 def test_what_has_no_norm_to_replace_is_an_error() -> None:

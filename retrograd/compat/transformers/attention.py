@@ -6,23 +6,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import retrograd
-from retrograd.compat.checks import refuse
+from retrograd.compat.checks import expect, refuse
 from retrograd.compat.dropout import dropout_options
 from retrograd.compat.dtypes import full
 from retrograd.compat.sequences import joined
 from retrograd.core.errors import bad_shape, bad_type
 
-from .masks import Mask, bias_of, mask_of, numbered
+from .masks import Mask, bias_of, mask_of
+from .positions import sequences
 
 NAME = "retrograd"
 REFUSED = ("output_attentions", "head_mask", "block_table", "indices", "block_indices", "sinks")
-
-# Position ids, which all layers get -> their version, and the sequences that they tell apart.
-_sequences_of = WeakTensorKeyDictionary()
 
 
 def register() -> str:
@@ -116,8 +113,9 @@ def attention(
         return _packed(q, k, v, cu_seq_lens_q, cu_seq_lens_k, options), None
     segment_ids = mask.segment_ids
     if segment_ids is None and seq_idx is None and mask.unpadded and position_ids is not None:
-        segment_ids = _sequences(position_ids, q)
-    if seq_idx is not None and seq_idx.shape == q.shape[:2]:
+        segment_ids = sequences(position_ids, *q.shape[:2])
+    if seq_idx is not None:
+        expect("attention", "seq_idx", seq_idx, q.shape[:2], "(batch, queries)", "int32 or int64")
         numbers = seq_idx.int()
         segment_ids = numbers if segment_ids is None else torch.where(segment_ids < 0, -1, numbers)
     return retrograd.attention(q, k, v, segment_ids=segment_ids, **options), None
@@ -147,24 +145,3 @@ def _packed(
     ends_k = ends_q if cu_seqlens_k is None else cu_seqlens_k.int()
     out = retrograd.attention(*map(joined, (q, k, v)), cu_seqlens_q=ends_q, cu_seqlens_k=ends_k, **options)
     return out.view(*q.shape[:3], v.shape[-1])
-
-
-def _sequences(position_ids: Tensor, q: Tensor) -> Tensor | None:
-    """(B, T) int32, the sequences that positions tell apart; None if there is one in each row."""
-    if position_ids.ndim != 2 or position_ids.shape[1] != q.shape[1] or q.shape[1] < 2:
-        return None  # of an image's axes, or of other steps
-    if torch.compiler.is_compiling():
-        return _runs(position_ids).expand(len(q), -1)
-    version = None if position_ids.is_inference() else position_ids._version
-    known, found = _sequences_of.get(position_ids, (-1, None))
-    if version is None or known != version:
-        found = _runs(position_ids)
-        found = found if bool(found.any()) else None  # read once for all layers
-        if version is not None:
-            _sequences_of[position_ids] = version, found
-    return None if found is None else found.expand(len(q), -1)
-
-
-def _runs(position_ids: Tensor) -> Tensor:
-    """The number of the run of successive positions that each step is in."""
-    return numbered(position_ids.diff() != 1)

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.masking_utils import causal_mask_function, prepare_padding_mask, sdpa_mask
 
+from .positions import numbered
+
 Sees = Callable[..., Any]  # (rows, heads, queries, keys), numbers of each -> whether the query sees the key
 
 
@@ -143,11 +145,6 @@ def segments_of(sees: Sees, batch: int, steps: int, device: torch.device) -> Ten
     elif bool(ahead):
         return None
     return numbered(~sees(rows, heads, later, earlier).expand(batch, -1))
-
-
-def numbered(begins: Tensor) -> Tensor:
-    """(B, T) int32, the number of each step's sequence; begins (B, T - 1) says which later steps begin one."""
-    return pad(begins, (1, 0)).cumsum(-1).int()
 
 
 def bias_of(sees: Tensor, dtype: torch.dtype) -> Tensor:

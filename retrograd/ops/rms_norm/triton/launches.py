@@ -147,7 +147,7 @@ def _row_strides(shape: tuple[int, ...], layout: Layout) -> Sequence[int]:
 
 
 def _flags(spec: Spec, arch: Arch) -> dict[str, Any]:
-    return {"GATES": Gates(spec.gate_first, spec.gate_last), "OVERLAP": arch.overlaps_launches}
+    return {"GATES": Gates(spec.gate_first, spec.gate_last, spec.sigmoid), "OVERLAP": arch.overlaps_launches}
 
 
 def _sizes(spec: Spec, tile: Tile) -> dict[str, Sizes]:

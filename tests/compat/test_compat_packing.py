@@ -1,0 +1,168 @@
+"""A patched model of Mamba's or Mamba-2's family keeps packed texts and padding apart in every layer."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from compat_models import MODELS, VOCABULARY, ours, slow
+from torch import Tensor
+
+pytest.importorskip("transformers", reason="the package transformers is not installed")
+
+from retrograd.compat.transformers import patch, register, unpatch
+
+LENGTHS = (8, 13)
+TIME = sum(LENGTHS)
+# Two float32 computations that round at different points differ by some tens of units of 2^-24 in every layer.
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
+each_model = pytest.mark.parametrize("name", MODELS)
+each_mode = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+
+
+def tokens(seed: int, batch: int = 1) -> Tensor:
+    return torch.randint(2, VOCABULARY, (batch, TIME), generator=torch.Generator().manual_seed(seed))
+
+
+def patched(name: str, training: bool = True) -> Any:
+    model, _ = ours(name, attn_implementation=register())
+    with torch.no_grad():
+        for what, parameter in model.named_parameters():
+            if what.endswith("conv1d.bias"):
+                parameter.fill_(0.5)  # some models begin with 0, which would leave padding without a state
+    return patch(model).train(training)
+
+
+def texts_by(how: str) -> dict[str, Tensor]:
+    """The arguments by which callers tell transformers of two packed texts."""
+    lengths = torch.tensor(LENGTHS)
+    bounds = torch.tensor([0, *lengths.cumsum(0)], dtype=torch.int32)
+    return {
+        "position_ids": {"position_ids": torch.cat([torch.arange(length) for length in LENGTHS])[None]},
+        "seq_idx": {"seq_idx": torch.repeat_interleave(torch.arange(2), lengths)[None].int()},
+        "cu_seq_lens": {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds},
+    }[how]
+
+
+def gradients(model: Any, *losses: Tensor) -> dict[str, Tensor | None]:
+    model.zero_grad()
+    sum(losses, torch.zeros(())).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+@each_model
+@each_mode
+@pytest.mark.parametrize("how", ["position_ids", "seq_idx", "cu_seq_lens"])
+def test_packed_texts_have_the_logits_and_gradients_that_each_has_alone(
+    name: str, training: bool, how: str, seed: int
+) -> None:
+    model = patched(name, training)
+    parts = tokens(seed).split(LENGTHS, 1)
+    weights = torch.randn(TIME, VOCABULARY, generator=torch.Generator().manual_seed(seed)).split(LENGTHS)
+    together = model(tokens(seed), **texts_by(how)).logits[0].split(LENGTHS)
+    alone = [model(ids, use_cache=False).logits[0] for ids in parts]
+    torch.testing.assert_close(together, alone, **CLOSE)
+    found, expected = (
+        gradients(model, *((logits * weight).sum() for logits, weight in zip(each, weights, strict=True)))
+        for each in (together, alone)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@each_model
+@each_mode
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_no_text(name: str, training: bool, side: str, seed: int) -> None:
+    model, ids, mask = patched(name, training), tokens(seed, batch=2), torch.ones(2, TIME, dtype=torch.int64)
+    text = slice(6, None) if side == "left" else slice(None, -6)
+    mask[0] = 0
+    mask[0, text] = 1
+    logits = model(ids, attention_mask=mask).logits
+    torch.testing.assert_close(logits[0, text], model(ids[:1, text]).logits[0], **CLOSE)
+    torch.testing.assert_close(logits[1], model(ids[1:]).logits[0], **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba", "mamba2", "bamba"])
+def test_padding_beside_packed_texts_changes_neither(name: str, seed: int) -> None:
+    model = patched(name)
+    mask = torch.ones(1, TIME, dtype=torch.int64)
+    mask[:, 5:8] = 0  # the end of the first text
+    logits = model(tokens(seed), attention_mask=mask, **texts_by("seq_idx")).logits[0]
+    torch.testing.assert_close(logits[:5], model(tokens(seed)[:, :5]).logits[0], **CLOSE)
+    torch.testing.assert_close(logits[8:], model(tokens(seed)[:, 8:]).logits[0], **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore:.*activation_checkpointing_enable")  # a name that the first releases lack
+@pytest.mark.parametrize("name", ["mamba", "falcon_mamba", "jamba", "mamba2", "bamba"])
+def test_activation_checkpointing_changes_no_bit_of_packed_texts(name: str, seed: int) -> None:
+    found = []
+    for checkpointing in (False, True):
+        model = patched(name)
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        first, second = (model(tokens(seed + i), **texts_by("position_ids")).logits for i in range(2))
+        model(tokens(seed)).logits.sum().backward()  # another call between the forward and the backward pass
+        found.append(gradients(model, first.square().sum(), second.square().sum()))
+    for a, b in zip(found[0].values(), found[1].values(), strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or b is None or torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba", "mamba2", "nemotron_h"])
+def test_generation_is_what_it_was(name: str, seed: int) -> None:
+    mask = torch.ones(2, TIME, dtype=torch.int64)
+    mask[0, :5] = 0
+    model = patched(name, training=False)
+    options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
+    after = model.generate(tokens(seed, batch=2), **options)
+    assert torch.equal(after, unpatch(model).generate(tokens(seed, batch=2), **options))
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba", "mamba2", "bamba"])
+def test_a_patched_model_is_copied_saved_patched_again_and_restored(name: str, seed: int) -> None:
+    model = patched(name)
+    kinds = [type(module) for module in unpatch(model).modules()]
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    patch(patch(model))
+    stored = io.BytesIO()
+    torch.save(model.state_dict(), stored)
+    other = copy.deepcopy(model)
+    other.load_state_dict(torch.load(io.BytesIO(stored.getvalue())))
+    expected = model(tokens(seed), **texts_by("position_ids")).logits
+    assert torch.equal(other(tokens(seed), **texts_by("position_ids")).logits, expected)
+    assert [type(module) for module in unpatch(model).modules()] == kinds
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert torch.equal(other(tokens(seed), **texts_by("position_ids")).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "bamba"])
+def test_a_mask_with_gaps_is_refused_in_training(name: str, seed: int) -> None:
+    mask = torch.ones(1, TIME, dtype=torch.int64)
+    mask[:, 5:8] = 0
+    with pytest.raises(ValueError, match=r"attention_mask is 'a mask with gaps', expected one run of tokens"):
+        patched(name)(tokens(seed), attention_mask=mask)
+
+
+def test_numbers_of_another_shape_are_refused(seed: int) -> None:
+    with pytest.raises(ValueError, match=r"^Mamba2ForCausalLM: seq_idx has shape \(1, 20\), expected \(batch, seq"):
+        patched("mamba2")(tokens(seed), seq_idx=torch.zeros(1, TIME - 1, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba"])
+def test_a_cache_beside_packed_texts_is_refused_by_mamba_1(name: str, seed: int) -> None:
+    with pytest.raises(ValueError, match="use_cache is True, expected False for packed texts"):
+        patched(name, training=False)(tokens(seed), use_cache=True, **texts_by("seq_idx"))
+
+
+def test_layers_of_mamba_2_on_other_functions_are_left_as_they_are(seed: int) -> None:
+    model = slow("mamba2").train()
+    expected = model(tokens(seed), **texts_by("seq_idx")).logits
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        patch(model)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    torch.testing.assert_close(model(tokens(seed), **texts_by("seq_idx")).logits, expected, **CLOSE)
