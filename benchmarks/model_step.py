@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from model_shapes import CUDA, JAX, MAMBA_SSM, MAMBA_SSM_COMPILED, MODELS, SLOW, SLOW_BATCH
+from model_shapes import CUDA, CUDA_COMPILED, JAX, MAMBA_SSM, MAMBA_SSM_COMPILED, MODELS, SLOW, SLOW_BATCH
 from own_process import ready
 
 WARM_UP, ROUNDS, STEPS, PROFILED = 3, 5, 4, 2
@@ -85,7 +85,7 @@ def measure(name: str, impl: str, peers: str | None, profiles: str | None) -> No
     if profiles:
         folder = Path(profiles)
         folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{name}-{impl.replace(', ', '-').replace(' ', '-')}.txt"
+        file = folder / f"{name}-{impl}.txt".replace(", ", "-").replace(" ", "-")
         file.write_text(own.profile(lambda: timed(own, PROFILED)))
     print(json.dumps(row), flush=True)
 
@@ -94,7 +94,7 @@ def packages(impl: str) -> tuple[str, ...]:
     """The distributions whose versions are in the row."""
     if impl == JAX:
         return "jax", "triton", "optax"
-    peers = ("mamba_ssm", "causal_conv1d") if impl in (CUDA, MAMBA_SSM, MAMBA_SSM_COMPILED) else ()
+    peers = ("mamba_ssm", "causal_conv1d") if impl in (CUDA, CUDA_COMPILED, MAMBA_SSM, MAMBA_SSM_COMPILED) else ()
     return "torch", "triton", *(("transformers",) if impl.startswith("transformers") else ()), *peers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from model_shapes import (
     COMPILED,
     CUDA,
+    CUDA_COMPILED,
     INSTALLED,
     MAMBA_SSM,
     MAMBA_SSM_COMPILED,
@@ -21,6 +23,7 @@ from model_shapes import (
     SLOW_COMPILED,
     TORCH,
     VOCABULARY,
+    Foreign,
     Model,
 )
 from model_step import Training
@@ -138,27 +141,31 @@ def of_torch(shape: Model, impl: str) -> Language:
 
 def of_transformers(shape: Model, impl: str) -> Language:
     """A model of transformers, with its own kernels, mamba_ssm's or retrograd's."""
-    if impl == CUDA:
+    if impl in (CUDA, CUDA_COMPILED):
         import causal_conv1d  # noqa: F401  # here a missing peer is an error, in transformers a warning
         import mamba_ssm.ops.selective_scan_interface  # noqa: F401
     if impl in OURS:
         import retrograd.compat
 
         retrograd.compat.install(force=True)  # also where --peers has the packages
-    model, kernels = (llama if shape.config.attn_layer_idx else mamba)(shape, impl)
+    if isinstance(shape.config, Foreign):
+        model, kernels = foreign(shape.config, impl)
+    else:
+        model, kernels = (llama if shape.config.attn_layer_idx else mamba)(shape, impl)
     if impl in (PATCHED, PATCHED_COMPILED):
         import retrograd.compat.transformers
 
         retrograd.compat.transformers.patch(model)
-    if impl == SLOW and not shape.config.attn_layer_idx:
+    if impl == SLOW and kernels.startswith("transformers"):
         model.gradient_checkpointing_enable()  # else (B, T, D, N) of every layer is saved: more than the GPU has
 
     def loss(tokens: Tensor) -> Tensor:
         found: Tensor = model(input_ids=tokens, labels=tokens, use_cache=False).loss
         return found
 
-    compiled = impl in (SLOW_COMPILED, PATCHED_COMPILED)
-    return Language(model, torch.compile(loss, fullgraph=True) if compiled else loss, kernels)
+    if impl in (SLOW_COMPILED, PATCHED_COMPILED, CUDA_COMPILED):
+        loss = torch.compile(loss, fullgraph=impl == PATCHED_COMPILED)
+    return Language(model, loss, kernels)
 
 
 def mamba(shape: Model, impl: str) -> tuple[Any, str]:
@@ -206,9 +213,24 @@ def llama(shape: Model, impl: str) -> tuple[Any, str]:
     return model.to(torch.bfloat16).train(), "retrograd" if impl in OURS else "torch"
 
 
+def foreign(config: Foreign, impl: str) -> tuple[Any, str]:
+    """A model of transformers by its name, and the module of its attention, or of its scan where it has one."""
+    import transformers
+
+    from retrograd.compat import report
+    from retrograd.compat.transformers import register
+
+    chosen = register() if impl in OURS else config.attention
+    settings = getattr(transformers, f"{config.kind}Config")(**config.options)
+    with torch.device("cuda"):
+        model = transformers.AutoModelForCausalLM.from_config(settings, attn_implementation=chosen)
+    print(report(model), file=sys.stderr, flush=True)
+    return model.to(torch.bfloat16).train(), "retrograd" if impl in OURS else chosen
+
+
 MAKERS: dict[str, Callable[[Model, str], Language]] = {
     **dict.fromkeys((NN, COMPILED), of_nn),
     **dict.fromkeys((MAMBA_SSM, MAMBA_SSM_COMPILED), of_mamba_ssm),
-    **dict.fromkeys((CUDA, *OURS, SLOW, SLOW_COMPILED), of_transformers),
+    **dict.fromkeys((CUDA, CUDA_COMPILED, *OURS, SLOW, SLOW_COMPILED), of_transformers),
     TORCH: of_torch,
 }

@@ -1,6 +1,6 @@
 """Whole training steps of language models, with random weights, on a GPU.
 
-    python benchmarks/models.py [--results DIR] [--models mamba-130m,...] [--impls ...] [--peers DIR] [--profiles DIR]
+    python benchmarks/models.py [--results DIR] [--models 'mamba-130m;...'] [--impls ...] [--peers DIR] [--profiles DIR]
     python benchmarks/models.py --plot-only --results DIR
 
 A step is forward, loss, backward, AdamW and clearing the gradients, on B * T = 16384 tokens, parameters and activations
@@ -27,7 +27,7 @@ ROWS = "models.jsonl"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("."), help="folder of models.jsonl and models.png")
-    parser.add_argument("--models", default=",".join(MODELS), help=", ".join(MODELS))
+    parser.add_argument("--models", default=";".join(MODELS), help=f"semicolon-separated: {'; '.join(MODELS)}")
     parser.add_argument("--impls", default=";".join(IMPLS), help=f"semicolon-separated: {'; '.join(IMPLS)}")
     parser.add_argument("--peers", help="folder with mamba_ssm and causal_conv1d")
     parser.add_argument("--profiles", help="folder for the time of every kernel of a step, a file for each row")
@@ -54,7 +54,7 @@ def main() -> int:
 
 def run(options: argparse.Namespace, path: Path) -> list[str]:
     """Measure each row in its own process; returns those that failed."""
-    models, impls = options.models.split(","), options.impls.split(";")
+    models, impls = options.models.split(";"), options.impls.split(";")
     wanted = [(model, impl) for model in models for impl in impls if model in IMPLS[impl]]
     passed_on = [f"--{name}={value}" for name in ("peers", "profiles") if (value := getattr(options, name))]
     failed = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -166,3 +168,32 @@ def test_layers_of_mamba_2_on_other_functions_are_left_as_they_are(seed: int) ->
         patch(model)
     assert not any(module._forward_pre_hooks for module in model.modules())
     torch.testing.assert_close(model(tokens(seed), **texts_by("seq_idx")).logits, expected, **CLOSE)
+
+
+COMPILED = """
+import retrograd.compat
+retrograd.compat.install()
+import torch
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+from retrograd.compat.transformers import patch
+size = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "eos_token_id": None}
+second = Mamba2ForCausalLM(Mamba2Config(**size, state_size=8, head_dim=8, num_heads=8, n_groups=2))
+ids = torch.arange(8)[None]
+for model in (MambaForCausalLM(MambaConfig(**size)), second):
+    compiled = torch.compile(patch(model).train(), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
+"""
+
+
+def test_a_patched_model_compiles_as_a_whole_without_a_mask() -> None:
+    """In a process of its own: models of these tests count calls, which does not compile."""
+    run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_packed_texts_compile_in_several_graphs(name: str, seed: int) -> None:
+    model = patched(name)
+    expected = model(tokens(seed), **texts_by("seq_idx")).logits
+    compiled = torch.compile(model, backend="aot_eager")
+    torch.testing.assert_close(compiled(tokens(seed), **texts_by("seq_idx")).logits, expected, **CLOSE)

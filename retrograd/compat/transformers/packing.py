@@ -72,10 +72,10 @@ def _hooks(model: nn.Module, mixers: list[nn.Module]) -> Iterator[tuple[nn.Modul
     for module in model.modules():
         name, owns = type(module).__name__, not set(mixers).isdisjoint(module.modules())
         if owns and name.endswith("ForCausalLM") and name.removesuffix("ForCausalLM") in DROPPING:
-            yield module, functools.partial(_numbered, passes="attention_mask")
+            yield module, _numbering(module, "attention_mask")
         elif owns and name.endswith("Model") and hasattr(module, "layers"):
             masked = name.removesuffix("Model") in MASKED
-            yield module, functools.partial(_numbered, passes="attention_mask" if masked else "seq_idx")
+            yield module, _numbering(module, "attention_mask" if masked else "seq_idx")
         elif any(isinstance(child, Mixer) for child in module.children()):
             yield module, _handed_on
 
@@ -87,12 +87,17 @@ def _handed_on(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     return args, kwargs
 
 
+def _numbering(module: nn.Module, passes: str) -> Callable[..., Any]:
+    """The hook of a model, which passes the numbers on by this name."""
+    positional = tuple(inspect.signature(type(module).forward).parameters)[1:]
+    return functools.partial(_numbered, positional=positional, passes=passes)
+
+
 def _numbered(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, passes: str
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, positional: tuple[str, ...], passes: str
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a model's call, with its texts numbered where there are several, or padding."""
-    names = inspect.signature(type(module).forward).parameters
-    given = dict(zip(list(names)[1:], args, strict=False)) | kwargs
+    given = dict(zip(positional, args, strict=False)) | kwargs
     mask = given.get("attention_mask")
     if isinstance(mask, Texts):
         if passes == "seq_idx":
