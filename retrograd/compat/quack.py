@@ -128,7 +128,7 @@ def rmsnorm_fwd(
     weight, bias, added = widened(weight, x.dtype), widened(bias, x.dtype), _addend(residual, dtype)
     with torch.no_grad():
         out, s, rstd = torch.ops.retrograd.rms_norm(
-            x, weight, bias, added, None, eps, weight_offset, None, False, True, out_dtype
+            x, weight, bias, added, None, eps, weight_offset, None, False, "silu", True, out_dtype
         )
         s = (x if residual is None else s).to(dtype)
     return out, s, rstd.view(x.shape[:-1]) if with_rstd else None
@@ -205,6 +205,7 @@ def rmsnorm_bwd(
             weight_offset=weight_offset,
             group_size=None,
             norm_before_gate=False,
+            gate_activation="silu",
             prenorm=dsum is not None,
             out_dtype=dout.dtype,
         )

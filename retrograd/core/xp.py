@@ -66,6 +66,12 @@ def aligned(x: Any, like: Any) -> Any:
     return x[(None,) * (len(like.shape) - len(x.shape))]
 
 
+def sigmoid_grad(xp: Namespace, z: Any) -> Any:
+    """The derivative of sigmoid."""
+    sigmoid = xp.sigmoid(z)
+    return sigmoid * (1 - sigmoid)
+
+
 def silu_grad(xp: Namespace, z: Any) -> Any:
     """The derivative of silu."""
     sigmoid = xp.sigmoid(z)

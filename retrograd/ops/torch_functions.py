@@ -83,6 +83,7 @@ def rms_norm(
     weight_offset: float = ...,
     group_size: int | None = ...,
     norm_before_gate: bool = ...,
+    gate_activation: Literal["silu", "sigmoid"] = ...,
     prenorm: Literal[False] = ...,
     out_dtype: torch.dtype | None = ...,
 ) -> Float[Tensor, "*batch N"]: ...
@@ -100,6 +101,7 @@ def rms_norm(
     weight_offset: float = ...,
     group_size: int | None = ...,
     norm_before_gate: bool = ...,
+    gate_activation: Literal["silu", "sigmoid"] = ...,
     prenorm: Literal[True],
     out_dtype: torch.dtype | None = ...,
 ) -> tuple[Float[Tensor, "*batch N"], Float[Tensor, "*batch N"]]: ...
@@ -116,16 +118,17 @@ def rms_norm(
     weight_offset: float = 0.0,
     group_size: int | None = None,
     norm_before_gate: bool = False,
+    gate_activation: Literal["silu", "sigmoid"] = "silu",
     prenorm: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Root-mean-square normalisation of the last dimension, fused with the residual addition and the gate.
 
-    With s = x + residual and z = gate::
+    With s = x + residual and z = gate, and act silu or sigmoid::
 
         y = s / sqrt(mean(s^2) + eps) * (weight + weight_offset) + bias        no gate
-        y = u / sqrt(mean(u^2) + eps) * ... ,  u = s * silu(z)                 gate
-        y = (s / sqrt(mean(s^2) + eps) * ... ) * silu(z)                       gate, norm_before_gate
+        y = u / sqrt(mean(u^2) + eps) * ... ,  u = s * act(z)                  gate
+        y = (s / sqrt(mean(s^2) + eps) * ... ) * act(z)                        gate, norm_before_gate
 
     Sums are taken in float32. s is rounded to the dtype of the residual before it is normalised. All gradients are
     bitwise reproducible; a row's results and gradients do not depend on the rest of its batch.
@@ -140,6 +143,7 @@ def rms_norm(
         weight_offset: added to the weight, in float32; 1.0 for Gemma's norm.
         group_size: columns that are normalised together; all N by default. Must divide N.
         norm_before_gate: gate the output instead of the input.
+        gate_activation: act: "silu", or "sigmoid" as in Kimi Linear.
         prenorm: also return s.
         out_dtype: dtype of y; that of x by default.
 
@@ -150,8 +154,8 @@ def rms_norm(
     Raises:
         ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
 
-    Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019), equation 4; the gated form is Mamba-2's
-    (Dao and Gu, 2024).
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019), equation 4; the gate is Mamba-2's (Dao and
+    Gu, 2024), with a sigmoid that of Kimi Linear (Kimi Team, 2025).
 
     Example:
         >>> import torch, retrograd
@@ -169,6 +173,7 @@ def rms_norm(
             "weight_offset": weight_offset,
             "group_size": group_size,
             "norm_before_gate": norm_before_gate,
+            "gate_activation": gate_activation,
             "prenorm": prenorm,
             "out_dtype": torch_dtype("rms_norm", "out_dtype", out_dtype),
         },

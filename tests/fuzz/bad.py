@@ -64,6 +64,7 @@ NO_OPTIONS: dict[type, tuple[str, ...]] = {
 # ... and by its name.
 NO_OPTIONS_NAMED = {
     "activation": ("'relu'", "'SiLU'", "''", "1", "True", "b'silu'", "[]", "{}", "float('nan')"),
+    "gate_activation": ("'swish'", "'SiLU'", "''", "None", "1", "True", "b'sigmoid'", "[]", "{}", "float('nan')"),
     "group_size": ("0", "-1", "2.0", "True", "[2]", "'2'", "10**400", "10**5000", "float('nan')"),
     "out_dtype": ("'garbage'", "'int32'", "3", "[]", "torch.int32", "object()"),
     "eps": ("0.0", "-1", "1e-40"),

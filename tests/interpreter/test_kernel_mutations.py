@@ -49,7 +49,7 @@ def test_an_offset_that_the_backward_pass_misses(monkeypatch: pytest.MonkeyPatch
 
 def test_a_bias_that_is_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
     def unbiased(sound: Any) -> Broken:
-        return lambda x_hat, weight, offset, bias, gate, last: sound(x_hat, weight, offset, None, gate, last)
+        return lambda x_hat, weight, offset, bias, gate, gates: sound(x_hat, weight, offset, None, gate, gates)
 
     breaks(monkeypatch, forward, "scale_and_gate", unbiased, "bias")
 
@@ -57,6 +57,11 @@ def test_a_bias_that_is_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", ["gate_before", "gate_after"])
 def test_a_derivative_of_the_gate_without_its_second_term(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     breaks(monkeypatch, backward, "silu_grad", lambda _: numerics.sigmoid, case)
+
+
+@pytest.mark.parametrize("case", ["gate_sigmoid", "kimi"])
+def test_a_derivative_of_a_sigmoid_without_its_second_factor(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    breaks(monkeypatch, backward, "sigmoid_grad", lambda _: numerics.sigmoid, case)
 
 
 def test_a_gradient_of_the_sum_that_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,13 @@ def sigmoid(x):
 
 
 @triton.jit
+def sigmoid_grad(x):
+    """The derivative of sigmoid: sigmoid(x) * (1 - sigmoid(x))."""
+    s = sigmoid(x)
+    return s * (1.0 - s)
+
+
+@triton.jit
 def silu(x):
     """Silu: x * sigmoid(x)."""
     return x * sigmoid(x)

@@ -18,6 +18,7 @@ from retrograd.core.spec import CallSpec, Fold, Param, Pass, Size
 MAX_N = 262_144
 SMALLEST_EPS = 2.0**-126  # a smaller eps is 0 in fp32, and a row of zeros would then be divided by 0
 PARAMETERS = ("weight", "bias")
+ACTIVATIONS = ("silu", "sigmoid")  # of the gate
 TILES = ("x", "residual", "gate", "y", "sum", "rstd")  # arrays with the rows of x
 
 
@@ -25,11 +26,11 @@ TILES = ("x", "residual", "gate", "y", "sum", "rstd")  # arrays with the rows of
 class Spec(CallSpec):
     """Root-mean-square normalisation of the last dimension, fused with the residual addition and the gate.
 
-    With s = x + residual and z = gate::
+    With s = x + residual and z = gate, and act silu or sigmoid::
 
         y = s / sqrt(mean(s^2) + eps) * (weight + weight_offset) + bias        no gate
-        y = u / sqrt(mean(u^2) + eps) * ... ,  u = s * silu(z)                 gate
-        y = (s / sqrt(mean(s^2) + eps) * ... ) * silu(z)                       gate, norm_before_gate
+        y = u / sqrt(mean(u^2) + eps) * ... ,  u = s * act(z)                  gate
+        y = (s / sqrt(mean(s^2) + eps) * ... ) * act(z)                        gate, norm_before_gate
 
     Sums are taken in float32. s is rounded to the dtype of the residual before it is normalised. All gradients are
     bitwise reproducible; a row's results and gradients do not depend on the rest of its batch.
@@ -61,6 +62,9 @@ class Spec(CallSpec):
         divide N.""",
     )
     norm_before_gate: bool = option("bool", False, doc="gate the output instead of the input.")
+    gate_activation: str = option(
+        "str", "silu", choices=ACTIVATIONS, doc='act: "silu", or "sigmoid" as in Kimi Linear.'
+    )
     prenorm: bool = option("bool", False, doc="also return s.")
     out_dtype: str | None = option("ScalarType?", None, doc="dtype of y; that of x by default.")
 
@@ -77,8 +81,8 @@ class Spec(CallSpec):
 
     RETURNS: ClassVar = """y (..., N); with `prenorm`, (y, s), where s has the dtype of the residual. Without a
         residual, s is a copy of x, which may be modified in place."""
-    SOURCE: ClassVar = """Zhang and Sennrich, Root Mean Square Layer Normalization (2019), equation 4; the gated form is
-        Mamba-2's (Dao and Gu, 2024)."""
+    SOURCE: ClassVar = """Zhang and Sennrich, Root Mean Square Layer Normalization (2019), equation 4; the gate is
+        Mamba-2's (Dao and Gu, 2024), with a sigmoid that of Kimi Linear (Kimi Team, 2025)."""
     TORCH_EXAMPLE: ClassVar = """
         >>> import torch, retrograd
         >>> x = torch.randn(2, 16, 64, requires_grad=True)
@@ -154,6 +158,11 @@ class Spec(CallSpec):
         return self.gate is not None and self.norm_before_gate
 
     @property
+    def sigmoid(self) -> bool:
+        """Whether the activation of the gate is sigmoid."""
+        return self.gate_activation == "sigmoid"
+
+    @property
     def normalised(self) -> str:
         """Name of the array that is normalised, s in formulas."""
         return "sum" if self.residual else "x"
@@ -183,7 +192,8 @@ class Spec(CallSpec):
 
     def flops(self, which: Pass) -> int:
         """Multiplications and additions of a pass, exponentials of the gate counted as one."""
-        per_element = (4 if which == "fwd" else 9) + (4 if self.gate else 0) + (1 if self.residual else 0)
+        gate = 0 if self.gate is None else 3 if self.sigmoid else 4  # silu is z times sigmoid
+        per_element = (4 if which == "fwd" else 9) + gate + (1 if self.residual else 0)
         return per_element * math.prod(self.x.shape)
 
     def shape_of(self, name: str) -> str:
@@ -205,6 +215,8 @@ class Spec(CallSpec):
             raise bad_shape(self.op, "bias", self.bias.shape, f"the shape of weight, {self.weight.shape}")
         if self.weight is None and self.weight_offset != 0:
             raise bad_value(self.op, "weight_offset", self.weight_offset, "0.0, since weight is None")
+        if self.gate is None and self.sigmoid:
+            raise bad_value(self.op, "gate_activation", self.gate_activation, "'silu', since gate is None")
         if self.y_dtype not in self.floats:
             raise bad_dtype(self.op, "out_dtype", self.y_dtype, self.floats)
         group_size = self.group_size
@@ -235,7 +247,10 @@ IMPLEMENTATIONS = (
     ),
     Implementation(
         f"{__package__}.triton",
-        takes=names("x weight bias residual gate eps weight_offset group_size norm_before_gate prenorm out_dtype"),
+        takes=names(
+            "x weight bias residual gate"
+            " eps weight_offset group_size norm_before_gate gate_activation prenorm out_dtype"
+        ),
     ),
 )
 OP = Op(Spec, __package__, IMPLEMENTATIONS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from retrograd.core.xp import Namespace, aligned, silu_grad
+from retrograd.core.xp import Namespace, aligned, sigmoid_grad, silu_grad
 
 from .op import Spec
 
@@ -23,7 +23,7 @@ def forward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, A
     rstd = _rstd(xp, spec, groups)
     y = _scale(xp, spec, xp.reshape(groups * rstd, spec.x.shape), arrays)
     if spec.gate_last:
-        y = y * xp.silu(xp.astype(gate, compute))
+        y = y * _act(xp, spec, xp.astype(gate, compute))
     return {**results, "y": _result(xp, y, spec.y_dtype), "rstd": xp.reshape(rstd, _rstd_shape(spec))}
 
 
@@ -35,7 +35,7 @@ def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: froze
     x_hat = xp.reshape(xp.reshape(_gate_input(xp, spec, s, gate), _grouped(spec)) * rstd, spec.x.shape)
     z = None if gate is None else xp.astype(gate, compute)
     dy = xp.astype(arrays["dy"], compute)
-    dv = dy * xp.silu(z) if spec.gate_last else dy
+    dv = dy * _act(xp, spec, z) if spec.gate_last else dy
     g = _weighted(xp, spec, dv, arrays)
 
     g_groups, x_groups = xp.reshape(g, _grouped(spec)), xp.reshape(x_hat, _grouped(spec))
@@ -44,10 +44,10 @@ def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: froze
 
     gradients = {}
     if spec.gate_first:
-        gradients["dgate"] = ds * xp.astype(s, compute) * silu_grad(xp, z)
-        ds = ds * xp.silu(z)
+        gradients["dgate"] = ds * xp.astype(s, compute) * _act_grad(xp, spec, z)
+        ds = ds * _act(xp, spec, z)
     elif spec.gate_last:
-        gradients["dgate"] = dy * _scale(xp, spec, x_hat, arrays) * silu_grad(xp, z)
+        gradients["dgate"] = dy * _scale(xp, spec, x_hat, arrays) * _act_grad(xp, spec, z)
     if "dsum" in spec.gradients_in():
         ds = ds + xp.astype(arrays["dsum"], compute)
     gradients["dx"] = gradients["dresidual"] = ds
@@ -84,7 +84,15 @@ def _grouped(spec: Spec) -> tuple[int, ...]:
 
 def _gate_input(xp: Namespace, spec: Spec, s: Any, gate: Any) -> Any:
     u = xp.astype(s, spec.compute_dtype)
-    return u * xp.silu(xp.astype(gate, spec.compute_dtype)) if spec.gate_first else u
+    return u * _act(xp, spec, xp.astype(gate, spec.compute_dtype)) if spec.gate_first else u
+
+
+def _act(xp: Namespace, spec: Spec, z: Any) -> Any:
+    return xp.sigmoid(z) if spec.sigmoid else xp.silu(z)
+
+
+def _act_grad(xp: Namespace, spec: Spec, z: Any) -> Any:
+    return sigmoid_grad(xp, z) if spec.sigmoid else silu_grad(xp, z)
 
 
 def _scale(xp: Namespace, spec: Spec, x_hat: Any, arrays: Mapping[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from retrograd.opinfo.cases import Case
 from retrograd.ops.rms_norm.cases import case
+from retrograd.ops.rms_norm.op import ACTIVATIONS
 
 LEADS = [(4,), (2, 3), (1,), (3, 2, 4), (1, 1, 5)]
 COLUMNS = (1, 8, 12, 33, 48)
@@ -26,6 +27,9 @@ def calls(draw: st.DrawFn, dtypes: tuple[str, ...], columns: tuple[int, ...] = C
         options["group_size"] = draw(st.sampled_from([None, *divisors]))
     if weight:
         options["weight_offset"] = draw(st.sampled_from([0.0, 1.0]))
+    gate = draw(st.sampled_from([None, *dtypes]))
+    if gate:
+        options["gate_activation"] = draw(st.sampled_from(ACTIVATIONS))
     return case(
         "drawn",
         shape,
@@ -34,7 +38,7 @@ def calls(draw: st.DrawFn, dtypes: tuple[str, ...], columns: tuple[int, ...] = C
         weight_dtype=draw(st.sampled_from(["float32", dtype])),
         bias=draw(st.booleans()),
         residual=draw(st.sampled_from([None, "float32", dtype])),
-        gate=draw(st.sampled_from([None, *dtypes])),
+        gate=gate,
         norm_before_gate=draw(st.booleans()),
         prenorm=draw(st.booleans()),
         out_dtype=draw(st.sampled_from([None, *dtypes])),

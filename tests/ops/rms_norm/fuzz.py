@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from retrograd.opinfo.cases import Case
 from retrograd.ops.rms_norm.cases import case
+from retrograd.ops.rms_norm.op import ACTIVATIONS
 
 
 @st.composite
@@ -28,6 +29,9 @@ def cases(draw: st.DrawFn) -> Case:
     alone = (options.get("group_size") or shape[-1]) == 1
     options["eps"] = draw(st.sampled_from((0.5, 1) if alone else (1e-6, 1e-5, 0.1, 1)))
     options["out_dtype"] = draw(st.none() | floats)
+    gate = draw(st.none() | floats)
+    if gate:
+        options["gate_activation"] = draw(st.sampled_from(ACTIVATIONS))
     drawn = case(
         "fuzzed",
         shape,
@@ -36,7 +40,7 @@ def cases(draw: st.DrawFn) -> Case:
         weight_dtype=draw(st.sampled_from(("float32", dtype))),
         bias=draw(FLAG),
         residual=draw(st.none() | floats),
-        gate=draw(st.none() | floats),
+        gate=gate,
         **options,
     )
     return doubled(drawn) if double else drawn

@@ -5,6 +5,8 @@ from __future__ import annotations
 NAMED = (
     "plain",
     "prenorm",
+    "gate_sigmoid",
+    "kimi",
     "qk_norm_bias",
     "hidden_768",
     "looped_backward",

@@ -56,6 +56,12 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "rms_norm: gate has shape (4, 64), expected the shape of x, (2, 4, 64)"),
     "gate beside float64": (
         lambda: rms_norm(X.double(), gate=X), TypeError, "rms_norm: gate has dtype float32, expected float64"),
+    "activation without gate": (
+        lambda: rms_norm(X, gate_activation="sigmoid"), ValueError,
+        "rms_norm: gate_activation is 'sigmoid', expected 'silu', since gate is None"),
+    "activation unknown": (
+        lambda: rms_norm(X, gate=X, gate_activation="swish"), ValueError,  # type: ignore[call-overload]
+        "rms_norm: gate_activation is 'swish', expected 'silu' or 'sigmoid'"),
     "eps zero": (
         lambda: rms_norm(X, eps=0.0), ValueError,
         "rms_norm: eps is 0.0, expected at least 1.175e-38, the smallest normal float32"),
@@ -92,6 +98,10 @@ WRONG_TYPES: dict[str, tuple[Callable[[], Any], str]] = {
     "norm_before_gate an int": (
         lambda: rms_norm(X, gate=X, norm_before_gate=1),  # type: ignore[call-overload]
         "rms_norm: norm_before_gate is int, expected a bool",
+    ),
+    "gate_activation None": (
+        lambda: rms_norm(X, gate=X, gate_activation=None),  # type: ignore[call-overload]
+        "rms_norm: gate_activation is NoneType, expected a str",
     ),
     "prenorm an int": (
         lambda: rms_norm(X, prenorm=1),  # type: ignore[call-overload]

@@ -31,10 +31,11 @@ class Parameter(NamedTuple):
 
 
 class Gates(NamedTuple):
-    """Whether a gate comes before the normalisation, or after it."""
+    """Whether a gate comes before the normalisation, or after it; whether its activation is sigmoid, not silu."""
 
     first: bool
     last: bool
+    sigmoid: bool
 
 
 class Sizes(NamedTuple):

@@ -13,14 +13,23 @@ from retrograd.core.kernels.numerics import (
     forget,
     let_next_start,
     load_parameter,
-    silu,
+    sigmoid_grad,
     silu_grad,
     tile_mask,
     wait_for_previous,
 )
 
 from .arrays import Gradients, Loaded
-from .forward import gate_input, load_rows, scale_and_gate
+from .forward import act, gate_input, load_rows, scale
+
+
+@triton.jit
+def act_grad(z, GATES: tl.constexpr):
+    """The derivative of the gate's activation at z."""
+    if GATES.sigmoid:
+        return sigmoid_grad(z)
+    else:
+        return silu_grad(z)
 
 
 @triton.jit
@@ -28,7 +37,7 @@ def output_gradient(dy, gate, GATES: tl.constexpr):
     """dv, the gradient before the last gate; fp32."""
     dv = dy.to(tl.float32)
     if GATES.last:
-        dv *= silu(gate.to(tl.float32))
+        dv *= act(gate.to(tl.float32), GATES)
     return dv
 
 
@@ -47,12 +56,12 @@ def store_row_gradients(tile, weight, weight_offset, bias, x_hat, g, c, rstd, po
     ds = rstd * (g - x_hat * c)
     if GATES.first:
         z = tile.gate.to(tl.float32)
-        dgate = ds * tile.s.to(tl.float32) * silu_grad(z)
+        dgate = ds * tile.s.to(tl.float32) * act_grad(z, GATES)
         tl.store(pointers.dgate + out, dgate.to(pointers.dgate.dtype.element_ty), mask=mask)
-        ds *= silu(z)
+        ds *= act(z, GATES)
     if GATES.last:
-        v = scale_and_gate(x_hat, weight, weight_offset, bias, tile.gate, False)
-        dgate = tile.dy.to(tl.float32) * v * silu_grad(tile.gate.to(tl.float32))
+        v = scale(x_hat, weight, weight_offset, bias)
+        dgate = tile.dy.to(tl.float32) * v * act_grad(tile.gate.to(tl.float32), GATES)
         tl.store(pointers.dgate + out, dgate.to(pointers.dgate.dtype.element_ty), mask=mask)
     if tile.dsum is not None:
         ds += tile.dsum.to(tl.float32)

@@ -11,6 +11,7 @@ from retrograd.core.kernels.numerics import (
     let_next_start,
     load_parameter,
     load_tile,
+    sigmoid,
     silu,
     tile_mask,
     wait_for_previous,
@@ -33,24 +34,40 @@ def add_residual(x, residual, sum_ptr):
 
 
 @triton.jit
+def act(z, GATES: tl.constexpr):
+    """The activation of the gate z: silu or sigmoid."""
+    if GATES.sigmoid:
+        return sigmoid(z)
+    else:
+        return silu(z)
+
+
+@triton.jit
 def gate_input(s, gate, GATES: tl.constexpr):
-    """What is normalised: u = s, or s * silu(gate); fp32."""
+    """What is normalised: u = s, or s * act(gate); fp32."""
     u = s.to(tl.float32)
     if GATES.first:
-        u *= silu(gate.to(tl.float32))
+        u *= act(gate.to(tl.float32), GATES)
     return u
 
 
 @triton.jit
-def scale_and_gate(x_hat, weight, weight_offset, bias, gate, GATE_LAST: tl.constexpr):
-    """y = x_hat * (weight + offset) + bias, times silu(gate) where the gate comes last; fp32."""
-    y = x_hat
+def scale(x_hat, weight, weight_offset, bias):
+    """v = x_hat * (weight + offset) + bias; fp32."""
+    v = x_hat
     if weight is not None:
-        y *= weight + weight_offset
+        v *= weight + weight_offset
     if bias is not None:
-        y += bias
-    if GATE_LAST:
-        y *= silu(gate.to(tl.float32))
+        v += bias
+    return v
+
+
+@triton.jit
+def scale_and_gate(x_hat, weight, weight_offset, bias, gate, GATES: tl.constexpr):
+    """y = v, or v * act(gate) where the gate comes last; fp32."""
+    y = scale(x_hat, weight, weight_offset, bias)
+    if GATES.last:
+        y *= act(gate.to(tl.float32), GATES)
     return y
 
 
@@ -97,7 +114,7 @@ def forward_whole(
         tl.store(sum_ptr + out, s, mask=mask)
     u = gate_input(s, gate_tile, GATES)
     rstd = tl.rsqrt(tl.sum(u * u, axis=1) * (1.0 / N) + eps)
-    y = scale_and_gate(u * rstd[:, None], weight_row, weight_offset, bias_row, gate_tile, GATES.last)
+    y = scale_and_gate(u * rstd[:, None], weight_row, weight_offset, bias_row, gate_tile, GATES)
     tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
     tl.store(rstd_ptr + row, rstd, mask=m < rows)
 
@@ -155,5 +172,5 @@ def forward_looped(
         if residual_tile is not None:
             tl.store(sum_ptr + out, s, mask=mask)
         u = gate_input(s, gate_tile, GATES)
-        y = scale_and_gate(u * rstd[:, None], weight_row, weight_offset, bias_row, gate_tile, GATES.last)
+        y = scale_and_gate(u * rstd[:, None], weight_row, weight_offset, bias_row, gate_tile, GATES)
         tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
