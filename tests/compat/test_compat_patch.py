@@ -308,12 +308,13 @@ def test_gated_norms_keep_their_values_gradients_and_dtypes(
     assert gate in repr(module)
     found = module(*inputs)
     assert found.dtype == expected.dtype
-    # The original rounds to x's dtype before it multiplies by the weight, and the product: two roundings to ours.
+    # The original rounds to x's dtype before it multiplies by the weight, and the product: two roundings to ours. Two
+    # sums of 32 squares in float32 are apart by at most 2^-18, half of that after the root.
     eps = max(torch.finfo(x).eps, torch.finfo(weight).eps)
-    torch.testing.assert_close(found.float(), expected.float(), rtol=3 * eps, atol=0)
+    torch.testing.assert_close(found.float(), expected.float(), rtol=3 * eps + 2.0**-19, atol=0)
     for a, b in zip(torch.autograd.grad(found, [*inputs, module.weight], gradient), wanted, strict=True):
         assert a.dtype == b.dtype
-        assert (a.float() - b.float()).norm() <= 4 * eps * b.float().norm()
+        assert (a.float() - b.float()).norm() <= (4 * eps + 2.0**-18) * b.float().norm()
 
 
 def test_a_gated_norm_without_its_gate_is_a_norm() -> None:
@@ -357,7 +358,7 @@ def test_layer_norms_with_a_mean_are_left_without_a_word() -> None:
 @pytest.fixture
 def mapping() -> Iterator[None]:
     yield
-    transformers.monkey_patching.clear_patch_mapping()
+    importlib.import_module("transformers.monkey_patching").clear_patch_mapping()
 
 
 @pytest.mark.usefixtures("mapping")

@@ -112,7 +112,8 @@ def register_norms(*model_types: str) -> tuple[str, ...]:
         ... )
         >>> transformers.AutoModelForCausalLM.from_config(config).model.norm
         RMSNorm((16,), eps=1e-06, offset=0.0, was LlamaRMSNorm)
-        >>> transformers.monkey_patching.unregister_patch_mapping(["LlamaRMSNorm"])
+        >>> from transformers.monkey_patching import unregister_patch_mapping
+        >>> unregister_patch_mapping(["LlamaRMSNorm"])
     """
     try:
         from transformers.monkey_patching import register_patch_mapping

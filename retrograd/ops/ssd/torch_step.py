@@ -29,6 +29,7 @@ UPDATE = Op(
     __package__,
     (Implementation(f"{__package__}.triton.update", takes=names("state x dt A B C D z dt_bias dt_softplus dt_limit")),),
 )
+_UPDATED = UPDATE.arguments  # found out before a compiler traces a call
 _check = checker(InPlace)
 _check_update = checker(UpdateInPlace)
 _ssd = bind(OP)
@@ -121,7 +122,7 @@ def ssd_update_(
     """
     given = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
     arrays, options = _check_update(given, {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)})
-    tensors = [arrays[name] for name in UPDATE.arguments]
+    tensors = [arrays[name] for name in _UPDATED]
     stays = stay({"state": state}, arrays)
     found = by_kernels(UPDATE, tensors, tuple(options.values())) if stays else None
     if found is not None:

@@ -205,12 +205,12 @@ def mamba_split_conv1d_scan_combined(
     if heads % ngroups:
         raise bad_value(me, "ngroups", ngroups, f"a number that divides the {heads} heads")
     expect(me, "conv1d_weight", conv1d_weight, (conv, width), "(dim + 2 ngroups dstate, width)")
-    dstate, odd = divmod(conv - dim, 2 * ngroups)
-    if odd or dstate < 1:
+    dstate = (conv - dim) // (2 * ngroups)  # torch.compile takes no divmod of open sizes
+    if (conv - dim) % (2 * ngroups) or dstate < 1:
         expected = f"(dim + 2 ngroups dstate, width), dim = {dim}, ngroups = {ngroups}"
         raise bad_shape(me, "conv1d_weight", conv1d_weight.shape, expected)
-    extra, odd = divmod(channels - dim - conv - heads, 2)
-    if odd or extra < 0:
+    extra = (channels - dim - conv - heads) // 2
+    if (channels - dim - conv - heads) % 2 or extra < 0:
         expected = f"(batch, seqlen, 2 extra + {dim + conv + heads}), the channels of z, the convolution and dt"
         raise bad_shape(me, "zxbcdt", zxbcdt.shape, expected)
     expect_if_given(me, "conv1d_bias", conv1d_bias, (conv,), "(dim + 2 ngroups dstate,)")
