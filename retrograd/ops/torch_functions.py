@@ -320,7 +320,7 @@ def causal_conv1d(
     Args:
         x: (B, T, D), float32, bfloat16 or float16, any strides, such as those of a transposed (B, D, T) array. float64
             runs on the portable path.
-        weight: (D, W), float32 or the dtype of x. Kernels run for W of 2 to 4, the portable path for 1 to 64.
+        weight: (D, W), float32 or the dtype of x. Kernels run for W of 2 to 8, the portable path for 1 to 64.
         bias: (D,), float32 or the dtype of x.
         initial_state: (B, D, W - 1) in the dtype of x: the inputs before the first step, oldest first; zeros by
             default.

@@ -74,7 +74,7 @@ class Spec(Convolution):
         "D W",
         "compute_dtype",
         "x",
-        doc="(D, W), float32 or the dtype of x. Kernels run for W of 2 to 4, the portable path for 1 to 64.",
+        doc="(D, W), float32 or the dtype of x. Kernels run for W of 2 to 8, the portable path for 1 to 64.",
     )
     bias: Param | None = optional("D", "compute_dtype", "x", positional=True, doc="(D,), float32 or the dtype of x.")
     initial_state: Param | None = optional(

@@ -25,6 +25,9 @@ STATES = replace(
     initial_state=Param((2, 96, 2), "float32"),
     return_final_state=True,
 )
+WIDE = replace(
+    STATES, weight=Param((96, 8), "float32"), initial_state=Param((2, 96, 7), "float32")
+)  # two vectors on either side
 LAYOUTS = {"x": ("x",), "dy": ("dy",), "both": ("x", "dy")}
 
 
@@ -70,12 +73,12 @@ def test_every_step_belongs_to_one_program(T: int) -> None:
             assert (tile.chunks(spec) - 1) * tile.lanes * steps < T <= tile.chunks(spec) * tile.lanes * steps
 
 
-EVERY_RUN = {("sm_90", "x", "bench"), ("sm_90", "dy", "states")}
+EVERY_RUN = {("sm_90", "x", "bench"), ("sm_90", "dy", "states"), ("sm_90", "both", "wide")}
 BUILDS = [
     pytest.param(arch, in_time, spec, id="-".join(build), marks=() if build in EVERY_RUN else pytest.mark.slow)
     for arch in SUPPORTED
     for name, in_time in LAYOUTS.items()
-    for build, spec in (((arch, name, "bench"), SPEC), ((arch, name, "states"), STATES))
+    for build, spec in (((arch, name, "bench"), SPEC), ((arch, name, "states"), STATES), ((arch, name, "wide"), WIDE))
 ]
 
 

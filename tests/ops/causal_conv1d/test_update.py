@@ -59,7 +59,7 @@ def test_elsewhere_the_state_stays_as_it_is(seed: int) -> None:
 @pytest.mark.parametrize(
     ("changed", "taken"),
     [({}, True), ({"width": 2, "dtype": "float32"}, True), ({"dtype": "float16"}, True), ({"width": 1}, False),
-     ({"width": 5}, False), ({"dtype": "float64"}, False), ({"x": (3, 1, 8)}, False), ({"x": (0, 8)}, False)],
+     ({"width": 8}, True), ({"width": 9}, False), ({"dtype": "float64"}, False), ({"x": (3, 1, 8)}, False), ({"x": (0, 8)}, False)],
 )  # fmt: skip
 def test_its_kernel_takes_a_single_step_of_what_the_sequence_has_kernels_for(
     changed: dict[str, Any], taken: bool

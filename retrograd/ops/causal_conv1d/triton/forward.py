@@ -319,25 +319,35 @@ def load_vectors(line, t, T, mask, FIRST: tl.constexpr, LAST: tl.constexpr, TILE
 
 
 @triton.jit
+def some_planes(line, t, T, mask, FIRST: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr, IN_TIME: tl.constexpr):
+    """The steps FIRST to LAST - 1 of the vectors at t, as fp32 planes."""
+    vectors = load_vectors(line, t, T, mask, FIRST, LAST, TILE, IN_TIME)
+    planes = ()
+    for step in tl.static_range(FIRST, LAST):
+        planes += (vectors[step].to(tl.float32),)
+    return planes
+
+
+@triton.jit
 def load_planes(line, t, T, mask, FROM: tl.constexpr, TO: tl.constexpr, TILE: tl.constexpr, IN_TIME: tl.constexpr):
-    """The steps t + FROM to t + TO - 1, with up to a vector on either side, as fp32 planes; of None, zeros."""
+    """The steps t + FROM to t + TO - 1 as fp32 planes, from the vector at t and those around it; of None, zeros."""
     VECTOR: tl.constexpr = TILE.vector
     planes = ()
     if line is None:
         for _ in tl.static_range(TO - FROM):
             planes += (tl.zeros([TILE.blocks, TILE.channels], tl.float32),)
     else:
+        BEFORE: tl.constexpr = (VECTOR - 1 - FROM) // VECTOR  # vectors
+        AFTER: tl.constexpr = (TO - 1) // VECTOR
         here = load_vectors(line, t, T, mask, 0, VECTOR, TILE, IN_TIME)
-        if FROM < 0:
-            before = load_vectors(line, t - VECTOR, T, mask, VECTOR + FROM, VECTOR, TILE, IN_TIME)
-            for step in tl.static_range(VECTOR + FROM, VECTOR):
-                planes += (before[step].to(tl.float32),)
+        for number in tl.static_range(BEFORE):
+            near = t - (BEFORE - number) * VECTOR
+            planes += some_planes(line, near, T, mask, max(0, FROM + (BEFORE - number) * VECTOR), VECTOR, TILE, IN_TIME)
         for step in tl.static_range(VECTOR):
             planes += (here[step].to(tl.float32),)
-        if TO > VECTOR:
-            after = load_vectors(line, t + VECTOR, T, mask, 0, TO - VECTOR, TILE, IN_TIME)
-            for step in tl.static_range(TO - VECTOR):
-                planes += (after[step].to(tl.float32),)
+        for number in tl.static_range(1, AFTER + 1):
+            near = t + number * VECTOR
+            planes += some_planes(line, near, T, mask, 0, min(VECTOR, TO - number * VECTOR), TILE, IN_TIME)
     return planes
 
 

@@ -25,7 +25,7 @@ from .plan import Plan, Vectors, Walk, planned
 
 __all__ = ["backward", "forward", "planned", "suits"]
 
-WIDTHS = (2, 3, 4)  # that the kernels take
+WIDTHS = range(2, 9)  # that the kernels take
 
 STATE_CHANNELS = 128  # per program of the kernels for states, which has one warp
 

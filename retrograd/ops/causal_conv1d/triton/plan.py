@@ -20,6 +20,7 @@ from ..op import Spec
 # Most products that a thread adds up one after another; more would cost accuracy of dweight.
 LONGEST_WALK = 256
 HOPPER_SHARED = 227 * KIB
+NARROW = 4  # taps, for which the tables are tuned
 MOST_REGISTERS = 128  # per thread, so that 4 programs of 4 warps fit on a multiprocessor
 
 
@@ -122,6 +123,9 @@ def forward(spec: Spec, arch: Arch) -> Walk:
 def backward(spec: Spec, arch: Arch) -> Walk:
     """The backward pass, channels contiguous."""
     walk = _walk(spec, arch, BACKWARD)
+    if spec.width > NARROW:
+        # A filter, its sums and two windows are 4 W registers for each channel of a thread.
+        return replace(walk, unroll=max(1, walk.unroll // 2))
     # Before Hopper the compiler needs more registers for the same tile with its activation, and spills some.
     if arch.shared_memory < HOPPER_SHARED:
         return replace(walk, unroll=max(1, walk.unroll // 2)) if spec.silu else walk
