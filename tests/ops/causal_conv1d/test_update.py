@@ -27,7 +27,7 @@ def spec(width: int = 4, dtype: str = "bfloat16", x: tuple[int, ...] = (3, 1100)
     return checked
 
 
-@pytest.mark.parametrize(("width", "dtype"), [(4, BF16), (3, F32), (1, F32), (7, F16), (4, torch.float64)])
+@pytest.mark.parametrize(("width", "dtype"), [(4, BF16), (3, F32), (1, F32), (7, F16), (9, BF16), (4, torch.float64)])
 def test_without_a_kernel_it_has_the_results_of_the_other(width: int, dtype: torch.dtype, seed: int) -> None:
     weight_dtype = dtype if dtype == torch.float64 else F32
     assert not in_place("cpu", seed, width, dtype, weight_dtype=weight_dtype)
@@ -35,7 +35,7 @@ def test_without_a_kernel_it_has_the_results_of_the_other(width: int, dtype: tor
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"activation": None}, {"channels": 1}, {"channels": 4352}])
-@pytest.mark.parametrize(("width", "dtype"), [(4, BF16), (3, F32), (2, F16), (4, F32)])
+@pytest.mark.parametrize(("width", "dtype"), [(4, BF16), (3, F32), (2, F16), (4, F32), (7, BF16), (8, F32)])
 def test_steps_in_place_have_the_bits_of_the_others(
     width: int, dtype: torch.dtype, options: dict[str, Any], seed: int
 ) -> None:
@@ -46,7 +46,7 @@ def test_steps_in_place_have_the_bits_of_the_others(
 @pytest.mark.gpu
 def test_elsewhere_the_state_stays_as_it_is(seed: int) -> None:
     assert not in_place("cuda", seed, 1, BF16)
-    assert not in_place("cuda", seed, 7, BF16)
+    assert not in_place("cuda", seed, 9, BF16)
     assert not in_place("cuda", seed, 4, BF16, rows=0)
     x, weight = torch.randn(2, 5, device="cuda"), torch.randn(5, 4, device="cuda")
     for state in (torch.randn(2, 3, 5, device="cuda").mT, torch.randn(2, 5, 3, device="cuda", requires_grad=True)):
@@ -59,7 +59,8 @@ def test_elsewhere_the_state_stays_as_it_is(seed: int) -> None:
 @pytest.mark.parametrize(
     ("changed", "taken"),
     [({}, True), ({"width": 2, "dtype": "float32"}, True), ({"dtype": "float16"}, True), ({"width": 1}, False),
-     ({"width": 8}, True), ({"width": 9}, False), ({"dtype": "float64"}, False), ({"x": (3, 1, 8)}, False), ({"x": (0, 8)}, False)],
+     ({"width": 8}, True), ({"width": 9}, False), ({"dtype": "float64"}, False), ({"x": (3, 1, 8)}, False),
+     ({"x": (0, 8)}, False)],
 )  # fmt: skip
 def test_its_kernel_takes_a_single_step_of_what_the_sequence_has_kernels_for(
     changed: dict[str, Any], taken: bool
