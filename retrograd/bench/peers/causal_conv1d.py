@@ -11,7 +11,7 @@ from torch.nn.functional import conv1d, silu
 
 from retrograd.opinfo.cases import Case
 
-from . import Function, Native, Peer, check_takes, compile_for_one_shape, load
+from . import Function, Native, NotApplicableError, Peer, check_takes, compile_for_one_shape, load
 
 ARGUMENTS = frozenset({"x", "weight", "bias"})
 OPTIONS = frozenset({"activation"})
@@ -48,10 +48,16 @@ def fla_gluon(case: Case) -> Function:
     return lambda inputs: Convolution.apply(inputs["x"], inputs["weight"], inputs.get("bias"))
 
 
+def load_cuda(case: Case) -> Any:
+    if case.inputs["weight"].shape[1] > 4:
+        raise NotApplicableError("it has filters of 2 to 4 taps")
+    return load("causal_conv1d", "causal_conv1d_fn")
+
+
 def cuda(case: Case) -> Function:
     """The CUDA package causal-conv1d on channels-last tensors, (B, D, T) views of (B, T, D)."""
     check_takes(case, ARGUMENTS, OPTIONS)
-    convolve = load("causal_conv1d", "causal_conv1d_fn")
+    convolve = load_cuda(case)
     activation = case.options.get("activation")
 
     def call(inputs: Mapping[str, Tensor]) -> Tensor:
@@ -65,7 +71,7 @@ def cuda(case: Case) -> Function:
 def cuda_rows(case: Case) -> Native:
     """The same package on dense (B, D, T) tensors; the conversion is not timed."""
     check_takes(case, ARGUMENTS, OPTIONS)
-    convolve = load("causal_conv1d", "causal_conv1d_fn")
+    convolve = load_cuda(case)
     activation = case.options.get("activation")
     return Native(
         lambda inputs: convolve(inputs["x"], inputs["weight"], inputs.get("bias"), activation=activation),

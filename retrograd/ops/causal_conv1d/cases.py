@@ -104,6 +104,7 @@ BENCH_CASES: list[Case] = [
     case("B8_T4096_D4096_linear", (8, 4096, 4096), tags=BENCH),
     case("B8_T4096_D4096_bias", (8, 4096, 4096), bias=True, tags=BENCH, **SILU),
     case("B1_T65536_D4096", (1, 65536, 4096), tags=BENCH, **SILU),
+    case("B8_T4096_D4096_W7", (8, 4096, 4096), 7, tags=BENCH, **SILU),
 ]
 
 CASES: list[Case] = TEST_CASES + GPU_CASES + BENCH_CASES
