@@ -108,7 +108,10 @@ def scan_of(module: nn.Module) -> tuple[bool, str]:
     others = sorted(name for name, function in functions.items() if not function.__module__.startswith("retrograd."))
     if others:
         return False, f"{', '.join(others)}: call retrograd.compat.install() before the model is imported"
-    return True, ", ".join(sorted(functions))
+    from .transformers.exporting import kernels_stay_where_compiled
+
+    compiled = "" if kernels_stay_where_compiled() else "; where compiled, see retrograd.compat.transformers.patch"
+    return True, ", ".join(sorted(functions)) + compiled
 
 
 def _looked_up(names: dict[str, Any]) -> Iterator[tuple[str, Callable[..., Any]]]:

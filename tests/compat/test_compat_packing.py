@@ -171,6 +171,7 @@ def test_layers_of_mamba_2_on_other_functions_are_left_as_they_are(seed: int) ->
 
 
 COMPILED = """
+import sys
 import retrograd.compat
 retrograd.compat.install()
 import torch
@@ -179,15 +180,28 @@ from retrograd.compat.transformers import patch
 size = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "eos_token_id": None}
 second = Mamba2ForCausalLM(Mamba2Config(**size, state_size=8, head_dim=8, num_heads=8, n_groups=2))
 ids = torch.arange(8)[None]
-for model in (MambaForCausalLM(MambaConfig(**size)), second):
-    compiled = torch.compile(patch(model).train(), backend="aot_eager", fullgraph=True)
+device = sys.argv[1]
+ids = ids.to(device)
+
+def backend(graph, inputs):
+    calls = {str(node.target) for node in graph.graph.nodes}
+    assert f"retrograd.{scan}" in calls and "retrograd.causal_conv1d" in calls, calls
+    return graph
+
+for model, scan in ((MambaForCausalLM(MambaConfig(**size)), "selective_scan"), (second, "ssd")):
+    model = patch(model.to(device)).train()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
     torch.testing.assert_close(compiled(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
+torch.compile(model, fullgraph=True)(ids, use_cache=False).logits.sum().backward()
+exported = torch.export.export(model.eval(), (ids,), {"use_cache": False}, strict=False)
+print({str(node.target) for node in exported.graph.nodes if "retrograd" in str(node.target)})
 """
 
 
-def test_a_patched_model_compiles_as_a_whole_without_a_mask() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_patched_model_compiles_as_a_whole_without_a_mask_and_on_our_kernels(device: str) -> None:
     """In a process of its own: models of these tests count calls, which does not compile."""
-    run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", COMPILED, device], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 
 

@@ -20,6 +20,7 @@ from retrograd.compat.reports import scan_of
 from retrograd.core.errors import bad_value
 
 from .classes import replacing
+from .exporting import keep_kernels_where_compiled
 from .mixers import CLASSES, Mixer, Texts
 from .positions import sequences
 
@@ -48,6 +49,8 @@ def keep_texts_apart(model: nn.Module) -> bool:
     for module, hook in _hooks(model, mixers):
         if not hasattr(module, HANDLES):
             setattr(module, HANDLES, module.register_forward_pre_hook(hook, with_kwargs=True))
+    if mixers:
+        keep_kernels_where_compiled()
     return bool(mixers)
 
 

@@ -31,6 +31,8 @@ def patch(model: Model) -> Model:
     imported; `retrograd.compat.report` says whether that was so. A mask with gaps between a row's tokens is refused
     unless `seq_idx` numbers its texts.
 
+    With torch 2.10 and 2.11 it also lets these models keep their kernels under `torch.compile`, in the whole process.
+
     Modules are changed in place, by replacing their class and by hooks: parameters, hooks and the keys of `state_dict`
     stay the same.
 

@@ -15,11 +15,13 @@ from .launch import DTYPES
 CAST = frozenset(DTYPES[name] for name in KERNEL_FLOATS)
 # For any type of device: asking for one of them takes longer, in a call that most often is outside of autocast.
 autocasts_anywhere = torch._C._is_any_autocast_enabled
+# Types that autocast does not know. torch 2.11 cannot compile the function that says so, is_autocast_available.
+NEVER_CASTING = ("meta", "lazy", "vulkan")
 
 
 def autocasts(device: str) -> bool:
-    """Whether calls on a type of device are under autocast; some types, such as `meta`, never are."""
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    """Whether calls on a type of device are under autocast."""
+    return device not in NEVER_CASTING and torch.is_autocast_enabled(device)
 
 
 def no_autocast(device: str) -> AbstractContextManager[Any]:
