@@ -16,7 +16,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
 
-from retrograd.compat.transformers import patch, register, unpatch
+from retrograd.compat.transformers import packing, patch, register, unpatch
 
 LENGTHS = (8, 13)
 TIME = sum(LENGTHS)
@@ -211,3 +211,10 @@ def test_packed_texts_compile_in_several_graphs(name: str, seed: int) -> None:
     expected = model(tokens(seed), **texts_by("seq_idx")).logits
     compiled = torch.compile(model, backend="aot_eager")
     torch.testing.assert_close(compiled(tokens(seed), **texts_by("seq_idx")).logits, expected, **CLOSE)
+
+
+def test_scans_whose_texts_stay_together_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of the first Zamba do."""
+    monkeypatch.setattr(packing, "CLASSES", ())
+    with pytest.warns(RuntimeWarning, match=r"^patch does not keep packed texts apart in the scans of MambaMixer$"):
+        patch(ours("mamba")[0])

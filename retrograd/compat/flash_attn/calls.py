@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from operator import index
 from typing import Any
 
@@ -117,9 +117,10 @@ def readable(numbers: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Call:
-    """The name of a function, and its arguments that most of them share, in flash-attn's order."""
+    """The name of a function, and its arguments that most of them share."""
 
     me: str
+    _: KW_ONLY
     dropout_p: Any
     softmax_scale: Any
     causal: Any

@@ -123,16 +123,16 @@ def flash_attn_func(
     tensors(me, 3, q=q, k=k, v=v, alibi_slopes=alibi_slopes, learnable_sink=learnable_sink)
     call = Call(
         me,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-        learnable_sink,
-        return_lse,
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
+        learnable_sink=learnable_sink,
+        return_lse=return_lse,
     )
     return _batched(call, q, k, v)
 
@@ -167,7 +167,15 @@ def flash_attn_kvpacked_func(
     tensors(me, 2, q=q, kv=kv, alibi_slopes=alibi_slopes)
     k, v = _parts(me, "kv", kv, 2, "(batch, seqlen, 2, nheads_k, headdim)")
     call = Call(
-        me, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+        me,
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
     )
     return _batched(call, q, k, v, "kv", "kv")
 
@@ -213,7 +221,15 @@ def flash_attn_qkvpacked_func(
     refuse(me, "", q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=chunk)
     tensors(me, 1, qkv=qkv, alibi_slopes=alibi_slopes)
     call = Call(
-        me, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+        me,
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
     )
     if qkv.ndim == 4 and num_heads_q is not None:
         return _batched(call, *_split_heads(me, qkv, num_heads_q), "qkv", "qkv")
@@ -333,16 +349,16 @@ def flash_attn_varlen_func(
     )
     call = Call(
         me,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-        learnable_sink,
-        return_lse,
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
+        learnable_sink=learnable_sink,
+        return_lse=return_lse,
     )
     bounds = cu_seqlens_q, cu_seqlens_k
     return _packed(call, q, k, v, bounds, (max_seqlen_q, max_seqlen_k), (seqused_q, seqused_k))
@@ -382,7 +398,15 @@ def flash_attn_varlen_kvpacked_func(
     tensors(me, 4, q=q, kv=kv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, alibi_slopes=alibi_slopes)
     k, v = _parts(me, "kv", kv, 2, "(total, 2, nheads_k, headdim)")
     call = Call(
-        me, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+        me,
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
     )
     bounds = cu_seqlens_q, cu_seqlens_k
     return _packed(call, q, k, v, bounds, (max_seqlen_q, max_seqlen_k), (None, None), "kv", "kv")
@@ -420,7 +444,15 @@ def flash_attn_varlen_qkvpacked_func(
     tensors(me, 2, qkv=qkv, cu_seqlens=cu_seqlens, alibi_slopes=alibi_slopes)
     q, k, _ = _parts(me, "qkv", qkv, 3, "(total, 3, nheads, headdim)")
     call = Call(
-        me, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+        me,
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
     )
     expect_boundaries(me, "cu_seqlens", cu_seqlens, max_seqlen, "max_seqlen")
     arguments = call.arguments(q, len(cu_seqlens) - 1)

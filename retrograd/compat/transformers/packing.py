@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,6 +44,7 @@ def keep_texts_apart(model: nn.Module) -> bool:
     Mamba-2's are left as they are where their functions are not retrograd's.
     """
     mixers = [module for module in model.modules() if _is_mixer(module)]
+    _warn_of_others(model)
     for mixer in mixers:
         if type(mixer).__name__ in CLASSES and not isinstance(mixer, Mixer):
             mixer.__class__ = replacing(Mixer, type(mixer))
@@ -68,6 +70,15 @@ def _is_mixer(module: nn.Module) -> bool:
     """Whether a layer has a scan that can be reached."""
     name = type(module).__name__
     return name in CLASSES or (name in MAMBA2 and scan_of(module)[0])
+
+
+def _warn_of_others(model: nn.Module) -> None:
+    """Say which layers with a scan on retrograd run packed texts into one another, as before."""
+    scans = {type(module) for module in model.modules() if hasattr(module, "A_log") and scan_of(module)[0]}
+    names = {kind.__name__ for kind in scans if kind.__module__.startswith("transformers.")}
+    if others := names.difference(CLASSES, MAMBA2):
+        message = f"patch does not keep packed texts apart in the scans of {', '.join(sorted(others))}"
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
 def _hooks(model: nn.Module, mixers: list[nn.Module]) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
