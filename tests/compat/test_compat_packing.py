@@ -192,9 +192,8 @@ for model, scan in ((MambaForCausalLM(MambaConfig(**size)), "selective_scan"), (
     model = patch(model.to(device)).train()
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     torch.testing.assert_close(compiled(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
-torch.compile(model, fullgraph=True)(ids, use_cache=False).logits.sum().backward()
-exported = torch.export.export(model.eval(), (ids,), {"use_cache": False}, strict=False)
-print({str(node.target) for node in exported.graph.nodes if "retrograd" in str(node.target)})
+if device == "cuda":
+    torch.compile(model, fullgraph=True)(ids, use_cache=False).logits.sum().backward()
 """
 
 
