@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
+PYTHONS ?= python3.12 python3.13
 OP ?= rms_norm
 RESULTS ?=
 TORCH ?= torch==2.13.0
@@ -12,7 +13,7 @@ OLDEST := test_commands or test_import or checkpoints or saved or (budget and pl
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/pip install --quiet --no-compile
 
-.PHONY: test check train lint functions architectures oldest newest gpu clean
+.PHONY: test check train lint docs packages functions architectures oldest newest gpu clean
 
 # All that needs no GPU: the tests, then the kernels in Triton's interpreter. JOBS processes, each with one thread: threads
 # of several would wait for one another.
@@ -34,6 +35,23 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site, into build/site, and its blocks of code.
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) -m docs tests/docs
+
+# The archives in empty environments: with torch alone, jax alone, both; with another Python, jax alone, since few CPU builds
+# of torch are at hand for it. pyenv's Pythons start where all its versions are named.
+packages: export PYENV_VERSION := $(shell pyenv versions --bare 2>/dev/null | paste -sd:)
+packages: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m packages tests/package/test_hub.py
+	$(BIN)/python tests/installed.py $(BIN)/python torch $(TORCH)
+	$(BIN)/python tests/installed.py $(BIN)/python jax
+	$(BIN)/python tests/installed.py $(BIN)/python torch,jax $(TORCH)
+	for python in $(PYTHONS); do \
+	  if $$python -c ""; then $(BIN)/python tests/installed.py $$python jax || exit 1; else echo "no $$python here"; fi; \
+	done
 
 # The modules of public functions, from the ops' declarations.
 functions: .venv/installed

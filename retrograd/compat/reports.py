@@ -14,6 +14,7 @@ from retrograd.core.errors import bad_type
 from .stand_ins import PACKAGES
 
 KINDS = ("scan", "attention", "norm")
+CONVOLUTIONS = {"causal_conv1d_fn", "causal_conv1d_update"}
 
 
 class Line(NamedTuple):
@@ -108,6 +109,8 @@ def scan_of(module: nn.Module) -> tuple[bool, str]:
     others = sorted(name for name, function in functions.items() if not function.__module__.startswith("retrograd."))
     if others:
         return False, f"{', '.join(others)}: call retrograd.compat.install() before the model is imported"
+    if functions.keys() <= CONVOLUTIONS:
+        return False, f"its convolution alone: {', '.join(sorted(functions))}"
     from .transformers.exporting import kernels_stay_where_compiled
 
     compiled = "" if kernels_stay_where_compiled() else "; where compiled, see retrograd.compat.transformers.patch"

@@ -35,10 +35,22 @@ def attention_fn(
     passed as arrays.
 
     Args:
-        query, key, value, bias, mask, broadcast_dropout, dropout_rng, dropout_rate, deterministic, dtype, precision,
-            module: as in `retrograd.jax.nnx.attention_fn`.
+        query: as in `retrograd.jax.nnx.attention_fn`, and so are all arguments up to module.
+        key: as there.
+        value: as there.
+        bias: as there.
+        mask: as there.
+        broadcast_dropout: as there.
+        dropout_rng: as there.
+        dropout_rate: as there.
+        deterministic: as there.
+        dtype: as there.
+        precision: as there.
+        module: as there.
         force_fp32_for_softmax: no effect: the softmax is always in float32.
-        einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum: refused: no product can be replaced.
+        einsum_dot_general: refused: no product can be replaced.
+        qk_attn_weights_einsum: refused likewise.
+        attn_weights_value_einsum: refused likewise.
 
     Returns:
         (*batch, Tq, H, Dv).

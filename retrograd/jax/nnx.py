@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jax import Array
@@ -24,6 +25,7 @@ def attention_fn(
     dtype: Any = None,
     precision: Any = None,
     module: None = None,
+    promote_dtype: Callable[..., Any] | None = None,
     is_causal: bool = False,
 ) -> Array:
     """`flax.nnx.dot_product_attention` on `retrograd.jax.attention`: pass it as `attention_fn` of a module.
@@ -45,6 +47,8 @@ def attention_fn(
         dtype: of the computation and of the result; by default the widest of the three.
         precision: no effect: products of float32 are exact to float32.
         module: None. flax passes the module for `sow_weights=True`; there are no weights to keep.
+        promote_dtype: called with the three arrays in a tuple and `dtype`, returns them as one dtype; by default they
+            are promoted as JAX does.
         is_causal: whether query i sees no key after key i.
 
     Returns:
@@ -62,6 +66,8 @@ def attention_fn(
     """
     if module is not None:
         raise NotImplementedError(f"{NAME}: module is not supported: sow_weights=True keeps weights that are not made")
+    if promote_dtype is not None:
+        query, key, value = promote_dtype((query, key, value), dtype=dtype)
     return attend(
         query,
         key,

@@ -118,6 +118,14 @@ def test_the_result_has_the_dtype_that_is_asked_for(dtype: Any, seed: int) -> No
     assert ours(arrays[0], *(array.astype(dtype) for array in arrays[1:])).dtype == jnp.float32
 
 
+def test_a_function_that_promotes_dtypes_is_called(seed: int) -> None:
+    def lowered(arrays: tuple[Any, ...], dtype: Any) -> tuple[Any, ...]:
+        assert dtype is None
+        return tuple(array.astype(jnp.bfloat16) for array in arrays)
+
+    assert ours(*qkv(seed), promote_dtype=lowered).dtype == jnp.bfloat16
+
+
 @pytest.mark.parametrize("name", ["module", "qk_attn_weights_einsum", "attn_weights_value_einsum"])
 def test_what_is_not_done_is_refused_by_name(name: str, seed: int) -> None:
     with pytest.raises(NotImplementedError, match=f"^attention_fn: {name} is not supported"):
@@ -128,8 +136,7 @@ def test_what_is_not_done_is_refused_by_name(name: str, seed: int) -> None:
 
 def test_all_arguments_of_flax_are_taken() -> None:
     for own, theirs in ((ours, flax_nnx), (in_linen, linen.dot_product_attention)):
-        names = [name for name in inspect.signature(theirs).parameters if name != "promote_dtype"]
-        assert list(inspect.signature(own).parameters) == names
+        assert list(inspect.signature(own).parameters) == list(inspect.signature(theirs).parameters)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from floors import PROJECT, floors
+from readme_renderer import markdown
 
 ROOT = PROJECT.parent
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -72,10 +75,11 @@ def test_the_archives_hold_the_package_and_what_builds_it(archives: tuple[Path, 
     with zipfile.ZipFile(archives[1]) as wheel:
         of_wheel = set(wheel.namelist())
     package = {str(path.relative_to(ROOT)) for path in (ROOT / "retrograd").rglob("*.py")} | {"retrograd/py.typed"}
-    for names in (of_source, of_wheel):
-        assert {name for name in names if name.endswith((".py", "py.typed"))} == package
+    for names, more in ((of_source, {"hatch_build.py"}), (of_wheel, set())):
+        assert {name for name in names if name.endswith((".py", "py.typed"))} == package | more
     beside = {name for name in of_source if not name.startswith("retrograd/")}
-    assert beside == {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
+    files = {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "hatch_build.py", "pyproject.toml"}
+    assert beside == files
 
 
 def test_the_page_of_the_package_refers_to_nothing_that_is_not_there(metadata: Message) -> None:
@@ -83,6 +87,7 @@ def test_the_page_of_the_package_refers_to_nothing_that_is_not_there(metadata: M
     assert page.startswith("# retrograd")
     assert "```python" in page
     assert not re.findall(r"\]\((?!https?:|#)[^)]*\)", page)
+    assert "<h1" in (markdown.render(page) or "")  # as the index renders it
 
 
 def test_the_metadata_name_the_systems_and_the_versions_of_python(metadata: Message) -> None:
@@ -90,3 +95,17 @@ def test_the_metadata_name_the_systems_and_the_versions_of_python(metadata: Mess
     assert "Operating System :: POSIX :: Linux" in classifiers
     least = (metadata["Requires-Python"] or "").removeprefix(">=")
     assert f"Programming Language :: Python :: {least}" in classifiers
+
+
+@pytest.mark.parametrize("repository", ["", "https://example.org/retrograd"])
+def test_one_line_sets_the_addresses_of_the_project(tmp_path: Path, repository: str) -> None:
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    package = tmp_path / "retrograd"
+    package.mkdir()
+    shutil.copy(ROOT / "retrograd" / "_version.py", package)
+    project = tmp_path / "pyproject.toml"
+    project.write_text(project.read_text().replace('repository = ""', f'repository = "{repository}"'))
+    command = [sys.executable, "-m", "hatchling", "metadata"]
+    found = json.loads(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout)
+    assert found.get("urls", {}).get("Source", "") == repository

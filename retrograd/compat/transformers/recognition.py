@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -137,7 +138,8 @@ class _Trial:
     def norm(self) -> Norm | str:
         """The norm, or why there is none."""
         try:
-            with torch.autocast("cpu", enabled=False):
+            with torch.autocast("cpu", enabled=False), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of dtypes that it is tried with
                 gates = [*([None] if self._runs_without_gate() else []), *([self.gate] if self.gates else [])]
                 expected = [self._original(self.x, self.weight, gate) for gate in gates]
                 for norm in self._norms(self._out_dtypes(gates[-1]), gate_optional=gates[0] is None):

@@ -1,0 +1,73 @@
+"""What mkdocs does with the pages: files of the repository as pages, links among them, and pictures of results."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["retrograd"]["repository"]
+RESULTS = ("benchmarks/results/h200", "benchmarks/results/h100-80gb-hbm3")
+OPS = [path.parent.name for path in sorted((ROOT / "retrograd" / "ops").glob("*/README.md"))]
+# Files of the repository -> where they stand in the site.
+PAGES = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "retrograd/compat/README.md": "compat.md",
+    **{f"retrograd/ops/{op}/README.md": f"derivations/{op}.md" for op in OPS},
+}
+PICTURES = {
+    str(path.relative_to(ROOT)): f"results/{path.parent.name}/{path.name}"
+    for folder in RESULTS
+    for path in sorted((ROOT / folder).glob("*.png"))
+}
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?!https?:|#|mailto:)[^)\s]+)\)")
+FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
+# Markdown's dialects differ: in this one a list or a table begins after an empty line alone.
+BLOCK = re.compile(r"^(?![ ]*(?:[-|>]|\d+\.))([^\n]+\n)(?=- |\| |1\. )", re.MULTILINE)
+
+
+@event_priority(100)
+def on_config(config: Any) -> Any:
+    """Let print-site stand last among the plugins: it warns where these hooks stand behind it."""
+    dict.__setitem__(config.plugins, "print-site", dict.pop(config.plugins, "print-site"))
+    return config
+
+
+def on_files(files: Files, config: Any, **_: Any) -> Files:
+    """Add the pages and pictures that stand elsewhere in the repository."""
+    for path, uri in (PAGES | PICTURES).items():
+        files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links as they are within the site; those to other files are only their text while there is no address."""
+    parts = FENCE.split(markdown)
+    texts = [LINK.sub(lambda match: _link(match, page.file), BLOCK.sub(r"\1\n", text)) for text in parts[::2]]
+    parts[::2] = texts
+    return "".join(parts)
+
+
+def _link(match: re.Match[str], file: File) -> str:
+    """A link of a page."""
+    mark, text, target = match.groups()
+    path, _, anchor = target.partition("#")
+    full = Path(os.path.normpath(Path(file.abs_src_path or "").parent / path))
+    if not full.is_relative_to(ROOT):
+        return match[0]
+    inside = str(full.relative_to(ROOT))
+    anchor = "#" * bool(anchor) + anchor
+    uri = inside.removeprefix("docs/") if inside.startswith("docs/") else (PAGES | PICTURES).get(inside)
+    if uri:
+        return f"{mark}[{text}]({os.path.relpath(uri, Path(file.src_uri).parent)}{anchor})"
+    if not full.exists():
+        raise FileNotFoundError(f"{file.src_uri} links to {inside}, which is not there")
+    return f"[{text}]({REPOSITORY}/blob/main/{inside}{anchor})" if REPOSITORY else text
