@@ -147,7 +147,7 @@ def _norm(module: nn.Module) -> Line:
     from .transformers.recognition import Norm, possible, recognise
 
     if isinstance(module, RMSNorm):
-        return Line("norm", module.norm.original.__name__, 1, True, "patched")
+        return Line("norm", module._retrograd_norm.original.__name__, 1, True, "patched")
     name = type(module).__name__
     found: Norm | str = recognise(module) if possible(type(module)) else "it is no RMS norm by its name"
     why = "see retrograd.compat.transformers.patch" if isinstance(found, Norm) else found

@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from retrograd.core.errors import bad_shape, bad_value
+from retrograd.core.errors import bad_shape, bad_type, bad_value
 from retrograd.ops.jax_functions import attention
 
 NAME = "attention_fn"
@@ -36,10 +37,13 @@ def attend(
             raise bad_shape(NAME, name, array.shape, f"(*batch, length, heads, size), batch = {batch}")
     q, k, v = (_one_batch(array.astype(dtype), batch, 3) for array in (query, key, value))
     causal = is_causal and q.shape[1] == k.shape[1]
-    masks = [] if mask is None else [_one_batch(mask != 0, batch, 3)]
+    scores = (q.shape[2], q.shape[1], k.shape[1])
+    masks = [] if mask is None else [_one_batch(_broadcasting("mask", mask, batch, scores).astype(bool), batch, 3)]
     if is_causal and not causal:  # query i stands at key i; `attention` aligns the last query with the last key
         masks.append(jnp.tril(jnp.ones((1, 1, q.shape[1], k.shape[1]), bool)))
-    added = None if bias is None else _one_batch(_of_scores(bias, q), batch, 3)
+    if bias is not None:
+        bias = _of_scores(_broadcasting("bias", bias, batch, scores), q)
+    added = None if bias is None else _one_batch(bias, batch, 3)
     for each in masks:
         added = jnp.where(each, jnp.zeros((), q.dtype) if added is None else added, -jnp.inf)
     out = attention(q, k, v, bias=added, causal=causal, **_dropout(dropout_rng, dropout_rate, deterministic))
@@ -55,6 +59,16 @@ def _one_batch(array: Array, batch: tuple[int, ...], kept: int) -> Array:
     if math.prod(own) == 1:
         return array.reshape(1, *rest) if batch != (1,) or len(own) != 1 else array
     return jnp.broadcast_to(array, (*batch, *rest)).reshape(math.prod(batch), *rest)
+
+
+def _broadcasting(name: str, array: Any, batch: tuple[int, ...], scores: tuple[int, int, int]) -> Array:
+    """The array, if it broadcasts to the scores of all heads."""
+    if not isinstance(array, Array | np.ndarray):
+        raise bad_type(NAME, name, array, "an array")
+    full = (*batch, *scores)
+    if array.ndim > len(full) or any(n not in (1, m) for n, m in zip(array.shape[::-1], full[::-1], strict=False)):
+        raise bad_shape(NAME, name, array.shape, f"(*batch, heads, queries, keys) = {full}, each also 1")
+    return jnp.asarray(array)
 
 
 def _of_scores(bias: Array, q: Array) -> Array:

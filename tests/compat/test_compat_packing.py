@@ -145,8 +145,108 @@ def test_a_patched_model_is_copied_saved_patched_again_and_restored(name: str, s
 def test_a_mask_with_gaps_is_refused_in_training(name: str, seed: int) -> None:
     mask = torch.ones(1, TIME, dtype=torch.int64)
     mask[:, 5:8] = 0
-    with pytest.raises(ValueError, match=r"attention_mask is 'a mask with gaps', expected one run of tokens"):
-        patched(name)(tokens(seed), attention_mask=mask)
+    positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
+    for given in ({}, {"position_ids": positions}, {"seq_idx": torch.zeros(1, TIME, dtype=torch.int32)}):
+        with pytest.raises(ValueError, match=r"attention_mask is 'a mask with a gap within a text', expected each"):
+            patched(name)(tokens(seed), attention_mask=mask, **given)
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "bamba", "jamba"])
+def test_positions_that_skip_a_gap_tell_no_texts_apart_in_evaluation(name: str, seed: int) -> None:
+    mask = torch.ones(1, TIME, dtype=torch.int64)
+    mask[:, 5:8] = 0
+    given = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)}
+    model = patched(name, training=False)
+    after = model(tokens(seed), **given).logits
+    torch.testing.assert_close(after, unpatch(model)(tokens(seed), **given).logits, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "bamba"])
+def test_texts_with_padding_between_are_told_apart_by_their_positions(name: str, seed: int) -> None:
+    first = LENGTHS[0]
+    mask = torch.ones(1, TIME, dtype=torch.int64)
+    mask[:, first - 2 : first] = 0
+    logits = patched(name)(tokens(seed), attention_mask=mask, **texts_by("position_ids")).logits
+    alone = patched(name)(tokens(seed)[:, first:], use_cache=False).logits
+    torch.testing.assert_close(logits[:, first:], alone, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_classes_that_extend_a_model_and_wrappers_that_answer_for_it_are_taken(
+    name: str, wrapped: bool, seed: int
+) -> None:
+    class Wrapper(torch.nn.Module):
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(super().__getattr__("model"), name)
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.model(*args, **kwargs)
+
+    model, _ = ours(name)
+    model.__class__ = type("Mine", (type(model),), {})
+    outer = patch(Wrapper(model) if wrapped else model).train()
+    parts = tokens(seed).split(LENGTHS, 1)
+    for _ in range(2):
+        together = outer(tokens(seed), **texts_by("position_ids")).logits[0].split(LENGTHS)
+        alone = [outer(ids, use_cache=False).logits[0] for ids in parts]
+        torch.testing.assert_close(together, alone, **CLOSE)
+        unpatch(outer)
+        assert not any(module._forward_pre_hooks for module in outer.modules())
+        patch(outer)
+
+
+@pytest.mark.filterwarnings("ignore:.*activation_checkpointing_enable")
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "bamba", "nemotron_h"])
+def test_padding_is_kept_out_where_checkpoints_turn_a_cache_off(name: str, seed: int) -> None:
+    model = patched(name)
+    model.gradient_checkpointing_enable()
+    mask = torch.ones(1, TIME, dtype=torch.int64)
+    mask[:, :5] = 0
+    logits = model(tokens(seed), attention_mask=mask, use_cache=True).logits
+    torch.testing.assert_close(logits[:, 5:], model(tokens(seed)[:, 5:], use_cache=False).logits, **CLOSE)
+
+
+def test_attention_that_runs_packed_texts_into_one_another_is_named(seed: int) -> None:
+    model = patch(ours("bamba", attn_implementation="sdpa")[0])
+    with pytest.warns(RuntimeWarning, match=r"^BambaModel: packed texts see one another in its layers of attention"):
+        model(tokens(seed), **texts_by("seq_idx"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        model(tokens(seed), **texts_by("position_ids"))  # from these transformers makes its mask
+
+
+def test_an_adapter_in_place_of_a_projection_is_used_in_training(seed: int) -> None:
+    model = patched("mamba")
+    model.backbone.layers[0].mixer.x_proj = adapted = torch.nn.Sequential(model.backbone.layers[0].mixer.x_proj)
+    adapted.weight = adapted[0].weight
+    called: list[bool] = []
+    adapted.register_forward_hook(lambda *_: called.append(True))
+    model(tokens(seed), use_cache=False)
+    assert called
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"cu_seq_lens_q": torch.tensor(LENGTHS)}, r"cu_seq_lens_q is \[8, 13\], expected \[0, ..., 21\]"),
+        ({"cu_seq_lens_q": torch.tensor([0.0, TIME])}, r"cu_seq_lens_q has dtype float32, expected int32 or int64"),
+        ({"cu_seq_lens_q": [0, TIME]}, "cu_seq_lens_q is list, expected a torch.Tensor"),
+        ({"position_ids": torch.arange(TIME)}, r"position_ids has shape \(21,\), expected \(batch, seqlen\)"),
+        ({"position_ids": torch.arange(TIME - 1)[None]}, r"position_ids has shape \(1, 20\)"),
+        ({"attention_mask": torch.ones(1, TIME + 1)}, r"attention_mask has shape \(1, 22\)"),
+    ],
+)
+def test_malformed_texts_are_refused_by_name(given: dict[str, Any], message: str, seed: int) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^MambaForCausalLM: {message}"):
+        patched("mamba")(tokens(seed), **given)
 
 
 def test_numbers_of_another_shape_are_refused(seed: int) -> None:

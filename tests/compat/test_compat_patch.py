@@ -402,3 +402,38 @@ def test_what_has_no_norm_to_replace_is_an_error() -> None:
         patch(nn.Sequential(ShiftedRMSNorm()))
     with pytest.raises(TypeError, match="model is str, expected"):
         patch("gpt2")  # type: ignore[type-var]
+
+
+def test_a_norm_of_another_dimension_is_left_as_it_is() -> None:
+    class ChannelRMSNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.randn(8)), 1e-6
+
+        def forward(self, x: Tensor) -> Tensor:
+            rstd = torch.rsqrt(x.pow(2).mean(1, keepdim=True) + self.eps)
+            return x * rstd * self.weight.view(-1, *[1] * (x.ndim - 2))
+
+    with pytest.raises(ValueError, match="no RMSNorm that could be replaced"):
+        patch(nn.Sequential(ChannelRMSNorm()))
+
+
+def test_arguments_keep_the_names_that_the_original_gives_them() -> None:
+    class RMSNormGated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.eps, self.norm = nn.Parameter(torch.randn(8)), 1e-6, "a name of its own"
+
+        def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+            x = x if z is None else x * nn.functional.silu(z)
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+
+    x, z = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    norm = RMSNormGated()
+    expected = norm(x, z=z), norm(x=x)
+    patch(nn.Sequential(norm))
+    torch.testing.assert_close((norm(x, z=z), norm(x=x)), expected)
+    assert norm.norm == "a name of its own"
+    for call in (lambda: norm(x, gate=z), lambda: norm(x, z, z), lambda: norm(z=z)):
+        with pytest.raises(TypeError, match=r"^RMSNormGated: "):
+            call()

@@ -87,6 +87,15 @@ def test_a_mask_hides_keys_and_may_have_any_dtype(seed: int) -> None:
     np.testing.assert_allclose(*out, **CLOSE)
 
 
+@pytest.mark.parametrize(("name", "shape"), [("mask", (2, 1, 5, 8)), ("bias", (3, 1, 1, 7))])
+def test_a_mask_or_bias_of_another_shape_is_refused_by_name(name: str, shape: tuple[int, ...]) -> None:
+    q, k = jnp.ones((2, 5, 4, 8)), jnp.ones((2, 7, 4, 8))
+    with pytest.raises(ValueError, match=rf"^attention_fn: {name} has shape \({shape[0]}, 1, .*\), expected"):
+        ours(q, k, k, **{name: jnp.ones(shape)})
+    with pytest.raises(TypeError, match=f"^attention_fn: {name} is list, expected an array"):
+        ours(q, k, k, **{name: [1]})
+
+
 def test_a_query_that_sees_no_key_has_zeros_and_no_gradient(seed: int) -> None:
     mask = jnp.ones((B, 1, T, T), bool).at[0, :, 4].set(False)
     out, pull = jax.vjp(lambda *arrays: ours(*arrays, mask=mask), *qkv(seed))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import retrograd
 from retrograd.compat.checks import activation_of
@@ -40,10 +40,16 @@ class Mixer(Replacement):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The layer's results, 0 at padding."""
         texts = kwargs.get("attention_mask")
-        seq_idx = texts.seq_idx if isinstance(texts, Texts) else kwargs.get("seq_idx")
+        seq_idx = kwargs.get("seq_idx")
+        if isinstance(texts, Texts):
+            seq_idx, kwargs = texts.seq_idx, kwargs | {"attention_mask": texts.attention_mask}
+        cached = any(kwargs.get(name) is not None for name in ("cache", "cache_params", "past_key_values"))
+        if seq_idx is None and self.training and not cached and type(self.x_proj) is not nn.Linear:
+            # transformers' fused function takes the weight of x_proj, without an adapter that stands in its place
+            seq_idx = torch.zeros(hidden_states.shape[:2], dtype=torch.int32, device=hidden_states.device)
         if seq_idx is None or not seq_idx.numel():
             return super().forward(hidden_states, *args, **kwargs)
-        if any(kwargs.get(name) is not None for name in ("cache", "cache_params", "past_key_values")):
+        if cached:
             raise bad_value("Mamba", "use_cache", True, "False for packed texts")
         return mix(self, hidden_states, seq_idx)
 

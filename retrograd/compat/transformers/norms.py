@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from retrograd.core.errors import bad_value
+from retrograd.core.errors import bad_type, bad_value
 
 from .classes import Replacement, replacing
 from .recognition import Norm, expected_of, possible, recognise
@@ -20,23 +20,30 @@ class RMSNorm(Replacement):
     A module that turns out to compute something else becomes one of the original class again.
     """
 
-    norm: Norm
+    _retrograd_norm: Norm
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         norm = recognise(self, self.original)
         if isinstance(norm, Norm):
-            self.norm = norm
+            self._retrograd_norm = norm
         else:
             self.__class__ = self.original  # type: ignore[assignment]
 
-    def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
-        """The norm of the last dimension."""
-        return self.norm(hidden_states, getattr(self, "weight", None), gate)
+    def forward(self, *args: Tensor | None, **kwargs: Tensor | None) -> Tensor:
+        """The norm of the last dimension; arguments have the names that the original gives them."""
+        norm = self._retrograd_norm
+        given = {**dict(zip(norm.arguments, args, strict=False)), **kwargs}
+        if len(args) > len(norm.arguments) or not given.keys() <= set(norm.arguments):
+            raise TypeError(f"{norm.original.__name__}: arguments are {', '.join(norm.arguments)}")
+        x, *gates = (given.get(name) for name in norm.arguments)
+        if x is None:
+            raise bad_type(norm.original.__name__, norm.arguments[0], x, "a torch.Tensor")
+        return norm(x, getattr(self, "weight", None), *gates)
 
     def extra_repr(self) -> str:
         """Shape, eps, offset, gate, and the original class."""
-        norm, weight = self.norm, getattr(self, "weight", None)
+        norm, weight = self._retrograd_norm, getattr(self, "weight", None)
         shape = () if weight is None else tuple(weight.shape)
         gate = "" if norm.gate == "none" else f"{norm.activation} gate of its {norm.gate}, "
         groups = "" if norm.group_size is None else f"groups of {norm.group_size}, "
@@ -65,7 +72,7 @@ def replace_norms(model: nn.Module) -> str:
             elif expected_of(kind):
                 left.setdefault((kind.__name__, norm), []).append(name)
     for module, norm in found.items():
-        module.norm = norm  # type: ignore[assignment]
+        module._retrograd_norm = norm  # type: ignore[assignment]
         module.__class__ = replacing(RMSNorm, norm.original)
     reasons = "; ".join(
         f"{kind} ({', '.join(names[:2])}; {len(names)} in all): {why}" for (kind, why), names in left.items()
@@ -79,8 +86,8 @@ def restore_norms(model: nn.Module) -> None:
     """Undo `replace_norms`."""
     for module in model.modules():
         if isinstance(module, RMSNorm):
-            original = module.norm.original
-            del module.norm
+            original = module._retrograd_norm.original
+            del module._retrograd_norm
             module.__class__ = original  # type: ignore[assignment]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from retrograd.compat.checks import expect
 from retrograd.compat.reports import scan_of
-from retrograd.core.errors import bad_value
+from retrograd.core.errors import bad_shape, bad_value
+from retrograd.core.torch.arguments import check_tensors
 
 from .classes import replacing
 from .exporting import keep_kernels_where_compiled
 from .mixers import CLASSES, Mixer, Texts
-from .positions import sequences
+from .positions import last_token_before, sequences
 
 MAMBA2 = (
     "Mamba2Mixer",
@@ -46,10 +47,10 @@ def keep_texts_apart(model: nn.Module) -> bool:
     mixers = [module for module in model.modules() if _is_mixer(module)]
     _warn_of_others(model)
     for mixer in mixers:
-        if type(mixer).__name__ in CLASSES and not isinstance(mixer, Mixer):
+        if _named(mixer, CLASSES) and not isinstance(mixer, Mixer):
             mixer.__class__ = replacing(Mixer, type(mixer))
     for module, hook in _hooks(model, mixers):
-        if not hasattr(module, HANDLES):
+        if HANDLES not in vars(module):  # a wrapper may answer for the module in it
             setattr(module, HANDLES, module.register_forward_pre_hook(hook, with_kwargs=True))
     if mixers:
         keep_kernels_where_compiled()
@@ -61,36 +62,51 @@ def as_before(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Mixer):
             module.__class__ = module.original  # type: ignore[assignment]
-        if hasattr(module, HANDLES):
-            getattr(module, HANDLES).remove()
-            delattr(module, HANDLES)
+        if HANDLES in vars(module):
+            vars(module).pop(HANDLES).remove()
+
+
+def _named(module: nn.Module, names: Collection[str]) -> bool:
+    """Whether a module's class, or one that it extends, has one of these names: FSDP and users extend them."""
+    return any(kind.__name__ in names for kind in type(module).__mro__)
 
 
 def _is_mixer(module: nn.Module) -> bool:
-    """Whether a layer has a scan that can be reached."""
-    name = type(module).__name__
-    return name in CLASSES or (name in MAMBA2 and scan_of(module)[0])
+    """Whether a layer has a scan that can be reached; a forward of the module's own hides that of its class."""
+    mamba1 = _named(module, CLASSES) and "forward" not in vars(module)
+    return mamba1 or (_named(module, MAMBA2) and scan_of(module)[0])
 
 
 def _warn_of_others(model: nn.Module) -> None:
     """Say which layers with a scan on retrograd run packed texts into one another, as before."""
-    scans = {type(module) for module in model.modules() if hasattr(module, "A_log") and scan_of(module)[0]}
-    names = {kind.__name__ for kind in scans if kind.__module__.startswith("transformers.")}
-    if others := names.difference(CLASSES, MAMBA2):
+    others = {
+        type(module).__name__
+        for module in model.modules()
+        if hasattr(module, "A_log") and _of_transformers(module) and scan_of(module)[0] and not _is_mixer(module)
+    }
+    if others:
         message = f"patch does not keep packed texts apart in the scans of {', '.join(sorted(others))}"
-        warnings.warn(message, RuntimeWarning, stacklevel=4)
+        hidden = any("forward" in vars(module) for module in model.modules() if _named(module, CLASSES))
+        why = ": another library has replaced their forward; patch the model before" if hidden else ""
+        warnings.warn(message + why, RuntimeWarning, stacklevel=4)
+
+
+def _of_transformers(module: nn.Module) -> bool:
+    return any(kind.__module__.startswith("transformers.models.") for kind in type(module).__mro__)
 
 
 def _hooks(model: nn.Module, mixers: list[nn.Module]) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
     """The modules whose calls are changed, by the names of their classes, and how."""
     for module in model.modules():
-        name, owns = type(module).__name__, not set(mixers).isdisjoint(module.modules())
-        if owns and name.endswith("ForCausalLM") and name.removesuffix("ForCausalLM") in DROPPING:
-            yield module, _numbering(module, "attention_mask")
-        elif owns and name.endswith("Model") and hasattr(module, "layers"):
-            masked = name.removesuffix("Model") in MASKED
-            yield module, _numbering(module, "attention_mask" if masked else "seq_idx")
-        elif any(isinstance(child, Mixer) for child in module.children()):
+        if not set(mixers).isdisjoint(module.modules()) and _of_transformers(module):
+            if _named(module, [f"{name}ForCausalLM" for name in DROPPING]):
+                yield module, _numbering(module, "attention_mask")
+                continue
+            if "layers" in module._modules and any(kind.__name__.endswith("Model") for kind in type(module).__mro__):
+                masked = _named(module, [f"{name}Model" for name in MASKED])
+                yield module, _numbering(module, "attention_mask" if masked else "seq_idx")
+                continue
+        if any(isinstance(child, Mixer) for child in module.children()):
             yield module, _handed_on
 
 
@@ -122,39 +138,82 @@ def _numbered(
     inputs = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
     if inputs is None or given.get("past_key_values") is not None:
         return args, kwargs
-    packed = _packed(type(module).__name__, given, *inputs.shape[:2])
-    fused = module.training and not given.get("use_cache")  # elsewhere transformers keeps padding out itself
-    padded = mask if isinstance(mask, Tensor) and mask.ndim == 2 and (fused or packed is not None) else None
-    if padded is not None and not _has_padding(type(module).__name__, padded, gaps=packed is not None):
+    name = type(module).__name__
+    tokens = mask != 0 if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    if tokens is not None and tokens.shape != inputs.shape[:2]:
+        raise bad_shape(name, "attention_mask", tokens.shape, f"(batch, seqlen) = {tuple(inputs.shape[:2])}")
+    packed = _packed(name, given, tokens, *inputs.shape[:2])
+    # Elsewhere transformers keeps padding out itself. With checkpoints of layers it leaves out the cache.
+    fused = module.training and (not given.get("use_cache") or _checkpointed(module))
+    padded = tokens if fused or packed is not None else None
+    if padded is not None and not _has_padding(name, padded, packed):
         padded = None
+    if packed is not None:
+        _warn_of_attention(module, given, mask)
     if packed is None and padded is None:
         return args, kwargs
     seq_idx = inputs.new_zeros(inputs.shape[:2], dtype=torch.int32) if packed is None else packed.int()
-    seq_idx = seq_idx if padded is None else seq_idx.masked_fill(padded == 0, -1)
+    seq_idx = seq_idx if padded is None else seq_idx.masked_fill(~padded, -1)
     if given.get("use_cache") is None:
         given["use_cache"] = False  # nothing goes on from packed texts, nor in training
     given |= {"attention_mask": Texts(seq_idx, mask)} if passes == "attention_mask" else {"seq_idx": seq_idx}
     return (), given
 
 
-def _packed(name: str, given: dict[str, Any], batch: int, steps: int) -> Tensor | None:
+def _packed(name: str, given: dict[str, Any], tokens: Tensor | None, batch: int, steps: int) -> Tensor | None:
     """(batch, steps), the number of each step's text; None if there is one in each row."""
     if (seq_idx := given.get("seq_idx")) is not None:
+        check_tensors(name, {"seq_idx": seq_idx}, required=1)
         expect(name, "seq_idx", seq_idx, (batch, steps), "(batch, seqlen)", "int32 or int64")
         return seq_idx
     if (bounds := given.get("cu_seq_lens_q")) is not None:
+        check_tensors(name, {"cu_seq_lens_q": bounds}, required=1)
+        expect(name, "cu_seq_lens_q", bounds, (bounds.numel(),), "(number of texts + 1,)", "int32 or int64")
+        if bounds.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere the host would wait
+            values, last = bounds.tolist(), batch * steps
+            if values != sorted(values) or values[:1] != [0] or values[-1] != last:
+                raise bad_value(name, "cu_seq_lens_q", values, f"[0, ..., {last}], not decreasing")
         step = torch.arange(batch * steps, device=bounds.device, dtype=bounds.dtype)
         return torch.bucketize(step, bounds[1:-1].contiguous(), right=True).view(batch, steps)
     positions = given.get("position_ids")
-    return None if positions is None else sequences(positions, batch, steps)
+    if positions is None:
+        return None
+    check_tensors(name, {"position_ids": positions}, required=1)
+    rows = batch if positions.shape[0] == batch else 1
+    expect(name, "position_ids", positions, (rows, steps), "(batch, seqlen)", "int32 or int64")
+    return sequences(positions, batch, steps, tokens)
 
 
-def _has_padding(name: str, mask: Tensor, *, gaps: bool) -> bool:
-    """Whether a mask is 0 somewhere; the host reads it. Raises for texts with gaps unless these are numbered."""
-    tokens = mask != 0
-    begins = (tokens[:, 1:] & ~tokens[:, :-1]).sum(1) + tokens[:, 0]
-    padded, several = torch.stack([~tokens.all(), (begins > 1).any()]).tolist()
-    if several and not gaps:
-        expected = "one run of tokens in each row, or seq_idx beside it"
-        raise bad_value(name, "attention_mask", "a mask with gaps", expected)
+def _has_padding(name: str, tokens: Tensor, packed: Tensor | None) -> bool:
+    """Whether there are steps without a token; the host reads it. Raises for a text with a gap in it."""
+    before = last_token_before(tokens)
+    again = tokens[:, 1:] & ~tokens[:, :-1] & (before >= 0)  # a row goes on behind a gap
+    if packed is not None:
+        again &= packed[:, 1:] == packed.gather(1, before.clamp(min=0))
+    padded, gaps = torch.stack([~tokens.all(), again.any()]).tolist()
+    if gaps:
+        raise bad_value(name, "attention_mask", "a mask with a gap within a text", "each text in one piece")
     return bool(padded)
+
+
+def _checkpointed(module: nn.Module) -> bool:
+    return any(getattr(each, "gradient_checkpointing", False) for each in module.modules())
+
+
+def _warn_of_attention(module: nn.Module, given: dict[str, Any], mask: Any) -> None:
+    """Say that attention of a hybrid runs packed texts into one another, where transformers' own does."""
+    chosen = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    if torch.compiler.is_compiling() or chosen == "retrograd" or not _attends(module):
+        return
+    by_positions = given.get("position_ids") is not None and mask is None
+    if "flash" in str(chosen) or (by_positions and not _named(module, ["GraniteMoeHybridModel"])):
+        return
+    message = (
+        f"{type(module).__name__}: packed texts see one another in its layers of attention ({chosen!r}), expected "
+        "attn_implementation=retrograd.compat.transformers.register()"
+    )
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def _attends(module: nn.Module) -> bool:
+    return any("Attention" in type(child).__name__ for child in module.modules())

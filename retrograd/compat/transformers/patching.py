@@ -25,11 +25,12 @@ def patch(model: Model) -> Model:
     end. The eps is that of the module when it is patched.
 
     **Scans.** In the models of Mamba's and Mamba-2's family, packed texts (`seq_idx`, `cu_seq_lens_q`, or
-    `position_ids` that restart) do not see one another in any layer, and padding on either side changes no text in
-    training. transformers runs them into one another in Mamba-1's scan, in Mamba2ForCausalLM, wherever `seq_idx` is not
-    given, and with padding on the left. Mamba-2's layers need `retrograd.compat.install()` before the model is
-    imported; `retrograd.compat.report` says whether that was so. A mask with gaps between a row's tokens is refused
-    unless `seq_idx` numbers its texts.
+    `position_ids` that restart) do not see one another in any scan or convolution, and padding on either side changes
+    no text in training. transformers runs them into one another in Mamba-1's scan, in Mamba2ForCausalLM, wherever
+    `seq_idx` is not given, and with padding on the left. Attention in hybrids keeps texts apart by `register()`; a
+    warning says where transformers' own does not. Mamba-2's layers need `retrograd.compat.install()` before the model is
+    imported; `retrograd.compat.report` says whether that was so. A mask with a gap within a text is refused. The
+    model is to be called as `model(...)`: hooks do this, which `model.forward(...)` passes by.
 
     With torch 2.10 and 2.11 it also lets these models keep their kernels under `torch.compile`, in the whole process.
 

@@ -41,6 +41,7 @@ class Norm:
         gate_optional: whether a call may be without a gate.
         activation: of the gate.
         out_dtypes: dtypes of input and weight -> that of the result.
+        arguments: the names of the input, and of the gate where there is one.
     """
 
     original: type[nn.Module]
@@ -52,6 +53,7 @@ class Norm:
     gate_optional: bool
     activation: Activation
     out_dtypes: Mapping[tuple[torch.dtype, torch.dtype], torch.dtype] = field(hash=False)
+    arguments: tuple[str, ...]
 
     def __call__(self, x: Tensor, weight: Tensor | None, gate: Tensor | None = None) -> Tensor:
         """The norm of x."""
@@ -100,7 +102,7 @@ def recognise(module: nn.Module, kind: type[nn.Module] | None = None) -> Norm | 
         return f"it has no number named {' or '.join(EPS_NAMES)}"
     if len(arguments) not in (1, 2) or any(each.name not in GATE_NAMES for each in arguments[1:]):
         return "it takes other tensors beside its input and a gate"
-    return _Trial(module, kind, weight, eps, arguments[1:]).norm()
+    return _Trial(module, kind, weight, eps, arguments).norm()
 
 
 class _Trial:
@@ -111,7 +113,7 @@ class _Trial:
         kind: its class.
         weight: its weight, if it has one.
         eps: what it adds to the mean square.
-        gates: its argument for a gate, if it has one.
+        arguments: its argument, and that for a gate if it has one.
     """
 
     def __init__(
@@ -120,9 +122,10 @@ class _Trial:
         kind: type[nn.Module],
         weight: Tensor | None,
         eps: float,
-        gates: list[inspect.Parameter],
+        arguments: list[inspect.Parameter],
     ) -> None:
-        self.module, self.kind, self.eps, self.gates = module, kind, eps, gates
+        self.module, self.kind, self.eps = module, kind, eps
+        self.arguments, self.gates = tuple(each.name for each in arguments), arguments[1:]
         self.learned = isinstance(weight, nn.Parameter)
         width = WIDTH if weight is None else len(weight)
         # The device and the dtype are explicit, so that the defaults do not matter.
@@ -131,8 +134,9 @@ class _Trial:
         self.weight = None if weight is None else torch.rand(width, generator=generator, **fp32) + 0.5
         # In the smallest rows eps outweighs the squares, so that a wrong one shows.
         sizes = torch.tensor([[0.1 * eps**0.5], [eps**0.5], [1.0], [30.0]], **fp32)
-        self.x = torch.randn(4, width, generator=generator, **fp32) * sizes
-        self.gate = torch.randn(4, width, generator=generator, **fp32)
+        # Three dimensions, to tell the last from the others.
+        self.x = (torch.randn(4, width, generator=generator, **fp32) * sizes).view(2, 2, width)
+        self.gate = torch.randn(2, 2, width, generator=generator, **fp32)
 
     @torch.no_grad()
     def norm(self) -> Norm | str:
@@ -176,7 +180,7 @@ class _Trial:
         self, out_dtypes: Mapping[tuple[torch.dtype, torch.dtype], torch.dtype], *, gate_optional: bool
     ) -> Iterator[Norm]:
         """The norms that it may be."""
-        width = self.x.shape[1]
+        width = self.x.shape[-1]
         sizes: list[int | None] = [None]
         if isinstance(size := getattr(self.module, "group_size", None), int) and size != width:
             sizes = [size]
@@ -199,6 +203,7 @@ class _Trial:
                 gate_optional=gate_optional,
                 activation=name,
                 out_dtypes=out_dtypes,
+                arguments=self.arguments,
             )
 
 
