@@ -28,8 +28,8 @@ def patch(model: Model) -> Model:
     `position_ids` that restart) do not see one another in any scan or convolution, and padding on either side changes
     no text in training. transformers runs them into one another in Mamba-1's scan, in Mamba2ForCausalLM, wherever
     `seq_idx` is not given, and with padding on the left. Attention in hybrids keeps texts apart by `register()`; a
-    warning says where transformers' own does not. Mamba-2's layers need `retrograd.compat.install()` before the model is
-    imported; `retrograd.compat.report` says whether that was so. A mask with a gap within a text is refused. The
+    warning says where transformers' own does not. Mamba-2's layers need `retrograd.compat.install()` before the model
+    is imported; `retrograd.compat.report` says whether that was so. A mask with a gap within a text is refused. The
     model is to be called as `model(...)`: hooks do this, which `model.forward(...)` passes by.
 
     With torch 2.10 and 2.11 it also lets these models keep their kernels under `torch.compile`, in the whole process.
