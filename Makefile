@@ -39,7 +39,7 @@ lint: .venv/installed
 # The site, into build/site, and its blocks of code.
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) -m docs tests/docs
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) -m docs tests/docs tests/package
 
 # The archives in empty environments: with torch alone, jax alone, both; with another Python, jax alone, since few CPU builds
 # of torch are at hand for it. pyenv's Pythons start where all its versions are named.

@@ -12,6 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize(("file", "package"), [("equinox_layers.py", "equinox"), ("nnx_layers.py", "flax")])
 def test_the_loss_falls(file: str, package: str) -> None:
     pytest.importorskip(package, reason=f"the package {package} is not installed")

@@ -13,6 +13,7 @@ READMES = sorted([README, *(ROOT / "benchmarks").glob("README.md"), *(ROOT / "re
 NEAR_THE_TOP = 16  # lines
 
 
+@pytest.mark.docs
 def test_every_block_runs_as_it_stands() -> None:
     pytest.importorskip("jax")
     pytest.importorskip("transformers")
