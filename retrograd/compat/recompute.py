@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-Again = Callable[..., Tensor]
+from retrograd.core.torch.launch import launches_directly
+
+Result = Tensor | tuple[Tensor, ...]
+Again = Callable[..., Any]
 
 
 class _Kept:
@@ -31,16 +35,16 @@ class _Kept:
 class _Recipe:
     """A result to recompute from its arguments; computed at the first request, and kept while the graph needs it."""
 
-    def __init__(self, function: Callable[..., Tensor], arguments: list[_Kept | _View | None]) -> None:
+    def __init__(self, function: Callable[..., Result], arguments: list[_Kept | _View | None]) -> None:
         self.function = function
         self.arguments = arguments
-        self.result: Tensor | None = None
+        self.result: Tensor | None = None  # of several, which share their memory, the first
 
     def __call__(self) -> Tensor:
         if self.result is None:
             arguments = [None if argument is None else argument() for argument in self.arguments]
             with torch.no_grad(), torch.autocast(arguments[0].device.type, enabled=False):  # type: ignore[union-attr]
-                self.result = self.function(*arguments)
+                self.result = _parts(self.function(*arguments))[0]
         return self.result
 
 
@@ -57,15 +61,21 @@ class _View:
 
 
 @contextmanager
-def recomputed_in_backward(wanted: bool) -> Iterator[Again]:
-    """Yields `again(function, *tensors)`, which calls the function. In this context autograd then saves the function's
-    arguments instead of its result.
+def recomputed_in_backward(tensors: Sequence[Tensor], wanted: bool = True) -> Iterator[Again]:
+    """Yields `again(function, *arguments)`, which calls the function, whose result is a tensor or a tuple of views of
+    one. In this context autograd then saves the function's arguments instead of its result.
 
-    `again` is a plain call if `wanted` is False, if gradients are disabled, and if the caller has hooks on saved
-    tensors: only the innermost hooks are called, so the caller's would be bypassed.
+    Under `torch.compile` `again` is PyTorch's checkpoint, which the compiler knows. It is a plain call if `wanted` is
+    False, if gradients are disabled, if kernels cannot be launched on `tensors` directly, and if the caller has hooks
+    on saved tensors: only the innermost hooks are called, so the caller's would be bypassed.
     """
-    if not wanted or not torch.is_grad_enabled() or _has_hooks():
-        yield lambda function, *tensors: function(*tensors)
+    if wanted and torch.is_grad_enabled() and torch.compiler.is_dynamo_compiling():
+        yield lambda function, *arguments: checkpoint(
+            function, *arguments, use_reentrant=False, preserve_rng_state=False
+        )
+        return
+    if not wanted or not torch.is_grad_enabled() or not launches_directly(tensors) or _has_hooks():
+        yield lambda function, *arguments: function(*arguments)
         return
     # By the address of their memory; holding the results keeps it from being reused by other tensors.
     recipes: dict[int, tuple[Tensor, _Recipe]] = {}
@@ -76,12 +86,13 @@ def recomputed_in_backward(wanted: bool) -> Iterator[Again]:
             return _Kept(tensor)
         return _View(known[1], tensor)
 
-    def again(function: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
+    def again(function: Callable[..., Result], *arguments: Tensor | None) -> Result:
         # An argument may itself be a recomputed result.
-        arguments = [None if tensor is None else pack(tensor.detach()) for tensor in tensors]
-        result = function(*tensors)
-        if _fills_its_memory(result):
-            recipes[result.untyped_storage().data_ptr()] = result, _Recipe(function, arguments)
+        packed = [None if tensor is None else pack(tensor.detach()) for tensor in arguments]
+        result = function(*arguments)
+        parts = _parts(result)
+        if _fill_their_memory(parts):
+            recipes[parts[0].untyped_storage().data_ptr()] = parts[0], _Recipe(function, packed)
         return result
 
     try:
@@ -91,9 +102,17 @@ def recomputed_in_backward(wanted: bool) -> Iterator[Again]:
         recipes.clear()  # the graph keeps the hooks
 
 
-def _fills_its_memory(result: Tensor) -> bool:
-    """Whether all that lies in a result's memory is a part of it."""
-    return not result.is_meta and result.untyped_storage().nbytes() == result.numel() * result.element_size() > 0
+def _parts(result: Result) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _fill_their_memory(parts: tuple[Tensor, ...]) -> bool:
+    """Whether all that lies in the results' memory is a part of one of them."""
+    if parts[0].is_meta:
+        return False
+    memory = parts[0].untyped_storage()
+    shared = all(part.untyped_storage().data_ptr() == memory.data_ptr() for part in parts)
+    return shared and memory.nbytes() == sum(part.numel() * part.element_size() for part in parts) > 0
 
 
 def _has_hooks() -> bool:

@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from compat_calls import close
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import retrograd
 from retrograd.compat.causal_conv1d import causal_conv1d_fn
@@ -333,6 +336,35 @@ def test_a_layer_keeps_neither_the_convolution_nor_the_norm_and_computes_the_sam
         expected = torch.autograd.grad(mamba_split_conv1d_scan_combined(**given), list(leaves.values()), weights)
     assert len(storages) == 6
     assert all(map(torch.equal, found, expected))
+
+
+def test_a_compiled_layer_keeps_neither_of_them_as_well(seed: int) -> None:
+    given = layer(seed)
+    leaves = [t.requires_grad_() for t in given.values() if isinstance(t, Tensor) and t.is_floating_point()]
+    operators: list[list[str]] = []
+
+    def seen(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        named = [str(node.target) for node in graph.graph.nodes]
+        operators.append([name for name in named if name.startswith("retrograd.")])
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=seen, partition_fn=min_cut_rematerialization_partition)
+    compiled = torch.compile(mamba_split_conv1d_scan_combined, backend=backend, fullgraph=True)
+    torch._dynamo.reset()
+    out: Any = compiled(**given)
+    expected: Any = mamba_split_conv1d_scan_combined(**given)
+    found = torch.autograd.grad(out.sum(), leaves)
+    assert operators == [
+        ["retrograd.causal_conv1d.default", "retrograd.ssd.default", "retrograd.rms_norm.default"],
+        [
+            "retrograd.rms_norm.default",  # again, for the last projection's gradient
+            "retrograd.rms_norm_backward.default",
+            "retrograd.causal_conv1d.default",
+            "retrograd.ssd_backward.default",
+            "retrograd.causal_conv1d_backward.default",
+        ],
+    ]
+    assert all(map(torch.equal, found, torch.autograd.grad(expected.sum(), leaves)))
 
 
 def test_a_layer_returns_its_final_states(seed: int) -> None:

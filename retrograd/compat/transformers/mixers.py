@@ -15,7 +15,6 @@ from retrograd.compat.recompute import recomputed_in_backward
 from retrograd.compat.sequences import joined, runs_of
 from retrograd.core.errors import bad_value
 from retrograd.core.torch.autocast import no_autocast
-from retrograd.core.torch.launch import launches_directly
 
 from .classes import Replacement
 
@@ -78,7 +77,7 @@ def mix(layer: Any, hidden_states: Tensor, seq_idx: Tensor) -> Tensor:
     def step_sizes(low_rank: Tensor, weight: Tensor) -> Tensor:
         return F.linear(low_rank, weight.to(low_rank.dtype))
 
-    with recomputed_in_backward(launches_directly([x, weight])) as again:
+    with recomputed_in_backward([x, weight]) as again:
         x = again(convolution, x, beside(x, weight), beside(x, layer.conv1d.bias))
         sizes = [layer.time_step_rank, layer.ssm_state_size, layer.ssm_state_size]
         low_rank, B, C = layer.x_proj(x).split(sizes, dim=-1)

@@ -15,7 +15,6 @@ from retrograd.compat.recompute import recomputed_in_backward
 from retrograd.core.errors import bad_dtype, bad_shape, bad_value
 from retrograd.core.torch.arguments import check_tensors
 from retrograd.core.torch.autocast import autocasts, no_autocast
-from retrograd.core.torch.launch import launches_directly
 
 
 def selective_scan_fn(
@@ -228,7 +227,7 @@ def mamba_inner_fn(
     def normalised(rows: Tensor, weight: Tensor) -> Tensor:
         return retrograd.rms_norm(rows, beside(rows, weight), eps=b_c_dt_rms_eps)
 
-    with recomputed_in_backward(checkpoint_lvl == 1 and launches_directly([xz, conv1d_weight])) as again:
+    with recomputed_in_backward([xz, conv1d_weight], checkpoint_lvl == 1) as again:
         x = again(convolution, by_step, conv_weight, conv_bias)
         low_rank, *projected = F.linear(x, x_proj_weight).split(rows, dim=-1)
         dt = again(step_sizes, low_rank, delta_proj_weight)

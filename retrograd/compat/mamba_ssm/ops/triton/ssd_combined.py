@@ -17,7 +17,6 @@ from retrograd.compat.sequences import Runs, check_bounds, joined, runs_of
 from retrograd.core.errors import bad_dtype, bad_shape, bad_value
 from retrograd.core.torch.arguments import check_tensors
 from retrograd.core.torch.autocast import autocasts, no_autocast
-from retrograd.core.torch.launch import launches_directly
 
 
 def mamba_chunk_scan_combined(
@@ -224,9 +223,11 @@ def mamba_split_conv1d_scan_combined(
     mlp_gate, mlp, z, xBC, dt = rows.split([extra, extra, dim, conv, heads], dim=-1)
     cu_seqlens = None if runs is None else runs.cu_seqlens
 
-    def convolution(xBC: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def convolution(xBC: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         with errors_of("causal_conv1d", me, weight="conv1d_weight", x="zxbcdt"), no_autocast(zxbcdt.device.type):
-            return retrograd.causal_conv1d(xBC, weight, bias, cu_seqlens=cu_seqlens, activation=silu)
+            xBC = retrograd.causal_conv1d(xBC, weight, bias, cu_seqlens=cu_seqlens, activation=silu)
+        x, B, C = xBC.split([dim, ngroups * dstate, ngroups * dstate], dim=-1)
+        return x.unflatten(-1, (heads, headdim)), B.unflatten(-1, (ngroups, dstate)), C.unflatten(-1, (ngroups, dstate))
 
     def rows_of(y: Tensor) -> Tensor:
         y = y.view(batch, steps, dim)
@@ -238,16 +239,15 @@ def mamba_split_conv1d_scan_combined(
             return rows_of(retrograd.rms_norm(y, weight, gate=gate, eps=rmsnorm_eps, **options))
 
     gates_scan = rmsnorm_weight is None
-    with recomputed_in_backward(launches_directly([zxbcdt, conv1d_weight])) as again:
-        xBC = again(convolution, xBC, beside(zxbcdt, conv1d_weight), beside(zxbcdt, conv1d_bias))
-        x, B, C = xBC.split([dim, ngroups * dstate, ngroups * dstate], dim=-1)
+    with recomputed_in_backward([zxbcdt, conv1d_weight]) as again:
+        x, B, C = again(convolution, xBC, beside(zxbcdt, conv1d_weight), beside(zxbcdt, conv1d_bias))
         y, last = _scan(
             me,
             {
-                "x": x.unflatten(-1, (heads, headdim)),
+                "x": x,
                 "dt": dt,
-                "B": B.unflatten(-1, (ngroups, dstate)),
-                "C": C.unflatten(-1, (ngroups, dstate)),
+                "B": B,
+                "C": C,
                 "z": z.unflatten(-1, (heads, headdim)) if gates_scan else None,
             },
             by_head,
