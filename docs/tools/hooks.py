@@ -17,12 +17,15 @@ RESULTS = ("benchmarks/results/h200", "benchmarks/results/h100-80gb-hbm3")
 OPS = [path.parent.name for path in sorted((ROOT / "retrograd" / "ops").glob("*/README.md"))]
 # Files of the repository -> where they stand in the site.
 PAGES = {
+    "README.md": "readme.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
     "retrograd/compat/README.md": "compat.md",
+    "retrograd/train/README.md": "train.md",
     **{f"retrograd/ops/{op}/README.md": f"derivations/{op}.md" for op in OPS},
 }
+EXAMPLES = {f"examples/{path.name}": f"examples/{path.stem}.md" for path in sorted((ROOT / "examples").glob("*.py"))}
 PICTURES = {
     str(path.relative_to(ROOT)): f"results/{path.parent.name}/{path.name}"
     for folder in RESULTS
@@ -31,8 +34,8 @@ PICTURES = {
 SHIM = "https://unpkg.com/iframe-worker/shim"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?!https?:|#|mailto:)[^)\s]+)\)")
 FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
-# Markdown's dialects differ: in this one a list or a table begins after an empty line alone.
-BLOCK = re.compile(r"^(?![ ]*(?:[-|>]|\d+\.))([^\n]+\n)(?=- |\| |1\. )", re.MULTILINE)
+# Markdown's dialects differ: in this one a list or a table begins after an empty line alone, also behind a fence.
+BLOCK = re.compile(r"^((?![ ]*(?:[-|>]|\d+\.))[^\n]+\n|(?<!.)\n)(?=- |\| |1\. )", re.MULTILINE | re.DOTALL)
 
 
 @event_priority(100)
@@ -46,6 +49,9 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
     """Add the pages and pictures that stand elsewhere in the repository."""
     for path, uri in (PAGES | PICTURES).items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
+    for path, uri in EXAMPLES.items():
+        text = f"# {Path(path).name}\n\n```python\n{(ROOT / path).read_text()}```\n"
+        files.append(File.generated(config, uri, content=text))
     return files
 
 
@@ -74,9 +80,10 @@ def _link(match: re.Match[str], file: File) -> str:
         return match[0]
     inside = str(full.relative_to(ROOT))
     anchor = "#" * bool(anchor) + anchor
-    uri = inside.removeprefix("docs/") if inside.startswith("docs/") else (PAGES | PICTURES).get(inside)
+    uri = inside.removeprefix("docs/") if inside.startswith("docs/") else (PAGES | PICTURES | EXAMPLES).get(inside)
     if uri:
-        return f"{mark}[{text}]({os.path.relpath(uri, Path(file.src_uri).parent)}{anchor})"
+        here = f"{mark}[{text}]({os.path.relpath(uri, Path(file.src_uri).parent)}{anchor})"
+        return f"[{here}]({os.path.relpath(uri, Path(file.src_uri).parent)})" if mark else here  # a picture opens alone
     if not full.exists():
         raise FileNotFoundError(f"{file.src_uri} links to {inside}, which is not there")
     return f"[{text}]({REPOSITORY}/blob/main/{inside}{anchor})" if REPOSITORY else text

@@ -41,7 +41,7 @@ def of_arguments(op: str) -> str:
     assert declared is not None
     call = declared.call
     rows = [
-        (f"`{name}`", "none" if argument.optional else "required", _one_line(argument.doc))
+        (f"`{name}`", "`None`" if argument.optional else "required", _one_line(argument.doc))
         for name, argument in arguments(call).items()
     ]
     rows += [(f"`{name}`", f"`{option.default!r}`", _one_line(option.doc)) for name, option in options(call).items()]
@@ -93,17 +93,74 @@ def of_versions(folder: str) -> str:
     return table(("", "versions"), ((name, ", ".join(sorted(versions))) for name, versions in found.items()))
 
 
-def of_models(folder: str) -> str:
-    """Whole training steps of the models in a folder."""
-    rows: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for line in (RESULTS / folder / "models.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        rows[row["case"], row["impl"]] = row
+def of_models(what: str) -> str:
+    """Whole training steps of the models in a folder, of those that fit patterns."""
+    folder, *patterns = what.split()
+    rows = {
+        (row["case"], row["impl"]): row
+        for row in _lines(RESULTS / folder / "models.jsonl")
+        if any(fnmatch(row["case"], pattern) for pattern in patterns)
+    }
     lines = [
-        (case, impl, f"{row['device_ms']:.4g} ms", f"{row['tokens_s']:,}", f"{row['peak_gib']:.1f} GiB")
-        for (case, impl), row in sorted(rows.items(), key=lambda item: item[0][0])
+        (case, impl, f"{row['device_ms']:.4g} ms", f"{row['peak_gib']:.1f} GiB")
+        for (case, impl), row in sorted(rows.items())
     ]
-    return table(("model", "implementation", "a step", "tokens a second", "memory"), lines)
+    return table(("model", "implementation", "a step", "memory"), lines)
+
+
+GENERATING = {
+    "exact": ("retrograd, exact",),
+    "not exact": ("retrograd",),
+    "torch in a CUDA graph": ("torch, graphs",),
+    "transformers": ("transformers, mamba_ssm", "transformers"),
+}
+GENERATED = {
+    "mamba": "Mamba",
+    "mamba2": "Mamba-2",
+    "transformer": "transformer, 16 heads",
+    "hybrid": "Mamba-2 with 3 layers of attention",
+}
+
+
+def of_generation(folder: str) -> str:
+    """Milliseconds a token, by the number of sequences and the model."""
+    rows = {
+        (row["shape"]["B"], row["case"], row["impl"]): row
+        for row in _lines(RESULTS / folder / "generate.jsonl")
+        if row.get("pass") == "token"
+    }
+    lines = []
+    for batch in sorted({key[0] for key in rows}):
+        for case, model in GENERATED.items():
+            found = [
+                [rows[key] for impl in impls if (key := (batch, case, impl)) in rows] for impls in GENERATING.values()
+            ]
+            cells = [f"{some[0]['wall_ms']:.2f}" if some else "" for some in found]
+            lines.append((model, str(batch), *cells, f"{rows[batch, case, 'retrograd']['limit_ms']:.2f}"))
+    return table(("model", "sequences", *GENERATING, "bytes"), lines)
+
+
+def of_naive(what: str) -> str:
+    """The kernels of examples/naive_*.py of an op and pass: times, shares of the limit, and whether bits repeat."""
+    folder, op, which = what.split()
+    rows = {
+        (row["impl"], row["case"]): row
+        for row in _lines(RESULTS / folder / "naive.jsonl")
+        if (row["op"], row["pass"]) == (op, which)
+    }
+    cases = list(dict.fromkeys(case for _, case in rows))
+    impls = sorted(dict.fromkeys(impl for impl, _ in rows))
+    lines = []
+    for impl in impls:
+        found = [rows[impl, case] for case in cases]
+        times = [f"{row['device_ms']:.3g} ms, {row['limit_ms'] / row['device_ms']:.0%}" for row in found]
+        lines.append((impl, *times, "yes" if all(row["same_bits"] for row in found) else "no"))
+    return table(("kernels", *(f"`{case}`" for case in cases), "same bits in two runs"), lines)
+
+
+def _lines(path: Path) -> list[Mapping[str, Any]]:
+    """The rows of a file that are no ops' rows."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def _one_line(text: str) -> str:
@@ -116,6 +173,8 @@ KINDS: dict[str, Callable[[str], str]] = {
     "speed": of_speed,
     "versions": of_versions,
     "models": of_models,
+    "generation": of_generation,
+    "naive": of_naive,
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 import retrograd
@@ -14,7 +14,7 @@ from retrograd.core.errors import bad_dtype, bad_shape, bad_value
 from retrograd.models.generation import check_size
 from retrograd.models.layers import AttentionConfig
 
-from .checks import check_bounds, check_features, check_layer, check_layer_state, is_readable
+from .checks import boundaries, check_features, check_layer, check_layer_state, is_readable
 from .initial import zero_biases
 from .linear import Linear
 from .mixer import Mixer, Start
@@ -53,7 +53,8 @@ class Attention(Mixer):
     Args:
         d_model: channels of input and output.
         config: sizes.
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Raises:
         ValueError, TypeError: unless d_model is an integer of at least 1 and config an `AttentionConfig` that goes
@@ -137,14 +138,14 @@ class Attention(Mixer):
         u: Float[Tensor, "B T d_model"],
         state: AttentionState | None = None,
         *,
-        cu_seqlens: Int32[Tensor, " S+1"] | None = None,
+        cu_seqlens: Int[Tensor, " S+1"] | None = None,
     ) -> tuple[Float[Tensor, "B T d_model"], AttentionState | None]:
         """All steps of a sequence.
 
         Args:
             u: (B, T, d_model), in the weights' dtype unless products are autocast.
             state: the state before the first step, differentiable; its batch is S if sequences are packed.
-            cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
+            cu_seqlens: (S + 1,) int32 or int64, for B = 1: the start of each packed sequence, and the end of the last.
 
         Returns:
             (out, state): out (B, T, d_model), and the state after the last step, or None if `state` is None.
@@ -156,7 +157,7 @@ class Attention(Mixer):
         """
         check_features("Attention", u, ("batch", "time"), self.in_proj.in_features, self.in_proj.weight.dtype)
         if cu_seqlens is not None:
-            check_bounds("Attention", cu_seqlens, u)
+            cu_seqlens = boundaries("Attention", cu_seqlens, u)
         place = None if state is None else self._place(u, state, cu_seqlens)
         qkv, x, gate = self.in_proj(u).split(self.parts, dim=-1)
         qkv, conv = self._convolve(qkv, None if state is None else state.conv, cu_seqlens, keep=state is not None)
@@ -168,13 +169,13 @@ class Attention(Mixer):
         return self._output(y, x, gate), after
 
     def begin(
-        self, u: Float[Tensor, "B T d_model"], start: Start, *, cu_seqlens: Int32[Tensor, " S+1"] | None = None
+        self, u: Float[Tensor, "B T d_model"], start: Start, *, cu_seqlens: Int[Tensor, " S+1"] | None = None
     ) -> tuple[Float[Tensor, "B T d_model"], AttentionState]:
         """All steps of sequences from their first, and the state after them."""
         check_features("Attention", u, ("batch", "time"), self.in_proj.in_features, self.in_proj.weight.dtype)
         sequences, capacity = start.sequences, _capacity(start.capacity)
         if cu_seqlens is not None:
-            check_bounds("Attention", cu_seqlens, u)
+            cu_seqlens = boundaries("Attention", cu_seqlens, u)
         elif u.shape[1] > capacity:
             raise _full(capacity, u.shape[1])
         qkv, x, gate = self.in_proj(u).split(self.parts, dim=-1)

@@ -6,6 +6,7 @@ from collections.abc import Sized
 from typing import Any
 
 import torch
+from jaxtyping import Int32
 from torch import Tensor
 
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_nondecreasing
@@ -58,18 +59,19 @@ def _one(kind: type[Any]) -> str:
     return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
 
 
-def check_bounds(module: str, cu_seqlens: Any, u: Tensor, argument: str = "u") -> None:
-    """Raise unless cu_seqlens are boundaries of sequences in u (1, T, ...); numbers are looked at on a CPU only."""
+def boundaries(module: str, cu_seqlens: Any, u: Tensor, argument: str = "u") -> Int32[Tensor, " S+1"]:
+    """Boundaries of sequences in u (1, T, ...), in int32; raises for other ones, and looks at them on a CPU only."""
     if not isinstance(cu_seqlens, Tensor):
         raise bad_type(module, "cu_seqlens", cu_seqlens, "a torch.Tensor")
-    if cu_seqlens.dtype != torch.int32:
-        raise bad_dtype(module, "cu_seqlens", str(cu_seqlens.dtype), [str(torch.int32)])
+    if cu_seqlens.dtype not in INTEGERS:
+        raise bad_dtype(module, "cu_seqlens", str(cu_seqlens.dtype), [str(dtype) for dtype in INTEGERS])
     if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
         raise bad_shape(module, "cu_seqlens", cu_seqlens.shape, "(S + 1,), S at least 1")
     if u.shape[0] != 1:
         raise bad_shape(module, argument, u.shape, "a batch of 1, since cu_seqlens is given")
     if is_readable(cu_seqlens):
         check_nondecreasing(module, "cu_seqlens", cu_seqlens.tolist(), u.shape[1])
+    return cu_seqlens.to(torch.int32)
 
 
 def is_readable(numbers: Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 import retrograd
@@ -44,7 +44,8 @@ class Mamba(Mixer):
     Args:
         d_model: channels of input and output.
         config: sizes and initialisation.
-        device, dtype: of the parameters; A_log and D are created in float32.
+        device: of the parameters.
+        dtype: of the parameters; A_log and D are created in float32.
 
     Raises:
         ValueError, TypeError: unless d_model is an integer of at least 1 and config a `Mamba1Config`.
@@ -125,14 +126,14 @@ class Mamba(Mixer):
         u: Float[Tensor, "B T d_model"],
         state: MambaState | None = None,
         *,
-        cu_seqlens: Int32[Tensor, " S+1"] | None = None,
+        cu_seqlens: Int[Tensor, " S+1"] | None = None,
     ) -> tuple[Float[Tensor, "B T d_model"], MambaState | None]:
         """All steps of a sequence.
 
         Args:
             u: (B, T, d_model), in the weights' dtype unless products are autocast.
             state: the state before the first step, differentiable; its batch is S if sequences are packed.
-            cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
+            cu_seqlens: (S + 1,) int32 or int64, for B = 1: the start of each packed sequence, and the end of the last.
 
         Returns:
             (out, state): out (B, T, d_model), and the state after the last step, or None if `state` is None.
@@ -145,7 +146,7 @@ class Mamba(Mixer):
         return self._sequence(u, state, cu_seqlens, keep=state is not None)
 
     def begin(
-        self, u: Float[Tensor, "B T d_model"], start: Start, *, cu_seqlens: Int32[Tensor, " S+1"] | None = None
+        self, u: Float[Tensor, "B T d_model"], start: Start, *, cu_seqlens: Int[Tensor, " S+1"] | None = None
     ) -> tuple[Float[Tensor, "B T d_model"], MambaState | None]:
         """All steps of sequences from their first, and the state after them."""
         return self._sequence(u, None, cu_seqlens, keep=True)

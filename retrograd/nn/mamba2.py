@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 import retrograd
@@ -62,7 +62,8 @@ class Mamba2(Mixer):
     Args:
         d_model: channels of input and output.
         config: sizes and initialisation.
-        device, dtype: of the parameters; A_log, D and dt_bias are created in float32.
+        device: of the parameters.
+        dtype: of the parameters; A_log, D and dt_bias are created in float32.
 
     Raises:
         ValueError, TypeError: unless d_model is an integer of at least 1 and config a `Mamba2Config` whose heads
@@ -140,14 +141,14 @@ class Mamba2(Mixer):
         u: Float[Tensor, "B T d_model"],
         state: Mamba2State | None = None,
         *,
-        cu_seqlens: Int32[Tensor, " S+1"] | None = None,
+        cu_seqlens: Int[Tensor, " S+1"] | None = None,
     ) -> tuple[Float[Tensor, "B T d_model"], Mamba2State | None]:
         """All steps of a sequence.
 
         Args:
             u: (B, T, d_model), in the weights' dtype unless products are autocast.
             state: the state before the first step, differentiable; its batch is S if sequences are packed.
-            cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
+            cu_seqlens: (S + 1,) int32 or int64, for B = 1: the start of each packed sequence, and the end of the last.
 
         Returns:
             (out, state): out (B, T, d_model), and the state after the last step, or None if `state` is None.
@@ -162,7 +163,7 @@ class Mamba2(Mixer):
         return self._sequence(u, state, cu_seqlens, keep=state is not None)
 
     def begin(
-        self, u: Float[Tensor, "B T d_model"], start: Start, *, cu_seqlens: Int32[Tensor, " S+1"] | None = None
+        self, u: Float[Tensor, "B T d_model"], start: Start, *, cu_seqlens: Int[Tensor, " S+1"] | None = None
     ) -> tuple[Float[Tensor, "B T d_model"], Mamba2State | None]:
         """All steps of sequences from their first, and the state after them."""
         return self._sequence(u, None, cu_seqlens, keep=True)

@@ -18,7 +18,8 @@ class GatedMLP(nn.Module):
     Args:
         d_model: channels of input and output.
         channels: of x and of the gate.
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Raises:
         ValueError: unless both are integers of at least 1.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast, overload
 
 import torch
-from jaxtyping import Float, Int, Int32
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from retrograd.core.errors import bad_shape, bad_type, bad_value
@@ -17,7 +17,7 @@ from retrograd.models.shapes import EMBEDDING_STD
 
 from .attention import Attention
 from .block import Block
-from .checks import check_bounds, check_state, check_tokens, check_vocabulary, is_readable
+from .checks import boundaries, check_state, check_tokens, check_vocabulary, is_readable
 from .linear import Linear
 from .mamba import Mamba
 from .mamba2 import Mamba2
@@ -34,7 +34,8 @@ class Backbone(nn.Module):
 
     Args:
         config: sizes and layers.
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
     """
 
     def __init__(
@@ -136,7 +137,8 @@ class LanguageModel(nn.Module):
             computes again up to 64 steps. By default each layer is exact where that costs nothing: in bfloat16 and
             float16 on Hopper GPUs, Mamba-2 with heads of a multiple of 64 channels, 64, 128 or 256 states and a norm.
             Elsewhere it costs time: on a CPU products take several times as long as PyTorch's.
-        device, dtype: of the parameters; A_log, D and dt_bias are created in float32.
+        device: of the parameters.
+        dtype: of the parameters; A_log, D and dt_bias are created in float32.
 
     Source: Gu and Dao, Mamba (2023), section 3.4 and appendix E.2; Dao and Gu, Transformers are SSMs (2024), sections 7
     and 9.2.3.
@@ -235,14 +237,14 @@ class LanguageModel(nn.Module):
         tokens: Int[Tensor, "B T"],
         state: State | None = None,
         *,
-        cu_seqlens: Int32[Tensor, " S+1"] | None = None,
+        cu_seqlens: Int[Tensor, " S+1"] | None = None,
     ) -> Tensor | tuple[Tensor, State | None]:
         """Logits (B, T, padded vocabulary); with a state, (logits, the state after the last token).
 
         Args:
             tokens: (B, T), integers from 0 to below the padded vocabulary.
             state: from `initial_state` or an earlier call; differentiable.
-            cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
+            cu_seqlens: (S + 1,) int32 or int64, for B = 1: the start of each packed sequence, and the end of the last.
 
         Raises:
             ValueError, TypeError: naming the argument, what was expected and what was passed. Tokens outside the
@@ -258,7 +260,7 @@ class LanguageModel(nn.Module):
         tokens: Int[Tensor, "B T"],
         *,
         capacity: int | None = None,
-        cu_seqlens: Int32[Tensor, " S+1"] | None = None,
+        cu_seqlens: Int[Tensor, " S+1"] | None = None,
     ) -> tuple[Float[Tensor, "B vocabulary"], State]:
         """The logits (B, padded vocabulary) after the last of the first tokens, and the state that `step` goes on from.
 
@@ -289,7 +291,7 @@ class LanguageModel(nn.Module):
         if cu_seqlens is None:
             features, state = self.backbone(tokens, Start(len(tokens), capacity))
             return self.lm_head(features[:, -1]), state
-        check_bounds("LanguageModel", cu_seqlens, tokens, "tokens")
+        cu_seqlens = boundaries("LanguageModel", cu_seqlens, tokens, "tokens")
         empty = cu_seqlens.diff() < 1
         if is_readable(empty) and bool(empty.any()):
             raise bad_value("LanguageModel", "cu_seqlens", cu_seqlens.tolist(), "at least one token in each sequence")

@@ -18,7 +18,8 @@ class RMSNorm(nn.Module):
     Args:
         d: length of the last dimension.
         eps: added to the mean of squares.
-        device, dtype: of the weight.
+        device: of the weight.
+        dtype: of the weight.
 
     Attributes:
         weight: (d,), initially ones.

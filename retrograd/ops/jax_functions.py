@@ -515,8 +515,8 @@ def selective_scan(
         x: (B, T, D), float32, bfloat16 or float16, any strides: a transposed (B, D, T) is fine. float64 runs on the
             portable path.
         dt: (B, T, D), like x or float32.
-        A: (D, N), float32; at most 256 states. With complex64 A, B and C are complex64, the states too, and y = 2 Re
-            <C, h> (without conjugation) as for one of each pair of conjugate states; portable path only.
+        A: (D, N), float32; at most 256 states. With complex64 A, B and C are complex64, the states too, and y = 2
+            Re(sum of C h) (without conjugation) as for one of each pair of conjugate states; portable path only.
         B: (B, T, N), or (B, T, G, N) where channel d uses group d // (D / G); like x or float32. Or constant in time:
             (D, N), float32.
         C: like B, but not necessarily in the same form.

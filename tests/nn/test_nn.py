@@ -129,6 +129,8 @@ def test_packed_sequences_do_not_see_each_other(config: MambaConfig) -> None:
     cu_seqlens = torch.tensor(ends, dtype=torch.int32)
     packed, states = ours(ids, ours.initial_state(4, capacity=CAPACITY), cu_seqlens=cu_seqlens)
     torch.testing.assert_close(packed, ours(ids, cu_seqlens=cu_seqlens))
+    from_cumsum, _ = ours(ids, ours.initial_state(4, capacity=CAPACITY), cu_seqlens=cu_seqlens.long())
+    assert torch.equal(packed, from_cumsum)
     for number, (start, stop) in enumerate(itertools.pairwise(ends)):
         if start == stop:
             continue

@@ -366,7 +366,7 @@ CONVOLVED = layer_of(CONFIGS["attention, window, conv, mlp"])
             ValueError,
             r"Attention: cu_seqlens\[1\] is 5, expected numbers that do not fall, from 0 to 4",
         ),
-        (lambda u: LAYER(u[:1], cu_seqlens=torch.tensor([0, 4])), TypeError, "cu_seqlens has dtype torch.int64"),
+        (lambda u: LAYER(u[:1], cu_seqlens=torch.tensor([0.0, 4.0])), TypeError, "cu_seqlens has dtype torch.float32"),
         (
             lambda u: LAYER(u[:1], cu_seqlens=[0, 4]),
             TypeError,

@@ -108,7 +108,7 @@ class Spec(Common):
         "pair_dtype",
         kinds=FLOAT_OR_COMPLEX,
         doc="""(D, N), float32; at most 256 states. With complex64 A, B and C are complex64, the states too, and
-        y = 2 Re <C, h> (without conjugation) as for one of each pair of conjugate states; portable path only.""",
+        y = 2 Re(sum of C h) (without conjugation) as for one of each pair of conjugate states; portable path only.""",
     )
     B: Param = required(
         "B T N | B T G N | D N",
