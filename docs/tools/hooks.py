@@ -32,6 +32,7 @@ PICTURES = {
     for path in sorted((ROOT / folder).glob("*.png"))
 }
 SHIM = "https://unpkg.com/iframe-worker/shim"
+NAME = re.compile(r'<a class="autorefs[^"]*"(?: title="[^"]*")? href="#([^"]+)">(.*?)</a>', re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?!https?:|#|mailto:)[^)\s]+)\)")
 FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 # Markdown's dialects differ: in this one a list or a table begins after an empty line alone, also behind a fence.
@@ -65,10 +66,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 @event_priority(-100)
 def on_post_build(config: Any, **_: Any) -> None:
-    """Let search run from files without a network: its shim is one of the site's own files."""
+    """Let search run from files without a network: its shim is one of the site's own files. Names without a page, such
+    as `torch.Tensor`, become plain text; on the page that shows everything they are links to nowhere."""
     for path in Path(config.site_dir).rglob("*.html"):
         up = os.path.relpath(config.site_dir, path.parent)
-        path.write_text(path.read_text().replace(SHIM, f"{up}/assets/iframe-worker.js"))
+        text = path.read_text().replace(SHIM, f"{up}/assets/iframe-worker.js")
+        known = set(re.findall(r'id="([^"]+)"', text))
+        path.write_text(NAME.sub(lambda match: match[0] if match[1] in known else match[2], text))  # noqa: B023
 
 
 def _link(match: re.Match[str], file: File) -> str:
