@@ -1,0 +1,96 @@
+"""Sums over processes in a fixed order: each receives all terms of its part, and adds them itself.
+
+NCCL's and gloo's own reductions add in an order that depends on the number of processes, the size of the message and
+the algorithm that was chosen for it. Here only copies travel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .tree import tree_sum
+
+Group = dist.ProcessGroup | None
+
+
+def reduce_scatter(terms: Tensor, group: Group = None) -> Tensor:
+    """This process's part of the sum of an array over all processes.
+
+    Args:
+        terms: (W n,), contiguous; of one shape and dtype in all W processes.
+        group: the processes; all of them by default.
+
+    Returns:
+        (n,): the rank-th part of the sum, added in the order of the tree over ranks, in the dtype given.
+
+    Raises:
+        ValueError: unless `terms` has one axis whose length W divides.
+    """
+    world = dist.get_world_size(group)
+    if terms.ndim != 1 or len(terms) % world:
+        raise ValueError(f"reduce_scatter: terms has shape {tuple(terms.shape)}, expected (a multiple of {world},)")
+    if world == 1:
+        return terms.clone()
+    received = torch.empty_like(terms)
+    dist.all_to_all_single(received, terms, group=group)
+    return sum_of(received, world)
+
+
+def all_reduce_(terms: Tensor, group: Group = None) -> Tensor:
+    """The sum of an array over all processes, in place; every process has the same bits, on any number of processes.
+
+    Args:
+        terms: of one shape and dtype in all processes, contiguous.
+        group: the processes; all of them by default.
+
+    Returns:
+        `terms`, overwritten.
+
+    Example:
+        >>> import torch, torch.distributed as dist
+        >>> from retrograd.distributed import all_reduce_
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> all_reduce_(torch.ones(3))
+        tensor([1., 1., 1.])
+        >>> dist.destroy_process_group()
+    """
+    if not terms.is_contiguous():
+        raise ValueError(f"all_reduce_: terms has strides {terms.stride()}, expected a contiguous array")
+    world = dist.get_world_size(group)
+    if world == 1:
+        return terms
+    padded = in_parts(terms.view(-1), world)
+    own = reduce_scatter(padded, group)
+    all_gather(padded, own, group)
+    return terms.copy_(padded[: terms.numel()].view_as(terms))
+
+
+def all_gather(gathered: Tensor, own: Tensor, group: Group = None) -> None:
+    """Write the arrays of all ranks one after another."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+    gather(gathered, own, group=group)
+
+
+def in_parts(flat: Tensor, world: int) -> Tensor:
+    """A copy whose length is a multiple of `world`, with zeros behind."""
+    padded = flat.new_zeros(-(-len(flat) // world) * world)
+    padded[: len(flat)] = flat
+    return padded
+
+
+def sum_of(received: Tensor, world: int) -> Tensor:
+    """The sum of the parts of all ranks, which lie one after another; they are overwritten."""
+    return tree_sum(received.view(world, -1).unbind(), Tensor.add_)
+
+
+def check_equal(me: str, what: str, own: Any, group: Group = None) -> None:
+    """Raise ValueError in every process, naming the ranks, unless all have an equal value."""
+    every: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(every, own, group=group)
+    for rank, other in enumerate(every):
+        if other != every[0]:
+            raise ValueError(f"{me}: {what} is {other} on rank {rank}, expected {every[0]} as on rank 0")

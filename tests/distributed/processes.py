@@ -1,0 +1,61 @@
+"""Runs a function of a file in several processes, which talk by gloo."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+SECONDS = 120
+
+
+def run(function: str, world: int, folder: Path) -> list[Any]:
+    """What `function(rank, world)`, named `module.function`, returned in each of `world` processes.
+
+    Raises:
+        RuntimeError: one of them failed; with the errors of all.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    running = [
+        subprocess.Popen(
+            [sys.executable, __file__, function, str(rank), str(world), str(folder)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(world)
+    ]
+    try:
+        errors = [process.communicate(timeout=SECONDS)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    if any(process.returncode for process in running):
+        raise RuntimeError("\n".join(f"rank {rank}: {error}" for rank, error in enumerate(errors)))
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+def main(function: str, rank: int, world: int, folder: Path) -> None:
+    """One of the processes."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+    module, _, name = function.rpartition(".")
+    found = getattr(import_module(module), name)(rank, world)
+    torch.save(found, folder / f"{rank}.pt")
+    dist.barrier()  # no process leaves while another still talks to it
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    # Without Python's own end: a thread of gloo that frees a tensor during it stops the process with an error.
+    os._exit(0)
