@@ -23,7 +23,7 @@ def write_text(path: Path, words: int = 2000, seed: int = 0) -> Path:
 def new_trainer(folder: Path, **changed: Any) -> Trainer:
     """A new run; `changed` are fields of the preset or of the settings."""
     text = write_text(folder.parent / "text.txt")
-    of_settings = {key: changed.pop(key) for key in ("seed", "compile", "arch", "framework") if key in changed}
+    of_settings = {key: changed.pop(key) for key in ("seed", "compile", "arch", "framework", "slots") if key in changed}
     fields: dict[str, Any] = {"seed": 0, "compile": False, "arch": DEFAULT} | of_settings
     settings = Settings(
         name="tiny",

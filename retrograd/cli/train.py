@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -26,11 +27,14 @@ from retrograd import nn
 from retrograd.train import (
     ARCHITECTURES,
     DEFAULT,
+    LostError,
+    Ranks,
     Row,
     Settings,
     Trainer,
     alone,
     free,
+    joined,
     parameters,
     reproducible,
     start,
@@ -45,6 +49,7 @@ from .generate import printable
 PROMPTS = ("def ", "class ", "import ")
 SAMPLE_BYTES = 200
 SAMPLE_TEMPERATURE = 0.7
+SLOTS = 8  # of a batch, on several processes
 
 
 def train(
@@ -63,6 +68,10 @@ def train(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. cuda by default if available.")] = None,
     compile_: Annotated[bool | None, typer.Option("--compile", help="Run the model through torch.compile.")] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(help="Parts of a batch, for several processes. 1 by default; under torchrun up to 8."),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Of the run's folder. <preset>-<seed> by default.")] = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="Where runs are kept. runs/ by default.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
@@ -78,25 +87,36 @@ def train(
         "dtype": dtype,
         "device": device,
         "compile": compile_,
+        "slots": slots,
     }
     need("matplotlib", extra="train")
-    if resume is None:
-        folder, settings = new_run(options, name, out_folder or Path("runs"))
-    elif name is not None or out_folder is not None:
+    if resume is not None and (name is not None or out_folder is not None):
         fail("--name and --out are for a new run, --resume for one that is there: expected one of them")
-    else:
-        folder, settings = resume, old_run(options, resume)
-    with exit_on_failure(folder), ExitStack() as stack, reproducible(settings.threads):
+    with ExitStack() as stack:
+        if resume is not None:
+            folder, settings = resume, old_run(options, resume)
+            ranks = stack.enter_context(joined(settings.device))
+        else:
+            ranks = stack.enter_context(joined(chosen_device(device)))
+            new = new_run(options, name, out_folder or Path("runs"), ranks) if ranks.first else None
+            folder = ranks.of_first(new)
+            settings = old_run({}, folder)
+        stack.enter_context(exit_on_failure(folder))
+        stack.enter_context(reproducible(settings.threads))
         try:
-            stack.enter_context(alone(folder))
-            trainer = Trainer(folder, settings)
+            if ranks.first:
+                stack.enter_context(alone(folder))
+            trainer = Trainer(folder, settings, ranks)
         except (ValueError, OSError) as error:
             fail(str(error))
         stopped = train_with_bar(trainer)
-        verdict = trainer.finish() if stopped is None else None
-        trainer.draw()
-        if verdict is not None:
-            show_results(trainer, verdict)
+        if ranks.first:
+            verdict = trainer.finish() if stopped is None else None
+            trainer.draw()
+            if verdict is not None:
+                show_results(trainer, verdict)
+    if not ranks.first:
+        raise typer.Exit(0 if stopped is None else 128 + stopped)
     if stopped is not None:
         say(err, f"Stopped and saved at step {trainer.step}. {how_to_go_on(folder)}")
         raise typer.Exit(128 + stopped)
@@ -111,6 +131,9 @@ def exit_on_failure(folder: Path) -> Iterator[None]:
         yield
     except FloatingPointError as error:
         say(err, f"retrograd: {error}")
+        raise typer.Exit(1) from None
+    except LostError as error:
+        say(err, f"retrograd: {error}\n{how_to_go_on(folder)}, on as many processes as are left")
         raise typer.Exit(1) from None
     except torch.OutOfMemoryError:
         say(err, "retrograd: the GPU's memory is too small for this preset; --preset cpu is smaller")
@@ -133,7 +156,7 @@ def say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def new_run(options: Mapping[str, Any], name: str | None, out_folder: Path) -> tuple[Path, Settings]:
+def new_run(options: Mapping[str, Any], name: str | None, out_folder: Path, ranks: Ranks) -> Path:
     """Create the folder of a new run, with its text and settings."""
     device = chosen_device(options["device"])
     if options["compile"]:
@@ -160,7 +183,9 @@ def new_run(options: Mapping[str, Any], name: str | None, out_folder: Path) -> t
             device=device,
             compile=bool(options["compile"]),
             threads=torch.get_num_threads(),
+            slots=options["slots"] or (1 if ranks.world == 1 else math.gcd(SLOTS, preset.batch)),
         )
+        ranks.slots(settings.slots)
         own = "-".join([preset_name, *([arch] if options["arch"] else []), str(seed)])
         folder = free(out_folder / own) if name is None else out_folder / name
         if folder.exists():
@@ -168,7 +193,7 @@ def new_run(options: Mapping[str, Any], name: str | None, out_folder: Path) -> t
         start(folder, settings, split)
     except (ValueError, OSError) as error:
         fail(str(error))
-    return folder, settings
+    return folder
 
 
 def old_run(options: Mapping[str, Any], folder: Path) -> Settings:
@@ -188,6 +213,7 @@ def old_run(options: Mapping[str, Any], folder: Path) -> Settings:
         "dtype": preset.dtype,
         "device": settings.device,
         "compile": settings.compile,
+        "slots": settings.slots,
     }
     for option, value in options.items():
         if value is not None and value != expected[option]:
@@ -215,9 +241,13 @@ def need_compiler(device: str) -> None:
 
 def train_with_bar(trainer: Trainer) -> int | None:
     """Train; returns the number of the signal that stopped it, or None."""
-    settings, preset = trainer.settings, trainer.preset
+    settings, preset, ranks = trainer.settings, trainer.preset, trainer.ranks
+    if not ranks.first:
+        with stopping(quiet=True) as signals:
+            trainer.run(lambda row: None, lambda: bool(signals))
+        return stop_of(trainer, signals)
     about = f"{settings.arch}, {parameters(trainer.model):,} parameters on {settings.device}, {preset.dtype}"
-    say(err, f"{trainer.folder}: {about}")
+    say(err, f"{trainer.folder}: {about}" + (f", {ranks.world} processes" if ranks.world > 1 else ""))
     say(err, f"text: {settings.source}")
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=err) as progress, stopping() as signals:
@@ -236,18 +266,26 @@ def train_with_bar(trainer: Trainer) -> int | None:
                 progress.console.print(f"step {row['step']}: {bits:.3f} bits per byte held out", highlight=False)
 
         trainer.run(report, lambda: bool(signals))
-    return signals[0] if signals and trainer.step < preset.steps else None
+    return stop_of(trainer, signals)
+
+
+def stop_of(trainer: Trainer, signals: Sequence[int]) -> int | None:
+    """The number of the signal that stopped a run before its end, here or in another process; None if none did."""
+    if trainer.step == trainer.preset.steps:
+        return None
+    return signals[0] if signals else int(signal.SIGTERM)
 
 
 @contextmanager
-def stopping() -> Iterator[list[int]]:
+def stopping(quiet: bool = False) -> Iterator[list[int]]:
     """The list of stop signals received so far; the second signal of a kind ends the process at once."""
     signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         signals.append(number)
         signal.signal(number, before[number])
-        err.print("stopping after this step", style="yellow")
+        if not quiet:
+            err.print("stopping after this step", style="yellow")
 
     before = {int(number): signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -6,6 +6,7 @@ the algorithm that was chosen for it. Here only copies travel.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -87,10 +88,13 @@ def sum_of(received: Tensor, world: int) -> Tensor:
     return tree_sum(received.view(world, -1).unbind(), Tensor.add_)
 
 
-def check_equal(me: str, what: str, own: Any, group: Group = None) -> None:
-    """Raise ValueError in every process, naming the ranks, unless all have an equal value."""
+def check_equal(me: str, own: Mapping[str, str], group: Group = None) -> None:
+    """Raise ValueError in every process, naming rank and key, unless all have equal values; one message of each."""
     every: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(every, own, group=group)
+    dist.all_gather_object(every, dict(own), group=group)
+    first = every[0]
     for rank, other in enumerate(every):
-        if other != every[0]:
-            raise ValueError(f"{me}: {what} is {other} on rank {rank}, expected {every[0]} as on rank 0")
+        for what in first | other:
+            if first.get(what) != other.get(what):
+                here, there = (values.get(what, "missing") for values in (other, first))
+                raise ValueError(f"{me}: {what} is {here} on rank {rank}, expected {there} as on rank 0")

@@ -58,10 +58,8 @@ class SlotSum:
             if (world, rank) != (slots.world, slots.rank):
                 here = f"rank {rank} of {world} processes"
                 raise ValueError(f"SlotSum: slots is of rank {slots.rank} of {slots.world}, expected {here}")
-            check_equal("SlotSum", "slots.count", slots.count, group)
-            check_equal("SlotSum", "the number of parameters", len(self.parameters), group)
-            for number, parameter in enumerate(self.parameters):
-                check_equal("SlotSum", f"parameter {number}", f"{tuple(parameter.shape)} {parameter.dtype}", group)
+            shapes = {f"parameter {i}": f"{tuple(p.shape)} {p.dtype}" for i, p in enumerate(self.parameters)}
+            check_equal("SlotSum", {"slots.count": str(slots.count), **shapes}, group)
 
     def take(self) -> None:
         """Take the gradients of one slot from the parameters; one that has none counts as zeros."""

@@ -11,6 +11,7 @@ from .data import Split, Windows, stdlib, text_at
 from .loop import Trainer, parameters
 from .metrics import Row
 from .presets import ARCHITECTURES, DEFAULT, PRESETS, Preset, preset
+from .ranks import LostError, Ranks, joined
 from .reproducible import reproducible
 from .runs import alone, free, start
 from .settings import Settings
@@ -19,7 +20,9 @@ __all__ = [
     "ARCHITECTURES",
     "DEFAULT",
     "PRESETS",
+    "LostError",
     "Preset",
+    "Ranks",
     "Row",
     "Settings",
     "Split",
@@ -27,6 +30,7 @@ __all__ = [
     "Windows",
     "alone",
     "free",
+    "joined",
     "parameters",
     "preset",
     "reproducible",

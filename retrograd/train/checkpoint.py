@@ -51,7 +51,7 @@ def write(run: Path, step: int, learner: Learner) -> None:
 
 
 def read(run: Path, steps: int, learner: Learner) -> int:
-    """Restore model, optimiser and metrics; returns the step, at most `steps`.
+    """Restore model and optimiser; returns the step, at most `steps`.
 
     Raises:
         ValueError: the checkpoint is damaged, or belongs to another run.
@@ -65,10 +65,21 @@ def read(run: Path, steps: int, learner: Learner) -> int:
         if saved.config != learner.config:
             raise ValueError(f"{folder} is of another shape than the run's settings say")
         learner.restore(saved, load_file(folder / OPTIMISER))
-        copy_over(folder / METRICS, run / METRICS)
     except (OSError, SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"{folder} cannot be read: {error}") from None
     return step
+
+
+def restore_metrics(run: Path) -> None:
+    """Take the metrics back to the last checkpoint.
+
+    Raises:
+        ValueError: they cannot be read.
+    """
+    try:
+        copy_over(run / CURRENT / METRICS, run / METRICS)
+    except OSError as error:
+        raise ValueError(f"{run / CURRENT} cannot be read: {error}") from None
 
 
 def read_step(path: Path, steps: int) -> int:

@@ -21,6 +21,7 @@ from .data import HELD_OUT, TRAINING, Windows
 from .learner import Learner
 from .metrics import CURVE, METRICS, VERDICT, Row
 from .presets import Preset
+from .ranks import Ranks
 from .settings import Settings
 from .torch_learner import TorchLearner
 
@@ -33,6 +34,7 @@ class Trainer:
     Args:
         folder: of the run, with its text and settings, see `start`.
         settings: of the run.
+        ranks: the processes that train it together; the first one writes the run's files.
 
     Attributes:
         learner: the model and its optimiser.
@@ -57,19 +59,22 @@ class Trainer:
         (20, True)
     """
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, folder: Path, settings: Settings, ranks: Ranks = Ranks()) -> None:  # noqa: B008  # immutable
         self.folder = folder
         self.settings = settings
+        self.ranks = ranks
         self.preset = preset = settings.preset
         for name in (TRAINING, HELD_OUT):
             checksums.check(folder / name, listed=True)
         self.training = Windows(folder / TRAINING, preset.time)
         self.held_out = Windows(folder / HELD_OUT, preset.eval_time)
-        self.learner = learner_of(settings)
+        self.learner = learner_of(settings, ranks)
         self.step = 0
         if os.path.lexists(folder / checkpoint.CURRENT):  # a dangling link is damage, not a run that has not started
             self.step = checkpoint.read(folder, preset.steps, self.learner)
-        else:
+            if ranks.first:
+                checkpoint.restore_metrics(folder)
+        elif ranks.first:
             (folder / METRICS).unlink(missing_ok=True)
 
     @property
@@ -86,6 +91,7 @@ class Trainer:
 
         Raises:
             FloatingPointError: a loss is not a finite number; the last checkpoint stays.
+            LostError: another process is gone; likewise.
         """
         preset = self.preset
         losses: list[Any] = []
@@ -96,15 +102,15 @@ class Trainer:
             windows = self.training.batch(self.settings.seed, self.step, preset.batch)
             losses.append(self.learner.step(windows, rates[-1]))
             self.step += 1
-            last = stop() or self.step == preset.steps
+            last = self.ranks.any(stop()) or self.step == preset.steps
             due = self.step % preset.every == 0
             if last or due or self.step % preset.log_every == 0:
                 values = self.learner.numbers(losses)
                 self._log(values, rates, time.perf_counter() - since, report)
-                if due and self.step < preset.steps:
+                if due and self.step < preset.steps and self.ranks.first:
                     bits = self.bits_per_byte(preset.eval_windows)
                     self._write([self._row(self.step) | {"held_out_bits_per_byte": bits}], report)
-                if last or due:
+                if (last or due) and self.ranks.first:
                     checkpoint.write(self.folder, self.step, self.learner)
                 losses, rates, since = [], [], time.perf_counter()
             if last:
@@ -157,15 +163,17 @@ class Trainer:
         self._write(rows, report)
 
     def _write(self, rows: Sequence[Row], report: Callable[[Row], None]) -> None:
+        if not self.ranks.first:
+            return
         metrics.append(self.folder / METRICS, rows)
         for row in rows:
             report(row)
 
 
-def learner_of(settings: Settings) -> Learner:
+def learner_of(settings: Settings, ranks: Ranks = Ranks()) -> Learner:  # noqa: B008  # it is immutable
     """A learner with the parameters that the settings' seed draws."""
     if settings.framework == "torch":
-        return TorchLearner(settings)
+        return TorchLearner(settings, ranks)
     from .jax_learner import JaxLearner  # needs jax and optax
 
     return JaxLearner(settings)

@@ -33,10 +33,12 @@ class Settings:
         device: `cpu` or `cuda`.
         compile: whether the model runs through torch.compile.
         threads: of the CPU; their number determines how sums are split.
+        slots: parts of a batch, each computed alone; gradients are added in one order, on any number of processes that
+            divides them, see `retrograd.distributed.Slots`.
 
     Raises:
         ValueError: for less than 1 step, a seed that does not fit in 63 bits, a dtype or framework that is not known,
-            torch.compile in JAX.
+            torch.compile or slots in JAX, slots that do not divide the batch.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Settings:
     device: str = "cpu"
     compile: bool = False
     threads: int = 1
+    slots: int = 1
 
     def __post_init__(self) -> None:
         if self.preset.steps < 1:
@@ -61,6 +64,10 @@ class Settings:
             raise ValueError(f"framework is {self.framework!r}, expected {' or '.join(FRAMEWORKS)}")
         if self.framework == "jax" and self.compile:
             raise ValueError("compile is True, but it is of torch, and the framework jax")
+        if self.framework == "jax" and self.slots != 1:
+            raise ValueError(f"slots is {self.slots}, but they are of torch, and the framework jax")
+        if self.slots < 1 or self.preset.batch % self.slots:
+            raise ValueError(f"slots is {self.slots}, expected a number that divides the batch of {self.preset.batch}")
 
     def write(self, folder: Path) -> None:
         """Write the settings into a run's folder."""

@@ -9,24 +9,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from retrograd.distributed import SlotSum, Tree
 from retrograd.nn import LanguageModel
 
 from .learner import KEYS, Learner, Moments, check_moments, decays
 from .presets import Preset
+from .ranks import Ranks, total_of
 from .settings import Settings
 
 
 class TorchLearner(Learner):
     """Training in PyTorch."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.preset = settings, settings.preset
+    def __init__(self, settings: Settings, ranks: Ranks = Ranks()) -> None:  # noqa: B008  # it is immutable
+        self.settings, self.preset, self.ranks = settings, settings.preset, ranks
+        self.slots = ranks.slots(settings.slots)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             self._model = LanguageModel(self.preset.model)  # on the CPU: a seed means the same on every device
         self._model.to(settings.device)
         self.optimizer = adamw(self._model, self.preset)
         self._forward = torch.compile(self._model) if settings.compile else self._model
+        self._gradients = SlotSum(self._model.parameters(), self.slots)
 
     @property
     def model(self) -> LanguageModel:
@@ -37,12 +41,18 @@ class TorchLearner(Learner):
         """See `Learner`."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        loss = self._loss(self._forward, windows)
-        self.optimizer.zero_grad()
-        loss.backward()
+        losses: Tree[Tensor] = Tree(Tensor.add_)
+        size = len(windows) // self.slots.count
+        for slot in self.slots.own:
+            loss = self._loss(self._forward, windows[slot * size : (slot + 1) * size]) / self.slots.count
+            loss.backward()
+            self._gradients.take()
+            losses.append(loss.detach())
+        self.ranks.together(self._gradients.finish)
         nn.utils.clip_grad_norm_(self._model.parameters(), self.preset.clip)
         self.optimizer.step()
-        return loss.detach()
+        self.optimizer.zero_grad()
+        return total_of(losses, self.ranks)
 
     def numbers(self, losses: Sequence[Tensor]) -> list[float]:
         """See `Learner`."""

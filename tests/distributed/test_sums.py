@@ -53,7 +53,7 @@ def test_processes_that_do_not_fit_each_other_say_so_in_every_process(tmp_path: 
         == second[:3]
         == [
             "SlotSum: parameter 0 is (3, 3) torch.float32 on rank 1, expected (2, 3) torch.float32 as on rank 0",
-            "SlotSum: the number of parameters is 1 on rank 1, expected 2 as on rank 0",
+            "SlotSum: parameter 0 is (2,) torch.float32 on rank 1, expected (2, 3) torch.float32 as on rank 0",
             "SlotSum: slots.count is 4 on rank 1, expected 2 as on rank 0",
         ]
     )

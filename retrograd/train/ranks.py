@@ -1,0 +1,128 @@
+"""The processes that train one run together, as `torchrun` starts them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from retrograd.distributed import Slots, Tree, all_reduce_
+
+T = TypeVar("T")
+PATIENCE = timedelta(seconds=5)  # for a sign of life of another process
+
+
+class LostError(RuntimeError):
+    """Other processes of the run are gone; the message names their ranks."""
+
+
+class Ranks(NamedTuple):
+    """The processes of a run.
+
+    Attributes:
+        world: W, their number.
+        rank: of this one.
+        local: its number on this machine, which is also that of its GPU.
+        store: where processes leave signs of life; None for a single process.
+        control: a group whose messages are of the CPU, in which hosts agree without waiting for a GPU.
+    """
+
+    world: int = 1
+    rank: int = 0
+    local: int = 0
+    store: dist.Store | None = None
+    control: dist.ProcessGroup | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the run's files."""
+        return self.rank == 0
+
+    def slots(self, count: int) -> Slots:
+        """The slots of this process, of a batch that has `count`."""
+        return Slots(count, self.world, self.rank)
+
+    def of_first(self, value: T | None) -> T:
+        """The value that the first process passes, in all of them."""
+        if self.world > 1:
+            held: list[Any] = [value]
+            self.together(lambda: dist.broadcast_object_list(held, src=0, group=self.control))
+            value = held[0]
+        assert value is not None
+        return value
+
+    def any(self, here: bool) -> bool:
+        """Whether it is so in any process."""
+        if self.world == 1:
+            return here
+        flag = torch.tensor([int(here)])
+        self.together(lambda: dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.control))
+        return bool(flag.item())
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes in its fixed order, in place."""
+        self.together(lambda: all_reduce_(tensor))
+        return tensor
+
+    def together(self, call: Callable[[], Any]) -> None:
+        """A call that all processes make.
+
+        Raises:
+            LostError: one of them is gone.
+        """
+        try:
+            call()
+        except RuntimeError as error:
+            raise LostError(f"{self._gone()} gone: {str(error).splitlines()[0]}") from None
+
+    def _gone(self) -> str:
+        """The processes that leave no sign of life, as a subject."""
+        assert self.store is not None
+        own = f"alive-{self.rank}"
+        try:
+            self.store.set(own, "yes")
+            self.store.wait([own], PATIENCE)
+        except RuntimeError:
+            return "rank 0, which kept the store, is"
+        missing: list[str] = []
+        for rank in range(self.world):
+            try:
+                self.store.wait([f"alive-{rank}"], timedelta(milliseconds=100) if missing else PATIENCE)
+            except RuntimeError:
+                missing.append(str(rank))
+        if not missing:
+            return "a connection to another process is"
+        return f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {', '.join(missing)} are"
+
+
+def total_of(losses: Tree[Tensor], ranks: Ranks) -> Tensor:
+    """The sum of all slots' losses, of which `losses` has this process's."""
+    own = losses.total().reshape(1)
+    return (own if ranks.world == 1 else ranks.sum_(own))[0]
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Ranks]:
+    """The processes that `torchrun` has started, by the environment that it sets; one, where it has not.
+
+    Args:
+        device: `cpu`, where they talk by gloo, or `cuda`, by NCCL.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Ranks()
+        return
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if device == "cuda":
+        torch.cuda.set_device(local)
+    store, rank, world = next(dist.rendezvous("env://"))
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=rank, world_size=world)
+    try:
+        yield Ranks(world, rank, local, store, dist.new_group(backend="gloo"))
+    finally:
+        dist.destroy_process_group()

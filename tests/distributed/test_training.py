@@ -1,0 +1,109 @@
+"""A run ends in the same bits on every number of processes, and goes on on fewer when some are gone."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from train_runs import METRICS, bits, go_on, new_trainer, train, write_text
+
+from retrograd.train import Settings
+from retrograd.train.metrics import read
+
+PROCESS = Path(__file__).parent / "training_process.py"
+SLOTS, STEPS, SECONDS = 4, 20, 120
+
+
+def processes(folder: Path, world: int, killed: tuple[int, int] | None = None) -> list[tuple[int, str]]:
+    """Train a run to its end in several processes; exit status and errors of each.
+
+    Args:
+        folder: of the run.
+        world: their number.
+        killed: the rank of one, and the step after which it is killed.
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    running = []
+    for rank in range(world):
+        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        step = [str(killed[1])] if killed is not None and killed[0] == rank else []
+        command = [sys.executable, str(PROCESS), str(folder), *step]
+        environment = os.environ | {name: str(value) for name, value in own.items()}
+        running.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
+    try:
+        errors = [process.communicate(timeout=SECONDS)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    return [(process.returncode, error) for process, error in zip(running, errors, strict=True)]
+
+
+def rows_of(folder: Path) -> list[dict[str, object]]:
+    """The metrics of a run, without its speed."""
+    return [dict(row) | {"tokens_per_s": 0} for row in read(folder / METRICS)]
+
+
+def test_two_and_four_processes_end_in_the_checkpoint_of_one(tmp_path: Path) -> None:
+    train(new_trainer(tmp_path / "1", slots=SLOTS))
+    for world in (2, 4):
+        folder = tmp_path / str(world)
+        new_trainer(folder, slots=SLOTS)
+        for status, errors in processes(folder, world):
+            assert status == 0, errors
+        assert bits(folder) == bits(tmp_path / "1")
+        assert rows_of(folder) == rows_of(tmp_path / "1")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_when_a_process_is_killed_the_others_name_it_and_the_run_goes_on_on_fewer(tmp_path: Path, seed: int) -> None:
+    drawn = random.Random(seed)
+    rank, step = drawn.randrange(2), drawn.randrange(1, STEPS)
+    train(new_trainer(tmp_path / "whole", slots=SLOTS))
+    new_trainer(tmp_path / "killed", slots=SLOTS)
+    ended = processes(tmp_path / "killed", 2, (rank, step))
+    assert ended[rank][0] == -signal.SIGKILL
+    status, errors = ended[1 - rank]
+    assert status == 3, errors
+    assert re.search(rf"rank {rank}(, which kept the store,)? is gone", errors)
+    trainer = go_on(tmp_path / "killed")
+    assert trainer.step in (step // 5 * 5, max(0, (step - 1) // 5 * 5))  # a checkpoint every 5 steps
+    train(trainer)
+    assert bits(tmp_path / "killed") == bits(tmp_path / "whole")
+    assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
+
+
+def test_the_command_trains_under_torchrun_and_goes_on_alone(tmp_path: Path) -> None:
+    write_text(tmp_path / "text.txt")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    made = ["-m", "retrograd", "train", "--preset", "tiny", "--data", "text.txt", "--device", "cpu", "--name", "run"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    run = subprocess.run([*torchrun, *made], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("bits per byte; a bigram model") == 1  # of the first process alone
+    settings = Settings.read(tmp_path / "runs" / "run")
+    assert (settings.slots, settings.threads) == (4, 1)
+    alone = [sys.executable, *made[:-1], "alone", "--slots", "4"]
+    run = subprocess.run(alone, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert bits(tmp_path / "runs" / "run") == bits(tmp_path / "runs" / "alone")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"slots": 3}, "slots is 3, expected a number that divides the batch of 4"),
+        ({"slots": 2, "framework": "jax"}, "slots is 2, but they are of torch"),
+    ],
+)
+def test_slots_that_do_not_fit_are_refused(tmp_path: Path, changed: dict[str, int | str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        new_trainer(tmp_path / "run", **changed)
