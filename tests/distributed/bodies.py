@@ -15,32 +15,46 @@ from retrograd.distributed import Slots, SlotSum, all_reduce_, order_fsdp, order
 from retrograd.nn import AttentionConfig, LanguageModel, Mamba2Config, MambaConfig
 
 COUNT = 8  # slots
-CONFIG = MambaConfig(
-    d_model=16,
-    n_layer=3,
-    vocab_size=24,
-    ssm_cfg=Mamba2Config(d_state=4, headdim=8),
-    attn_layer_idx=(1,),
-    attn_cfg=AttentionConfig(num_heads=2, d_conv=3, rotary_emb_dim=4),
-)
+CONFIGS = {  # by device; those of a GPU are of sizes that kernels take
+    "cpu": MambaConfig(
+        d_model=16,
+        n_layer=3,
+        vocab_size=24,
+        ssm_cfg=Mamba2Config(d_state=4, headdim=8),
+        attn_layer_idx=(1,),
+        attn_cfg=AttentionConfig(num_heads=2, d_conv=3, rotary_emb_dim=4),
+    ),
+    "cuda": MambaConfig(
+        d_model=256,
+        n_layer=3,
+        vocab_size=1024,
+        ssm_cfg=Mamba2Config(d_state=64, headdim=64),
+        attn_layer_idx=(1,),
+        attn_cfg=AttentionConfig(num_heads=4, d_conv=4, rotary_emb_dim=32),
+    ),
+}
+TIME = {"cpu": 9, "cuda": 300}
 Gradients = dict[str, Tensor]
 
 
-def model_and_batch() -> tuple[LanguageModel, Tensor]:
+def model_and_batch(device: str) -> tuple[LanguageModel, Tensor]:
     """The same in every process; a batch (slots, B, T)."""
     torch.manual_seed(0)
-    return LanguageModel(CONFIG), torch.randint(CONFIG.vocab_size, (COUNT, 2, 9))
+    config = CONFIGS[device]
+    tokens = torch.randint(config.vocab_size, (COUNT, 2, TIME[device]))
+    return LanguageModel(config).to(device), tokens.to(device)
 
 
 def loss_of(model: Any, tokens: Tensor) -> Tensor:
     """Of one slot, as its part of the batch's."""
-    logits = model(tokens[:, :-1])
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) / COUNT
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda):
+        logits = model(tokens[:, :-1])
+    return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()) / COUNT
 
 
-def by_slots(rank: int, world: int, dtype: torch.dtype | None = None) -> Gradients:
+def by_slots(rank: int, world: int, device: str, dtype: torch.dtype | None = None) -> Gradients:
     """Gradients that `SlotSum` adds."""
-    model, batch = model_and_batch()
+    model, batch = model_and_batch(device)
     own = Slots(COUNT, world, rank)
     total = SlotSum(model.parameters(), own, dtype=dtype)
     for slot in own.own:
@@ -57,10 +71,10 @@ def gradient(parameter: Tensor) -> Tensor:
     return found.full_tensor() if isinstance(found, DTensor) else found
 
 
-def by_fsdp(rank: int, world: int) -> Gradients:
+def by_fsdp(rank: int, world: int, device: str) -> Gradients:
     """Gradients of a sharded model, two steps in a row, of which the second is returned."""
-    model, batch = model_and_batch()
-    mesh = init_device_mesh("cpu", (world,))
+    model, batch = model_and_batch(device)
+    mesh = init_device_mesh(device, (world,))
     for block in model.backbone.layers:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -73,18 +87,18 @@ def by_fsdp(rank: int, world: int) -> Gradients:
     return {name: gradient(parameter) for name, parameter in model.named_parameters()}
 
 
-def by_ddp(rank: int, world: int) -> Gradients:
+def by_ddp(rank: int, world: int, device: str) -> Gradients:
     """Gradients of DDP with our hook, of as many slots as there are processes."""
-    model, batch = model_and_batch()
+    model, batch = model_and_batch(device)
     parallel = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01)
     parallel.register_comm_hook(None, ordered_hook)
     loss_of(parallel, batch[rank]).backward()
     return {name: gradient(parameter) for name, parameter in model.named_parameters()}
 
 
-def by_slots_of_ranks(rank: int, world: int) -> Gradients:
+def by_slots_of_ranks(rank: int, world: int, device: str) -> Gradients:
     """What `by_ddp` has to give: the mean of the first slots, one of each process."""
-    model, batch = model_and_batch()
+    model, batch = model_and_batch(device)
     total = SlotSum(model.parameters(), Slots(world, world, rank))
     loss_of(model, batch[rank]).backward()
     total.take()
@@ -92,23 +106,24 @@ def by_slots_of_ranks(rank: int, world: int) -> Gradients:
     return {name: gradient(parameter) / world for name, parameter in model.named_parameters()}
 
 
-def all_ways(rank: int, world: int) -> dict[str, Any]:
+def all_ways(rank: int, world: int, device: str) -> dict[str, Any]:
     """All of them, and the plain sums."""
     torch.manual_seed(rank)
-    terms = torch.randn(5 * world)
-    return {
-        "slots": by_slots(rank, world),
-        "float64": by_slots(rank, world, torch.float64),
-        "fsdp": by_fsdp(rank, world),
-        "ddp": by_ddp(rank, world),
-        "ranks": by_slots_of_ranks(rank, world),
-        "terms": terms,
-        "part": reduce_scatter(terms),
-        "sum": all_reduce_(terms[:7].clone()),
+    terms = torch.randn(5 * world).to(device)
+    found: dict[str, Any] = {
+        "slots": by_slots(rank, world, device),
+        "float64": by_slots(rank, world, device, torch.float64),
+        "fsdp": by_fsdp(rank, world, device),
+        "ddp": by_ddp(rank, world, device),
+        "ranks": by_slots_of_ranks(rank, world, device),
     }
+    if device == "cuda":  # what one GPU has, each of them
+        found["alone"] = by_slots(0, 1, device)
+    found |= {"terms": terms, "part": reduce_scatter(terms), "sum": all_reduce_(terms[:7].clone())}
+    return torch.utils._pytree.tree_map(Tensor.cpu, found)
 
 
-def refusals(rank: int, world: int) -> list[str]:
+def refusals(rank: int, world: int, device: str) -> list[str]:
     """The messages of calls that do not fit each other."""
     same, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2 + rank)
     fitting, count = Slots(4, world, rank), Slots(4 if rank else 2, world, rank)
@@ -116,7 +131,7 @@ def refusals(rank: int, world: int) -> list[str]:
         lambda: SlotSum(other.parameters(), fitting),
         lambda: SlotSum(list(same.parameters())[rank:], fitting),
         lambda: SlotSum(same.parameters(), count),
-        lambda: SlotSum(same.parameters(), Slots(4)) if False else SlotSum(same.parameters(), Slots(2, 2, 1 - rank)),
+        lambda: SlotSum(same.parameters(), Slots(2, 2, 1 - rank)),
     ]
     messages = []
     for call in calls:

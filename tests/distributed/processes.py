@@ -1,4 +1,4 @@
-"""Runs a function of a file in several processes, which talk by gloo."""
+"""Runs a function of a file in several processes, which talk by gloo, or by NCCL with a GPU each."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ import torch.distributed as dist
 SECONDS = 120
 
 
-def run(function: str, world: int, folder: Path) -> list[Any]:
-    """What `function(rank, world)`, named `module.function`, returned in each of `world` processes.
+def run(function: str, world: int, folder: Path, device: str = "cpu") -> list[Any]:
+    """What `function(rank, world, device)`, named `module.function`, returned in each of `world` processes.
 
     Raises:
         RuntimeError: one of them failed; with the errors of all.
     """
     folder.mkdir(parents=True, exist_ok=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     running = [
         subprocess.Popen(
-            [sys.executable, __file__, function, str(rank), str(world), str(folder)],
+            [sys.executable, __file__, function, str(rank), str(world), str(folder), device],
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
@@ -42,20 +43,23 @@ def run(function: str, world: int, folder: Path) -> list[Any]:
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 
-def main(function: str, rank: int, world: int, folder: Path) -> None:
+def main(function: str, rank: int, world: int, folder: Path, device: str) -> None:
     """One of the processes."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     store = f"file://{folder / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+    backend = {"cpu": "gloo", "cuda": "nccl"}[device]
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=world)
     module, _, name = function.rpartition(".")
-    found = getattr(import_module(module), name)(rank, world)
+    found = getattr(import_module(module), name)(rank, world, device)
     torch.save(found, folder / f"{rank}.pt")
     dist.barrier()  # no process leaves while another still talks to it
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
     # Without Python's own end: a thread of gloo that frees a tensor during it stops the process with an error.
     os._exit(0)

@@ -6,6 +6,7 @@ import math
 import random
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,12 +26,28 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_gradients_have_the_bits_of_one_process(world: int, tmp_path: Path) -> None:
-    alone = by_slots(0, 1)
+    alone, in_float64 = by_slots(0, 1, "cpu"), by_slots(0, 1, "cpu", torch.float64)
     found = run("bodies.all_ways", world, tmp_path)
+    check(found, alone)
+    assert all(same(rank["float64"], in_float64) for rank in found)
+    assert not same(alone, in_float64)  # the order and the dtype of the sum can be seen in the bits
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("world", WORLDS)
+def test_gradients_of_several_gpus_have_the_bits_of_one(world: int, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < world:
+        pytest.skip(f"there are {torch.cuda.device_count()} GPUs")
+    found = run("bodies.all_ways", world, tmp_path, "cuda")
+    assert all(same(rank["alone"], found[0]["alone"]) for rank in found)
+    check(found, found[0]["alone"])
+
+
+def check(found: list[dict[str, Any]], alone: dict[str, torch.Tensor]) -> None:
+    """The gradients of every way on every rank, and the plain sums."""
     for rank in found:
         assert same(rank["slots"], alone)
         assert same(rank["fsdp"], alone)
-        assert same(rank["float64"], by_slots(0, 1, torch.float64))
         assert same(rank["ddp"], rank["ranks"])
         assert torch.equal(rank["sum"], found[0]["sum"])
     terms = [rank["terms"] for rank in found]
@@ -40,9 +57,9 @@ def test_gradients_have_the_bits_of_one_process(world: int, tmp_path: Path) -> N
 
 
 def test_the_sum_over_slots_is_the_gradient_of_the_batch() -> None:
-    model, batch = model_and_batch()
+    model, batch = model_and_batch("cpu")
     torch.stack([loss_of(model, tokens) for tokens in batch]).sum().backward()
-    for name, found in by_slots(0, 1).items():
+    for name, found in by_slots(0, 1, "cpu").items():
         torch.testing.assert_close(found, model.get_parameter(name).grad)
 
 
