@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 benchmarks/distributed.py [RESULTS]
 
-The steps are those of Mamba-2 of 370m in `retrograd.nn`, parameters and activations in bf16, 8 x 2048 tokens a GPU:
-forward, loss, backward, the sum over GPUs, AdamW. Rows go to RESULTS/distributed.jsonl, by default in
-benchmarks/results/<gpu>. Implementations are timed in turns: A B A B, and so on.
+The steps are those of Mamba-2 of 370m in `retrograd.nn`, activations in bf16, 8 x 2048 tokens a GPU: forward, loss,
+backward, the sum over GPUs, AdamW. Parameters are bf16, under FSDP2 float32. Rows go to RESULTS/distributed.jsonl, by
+default in benchmarks/results/<gpu>. Implementations are timed in turns: A B A B, and so on.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def training(how: str) -> Step:
     """A training step whose gradients are summed in one way."""
     shape, rank, world = MODELS[MODEL], dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model: nn.Module = LanguageModel(shape.config, device="cuda", dtype=torch.bfloat16)  # type: ignore[arg-type]
+    # FSDP2 shards parameters of one dtype together
+    dtype = torch.float32 if how.startswith("FSDP2") else torch.bfloat16
+    model: nn.Module = LanguageModel(shape.config, device="cuda", dtype=dtype)  # type: ignore[arg-type]
     called, total, slots = model, None, Slots(world, world, rank)
     if how.startswith("DDP"):
         called = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -82,7 +84,9 @@ def training(how: str) -> Step:
     tokens = torch.randint(VOCABULARY, (world, shape.batch, shape.time), device="cuda")[rank]
 
     def step() -> None:
-        (loss_of(called, tokens) / (world if "ordered" in how and not how.startswith("DDP") else 1)).backward()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = loss_of(called, tokens)
+        (loss / (world if "ordered" in how and not how.startswith("DDP") else 1)).backward()
         if total is not None:
             total.take()
             total.finish()

@@ -37,7 +37,7 @@ def ordered_hook(group: Group, bucket: dist.GradBucket) -> torch.futures.Future[
     def summed(_: torch.futures.Future[list[Tensor]]) -> Tensor:
         own = sum_of(received, world).div_(world)
         all_gather(sent, own, group)
-        return flat.copy_(sent[: len(flat)])
+        return flat if sent is flat else flat.copy_(sent[: len(flat)])
 
     future: torch.futures.Future[Tensor] = arrived.then(summed)
     return future

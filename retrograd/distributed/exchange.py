@@ -64,10 +64,12 @@ def all_reduce_(terms: Tensor, group: Group = None) -> Tensor:
     world = dist.get_world_size(group)
     if world == 1:
         return terms
-    padded = in_parts(terms.view(-1), world)
-    own = reduce_scatter(padded, group)
-    all_gather(padded, own, group)
-    return terms.copy_(padded[: terms.numel()].view_as(terms))
+    flat = terms.view(-1)
+    padded = in_parts(flat, world)
+    all_gather(padded, reduce_scatter(padded, group), group)
+    if padded is not flat:
+        flat.copy_(padded[: len(flat)])
+    return terms
 
 
 def all_gather(gathered: Tensor, own: Tensor, group: Group = None) -> None:
@@ -77,7 +79,9 @@ def all_gather(gathered: Tensor, own: Tensor, group: Group = None) -> None:
 
 
 def in_parts(flat: Tensor, world: int) -> Tensor:
-    """A copy whose length is a multiple of `world`, with zeros behind."""
+    """The array, or a copy with zeros behind it, so that `world` divides its length."""
+    if len(flat) % world == 0:
+        return flat
     padded = flat.new_zeros(-(-len(flat) // world) * world)
     padded[: len(flat)] = flat
     return padded

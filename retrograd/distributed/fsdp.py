@@ -50,7 +50,7 @@ class OrderedReduceScatter:
         last = self._called == len(self.slots.own) - 1
         self._called = 0 if last else self._called + 1
         if len(self.slots.own) == 1:
-            output_tensor.copy_(reduce_scatter(input_tensor, group).add_(0.0))
+            torch.add(reduce_scatter(input_tensor, group), 0.0, out=output_tensor)
             return None
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
@@ -64,7 +64,7 @@ class OrderedReduceScatter:
         for tree in self._trees:
             over_ranks.append(tree.total())
         self._trees = []
-        output_tensor.copy_(over_ranks.total().add_(0.0))
+        torch.add(over_ranks.total(), 0.0, out=output_tensor)
         return None
 
 

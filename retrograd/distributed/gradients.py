@@ -81,13 +81,13 @@ class SlotSum:
         self._taken, total = 0, self._tree.total()
         if self.slots.world > 1:
             for dtype in dict.fromkeys(gradient.dtype for gradient in total):
-                alike = [gradient for gradient in total if gradient.dtype == dtype]
-                flat = all_reduce_(torch.cat([gradient.view(-1) for gradient in alike]), self.group)
-                parts = flat.split([gradient.numel() for gradient in alike])
-                torch._foreach_copy_(alike, [part.view_as(g) for part, g in zip(parts, alike, strict=True)])
+                alike = [i for i, gradient in enumerate(total) if gradient.dtype == dtype]
+                flat = all_reduce_(torch.cat([total[i].view(-1) for i in alike]), self.group)
+                for i, part in zip(alike, flat.split([total[i].numel() for i in alike]), strict=True):
+                    total[i] = part.view_as(total[i])
+        torch._foreach_add_(total, 0.0)  # so that 0 has one sign: a shard of FSDP2, which begins from 0, has no other
         for parameter, gradient in zip(self.parameters, total, strict=True):
-            # 0 has one sign: shards of FSDP, which begin from 0, have none but this
-            parameter.grad = gradient.add_(0.0).to(parameter.dtype)
+            parameter.grad = gradient.to(parameter.dtype)
 
 
 def _add(first: Gradients, second: Gradients) -> Gradients:
