@@ -18,12 +18,13 @@ from .tree import tree_sum
 Group = dist.ProcessGroup | None
 
 
-def reduce_scatter(terms: Tensor, group: Group = None) -> Tensor:
+def reduce_scatter(terms: Tensor, group: Group = None, out: Tensor | None = None) -> Tensor:
     """This process's part of the sum of an array over all processes.
 
     Args:
         terms: (W n,), contiguous; of one shape and dtype in all W processes.
         group: the processes; all of them by default.
+        out: (n,), where the part is written.
 
     Returns:
         (n,): the rank-th part of the sum, added in the order of the tree over ranks, in the dtype given.
@@ -35,10 +36,10 @@ def reduce_scatter(terms: Tensor, group: Group = None) -> Tensor:
     if terms.ndim != 1 or len(terms) % world:
         raise ValueError(f"reduce_scatter: terms has shape {tuple(terms.shape)}, expected (a multiple of {world},)")
     if world == 1:
-        return terms.clone()
+        return terms.clone() if out is None else out.copy_(terms)
     received = torch.empty_like(terms)
     dist.all_to_all_single(received, terms, group=group)
-    return sum_of(received, world)
+    return sum_of(received, world, out)
 
 
 def all_reduce_(terms: Tensor, group: Group = None) -> Tensor:
@@ -87,9 +88,12 @@ def in_parts(flat: Tensor, world: int) -> Tensor:
     return padded
 
 
-def sum_of(received: Tensor, world: int) -> Tensor:
+def sum_of(received: Tensor, world: int, out: Tensor | None = None) -> Tensor:
     """The sum of the parts of all ranks, which lie one after another; they are overwritten."""
-    return tree_sum(received.view(world, -1).unbind(), Tensor.add_)
+    parts = received.view(world, -1).unbind()
+    half = 1 << ((world - 1).bit_length() - 1)  # the first node below the root of the tree
+    first, second = (tree_sum(some, Tensor.add_) for some in (parts[:half], parts[half:]))
+    return torch.add(first, second, out=first if out is None else out)
 
 
 def check_equal(me: str, own: Mapping[str, str], group: Group = None) -> None:

@@ -19,7 +19,7 @@ class OrderedReduceScatter:
     """What `FSDPModule.set_custom_reduce_scatter` takes: the sum of a module's gradients over slots and processes.
 
     FSDP2 calls it once for each backward pass, that is for each slot. Until the last one it keeps the parts of all
-    ranks apart, and returns zeros; then it adds everything in the order of the slots.
+    ranks apart, and returns zeros (negative ones); then it adds everything in the order of the slots.
 
     Args:
         slots: of this process.
@@ -50,7 +50,7 @@ class OrderedReduceScatter:
         last = self._called == len(self.slots.own) - 1
         self._called = 0 if last else self._called + 1
         if len(self.slots.own) == 1:
-            torch.add(reduce_scatter(input_tensor, group), 0.0, out=output_tensor)
+            reduce_scatter(input_tensor, group, out=output_tensor)
             return None
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
@@ -58,13 +58,13 @@ class OrderedReduceScatter:
         for tree, part in zip(self._trees, received.view(world, -1).unbind(), strict=True):
             tree.append(part)
         if not last:
-            output_tensor.zero_()
+            output_tensor.fill_(-0.0)  # FSDP2 adds it to what comes last: -0 + x is x, also where x is -0
             return None
         over_ranks: Tree[Tensor] = Tree(Tensor.add_)
         for tree in self._trees:
             over_ranks.append(tree.total())
         self._trees = []
-        torch.add(over_ranks.total(), 0.0, out=output_tensor)
+        output_tensor.copy_(over_ranks.total())
         return None
 
 

@@ -85,7 +85,6 @@ class SlotSum:
                 flat = all_reduce_(torch.cat([total[i].view(-1) for i in alike]), self.group)
                 for i, part in zip(alike, flat.split([total[i].numel() for i in alike]), strict=True):
                     total[i] = part.view_as(total[i])
-        torch._foreach_add_(total, 0.0)  # so that 0 has one sign: a shard of FSDP2, which begins from 0, has no other
         for parameter, gradient in zip(self.parameters, total, strict=True):
             parameter.grad = gradient.to(parameter.dtype)
 
