@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from retrograd.core.slots import Slots
+from retrograd.core.tree import Tree, tree_sum
+
 from .ddp import ordered_hook
 from .exchange import all_reduce_, reduce_scatter
 from .fsdp import OrderedReduceScatter, order_fsdp
 from .gradients import SlotSum
-from .slots import Slots
-from .tree import Tree, tree_sum
 
 __all__ = [
     "OrderedReduceScatter",

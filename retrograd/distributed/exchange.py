@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .tree import tree_sum
+from retrograd.core.tree import tree_sum
 
 Group = dist.ProcessGroup | None
 

@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from retrograd.core.slots import Slots
+from retrograd.core.tree import Tree
+
 from .exchange import reduce_scatter
-from .slots import Slots
-from .tree import Tree
 
 
 class OrderedReduceScatter:

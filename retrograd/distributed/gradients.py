@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from retrograd.core.slots import Slots
+from retrograd.core.tree import Tree
+
 from .exchange import Group, all_reduce_, check_equal
-from .slots import Slots
-from .tree import Tree
 
 Gradients = list[Tensor]
 

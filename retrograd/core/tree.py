@@ -48,3 +48,8 @@ def tree_sum(terms: Iterable[T], add: Callable[[T, T], T]) -> T:
     for term in terms:
         tree.append(term)
     return tree.total()
+
+
+def is_power_of_2(number: int) -> bool:
+    """Whether it is 1, 2, 4, ..."""
+    return number > 0 and not number & (number - 1)

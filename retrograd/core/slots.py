@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .tree import is_power_of_2
+
 
 @dataclass(frozen=True, slots=True)
 class Slots:
@@ -43,8 +45,3 @@ class Slots:
         """The slots of this process."""
         each = self.count // self.world
         return range(self.rank * each, (self.rank + 1) * each)
-
-
-def is_power_of_2(number: int) -> bool:
-    """Whether it is 1, 2, 4, ..."""
-    return number > 0 and not number & (number - 1)
