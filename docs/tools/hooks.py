@@ -23,6 +23,7 @@ PAGES = {
     "benchmarks/README.md": "benchmarks.md",
     "retrograd/compat/README.md": "compat.md",
     "retrograd/train/README.md": "train.md",
+    "retrograd/distributed/README.md": "distributed.md",
     **{f"retrograd/ops/{op}/README.md": f"derivations/{op}.md" for op in OPS},
 }
 EXAMPLES = {f"examples/{path.name}": f"examples/{path.stem}.md" for path in sorted((ROOT / "examples").glob("*.py"))}

@@ -35,8 +35,6 @@ def reduce_scatter(terms: Tensor, group: Group = None, out: Tensor | None = None
     world = dist.get_world_size(group)
     if terms.ndim != 1 or len(terms) % world:
         raise ValueError(f"reduce_scatter: terms has shape {tuple(terms.shape)}, expected (a multiple of {world},)")
-    if world == 1:
-        return terms.clone() if out is None else out.copy_(terms)
     received = torch.empty_like(terms)
     dist.all_to_all_single(received, terms, group=group)
     return sum_of(received, world, out)
@@ -90,6 +88,8 @@ def in_parts(flat: Tensor, world: int) -> Tensor:
 
 def sum_of(received: Tensor, world: int, out: Tensor | None = None) -> Tensor:
     """The sum of the parts of all ranks, which lie one after another; they are overwritten."""
+    if world == 1:
+        return received if out is None else out.copy_(received)
     parts = received.view(world, -1).unbind()
     half = 1 << ((world - 1).bit_length() - 1)  # the first node below the root of the tree
     first, second = (tree_sum(some, Tensor.add_) for some in (parts[:half], parts[half:]))
