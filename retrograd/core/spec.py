@@ -60,6 +60,7 @@ class CallSpec:
     Attributes:
         op: the op's name in errors.
         letters: the axes, by letter.
+        independent: letters along which parts of a call do not see one another, so that a DTensor may be sharded there.
         results: the arrays that a forward pass may return to the user, in order.
         kept: the saved arrays: those that it computes only for the backward pass.
         whole: options with which the backward pass reads the gradients of all computed results.
@@ -78,6 +79,7 @@ class CallSpec:
 
     op: ClassVar[str]
     letters: ClassVar[Mapping[str, Letter]]
+    independent: ClassVar[tuple[str, ...]] = ()
     results: ClassVar[tuple[Result, ...]] = ()
     kept: ClassVar[tuple[Result, ...]] = ()
     whole: ClassVar[Mapping[str, Any]] = {}
@@ -219,6 +221,10 @@ class CallSpec:
 
     def same_gradient(self) -> Mapping[str, str]:
         """Argument -> another argument with the same gradient, which is computed once, for that other argument."""
+        return {}
+
+    def same_axes(self) -> Mapping[str, str]:
+        """Letter -> another letter of the same axis; of a letter of many axes each is `batch[0]`, `batch[1]`, ..."""
         return {}
 
     def axes_of(self, *letters: str) -> dict[str, int]:

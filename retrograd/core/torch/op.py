@@ -18,6 +18,7 @@ from ..spec import autocast_ranks
 from . import formulas
 from .arguments import check_arguments, in_batches, resolved, without_gaps
 from .autocast import autocasts_anywhere, cast
+from .dtensor import is_distributed, on_locals
 from .launch import launches_directly
 from .operator import Operators, register, unregistered
 from .passes import Options, Prepared, Tensors, prepared_call, run_forward, whole
@@ -91,6 +92,8 @@ def _bound(op: Op, operators: Operators) -> Call:
             if torch.is_grad_enabled():
                 return direct(*tensors, options)
             return tuple(run_forward(op, tensors, options)[1][:count])
+        if is_distributed(tensors):
+            return on_locals(op, call, arrays, settings)
         check_arguments(op, tensors, options)
         if formulas.differentiates(tensors):
             return formulas.results(op, tensors, options)

@@ -72,6 +72,7 @@ class Common(CallSpec):
     dropout_p: float
 
     elsewhere: ClassVar = ELSEWHERE
+    independent: ClassVar = ("B", "H")
     letters: ClassVar = {
         "B": Letter("batch"),
         "Q": Letter("queries"),

@@ -29,6 +29,7 @@ class Convolution(CallSpec):
         "return_final_states": "return_final_state",
         "seq_idx": "cu_seqlens, where sequences begin and end",
     }
+    independent: ClassVar = ("B", "D")
     letters: ClassVar = {
         "B": Letter("batch"),
         "T": Letter("time"),

@@ -37,6 +37,7 @@ class Spec(CallSpec):
     bias: Param | None = optional("N", "x", positional=True, doc="(N,), the dtype of x.")
 
     op: ClassVar = "linear"
+    independent: ClassVar = ("batch", "N")
     letters: ClassVar = {"N": Letter("outputs"), "K": Letter("inputs")}
     results: ClassVar = (Result("y", "*batch N", "x"),)
     autocast: ClassVar = ("x", *PARAMETERS)

@@ -57,6 +57,7 @@ class Spec(CallSpec):
     )
 
     op: ClassVar = "linear_scan"
+    independent: ClassVar = ("B", "D")
     letters: ClassVar = {
         "B": Letter("batch"),
         "T": Letter("time"),

@@ -80,6 +80,7 @@ class Spec(CallSpec):
         "z": "gate",
         "zero_centered_weight": "weight_offset=1.0",
     }
+    independent: ClassVar = ("batch",)
     letters: ClassVar = {"N": Letter("N"), "H": Letter("heads")}
     results: ClassVar = (
         Result("y", "*batch N", "y_dtype"),
@@ -192,6 +193,10 @@ class Spec(CallSpec):
     def same_gradient(self) -> Mapping[str, str]:
         """dresidual is dx, unless their dtypes differ."""
         return {"residual": "x"} if self.residual and self.residual.dtype == self.x.dtype else {}
+
+    def same_axes(self) -> Mapping[str, str]:
+        """Heads are the last axis of the batch."""
+        return {"H": f"batch[{len(self.x.shape) - 2}]"}
 
     def folds(self, size: int) -> Iterator[Fold]:
         """The calls as more rows if they share the parameters; else as more heads or groups, each with its own."""

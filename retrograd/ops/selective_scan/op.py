@@ -26,6 +26,7 @@ class Common(CallSpec):
     C: Param
 
     autocast: ClassVar = ("x", "B", "C", "z")  # not dt, of which decays are made
+    independent: ClassVar = ("B", "D")
     letters: ClassVar = {
         "B": Letter("batch"),
         "T": Letter("time"),

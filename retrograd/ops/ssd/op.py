@@ -27,6 +27,7 @@ class Common(CallSpec):
     dt_limit: tuple[float, float]
 
     autocast: ClassVar = ("x", "B", "C", "z")  # not dt, of which decays are made
+    independent: ClassVar = ("B", "H")
     letters: ClassVar = {
         "B": Letter("batch"),
         "T": Letter("time"),
