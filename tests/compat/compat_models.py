@@ -102,6 +102,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h": ("NemotronH", NEMOTRON_H),
     "granitemoehybrid": ("GraniteMoeHybrid", GRANITE),
 }
+ZAMBA = {
+    **SIZES,
+    "num_key_value_heads": 4,
+    "attention_hidden_size": 64,
+    "num_hidden_layers": 5,
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "mamba"],
+    "n_mamba_heads": 2,
+    "mamba_d_state": 8,
+    "mamba_dt_rank": 4,
+}
+UNCOVERED = {"zamba": ("Zamba", ZAMBA)}  # its scans run packed texts into one another
 STAND_INS = {
     "causal_conv1d_fn": "causal_conv1d",
     "causal_conv1d_update": "causal_conv1d",
@@ -134,7 +145,7 @@ def _model(name: str, **settings: Any) -> Any:
     """A model whose module is imported again, so that it searches for the packages now."""
     import transformers
 
-    prefix, options = MODELS[name]
+    prefix, options = (MODELS | UNCOVERED)[name]
     full = f"transformers.models.{name}.modeling_{name}"
     sys.modules.pop(full, None)
     module = importlib.import_module(full)

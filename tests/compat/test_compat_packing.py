@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 from compat_models import MODELS, VOCABULARY, ours, slow
-from torch import Tensor
+from torch import Tensor, nn
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
 
-from retrograd.compat.transformers import packing, patch, register, unpatch
+from transformers import DynamicCache
+
+from retrograd.compat.transformers import RMSNorm, packing, patch, register, unpatch
 
 LENGTHS = (8, 13)
 TIME = sum(LENGTHS)
@@ -48,6 +51,11 @@ def texts_by(how: str) -> dict[str, Tensor]:
         "seq_idx": {"seq_idx": torch.repeat_interleave(torch.arange(2), lengths)[None].int()},
         "cu_seq_lens": {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds},
     }[how]
+
+
+def cache_of(model: Any) -> str:
+    """The argument that takes a model's cache."""
+    return next(name for name in packing.CACHES if name in inspect.signature(model.forward).parameters)
 
 
 def gradients(model: Any, *losses: Tensor) -> dict[str, Tensor | None]:
@@ -114,7 +122,7 @@ def test_activation_checkpointing_changes_no_bit_of_packed_texts(name: str, seed
         assert a is None or b is None or torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", ["mamba", "jamba", "mamba2", "nemotron_h"])
+@pytest.mark.parametrize("name", ["mamba", "jamba", "mamba2", "bamba", "nemotron_h"])
 def test_generation_is_what_it_was(name: str, seed: int) -> None:
     mask = torch.ones(2, TIME, dtype=torch.int64)
     mask[0, :5] = 0
@@ -254,10 +262,101 @@ def test_numbers_of_another_shape_are_refused(seed: int) -> None:
         patched("mamba2")(tokens(seed), seq_idx=torch.zeros(1, TIME - 1, dtype=torch.int32))
 
 
-@pytest.mark.parametrize("name", ["mamba", "jamba"])
-def test_a_cache_beside_packed_texts_is_refused_by_mamba_1(name: str, seed: int) -> None:
-    with pytest.raises(ValueError, match="use_cache is True, expected False for packed texts"):
-        patched(name, training=False)(tokens(seed), use_cache=True, **texts_by("seq_idx"))
+@each_model
+@pytest.mark.parametrize("how", ["position_ids", "seq_idx", "cu_seq_lens"])
+def test_a_cache_beside_packed_texts_is_refused(name: str, how: str, seed: int) -> None:
+    model = patched(name, training=False)
+    with pytest.raises(ValueError, match=r"^\w+: use_cache is True, expected False for packed texts"):
+        model(tokens(seed), use_cache=True, **texts_by(how))
+    cache = cache_of(model)
+    with pytest.raises(ValueError, match=rf"^\w+: {cache} is 'DynamicCache', expected None for packed texts"):
+        model(tokens(seed), **{cache: DynamicCache(config=model.config)}, **texts_by(how))
+
+
+@pytest.mark.parametrize("name", ["mamba2", "bamba"])
+def test_one_text_in_each_row_goes_on_from_its_cache(name: str, seed: int) -> None:
+    model, ids = patched(name, training=False), tokens(seed, batch=2)
+    first, numbers = ids[:, :-1], torch.tensor([[3], [4]]).expand(2, TIME - 1).int()
+    whole = model(ids, use_cache=False).logits
+    mask = torch.ones_like(ids)
+    begun = model(first, use_cache=True, seq_idx=numbers, attention_mask=mask[:, :-1])
+    cache, positions = cache_of(model), torch.full((2, 1), TIME - 1)
+    found = model(ids[:, -1:], use_cache=True, attention_mask=mask, position_ids=positions, **{cache: begun[cache]})
+    torch.testing.assert_close(torch.cat([begun.logits, found.logits], 1), whole, **CLOSE)
+
+
+def test_a_cache_beside_packed_texts_stops_a_compiled_model(seed: int) -> None:
+    compiled = torch.compile(patched("mamba2", training=False), backend="aot_eager")
+    with pytest.raises(RuntimeError, match=r"^retrograd: \w+: use_cache is True, expected False for packed texts"):
+        compiled(tokens(seed), use_cache=True, **texts_by("position_ids"))
+
+
+class Offloading:
+    """A hook of accelerate, without the package: the weights of a module are elsewhere but in its call."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.weights = dict(module.named_parameters(recurse=False))
+        self.post_forward(module)
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        module._parameters.update(self.weights)
+
+    def post_forward(self, module: nn.Module, output: Any = None) -> None:
+        module._parameters.update({name: nn.Parameter(weight.to("meta")) for name, weight in self.weights.items()})
+
+
+def offloaded(model: Any) -> Any:
+    def attach(module: Any) -> None:
+        hook, forward = Offloading(module), module.forward
+
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            hook.pre_forward(module)
+            output = forward(*args, **kwargs)
+            hook.post_forward(module, output)
+            return output
+
+        module._hf_hook, module._old_forward, module.forward = hook, forward, hooked
+
+    for module in model.modules():
+        if next(module.parameters(recurse=False), None) is not None:
+            attach(module)
+    return model
+
+
+def taken_back(model: Any) -> Any:
+    """A model without the hooks, as accelerate leaves it: modules have the forward of their class as their own."""
+    for module in model.modules():
+        if hasattr(module, "_hf_hook"):
+            module._hf_hook.pre_forward(module)
+            module.forward = module._old_forward
+            del module._hf_hook, module._old_forward
+    return model
+
+
+@pytest.mark.parametrize("name", ["mamba", "falcon_mamba", "jamba", "mamba2", "bamba"])
+@torch.no_grad()
+def test_a_patched_model_whose_weights_are_offloaded_computes_the_same(name: str, seed: int) -> None:
+    model = patched(name, training=False)
+    given: tuple[dict[str, Tensor], ...] = ({}, texts_by("position_ids"))
+    expected = [model(tokens(seed), **each).logits for each in given]
+    offloaded(model)
+    assert all(torch.equal(model(tokens(seed), **each).logits, a) for each, a in zip(given, expected, strict=True))
+    with pytest.raises(ValueError, match=r"^unpatch: forward of [\w.]+ is replaced, expected that of its class"):
+        unpatch(model)
+    assert torch.equal(model(tokens(seed), **given[1]).logits, expected[1])
+    unpatch(taken_back(model))
+    assert not any(isinstance(module, RMSNorm) for module in model.modules())
+    torch.testing.assert_close(model(tokens(seed)).logits, expected[0], **CLOSE)
+
+
+@torch.no_grad()
+def test_norms_that_stay_beside_scans_that_do_not_are_named(seed: int) -> None:
+    model = offloaded(ours("bamba", attn_implementation=register())[0].eval())
+    with pytest.warns(RuntimeWarning, match=r"^patch left as they are: BambaRMSNorm .* patch the model before"):
+        patch(model)
+    together = model(tokens(seed), **texts_by("position_ids")).logits.split(LENGTHS, 1)
+    alone = [model(ids, use_cache=False).logits for ids in tokens(seed).split(LENGTHS, 1)]
+    torch.testing.assert_close(list(together), alone, **CLOSE)
 
 
 def test_layers_of_mamba_2_on_other_functions_are_left_as_they_are(seed: int) -> None:
@@ -313,8 +412,9 @@ def test_packed_texts_compile_in_several_graphs(name: str, seed: int) -> None:
     torch.testing.assert_close(compiled(tokens(seed), **texts_by("seq_idx")).logits, expected, **CLOSE)
 
 
-def test_scans_whose_texts_stay_together_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of the first Zamba do."""
-    monkeypatch.setattr(packing, "CLASSES", ())
-    with pytest.warns(RuntimeWarning, match=r"^patch does not keep packed texts apart in the scans of MambaMixer$"):
-        patch(ours("mamba")[0])
+def test_scans_whose_texts_stay_together_are_named_once() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        patch(ours("zamba")[0])
+    stays = "patch does not keep packed texts apart in the scans of ZambaMambaMixer: pass one text in each row"
+    assert [(str(each.message), each.filename) for each in caught] == [(stays, __file__)]

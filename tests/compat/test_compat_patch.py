@@ -14,9 +14,12 @@ import pytest
 import torch
 from compat_models import JAMBA, MAMBA, MAMBA2, TOKENS, VOCABULARY
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 
 transformers = pytest.importorskip("transformers", reason="the package transformers is not installed")
 
+from retrograd.compat import report  # noqa: E402
+from retrograd.compat.reports import Line  # noqa: E402
 from retrograd.compat.transformers import RMSNorm, patch, register_norms, unpatch  # noqa: E402
 
 ATTENTION = {
@@ -184,6 +187,77 @@ def test_hooks_of_a_norm_still_run() -> None:
     assert called
 
 
+def test_what_was_built_on_a_patched_norm_is_not_lost(seed: int) -> None:
+    model = patch(model_of("Llama"))
+    parametrizations.weight_norm(model.model.norm)
+    expected = answer(model, seed)[0]
+    with pytest.raises(ValueError, match=r"^unpatch: class of model\.norm is 'ParametrizedLlamaRMSNorm', expected 'Ll"):
+        unpatch(model)
+    assert len(patched_norms(model)) == 5
+    assert torch.equal(answer(model, seed)[0], expected)
+    parametrize.remove_parametrizations(model.model.norm, "weight")
+    assert norms(unpatch(model)) == ["LlamaRMSNorm"] * 5
+    torch.testing.assert_close(answer(model, seed)[0], expected, **CLOSE)
+
+
+def test_a_patched_norm_is_not_stored_without_its_parametrization() -> None:
+    model = patch(model_of("Llama"))
+    parametrizations.weight_norm(model.model.norm)
+    with pytest.raises(RuntimeError, match="only supported through state_dict"):
+        torch.save(model, io.BytesIO())
+
+
+def test_a_patched_norm_that_lost_its_weight_is_named() -> None:
+    model = patch(model_of("Llama"))
+    del model.model.norm.weight
+    with pytest.raises(TypeError, match=r"^LlamaRMSNorm: weight is NoneType, expected a torch\.Tensor"):
+        answer(model, 0)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_an_eps_of_none_is_pytorch_s(dtype: torch.dtype, device: str, seed: int) -> None:
+    norm = nn.RMSNorm(32, dtype=dtype, device=device)
+    eps = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    rows = torch.tensor([[0.1 * eps**0.5], [eps**0.5], [1.0]])  # with the dtype's own eps 16 bits would give some 0
+    x = (torch.randn(3, 32, generator=torch.Generator().manual_seed(seed)) * rows).to(device, dtype).requires_grad_()
+    expected = norm(x)
+    gradient = torch.autograd.grad(expected.sum(), x)[0]
+    assert isinstance(patch(nn.Sequential(norm))[0], RMSNorm)
+    found = norm(x)
+    assert found.dtype == expected.dtype
+    unit = torch.finfo(dtype).eps
+    torch.testing.assert_close(found, expected, rtol=2 * unit, atol=0)
+    close = 8 * unit * gradient.abs().amax(-1, keepdim=True)  # it is a difference of numbers of this size
+    assert ((torch.autograd.grad(found.sum(), x)[0] - gradient).abs() <= close).all()
+
+
+@pytest.mark.parametrize("weight", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("x", [torch.float32, torch.bfloat16])
+def test_an_eps_of_none_is_pytorch_s_beside_weights_of_another_dtype(
+    x: torch.dtype, weight: torch.dtype, seed: int
+) -> None:
+    norm = nn.RMSNorm(32, dtype=weight)
+    rows = torch.tensor([[1e-5], [3e-4], [1.0]])
+    hidden = (torch.randn(3, 32, generator=torch.Generator().manual_seed(seed)) * rows).to(x)
+    expected = norm(hidden)
+    model = patch(nn.Sequential(norm))
+    assert report(model).lines == (Line("norm", "RMSNorm", 1, True, "patched"),)
+    assert model(hidden).dtype == expected.dtype
+    torch.testing.assert_close(model(hidden), expected, rtol=2 * torch.finfo(expected.dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("shape", [8, 16, (2, 8)])
+def test_a_norm_of_pytorch_s_without_a_weight_is_left_and_reported(shape: Any) -> None:
+    left = nn.RMSNorm(shape, elementwise_affine=False)
+    why = "a torch.nn.RMSNorm is replaced only if it has a weight"
+    with pytest.warns(RuntimeWarning, match=rf"RMSNorm \(0; 1 in all\): {why}"):
+        model = patch(nn.Sequential(left, nn.RMSNorm(8)))
+    assert type(left) is nn.RMSNorm
+    no, yes = sorted(report(model).lines, key=lambda line: line.ours)
+    assert (no, yes) == (Line("norm", "RMSNorm", 1, False, why), Line("norm", "RMSNorm", 1, True, "patched"))
+
+
 class ShiftedRMSNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * 1.001
@@ -197,6 +271,17 @@ class MeanRMSNorm(Norm):
 class OtherEpsRMSNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         return x * (x.square().mean(-1, keepdim=True) + 2 * self.eps).rsqrt() * self.weight
+
+
+class InputEpsRMSNorm(Norm):
+    """A norm whose eps is that of the input's dtype, which PyTorch's documents once said of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps = None  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), torch.finfo(x.dtype).eps)
 
 
 class WeightlessRMSNorm(Norm):
@@ -254,6 +339,7 @@ def without_eps() -> nn.Module:
         (ShiftedRMSNorm(), "computes something else"),
         (MeanRMSNorm(), "computes something else"),
         (OtherEpsRMSNorm(), "computes something else"),
+        (InputEpsRMSNorm(), "computes something else"),
         (WeightlessRMSNorm(), "computes something else"),
         (FailingRMSNorm(), "could not be tried out .KeyError"),
         (GateIgnoringRMSNorm(), "computes something else"),
@@ -261,7 +347,7 @@ def without_eps() -> nn.Module:
         (BiasedRMSNorm(), "more than a weight of one dimension"),
         (ParentRMSNorm(), "it has modules of its own"),
         (NamelessRMSNorm(), "no number named variance_epsilon or eps"),
-        (replaced(), "forward is replaced"),
+        (replaced(), "forward is replaced already, as accelerate's hooks do: patch the model before"),
         (without_eps(), "could not be tried out .ValueError: rms_norm: eps is 0.0"),
     ],
     ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
@@ -387,6 +473,21 @@ def test_a_type_of_model_without_norms_is_named() -> None:
         register_norms("lama")
     with pytest.raises(ValueError, match=r"^register_norms: model_type is 'gpt2', expected one whose model has an RMS"):
         register_norms("gpt2")
+    with pytest.raises(ValueError, match=r"^register_norms: model_type is 'data2vec-text', expected one whose model"):
+        register_norms("data2vec-text")  # transformers has no file of this name
+
+
+@pytest.mark.parametrize("given", [["llama"], ("llama",), None, transformers.LlamaForCausalLM])
+def test_a_type_of_model_that_is_no_text_is_named(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"^register_norms: model_type is \w+, expected a str such as 'llama', each"):
+        register_norms(given)
+
+
+@pytest.mark.parametrize("function", [patch, unpatch, report])
+@pytest.mark.parametrize("model", [None, "gpt2", nn.Linear], ids=["None", "name", "class"])
+def test_what_is_no_model_is_named(function: Any, model: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^{function.__name__}: model is \w+, expected a torch\.nn\.Module"):
+        function(model)
 
 
 def test_a_model_on_the_meta_device_is_recognised_too() -> None:
@@ -400,8 +501,6 @@ def test_what_has_no_norm_to_replace_is_an_error() -> None:
         patch(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="computes something else"):
         patch(nn.Sequential(ShiftedRMSNorm()))
-    with pytest.raises(TypeError, match="model is str, expected"):
-        patch("gpt2")  # type: ignore[type-var]
 
 
 def test_a_norm_of_another_dimension_is_left_as_it_is() -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.integrations.accelerate import force_accelerate_hooks
 
 import retrograd
 from retrograd.compat.checks import activation_of
@@ -53,6 +54,7 @@ class Mixer(Replacement):
         return mix(self, hidden_states, seq_idx)
 
 
+@force_accelerate_hooks(["conv1d", "dt_proj"])  # offloaded weights of modules that are not called
 def mix(layer: Any, hidden_states: Tensor, seq_idx: Tensor) -> Tensor:
     """A layer of Mamba-1 of transformers: convolution, projections to the step sizes, B and C, scan, gate, projection.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import Any
 
 from torch import Tensor, nn
@@ -54,18 +53,12 @@ class RMSNorm(Replacement):
 
 
 def replace_norms(model: nn.Module) -> str:
-    """Replace the RMS norms of a model; why others stay, as a text.
-
-    Warns of these where some are replaced, or were.
-    """
+    """Replace the RMS norms of a model; why others stay, as a text."""
     found: dict[nn.Module, Norm] = {}
     left: dict[tuple[str, str], list[str]] = {}  # class and reason -> names of modules
-    patched = 0
     for name, module in model.named_modules():
         kind = type(module)
-        if isinstance(module, RMSNorm):
-            patched += 1
-        elif possible(kind):
+        if not isinstance(module, RMSNorm) and possible(kind):
             norm = recognise(module)
             if isinstance(norm, Norm):
                 found[module] = norm
@@ -74,21 +67,17 @@ def replace_norms(model: nn.Module) -> str:
     for module, norm in found.items():
         module._retrograd_norm = norm  # type: ignore[assignment]
         module.__class__ = replacing(RMSNorm, norm.original)
-    reasons = "; ".join(
+    return "; ".join(
         f"{kind} ({', '.join(names[:2])}; {len(names)} in all): {why}" for (kind, why), names in left.items()
     )
-    if left and (found or patched):
-        warnings.warn(f"patch left as they are: {reasons}", RuntimeWarning, stacklevel=3)
-    return reasons
 
 
 def restore_norms(model: nn.Module) -> None:
     """Undo `replace_norms`."""
     for module in model.modules():
         if isinstance(module, RMSNorm):
-            original = module._retrograd_norm.original
             del module._retrograd_norm
-            module.__class__ = original  # type: ignore[assignment]
+            module.restore()
 
 
 def register_norms(*model_types: str) -> tuple[str, ...]:
@@ -107,6 +96,7 @@ def register_norms(*model_types: str) -> tuple[str, ...]:
 
     Raises:
         NotImplementedError: if this version of transformers has no such mapping.
+        TypeError: for a type of model that is no str.
         ValueError: for a type of model that transformers does not have, or that has no RMS norm.
 
     Example:
@@ -131,6 +121,9 @@ def register_norms(*model_types: str) -> tuple[str, ...]:
         raise NotImplementedError(f"register_norms: transformers {version} has no register_patch_mapping") from error
     mapping: dict[str, type[nn.Module]] = {}
     for model_type in model_types:
+        if not isinstance(model_type, str):
+            expected = "a str such as 'llama', each type as an argument of its own"
+            raise bad_type("register_norms", "model_type", model_type, expected)
         kinds = _norms_of(model_type)
         if not kinds:
             raise bad_value("register_norms", "model_type", model_type, "one whose model has an RMS norm")
@@ -146,6 +139,12 @@ def _norms_of(model_type: str) -> list[type[nn.Module]]:
     if model_type not in CONFIG_MAPPING_NAMES:
         raise bad_value("register_norms", "model_type", model_type, "a model_type of transformers")
     name = model_type_to_module_name(model_type)
-    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    path = f"transformers.models.{name}.modeling_{name}"
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if not path.startswith(error.name or path):
+            raise  # a package that the file needs
+        return []
     kinds = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, nn.Module)]
     return [kind for kind in kinds if possible(kind) and kind.__module__ == module.__name__]

@@ -36,6 +36,7 @@ MAMBA2 = (
 )
 MASKED = ("Mamba", "FalconMamba")  # models whose layers get nothing but attention_mask
 DROPPING = (*MASKED, "Mamba2")  # models for language that pass nothing else to their layers
+CACHES = ("past_key_values", "cache", "cache_params")  # the name differs between models and versions
 HANDLES = "_retrograd_packing"
 
 
@@ -61,7 +62,7 @@ def as_before(model: nn.Module) -> None:
     """Undo `keep_texts_apart`."""
     for module in model.modules():
         if isinstance(module, Mixer):
-            module.__class__ = module.original  # type: ignore[assignment]
+            module.restore()
         if HANDLES in vars(module):
             vars(module).pop(HANDLES).remove()
 
@@ -87,8 +88,9 @@ def _warn_of_others(model: nn.Module) -> None:
     if others:
         message = f"patch does not keep packed texts apart in the scans of {', '.join(sorted(others))}"
         hidden = any("forward" in vars(module) for module in model.modules() if _named(module, CLASSES))
-        why = ": another library has replaced their forward; patch the model before" if hidden else ""
-        warnings.warn(message + why, RuntimeWarning, stacklevel=4)
+        replaced = "another library has replaced their forward; patch the model before"
+        what = replaced if hidden else "pass one text in each row"
+        warnings.warn(f"{message}: {what}", RuntimeWarning, stacklevel=4)
 
 
 def _of_transformers(module: nn.Module) -> bool:
@@ -133,13 +135,14 @@ def _numbered(
         if passes == "seq_idx":
             given |= {"seq_idx": mask.seq_idx, "attention_mask": mask.attention_mask}
         return (), given
-    if isinstance(mask, dict) or any(given.get(name) is not None for name in ("cache", "cache_params")):
-        return args, kwargs
     inputs = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
-    if inputs is None or given.get("past_key_values") is not None:
+    if isinstance(mask, dict) or inputs is None:
         return args, kwargs
     name = type(module).__name__
     tokens = mask != 0 if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    if (cache := next((each for each in CACHES if given.get(each) is not None), None)) is not None:
+        _check_cached(name, cache, given, *inputs.shape[:2])
+        return args, kwargs
     if tokens is not None and tokens.shape != inputs.shape[:2]:
         raise bad_shape(name, "attention_mask", tokens.shape, f"(batch, seqlen) = {tuple(inputs.shape[:2])}")
     packed = _packed(name, given, tokens, *inputs.shape[:2])
@@ -149,6 +152,8 @@ def _numbered(
     if padded is not None and not _has_padding(name, padded, packed):
         padded = None
     if packed is not None:
+        if given.get("use_cache") and not fused:
+            _refuse_several(packed, tokens, bad_value(name, "use_cache", True, "False for packed texts"))
         _warn_of_attention(module, given, mask)
     if packed is None and padded is None:
         return args, kwargs
@@ -182,6 +187,29 @@ def _packed(name: str, given: dict[str, Any], tokens: Tensor | None, batch: int,
     rows = batch if positions.shape[0] == batch else 1
     expect(name, "position_ids", positions, (rows, steps), "(batch, seqlen)", "int32 or int64")
     return sequences(positions, batch, steps, tokens)
+
+
+def _check_cached(name: str, cache: str, given: dict[str, Any], batch: int, steps: int) -> None:
+    """Raise for packed texts beside a cache, whose keys and states are those of one text in each row."""
+    mask, tokens = given.get("attention_mask"), None
+    if isinstance(mask, Tensor) and mask.ndim == 2:
+        tokens = mask[:, -steps:] != 0  # a mask has the cached steps too
+    if steps < 2 or (mask is not None and (tokens is None or tokens.shape != (batch, steps))):
+        return  # a step of generation, or where padding is, whose positions say nothing, is not known
+    packed = _packed(name, given, tokens, batch, steps)
+    if packed is not None:
+        _refuse_several(packed, tokens, bad_value(name, cache, type(given[cache]).__name__, "None for packed texts"))
+
+
+def _refuse_several(packed: Tensor, tokens: Tensor | None, error: ValueError) -> None:
+    """Raise the error if a row has tokens of several texts. The host reads it; where compiled, the program stops."""
+    tokens = torch.ones_like(packed, dtype=torch.bool) if tokens is None else tokens
+    first = torch.where(tokens, packed, packed.max()).amin(1)
+    last = torch.where(tokens, packed, packed.min()).amax(1)
+    if torch.compiler.is_compiling():
+        torch._assert_async((first == last).all(), f"retrograd: {error}")
+    elif bool((first < last).any()):
+        raise error
 
 
 def _has_padding(name: str, tokens: Tensor, packed: Tensor | None) -> bool:

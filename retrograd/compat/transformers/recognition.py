@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.compat.dtypes import beside
+from retrograd.compat.dtypes import arithmetic, beside
 from retrograd.core.errors import bad_type
 
 EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
@@ -33,7 +33,7 @@ class Norm:
 
     Attributes:
         original: its class.
-        eps: added to the mean square.
+        eps: added to the mean square; None for that of the arithmetic's dtype, as in torch.nn.RMSNorm.
         weighted: whether its weight is used.
         weight_offset: added to the weight.
         group_size: channels that are normalised together; None for all.
@@ -45,7 +45,7 @@ class Norm:
     """
 
     original: type[nn.Module]
-    eps: float
+    eps: float | None
     weighted: bool
     weight_offset: float
     group_size: int | None
@@ -59,13 +59,15 @@ class Norm:
         """The norm of x."""
         if gate is None and not self.gate_optional:
             raise bad_type(self.original.__name__, "gate", gate, "a torch.Tensor")
+        if weight is None and self.weighted:
+            raise bad_type(self.original.__name__, "weight", weight, "a torch.Tensor")
         weight_dtype = x.dtype if weight is None else weight.dtype
         out_dtype = self.out_dtypes.get((x.dtype, weight_dtype), x.dtype)  # with float64, all dtypes are float64
         return retrograd.rms_norm(
             x,
             beside(x, weight) if self.weighted else None,
             gate=gate,
-            eps=self.eps,
+            eps=torch.finfo(arithmetic(x)).eps if self.eps is None else self.eps,
             weight_offset=self.weight_offset,
             group_size=self.group_size,
             norm_before_gate=self.gate == "output" and gate is not None,
@@ -90,19 +92,21 @@ def recognise(module: nn.Module, kind: type[nn.Module] | None = None) -> Norm | 
     kind = kind or type(module)
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     weight = tensors.get("weight")  # a buffer where it is fixed
-    eps = next((getattr(module, name) for name in EPS_NAMES if hasattr(module, name)), None)
+    named = [getattr(module, name) for name in EPS_NAMES if hasattr(module, name)]
     arguments = list(inspect.signature(kind.forward).parameters.values())[1:]
     if "forward" in vars(module):
-        return "its forward is replaced already"
+        return "its forward is replaced already, as accelerate's hooks do: patch the model before"
     if tensors.keys() - {"weight"} or (weight is not None and weight.ndim != 1):
         return "it has more than a weight of one dimension"
+    if weight is None and isinstance(module, nn.RMSNorm):
+        return "a torch.nn.RMSNorm is replaced only if it has a weight"  # without one nothing checks the rows' width
     if next(module.children(), None) is not None:
         return "it has modules of its own"
-    if not isinstance(eps, float):
+    if not named or not isinstance(named[0], float | None):
         return f"it has no number named {' or '.join(EPS_NAMES)}"
     if len(arguments) not in (1, 2) or any(each.name not in GATE_NAMES for each in arguments[1:]):
         return "it takes other tensors beside its input and a gate"
-    return _Trial(module, kind, weight, eps, arguments).norm()
+    return _Trial(module, kind, weight, named[0], arguments).norm()
 
 
 class _Trial:
@@ -112,7 +116,7 @@ class _Trial:
         module: the module.
         kind: its class.
         weight: its weight, if it has one.
-        eps: what it adds to the mean square.
+        eps: what it adds to the mean square; None if it depends on the dtype.
         arguments: its argument, and that for a gate if it has one.
     """
 
@@ -121,19 +125,21 @@ class _Trial:
         module: nn.Module,
         kind: type[nn.Module],
         weight: Tensor | None,
-        eps: float,
+        eps: float | None,
         arguments: list[inspect.Parameter],
     ) -> None:
         self.module, self.kind, self.eps = module, kind, eps
         self.arguments, self.gates = tuple(each.name for each in arguments), arguments[1:]
         self.learned = isinstance(weight, nn.Parameter)
+        self.dtypes = (torch.float64, *DTYPES) if eps is None else (torch.float32,)
         width = WIDTH if weight is None else len(weight)
         # The device and the dtype are explicit, so that the defaults do not matter.
         fp32: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
         generator = torch.Generator().manual_seed(0)
         self.weight = None if weight is None else torch.rand(width, generator=generator, **fp32) + 0.5
         # In the smallest rows eps outweighs the squares, so that a wrong one shows.
-        sizes = torch.tensor([[0.1 * eps**0.5], [eps**0.5], [1.0], [30.0]], **fp32)
+        small = (torch.finfo(torch.float32).eps if eps is None else eps) ** 0.5
+        sizes = torch.tensor([[0.1 * small], [small], [1.0], [30.0]], **fp32)
         # Three dimensions, to tell the last from the others.
         self.x = (torch.randn(4, width, generator=generator, **fp32) * sizes).view(2, 2, width)
         self.gate = torch.randn(2, 2, width, generator=generator, **fp32)
@@ -145,14 +151,20 @@ class _Trial:
             with torch.autocast("cpu", enabled=False), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of dtypes that it is tried with
                 gates = [*([None] if self._runs_without_gate() else []), *([self.gate] if self.gates else [])]
-                expected = [self._original(self.x, self.weight, gate) for gate in gates]
+                tries = [self._inputs(dtype, gate) for dtype in self.dtypes for gate in gates]
+                expected = [self._original(*inputs) for inputs in tries]
                 for norm in self._norms(self._out_dtypes(gates[-1]), gate_optional=gates[0] is None):
-                    found = [norm(self.x, self.weight, gate) for gate in gates]
+                    found = [norm(*inputs) for inputs in tries]
                     if all(_same(a, b) for a, b in zip(found, expected, strict=True)):
                         return norm
         except Exception as error:
             return f"it could not be tried out ({type(error).__name__}: {error})"
         return "it computes something else"
+
+    def _inputs(self, dtype: torch.dtype, gate: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The input, the weight and a gate in this dtype."""
+        weight = None if self.weight is None else self.weight.to(dtype)
+        return self.x.to(dtype), weight, None if gate is None else gate.to(dtype)
 
     def _runs_without_gate(self) -> bool:
         if not self.gates:
@@ -208,5 +220,8 @@ class _Trial:
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:
-    # Two orders of the same sum in float32 are apart by some 1e-6; another formula, by far more.
-    return found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-5, atol=0)
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        return False
+    # Two orders of the same sum in float32 are apart by some 1e-6, and of 16 bits an original rounds up to three times;
+    # another formula is apart by far more.
+    return torch.allclose(found, expected, rtol=max(1e-5, 4 * torch.finfo(found.dtype).eps), atol=0)

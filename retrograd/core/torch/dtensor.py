@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from ..declaration import alternatives
 from ..errors import bad_type, bad_value
@@ -27,7 +28,7 @@ def is_distributed(tensors: Tensors) -> bool:
     return any(hasattr(tensor, "device_mesh") for tensor in tensors)
 
 
-@torch.compiler.disable(reason="a DTensor's placements are looked at outside of the graph")
+@_disable_dynamo  # out of the graph; as `torch.compiler.disable`, which imports the compiler at once
 def on_locals(op: Op, call: Callable[..., Results], arrays: Mapping[str, Any], settings: Mapping[str, Any]) -> Results:
     """The results of a call as DTensors, of whose arguments those with a gradient are DTensors.
 
