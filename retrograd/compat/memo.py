@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 ASYNCHRONOUS = ("cuda",)  # where the host waits for numbers that it reads; elsewhere there is nothing to save
 CHANGED = (
-    "retrograd: a tensor that tells packed texts apart was refilled between two calls in a way that PyTorch does not "
+    "a tensor that tells packed texts apart was refilled between two calls in a way that PyTorch does not "
     "count (.data, a collective, another library): pass a new tensor, or refill it by copy_"
 )
 
