@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from model_shapes import MODELS, VOCABULARY
+from model_torch import next_token_loss
 from own_process import add
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -53,12 +53,6 @@ def reductions(megabytes: int, dtype: torch.dtype) -> Iterator[tuple[str, Step]]
     yield "all_reduce, ordered", lambda: all_reduce_(terms.div_(world))
 
 
-def loss_of(model: Any, tokens: Tensor) -> Tensor:
-    """The mean over all tokens but the first of each row."""
-    after = F.pad(tokens[:, 1:], (0, 1), value=-100)
-    return F.cross_entropy(model(tokens).float().flatten(0, 1), after.flatten(), ignore_index=-100)
-
-
 def training(how: str) -> Step:
     """A training step whose gradients are summed in one way."""
     shape, rank, world = MODELS[MODEL], dist.get_rank(), dist.get_world_size()
@@ -85,7 +79,7 @@ def training(how: str) -> Step:
 
     def step() -> None:
         with torch.autocast("cuda", torch.bfloat16):
-            loss = loss_of(called, tokens)
+            loss = next_token_loss(called(tokens), tokens)
         (loss / (world if "ordered" in how and not how.startswith("DDP") else 1)).backward()
         if total is not None:
             total.take()

@@ -24,8 +24,8 @@ from torch import Tensor
 
 import retrograd
 from retrograd.bench.environment import folder_name, versions
-from retrograd.bench.limits import COPY_BYTES
-from retrograd.bench.measure import device_ms, events_ms, input_sets
+from retrograd.bench.limits import COPY_BYTES, copy_ms
+from retrograd.bench.measure import GPU_CLOCK, device_ms, input_sets
 from retrograd.bench.results import rounded
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -96,16 +96,10 @@ def results(call: Callable[[], Any]) -> tuple[Tensor, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
-def copy_rate() -> float:
-    """Bytes a millisecond that a copy reads and writes."""
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
-    return 2 * COPY_BYTES / events_ms([lambda: torch.empty_like(source).copy_(source)])
-
-
 def main() -> int:
     gpu = torch.cuda.get_device_name()
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / folder_name(gpu)
-    rate = copy_rate()
+    rate = 2 * COPY_BYTES / copy_ms(GPU_CLOCK, torch.device("cuda"))  # bytes a millisecond, read and written
     wrong = 0
     for group in (*(norms(*shape) for shape in NORMS), *(scans(*shape) for shape in SCANS)):
         expected: dict[str, tuple[Tensor, ...]] = {}

@@ -71,9 +71,12 @@ def on_post_build(config: Any, **_: Any) -> None:
     as `torch.Tensor`, become plain text; on the page that shows everything they are links to nowhere."""
     for path in Path(config.site_dir).rglob("*.html"):
         up = os.path.relpath(config.site_dir, path.parent)
-        text = path.read_text().replace(SHIM, f"{up}/assets/iframe-worker.js")
-        known = set(re.findall(r'id="([^"]+)"', text))
-        path.write_text(NAME.sub(lambda match: match[0] if match[1] in known else match[2], text))  # noqa: B023
+        path.write_text(_without_dead_names(path.read_text().replace(SHIM, f"{up}/assets/iframe-worker.js")))
+
+
+def _without_dead_names(page: str) -> str:
+    known = set(re.findall(r'id="([^"]+)"', page))
+    return NAME.sub(lambda match: match[0] if match[1] in known else match[2], page)
 
 
 def _link(match: re.Match[str], file: File) -> str:
@@ -87,8 +90,9 @@ def _link(match: re.Match[str], file: File) -> str:
     anchor = "#" * bool(anchor) + anchor
     uri = inside.removeprefix("docs/") if inside.startswith("docs/") else (PAGES | PICTURES | EXAMPLES).get(inside)
     if uri:
-        here = f"{mark}[{text}]({os.path.relpath(uri, Path(file.src_uri).parent)}{anchor})"
-        return f"[{here}]({os.path.relpath(uri, Path(file.src_uri).parent)})" if mark else here  # a picture opens alone
+        place = os.path.relpath(uri, Path(file.src_uri).parent)
+        here = f"{mark}[{text}]({place}{anchor})"
+        return f"[{here}]({place})" if mark else here  # a picture opens alone
     if not full.exists():
         raise FileNotFoundError(f"{file.src_uri} links to {inside}, which is not there")
     return f"[{text}]({REPOSITORY}/blob/main/{inside}{anchor})" if REPOSITORY else text

@@ -50,6 +50,11 @@ def tree_sum(terms: Iterable[T], add: Callable[[T, T], T]) -> T:
     return tree.total()
 
 
+def first_half(count: int) -> int:
+    """How many terms are below the root's first branch: the largest power of two below `count`, which is at least 2."""
+    return 1 << ((count - 1).bit_length() - 1)
+
+
 def is_power_of_2(number: int) -> bool:
     """Whether it is 1, 2, 4, ..."""
     return number > 0 and not number & (number - 1)

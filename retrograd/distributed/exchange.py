@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from retrograd.core.tree import tree_sum
+from retrograd.core.tree import first_half, tree_sum
 
 Group = dist.ProcessGroup | None
 
@@ -91,7 +91,7 @@ def sum_of(received: Tensor, world: int, out: Tensor | None = None) -> Tensor:
     if world == 1:
         return received if out is None else out.copy_(received)
     parts = received.view(world, -1).unbind()
-    half = 1 << ((world - 1).bit_length() - 1)  # the first node below the root of the tree
+    half = first_half(world)
     first, second = (tree_sum(some, Tensor.add_) for some in (parts[:half], parts[half:]))
     return torch.add(first, second, out=first if out is None else out)
 

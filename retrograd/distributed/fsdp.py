@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from retrograd.core.slots import Slots
-from retrograd.core.tree import Tree
+from retrograd.core.tree import Tree, tree_sum
 
 from .exchange import reduce_scatter
 
@@ -61,11 +61,8 @@ class OrderedReduceScatter:
         if not last:
             output_tensor.fill_(-0.0)  # FSDP2 adds it to what comes last: -0 + x is x, also where x is -0
             return None
-        over_ranks: Tree[Tensor] = Tree(Tensor.add_)
-        for tree in self._trees:
-            over_ranks.append(tree.total())
+        output_tensor.copy_(tree_sum((tree.total() for tree in self._trees), Tensor.add_))
         self._trees = []
-        output_tensor.copy_(over_ranks.total())
         return None
 
 

@@ -66,7 +66,7 @@ class SlotSum:
         """Take the gradients of one slot from the parameters; one that has none counts as zeros."""
         self._taken += 1
         if self._taken > len(self.slots.own):
-            raise ValueError(f"SlotSum: take was called {self._taken} times, expected {len(self.slots.own)}, its slots")
+            raise self._miscounted()
         taken: Gradients = []
         for parameter in self.parameters:
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -78,7 +78,7 @@ class SlotSum:
     def finish(self) -> None:
         """Give every parameter the sum over all slots of all processes."""
         if self._taken != len(self.slots.own):
-            raise ValueError(f"SlotSum: take was called {self._taken} times, expected {len(self.slots.own)}, its slots")
+            raise self._miscounted()
         self._taken, total = 0, self._tree.total()
         if self.slots.world > 1:
             for dtype in dict.fromkeys(gradient.dtype for gradient in total):
@@ -88,6 +88,9 @@ class SlotSum:
                     total[i] = part.view_as(total[i])
         for parameter, gradient in zip(self.parameters, total, strict=True):
             parameter.grad = gradient.to(parameter.dtype)
+
+    def _miscounted(self) -> ValueError:
+        return ValueError(f"SlotSum: take was called {self._taken} times, expected {len(self.slots.own)}, its slots")
 
 
 def _add(first: Gradients, second: Gradients) -> Gradients:

@@ -15,23 +15,23 @@ from retrograd.distributed import Slots, SlotSum, all_reduce_, order_fsdp, order
 from retrograd.nn import AttentionConfig, LanguageModel, Mamba2Config, MambaConfig
 
 COUNT = 8  # slots
+
+
+def hybrid(d_model: int, vocab_size: int, mamba2: tuple[int, int], heads: int, d_conv: int, rotary: int) -> MambaConfig:
+    """Two layers of Mamba-2, of these states and channels a head, and attention between them."""
+    return MambaConfig(
+        d_model=d_model,
+        n_layer=3,
+        vocab_size=vocab_size,
+        ssm_cfg=Mamba2Config(d_state=mamba2[0], headdim=mamba2[1]),
+        attn_layer_idx=(1,),
+        attn_cfg=AttentionConfig(num_heads=heads, d_conv=d_conv, rotary_emb_dim=rotary),
+    )
+
+
 CONFIGS = {  # by device; those of a GPU are of sizes that kernels take
-    "cpu": MambaConfig(
-        d_model=16,
-        n_layer=3,
-        vocab_size=24,
-        ssm_cfg=Mamba2Config(d_state=4, headdim=8),
-        attn_layer_idx=(1,),
-        attn_cfg=AttentionConfig(num_heads=2, d_conv=3, rotary_emb_dim=4),
-    ),
-    "cuda": MambaConfig(
-        d_model=256,
-        n_layer=3,
-        vocab_size=1024,
-        ssm_cfg=Mamba2Config(d_state=64, headdim=64),
-        attn_layer_idx=(1,),
-        attn_cfg=AttentionConfig(num_heads=4, d_conv=4, rotary_emb_dim=32),
-    ),
+    "cpu": hybrid(16, 24, mamba2=(4, 8), heads=2, d_conv=3, rotary=4),
+    "cuda": hybrid(256, 1024, mamba2=(64, 64), heads=4, d_conv=4, rotary=32),
 }
 TIME = {"cpu": 9, "cuda": 300}
 Gradients = dict[str, Tensor]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from processes import run
+from transformers_fsdp import COUNT, STEPS
 
 pytest.importorskip("transformers", reason="needs transformers")
-STEPS, COUNT = 3, 4
 
 
 def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from torch._compile import _disable_dynamo
 from ..declaration import alternatives
 from ..errors import bad_type, bad_value
 from ..op import Op
+from ..program import dense
 from ..spec import BATCH, SEQUENCES, CallSpec, arguments
 from .passes import Options, Tensors, shapes_of, spec_of
 
@@ -36,7 +37,7 @@ def on_locals(op: Op, call: Callable[..., Results], arrays: Mapping[str, Any], s
         ValueError, TypeError: naming the argument, for plain tensors beside DTensors, another mesh, and placements
             along which the op's parts see one another.
     """
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Partial
 
     tensors: Tensors = tuple(arrays.values())
     given: Options = tuple(settings.values())
@@ -50,52 +51,45 @@ def on_locals(op: Op, call: Callable[..., Results], arrays: Mapping[str, Any], s
         if name not in plain and tensor.device_mesh != mesh:
             raise bad_value(op.name, f"{name}.device_mesh", tensor.device_mesh, f"{mesh}, as that of {first}")
     letters = {name: letters_of(spec, name) for name in present}
-    results = [name if spec[name] is not None else None for name in op.results]
-    of_results = {name: letters_of(spec, name) for name in results if name is not None}
-    placed: dict[str, list[Any]] = {name: [] for name in present}
-    gradients: dict[str, list[Any]] = {name: [] for name in present}
-    returned: dict[str, list[Any]] = {name: [] for name in of_results}
+    along: list[str | None] = []  # for each axis of the mesh the letter along which arguments are sharded
     for dim in range(mesh.ndim):
         placements = {name: present[name].placements[dim] for name in present if name not in plain}
-        letter = _sharded(op, spec, letters, placements)
+        sharded = _sharded(op, spec, letters, placements)
+        along.append(letters[sharded][placements[sharded].dim] if sharded is not None else None)
         for name, own in letters.items():
-            axis = _axis(own, letter)
+            axis = _axis(own, along[dim])
             if name not in plain:
-                expected = Replicate() if axis is None else Shard(axis)
+                expected = _placement(axis)
                 if placements[name] != expected:
-                    where = f"{expected}, since {first} is {placements[first]}"
+                    where = f"{expected}, since {sharded} is {placements[sharded]}"
                     raise bad_value(op.name, f"{name}.placements[{dim}]", placements[name], where)
                 if axis is not None and present[name].shape[axis] % mesh.size(dim):
                     size = f"a multiple of {mesh.size(dim)}, by which it is sharded"
                     raise bad_value(op.name, f"{name}.shape[{axis}]", present[name].shape[axis], size)
-                placed[name].append(expected)
-                gradients[name].append(Partial() if axis is None and letter is not None else expected)
             elif axis is not None:
                 raise bad_type(op.name, name, present[name], f"a DTensor, as {first}, which is sharded")
-        for name, own in of_results.items():
-            axis = _axis(own, letter)
-            returned[name].append(Replicate() if axis is None else Shard(axis))
-    if getattr(spec, "dropout_p", 0.0) and any(p != Replicate() for own in placed.values() for p in own):
+    if getattr(spec, "dropout_p", 0.0) and any(letter is not None for letter in along):
         raise bad_value(op.name, "dropout_p", spec.dropout_p, "0 where arguments are sharded: it counts rows and heads")
+
+    def gradient_of(name: str) -> list[Any]:
+        axes = [(_axis(letters[name], letter), letter) for letter in along]
+        return [Partial() if axis is None and letter is not None else _placement(axis) for axis, letter in axes]
+
     local = {
-        name: tensor if name in plain or tensor is None else tensor.to_local(grad_placements=gradients[name])
+        name: tensor if tensor is None or name in plain else tensor.to_local(grad_placements=gradient_of(name))
         for name, tensor in arrays.items()
     }
-    found = call(local, dict(settings))
     shapes = {array.name: array.shape for array in op.forward(spec).outputs}
-    return tuple(
-        None
-        if tensor is None or name is None
-        else DTensor.from_local(
-            tensor.contiguous(),
-            mesh,
-            returned[name],
-            run_check=False,
-            shape=torch.Size(shapes[name]),
-            stride=_dense(shapes[name]),
+
+    def distributed(name: str, tensor: Tensor) -> Tensor:
+        own, shape = letters_of(spec, name), torch.Size(shapes[name])
+        placements = [_placement(_axis(own, letter)) for letter in along]
+        return DTensor.from_local(
+            tensor.contiguous(), mesh, placements, run_check=False, shape=shape, stride=dense(shape)
         )
-        for name, tensor in zip(results, found, strict=True)
-    )
+
+    found = zip(op.results, call(local, dict(settings)), strict=True)
+    return tuple(None if tensor is None else distributed(name, tensor) for name, tensor in found)
 
 
 def letters_of(spec: CallSpec, name: str) -> tuple[str | None, ...]:
@@ -137,7 +131,7 @@ def _base(spec: CallSpec, letter: str, size: int) -> str | None:
 def _sharded(
     op: Op, spec: CallSpec, letters: Mapping[str, tuple[str | None, ...]], placements: Mapping[str, Any]
 ) -> str | None:
-    """The letter along which arguments are sharded over one axis of the mesh, None where none is."""
+    """The first argument that is sharded over an axis of the mesh, None where none is."""
     for name, placement in placements.items():
         if placement.is_partial():
             raise bad_value(op.name, f"{name}.placements", placement, "no partial sum: redistribute it first")
@@ -149,7 +143,7 @@ def _sharded(
             words = [spec.letters[own].word if own in spec.letters else "rows" for own in spec.independent]
             along = f"Replicate(), or Shard along {' or '.join(words)}"
             raise bad_value(op.name, f"{name}.placements", placement, along)
-        return letter
+        return name
     return None
 
 
@@ -157,9 +151,7 @@ def _axis(own: tuple[str | None, ...], letter: str | None) -> int | None:
     return own.index(letter) if letter is not None and letter in own else None
 
 
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, stride = [], 1
-    for size in reversed(shape):
-        strides.append(stride)
-        stride *= max(size, 1)
-    return tuple(reversed(strides))
+def _placement(axis: int | None) -> Any:
+    from torch.distributed.tensor import Replicate, Shard
+
+    return Replicate() if axis is None else Shard(axis)

@@ -1,13 +1,10 @@
-"""A training step with sharded parameters, one of two processes; run by test_nn_fsdp.py."""
+"""A training step with sharded parameters, by torch's own reduction; run by test_nn_fsdp.py."""
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -28,9 +25,8 @@ CONFIGS = [
 ]
 
 
-def main(rank: int, store: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def check_gradients(rank: int, world: int, device: str) -> None:
+    """Raise unless the gradients of shards are those of whole parameters; two processes."""
     for config in CONFIGS:
         torch.manual_seed(0)
         whole, sharded = LanguageModel(config), LanguageModel(config)
@@ -38,18 +34,10 @@ def main(rank: int, store: str) -> None:
         for block in sharded.backbone.layers:
             fully_shard(block)
         fully_shard(sharded)
-        tokens = torch.randint(config.vocab_size, (2, 9))
-        pull = torch.randn(2, 9, config.padded_vocab_size)
-        (whole(tokens) * pull).sum().div(2).backward()  # gradients of shards are means over processes
+        tokens = torch.randint(config.vocab_size, (world, 9))
+        pull = torch.randn(world, 9, config.padded_vocab_size)
+        (whole(tokens) * pull).sum().div(world).backward()  # gradients of shards are means over processes
         (sharded(tokens[rank : rank + 1]) * pull[rank : rank + 1]).sum().backward()
         for (name, parameter), other in zip(whole.named_parameters(), sharded.parameters(), strict=True):
             assert isinstance(other.grad, DTensor), name
             torch.testing.assert_close(other.grad.full_tensor(), parameter.grad)
-    dist.barrier()  # neither process leaves while the other still talks to it
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
-    # Without Python's own end: a thread of gloo that frees a tensor during it stops the process with an error.
-    os._exit(0)
