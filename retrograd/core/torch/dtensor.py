@@ -55,14 +55,14 @@ def on_locals(op: Op, call: Callable[..., Results], arrays: Mapping[str, Any], s
     for dim in range(mesh.ndim):
         placements = {name: present[name].placements[dim] for name in present if name not in plain}
         sharded = _sharded(op, spec, letters, placements)
-        along.append(letters[sharded][placements[sharded].dim] if sharded is not None else None)
+        why = f", since {sharded} is {placements[sharded]}" if sharded is not None else ""
+        along.append(None if sharded is None else letters[sharded][placements[sharded].dim])
         for name, own in letters.items():
             axis = _axis(own, along[dim])
             if name not in plain:
                 expected = _placement(axis)
                 if placements[name] != expected:
-                    where = f"{expected}, since {sharded} is {placements[sharded]}"
-                    raise bad_value(op.name, f"{name}.placements[{dim}]", placements[name], where)
+                    raise bad_value(op.name, f"{name}.placements[{dim}]", placements[name], f"{expected}{why}")
                 if axis is not None and present[name].shape[axis] % mesh.size(dim):
                     size = f"a multiple of {mesh.size(dim)}, by which it is sharded"
                     raise bad_value(op.name, f"{name}.shape[{axis}]", present[name].shape[axis], size)
