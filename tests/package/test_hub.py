@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,73 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
-BUILD = ROOT / "hub" / "build.py"
-VARIANT = Path("build", "torch-universal")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+from hub import ALONE, BUILD, CALLS, ENVIRONMENT, LOADERS, OWN_BITS, VARIANT, run
+
 pytestmark = pytest.mark.packages
 pytest.importorskip("kernels")
-
-# Refuses what the kernel must not need.
-ALONE = """
-import sys
-
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("retrograd", "jaxtyping", "jax"):
-            raise ImportError(f"{name} is refused")
-
-sys.meta_path.insert(0, Refuse())
-"""
-LOADERS = """
-import importlib.util
-from pathlib import Path
-
-def load(variant, name):
-    spec = importlib.util.spec_from_file_location(name, Path(variant) / "__init__.py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-"""
-CALLS = """
-import torch
-
-def found(module):
-    "Results and gradients of a call of each op, forward, backward."
-    torch.manual_seed(0)
-    drawn = lambda *shape: torch.randn(shape)
-    calls = {
-        "rms_norm": ({"x": drawn(2, 70, 8), "weight": drawn(8), "gate": drawn(2, 70, 8)}, {"eps": 1e-5}),
-        "linear_scan": ({"a": drawn(2, 70, 8).sigmoid(), "b": drawn(2, 70, 8)}, {}),
-        "causal_conv1d": ({"x": drawn(2, 70, 8), "weight": drawn(8, 4), "bias": drawn(8)}, {"activation": "silu"}),
-        "selective_scan": (
-            {"x": drawn(2, 70, 8), "dt": drawn(2, 70, 8), "A": -drawn(8, 4).exp(), "B": drawn(2, 70, 4),
-             "C": drawn(2, 70, 4), "D": drawn(8), "z": drawn(2, 70, 8)},
-            {"dt_softplus": True},
-        ),
-        "ssd": (
-            {"x": drawn(2, 70, 4, 8), "dt": drawn(2, 70, 4), "A": -drawn(4).exp(), "B": drawn(2, 70, 2, 4),
-             "C": drawn(2, 70, 2, 4), "D": drawn(4)},
-            {"dt_softplus": True},
-        ),
-    }
-    results = {}
-    for name, (arrays, options) in calls.items():
-        for array in arrays.values():
-            array.requires_grad_()
-        y = getattr(module, name)(**arrays, **options)
-        gradients = torch.autograd.grad(y.square().sum(), list(arrays.values()))
-        results[name] = [y.detach(), *gradients]
-    return results
-"""
-
-
-def run(script: str, *arguments: object) -> str:
-    """What a script prints in a process of its own."""
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    ran = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +110,6 @@ x = torch.empty(64, 128, device="meta", requires_grad=True)
 kernel.warmup(lambda x: kernel.rms_norm(x, x.detach()[0]).sum().backward(), x, arch="sm_80")
 assert ended and all(ended), ended
 """
-OWN_BITS = "import sys, retrograd\ntorch.save([found(retrograd)], sys.argv[1])"
 
 
 def test_where_no_retrograd_is_the_ops_have_its_bits_and_the_kernels_compile(
@@ -276,7 +211,7 @@ selective = {"D": D, "z": z, "delta_bias": D, "delta_softplus": True, "return_la
 chunked = {"D": D[:4], "dt_bias": D[:4], "dt_softplus": True, "return_final_states": True, "z": None, "unknown": 1}
 step = {"z": z[..., 0], "dt_bias": D, "dt_softplus": True}
 state, now = z[..., :4].clone(), (x[..., 0], x[..., 1], A, x[:, :4, 2], x[:, :4, 3], D)
-CALLS = {
+LAYERS = {
     "causal_conv1d_fn": (two.causal_conv1d_fn, (x, weight, D), {"activation": "silu", "unknown": 1}),
     "causal_conv1d_update": (two.causal_conv1d_update, (x[..., :1], state, weight, D, "silu"), {}),
     "selective_scan_fn": (one.mamba_selective_scan, (x, z, A, grouped, grouped), selective),
@@ -291,7 +226,7 @@ def results(function, arguments, options):
     found = function(*own, **options)
     return [*(found if isinstance(found, tuple) else (found,)), *own[:2]]  # a state is written in place
 
-for name, (original, arguments, options) in CALLS.items():
+for name, (original, arguments, options) in LAYERS.items():
     layer = getattr(layers, name)
     _validate_layer(check_cls=_create_func_module(original), cls=layer, repo=name)
     assert list(inspect.signature(layer.forward).parameters)[1:] == list(inspect.signature(original).parameters)
