@@ -52,6 +52,8 @@ OPTION_TYPES = {
     "SymInt?": "int | None",
 }
 
+CONTEXT_DOC = """context: where steps are divided over processes, a `retrograd.distributed.ContextParallel`; all arrays
+with steps are then this process's steps."""
 JAX_NOTES = """\
 On an NVIDIA GPU it launches the same kernels; on a CPU or TPU it is plain JAX.{kept} The function has derivatives of
 every order, in reverse and in forward mode. First gradients in reverse mode come from the kernels; all others from
@@ -126,6 +128,8 @@ def _definition(call: type[CallSpec], face: Face, returns: str, asked: Asked | N
             others.append(f"{name}: Literal[{asked[name]}]" + (" = ..." if asked[name] == option.default else ""))
         else:
             others.append(f"{name}: {kind} = {default}")
+    if face is TORCH and call.divides_time:
+        others.append(f"context: Context | None = {'...' if asked else 'None'}")
     unknown = [] if asked else ["**unknown: Unknown"]  # an overload takes none
     taken = ", ".join([*positional, *(["*", *others] if others else []), *unknown])
     return f"def {call.op}({taken},) -> {returns}:"
@@ -193,7 +197,8 @@ def _options(call: type[CallSpec], face: Face) -> str:
 
 
 def _body(call: type[CallSpec], face: Face) -> str:
-    passed = f"_{call.op}({_dict(call)}, {_options(call, face)})"
+    context = ", context" if face is TORCH and call.divides_time else ""
+    passed = f"_{call.op}({_dict(call)}, {_options(call, face)}{context})"
     ignored = "  # type: ignore[return-value]" if face is TORCH else ""
     names = {result: _variable(call, result) for result in call.results}
     lines = [f"{', '.join(names.values())}{',' if len(names) == 1 else ''} = {passed}"]
@@ -258,6 +263,8 @@ def _documented(call: type[CallSpec], face: Face) -> Iterator[str]:
     declarations: dict[str, Argument | Bundle | Option] = {**parameters(call), **options(call)}
     for name, declared in declarations.items():
         yield _wrapped(f"{name}: {declared.doc}", "    ", "        ")
+    if face is TORCH and call.divides_time:
+        yield _wrapped(CONTEXT_DOC, "    ", "        ")
     yield ""
     yield "Returns:"
     yield _wrapped(cls.RETURNS, "    ")

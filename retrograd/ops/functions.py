@@ -26,6 +26,7 @@ from torch import Tensor
 from retrograd.core.errors import as_tuple, fields_of
 from retrograd.core.torch.arguments import as_array, in_int32, labels_in_int32, torch_dtype
 from retrograd.core.torch.checks import checker
+from retrograd.core.torch.context import Context
 from retrograd.core.torch.op import bind, bind_kernels
 from retrograd.core.torch.stack import bind_stack
 from retrograd.core.torch.xp import torch_namespace

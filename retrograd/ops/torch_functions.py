@@ -12,6 +12,7 @@ from torch import Tensor
 from retrograd.core.errors import as_tuple, fields_of
 from retrograd.core.torch.arguments import as_array, in_int32, labels_in_int32, torch_dtype
 from retrograd.core.torch.checks import checker
+from retrograd.core.torch.context import Context
 from retrograd.core.torch.op import bind, bind_kernels
 from retrograd.core.torch.stack import bind_stack
 from retrograd.core.torch.xp import torch_namespace
@@ -196,6 +197,7 @@ def linear_scan(
     cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
     reverse: bool = ...,
     return_final_state: Literal[False] = ...,
+    context: Context | None = ...,
 ) -> Float[Tensor, "B T D"] | Complex[Tensor, "B T D"]: ...
 
 
@@ -208,6 +210,7 @@ def linear_scan(
     cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
     reverse: bool = ...,
     return_final_state: Literal[True],
+    context: Context | None = ...,
 ) -> tuple[Float[Tensor, "B T D"] | Complex[Tensor, "B T D"], Float[Tensor, "S D"] | Complex[Tensor, "S D"]]: ...
 
 
@@ -219,6 +222,7 @@ def linear_scan(
     cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
     reverse: bool = False,
     return_final_state: bool = False,
+    context: Context | None = None,
     **unknown: Unknown,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Linear recurrence along time, each channel by itself.
@@ -242,6 +246,8 @@ def linear_scan(
             `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         reverse: scan from the last step to the first: h[t] = a[t] * h[t + 1] + b[t].
         return_final_state: also return the state after the last step (the first, with `reverse`).
+        context: where steps are divided over processes, a `retrograd.distributed.ContextParallel`; all arrays with
+            steps are then this process's steps.
 
     Returns:
         h (B, T, D) in the dtype of b; with `return_final_state`, (h, final_state), the state (B, D) in float32, or
@@ -265,6 +271,7 @@ def linear_scan(
     h, final_state = _linear_scan(
         {"a": a, "b": b, "initial_state": initial_state, "cu_seqlens": in_int32(cu_seqlens)},
         {"reverse": reverse, "return_final_state": return_final_state},
+        context,
     )
     return (h, final_state) if return_final_state else h  # type: ignore[return-value]
 
@@ -279,6 +286,7 @@ def causal_conv1d(
     cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
     activation: Literal["silu"] | None = ...,
     return_final_state: Literal[False] = ...,
+    context: Context | None = ...,
 ) -> Float[Tensor, "B T D"]: ...
 
 
@@ -292,6 +300,7 @@ def causal_conv1d(
     cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
     activation: Literal["silu"] | None = ...,
     return_final_state: Literal[True],
+    context: Context | None = ...,
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "S D W_minus_1"]]: ...
 
 
@@ -304,6 +313,7 @@ def causal_conv1d(
     cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
     activation: Literal["silu"] | None = None,
     return_final_state: bool = False,
+    context: Context | None = None,
     **unknown: Unknown,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Depthwise causal convolution along time: each channel has a filter of its own over its last W inputs.
@@ -330,6 +340,8 @@ def causal_conv1d(
             `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         activation: "silu" or None.
         return_final_state: also return the last W - 1 inputs, to continue from.
+        context: where steps are divided over processes, a `retrograd.distributed.ContextParallel`; all arrays with
+            steps are then this process's steps.
 
     Returns:
         y (B, T, D) in the dtype of x; with `return_final_state`, (y, final_state), the state like `initial_state`.
@@ -353,6 +365,7 @@ def causal_conv1d(
     y, final_state = _causal_conv1d(
         {"x": x, "weight": weight, "bias": bias, "initial_state": initial_state, "cu_seqlens": in_int32(cu_seqlens)},
         {"activation": activation, "return_final_state": return_final_state},
+        context,
     )
     return (y, final_state) if return_final_state else y  # type: ignore[return-value]
 
@@ -429,6 +442,7 @@ def selective_scan(
     cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
     dt_softplus: bool = ...,
     return_final_state: Literal[False] = ...,
+    context: Context | None = ...,
 ) -> Float[Tensor, "B T D"]: ...
 
 
@@ -457,6 +471,7 @@ def selective_scan(
     cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
     dt_softplus: bool = ...,
     return_final_state: Literal[True],
+    context: Context | None = ...,
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "S D N"] | Complex[Tensor, "S D N"]]: ...
 
 
@@ -484,6 +499,7 @@ def selective_scan(
     cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
     dt_softplus: bool = False,
     return_final_state: bool = False,
+    context: Context | None = None,
     **unknown: Unknown,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Mamba-1's selective state space: a linear recurrence whose step size, input and output depend on the step.
@@ -520,6 +536,8 @@ def selective_scan(
             `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         dt_softplus: whether to apply softplus to dt + dt_bias.
         return_final_state: also return the state after the last step.
+        context: where steps are divided over processes, a `retrograd.distributed.ContextParallel`; all arrays with
+            steps are then this process's steps.
 
     Returns:
         out (B, T, D) in the dtype of x; with `return_final_state`, (out, final_state), the state (B, D, N) in float32
@@ -555,6 +573,7 @@ def selective_scan(
             "cu_seqlens": in_int32(cu_seqlens),
         },
         {"dt_softplus": dt_softplus, "return_final_state": return_final_state},
+        context,
     )
     return (y, final_state) if return_final_state else y  # type: ignore[return-value]
 
@@ -635,6 +654,7 @@ def ssd(
     dt_softplus: bool = ...,
     dt_limit: tuple[float, float] = ...,
     return_final_state: Literal[False] = ...,
+    context: Context | None = ...,
 ) -> Float[Tensor, "B T H P"]: ...
 
 
@@ -654,6 +674,7 @@ def ssd(
     dt_softplus: bool = ...,
     dt_limit: tuple[float, float] = ...,
     return_final_state: Literal[True],
+    context: Context | None = ...,
 ) -> tuple[Float[Tensor, "B T H P"], Float[Tensor, "S H P N"]]: ...
 
 
@@ -672,6 +693,7 @@ def ssd(
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
     return_final_state: bool = False,
+    context: Context | None = None,
     **unknown: Unknown,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Mamba-2's state space dual: a linear recurrence with one decay a head, computed as matrix products.
@@ -710,6 +732,8 @@ def ssd(
         dt_limit: the least and the largest delta; a value outside is clamped, and has no gradient. By default 0 and
             infinity: without `dt_softplus` a negative step becomes 0.
         return_final_state: also return the state after the last step.
+        context: where steps are divided over processes, a `retrograd.distributed.ContextParallel`; all arrays with
+            steps are then this process's steps.
 
     Returns:
         out (B, T, H, P) in the dtype of x; with `return_final_state`, (out, final_state), the state (B, H, P, N) in
@@ -746,6 +770,7 @@ def ssd(
             "cu_seqlens": in_int32(cu_seqlens),
         },
         {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit), "return_final_state": return_final_state},
+        context,
     )
     return (y, final_state) if return_final_state else y  # type: ignore[return-value]
 
@@ -986,6 +1011,7 @@ def attention(
     dropout_p: float = ...,
     return_lse: Literal[False] = ...,
     backward: Literal["auto", "split", "fused"] = ...,
+    context: Context | None = ...,
 ) -> Float[Tensor, "B Q H V"]: ...
 
 
@@ -1009,6 +1035,7 @@ def attention(
     dropout_p: float = ...,
     return_lse: Literal[True],
     backward: Literal["auto", "split", "fused"] = ...,
+    context: Context | None = ...,
 ) -> tuple[Float[Tensor, "B Q H V"], Float[Tensor, "B H Q"]]: ...
 
 
@@ -1031,6 +1058,7 @@ def attention(
     dropout_p: float = 0.0,
     return_lse: bool = False,
     backward: Literal["auto", "split", "fused"] = "auto",
+    context: Context | None = None,
     **unknown: Unknown,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Softmax attention with every mask and option that training needs.
@@ -1080,6 +1108,8 @@ def attention(
         backward: the backward algorithm of the kernels: "split" computes dq apart from dk and dv, without a workspace;
             "fused" computes all in one kernel, which adds up dq in a fixed order, in a workspace of float32; "auto" is
             the faster one. With segment_ids each of them is "split", but "fused" on Hopper GPUs for heads to 128.
+        context: where steps are divided over processes, a `retrograd.distributed.ContextParallel`; all arrays with
+            steps are then this process's steps.
 
     Returns:
         out (B, Tq, H, V) in the dtype of q; with `return_lse`, (out, lse), the logarithm of the sum of exponentials (B,
@@ -1123,6 +1153,7 @@ def attention(
             "return_lse": return_lse,
             "backward": backward,
         },
+        context,
     )
     return (out, lse) if return_lse else out  # type: ignore[return-value]
 

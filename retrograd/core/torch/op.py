@@ -18,15 +18,14 @@ from ..spec import autocast_ranks
 from . import formulas
 from .arguments import check_arguments, in_batches, resolved, without_gaps
 from .autocast import autocasts_anywhere, cast
+from .context import Context, Results
 from .dtensor import is_distributed, on_locals
 from .launch import launches_directly
 from .operator import Operators, register, unregistered
 from .passes import Options, Prepared, Tensors, prepared_call, run_forward, whole
 
-Results = tuple[Tensor | None, ...]  # one for each of the op's results, None where it is absent
-
-
-Call = Callable[[dict[str, Any], dict[str, Any]], Results]  # of arrays and options by name, in the op's order
+# Of arrays and options by name, in the op's order, and a context; a result is None where it is absent.
+Call = Callable[..., Results]
 
 
 @cache
@@ -80,9 +79,11 @@ def _bound(op: Op, operators: Operators) -> Call:
     numbers = [place for place, name in enumerate(op.arguments) if name in op.indices]
     ranks = autocast_ranks(op.call)
 
-    def call(arrays: dict[str, Any], settings: dict[str, Any]) -> Results:
+    def call(arrays: dict[str, Any], settings: dict[str, Any], context: Context | None = None) -> Results:
         if ranks and autocasts_anywhere():
             arrays = cast(arrays, ranks)
+        if context is not None:
+            return context.call(op, call, arrays, settings)
         tensors: Tensors = tuple(arrays.values())
         options: Options = tuple(settings.values())
         for place in numbers:  # copying a few numbers is faster than reading them by strides

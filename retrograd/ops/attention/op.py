@@ -210,6 +210,7 @@ class Spec(Common):
     )
 
     op: ClassVar = "attention"
+    divides_time: ClassVar = True
     autocast: ClassVar = ("q",)
     results: ClassVar = (
         Result("out", "B Q H V", "q"),

@@ -88,6 +88,7 @@ class Spec(Convolution):
     return_final_state: bool = option("bool", False, doc="also return the last W - 1 inputs, to continue from.")
 
     op: ClassVar = "causal_conv1d"
+    divides_time: ClassVar = True
     letters: ClassVar = {**Convolution.letters, "S": Letter("sequences")}
     results: ClassVar = (
         Result("y", "B T D", "x"),

@@ -57,6 +57,7 @@ class Spec(CallSpec):
     )
 
     op: ClassVar = "linear_scan"
+    divides_time: ClassVar = True
     independent: ClassVar = ("B", "D")
     letters: ClassVar = {
         "B": Letter("batch"),

@@ -138,6 +138,7 @@ class Spec(Common):
     return_final_state: bool = option("bool", False, doc="also return the state after the last step.")
 
     op: ClassVar = "selective_scan"
+    divides_time: ClassVar = True
     elsewhere: ClassVar = {
         "delta": "dt",
         "delta_bias": "dt_bias",

@@ -123,6 +123,7 @@ class Spec(OfSequence):
     return_final_state: bool = option("bool", False, doc="also return the state after the last step.")
 
     op: ClassVar = "ssd"
+    divides_time: ClassVar = True
     elsewhere: ClassVar = {
         "chunk_size": "nothing: the kernels choose their blocks",
         "initial_states": "initial_state",

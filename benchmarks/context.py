@@ -1,0 +1,155 @@
+"""Ops on sequences that are divided over GPUs: against one GPU with as many steps as each of them has.
+
+    torchrun --nproc-per-node 2 benchmarks/context.py [RESULTS]
+
+Forward and backward, bf16, one row. `scaling` is the time of one GPU, for as much work as one of several has, over
+theirs. For a causal mask the work is the number of pairs that are seen, so that attention of W times as many steps is
+W^2 times as much work. Rows go to RESULTS/context.jsonl, by default in benchmarks/results/<gpu>.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import torch.distributed as dist
+from distributed import RESULTS, in_turns
+from own_process import add
+from torch import Tensor
+
+import retrograd
+from retrograd.bench.environment import folder_name, versions
+from retrograd.distributed import ContextParallel, Layout
+from retrograd.distributed.context import states
+
+STEPS, SHORT = 2**18, 2**16  # of a GPU; of attention
+PARTS = (1, 4, 8, 16)
+CALLS = 2
+
+
+class Call(NamedTuple):
+    """A call of an op: of `steps` a GPU, arrays with time as their second axis, arrays without, options."""
+
+    op: str
+    steps: int
+    arrays: Callable[[int], dict[str, Tensor]]
+    rest: dict[str, Tensor]
+    options: dict[str, Any]
+    packed: int = 1  # sequences
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Random numbers; the same in every process."""
+    return torch.randn(shape, device="cuda", dtype=dtype)
+
+
+def calls() -> Iterator[Call]:
+    """The shapes of a long sequence in models of 370m to 1.3b."""
+    float32 = torch.float32
+    weights = {"weight": drawn(2048, 4, dtype=float32), "bias": drawn(2048, dtype=float32)}
+    yield Call("causal_conv1d", STEPS, lambda T: {"x": drawn(1, T, 2048)}, weights, {"activation": "silu"})
+    scan = Call("linear_scan", STEPS, lambda T: {"a": drawn(1, T, 2048).sigmoid(), "b": drawn(1, T, 2048)}, {}, {})
+    yield scan
+    yield Call(
+        "selective_scan",
+        STEPS // 2,
+        lambda T: {"x": drawn(1, T, 2048), "dt": drawn(1, T, 2048), "B": drawn(1, T, 16), "C": drawn(1, T, 16)},
+        {"A": -drawn(2048, 16, dtype=float32).exp()},
+        {"dt_softplus": True},
+    )
+    for groups in (1, 8):
+        yield Call(
+            "ssd",
+            STEPS,
+            lambda T, groups=groups: {  # type: ignore[misc]
+                "x": drawn(1, T, 24, 64),
+                "dt": drawn(1, T, 24),
+                "B": drawn(1, T, groups, 128),
+                "C": drawn(1, T, groups, 128),
+            },
+            {"A": -drawn(24, dtype=float32).exp()},
+            {"dt_softplus": True},
+        )
+    for packed in (1, 4):
+        yield Call(
+            "attention",
+            SHORT,
+            lambda T: {"q": drawn(1, T, 16, 128), "k": drawn(1, T, 8, 128), "v": drawn(1, T, 8, 128)},
+            {},
+            {"causal": True},
+            packed,
+        )
+
+
+def timed(call: Call, time: int, parallel: ContextParallel | None) -> Callable[[], Any]:
+    """Forward and backward of `time` steps, or of this process's part of them."""
+    whole = call.arrays(time if parallel is None else len(parallel.layout.own))
+    arrays = {name: x.requires_grad_() for name, x in (whole | call.rest).items()}
+    options: dict[str, Any] = dict(call.options)
+    if parallel is not None:
+        options["context"] = parallel
+    elif call.packed > 1:
+        bounds = torch.arange(call.packed + 1, device="cuda", dtype=torch.int32) * (time // call.packed)
+        options |= {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
+    function = getattr(retrograd, call.op)
+    dy = torch.randn_like(function(**arrays, **options))
+
+    def step() -> None:
+        y = function(**arrays, **options)
+        torch.autograd.grad(y, list(arrays.values()), dy)
+
+    return step
+
+
+def ways(call: Call) -> Iterator[tuple[str, float, Callable[[], Any]]]:
+    """(name, work beside that of one GPU, step) of each way."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    yield "one GPU", 1.0, timed(call, call.steps, None)
+    time = call.steps * world
+    bounds = None if call.packed == 1 else [time // call.packed * number for number in range(call.packed + 1)]
+    work = float(world) if call.op == "attention" else 1.0
+    for order in ("global", "ranks"):
+        if order == "ranks" and call.op in ("causal_conv1d", "attention", "linear_scan"):
+            continue  # the same as "global"
+        yield order, work, timed(call, time, ContextParallel(Layout.even(time, world, rank, bounds), order=order))  # type: ignore[arg-type]
+
+
+def main() -> None:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    gpu = torch.cuda.get_device_name()
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / folder_name(gpu)
+    for call in calls():
+        for parts in PARTS:
+            states.PARTS = parts
+            named = list(ways(call))
+            found = in_turns({name: step for name, _, step in named}, CALLS)
+            for name, work, _ in named:
+                row = {"op": call.op, "case": f"{call.steps} steps a GPU", "impl": name, "parts": parts}
+                row |= {"packed": call.packed, "gpus": dist.get_world_size(), "ms": round(found[name], 3)}
+                row |= {"scaling": round(found["one GPU"] * work / found[name], 3)}
+                groups = (
+                    f" G{next(x.shape[2] for n, x in call.arrays(1).items() if n == 'B')}" if call.op == "ssd" else ""
+                )
+                row["case"] += groups
+                if dist.get_rank() == 0:
+                    add(row | {"gpu": gpu, "versions": versions(("torch", "triton"))}, folder / "context.jsonl", gpu)
+                    print(
+                        f"{call.op + groups:18} {name:8} {parts:3} parts {found[name]:9.3f} ms  {row['scaling']}",
+                        flush=True,
+                    )
+            del named
+            torch.cuda.empty_cache()
+            if call.op in ("causal_conv1d", "attention"):
+                break
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

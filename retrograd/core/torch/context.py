@@ -1,0 +1,20 @@
+"""What an op calls where its sequences are divided over processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ..op import Op
+
+Results = tuple[Tensor | None, ...]
+
+
+class Context(Protocol):
+    """A division of sequences over processes, such as `retrograd.distributed.ContextParallel`."""
+
+    def call(self, op: Op, run: Callable[..., Results], arrays: dict[str, Any], settings: dict[str, Any]) -> Results:
+        """The results for this process's steps, where `run(arrays, settings)` is the op in one process."""
+        ...

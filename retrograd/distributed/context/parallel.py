@@ -1,0 +1,120 @@
+"""The `context` argument of the ops: their sequences are divided over the processes of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.distributed.device_mesh import DeviceMesh
+
+from retrograd.core.errors import bad_shape, bad_value
+from retrograd.core.op import Op
+from retrograd.core.spec import bounded
+from retrograd.core.torch.context import Results
+from retrograd.distributed.exchange import check_equal
+
+from .attention import attention
+from .collectives import Group, gathered
+from .halo import convolution
+from .layout import STEP, Layout
+from .states import recurrence
+
+ME = "ContextParallel"
+Order = Literal["global", "ranks"]
+EXCHANGES = {
+    "attention": attention,
+    "causal_conv1d": convolution,
+    "linear_scan": recurrence,
+    "selective_scan": recurrence,
+    "ssd": recurrence,
+}
+
+
+class ContextParallel:
+    """Divides sequences over processes, each of which passes its own steps and gets the results for them.
+
+    Every process calls the same ops in the same order, forward and backward. A loss is the sum of the processes'
+    losses: gradients of what all have, such as weights and initial states, are each process's part, to be summed as in
+    data parallel training.
+
+    Args:
+        layout: which steps each process has; the same in all but for `rank`.
+        group: the processes, or `mesh["cp"]`; all of them by default.
+        order: "global": results and gradients have the bits of one process, where borders are multiples of 64 steps.
+            "ranks": they are reproducible for this layout, and attention takes any number of key heads.
+
+    Raises:
+        ValueError: in every process, if layouts or orders differ, or are of another number of processes.
+
+    Example:
+        >>> import torch, torch.distributed as dist, retrograd
+        >>> from retrograd.distributed import ContextParallel, Layout
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> context = ContextParallel(Layout.even(100, world=1, rank=0))
+        >>> x = context.shard(torch.randn(2, 100, 8))
+        >>> y = retrograd.causal_conv1d(x, torch.randn(8, 4), context=context)
+        >>> context.unshard(y).shape
+        torch.Size([2, 100, 8])
+        >>> dist.destroy_process_group()
+    """
+
+    def __init__(
+        self, layout: Layout, group: dist.ProcessGroup | DeviceMesh | None = None, *, order: Order = "global"
+    ) -> None:
+        self.layout = layout
+        self.group: Group = group if group is None or isinstance(group, dist.ProcessGroup) else group.get_group()
+        self.order = order
+        world, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        if order not in ("global", "ranks"):
+            raise bad_value(ME, "order", order, "'global' or 'ranks'")
+        if order == "global" and not layout.exact:
+            expected = f"borders at multiples of {STEP} steps of their sequences, or order='ranks'"
+            raise bad_value(ME, "layout.starts", layout.starts, expected)
+        own = {"starts": str(layout.starts), "bounds": str(layout.bounds), "order": order}
+        if layout.world != world:
+            raise bad_value(ME, "layout.world", layout.world, f"{world}, the processes of the group")
+        whose = "its process's" if layout.rank == rank else "another process's"
+        check_equal(ME, own | {"layout.rank": whose}, self.group)
+        self._cu_seqlens: dict[torch.device, Tensor] = {}
+
+    def shard(self, x: Tensor, dim: int = 1) -> Tensor:
+        """This process's steps of an array that all have."""
+        if x.shape[dim] != self.layout.time:
+            raise bad_shape(ME, "x", x.shape, f"{self.layout.time} steps along dim {dim}")
+        return x.narrow(dim, self.layout.own.start, len(self.layout.own))
+
+    def unshard(self, x: Tensor, dim: int = 1) -> Tensor:
+        """The steps of all processes, in all of them; the gradient of a part is the sum over the processes."""
+        if x.shape[dim] != len(self.layout.own):
+            raise bad_shape(ME, "x", x.shape, f"{len(self.layout.own)} steps along dim {dim}")
+        return gathered(x, self.layout.sizes, dim, self.group)
+
+    def positions(self, device: torch.device | str | None = None) -> Tensor:
+        """(own steps,) int64: the position of each own step in its sequence."""
+        return torch.tensor(self.layout.positions, dtype=torch.int64, device=device)
+
+    def boundaries(self, device: torch.device) -> Tensor:
+        """The boundaries of this process's pieces, as `cu_seqlens`."""
+        if device not in self._cu_seqlens:
+            self._cu_seqlens[device] = torch.tensor(self.layout.cu_seqlens, dtype=torch.int32, device=device)
+        return self._cu_seqlens[device]
+
+    @_disable_dynamo
+    def call(self, op: Op, run: Callable[..., Results], arrays: dict[str, Any], settings: dict[str, Any]) -> Results:
+        """The results of an op for this process's steps; `run` computes it in one process."""
+        if op.name not in EXCHANGES:
+            raise bad_value(op.name, "context", "given", f"None: only {', '.join(EXCHANGES)} see other steps")
+        for name in bounded(op.call):
+            if arrays[name] is not None:
+                raise bad_value(op.name, name, "an array", "None: the context's layout has the boundaries")
+        first = next(iter(arrays))
+        x = arrays["b" if op.name == "linear_scan" else first]
+        if x.ndim < 2 or x.shape[1] != len(self.layout.own):
+            raise bad_shape(op.name, first, x.shape, f"{len(self.layout.own)} steps, those of this process")
+        if self.layout.bounds is not None and x.shape[0] != 1:
+            raise bad_shape(op.name, first, x.shape, "a batch of 1, since the context's layout has packed sequences")
+        return EXCHANGES[op.name](self, op, run, arrays, settings)

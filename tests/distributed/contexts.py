@@ -1,0 +1,204 @@
+"""Ops on sequences that are divided over processes, against the same calls in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import retrograd
+from retrograd.core.tree import tree_sum
+from retrograd.distributed import ContextParallel, Layout
+
+
+class Sizes(NamedTuple):
+    """Channels, heads and key heads, channels of a head, and states, in the dtype of activations."""
+
+    channels: int
+    heads: int
+    groups: int
+    size: int
+    states: int
+    dtype: torch.dtype
+
+
+SIZES = {
+    "cpu": Sizes(8, 8, 4, 8, 4, torch.float32),
+    "cuda": Sizes(256, 8, 2, 64, 64, torch.bfloat16),  # which kernels take
+}
+TIME = 296
+PACKED = (3, 10, 10, 150, 285, 285)
+
+
+class Call(NamedTuple):
+    """A call of an op: arrays with time as their second axis, arrays without, and options."""
+
+    op: str
+    steps: dict[str, Tensor]
+    rest: dict[str, Tensor]
+    options: dict[str, Any]
+
+
+def calls(sequences: int, rows: int, device: str, order: str) -> Iterator[Call]:
+    """Of every op; `sequences` is the number of states, `order` the context's."""
+
+    def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(*shape).to(device, dtype)
+
+    def steps(*shape: int) -> Tensor:
+        return drawn(rows, TIME, *shape, dtype=dtype)
+
+    D, H, G, P, N, dtype = SIZES[device]
+    scan = {"a": steps(D).sigmoid(), "b": steps(D)}
+    start, keeps = {"initial_state": drawn(sequences, D)}, {"return_final_state": True}
+    yield Call("linear_scan", scan, start, keeps)
+    yield Call("linear_scan", scan, start, {"reverse": True, **keeps})
+    if device == "cpu":
+        complex_scan = {name: torch.complex(x, x.roll(1)) * 0.5 for name, x in scan.items()}
+        yield Call("linear_scan", complex_scan, {}, keeps)
+    x, silu = drawn(rows, TIME, D, dtype=torch.bfloat16), {"activation": "silu"}
+    weights = {"weight": drawn(D, 4), "bias": drawn(D)}
+    yield Call("causal_conv1d", {"x": x}, weights, silu)
+    state = {"initial_state": drawn(sequences, D, 3, dtype=torch.bfloat16)}
+    yield Call("causal_conv1d", {"x": x}, weights | state, silu | keeps)
+    softplus = {"dt_softplus": True}
+    yield Call(
+        "selective_scan",
+        {"x": steps(D), "dt": steps(D), "B": steps(16), "C": steps(16)},
+        {"A": -drawn(D, 16).exp(), "D": drawn(D), "initial_state": drawn(sequences, D, 16)},
+        softplus | keeps,
+    )
+    ssd = {"x": steps(H, P), "dt": steps(H), "B": steps(G, N), "C": steps(G, N)}
+    parameters = {"A": -drawn(H).exp(), "D": drawn(H)}
+    yield Call("ssd", ssd, parameters, softplus)
+    yield Call("ssd", ssd, parameters | {"initial_state": drawn(sequences, H, P, N)}, softplus | keeps)
+    heads = {"q": steps(H, P), "k": steps(G, P), "v": steps(G, P)}
+    yield Call("attention", heads, {}, {"causal": True, "return_lse": True})
+    of_heads = {"sinks": drawn(H), "alibi_slopes": drawn(H).exp()}
+    window = {"causal": True, "window": (70, 0)}
+    yield Call("attention", heads, of_heads, window)
+    yield Call("attention", heads, {}, {})
+    if order == "ranks":  # one key head, which cannot be divided
+        alone = heads | {"k": steps(1, P), "v": steps(1, P)}
+        yield Call("attention", alone, {}, {"causal": True, "return_lse": True})
+        yield Call("attention", alone, of_heads, window)
+        yield Call("attention", alone, {}, {})
+
+
+def found(call: Call, context: ContextParallel | None, bounds: tuple[int, ...] | None) -> dict[str, Tensor]:
+    """Results and gradients: of all steps and sequences, or of the process's own steps."""
+    whole = call.steps
+    steps = whole if context is None else {name: context.shard(x) for name, x in whole.items()}
+    arrays = {name: x.detach().clone().requires_grad_() for name, x in (steps | call.rest).items()}
+    options = dict(call.options)
+    if context is not None:
+        options["context"] = context
+    elif bounds is not None:
+        cu_seqlens = torch.tensor(bounds, device=next(iter(whole.values())).device)
+        taking = ("cu_seqlens_q", "cu_seqlens_k") if call.op == "attention" else ("cu_seqlens",)
+        options |= dict.fromkeys(taking, cu_seqlens)
+    results = getattr(retrograd, call.op)(**arrays, **options)
+    results = results if isinstance(results, tuple) else (results,)
+    generator = torch.Generator().manual_seed(1)
+    incoming = []
+    for place, result in enumerate(results):
+        # lse has time as its last axis; a final state is every process's, and its gradient the sum of all parts
+        axis = 2 if call.op == "attention" and place else 1
+        shape = list(result.shape)
+        if call.op == "attention" or not place:
+            shape[axis] = TIME
+        drawn = torch.randn(shape, generator=generator, dtype=result.dtype).to(result.device)
+        if context is not None and (call.op == "attention" or not place):
+            drawn = context.shard(drawn, axis)
+        elif context is not None:
+            drawn = drawn * (dist.get_rank() == 0)
+        incoming.append(drawn)
+    gradients = torch.autograd.grad(results, list(arrays.values()), incoming)
+    names = [f"result {place}" for place in range(len(results))]
+    return dict(
+        zip([*names, *(f"d{name}" for name in arrays)], [*(r.detach() for r in results), *gradients], strict=True)
+    )
+
+
+def differences(rank: int, world: int, device: str) -> list[str]:
+    """What has other bits than in one process; of what all processes have, what is further away than rounding."""
+    layouts = {
+        "even": Layout.even(TIME, world, rank),
+        "packed": Layout.even(TIME, world, rank, PACKED),
+        "uneven": Layout({2: (0, 64, TIME), 4: (0, 192, 192, 256, TIME)}[world], rank),
+        "uneven packed": Layout({2: (0, 138, TIME), 4: (0, 74, 74, 74, TIME)}[world], rank, PACKED),
+    }
+    return [f"{name}: {what}" for name, layout in layouts.items() for what in compared(ContextParallel(layout), device)]
+
+
+def compared(context: ContextParallel, device: str, close: bool = False) -> Iterator[str]:
+    """The results and gradients that have other bits, or, if `close`, are further away than rounding."""
+    bounds = context.layout.bounds
+    torch.manual_seed(0)
+    sequences, rows = (2, 2) if bounds is None else (len(bounds) - 1, 1)
+    for number, call in enumerate(calls(sequences, rows, device, context.order)):
+        whole, own = found(call, None, bounds), found(call, context, bounds)
+        for name, expected in whole.items():
+            of_steps = name[1:] in call.steps or name == "result 0" or (call.op == "attention" and name == "result 1")
+            if of_steps:
+                expected = context.shard(expected, 2 if name == "result 1" else 1)
+            got = own[name]
+            shared = name.startswith("d") and not of_steps
+            if shared:  # the sum of all parts
+                parts = [torch.empty_like(got) for _ in range(context.layout.world)]
+                dist.all_gather(parts, got.contiguous())
+                got = tree_sum(parts, torch.add)
+            where = f"{number} {call.op} {name}"
+            if shared or close:
+                narrow = torch.bfloat16 in (got.dtype, next(iter(call.steps.values())).dtype)
+                tolerance = 2e-2 if narrow else 2e-4
+                if not torch.allclose(got, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())):
+                    yield f"{where}: {(got - expected).abs().max().item()} off"
+            elif not torch.equal(got, expected):
+                yield f"{where}: other bits, {(got - expected).abs().max().item() if got.numel() else 0}"
+
+
+def borders_anywhere(rank: int, world: int, device: str) -> list[str]:
+    """With borders at any step, what is further away than rounding."""
+    starts = {2: (0, 1, TIME), 4: (0, 2, 3, 5, TIME)}[world]
+    contexts = [
+        ContextParallel(Layout(starts, rank, bounds), order="ranks") for bounds in (None, PACKED, (0, 4, 4, TIME))
+    ]
+    return [f"{each.layout.bounds}: {what}" for each in contexts for what in compared(each, device, close=True)]
+
+
+def refusals(rank: int, world: int, device: str) -> list[str]:
+    """The messages of calls that do not fit."""
+    context = ContextParallel(Layout.even(200, world, rank))
+    packed = ContextParallel(Layout.even(200, world, rank, (0, 200)))
+    own = len(context.layout.own)
+    x, weight, q = torch.zeros(1, own, 8), torch.zeros(8, 4), torch.zeros(1, own, 3, 16)
+    boundaries = torch.tensor([0, own])
+    attempts = [
+        lambda: ContextParallel(Layout((0, 64 * (rank + 1), 200), rank)),
+        lambda: ContextParallel(Layout.even(200, world, 0)),
+        lambda: ContextParallel(Layout.even(200, world + 1, rank)),
+        lambda: ContextParallel(Layout.even(200, world, rank), order="any"),  # type: ignore[arg-type]
+        lambda: ContextParallel(Layout((0, 65, 200), rank)),
+        lambda: retrograd.causal_conv1d(x[:, 1:], weight, context=context),
+        lambda: retrograd.causal_conv1d(x, weight, cu_seqlens=boundaries, context=context),
+        lambda: retrograd.causal_conv1d(x.repeat(2, 1, 1), weight, context=packed),
+        lambda: retrograd.linear_scan(x, x, initial_state=torch.zeros(2, 8), context=packed),
+        lambda: retrograd.attention(q, q, q, context=context),
+        lambda: retrograd.attention(q, q[:, 1:], q, context=context),
+        lambda: retrograd.attention(q, q, q, bias=torch.zeros(1, 1, 1, 1), context=context),
+        lambda: context.shard(x[:, 1:]),
+        lambda: context.unshard(x[:, 1:]),
+    ]
+    messages = []
+    for attempt in attempts:
+        try:
+            attempt()
+        except ValueError as error:
+            messages.append(str(error))
+        else:
+            messages.append("nothing")
+    return messages

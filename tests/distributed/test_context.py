@@ -1,0 +1,103 @@
+"""Ops whose sequences are divided over processes, and the records that say how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from processes import run
+
+from retrograd.distributed import Layout
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_results_and_gradients_of_steps_have_the_bits_of_one_process(world: int, tmp_path: Path) -> None:
+    assert run("contexts.differences", world, tmp_path) == [[]] * world
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_with_borders_anywhere_they_are_equal_within_rounding(world: int, tmp_path: Path) -> None:
+    assert run("contexts.borders_anywhere", world, tmp_path) == [[]] * world
+
+
+def test_what_does_not_fit_is_refused_in_every_process(tmp_path: Path) -> None:
+    for messages, steps in zip(run("contexts.refusals", 2, tmp_path), (128, 72), strict=True):
+        expected = [
+            "ContextParallel: starts is (0, 128, 200) on rank 1, expected (0, 64, 200) as on rank 0",
+            "ContextParallel: layout.rank is another process's on rank 1, expected its process's as on rank 0",
+            "ContextParallel: layout.world is 3, expected 2, the processes of the group",
+            "ContextParallel: order is 'any', expected 'global' or 'ranks'",
+            "ContextParallel: layout.starts is (0, 65, 200), expected borders at multiples of 64 steps of their "
+            "sequences, or order='ranks'",
+            f"causal_conv1d: x has shape (1, {steps - 1}, 8), expected {steps} steps, those of this process",
+            "causal_conv1d: cu_seqlens is 'an array', expected None: the context's layout has the boundaries",
+            f"causal_conv1d: x has shape (2, {steps}, 8), expected a batch of 1, since the context's layout has packed "
+            "sequences",
+            "linear_scan: initial_state has shape (2, 8), expected 1 sequences, as the context's layout has",
+            "attention: k's number of heads is 3, expected a multiple of 2, or a context whose order is 'ranks'",
+            f"attention: k has shape (1, {steps - 1}, 3, 16), expected {steps} steps, as q: keys are those of the "
+            "queries",
+            "attention: bias is 'given', expected None beside a context",
+            f"ContextParallel: x has shape (1, {steps - 1}, 8), expected 200 steps along dim 1",
+            f"ContextParallel: x has shape (1, {steps - 1}, 8), expected {steps} steps along dim 1",
+        ]
+        assert messages == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_on_several_gpus_results_and_gradients_of_steps_have_the_bits_of_one(tmp_path: Path) -> None:
+    assert run("contexts.differences", 2, tmp_path, "cuda") == [[], []]
+
+
+def steps_of(layout: Layout) -> list[tuple[int, int]]:
+    """(sequence, position) of all steps, as the ranks' layouts have them together."""
+    found = []
+    for rank in range(layout.world):
+        own = Layout(layout.starts, rank, layout.bounds)
+        sequence: dict[int, int] = {}
+        for piece in own.pieces:
+            sequence |= dict.fromkeys(range(piece.begin, piece.end), piece.sequence)
+        found += [(sequence.get(step, -1), position) for step, position in enumerate(own.positions)]
+    return found
+
+
+@pytest.mark.parametrize("bounds", [None, (0, 300), (3, 10, 10, 150, 285, 285), (0, 0, 299, 300), (70, 70)])
+@pytest.mark.parametrize("starts", [(0, 300), (0, 64, 128, 300), (0, 0, 10, 10, 300), (0, 3, 4, 300, 300)])
+def test_the_pieces_of_all_ranks_are_the_sequences(starts: tuple[int, ...], bounds: tuple[int, ...] | None) -> None:
+    layout = Layout(starts, 0, bounds)
+    assert steps_of(layout) == steps_of(Layout((0, 300), 0, bounds))
+    pieces = [piece for rank in range(layout.world) for piece in layout.pieces_of(rank)]
+    for kind in ("first", "last"):  # each sequence begins and ends once
+        numbers = [piece.sequence for piece in pieces if getattr(piece, kind)]
+        assert numbers == list(range(len(layout.sequences) - 1))
+    for rank in range(1, layout.world):
+        after, before = layout.pieces_of(rank), layout.pieces_of(rank - 1)
+        assert layout.crosses(rank) == bool(after and not after[0].first)
+        assert layout.crosses(rank) == bool(before and not before[-1].last)
+
+
+@pytest.mark.parametrize("bounds", [None, (3, 10, 10, 150, 285, 285), (0, 1, 2, 3, 900), (0, 100, 1000)])
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_even_layouts_keep_bits_and_are_about_equal(world: int, bounds: tuple[int, ...] | None) -> None:
+    layout = Layout.even(1000, world, world - 1, bounds)
+    assert layout.exact
+    assert layout.time == sum(layout.sizes) == 1000
+    assert all(abs(size - 1000 / world) <= 64 for size in layout.sizes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (((0,), 0), r"Layout: starts is \(0,\)"),
+        (((1, 2), 0), r"Layout: starts is \(1, 2\)"),
+        (((0, 5, 3), 0), r"Layout: starts is \(0, 5, 3\)"),
+        (((0, 5), 1), r"Layout: rank is 1, expected 0 to 0, since starts is of 1 ranks"),
+        (((0, 5), 0, (0, 6)), r"Layout: bounds is \(0, 6\), expected .* of 0 to 5"),
+        (((0, 5), 0, (3, 2)), r"Layout: bounds is \(3, 2\)"),
+    ],
+)
+def test_a_layout_names_what_does_not_fit(arguments: tuple[object, ...], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Layout(*arguments)  # type: ignore[arg-type]
