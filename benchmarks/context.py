@@ -43,6 +43,12 @@ class Call(NamedTuple):
     options: dict[str, Any]
     packed: int = 1  # sequences
 
+    @property
+    def case(self) -> str:
+        """Its shape in words."""
+        shapes = ", ".join(f"{name} {tuple(x.shape[2:])}" for name, x in self.arrays(1).items())
+        return f"{self.steps} steps a GPU, {shapes}"
+
 
 def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Random numbers; the same in every process."""
@@ -131,17 +137,14 @@ def main() -> None:
             named = list(ways(call))
             found = in_turns({name: step for name, _, step in named}, CALLS)
             for name, work, _ in named:
-                row = {"op": call.op, "case": f"{call.steps} steps a GPU", "impl": name, "parts": parts}
-                row |= {"packed": call.packed, "gpus": dist.get_world_size(), "ms": round(found[name], 3)}
+                row = {"op": call.op, "case": call.case, "packed": call.packed, "impl": name, "parts": parts}
+                row |= {"gpus": dist.get_world_size(), "ms": round(found[name], 3), "gpu": gpu}
                 row |= {"scaling": round(found["one GPU"] * work / found[name], 3)}
-                groups = (
-                    f" G{next(x.shape[2] for n, x in call.arrays(1).items() if n == 'B')}" if call.op == "ssd" else ""
-                )
-                row["case"] += groups
                 if dist.get_rank() == 0:
-                    add(row | {"gpu": gpu, "versions": versions(("torch", "triton"))}, folder / "context.jsonl", gpu)
+                    add(row | {"versions": versions(("torch", "triton"))}, folder / "context.jsonl", gpu)
+                    figures = f"{found[name]:9.3f} ms  {row['scaling']}"
                     print(
-                        f"{call.op + groups:18} {name:8} {parts:3} parts {found[name]:9.3f} ms  {row['scaling']}",
+                        f"{call.op:15} {call.case:70} {call.packed} packed  {name:8} {parts:3} parts {figures}",
                         flush=True,
                     )
             del named

@@ -84,11 +84,11 @@ class Division(NamedTuple):
     """How a call is divided into parts of its heads.
 
     Attributes:
-        count: the number of parts.
+        parts: how many.
         axes: array or result -> its axis of heads; None for what all heads share.
     """
 
-    count: int
+    parts: int
     axes: Mapping[str, int | None]
 
     def part(self, number: int, arrays: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
@@ -97,11 +97,11 @@ class Division(NamedTuple):
 
     def _of(self, name: str, array: Tensor | None, number: int) -> Tensor | None:
         axis = self.axes.get(name)
-        return array if array is None or axis is None else array.chunk(self.count, axis)[number]
+        return array if array is None or axis is None else array.chunk(self.parts, axis)[number]
 
     def whole(self, name: str, parts: Sequence[Tensor]) -> Tensor:
         """An array of its parts, or the sum of the parts' gradients of what all share."""
-        if self.count == 1:
+        if self.parts == 1:
             return parts[0]
         if (axis := self.axes[name]) is not None:
             return torch.cat(list(parts), axis)
@@ -185,7 +185,7 @@ class _PassedOn(torch.autograd.Function):
         needs["initial_state"] |= record and link.source is not None
         whole = {n: None if t is None else t.detach() for n, t in zip(passed.names, tensors, strict=True)}
         graphs: list[Graph] = []
-        for number in range(passed.division.count):
+        for number in range(passed.division.parts):
             arrays = {n: None if t is None else t.detach() for n, t in passed.division.part(number, whole).items()}
             if link.source is not None:
                 state = arrays["initial_state"]
