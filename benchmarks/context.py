@@ -26,10 +26,8 @@ from torch import Tensor
 import retrograd
 from retrograd.bench.environment import folder_name, versions
 from retrograd.distributed import ContextParallel, Layout
-from retrograd.distributed.context import states
 
 STEPS, SHORT = 2**18, 2**16  # of a GPU; of attention
-PARTS = (1, 4, 8, 16)
 CALLS = 2
 
 
@@ -120,10 +118,7 @@ def ways(call: Call) -> Iterator[tuple[str, float, Callable[[], Any]]]:
     time = call.steps * world
     bounds = None if call.packed == 1 else [time // call.packed * number for number in range(call.packed + 1)]
     work = float(world) if call.op == "attention" else 1.0
-    for order in ("global", "ranks"):
-        if order == "ranks" and call.op in ("causal_conv1d", "attention", "linear_scan"):
-            continue  # the same as "global"
-        yield order, work, timed(call, time, ContextParallel(Layout.even(time, world, rank, bounds), order=order))  # type: ignore[arg-type]
+    yield "context", work, timed(call, time, ContextParallel(Layout.even(time, world, rank, bounds)))
 
 
 def main() -> None:
@@ -132,25 +127,17 @@ def main() -> None:
     gpu = torch.cuda.get_device_name()
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / folder_name(gpu)
     for call in calls():
-        for parts in PARTS:
-            states.PARTS = parts
-            named = list(ways(call))
-            found = in_turns({name: step for name, _, step in named}, CALLS)
-            for name, work, _ in named:
-                row = {"op": call.op, "case": call.case, "packed": call.packed, "impl": name, "parts": parts}
-                row |= {"gpus": dist.get_world_size(), "ms": round(found[name], 3), "gpu": gpu}
-                row |= {"scaling": round(found["one GPU"] * work / found[name], 3)}
-                if dist.get_rank() == 0:
-                    add(row | {"versions": versions(("torch", "triton"))}, folder / "context.jsonl", gpu)
-                    figures = f"{found[name]:9.3f} ms  {row['scaling']}"
-                    print(
-                        f"{call.op:15} {call.case:70} {call.packed} packed  {name:8} {parts:3} parts {figures}",
-                        flush=True,
-                    )
-            del named
-            torch.cuda.empty_cache()
-            if call.op in ("causal_conv1d", "attention"):
-                break
+        named = list(ways(call))
+        found = in_turns({name: step for name, _, step in named}, CALLS)
+        for name, work, _ in named:
+            row = {"op": call.op, "case": call.case, "packed": call.packed, "impl": name, "gpus": dist.get_world_size()}
+            row |= {"ms": round(found[name], 3), "scaling": round(found["one GPU"] * work / found[name], 3), "gpu": gpu}
+            if dist.get_rank() == 0:
+                add(row | {"versions": versions(("torch", "triton"))}, folder / "context.jsonl", gpu)
+                figures = f"{found[name]:9.3f} ms  {row['scaling']}"
+                print(f"{call.op:15} {call.case:70} {call.packed} packed  {name:8} {figures}", flush=True)
+        del named
+        torch.cuda.empty_cache()
     dist.destroy_process_group()
 
 

@@ -134,9 +134,9 @@ class LanguageModel(nn.Module):
         config: sizes and layers: Mamba, Mamba-2, attention, or a mixture.
         exact: whether the logits of a step of generation have the bits that they have in `forward` on the whole
             sequence, alone and in any batch. Products are then those of `retrograd.linear`, and a step of Mamba-2
-            computes again up to 64 steps. By default each layer is exact where that costs nothing: in bfloat16 and
+            computes again up to 64 steps. By default each layer is exact where that costs little: in bfloat16 and
             float16 on Hopper GPUs, Mamba-2 with heads of a multiple of 64 channels, 64, 128 or 256 states and a norm.
-            Elsewhere it costs time: on a CPU products take several times as long as PyTorch's.
+            Elsewhere it costs more: on a CPU products take several times as long as PyTorch's.
         device: of the parameters.
         dtype: of the parameters; A_log, D and dt_bias are created in float32.
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-SECONDS = 120
+SECONDS = {"cpu": 120, "cuda": 400}  # on a GPU kernels are compiled first
 
 
 def run(function: str, world: int, folder: Path, device: str = "cpu") -> list[Any]:
@@ -34,7 +34,7 @@ def run(function: str, world: int, folder: Path, device: str = "cpu") -> list[An
         for rank in range(world)
     ]
     try:
-        errors = [process.communicate(timeout=SECONDS)[1] for process in running]
+        errors = [process.communicate(timeout=SECONDS[device])[1] for process in running]
     finally:
         for process in running:
             process.kill()

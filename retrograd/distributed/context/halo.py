@@ -12,7 +12,7 @@ from retrograd.core.op import Op
 from retrograd.core.torch.context import Results
 
 from .collectives import gathered
-from .layout import Layout, Piece
+from .layout import Piece
 from .states import final_states, own_rows
 
 if TYPE_CHECKING:
@@ -65,7 +65,14 @@ class Border:
         self.leaving = context.layout.crosses(context.layout.rank + 1)
         self.count = arrays["weight"].shape[1] - 1
         x = arrays["x"].detach()
-        self.before, self.after = self._lasts(x), self._firsts(x)
+        ends = [min(self.count, size) for size in context.layout.sizes]
+        own = ends[context.layout.rank]
+        both = torch.cat([x[:, :own], x[:, x.shape[1] - own :]], dim=1)
+        every = gathered(both, [2 * end for end in ends], 1, context.group).split(
+            [end for e in ends for end in (e, e)], 1
+        )
+        self.before = torch.cat([x[:, :0], *every[1 : 2 * context.layout.rank : 2]], dim=1)
+        self.after = torch.cat([x[:, :0], *every[2 * context.layout.rank + 2 :: 2]], dim=1)
         self.initial: Tensor | None = None
         self.dy: Tensor | None = None
         self.dfinal: Tensor | None = None
@@ -86,7 +93,7 @@ class Border:
     def completed(self, dx: Tensor) -> Tensor:
         """The gradient of x with that of the last inputs computed from the steps on both sides of the border."""
         assert self.dy is not None
-        following, dfinals = self._firsts(self.dy), self._finals()
+        following, dfinals = self._gradients()
         if not self.leaving:
             return dx
         layout, x = self.context.layout, self.arrays["x"].detach()
@@ -116,31 +123,21 @@ class Border:
             # A window that ends before the sequence has no part in its final state.
             dfinal = dfinals[ends] if more < self.count else torch.zeros_like(dfinals[ends])
             (dwindow,) = torch.autograd.grad((y, final), window, (dy, dfinal))
-        dx = dx.clone()
         dx[:, piece.end - own : piece.end] = dwindow[:, :own]
         return dx
 
-    def _finals(self) -> list[Tensor]:
-        """The gradient of the state after each process's first piece."""
-        layout, dfinal = self.context.layout, self.dfinal
+    def _gradients(self) -> tuple[Tensor, list[Tensor]]:
+        """The gradients of the first results of all later processes, and of the state after each one's first piece."""
+        layout, dy, dfinal = self.context.layout, self.dy, self.dfinal
+        assert dy is not None
         assert dfinal is not None
+        ends = [min(self.count, size) for size in layout.sizes]
         own = dfinal if layout.bounds is None else dfinal[:1]
-        sizes = [len(own)] * layout.world
-        return list(gathered(own, sizes, 0, self.context.group).split(sizes))
-
-    def _lasts(self, x: Tensor) -> Tensor:
-        """The last inputs of all previous processes, up to `count` of each."""
-        layout = self.context.layout
-        sizes = [min(self.count, size) for size in layout.sizes]
-        every = gathered(x[:, x.shape[1] - sizes[layout.rank] :], sizes, 1, self.context.group)
-        return every[:, : sum(sizes[: layout.rank])]
-
-    def _firsts(self, x: Tensor) -> Tensor:
-        """The first steps of all later processes, up to `count` of each."""
-        layout: Layout = self.context.layout
-        sizes = [min(self.count, size) for size in layout.sizes]
-        every = gathered(x[:, : sizes[layout.rank]], sizes, 1, self.context.group)
-        return every[:, sum(sizes[: layout.rank + 1]) :]
+        both = torch.cat([dy[:, : ends[layout.rank]], own.transpose(1, 2)], dim=1)
+        every = gathered(both, [end + self.count for end in ends], 1, self.context.group)
+        parts = every.split([part for end in ends for part in (end, self.count)], 1)
+        following = torch.cat([dy[:, :0], *parts[2 * layout.rank + 2 :: 2]], dim=1)
+        return following, [part.transpose(1, 2) for part in parts[1::2]]
 
 
 class _Completed(torch.autograd.Function):
