@@ -33,7 +33,8 @@ PICTURES = {
     for path in sorted((ROOT / folder).glob("*.png"))
 }
 SHIM = "https://unpkg.com/iframe-worker/shim"
-NAME = re.compile(r'<a class="autorefs[^"]*"(?: title="[^"]*")? href="#([^"]+)">(.*?)</a>', re.DOTALL)
+HEADING = re.compile(r'<h(\d) id="[^"]+"(?=[^>]*>(?:(?!</h\1>).)*<a class="headerlink" href="#([^"]+)")', re.DOTALL)
+NAME = re.compile(r'(<a class="autorefs[^"]*"(?: title="[^"]*")? href="#)[^"]+(">(.*?)</a>)', re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?!https?:|#|mailto:)[^)\s]+)\)")
 FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 # Markdown's dialects differ: in this one a list or a table begins after an empty line alone, also behind a fence.
@@ -67,16 +68,19 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 @event_priority(-100)
 def on_post_build(config: Any, **_: Any) -> None:
-    """Let search run from files without a network: its shim is one of the site's own files. Names without a page, such
-    as `torch.Tensor`, become plain text; on the page that shows everything they are links to nowhere."""
+    """Let search run from files without a network: its shim is one of the site's own files. Mend links to ids on the
+    page that shows everything: print-site puts a page's name before the link of a heading, but not before every
+    heading's id, and leads names to any id that has their letters, `int` to that of "print"."""
     for path in Path(config.site_dir).rglob("*.html"):
         up = os.path.relpath(config.site_dir, path.parent)
-        path.write_text(_without_dead_names(path.read_text().replace(SHIM, f"{up}/assets/iframe-worker.js")))
+        page = path.read_text().replace(SHIM, f"{up}/assets/iframe-worker.js")
+        path.write_text(_with_names_linked(HEADING.sub(r'<h\1 id="\2"', page)))
 
 
-def _without_dead_names(page: str) -> str:
-    known = set(re.findall(r'id="([^"]+)"', page))
-    return NAME.sub(lambda match: match[0] if match[1] in known else match[2], page)
+def _with_names_linked(page: str) -> str:
+    """Names lead to the ids that end with them; those without one, such as `torch.Tensor`, become plain text."""
+    ids = {found.rpartition(".")[2]: found for found in re.findall(r'id="([^"]+\.[^"]+)"', page)}
+    return NAME.sub(lambda match: f"{match[1]}{ids[match[3]]}{match[2]}" if match[3] in ids else match[3], page)
 
 
 def _link(match: re.Match[str], file: File) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from ..op import Op
 Results = tuple[Tensor | None, ...]
 
 
+@runtime_checkable
 class Context(Protocol):
     """A division of sequences over processes, such as `retrograd.distributed.ContextParallel`."""
 
