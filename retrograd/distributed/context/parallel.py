@@ -44,7 +44,8 @@ class ContextParallel:
     Args:
         layout: which steps each process has; the same in all but for `rank`.
         group: the processes, or `mesh["cp"]`; all of them by default.
-        order: "global": results and gradients have the bits of one process, where borders are multiples of 64 steps.
+        order: "global": results and gradients have the bits of one process. On GPUs the gradients of `ssd` have them at
+            multiples of 128 steps only, and `linear_scan` is within its error budget.
             "ranks": they are reproducible for this layout, and attention takes any number of key heads.
 
     Raises:
