@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Random numbers; the same in every process."""
+    """Random numbers on the GPU."""
     return torch.randn(shape, device="cuda", dtype=dtype)
 
 
@@ -58,8 +58,7 @@ def calls() -> Iterator[Call]:
     float32 = torch.float32
     weights = {"weight": drawn(2048, 4, dtype=float32), "bias": drawn(2048, dtype=float32)}
     yield Call("causal_conv1d", STEPS, lambda T: {"x": drawn(1, T, 2048)}, weights, {"activation": "silu"})
-    scan = Call("linear_scan", STEPS, lambda T: {"a": drawn(1, T, 2048).sigmoid(), "b": drawn(1, T, 2048)}, {}, {})
-    yield scan
+    yield Call("linear_scan", STEPS, lambda T: {"a": drawn(1, T, 2048).sigmoid(), "b": drawn(1, T, 2048)}, {}, {})
     yield Call(
         "selective_scan",
         STEPS // 2,

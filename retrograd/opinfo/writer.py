@@ -102,6 +102,10 @@ def caller(op: Op, other: Function, face: Face) -> str:
     return _definition(call, face, returns) + _docstring(call, face) + _refusal(call) + body
 
 
+def _takes_context(call: type[CallSpec], face: Face) -> bool:
+    return face is TORCH and call.divides_time
+
+
 def _asked_by(call: type[CallSpec], result: Result) -> str | None:
     """The option that a user sets to get a result; None where it is always returned."""
     where, asked = f"{call.op}: {result.name}", result.returned if result.instead else result.returned or result.when
@@ -128,7 +132,7 @@ def _definition(call: type[CallSpec], face: Face, returns: str, asked: Asked | N
             others.append(f"{name}: Literal[{asked[name]}]" + (" = ..." if asked[name] == option.default else ""))
         else:
             others.append(f"{name}: {kind} = {default}")
-    if face is TORCH and call.divides_time:
+    if _takes_context(call, face):
         others.append(f"context: Context | None = {'...' if asked else 'None'}")
     unknown = [] if asked else ["**unknown: Unknown"]  # an overload takes none
     taken = ", ".join([*positional, *(["*", *others] if others else []), *unknown])
@@ -197,7 +201,7 @@ def _options(call: type[CallSpec], face: Face) -> str:
 
 
 def _body(call: type[CallSpec], face: Face) -> str:
-    context = ", context" if face is TORCH and call.divides_time else ""
+    context = ", context" if _takes_context(call, face) else ""
     passed = f"_{call.op}({_dict(call)}, {_options(call, face)}{context})"
     ignored = "  # type: ignore[return-value]" if face is TORCH else ""
     names = {result: _variable(call, result) for result in call.results}
@@ -263,7 +267,7 @@ def _documented(call: type[CallSpec], face: Face) -> Iterator[str]:
     declarations: dict[str, Argument | Bundle | Option] = {**parameters(call), **options(call)}
     for name, declared in declarations.items():
         yield _wrapped(f"{name}: {declared.doc}", "    ", "        ")
-    if face is TORCH and call.divides_time:
+    if _takes_context(call, face):
         yield _wrapped(CONTEXT_DOC, "    ", "        ")
     yield ""
     yield "Returns:"

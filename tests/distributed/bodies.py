@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from processes import refused
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -133,11 +134,6 @@ def refusals(rank: int, world: int, device: str) -> list[str]:
         lambda: SlotSum(same.parameters(), count),
         lambda: SlotSum(same.parameters(), Slots(2, 2, 1 - rank)),
     ]
-    messages = []
-    for call in calls:
-        try:
-            call()
-        except ValueError as error:
-            messages.append(str(error))
+    messages = refused(calls)
     dist.barrier()
     return messages

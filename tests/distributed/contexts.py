@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from processes import refused
 from torch import Tensor
 
 import retrograd
@@ -193,12 +194,4 @@ def refusals(rank: int, world: int, device: str) -> list[str]:
         lambda: context.shard(x[:, 1:]),
         lambda: context.unshard(x[:, 1:]),
     ]
-    messages = []
-    for attempt in attempts:
-        try:
-            attempt()
-        except ValueError as error:
-            messages.append(str(error))
-        else:
-            messages.append("nothing")
-    return messages
+    return refused(attempts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,19 @@ def run(function: str, world: int, folder: Path, device: str = "cpu") -> list[An
     if any(process.returncode for process in running):
         raise RuntimeError("\n".join(f"rank {rank}: {error}" for rank, error in enumerate(errors)))
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+def refused(calls: Iterable[Callable[[], Any]]) -> list[str]:
+    """The messages of the ValueErrors that calls raise; "nothing" for one that raises none."""
+    messages = []
+    for call in calls:
+        try:
+            call()
+        except ValueError as error:
+            messages.append(str(error))
+        else:
+            messages.append("nothing")
+    return messages
 
 
 def main(function: str, rank: int, world: int, folder: Path, device: str) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from hub import ALONE, BUILD, CALLS, ENVIRONMENT, LOADERS, OWN_BITS, VARIANT, run
+from hub_calls import ALONE, BUILD, CALLS, ENVIRONMENT, LOADERS, OWN_BITS, VARIANT, run
 
 pytestmark = pytest.mark.gpu
 

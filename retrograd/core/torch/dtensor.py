@@ -19,9 +19,8 @@ from ..errors import bad_type, bad_value
 from ..op import Op
 from ..program import dense
 from ..spec import BATCH, SEQUENCES, CallSpec, arguments
+from .context import Results
 from .passes import Options, Tensors, shapes_of, spec_of
-
-Results = tuple[Tensor | None, ...]
 
 
 def is_distributed(tensors: Tensors) -> bool:

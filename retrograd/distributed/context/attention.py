@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
 
 from retrograd.core.errors import bad_shape, bad_value
 from retrograd.core.op import Op
@@ -57,7 +53,7 @@ def by_heads(
         if (of_heads := arrays[name]) is not None:
             own[name] = of_heads.chunk(world, dim=-1)[rank]
     if layout.bounds is not None:
-        own["cu_seqlens_q"] = own["cu_seqlens_k"] = _on(q, layout.bounds)
+        own["cu_seqlens_q"] = own["cu_seqlens_k"] = context.boundaries(q.device, layout.bounds)
     out, lse = run(own, settings)
     assert out is not None
     (out,) = steps_of_all(layout, group, out)
@@ -90,18 +86,13 @@ def by_keys(
         if causal:
             stops[-1] = start + pieces[-1].end
         seen = slice(sequences[first], stops[-1])
-        own["cu_seqlens_k"] = _on(keys, [stop - seen.start for stop in (sequences[first], *stops)])
+        own["cu_seqlens_k"] = context.boundaries(keys.device, (0, *(stop - seen.start for stop in stops)))
     else:
         seen = slice(0, 0)
-        own["cu_seqlens_k"] = _on(keys, [0, 0])
+        own["cu_seqlens_k"] = context.boundaries(keys.device, (0, 0))
     if layout.bounds is not None:
         own["cu_seqlens_q"] = context.boundaries(keys.device)
         if (slopes := arrays["alibi_slopes"]) is not None and slopes.ndim == 2 and pieces:
             own["alibi_slopes"] = slopes[pieces[0].sequence : pieces[-1].sequence + 1]
     out, lse = run({**own, "k": keys[:, seen], "v": values[:, seen]}, settings)
     return out, lse
-
-
-def _on(like: Tensor, numbers: Any) -> Tensor:
-    assert all(a <= b for a, b in pairwise(numbers))
-    return torch.tensor(numbers, dtype=torch.int32, device=like.device)

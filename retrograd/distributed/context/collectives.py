@@ -36,7 +36,7 @@ class _Gathered(torch.autograd.Function):
         padded = first.new_zeros((longest, *first.shape[1:]))
         padded[: len(first)] = first
         every = first.new_empty((len(sizes), *padded.shape))
-        all_gather(_real(every), _real(padded), group)
+        all_gather(real(every), real(padded), group)
         return torch.cat([part[:size] for part, size in zip(every, sizes, strict=True)]).movedim(0, dim)
 
     @staticmethod
@@ -58,7 +58,7 @@ def exchanged(parts: Sequence[Tensor], lengths: Sequence[int], group: Group) -> 
     received = sent.new_empty(sum(lengths))
     factor = 2 if sent.is_complex() else 1
     sizes = ([factor * length for length in lengths], [factor * len(part) for part in parts])
-    dist.all_to_all_single(_real(received), _real(sent), *sizes, group=group)
+    dist.all_to_all_single(real(received), real(sent), *sizes, group=group)
     return list(received.split(list(lengths)))
 
 
@@ -109,6 +109,6 @@ def _swapped(
     ]
 
 
-def _real(x: Tensor) -> Tensor:
+def real(x: Tensor) -> Tensor:
     """The numbers of a dense array along one axis; a complex one has two each."""
     return (torch.view_as_real(x) if x.is_complex() else x).view(-1)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from retrograd.core.op import Op
 from retrograd.core.torch.context import Results
 
 from .collectives import gathered
 from .layout import Piece
-from .states import final_states, own_rows
+from .states import final_states, of_pieces
 
 if TYPE_CHECKING:
     from .parallel import ContextParallel
@@ -27,32 +28,32 @@ def convolution(
     The gradients of the last inputs before a border come from steps on both sides of it. They are computed once more,
     by the op itself, from these few steps together: a sum of both sides' rounded gradients would have other bits.
     """
-    layout, x = context.layout, arrays["x"]
-    local = dict(arrays)
-    if layout.bounds is not None:
-        local["cu_seqlens"] = context.boundaries(x.device)
-    border = Border(context, run, local, settings)
-    initial = own_rows(layout, op, arrays)
+    x, local = arrays["x"], of_pieces(context, op, arrays)
+    always = {**settings, "return_final_state": True}
+    border = Border(context, run, local, always)
     if border.entering:
-        initial = border.entered(initial)
-    local["initial_state"] = initial
+        local["initial_state"] = border.entered(local["initial_state"])
+    border.initial = None if (initial := local["initial_state"]) is None else initial.detach()
     if torch.is_grad_enabled() and x.requires_grad:
         local["x"] = _Completed.apply(border, x)
-    always = {**settings, "return_final_state": True}
     y, final = run(local, always)
     assert y is not None
     assert final is not None
-    border.initial = None if initial is None else initial.detach()
     if y.requires_grad:
         y, final = _Noted.apply(border, y, final)
-    return y, final_states(layout, context.group, final, reverse=False) if settings["return_final_state"] else None
+    return y, final_states(context.layout, context.group, final, reverse=False) if settings[
+        "return_final_state"
+    ] else None
 
 
 class Border:
     """The inputs around a process's borders, and the gradients of its last inputs.
 
     Attributes:
-        entering: whether a sequence crosses this process's first border.
+        entering, leaving: whether a sequence crosses this process's first border, and its last one.
+        count: the inputs that a state has.
+        ends: how many steps of each process, at either end, others may need.
+        before, after: the last inputs of all previous processes, the first ones of all later processes.
         initial: the states before the process's pieces, once they are known.
         dy, dfinal: the gradients of the results, once they are known.
     """
@@ -64,15 +65,12 @@ class Border:
         self.entering = context.layout.crosses(context.layout.rank)
         self.leaving = context.layout.crosses(context.layout.rank + 1)
         self.count = arrays["weight"].shape[1] - 1
-        x = arrays["x"].detach()
-        ends = [min(self.count, size) for size in context.layout.sizes]
-        own = ends[context.layout.rank]
-        both = torch.cat([x[:, :own], x[:, x.shape[1] - own :]], dim=1)
-        every = gathered(both, [2 * end for end in ends], 1, context.group).split(
-            [end for e in ends for end in (e, e)], 1
-        )
-        self.before = torch.cat([x[:, :0], *every[1 : 2 * context.layout.rank : 2]], dim=1)
-        self.after = torch.cat([x[:, :0], *every[2 * context.layout.rank + 2 :: 2]], dim=1)
+        self.ends = [min(self.count, size) for size in context.layout.sizes]
+        x, rank = arrays["x"].detach(), context.layout.rank
+        own = self.ends[rank]
+        firsts, lasts = self._of_all(x[:, :own], x[:, x.shape[1] - own :], self.ends)
+        self.before = torch.cat([x[:, :0], *lasts[:rank]], dim=1)
+        self.after = torch.cat([x[:, :0], *firsts[rank + 1 :]], dim=1)
         self.initial: Tensor | None = None
         self.dy: Tensor | None = None
         self.dfinal: Tensor | None = None
@@ -112,16 +110,15 @@ class Border:
         dy = torch.cat([self.dy[:, -own:], following[:, :more]], dim=1)
         rest = {n: None if t is None else t.detach() for n, t in self.arrays.items()}
         state = past.transpose(1, 2)
-        always = {**self.settings, "return_final_state": True}
-        ends = next(rank for rank in range(layout.rank + 1, layout.world) if any(  # where the sequence does
+        last = next(rank for rank in range(layout.rank + 1, layout.world) if any(  # where the sequence does
             each.sequence == piece.sequence and each.last for each in layout.pieces_of(rank)))  # fmt: skip
         with torch.enable_grad():
             arrays = {**rest, "x": window, "initial_state": state, "cu_seqlens": None}
-            y, final = self.run(arrays, always)
+            y, final = self.run(arrays, self.settings)
             assert y is not None
             assert final is not None
             # A window that ends before the sequence has no part in its final state.
-            dfinal = dfinals[ends] if more < self.count else torch.zeros_like(dfinals[ends])
+            dfinal = dfinals[last] if more < self.count else torch.zeros_like(dfinals[last])
             (dwindow,) = torch.autograd.grad((y, final), window, (dy, dfinal))
         dx[:, piece.end - own : piece.end] = dwindow[:, :own]
         return dx
@@ -131,13 +128,18 @@ class Border:
         layout, dy, dfinal = self.context.layout, self.dy, self.dfinal
         assert dy is not None
         assert dfinal is not None
-        ends = [min(self.count, size) for size in layout.sizes]
         own = dfinal if layout.bounds is None else dfinal[:1]
-        both = torch.cat([dy[:, : ends[layout.rank]], own.transpose(1, 2)], dim=1)
-        every = gathered(both, [end + self.count for end in ends], 1, self.context.group)
-        parts = every.split([part for end in ends for part in (end, self.count)], 1)
-        following = torch.cat([dy[:, :0], *parts[2 * layout.rank + 2 :: 2]], dim=1)
-        return following, [part.transpose(1, 2) for part in parts[1::2]]
+        states = [self.count] * layout.world
+        firsts, finals = self._of_all(dy[:, : self.ends[layout.rank]], own.transpose(1, 2), states)
+        following = torch.cat([dy[:, :0], *firsts[layout.rank + 1 :]], dim=1)
+        return following, [final.transpose(1, 2) for final in finals]
+
+    def _of_all(self, first: Tensor, second: Tensor, sizes: list[int]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Two arrays of each process, `ends` and `sizes` long, in one message."""
+        pairs = list(zip(self.ends, sizes, strict=True))
+        every = gathered(torch.cat([first, second], dim=1), [sum(pair) for pair in pairs], 1, self.context.group)
+        parts = every.split([size for pair in pairs for size in pair], 1)
+        return parts[::2], parts[1::2]
 
 
 class _Completed(torch.autograd.Function):
@@ -149,9 +151,9 @@ class _Completed(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dx: Tensor) -> tuple[None, Tensor]:
-        with torch.no_grad():
-            return None, ctx.border.completed(dx)
+        return None, ctx.border.completed(dx)
 
 
 class _Noted(torch.autograd.Function):
@@ -163,6 +165,7 @@ class _Noted(torch.autograd.Function):
         return y.view_as(y), final.view_as(final)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[None, Tensor, Tensor]:
-        ctx.border.dy, ctx.border.dfinal = dy.detach(), dfinal.detach()
+        ctx.border.dy, ctx.border.dfinal = dy, dfinal
         return None, dy, dfinal

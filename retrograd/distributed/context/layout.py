@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from retrograd.core.errors import bad_value
@@ -30,7 +31,7 @@ class Piece:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """Contiguous steps for each rank, in the order of ranks.
 
@@ -109,7 +110,7 @@ class Layout:
         """The boundaries of all sequences; rows that are not packed have one, of all steps."""
         return (0, self.time) if self.bounds is None else self.bounds
 
-    @property
+    @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """Those of this rank."""
         return self.pieces_of(self.rank)
@@ -142,7 +143,7 @@ class Layout:
                    if begin < start < end)  # fmt: skip
         return all((start - begin) % STEP == 0 for start, begin in crossed)
 
-    @property
+    @cached_property
     def cu_seqlens(self) -> tuple[int, ...]:
         """The boundaries of this rank's pieces among its own steps; one empty sequence where there is none."""
         pieces = self.pieces

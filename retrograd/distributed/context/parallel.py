@@ -80,7 +80,7 @@ class ContextParallel:
             raise bad_value(ME, "layout.world", layout.world, f"{world}, the processes of the group")
         whose = "its process's" if layout.rank == rank else "another process's"
         check_equal(ME, own | {"layout.rank": whose}, self.group)
-        self._cu_seqlens: dict[torch.device, Tensor] = {}
+        self._boundaries: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
 
     def shard(self, x: Tensor, dim: int = 1) -> Tensor:
         """This process's steps of an array that all have."""
@@ -98,22 +98,20 @@ class ContextParallel:
         """(own steps,) int64: the position of each own step in its sequence."""
         return torch.tensor(self.layout.positions, dtype=torch.int64, device=device)
 
-    def boundaries(self, device: torch.device) -> Tensor:
-        """The boundaries of this process's pieces, as `cu_seqlens`."""
-        if device not in self._cu_seqlens:
-            self._cu_seqlens[device] = torch.tensor(self.layout.cu_seqlens, dtype=torch.int32, device=device)
-        return self._cu_seqlens[device]
+    def boundaries(self, device: torch.device, bounds: tuple[int, ...] | None = None) -> Tensor:
+        """Boundaries as an array, by default those of this process's pieces; made once."""
+        key = (self.layout.cu_seqlens if bounds is None else bounds, device)
+        if key not in self._boundaries:
+            self._boundaries[key] = torch.tensor(key[0], dtype=torch.int32, device=device)
+        return self._boundaries[key]
 
     @_disable_dynamo
     def call(self, op: Op, run: Callable[..., Results], arrays: dict[str, Any], settings: dict[str, Any]) -> Results:
         """The results of an op for this process's steps; `run` computes it in one process."""
-        if op.name not in EXCHANGES:
-            raise bad_value(op.name, "context", "given", f"None: only {', '.join(EXCHANGES)} see other steps")
         for name in bounded(op.call):
             if arrays[name] is not None:
                 raise bad_value(op.name, name, "an array", "None: the context's layout has the boundaries")
-        first = next(iter(arrays))
-        x = arrays["b" if op.name == "linear_scan" else first]
+        first, x = next(iter(arrays.items()))
         if x.ndim < 2 or x.shape[1] != len(self.layout.own):
             raise bad_shape(op.name, first, x.shape, f"{len(self.layout.own)} steps, those of this process")
         if self.layout.bounds is not None and x.shape[0] != 1:

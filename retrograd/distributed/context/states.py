@@ -16,7 +16,7 @@ from retrograd.core.torch.context import Results
 from retrograd.core.torch.launch import DTYPES
 from retrograd.core.torch.passes import shapes_of, spec_of
 
-from .collectives import Group, gathered
+from .collectives import Group, gathered, real
 from .layout import Layout
 
 if TYPE_CHECKING:
@@ -45,13 +45,9 @@ def recurrence(
     One process after another computes its steps, from the state that the one before it has sent. So every step is
     computed from the bits that one process would have.
     """
-    layout = context.layout
-    link = link_of(layout, reverse=bool(settings.get("reverse")))
-    device = next(iter(arrays.values())).device
-    local = dict(arrays)
-    if layout.bounds is not None:
-        local["cu_seqlens"] = context.boundaries(device)
-    local["initial_state"] = own_rows(layout, op, arrays)
+    layout, reverse = context.layout, bool(settings.get("reverse"))
+    link = link_of(layout, reverse)
+    local = of_pieces(context, op, arrays)
     always = {**settings, "return_final_state": True}
     state = spec_of(op, shapes_of(tuple(local.values())), tuple(always.values()))["final_state"]
     assert state is not None
@@ -59,15 +55,15 @@ def recurrence(
     if local["initial_state"] is not None:
         local["initial_state"] = local["initial_state"].to(dtype)
     elif link.source is not None:
-        local["initial_state"] = torch.zeros(state.shape, dtype=dtype, device=device)
+        local["initial_state"] = torch.zeros(state.shape, dtype=dtype, device=next(iter(arrays.values())).device)
     passed = Passed(run, tuple(local), always, link, context.group)
     y, final = _PassedOn.apply(passed, *local.values())
     if not settings["return_final_state"]:
         return y, None
-    return y, final_states(layout, context.group, final, bool(settings.get("reverse")))
+    return y, final_states(layout, context.group, final, reverse)
 
 
-def link_of(layout: Layout, reverse: bool = False) -> Link:
+def link_of(layout: Layout, reverse: bool) -> Link:
     """The neighbours of a rank in the direction of a scan."""
     before = layout.rank - 1 if layout.crosses(layout.rank) else None
     after = layout.rank + 1 if layout.crosses(layout.rank + 1) else None
@@ -78,11 +74,18 @@ def link_of(layout: Layout, reverse: bool = False) -> Link:
     return Link(after, before, last, first) if reverse else Link(before, after, first, last)
 
 
-def own_rows(layout: Layout, op: Op, arrays: dict[str, Any]) -> Tensor | None:
-    """The initial states of the sequences that this rank has pieces of, of those of all sequences."""
-    initial: Tensor | None = arrays["initial_state"]
+def of_pieces(context: ContextParallel, op: Op, arrays: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of a call for this process's pieces: with their boundaries, and their rows of the initial states."""
+    if context.layout.bounds is None:
+        return dict(arrays)
+    boundaries = context.boundaries(next(iter(arrays.values())).device)
+    return {**arrays, "cu_seqlens": boundaries, "initial_state": _own_rows(context.layout, op, arrays["initial_state"])}
+
+
+def _own_rows(layout: Layout, op: Op, initial: Tensor | None) -> Tensor | None:
+    """The states of the sequences that this rank has pieces of, of those of all packed sequences."""
     if initial is None or layout.bounds is None:
-        return initial
+        return None
     sequences = len(layout.bounds) - 1
     if initial.shape[0] != sequences:
         raise bad_shape(op.name, "initial_state", initial.shape, f"{sequences} sequences, as the context's layout has")
@@ -161,11 +164,10 @@ def _received(states: Tensor, rows: slice, rank: int, group: Group) -> Tensor:
     states = states.clone(memory_format=torch.contiguous_format)
     rows_of = states[rows]
     message = torch.empty_like(rows_of)
-    dist.recv(torch.view_as_real(message) if message.is_complex() else message, group=group, group_src=rank)
+    dist.recv(real(message), group=group, group_src=rank)
     rows_of.copy_(message)
     return states
 
 
 def _send(states: Tensor, rank: int, group: Group) -> None:
-    message = states.detach().contiguous()
-    dist.send(torch.view_as_real(message) if message.is_complex() else message, group=group, group_dst=rank)
+    dist.send(real(states.detach().contiguous()), group=group, group_dst=rank)
