@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ def figure_of(rows: list[dict[str, Any]]) -> Figure:
     shown = list(last.values())
     gpus = " and ".join(dict.fromkeys(row["gpu"] for row in shown))
     measured = runs((row["date"], row["commit"]) for row in shown)
-    below = f"{versions(row['versions'] for row in shown)}. Measured {measured}."
+    used = "; ".join(versions([each]) for each in installations(row["versions"] for row in shown))
+    below = f"{used}. Measured {measured}."
     return page(
         (
             paragraph(f"Training of language models on {gpus}", LARGE, weight="bold"),
@@ -52,6 +54,19 @@ def figure_of(rows: list[dict[str, Any]]) -> Figure:
             paragraph(below, SMALL, GREY),
         )
     )
+
+
+def installations(found: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+    """The versions that were installed together, as few sets as have one version of each package."""
+    sets: list[dict[str, str]] = []
+    for packages in found:
+        for known in sets:
+            if all(known.get(name, version) == version for name, version in packages.items()):
+                known |= packages
+                break
+        else:
+            sets.append(dict(packages))
+    return sets
 
 
 def cases(rows: list[dict[str, Any]]) -> list[str]:

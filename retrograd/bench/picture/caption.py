@@ -37,12 +37,12 @@ def rate(rows: Sequence[Row], speeds: Speeds, bound: str) -> str:
 
 
 def versions(installed: Iterable[Mapping[str, str]]) -> str:
-    """Every version of every package, each with its name."""
+    """Every version of every package."""
     found: dict[str, dict[str, None]] = {}
     for packages in installed:
         for name, version in packages.items():
             found.setdefault(name, {})[version] = None
-    return ", ".join(f"{name} {version}" for name, own in found.items() for version in own)
+    return ", ".join(f"{name} {' and '.join(own)}" for name, own in found.items())
 
 
 def runs(measured: Iterable[tuple[str, str]]) -> str:
