@@ -91,4 +91,5 @@ class Block(nn.Module):
     def _add_and_norm(self, x: Tensor, stream: Tensor | None) -> tuple[Tensor, Tensor]:
         if stream is not None:
             return self.norm(x, stream)
-        return self.norm(x), wide(x) if self.residual_in_fp32 else x
+        stream = wide(x) if self.residual_in_fp32 else x
+        return self.norm(x), stream.clone() if stream is x else stream  # FSDP2 warns of an output that is its input

@@ -1,4 +1,4 @@
-"""Where a model is exact by default: where that costs nothing."""
+"""Where a model is exact by default: where that costs little."""
 
 from __future__ import annotations
 

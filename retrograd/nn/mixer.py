@@ -21,7 +21,7 @@ class Mixer(nn.Module, ABC):
 
     Attributes:
         exact: whether steps from a state have the bits of the whole sequence, if the projections are exact, too. None
-            is where it costs nothing, see `LanguageModel`.
+            is where it costs little, see `LanguageModel`.
     """
 
     exact: bool | None = False
