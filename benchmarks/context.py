@@ -3,15 +3,18 @@
     torchrun --nproc-per-node 2 benchmarks/context.py [RESULTS]
 
 Forward and backward, bf16, one row. `scaling` is the time of one GPU, for as much work as one of several has, over
-theirs. For a causal mask the work is the number of pairs that are seen, so that attention of W times as many steps is
+theirs. "context, in turn" is that of scans whose states reach far, of which one process after another computes its
+steps; "torch's" is PyTorch's context parallel, by cuDNN, with as many key heads as query heads. For a causal mask the work is the number of pairs that are seen, so that attention of W times as many steps is
 W^2 times as much work. Rows go to RESULTS/context.jsonl, by default in benchmarks/results/<gpu>.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +25,19 @@ import torch.distributed as dist
 from distributed import RESULTS, in_turns
 from own_process import add
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.experimental import context_parallel
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 import retrograd
 from retrograd.bench.environment import folder_name, versions
 from retrograd.distributed import ContextParallel, Layout
+from retrograd.distributed.context import reach
 
 STEPS, SHORT = 2**18, 2**16  # of a GPU; of attention
-CALLS = 2
+CALLS = 4
+SCANS = ("linear_scan", "selective_scan", "ssd")
 
 
 class Call(NamedTuple):
@@ -110,14 +119,47 @@ def timed(call: Call, time: int, parallel: ContextParallel | None) -> Callable[[
     return step
 
 
-def ways(call: Call) -> Iterator[tuple[str, float, Callable[[], Any]]]:
+def in_turn(step: Callable[[], Any]) -> Callable[[], Any]:
+    """The step, if states reached too far to compute at once."""
+
+    def call() -> None:
+        forgotten, reach.FORGOTTEN = reach.FORGOTTEN, -math.inf
+        step()
+        reach.FORGOTTEN = forgotten
+
+    return call
+
+
+def torchs(call: Call, time: int, stack: ExitStack) -> Callable[[], Any]:
+    """Forward and backward of this process's part, by PyTorch's own context parallel."""
+    world = dist.get_world_size()
+    _, _, H, D = call.arrays(1)["q"].shape
+    q, k, v = (drawn(1, H, time // world, D).requires_grad_() for _ in range(3))
+    dy = drawn(*q.shape)
+    mesh, steps = init_device_mesh("cuda", (world,)), torch.zeros(1, time, device="cuda")
+    stack.enter_context(context_parallel(mesh, buffers=[steps], buffer_seq_dims=[1], no_restore_buffers={steps}))
+
+    def step() -> None:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            y = scaled_dot_product_attention(q, k, v, is_causal=True)
+            torch.autograd.grad(y, (q, k, v), dy)
+
+    return step
+
+
+def ways(call: Call, stack: ExitStack) -> Iterator[tuple[str, float, Callable[[], Any]]]:
     """(name, work beside that of one GPU, step) of each way."""
     world, rank = dist.get_world_size(), dist.get_rank()
     yield "one GPU", 1.0, timed(call, call.steps, None)
     time = call.steps * world
     bounds = None if call.packed == 1 else [time // call.packed * number for number in range(call.packed + 1)]
     work = float(world) if call.op == "attention" else 1.0
-    yield "context", work, timed(call, time, ContextParallel(Layout.even(time, world, rank, bounds)))
+    divided = timed(call, time, ContextParallel(Layout.even(time, world, rank, bounds)))
+    yield "context", work, divided
+    if call.op in SCANS:
+        yield "context, in turn", work, in_turn(divided)
+    if call.op == "attention" and call.packed == 1:
+        yield "torch's", work, torchs(call, time, stack)
 
 
 def main() -> None:
@@ -126,15 +168,16 @@ def main() -> None:
     gpu = torch.cuda.get_device_name()
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / folder_name(gpu)
     for call in calls():
-        named = list(ways(call))
-        found = in_turns({name: step for name, _, step in named}, CALLS)
+        with ExitStack() as stack:
+            named = list(ways(call, stack))
+            found = in_turns({name: step for name, _, step in named}, CALLS)
         for name, work, _ in named:
             row = {"op": call.op, "case": call.case, "packed": call.packed, "impl": name, "gpus": dist.get_world_size()}
             row |= {"ms": round(found[name], 3), "scaling": round(found["one GPU"] * work / found[name], 3), "gpu": gpu}
             if dist.get_rank() == 0:
                 add(row | {"versions": versions(("torch", "triton"))}, folder / "context.jsonl", gpu)
                 figures = f"{found[name]:9.3f} ms  {row['scaling']}"
-                print(f"{call.op:15} {call.case:70} {call.packed} packed  {name:8} {figures}", flush=True)
+                print(f"{call.op:15} {call.case:70} {call.packed} packed  {name:16} {figures}", flush=True)
         del named
         torch.cuda.empty_cache()
     dist.destroy_process_group()

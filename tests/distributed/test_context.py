@@ -17,18 +17,28 @@ def test_results_and_gradients_of_steps_have_the_bits_of_one_process(world: int,
 
 
 @pytest.mark.parametrize("world", [2, 4])
+def test_scans_whose_states_decay_soon_are_computed_at_once_with_the_same_bits(world: int, tmp_path: Path) -> None:
+    assert run("contexts.forgotten", world, tmp_path) == [([], [])] * world
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_state_that_was_not_forgotten_is_found_out_and_the_scan_computed_again(world: int, tmp_path: Path) -> None:
+    assert run("contexts.forgotten_too_early", world, tmp_path) == [([], True)] * world
+
+
+@pytest.mark.parametrize("world", [2, 4])
 def test_with_borders_anywhere_they_are_equal_within_rounding(world: int, tmp_path: Path) -> None:
     assert run("contexts.borders_anywhere", world, tmp_path) == [[]] * world
 
 
 def test_what_does_not_fit_is_refused_in_every_process(tmp_path: Path) -> None:
-    for messages, steps in zip(run("contexts.refusals", 2, tmp_path), (128, 72), strict=True):
+    for messages, steps in zip(run("contexts.refusals", 2, tmp_path), (256, 144), strict=True):
         expected = [
-            "ContextParallel: starts is (0, 128, 200) on rank 1, expected (0, 64, 200) as on rank 0",
+            "ContextParallel: starts is (0, 256, 400) on rank 1, expected (0, 128, 400) as on rank 0",
             "ContextParallel: layout.rank is another process's on rank 1, expected its process's as on rank 0",
             "ContextParallel: layout.world is 3, expected 2, the processes of the group",
             "ContextParallel: order is 'any', expected 'global' or 'ranks'",
-            "ContextParallel: layout.starts is (0, 65, 200), expected borders at multiples of 64 steps of their "
+            "ContextParallel: layout.starts is (0, 257, 400), expected borders at multiples of 256 steps of their "
             "sequences, or order='ranks'",
             f"causal_conv1d: x has shape (1, {steps - 1}, 8), expected {steps} steps, those of this process",
             "causal_conv1d: cu_seqlens is 'an array', expected None: the context's layout has the boundaries",
@@ -39,7 +49,7 @@ def test_what_does_not_fit_is_refused_in_every_process(tmp_path: Path) -> None:
             f"attention: k has shape (1, {steps - 1}, 3, 16), expected {steps} steps, as q: keys are those of the "
             "queries",
             "attention: bias is 'given', expected None beside a context",
-            f"ContextParallel: x has shape (1, {steps - 1}, 8), expected 200 steps along dim 1",
+            f"ContextParallel: x has shape (1, {steps - 1}, 8), expected 400 steps along dim 1",
             f"ContextParallel: x has shape (1, {steps - 1}, 8), expected {steps} steps along dim 1",
         ]
         assert messages == expected
@@ -49,6 +59,8 @@ def test_what_does_not_fit_is_refused_in_every_process(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_on_several_gpus_results_and_gradients_of_steps_have_the_bits_of_one(tmp_path: Path) -> None:
     assert run("contexts.differences", 2, tmp_path, "cuda") == [[], []]
+    assert run("contexts.forgotten", 2, tmp_path, "cuda") == [([], []), ([], [])]
+    assert run("contexts.forgotten_too_early", 2, tmp_path, "cuda") == [([], True), ([], True)]
 
 
 def steps_of(layout: Layout) -> list[tuple[int, int]]:
@@ -78,13 +90,13 @@ def test_the_pieces_of_all_ranks_are_the_sequences(starts: tuple[int, ...], boun
         assert layout.crosses(rank) == bool(before and not before[-1].last)
 
 
-@pytest.mark.parametrize("bounds", [None, (3, 10, 10, 150, 285, 285), (0, 1, 2, 3, 900), (0, 100, 1000)])
+@pytest.mark.parametrize("bounds", [None, (3, 10, 10, 150, 285, 285), (0, 1, 2, 3, 3900), (0, 100, 4000)])
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 def test_even_layouts_keep_bits_and_are_about_equal(world: int, bounds: tuple[int, ...] | None) -> None:
-    layout = Layout.even(1000, world, world - 1, bounds)
+    layout = Layout.even(4000, world, world - 1, bounds)
     assert layout.exact
-    assert layout.time == sum(layout.sizes) == 1000
-    assert all(abs(size - 1000 / world) <= 64 for size in layout.sizes)
+    assert layout.time == sum(layout.sizes) == 4000
+    assert all(abs(size - 4000 / world) <= 256 for size in layout.sizes)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from retrograd.core.errors import bad_value
 
-STEP = 64  # borders at its multiples keep the bits of one process in every op
+STEP = 256  # borders at its multiples keep the bits of one process in every op
 ME = "Layout"
 
 
@@ -46,11 +46,11 @@ class Layout:
 
     Example:
         >>> from retrograd.distributed import Layout
-        >>> layout = Layout.even(240, world=2, rank=1, bounds=(0, 150, 240))
+        >>> layout = Layout.even(1000, world=2, rank=1, bounds=(0, 550, 1000))
         >>> layout.own, layout.cu_seqlens
-        (range(128, 240), (0, 22, 112))
+        (range(512, 1000), (0, 38, 488))
         >>> layout.pieces[0]
-        Piece(sequence=0, begin=0, end=22, first=False, last=True)
+        Piece(sequence=0, begin=0, end=38, first=False, last=True)
     """
 
     starts: tuple[int, ...]
@@ -77,7 +77,7 @@ class Layout:
             world: the number of ranks.
             rank: that of this process.
             bounds: the boundaries of packed sequences.
-            step: 64 keeps the bits of one process in every op.
+            step: 256 keeps the bits of one process in every op.
         """
         if time < 0 or world < 1 or step < 1:
             raise bad_value(ME, "(time, world, step)", (time, world, step), "at least (0, 1, 1)")
@@ -138,7 +138,7 @@ class Layout:
 
     @property
     def exact(self) -> bool:
-        """Whether each border within a sequence is a multiple of 64 steps from where the sequence begins."""
+        """Whether each border within a sequence is a multiple of 256 steps from where the sequence begins."""
         crossed = ((start, begin) for start in self.starts for begin, end in pairwise(self.sequences)
                    if begin < start < end)  # fmt: skip
         return all((start - begin) % STEP == 0 for start, begin in crossed)

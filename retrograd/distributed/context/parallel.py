@@ -44,8 +44,8 @@ class ContextParallel:
     Args:
         layout: which steps each process has; the same in all but for `rank`.
         group: the processes, or `mesh["cp"]`; all of them by default.
-        order: "global": results and gradients have the bits of one process. On GPUs the gradients of `ssd` have them at
-            multiples of 128 steps only, and `linear_scan` is within its error budget.
+        order: "global": results and gradients have the bits of one process. `linear_scan` is within its error
+            budget.
             "ranks": they are reproducible for this layout, and attention takes any number of key heads.
 
     Raises:
@@ -70,16 +70,16 @@ class ContextParallel:
         self.group: Group = group if group is None or isinstance(group, dist.ProcessGroup) else group.get_group()
         self.order = order
         world, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        whose = "its process's" if layout.rank == rank else "another process's"
+        own = {"starts": str(layout.starts), "bounds": str(layout.bounds), "order": order, "layout.rank": whose}
+        check_equal(ME, own, self.group)  # before the checks that raise in one process only, if layouts differ
         if order not in ("global", "ranks"):
             raise bad_value(ME, "order", order, "'global' or 'ranks'")
+        if layout.world != world:
+            raise bad_value(ME, "layout.world", layout.world, f"{world}, the processes of the group")
         if order == "global" and not layout.exact:
             expected = f"borders at multiples of {STEP} steps of their sequences, or order='ranks'"
             raise bad_value(ME, "layout.starts", layout.starts, expected)
-        own = {"starts": str(layout.starts), "bounds": str(layout.bounds), "order": order}
-        if layout.world != world:
-            raise bad_value(ME, "layout.world", layout.world, f"{world}, the processes of the group")
-        whose = "its process's" if layout.rank == rank else "another process's"
-        check_equal(ME, own | {"layout.rank": whose}, self.group)
         self._boundaries: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
 
     def shard(self, x: Tensor, dim: int = 1) -> Tensor:

@@ -15,24 +15,32 @@ from retrograd.core.op import Op
 from retrograd.core.torch.context import Results
 from retrograd.core.torch.launch import DTYPES
 from retrograd.core.torch.passes import shapes_of, spec_of
+from retrograd.distributed.exchange import all_gather
 
 from .collectives import Group, gathered, real
 from .layout import Layout
+from .reach import End, Reach, end_of, reach_of
 
 if TYPE_CHECKING:
     from .parallel import ContextParallel
 
 
+INEXACT = ("linear_scan",)  # ops whose parts have not the bits of the whole
+
+
 class Link(NamedTuple):
-    """From whom a process's first state comes, and to whom its last one goes.
+    """From whom a process's first state comes, and to whom its last one goes; None where no sequence crosses.
 
     Attributes:
-        source, target: ranks of the group; None where no sequence crosses that border.
+        source, target: ranks of the group.
+        entry, exit: the steps of the sequences that cross.
         enters, leaves: the rows of the states that cross.
     """
 
     source: int | None
     target: int | None
+    entry: End | None
+    exit: End | None
     enters: slice
     leaves: slice
 
@@ -42,21 +50,30 @@ def recurrence(
 ) -> Results:
     """A recurrence over the steps of all processes.
 
-    One process after another computes its steps, from the state that the one before it has sent. So every step is
-    computed from the bits that one process would have.
+    Where the states at all borders come of few steps before them, all processes compute at once: each first computes
+    the state that it sends, from these few steps. Then it compares it with the one that it has from all its steps. If
+    one process finds another, or if a state reaches too far, one process after another computes its steps, from the
+    state that the one before it has sent. So every step is computed from the bits that one process would have.
     """
     layout, reverse = context.layout, bool(settings.get("reverse"))
     link = link_of(layout, reverse)
     local = of_pieces(context, op, arrays)
     always = {**settings, "return_final_state": True}
-    state = spec_of(op, shapes_of(tuple(local.values())), tuple(always.values()))["final_state"]
+    spec = spec_of(op, shapes_of(tuple(local.values())), tuple(always.values()))
+    state = spec["final_state"]
     assert state is not None
     dtype = DTYPES[state.dtype]
     if local["initial_state"] is not None:
         local["initial_state"] = local["initial_state"].to(dtype)
     elif link.source is not None:
         local["initial_state"] = torch.zeros(state.shape, dtype=dtype, device=next(iter(arrays.values())).device)
-    passed = Passed(run, tuple(local), always, link, context.group)
+    axes = {name: axis for name, axis in spec.axes_of("T").items() if name in local}
+    reach = None
+    if any(map(layout.crosses, range(1, layout.world))):
+        reach = reach_of(context, op.name, local, axes, always, link)
+    exact = layout.exact and op.name not in INEXACT
+    rounding = None if exact else 4 * torch.finfo(next(iter(arrays.values())).dtype).eps
+    passed = Passed(run, tuple(local), always, axes, link, reach, context.group, rounding)
     y, final = _PassedOn.apply(passed, *local.values())
     if not settings["return_final_state"]:
         return y, None
@@ -65,13 +82,18 @@ def recurrence(
 
 def link_of(layout: Layout, reverse: bool) -> Link:
     """The neighbours of a rank in the direction of a scan."""
-    before = layout.rank - 1 if layout.crosses(layout.rank) else None
-    after = layout.rank + 1 if layout.crosses(layout.rank + 1) else None
+    before, after = (layout.crosses(layout.rank + border) for border in (0, 1))
+    source, target = (layout.rank - 1 if before else None), (layout.rank + 1 if after else None)
     first, last = slice(None), slice(None)
     if layout.bounds is not None:
         count = len(layout.cu_seqlens) - 1
         first, last = slice(0, 1), slice(count - 1, count)
-    return Link(after, before, last, first) if reverse else Link(before, after, first, last)
+    pieces = layout.pieces
+    start = end_of(pieces[0], border=False) if before else None
+    stop = end_of(pieces[-1], border=True) if after else None
+    if reverse:
+        return Link(target, source, stop, start, last, first)
+    return Link(source, target, start, stop, first, last)
 
 
 def of_pieces(context: ContextParallel, op: Op, arrays: dict[str, Any]) -> dict[str, Any]:
@@ -106,13 +128,48 @@ def final_states(layout: Layout, group: Group, own: Tensor, reverse: bool) -> Te
 
 
 class Passed(NamedTuple):
-    """What a call needs beside its arrays: their names, and how states are passed on."""
+    """What a call needs beside its arrays.
+
+    Attributes:
+        run: the op in one process.
+        names: those of the arrays.
+        settings: the op's options.
+        axes: the axis of time of the arrays that have one.
+        link, reach: how states are passed on; no reach where one process after another computes.
+        group: the processes.
+        rounding: how far apart, beside the largest, equal numbers may be; None if they have equal bits.
+    """
 
     run: Callable[..., Results]
     names: tuple[str, ...]
     settings: dict[str, Any]
+    axes: dict[str, int]
     link: Link
+    reach: Reach | None
     group: Group
+    rounding: float | None
+
+    def beside(self, arrays: dict[str, Any], end: End, steps: int, row: slice) -> dict[str, Any]:
+        """The arrays of some steps beside a border, of the sequences that cross it."""
+        near = {name: end.part(t, self.axes[name], steps) if t is not None and name in self.axes else t
+                for name, t in arrays.items()}  # fmt: skip
+        initial = arrays["initial_state"]
+        return {**near, "cu_seqlens": None, "initial_state": None if initial is None else initial[row]}
+
+    def same(self, early: Tensor, found: Tensor) -> Tensor:
+        """Whether a state, or its gradient, from some steps is that from all steps."""
+        if self.rounding is None:
+            return (early.contiguous().view(torch.uint8) == found.contiguous().view(torch.uint8)).all()
+        return ((early - found).abs() <= self.rounding * found.abs().amax()).all()
+
+    def all_same(self, early: Tensor | None, found: Tensor | None, like: Tensor) -> bool:
+        """Whether this holds in all processes."""
+        own = (
+            self.same(early, found) if early is not None and found is not None else like.new_ones((), dtype=torch.bool)
+        )
+        every = own.new_empty(dist.get_world_size(self.group), dtype=torch.int32)
+        all_gather(every, own.int().view(1), self.group)
+        return bool(every.all())
 
 
 class _PassedOn(torch.autograd.Function):
@@ -120,54 +177,146 @@ class _PassedOn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, passed: Passed, *tensors: Tensor | None) -> Results:
-        link, group, record = passed.link, passed.group, any(ctx.needs_input_grad)
+        record = any(ctx.needs_input_grad)
         needs = dict(zip(passed.names, ctx.needs_input_grad[1:], strict=True))
-        needs["initial_state"] |= record and link.source is not None
+        needs["initial_state"] |= record and passed.link.source is not None
         arrays = {n: None if t is None else t.detach() for n, t in zip(passed.names, tensors, strict=True)}
-        if link.source is not None:
-            state = arrays["initial_state"]
-            assert state is not None
-            arrays["initial_state"] = _received(state, link.enters, link.source, group)
-        wanted = {name: t.requires_grad_() for name, t in arrays.items() if t is not None and needs[name]}
-        with torch.set_grad_enabled(record):
-            y, final = passed.run(arrays, passed.settings)
-        assert y is not None
-        assert final is not None
-        if link.target is not None:
-            _send(final[link.leaves], link.target, group)
+        steps = _Steps(passed, arrays, needs, record)
+        if passed.reach is None or not steps.at_once(passed.reach):
+            steps.in_turn()
         if record:
-            ctx.passed, ctx.graph = passed, (wanted, (y, final))
+            ctx.passed, ctx.steps = passed, steps
+        y, final = steps.results
         return y.detach(), final.detach()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.graph is None:
+        if ctx.steps is None:
             raise RuntimeError("a backward pass over a context's border was run before, expected only one")
-        passed, (wanted, results) = ctx.passed, ctx.graph
-        ctx.graph = None
-        link, group = passed.link, passed.group
-        if link.target is not None:
-            dfinal = _received(dfinal, link.leaves, link.target, group)
-        found = torch.autograd.grad(results, list(wanted.values()), (dy, dfinal))
-        gradients = dict(zip(wanted, found, strict=True))
-        if link.source is not None:
-            state = gradients["initial_state"]
-            _send(state[link.enters], link.source, group)
-            gradients["initial_state"] = state.clone()
-            gradients["initial_state"][link.enters] = 0  # of a state that another process had
+        passed, steps = ctx.passed, ctx.steps
+        ctx.steps = None
+        gradients = None
+        if passed.reach is not None:
+            gradients = steps.gradients_at_once(passed.reach, dy, dfinal)
+        if gradients is None:
+            gradients = steps.gradients_in_turn(dy, dfinal)
+        if passed.link.source is not None:
+            gradients["initial_state"] = gradients["initial_state"].clone()
+            gradients["initial_state"][passed.link.enters] = 0  # of a state that another process had
         return (None, *(gradients.get(name) for name in passed.names))
 
 
-def _received(states: Tensor, rows: slice, rank: int, group: Group) -> Tensor:
-    """The states with those rows of another rank."""
-    states = states.clone(memory_format=torch.contiguous_format)
-    rows_of = states[rows]
-    message = torch.empty_like(rows_of)
-    dist.recv(real(message), group=group, group_src=rank)
-    rows_of.copy_(message)
+class _Steps:
+    """A process's steps: the op's results for them, and their gradients, for what enters and leaves."""
+
+    results: tuple[Tensor, Tensor]
+
+    def __init__(self, passed: Passed, arrays: dict[str, Any], needs: dict[str, bool], record: bool) -> None:
+        self.passed, self.arrays, self.needs, self.record = passed, arrays, needs, record
+        self.wanted: dict[str, Tensor] = {}
+
+    def in_turn(self) -> None:
+        """Compute the results, after the processes before."""
+        link, group = self.passed.link, self.passed.group
+        self._compute(None if link.source is None else _received(self._entering, link.source, group))
+        if link.target is not None:
+            _send(self.results[1][link.leaves], link.target, group)
+
+    def at_once(self, reach: Reach) -> bool:
+        """Compute the results, with all processes at once; returns whether all had the right states."""
+        passed, link = self.passed, self.passed.link
+        early = None
+        if link.exit is not None:
+            near = passed.beside(self.arrays, link.exit, reach.state, link.leaves)
+            if near["initial_state"] is not None and not link.exit.whole_is(reach.state):
+                near["initial_state"] = torch.zeros_like(near["initial_state"])
+            with torch.no_grad():
+                early = passed.run(near, passed.settings)[1]
+        like = None if link.source is None else self._entering
+        self._compute(_swapped(early, link.target, like, link.source, passed.group))
+        return passed.all_same(early, self.results[1][link.leaves], self.results[1])
+
+    def gradients_in_turn(self, dy: Tensor, dfinal: Tensor) -> dict[str, Tensor]:
+        """The gradients of the arrays, after the processes behind."""
+        link, group = self.passed.link, self.passed.group
+        left = None if link.target is None else _received(dfinal[link.leaves], link.target, group)
+        gradients = self._gradients(dy, dfinal, left)
+        if link.source is not None:
+            _send(gradients["initial_state"][link.enters], link.source, group)
+        return gradients
+
+    def gradients_at_once(self, reach: Reach, dy: Tensor, dfinal: Tensor) -> dict[str, Tensor] | None:
+        """The gradients, with all processes at once; None if not all had the right gradients of states."""
+        passed, link = self.passed, self.passed.link
+        early = None
+        if link.entry is not None:
+            near = passed.beside(self.arrays, link.entry, reach.gradient, link.enters)
+            state = near["initial_state"] = near["initial_state"].requires_grad_()
+            with torch.enable_grad():
+                results = _both(passed.run(near, passed.settings))
+            of_final = dfinal[link.enters]
+            if not link.entry.whole_is(reach.gradient):
+                of_final = torch.zeros_like(of_final)
+            (early,) = torch.autograd.grad(results, state, (link.entry.part(dy, 1, reach.gradient), of_final))
+        like = None if link.target is None else dfinal[link.leaves]
+        left = _swapped(early, link.source, like, link.target, passed.group)
+        gradients = self._gradients(dy, dfinal, left, keep=True)
+        found = None if early is None else gradients["initial_state"][link.enters]
+        return gradients if passed.all_same(early, found, dy) else None
+
+    @property
+    def _entering(self) -> Tensor:
+        state: Tensor = self.arrays["initial_state"][self.passed.link.enters]
+        return state
+
+    def _compute(self, entering: Tensor | None) -> None:
+        if entering is not None:
+            self.arrays["initial_state"] = _with_rows(self.arrays["initial_state"], self.passed.link.enters, entering)
+        self.wanted = {n: t.requires_grad_() for n, t in self.arrays.items() if t is not None and self.needs[n]}
+        with torch.set_grad_enabled(self.record):
+            self.results = _both(self.passed.run(self.arrays, self.passed.settings))
+
+    def _gradients(self, dy: Tensor, dfinal: Tensor, left: Tensor | None, keep: bool = False) -> dict[str, Tensor]:
+        if left is not None:
+            dfinal = _with_rows(dfinal, self.passed.link.leaves, left)
+        found = torch.autograd.grad(self.results, list(self.wanted.values()), (dy, dfinal), retain_graph=keep)
+        return dict(zip(self.wanted, found, strict=True))
+
+
+def _both(results: Results) -> tuple[Tensor, Tensor]:
+    """The results for the steps, and the state after them."""
+    y, final = results
+    assert y is not None
+    assert final is not None
+    return y, final
+
+
+def _with_rows(states: Tensor, rows: slice, those: Tensor) -> Tensor:
+    """A copy of the states with other rows."""
+    states = states.detach().clone(memory_format=torch.contiguous_format)
+    states[rows] = those
     return states
+
+
+def _received(like: Tensor, rank: int, group: Group) -> Tensor:
+    message = torch.empty_like(like, memory_format=torch.contiguous_format)
+    dist.recv(real(message), group=group, group_src=rank)
+    return message
 
 
 def _send(states: Tensor, rank: int, group: Group) -> None:
     dist.send(real(states.detach().contiguous()), group=group, group_dst=rank)
+
+
+def _swapped(
+    sent: Tensor | None, to: int | None, like: Tensor | None, source: int | None, group: Group
+) -> Tensor | None:
+    """What another rank sends, as large as `like`, while this one sends; each may be absent."""
+    message = None if like is None else torch.empty_like(like, memory_format=torch.contiguous_format)
+    both = [] if sent is None else [dist.P2POp(dist.isend, real(sent.contiguous()), group=group, group_peer=to)]
+    if message is not None:
+        both.append(dist.P2POp(dist.irecv, real(message), group=group, group_peer=source))
+    for work in dist.batch_isend_irecv(both) if both else ():
+        work.wait()
+    return message

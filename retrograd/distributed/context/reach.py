@@ -1,0 +1,127 @@
+"""How far back a state reaches: from which steps beside a border alone the state there can be computed."""
+
+from __future__ import annotations
+
+from math import log
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from retrograd.distributed.exchange import all_gather
+
+from .layout import STEP, Piece
+
+if TYPE_CHECKING:
+    from .parallel import ContextParallel
+    from .states import Link
+
+FORGOTTEN = -150 * log(2)  # the log of a decay that kernels take to be 0, too
+SHARE = 4  # at most one of so many of a process's steps are computed twice
+UNKNOWN = -1
+
+
+class Reach(NamedTuple):
+    """The steps beside a process's borders that determine what crosses them.
+
+    Attributes:
+        state: the last steps, in the direction of the scan, of which the state comes that leaves; 0 where none does.
+        gradient: the first steps, of which the gradient comes of the state that entered; 0 where none did.
+    """
+
+    state: int
+    gradient: int
+
+
+class End(NamedTuple):
+    """The steps of a sequence beside a border.
+
+    Attributes:
+        begin, end: the process's steps.
+        border: whether the border is behind them; before them otherwise.
+        whole: whether they are all steps of the sequence on this side of the border.
+    """
+
+    begin: int
+    end: int
+    border: bool
+    whole: bool
+
+    def part(self, x: Tensor, dim: int, steps: int) -> Tensor:
+        """As many steps of x, beside the border."""
+        return x.narrow(dim, self.end - steps if self.border else self.begin, steps)
+
+    def whole_is(self, steps: int) -> bool:
+        """Whether these steps are all of the sequence on this side of the border."""
+        return self.whole and steps == self.end - self.begin
+
+
+def end_of(piece: Piece, border: bool) -> End:
+    """The steps of a sequence that crosses the border behind a process's piece of it, or before it."""
+    return End(piece.begin, piece.end, border, piece.first if border else piece.last)
+
+
+def reach_of(
+    context: ContextParallel,
+    name: str,
+    arrays: dict[str, Any],
+    axes: dict[str, int],
+    settings: dict[str, Any],
+    link: Link,
+) -> Reach | None:
+    """How far the states at this process's borders reach; None in all processes, if one of them reaches too far."""
+    like = arrays[next(iter(axes))]
+    own = [
+        torch.zeros((), dtype=torch.int64, device=like.device)
+        if end is None
+        else _steps(name, arrays, axes, settings, end, len(context.layout.own) // SHARE)
+        for end in (link.exit, link.entry)
+    ]
+    every = torch.empty(2 * context.layout.world, dtype=torch.int64, device=like.device)
+    all_gather(every, torch.stack(own), context.group)
+    found = every.tolist()
+    if UNKNOWN in found:
+        return None
+    return Reach(*found[2 * context.layout.rank :][:2])
+
+
+def _steps(
+    name: str, arrays: dict[str, Any], axes: dict[str, int], settings: dict[str, Any], end: End, most: int
+) -> Tensor:
+    """The fewest steps beside a border before which a state is forgotten, with blocks as in the whole sequence."""
+    length = end.end - end.begin
+    like = arrays[next(iter(axes))]
+    if end.whole and length <= most:
+        return torch.tensor(length, device=like.device)
+    rest = length % STEP if end.border else 0
+    blocks = (min(most, length) - rest) // STEP
+    if blocks <= 0:
+        return torch.tensor(UNKNOWN, device=like.device)
+    near = {n: t if t is None or n not in axes else end.part(t.detach(), axes[n], blocks * STEP + rest)
+            for n, t in arrays.items()}  # fmt: skip
+    logs = log_decays(name, near, settings)
+    if end.border:
+        logs = logs.flip(1)
+    sums = logs[:, : blocks * STEP].unflatten(1, (blocks, STEP)).sum(2).cumsum(1)
+    left = sums.amax((0, 2)) if logs.shape[0] and logs.shape[2] else sums.new_full((blocks,), FORGOTTEN)
+    known = left <= FORGOTTEN  # not of NaN
+    first = known.int().argmax()
+    return torch.where(known.any(), (first + 1) * STEP + rest, UNKNOWN)
+
+
+def log_decays(name: str, arrays: dict[str, Any], settings: dict[str, Any]) -> Tensor:
+    """(B, T, .): logs of the factors of a step, of which each state has one or decays faster than one."""
+    if name == "linear_scan":
+        return arrays["a"].abs().float().log()
+    delta = arrays["dt"].float()
+    if (bias := arrays["dt_bias"]) is not None:
+        delta = delta + bias
+    if settings["dt_softplus"]:
+        delta = softplus(delta)
+    A = arrays["A"].detach()
+    if name == "ssd":
+        return delta.clamp(*settings["dt_limit"]) * A
+    rates = A.real if A.is_complex() else A
+    slowest = delta * rates.amax(1)
+    return slowest if settings["dt_softplus"] else torch.maximum(slowest, delta * rates.amin(1))
