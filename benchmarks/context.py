@@ -4,8 +4,9 @@
 
 Forward and backward, bf16, one row. `scaling` is the time of one GPU, for as much work as one of several has, over
 theirs. "context, in turn" is that of scans whose states reach far, of which one process after another computes its
-steps; "torch's" is PyTorch's context parallel, by cuDNN, with as many key heads as query heads. For a causal mask the work is the number of pairs that are seen, so that attention of W times as many steps is
-W^2 times as much work. Rows go to RESULTS/context.jsonl, by default in benchmarks/results/<gpu>.
+steps; "torch's" is PyTorch's context parallel, by cuDNN, with as many key heads as query heads. For a causal mask the
+work is the number of pairs that are seen, so that attention of W times as many steps is W^2 times as much work. Rows go
+to RESULTS/context.jsonl, by default in benchmarks/results/<gpu>.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from own_process import add
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
 import retrograd
 from retrograd.bench.environment import folder_name, versions
@@ -141,7 +142,7 @@ def torchs(call: Call, time: int, stack: ExitStack) -> Callable[[], Any]:
 
     def step() -> None:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            y = scaled_dot_product_attention(q, k, v, is_causal=True)
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             torch.autograd.grad(y, (q, k, v), dy)
 
     return step

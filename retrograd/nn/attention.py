@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 import retrograd
 from retrograd.core.errors import bad_dtype, bad_shape, bad_value
+from retrograd.core.torch.context import Context
 from retrograd.models.generation import check_size
 from retrograd.models.layers import AttentionConfig
 
-from .checks import boundaries, check_features, check_layer, check_layer_state, is_readable
+from .checks import boundaries, check_context, check_features, check_layer, check_layer_state, is_readable
 from .initial import zero_biases
 from .linear import Linear
 from .mixer import Mixer, Start
@@ -139,6 +140,7 @@ class Attention(Mixer):
         state: AttentionState | None = None,
         *,
         cu_seqlens: Int[Tensor, " S+1"] | None = None,
+        context: Context | None = None,
     ) -> tuple[Float[Tensor, "B T d_model"], AttentionState | None]:
         """All steps of a sequence.
 
@@ -146,6 +148,7 @@ class Attention(Mixer):
             u: (B, T, d_model), in the weights' dtype unless products are autocast.
             state: the state before the first step, differentiable; its batch is S if sequences are packed.
             cu_seqlens: (S + 1,) int32 or int64, for B = 1: the start of each packed sequence, and the end of the last.
+            context: where steps are divided over processes, as in `LanguageModel.forward`.
 
         Returns:
             (out, state): out (B, T, d_model), and the state after the last step, or None if `state` is None.
@@ -155,14 +158,16 @@ class Attention(Mixer):
                 capacity are reported on a CPU only. On a GPU, where the check would synchronise, and while the call is
                 traced, the results of such a sequence are NaN, in this call and all later ones.
         """
+        check_context("Attention", context, state, cu_seqlens)
         check_features("Attention", u, ("batch", "time"), self.in_proj.in_features, self.in_proj.weight.dtype)
         if cu_seqlens is not None:
             cu_seqlens = boundaries("Attention", cu_seqlens, u)
         place = None if state is None else self._place(u, state, cu_seqlens)
         qkv, x, gate = self.in_proj(u).split(self.parts, dim=-1)
-        qkv, conv = self._convolve(qkv, None if state is None else state.conv, cu_seqlens, keep=state is not None)
+        before = None if state is None else state.conv
+        qkv, conv = self._convolve(qkv, before, cu_seqlens, keep=state is not None, context=context)
         if state is None or place is None:
-            y, after = self._attend(qkv, cu_seqlens)[0], None
+            y, after = self._attend(qkv, _positions(u, cu_seqlens, context), cu_seqlens, context)[0], None
         else:
             y, k, v = self._continue(qkv, state, place)
             after = AttentionState(k, v, place.steps, conv)
@@ -180,7 +185,7 @@ class Attention(Mixer):
             raise _full(capacity, u.shape[1])
         qkv, x, gate = self.in_proj(u).split(self.parts, dim=-1)
         qkv, conv = self._convolve(qkv, None, cu_seqlens, keep=True)
-        y, k, v = self._attend(qkv, cu_seqlens)
+        y, k, v = self._attend(qkv, _positions(u, cu_seqlens), cu_seqlens)
         if cu_seqlens is None:
             after = u.shape[1]
             k, v = (F.pad(rows, (0, 0, 0, 0, 0, capacity - after)) for rows in (k, v))
@@ -231,24 +236,30 @@ class Attention(Mixer):
         return _slots(state.steps, state.k.shape[1], cu_seqlens, batch * time)
 
     def _convolve(
-        self, qkv: Tensor, before: Tensor | None, cu_seqlens: Tensor | None, *, keep: bool
+        self,
+        qkv: Tensor,
+        before: Tensor | None,
+        cu_seqlens: Tensor | None,
+        *,
+        keep: bool,
+        context: Context | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """q, k and v, convolved along time if they are to be; the last inputs, if they are to be kept."""
         if self.conv1d is None:
             return qkv, None
-        time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": keep}
+        time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": keep, "context": context}
         weight, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
         before = None if before is None else before.to(qkv.dtype)
         found = retrograd.causal_conv1d(qkv, weight, bias, initial_state=before, **time)
         return found if keep else (found, None)
 
-    def _attend(self, qkv: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _attend(
+        self, qkv: Tensor, position: Tensor, cu_seqlens: Tensor | None, context: Context | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Attention of sequences from their first step, their keys and values."""
-        time = qkv.shape[1]
-        position = torch.arange(time, device=qkv.device) if cu_seqlens is None else owned(cu_seqlens, time).offset
         q, k, v = self._heads(qkv, position)
-        y = retrograd.attention(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, **self._options)
-        return y, k, v
+        options = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens, "context": context, **self._options}
+        return retrograd.attention(q, k, v, **options), k, v
 
     def _continue(self, qkv: Tensor, state: AttentionState, place: Slots) -> tuple[Tensor, Tensor, Tensor]:
         """Attention of steps that follow others, and all keys and values."""
@@ -329,6 +340,17 @@ def _capacity(given: int | None) -> int:
         raise bad_value("Attention", "capacity", None, "the most steps of a sequence, an integer of at least 1")
     check_size("Attention", "capacity", given)
     return given
+
+
+def _positions(u: Tensor, cu_seqlens: Tensor | None, context: Context | None = None) -> Tensor:
+    """The position of each step in its sequence."""
+    time = u.shape[1]
+    if context is None:
+        return torch.arange(time, device=u.device) if cu_seqlens is None else owned(cu_seqlens, time).offset
+    position = context.positions(u.device)
+    if len(position) != time:
+        raise bad_shape("Attention", "u", u.shape, f"{len(position)} steps, those of this process")
+    return position
 
 
 def _slots(before: Tensor, capacity: int, cu_seqlens: Tensor, time: int) -> Slots:

@@ -7,7 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from retrograd.core.errors import bad_value
+from retrograd.core.torch.context import Context
 
+from .checks import check_context
 from .mixer import Mixer, Start
 from .mlp import GatedMLP
 from .norm import RMSNorm
@@ -57,15 +59,23 @@ class Block(nn.Module):
         self.residual_in_fp32 = residual_in_fp32
 
     def forward(
-        self, x: Tensor, stream: Tensor | None, state: Any = None, *, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        stream: Tensor | None,
+        state: Any = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        context: Context | None = None,
     ) -> tuple[Tensor, Tensor, Any]:
         """x (B, T, d_model) and the stream (None before the first block) -> (out, stream, state).
 
         A `Start` in place of a state begins sequences.
         """
+        check_context("Block", context, state, cu_seqlens)
         h, stream = self._add_and_norm(x, stream)
         run = self.mixer.begin if isinstance(state, Start) else self.mixer
-        out, state = run(h, state, cu_seqlens=cu_seqlens)
+        divided = {} if context is None else {"context": context}  # which not every mixer takes
+        out, state = run(h, state, cu_seqlens=cu_seqlens, **divided)
         return *self._feed_forward(out, stream), state
 
     def step(

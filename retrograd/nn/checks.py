@@ -11,6 +11,7 @@ from torch import Tensor
 
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_nondecreasing
 from retrograd.core.torch.autocast import autocasts
+from retrograd.core.torch.context import Context
 from retrograd.core.torch.formulas import readable
 from retrograd.models.config import MambaConfig
 from retrograd.models.generation import check_size
@@ -72,6 +73,18 @@ def boundaries(module: str, cu_seqlens: Any, u: Tensor, argument: str = "u") -> 
     if is_readable(cu_seqlens):
         check_nondecreasing(module, "cu_seqlens", cu_seqlens.tolist(), u.shape[1])
     return cu_seqlens.to(torch.int32)
+
+
+def check_context(module: str, context: Any, state: Any, cu_seqlens: Any) -> None:
+    """Raise for what a module does not take beside a context."""
+    if context is None:
+        return
+    if not isinstance(context, Context):
+        raise bad_type(module, "context", context, "a retrograd.distributed.ContextParallel")
+    if state is not None:
+        raise bad_value(module, "state", "given", "None beside a context")
+    if cu_seqlens is not None:
+        raise bad_value(module, "cu_seqlens", "an array", "None: the context's layout has the boundaries")
 
 
 def is_readable(numbers: Tensor) -> bool:

@@ -9,9 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 import retrograd
+from retrograd.core.torch.context import Context
 from retrograd.models.layers import Mamba1Config
 
-from .checks import check_features, check_layer, check_layer_state
+from .checks import check_context, check_features, check_layer, check_layer_state
 from .initial import draw_steps, zero_biases
 from .linear import Linear
 from .mixer import Mixer, Start
@@ -127,6 +128,7 @@ class Mamba(Mixer):
         state: MambaState | None = None,
         *,
         cu_seqlens: Int[Tensor, " S+1"] | None = None,
+        context: Context | None = None,
     ) -> tuple[Float[Tensor, "B T d_model"], MambaState | None]:
         """All steps of a sequence.
 
@@ -134,6 +136,7 @@ class Mamba(Mixer):
             u: (B, T, d_model), in the weights' dtype unless products are autocast.
             state: the state before the first step, differentiable; its batch is S if sequences are packed.
             cu_seqlens: (S + 1,) int32 or int64, for B = 1: the start of each packed sequence, and the end of the last.
+            context: where steps are divided over processes, as in `LanguageModel.forward`.
 
         Returns:
             (out, state): out (B, T, d_model), and the state after the last step, or None if `state` is None.
@@ -141,9 +144,10 @@ class Mamba(Mixer):
         Raises:
             ValueError, TypeError: naming the argument, what was expected and what was passed.
         """
+        check_context("Mamba", context, state, cu_seqlens)
         if state is not None:
             check_layer_state("Mamba", state, MambaState)
-        return self._sequence(u, state, cu_seqlens, keep=state is not None)
+        return self._sequence(u, state, cu_seqlens, keep=state is not None, context=context)
 
     def begin(
         self, u: Float[Tensor, "B T d_model"], start: Start, *, cu_seqlens: Int[Tensor, " S+1"] | None = None
@@ -152,13 +156,19 @@ class Mamba(Mixer):
         return self._sequence(u, None, cu_seqlens, keep=True)
 
     def _sequence(
-        self, u: Tensor, state: MambaState | None, cu_seqlens: Tensor | None, *, keep: bool
+        self,
+        u: Tensor,
+        state: MambaState | None,
+        cu_seqlens: Tensor | None,
+        *,
+        keep: bool,
+        context: Context | None = None,
     ) -> tuple[Tensor, MambaState | None]:
         """All steps after a state, or from the first; the state after them, if it is to be kept."""
         self._check_features(u, ("batch", "time"))
         x, z = self.in_proj(u).chunk(2, dim=-1)
         conv, ssm = state if state is not None else (None, None)
-        time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": keep}
+        time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": keep, "context": context}
         x = retrograd.causal_conv1d(
             x,
             self.conv1d.weight.squeeze(1),

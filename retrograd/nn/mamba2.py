@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 import retrograd
 from retrograd.core.errors import bad_value
+from retrograd.core.torch.context import Context
 from retrograd.models.layers import Mamba2Config
 
-from .checks import check_features, check_layer, check_layer_state
+from .checks import check_context, check_features, check_layer, check_layer_state
 from .exact import is_exact
 from .initial import draw_steps, zero_biases
 from .linear import Linear
@@ -142,6 +143,7 @@ class Mamba2(Mixer):
         state: Mamba2State | None = None,
         *,
         cu_seqlens: Int[Tensor, " S+1"] | None = None,
+        context: Context | None = None,
     ) -> tuple[Float[Tensor, "B T d_model"], Mamba2State | None]:
         """All steps of a sequence.
 
@@ -149,6 +151,7 @@ class Mamba2(Mixer):
             u: (B, T, d_model), in the weights' dtype unless products are autocast.
             state: the state before the first step, differentiable; its batch is S if sequences are packed.
             cu_seqlens: (S + 1,) int32 or int64, for B = 1: the start of each packed sequence, and the end of the last.
+            context: where steps are divided over processes, as in `LanguageModel.forward`.
 
         Returns:
             (out, state): out (B, T, d_model), and the state after the last step, or None if `state` is None.
@@ -156,11 +159,12 @@ class Mamba2(Mixer):
         Raises:
             ValueError, TypeError: naming the argument, what was expected and what was passed.
         """
+        check_context("Mamba2", context, state, cu_seqlens)
         if state is not None:
             self._check_state(state)
             if state.window is not None and cu_seqlens is not None:
                 raise bad_value("Mamba2", "cu_seqlens", "boundaries", "None, since the state has a window")
-        return self._sequence(u, state, cu_seqlens, keep=state is not None)
+        return self._sequence(u, state, cu_seqlens, keep=state is not None, context=context)
 
     def begin(
         self, u: Float[Tensor, "B T d_model"], start: Start, *, cu_seqlens: Int[Tensor, " S+1"] | None = None
@@ -169,13 +173,19 @@ class Mamba2(Mixer):
         return self._sequence(u, None, cu_seqlens, keep=True)
 
     def _sequence(
-        self, u: Tensor, state: Mamba2State | None, cu_seqlens: Tensor | None, *, keep: bool
+        self,
+        u: Tensor,
+        state: Mamba2State | None,
+        cu_seqlens: Tensor | None,
+        *,
+        keep: bool,
+        context: Context | None = None,
     ) -> tuple[Tensor, Mamba2State | None]:
         """All steps after a state, or from the first; the state after them, if it is to be kept."""
         self._check_features(u, ("batch", "time"))
         own = self._project(u)
         conv, ssm = (state.conv, state.ssm) if state is not None else (None, None)
-        time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": keep}
+        time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": keep, "context": context}
         xBC = retrograd.causal_conv1d(
             own.xBC,
             self.conv1d.weight.squeeze(1),

@@ -40,7 +40,10 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, u: Tensor, state: Any = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Any]:
-        """All steps of a sequence after `state`, and the state after the last step, None if `state` is None."""
+        """All steps of a sequence after `state`, and the state after the last step, None if `state` is None.
+
+        A layer for models whose steps are divided over processes takes `context`, too, as `Mamba` does.
+        """
 
     def begin(self, u: Tensor, start: Start, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Any]:
         """All steps of sequences from their first, and the state after them: as `forward` from `initial_state`.

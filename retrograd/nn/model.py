@@ -11,13 +11,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from retrograd.core.errors import bad_shape, bad_type, bad_value
+from retrograd.core.torch.context import Context
 from retrograd.models.config import MambaConfig
 from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
 from retrograd.models.shapes import EMBEDDING_STD
 
 from .attention import Attention
 from .block import Block
-from .checks import boundaries, check_state, check_tokens, check_vocabulary, is_readable
+from .checks import boundaries, check_context, check_state, check_tokens, check_vocabulary, is_readable
 from .linear import Linear
 from .mamba import Mamba
 from .mamba2 import Mamba2
@@ -68,16 +69,22 @@ class Backbone(nn.Module):
         return cast(list[Block], list(self.layers))
 
     def forward(
-        self, tokens: Int[Tensor, "B T"], state: State | Start | None = None, *, cu_seqlens: Tensor | None = None
+        self,
+        tokens: Int[Tensor, "B T"],
+        state: State | Start | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        context: Context | None = None,
     ) -> tuple[Float[Tensor, "B T d_model"], State | None]:
         """Features of all steps, and the state after the last, None if `state` is None."""
+        check_context("LanguageModel", context, state, cu_seqlens)
         check_tokens("LanguageModel", tokens, ("batch", "time"))
         states: State = [state] * len(self.layers) if state is None or isinstance(state, Start) else state
         check_state("LanguageModel", states, len(self.layers))
         x, stream = self._embed(tokens), None
         after = []
         for layer, before in zip(self.blocks, states, strict=True):
-            x, stream, own = layer(x, stream, before, cu_seqlens=cu_seqlens)
+            x, stream, own = layer(x, stream, before, cu_seqlens=cu_seqlens, context=context)
             after.append(own)
         assert stream is not None
         features, _ = self.norm_f(x, stream)
@@ -227,7 +234,14 @@ class LanguageModel(nn.Module):
         return [block.mixer.grown(own, capacity) for block, own in zip(self.backbone.blocks, state, strict=True)]
 
     @overload
-    def forward(self, tokens: Tensor, state: None = None, *, cu_seqlens: Tensor | None = None) -> Tensor: ...
+    def forward(
+        self,
+        tokens: Tensor,
+        state: None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        context: Context | None = None,
+    ) -> Tensor: ...
 
     @overload
     def forward(self, tokens: Tensor, state: State, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]: ...
@@ -238,6 +252,7 @@ class LanguageModel(nn.Module):
         state: State | None = None,
         *,
         cu_seqlens: Int[Tensor, " S+1"] | None = None,
+        context: Context | None = None,
     ) -> Tensor | tuple[Tensor, State | None]:
         """Logits (B, T, padded vocabulary); with a state, (logits, the state after the last token).
 
@@ -245,13 +260,28 @@ class LanguageModel(nn.Module):
             tokens: (B, T), integers from 0 to below the padded vocabulary.
             state: from `initial_state` or an earlier call; differentiable.
             cu_seqlens: (S + 1,) int32 or int64, for B = 1: the start of each packed sequence, and the end of the last.
+            context: where steps are divided over processes, a `retrograd.distributed.ContextParallel`: tokens and
+                logits are of this process's steps. Its layout has the boundaries of packed sequences.
 
         Raises:
-            ValueError, TypeError: naming the argument, what was expected and what was passed. Tokens outside the
-                vocabulary are reported on a CPU only. On a GPU the check would synchronise; there PyTorch's embedding
-                raises a device-side assertion, after which the process cannot use the GPU.
+            ValueError, TypeError: naming the argument, what was expected and what was passed, as for state or
+                cu_seqlens beside a context. Tokens outside the vocabulary are reported on a CPU only. On a GPU the
+                check would synchronise; there PyTorch's embedding raises a device-side assertion, after which the
+                process cannot use the GPU.
+
+        Example:
+            >>> import torch, torch.distributed as dist
+            >>> from retrograd.distributed import ContextParallel, Layout
+            >>> from retrograd.nn import LanguageModel, MambaConfig
+            >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            >>> context = ContextParallel(Layout.even(100, world=1, rank=0))
+            >>> model = LanguageModel(MambaConfig(d_model=64, n_layer=2, vocab_size=256))
+            >>> logits = model(context.shard(torch.randint(256, (2, 100))), context=context)
+            >>> logits.shape
+            torch.Size([2, 100, 256])
+            >>> dist.destroy_process_group()
         """
-        features, after = self.backbone(tokens, state, cu_seqlens=cu_seqlens)
+        features, after = self.backbone(tokens, state, cu_seqlens=cu_seqlens, context=context)
         logits = self.lm_head(features)
         return logits if state is None else (logits, after)
 

@@ -80,6 +80,7 @@ class ContextParallel:
         if order == "global" and not layout.exact:
             expected = f"borders at multiples of {STEP} steps of their sequences, or order='ranks'"
             raise bad_value(ME, "layout.starts", layout.starts, expected)
+        self._positions: dict[torch.device, Tensor] = {}
         self._boundaries: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
 
     def shard(self, x: Tensor, dim: int = 1) -> Tensor:
@@ -94,9 +95,13 @@ class ContextParallel:
             raise bad_shape(ME, "x", x.shape, f"{len(self.layout.own)} steps along dim {dim}")
         return gathered(x, self.layout.sizes, dim, self.group)
 
+    @_disable_dynamo
     def positions(self, device: torch.device | str | None = None) -> Tensor:
-        """(own steps,) int64: the position of each own step in its sequence."""
-        return torch.tensor(self.layout.positions, dtype=torch.int64, device=device)
+        """(own steps,) int64: the position of each own step in its sequence; made once for a device."""
+        place = torch.empty(0, device=device).device
+        if place not in self._positions:
+            self._positions[place] = torch.tensor(self.layout.positions, dtype=torch.int64, device=place)
+        return self._positions[place]
 
     def boundaries(self, device: torch.device, bounds: tuple[int, ...] | None = None) -> Tensor:
         """Boundaries as an array, by default those of this process's pieces; made once."""
