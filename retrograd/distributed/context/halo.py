@@ -105,7 +105,8 @@ class Border:
         state = x.new_zeros(B, D, self.count)
         if self.initial is not None:
             state = self.initial if layout.bounds is None else self.initial[-1:]
-        past = torch.cat([state.transpose(1, 2), inputs], dim=1)[:, -(self.count + own) : -own]
+        near = inputs[:, -(self.count + own) :]
+        past = torch.cat([state.transpose(1, 2), near], dim=1)[:, -(self.count + own) : -own]
         window = torch.cat([inputs[:, -own:], self.after[:, :more]], dim=1).requires_grad_()
         dy = torch.cat([self.dy[:, -own:], following[:, :more]], dim=1)
         rest = {n: None if t is None else t.detach() for n, t in self.arrays.items()}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .states import Link
 
 FORGOTTEN = -150 * log(2)  # the log of a decay that kernels take to be 0, too
-SHARE = 4  # at most one of so many of a process's steps are computed twice
+SHARES = (16, 4)  # at most one of so many of a process's steps is computed twice; the first that is enough
 UNKNOWN = -1
 
 
@@ -71,19 +71,20 @@ def reach_of(
     link: Link,
 ) -> Reach | None:
     """How far the states at this process's borders reach; None in all processes, if one of them reaches too far."""
-    like = arrays[next(iter(axes))]
-    own = [
-        torch.zeros((), dtype=torch.int64, device=like.device)
-        if end is None
-        else _steps(name, arrays, axes, settings, end, len(context.layout.own) // SHARE)
-        for end in (link.exit, link.entry)
-    ]
-    every = torch.empty(2 * context.layout.world, dtype=torch.int64, device=like.device)
-    all_gather(every, torch.stack(own), context.group)
-    found = every.tolist()
-    if UNKNOWN in found:
-        return None
-    return Reach(*found[2 * context.layout.rank :][:2])
+    layout, device = context.layout, arrays[next(iter(axes))].device
+    every = torch.empty(2 * layout.world, dtype=torch.int64, device=device)
+    for share in SHARES:
+        own = [
+            torch.full((), 0, device=device)
+            if end is None
+            else _steps(name, arrays, axes, settings, end, len(layout.own) // share)
+            for end in (link.exit, link.entry)
+        ]
+        all_gather(every, torch.stack(own), context.group)
+        found = every.tolist()
+        if UNKNOWN not in found:
+            return Reach(*found[2 * layout.rank :][:2])
+    return None
 
 
 def _steps(
@@ -93,11 +94,11 @@ def _steps(
     length = end.end - end.begin
     like = arrays[next(iter(axes))]
     if end.whole and length <= most:
-        return torch.tensor(length, device=like.device)
+        return torch.full((), length, device=like.device)
     rest = length % STEP if end.border else 0
     blocks = (min(most, length) - rest) // STEP
     if blocks <= 0:
-        return torch.tensor(UNKNOWN, device=like.device)
+        return torch.full((), UNKNOWN, device=like.device)
     near = {n: t if t is None or n not in axes else end.part(t.detach(), axes[n], blocks * STEP + rest)
             for n, t in arrays.items()}  # fmt: skip
     logs = log_decays(name, near, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from retrograd.core.errors import bad_shape
 from retrograd.core.op import Op
 from retrograd.core.torch.context import Results
 from retrograd.core.torch.launch import DTYPES
-from retrograd.core.torch.passes import shapes_of, spec_of
+from retrograd.core.torch.passes import Options, Shapes, shapes_of, spec_of
 from retrograd.distributed.exchange import all_gather
 
 from .collectives import Group, gathered, real
@@ -59,25 +60,41 @@ def recurrence(
     link = link_of(layout, reverse)
     local = of_pieces(context, op, arrays)
     always = {**settings, "return_final_state": True}
-    spec = spec_of(op, shapes_of(tuple(local.values())), tuple(always.values()))
-    state = spec["final_state"]
-    assert state is not None
-    dtype = DTYPES[state.dtype]
+    states = _states(op, tuple(shapes_of(tuple(local.values()))), tuple(always.values()))
+    device = next(iter(arrays.values())).device
     if local["initial_state"] is not None:
-        local["initial_state"] = local["initial_state"].to(dtype)
+        local["initial_state"] = local["initial_state"].to(states.dtype)
     elif link.source is not None:
-        local["initial_state"] = torch.zeros(state.shape, dtype=dtype, device=next(iter(arrays.values())).device)
-    axes = {name: axis for name, axis in spec.axes_of("T").items() if name in local}
+        local["initial_state"] = torch.zeros(states.shape, dtype=states.dtype, device=device)
+    rows = states.shape[0] if layout.bounds is None else 1
+    zeros = torch.zeros(rows, *states.shape[1:], dtype=states.dtype, device=device)
     reach = None
     if any(map(layout.crosses, range(1, layout.world))):
-        reach = reach_of(context, op.name, local, axes, always, link)
+        reach = reach_of(context, op.name, local, states.axes, always, link)
     exact = layout.exact and op.name not in INEXACT
     rounding = None if exact else 4 * torch.finfo(next(iter(arrays.values())).dtype).eps
-    passed = Passed(run, tuple(local), always, axes, link, reach, context.group, rounding)
+    passed = Passed(run, tuple(local), always, states.axes, zeros, link, reach, context.group, rounding)
     y, final = _PassedOn.apply(passed, *local.values())
     if not settings["return_final_state"]:
         return y, None
     return y, final_states(layout, context.group, final, reverse)
+
+
+class States(NamedTuple):
+    """The states of a call, and the axis of time of the arguments that have one."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    axes: dict[str, int]
+
+
+@lru_cache
+def _states(op: Op, shapes: Shapes, settings: Options) -> States:
+    spec = spec_of(op, shapes, settings)
+    state = spec["final_state"]
+    assert state is not None
+    axes = {name: axis for name, axis in spec.axes_of("T").items() if name in op.arguments}
+    return States(state.shape, DTYPES[state.dtype], axes)
 
 
 def link_of(layout: Layout, reverse: bool) -> Link:
@@ -135,6 +152,7 @@ class Passed(NamedTuple):
         names: those of the arrays.
         settings: the op's options.
         axes: the axis of time of the arrays that have one.
+        zeros: a state as large as those that cross a border.
         link, reach: how states are passed on; no reach where one process after another computes.
         group: the processes.
         rounding: how far apart, beside the largest, equal numbers may be; None if they have equal bits.
@@ -144,10 +162,18 @@ class Passed(NamedTuple):
     names: tuple[str, ...]
     settings: dict[str, Any]
     axes: dict[str, int]
+    zeros: Tensor
     link: Link
     reach: Reach | None
     group: Group
     rounding: float | None
+
+    def results(self, arrays: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Those for the steps, and the states after them."""
+        y, final = self.run(arrays, self.settings)
+        assert y is not None
+        assert final is not None
+        return y, final
 
     def beside(self, arrays: dict[str, Any], end: End, steps: int, row: slice) -> dict[str, Any]:
         """The arrays of some steps beside a border, of the sequences that cross it."""
@@ -156,20 +182,24 @@ class Passed(NamedTuple):
         initial = arrays["initial_state"]
         return {**near, "cu_seqlens": None, "initial_state": None if initial is None else initial[row]}
 
-    def same(self, early: Tensor, found: Tensor) -> Tensor:
-        """Whether a state, or its gradient, from some steps is that from all steps."""
-        if self.rounding is None:
-            return (early.contiguous().view(torch.uint8) == found.contiguous().view(torch.uint8)).all()
-        return ((early - found).abs() <= self.rounding * found.abs().amax()).all()
+    def from_rank(self, rank: int | None, own: Tensor | None) -> Tensor | None:
+        """The state of another rank; all send theirs to all, which takes less of the host than messages in pairs."""
+        own = self.zeros if own is None else own.contiguous()
+        every = own.new_empty(dist.get_world_size(self.group), *own.shape)
+        all_gather(real(every), real(own), self.group)
+        return None if rank is None else every[rank]
 
-    def all_same(self, early: Tensor | None, found: Tensor | None, like: Tensor) -> bool:
-        """Whether this holds in all processes."""
-        own = (
-            self.same(early, found) if early is not None and found is not None else like.new_ones((), dtype=torch.bool)
-        )
-        every = own.new_empty(dist.get_world_size(self.group), dtype=torch.int32)
-        all_gather(every, own.int().view(1), self.group)
-        return bool(every.all())
+    def all_same(self, early: Tensor | None, found: Tensor | None) -> bool:
+        """Whether all processes have found, from all steps, the state that they had from some."""
+        if early is None or found is None:
+            own = self.zeros.new_ones((), dtype=torch.bool)
+        elif self.rounding is None:
+            own = (early.contiguous().view(torch.int32) == found.contiguous().view(torch.int32)).all()
+        else:
+            own = ((early - found).abs() <= self.rounding * found.abs().amax()).all()
+        every = own.new_empty(dist.get_world_size(self.group), dtype=torch.uint8)
+        all_gather(every, own.view(1).view(torch.uint8), self.group)
+        return 0 not in every.tolist()
 
 
 class _PassedOn(torch.autograd.Function):
@@ -215,11 +245,12 @@ class _Steps:
     def __init__(self, passed: Passed, arrays: dict[str, Any], needs: dict[str, bool], record: bool) -> None:
         self.passed, self.arrays, self.needs, self.record = passed, arrays, needs, record
         self.wanted: dict[str, Tensor] = {}
+        self.first: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     def in_turn(self) -> None:
         """Compute the results, after the processes before."""
         link, group = self.passed.link, self.passed.group
-        self._compute(None if link.source is None else _received(self._entering, link.source, group))
+        self._compute(None if link.source is None else _received(self.passed.zeros, link.source, group))
         if link.target is not None:
             _send(self.results[1][link.leaves], link.target, group)
 
@@ -230,17 +261,18 @@ class _Steps:
         if link.exit is not None:
             near = passed.beside(self.arrays, link.exit, reach.state, link.leaves)
             if near["initial_state"] is not None and not link.exit.whole_is(reach.state):
-                near["initial_state"] = torch.zeros_like(near["initial_state"])
+                near["initial_state"] = passed.zeros
             with torch.no_grad():
-                early = passed.run(near, passed.settings)[1]
-        like = None if link.source is None else self._entering
-        self._compute(_swapped(early, link.target, like, link.source, passed.group))
-        return passed.all_same(early, self.results[1][link.leaves], self.results[1])
+                early = passed.results(near)[1]
+        self._compute(passed.from_rank(link.source, early))
+        if self.record and link.entry is not None:
+            self.first = self._first_steps(link.entry, reach.gradient)  # while the host would wait
+        return passed.all_same(early, self.results[1][link.leaves])
 
     def gradients_in_turn(self, dy: Tensor, dfinal: Tensor) -> dict[str, Tensor]:
         """The gradients of the arrays, after the processes behind."""
         link, group = self.passed.link, self.passed.group
-        left = None if link.target is None else _received(dfinal[link.leaves], link.target, group)
+        left = None if link.target is None else _received(self.passed.zeros, link.target, group)
         gradients = self._gradients(dy, dfinal, left)
         if link.source is not None:
             _send(gradients["initial_state"][link.enters], link.source, group)
@@ -251,45 +283,35 @@ class _Steps:
         passed, link = self.passed, self.passed.link
         early = None
         if link.entry is not None:
-            near = passed.beside(self.arrays, link.entry, reach.gradient, link.enters)
-            state = near["initial_state"] = near["initial_state"].requires_grad_()
-            with torch.enable_grad():
-                results = _both(passed.run(near, passed.settings))
-            of_final = dfinal[link.enters]
-            if not link.entry.whole_is(reach.gradient):
-                of_final = torch.zeros_like(of_final)
+            state, results = self.first or self._first_steps(link.entry, reach.gradient)
+            self.first = None
+            of_final = dfinal[link.enters] if link.entry.whole_is(reach.gradient) else passed.zeros
             (early,) = torch.autograd.grad(results, state, (link.entry.part(dy, 1, reach.gradient), of_final))
-        like = None if link.target is None else dfinal[link.leaves]
-        left = _swapped(early, link.source, like, link.target, passed.group)
+        left = passed.from_rank(link.target, early)
         gradients = self._gradients(dy, dfinal, left, keep=True)
         found = None if early is None else gradients["initial_state"][link.enters]
-        return gradients if passed.all_same(early, found, dy) else None
-
-    @property
-    def _entering(self) -> Tensor:
-        state: Tensor = self.arrays["initial_state"][self.passed.link.enters]
-        return state
+        return gradients if passed.all_same(early, found) else None
 
     def _compute(self, entering: Tensor | None) -> None:
         if entering is not None:
             self.arrays["initial_state"] = _with_rows(self.arrays["initial_state"], self.passed.link.enters, entering)
+            self.first = None
         self.wanted = {n: t.requires_grad_() for n, t in self.arrays.items() if t is not None and self.needs[n]}
         with torch.set_grad_enabled(self.record):
-            self.results = _both(self.passed.run(self.arrays, self.passed.settings))
+            self.results = self.passed.results(self.arrays)
+
+    def _first_steps(self, end: End, steps: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The state that entered, and the results of the first steps, of which its gradient comes."""
+        near = self.passed.beside(self.arrays, end, steps, self.passed.link.enters)
+        state = near["initial_state"] = near["initial_state"].detach().requires_grad_()
+        with torch.enable_grad():
+            return state, self.passed.results(near)
 
     def _gradients(self, dy: Tensor, dfinal: Tensor, left: Tensor | None, keep: bool = False) -> dict[str, Tensor]:
         if left is not None:
             dfinal = _with_rows(dfinal, self.passed.link.leaves, left)
         found = torch.autograd.grad(self.results, list(self.wanted.values()), (dy, dfinal), retain_graph=keep)
         return dict(zip(self.wanted, found, strict=True))
-
-
-def _both(results: Results) -> tuple[Tensor, Tensor]:
-    """The results for the steps, and the state after them."""
-    y, final = results
-    assert y is not None
-    assert final is not None
-    return y, final
 
 
 def _with_rows(states: Tensor, rows: slice, those: Tensor) -> Tensor:
@@ -300,23 +322,10 @@ def _with_rows(states: Tensor, rows: slice, those: Tensor) -> Tensor:
 
 
 def _received(like: Tensor, rank: int, group: Group) -> Tensor:
-    message = torch.empty_like(like, memory_format=torch.contiguous_format)
+    message = torch.empty_like(like)
     dist.recv(real(message), group=group, group_src=rank)
     return message
 
 
 def _send(states: Tensor, rank: int, group: Group) -> None:
     dist.send(real(states.detach().contiguous()), group=group, group_dst=rank)
-
-
-def _swapped(
-    sent: Tensor | None, to: int | None, like: Tensor | None, source: int | None, group: Group
-) -> Tensor | None:
-    """What another rank sends, as large as `like`, while this one sends; each may be absent."""
-    message = None if like is None else torch.empty_like(like, memory_format=torch.contiguous_format)
-    both = [] if sent is None else [dist.P2POp(dist.isend, real(sent.contiguous()), group=group, group_peer=to)]
-    if message is not None:
-        both.append(dist.P2POp(dist.irecv, real(message), group=group, group_peer=source))
-    for work in dist.batch_isend_irecv(both) if both else ():
-        work.wait()
-    return message
