@@ -14,7 +14,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from retrograd.core.kernels.gluon import block_barrier, ex2
-from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from .arrays import Inputs, Scanned
 from .numerics import LOG2E, next_state, sigmoid, stack8, step_size
@@ -107,7 +106,6 @@ def forward_scan(
     channels,
     SIZES: gl.constexpr,
     DT_SOFTPLUS: gl.constexpr,
-    OVERLAP: gl.constexpr,
 ):
     """y (B, T, D), final_state (B, D, N), and states: what enters every chunk, (slots, D, N).
 
@@ -127,8 +125,6 @@ def forward_scan(
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     UNIT: gl.constexpr = 128 // x.pointer.dtype.element_ty.primitive_bitwidth
 
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
     span = span_of(lengths, cu_seqlens_ptr, channels.total // BLOCK_D, KEEP)
     T, number, row, length = lengths.time, span.number, span.row, span.length
     d0 = span.block * BLOCK_D

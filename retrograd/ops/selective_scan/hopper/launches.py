@@ -122,14 +122,10 @@ def forward(
     scan = _launch(forward_scan, spec, arrays, layouts, plan)
     scan = replace(
         scan,
-        constants={
-            "SIZES": ForwardSizes(spec.N, FORWARD_CHANNELS, states, spec.chunk, STAGES, warps),
-            "OVERLAP": arch.overlaps_launches,
-        },
+        constants={"SIZES": ForwardSizes(spec.N, FORWARD_CHANNELS, states, spec.chunk, STAGES, warps)},
         num_warps=warps,
-        overlap=arch.overlaps_launches,
     )
-    ahead = (_walk(spec, arrays, layouts, arch, plan, back=False),)
+    ahead = (_walk(spec, arrays, layouts, plan, back=False),)
     return Program(inputs, outputs, scratch, (*(ahead if plan.count > 1 else ()), scan))
 
 
@@ -155,7 +151,7 @@ def backward(
     )
     scan = _launch(backward_scan, spec, arrays, layouts, plan, pointers=StatePointers, gradients=Gradients)
     scan = replace(scan, constants={"SIZES": sizes}, num_warps=BACKWARD_WARPS, max_registers=REGISTERS)
-    ahead = (_walk(spec, arrays, layouts, arch, plan, back=True),)
+    ahead = (_walk(spec, arrays, layouts, plan, back=True),)
     launches = (*(ahead if plan.count > 1 else ()), scan, *unfinished.launches(arch))
     return Program(inputs, outputs, scratch, launches)
 
@@ -170,7 +166,6 @@ def _walk(
     spec: Spec,
     arrays: tuple[Array, ...],
     layouts: Layouts,
-    arch: Arch,
     plan: Spans,
     *,
     back: bool,
@@ -192,10 +187,8 @@ def _walk(
         constants={
             "SIZES": WalkSizes(spec.N, WALK_CHANNELS, WALK_STATES, spec.chunk, steps, WALK_STAGES, warps),
             "BACK": back,
-            "OVERLAP": arch.overlaps_launches,
         },
         num_warps=warps,
-        overlap=arch.overlaps_launches,
     )
 
 

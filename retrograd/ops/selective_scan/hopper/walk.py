@@ -10,7 +10,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from retrograd.core.kernels.gluon import block_barrier, ex2
-from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from .arrays import Driven, Drives
 from .numerics import LOG2E, next_state, step_size, through_gate
@@ -111,7 +110,6 @@ def walk(
     SIZES: gl.constexpr,
     DT_SOFTPLUS: gl.constexpr,
     BACK: gl.constexpr,
-    OVERLAP: gl.constexpr,
 ):
     """What enters all spans but the first, or with BACK leaves all but the last: out (sequences, spans - 1, D, N).
 
@@ -129,8 +127,6 @@ def walk(
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     UNIT: gl.constexpr = 128 // drive.pointer.dtype.element_ty.primitive_bitwidth
 
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
     pid_d = gl.program_id(0) % (channels.total // BLOCK_D)
     number = gl.program_id(0) // (channels.total // BLOCK_D)
     T = lengths.time
