@@ -221,7 +221,7 @@ def noting(noted: list[str], name: str, original: Callable[..., Any]) -> Callabl
 
 def borders_anywhere(rank: int, world: int, device: str) -> list[str]:
     """With borders at any step, what is further away than rounding."""
-    starts = {2: (0, 1, SHORT), 4: (0, 2, 3, 5, SHORT)}[world]
+    starts = (0, 2, 3, 5, SHORT)
     several = (None, SHORT_PACKED, (0, 4, 4, SHORT))
     contexts = [ContextParallel(Layout(starts, rank, bounds), order="ranks") for bounds in several]
     return [f"{each.layout.bounds}: {what}" for each in contexts for what in compared(each, device, close=True)]
