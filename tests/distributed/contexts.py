@@ -132,12 +132,19 @@ def found(call: Call, context: ContextParallel | None, bounds: tuple[int, ...] |
 
 def differences(rank: int, world: int, device: str) -> list[str]:
     """What has other bits than in one process; of what all processes have, what is further away than rounding."""
-    layouts = {
-        "even": Layout.even(TIME, world, rank),
-        "packed": Layout.even(TIME, world, rank, PACKED),
-        "uneven": Layout({2: (0, 512, TIME), 4: (0, 256, 256, 256, TIME)}[world], rank),
-        "uneven packed": Layout({2: (0, 266, TIME), 4: (0, 266, 266, 266, TIME)}[world], rank, PACKED),
+    of_world = {
+        2: {
+            "even": (Layout.even(TIME, 2, 0).starts, None),
+            "packed": (Layout.even(TIME, 2, 0, PACKED).starts, PACKED),
+            "uneven": ((0, 512, TIME), None),
+            "uneven packed": ((0, 266, TIME), PACKED),
+        },
+        4: {
+            "packed": (Layout.even(TIME, 4, 0, PACKED).starts, PACKED),
+            "uneven": ((0, 256, 256, 256, TIME), None),
+        },
     }
+    layouts = {name: Layout(starts, rank, bounds) for name, (starts, bounds) in of_world[world].items()}
     return [f"{name}: {what}" for name, layout in layouts.items() for what in compared(ContextParallel(layout), device)]
 
 
@@ -241,6 +248,9 @@ def refusals(rank: int, world: int, device: str) -> list[str]:
         lambda: ContextParallel(Layout.even(400, world, rank), order="any"),  # type: ignore[arg-type]
         lambda: ContextParallel(Layout((0, 257, 400), rank)),
         lambda: retrograd.causal_conv1d(x[:, 1:], weight, context=context),
+        lambda: retrograd.causal_conv1d(x[:, rank:], weight, context=context),
+        lambda: retrograd.linear_scan(x.expand(1 + rank, -1, -1), x.expand(1 + rank, -1, -1), context=context),
+        lambda: retrograd.linear_scan(x, x, reverse=rank == 1, context=context),
         lambda: retrograd.causal_conv1d(x, weight, cu_seqlens=boundaries, context=context),
         lambda: retrograd.causal_conv1d(x.repeat(2, 1, 1), weight, context=packed),
         lambda: retrograd.linear_scan(x, x, initial_state=torch.zeros(2, 8), context=packed),

@@ -38,6 +38,10 @@ def test_what_does_not_fit_is_refused_in_every_process(tmp_path: Path) -> None:
             "ContextParallel: layout.starts is (0, 257, 400), expected borders at multiples of 256 steps of their "
             "sequences, or order='ranks'",
             f"causal_conv1d: x has shape (1, {steps - 1}, 8), expected {steps} steps, those of this process",
+            "causal_conv1d: x is (1, another time, 8) torch.float32 on rank 1, expected (1, time, 8) "
+            "torch.float32 as on rank 0",
+            "linear_scan: a is (2, time, 8) torch.float32 on rank 1, expected (1, time, 8) torch.float32 as on rank 0",
+            "linear_scan: reverse is True on rank 1, expected False as on rank 0",
             "causal_conv1d: cu_seqlens is 'an array', expected None: the context's layout has the boundaries",
             f"causal_conv1d: x has shape (2, {steps}, 8), expected a batch of 1, since the context's layout has packed "
             "sequences",

@@ -80,6 +80,7 @@ class ContextParallel:
         if order == "global" and not layout.exact:
             expected = f"borders at multiples of {STEP} steps of their sequences, or order='ranks'"
             raise bad_value(ME, "layout.starts", layout.starts, expected)
+        self._checked: set[Any] = set()
         self._positions: dict[torch.device, Tensor] = {}
         self._boundaries: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
 
@@ -113,6 +114,10 @@ class ContextParallel:
     @_disable_dynamo
     def call(self, op: Op, run: Callable[..., Results], arrays: dict[str, Any], settings: dict[str, Any]) -> Results:
         """The results of an op for this process's steps; `run` computes it in one process."""
+        given = [(t.shape, t.dtype, t.requires_grad) if isinstance(t, Tensor) else type(t) for t in arrays.values()]
+        key = (op.name, torch.is_grad_enabled(), *given, *settings.values())
+        if key not in self._checked:  # before the checks that may raise in one process only
+            self._check_equal(op, arrays, settings)
         for name in bounded(op.call):
             if arrays[name] is not None:
                 raise bad_value(op.name, name, "an array", "None: the context's layout has the boundaries")
@@ -121,4 +126,24 @@ class ContextParallel:
             raise bad_shape(op.name, first, x.shape, f"{len(self.layout.own)} steps, those of this process")
         if self.layout.bounds is not None and x.shape[0] != 1:
             raise bad_shape(op.name, first, x.shape, "a batch of 1, since the context's layout has packed sequences")
+        self._checked.add(key)
         return EXCHANGES[op.name](self, op, run, arrays, settings)
+
+    def _check_equal(self, op: Op, arrays: dict[str, Any], settings: dict[str, Any]) -> None:
+        """Raise in every process, before anything else is sent, unless all make the same call."""
+        first = next(iter(arrays))
+        steps = len(self.layout.own)
+        own = {name: _described(t, steps if name == first else None) for name, t in arrays.items()}
+        own |= {name: repr(value) for name, value in settings.items()}
+        check_equal(op.name, own, self.group)
+
+
+def _described(x: Any, steps: int | None) -> str:
+    """What is equal in all processes, of an array of which each has its own number of steps; None if it is unknown."""
+    if not isinstance(x, Tensor):
+        return type(x).__name__
+    shape = list(map(str, x.shape))
+    if x.ndim > 2:
+        shape[1] = "time" if steps in (None, x.shape[1]) else "another time"
+    gradient = ", with a gradient" if x.requires_grad and torch.is_grad_enabled() else ""
+    return f"({', '.join(shape)}) {x.dtype}{gradient}"
