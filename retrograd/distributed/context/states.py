@@ -191,7 +191,7 @@ class Passed(NamedTuple):
 
     def all_same(self, early: Tensor | None, found: Tensor | None) -> bool:
         """Whether all processes have found, from all steps, the state that they had from some."""
-        if early is None or found is None:
+        if early is None or found is None or not found.numel():
             own = self.zeros.new_ones((), dtype=torch.bool)
         elif self.rounding is None:
             own = (early.contiguous().view(torch.int32) == found.contiguous().view(torch.int32)).all()
