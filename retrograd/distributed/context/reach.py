@@ -62,6 +62,7 @@ def end_of(piece: Piece, border: bool) -> End:
     return End(piece.begin, piece.end, border, piece.first if border else piece.last)
 
 
+@torch.no_grad()
 def reach_of(
     context: ContextParallel,
     name: str,
@@ -99,7 +100,7 @@ def _steps(
     blocks = (min(most, length) - rest) // STEP
     if blocks <= 0:
         return torch.full((), UNKNOWN, device=like.device)
-    near = {n: t if t is None or n not in axes else end.part(t.detach(), axes[n], blocks * STEP + rest)
+    near = {n: t if t is None or n not in axes else end.part(t, axes[n], blocks * STEP + rest)
             for n, t in arrays.items()}  # fmt: skip
     logs = log_decays(name, near, settings)
     if end.border:
@@ -120,7 +121,7 @@ def log_decays(name: str, arrays: dict[str, Any], settings: dict[str, Any]) -> T
         delta = delta + bias
     if settings["dt_softplus"]:
         delta = softplus(delta)
-    A = arrays["A"].detach()
+    A = arrays["A"]
     if name == "ssd":
         return delta.clamp(*settings["dt_limit"]) * A
     rates = A.real if A.is_complex() else A
