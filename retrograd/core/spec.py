@@ -61,7 +61,7 @@ class CallSpec:
         op: the op's name in errors.
         letters: the axes, by letter.
         independent: letters along which parts of a call do not see one another, so that a DTensor may be sharded there.
-        divides_time: whether the PyTorch function takes a `context`, with which processes have parts of a sequence.
+        divides_time: whether the function takes a `context`, with which processes or devices have parts of a sequence.
         results: the arrays that a forward pass may return to the user, in order.
         kept: the saved arrays: those that it computes only for the backward pass.
         whole: options with which the backward pass reads the gradients of all computed results.

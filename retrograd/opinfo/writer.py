@@ -31,6 +31,7 @@ class Face:
         copy: an expression that copies an argument; `{}` is replaced by its name.
         namespace: the function that returns the framework's array functions.
         face: the module that users import.
+        context: what the argument `context` is, in a docstring.
     """
 
     array: str
@@ -39,10 +40,29 @@ class Face:
     copy: str
     namespace: str
     face: str
+    context: str
 
 
-TORCH = Face("Tensor", "torch.dtype | None", "torch_dtype", "{}.clone()", "torch_namespace", "retrograd")
-JAX = Face("Array", "Any", "jax_dtype", "jnp.asarray({})", "jax_namespace", "retrograd.jax")
+TORCH = Face(
+    "Tensor",
+    "torch.dtype | None",
+    "torch_dtype",
+    "{}.clone()",
+    "torch_namespace",
+    "retrograd",
+    """where steps are divided over processes, a `retrograd.distributed.ContextParallel`; all arrays with steps are then
+    this process's steps.""",
+)
+JAX = Face(
+    "Array",
+    "Any",
+    "jax_dtype",
+    "jnp.asarray({})",
+    "jax_namespace",
+    "retrograd.jax",
+    """where steps are divided over devices, a `retrograd.jax.distributed.ContextParallel`, within `jax.shard_map`; all
+    arrays with steps are then this device's steps.""",
+)
 OPTION_TYPES = {
     "bool": "bool",
     "float": "float",
@@ -52,8 +72,6 @@ OPTION_TYPES = {
     "SymInt?": "int | None",
 }
 
-CONTEXT_DOC = """context: where steps are divided over processes, a `retrograd.distributed.ContextParallel`; all arrays
-with steps are then this process's steps."""
 JAX_NOTES = """\
 On an NVIDIA GPU it launches the same kernels; on a CPU or TPU it is plain JAX.{kept} The function has derivatives of
 every order, in reverse and in forward mode. First gradients in reverse mode come from the kernels; all others from
@@ -102,10 +120,6 @@ def caller(op: Op, other: Function, face: Face) -> str:
     return _definition(call, face, returns) + _docstring(call, face) + _refusal(call) + body
 
 
-def _takes_context(call: type[CallSpec], face: Face) -> bool:
-    return face is TORCH and call.divides_time
-
-
 def _asked_by(call: type[CallSpec], result: Result) -> str | None:
     """The option that a user sets to get a result; None where it is always returned."""
     where, asked = f"{call.op}: {result.name}", result.returned if result.instead else result.returned or result.when
@@ -132,7 +146,7 @@ def _definition(call: type[CallSpec], face: Face, returns: str, asked: Asked | N
             others.append(f"{name}: Literal[{asked[name]}]" + (" = ..." if asked[name] == option.default else ""))
         else:
             others.append(f"{name}: {kind} = {default}")
-    if _takes_context(call, face):
+    if call.divides_time:
         others.append(f"context: Context | None = {'...' if asked else 'None'}")
     unknown = [] if asked else ["**unknown: Unknown"]  # an overload takes none
     taken = ", ".join([*positional, *(["*", *others] if others else []), *unknown])
@@ -201,7 +215,7 @@ def _options(call: type[CallSpec], face: Face) -> str:
 
 
 def _body(call: type[CallSpec], face: Face) -> str:
-    context = ", context" if _takes_context(call, face) else ""
+    context = ", context" if call.divides_time else ""
     passed = f"_{call.op}({_dict(call)}, {_options(call, face)}{context})"
     ignored = "  # type: ignore[return-value]" if face is TORCH else ""
     names = {result: _variable(call, result) for result in call.results}
@@ -267,8 +281,8 @@ def _documented(call: type[CallSpec], face: Face) -> Iterator[str]:
     declarations: dict[str, Argument | Bundle | Option] = {**parameters(call), **options(call)}
     for name, declared in declarations.items():
         yield _wrapped(f"{name}: {declared.doc}", "    ", "        ")
-    if _takes_context(call, face):
-        yield _wrapped(CONTEXT_DOC, "    ", "        ")
+    if call.divides_time:
+        yield _wrapped(f"context: {face.context}", "    ", "        ")
     yield ""
     yield "Returns:"
     yield _wrapped(cls.RETURNS, "    ")

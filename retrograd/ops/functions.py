@@ -42,6 +42,7 @@ from jaxtyping import Array, Complex, Float, Int32, Int64
 from retrograd.core.errors import as_tuple, fields_of
 from retrograd.core.jax.arguments import as_array, in_int32, jax_dtype, labels_in_int32
 from retrograd.core.jax.checks import checker
+from retrograd.core.jax.context import Context
 from retrograd.core.jax.op import bind
 from retrograd.core.jax.stack import bind_stack
 from retrograd.core.jax.xp import jax_namespace

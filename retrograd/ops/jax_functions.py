@@ -11,6 +11,7 @@ from jaxtyping import Array, Complex, Float, Int32, Int64
 from retrograd.core.errors import as_tuple, fields_of
 from retrograd.core.jax.arguments import as_array, in_int32, jax_dtype, labels_in_int32
 from retrograd.core.jax.checks import checker
+from retrograd.core.jax.context import Context
 from retrograd.core.jax.op import bind
 from retrograd.core.jax.stack import bind_stack
 from retrograd.core.jax.xp import jax_namespace
@@ -193,6 +194,7 @@ def linear_scan(
     cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
     reverse: bool = ...,
     return_final_state: Literal[False] = ...,
+    context: Context | None = ...,
 ) -> Float[Array, "B T D"] | Complex[Array, "B T D"]: ...
 
 
@@ -205,6 +207,7 @@ def linear_scan(
     cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
     reverse: bool = ...,
     return_final_state: Literal[True],
+    context: Context | None = ...,
 ) -> tuple[Float[Array, "B T D"] | Complex[Array, "B T D"], Float[Array, "S D"] | Complex[Array, "S D"]]: ...
 
 
@@ -216,6 +219,7 @@ def linear_scan(
     cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
     reverse: bool = False,
     return_final_state: bool = False,
+    context: Context | None = None,
     **unknown: Unknown,
 ) -> Array | tuple[Array, Array]:
     """Linear recurrence along time, each channel by itself.
@@ -244,6 +248,8 @@ def linear_scan(
             `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         reverse: scan from the last step to the first: h[t] = a[t] * h[t + 1] + b[t].
         return_final_state: also return the state after the last step (the first, with `reverse`).
+        context: where steps are divided over devices, a `retrograd.jax.distributed.ContextParallel`, within
+            `jax.shard_map`; all arrays with steps are then this device's steps.
 
     Returns:
         h (B, T, D) in the dtype of b; with `return_final_state`, (h, final_state), the state (B, D) in float32, or
@@ -267,6 +273,7 @@ def linear_scan(
     h, final_state = _linear_scan(
         {"a": a, "b": b, "initial_state": initial_state, "cu_seqlens": in_int32(cu_seqlens)},
         {"reverse": reverse, "return_final_state": return_final_state},
+        context,
     )
     return (h, final_state) if return_final_state else h
 
@@ -281,6 +288,7 @@ def causal_conv1d(
     cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
     activation: Literal["silu"] | None = ...,
     return_final_state: Literal[False] = ...,
+    context: Context | None = ...,
 ) -> Float[Array, "B T D"]: ...
 
 
@@ -294,6 +302,7 @@ def causal_conv1d(
     cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
     activation: Literal["silu"] | None = ...,
     return_final_state: Literal[True],
+    context: Context | None = ...,
 ) -> tuple[Float[Array, "B T D"], Float[Array, "S D W_minus_1"]]: ...
 
 
@@ -306,6 +315,7 @@ def causal_conv1d(
     cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
     activation: Literal["silu"] | None = None,
     return_final_state: bool = False,
+    context: Context | None = None,
     **unknown: Unknown,
 ) -> Array | tuple[Array, Array]:
     """Depthwise causal convolution along time: each channel has a filter of its own over its last W inputs.
@@ -335,6 +345,8 @@ def causal_conv1d(
             `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         activation: "silu" or None.
         return_final_state: also return the last W - 1 inputs, to continue from.
+        context: where steps are divided over devices, a `retrograd.jax.distributed.ContextParallel`, within
+            `jax.shard_map`; all arrays with steps are then this device's steps.
 
     Returns:
         y (B, T, D) in the dtype of x; with `return_final_state`, (y, final_state), the state like `initial_state`.
@@ -357,6 +369,7 @@ def causal_conv1d(
     y, final_state = _causal_conv1d(
         {"x": x, "weight": weight, "bias": bias, "initial_state": initial_state, "cu_seqlens": in_int32(cu_seqlens)},
         {"activation": activation, "return_final_state": return_final_state},
+        context,
     )
     return (y, final_state) if return_final_state else y
 
@@ -436,6 +449,7 @@ def selective_scan(
     cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
     dt_softplus: bool = ...,
     return_final_state: Literal[False] = ...,
+    context: Context | None = ...,
 ) -> Float[Array, "B T D"]: ...
 
 
@@ -464,6 +478,7 @@ def selective_scan(
     cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
     dt_softplus: bool = ...,
     return_final_state: Literal[True],
+    context: Context | None = ...,
 ) -> tuple[Float[Array, "B T D"], Float[Array, "S D N"] | Complex[Array, "S D N"]]: ...
 
 
@@ -491,6 +506,7 @@ def selective_scan(
     cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
     dt_softplus: bool = False,
     return_final_state: bool = False,
+    context: Context | None = None,
     **unknown: Unknown,
 ) -> Array | tuple[Array, Array]:
     """Mamba-1's selective state space: a linear recurrence whose step size, input and output depend on the step.
@@ -530,6 +546,8 @@ def selective_scan(
             `jax.jit`, check this; elsewhere the results for such numbers are undefined.
         dt_softplus: whether to apply softplus to dt + dt_bias.
         return_final_state: also return the state after the last step.
+        context: where steps are divided over devices, a `retrograd.jax.distributed.ContextParallel`, within
+            `jax.shard_map`; all arrays with steps are then this device's steps.
 
     Returns:
         out (B, T, D) in the dtype of x; with `return_final_state`, (out, final_state), the state (B, D, N) in float32
@@ -564,6 +582,7 @@ def selective_scan(
             "cu_seqlens": in_int32(cu_seqlens),
         },
         {"dt_softplus": dt_softplus, "return_final_state": return_final_state},
+        context,
     )
     return (y, final_state) if return_final_state else y
 
@@ -647,6 +666,7 @@ def ssd(
     dt_softplus: bool = ...,
     dt_limit: tuple[float, float] = ...,
     return_final_state: Literal[False] = ...,
+    context: Context | None = ...,
 ) -> Float[Array, "B T H P"]: ...
 
 
@@ -666,6 +686,7 @@ def ssd(
     dt_softplus: bool = ...,
     dt_limit: tuple[float, float] = ...,
     return_final_state: Literal[True],
+    context: Context | None = ...,
 ) -> tuple[Float[Array, "B T H P"], Float[Array, "S H P N"]]: ...
 
 
@@ -684,6 +705,7 @@ def ssd(
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
     return_final_state: bool = False,
+    context: Context | None = None,
     **unknown: Unknown,
 ) -> Array | tuple[Array, Array]:
     """Mamba-2's state space dual: a linear recurrence with one decay a head, computed as matrix products.
@@ -725,6 +747,8 @@ def ssd(
         dt_limit: the least and the largest delta; a value outside is clamped, and has no gradient. By default 0 and
             infinity: without `dt_softplus` a negative step becomes 0.
         return_final_state: also return the state after the last step.
+        context: where steps are divided over devices, a `retrograd.jax.distributed.ContextParallel`, within
+            `jax.shard_map`; all arrays with steps are then this device's steps.
 
     Returns:
         out (B, T, H, P) in the dtype of x; with `return_final_state`, (out, final_state), the state (B, H, P, N) in
@@ -760,6 +784,7 @@ def ssd(
             "cu_seqlens": in_int32(cu_seqlens),
         },
         {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit), "return_final_state": return_final_state},
+        context,
     )
     return (y, final_state) if return_final_state else y
 
@@ -1001,6 +1026,7 @@ def attention(
     dropout_p: float = ...,
     return_lse: Literal[False] = ...,
     backward: Literal["auto", "split", "fused"] = ...,
+    context: Context | None = ...,
 ) -> Float[Array, "B Q H V"]: ...
 
 
@@ -1024,6 +1050,7 @@ def attention(
     dropout_p: float = ...,
     return_lse: Literal[True],
     backward: Literal["auto", "split", "fused"] = ...,
+    context: Context | None = ...,
 ) -> tuple[Float[Array, "B Q H V"], Float[Array, "B H Q"]]: ...
 
 
@@ -1046,6 +1073,7 @@ def attention(
     dropout_p: float = 0.0,
     return_lse: bool = False,
     backward: Literal["auto", "split", "fused"] = "auto",
+    context: Context | None = None,
     **unknown: Unknown,
 ) -> Array | tuple[Array, Array]:
     """Softmax attention with every mask and option that training needs.
@@ -1099,6 +1127,8 @@ def attention(
             "fused" computes all in one kernel, which adds up dq in a fixed order, in a workspace of float32; "auto" is
             the faster one. With segment_ids "fused" exists on Hopper GPUs alone, in 16 bits and for heads of 64 to 128
             channels; elsewhere "split" runs in its place.
+        context: where steps are divided over devices, a `retrograd.jax.distributed.ContextParallel`, within
+            `jax.shard_map`; all arrays with steps are then this device's steps.
 
     Returns:
         out (B, Tq, H, V) in the dtype of q; with `return_lse`, (out, lse), the logarithm of the sum of exponentials (B,
@@ -1142,6 +1172,7 @@ def attention(
             "return_lse": return_lse,
             "backward": backward,
         },
+        context,
     )
     return (out, lse) if return_lse else out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -65,8 +66,13 @@ def test_greedy_generation_after_padding_is_that_of_eager_attention(name: str, c
     assert torch.equal(generated("retrograd"), generated("eager"))
 
 
-@pytest.mark.parametrize("given", ["nothing", "mask", "positions"])
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "GptOss"])
+EACH = list(product(("Llama", "Mistral", "GptOss"), ("nothing", "mask", "positions")))
+QUICK = EACH[::4]  # every model and every way
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in EACH if each not in QUICK)]
+)
 def test_a_model_compiles_whole(name: str, given: str, seed: int) -> None:
     torch._dynamo.reset()
     model, ids = model_of(name, "retrograd"), drawn(seed)

@@ -33,7 +33,7 @@ def test_the_functions_are_those_that_the_declarations_ask_for(face: Face) -> No
 @EACH_CALL
 def test_a_function_takes_what_its_declaration_says(face: Face, call: type[CallSpec]) -> None:
     taken = inspect.signature(function(face, call)).parameters
-    divided = {"context"} if face is TORCH and call.divides_time else set()
+    divided = {"context"} if call.divides_time else set()
     assert set(taken) == {*parameters(call), *options(call), "unknown", *divided}
     for name, option in options(call).items():
         assert taken[name].default == option.default

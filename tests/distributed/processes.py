@@ -1,11 +1,11 @@
-"""Runs a function of a file in several processes, which talk by gloo, or by NCCL with a GPU each."""
+"""Runs functions of a file in several processes, which talk by gloo, or by NCCL with a GPU each."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,18 @@ def run(function: str, world: int, folder: Path, device: str = "cpu") -> list[An
     Raises:
         RuntimeError: one of them failed; with the errors of all.
     """
+    (found,) = run_each([function], world, folder, device)
+    return found
+
+
+def run_each(functions: Sequence[str], world: int, folder: Path, device: str = "cpu") -> list[list[Any]]:
+    """What `run` returns, of each function; the processes start once, which takes them seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     running = [
         subprocess.Popen(
-            [sys.executable, __file__, function, str(rank), str(world), str(folder), device],
+            [sys.executable, __file__, ",".join(functions), str(rank), str(world), str(folder), device],
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
@@ -41,7 +47,8 @@ def run(function: str, world: int, folder: Path, device: str = "cpu") -> list[An
             process.kill()
     if any(process.returncode for process in running):
         raise RuntimeError("\n".join(f"rank {rank}: {error}" for rank, error in enumerate(errors)))
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+    by_rank = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+    return [list(found) for found in zip(*by_rank, strict=True)]
 
 
 def refused(calls: Iterable[Callable[[], Any]]) -> list[str]:
@@ -57,7 +64,7 @@ def refused(calls: Iterable[Callable[[], Any]]) -> list[str]:
     return messages
 
 
-def main(function: str, rank: int, world: int, folder: Path, device: str) -> None:
+def main(functions: Sequence[str], rank: int, world: int, folder: Path, device: str) -> None:
     """One of the processes."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -66,14 +73,16 @@ def main(function: str, rank: int, world: int, folder: Path, device: str) -> Non
     store = f"file://{folder / 'store'}"
     backend = {"cpu": "gloo", "cuda": "nccl"}[device]
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=world)
-    module, _, name = function.rpartition(".")
-    found = getattr(import_module(module), name)(rank, world, device)
+    found = []
+    for function in functions:
+        module, _, name = function.rpartition(".")
+        found.append(getattr(import_module(module), name)(rank, world, device))
     torch.save(found, folder / f"{rank}.pt")
     dist.barrier()  # no process leaves while another still talks to it
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
+    main(sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
     # Without Python's own end: a thread of gloo that frees a tensor during it stops the process with an error.
     os._exit(0)

@@ -6,26 +6,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run
+from processes import run, run_each
 
 from retrograd.distributed import Layout
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_results_and_gradients_of_steps_have_the_bits_of_one_process(world: int, tmp_path: Path) -> None:
-    assert run("contexts.differences", world, tmp_path) == [[]] * world
+def test_four_processes_have_the_results_of_one(tmp_path: Path) -> None:
+    names = ("differences", "forgotten", "borders_anywhere")
+    different, forgotten, anywhere = run_each([f"contexts.{name}" for name in names], 4, tmp_path)
+    assert different == [[]] * 4  # to the bit, for results and gradients of steps
+    assert forgotten == [([], [])] * 4  # so have scans that are computed at once, since states decay soon
+    assert anywhere == [[]] * 4  # within rounding
 
 
-def test_scans_whose_states_decay_soon_are_computed_at_once_with_the_same_bits(tmp_path: Path) -> None:
-    assert run("contexts.forgotten", 4, tmp_path) == [([], [])] * 4
-
-
-def test_a_state_that_was_not_forgotten_is_found_out_and_the_scan_computed_again(tmp_path: Path) -> None:
-    assert run("contexts.forgotten_too_early", 2, tmp_path) == [([], True)] * 2
-
-
-def test_with_borders_anywhere_they_are_equal_within_rounding(tmp_path: Path) -> None:
-    assert run("contexts.borders_anywhere", 4, tmp_path) == [[]] * 4
+def test_two_processes_have_the_results_of_one(tmp_path: Path) -> None:
+    different, early = run_each(["contexts.differences", "contexts.forgotten_too_early"], 2, tmp_path)
+    assert different == [[]] * 2
+    assert early == [([], True)] * 2  # a state that was not forgotten is found out, and the scan computed again
 
 
 def test_what_does_not_fit_is_refused_in_every_process(tmp_path: Path) -> None:
@@ -59,9 +56,9 @@ def test_what_does_not_fit_is_refused_in_every_process(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_on_several_gpus_results_and_gradients_of_steps_have_the_bits_of_one(tmp_path: Path) -> None:
-    assert run("contexts.differences", 2, tmp_path, "cuda") == [[], []]
-    assert run("contexts.forgotten", 2, tmp_path, "cuda") == [([], []), ([], [])]
-    assert run("contexts.forgotten_too_early", 2, tmp_path, "cuda") == [([], True), ([], True)]
+    names = ("differences", "forgotten", "forgotten_too_early")
+    found = run_each([f"contexts.{name}" for name in names], 2, tmp_path, "cuda")
+    assert found == [[[]] * 2, [([], [])] * 2, [([], True)] * 2]
 
 
 def steps_of(layout: Layout) -> list[tuple[int, int]]:

@@ -16,25 +16,30 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
+from ..errors import bad_type
 from ..op import Op, differentiable, gradient_names
 from .arguments import arrays_of, check_numbers, params_of, with_open_sizes
+from .context import Context, Results
 from .passes import Forward, Pushforward
 from .sharding import by_rows, vary_alike
 
 Arrays = Sequence[Any]
-Results = tuple[Any, ...]  # one for each of the op's results, None where it is absent
 
 
 @cache
-def bind(op: Op) -> Callable[[dict[str, Any], dict[str, Any]], Results]:
-    """The function from arrays and options, two dicts by name in the op's order, to the op's results.
+def bind(op: Op) -> Callable[..., Results]:
+    """The function from arrays, options and a context, the first two dicts by name in the op's order, to its results.
 
     It has derivatives of every order, in reverse and in forward mode. The outputs of the forward pass are named
     `<op>_<array>` for `jax.checkpoint` policies.
     """
     derived = _derived(op)
 
-    def call(arrays: dict[str, Any], options: dict[str, Any]) -> Results:
+    def call(arrays: dict[str, Any], options: dict[str, Any], context: Context | None = None) -> Results:
+        if context is not None:
+            if not isinstance(context, Context):
+                raise bad_type(op.name, "context", context, "a retrograd.jax.distributed.ContextParallel")
+            return context.call(op, call, arrays, options)
         checked = arrays_of(op.name, arrays)
         with with_open_sizes(op.name, checked):
             spec = op.spec(params_of(checked), options)

@@ -1,4 +1,4 @@
-"""Sums over the devices of a mesh, on four of a CPU, in a process of their own; run by test_jax_sums.py."""
+"""Sums over the devices of a mesh, on four of a CPU, in a process of their own; run by test_jax_devices.py."""
 
 from __future__ import annotations
 

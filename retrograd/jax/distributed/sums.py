@@ -1,4 +1,4 @@
-"""Sums over the devices of a mesh in a fixed order, for `jax.shard_map`; see ../distributed/README.md."""
+"""Sums over the devices of a mesh in a fixed order, for `jax.shard_map`; see ../../distributed/README.md."""
 
 from __future__ import annotations
 
