@@ -136,8 +136,8 @@ def differences(
 
 def results_and_gradients() -> None:
     """They are those of one device, on one and on two, and packed with sequences over several of four devices."""
-    assert differences(1, 24, None, ("ssd", "causal_conv1d")) == []
-    assert differences(2, 48, None) == []
+    assert differences(1, 24, None, ("linear_scan", "causal_conv1d")) == []
+    assert differences(2, 48, None, ("linear_scan", "causal_conv1d", "attention")) == []
     assert differences(4, 48, (3, 7, 7, 30, 41)) == []
 
 
@@ -148,11 +148,11 @@ def at_once() -> None:
         patch.setattr(scans, "STEP", 8)
         patch.setattr(scans.Steps, "_in_turn", lambda self, of, leaving, empty, back: empty)
         assert differences(4, 128, packed, SCANS, rate=512) == []
-        assert differences(4, 128, packed, ("ssd",), rate=1 / 64) != []  # in turn, which is switched off
+        assert differences(4, 128, None, ("linear_scan",), rate=1 / 64) != []  # in turn, which is switched off
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scans, "STEP", 8)
         patch.setattr(scans, "FORGOTTEN", -1.0)
-        assert differences(4, 128, packed, ("selective_scan", "ssd"), rate=1 / 64) == []
+        assert differences(2, 128, None, ("ssd",), rate=1 / 64) == []
 
 
 def second_derivatives() -> None:
