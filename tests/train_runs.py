@@ -23,7 +23,8 @@ def write_text(path: Path, words: int = 2000, seed: int = 0) -> Path:
 def new_trainer(folder: Path, **changed: Any) -> Trainer:
     """A new run; `changed` are fields of the preset or of the settings."""
     text = write_text(folder.parent / "text.txt")
-    of_settings = {key: changed.pop(key) for key in ("seed", "compile", "arch", "framework", "slots") if key in changed}
+    names = ("seed", "compile", "arch", "framework", "slots", "context_parallel")
+    of_settings = {key: changed.pop(key) for key in names if key in changed}
     fields: dict[str, Any] = {"seed": 0, "compile": False, "arch": DEFAULT} | of_settings
     settings = Settings(
         name="tiny",
@@ -35,7 +36,7 @@ def new_trainer(folder: Path, **changed: Any) -> Trainer:
         **fields,
     )
     start(folder, settings, text_at(text))
-    return Trainer(folder, settings)
+    return Trainer(folder, replace(settings, context_parallel=1))  # others are for several processes
 
 
 def go_on(folder: Path) -> Trainer:

@@ -62,6 +62,7 @@ def train(
     ] = None,
     framework: Annotated[str | None, typer.Option(help="torch or jax. torch by default.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps. The preset's by default.")] = None,
+    time: Annotated[int | None, typer.Option(help="Bytes of a sequence. The preset's by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of parameters and data order. 0 by default.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Of activations: float32 or bfloat16. The preset's by default.")
@@ -71,6 +72,9 @@ def train(
     slots: Annotated[
         int | None,
         typer.Option(help="Parts of a batch, for several processes. 1 by default; under torchrun up to 8."),
+    ] = None,
+    context_parallel: Annotated[
+        int | None, typer.Option(help="Processes that divide the bytes of each sequence, under torchrun. 1 by default.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Of the run's folder. <preset>-<seed> by default.")] = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="Where runs are kept. runs/ by default.")] = None,
@@ -83,11 +87,13 @@ def train(
         "arch": arch,
         "framework": framework,
         "steps": steps,
+        "time": time,
         "seed": seed,
         "dtype": dtype,
         "device": device,
         "compile": compile_,
         "slots": slots,
+        "context-parallel": context_parallel,
     }
     need("matplotlib", extra="train")
     if resume is not None and (name is not None or out_folder is not None):
@@ -170,7 +176,7 @@ def new_run(options: Mapping[str, Any], name: str | None, out_folder: Path, rank
     try:
         arch, framework = options["arch"] or DEFAULT, options["framework"] or "torch"
         preset = preset_of(preset_name, arch)
-        changed = {key: options[key] for key in ("steps", "dtype") if options[key] is not None}
+        changed = {key: options[key] for key in ("steps", "time", "dtype") if options[key] is not None}
         split = stdlib() if options["data"] is None else text_at(Path(options["data"]))
         settings = Settings(
             name=preset_name,
@@ -184,8 +190,9 @@ def new_run(options: Mapping[str, Any], name: str | None, out_folder: Path, rank
             compile=bool(options["compile"]),
             threads=torch.get_num_threads(),
             slots=options["slots"] or (1 if ranks.world == 1 else math.gcd(SLOTS, preset.batch)),
+            context_parallel=1 if (parts := options["context-parallel"]) is None else parts,
         )
-        ranks.slots(settings.slots)
+        ranks.slots(settings.slots, settings.context_parallel)
         own = "-".join([preset_name, *([arch] if options["arch"] else []), str(seed)])
         folder = free(out_folder / own) if name is None else out_folder / name
         if folder.exists():
@@ -209,11 +216,13 @@ def old_run(options: Mapping[str, Any], folder: Path) -> Settings:
         "arch": settings.arch,
         "framework": settings.framework,
         "steps": preset.steps,
+        "time": preset.time,
         "seed": settings.seed,
         "dtype": preset.dtype,
         "device": settings.device,
         "compile": settings.compile,
         "slots": settings.slots,
+        "context-parallel": settings.context_parallel,
     }
     for option, value in options.items():
         if value is not None and value != expected[option]:

@@ -16,6 +16,7 @@ from retrograd.distributed import Slots, Tree, all_reduce_
 
 T = TypeVar("T")
 PATIENCE = timedelta(seconds=5)  # for a sign of life of another process
+CONNECTION = "a connection to another process is"  # where none is gone
 
 
 class LostError(RuntimeError):
@@ -44,9 +45,28 @@ class Ranks(NamedTuple):
         """Whether this process writes the run's files."""
         return self.rank == 0
 
-    def slots(self, count: int) -> Slots:
-        """The slots of this process, of a batch that has `count`."""
-        return Slots(count, self.world, self.rank)
+    def slots(self, count: int, parts: int = 1) -> Slots:
+        """The slots of this process, of a batch that has `count`.
+
+        With several parts each slot is divided over as many processes. The first parts of all slots come first, then
+        the second ones, so that a process has parts of one number; slot n is that of the parts n, n + count, ...
+
+        Raises:
+            ValueError: for a number of processes that does not fit.
+        """
+        if self.world % parts:
+            expected = f"a multiple of {parts}, which divide each sequence"
+            raise ValueError(f"the number of processes is {self.world}, expected {expected}")
+        return Slots(count * parts, self.world, self.rank)
+
+    def beside(self, parts: int) -> dist.ProcessGroup | None:
+        """The processes that have the other parts of this one's slots, in the order of parts; None where it has all."""
+        if parts == 1:
+            return None
+        step = self.world // parts
+        groups = [dist.new_group(range(first, self.world, step)) for first in range(step)]  # each is made by all
+        group: dist.ProcessGroup = groups[self.rank % step]
+        return group
 
     def of_first(self, value: T | None) -> T:
         """The value that the first process passes, in all of them."""
@@ -81,6 +101,21 @@ class Ranks(NamedTuple):
         except RuntimeError as error:
             raise LostError(f"{self._gone()} gone: {str(error).splitlines()[0]}") from None
 
+    def between(self, call: Callable[[], T]) -> T:
+        """A call of which some parts are made by several processes together.
+
+        Raises:
+            LostError: one of them is gone; any other error is the call's own.
+        """
+        try:
+            return call()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if self.world == 1 or (gone := self._gone()) == CONNECTION:
+                raise
+            raise LostError(f"{gone} gone: {str(error).splitlines()[0]}") from None
+
     def _gone(self) -> str:
         """The processes that leave no sign of life, as a subject."""
         assert self.store is not None
@@ -97,7 +132,7 @@ class Ranks(NamedTuple):
             except RuntimeError:
                 missing.append(str(rank))
         if not missing:
-            return "a connection to another process is"
+            return CONNECTION
         return f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {', '.join(missing)} are"
 
 

@@ -35,10 +35,12 @@ class Settings:
         threads: of the CPU; their number determines how sums are split.
         slots: parts of a batch, each computed alone; gradients are added in one order, on any number of processes that
             divides them, see `retrograd.distributed.Slots`.
+        context_parallel: processes that divide the steps of each sequence, see `retrograd.distributed.ContextParallel`.
 
     Raises:
-        ValueError: for less than 1 step, a seed that does not fit in 63 bits, a dtype or framework that is not known,
-            torch.compile or slots in JAX, slots that do not divide the batch.
+        ValueError: for less than 1 step or byte of a sequence, a seed that does not fit in 63 bits, a dtype or
+            framework that is not known, torch.compile or slots in JAX, slots that do not divide the batch, sequences
+            divided in JAX or under torch.compile.
     """
 
     name: str
@@ -52,10 +54,13 @@ class Settings:
     compile: bool = False
     threads: int = 1
     slots: int = 1
+    context_parallel: int = 1
 
     def __post_init__(self) -> None:
         if self.preset.steps < 1:
             raise ValueError(f"steps is {self.preset.steps}, expected 1 or more")
+        if self.preset.time < 1:
+            raise ValueError(f"time is {self.preset.time}, expected 1 or more")
         if not 0 <= self.seed < MOST_SEEDS:
             raise ValueError(f"seed is {self.seed}, expected 0 to 2^63 - 1")
         if self.preset.dtype not in DTYPES:
@@ -68,6 +73,12 @@ class Settings:
             raise ValueError(f"slots is {self.slots}, but they are of torch, and the framework jax")
         if self.slots < 1 or self.preset.batch % self.slots:
             raise ValueError(f"slots is {self.slots}, expected a number that divides the batch of {self.preset.batch}")
+        if not 1 <= self.context_parallel <= self.preset.time:
+            expected = f"1 to {self.preset.time}, the steps of a sequence"
+            raise ValueError(f"context_parallel is {self.context_parallel}, expected {expected}")
+        if self.context_parallel > 1 and (self.framework == "jax" or self.compile):
+            other = "the framework jax" if self.framework == "jax" else "compile True"
+            raise ValueError(f"context_parallel is {self.context_parallel}, expected 1, since it is not for {other}")
 
     def write(self, folder: Path) -> None:
         """Write the settings into a run's folder."""

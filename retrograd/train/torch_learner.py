@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from retrograd.distributed import SlotSum, Tree
+from retrograd.distributed import ContextParallel, Layout, SlotSum, Tree
+from retrograd.distributed.context.layout import STEP
 from retrograd.nn import LanguageModel
 
 from .learner import KEYS, Learner, Moments, check_moments, decays
@@ -23,7 +25,9 @@ class TorchLearner(Learner):
 
     def __init__(self, settings: Settings, ranks: Ranks = Ranks()) -> None:  # noqa: B008  # it is immutable
         self.settings, self.preset, self.ranks = settings, settings.preset, ranks
-        self.slots = ranks.slots(settings.slots)
+        parts = settings.context_parallel
+        self.slots = ranks.slots(settings.slots, parts)  # or parts of them
+        self.context = None if parts == 1 else context_of(self.preset.time, ranks, parts)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             self._model = LanguageModel(self.preset.model)  # on the CPU: a seed means the same on every device
@@ -42,17 +46,22 @@ class TorchLearner(Learner):
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         losses: Tree[Tensor] = Tree(Tensor.add_)
-        size = len(windows) // self.slots.count
-        for slot in self.slots.own:
-            loss = self._loss(self._forward, windows[slot * size : (slot + 1) * size]) / self.slots.count
-            loss.backward()
+        size = len(windows) // self.settings.slots
+        for place in self.slots.own:
+            slot = place % self.settings.slots
+            losses.append(self.ranks.between(partial(self._slot, windows[slot * size : (slot + 1) * size])))
             self._gradients.take()
-            losses.append(loss.detach())
         self.ranks.together(self._gradients.finish)
         nn.utils.clip_grad_norm_(self._model.parameters(), self.preset.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return total_of(losses, self.ranks)
+
+    def _slot(self, windows: np.ndarray) -> Tensor:
+        """Compute the gradients of a slot, or of this process's part of it; returns the loss."""
+        loss = self._loss(self._forward, windows, self.context) / self.settings.slots
+        loss.backward()
+        return loss.detach()
 
     def numbers(self, losses: Sequence[Tensor]) -> list[float]:
         """See `Learner`."""
@@ -64,12 +73,18 @@ class TorchLearner(Learner):
         """See `Learner`."""
         return self._loss(self._model, windows).item()
 
-    def _loss(self, model: Callable[[Tensor], Tensor], windows: np.ndarray) -> Tensor:
+    def _loss(
+        self, model: Callable[..., Tensor], windows: np.ndarray, context: ContextParallel | None = None
+    ) -> Tensor:
         device, dtype = self.settings.device, getattr(torch, self.preset.dtype)
         tokens = torch.from_numpy(windows).to(device)
         with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-            logits = model(tokens[:, :-1])
-        return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+            if context is None:
+                return F.cross_entropy(model(tokens[:, :-1]).float().flatten(0, 1), tokens[:, 1:].flatten())
+            logits = model(context.shard(tokens[:, :-1]), context=context)
+        following = context.shard(tokens[:, 1:])
+        total = F.cross_entropy(logits.float().flatten(0, 1), following.flatten(), reduction="sum")
+        return total / tokens[:, 1:].numel()
 
     def moments(self) -> Moments:
         """See `Learner`."""
@@ -94,6 +109,13 @@ class TorchLearner(Learner):
         }
         if moments:
             self.optimizer.load_state_dict(packed)
+
+
+def context_of(time: int, ranks: Ranks, parts: int) -> ContextParallel:
+    """The steps of this process, of sequences over `parts` processes."""
+    part = ranks.rank // (ranks.world // parts)
+    layout = Layout.even(time, parts, part, step=STEP if time >= parts * STEP else 1)
+    return ContextParallel(layout, ranks.beside(parts), order="ranks")
 
 
 def adamw(model: LanguageModel, preset: Preset) -> torch.optim.AdamW:

@@ -70,6 +70,18 @@ def test_two_and_four_processes_end_in_the_checkpoint_of_one(tmp_path: Path, who
         assert rows_of(folder) == rows_of(whole)
 
 
+def test_processes_that_divide_sequences_have_the_losses_of_one_and_the_bits_of_others(
+    tmp_path: Path, whole: Path
+) -> None:
+    for world in (2, 4):  # as many divide a sequence, so that its parts are the same
+        new_trainer(tmp_path / str(world), slots=SLOTS, context_parallel=2)
+        for status, errors in processes(tmp_path / str(world), world):
+            assert status == 0, errors
+    assert bits(tmp_path / "4") == bits(tmp_path / "2")
+    losses, expected = ([row["loss"] for row in rows_of(folder) if "loss" in row] for folder in (tmp_path / "2", whole))
+    assert losses == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_when_a_process_is_killed_the_others_name_it_and_the_run_goes_on_on_fewer(
     tmp_path: Path, whole: Path, seed: int
@@ -107,8 +119,22 @@ def test_the_command_trains_under_torchrun(tmp_path: Path, whole: Path) -> None:
     [
         ({"slots": 3}, "slots is 3, expected a number that divides the batch of 4"),
         ({"slots": 2, "framework": "jax"}, "slots is 2, but they are of torch"),
+        ({"context_parallel": 0}, "context_parallel is 0, expected 1 to 32, the steps of a sequence"),
+        (
+            {"context_parallel": 2, "compile": True},
+            "context_parallel is 2, expected 1, since it is not for compile True",
+        ),
+        ({"context_parallel": 2, "framework": "jax"}, "expected 1, since it is not for the framework jax"),
     ],
 )
-def test_slots_that_do_not_fit_are_refused(tmp_path: Path, changed: dict[str, int | str], message: str) -> None:
+def test_slots_and_parts_that_do_not_fit_are_refused(
+    tmp_path: Path, changed: dict[str, int | str], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         new_trainer(tmp_path / "run", **changed)
+
+
+def test_sequences_over_several_processes_are_not_resumed_by_one(tmp_path: Path) -> None:
+    new_trainer(tmp_path / "run", context_parallel=2)
+    with pytest.raises(ValueError, match="the number of processes is 1, expected a multiple of 2, which divide each"):
+        go_on(tmp_path / "run")
