@@ -60,6 +60,8 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links as they are within the site; those to other files are only their text while there is no address."""
+    if page.file.src_uri == PAGES["README.md"]:
+        markdown = re.sub(r"\A# .*", "# The README", markdown)  # the start page has the library's name as its title
     parts = FENCE.split(markdown)
     texts = [LINK.sub(lambda match: _link(match, page.file), BLOCK.sub(r"\1\n", text)) for text in parts[::2]]
     parts[::2] = texts

@@ -1,6 +1,6 @@
 """Writes the tables of the documentation: from the ops' declarations, and from the rows of benchmarks/results.
 
-    python docs/tools/tables.py          # writes them into docs/
+    python docs/tools/tables.py          # writes them into docs/ and the README
     python docs/tools/tables.py --check  # says which pages are not up to date
 
 A page has a table between `<!-- table: speed rms_norm -->` and `<!-- end of table -->`.
@@ -22,6 +22,7 @@ from retrograd.ops.infos import info
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 RESULTS = ROOT / "benchmarks" / "results"
 FOLDERS = ("h200", "h100-80gb-hbm3")
 MARKED = re.compile(r"(<!-- table: ([\w .*,-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -108,11 +109,12 @@ def of_models(what: str) -> str:
     return table(("model", "implementation", "a step", "memory"), lines)
 
 
+TRANSFORMERS = "transformers (its kernels)"
 GENERATING = {
     "exact": ("retrograd, exact",),
     "not exact": ("retrograd",),
     "torch in a CUDA graph": ("torch, graphs",),
-    "transformers": ("transformers, mamba_ssm", "transformers"),
+    TRANSFORMERS: ("transformers, mamba_ssm", "transformers"),
 }
 GENERATED = {
     "mamba": "Mamba",
@@ -123,21 +125,44 @@ GENERATED = {
 
 
 def of_generation(folder: str) -> str:
-    """Milliseconds a token, by the number of sequences and the model."""
+    """Milliseconds a token, a row for each model and number of sequences."""
+    found = _generation(folder)
+    lines = [(GENERATED[case], str(batch), *cells) for (batch, case), cells in found.items()]
+    return table(("model", "sequences", *GENERATING, "bytes"), lines)
+
+
+def of_generation_by_model(folder: str) -> str:
+    """The same, a row for each model: times for the numbers of sequences stand side by side."""
+    found = _generation(folder)
+    lines = []
+    for case, model in GENERATED.items():
+        rows = [cells for (_, of), cells in found.items() if of == case]
+        lines.append((model, *(", ".join(filter(None, cells)) for cells in zip(*rows, strict=True))))
+    return table(("", *GENERATING, "bytes"), lines)
+
+
+def _generation(folder: str) -> dict[tuple[int, str], list[str]]:
+    """Number of sequences and model -> the time of each implementation, and of the bytes."""
     rows = {
         (row["shape"]["B"], row["case"], row["impl"]): row
         for row in _lines(RESULTS / folder / "generate.jsonl")
         if row.get("pass") == "token"
     }
-    lines = []
+    found = {}
     for batch in sorted({key[0] for key in rows}):
-        for case, model in GENERATED.items():
-            found = [
-                [rows[key] for impl in impls if (key := (batch, case, impl)) in rows] for impls in GENERATING.values()
-            ]
-            cells = [f"{some[0]['wall_ms']:.2f}" if some else "" for some in found]
-            lines.append((model, str(batch), *cells, f"{rows[batch, case, 'retrograd']['limit_ms']:.2f}"))
-    return table(("model", "sequences", *GENERATING, "bytes"), lines)
+        for case in GENERATED:
+            cells = []
+            for name, impls in GENERATING.items():
+                row = next((rows[key] for impl in impls if (key := (batch, case, impl)) in rows), None)
+                of_kernels = f" ({_milliseconds(row['device_ms'])})" if row and name == TRANSFORMERS else ""
+                cells.append(f"{_milliseconds(row['wall_ms'])}{of_kernels}" if row else "")
+            limit = rows[batch, case, "retrograd"]["limit_ms"]
+            found[batch, case] = [*cells, _milliseconds(limit)]
+    return found
+
+
+def _milliseconds(time: float) -> str:
+    return f"{time:.2f}" if time < 10 else f"{time:.1f}"
 
 
 def of_naive(what: str) -> str:
@@ -174,6 +199,7 @@ KINDS: dict[str, Callable[[str], str]] = {
     "versions": of_versions,
     "models": of_models,
     "generation": of_generation,
+    "generation_by_model": of_generation_by_model,
     "naive": of_naive,
 }
 
@@ -191,7 +217,7 @@ def written(page: str) -> str:
 def main() -> int:
     """Write the tables, or check them."""
     stale = []
-    for path in sorted(DOCS.rglob("*.md")):
+    for path in PAGES:
         page = path.read_text()
         if (new := written(page)) != page:
             stale.append(path)

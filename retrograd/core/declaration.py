@@ -53,6 +53,7 @@ class Argument:
             holds it.
         kinds: jaxtyping's names for its dtypes.
         differentiable: whether it has a gradient.
+        of_bools: what it has in place of the bools of a mask, in errors.
     """
 
     shape: str
@@ -65,6 +66,7 @@ class Argument:
     number: str | None = None
     kinds: tuple[str, ...] = ("Float",)
     differentiable: bool = True
+    of_bools: str = ""
 
     def __post_init__(self) -> None:
         alternatives(self.shape)
@@ -134,9 +136,16 @@ def required(shape: str, *dtypes: str, doc: str, kinds: tuple[str, ...] = ("Floa
     return field(metadata={"declared": Argument(shape, dtypes, doc, kinds=kinds)})
 
 
-def optional(shape: str, *dtypes: str, doc: str, positional: bool = False, kinds: tuple[str, ...] = ("Float",)) -> Any:
+def optional(
+    shape: str,
+    *dtypes: str,
+    doc: str,
+    positional: bool = False,
+    kinds: tuple[str, ...] = ("Float",),
+    of_bools: str = "",
+) -> Any:
     """The field of an optional argument."""
-    declared = Argument(shape, dtypes, doc, optional=True, positional=positional, kinds=kinds)
+    declared = Argument(shape, dtypes, doc, optional=True, positional=positional, kinds=kinds, of_bools=of_bools)
     return field(default=None, metadata={"declared": declared})
 
 

@@ -297,8 +297,13 @@ class CallSpec:
 
     def _check_dtype(self, name: str, argument: Argument, param: Param) -> None:
         allowed = tuple(dict.fromkeys(self._dtypes(argument.dtypes)))
-        if param.dtype not in allowed:
-            raise bad_dtype(self.op, name, param.dtype, allowed)
+        if param.dtype in allowed:
+            return
+        if argument.reaches or argument.labels:
+            allowed = (*allowed, "int64")  # of which the public functions make int32
+        if argument.of_bools and param.dtype == "bool":
+            allowed = (*allowed[:-1], f"{allowed[-1]} ({argument.of_bools})")
+        raise bad_dtype(self.op, name, param.dtype, allowed)
 
     def _check_shape(self, name: str, argument: Argument, param: Param) -> tuple[Axis, ...]:
         """Set the sizes of an argument's letters; returns the axes of the alternative that fits its shape."""

@@ -61,7 +61,9 @@ def _one(kind: type[Any]) -> str:
 
 
 def boundaries(module: str, cu_seqlens: Any, u: Tensor, argument: str = "u") -> Int32[Tensor, " S+1"]:
-    """Boundaries of sequences in u (1, T, ...), in int32; raises for other ones, and looks at them on a CPU only."""
+    """Boundaries of sequences in u, (1, T) or (1, T, d_model), in int32; raises for other ones. Their values are looked
+    at on a CPU only.
+    """
     if not isinstance(cu_seqlens, Tensor):
         raise bad_type(module, "cu_seqlens", cu_seqlens, "a torch.Tensor")
     if cu_seqlens.dtype not in INTEGERS:
@@ -69,7 +71,8 @@ def boundaries(module: str, cu_seqlens: Any, u: Tensor, argument: str = "u") -> 
     if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
         raise bad_shape(module, "cu_seqlens", cu_seqlens.shape, "(S + 1,), S at least 1")
     if u.shape[0] != 1:
-        raise bad_shape(module, argument, u.shape, "a batch of 1, since cu_seqlens is given")
+        features = ", d_model" * (u.ndim == 3)
+        raise bad_shape(module, argument, u.shape, f"(1, time{features}), since cu_seqlens is given")
     if is_readable(cu_seqlens):
         check_nondecreasing(module, "cu_seqlens", cu_seqlens.tolist(), u.shape[1])
     return cu_seqlens.to(torch.int32)

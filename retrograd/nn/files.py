@@ -33,7 +33,8 @@ def load(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> LanguageModel:
-    """The model in a folder on disk, such as a copy of `state-spaces/mamba-130m`.
+    """The model in a folder on disk. Of a model on the Hub `huggingface_hub` makes such a folder:
+    `load(huggingface_hub.snapshot_download("state-spaces/mamba2-130m"))`.
 
     Args:
         folder: with config.json, and model.safetensors or pytorch_model.bin. If it has a SHA256SUMS that lists them,
@@ -42,7 +43,7 @@ def load(
         dtype: to cast them to, A_log, D and dt_bias to at least float32; by default those in the file.
 
     Raises:
-        FileNotFoundError: for a missing file.
+        FileNotFoundError: for a folder that is not there, as a name on the Hub, and for a missing file.
         TypeError, ValueError: for a dtype that is not floating, a config of other layers, weights with other names,
             shapes or types, and a file that differs from SHA256SUMS.
 
@@ -64,7 +65,10 @@ def load(
             break
         except FileNotFoundError:
             if (folder / CONFIG).resolve() == place:
-                raise
+                if folder.is_dir():
+                    raise
+                expected = "a folder on disk, not a name on the Hub"
+                raise FileNotFoundError(f"load: folder is {str(folder)!r}, expected {expected}") from None
             # A training run has just replaced the checkpoint that was being read.
     weights = checked(weights, config, str(folder))
     return built({name: value.to(device, _dtype_of(name, dtype)) for name, value in weights.items()}, config)

@@ -79,6 +79,8 @@ class Backbone(nn.Module):
         """Features of all steps, and the state after the last, None if `state` is None."""
         check_context("LanguageModel", context, state, cu_seqlens)
         check_tokens("LanguageModel", tokens, ("batch", "time"))
+        if cu_seqlens is not None:
+            cu_seqlens = boundaries("LanguageModel", cu_seqlens, tokens, "tokens")
         states: State = [state] * len(self.layers) if state is None or isinstance(state, Start) else state
         check_state("LanguageModel", states, len(self.layers))
         x, stream = self._embed(tokens), None

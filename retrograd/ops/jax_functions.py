@@ -1117,8 +1117,9 @@ def attention(
             row with one id, which is not negative; another run begins where the id differs from that of the step
             before, and with each row. Results and gradients are zero at steps with a negative id. The same as packed
             sequences, and on a GPU the same bits; alibi_slopes is (H,).
-        causal: whether a query sees no key after its own position.
-        window: (left, right), how many keys a query sees before and after its own position; -1 for all.
+        causal: whether a query sees no key after its own position; the last query is at the last key.
+        window: (left, right), how many keys a query sees before and after its own position; -1 for all. The last query
+            is at the last key.
         scale: factor of the products; 1 / sqrt(D) by default.
         softcap: bound of the scaled products.
         dropout_p: share of the probabilities that are dropped, in steps of 2^-16.

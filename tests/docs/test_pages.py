@@ -15,6 +15,7 @@ DOCS = ROOT / "docs"
 # These show parts of the repository's sources.
 OF_SOURCES = ("design.md", "annotated/scan.md")
 PAGES = sorted(path for path in DOCS.rglob("*.md") if str(path.relative_to(DOCS)) not in OF_SOURCES)
+TABLED = [ROOT / "README.md", *PAGES]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 
 
@@ -34,7 +35,7 @@ def test_every_block_runs_as_it_stands_and_prints_what_it_says(page: Path) -> No
     check_blocks([page])
 
 
-@each_page
+@pytest.mark.parametrize("page", TABLED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_tables_are_those_of_the_results_and_of_the_declarations(page: Path, tables: ModuleType) -> None:
     assert tables.written(page.read_text()) == page.read_text(), "python docs/tools/tables.py writes them"
 

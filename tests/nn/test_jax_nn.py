@@ -404,7 +404,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         r"causal_conv1d_update: state has shape \(2, 32, 3\), expected \(batch=1, channels=32, width-1=3\)",
     ),
-    "packing of a batch": (lambda: forward(cu_seqlens=jnp.array([0, T], jnp.int32)), ValueError, "batch=1.*cu_seqlens"),
+    "packing of a batch": (
+        lambda: forward(cu_seqlens=jnp.array([0, T], jnp.int32)),
+        ValueError,
+        r"^language_model: tokens has shape \(2, 13\), expected \(1, time\), since cu_seqlens is given$",
+    ),
     "activations of integers": (lambda: forward(dtype=jnp.int32), TypeError, "x has dtype int32"),
     "a block of another width": (lambda: nn.block(BLOCK, CONFIG, 0, U[..., 1:], None), ValueError, "weight has shape"),
     "a mixer of another width": (

@@ -355,6 +355,20 @@ def broken(ours: LanguageModel, name: str, value: Tensor | None) -> dict[str, Te
     return weights if value is None else weights | {name: value}
 
 
+def test_a_name_on_the_hub_is_no_folder() -> None:
+    says = r"^load: folder is 'state-spaces/mamba2-130m', expected a folder on disk, not a name on the Hub$"
+    with pytest.raises(FileNotFoundError, match=says):
+        load("state-spaces/mamba2-130m")
+
+
+@each_config
+def test_packed_sequences_in_a_batch_of_several_rows_are_refused_by_the_model(config: MambaConfig) -> None:
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    says = r"^LanguageModel: tokens has shape \(2, 8\), expected \(1, time\), since cu_seqlens is given$"
+    with pytest.raises(ValueError, match=says):
+        model(config)(tokens, cu_seqlens=torch.tensor([0, 3, 8]))
+
+
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [

@@ -380,7 +380,7 @@ CONVOLVED = layer_of(CONFIGS["attention, window, conv, mlp"])
         (
             lambda u: LAYER(u, cu_seqlens=torch.tensor([0, 4], dtype=torch.int32)),
             ValueError,
-            "Attention: u has shape .*, expected a batch of 1, since cu_seqlens is given",
+            r"Attention: u has shape .*, expected \(1, time, d_model\), since cu_seqlens is given",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Int32
 
-from retrograd.core.errors import bad_type, bad_value
+from retrograd.core.errors import bad_shape, bad_type, bad_value
 from retrograd.models.config import MambaConfig, is_size
 from retrograd.models.shapes import EMBEDDING, HEAD, NORM, block_shapes, layer_prefix, model_shapes
 
@@ -192,6 +192,8 @@ def language_model(
         True
     """
     _check_call("language_model", params, config, tokens, ("batch", "time"), state)
+    if cu_seqlens is not None and tokens.shape[0] != 1:
+        raise bad_shape("language_model", "tokens", tokens.shape, "(1, time), since cu_seqlens is given")
     layer = partial(block, cu_seqlens=cu_seqlens, exact=exact)
     before: Sequence[LayerState | None] = [None] * config.n_layer if state is None else state
     found, after = features(layer, params, config, tokens, before, dtype)

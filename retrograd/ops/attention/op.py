@@ -18,6 +18,7 @@ UNLIMITED = -1  # of a window's side
 SLOPES = "alibi_slopes is then (H,) or (S, H)."
 MOST_STEPS = 2**31  # that ids may tell apart
 FORMS = 2**16  # values of a random number: one in FORMS is the finest step of dropout_p
+OF_BOOLS = "0 where a key is seen, else -inf"  # a bias in place of a mask
 MOST_HEADS = 128  # of today's models
 LOOKS_TRANSPOSED = (
     "attention: q has more heads than there are keys. Its layout is (B, T, H, D), time before heads; if it is "
@@ -26,7 +27,7 @@ LOOKS_TRANSPOSED = (
 ELSEWHERE = {
     "attention_mask": "segment_ids for packed or padded rows, or bias",
     "attn_bias": "bias",
-    "attn_mask": "causal, window, segment_ids or bias (0 where a key is seen, else -inf)",
+    "attn_mask": f"causal, window, segment_ids or bias ({OF_BOOLS})",
     "cu_seqlens": "cu_seqlens_q and cu_seqlens_k",
     "dropout": "dropout_p and dropout_seed",
     "dropout_rate": "dropout_p and dropout_seed",
@@ -34,7 +35,7 @@ ELSEWHERE = {
     "is_causal": "causal",
     "key": "k",
     "logits_soft_cap": "softcap",
-    "mask": "causal, window, segment_ids or bias (0 where a key is seen, else -inf)",
+    "mask": f"causal, window, segment_ids or bias ({OF_BOOLS})",
     "max_seqlen": "nothing: it is not needed",
     "max_seqlen_k": "nothing: it is not needed",
     "max_seqlen_q": "nothing: it is not needed",
@@ -175,6 +176,7 @@ class Spec(Common):
         "compute_dtype",
         doc="""(B, H, Tq, Tk), each axis also of size 1; like q or float32. Its gradient has its shape: axes of size 1
         are summed in a fixed order.""",
+        of_bools=OF_BOOLS,
     )
     alibi_slopes: Param | None = optional("H | S H", "compute_dtype", doc="(H,), or (B, H), float32.")
     sinks: Param | None = optional(
@@ -190,11 +192,14 @@ class Spec(Common):
         each row. Results and gradients are zero at steps with a negative id. The same as packed sequences, and on a GPU
         the same bits; alibi_slopes is (H,).""",
     )
-    causal: bool = option("bool", False, doc="whether a query sees no key after its own position.")
+    causal: bool = option(
+        "bool", False, doc="whether a query sees no key after its own position; the last query is at the last key."
+    )
     window: tuple[int, int] | None = option(
         "int[]?",
         None,
-        doc="(left, right), how many keys a query sees before and after its own position; -1 for all.",
+        doc="""(left, right), how many keys a query sees before and after its own position; -1 for all. The last query
+        is at the last key.""",
     )
     scale: float | None = option("float?", None, doc="factor of the products; 1 / sqrt(D) by default.")
     softcap: float | None = option("float?", None, doc="bound of the scaled products.")

@@ -281,9 +281,17 @@ def test_what_does_not_go_together_is_refused(changed: dict[str, Any], text: str
         attention(**{**given, **changed})
 
 
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16 or float32")])
+def test_a_mask_of_bools_as_bias_is_refused_with_the_bias_that_it_is(dtype: torch.dtype, name: str) -> None:
+    q = torch.zeros(1, 4, 2, 16, dtype=dtype)
+    says = rf"^attention: bias has dtype bool, expected {name} \(0 where a key is seen, else -inf\)$"
+    with pytest.raises(TypeError, match=says):
+        attention(q, q, q, bias=torch.ones(1, 1, 4, 4, dtype=torch.bool))
+
+
 def test_ids_of_another_dtype_are_refused() -> None:
     q = torch.zeros(1, 4, 2, 16)
-    with pytest.raises(TypeError, match="attention: segment_ids has dtype int16, expected int32"):
+    with pytest.raises(TypeError, match="attention: segment_ids has dtype int16, expected int32 or int64"):
         attention(q, q, q, segment_ids=torch.zeros(1, 4, dtype=torch.int16))
 
 

@@ -47,7 +47,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"cu_seqlens": ENDS},
         "qkv has shape (2, 9, 3, 2, 4), expected (batch=1, steps, 3, heads, head size=1..512), "
         "since cu_seqlens is given"),
-    "dtype of boundaries": ({"qkv": ROW, "cu_seqlens": ENDS > 0}, "cu_seqlens has dtype bool, expected int32"),
+    "dtype of boundaries": ({"qkv": ROW, "cu_seqlens": ENDS > 0}, "cu_seqlens has dtype bool, expected int32 or int64"),
     "boundaries": (
         {"qkv": ROW, "cu_seqlens": ENDS + 1},
         "cu_seqlens[2] is 10, expected numbers that do not fall, from 0 to 9"),

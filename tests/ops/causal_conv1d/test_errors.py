@@ -58,8 +58,9 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "packed and a batch": (
         lambda: conv(X, W, cu_seqlens=CU), ValueError,
         "x has shape (2, 5, 8), expected (batch=1, time, channels), since cu_seqlens is given"),
-    "cu_seqlens of 64 bits": (
-        lambda: conv(X[:1], W, cu_seqlens=CU.short()), TypeError, "cu_seqlens has dtype int16, expected int32"),
+    "cu_seqlens of 16 bits": (
+        lambda: conv(X[:1], W, cu_seqlens=CU.short()), TypeError,
+        "cu_seqlens has dtype int16, expected int32 or int64"),
     "cu_seqlens of two dimensions": (
         lambda: conv(X[:1], W, cu_seqlens=CU[None]), ValueError,
         "cu_seqlens has shape (1, 2), expected (sequences + 1,)"),

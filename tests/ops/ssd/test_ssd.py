@@ -140,7 +140,7 @@ LONG: dict[str, Any] = {
             PACKED | {"cu_seqlens": (3, 1)},
             "cu_seqlens has shape (3, 1), expected (sequences + 1,) with at least one sequence",
         ),
-        (PACKED | {"cu_seqlens": (3,), "of": "int16"}, "cu_seqlens has dtype int16, expected int32"),
+        (PACKED | {"cu_seqlens": (3,), "of": "int16"}, "cu_seqlens has dtype int16, expected int32 or int64"),
         (
             LONG,
             "x has shape (1, 2147483648, 1, 1), expected batch * time + 64 * sequences of at most 2147221504",
