@@ -76,6 +76,9 @@ def train(
     context_parallel: Annotated[
         int | None, typer.Option(help="Processes that divide the bytes of each sequence, under torchrun. 1 by default.")
     ] = None,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Divide parameters over processes, under torchrun; bits are the same.")
+    ] = False,
     name: Annotated[str | None, typer.Option(help="Of the run's folder. <preset>-<seed> by default.")] = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="Where runs are kept. runs/ by default.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
@@ -112,7 +115,7 @@ def train(
         try:
             if ranks.first:
                 stack.enter_context(alone(folder))
-            trainer = Trainer(folder, settings, ranks)
+            trainer = Trainer(folder, settings, ranks, shard)
         except (ValueError, OSError) as error:
             fail(str(error))
         stopped = train_with_bar(trainer)

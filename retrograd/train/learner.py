@@ -32,6 +32,10 @@ class Learner(ABC):
     def model(self) -> LanguageModel:
         """The model; on the CPU, a copy, if the framework is not PyTorch."""
 
+    def collect(self) -> None:
+        """Make `model`, `loss` and `moments` those of now, in the first process; all processes call it."""
+        return
+
     @abstractmethod
     def step(self, windows: np.ndarray, lr: float) -> Any:
         """One step on windows (B, T + 1); returns its loss in nats, still on the device."""

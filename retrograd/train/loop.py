@@ -35,6 +35,7 @@ class Trainer:
         folder: of the run, with its text and settings, see `start`.
         settings: of the run.
         ranks: the processes that train it together; the first one writes the run's files.
+        shard: whether each of several processes has a part of the parameters, in PyTorch; the bits are the same.
 
     Attributes:
         learner: the model and its optimiser.
@@ -59,7 +60,13 @@ class Trainer:
         (20, True)
     """
 
-    def __init__(self, folder: Path, settings: Settings, ranks: Ranks = Ranks()) -> None:  # noqa: B008  # immutable
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        ranks: Ranks = Ranks(),  # noqa: B008  # it is immutable
+        shard: bool = False,
+    ) -> None:
         self.folder = folder
         self.settings = settings
         self.ranks = ranks
@@ -68,7 +75,7 @@ class Trainer:
             checksums.check(folder / name, listed=True)
         self.training = Windows(folder / TRAINING, preset.time)
         self.held_out = Windows(folder / HELD_OUT, preset.eval_time)
-        self.learner = learner_of(settings, ranks)
+        self.learner = learner_of(settings, ranks, shard)
         self.step = 0
         if os.path.lexists(folder / checkpoint.CURRENT):  # a dangling link is damage, not a run that has not started
             self.step = checkpoint.read(folder, preset.steps, self.learner)
@@ -76,6 +83,7 @@ class Trainer:
                 checkpoint.restore_metrics(folder)
         elif ranks.first:
             (folder / METRICS).unlink(missing_ok=True)
+        self.learner.collect()
 
     @property
     def model(self) -> LanguageModel:
@@ -107,6 +115,8 @@ class Trainer:
             if last or due or self.step % preset.log_every == 0:
                 values = self.learner.numbers(losses)
                 self._log(values, rates, time.perf_counter() - since, report)
+                if last or due:
+                    self.learner.collect()
                 if due and self.step < preset.steps and self.ranks.first:
                     bits = self.bits_per_byte(preset.eval_windows)
                     self._write([self._row(self.step) | {"held_out_bits_per_byte": bits}], report)
@@ -170,8 +180,23 @@ class Trainer:
             report(row)
 
 
-def learner_of(settings: Settings, ranks: Ranks = Ranks()) -> Learner:  # noqa: B008  # it is immutable
-    """A learner with the parameters that the settings' seed draws."""
+def learner_of(
+    settings: Settings,
+    ranks: Ranks = Ranks(),  # noqa: B008  # it is immutable
+    shard: bool = False,
+) -> Learner:
+    """A learner with the parameters that the settings' seed draws.
+
+    Raises:
+        ValueError: for shards in JAX or under torch.compile.
+    """
+    if shard and (settings.framework == "jax" or settings.compile):
+        other = "the framework jax" if settings.framework == "jax" else "compile True"
+        raise ValueError(f"shard is True, expected False, since it is not for {other}")
+    if shard and ranks.world > 1:
+        from .sharded import ShardedLearner  # slow to import
+
+        return ShardedLearner(settings, ranks)
     if settings.framework == "torch":
         return TorchLearner(settings, ranks)
     from .jax_learner import JaxLearner  # needs jax and optax

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 from retrograd.distributed import Slots, Tree, all_reduce_
 
 T = TypeVar("T")
-PATIENCE = timedelta(seconds=5)  # for a sign of life of another process
+PATIENCE = 3.0  # seconds, for a sign of life of another process
+GONE = "gone"  # the key of the store under which the first process to find it says who is
 CONNECTION = "a connection to another process is"  # where none is gone
 
 
@@ -32,6 +34,7 @@ class Ranks(NamedTuple):
         local: its number on this machine, which is also that of its GPU.
         store: where processes leave signs of life; None for a single process.
         control: a group whose messages are of the CPU, in which hosts agree without waiting for a GPU.
+        heard: who is gone, once another process has found it.
     """
 
     world: int = 1
@@ -39,6 +42,7 @@ class Ranks(NamedTuple):
     local: int = 0
     store: dist.Store | None = None
     control: dist.ProcessGroup | None = None
+    heard: Sequence[str] = ()
 
     @property
     def first(self) -> bool:
@@ -117,23 +121,57 @@ class Ranks(NamedTuple):
             raise LostError(f"{gone} gone: {str(error).splitlines()[0]}") from None
 
     def _gone(self) -> str:
-        """The processes that leave no sign of life, as a subject."""
+        """The processes that give no more signs of life, as a subject; the first to find them says so to all others."""
         assert self.store is not None
-        own = f"alive-{self.rank}"
         try:
-            self.store.set(own, "yes")
-            self.store.wait([own], PATIENCE)
+            before = self._beats(self.store)
+            time.sleep(PATIENCE)
+            silent = [str(rank) for rank, beats in enumerate(self._beats(self.store)) if beats == before[rank]]
+            if not silent:
+                return self.heard[0] if self.heard else CONNECTION
+            gone = f"rank {silent[0]} is" if len(silent) == 1 else f"ranks {', '.join(silent)} are"
+            gone = self.store.compare_set(GONE, "", gone).decode()
+            self._wait_for_others(self.store, len(silent))
         except RuntimeError:
-            return "rank 0, which kept the store, is"
-        missing: list[str] = []
-        for rank in range(self.world):
-            try:
-                self.store.wait([f"alive-{rank}"], timedelta(milliseconds=100) if missing else PATIENCE)
-            except RuntimeError:
-                missing.append(str(rank))
-        if not missing:
-            return CONNECTION
-        return f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {', '.join(missing)} are"
+            return self.heard[0] if self.heard else "rank 0, which kept the store, is"
+        return gone
+
+    def _beats(self, store: dist.Store) -> list[int]:
+        return [store.add(beats_of(rank), 0) for rank in range(self.world)]
+
+    def _wait_for_others(self, store: dist.Store, silent: int) -> None:
+        """The store ends with the first process, which waits until the others have read it."""
+        here, end = store.add("know", 1), time.monotonic() + 2 * PATIENCE
+        while self.first and here < self.world - silent and time.monotonic() < end:
+            time.sleep(0.1)
+            here = store.add("know", 0)
+
+
+def beats_of(rank: int) -> str:
+    """The key of the store under which a process counts its signs of life."""
+    return f"beats-{rank}"
+
+
+@contextmanager
+def beating(store: dist.Store, rank: int) -> Iterator[list[str]]:
+    """Give signs of life, and hear who is gone, in a thread, while this one may wait for other processes."""
+    own: dist.Store = store.clone()  # type: ignore[attr-defined]  # one that is waited at answers no other call
+    stopped, heard = threading.Event(), list[str]()
+
+    def beat() -> None:
+        with suppress(RuntimeError):  # the process that keeps the store is gone
+            while not stopped.wait(PATIENCE / 6):
+                own.add(beats_of(rank), 1)
+                if own.check([GONE]):
+                    heard.append(own.get(GONE).decode())
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield heard
+    finally:
+        stopped.set()
+        thread.join()
 
 
 def total_of(losses: Tree[Tensor], ranks: Ranks) -> Tensor:
@@ -158,6 +196,7 @@ def joined(device: str) -> Iterator[Ranks]:
     store, rank, world = next(dist.rendezvous("env://"))
     dist.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=rank, world_size=world)
     try:
-        yield Ranks(world, rank, local, store, dist.new_group(backend="gloo"))
+        with beating(store, rank) as heard:
+            yield Ranks(world, rank, local, store, dist.new_group(backend="gloo"), heard)
     finally:
         dist.destroy_process_group()

@@ -31,9 +31,13 @@ class TorchLearner(Learner):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             self._model = LanguageModel(self.preset.model)  # on the CPU: a seed means the same on every device
-        self._model.to(settings.device)
+        self._place()
         self.optimizer = adamw(self._model, self.preset)
         self._forward = torch.compile(self._model) if settings.compile else self._model
+
+    def _place(self) -> None:
+        """Take the model to its device, and prepare the sum of gradients."""
+        self._model.to(self.settings.device)
         self._gradients = SlotSum(self._model.parameters(), self.slots)
 
     @property
@@ -50,12 +54,20 @@ class TorchLearner(Learner):
         for place in self.slots.own:
             slot = place % self.settings.slots
             losses.append(self.ranks.between(partial(self._slot, windows[slot * size : (slot + 1) * size])))
-            self._gradients.take()
-        self.ranks.together(self._gradients.finish)
-        nn.utils.clip_grad_norm_(self._model.parameters(), self.preset.clip)
+            self._take()
+        self._finish()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return total_of(losses, self.ranks)
+
+    def _take(self) -> None:
+        """Take the gradients of a slot."""
+        self._gradients.take()
+
+    def _finish(self) -> None:
+        """Give the parameters their gradients of the batch, clipped."""
+        self.ranks.together(self._gradients.finish)
+        nn.utils.clip_grad_norm_(self._model.parameters(), self.preset.clip)
 
     def _slot(self, windows: np.ndarray) -> Tensor:
         """Compute the gradients of a slot, or of this process's part of it; returns the loss."""
@@ -68,10 +80,13 @@ class TorchLearner(Learner):
         values: list[float] = torch.stack(list(losses)).tolist()
         return values
 
-    @torch.no_grad()
     def loss(self, windows: np.ndarray) -> float:
         """See `Learner`."""
-        return self._loss(self._model, windows).item()
+        return self._evaluated(self._model, windows)
+
+    @torch.no_grad()
+    def _evaluated(self, model: LanguageModel, windows: np.ndarray) -> float:
+        return self._loss(model, windows).item()
 
     def _loss(
         self, model: Callable[..., Tensor], windows: np.ndarray, context: ContextParallel | None = None
@@ -100,6 +115,9 @@ class TorchLearner(Learner):
         """See `Learner`."""
         self._model.load_state_dict(model.state_dict())
         check_moments(moments, {name: tuple(p.shape) for name, p in self._model.named_parameters()})
+        self._restore_moments(moments)
+
+    def _restore_moments(self, moments: Moments) -> None:
         packed = self.optimizer.state_dict()
         packed["state"] = {
             number: {key: moments[f"{name}/{key}"] for key in KEYS}
@@ -125,4 +143,5 @@ def adamw(model: LanguageModel, preset: Preset) -> torch.optim.AdamW:
         {"params": [(name, p) for name, p in named if decays(name, p.shape) == decayed], "weight_decay": weight_decay}
         for decayed, weight_decay in ((True, preset.weight_decay), (False, 0.0))
     ]
-    return torch.optim.AdamW(groups, lr=preset.lr, betas=preset.betas, fused=True)
+    fused = named[0][1].is_cuda  # on a CPU the last few values of an array, or of a shard, are rounded otherwise
+    return torch.optim.AdamW(groups, lr=preset.lr, betas=preset.betas, fused=fused)

@@ -14,20 +14,24 @@ from pathlib import Path
 import pytest
 from train_runs import METRICS, bits, go_on, new_trainer, train, write_text
 
-from retrograd.train import Settings
+from retrograd.train import Settings, preset
+from retrograd.train.loop import learner_of
 from retrograd.train.metrics import read
 
 PROCESS = Path(__file__).parent / "training_process.py"
 SLOTS, STEPS, SECONDS = 4, 20, 120
 
 
-def processes(folder: Path, world: int, killed: tuple[int, int] | None = None) -> list[tuple[int, str]]:
+def processes(
+    folder: Path, world: int, killed: tuple[int, int] | None = None, shard: bool = False
+) -> list[tuple[int, str]]:
     """Train a run to its end in several processes; exit status and errors of each.
 
     Args:
         folder: of the run.
         world: their number.
         killed: the rank of one, and the step after which it is killed.
+        shard: whether each has a part of the parameters.
     """
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -36,7 +40,7 @@ def processes(folder: Path, world: int, killed: tuple[int, int] | None = None) -
     for rank in range(world):
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
         step = [str(killed[1])] if killed is not None and killed[0] == rank else []
-        command = [sys.executable, str(PROCESS), str(folder), *step]
+        command = [sys.executable, str(PROCESS), str(folder), "shard" if shard else "whole", *step]
         environment = os.environ | {name: str(value) for name, value in own.items()}
         running.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
     try:
@@ -60,11 +64,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_two_and_four_processes_end_in_the_checkpoint_of_one(tmp_path: Path, whole: Path) -> None:
-    for world in (2, 4):
+def test_two_processes_and_four_with_shards_end_in_the_checkpoint_of_one(tmp_path: Path, whole: Path) -> None:
+    for world, shard in ((2, False), (4, True)):
         folder = tmp_path / str(world)
         new_trainer(folder, slots=SLOTS)
-        for status, errors in processes(folder, world):
+        for status, errors in processes(folder, world, shard=shard):
             assert status == 0, errors
         assert bits(folder) == bits(whole)
         assert rows_of(folder) == rows_of(whole)
@@ -87,13 +91,14 @@ def test_when_a_process_is_killed_the_others_name_it_and_the_run_goes_on_on_fewe
     tmp_path: Path, whole: Path, seed: int
 ) -> None:
     drawn = random.Random(seed)
-    rank, step = drawn.randrange(2), drawn.randrange(1, STEPS)
+    world = 4 if seed == 4 else 2  # with shards
+    rank, step = drawn.randrange(world), drawn.randrange(1, STEPS)
     new_trainer(tmp_path / "killed", slots=SLOTS)
-    ended = processes(tmp_path / "killed", 2, (rank, step))
-    assert ended[rank][0] == -signal.SIGKILL
-    status, errors = ended[1 - rank]
-    assert status == 3, errors
-    assert re.search(rf"rank {rank}(, which kept the store,)? is gone", errors)
+    ended = processes(tmp_path / "killed", world, (rank, step), shard=world == 4)
+    assert ended.pop(rank)[0] == -signal.SIGKILL
+    for status, errors in ended:
+        assert status == 3, errors
+        assert re.search(rf"rank {rank}(, which kept the store,)? is gone", errors)
     trainer = go_on(tmp_path / "killed")
     assert trainer.step in (step // 5 * 5, max(0, (step - 1) // 5 * 5))  # a checkpoint every 5 steps
     train(trainer)
@@ -134,7 +139,9 @@ def test_slots_and_parts_that_do_not_fit_are_refused(
         new_trainer(tmp_path / "run", **changed)
 
 
-def test_sequences_over_several_processes_are_not_resumed_by_one(tmp_path: Path) -> None:
+def test_what_is_for_several_processes_is_refused_where_it_does_not_fit(tmp_path: Path) -> None:
     new_trainer(tmp_path / "run", context_parallel=2)
+    with pytest.raises(ValueError, match="shard is True, expected False, since it is not for compile True"):
+        learner_of(Settings(name="tiny", preset=preset("tiny"), source="", compile=True), shard=True)
     with pytest.raises(ValueError, match="the number of processes is 1, expected a multiple of 2, which divide each"):
         go_on(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""One of the processes that train a run: python training_process.py FOLDER [STEP at which this one is killed]."""
+"""One of the processes that train a run: python training_process.py FOLDER SHARD [STEP at which it is killed]."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from retrograd.train import LostError, Settings, Trainer, joined, reproducible
 
 
-def main(folder: Path, killed_at: int | None) -> int:
+def main(folder: Path, shard: bool, killed_at: int | None) -> int:
     settings = Settings.read(folder)
     with joined("cpu") as ranks, reproducible(settings.threads):
-        trainer = Trainer(folder, settings, ranks)
+        trainer = Trainer(folder, settings, ranks, shard)
 
         def stop() -> bool:
             if trainer.step == killed_at:
@@ -30,7 +30,7 @@ def main(folder: Path, killed_at: int | None) -> int:
 
 
 if __name__ == "__main__":
-    code = main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    code = main(Path(sys.argv[1]), sys.argv[2] == "shard", int(sys.argv[3]) if len(sys.argv) > 3 else None)
     sys.stderr.flush()
     # Without Python's own end: a thread of gloo that frees a tensor during it stops the process with an error.
     os._exit(code)
