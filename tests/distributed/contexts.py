@@ -87,11 +87,13 @@ def calls(sequences: int, rows: int, device: str, order: str, time: int) -> Iter
     window = {"causal": True, "window": (70, 0)}
     yield Call("attention", heads, of_heads, window)
     yield Call("attention", heads, {}, {})
-    if order == "ranks":  # one key head, which cannot be divided
-        alone = heads | {"k": steps(1, P), "v": steps(1, P)}
-        yield Call("attention", alone, {}, {"causal": True, "return_lse": True})
-        yield Call("attention", alone, of_heads, window)
-        yield Call("attention", alone, {}, {})
+    if order == "ranks":
+        alone = heads | {"k": steps(1, P), "v": steps(1, P)}  # which several processes have
+        yield Call("attention", alone, of_heads, {"causal": True, "return_lse": True})
+        undivided = {"q": steps(6, P), "k": steps(3, P), "v": steps(3, P)}
+        yield Call("attention", undivided, {}, {"causal": True, "return_lse": True})
+        yield Call("attention", undivided, {name: x[:6] for name, x in of_heads.items()}, window)
+        yield Call("attention", undivided, {}, {})
 
 
 def found(call: Call, context: ContextParallel | None, bounds: tuple[int, ...] | None) -> dict[str, Tensor]:

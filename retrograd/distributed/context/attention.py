@@ -28,13 +28,20 @@ def attention(
     for name, array in (("k", k), ("v", v)):
         if array.ndim != 4 or array.shape[1] != len(layout.own):
             raise bad_shape(op.name, name, array.shape, f"{len(layout.own)} steps, as q: keys are those of the queries")
-    groups = k.shape[2]
-    if groups % layout.world == 0:
+    heads, groups, world = arrays["q"].shape[2], k.shape[2], layout.world
+    if groups % world == 0:
         return by_heads(context, run, arrays, settings)
     if context.order == "global":
-        expected = f"a multiple of {layout.world}, or a context whose order is 'ranks'"
+        expected = f"a multiple of {world}, or a context whose order is 'ranks'"
         raise bad_value(op.name, "k's number of heads", groups, expected)
+    if groups and world % groups == 0 and heads % world == 0:
+        return by_heads(context, run, with_key_heads(arrays, world // groups), settings)
     return by_keys(context, op, run, arrays, settings)
+
+
+def with_key_heads(arrays: dict[str, Any], times: int) -> dict[str, Any]:
+    """The arrays with every key head so often, for as many processes; its gradient is the sum of theirs."""
+    return {**arrays, **{name: arrays[name].repeat_interleave(times, dim=2) for name in ("k", "v")}}
 
 
 def by_heads(
