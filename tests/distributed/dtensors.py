@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from retrograd.core.letters import letters_of
 from retrograd.core.op import Op
 from retrograd.core.spec import options as declared
-from retrograd.core.torch.dtensor import letters_of
 from retrograd.core.torch.passes import shapes_of, spec_of
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo

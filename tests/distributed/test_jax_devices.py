@@ -12,7 +12,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("script", ["jax_sums", "jax_context"])  # bits on 1, 2 and 4 devices; results as of one
+@pytest.mark.parametrize("script", ["jax_sums", "jax_context", "jax_divided"])
 def test_several_devices_have_what_one_has(script: str) -> None:
     pytest.importorskip("jax", reason="needs jax")
     pytest.importorskip("optax", reason="needs optax")

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax._src import dispatch
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
@@ -44,6 +45,9 @@ class Traced(Protocol):
 
     def batch(self, arrays: Sequence[Any], axes: Sequence[int | None]) -> tuple[Sequence[Any], Sequence[int]]:
         """The results for a batch of inputs, and the batch axis of each."""
+
+    def divided(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """The function of the arrays that `run(*arrays, call=self)` is, of which XLA may give each device a part."""
 
     def transpose(self, cotangents: Sequence[Any], arrays: Sequence[Any]) -> Sequence[Any]:
         """For a linear call, the cotangent of each input; None for inputs in which the call is not linear."""
@@ -126,8 +130,17 @@ def _kernels(*arrays: Any, call: Traced) -> list[Any]:
     return run(program, arch, arrays)
 
 
+def _divided(*arrays: Any, call: Traced) -> list[Any]:
+    if jax.device_count() == 1 or not TELLS_DEVICES:
+        return _kernels(*arrays, call=call)
+    return call.divided(_kernels)(*arrays)
+
+
+# Where XLA divides a call, lowering has to know the devices. JAX has no public name for that.
+if TELLS_DEVICES := hasattr(dispatch, "prim_requires_devices_during_lowering"):
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
 mlir.register_lowering(primitive, mlir.lower_fun(_portable, multiple_results=True))
-mlir.register_lowering(primitive, mlir.lower_fun(_kernels, multiple_results=True), platform="cuda")
+mlir.register_lowering(primitive, mlir.lower_fun(_divided, multiple_results=True), platform="cuda")
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from ..program import Array, Layouts, Program
 from ..spec import Fold, known
 from ..xp import Namespace
 from .launch import primitive
+from .partition import partitioned
 from .sharding import bad_sharding, explicit, vary_alike
 from .xp import jax_namespace
 
@@ -100,6 +101,14 @@ class Bound:
     def again(self, spec: Any) -> Bound:
         """The same pass of another call."""
         raise NotImplementedError
+
+    def divided(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """See `launch.Traced`."""
+        if not all(known(size) for name in self.spec.arguments for size in self.spec[name].shape):
+            return partial(run, call=self)
+        return partitioned(
+            self.call, self.spec, partial(run, call=self), lambda own: partial(run, call=self.again(own))
+        )
 
     def transpose(self, cotangents: Arrays, arrays: Arrays) -> list[Any]:
         """The cotangent of each input in which the pass is linear; None for the other inputs."""
