@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from processes import refused
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import retrograd
 from retrograd.core.tree import tree_sum
@@ -96,8 +98,13 @@ def calls(sequences: int, rows: int, device: str, order: str, time: int) -> Iter
         yield Call("attention", undivided, {}, {})
 
 
-def found(call: Call, context: ContextParallel | None, bounds: tuple[int, ...] | None) -> dict[str, Tensor]:
-    """Results and gradients: of all steps and sequences, or of the process's own steps."""
+def found(
+    call: Call, context: ContextParallel | None, bounds: tuple[int, ...] | None, recompute: bool = False
+) -> dict[str, Tensor]:
+    """Results and gradients: of all steps and sequences, or of the process's own steps.
+
+    With `recompute` the backward pass computes the call again, by PyTorch's checkpoint.
+    """
     whole = call.steps
     time = next(iter(whole.values())).shape[1]
     steps = whole if context is None else {name: context.shard(x) for name, x in whole.items()}
@@ -109,7 +116,8 @@ def found(call: Call, context: ContextParallel | None, bounds: tuple[int, ...] |
         cu_seqlens = torch.tensor(bounds, device=next(iter(whole.values())).device)
         taking = ("cu_seqlens_q", "cu_seqlens_k") if call.op == "attention" else ("cu_seqlens",)
         options |= dict.fromkeys(taking, cu_seqlens)
-    results = getattr(retrograd, call.op)(**arrays, **options)
+    op = partial(getattr(retrograd, call.op), **options)
+    results = checkpoint(lambda: op(**arrays), use_reentrant=False) if recompute else op(**arrays)
     results = results if isinstance(results, tuple) else (results,)
     generator = torch.Generator().manual_seed(1)
     incoming = []
@@ -226,6 +234,22 @@ def noting(noted: list[str], name: str, original: Callable[..., Any]) -> Callabl
         return original(*args)
 
     return call
+
+
+def recomputed(rank: int, world: int, device: str) -> list[str]:
+    """What has other bits where PyTorch's checkpoint computes a call again: in turn, and at once."""
+    different = []
+    for time, rate in ((TIME, 1), (1300 * world, 64)):
+        context = ContextParallel(Layout.even(time, world, rank))
+        torch.manual_seed(0)
+        for number, call in enumerate(calls(2, 2, device, "global", time)):
+            if call.op not in SCANS and rate != 1:
+                continue
+            if "A" in call.rest:
+                call.rest["A"].mul_(rate)
+            once, twice = found(call, context, None), found(call, context, None, recompute=True)
+            different += [f"{number} {call.op} {name}" for name in once if not torch.equal(once[name], twice[name])]
+    return different
 
 
 def borders_anywhere(rank: int, world: int, device: str) -> list[str]:

@@ -20,8 +20,10 @@ def test_four_processes_have_the_results_of_one(tmp_path: Path) -> None:
 
 
 def test_two_processes_have_the_results_of_one(tmp_path: Path) -> None:
-    different, early = run_each(["contexts.differences", "contexts.forgotten_too_early"], 2, tmp_path)
+    names = ("differences", "forgotten_too_early", "recomputed")
+    different, early, recomputed = run_each([f"contexts.{name}" for name in names], 2, tmp_path)
     assert different == [[]] * 2
+    assert recomputed == [[]] * 2  # to the bit, under activation checkpointing
     assert early == [([], True)] * 2  # a state that was not forgotten is found out, and the scan computed again
 
 

@@ -203,29 +203,40 @@ class Passed(NamedTuple):
 
 
 class _PassedOn(torch.autograd.Function):
-    """The op between two messages, in both directions; the op's own graph is kept in between."""
+    """The op between two messages, in both directions.
+
+    The op's own graph is kept in between. Where saved tensors are not kept, as by `torch.utils.checkpoint`, the inputs
+    alone are saved. To look at them computes everything again, messages included, so that all processes do it at the
+    same time, before anything else is sent.
+    """
 
     @staticmethod
     def forward(ctx: Any, passed: Passed, *tensors: Tensor | None) -> Results:
-        record = any(ctx.needs_input_grad)
+        differentiated = any(ctx.needs_input_grad)
+        record = differentiated and not _saves_otherwise()
         needs = dict(zip(passed.names, ctx.needs_input_grad[1:], strict=True))
-        needs["initial_state"] |= record and passed.link.source is not None
+        needs["initial_state"] |= differentiated and passed.link.source is not None
         arrays = {n: None if t is None else t.detach() for n, t in zip(passed.names, tensors, strict=True)}
         steps = _Steps(passed, arrays, needs, record)
         if passed.reach is None or not steps.at_once(passed.reach):
             steps.in_turn()
-        if record:
-            ctx.passed, ctx.steps = passed, steps
+        if differentiated:
+            ctx.passed, ctx.steps, ctx.needs = passed, steps if record else None, needs
+            ctx.save_for_backward(*(() if record else steps.arrays.values()))
+            ctx.unused = True
         y, final = steps.results
         return y.detach(), final.detach()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.steps is None:
+        if not ctx.unused:
             raise RuntimeError("a backward pass over a context's border was run before, expected only one")
-        passed, steps = ctx.passed, ctx.steps
-        ctx.steps = None
+        passed, steps, saved = ctx.passed, ctx.steps, ctx.saved_tensors
+        ctx.unused, ctx.steps = False, None
+        if steps is None:
+            steps = _Steps(passed, dict(zip(passed.names, saved, strict=True)), ctx.needs, record=True)
+            steps.compute(None)
         gradients = None
         if passed.reach is not None:
             gradients = steps.gradients_at_once(passed.reach, dy, dfinal)
@@ -250,7 +261,7 @@ class _Steps:
     def in_turn(self) -> None:
         """Compute the results, after the processes before."""
         link, group = self.passed.link, self.passed.group
-        self._compute(None if link.source is None else _received(self.passed.zeros, link.source, group))
+        self.compute(None if link.source is None else _received(self.passed.zeros, link.source, group))
         if link.target is not None:
             _send(self.results[1][link.leaves], link.target, group)
 
@@ -264,7 +275,7 @@ class _Steps:
                 near["initial_state"] = passed.zeros
             with torch.no_grad():
                 early = passed.results(near)[1]
-        self._compute(passed.from_rank(link.source, early))
+        self.compute(passed.from_rank(link.source, early))
         if self.record and link.entry is not None:
             self.first = self._first_steps(link.entry, reach.gradient)  # while the host would wait
         return passed.all_same(early, self.results[1][link.leaves])
@@ -292,7 +303,8 @@ class _Steps:
         found = None if early is None else gradients["initial_state"][link.enters]
         return gradients if passed.all_same(early, found) else None
 
-    def _compute(self, entering: Tensor | None) -> None:
+    def compute(self, entering: Tensor | None) -> None:
+        """Compute the results from the state that enters; None where it is among the arrays, or none does."""
         if entering is not None:
             self.arrays["initial_state"] = _with_rows(self.arrays["initial_state"], self.passed.link.enters, entering)
             self.first = None
@@ -312,6 +324,11 @@ class _Steps:
             dfinal = _with_rows(dfinal, self.passed.link.leaves, left)
         found = torch.autograd.grad(self.results, list(self.wanted.values()), (dy, dfinal), retain_graph=keep)
         return dict(zip(self.wanted, found, strict=True))
+
+
+def _saves_otherwise() -> bool:
+    """Whether saved tensors are not simply kept."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def _with_rows(states: Tensor, rows: slice, those: Tensor) -> Tensor:
