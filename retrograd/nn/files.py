@@ -32,6 +32,7 @@ def load(
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    exact: bool | None = None,
 ) -> LanguageModel:
     """The model in a folder on disk. Of a model on the Hub `huggingface_hub` makes such a folder:
     `load(huggingface_hub.snapshot_download("state-spaces/mamba2-130m"))`.
@@ -41,6 +42,7 @@ def load(
             as the checkpoints of `retrograd.train` have, they are checked against it.
         device: of the parameters; "meta" for their shapes alone.
         dtype: to cast them to, A_log, D and dt_bias to at least float32; by default those in the file.
+        exact: as of `LanguageModel`; a file does not say it.
 
     Raises:
         FileNotFoundError: for a folder that is not there, as a name on the Hub, and for a missing file.
@@ -71,7 +73,7 @@ def load(
                 raise FileNotFoundError(f"load: folder is {str(folder)!r}, expected {expected}") from None
             # A training run has just replaced the checkpoint that was being read.
     weights = checked(weights, config, str(folder))
-    return built({name: value.to(device, _dtype_of(name, dtype)) for name, value in weights.items()}, config)
+    return built({name: value.to(device, _dtype_of(name, dtype)) for name, value in weights.items()}, config, exact)
 
 
 def read_config(path: Path) -> MambaConfig:
@@ -114,9 +116,9 @@ def _dtype_of(name: str, dtype: torch.dtype | None) -> torch.dtype | None:
     return torch.promote_types(dtype, torch.float32)
 
 
-def built(weights: Mapping[str, Tensor], config: MambaConfig) -> LanguageModel:
+def built(weights: Mapping[str, Tensor], config: MambaConfig, exact: bool | None = None) -> LanguageModel:
     """A model whose parameters are these tensors (see `checked`), without copies."""
-    model = LanguageModel(config, device="meta")
+    model = LanguageModel(config, device="meta", exact=exact)
     model.load_state_dict(weights, assign=True)
     return model
 

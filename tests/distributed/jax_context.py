@@ -21,6 +21,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import retrograd.jax
+from retrograd.jax import nn
 from retrograd.jax.distributed import ContextParallel, scans
 
 CONTEXT = ContextParallel("cp")
@@ -182,6 +183,32 @@ def second_derivatives() -> None:
         second(divided(filtered), draw(1, 16, D))
 
 
+def models() -> None:
+    """Language models of all layers have the logits and gradients that they have on one device, packed too."""
+    sizes: dict[str, Any] = {"d_model": 16, "n_layer": 2, "vocab_size": 11, "attn_layer_idx": (1,)}
+    attention = nn.AttentionConfig(num_heads=4, d_conv=3, rotary_emb_dim=4)
+    tokens = jax.random.randint(jax.random.key(1), (1, 48), 0, 11)
+    bounds = jnp.array([0, 17, 45])
+    for ssm in (nn.Mamba1Config(d_state=4), nn.Mamba2Config(d_state=4, headdim=8)):
+        config = nn.MambaConfig(**sizes, attn_cfg=attention, ssm_cfg=ssm)
+        params = nn.init(jax.random.key(0), config)
+
+        def logits(params: Any, tokens: jax.Array, config: Any = config, **context: Any) -> jax.Array:
+            return nn.language_model(params, config, tokens, cu_seqlens=bounds, **context)
+
+        def both(function: Any, params: Any = params) -> Any:
+            found, back = jax.vjp(lambda params: function(params, tokens), params)
+            return found, back(jnp.sin(jnp.arange(found.size)).reshape(found.shape))[0]
+
+        divided = partial(logits, context=CONTEXT)
+        divided = jax.shard_map(divided, mesh=mesh_of(2), in_specs=(P(), STEPS), out_specs=STEPS)
+        expected, found = jax.jit(partial(both, logits))(), jax.jit(partial(both, divided))()
+        for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+            np.testing.assert_allclose(other, one, atol=1e-4 * np.abs(one).max())
+    with pytest.raises(ValueError, match="language_model: state is 'given', expected None beside a context"):
+        nn.language_model(params, config, tokens, nn.initial_state(config, 1, capacity=48), context=CONTEXT)  # type: ignore[call-overload]
+
+
 def positions() -> None:
     """Those of the steps in their sequences, without sequences in gaps."""
 
@@ -228,3 +255,4 @@ if __name__ == "__main__":
     second_derivatives()
     results_and_gradients()
     at_once()
+    models()

@@ -355,6 +355,12 @@ def broken(ours: LanguageModel, name: str, value: Tensor | None) -> dict[str, Te
     return weights if value is None else weights | {name: value}
 
 
+@pytest.mark.parametrize("exact", [None, True, False])
+def test_a_loaded_model_is_exact_where_that_is_said(tmp_path: Path, exact: bool | None) -> None:
+    save(model(), tmp_path)
+    assert load(tmp_path, exact=exact).lm_head.exact is exact
+
+
 def test_a_name_on_the_hub_is_no_folder() -> None:
     says = r"^load: folder is 'state-spaces/mamba2-130m', expected a folder on disk, not a name on the Hub$"
     with pytest.raises(FileNotFoundError, match=says):

@@ -17,3 +17,7 @@ class Context(Protocol):
     def call(self, op: Op, run: Callable[..., Results], arrays: dict[str, Any], options: dict[str, Any]) -> Results:
         """The results for this device's steps, where `run(arrays, options)` is the op on one device."""
         ...
+
+    def positions(self, time: int, cu_seqlens: Any = None) -> Any:
+        """(time,) int32: the position of each of this device's steps in its sequence."""
+        ...

@@ -13,7 +13,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int32
 
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value, check_nondecreasing
-from retrograd.core.jax.arguments import readable
+from retrograd.core.jax.arguments import MOST, readable
+from retrograd.core.jax.context import Context
 from retrograd.core.jax.sharding import explicit
 from retrograd.core.jax.xp import jax_namespace
 from retrograd.core.packed import steps as packed_steps
@@ -22,7 +23,7 @@ from retrograd.models.config import is_size
 from retrograd.models.layers import AttentionConfig
 
 from .layers import EPS, beside, linear, split, taps
-from .parameters import Params, check_array, check_kind, check_layer
+from .parameters import Params, check_array, check_context, check_kind, check_layer
 from .rotary import rotated
 
 
@@ -50,6 +51,7 @@ def attention_layer(
     state: AttentionState | None = None,
     *,
     cu_seqlens: Int32[Array, " S+1"] | None = None,
+    context: Context | None = None,
     exact: bool = False,
 ) -> tuple[Float[Array, "B T d_model"], AttentionState | None]:
     """A layer of causal attention, as `retrograd.nn.Attention`.
@@ -70,6 +72,8 @@ def attention_layer(
             sequence that gets more steps than the state's capacity has NaN as its results from this call on, since
             nothing can be raised under `jax.jit`.
         cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
+        context: where steps are divided over devices, a `retrograd.jax.distributed.ContextParallel`; u and out are then
+            of this device's steps, and cu_seqlens those of all devices. There is no state beside it.
         exact: whether products are `retrograd.jax.linear`'s and steps have the bits of the whole; see `language_model`.
 
     Returns:
@@ -97,7 +101,8 @@ def attention_layer(
         >>> state.steps.tolist()
         [60, 60]
     """
-    return _attend("attention_layer", params, config, u, ("batch", "time"), state, cu_seqlens, exact)
+    check_context("attention_layer", context, state)
+    return _attend("attention_layer", params, config, u, ("batch", "time"), state, cu_seqlens, context, exact)
 
 
 def attention_layer_step(
@@ -110,7 +115,7 @@ def attention_layer_step(
 ) -> tuple[Float[Array, "B d_model"], AttentionState]:
     """One step of `attention_layer`, for generation: (out, the state after it)."""
     check_kind("attention_layer_step", "state", state, AttentionState)
-    out, after = _attend("attention_layer_step", params, config, u, ("batch",), state, None, exact)
+    out, after = _attend("attention_layer_step", params, config, u, ("batch",), state, None, None, exact)
     assert after is not None
     return out, after
 
@@ -141,21 +146,22 @@ def _attend(
     axes: tuple[str, ...],
     state: AttentionState | None,
     cu_seqlens: Array | None,
+    context: Context | None,
     exact: bool,
 ) -> tuple[Array, AttentionState | None]:
     check_layer(where, params, config, AttentionConfig, u, axes)
     if cu_seqlens is not None:
-        _check_packing(where, u, cu_seqlens)
+        _check_packing(where, u, cu_seqlens, u.shape[1] if context is None else MOST)
     if state is not None:
         _check_state(where, config, u, state, u.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
     rows = u if len(axes) == 2 else u[:, None]
     sharded = explicit(u)
     if state is None or sharded is None:
-        out, after = _mixed(params, config, rows, state, cu_seqlens, exact)
+        out, after = _mixed(params, config, rows, state, cu_seqlens, context, exact)
     else:  # each device has the keys of its own rows, which lie one after the other there
         split_rows, whole = PartitionSpec(sharded.spec[0]), PartitionSpec()
         out, after = jax.shard_map(
-            lambda params, u, state: _mixed(params, config, u, state, None, exact),
+            lambda params, u, state: _mixed(params, config, u, state, None, None, exact),
             mesh=sharded.mesh,
             in_specs=(whole, split_rows, split_rows),
             out_specs=split_rows,
@@ -169,14 +175,17 @@ def _mixed(
     u: Array,
     state: AttentionState | None,
     cu_seqlens: Array | None,
+    context: Context | None,
     exact: bool,
 ) -> tuple[Array, AttentionState | None]:
     """The layer, for arguments that are checked."""
     mlp = config.mlp_channels // 2
     qkv, up, gate = split(linear(params, "in_proj", u, exact), config.qkv_channels(u.shape[-1]), mlp, mlp)
-    qkv, conv = _convolved(params, config, qkv, state, cu_seqlens)
+    qkv, conv = _convolved(params, config, qkv, state, cu_seqlens, context)
     steps = _steps(u, cu_seqlens)
     number = steps.number if state is None else steps.number + state.steps[steps.sequence]
+    if context is not None:
+        number = context.positions(u.shape[1], cu_seqlens)[None]
     q, k, v = _heads(params, config, qkv, number)
     options: dict[str, Any] = {
         "causal": True,
@@ -185,7 +194,7 @@ def _mixed(
     }
     after = None
     if state is None:
-        y = attention(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, **options)
+        y = attention(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, context=context, **options)
     else:
         after = _written(state, k, v, number, steps)._replace(conv=conv)
         y = _with_earlier(q, after, steps, options)
@@ -196,14 +205,19 @@ def _mixed(
 
 
 def _convolved(
-    params: Params, config: AttentionConfig, qkv: Array, state: AttentionState | None, cu_seqlens: Array | None
+    params: Params,
+    config: AttentionConfig,
+    qkv: Array,
+    state: AttentionState | None,
+    cu_seqlens: Array | None,
+    context: Context | None,
 ) -> tuple[Array, Array | None]:
     """q, k and v after the convolution, and its last inputs; unchanged and None if there is none."""
     if not config.d_conv:
         return qkv, None
     weights = taps(params, qkv)
     if state is None or state.conv is None:
-        return causal_conv1d(qkv, *weights, cu_seqlens=cu_seqlens), None
+        return causal_conv1d(qkv, *weights, cu_seqlens=cu_seqlens, context=context), None
     before = state.conv.astype(qkv.dtype)
     return causal_conv1d(qkv, *weights, cu_seqlens=cu_seqlens, initial_state=before, return_final_state=True)
 
@@ -286,14 +300,14 @@ def _in_one_row(x: Array) -> Array:
     return x.reshape(1, x.shape[0] * x.shape[1], *x.shape[2:])
 
 
-def _check_packing(where: str, u: Array, cu_seqlens: Any) -> None:
+def _check_packing(where: str, u: Array, cu_seqlens: Any, most: int) -> None:
     check_array(where, "cu_seqlens", cu_seqlens)
     if cu_seqlens.dtype != jnp.int32:
         raise bad_dtype(where, "cu_seqlens", str(cu_seqlens.dtype), ("int32",))
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 2:
         raise bad_shape(where, "cu_seqlens", cu_seqlens.shape, "(sequences + 1,)")
     if readable(cu_seqlens):
-        check_nondecreasing(where, "cu_seqlens", np.asarray(cu_seqlens).tolist(), u.shape[1])
+        check_nondecreasing(where, "cu_seqlens", np.asarray(cu_seqlens).tolist(), most)
     if u.shape[0] != 1:
         raise bad_shape(where, "u", u.shape, "batch=1, since cu_seqlens is given")
 

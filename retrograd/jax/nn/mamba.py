@@ -9,11 +9,12 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int32
 
+from retrograd.core.jax.context import Context
 from retrograd.jax import causal_conv1d, causal_conv1d_update, selective_scan, selective_state_update
 from retrograd.models.layers import Mamba1Config
 
 from .layers import linear, product, split, taps, wider
-from .parameters import Params, check_kind, check_layer, check_state
+from .parameters import Params, check_context, check_kind, check_layer, check_state
 
 
 class MambaState(NamedTuple):
@@ -35,6 +36,7 @@ def mamba(
     state: MambaState | None = None,
     *,
     cu_seqlens: Int32[Array, " S+1"] | None = None,
+    context: Context | None = None,
     exact: bool = False,
 ) -> tuple[Float[Array, "B T d_model"], MambaState | None]:
     """A layer of Mamba-1, as `retrograd.nn.Mamba`.
@@ -54,6 +56,8 @@ def mamba(
         u: (B, T, d_model), float32, bfloat16 or float16.
         state: the state before the first step, differentiable; its batch is S if sequences are packed.
         cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
+        context: where steps are divided over devices, a `retrograd.jax.distributed.ContextParallel`; u and out are then
+            of this device's steps, and cu_seqlens those of all devices. There is no state beside it.
         exact: whether products are `retrograd.jax.linear`'s and steps have the bits of the whole; see `language_model`.
 
     Returns:
@@ -75,6 +79,7 @@ def mamba(
         >>> out.shape
         (2, 100, 64)
     """
+    check_context("mamba", context, state)
     check_layer("mamba", params, config, Mamba1Config, u, ("batch", "time"))
     if state is not None:
         check_state("mamba", state, MambaState)
@@ -82,7 +87,7 @@ def mamba(
     y: Any
     x, z = jnp.split(linear(params, "in_proj", u, exact), 2, axis=-1)
     conv, ssm = state if state is not None else (None, None)
-    time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": state is not None}
+    time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": state is not None, "context": context}
     x = causal_conv1d(
         x, *taps(params, x), activation="silu", initial_state=conv if conv is None else conv.astype(x.dtype), **time
     )

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int32
 
 from retrograd.core.errors import bad_value
+from retrograd.core.jax.context import Context
 from retrograd.jax import (
     SsdWindow,
     causal_conv1d,
@@ -25,7 +26,7 @@ from retrograd.jax import (
 from retrograd.models.layers import Mamba2Config
 
 from .layers import EPS, beside, linear, split, taps, wider
-from .parameters import Params, check_array, check_kind, check_layer
+from .parameters import Params, check_array, check_context, check_kind, check_layer
 
 
 class Mamba2State(NamedTuple):
@@ -49,6 +50,7 @@ def mamba2(
     state: Mamba2State | None = None,
     *,
     cu_seqlens: Int32[Array, " S+1"] | None = None,
+    context: Context | None = None,
     exact: bool = False,
 ) -> tuple[Float[Array, "B T d_model"], Mamba2State | None]:
     """A layer of Mamba-2, as `retrograd.nn.Mamba2`.
@@ -68,6 +70,8 @@ def mamba2(
         u: (B, T, d_model), float32, bfloat16 or float16.
         state: the state before the first step, differentiable; its batch is S if sequences are packed.
         cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
+        context: where steps are divided over devices, a `retrograd.jax.distributed.ContextParallel`; u and out are then
+            of this device's steps, and cu_seqlens those of all devices. There is no state beside it.
         exact: whether products are `retrograd.jax.linear`'s and steps have the bits of the whole; see `language_model`.
             With a window in its state, an exact layer takes no packed sequences.
 
@@ -92,6 +96,7 @@ def mamba2(
         >>> out.shape
         (2, 100, 64)
     """
+    check_context("mamba2", context, state)
     check_layer("mamba2", params, config, Mamba2Config, u, ("batch", "time"))
     if state is not None:
         _check_state("mamba2", state, exact)
@@ -103,7 +108,7 @@ def mamba2(
     parts = _project(params, config, u, exact)
     x = parts.x
     conv, ssm = (state.conv, state.ssm) if state is not None else (None, None)
-    time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": state is not None}
+    time: dict[str, Any] = {"cu_seqlens": cu_seqlens, "return_final_state": state is not None, "context": context}
     x = causal_conv1d(
         x, *taps(params, x), activation="silu", initial_state=conv if conv is None else conv.astype(x.dtype), **time
     )

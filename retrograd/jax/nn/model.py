@@ -12,13 +12,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Int32
 
 from retrograd.core.errors import bad_shape, bad_type, bad_value
+from retrograd.core.jax.context import Context
 from retrograd.models.config import MambaConfig, is_size
 from retrograd.models.shapes import EMBEDDING, HEAD, NORM, block_shapes, layer_prefix, model_shapes
 
 from .embedding import embed
 from .layers import at_least_float32, gated_mlp, norm, product
 from .mixer import MIXERS, LayerState, layer_state
-from .parameters import Params, check, check_config, check_kind, check_tokens, under
+from .parameters import Params, check, check_config, check_context, check_kind, check_tokens, under
 
 State = Sequence[LayerState]  # one for each layer
 
@@ -32,6 +33,7 @@ def block(
     state: LayerState | None = None,
     *,
     cu_seqlens: Int32[Array, " S+1"] | None = None,
+    context: Context | None = None,
     exact: bool = False,
 ) -> tuple[Float[Array, "B T d_model"], Float[Array, "B T d_model"], LayerState | None]:
     """A layer of the model: addition, norm and mixing, in this order, so that the addition is fused into the norm.
@@ -46,7 +48,7 @@ def block(
         number: of the layer, from 0; it says which layer it is. A static argument of `jax.jit`.
         x: (B, T, d_model), the output of the previous block.
         stream: (B, T, d_model), None before the first block.
-        state, cu_seqlens: see `mamba`.
+        state, cu_seqlens, context: see `mamba`.
         exact: see `language_model`.
 
     Returns:
@@ -66,7 +68,9 @@ def block(
         >>> (out + stream).shape
         (2, 100, 64)
     """
-    return _block("block", params, config, number, x, stream, state, {"cu_seqlens": cu_seqlens}, exact)
+    return _block(
+        "block", params, config, number, x, stream, state, {"cu_seqlens": cu_seqlens, "context": context}, exact
+    )
 
 
 def block_step(
@@ -120,6 +124,7 @@ def language_model(
     state: None = None,
     *,
     cu_seqlens: Int32[Array, " S+1"] | None = None,
+    context: Context | None = None,
     dtype: DTypeLike | None = None,
     exact: bool = False,
 ) -> Float[Array, "B T vocabulary"]: ...
@@ -145,6 +150,7 @@ def language_model(
     state: State | None = None,
     *,
     cu_seqlens: Int32[Array, " S+1"] | None = None,
+    context: Context | None = None,
     dtype: DTypeLike | None = None,
     exact: bool = False,
 ) -> Array | tuple[Array, State]:
@@ -158,6 +164,8 @@ def language_model(
         state: from `initial_state` or an earlier call; differentiable. Its batch is S if sequences are packed. With
             attention it has a capacity: a sequence with more steps has NaN as its results.
         cu_seqlens: (S + 1,) int32, for B = 1: the start of each packed sequence, and the end of the last.
+        context: where steps are divided over devices, a `retrograd.jax.distributed.ContextParallel`; tokens and logits
+            are then of this device's steps, and cu_seqlens those of all devices. There is no state beside it.
         dtype: of the activations, by default that of the embedding. bfloat16 with float32 parameters is mixed
             precision: weights of products are cast, those of norms, convolutions and scans are not, gradients have the
             dtype of the parameters.
@@ -194,7 +202,8 @@ def language_model(
     _check_call("language_model", params, config, tokens, ("batch", "time"), state)
     if cu_seqlens is not None and tokens.shape[0] != 1:
         raise bad_shape("language_model", "tokens", tokens.shape, "(1, time), since cu_seqlens is given")
-    layer = partial(block, cu_seqlens=cu_seqlens, exact=exact)
+    check_context("language_model", context, state)
+    layer = partial(block, cu_seqlens=cu_seqlens, context=context, exact=exact)
     before: Sequence[LayerState | None] = [None] * config.n_layer if state is None else state
     found, after = features(layer, params, config, tokens, before, dtype)
     logits = head(params, config, found, exact)

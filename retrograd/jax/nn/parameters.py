@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from retrograd.core.errors import bad_dtype, bad_shape, bad_type
+from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
+from retrograd.core.jax.context import Context
 from retrograd.models.config import MambaConfig
 from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
 from retrograd.models.shapes import Shape, mixer_shapes
@@ -105,3 +106,13 @@ def check_kind(where: str, argument: str, given: Any, kind: type) -> None:
 def article(kind: type) -> str:
     """The name of a class after its article."""
     return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
+
+
+def check_context(where: str, context: Any, state: Any) -> None:
+    """Raise for what is no context, and for a state beside one."""
+    if context is None:
+        return
+    if not isinstance(context, Context):
+        raise bad_type(where, "context", context, "a retrograd.jax.distributed.ContextParallel")
+    if state is not None:
+        raise bad_value(where, "state", "given", "None beside a context")
