@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("script", ["jax_sums", "jax_context", "jax_divided"])
-def test_several_devices_have_what_one_has(script: str) -> None:
+def run(script: str) -> None:
     pytest.importorskip("jax", reason="needs jax")
     pytest.importorskip("optax", reason="needs optax")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
@@ -21,3 +21,14 @@ def test_several_devices_have_what_one_has(script: str) -> None:
     file = TESTS / "distributed" / f"{script}.py"
     run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("script", ["jax_sums", "jax_context", "jax_divided"])
+def test_several_devices_have_what_one_has(script: str) -> None:
+    run(script)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_several_gpus_have_what_one_has() -> None:
+    run("jax_gpus")

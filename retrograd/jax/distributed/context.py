@@ -67,7 +67,7 @@ class ContextParallel:
     def call(self, op: Op, run: Callable[..., Results], arrays: dict[str, Any], options: dict[str, Any]) -> Results:
         """The results of an op for this device's steps; `run` computes it on one device."""
         x = next(iter(arrays.values()))
-        time = x.shape[1] if x.ndim > 1 else 0  # the op refuses it
+        time = x.shape[1] if getattr(x, "ndim", 0) > 1 else 0  # the op refuses it
         return EXCHANGES[op.name](self._borders(op.name, time, None), op, run, arrays, options)
 
     def _borders(self, op: str, time: int, bounds: Any) -> Borders:
