@@ -171,7 +171,7 @@ def beating(store: dist.Store, rank: int) -> Iterator[list[str]]:
         yield heard
     finally:
         stopped.set()
-        thread.join()
+        thread.join(PATIENCE)  # a store whose process is gone may not answer
 
 
 def total_of(losses: Tree[Tensor], ranks: Ranks) -> Tensor:
