@@ -33,6 +33,7 @@ def each_case(
     only: Callable[[OpInfo, Case], bool] = lambda info, case: True,
     each: Callable[[OpInfo, Case], Sequence[Any]] | None = None,
     spread: bool = False,
+    once: bool = False,
 ) -> list[Any]:
     """The cases with one of the tags of a device that is there, as parameters (info, case, device) and extra ones.
 
@@ -44,6 +45,7 @@ def each_case(
         each: returns the extra parameters of a case, if they depend on it.
         spread: distribute the extra parameters over those cases of an op that have the same ones: a few for each
             case, the rest are `slow`.
+        once: with `spread`, each extra parameter for one of those cases alone.
     """
     found = []
     devices = [("cpu", cpu, ()), *([("cuda", cuda, (pytest.mark.gpu,))] if torch.cuda.is_available() else [])]
@@ -58,7 +60,8 @@ def each_case(
                 first = sharing.index(case.name) * few
                 for index, values in enumerate([(one,) for one in parameters] if each or extra else [()]):
                     name = "-".join(map(str, (info.name, case.name, device, *values)))
-                    later = spread and (index - first) % len(parameters) >= few
+                    over = once and first >= len(parameters)
+                    later = spread and (over or (index - first) % len(parameters) >= few)
                     found.append(
                         pytest.param(
                             info, case, device, *values, id=name, marks=(*marks, pytest.mark.slow) if later else marks

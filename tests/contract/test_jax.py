@@ -38,7 +38,7 @@ MOST_STEPS = 128
 
 def in_every_run(info: OpInfo, case: Case) -> bool:
     """Whether the case is not `slow` in JAX on a CPU; PyTorch has the same formulas, with other loops over time."""
-    return info.is_representative(case) or case.name == "long"
+    return info.is_representative(case)
 
 
 @pytest.mark.parametrize(CASE, [*each_case(cuda=(), only=in_every_run), *each_case(cpu=())])
@@ -84,7 +84,9 @@ def other_roads(info: OpInfo, case: Case) -> list[str]:
     return [road for road in jax_derivatives.ROADS if road not in quick_roads(info, case)]
 
 
-@pytest.mark.parametrize((*CASE, "road"), each_case(cpu=SMALL, cuda=SMALL, only=FEW, each=quick_roads, spread=True))
+@pytest.mark.parametrize(
+    (*CASE, "road"), each_case(cpu=SMALL, cuda=SMALL, only=FEW, each=quick_roads, spread=True, once=True)
+)
 def test_forward_mode_and_second_derivatives_are_those_of_the_definition(
     info: OpInfo, case: Case, device: str, road: str, seed: int
 ) -> None:
