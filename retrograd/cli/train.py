@@ -33,6 +33,7 @@ from retrograd.train import (
     Settings,
     Trainer,
     alone,
+    check_shard,
     free,
     joined,
     parameters,
@@ -107,7 +108,7 @@ def train(
             ranks = stack.enter_context(joined(settings.device))
         else:
             ranks = stack.enter_context(joined(chosen_device(device)))
-            new = new_run(options, name, out_folder or Path("runs"), ranks) if ranks.first else None
+            new = new_run(options, name, out_folder or Path("runs"), ranks, shard) if ranks.first else None
             folder = ranks.of_first(new)
             settings = old_run({}, folder)
         stack.enter_context(exit_on_failure(folder))
@@ -165,7 +166,7 @@ def say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def new_run(options: Mapping[str, Any], name: str | None, out_folder: Path, ranks: Ranks) -> Path:
+def new_run(options: Mapping[str, Any], name: str | None, out_folder: Path, ranks: Ranks, shard: bool) -> Path:
     """Create the folder of a new run, with its text and settings."""
     device = chosen_device(options["device"])
     if options["compile"]:
@@ -196,6 +197,8 @@ def new_run(options: Mapping[str, Any], name: str | None, out_folder: Path, rank
             context_parallel=1 if (parts := options["context-parallel"]) is None else parts,
         )
         ranks.slots(settings.slots, settings.context_parallel)
+        if shard:
+            check_shard(settings)
         own = "-".join([preset_name, *([arch] if options["arch"] else []), str(seed)])
         folder = free(out_folder / own) if name is None else out_folder / name
         if folder.exists():

@@ -8,7 +8,7 @@ if find_spec("torch") is None:
     raise missing(__name__, "torch")
 
 from .data import Split, Windows, stdlib, text_at
-from .loop import Trainer, parameters
+from .loop import Trainer, check_shard, parameters
 from .metrics import Row
 from .presets import ARCHITECTURES, DEFAULT, PRESETS, Preset, preset
 from .ranks import LostError, Ranks, joined
@@ -29,6 +29,7 @@ __all__ = [
     "Trainer",
     "Windows",
     "alone",
+    "check_shard",
     "free",
     "joined",
     "parameters",

@@ -180,6 +180,13 @@ class Trainer:
             report(row)
 
 
+def check_shard(settings: Settings) -> None:
+    """Raise ValueError for runs whose parameters cannot be sharded."""
+    if settings.framework == "jax" or settings.compile:
+        other = "the framework jax" if settings.framework == "jax" else "compile True"
+        raise ValueError(f"shard is True, expected False, since it is not for {other}")
+
+
 def learner_of(
     settings: Settings,
     ranks: Ranks = Ranks(),  # noqa: B008  # it is immutable
@@ -190,9 +197,8 @@ def learner_of(
     Raises:
         ValueError: for shards in JAX or under torch.compile.
     """
-    if shard and (settings.framework == "jax" or settings.compile):
-        other = "the framework jax" if settings.framework == "jax" else "compile True"
-        raise ValueError(f"shard is True, expected False, since it is not for {other}")
+    if shard:
+        check_shard(settings)
     if shard and ranks.world > 1:
         from .sharded import ShardedLearner  # slow to import
 

@@ -102,6 +102,8 @@ class Ranks(NamedTuple):
         """
         try:
             call()
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise LostError(f"{self._gone()} gone: {str(error).splitlines()[0]}") from None
 
@@ -159,10 +161,10 @@ def beating(store: dist.Store, rank: int) -> Iterator[list[str]]:
     stopped, heard = threading.Event(), list[str]()
 
     def beat() -> None:
-        with suppress(RuntimeError):  # the process that keeps the store is gone
-            while not stopped.wait(PATIENCE / 6):
+        while not stopped.wait(PATIENCE / 6):
+            with suppress(RuntimeError):  # the process that keeps the store may be gone
                 own.add(beats_of(rank), 1)
-                if own.check([GONE]):
+                if not heard and own.check([GONE]):
                     heard.append(own.get(GONE).decode())
 
     thread = threading.Thread(target=beat, daemon=True)

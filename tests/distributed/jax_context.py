@@ -216,6 +216,22 @@ def models() -> None:
         nn.language_model(params, config, tokens, nn.initial_state(config, 1, capacity=48), context=CONTEXT)  # type: ignore[call-overload]
 
 
+def a_state_in_16_bits() -> None:
+    """It is taken beside arrays of 16 bits, as on one device, and its gradient has its dtype."""
+    draw = Draws()
+    arrays = {"a": jax.nn.sigmoid(draw(2, 8, D)), "b": draw(2, 8, D), "initial_state": draw(2, D)}
+    arrays = {name: x.astype(jnp.bfloat16) for name, x in arrays.items()}
+    specs = {"a": STEPS, "b": STEPS, "initial_state": P()}
+    divided = jax.shard_map(
+        lambda arrays: retrograd.jax.linear_scan(**arrays, context=CONTEXT),
+        mesh=mesh_of(4), in_specs=(specs,), out_specs=STEPS,
+    )  # fmt: skip
+    gradients = jax.grad(lambda arrays: divided(arrays).astype(jnp.float32).sum())(arrays)
+    assert gradients["initial_state"].dtype == jnp.bfloat16
+    expected = retrograd.jax.linear_scan(arrays["a"], arrays["b"], initial_state=arrays["initial_state"])
+    np.testing.assert_allclose(divided(arrays).astype(jnp.float32), expected.astype(jnp.float32), atol=2e-2)
+
+
 def positions() -> None:
     """Those of the steps in their sequences, without sequences in gaps."""
 
@@ -236,12 +252,20 @@ def refusals() -> None:
         with pytest.raises(kind, match=text):
             jax.shard_map(call, mesh=mesh_of(4), in_specs=specs, out_specs=STEPS, **more)(*arrays)
 
-    def scan(x: jax.Array) -> jax.Array:
-        return retrograd.jax.linear_scan(x, x, context=CONTEXT)
+    def scan(x: jax.Array, **more: Any) -> jax.Array:
+        found: jax.Array = retrograd.jax.linear_scan(x, x, context=CONTEXT, **more)
+        return found
 
     def attention(q: jax.Array, k: jax.Array, **more: Any) -> jax.Array:
         return retrograd.jax.attention(q, k, k, causal=True, context=CONTEXT, **more)
 
+    with pytest.raises(TypeError, match=r"context.axis_name is tuple, expected the name of one axis of a mesh"):
+        retrograd.jax.linear_scan(x, x, context=ContextParallel(("cp",)))  # type: ignore[arg-type]
+    bounds = np.array([0, 9], np.int32)
+    outside = r"linear_scan: cu_seqlens\[1\] is 9, expected numbers that do not fall, from 0 to 8"
+    raises(ValueError, outside, lambda x: scan(x, cu_seqlens=bounds), x)
+    slopes = "attention: alibi_slopes has shape"
+    raises(ValueError, slopes, lambda q: attention(q, q, alibi_slopes=jnp.ones(11)), q)
     with pytest.raises(ValueError, match=r"linear_scan: context.axis_name is 'cp', expected an axis of a mesh, within"):
         scan(x)
     with pytest.raises(TypeError, match=r"linear_scan: context is str, expected a retrograd\.jax"):
@@ -250,8 +274,9 @@ def refusals() -> None:
     few = r"causal_conv1d: x has shape \(1, 2, 8\), expected at least 3 steps on each device"
     raises(ValueError, few, lambda x: retrograd.jax.causal_conv1d(x, weight, context=CONTEXT), x)
     heads = "attention: k's number of heads is 3, expected a multiple of 4, the number of devices, or a number that"
-    raises(ValueError, heads, attention, q, q[:, :, :3])
-    raises(ValueError, "attention: q's number of heads is 3, expected a multiple of 4", attention, q[:, :, :3], q)
+    raises(ValueError, heads, attention, q.repeat(3, 2), q[:, :, :3])
+    odd = q[:, :, :3]
+    raises(ValueError, "attention: q's number of heads is 3, expected a multiple of 4", attention, odd, odd)
     raises(ValueError, "attention: bias is 'given', expected None", lambda q: attention(q, q, bias=bias), q)
     raises(ValueError, r"attention: k has shape .* as q: keys are those of the queries", attention, q, q[:, :4])
 
@@ -259,6 +284,7 @@ def refusals() -> None:
 if __name__ == "__main__":
     positions()
     refusals()
+    a_state_in_16_bits()
     second_derivatives()
     results_and_gradients()
     at_once()

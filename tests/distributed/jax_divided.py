@@ -1,4 +1,4 @@
-"""Calls that XLA divides over the devices of a mesh under `jax.jit`, on four of a CPU; run by test_jax_devices.py.
+"""Calls that XLA divides over the devices of a mesh under `jax.jit`, on those of a CPU; run by test_jax_devices.py.
 
 There the portable path stands for the kernels, which XLA cannot look into.
 """
@@ -9,7 +9,7 @@ import os
 
 from xla_flags import quick
 
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=4 {quick()}"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {quick()}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 from collections.abc import Callable
@@ -25,7 +25,9 @@ from jax.sharding import PartitionSpec as P
 from retrograd.core.jax import launch
 from retrograd.jax import attention, causal_conv1d, rms_norm, ssd
 
-MESH = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Auto, AxisType.Auto))
+AUTO = (AxisType.Auto, AxisType.Auto)
+MESH = jax.make_mesh((2, 2), ("data", "model"), AUTO, devices=jax.devices()[:4])
+WIDE = jax.make_mesh((2, 4), ("data", "model"), AUTO)
 ROWS, HEADS, MODEL, SHARED = P("data"), P("data", None, "model"), P("model"), P()
 
 computed: list[tuple[int, ...]] = []  # the shape of the first array of each pass that a device computes
@@ -41,6 +43,7 @@ def divided(*arrays: Any, call: Any) -> list[Any]:
     return found
 
 
+launch.need_devices()
 mlir.register_lowering(launch.primitive, mlir.lower_fun(divided, multiple_results=True), platform="cpu")
 
 
@@ -49,7 +52,12 @@ def draw(*shape: int) -> jax.Array:
 
 
 def check(
-    function: Callable[..., Any], arrays: dict[str, jax.Array], specs: dict[str, P], part: tuple[int, ...]
+    function: Callable[..., Any],
+    arrays: dict[str, jax.Array],
+    specs: dict[str, P],
+    part: tuple[int, ...],
+    mesh: jax.sharding.Mesh = MESH,
+    gathers: bool = False,
 ) -> None:
     """A call and its gradients are those of one device; each computes a part, and no array is gathered."""
 
@@ -58,11 +66,11 @@ def check(
         return result, back(draw(*result.shape))[0]
 
     expected = jax.jit(both)(arrays)
-    placed = {name: jax.device_put(x, NamedSharding(MESH, specs[name])) for name, x in arrays.items()}
+    placed = {name: jax.device_put(x, NamedSharding(mesh, specs[name])) for name, x in arrays.items()}
     computed.clear()
     compiled = jax.jit(both).lower(placed).compile()
     assert set(computed[-2:]) == {part}, computed
-    assert "all-gather" not in (compiled.as_text() or "")
+    assert gathers == ("all-gather" in (compiled.as_text() or ""))
     for (path, wanted), found in zip(
         jax.tree.leaves_with_path(expected), jax.tree.leaves(compiled(placed)), strict=True
     ):
@@ -90,6 +98,9 @@ def heads() -> None:
     check(lambda a: attention(**a, causal=True), arrays, dict.fromkeys(names, HEADS), (2, 10, 4, 16))
     alone = arrays | {"k": draw(4, 10, 1, 16), "v": draw(4, 10, 1, 16)}
     check(lambda a: attention(**a, causal=True), alone, {"q": HEADS, "k": ROWS, "v": ROWS}, (2, 10, 4, 16))
+    few = arrays | {"k": draw(4, 10, 2, 16), "v": draw(4, 10, 2, 16)}  # which four devices do not divide
+    specs = {"q": HEADS, "k": ROWS, "v": ROWS}
+    check(lambda a: attention(**a, causal=True), few, specs, (2, 10, 8, 16), WIDE, gathers=True)
     cu_seqlens = jnp.array([0, 3, 10])
     packed = {name: x[:1] for name, x in arrays.items()}
 

@@ -1,6 +1,6 @@
 """Runs programs from JAX: compiles each launch with Triton and emits jax's own custom call for Triton kernels.
 
-`jaxlib.gpu_triton` is not public API, so it is used only in this file.
+`jaxlib.gpu_triton` and what comes of `jax._src` are not public API, so they are used only in this file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 from jax._src import dispatch
+from jax._src.xla_bridge import backends_are_initialized
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
@@ -61,6 +62,8 @@ primitive.multiple_results = True
 def _shapes(*arrays: Any, call: Traced) -> list[Any]:
     """The results' types. They vary over the same manual axes of `shard_map` as the inputs, which all vary alike."""
     call.check(arrays)
+    if backends_are_initialized() and jax.default_backend() == "gpu" and jax.device_count() > 1:
+        need_devices()
     first = arrays[0]
     return [
         first.update(
@@ -71,6 +74,11 @@ def _shapes(*arrays: Any, call: Traced) -> list[Any]:
         )
         for array in call.outputs()
     ]
+
+
+def need_devices() -> None:
+    """Let lowering know the devices, as it has to where XLA divides a call among them."""
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 @primitive.def_impl
@@ -131,14 +139,11 @@ def _kernels(*arrays: Any, call: Traced) -> list[Any]:
 
 
 def _divided(*arrays: Any, call: Traced) -> list[Any]:
-    if jax.device_count() == 1 or not TELLS_DEVICES:
+    if primitive not in dispatch.prim_requires_devices_during_lowering:
         return _kernels(*arrays, call=call)
     return call.divided(_kernels)(*arrays)
 
 
-# Where XLA divides a call, lowering has to know the devices. JAX has no public name for that.
-if TELLS_DEVICES := hasattr(dispatch, "prim_requires_devices_during_lowering"):
-    dispatch.prim_requires_devices_during_lowering.add(primitive)
 mlir.register_lowering(primitive, mlir.lower_fun(_portable, multiple_results=True))
 mlir.register_lowering(primitive, mlir.lower_fun(_divided, multiple_results=True), platform="cuda")
 

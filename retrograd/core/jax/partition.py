@@ -1,5 +1,7 @@
 """Calls under `jax.jit` on a mesh whose axes XLA divides: each device runs the kernels on its part.
 
+JAX's decoder of shardings is not public API, so it is used only in this file.
+
 XLA cannot look into a kernel. `custom_partitioning` tells it along which axes a pass may be cut: those that the op
 declares as `independent`. What lacks such an axis, as the gradient of a weight, is summed over the devices.
 """
@@ -12,6 +14,7 @@ from math import prod
 from typing import Any
 
 import jax
+from jax._src.sharding_impls import parse_flatten_op_sharding
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule, custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -50,7 +53,7 @@ def partitioned(call: Call, spec: CallSpec, run: Run, again: Callable[[CallSpec]
         return mesh, part, shardings[len(given) :], tuple(shardings[: len(given)])
 
     function = custom_partitioning(whole)
-    function.def_partition(partition=partition, sharding_rule=pieces.rule())
+    function.def_partition(partition=partition, sharding_rule=pieces.rule(), decode_shardings=False)
     return function
 
 
@@ -99,12 +102,12 @@ class Pieces:
         found: dict[str, Names] = {}
         used: set[str] = set()
         for name, sharding in shardings:
-            spec = sharding.spec if isinstance(sharding, NamedSharding) else ()
-            for letter, axes in zip(self._letters[name], spec, strict=False):
+            for letter, axes in zip(self._letters[name], spec_of(mesh, sharding), strict=False):
                 taken = (axes,) if isinstance(axes, str) else tuple(axes or ())
                 if letter is not None and letter not in found and taken and used.isdisjoint(taken):
                     found[letter] = taken
                     used.update(taken)
+        found = {letter: axes for letter, axes in found.items() if self._fits(mesh, {letter: axes})}
         return found if self._fits(mesh, found) else {}
 
     def _fits(self, mesh: jax.sharding.Mesh, along: Mapping[str, Names]) -> bool:
@@ -158,6 +161,14 @@ class Pieces:
         return tuple(
             size if letter is None else size // _count(mesh, along.get(letter, ())) for letter, size in self._axes(name)
         )
+
+
+def spec_of(mesh: jax.sharding.Mesh, sharding: Any) -> Sequence[Any]:
+    """The mesh's axes along each axis of an array; none where XLA has cut along a part of one."""
+    try:
+        return tuple(parse_flatten_op_sharding(sharding._hlo_sharding, mesh)[0])
+    except (ValueError, LookupError, StopIteration, NotImplementedError, AttributeError):
+        return ()
 
 
 def _count(mesh: jax.sharding.Mesh, axes: Names) -> int:

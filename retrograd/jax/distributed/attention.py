@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from retrograd.core.errors import bad_shape, bad_value
-from retrograd.core.jax.arguments import arrays_of
+from retrograd.core.jax.arguments import arrays_of, params_of
 from retrograd.core.jax.context import Results
 from retrograd.core.op import Op
 
@@ -34,6 +34,7 @@ def attention(
     for name, array in (("k", k), ("v", v)):
         if array.ndim != 4 or array.shape[1] != borders.time:
             raise bad_shape(op.name, name, array.shape, f"{borders.time} steps, as q: keys are those of the queries")
+    op.spec(params_of(given), options)
     heads, groups = q.shape[2], k.shape[2]
     if heads % world:
         raise bad_value(op.name, "q's number of heads", heads, f"a multiple of {world}, the number of devices")

@@ -6,7 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from retrograd.core.errors import check_nondecreasing
+from retrograd.core.jax.arguments import in_int32, readable
 from retrograd.core.jax.sharding import vary_over, varying
 
 
@@ -54,6 +57,15 @@ class Borders(NamedTuple):
     rank: jax.Array
     time: int
     bounds: jax.Array | None
+
+    def packed(self, op: str, cu_seqlens: Any) -> Borders:
+        """The same with boundaries, whose values are checked where they are readable."""
+        bounds = in_int32(cu_seqlens)
+        if not isinstance(bounds, jax.Array | np.ndarray):
+            return self  # the op refuses it, if it is not None
+        if bounds.dtype == np.int32 and bounds.ndim == 1 and readable(bounds):
+            check_nondecreasing(op, "cu_seqlens", np.asarray(bounds).tolist(), self.world * self.time)
+        return self._replace(bounds=jnp.asarray(bounds))
 
     @property
     def start(self) -> jax.Array:

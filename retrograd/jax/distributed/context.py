@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from retrograd.core.errors import bad_value
-from retrograd.core.jax.arguments import in_int32
+from retrograd.core.errors import bad_type, bad_value
 from retrograd.core.jax.context import Results
 from retrograd.core.op import Op
 
@@ -35,7 +33,7 @@ class ContextParallel:
 
     Every device has as many steps as the others, in the order of the axis. Boundaries of packed sequences are those
     among the steps of all devices, and states those of all sequences, both the same on all devices. A convolution's
-    second derivatives are refused.
+    second derivatives are refused, and JAX refuses forward mode (`jax.jvp`) of convolutions and scans.
 
     Attributes:
         axis_name: of the mesh, within `jax.shard_map` with its default checks.
@@ -61,16 +59,17 @@ class ContextParallel:
 
     def positions(self, time: int, cu_seqlens: Any = None) -> jax.Array:
         """(time,) int32: the position of each of a device's steps in its sequence; 0 outside of every sequence."""
-        bounds = None if cu_seqlens is None else jnp.asarray(in_int32(cu_seqlens))
-        return self._borders(ME, time, bounds).positions()
+        return self._borders(ME, time).packed(ME, cu_seqlens).positions()
 
     def call(self, op: Op, run: Callable[..., Results], arrays: dict[str, Any], options: dict[str, Any]) -> Results:
         """The results of an op for this device's steps; `run` computes it on one device."""
         x = next(iter(arrays.values()))
         time = x.shape[1] if getattr(x, "ndim", 0) > 1 else 0  # the op refuses it
-        return EXCHANGES[op.name](self._borders(op.name, time, None), op, run, arrays, options)
+        return EXCHANGES[op.name](self._borders(op.name, time), op, run, arrays, options)
 
-    def _borders(self, op: str, time: int, bounds: Any) -> Borders:
+    def _borders(self, op: str, time: int) -> Borders:
+        if not isinstance(self.axis_name, str):
+            raise bad_type(op, "context.axis_name", self.axis_name, "the name of one axis of a mesh")
         try:
             rank = jax.lax.axis_index(self.axis_name)
         except NameError:
@@ -78,4 +77,4 @@ class ContextParallel:
             raise bad_value(op, "context.axis_name", self.axis_name, expected) from None
         if not jax.typeof(rank).mat.varying:
             raise bad_value(op, "context", "within jax.shard_map(check_vma=False)", "one with its default checks")
-        return Borders(self.axis_name, jax.lax.axis_size(self.axis_name), rank, time, bounds)
+        return Borders(self.axis_name, jax.lax.axis_size(self.axis_name), rank, time, None)

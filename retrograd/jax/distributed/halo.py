@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from retrograd.core.errors import bad_shape
-from retrograd.core.jax.arguments import arrays_of, in_int32, params_of
+from retrograd.core.jax.arguments import arrays_of, params_of
 from retrograd.core.jax.context import Results
 from retrograd.core.jax.sharding import vary_alike
 from retrograd.core.op import Op
@@ -29,8 +29,8 @@ def convolution(
     The gradients of the last inputs before a border come from steps on both sides of it. They are computed once more,
     by the op itself, from these few steps together: a sum of both sides' rounded gradients would have other bits.
     """
+    borders = borders.packed(op.name, arrays["cu_seqlens"])
     given = arrays_of(op.name, arrays, required=2)
-    borders = borders._replace(bounds=in_int32(given["cu_seqlens"]))
     always = {**options, "return_final_state": True}
     local = {**given, "cu_seqlens": borders.boundaries(borders.start, borders.time)}
     spec = op.spec(params_of(local), always)

@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
-from retrograd.core.jax.arguments import arrays_of, in_int32, params_of
+from retrograd.core.jax.arguments import arrays_of, params_of
 from retrograd.core.jax.context import Results
 from retrograd.core.jax.passes import Backward, Forward
 from retrograd.core.jax.sharding import vary_alike
@@ -38,8 +39,8 @@ def recurrence(
     device finds another, or if a state reaches too far, one device after another computes its steps, from the state
     that the one before it has sent.
     """
+    borders = borders.packed(op.name, arrays["cu_seqlens"])
     given = arrays_of(op.name, arrays)
-    borders = borders._replace(bounds=in_int32(given["cu_seqlens"]))
     given["cu_seqlens"] = borders.boundaries(borders.start, borders.time)
     always = {**options, "return_final_state": True}
     spec = op.spec(params_of(given), always)
@@ -47,6 +48,7 @@ def recurrence(
         state = spec["final_state"]
         given["initial_state"] = jnp.zeros(state.shape, state.dtype)
         spec = op.spec(params_of(given), always)
+    given["initial_state"] = given["initial_state"].astype(spec["final_state"].dtype)
     given["cu_seqlens"] = borders.bounds
     names = [name for name, array in given.items() if array is not None]
     varied = vary_alike(vary_along(borders.axis, [given[name] for name in names]))
@@ -94,6 +96,11 @@ class Scan:
         """Results and saved arrays."""
         return Forward.of(self.op, self._spec(arrays)).named(self._all(arrays))
 
+    def kept(self, arrays: Arrays, outputs: Arrays) -> Arrays:
+        """The outputs that the backward pass reads, named for policies as those of a call on one device."""
+        read = Backward.of(self.op, self._spec(arrays)).call.inputs
+        return {name: checkpoint_name(x, f"{self.op.name}_{name}") for name, x in outputs.items() if name in read}
+
     def zeros(self, arrays: Arrays) -> Arrays:
         """Arrays as those of `forward`."""
         outputs = self.op.forward(self._spec(arrays)).outputs
@@ -124,7 +131,7 @@ def _forward(scan: Scan, arrays: Arrays) -> tuple[tuple[jax.Array, jax.Array], t
     steps = Steps(scan, arrays)
     outputs, entered = steps.outputs()
     y, final = (outputs[name] for name in scan.op.results)
-    return (y, final), (arrays | {"initial_state": entered}, outputs)
+    return (y, final), (arrays | {"initial_state": entered}, scan.kept(arrays, outputs))
 
 
 def _backward(scan: Scan, saved: tuple[Arrays, Arrays], gradients: tuple[jax.Array, jax.Array]) -> tuple[Arrays]:
@@ -282,7 +289,7 @@ class Steps:
         return self.borders.everywhere(~crossing.is_one | same)
 
     def _near(self, early: jax.Array, found: jax.Array) -> jax.Array:
-        rounding = ROUNDING * jnp.finfo(self.arrays[self.scan.op.arguments[0]].dtype).eps
+        rounding = ROUNDING * jnp.finfo(found.dtype).eps
         near: jax.Array = (jnp.abs(early - found) <= rounding * jnp.abs(found).max(initial=0)).all()
         return near
 
