@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from retrograd.core.forgetting import STEP
 from retrograd.distributed import ContextParallel, Layout, SlotSum, Tree
-from retrograd.distributed.context.layout import STEP
 from retrograd.nn import LanguageModel
 
 from .learner import KEYS, Learner, Moments, check_moments, decays

@@ -1,6 +1,6 @@
 """Runs programs from JAX: compiles each launch with Triton and emits jax's own custom call for Triton kernels.
 
-`jaxlib.gpu_triton` and what comes of `jax._src` are not public API, so they are used only in this file.
+`jaxlib.gpu_triton` and names of `jax._src` are not public API; of those, only a decoder is used in another file.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from functools import cached_property
 from itertools import pairwise
 
 from retrograd.core.errors import bad_value
+from retrograd.core.forgetting import STEP
 
-STEP = 256  # borders at its multiples keep the bits of one process in every op
 ME = "Layout"
 
 

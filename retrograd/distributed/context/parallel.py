@@ -12,6 +12,7 @@ from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from retrograd.core.errors import bad_shape, bad_value
+from retrograd.core.forgetting import STEP
 from retrograd.core.op import Op
 from retrograd.core.spec import bounded
 from retrograd.core.torch.context import Results
@@ -20,7 +21,7 @@ from retrograd.distributed.exchange import check_equal
 from .attention import attention
 from .collectives import Group, gathered
 from .halo import convolution
-from .layout import STEP, Layout
+from .layout import Layout
 from .states import recurrence
 
 ME = "ContextParallel"

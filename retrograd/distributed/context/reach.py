@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
+from retrograd.core.forgetting import FORGOTTEN, STEP
+from retrograd.core.op import Op
+from retrograd.core.torch.xp import torch_namespace
 from retrograd.distributed.exchange import all_gather
 
-from .layout import STEP, Piece
+from .layout import Piece
 
 if TYPE_CHECKING:
     from .parallel import ContextParallel
     from .states import Link
 
-FORGOTTEN = -150 * log(2)  # the log of a decay that kernels take to be 0, too
 SHARES = (16, 4)  # at most one of so many of a process's steps is computed twice; the first that is enough
 UNKNOWN = -1
 
@@ -65,7 +65,7 @@ def end_of(piece: Piece, border: bool) -> End:
 @torch.no_grad()
 def reach_of(
     context: ContextParallel,
-    name: str,
+    op: Op,
     arrays: dict[str, Any],
     axes: dict[str, int],
     settings: dict[str, Any],
@@ -78,7 +78,7 @@ def reach_of(
         own = [
             torch.full((), 0, device=device)
             if end is None
-            else _steps(name, arrays, axes, settings, end, len(layout.own) // share)
+            else _steps(op, arrays, axes, settings, end, len(layout.own) // share)
             for end in (link.exit, link.entry)
         ]
         all_gather(every, torch.stack(own), context.group)
@@ -89,7 +89,7 @@ def reach_of(
 
 
 def _steps(
-    name: str, arrays: dict[str, Any], axes: dict[str, int], settings: dict[str, Any], end: End, most: int
+    op: Op, arrays: dict[str, Any], axes: dict[str, int], settings: dict[str, Any], end: End, most: int
 ) -> Tensor:
     """The fewest steps beside a border before which a state is forgotten, with blocks as in the whole sequence."""
     length = end.end - end.begin
@@ -102,7 +102,7 @@ def _steps(
         return torch.full((), UNKNOWN, device=like.device)
     near = {n: t if t is None or n not in axes else end.part(t, axes[n], blocks * STEP + rest)
             for n, t in arrays.items()}  # fmt: skip
-    logs = log_decays(name, near, settings)
+    logs = op.formulas.log_decays(torch_namespace(), near, settings)
     if end.border:
         logs = logs.flip(1)
     sums = logs[:, : blocks * STEP].unflatten(1, (blocks, STEP)).sum(2).cumsum(1)
@@ -110,20 +110,3 @@ def _steps(
     known = left <= FORGOTTEN  # not of NaN
     first = known.int().argmax()
     return torch.where(known.any(), (first + 1) * STEP + rest, UNKNOWN)
-
-
-def log_decays(name: str, arrays: dict[str, Any], settings: dict[str, Any]) -> Tensor:
-    """(B, T, .): logs of the factors of a step, of which each state has one or decays faster than one."""
-    if name == "linear_scan":
-        return arrays["a"].abs().float().log()
-    delta = arrays["dt"].float()
-    if (bias := arrays["dt_bias"]) is not None:
-        delta = delta + bias
-    if settings["dt_softplus"]:
-        delta = softplus(delta)
-    A = arrays["A"]
-    if name == "ssd":
-        return delta.clamp(*settings["dt_limit"]) * A
-    rates = A.real if A.is_complex() else A
-    slowest = delta * rates.amax(1)
-    return slowest if settings["dt_softplus"] else torch.maximum(slowest, delta * rates.amin(1))

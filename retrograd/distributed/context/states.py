@@ -70,7 +70,7 @@ def recurrence(
     zeros = torch.zeros(rows, *states.shape[1:], dtype=states.dtype, device=device)
     reach = None
     if any(map(layout.crosses, range(1, layout.world))):
-        reach = reach_of(context, op.name, local, states.axes, always, link)
+        reach = reach_of(context, op, local, states.axes, always, link)
     exact = layout.exact and op.name not in INEXACT
     rounding = None if exact else 4 * torch.finfo(next(iter(arrays.values())).dtype).eps
     passed = Passed(run, tuple(local), always, states.axes, zeros, link, reach, context.group, rounding)

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import log
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from retrograd.core.forgetting import FORGOTTEN, STEP
 from retrograd.core.jax.arguments import arrays_of, params_of
 from retrograd.core.jax.context import Results
 from retrograd.core.jax.passes import Backward, Forward
 from retrograd.core.jax.sharding import vary_alike
+from retrograd.core.jax.xp import jax_namespace
 from retrograd.core.op import Op, gradient_names
 
 from .borders import Borders, Crossing, vary_along
 
-STEP = 256  # parts that begin at its multiples keep the bits of the whole
 SHARE = 4  # one of so many of a device's steps is computed twice, to find what crosses a border
-FORGOTTEN = -150 * log(2)  # the log of a decay that kernels take to be 0, too
 INEXACT = ("linear_scan",)  # ops whose parts have not the bits of the whole
 ROUNDING = 32  # times epsilon, beside the largest: how far apart equal numbers may be where bits are not promised
 
@@ -275,7 +274,8 @@ class Steps:
 
     def _forgotten(self, crossing: Crossing, at_end: bool) -> jax.Array:
         """Whether what crosses a border comes of the steps beside it alone."""
-        logs = log_decays(self.scan.op.name, self._beside(crossing, at_end), dict(self.scan.options)).sum(1)
+        near, formulas = self._beside(crossing, at_end), self.scan.op.formulas
+        logs = formulas.log_decays(jax_namespace(), near, dict(self.scan.options)).sum(1)
         known: jax.Array = ~crossing.is_one | self._whole(crossing, at_end) | (logs <= FORGOTTEN).all()  # not of NaN
         return known
 
@@ -298,22 +298,6 @@ class Steps:
         leaves, tree = jax.tree.flatten(x)
         like = self.arrays["initial_state"]
         return jax.tree.unflatten(tree, vary_alike([*leaves, like])[:-1])
-
-
-def log_decays(name: str, arrays: Arrays, options: dict[str, Any]) -> jax.Array:
-    """(B, T, .): logs of the factors of a step, of which each state has one or decays faster than one."""
-    if name == "linear_scan":
-        return jnp.log(jnp.abs(arrays["a"]).astype(jnp.float32))
-    delta = arrays["dt"].astype(jnp.float32)
-    if "dt_bias" in arrays:
-        delta = delta + arrays["dt_bias"]
-    if options["dt_softplus"]:
-        delta = jax.nn.softplus(delta)
-    A = arrays["A"]
-    if name == "ssd":
-        return jnp.clip(delta, *options["dt_limit"]) * A
-    slowest = delta * A.real.max(1)
-    return slowest if options["dt_softplus"] else jnp.maximum(slowest, delta * A.real.min(1))
 
 
 def _same_bits(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -35,6 +35,14 @@ def forward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, A
     return results | ({"final_state": _result(xp, final, spec.compute_dtype)} if spec.return_final_state else {})
 
 
+def log_decays(xp: Namespace, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """(B, T, .), float32: logs of the factors of each step, of which a state has one or decays faster than one.
+
+    From them follows how far back a state reaches, where time is divided; see `core/forgetting.py`.
+    """
+    return xp.log(xp.astype(xp.abs(arrays["a"]), "float32"))
+
+
 def backward(xp: Namespace, spec: Spec, arrays: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
     """(dh, dfinal_state, a, h, initial_state, cu_seqlens) -> (da, db, dinitial_state); formulas in README.md."""
     dh = _parts(spec, xp.astype(arrays["dh"], spec.compute_dtype))

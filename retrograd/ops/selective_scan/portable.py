@@ -52,6 +52,20 @@ def recomputed(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     return {"states": forward(xp, spec, arrays)["states"]}
 
 
+def log_decays(xp: Namespace, arrays: Arrays, options: Mapping[str, Any]) -> Any:
+    """(B, T, .), float32: logs of the factors of each step, of which a state has one or decays faster than one.
+
+    From them follows how far back a state reaches, where time is divided; see `core/forgetting.py`.
+    """
+    delta = xp.astype(arrays["dt"], "float32")
+    if (bias := arrays.get("dt_bias")) is not None:
+        delta = delta + xp.astype(bias, "float32")[None, None]
+    rates = xp.astype(arrays["A"].real, "float32")
+    if options["dt_softplus"]:
+        return xp.softplus(delta) * xp.max(rates)[None, None, :, 0]
+    return xp.maximum(delta * xp.max(rates)[None, None, :, 0], -delta * xp.max(-rates)[None, None, :, 0])
+
+
 def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) -> dict[str, Any]:
     """All gradients by name; the formulas are in README.md."""
     if 0 in spec.x.shape:

@@ -342,6 +342,19 @@ def _step_sizes(xp: Namespace, spec: Spec, arrays: Arrays) -> tuple[Any, Any]:
     return _limited(xp, delta, spec.limits), xp.where((delta < low) | (delta > high), 0, slope)
 
 
+def log_decays(xp: Namespace, arrays: Arrays, options: Mapping[str, Any]) -> Any:
+    """(B, T, .), float32: logs of the factors of each step, of which a state has one or decays faster than one.
+
+    From them follows how far back a state reaches, where time is divided; see `core/forgetting.py`.
+    """
+    delta = xp.astype(arrays["dt"], "float32")
+    if (bias := arrays.get("dt_bias")) is not None:
+        delta = delta + xp.astype(bias, "float32")[None, None]
+    if options["dt_softplus"]:
+        delta = xp.softplus(delta)
+    return _limited(xp, delta, options["dt_limit"]) * xp.astype(arrays["A"], "float32")[None, None]
+
+
 def _limited(xp: Namespace, delta: Any, limit: tuple[float, float]) -> Any:
     """Delta clamped to the limit; NaN stays NaN."""
     low, high = limit
