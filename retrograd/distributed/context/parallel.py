@@ -45,8 +45,8 @@ class ContextParallel:
     Args:
         layout: which steps each process has; the same in all but for `rank`.
         group: the processes, or `mesh["cp"]`; all of them by default.
-        order: "global": results and gradients have the bits of one process. `linear_scan` is within its error
-            budget.
+        order: "global": results and gradients of steps have the bits of one process; gradients of what all have, such
+            as weights, are equal within rounding, and `linear_scan` is within its error budget.
             "ranks": they are reproducible for this layout, and attention takes any number of key heads.
 
     Raises:
