@@ -283,6 +283,8 @@ def refusals(rank: int, world: int, device: str) -> list[str]:
         lambda: retrograd.attention(q, q, q, context=context),
         lambda: retrograd.attention(q, q[:, 1:], q, context=context),
         lambda: retrograd.attention(q, q, q, bias=torch.zeros(1, 1, 1, 1), context=context),
+        lambda: torch.func.vmap(lambda x: retrograd.linear_scan(x, x, context=context))(x[None]),
+        lambda: torch.func.jvp(lambda x: retrograd.linear_scan(x, x, context=context), (x,), (x,)),
         lambda: context.shard(x[:, 1:]),
         lambda: context.unshard(x[:, 1:]),
     ]

@@ -11,11 +11,13 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
-from retrograd.core.errors import bad_shape, bad_value
+from retrograd.core.errors import bad_shape, bad_type, bad_value
 from retrograd.core.forgetting import STEP
 from retrograd.core.op import Op
 from retrograd.core.spec import bounded
+from retrograd.core.torch import formulas
 from retrograd.core.torch.context import Results
+from retrograd.core.torch.dtensor import is_distributed
 from retrograd.distributed.exchange import check_equal
 
 from .attention import attention
@@ -115,7 +117,13 @@ class ContextParallel:
     @_disable_dynamo
     def call(self, op: Op, run: Callable[..., Results], arrays: dict[str, Any], settings: dict[str, Any]) -> Results:
         """The results of an op for this process's steps; `run` computes it in one process."""
-        given = [(t.shape, t.dtype, t.requires_grad) if isinstance(t, Tensor) else type(t) for t in arrays.values()]
+        tensors = tuple(arrays.values())
+        if formulas.is_transformed() or formulas.differentiates(tensors):
+            raise bad_value(op.name, "context", "given", "None in forward mode and under transforms of torch.func")
+        for name, tensor in arrays.items():
+            if is_distributed((tensor,)):
+                raise bad_type(op.name, name, tensor, "a plain tensor beside a context")
+        given = [(t.shape, t.dtype, t.requires_grad) if isinstance(t, Tensor) else type(t) for t in tensors]
         key = (op.name, torch.is_grad_enabled(), *given, *settings.values())
         if key not in self._checked:  # before the checks that may raise in one process only
             self._check_equal(op, arrays, settings)
