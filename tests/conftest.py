@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -42,6 +43,12 @@ def large_arrays() -> Iterator[None]:
 
     yield
     torch.cuda.empty_cache()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is there to the end of the process out of garbage collection, which then looks at the rest seldom."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
