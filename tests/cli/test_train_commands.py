@@ -182,7 +182,9 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, tiny: Any, number:
     assert f"train --resume {tmp_path / 'tiny-0'}" in said
 
 
-@pytest.mark.parametrize("moment", ["Trainer", pytest.param("train_with_bar", marks=pytest.mark.slow), "show_results"])
+@pytest.mark.parametrize(
+    "moment", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("Trainer", "train_with_bar")), "show_results"]
+)
 def test_an_interrupt_before_the_first_step_or_after_the_last_says_how_to_go_on(
     tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:

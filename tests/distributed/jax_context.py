@@ -144,8 +144,8 @@ def differences(
 
 def results_and_gradients() -> None:
     """They are those of one device, on one and on two, and packed with sequences over several of four devices."""
-    assert differences(1, 24, None, ("linear_scan", "causal_conv1d")) == []
-    assert differences(2, 48, None, ("causal_conv1d", "attention")) == []
+    assert differences(1, 24, None, ("linear_scan",)) == []
+    assert differences(2, 48, None, ("causal_conv1d",)) == []
     assert differences(4, 48, (3, 7, 7, 30, 41)) == []
 
 
