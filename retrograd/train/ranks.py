@@ -105,7 +105,7 @@ class Ranks(NamedTuple):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise LostError(f"{self._gone()} gone: {str(error).splitlines()[0]}") from None
+            raise lost(self._gone(), error) from None
 
     def between(self, call: Callable[[], T]) -> T:
         """A call of which some parts are made by several processes together.
@@ -120,7 +120,7 @@ class Ranks(NamedTuple):
         except RuntimeError as error:
             if self.world == 1 or (gone := self._gone()) == CONNECTION:
                 raise
-            raise LostError(f"{gone} gone: {str(error).splitlines()[0]}") from None
+            raise lost(gone, error) from None
 
     def _gone(self) -> str:
         """The processes that give no more signs of life, as a subject; the first to find them says so to all others."""
@@ -147,6 +147,11 @@ class Ranks(NamedTuple):
         while self.first and here < self.world - silent and time.monotonic() < end:
             time.sleep(0.1)
             here = store.add("know", 0)
+
+
+def lost(gone: str, error: RuntimeError) -> LostError:
+    """Who is gone, as a subject, and how a call has failed."""
+    return LostError(f"{gone} gone: {str(error).splitlines()[0]}")
 
 
 def beats_of(rank: int) -> str:

@@ -100,11 +100,6 @@ class Scan:
         read = Backward.of(self.op, self._spec(arrays)).call.inputs
         return {name: checkpoint_name(x, f"{self.op.name}_{name}") for name, x in outputs.items() if name in read}
 
-    def zeros(self, arrays: Arrays) -> Arrays:
-        """Arrays as those of `forward`."""
-        outputs = self.op.forward(self._spec(arrays)).outputs
-        return {array.name: jnp.zeros(array.shape, array.dtype) for array in outputs}
-
     def backward(self, arrays: Arrays, outputs: Arrays, dy: jax.Array, dfinal: jax.Array) -> Arrays:
         """The gradients of the arrays, by their names."""
         spec = self._spec(arrays)
@@ -180,9 +175,7 @@ class Steps:
         def leaving(found: tuple[Arrays, jax.Array]) -> jax.Array:
             return self.exit.of(found[0]["final_state"])
 
-        empty = self._varied((scan.zeros(self.arrays), initial))
-        forgotten = self._forgotten(self.exit, not scan.reverse) & self._forgotten(self.entry, scan.reverse)
-        found: tuple[Arrays, jax.Array] = self._either(forgotten, at_once, of, leaving, empty, back=False)
+        found: tuple[Arrays, jax.Array] = self._either(at_once, of, leaving, self.entry.of(initial), back=False)
         return found
 
     def gradients(self, outputs: Arrays, dy: jax.Array, dfinal: jax.Array) -> Arrays:
@@ -204,24 +197,23 @@ class Steps:
         def leaving(found: Arrays) -> jax.Array:
             return self.entry.of(found["initial_state"])
 
-        like = jax.eval_shape(of, self.exit.of(dfinal))
-        empty = self._varied(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like))
-        forgotten = self._forgotten(self.exit, not scan.reverse) & self._forgotten(self.entry, scan.reverse)
-        found: Arrays = self._either(forgotten, at_once, of, leaving, empty, back=True)
+        found: Arrays = self._either(at_once, of, leaving, self.exit.of(dfinal), back=True)
         return found
 
     def _either(
         self,
-        forgotten: jax.Array,
         at_once: Callable[[], tuple[Any, jax.Array]],
         of: Callable[[jax.Array], Any],
         leaving: Callable[[Any], jax.Array],
-        empty: Any,
+        like: jax.Array,
         back: bool,
     ) -> Any:
-        """What all devices compute at once, if that is right, or else one after another; `of` what enters."""
+        """What all devices compute at once, if that is right, or else in turn; `of` what enters, which is as `like`."""
+        shapes = jax.eval_shape(of, like)
+        empty = self._varied(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
         if not self.scan.near:
             return self._in_turn(of, leaving, empty, back)
+        forgotten = self._forgotten(self.exit, not self.scan.reverse) & self._forgotten(self.entry, self.scan.reverse)
         found, right = jax.lax.cond(
             self.borders.everywhere(forgotten), at_once, lambda: (empty, jnp.zeros((), jnp.bool))
         )
