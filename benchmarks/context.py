@@ -64,29 +64,29 @@ def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def calls() -> Iterator[Call]:
-    """The shapes of a long sequence in models of 370m to 1.3b."""
+    """The shapes of a long sequence in models of 130m to 1.3b."""
     float32 = torch.float32
     weights = {"weight": drawn(2048, 4, dtype=float32), "bias": drawn(2048, dtype=float32)}
     yield Call("causal_conv1d", STEPS, lambda T: {"x": drawn(1, T, 2048)}, weights, {"activation": "silu"})
     yield Call("linear_scan", STEPS, lambda T: {"a": drawn(1, T, 2048).sigmoid(), "b": drawn(1, T, 2048)}, {}, {})
     yield Call(
         "selective_scan",
-        STEPS // 2,
+        STEPS,
         lambda T: {"x": drawn(1, T, 2048), "dt": drawn(1, T, 2048), "B": drawn(1, T, 16), "C": drawn(1, T, 16)},
         {"A": -drawn(2048, 16, dtype=float32).exp()},
         {"dt_softplus": True},
     )
-    for groups in (1, 8):
+    for heads, groups in ((24, 1), (24, 8), (64, 1)):
         yield Call(
             "ssd",
             STEPS,
-            lambda T, groups=groups: {  # type: ignore[misc]
-                "x": drawn(1, T, 24, 64),
-                "dt": drawn(1, T, 24),
+            lambda T, heads=heads, groups=groups: {  # type: ignore[misc]
+                "x": drawn(1, T, heads, 64),
+                "dt": drawn(1, T, heads),
                 "B": drawn(1, T, groups, 128),
                 "C": drawn(1, T, groups, 128),
             },
-            {"A": -drawn(24, dtype=float32).exp()},
+            {"A": -drawn(heads, dtype=float32).exp()},
             {"dt_softplus": True},
         )
     for packed in (1, 4):
@@ -120,11 +120,12 @@ def timed(call: Call, time: int, parallel: ContextParallel | None) -> Callable[[
     return step
 
 
-def in_turn(step: Callable[[], Any]) -> Callable[[], Any]:
+def in_turn(step: Callable[[], Any], parallel: ContextParallel) -> Callable[[], Any]:
     """The step, if states reached too far to compute at once."""
 
     def call() -> None:
         forgotten, reach.FORGOTTEN = reach.FORGOTTEN, -math.inf
+        parallel.enough.clear()
         step()
         reach.FORGOTTEN = forgotten
 
@@ -155,10 +156,11 @@ def ways(call: Call, stack: ExitStack) -> Iterator[tuple[str, float, Callable[[]
     time = call.steps * world
     bounds = None if call.packed == 1 else [time // call.packed * number for number in range(call.packed + 1)]
     work = float(world) if call.op == "attention" else 1.0
-    divided = timed(call, time, ContextParallel(Layout.even(time, world, rank, bounds)))
+    parallel = ContextParallel(Layout.even(time, world, rank, bounds))
+    divided = timed(call, time, parallel)
     yield "context", work, divided
     if call.op in SCANS:
-        yield "context, in turn", work, in_turn(divided)
+        yield "context, in turn", work, in_turn(divided, parallel)
     if call.op == "attention" and call.packed == 1:
         yield "torch's", work, torchs(call, time, stack)
 

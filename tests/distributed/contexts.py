@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import retrograd
 from retrograd.core.tree import tree_sum
 from retrograd.distributed import ContextParallel, Layout
-from retrograd.distributed.context import reach, states
+from retrograd.distributed.context import passed, reach, states
 
 
 class Sizes(NamedTuple):
@@ -216,13 +216,29 @@ def forgotten_too_early(rank: int, world: int, device: str) -> tuple[list[str], 
     return different, bool(noted)
 
 
+def remembered(rank: int, world: int, device: str) -> tuple[list[str], list[tuple[int, bool]]]:
+    """Calls one after another in one context: what differs; how often each measured a reach, and if one was in turn.
+
+    States of the third call reach further than before.
+    """
+    context = ContextParallel(Layout.even(1300 * world, world, rank))
+    different, measured_and_in_turn = [], []
+    for rate in (64, 64, 1 / 64, 64):
+        count: list[str] = []
+        with pytest.MonkeyPatch.context() as patch, in_turn_noted() as noted:
+            patch.setattr(states, "measured", noting(count, "measured", states.measured))
+            different += compared(context, device, ops=("selective_scan",), rate=rate)
+        measured_and_in_turn.append((len(count), bool(noted)))
+    return different, measured_and_in_turn
+
+
 @contextmanager
 def in_turn_noted() -> Iterator[list[str]]:
     """A list of the passes that one process after another computes."""
     noted: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         for name in ("in_turn", "gradients_in_turn"):
-            patch.setattr(states._Steps, name, noting(noted, name, getattr(states._Steps, name)))
+            patch.setattr(passed._Steps, name, noting(noted, name, getattr(passed._Steps, name)))
         yield noted
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from processes import run, run_each
+from processes import needs_gpus, run, run_each
 
 from retrograd.distributed import Layout
+
+# How often each call measures a reach, and whether it is computed in turn: the second takes the reach of the first,
+# which is too short for the third, after which no reach is taken unmeasured.
+REMEMBERED = [(1, False), (0, False), (1, True), (1, False)]
 
 
 def test_four_processes_have_the_results_of_one(tmp_path: Path) -> None:
@@ -20,9 +23,10 @@ def test_four_processes_have_the_results_of_one(tmp_path: Path) -> None:
 
 
 def test_two_processes_have_the_results_of_one(tmp_path: Path) -> None:
-    names = ("differences", "forgotten_too_early", "recomputed")
-    different, early, recomputed = run_each([f"contexts.{name}" for name in names], 2, tmp_path)
+    names = ("differences", "forgotten_too_early", "recomputed", "remembered")
+    different, early, recomputed, remembered = run_each([f"contexts.{name}" for name in names], 2, tmp_path)
     assert different == [[]] * 2
+    assert remembered == [([], REMEMBERED)] * 2
     assert recomputed == [[]] * 2  # to the bit, under activation checkpointing
     assert early == [([], True)] * 2  # a state that was not forgotten is found out, and the scan computed again
 
@@ -57,11 +61,13 @@ def test_what_does_not_fit_is_refused_in_every_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_on_several_gpus_results_and_gradients_of_steps_have_the_bits_of_one(tmp_path: Path) -> None:
-    names = ("differences", "forgotten", "forgotten_too_early")
-    found = run_each([f"contexts.{name}" for name in names], 2, tmp_path, "cuda")
-    assert found == [[[]] * 2, [([], [])] * 2, [([], True)] * 2]
+@pytest.mark.parametrize("shared", [True, False], ids=["on one GPU", "a GPU each"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_with_kernels_have_the_bits_of_one(world: int, shared: bool, tmp_path: Path) -> None:
+    needs_gpus(1 if shared else world)
+    names = ("differences", "forgotten", "forgotten_too_early", "remembered")
+    found = run_each([f"contexts.{name}" for name in names], world, tmp_path, "cuda", shared)
+    assert found == [[[]] * world, [([], [])] * world, [([], True)] * world, [([], REMEMBERED)] * world]
 
 
 def steps_of(layout: Layout) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+from processes import needs_gpus
 
 TESTS = Path(__file__).parents[1]
 
@@ -29,6 +29,6 @@ def test_several_devices_have_what_one_has(script: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_several_gpus_have_what_one_has() -> None:
+    needs_gpus(2)
     run("jax_gpus")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from bodies import by_slots, loss_of, model_and_batch
-from processes import run
+from processes import needs_gpus, run, run_each
 
 from retrograd.distributed import Slots, SlotSum, Tree, order_fsdp, tree_sum
 
@@ -36,11 +36,19 @@ def test_gradients_have_the_bits_of_one_process(world: int, tmp_path: Path) -> N
 @pytest.mark.gpu
 @pytest.mark.parametrize("world", WORLDS)
 def test_gradients_of_several_gpus_have_the_bits_of_one(world: int, tmp_path: Path) -> None:
-    if torch.cuda.device_count() < world:
-        pytest.skip(f"there are {torch.cuda.device_count()} GPUs")
+    needs_gpus(world)
     found = run("bodies.all_ways", world, tmp_path, "cuda")
     assert all(same(rank["alone"], found[0]["alone"]) for rank in found)
     check(found, found[0]["alone"])
+
+
+@pytest.mark.gpu
+def test_gradients_of_processes_that_share_a_gpu_have_the_bits_of_one(tmp_path: Path) -> None:
+    alone, *several = (
+        run_each(["bodies.by_slots"], world, tmp_path / str(world), "cuda", shared=True)[0] for world in (1, *WORLDS)
+    )
+    for found in several:
+        assert all(same(rank, alone[0]) for rank in found)
 
 
 def check(found: list[dict[str, Any]], alone: dict[str, torch.Tensor]) -> None:

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from processes import needs_gpus
 from train_runs import METRICS, bits, go_on, new_trainer, train, write_text
 
 from retrograd.train import Settings, preset
@@ -117,6 +119,34 @@ def test_the_command_trains_under_torchrun(tmp_path: Path, whole: Path) -> None:
     settings = Settings.read(tmp_path / "runs" / "run")
     assert (settings.slots, settings.threads) == (4, 1)
     assert bits(tmp_path / "runs" / "run") == bits(whole)
+
+
+@pytest.mark.gpu
+def test_several_gpus_end_in_the_checkpoint_of_one(tmp_path: Path) -> None:
+    needs_gpus(2)
+    divided = ("--context-parallel", "2")
+    bits_of = {
+        "one": trained(tmp_path, 1),
+        "two": trained(tmp_path, 2),
+        "two, shards": trained(tmp_path, 2, "--shard"),
+        "two, divided": trained(tmp_path, 2, *divided),
+        "two, divided, shards": trained(tmp_path, 2, "--shard", *divided),
+    }
+    if torch.cuda.device_count() >= 4:
+        bits_of["four, shards"] = trained(tmp_path, 4, "--shard")
+        bits_of["four, divided"] = trained(tmp_path, 4, *divided)
+    expected = {how: bits_of["two, divided" if "divided" in how else "one"] for how in bits_of}
+    assert [how for how in bits_of if bits_of[how] != expected[how]] == []
+
+
+def trained(folder: Path, world: int, *options: str) -> tuple[bytes, bytes]:
+    """The checkpoint of a short run of the preset `gpu` on as many GPUs."""
+    name = "-".join([str(world), *options])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    made = ["-m", "retrograd", "train", "--preset", "gpu", "--steps", "6", "--slots", "4", "--name", name, *options]
+    run = subprocess.run([*torchrun, *made], cwd=folder, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return bits(folder / "runs" / name)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -12,11 +13,10 @@ from retrograd.core.op import Op
 from retrograd.core.torch.xp import torch_namespace
 from retrograd.distributed.exchange import all_gather
 
-from .layout import Piece
+from .borders import End, Link
 
 if TYPE_CHECKING:
     from .parallel import ContextParallel
-    from .states import Link
 
 SHARES = (16, 4)  # at most one of so many of a process's steps is computed twice; the first that is enough
 UNKNOWN = -1
@@ -34,36 +34,40 @@ class Reach(NamedTuple):
     gradient: int
 
 
-class End(NamedTuple):
-    """The steps of a sequence beside a border.
+class Reaches:
+    """The reaches to try for a call, one after another, until one is enough.
 
-    Attributes:
-        begin, end: the process's steps.
-        border: whether the border is behind them; before them otherwise.
-        whole: whether they are all steps of the sequence on this side of the border.
+    To measure a reach, the host waits for the GPU. One that was enough in all calls so far is tried unmeasured. Whether
+    it is enough is always checked, so what calls before were like changes no bits.
+
+    Args:
+        measure: measures it; None in all processes, if a state reaches too far in one of them.
+        enough: of calls like this one, the reach that was enough for all so far; None if none was for one of them.
+        call: what these calls have in common, the same in all processes.
     """
 
-    begin: int
-    end: int
-    border: bool
-    whole: bool
+    def __init__(
+        self, measure: Callable[[], Reach | None], enough: dict[Hashable, Reach | None], call: Hashable
+    ) -> None:
+        self._measure, self._enough, self._call = measure, enough, call
 
-    def part(self, x: Tensor, dim: int, steps: int) -> Tensor:
-        """As many steps of x, beside the border."""
-        return x.narrow(dim, self.end - steps if self.border else self.begin, steps)
+    def __iter__(self) -> Iterator[Reach]:
+        before = self._enough.get(self._call)
+        if before is not None:
+            yield before
+        found = self._measure()
+        if found is not None:
+            yield found
 
-    def whole_is(self, steps: int) -> bool:
-        """Whether these steps are all of the sequence on this side of the border."""
-        return self.whole and steps == self.end - self.begin
-
-
-def end_of(piece: Piece, border: bool) -> End:
-    """The steps of a sequence that crosses the border behind a process's piece of it, or before it."""
-    return End(piece.begin, piece.end, border, piece.first if border else piece.last)
+    def keep(self, reach: Reach | None) -> None:
+        """Note the reach that was enough for this call, or that none was."""
+        before = self._enough.get(self._call, reach)
+        most = None if reach is None or before is None else Reach(*map(max, reach, before))
+        self._enough[self._call] = most
 
 
 @torch.no_grad()
-def reach_of(
+def measured(
     context: ContextParallel,
     op: Op,
     arrays: dict[str, Any],
