@@ -222,7 +222,8 @@ def remembered(rank: int, world: int, device: str) -> tuple[list[str], list[tupl
     States of the third call reach further than before.
     """
     context = ContextParallel(Layout.even(1300 * world, world, rank))
-    different, measured_and_in_turn = [], []
+    different: list[str] = []
+    measured_and_in_turn = []
     for rate in (64, 64, 1 / 64, 64):
         count: list[str] = []
         with pytest.MonkeyPatch.context() as patch, in_turn_noted() as noted:
