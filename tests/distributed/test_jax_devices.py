@@ -11,13 +11,14 @@ import pytest
 from processes import needs_gpus
 
 TESTS = Path(__file__).parents[1]
+PATHS = (TESTS, TESTS.parent)
 
 
 def run(script: str) -> None:
     pytest.importorskip("jax", reason="needs jax")
     pytest.importorskip("optax", reason="needs optax")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    environment["PYTHONPATH"] = str(TESTS)
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, PATHS))
     file = TESTS / "distributed" / f"{script}.py"
     run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr

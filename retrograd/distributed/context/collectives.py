@@ -19,6 +19,24 @@ from .layout import Layout
 Group = dist.ProcessGroup | None
 
 
+class Later:
+    """Numbers that the host reads later, when it has started what does not depend on them."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._host, self._event = x, None
+        if x.is_cuda:
+            self._host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+            self._host.copy_(x, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> list[float]:
+        """The numbers; waits for what was started before them."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host.tolist()
+
+
 def gathered(x: Tensor, sizes: Sequence[int], dim: int, group: Group) -> Tensor:
     """The parts of all ranks, `sizes` long along an axis, one after another.
 

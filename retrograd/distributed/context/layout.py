@@ -136,7 +136,12 @@ class Layout:
         """Whether a sequence has steps on both sides of the first step of rank `border`."""
         return any(begin < self.starts[border] < end for begin, end in pairwise(self.sequences))
 
-    @property
+    @cached_property
+    def divides(self) -> bool:
+        """Whether a sequence crosses a border."""
+        return any(map(self.crosses, range(1, self.world)))
+
+    @cached_property
     def exact(self) -> bool:
         """Whether each border within a sequence is a multiple of 256 steps from where the sequence begins."""
         crossed = ((start, begin) for start in self.starts for begin, end in pairwise(self.sequences)

@@ -1,4 +1,4 @@
-"""A recurrence between two messages: a process's steps, from the state that enters to the one that leaves, and back."""
+"""What a recurrence passes on between processes, and how it is known from few steps."""
 
 from __future__ import annotations
 
@@ -8,38 +8,46 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from retrograd.core.torch.context import Results
 from retrograd.distributed.exchange import all_gather
 
 from .borders import End, Link
-from .collectives import Group, real
-from .reach import Reach, Reaches
+from .collectives import Group, Later, real
+
+PADDING = 32  # numbers behind a state in a message, so that the next state is aligned
 
 
 class Passed(NamedTuple):
     """What a call needs beside its arrays.
+
+    A state is known from few steps if both extremes, as large as any state and of either sign, have become the same
+    behind them: rounding keeps the order of numbers, so that all states between them have become that one, too.
 
     Attributes:
         run: the op in one process.
         names: those of the arrays.
         settings: the op's options.
         axes: the axis of time of the arrays that have one.
-        zeros: a state as large as those that cross a border.
+        extremes: (2 rows, ...): states to begin with, rows of those that cross a border.
         link: from whom and to whom states are passed on.
         group: the processes.
-        rounding: how far apart, beside the largest, equal numbers may be; None if they have equal bits.
+        rounding: how far apart, beside the largest, equal numbers may be; None if they are the same number.
     """
 
     run: Callable[..., Results]
     names: tuple[str, ...]
     settings: dict[str, Any]
     axes: dict[str, int]
-    zeros: Tensor
+    extremes: Tensor
     link: Link
     group: Group
     rounding: float | None
+
+    @property
+    def rows(self) -> int:
+        """Of the states that cross a border."""
+        return len(self.extremes) // 2
 
     def results(self, arrays: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Those for the steps, and the states after them."""
@@ -48,191 +56,47 @@ class Passed(NamedTuple):
         assert final is not None
         return y, final
 
-    def beside(self, arrays: dict[str, Any], end: End, steps: int, row: slice) -> dict[str, Any]:
-        """The arrays of some steps beside a border, of the sequences that cross it."""
-        near = {name: end.part(t, self.axes[name], steps) if t is not None and name in self.axes else t
-                for name, t in arrays.items()}  # fmt: skip
-        initial = arrays["initial_state"]
-        return {**near, "cu_seqlens": None, "initial_state": None if initial is None else initial[row]}
+    def beside(self, arrays: dict[str, Any], end: End, steps: int) -> dict[str, Any]:
+        """The arrays of some steps beside a border, of the sequences that cross it, for both extremes."""
+        near = {}
+        for name, array in arrays.items():
+            x = None if array is None else array.detach()
+            if x is not None and name in self.axes:
+                x = twice(end.part(x, self.axes[name], steps))
+            near[name] = x
+        return {**near, "cu_seqlens": None, "initial_state": None}
 
-    def from_rank(self, rank: int | None, own: Tensor | None) -> Tensor | None:
-        """The state of another rank; all send theirs to all, which takes less of the host than messages in pairs."""
-        own = self.zeros if own is None else own.contiguous()
-        every = own.new_empty(dist.get_world_size(self.group), *own.shape)
-        all_gather(real(every), real(own), self.group)
-        return None if rank is None else every[rank]
+    def starts(self, end: End, steps: int, states: Tensor | None, row: slice) -> Tensor:
+        """The states before the steps beside a border: those that are there, or the extremes."""
+        if not end.whole_is(steps):
+            return self.extremes
+        return twice(torch.zeros_like(self.extremes[: self.rows]) if states is None else states.detach()[row])
 
-    def all_same(self, early: Tensor | None, found: Tensor | None) -> bool:
-        """Whether all processes have found, from all steps, the state that they had from some."""
-        if early is None or found is None or not found.numel():
-            own = self.zeros.new_ones((), dtype=torch.bool)
-        elif self.rounding is None:
-            own = (early.contiguous().view(torch.int32) == found.contiguous().view(torch.int32)).all()
-        else:
-            own = ((early - found).abs() <= self.rounding * found.abs().amax()).all()
-        every = own.new_empty(dist.get_world_size(self.group), dtype=torch.uint8)
-        all_gather(every, own.view(1).view(torch.uint8), self.group)
-        return 0 not in every.tolist()
+    def is_known(self, found: Tensor) -> Tensor:
+        """Whether both extremes have become the same."""
+        one, other = found.chunk(2)
+        if self.rounding is None or not found.numel():
+            return (one == other).all()
+        return ((one - other).abs() <= self.rounding * one.abs().amax()).all()
 
+    def told(self, found: Tensor | None, rank: int | None) -> tuple[Tensor | None, Later]:
+        """What both extremes have become on another rank, and whether it is known there, for all ranks.
 
-def passed_on(passed: Passed, reaches: Reaches | None, arrays: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The results for a process's steps, and the states after them.
-
-    `reaches` are None where no sequence crosses a border.
-    """
-    found: tuple[Tensor, Tensor] = _PassedOn.apply(passed, reaches, *arrays.values())
-    return found
-
-
-class _PassedOn(torch.autograd.Function):
-    """The op between two messages, in both directions.
-
-    The op's own graph is kept in between. Where saved tensors are not kept, as by `torch.utils.checkpoint`, the inputs
-    alone are saved. To look at them computes everything again, messages included, so that all processes do it at the
-    same time, before anything else is sent.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, passed: Passed, reaches: Reaches | None, *tensors: Tensor | None) -> Results:
-        differentiated = any(ctx.needs_input_grad)
-        record = differentiated and not _saves_otherwise()
-        needs = dict(zip(passed.names, ctx.needs_input_grad[2:], strict=True))
-        needs["initial_state"] |= differentiated and passed.link.source is not None
-        arrays = {n: None if t is None else t.detach() for n, t in zip(passed.names, tensors, strict=True)}
-        steps = _Steps(passed, arrays, needs, record)
-        reach = None if reaches is None else steps.results_at_once(reaches)
-        if reach is None:
-            steps.in_turn()
-        if differentiated:
-            ctx.reach = reach
-            ctx.passed, ctx.steps, ctx.needs = passed, steps if record else None, needs
-            ctx.save_for_backward(*(() if record else steps.arrays.values()))
-            ctx.unused = True
-        y, final = steps.results
-        return y.detach(), final.detach()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
-        if not ctx.unused:
-            raise RuntimeError("a backward pass over a context's border was run before, expected only one")
-        passed, steps, saved = ctx.passed, ctx.steps, ctx.saved_tensors
-        ctx.unused, ctx.steps = False, None
-        if steps is None:
-            steps = _Steps(passed, dict(zip(passed.names, saved, strict=True)), ctx.needs, record=True)
-            steps.compute(None)
-        gradients = None
-        if ctx.reach is not None:
-            gradients = steps.gradients_at_once(ctx.reach, dy, dfinal)
-        if gradients is None:
-            gradients = steps.gradients_in_turn(dy, dfinal)
-        if passed.link.source is not None:
-            gradients["initial_state"] = gradients["initial_state"].clone()
-            gradients["initial_state"][passed.link.enters] = 0  # of a state that another process had
-        return (None, None, *(gradients.get(name) for name in passed.names))
+        All send theirs to all, which takes less of the host than messages in pairs.
+        """
+        one = self.extremes if found is None else found
+        own = real(one[: self.rows].contiguous())
+        known = own.new_ones(()) if found is None else self.is_known(found).to(own.dtype)
+        message = torch.cat([own, known.expand(PADDING)])
+        every = own.new_empty(dist.get_world_size(self.group), len(message))
+        all_gather(every.view(-1), message, self.group)
+        there = None
+        if rank is not None:
+            there = every[rank, :-PADDING].view(-1, 2) if one.is_complex() else every[rank, :-PADDING]
+            there = (torch.view_as_complex(there) if one.is_complex() else there).view(-1, *one.shape[1:])
+        return there, Later(every[:, -1])
 
 
-class _Steps:
-    """A process's steps: the op's results for them, and their gradients, for what enters and leaves."""
-
-    results: tuple[Tensor, Tensor]
-
-    def __init__(self, passed: Passed, arrays: dict[str, Any], needs: dict[str, bool], record: bool) -> None:
-        self.passed, self.arrays, self.needs, self.record = passed, arrays, needs, record
-        self.wanted: dict[str, Tensor] = {}
-        self.first: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
-
-    def in_turn(self) -> None:
-        """Compute the results, after the processes before."""
-        link, group = self.passed.link, self.passed.group
-        self.compute(None if link.source is None else _received(self.passed.zeros, link.source, group))
-        if link.target is not None:
-            _send(self.results[1][link.leaves], link.target, group)
-
-    def results_at_once(self, reaches: Reaches) -> Reach | None:
-        """Compute the results, with all processes at once; the reach that was enough for all, if one was."""
-        enough = next(filter(self._is_enough, reaches), None)
-        reaches.keep(enough)
-        return enough
-
-    def _is_enough(self, reach: Reach) -> bool:
-        """Compute the results; whether all processes had the right states."""
-        passed, link = self.passed, self.passed.link
-        early = None
-        if link.exit is not None:
-            near = passed.beside(self.arrays, link.exit, reach.state, link.leaves)
-            if near["initial_state"] is not None and not link.exit.whole_is(reach.state):
-                near["initial_state"] = passed.zeros
-            with torch.no_grad():
-                early = passed.results(near)[1]
-        self.compute(passed.from_rank(link.source, early))
-        if self.record and link.entry is not None:
-            self.first = self._first_steps(link.entry, reach.gradient)  # while the host would wait
-        return passed.all_same(early, self.results[1][link.leaves])
-
-    def gradients_in_turn(self, dy: Tensor, dfinal: Tensor) -> dict[str, Tensor]:
-        """The gradients of the arrays, after the processes behind."""
-        link, group = self.passed.link, self.passed.group
-        left = None if link.target is None else _received(self.passed.zeros, link.target, group)
-        gradients = self._gradients(dy, dfinal, left)
-        if link.source is not None:
-            _send(gradients["initial_state"][link.enters], link.source, group)
-        return gradients
-
-    def gradients_at_once(self, reach: Reach, dy: Tensor, dfinal: Tensor) -> dict[str, Tensor] | None:
-        """The gradients, with all processes at once; None if not all had the right gradients of states."""
-        passed, link = self.passed, self.passed.link
-        early = None
-        if link.entry is not None:
-            state, results = self.first or self._first_steps(link.entry, reach.gradient)
-            self.first = None
-            of_final = dfinal[link.enters] if link.entry.whole_is(reach.gradient) else passed.zeros
-            (early,) = torch.autograd.grad(results, state, (link.entry.part(dy, 1, reach.gradient), of_final))
-        left = passed.from_rank(link.target, early)
-        gradients = self._gradients(dy, dfinal, left, keep=True)
-        found = None if early is None else gradients["initial_state"][link.enters]
-        return gradients if passed.all_same(early, found) else None
-
-    def compute(self, entering: Tensor | None) -> None:
-        """Compute the results from the state that enters; None where it is among the arrays, or none does."""
-        if entering is not None:
-            self.arrays["initial_state"] = _with_rows(self.arrays["initial_state"], self.passed.link.enters, entering)
-            self.first = None
-        self.wanted = {n: t.requires_grad_() for n, t in self.arrays.items() if t is not None and self.needs[n]}
-        with torch.set_grad_enabled(self.record):
-            self.results = self.passed.results(self.arrays)
-
-    def _first_steps(self, end: End, steps: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The state that entered, and the results of the first steps, of which its gradient comes."""
-        near = self.passed.beside(self.arrays, end, steps, self.passed.link.enters)
-        state = near["initial_state"] = near["initial_state"].detach().requires_grad_()
-        with torch.enable_grad():
-            return state, self.passed.results(near)
-
-    def _gradients(self, dy: Tensor, dfinal: Tensor, left: Tensor | None, keep: bool = False) -> dict[str, Tensor]:
-        if left is not None:
-            dfinal = _with_rows(dfinal, self.passed.link.leaves, left)
-        found = torch.autograd.grad(self.results, list(self.wanted.values()), (dy, dfinal), retain_graph=keep)
-        return dict(zip(self.wanted, found, strict=True))
-
-
-def _saves_otherwise() -> bool:
-    """Whether saved tensors are not simply kept."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-
-
-def _with_rows(states: Tensor, rows: slice, those: Tensor) -> Tensor:
-    """A copy of the states with other rows."""
-    states = states.detach().clone(memory_format=torch.contiguous_format)
-    states[rows] = those
-    return states
-
-
-def _received(like: Tensor, rank: int, group: Group) -> Tensor:
-    message = torch.empty_like(like)
-    dist.recv(real(message), group=group, group_src=rank)
-    return message
-
-
-def _send(states: Tensor, rank: int, group: Group) -> None:
-    dist.send(real(states.detach().contiguous()), group=group, group_dst=rank)
+def twice(x: Tensor) -> Tensor:
+    """Its rows, and once more."""
+    return x.expand(2, *x.shape[1:]) if len(x) == 1 else x.repeat(2, *[1] * (x.ndim - 1))

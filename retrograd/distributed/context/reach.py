@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from retrograd.core.forgetting import FORGOTTEN, STEP
+from retrograd.core.forgetting import STEP
 from retrograd.core.op import Op
 from retrograd.core.torch.xp import torch_namespace
 from retrograd.distributed.exchange import all_gather
@@ -18,6 +19,8 @@ from .borders import End, Link
 if TYPE_CHECKING:
     from .parallel import ContextParallel
 
+LARGEST = 2.0**40  # of a state; its bits matter where it has decayed to a rounding of what is there, at 2**-48
+FORGOTTEN = -112 * log(2)  # the log of such a decay
 SHARES = (16, 4)  # at most one of so many of a process's steps is computed twice; the first that is enough
 UNKNOWN = -1
 

@@ -18,8 +18,9 @@ from retrograd.core.torch.passes import Options, Shapes, shapes_of, spec_of
 from .borders import link_of
 from .collectives import Group, gathered
 from .layout import Layout
-from .passed import Passed, passed_on
-from .reach import Reaches, measured
+from .passed import Passed
+from .reach import LARGEST, Reaches, measured
+from .steps import passed_on
 
 if TYPE_CHECKING:
     from .parallel import ContextParallel
@@ -34,9 +35,9 @@ def recurrence(
     """A recurrence over the steps of all processes.
 
     Where the states at all borders come of few steps before them, all processes compute at once: each first computes
-    the state that it sends, from these few steps. Then it compares it with the one that it has from all its steps. If
-    one process finds another, or if a state reaches too far, one process after another computes its steps, from the
-    state that the one before it has sent. So every step is computed from the bits that one process would have.
+    the state that it sends, from these few steps. If one process finds that its state reaches further, one process
+    after another computes its steps, from the state that the one before it has sent. So every step is computed from the
+    bits that one process would have.
     """
     layout, reverse = context.layout, bool(settings.get("reverse"))
     link = link_of(layout, reverse)
@@ -50,14 +51,15 @@ def recurrence(
     elif link.source is not None:
         local["initial_state"] = torch.zeros(states.shape, dtype=states.dtype, device=device)
     rows = states.shape[0] if layout.bounds is None else 1
-    zeros = torch.zeros(rows, *states.shape[1:], dtype=states.dtype, device=device)
+    extremes = torch.full((2 * rows, *states.shape[1:]), LARGEST, dtype=states.dtype, device=device)
+    extremes[rows:].neg_()
     reaches = None
-    if any(map(layout.crosses, range(1, layout.world))):
+    if layout.divides:
         key = (op.name, shapes, *always.values())
         reaches = Reaches(partial(measured, context, op, local, states.axes, always, link), context.enough, key)
     exact = layout.exact and op.name not in INEXACT
     rounding = None if exact else 4 * torch.finfo(next(iter(arrays.values())).dtype).eps
-    passed = Passed(run, tuple(local), always, states.axes, zeros, link, context.group, rounding)
+    passed = Passed(run, tuple(local), always, states.axes, extremes, link, context.group, rounding)
     y, final = passed_on(passed, reaches, local)
     if not settings["return_final_state"]:
         return y, None
