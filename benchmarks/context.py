@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 benchmarks/context.py [RESULTS]
 
-Forward and backward, bf16, one row. `scaling` is the time of one GPU, for as much work as one of several has, over
+Forward and backward, bf16, one row, calls one after another; and a training step's forward and backward pass of some
+layers of Mamba-2 370m. `scaling` is the time of one GPU, for as much work as one of several has, over
 theirs. "context, in turn" is that of scans whose states reach far, of which one process after another computes its
 steps; "torch's" is PyTorch's context parallel, by cuDNN, with as many key heads as query heads. For a causal mask the
 work is the number of pairs that are seen, so that attention of W times as many steps is W^2 times as much work. Rows go
@@ -14,8 +15,9 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import torch.distributed as dist
 from distributed import RESULTS, in_turns
+from model_shapes import MODELS
 from own_process import add
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -35,10 +38,15 @@ import retrograd
 from retrograd.bench.environment import folder_name, versions
 from retrograd.distributed import ContextParallel, Layout
 from retrograd.distributed.context import reach
+from retrograd.nn import LanguageModel
 
-STEPS, SHORT = 2**18, 2**16  # of a GPU; of attention
-CALLS = 4
+STEPS, SHORT, OF_MODEL = 2**18, 2**16, 2**17  # of a GPU; of attention, of the model
+CALLS, LONG_CALLS = 12, 3  # without waiting for them; of attention and of the model
+MODEL, LAYERS, BYTES = "mamba2-370m", 8, 256
 SCANS = ("linear_scan", "selective_scan", "ssd")
+
+
+Way = tuple[str, float, Callable[[], Any]]  # name, work beside that of one GPU, step
 
 
 class Call(NamedTuple):
@@ -120,11 +128,26 @@ def timed(call: Call, time: int, parallel: ContextParallel | None) -> Callable[[
     return step
 
 
+def trained(parallel: ContextParallel | None) -> Callable[[], Any]:
+    """Forward and backward of a model, on this process's part of a sequence."""
+    model = LanguageModel(replace(MODELS[MODEL].config, n_layer=LAYERS, vocab_size=BYTES), device="cuda")  # type: ignore[type-var, arg-type]
+    tokens = torch.randint(BYTES, (1, OF_MODEL), device="cuda")
+    context = {} if parallel is None else {"context": parallel}
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = model(tokens, **context)
+        functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten()).backward()
+        model.zero_grad(set_to_none=True)
+
+    return step
+
+
 def in_turn(step: Callable[[], Any], parallel: ContextParallel) -> Callable[[], Any]:
     """The step, if states reached too far to compute at once."""
 
     def call() -> None:
-        forgotten, reach.FORGOTTEN = reach.FORGOTTEN, -math.inf
+        forgotten, reach.FORGOTTEN = reach.FORGOTTEN, reach.Logs(-math.inf, -math.inf)
         parallel.enough.clear()
         step()
         reach.FORGOTTEN = forgotten
@@ -149,7 +172,7 @@ def torchs(call: Call, time: int, stack: ExitStack) -> Callable[[], Any]:
     return step
 
 
-def ways(call: Call, stack: ExitStack) -> Iterator[tuple[str, float, Callable[[], Any]]]:
+def ways(call: Call, stack: ExitStack) -> Iterator[Way]:
     """(name, work beside that of one GPU, step) of each way."""
     world, rank = dist.get_world_size(), dist.get_rank()
     yield "one GPU", 1.0, timed(call, call.steps, None)
@@ -165,24 +188,30 @@ def ways(call: Call, stack: ExitStack) -> Iterator[tuple[str, float, Callable[[]
         yield "torch's", work, torchs(call, time, stack)
 
 
+def report(op: str, case: str, packed: int, named: Sequence[Way], count: int) -> None:
+    """Time the ways in turns, add rows, and print them."""
+    gpu = torch.cuda.get_device_name()
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / folder_name(gpu)
+    found = in_turns({name: step for name, _, step in named}, count)
+    for name, work, _ in named:
+        row = {"op": op, "case": case, "packed": packed, "impl": name, "gpus": dist.get_world_size()}
+        row |= {"ms": round(found[name], 3), "scaling": round(found["one GPU"] * work / found[name], 3), "gpu": gpu}
+        if dist.get_rank() == 0:
+            add(row | {"versions": versions(("torch", "triton"))}, folder / "context.jsonl", gpu)
+            print(f"{op:15} {case:70} {packed} packed  {name:16} {found[name]:9.3f} ms  {row['scaling']}", flush=True)
+
+
 def main() -> None:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
-    gpu = torch.cuda.get_device_name()
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / folder_name(gpu)
     for call in calls():
         with ExitStack() as stack:
-            named = list(ways(call, stack))
-            found = in_turns({name: step for name, _, step in named}, CALLS)
-        for name, work, _ in named:
-            row = {"op": call.op, "case": call.case, "packed": call.packed, "impl": name, "gpus": dist.get_world_size()}
-            row |= {"ms": round(found[name], 3), "scaling": round(found["one GPU"] * work / found[name], 3), "gpu": gpu}
-            if dist.get_rank() == 0:
-                add(row | {"versions": versions(("torch", "triton"))}, folder / "context.jsonl", gpu)
-                figures = f"{found[name]:9.3f} ms  {row['scaling']}"
-                print(f"{call.op:15} {call.case:70} {call.packed} packed  {name:16} {figures}", flush=True)
-        del named
+            report(call.op, call.case, call.packed, list(ways(call, stack)), CALLS if call.op in SCANS else LONG_CALLS)
         torch.cuda.empty_cache()
+    world, rank = dist.get_world_size(), dist.get_rank()
+    parallel = ContextParallel(Layout.even(OF_MODEL * world, world, rank))
+    both = [("one GPU", 1.0, trained(None)), ("context", 1.0, trained(parallel))]
+    report("model", f"{OF_MODEL} steps a GPU, {LAYERS} layers of {MODEL}", 1, both, LONG_CALLS)
     dist.destroy_process_group()
 
 

@@ -218,7 +218,7 @@ def forgotten_too_early(rank: int, world: int, device: str) -> tuple[list[str], 
     """Scans of which it is taken that their states reach 256 steps back, where they reach further: what differs."""
     context = ContextParallel(Layout.even(1300 * world, world, rank))
     with pytest.MonkeyPatch.context() as patch, in_turn_noted() as noted:
-        patch.setattr(reach, "FORGOTTEN", -1.0)
+        patch.setattr(reach, "FORGOTTEN", reach.Logs(-1.0, -1.0))
         different = list(compared(context, device, ops=("selective_scan", "ssd"), rate=1 / 64))
     border = context.layout.starts[1]
     before = slice(border - 300, border)

@@ -31,7 +31,8 @@ def contexts() -> None:
     jax_context.D = jax_context.N = 64  # which kernels take
     time = 1024 * WORLD
     for bounds, rate in ((None, 1), (None, 512), ((5, 517, 1029, time - 1), 1)):
-        assert jax_context.differences(WORLD, time, bounds, rate=rate, bits=True) == []
+        different = jax_context.differences(WORLD, time, bounds, rate=rate, bits=True)
+        assert different == [], different
 
 
 def check(function: Callable[..., jax.Array], arrays: dict[str, jax.Array], shared: str = "") -> None:

@@ -19,8 +19,17 @@ from .borders import End, Link
 if TYPE_CHECKING:
     from .parallel import ContextParallel
 
-LARGEST = 2.0**40  # of a state; its bits matter where it has decayed to a rounding of what is there, at 2**-48
-FORGOTTEN = -112 * log(2)  # the log of such a decay
+
+class Logs(NamedTuple):
+    """Logs of decays, for a state and for its gradient."""
+
+    state: float
+    gradient: float
+
+
+LARGEST = 2.0**24  # a state, or a gradient, from which none that is met can be told once both are forgotten
+# It is less then than the rounding of a state of 2**-48, and of a gradient, which are smaller, of 2**-80.
+FORGOTTEN = Logs(state=-96 * log(2), gradient=-128 * log(2))
 SHARES = (16, 4)  # at most one of so many of a process's steps is computed twice; the first that is enough
 UNKNOWN = -1
 
@@ -85,8 +94,8 @@ def measured(
         own = [
             torch.full((), 0, device=device)
             if end is None
-            else _steps(op, arrays, axes, settings, end, len(layout.own) // share)
-            for end in (link.exit, link.entry)
+            else _steps(op, arrays, axes, settings, end, len(layout.own) // share, forgotten)
+            for end, forgotten in zip((link.exit, link.entry), FORGOTTEN, strict=True)
         ]
         all_gather(every, torch.stack(own), context.group)
         found = every.tolist()
@@ -96,9 +105,15 @@ def measured(
 
 
 def _steps(
-    op: Op, arrays: dict[str, Any], axes: dict[str, int], settings: dict[str, Any], end: End, most: int
+    op: Op,
+    arrays: dict[str, Any],
+    axes: dict[str, int],
+    settings: dict[str, Any],
+    end: End,
+    most: int,
+    forgotten: float,
 ) -> Tensor:
-    """The fewest steps beside a border before which a state is forgotten, with blocks as in the whole sequence."""
+    """The fewest steps beside a border that decay a state by `forgotten`, in blocks as in the whole sequence."""
     length = end.end - end.begin
     like = arrays[next(iter(axes))]
     if end.whole and length <= most:
@@ -113,7 +128,7 @@ def _steps(
     if end.border:
         logs = logs.flip(1)
     sums = logs[:, : blocks * STEP].unflatten(1, (blocks, STEP)).sum(2).cumsum(1)
-    left = sums.amax((0, 2)) if logs.shape[0] and logs.shape[2] else sums.new_full((blocks,), FORGOTTEN)
-    known = left <= FORGOTTEN  # not of NaN
+    left = sums.amax((0, 2)) if logs.shape[0] and logs.shape[2] else sums.new_full((blocks,), forgotten)
+    known = left <= forgotten  # not of NaN
     first = known.int().argmax()
     return torch.where(known.any(), (first + 1) * STEP + rest, UNKNOWN)

@@ -125,6 +125,11 @@ def unwanted(spec: Spec, outputs: tuple[Array, ...]) -> tuple[Array, ...]:
     return tuple(Array(name, param.shape, param.dtype) for name, param in alike.items() if name not in wanted)
 
 
+def of_walk(outputs: tuple[Array, ...]) -> bool:
+    """Whether the wanted gradients are those that come of the states' gradients alone."""
+    return {array.name for array in outputs} <= {"dx", "dinitial_state"}
+
+
 def sums(spec: Spec, outputs: tuple[Array, ...], scratch: tuple[Array, ...], arch: Arch) -> tuple[Launch, ...]:
     """Launches that sum gradients of arguments shared by heads or steps, from the partial sums in `scratch`."""
     wanted = {array.name for array in outputs}

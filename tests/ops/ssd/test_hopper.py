@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrograd.core.arch import SUPPORTED
+from retrograd.core.op import Backward
 from retrograd.core.program import Layout, dense
 from retrograd.core.spec import Pass
 from retrograd.opinfo.info import spec_of
@@ -192,3 +193,15 @@ def test_few_heads_are_summed_in_two_blocks_so_that_a_place_has_two_programs() -
     assert blocks(16, groups=8) == (8, 2)
     assert blocks(24, N=256) == (1, 24)  # each slot already has two programs
     assert blocks(128, N=256) == (2, 64)
+
+
+@pytest.mark.parametrize("which", ["sm_90", "sm_80"])
+def test_gradients_of_x_and_states_alone_take_no_launch_for_the_others(which: str) -> None:
+    def kernels(wanted: frozenset[str]) -> set[str]:
+        program = Backward(OP, spec(initial_state=True), wanted).program({}, SUPPORTED[which])
+        assert program is not None
+        return {launch.kernel.__name__ for launch in program.launches}
+
+    few = kernels(frozenset({"x", "initial_state"}))
+    assert not few & {"pairs", "through_states", "finish", "sum_blocks", "sum_rows"}
+    assert few < kernels(frozenset({"x", "B"}))

@@ -14,7 +14,7 @@ from .. import passes
 from ..arrays import Summands
 from ..finish import finish
 from ..op import Spec
-from ..passes import FP32, Launches, inputs_of, sums, unwanted
+from ..passes import FP32, Launches, inputs_of, of_walk, sums, unwanted
 from . import blocks
 from .ahead import ahead
 from .arrays import AheadOptions, MiddleSizes, PairCall, PairOptions, Registers, WalkOptions
@@ -104,11 +104,10 @@ def backward(
     scratch = (*_backward_scratch(spec, plan), *unwanted(spec, outputs))
     of = _Launches(spec, inputs + outputs + scratch, layouts, arch, plan)
     back = of.walk("dy", "C", "B", start="dfinal_state", out="dx", states="leaving", last="dinitial_state", back=True)
-    launches = (
-        of.prepare(),
-        *of.middle(),
-        *of.ahead("dy", "C", start="dfinal_state", back=True),
-        back,
+    launches = (of.prepare(), *of.middle(), *of.ahead("dy", "C", start="dfinal_state", back=True), back)
+    if of_walk(outputs):
+        return Program(inputs, outputs, scratch, launches)
+    launches += (
         of.pairs("dy", "x", "C", "B", states="states", partial="dC_partial", for_b=False),
         of.pairs("x", "dy", "B", "C", states="leaving", partial="dB_partial", for_b=True),
         of.finish(),

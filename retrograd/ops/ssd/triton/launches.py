@@ -15,7 +15,7 @@ from retrograd.core.spec import Pass, slot_count
 from ..arrays import Summands
 from ..finish import finish
 from ..op import Spec
-from ..passes import FP32, Launches, inputs_of, sums, unwanted
+from ..passes import FP32, Launches, inputs_of, of_walk, sums, unwanted
 from . import backward as backward_kernels
 from . import forward as forward_kernels
 from . import states as state_kernels
@@ -58,6 +58,10 @@ def backward(
         *((of.outputs("x", "B", "C", "entering", dout="dy"),) if spec.z else ()),
         of.carry(dy, "C", start="dfinal_state", out="leaving", last="dinitial_state", back=True),
         of.outputs(dy, "C", "B", "leaving", out="dx", back=True),
+    )
+    if of_walk(outputs):
+        return Program(inputs, outputs, scratch, launches)
+    launches += (
         of.pairs(dy),
         of.through_states(dy, "C", "entering", "dC", "before", back=False),
         of.through_states("x", "B", "leaving", "dB", "after", back=True),
