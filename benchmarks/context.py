@@ -147,10 +147,12 @@ def in_turn(step: Callable[[], Any], parallel: ContextParallel) -> Callable[[], 
     """The step, if states reached too far to compute at once."""
 
     def call() -> None:
-        forgotten, reach.FORGOTTEN = reach.FORGOTTEN, reach.Logs(-math.inf, -math.inf)
+        forgotten, enough = reach.FORGOTTEN, dict(parallel.enough)
+        reach.FORGOTTEN = reach.Logs(-math.inf, -math.inf)
         parallel.enough.clear()
         step()
         reach.FORGOTTEN = forgotten
+        parallel.enough.update(enough)
 
     return call
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -277,6 +279,22 @@ def recomputed(rank: int, world: int, device: str) -> list[str]:
             once, twice = found(call, context, None), found(call, context, None, recompute=True)
             different += [f"{number} {call.op} {name}" for name in once if not torch.equal(once[name], twice[name])]
     return different
+
+
+def kept(rank: int, world: int, device: str) -> list[str]:
+    """The calls after each of which more arrays live, since only Python's collector would free them."""
+    context = ContextParallel(Layout.even(TIME, world, rank))
+    keeping = []
+    gc.disable()
+    for number, call in enumerate(calls(2, 2, device, "global", TIME)):
+        alive = []
+        for _ in range(4):
+            found(call, context, None)
+            alive.append(sum(isinstance(each, Tensor) for each in gc.get_objects()))
+        if all(before < after for before, after in pairwise(alive)):
+            keeping.append(f"{number} {call.op}")
+    gc.enable()
+    return keeping
 
 
 def borders_anywhere(rank: int, world: int, device: str) -> list[str]:

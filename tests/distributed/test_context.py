@@ -23,9 +23,10 @@ def test_four_processes_have_the_results_of_one(tmp_path: Path) -> None:
 
 
 def test_two_processes_have_the_results_of_one(tmp_path: Path) -> None:
-    names = ("differences", "forgotten_too_early", "recomputed", "remembered")
-    different, early, recomputed, remembered = run_each([f"contexts.{name}" for name in names], 2, tmp_path)
+    names = ("differences", "forgotten_too_early", "recomputed", "remembered", "kept")
+    different, early, recomputed, remembered, kept = run_each([f"contexts.{name}" for name in names], 2, tmp_path)
     assert different == [[]] * 2
+    assert kept == [[]] * 2
     assert remembered == [([], REMEMBERED)] * 2
     assert recomputed == [[]] * 2  # to the bit, under activation checkpointing
     assert early == [([], True)] * 2  # a state that was not forgotten is found out, and the scan computed again

@@ -61,12 +61,14 @@ class Border:
     def __init__(
         self, context: ContextParallel, run: Callable[..., Results], arrays: dict[str, Any], settings: dict[str, Any]
     ) -> None:
-        self.context, self.run, self.arrays, self.settings = context, run, arrays, settings
+        self.context, self.run, self.settings = context, run, settings
+        # Without their graph, of which this object is a part: else only Python's collector would free it.
+        self.arrays: dict[str, Any] = {name: None if t is None else t.detach() for name, t in arrays.items()}
         self.entering = context.layout.crosses(context.layout.rank)
         self.leaving = context.layout.crosses(context.layout.rank + 1)
         self.count = arrays["weight"].shape[1] - 1
         self.ends = [min(self.count, size) for size in context.layout.sizes]
-        x, rank = arrays["x"].detach(), context.layout.rank
+        x, rank = self.arrays["x"], context.layout.rank
         own = self.ends[rank]
         firsts, lasts = self._of_all(x[:, :own], x[:, x.shape[1] - own :], self.ends)
         self.before = torch.cat([x[:, :0], *lasts[:rank]], dim=1)
@@ -94,7 +96,7 @@ class Border:
         following, dfinals = self._gradients()
         if not self.leaving:
             return dx
-        layout, x = self.context.layout, self.arrays["x"].detach()
+        layout, x = self.context.layout, self.arrays["x"]
         piece: Piece = layout.pieces[-1]
         own = min(self.count, piece.end - piece.begin)
         more = min(self.count, layout.sequences[piece.sequence + 1] - layout.own.stop)
@@ -109,12 +111,11 @@ class Border:
         past = torch.cat([state.transpose(1, 2), near], dim=1)[:, -(self.count + own) : -own]
         window = torch.cat([inputs[:, -own:], self.after[:, :more]], dim=1).requires_grad_()
         dy = torch.cat([self.dy[:, -own:], following[:, :more]], dim=1)
-        rest = {n: None if t is None else t.detach() for n, t in self.arrays.items()}
         state = past.transpose(1, 2)
         last = next(rank for rank in range(layout.rank + 1, layout.world) if any(  # where the sequence does
             each.sequence == piece.sequence and each.last for each in layout.pieces_of(rank)))  # fmt: skip
         with torch.enable_grad():
-            arrays = {**rest, "x": window, "initial_state": state, "cu_seqlens": None}
+            arrays = {**self.arrays, "x": window, "initial_state": state, "cu_seqlens": None}
             y, final = self.run(arrays, self.settings)
             assert y is not None
             assert final is not None
