@@ -228,6 +228,24 @@ def stacked_pass(
     return BackwardPass(op.backward(spec, wanted, stack), apart.names, makes, device)
 
 
+def gradient_alone(op: Op, name: str, tensors: Tensors, options: Options, gradients: Sequence[Tensor]) -> Tensor:
+    """The gradient of an argument, from those of all results, where no output of the forward pass has a part in it.
+
+    Zeros stand for these outputs, and no forward pass is run.
+    """
+    first = tensors[0]
+    assert first is not None
+    params = tuple([None if p is None else (tuple(p[0]), p[1]) for p in shapes_of(tensors)])
+    backward = backward_pass(op, params, first.device, frozenset({name}), *options)
+    given = dict(zip((*op.arguments, *gradients_of_results(op)), (*tensors, *gradients), strict=True))
+    absent = {array.name: array for array in op.forward(backward.call.spec).outputs}
+    for read in set(backward.names).difference(given):
+        given[read] = torch.zeros(absent[read].shape, dtype=DTYPES[absent[read].dtype], device=first.device)
+    found = backward.run([given[read] for read in backward.names])[op.arguments.index(name)]
+    assert found is not None
+    return found
+
+
 def forget_plans() -> None:
     """Forget all prepared calls, as another launcher would not run them."""
     for cached in (_prepare, backward_pass, stacked_pass):

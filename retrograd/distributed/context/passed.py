@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from retrograd.core.op import Op
 from retrograd.core.torch.context import Results
+from retrograd.core.torch.passes import gradient_alone
 from retrograd.distributed.exchange import all_gather
 
 from .borders import End, Link
@@ -25,6 +27,7 @@ class Passed(NamedTuple):
     behind them: rounding keeps the order of numbers, so that all states between them have become that one, too.
 
     Attributes:
+        op: the recurrence.
         run: the op in one process.
         names: those of the arrays.
         settings: the op's options.
@@ -35,6 +38,7 @@ class Passed(NamedTuple):
         rounding: how far apart, beside the largest, equal numbers may be; None if they are the same number.
     """
 
+    op: Op
     run: Callable[..., Results]
     names: tuple[str, ...]
     settings: dict[str, Any]
@@ -55,6 +59,11 @@ class Passed(NamedTuple):
         assert y is not None
         assert final is not None
         return y, final
+
+    def gradient_of_start(self, arrays: dict[str, Any], dy: Tensor, dfinal: Tensor) -> Tensor:
+        """The gradient of the states before some steps; as the op is linear in them, they have no part in it."""
+        settings = tuple(self.settings.values())
+        return gradient_alone(self.op, "initial_state", tuple(arrays.values()), settings, (dy, dfinal))
 
     def beside(self, arrays: dict[str, Any], end: End, steps: int) -> dict[str, Any]:
         """The arrays of some steps beside a border, of the sequences that cross it, for both extremes."""

@@ -59,7 +59,7 @@ def recurrence(
         reaches = Reaches(partial(measured, context, op, local, states.axes, always, link), context.enough, key)
     exact = layout.exact and op.name not in INEXACT
     rounding = None if exact else 4 * torch.finfo(next(iter(arrays.values())).dtype).eps
-    passed = Passed(run, tuple(local), always, states.axes, extremes, link, context.group, rounding)
+    passed = Passed(op, run, tuple(local), always, states.axes, extremes, link, context.group, rounding)
     y, final = passed_on(passed, reaches, local)
     if not settings["return_final_state"]:
         return y, None

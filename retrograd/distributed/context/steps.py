@@ -11,7 +11,6 @@ from torch.autograd.function import once_differentiable
 
 from retrograd.core.torch.context import Results
 
-from .borders import End
 from .collectives import Group, real
 from .passed import Passed, twice
 from .reach import Reach, Reaches
@@ -82,7 +81,6 @@ class _Steps:
     def __init__(self, passed: Passed, arrays: dict[str, Any], needs: dict[str, bool], record: bool) -> None:
         self.passed, self.arrays, self.needs, self.record = passed, arrays, needs, record
         self.wanted: dict[str, Tensor] = {}
-        self.first: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     def in_turn(self) -> None:
         """Compute the results, after the processes before."""
@@ -102,14 +100,12 @@ class _Steps:
         passed, link = self.passed, self.passed.link
         leaving = None
         if link.exit is not None:
-            near = passed.beside(self.arrays, link.exit, reach.state)
-            near["initial_state"] = passed.starts(link.exit, reach.state, self.arrays["initial_state"], link.leaves)
+            starts = passed.starts(link.exit, reach.state, self.arrays["initial_state"], link.leaves)
+            near = passed.beside(self.arrays, link.exit, reach.state) | {"initial_state": starts}
             with torch.no_grad():
                 leaving = passed.results(near)[1]
         entering, known = passed.told(leaving, link.source)
         self.compute(entering)
-        if self.record and link.entry is not None:
-            self.first = self._first_steps(link.entry, reach.gradient)
         return all(known.read())  # while the steps are being computed
 
     def gradients_in_turn(self, dy: Tensor, dfinal: Tensor) -> dict[str, Tensor]:
@@ -126,11 +122,10 @@ class _Steps:
         passed, link = self.passed, self.passed.link
         entered = None
         if link.entry is not None:
-            state, results = self.first or self._first_steps(link.entry, reach.gradient)
-            self.first = None
-            near = twice(link.entry.part(dy, 1, reach.gradient))
-            dstate = passed.starts(link.entry, reach.gradient, dfinal, link.enters)
-            (entered,) = torch.autograd.grad(results, state, (near, dstate))
+            near = passed.beside(self.arrays, link.entry, reach.gradient) | {"initial_state": passed.extremes}
+            dnear = twice(link.entry.part(dy, 1, reach.gradient))
+            dfinals = passed.starts(link.entry, reach.gradient, dfinal, link.enters)
+            entered = passed.gradient_of_start(near, dnear, dfinals)
         left, known = passed.told(entered, link.target)
         gradients = self._gradients(dy, dfinal, left, keep=True)
         return gradients if all(known.read()) else None
@@ -139,17 +134,9 @@ class _Steps:
         """Compute the results from the state that enters; None where it is among the arrays, or none does."""
         if entering is not None:
             self.arrays["initial_state"] = _with_rows(self.arrays["initial_state"], self.passed.link.enters, entering)
-            self.first = None
         self.wanted = {n: t.requires_grad_() for n, t in self.arrays.items() if t is not None and self.needs[n]}
         with torch.set_grad_enabled(self.record):
             self.results = self.passed.results(self.arrays)
-
-    def _first_steps(self, end: End, steps: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """A state that enters, and the results of the first steps, of which its gradient comes, whatever it is."""
-        near = self.passed.beside(self.arrays, end, steps)
-        state = near["initial_state"] = torch.zeros_like(self.passed.extremes).requires_grad_()
-        with torch.enable_grad():
-            return state, self.passed.results(near)
 
     def _gradients(self, dy: Tensor, dfinal: Tensor, left: Tensor | None, keep: bool = False) -> dict[str, Tensor]:
         if left is not None:
