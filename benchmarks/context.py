@@ -147,12 +147,12 @@ def in_turn(step: Callable[[], Any], parallel: ContextParallel) -> Callable[[], 
     """The step, if states reached too far to compute at once."""
 
     def call() -> None:
-        forgotten, enough = reach.FORGOTTEN, dict(parallel.enough)
-        reach.FORGOTTEN = reach.Logs(-math.inf, -math.inf)
-        parallel.enough.clear()
+        before, past = (reach.FORGOTTEN, reach.ROUNDED), dict(parallel.past)
+        reach.FORGOTTEN = reach.ROUNDED = reach.Logs(-math.inf, -math.inf)
+        parallel.past.clear()
         step()
-        reach.FORGOTTEN = forgotten
-        parallel.enough.update(enough)
+        reach.FORGOTTEN, reach.ROUNDED = before
+        parallel.past.update(past)
 
     return call
 

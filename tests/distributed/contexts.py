@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import retrograd
 from retrograd.core.tree import tree_sum
 from retrograd.distributed import ContextParallel, Layout
-from retrograd.distributed.context import reach, states, steps
+from retrograd.distributed.context import reach, steps
 
 
 class Sizes(NamedTuple):
@@ -239,7 +239,7 @@ def remembered(rank: int, world: int, device: str) -> tuple[list[str], list[tupl
     for rate in (64, 64, 1 / 64, 64):
         count: list[str] = []
         with pytest.MonkeyPatch.context() as patch, in_turn_noted() as noted:
-            patch.setattr(states, "measured", noting(count, "measured", states.measured))
+            patch.setattr(reach, "measured", noting(count, "measured", reach.measured))
             different += compared(context, device, ops=("selective_scan",), rate=rate)
         measured_and_in_turn.append((len(count), bool(noted)))
     return different, measured_and_in_turn

@@ -9,9 +9,9 @@ from processes import needs_gpus, run, run_each
 
 from retrograd.distributed import Layout
 
-# How often each call measures a reach, and whether it is computed in turn: the second takes the reach of the first,
-# which is too short for the third, after which no reach is taken unmeasured.
-REMEMBERED = [(1, False), (0, False), (1, True), (1, False)]
+# How often each call measures a reach, and whether it is computed in turn: the second and the fourth take the reach of
+# the first, which is too short for the third.
+REMEMBERED = [(1, False), (0, False), (1, True), (0, False)]
 
 
 def test_four_processes_have_the_results_of_one(tmp_path: Path) -> None:

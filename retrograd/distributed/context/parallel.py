@@ -24,7 +24,7 @@ from .attention import attention
 from .collectives import Group, gathered
 from .halo import convolution
 from .layout import Layout
-from .reach import Reach
+from .reach import Past
 from .states import recurrence
 
 ME = "ContextParallel"
@@ -84,7 +84,7 @@ class ContextParallel:
         if order == "global" and not layout.exact:
             expected = f"borders at multiples of {STEP} steps of their sequences, or order='ranks'"
             raise bad_value(ME, "layout.starts", layout.starts, expected)
-        self.enough: dict[Hashable, Reach | None] = {}  # see Reaches
+        self.past: dict[Hashable, Past] = {}  # see Reaches
         self._checked: set[Any] = set()
         self._positions: dict[torch.device, Tensor] = {}
         self._boundaries: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}

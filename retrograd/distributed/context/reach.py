@@ -27,9 +27,12 @@ class Logs(NamedTuple):
     gradient: float
 
 
-LARGEST = 2.0**24  # a state, or a gradient, from which none that is met can be told once both are forgotten
-# It is less then than the rounding of a state of 2**-48, and of a gradient, which are smaller, of 2**-80.
+LARGEST = 2.0**24  # of the states and gradients that are thought of
+# When even such a one is forgotten: it is less than the rounding of a state of 2**-48, and of a gradient, which are
+# smaller, of 2**-80.
 FORGOTTEN = Logs(state=-96 * log(2), gradient=-128 * log(2))
+# The same within rounding, beside a largest state of 2**-16, and a largest gradient of 2**-48.
+ROUNDED = Logs(state=-64 * log(2), gradient=-96 * log(2))
 SHARES = (16, 4)  # at most one of so many of a process's steps is computed twice; the first that is enough
 UNKNOWN = -1
 
@@ -46,36 +49,49 @@ class Reach(NamedTuple):
     gradient: int
 
 
+class Past(NamedTuple):
+    """What calls were like.
+
+    Attributes:
+        reach: the longest that was enough.
+        near, far: for how many one was enough, and for how many none was.
+    """
+
+    reach: Reach
+    near: int
+    far: int
+
+
 class Reaches:
     """The reaches to try for a call, one after another, until one is enough.
 
-    To measure a reach, the host waits for the GPU. One that was enough in all calls so far is tried unmeasured. Whether
-    it is enough is always checked, so what calls before were like changes no bits.
+    To measure a reach, the host waits for the GPU. One that was enough before is tried unmeasured, unless most calls so
+    far had none. Whether it is enough is always checked, so what calls before were like changes no bits.
 
     Args:
         measure: measures it; None in all processes, if a state reaches too far in one of them.
-        enough: of calls like this one, the reach that was enough for all so far; None if none was for one of them.
-        call: what these calls have in common, the same in all processes.
+        past: of calls by what they have in common, the same in all processes.
+        call: what calls like this one have in common.
     """
 
-    def __init__(
-        self, measure: Callable[[], Reach | None], enough: dict[Hashable, Reach | None], call: Hashable
-    ) -> None:
-        self._measure, self._enough, self._call = measure, enough, call
+    def __init__(self, measure: Callable[[], Reach | None], past: dict[Hashable, Past], call: Hashable) -> None:
+        self._measure, self._calls, self._call = measure, past, call
+        self._past = past.get(call, Past(Reach(0, 0), 0, 0))
 
     def __iter__(self) -> Iterator[Reach]:
-        before = self._enough.get(self._call)
-        if before is not None:
-            yield before
+        if self._past.near > self._past.far:
+            yield self._past.reach
         found = self._measure()
         if found is not None:
             yield found
 
     def keep(self, reach: Reach | None) -> None:
         """Note the reach that was enough for this call, or that none was."""
-        before = self._enough.get(self._call, reach)
-        most = None if reach is None or before is None else Reach(*map(max, reach, before))
-        self._enough[self._call] = most
+        longest, near, far = self._past
+        if reach is None:
+            self._calls[self._call] = Past(longest, near, far + 1)
+        else:
+            self._calls[self._call] = Past(Reach(*map(max, reach, longest)), near + 1, far)
 
 
 @torch.no_grad()
@@ -86,6 +102,7 @@ def measured(
     axes: dict[str, int],
     settings: dict[str, Any],
     link: Link,
+    forgotten: Logs,
 ) -> Reach | None:
     """How far the states at this process's borders reach; None in all processes, if one of them reaches too far."""
     layout, device = context.layout, arrays[next(iter(axes))].device
@@ -94,8 +111,8 @@ def measured(
         own = [
             torch.full((), 0, device=device)
             if end is None
-            else _steps(op, arrays, axes, settings, end, len(layout.own) // share, forgotten)
-            for end, forgotten in zip((link.exit, link.entry), FORGOTTEN, strict=True)
+            else _steps(op, arrays, axes, settings, end, len(layout.own) // share, log)
+            for end, log in zip((link.exit, link.entry), forgotten, strict=True)
         ]
         all_gather(every, torch.stack(own), context.group)
         found = every.tolist()

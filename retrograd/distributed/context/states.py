@@ -15,11 +15,11 @@ from retrograd.core.torch.context import Results
 from retrograd.core.torch.launch import DTYPES
 from retrograd.core.torch.passes import Options, Shapes, shapes_of, spec_of
 
+from . import reach
 from .borders import link_of
 from .collectives import Group, gathered
 from .layout import Layout
 from .passed import Passed
-from .reach import LARGEST, Reaches, measured
 from .steps import passed_on
 
 if TYPE_CHECKING:
@@ -51,14 +51,16 @@ def recurrence(
     elif link.source is not None:
         local["initial_state"] = torch.zeros(states.shape, dtype=states.dtype, device=device)
     rows = states.shape[0] if layout.bounds is None else 1
-    extremes = torch.full((2 * rows, *states.shape[1:]), LARGEST, dtype=states.dtype, device=device)
+    extremes = torch.full((2 * rows, *states.shape[1:]), reach.LARGEST, dtype=states.dtype, device=device)
     extremes[rows:].neg_()
+    exact = context.order == "global" and op.name not in INEXACT
     reaches = None
     if layout.divides:
         key = (op.name, shapes, *always.values())
-        reaches = Reaches(partial(measured, context, op, local, states.axes, always, link), context.enough, key)
-    exact = layout.exact and op.name not in INEXACT
-    rounding = None if exact else 4 * torch.finfo(next(iter(arrays.values())).dtype).eps
+        forgotten = reach.FORGOTTEN if exact else reach.ROUNDED
+        measure = partial(reach.measured, context, op, local, states.axes, always, link, forgotten)
+        reaches = reach.Reaches(measure, context.past, key)
+    rounding = None if exact else 4 * torch.finfo(states.dtype).eps
     passed = Passed(op, run, tuple(local), always, states.axes, extremes, link, context.group, rounding)
     y, final = passed_on(passed, reaches, local)
     if not settings["return_final_state"]:
