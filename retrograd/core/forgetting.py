@@ -6,7 +6,4 @@ takes a `context` and has a state has a function `log_decays(xp, arrays, options
 
 from __future__ import annotations
 
-from math import log
-
-FORGOTTEN = -150 * log(2)  # the log of a decay that kernels take to be 0, too
 STEP = 256  # parts that begin at its multiples, in their sequence, keep the bits of the whole in every op

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import log
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from retrograd.core.forgetting import FORGOTTEN, STEP
+from retrograd.core.forgetting import STEP
 from retrograd.core.jax.arguments import arrays_of, params_of
 from retrograd.core.jax.context import Results
 from retrograd.core.jax.passes import Backward, Forward
@@ -21,6 +22,7 @@ from retrograd.core.op import Op, gradient_names
 
 from .borders import Borders, Crossing, vary_along
 
+FORGOTTEN = -150 * log(2)  # the log of a decay that leaves nothing beside a float32
 SHARE = 4  # one of so many of a device's steps is computed twice, to find what crosses a border
 INEXACT = ("linear_scan",)  # ops whose parts have not the bits of the whole
 ROUNDING = 32  # times epsilon, beside the largest: how far apart equal numbers may be where bits are not promised
