@@ -1,6 +1,7 @@
-"""Sums over GPUs in a fixed order against NCCL's own, alone and in training steps.
+"""Sums over GPUs in a fixed order against NCCL's own, alone and in training steps; on one GPU, what slots cost.
 
     torchrun --nproc-per-node 2 benchmarks/distributed.py [RESULTS]
+    torchrun --nproc-per-node 1 benchmarks/distributed.py [RESULTS]
 
 The steps are those of Mamba-2 of 370m in `retrograd.nn`, activations in bf16, 8 x 2048 tokens a GPU: forward, loss,
 backward, the sum over GPUs, AdamW. Parameters are bf16, under FSDP2 float32. Rows go to RESULTS/distributed.jsonl, by
@@ -91,6 +92,27 @@ def training(how: str) -> Step:
     return step
 
 
+def in_slots(count: int) -> Step:
+    """A training step on one GPU, of a batch that is divided into slots."""
+    shape = MODELS[MODEL]
+    model = LanguageModel(shape.config, device="cuda", dtype=torch.bfloat16)  # type: ignore[arg-type]
+    total = SlotSum(model.parameters(), Slots(count))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    slots = torch.randint(VOCABULARY, (shape.batch, shape.time), device="cuda").chunk(count)
+
+    def step() -> None:
+        for tokens in slots:
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = next_token_loss(model(tokens), tokens)
+            (loss / count).backward()
+            total.take()
+        total.finish()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
 def in_turns(calls: Mapping[str, Step], count: int) -> dict[str, float]:
     """Milliseconds of each, the slowest rank's; the median of rounds in which all take turns."""
     for call in calls.values():
@@ -126,6 +148,12 @@ def main() -> None:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    if dist.get_world_size() == 1:
+        report(
+            MODEL, in_turns({f"slots, {count}": in_slots(count) for count in (1, 2, 4, 8)}, STEPS), folder, "bfloat16"
+        )
+        dist.destroy_process_group()
+        return
     for megabytes in SIZES:
         for dtype in (torch.bfloat16, torch.float32):
             found = in_turns(dict(reductions(megabytes, dtype)), CALLS)

@@ -283,12 +283,13 @@ def recomputed(rank: int, world: int, device: str) -> list[str]:
 
 def kept(rank: int, world: int, device: str) -> list[str]:
     """The calls after each of which more arrays live, since only Python's collector would free them."""
-    context = ContextParallel(Layout.even(TIME, world, rank))
+    time = 256 * world
+    context = ContextParallel(Layout.even(time, world, rank))
     keeping = []
     gc.disable()
-    for number, call in enumerate(calls(2, 2, device, "global", TIME)):
+    for number, call in enumerate(calls(2, 2, device, "global", time)):
         alive = []
-        for _ in range(4):
+        for _ in range(3):
             found(call, context, None)
             alive.append(sum(isinstance(each, Tensor) for each in gc.get_objects()))
         if all(before < after for before, after in pairwise(alive)):
