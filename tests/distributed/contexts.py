@@ -20,6 +20,7 @@ import retrograd
 from retrograd.core.tree import tree_sum
 from retrograd.distributed import ContextParallel, Layout
 from retrograd.distributed.context import reach, steps
+from retrograd.distributed.context.parallel import Order
 
 
 class Sizes(NamedTuple):
@@ -266,13 +267,14 @@ def noting(noted: list[str], name: str, original: Callable[..., Any]) -> Callabl
 
 
 def recomputed(rank: int, world: int, device: str) -> list[str]:
-    """What has other bits where PyTorch's checkpoint computes a call again: in turn, and at once."""
+    """What has other bits where PyTorch's checkpoint computes a call again: in turn, at once, and by summaries."""
     different = []
-    for time, rate in ((TIME, 1), (1300 * world, 64)):
-        context = ContextParallel(Layout.even(time, world, rank))
+    ways: list[tuple[int, int, Order]] = [(TIME, 1, "global"), (1300 * world, 64, "global"), (TIME, 1, "ranks")]
+    for time, rate, order in ways:
+        context = ContextParallel(Layout.even(time, world, rank), order=order)
         torch.manual_seed(0)
         for number, call in enumerate(calls(2, 2, device, "global", time)):
-            if call.op not in SCANS and rate != 1:
+            if call.op not in SCANS and (rate != 1 or order == "ranks"):
                 continue
             if "A" in call.rest:
                 call.rest["A"].mul_(rate)
@@ -299,11 +301,22 @@ def kept(rank: int, world: int, device: str) -> list[str]:
 
 
 def borders_anywhere(rank: int, world: int, device: str) -> list[str]:
-    """With borders at any step, what is further away than rounding."""
+    """With borders at any step, what is further away than rounding, and what was computed in turn."""
     starts = (0, 2, 3, 5, SHORT)
     several = (None, SHORT_PACKED, (0, 4, 4, SHORT))
-    contexts = [ContextParallel(Layout(starts, rank, bounds), order="ranks") for bounds in several]
-    return [f"{each.layout.bounds}: {what}" for each in contexts for what in compared(each, device, close=True)]
+    return [what for bounds in several for what in by_ranks(Layout(starts, rank, bounds), device)]
+
+
+def by_ranks(layout: Layout, device: str) -> list[str]:
+    """With the order of ranks, what is further away than rounding, and what was computed in turn."""
+    context = ContextParallel(layout, order="ranks")
+    with in_turn_noted() as noted:
+        return [*(f"{layout.bounds}: {what}" for what in compared(context, device, close=True)), *noted]
+
+
+def summed(rank: int, world: int, device: str) -> list[str]:
+    """The same with equal parts."""
+    return by_ranks(Layout.even(TIME, world, rank), device)
 
 
 def refusals(rank: int, world: int, device: str) -> list[str]:

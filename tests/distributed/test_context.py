@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import needs_gpus, run, run_each
@@ -66,9 +67,15 @@ def test_what_does_not_fit_is_refused_in_every_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_processes_with_kernels_have_the_bits_of_one(world: int, shared: bool, tmp_path: Path) -> None:
     needs_gpus(1 if shared else world)
-    names = ("differences", "forgotten", "forgotten_too_early", "remembered")
-    found = run_each([f"contexts.{name}" for name in names], world, tmp_path, "cuda", shared)
-    assert found == [[[]] * world, [([], [])] * world, [([], True)] * world, [([], REMEMBERED)] * world]
+    expected: dict[str, Any] = {
+        "differences": [],
+        "forgotten": ([], []),
+        "forgotten_too_early": ([], True),
+        "remembered": ([], REMEMBERED),
+        "summed": [],
+    }
+    found = run_each([f"contexts.{name}" for name in expected], world, tmp_path, "cuda", shared)
+    assert found == [[each] * world for each in expected.values()]
 
 
 def steps_of(layout: Layout) -> list[tuple[int, int]]:

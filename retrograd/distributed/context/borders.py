@@ -27,9 +27,14 @@ class End(NamedTuple):
         """As many steps of x, beside the border."""
         return x.narrow(dim, self.end - steps if self.border else self.begin, steps)
 
+    @property
+    def length(self) -> int:
+        """The number of all steps."""
+        return self.end - self.begin
+
     def whole_is(self, steps: int) -> bool:
         """Whether these steps are all of the sequence on this side of the border."""
-        return self.whole and steps == self.end - self.begin
+        return self.whole and steps == self.length
 
 
 def end_of(piece: Piece, border: bool) -> End:

@@ -35,6 +35,7 @@ class Passed(NamedTuple):
         extremes: (2 rows, ...): states to begin with, rows of those that cross a border.
         link: from whom and to whom states are passed on.
         group: the processes.
+        summed: whether states that reach far come of summaries, with other bits than in one process.
         rounding: how far apart, beside the largest, equal numbers may be; None if they are the same number.
     """
 
@@ -46,6 +47,7 @@ class Passed(NamedTuple):
     extremes: Tensor
     link: Link
     group: Group
+    summed: bool
     rounding: float | None
 
     @property
@@ -65,21 +67,28 @@ class Passed(NamedTuple):
         settings = tuple(self.settings.values())
         return gradient_alone(self.op, "initial_state", tuple(arrays.values()), settings, (dy, dfinal))
 
-    def beside(self, arrays: dict[str, Any], end: End, steps: int) -> dict[str, Any]:
-        """The arrays of some steps beside a border, of the sequences that cross it, for both extremes."""
+    def beside(self, arrays: dict[str, Any], end: End, steps: int, start: Tensor) -> dict[str, Any]:
+        """The arrays of some steps beside a border, of the sequences that cross it, once for each start."""
         near = {}
         for name, array in arrays.items():
             x = None if array is None else array.detach()
             if x is not None and name in self.axes:
-                x = twice(end.part(x, self.axes[name], steps))
+                x = end.part(x, self.axes[name], steps)
+                x = x if len(start) == self.rows else twice(x)
             near[name] = x
-        return {**near, "cu_seqlens": None, "initial_state": None}
+        return {**near, "cu_seqlens": None, "initial_state": start}
 
     def starts(self, end: End, steps: int, states: Tensor | None, row: slice) -> Tensor:
         """The states before the steps beside a border: those that are there, or the extremes."""
-        if not end.whole_is(steps):
-            return self.extremes
-        return twice(torch.zeros_like(self.extremes[: self.rows]) if states is None else states.detach()[row])
+        return twice(self.first(states, row)) if end.whole_is(steps) else self.extremes
+
+    def first(self, states: Tensor | None, row: slice) -> Tensor:
+        """The states that sequences begin with, of those that cross a border."""
+        return self.zeros() if states is None else states.detach()[row]
+
+    def zeros(self) -> Tensor:
+        """States that cross a border, of zeros."""
+        return torch.zeros_like(self.extremes[: self.rows])
 
     def is_known(self, found: Tensor) -> Tensor:
         """Whether both extremes have become the same."""

@@ -37,7 +37,7 @@ def recurrence(
     Where the states at all borders come of few steps before them, all processes compute at once: each first computes
     the state that it sends, from these few steps. If one process finds that its state reaches further, one process
     after another computes its steps, from the state that the one before it has sent. So every step is computed from the
-    bits that one process would have.
+    bits that one process would have. With the order of ranks, states that reach further come of summaries.
     """
     layout, reverse = context.layout, bool(settings.get("reverse"))
     link = link_of(layout, reverse)
@@ -53,7 +53,8 @@ def recurrence(
     rows = states.shape[0] if layout.bounds is None else 1
     extremes = torch.full((2 * rows, *states.shape[1:]), reach.LARGEST, dtype=states.dtype, device=device)
     extremes[rows:].neg_()
-    exact = context.order == "global" and op.name not in INEXACT
+    summed = context.order == "ranks"
+    exact = not summed and op.name not in INEXACT
     reaches = None
     if layout.divides:
         key = (op.name, shapes, *always.values())
@@ -61,7 +62,7 @@ def recurrence(
         measure = partial(reach.measured, context, op, local, states.axes, always, link, forgotten)
         reaches = reach.Reaches(measure, context.past, key)
     rounding = None if exact else 4 * torch.finfo(states.dtype).eps
-    passed = Passed(op, run, tuple(local), always, states.axes, extremes, link, context.group, rounding)
+    passed = Passed(op, run, tuple(local), always, states.axes, extremes, link, context.group, summed, rounding)
     y, final = passed_on(passed, reaches, local)
     if not settings["return_final_state"]:
         return y, None

@@ -14,6 +14,7 @@ from retrograd.core.torch.context import Results
 from .collectives import Group, real
 from .passed import Passed, twice
 from .reach import Reach, Reaches
+from .summaries import passed_by_all
 
 
 def passed_on(passed: Passed, reaches: Reaches | None, arrays: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -43,7 +44,7 @@ class _PassedOn(torch.autograd.Function):
         steps = _Steps(passed, arrays, needs, record)
         reach = None if reaches is None else steps.results_at_once(reaches)
         if reach is None:
-            steps.in_turn()
+            steps.by_summaries() if passed.summed else steps.in_turn()
         if differentiated:
             ctx.reach = reach
             ctx.passed, ctx.steps, ctx.needs = passed, steps if record else None, needs
@@ -66,7 +67,8 @@ class _PassedOn(torch.autograd.Function):
         if ctx.reach is not None:
             gradients = steps.gradients_at_once(ctx.reach, dy, dfinal)
         if gradients is None:
-            gradients = steps.gradients_in_turn(dy, dfinal)
+            otherwise = steps.gradients_by_summaries if passed.summed else steps.gradients_in_turn
+            gradients = otherwise(dy, dfinal)
         if passed.link.source is not None:
             gradients["initial_state"] = gradients["initial_state"].clone()
             gradients["initial_state"][passed.link.enters] = 0  # of a state that another process had
@@ -101,9 +103,8 @@ class _Steps:
         leaving = None
         if link.exit is not None:
             starts = passed.starts(link.exit, reach.state, self.arrays["initial_state"], link.leaves)
-            near = passed.beside(self.arrays, link.exit, reach.state) | {"initial_state": starts}
             with torch.no_grad():
-                leaving = passed.results(near)[1]
+                leaving = passed.results(passed.beside(self.arrays, link.exit, reach.state, starts))[1]
         entering, known = passed.told(leaving, link.source)
         self.compute(entering)
         return all(known.read())  # while the steps are being computed
@@ -122,13 +123,38 @@ class _Steps:
         passed, link = self.passed, self.passed.link
         entered = None
         if link.entry is not None:
-            near = passed.beside(self.arrays, link.entry, reach.gradient) | {"initial_state": passed.extremes}
+            near = passed.beside(self.arrays, link.entry, reach.gradient, passed.extremes)
             dnear = twice(link.entry.part(dy, 1, reach.gradient))
             dfinals = passed.starts(link.entry, reach.gradient, dfinal, link.enters)
             entered = passed.gradient_of_start(near, dnear, dfinals)
         left, known = passed.told(entered, link.target)
         gradients = self._gradients(dy, dfinal, left, keep=True)
         return gradients if all(known.read()) else None
+
+    def by_summaries(self) -> None:
+        """Compute the results, with all processes at once, from the states that their summaries make."""
+        passed, link = self.passed, self.passed.link
+        own = decay = passed.zeros()
+        if (end := link.exit) is not None:
+            start = passed.first(self.arrays["initial_state"], link.leaves) if end.whole else own
+            steps = passed.beside(self.arrays, end, end.length, start)
+            with torch.no_grad():
+                y, own = passed.results(steps)
+            if not end.whole:
+                decay = passed.gradient_of_start(steps, torch.zeros_like(y), torch.ones_like(own)).conj()
+        self.compute(passed_by_all(own, decay, link.source, passed.group))
+
+    def gradients_by_summaries(self, dy: Tensor, dfinal: Tensor) -> dict[str, Tensor]:
+        """The gradients of the arrays, with all processes at once, from the gradients that their summaries make."""
+        passed, link = self.passed, self.passed.link
+        own = decay = passed.zeros()
+        if (end := link.entry) is not None:
+            steps = passed.beside(self.arrays, end, end.length, own)
+            dsteps = end.part(dy, 1, end.length)
+            if not end.whole:
+                decay = passed.gradient_of_start(steps, torch.zeros_like(dsteps), torch.ones_like(own))
+            own = passed.gradient_of_start(steps, dsteps, passed.first(dfinal, link.enters) if end.whole else own)
+        return self._gradients(dy, dfinal, passed_by_all(own, decay, link.target, passed.group))
 
     def compute(self, entering: Tensor | None) -> None:
         """Compute the results from the state that enters; None where it is among the arrays, or none does."""
