@@ -147,11 +147,11 @@ def in_turn(step: Callable[[], Any], parallel: ContextParallel) -> Callable[[], 
     """The step, if states reached too far to compute at once."""
 
     def call() -> None:
-        before, past = (reach.FORGOTTEN, reach.ROUNDED), dict(parallel.past)
-        reach.FORGOTTEN = reach.ROUNDED = reach.Logs(-math.inf, -math.inf)
+        forgotten, past = reach.FORGOTTEN, dict(parallel.past)
+        reach.FORGOTTEN = reach.Logs(-math.inf, -math.inf)
         parallel.past.clear()
         step()
-        reach.FORGOTTEN, reach.ROUNDED = before
+        reach.FORGOTTEN = forgotten
         parallel.past.update(past)
 
     return call

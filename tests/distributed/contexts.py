@@ -67,6 +67,8 @@ def calls(sequences: int, rows: int, device: str, order: str, time: int) -> Iter
     start, keeps = {"initial_state": drawn(sequences, D)}, {"return_final_state": True}
     yield Call("linear_scan", scan, start, keeps)
     yield Call("linear_scan", scan, start, {"reverse": True, **keeps})
+    yield Call("linear_scan", scan | {"a": scan["a"][:1]}, {}, {})
+    yield Call("linear_scan", {name: x[..., :0] for name, x in scan.items()}, {}, {})
     if device == "cpu":
         complex_scan = {name: torch.complex(x, x.roll(1)) * 0.5 for name, x in scan.items()}
         yield Call("linear_scan", complex_scan, {}, keeps)
@@ -168,11 +170,12 @@ def compared(
     ops: Container[str] | None = None,
     rate: float = 1,
     silent: slice = slice(0),
+    still: slice = slice(0),
 ) -> Iterator[str]:
     """The results and gradients that have other bits, or, if `close`, are further away than rounding.
 
-    Of all ops, or some. States of selective_scan and ssd decay `rate` times as fast, and nothing is added to them in
-    `silent` steps.
+    Of all ops, or some. States of selective_scan and ssd decay `rate` times as fast, nothing is added to them in
+    `silent` steps, and they do not decay in `still` ones.
     """
     bounds = context.layout.bounds
     torch.manual_seed(0)
@@ -183,6 +186,7 @@ def compared(
         if "A" in call.rest:
             call.rest["A"].mul_(rate)
             call.steps["x"][:, silent] = 0
+            call.steps["dt"][:, still] = -100
         whole, own = found(call, None, bounds), found(call, context, bounds)
         for name, expected in whole.items():
             of_steps = name[1:] in call.steps or name == "result 0" or (call.op == "attention" and name == "result 1")
@@ -217,16 +221,29 @@ def forgotten(rank: int, world: int, device: str) -> tuple[list[str], list[str]]
     return different, noted
 
 
-def forgotten_too_early(rank: int, world: int, device: str) -> tuple[list[str], bool]:
-    """Scans of which it is taken that their states reach 256 steps back, where they reach further: what differs."""
+def forgotten_too_early(rank: int, world: int, device: str) -> tuple[list[str], list[list[str]]]:
+    """Scans whose states are looked for in 256 steps, where they may reach further: what differs, and what was in turn.
+
+    States that hardly decay, that decay about as far as a rounding, that come of steps before 300 in which nothing was
+    added, and whose gradients come of steps behind 300 in which they do not decay.
+    """
     context = ContextParallel(Layout.even(1300 * world, world, rank))
-    with pytest.MonkeyPatch.context() as patch, in_turn_noted() as noted:
-        patch.setattr(reach, "FORGOTTEN", reach.Logs(-1.0, -1.0))
-        different = list(compared(context, device, ops=("selective_scan", "ssd"), rate=1 / 64))
     border = context.layout.starts[1]
-    before = slice(border - 300, border)
-    different += compared(context, device, ops=("selective_scan", "ssd"), silent=before)  # what decayed is all there is
-    return different, bool(noted)
+    before, behind = slice(border - 300, border), slice(border, border + 300)
+    ways: list[dict[str, Any]] = [{"rate": 1 / 64}, {"rate": 1 / 4}, {"silent": before}, {"rate": 64, "still": behind}]
+    different: list[str] = []
+    in_turn = []
+
+    def taken(*given: Any) -> reach.Reach:
+        link = given[-1]
+        return reach.Reach(state=256 if link.exit else 0, gradient=256 if link.entry else 0)
+
+    for way in ways:
+        with pytest.MonkeyPatch.context() as patch, in_turn_noted() as noted:
+            patch.setattr(reach, "measured", taken)
+            different += compared(context, device, ops=("selective_scan", "ssd"), **way)
+        in_turn.append(sorted(set(noted)))
+    return different, in_turn
 
 
 def remembered(rank: int, world: int, device: str) -> tuple[list[str], list[tuple[int, bool]]]:
@@ -285,17 +302,21 @@ def recomputed(rank: int, world: int, device: str) -> list[str]:
 
 def kept(rank: int, world: int, device: str) -> list[str]:
     """The calls after each of which more arrays live, since only Python's collector would free them."""
-    time = 256 * world
-    context = ContextParallel(Layout.even(time, world, rank))
     keeping = []
     gc.disable()
-    for number, call in enumerate(calls(2, 2, device, "global", time)):
-        alive = []
-        for _ in range(3):
-            found(call, context, None)
-            alive.append(sum(isinstance(each, Tensor) for each in gc.get_objects()))
-        if all(before < after for before, after in pairwise(alive)):
-            keeping.append(f"{number} {call.op}")
+    for time, rate in ((256 * world, 1), (1300 * world, 64)):  # in turn, and scans at once
+        context = ContextParallel(Layout.even(time, world, rank))
+        for number, call in enumerate(calls(2, 2, device, "global", time)):
+            if rate != 1 and call.op not in SCANS:
+                continue
+            if "A" in call.rest:
+                call.rest["A"].mul_(rate)
+            alive = []
+            for _ in range(3):
+                found(call, context, None)
+                alive.append(sum(isinstance(each, Tensor) for each in gc.get_objects()))
+            if all(before < after for before, after in pairwise(alive)):
+                keeping.append(f"{number} {call.op}")
     gc.enable()
     return keeping
 

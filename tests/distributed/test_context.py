@@ -12,6 +12,7 @@ from retrograd.distributed import Layout
 
 # How often each call measures a reach, and whether it is computed in turn: the second and the fourth take the reach of
 # the first, which is too short for the third.
+EARLY = [["gradients_in_turn", "in_turn"]] * 3 + [["gradients_in_turn"]]
 REMEMBERED = [(1, False), (0, False), (1, True), (0, False)]
 
 
@@ -30,7 +31,7 @@ def test_two_processes_have_the_results_of_one(tmp_path: Path) -> None:
     assert kept == [[]] * 2
     assert remembered == [([], REMEMBERED)] * 2
     assert recomputed == [[]] * 2  # to the bit, under activation checkpointing
-    assert early == [([], True)] * 2  # a state that was not forgotten is found out, and the scan computed again
+    assert early == [([], EARLY)] * 2  # a state that was not forgotten is found out, and the scan computed again
 
 
 def test_what_does_not_fit_is_refused_in_every_process(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_processes_with_kernels_have_the_bits_of_one(world: int, shared: bool, t
     expected: dict[str, Any] = {
         "differences": [],
         "forgotten": ([], []),
-        "forgotten_too_early": ([], True),
+        "forgotten_too_early": ([], EARLY),
         "remembered": ([], REMEMBERED),
         "summed": [],
     }

@@ -106,14 +106,16 @@ class ContextParallel:
         """(own steps,) int64: the position of each own step in its sequence; made once for a device."""
         place = torch.empty(0, device=device).device
         if place not in self._positions:
-            self._positions[place] = torch.tensor(self.layout.positions, dtype=torch.int64, device=place)
+            with torch.inference_mode(False):  # they may be used in training later
+                self._positions[place] = torch.tensor(self.layout.positions, dtype=torch.int64, device=place)
         return self._positions[place]
 
     def boundaries(self, device: torch.device, bounds: tuple[int, ...] | None = None) -> Tensor:
         """Boundaries as an array, by default those of this process's pieces; made once."""
         key = (self.layout.cu_seqlens if bounds is None else bounds, device)
         if key not in self._boundaries:
-            self._boundaries[key] = torch.tensor(key[0], dtype=torch.int32, device=device)
+            with torch.inference_mode(False):
+                self._boundaries[key] = torch.tensor(key[0], dtype=torch.int32, device=device)
         return self._boundaries[key]
 
     @_disable_dynamo

@@ -17,14 +17,12 @@ from retrograd.distributed.exchange import all_gather
 from .borders import End, Link
 from .collectives import Group, Later, real
 
-PADDING = 32  # numbers behind a state in a message, so that the next state is aligned
-
 
 class Passed(NamedTuple):
     """What a call needs beside its arrays.
 
     A state is known from few steps if both extremes, as large as any state and of either sign, have become the same
-    behind them: rounding keeps the order of numbers, so that all states between them have become that one, too.
+    number behind them: rounding keeps the order of numbers, so that all states between them have become that one, too.
 
     Attributes:
         op: the recurrence.
@@ -36,7 +34,7 @@ class Passed(NamedTuple):
         link: from whom and to whom states are passed on.
         group: the processes.
         summed: whether states that reach far come of summaries, with other bits than in one process.
-        rounding: how far apart, beside the largest, equal numbers may be; None if they are the same number.
+        forget: forgets the reach that calls like this one take unmeasured.
     """
 
     op: Op
@@ -48,7 +46,7 @@ class Passed(NamedTuple):
     link: Link
     group: Group
     summed: bool
-    rounding: float | None
+    forget: Callable[[], Any]
 
     @property
     def rows(self) -> int:
@@ -74,7 +72,8 @@ class Passed(NamedTuple):
             x = None if array is None else array.detach()
             if x is not None and name in self.axes:
                 x = end.part(x, self.axes[name], steps)
-                x = x if len(start) == self.rows else twice(x)
+                shared = len(x) < self.rows  # one row for all
+                x = x if len(start) == self.rows or shared else twice(x)
             near[name] = x
         return {**near, "cu_seqlens": None, "initial_state": start}
 
@@ -90,29 +89,29 @@ class Passed(NamedTuple):
         """States that cross a border, of zeros."""
         return torch.zeros_like(self.extremes[: self.rows])
 
-    def is_known(self, found: Tensor) -> Tensor:
-        """Whether both extremes have become the same."""
-        one, other = found.chunk(2)
-        if self.rounding is None or not found.numel():
-            return (one == other).all()
-        return ((one - other).abs() <= self.rounding * one.abs().amax()).all()
-
     def told(self, found: Tensor | None, rank: int | None) -> tuple[Tensor | None, Later]:
         """What both extremes have become on another rank, and whether it is known there, for all ranks.
 
-        All send theirs to all, which takes less of the host than messages in pairs.
+        All send theirs to all, which takes less of the host than messages in pairs. A process without such a state
+        sends another one, which nobody reads.
         """
-        one = self.extremes if found is None else found
-        own = real(one[: self.rows].contiguous())
-        known = own.new_ones(()) if found is None else self.is_known(found).to(own.dtype)
-        message = torch.cat([own, known.expand(PADDING)])
+        both = self.extremes if found is None else found
+        one, other = both[: self.rows], both[self.rows :]
+        own = real(one.contiguous())
+        known = own.new_ones(1) if found is None else is_known(one, other).to(own.dtype)[None]
+        message = torch.cat([own, known])
         every = own.new_empty(dist.get_world_size(self.group), len(message))
         all_gather(every.view(-1), message, self.group)
         there = None
         if rank is not None:
-            there = every[rank, :-PADDING].view(-1, 2) if one.is_complex() else every[rank, :-PADDING]
-            there = (torch.view_as_complex(there) if one.is_complex() else there).view(-1, *one.shape[1:])
+            there = torch.empty_like(one)
+            real(there).copy_(every[rank, :-1])
         return there, Later(every[:, -1])
+
+
+def is_known(one: Tensor, other: Tensor) -> Tensor:
+    """Whether both extremes have become the same number everywhere."""
+    return (one == other).all()
 
 
 def twice(x: Tensor) -> Tensor:

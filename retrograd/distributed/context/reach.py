@@ -31,8 +31,6 @@ LARGEST = 2.0**24  # of the states and gradients that are thought of
 # When even such a one is forgotten: it is less than the rounding of a state of 2**-48, and of a gradient, which are
 # smaller, of 2**-80.
 FORGOTTEN = Logs(state=-96 * log(2), gradient=-128 * log(2))
-# The same within rounding, beside a largest state of 2**-16, and a largest gradient of 2**-48.
-ROUNDED = Logs(state=-64 * log(2), gradient=-96 * log(2))
 SHARES = (16, 4)  # at most one of so many of a process's steps is computed twice; the first that is enough
 UNKNOWN = -1
 
@@ -102,7 +100,6 @@ def measured(
     axes: dict[str, int],
     settings: dict[str, Any],
     link: Link,
-    forgotten: Logs,
 ) -> Reach | None:
     """How far the states at this process's borders reach; None in all processes, if one of them reaches too far."""
     layout, device = context.layout, arrays[next(iter(axes))].device
@@ -112,7 +109,7 @@ def measured(
             torch.full((), 0, device=device)
             if end is None
             else _steps(op, arrays, axes, settings, end, len(layout.own) // share, log)
-            for end, log in zip((link.exit, link.entry), forgotten, strict=True)
+            for end, log in zip((link.exit, link.entry), FORGOTTEN, strict=True)
         ]
         all_gather(every, torch.stack(own), context.group)
         found = every.tolist()

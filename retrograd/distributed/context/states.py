@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from .parallel import ContextParallel
 
 
-INEXACT = ("linear_scan",)  # ops whose parts have not the bits of the whole
-
-
 def recurrence(
     context: ContextParallel, op: Op, run: Callable[..., Results], arrays: dict[str, Any], settings: dict[str, Any]
 ) -> Results:
@@ -53,16 +50,14 @@ def recurrence(
     rows = states.shape[0] if layout.bounds is None else 1
     extremes = torch.full((2 * rows, *states.shape[1:]), reach.LARGEST, dtype=states.dtype, device=device)
     extremes[rows:].neg_()
-    summed = context.order == "ranks"
-    exact = not summed and op.name not in INEXACT
+    key = (op.name, shapes, *always.values())
+    past = {} if states.dtype.is_complex else context.past  # complex numbers have no order, so these are measured
     reaches = None
     if layout.divides:
-        key = (op.name, shapes, *always.values())
-        forgotten = reach.FORGOTTEN if exact else reach.ROUNDED
-        measure = partial(reach.measured, context, op, local, states.axes, always, link, forgotten)
-        reaches = reach.Reaches(measure, context.past, key)
-    rounding = None if exact else 4 * torch.finfo(states.dtype).eps
-    passed = Passed(op, run, tuple(local), always, states.axes, extremes, link, context.group, summed, rounding)
+        reaches = reach.Reaches(partial(reach.measured, context, op, local, states.axes, always, link), past, key)
+    summed = layout.divides and context.order == "ranks"
+    forget = partial(past.pop, key, None)
+    passed = Passed(op, run, tuple(local), always, states.axes, extremes, link, context.group, summed, forget)
     y, final = passed_on(passed, reaches, local)
     if not settings["return_final_state"]:
         return y, None

@@ -66,6 +66,8 @@ class _PassedOn(torch.autograd.Function):
         gradients = None
         if ctx.reach is not None:
             gradients = steps.gradients_at_once(ctx.reach, dy, dfinal)
+            if gradients is None:
+                passed.forget()
         if gradients is None:
             otherwise = steps.gradients_by_summaries if passed.summed else steps.gradients_in_turn
             gradients = otherwise(dy, dfinal)
@@ -93,12 +95,12 @@ class _Steps:
 
     def results_at_once(self, reaches: Reaches) -> Reach | None:
         """Compute the results, with all processes at once; the reach that was enough for all, if one was."""
-        enough = next(filter(self._is_enough, reaches), None)
+        enough = next(filter(self._from_reach, reaches), None)
         reaches.keep(enough)
         return enough
 
-    def _is_enough(self, reach: Reach) -> bool:
-        """Compute the results; whether all processes had the right states."""
+    def _from_reach(self, reach: Reach) -> bool:
+        """Compute the results from the states that few steps make; returns whether all processes know theirs."""
         passed, link = self.passed, self.passed.link
         leaving = None
         if link.exit is not None:
@@ -179,7 +181,7 @@ def _saves_otherwise() -> bool:
 def _with_rows(states: Tensor, rows: slice, those: Tensor) -> Tensor:
     """A copy of the states with other rows."""
     if len(states) == len(those):
-        return those.clone()
+        return those
     states = states.detach().clone(memory_format=torch.contiguous_format)
     states[rows] = those
     return states
