@@ -1,4 +1,8 @@
-"""The gradient of an initial state, which contexts compute without a forward pass."""
+"""Gradients that are wanted alone have the bits that they have beside all others.
+
+That of an initial state is computed by contexts without a forward pass, and those of x and states by ssd without the
+launches of the others.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,7 @@ CALLS: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_it_has_the_bits_that_it_has_beside_all_others(name: str) -> None:
+def test_few_gradients_have_the_bits_that_they_have_beside_all_others(name: str) -> None:
     arrays, options = CALLS[name]
     inputs, noted = {name: x.clone().requires_grad_() for name, x in arrays.items()}, Noted()
     results = getattr(retrograd, name)(**inputs, **options, return_final_state=True, context=noted)
@@ -64,3 +68,8 @@ def test_it_has_the_bits_that_it_has_beside_all_others(name: str) -> None:
     expected = dict(zip(inputs, torch.autograd.grad(results, list(inputs.values()), gradients), strict=True))
     alone = gradient_alone(noted.op, "initial_state", noted.arrays, tuple(noted.options.values()), gradients)
     assert torch.equal(alone, expected["initial_state"])
+    names = [next(iter(inputs)), "initial_state"]
+    few = arrays | {name: arrays[name].clone().requires_grad_() for name in names}
+    results = getattr(retrograd, name)(**few, **options, return_final_state=True)
+    found = torch.autograd.grad(results, [few[each] for each in names], gradients)
+    assert all(torch.equal(one, expected[wanted]) for wanted, one in zip(names, found, strict=True))
