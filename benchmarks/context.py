@@ -5,7 +5,7 @@
 Forward and backward, bf16, one row, calls one after another; and a training step's forward and backward pass of some
 layers of Mamba-2 370m. `scaling` is the time of one GPU, for as much work as one of several has, over
 theirs. "context, in turn" is that of scans whose states reach far, of which one process after another computes its
-steps; "torch's" is PyTorch's context parallel, by cuDNN, with as many key heads as query heads. For a causal mask the
+steps, "context, summaries" the same with `order="ranks"`; "torch's" is PyTorch's context parallel, by cuDNN, with as many key heads as query heads. For a causal mask the
 work is the number of pairs that are seen, so that attention of W times as many steps is W^2 times as much work. Rows go
 to RESULTS/context.jsonl, by default in benchmarks/results/<gpu>.
 """
@@ -143,8 +143,8 @@ def trained(parallel: ContextParallel | None) -> Callable[[], Any]:
     return step
 
 
-def in_turn(step: Callable[[], Any], parallel: ContextParallel) -> Callable[[], Any]:
-    """The step, if states reached too far to compute at once."""
+def far(step: Callable[[], Any], parallel: ContextParallel) -> Callable[[], Any]:
+    """The step, if states reached too far to be known from few steps."""
 
     def call() -> None:
         forgotten, past = reach.FORGOTTEN, dict(parallel.past)
@@ -181,11 +181,14 @@ def ways(call: Call, stack: ExitStack) -> Iterator[Way]:
     time = call.steps * world
     bounds = None if call.packed == 1 else [time // call.packed * number for number in range(call.packed + 1)]
     work = float(world) if call.op == "attention" else 1.0
-    parallel = ContextParallel(Layout.even(time, world, rank, bounds))
+    layout = Layout.even(time, world, rank, bounds)
+    parallel = ContextParallel(layout)
     divided = timed(call, time, parallel)
     yield "context", work, divided
     if call.op in SCANS:
-        yield "context, in turn", work, in_turn(divided, parallel)
+        yield "context, in turn", work, far(divided, parallel)
+        by_ranks = ContextParallel(layout, order="ranks")
+        yield "context, summaries", work, far(timed(call, time, by_ranks), by_ranks)
     if call.op == "attention" and call.packed == 1:
         yield "torch's", work, torchs(call, time, stack)
 
