@@ -3,11 +3,14 @@
     torchrun --nproc-per-node 2 benchmarks/context.py [RESULTS]
 
 Forward and backward, bf16, one row, calls one after another; and a training step's forward and backward pass of some
-layers of Mamba-2 370m. `scaling` is the time of one GPU, for as much work as one of several has, over
-theirs. "context, in turn" is that of scans whose states reach far, of which one process after another computes its
-steps, "context, summaries" the same with `order="ranks"`; "torch's" is PyTorch's context parallel, by cuDNN, with as many key heads as query heads. For a causal mask the
-work is the number of pairs that are seen, so that attention of W times as many steps is W^2 times as much work. Rows go
-to RESULTS/context.jsonl, by default in benchmarks/results/<gpu>.
+layers of Mamba-2 370m. `scaling` is the time of one GPU, for as much work as one of several has, over theirs.
+
+- "context, in turn": scans whose states reach far, of which one process after another computes its steps.
+- "context, summaries": the same with `order="ranks"`.
+- "torch's": PyTorch's context parallel, by cuDNN, with as many key heads as query heads.
+
+For a causal mask the work is the number of pairs that are seen, so that attention of W times as many steps is W^2 times
+as much work. Rows go to RESULTS/context.jsonl, by default in benchmarks/results/<gpu>.
 """
 
 from __future__ import annotations

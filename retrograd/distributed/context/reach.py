@@ -27,9 +27,9 @@ class Logs(NamedTuple):
     gradient: float
 
 
-LARGEST = 2.0**24  # of the states and gradients that are thought of
-# When even such a one is forgotten: it is less than the rounding of a state of 2**-48, and of a gradient, which are
-# smaller, of 2**-80.
+LARGEST = 2.0**24  # of the states, and of their gradients, that are looked for
+# When even such a one is forgotten: what is left of it is less than float32's rounding of a state of 2**-48, and of a
+# gradient of 2**-80, as most gradients are smaller.
 FORGOTTEN = Logs(state=-96 * log(2), gradient=-128 * log(2))
 SHARES = (16, 4)  # at most one of so many of a process's steps is computed twice; the first that is enough
 UNKNOWN = -1
@@ -48,11 +48,11 @@ class Reach(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What calls were like.
+    """What all calls of one kind were like so far.
 
     Attributes:
-        reach: the longest that was enough.
-        near, far: for how many one was enough, and for how many none was.
+        reach: the longest that was enough; it does not shrink again.
+        near, far: for how many calls one was enough, and for how many none was.
     """
 
     reach: Reach
