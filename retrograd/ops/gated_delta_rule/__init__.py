@@ -1,0 +1,1 @@
+"""The gated delta rule. Start with README.md in this folder."""

@@ -1,0 +1,81 @@
+"""Named shapes of gated_delta_rule: shapes that users call, and shapes on which an implementation may fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from retrograd.opinfo.cases import Case, Tensor
+
+TEST = frozenset({"test"})
+STRIDED = frozenset({"test", "strided"})
+
+
+def case(
+    name: str,
+    shape: tuple[int, int, int, int, int, int],
+    *,
+    dtype: str = "bfloat16",
+    wide_dtype: str | None = None,
+    of_channels: bool = False,
+    initial_state: bool = False,
+    cu_seqlens: tuple[int, ...] | None = None,
+    decay: float = -2.0,
+    tags: frozenset[str] = TEST,
+    **options: Any,
+) -> Case:
+    """A case of shape (B, T, G, H, K, V).
+
+    Args:
+        name: its name.
+        shape: batch, time, key heads, heads, channels of keys and of values.
+        dtype: of q, k and v.
+        wide_dtype: of g and beta; that of q by default.
+        of_channels: whether each channel of K has a decay of its own.
+        initial_state: whether the call has one.
+        cu_seqlens: the boundaries of packed sequences.
+        decay: the mean of log(-g): with -2 states decay in tens of steps, with 3 almost fully in one.
+        tags: see `Case`.
+        options: the options. Without `normalize_qk` keys are drawn with a norm of about 1.
+    """
+    batch, time, groups, heads, K, V = shape
+    wide = wide_dtype or dtype
+    std = 1.0 if options.get("normalize_qk") else K**-0.5
+    inputs = {
+        "q": Tensor((batch, time, groups, K), dtype),
+        "k": Tensor((batch, time, groups, K), dtype, std=std),
+        "v": Tensor((batch, time, heads, V), dtype),
+        "g": Tensor((batch, time, heads, *((K,) if of_channels else ())), wide, mean=decay, law="negative"),
+        "beta": Tensor((batch, time, heads), wide, law="decay"),
+    }
+    if initial_state:
+        sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
+        inputs["initial_state"] = Tensor((sequences, heads, V, K), "float32")
+    if cu_seqlens is not None:
+        inputs["cu_seqlens"] = Tensor((len(cu_seqlens),), "int32", values=cu_seqlens)
+    return Case(name, inputs, options, tags, dict(zip("BTGHKV", shape, strict=True)))
+
+
+ALL: dict[str, Any] = {"initial_state": True, "return_final_state": True, "normalize_qk": True}
+
+CASES: list[Case] = [
+    case("plain", (2, 9, 2, 4, 8, 4)),
+    case("blocks", (2, 140, 2, 4, 8, 4), normalize_qk=True, tags=STRIDED),
+    case("fp32", (1, 140, 2, 4, 8, 4), dtype="float32"),
+    case("fp16", (1, 20, 2, 4, 8, 4), dtype="float16", **ALL),
+    case("decays_fp32", (1, 20, 2, 4, 8, 4), wide_dtype="float32"),
+    case("own_heads", (2, 20, 3, 3, 8, 8), **ALL),
+    case("odd", (2, 37, 1, 3, 5, 7), **ALL),
+    case("one_channel", (2, 20, 2, 2, 1, 1), dtype="float32", **ALL),
+    case("strong_decay", (1, 150, 2, 2, 8, 4), decay=3.0, **ALL),
+    case("weak_decay", (1, 150, 2, 2, 8, 4), decay=-8.0, **ALL),
+    case("scale", (1, 20, 2, 2, 8, 4), scale=0.5),
+    case("one_step", (3, 1, 2, 4, 8, 4), **ALL),
+    case("no_steps", (2, 0, 2, 4, 8, 4), **ALL),
+    case("no_rows", (0, 5, 2, 4, 8, 4), **ALL),
+    case("packed", (1, 180, 2, 4, 8, 4), cu_seqlens=(0, 7, 7, 140, 141, 180), tags=STRIDED, **ALL),
+    case("packed_gaps", (1, 50, 2, 2, 8, 4), dtype="float32", cu_seqlens=(3, 3, 33, 48, 48), **ALL),
+    case("channels", (2, 140, 2, 4, 8, 4), of_channels=True, normalize_qk=True, tags=STRIDED),
+    case("channels_fp32", (1, 70, 2, 4, 8, 4), of_channels=True, dtype="float32", **ALL),
+    case("channels_strong_decay", (1, 40, 2, 2, 8, 4), of_channels=True, decay=3.0, **ALL),
+    case("channels_packed", (1, 90, 2, 4, 8, 4), of_channels=True, cu_seqlens=(2, 7, 7, 60, 88), **ALL),
+]

@@ -1,0 +1,11 @@
+"""The record of gated_delta_rule for the contract."""
+
+from __future__ import annotations
+
+from retrograd.opinfo.info import OpInfo
+
+from . import reference
+from .cases import CASES
+from .op import BORDER, OP
+
+INFO = OpInfo.of(OP, cases=CASES, reference=reference.gated_delta_rule, continues=BORDER)
