@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import check_nondecreasing
 from ..op import Backward, Call, Op, Stack, differentiable, gradient_names, gradients_of_results, saved_names
-from ..program import Layouts, Program
+from ..program import Array, Layouts, Program
 from ..spec import Param, Params
 from .arguments import bad_device, check_arguments
 from .autocast import no_autocast
@@ -238,17 +238,23 @@ def gradient_alone(op: Op, name: str, tensors: Tensors, options: Options, gradie
     params = tuple([None if p is None else (tuple(p[0]), p[1]) for p in shapes_of(tensors)])
     backward = backward_pass(op, params, first.device, frozenset({name}), *options)
     given = dict(zip((*op.arguments, *gradients_of_results(op)), (*tensors, *gradients), strict=True))
-    absent = {array.name: array for array in op.forward(backward.call.spec).outputs}
-    for read in set(backward.names).difference(given):
-        given[read] = torch.zeros(absent[read].shape, dtype=DTYPES[absent[read].dtype], device=first.device)
+    for array in _outputs(backward):
+        given[array.name] = torch.zeros(array.shape, dtype=DTYPES[array.dtype], device=first.device)
     found = backward.run([given[read] for read in backward.names])[op.arguments.index(name)]
     assert found is not None
     return found
 
 
+@lru_cache(maxsize=4096)
+def _outputs(backward: BackwardPass) -> tuple[Array, ...]:
+    """Of the forward pass, those that a backward pass reads."""
+    outputs = backward.call.op.forward(backward.call.spec).outputs
+    return tuple(array for array in outputs if array.name in backward.names)
+
+
 def forget_plans() -> None:
     """Forget all prepared calls, as another launcher would not run them."""
-    for cached in (_prepare, backward_pass, stacked_pass):
+    for cached in (_prepare, backward_pass, stacked_pass, _outputs):
         cached.cache_clear()
 
 
