@@ -90,9 +90,11 @@ def sum_of(received: Tensor, world: int, out: Tensor | None = None) -> Tensor:
     """The sum of the parts of all ranks, which lie one after another; they are overwritten."""
     if world == 1:
         return received if out is None else out.copy_(received)
-    parts = received.view(world, -1).unbind()
-    half = first_half(world)
-    first, second = (tree_sum(some, Tensor.add_) for some in (parts[:half], parts[half:]))
+    parts = received.view(world, -1)
+    while len(parts) > 2 and len(parts) % 2 == 0:  # a whole level of the tree by one kernel
+        parts = parts[0::2].add_(parts[1::2])
+    half = first_half(len(parts))
+    first, second = (tree_sum(some, Tensor.add_) for some in (parts[:half].unbind(), parts[half:].unbind()))
     return torch.add(first, second, out=first if out is None else out)
 
 

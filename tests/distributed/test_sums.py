@@ -14,6 +14,7 @@ from bodies import by_slots, loss_of, model_and_batch
 from processes import needs_gpus, run, run_each
 
 from retrograd.distributed import Slots, SlotSum, Tree, order_fsdp, tree_sum
+from retrograd.distributed.exchange import sum_of
 
 WORLDS = (2, 4)
 
@@ -31,6 +32,15 @@ def test_gradients_have_the_bits_of_one_process(world: int, tmp_path: Path) -> N
     check(found, alone)
     assert all(same(rank["float64"], in_float64) for rank in found)
     assert not same(alone, in_float64)  # the order and the dtype of the sum can be seen in the bits
+
+
+@pytest.mark.parametrize("world", range(1, 18))
+def test_parts_of_all_ranks_are_added_by_the_tree(world: int) -> None:
+    received, out = torch.randn(world * 37, generator=torch.Generator().manual_seed(world)), torch.empty(37)
+    expected = tree_sum(received.view(world, -1).unbind(), torch.add)
+    assert torch.equal(sum_of(received.clone(), world), expected)
+    assert sum_of(received.clone(), world, out) is out
+    assert torch.equal(out, expected)
 
 
 @pytest.mark.gpu
