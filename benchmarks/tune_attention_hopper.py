@@ -47,13 +47,13 @@ CASES = (
 )  # fmt: skip
 # Width of the queries -> fields of other plans.
 FORWARD: dict[int, tuple[Fields, ...]] = {
-    64: ({"groups": 2, "registers": 232}, {"groups": 3, "registers": 160}),
-    128: ({"section": 2**24},),
-    192: (),
-    256: (),
+    64: ({"beside": False}, {"by_warps": True}, {"groups": 2, "registers": 232}, {"groups": 3, "registers": 160}),
+    128: ({"by_warps": True}, {"section": 2**24}),
+    192: ({"by_warps": False},),
+    256: ({"by_warps": False},),
 }
 BACKWARD: dict[int, tuple[Fields, ...]] = {
-    64: ({"ahead": False}, {"stages": (2, 2)}),
+    64: (),
     128: ({"section": 2**24}, {"section": 2**26}),
     192: ({"section": 2**25}, {"section": 2**27}),
     256: ({"section": 2**26},),

@@ -54,9 +54,14 @@ def _nvidia(compiled: Any) -> Resources:
 
 
 def spills_in_loops(compiled: Any) -> int:
-    """Spill instructions in the loops of a kernel for NVIDIA that have products of the tensor cores on Hopper.
+    """Spill instructions in the loops of a kernel for NVIDIA that have products of the tensor cores on Hopper."""
+    return sum(bool(SPILL.search(line)) for loop in loops_of_products(compiled) for line in loop)
 
-    Only the innermost of these loops count. A wait stands behind all loops, and jumps back into the one that it is of.
+
+def loops_of_products(compiled: Any) -> list[list[str]]:
+    """The instructions of the innermost loops that have products of the tensor cores on Hopper.
+
+    A wait stands behind all loops, and jumps back into the one that it is of.
     """
     code = [line for line in _sass(compiled).splitlines() if ADDRESS.search(line)]
     lines = {int(ADDRESS.findall(line)[0], 16): place for place, line in enumerate(code)}
@@ -68,7 +73,7 @@ def spills_in_loops(compiled: Any) -> int:
         for first, end in loops
         if not any((first <= a and b <= end and (a, b) != (first, end)) or a < first < b < end for a, b in loops)
     ]
-    return sum(bool(SPILL.search(line)) for first, end in innermost for line in code[first:end])
+    return [code[first:end] for first, end in innermost]
 
 
 def wrong_descriptors(compiled: Any) -> list[str]:

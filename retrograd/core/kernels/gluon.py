@@ -27,3 +27,33 @@ def ex2(x):
 def lg2(x):
     """The logarithm to base 2 in one special-function instruction, with a relative error below 2^-21; -inf for 0."""
     return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def negative(x):
+    """-x as a part of the instruction that takes it; of a minus sign the compiler makes 0 - x."""
+    return gl.inline_asm_elementwise("neg.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def before_waits(x):
+    """x, computed before the waits behind it in the program.
+
+    The assembler moves a wait for products up to where they begin, but not past a store, not even one that never runs:
+    no number is above infinity. Of a number whose sign it knows it would remove the store.
+    """
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred never;
+        .reg .b32 address;
+        mov.u32 address, 0;
+        setp.gt.f32 never, $1, 0f7f800000;
+        @never st.shared.f32 [address], $1;
+        mov.b32 $0, $1;
+        }""",
+        "=f,f",
+        [x],
+        dtype=gl.float32,
+        is_pure=False,
+        pack=1,
+    )

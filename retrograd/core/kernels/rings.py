@@ -6,11 +6,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from .named_barriers import arrive, sync
+
 
 class Ring(NamedTuple):
     """Blocks, and two mbarriers for each stage: block n is in stage n modulo the number of stages.
 
-    A ring whose blocks come with those of another has no `full`.
+    A ring whose blocks come with those of another has no `full`; one that warps release one by one has no `empty`.
     """
 
     blocks: Any
@@ -86,3 +88,23 @@ def wait_full(ring, n):
 def release(ring, n):
     """This warp group has read block n: its stage may be filled when all consumers have released it."""
     mbarrier.arrive(ring.empty.index(stage_of(n, ring.empty.shape[0])))
+
+
+@gluon.jit
+def acquire_from_warps(ring, n, FIRST: gl.constexpr, THREADS: gl.constexpr):
+    """`acquire` of one warp, where consumers release by `release_by_warps`."""
+    STAGES: gl.constexpr = ring.full.shape[0]
+    stage = stage_of(n, STAGES)
+    if n >= STAGES:
+        sync(FIRST + stage, THREADS)
+    return stage
+
+
+@gluon.jit
+def release_by_warps(ring, n, FIRST: gl.constexpr, THREADS: gl.constexpr):
+    """`release` in which no warp waits for the others of its group.
+
+    A stage has a named barrier, number FIRST and on, for all threads of the consumers and the producer's 32. No warp
+    arrives twice before the producer has synced: only then is there a next block in the stage to release.
+    """
+    arrive(FIRST + stage_of(n, ring.full.shape[0]), THREADS)

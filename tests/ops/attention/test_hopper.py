@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import triton
-from checks.resources import resources, serialized, spills_in_loops
+from checks.resources import loops_of_products, resources, serialized, spills_in_loops
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -123,7 +123,7 @@ CASES = {
     for D, V in FORWARD
     for name, how in KINDS.items()
 }
-WALKS = ("backward_fused", "backward_dq", "backward_dk_dv")
+WALKS = ("backward_fused", "backward_pairs", "backward_dq", "backward_dk_dv")
 QUICK = ("causal_128_128",)  # the others are slow
 EACH = [pytest.param(c, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, c in CASES.items()]
 
@@ -143,6 +143,27 @@ def test_products_run_beside_the_softmax(case: Case) -> None:
     assert program is not None
     *_, forward = program.launches
     check(build(forward, program.arrays, HOPPER), forward.allowed_spills)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("case", EACH)
+def test_maxima_are_computed_while_values_are_added(case: Case) -> None:
+    spec = spec_of(OP, case)
+    program = Forward(HOPPER_OP, spec).program({}, HOPPER)
+    assert program is not None
+    *_, forward = program.launches
+    options = forward.constants["OPTIONS"]
+    loops = loops_of_products(build(forward, program.arrays, HOPPER))
+    assert len(loops) == options.groups
+    for loop in loops:
+        last_product = max(i for i, line in enumerate(loop) if "HGMMA" in line)
+        wait = next(i for i, line in enumerate(loop) if i > last_product and "WARPGROUP.DEPBAR.LE gsb0, 0x0" in line)
+        before, after = " ".join(loop[last_product:wait]), " ".join(loop[wait:])
+        if options.beside:
+            assert "FMNMX" in before
+            assert "FMNMX" not in after
+        # Where warps release blocks, no group waits for its warps between its products and the end of the step.
+        assert options.by_warps == ("BAR.ARV" in after) == ("BAR.SYNC" not in before + after)
 
 
 @pytest.mark.compile
@@ -224,17 +245,17 @@ def test_blocks_are_left_out_or_unmasked_only_where_no_pair_is_wrong(
             assert 128 * block + 128 <= keys
 
 
-@given(SIZE, SIZE, WINDOW, st.integers(0, 3), st.booleans())
+@given(SIZE, SIZE, WINDOW, st.integers(0, 3), st.booleans(), st.sampled_from((64, 128)))
 def test_a_step_is_unmasked_only_where_no_pair_is_wrong(
-    queries: int, keys: int, window: Window, tile: int, listed: bool
+    queries: int, keys: int, window: Window, tile: int, listed: bool, size: int
 ) -> None:
     at = 128 * tile
     assume(at < keys)
-    low, steps = on_numbers(schedule.queries_seen)(at, queries, keys, window, 128, 64)
-    bottom, top = on_numbers(schedule.queries_unmasked)(at, low, steps, queries, keys, window, 128, 64, listed)
+    low, steps = on_numbers(schedule.queries_seen)(at, queries, keys, window, 128, size)
+    bottom, top = on_numbers(schedule.queries_unmasked)(at, low, steps, queries, keys, window, 128, size, listed)
     assert low <= bottom <= top <= low + steps
     for m in range(bottom, top):
-        rows = range(64 * m, 64 * m + 64)
+        rows = range(size * m, size * m + size)
         assert at + 128 <= keys
         assert all(visible(rows, range(at, at + 128), keys - queries, window))
         assert not listed or rows.stop <= queries
@@ -249,16 +270,18 @@ def test_tickets_are_all_tiles_and_come_later_for_later_tiles(tiles_of_row: int,
         assert [tile for other, tile in drawn if other == row] == list(range(tiles_of_row))
 
 
-@given(SIZE, SIZE, WINDOW)
-def test_every_tile_of_keys_that_sees_a_tile_of_queries_has_a_turn(queries: int, keys: int, window: Window) -> None:
+@given(SIZE, SIZE, WINDOW, st.sampled_from((64, 128)))
+def test_every_tile_of_keys_that_sees_a_tile_of_queries_has_a_turn(
+    queries: int, keys: int, window: Window, size: int
+) -> None:
     turns: Counter[int] = Counter()  # of the tiles of queries, in the order of the tiles of keys
     for at in range(0, keys, 128):
-        low, steps = on_numbers(schedule.queries_seen)(at, queries, keys, window, 128, 64)
+        low, steps = on_numbers(schedule.queries_seen)(at, queries, keys, window, 128, size)
         walked = range(low, low + steps)
-        for m in range(-(-queries // 64)):
-            rows = range(64 * m, min(64 * m + 64, queries))
+        for m in range(-(-queries // size)):
+            rows = range(size * m, min(size * m + size, queries))
             if any(visible(rows, range(at, min(at + 128, keys)), keys - queries, window)):
                 assert m in walked
         for m in walked:
-            assert turns[m] == on_numbers(schedule.turn_of)(at, 64 * m, queries, keys, window, 128)
+            assert turns[m] == on_numbers(schedule.turn_of)(at, size * m, queries, keys, window, 128)
             turns[m] += 1

@@ -61,19 +61,21 @@ def differentiate(W: gl.constexpr, total_desc, rings, tickets, OPTIONS: gl.const
             own = forget(gl.to_tensor(W))
             s = over_columns(matrix(rings.k.blocks.index(own)), q_tile, none, OPTIONS.size)
             wait_full(rings.dout, n)
-            base = base_of(rings.base, q_stage, COLUMN)
+            base = base_of(rings.base, q_stage, 0, QUERIES, COLUMN)
             if OF_VALUES:
                 s = warpgroup_mma_wait(0, deps=[s])
-                p = probabilities(s, base, border, W * ROWS, end - n, tickets, number, OPTIONS)
+                p = probabilities(s, -base, border, W * ROWS, 0, end - n, tickets, number, OPTIONS)
                 pairs, tile = p.to(TYPE), dout_tile
             else:
                 dp = over_columns(matrix(rings.v.blocks.index(own)), dout_tile, none, OPTIONS.value_size)
                 s = warpgroup_mma_wait(pieces(OPTIONS.value_size), deps=[s])
-                p = probabilities(s, base, border, W * ROWS, end - n, tickets, number, OPTIONS)
-                delta = deltas_of(rings.delta.index(dout_stage), border, end - n, tickets, number, OPTIONS, COLUMN)
+                p = probabilities(s, -base, border, W * ROWS, 0, end - n, tickets, number, OPTIONS)
+                delta = deltas_of(
+                    rings.delta.index(dout_stage), border, 0, QUERIES, end - n, tickets, number, OPTIONS, COLUMN
+                )
                 dp = warpgroup_mma_wait(0, deps=[dp])
                 if OPTIONS.factors.inside is not None:
-                    base = base_of(rings.base, q_stage, COLUMN)
+                    base = base_of(rings.base, q_stage, 0, QUERIES, COLUMN)
                 ds = differences(p, dp, base[None, :], delta[None, :], OPTIONS)
                 pairs, tile = ds.to(TYPE), q_tile
             left = gl.convert_layout(pairs, LEFT, assert_trivial=True)

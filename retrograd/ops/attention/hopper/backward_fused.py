@@ -24,7 +24,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
-from retrograd.core.kernels.rings import Ring, acquire, barriers, parity_of, release, ring_of, wait_full
+from retrograd.core.kernels.rings import (
+    Ring,
+    acquire,
+    acquire_from_warps,
+    barriers,
+    parity_of,
+    release,
+    ring_of,
+    stage_of,
+    wait_full,
+)
 
 from .backward_products import differentiate_keys
 from .schedule import ALIGNED, at_step, queries_seen, tile_of_keys, tiles_of_head, turn_of
@@ -33,6 +43,9 @@ from .walk import step_of, walk_of
 from .wgmma import WARPS, allocate
 
 FEW_REGISTERS = gl.constexpr(24)
+# Named barriers where warps release q and dout one by one, one for each of two stages.
+Q_FREE, DOUT_FREE = gl.constexpr(8), gl.constexpr(10)
+READERS = gl.constexpr(2 * 32 * WARPS.value + 32)  # threads of the two groups, and of the warp that copies
 
 
 class Arrays(NamedTuple):
@@ -125,6 +138,26 @@ def load_parts(array, batch, first, at, keys, group, full, memory):
 
 
 @gluon.jit
+def acquire_q(ring, n, known, BY_WARPS: gl.constexpr):
+    """Wait until there is room for tile n of q, unless that is `known`; returns its stage."""
+    if BY_WARPS:
+        if n != known:
+            acquire_from_warps(ring, n, Q_FREE, READERS)
+        return stage_of(n, ring.full.shape[0])
+    else:
+        return acquire(ring, n)
+
+
+@gluon.jit
+def acquire_dout(ring, n, BY_WARPS: gl.constexpr):
+    """Wait until there is room for tile n of dout; returns its stage."""
+    if BY_WARPS:
+        return acquire_from_warps(ring, n, DOUT_FREE, READERS)
+    else:
+        return acquire(ring, n)
+
+
+@gluon.jit
 def fetch(
     arrays,
     rings,
@@ -136,8 +169,12 @@ def fetch(
     sizes,
     OPTIONS: gl.constexpr,
     OF_VALUES: gl.constexpr,
+    BY_WARPS: gl.constexpr = False,
 ):
-    """The producer: draws tickets, and copies what the program reads for them; OF_VALUES: without v and delta."""
+    """The producer: draws tickets, and copies what the program reads for them.
+
+    OF_VALUES: without v and delta. BY_WARPS: warps release q and dout one by one.
+    """
     WINDOW: gl.constexpr = OPTIONS.window
     SHARE: gl.constexpr = OPTIONS.share
     KEYS: gl.constexpr = OPTIONS.keys
@@ -147,6 +184,7 @@ def fetch(
     OF_K: gl.constexpr = rings.k.blocks.shape[0] * arrays.k.block_type.nbytes
     OF_V: gl.constexpr = 0 if OF_VALUES else rings.v.blocks.shape[0] * arrays.v.block_type.nbytes
     n, number = 0, 0
+    known = 0  # a tile of q that is known to have room
     while t < tiles * sizes.rows:
         tile = tile_of_keys(t, tiles, tile_list_ptr, sizes, SHARE, KEYS, QUERIES)
         batch, group, first_q, queries, first_k, keys, at, rows_at = tile
@@ -160,7 +198,7 @@ def fetch(
                     copy = start % ALIGNED
                     row, start = row + copy * (sizes.rows * SHARE), start - copy
                 where = at_step(arrays.q, batch, first_q, m * QUERIES, queries, head)
-                stage = acquire(rings.q, n)
+                stage = acquire_q(rings.q, n, known, BY_WARPS)
                 # k comes with the first q, and v with the first dout. A tile without steps waits for neither: groups
                 # release a ticket when they are done with k and v, and `write` does not run two tickets ahead of them.
                 if left == SHARE * steps:
@@ -171,7 +209,7 @@ def fetch(
                     mbarrier.expect(rings.q.full.index(stage), OF_Q)
                 tma_load(arrays.q, where, rings.q.full.index(stage), rings.q.blocks.index(stage))
                 tma_load(arrays.base, [row, start], rings.q.full.index(stage), rings.base.index(stage))
-                stage = acquire(rings.dout, n)
+                stage = acquire_dout(rings.dout, n, BY_WARPS)
                 if OF_VALUES:
                     mbarrier.expect(rings.dout.full.index(stage), OF_DOUT)
                 else:
@@ -188,7 +226,8 @@ def fetch(
                 n += 1
             number += 1
         # Where turns count, a ticket drawn early would keep others waiting: draw when the program is at the last steps.
-        acquire(rings.q, n)
+        acquire_q(rings.q, n, known, BY_WARPS)
+        known = n
         t = draw(counter_ptr)
     write(tickets, number, (0,))
 

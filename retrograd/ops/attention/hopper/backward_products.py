@@ -53,6 +53,28 @@ def hand_over(part, n, W: gl.constexpr, ds, dq):
 
 
 @gluon.jit
+def store_dk_dv(W: gl.constexpr, total_k, total_v, dk, dv, rings, ds_blocks, tickets, number, OPTIONS: gl.constexpr):
+    """Store dk and dv of one half, W, of the keys, and release k, v and the ticket."""
+    TYPE: gl.constexpr = rings.q.blocks.dtype
+    R: gl.constexpr = OPTIONS.keys // 2
+    mbarrier.arrive(rings.k.empty)
+    batch, first_k, at, keys, group = keys_of(tickets, number)
+    # Only this group's products read its half of v; dk takes the place of ds once those of both groups are done.
+    matrix(rings.v.blocks.index(W)).store(total_v.to(TYPE))
+    fence_async_shared()
+    tma_store(dv, at_step(dv, batch, first_k, at + W * R, keys, group), rings.v.blocks.index(W))
+    mbarrier.wait(rings.k.empty, number & 1)
+    dk_s = ds_blocks.index(W)._reinterpret(TYPE, dk.block_shape, dk.layout)
+    matrix(dk_s).store((total_k * OPTIONS.scale).to(TYPE))
+    fence_async_shared()
+    tma_store(dk, at_step(dk, batch, first_k, at + W * R, keys, group), dk_s)
+    tma.store_wait(0)
+    # v comes after both groups' copies, and ds is computed from it: no copy reads the blocks that ds is written to.
+    mbarrier.arrive(rings.v.empty)
+    release(tickets, number)
+
+
+@gluon.jit
 def differentiate_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets, n, number, OPTIONS: gl.constexpr):
     """dk and dv of one half, W, of the keys; half of the columns of dq, from all keys. Pairs are (keys, queries).
 
@@ -79,34 +101,25 @@ def differentiate_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets
     total_k = gl.zeros([R, D], gl.float32, OF_K)
     total_v = gl.zeros([R, V], gl.float32, OF_V)
     begin, end = n, n + OPTIONS.share * of_keys(tickets, number, "steps")
-    s = none
-    if OPTIONS.ahead:
-        if end > n:
-            s = warpgroup_mma_wait(0, deps=[scores_of_step(n, W, rings, none)])
     first, until = steps_unmasked(end, tickets, number, OPTIONS)
     while n < end:
         border = at_border(n, first, until, OPTIONS)
         q_stage, dout_stage, stage = stage_of(n, OPTIONS.q_stages), stage_of(n, OPTIONS.dout_stages), stage_of(n, 2)
         q_tile, dout_tile = matrix(rings.q.blocks.index(q_stage)), matrix(rings.dout.blocks.index(dout_stage))
-        if not OPTIONS.ahead:
-            s = scores_of_step(n, W, rings, none)
+        s = scores_of_step(n, W, rings, none)
         wait_full(rings.dout, n)
         v = matrix(rings.v.blocks.index(forget(gl.to_tensor(W))))
         dp = warpgroup_mma(v, dout_tile.permute((1, 0)), none, use_acc=False, is_async=True)
-        base = base_of(rings.base, q_stage, COLUMN)
-        if OPTIONS.ahead:
-            # The last step computes its own once more, so that no product is in a branch.
-            next_s = scores_of_step(gl.minimum(n + 1, end - 1), W, rings, none)
-        else:
-            s = warpgroup_mma_wait(1, deps=[s])
-        p = probabilities(s, base, border, W * R, end - n, tickets, number, OPTIONS)
+        base = base_of(rings.base, q_stage, 0, QUERIES, COLUMN)
+        s = warpgroup_mma_wait(1, deps=[s])
+        p = probabilities(s, -base, border, W * R, 0, end - n, tickets, number, OPTIONS)
         # This product reads p, so that the assembler leaves the exponentials before the wait for dp.
         left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
         total_v = warpgroup_mma(left, dout_tile, total_v, is_async=True)
-        delta = deltas_of(rings.delta.index(dout_stage), border, end - n, tickets, number, OPTIONS, COLUMN)
-        dp = warpgroup_mma_wait(2 if OPTIONS.ahead else 1, deps=[dp])
+        delta = deltas_of(rings.delta.index(dout_stage), border, 0, QUERIES, end - n, tickets, number, OPTIONS, COLUMN)
+        dp = warpgroup_mma_wait(1, deps=[dp])
         if OPTIONS.factors.inside is not None:
-            base = base_of(rings.base, q_stage, COLUMN)
+            base = base_of(rings.base, q_stage, 0, QUERIES, COLUMN)
         ds = differences(p, dp, base[None, :], delta[None, :], OPTIONS).to(TYPE)
         acquire(ds_ring, n)
         ds_ring.blocks.index(stage).slice(W * R, R).store(ds)
@@ -115,10 +128,7 @@ def differentiate_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets
         # The first step computes its own, and so does the second one, so that no product is in a branch.
         part = dq_of_step(gl.maximum(n - 1, begin), W, rings.k, ds_ring, none_q)
         total_k = warpgroup_mma(gl.convert_layout(ds, LEFT_K, assert_trivial=True), q_tile, total_k, is_async=True)
-        if OPTIONS.ahead:
-            part, total_v, s = warpgroup_mma_wait(1, deps=[part, total_v, next_s])
-        else:
-            part, total_v = warpgroup_mma_wait(1, deps=[part, total_v])
+        part, total_v = warpgroup_mma_wait(1, deps=[part, total_v])
         release(rings.dout, n)
         if n > begin:
             hand_over(part, n - 1, W, ds_ring, dq_ring)
@@ -128,19 +138,5 @@ def differentiate_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets
     if end > begin:
         part = warpgroup_mma_wait(0, deps=[dq_of_step(end - 1, W, rings.k, ds_ring, none_q)])
         hand_over(part, end - 1, W, ds_ring, dq_ring)
-    mbarrier.arrive(rings.k.empty)
-    batch, first_k, at, keys, group = keys_of(tickets, number)
-    # Only this group's products read its half of v; dk takes the place of ds once those of both groups are done.
-    matrix(rings.v.blocks.index(W)).store(total_v.to(TYPE))
-    fence_async_shared()
-    tma_store(dv, at_step(dv, batch, first_k, at + W * R, keys, group), rings.v.blocks.index(W))
-    mbarrier.wait(rings.k.empty, number & 1)
-    dk_s = ds_ring.blocks.index(W)._reinterpret(TYPE, dk.block_shape, dk.layout)
-    matrix(dk_s).store((total_k * OPTIONS.scale).to(TYPE))
-    fence_async_shared()
-    tma_store(dk, at_step(dk, batch, first_k, at + W * R, keys, group), dk_s)
-    tma.store_wait(0)
-    # v comes after both groups' copies, and ds is computed from it: no copy reads the blocks that ds is written to.
-    mbarrier.arrive(rings.v.empty)
-    release(tickets, number)
+    store_dk_dv(W, total_k, total_v, dk, dv, rings, ds_ring.blocks, tickets, number, OPTIONS)
     return n

@@ -21,21 +21,33 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
-from retrograd.core.kernels.rings import Ring, acquire, parity_of, release, ring_of, stage_of, wait_full
+from retrograd.core.kernels.rings import (
+    Ring,
+    acquire,
+    acquire_from_warps,
+    barriers,
+    parity_of,
+    release,
+    ring_of,
+    stage_of,
+    wait_full,
+)
 
 from ..device import LN2
 from .schedule import at_step, blocks_seen, tile_of_queries, tiles_of_head, unmasked
 from .scores import scores
-from .softmax import Sums, add_block, part_sums, softmax
+from .softmax import K_FREE, V_FREE, Sums, add_block, part_sums, release_block, softmax
 from .tickets import QueryTicket, draw, has_tile, query_ticket, ring_of_tickets, write
-from .wgmma import WARPS, allocate, matrix, over_columns
+from .wgmma import WARPS, allocate, allocate_panels, matrix, over_panels, panels_of, shape_of_blocks
 
 FETCH_REGISTERS = gl.constexpr(40)
 FEWER_REGISTERS = gl.constexpr(24)  # beside three groups
 
 
 class Rings(NamedTuple):
-    """The blocks of the arrays that are copied to shared memory; each group of warps has stages of its own for q."""
+    """The blocks of the arrays that are copied to shared memory, those of q and k in panels of columns; each group of
+    warps has stages of its own for q.
+    """
 
     q: Ring
     k: Ring
@@ -43,11 +55,60 @@ class Rings(NamedTuple):
 
 
 @gluon.jit
-def fetch_block(array, where, ring, n):
-    """Copy block n of a ring, when there is room for it."""
-    stage = acquire(ring, n)
+def acquire_block(ring, n, FREE: gl.constexpr, OPTIONS: gl.constexpr):
+    """Wait until there is room for block n of k or v; returns its stage."""
+    if OPTIONS.by_warps:
+        return acquire_from_warps(ring, n, FREE, OPTIONS.groups * (32 * WARPS) + 32)
+    else:
+        return acquire(ring, n)
+
+
+@gluon.jit
+def load_block(array, where, ring, stage):
+    """Copy a block of a ring."""
     mbarrier.expect(ring.full.index(stage), array.block_type.nbytes)
     tma_load(array, where, ring.full.index(stage), ring.blocks.index(stage))
+
+
+@gluon.jit
+def fetch_block(array, where, ring, n):
+    """Copy block n of a ring, when there is room for it."""
+    load_block(array, where, ring, acquire(ring, n))
+
+
+@gluon.jit
+def load_k(k, batch, first_k, at, keys, group, ring, stage, PANELS: gl.constexpr):
+    """Copy a block of k, in one piece or panel by panel."""
+    if PANELS == 1:
+        load_block(k, at_step(k, batch, first_k, at, keys, group), ring, stage)
+    else:
+        WIDTH: gl.constexpr = k.block_shape[len(k.block_shape) - 1]
+        mbarrier.expect(ring.full.index(stage), PANELS * k.block_type.nbytes)
+        for panel in gl.static_range(PANELS):
+            where = at_step(k, batch, first_k, at, keys, group, panel * WIDTH)
+            tma_load(k, where, ring.full.index(stage), ring.blocks[panel].index(stage))
+
+
+@gluon.constexpr_function
+def in_place_of(blocks, array):
+    """How many blocks of an array fit into the memory of others with as many steps."""
+    return blocks.shape[0] * blocks.shape[-1] // array.block_shape[-1]
+
+
+@gluon.constexpr_function
+def room_for(panels):
+    """The slots of a block of q in panels: a power of two, so that blocks of out fit into them."""
+    return 1 if panels == 1 else 4
+
+
+@gluon.jit
+def q_panels(blocks, stage, PANELS: gl.constexpr):
+    """A block of q as (queries, columns), or its panels."""
+    first = stage * room_for(PANELS)
+    if PANELS == 1:
+        return matrix(blocks.index(first))
+    else:
+        return matrix(blocks.index(first)), matrix(blocks.index(first + 1)), matrix(blocks.index(first + 2))
 
 
 @gluon.jit
@@ -55,7 +116,9 @@ def fetch(q, k, v, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, 
     """The producer: copies what the program's tiles need, and draws tickets for these."""
     WINDOW: gl.constexpr = OPTIONS.window
     GROUPS: gl.constexpr = OPTIONS.groups
+    PANELS: gl.constexpr = OPTIONS.panels
     TILE: gl.constexpr = OPTIONS.groups * OPTIONS.queries
+    WIDTH: gl.constexpr = q.block_shape[len(q.block_shape) - 1]
     n, number = 0, 0
     while t < tiles * sizes.rows:
         next_t = draw(counter_ptr)
@@ -66,14 +129,19 @@ def fetch(q, k, v, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, 
             write(tickets, number, QueryTicket(1, batch, head, first_q, queries, keys, at, outside, low, high))
             for w in gl.static_range(GROUPS):
                 stage = w * OPTIONS.queued + stage_of(number, OPTIONS.queued)
-                where = at_step(q, batch, first_q, at + w * OPTIONS.queries, queries, head)
                 mbarrier.wait(rings.q.empty.index(stage), parity_of(number, OPTIONS.queued) ^ 1)
-                mbarrier.expect(rings.q.full.index(stage), q.block_type.nbytes)
-                tma_load(q, where, rings.q.full.index(stage), rings.q.blocks.index(stage))
+                mbarrier.expect(rings.q.full.index(stage), PANELS * q.block_type.nbytes)
+                for panel in gl.static_range(PANELS):
+                    where = at_step(q, batch, first_q, at + w * OPTIONS.queries, queries, head, panel * WIDTH)
+                    slot = stage * room_for(PANELS) + panel
+                    tma_load(q, where, rings.q.full.index(stage), rings.q.blocks.index(slot))
+            group = head // sizes.share
             for i in range(high - low):
-                where = at_step(k, batch, first_k, (high - 1 - i) * OPTIONS.keys, keys, head // sizes.share)
-                fetch_block(k, where, rings.k, n)
-                fetch_block(v, where, rings.v, n)
+                j = (high - 1 - i) * OPTIONS.keys
+                stage = acquire_block(rings.k, n, K_FREE, OPTIONS)
+                load_k(k, batch, first_k, j, keys, group, rings.k, stage, PANELS)
+                stage = acquire_block(rings.v, n, V_FREE, OPTIONS)
+                load_block(v, at_step(v, batch, first_k, j, keys, group), rings.v, stage)
                 n += 1
             number += 1
         t = next_t
@@ -108,6 +176,7 @@ def attend(
     R: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, COLUMNS, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, R, 2)
     ROW: gl.constexpr = gl.SliceLayout(1, S)
+    OUT_SLOT: gl.constexpr = W * (staged.shape[0] // (2 if OPTIONS.groups == 2 else 4))
     none = gl.zeros([QUERIES, KEYS], gl.float32, S)
     n, number = 0, 0
     wait_full(tickets, 0)
@@ -124,12 +193,12 @@ def attend(
             sink = gl.load(sinks.pointer + tile.head * sinks.head) * (LOG2E / EXPONENT)
             largest = gl.full([QUERIES], sink, gl.float32, ROW)
         q_stage = W * OPTIONS.queued + stage_of(number, OPTIONS.queued)
-        q = matrix(rings.q.blocks.index(q_stage))
-        stage = stage_of(n, OPTIONS.stages)
+        q = q_panels(rings.q.blocks, q_stage, OPTIONS.panels)
+        k = panels_of(rings.k.blocks, stage_of(n, OPTIONS.stages), OPTIONS.panels)
         mbarrier.wait(rings.q.full.index(q_stage), parity_of(number, OPTIONS.queued))
         wait_full(rings.k, n)
-        s = warpgroup_mma_wait(0, deps=[over_columns(q, matrix(rings.k.blocks.index(stage)), none, OPTIONS.size)])
-        release(rings.k, n)
+        s = warpgroup_mma_wait(0, deps=[over_panels(q, k, none, OPTIONS.size, OPTIONS.panels)])
+        release_block(rings.k, n, K_FREE, OPTIONS)
         s = scores(s, i, tile.high - 1, True, queries, keys, OPTIONS)
         largest, _before, p = softmax(s, largest, EXPONENT)
         total = part_sums(p)
@@ -150,7 +219,7 @@ def attend(
         number += 1
         wait_full(tickets, number)
         result = warpgroup_mma_wait(0, deps=[result])
-        mbarrier.arrive(rings.v.empty.index(stage))
+        release_block(rings.v, n - 1, V_FREE, OPTIONS)
 
         whole = gl.convert_layout(gl.sum(sums.total, 1), ROW, assert_trivial=True)
         if sinks.pointer is not None:
@@ -159,9 +228,9 @@ def attend(
         whole = gl.where(some, whole, 1.0)
         inverse = gl.convert_layout(1.0 / whole, gl.SliceLayout(1, R), assert_trivial=True)
         tma.store_wait(0)
-        matrix(staged.index(W)).store((result * inverse[:, None]).to(TYPE))
+        matrix(staged.index(OUT_SLOT)).store((result * inverse[:, None]).to(TYPE))
         fence_async_shared()
-        tma_store(out, at_step(out, tile.batch, tile.first_q, own, queries, tile.head), staged.index(W))
+        tma_store(out, at_step(out, tile.batch, tile.first_q, own, queries, tile.head), staged.index(OUT_SLOT))
         if OUT_IN_Q:
             tma.store_wait(0)
             mbarrier.arrive(rings.q.empty.index(q_stage))
@@ -187,17 +256,20 @@ def forward(
     GROUPS: gl.constexpr = OPTIONS.groups
     QUEUED: gl.constexpr = OPTIONS.queued
     SLOTS: gl.constexpr = 2 if GROUPS == 2 else 4  # shapes are powers of two
-    q_blocks = allocate(q, SLOTS * QUEUED)
-    k_blocks = allocate(k, STAGES)
+    q_blocks = allocate(q, SLOTS * QUEUED * room_for(OPTIONS.panels))
+    k_blocks = allocate_panels(k, STAGES, OPTIONS.panels)
     v_blocks = allocate(v, STAGES)
     # Where there is little memory, out is staged in the blocks of q.
-    OUT_IN_Q: gl.constexpr = QUEUED == 1 and q.block_shape == out.block_shape
-    staged = q_blocks
-    if not OUT_IN_Q:
+    OUT_IN_Q: gl.constexpr = QUEUED == 1 and (OPTIONS.panels > 1 or q.block_shape == out.block_shape)
+    if OUT_IN_Q:
+        staged = q_blocks._reinterpret(out.dtype, shape_of_blocks(out, in_place_of(q_blocks, out)), out.layout)
+    else:
         staged = allocate(out, SLOTS)
-    rings = Rings(
-        ring_of(q_blocks, GROUPS * QUEUED, 1), ring_of(k_blocks, STAGES, GROUPS), ring_of(v_blocks, STAGES, GROUPS)
-    )
+    q_ring = ring_of(q_blocks, GROUPS * QUEUED, 1)
+    if OPTIONS.by_warps:
+        rings = Rings(q_ring, Ring(k_blocks, barriers(STAGES, 1), None), Ring(v_blocks, barriers(STAGES, 1), None))
+    else:
+        rings = Rings(q_ring, ring_of(k_blocks, STAGES, GROUPS), ring_of(v_blocks, STAGES, GROUPS))
     tickets = ring_of_tickets(GROUPS)
     fence_async_shared()
     wait_for_previous(OVERLAP)

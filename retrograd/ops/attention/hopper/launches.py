@@ -31,6 +31,7 @@ from . import schedule
 from .backward_dk_dv import backward_dk_dv
 from .backward_dq import backward_dq
 from .backward_fused import backward_fused
+from .backward_pairs import HALF, backward_pairs
 from .delta import deltas, round_dq
 from .forward import forward as forward_kernel
 from .plan import (
@@ -133,7 +134,7 @@ def backward(
 def _scratch_of_sums(spec: Spec, plan: BackwardPlan, wanted: set[str]) -> Iterator[Array]:
     """The scratch arrays of one walk for all gradients, which computes dk and dv in any case."""
     params = spec.params(("k", "v"))
-    turns = _rows(spec, spec.heads) * _tiles(spec, spec.queries, plan.queries)
+    turns = _rows(spec, spec.heads) * _tiles(spec, spec.queries, plan.queries) * (plan.queries // HALF.value)
     yield Array("turns", (1 + turns,), "int32", zeroed=True)
     yield Array("dq_sum", spec.q.shape, "float32")
     yield from (Array(f"d{n}", params[n].shape, params[n].dtype) for n in "kv" if f"d{n}" not in wanted)
@@ -250,16 +251,23 @@ class _Launches(Launches):
             window=self._window(),
             factors=factors_of(self.spec),
             size=used_columns(spec.head_size),
+            panels=plan.panels,
             queries=plan.queries,
             keys=plan.keys,
             stages=plan.stages,
             groups=plan.groups,
             queued=plan.queued,
             registers=plan.registers,
+            beside=plan.beside,
+            by_warps=plan.by_warps,
         )
         constants = {"OPTIONS": options}
         grid = min(rows * tiles, plan.programs)
-        launch = self.launch(forward_kernel, grid, {"sizes": sizes}, constants, self._described(steps))
+        descriptors = self._described(steps)
+        if plan.panels > 1:
+            width = used_columns(spec.head_size) // plan.panels
+            descriptors |= {n: replace(descriptors[n], block=(*descriptors[n].block[:-1], width)) for n in "qk"}
+        launch = self.launch(forward_kernel, grid, {"sizes": sizes}, constants, descriptors)
         yield self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), tile_list_ptr="tile_list_q")
 
     def deltas(self) -> Launch:
@@ -290,7 +298,7 @@ class _Launches(Launches):
         blocks = {"q": plan.queries, "dout": plan.queries, "k": plan.keys}
         blocks |= dict.fromkeys(("v", "dk", "dv"), plan.keys // 2)
         descriptors = {**self._described(blocks), **self._described_numbers(plan.queries)}
-        descriptors |= self._described({"dq_sum": plan.queries}, bits=32)
+        descriptors |= self._described({"dq_sum": HALF.value}, bits=32)
         rows, share = _rows(spec, spec.groups), spec.heads // spec.groups
         bytes_of_group = share * steps_of(spec, spec.queries) * (6 * spec.head_size + 2 * spec.value_size)
         section = min(rows, max(1, plan.section // bytes_of_group))
@@ -306,13 +314,13 @@ class _Launches(Launches):
             queries=plan.queries,
             q_stages=q_stages,
             dout_stages=dout_stages,
-            ahead=plan.ahead,
             listed=_listed(spec),
             registers=plan.registers,
         )
         constants = {"OPTIONS": options}
         grid = min(rows * tiles, plan.programs)
-        launch = self.launch(backward_fused, grid, {"sizes": sizes}, constants, descriptors)
+        kernel = backward_pairs if plan.queries > HALF.value else backward_fused
+        launch = self.launch(kernel, grid, {"sizes": sizes}, constants, descriptors)
         yield self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), tile_list_ptr="tile_list_k")
 
     def walks(self, plan: WalksPlan, wanted: set[str]) -> Iterator[Launch]:

@@ -22,9 +22,12 @@ class ForwardPlan:
         groups: of warps that attend, two or three, each with queries of its own in a tile.
         queries: of a group of warps.
         keys: of a block.
+        panels: of columns, in which q and k are copied: 3 of 64 leave more room than tiles of 256 for heads of 192.
         stages: blocks of k, and of v, in shared memory.
         queued: tiles whose q is in shared memory: one is attended to, a second one on its way.
         registers: of a thread that attends.
+        beside: whether values are added beside the exponentials, and not before them.
+        by_warps: whether warps release blocks one by one, and not groups.
         spills: spill instructions that tests allow.
         programs: maximum number of them.
         section: bytes of the keys and values of the heads that are computed side by side.
@@ -33,9 +36,12 @@ class ForwardPlan:
     groups: int = 2
     queries: int = 64
     keys: int = 128
+    panels: int = 1
     stages: int = 2
     queued: int = 2
     registers: int = 232
+    beside: bool = True
+    by_warps: bool = False
     spills: int = 0
     programs: int = MULTIPROCESSORS
     section: int = SECTION
@@ -47,9 +53,8 @@ class BackwardPlan:
 
     Attributes:
         keys: of a program's tile.
-        queries: of a tile that it walks over.
+        queries: of a tile that it walks over: 64, or 128 in two halves.
         stages: tiles of q in shared memory, and of dout.
-        ahead: whether a step starts the first product of the next one; needs two tiles of q.
         registers: of a thread that computes products.
         spills: spill instructions that tests allow.
         programs: maximum number of them.
@@ -59,7 +64,6 @@ class BackwardPlan:
     keys: int = 128
     queries: int = 64
     stages: tuple[int, int] = (2, 2)
-    ahead: bool = False
     registers: int = 240
     spills: int = 0
     programs: int = MULTIPROCESSORS
@@ -91,15 +95,18 @@ class WalksPlan:
     section: int = SECTION
 
 
-# Columns of a head of queries and keys, and of values, in tiles.
+# Columns of a head of queries and keys that products take, and of values, in tiles.
 FORWARD = {
-    (64, 64): ForwardPlan(),
+    (64, 64): ForwardPlan(beside=False),
     (128, 128): ForwardPlan(),
-    (256, 128): ForwardPlan(keys=64, queued=1),
-    (256, 256): ForwardPlan(keys=64, queued=1),
+    (192, 128): ForwardPlan(panels=3, queued=1, by_warps=True),
+    (256, 128): ForwardPlan(keys=64, queued=1, by_warps=True),
+    (192, 256): ForwardPlan(keys=64, queued=1, by_warps=True, spills=8),
+    (256, 256): ForwardPlan(keys=64, queued=1, by_warps=True, spills=8),
 }
+# Columns of both in tiles.
 BACKWARD: dict[tuple[int, int], BackwardPlan | WalksPlan] = {
-    (64, 64): BackwardPlan(stages=(3, 3), ahead=True),
+    (64, 64): BackwardPlan(queries=128, spills=16),
     (128, 128): BackwardPlan(spills=40),
     (256, 128): WalksPlan(stages=(2, 2), section=2 * SECTION, spills=30),
     (256, 256): WalksPlan(spills=80),
@@ -120,11 +127,19 @@ def used_columns(size: int) -> int:
     return -(-size // LEAST_SIZE) * LEAST_SIZE
 
 
+def forward_tiles(head_size: int, value_size: int) -> ForwardPlan:
+    """The tiles of the forward pass, which one query's kernels share."""
+    return FORWARD[used_columns(head_size), columns(value_size)]
+
+
 def has_tiles(spec: Spec, which: Pass) -> bool:
     """Whether there are tiles for heads of these sizes."""
-    table = FORWARD if which == "fwd" else BACKWARD
     sizes = spec.head_size, spec.value_size
-    return all(size >= LEAST_SIZE and size % UNIT == 0 for size in sizes) and sizes_of(spec) in table
+    if not all(size >= LEAST_SIZE and size % UNIT == 0 for size in sizes):
+        return False
+    if which == "bwd":
+        return sizes_of(spec) in BACKWARD
+    return (used_columns(spec.head_size), columns(spec.value_size)) in FORWARD
 
 
 def algorithm(spec: Spec) -> str:
@@ -147,8 +162,8 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> ForwardPlan | BackwardPlan |
     """
     if which == "bwd":
         return BACKWARD[sizes_of(spec)]
-    plan = FORWARD[sizes_of(spec)]
+    plan = forward_tiles(spec.head_size, spec.value_size)
     long = steps_of(spec, spec.keys) >= LONG
     if sizes_of(spec) == (64, 64) and spec.sides == (None, None) and long:
-        return replace(plan, groups=3, registers=160)
+        return replace(plan, groups=3, registers=160, beside=True, by_warps=True)
     return plan

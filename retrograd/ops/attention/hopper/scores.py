@@ -41,19 +41,20 @@ def scores(s, i, block, border, queries, keys, OPTIONS: gl.constexpr):
 
 
 @gluon.jit
-def probabilities(s, base, border, key, left, tickets, number, OPTIONS: gl.constexpr):
-    """Of products s of keys, from number `key` of their tile on, with a tile of queries; 0 where a pair is not visible,
-    which is the case only at a `border`. left: steps of the walk, with this one.
+def probabilities(s, minus_base, border, key, query, left, tickets, number, OPTIONS: gl.constexpr):
+    """Of products s of keys, from number `key` of their tile on, with queries, from number `query` of theirs on.
+
+    0 where a pair is not visible, which is the case only at a `border`. left: steps of the walk, with this one.
     """
     WINDOW: gl.constexpr = OPTIONS.window
     if OPTIONS.factors.inside is not None:
         s = bounded(s, OPTIONS.factors.inside) * OPTIONS.factors.cap
-    p = gl.exp2(gl.fma(s, OPTIONS.factors.exponent, -base[None, :]))
+    p = gl.exp2(gl.fma(s, OPTIONS.factors.exponent, minus_base[None, :]))
     if border:
         # A ticket's numbers are read where they are needed: there are no registers to keep them in.
         queries, keys, at, low = walk_of(tickets, number)
         _head, m = step_of(left, 0, low, OPTIONS.share)
-        i = m * p.shape[1] + gl.arange(0, p.shape[1], gl.SliceLayout(0, p.type.layout))
+        i = m * OPTIONS.queries + query + gl.arange(0, p.shape[1], gl.SliceLayout(0, p.type.layout))
         j = at + key + gl.arange(0, p.shape[0], gl.SliceLayout(1, p.type.layout))
         # After the last key, k and v are 0, but p might be too large for a product with 0.
         if WINDOW.after is None:
@@ -69,22 +70,25 @@ def probabilities(s, base, border, key, left, tickets, number, OPTIONS: gl.const
 
 
 @gluon.jit
-def base_of(memory, at, LAYOUT: gl.constexpr):
-    """base of the queries of a step; read where it is needed, since there are no registers to keep it in."""
+def base_of(memory, at, query, COUNT: gl.constexpr, LAYOUT: gl.constexpr):
+    """base of queries of a step, so many from number `query` on; read where it is needed, since there are no registers
+    to keep it in.
+    """
     base = memory.index(forget(at))
-    return base.reshape([base.shape[len(base.shape) - 1]]).load(LAYOUT)
+    return base.reshape([base.shape[len(base.shape) - 1]]).slice(query, COUNT).load(LAYOUT)
 
 
 @gluon.jit
-def deltas_of(memory, border, left, tickets, number, OPTIONS: gl.constexpr, LAYOUT: gl.constexpr):
-    """delta of the queries of a step; 0 after those of a sequence, where there are numbers of the next one."""
-    QUERIES: gl.constexpr = OPTIONS.queries
-    delta = memory.reshape([QUERIES]).load(LAYOUT)
+def deltas_of(
+    memory, border, query, COUNT: gl.constexpr, left, tickets, number, OPTIONS: gl.constexpr, LAYOUT: gl.constexpr
+):
+    """delta of the same; 0 after the queries of a sequence, where there are numbers of the next one."""
+    delta = memory.reshape([OPTIONS.queries]).slice(query, COUNT).load(LAYOUT)
     if OPTIONS.listed:
         if border:
             queries, _keys, _at, low = walk_of(tickets, number)
             _head, m = step_of(left, 0, low, OPTIONS.share)
-            delta = gl.where(m * QUERIES + gl.arange(0, QUERIES, LAYOUT) < queries, delta, 0.0)
+            delta = gl.where(m * OPTIONS.queries + query + gl.arange(0, COUNT, LAYOUT) < queries, delta, 0.0)
     return delta
 
 

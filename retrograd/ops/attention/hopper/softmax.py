@@ -6,10 +6,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-from retrograd.core.kernels.rings import release, stage_of, wait_full
+from retrograd.core.kernels.gluon import before_waits
+from retrograd.core.kernels.rings import release, release_by_warps, stage_of, wait_full
 
 from .scores import scores
-from .wgmma import matrix, over_columns
+from .wgmma import WARPS, matrix, over_panels, panels_of
+
+# Named barriers of blocks that are released by warps, one for each of two stages. Triton has 0 and 1, and one for each
+# kind of warps from 2 on.
+K_FREE, V_FREE = gl.constexpr(8), gl.constexpr(10)
 
 
 class Sums(NamedTuple):
@@ -44,6 +49,15 @@ def add_parts(total, before, parts):
 
 
 @gluon.jit
+def release_block(ring, n, FREE: gl.constexpr, OPTIONS: gl.constexpr):
+    """This group has read block n of k or v."""
+    if OPTIONS.by_warps:
+        release_by_warps(ring, n, FREE, OPTIONS.groups * (32 * WARPS) + 32)
+    else:
+        release(ring, n)
+
+
+@gluon.jit
 def add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS: gl.constexpr):
     """Add the values of block n, and compute the exponentials of the one after it, number `block` of its sequence."""
     largest, total, result, p = sums
@@ -52,16 +66,18 @@ def add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS:
     LEFT: gl.constexpr = p.type.layout
     stage, next_stage = stage_of(n, OPTIONS.stages), stage_of(n + 1, OPTIONS.stages)
     wait_full(rings.k, n + 1)
-    s = over_columns(q, matrix(rings.k.blocks.index(next_stage)), none, OPTIONS.size)
+    s = over_panels(q, panels_of(rings.k.blocks, next_stage, OPTIONS.panels), none, OPTIONS.size, OPTIONS.panels)
     wait_full(rings.v, n)
     result = warpgroup_mma(p, matrix(rings.v.blocks.index(stage)), result, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
-    release(rings.k, n + 1)
+    release_block(rings.k, n + 1, K_FREE, OPTIONS)
     s = scores(s, i, block, border, queries, keys, OPTIONS)
     largest, before, p = softmax(s, largest, OPTIONS.factors.exponent)
     total = add_parts(total, gl.convert_layout(before, PART, assert_trivial=True), part_sums(p))
+    if OPTIONS.beside:
+        largest = before_waits(largest)
     result = warpgroup_mma_wait(0, deps=[result])
-    release(rings.v, n)
+    release_block(rings.v, n, V_FREE, OPTIONS)
     result = result * gl.convert_layout(before, ROW, assert_trivial=True)[:, None]
     p = gl.convert_layout(p.to(rings.v.blocks.dtype), LEFT, assert_trivial=True)
     return Sums(largest, total, result, p)

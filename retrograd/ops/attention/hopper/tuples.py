@@ -87,23 +87,29 @@ class ForwardOptions(NamedTuple):
 
     Attributes:
         size: columns of a head of queries and keys, in units of 64.
+        panels: of columns, in which q and k are copied.
         queries: of a group of warps.
         keys: of a block.
         stages: blocks of k, and of v, in shared memory.
         groups: of warps that attend.
         queued: tiles whose q is in shared memory.
         registers: of a thread that attends.
+        beside: whether values are added beside the exponentials, and not before them.
+        by_warps: whether warps release blocks one by one, and not groups.
     """
 
     window: Window
     factors: Factors
     size: int
+    panels: int
     queries: int
     keys: int
     stages: int
     groups: int
     queued: int
     registers: int
+    beside: bool
+    by_warps: bool
 
 
 class KeySizes(NamedTuple):
@@ -136,7 +142,6 @@ class BackwardOptions(NamedTuple):
         keys: of a tile.
         queries: of a tile.
         q_stages: tiles of q in shared memory, and `dout_stages`.
-        ahead: whether a step starts the first products of the next one, which takes registers.
         listed: whether tiles are listed.
         registers: of a thread that computes products.
     """
@@ -149,7 +154,6 @@ class BackwardOptions(NamedTuple):
     queries: int
     q_stages: int
     dout_stages: int
-    ahead: bool
     listed: bool
     registers: int
 

@@ -21,9 +21,31 @@ def allocate(array, NUMBER: gl.constexpr):
 
 
 @gluon.jit
+def allocate_panels(array, NUMBER: gl.constexpr, PANELS: gl.constexpr):
+    """Shared memory for this many blocks in 1 or 3 panels of columns, which a descriptor copies one by one.
+
+    Shapes are powers of two: a block of 192 columns in one piece would take the memory of 256.
+    """
+    if PANELS == 1:
+        return allocate(array, NUMBER)
+    else:
+        return (allocate(array, NUMBER), allocate(array, NUMBER), allocate(array, NUMBER))
+
+
+@gluon.jit
 def matrix(block):
     """A block in shared memory as (steps, columns)."""
     return block.reshape([block.shape[len(block.shape) - 3], block.shape[len(block.shape) - 1]])
+
+
+@gluon.jit
+def panels_of(blocks, stage, PANELS: gl.constexpr):
+    """A block as (steps, columns), or its panels."""
+    if PANELS == 1:
+        return matrix(blocks.index(stage))
+    else:
+        first, second, third = blocks
+        return matrix(first.index(stage)), matrix(second.index(stage)), matrix(third.index(stage))
 
 
 @gluon.constexpr_function
@@ -56,3 +78,14 @@ def over_columns(a, b, none, SIZE: gl.constexpr):
         sums = warpgroup_mma(left, right.permute((1, 0)), none, use_acc=False, is_async=True)
         left, right = a.slice(LESS, MORE, dim=1), b.slice(LESS, MORE, dim=1)
         return warpgroup_mma(left, right.permute((1, 0)), sums, is_async=True)
+
+
+@gluon.jit
+def over_panels(a, b, none, SIZE: gl.constexpr, PANELS: gl.constexpr):
+    """Start a @ b.T over the first SIZE columns of blocks, or over all panels."""
+    if PANELS == 1:
+        return over_columns(a, b, none, SIZE)
+    else:
+        sums = over_columns(a[0], b[0], none, SIZE // PANELS)
+        sums = warpgroup_mma(a[1], b[1].permute((1, 0)), sums, is_async=True)
+        return warpgroup_mma(a[2], b[2].permute((1, 0)), sums, is_async=True)

@@ -9,7 +9,7 @@ from retrograd.core.spec import Pass
 
 from ...arrays import columns
 from ...step import Query
-from ..plan import FORWARD, MULTIPROCESSORS
+from ..plan import MULTIPROCESSORS, forward_tiles
 from .place import ROWS
 
 SHARED = 226 * 1024  # bytes of a multiprocessor's shared memory for blocks
@@ -68,7 +68,7 @@ class QueryPlan:
 
 def planned(spec: Query, arch: Arch, which: Pass) -> QueryPlan:
     """The kernels of a call, and their tiles. How many slots are used is known on the device only."""
-    keys = FORWARD[columns(spec.head_size), columns(spec.value_size)].keys
+    keys = forward_tiles(spec.head_size, spec.value_size).keys
     before, _after = spec.attention.sides
     seen = spec.capacity if before is None else min(spec.capacity, before + 1)
     long = seen >= LONG and spec.batch * spec.groups <= FEW

@@ -33,6 +33,9 @@ class QueryOptions(NamedTuple):
         value_size: columns of a head of values.
         keys: of a block.
         stages: blocks of each array in shared memory.
+        panels: q and k are copied in one piece.
+        beside: values are added beside the exponentials.
+        by_warps: one group releases blocks.
     """
 
     window: Window
@@ -41,3 +44,6 @@ class QueryOptions(NamedTuple):
     value_size: int
     keys: int
     stages: int
+    panels: int = 1
+    beside: bool = True
+    by_warps: bool = False
