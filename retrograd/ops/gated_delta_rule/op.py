@@ -9,7 +9,7 @@ from typing import ClassVar
 from retrograd.core.declaration import Letter, Result, boundaries, option, optional, required
 from retrograd.core.dtypes import FLOATS
 from retrograd.core.errors import bad_shape, bad_value
-from retrograd.core.op import Op
+from retrograd.core.op import Implementation, Op, names
 from retrograd.core.spec import CallSpec, Param, Pass, Size, known, slot_count
 
 # A sequence continued from its state at a multiple of this many steps has the same bits as in one call, on every path.
@@ -134,4 +134,10 @@ class Spec(CallSpec):
             raise bad_value(self.op, "scale", self.scale, "a finite number")
 
 
-OP = Op(Spec, __package__, ())
+IMPLEMENTATIONS = (
+    Implementation(
+        f"{__package__}.triton",
+        takes=names("q k v g beta initial_state cu_seqlens scale return_final_state normalize_qk"),
+    ),
+)
+OP = Op(Spec, __package__, IMPLEMENTATIONS)

@@ -1,0 +1,39 @@
+"""Matrix products, and what is read as their operands. Symbols: ../README.md."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def product(a, b, OPERANDS: tl.constexpr):
+    """A matrix product in fp32."""
+    precision: tl.constexpr = "tf32x3" if OPERANDS.SPLIT else "ieee"
+    return tl.dot(a.to(OPERANDS.DTYPE), b.to(OPERANDS.DTYPE), input_precision=precision)
+
+
+@triton.jit
+def add_product(a, b, total, OPERANDS: tl.constexpr):
+    """The same, added to fp32."""
+    precision: tl.constexpr = "tf32x3" if OPERANDS.SPLIT else "ieee"
+    return tl.dot(a.to(OPERANDS.DTYPE), b.to(OPERANDS.DTYPE), total, input_precision=precision)
+
+
+@triton.jit
+def load_state(ptr, slot, head, heads, v, k, there, SIZES: tl.constexpr):
+    """Some channels of a head's state from an array (slots, H, V, K); zeros where it is not there."""
+    at = ptr + (tl.cast(slot, tl.int64) * heads + head) * (SIZES.V * SIZES.K)
+    mask = (v < SIZES.V)[:, None] & (k < SIZES.K)[None, :] & there
+    return tl.load(at + (v * SIZES.K)[:, None] + k[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def pairs_at(slot, head, heads, C: tl.constexpr):
+    """Offsets (target, source) of a head in an array (slots, heads, C, C)."""
+    j = tl.arange(0, C)
+    return (tl.cast(slot, tl.int64) * heads + head) * (C * C) + j[:, None] * C + j[None, :]
+
+
+@triton.jit
+def vectors_at(slot, head, heads, C: tl.constexpr):
+    """The offset of a head in an array (slots, heads, 2, C): sums of log decays, then beta."""
+    return (tl.cast(slot, tl.int64) * heads + head) * (2 * C)

@@ -1,0 +1,353 @@
+"""The program of each pass: which kernels run, in which order, on which arrays. The same for PyTorch and JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import triton.language as tl
+
+from retrograd.core.arch import Arch
+from retrograd.core.build import divisor
+from retrograd.core.dtypes import KERNEL_FLOATS
+from retrograd.core.program import Array, Launch, Layout, Layouts, Program, pointers_to, read_in_place, strides_of
+from retrograd.core.rows import is_dense
+from retrograd.core.spec import Param, Pass, slot_count
+
+from ..arrays import Call, Heads
+from ..op import SMALLEST, Spec
+from . import gradients as gradient_kernels
+from . import norm as norm_kernels
+from . import states as state_kernels
+from .arrays import Operands, Rows, Sizes, Summands
+from .finish import finish
+from .outputs import outputs as outputs_kernel
+from .plan import Tile, planned
+from .prepare import prepare
+
+__all__ = ["backward", "forward", "planned", "suits"]
+
+FP32 = "float32"
+TRITON = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
+ROWS = ("q", "k", "v", "do")  # arrays of rows: (batch, time, heads or key heads, columns)
+BY_STEP = ("g", "beta")
+
+
+def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
+    """Whether the kernels support the dtypes, heads have one decay each, and v is not empty."""
+    return spec.v.dtype in KERNEL_FLOATS and not spec.of_channels and 0 not in spec.v.shape
+
+
+def forward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, tile: Tile
+) -> Program:
+    """The arguments -> o, final_state and the saved states."""
+    inputs, layouts = read_in_place(spec.params(names), layouts, _in_place)
+    scratch = (*_prepared(spec, tile), *_walked(spec, tile))
+    of = _Launches(spec, inputs + outputs + scratch, layouts, arch, tile)
+    launches = (
+        *of.normalize(),
+        of.prepare(),
+        of.forward_states(start="initial_state", kept="states", last="final_state"),
+        of.outputs(),
+    )
+    return Program(inputs, outputs, scratch, launches)
+
+
+def backward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, tile: Tile
+) -> Program:
+    """The gradients of the results, the arguments and the saved states -> the wanted gradients."""
+    inputs, layouts = read_in_place(spec.params(names), layouts, _in_place)
+    scratch = (*_prepared(spec, tile), *_walked(spec, tile), *_backward_scratch(spec, tile, outputs))
+    of = _Launches(spec, inputs + outputs + scratch, layouts, arch, tile)
+    launches = (
+        *of.normalize(),
+        of.prepare(),
+        of.forward_states(start="states", from_kept=True),
+        of.backward_states(),
+        of.pairs(),
+        of.through_states(),
+        of.finish(),
+        *of.through_norm(),
+    )
+    return Program(inputs, outputs, scratch, launches)
+
+
+def _prepared(spec: Spec, tile: Tile) -> tuple[Array, ...]:
+    """The scratch arrays of what is known before the states."""
+    dtype, heads = spec.v.dtype, (_places(spec, tile.steps), spec.heads)
+    units = (Array(f"{name}_unit", spec.q.shape, dtype) for name in "qk" if spec.normalize_qk)
+    return (
+        *units,
+        Array("vectors", (*heads, 2, tile.steps), FP32),
+        Array("inverse", (*heads, tile.steps, tile.steps), dtype),
+        Array("scores", (*heads, tile.steps, tile.steps), dtype),
+    )
+
+
+def _walked(spec: Spec, tile: Tile) -> tuple[Array, ...]:
+    """The scratch arrays of the states that enter blocks, and of what is written."""
+    return _states("entering", spec, tile), Array("written", spec.v.shape, spec.v.dtype)
+
+
+def _backward_scratch(spec: Spec, tile: Tile, outputs: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The other scratch arrays of the backward pass, with the unwanted gradients.
+
+    These are always computed: a kernel without them would be another binary, in which the compiler fuses other
+    multiplications with additions, and a gradient's bits would depend on which other gradients are wanted.
+    """
+    slots, heads, steps = _places(spec, tile.steps), spec.heads, tile.steps
+    parts = heads * tile.value_blocks(spec) * tile.key_blocks(spec)
+    sizes = {
+        **dict.fromkeys(("targets", "sources", "own"), (slots, heads, steps)),
+        **dict.fromkeys(("before", "after"), (slots, parts, steps)),
+        "both": (slots, parts),
+        **{f"d{name}_unit": spec.q.shape for name in "qk" if spec.normalize_qk},
+    }
+    wanted = {array.name for array in outputs}
+    alike = spec.params(("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"))
+    return (
+        _states("leaving", spec, tile),
+        Array("dv_rows", spec.v.shape, spec.v.dtype),
+        *(Array(name, (slots, spec.key_heads, steps, steps), spec.v.dtype) for name in ("to_q", "to_k")),
+        *(Array(name, shape, FP32) for name, shape in sizes.items()),
+        *(Array(name, param.shape, param.dtype) for name, param in alike.items() if name not in wanted),
+    )
+
+
+@dataclass(frozen=True)
+class _Launches:
+    """Builds the launches of a pass.
+
+    Attributes:
+        spec: the call.
+        arrays: the arrays of the pass.
+        layouts: the layouts of the arrays that are read in place.
+        arch: the architecture.
+        tile: the tile sizes.
+    """
+
+    spec: Spec
+    arrays: tuple[Array, ...]
+    layouts: Layouts
+    arch: Arch
+    tile: Tile
+
+    def normalize(self) -> Iterable[Launch]:
+        """Divide rows of q and k by their norm, where the call says so."""
+        if self.spec.normalize_qk:
+            for name in "qk":
+                yield self._of_rows(norm_kernels.normalize, x=name, unit_ptr=f"{name}_unit")
+
+    def through_norm(self) -> Iterable[Launch]:
+        """Computes the gradients of q and k from those of the rows of norm 1."""
+        if self.spec.normalize_qk:
+            for name in "qk":
+                others = {"dunit_ptr": f"d{name}_unit", "dx_ptr": f"d{name}"}
+                yield self._of_rows(norm_kernels.through_norm, x=name, **others)
+
+    def prepare(self) -> Launch:
+        """Computes the inverses, the scores of queries and the sums of log decays."""
+        names = "cu_seqlens vectors inverse scores"
+        grid = _places(self.spec, self.tile.steps) * self.spec.key_heads
+        keys = {"q": self._keys("q"), "k": self._keys("k"), "g": "g", "beta": "beta"}
+        return self._launch(prepare, grid, names, keys, num_warps=self.tile.prepare_warps)
+
+    def forward_states(
+        self, *, start: str, kept: str | None = None, last: str | None = None, from_kept: bool = False
+    ) -> Launch:
+        """Computes the states that enter the blocks, and what is written."""
+        spec = self.spec
+        rows = {"k": self._keys("k"), "v": "v", "start_ptr": start, "kept_ptr": kept, "last_ptr": last}
+        return self._carried(
+            state_kernels.forward_states,
+            _places(spec, spec.chunk) if from_kept else spec.sequences,
+            "vectors inverse cu_seqlens entering written",
+            rows,
+            KEEP=spec.chunk,
+            FROM_KEPT=from_kept,
+        )
+
+    def backward_states(self) -> Launch:
+        """Computes the gradients of the states that leave the blocks, and that of v."""
+        names = "vectors inverse scores cu_seqlens leaving"
+        rows = {**self._queries, "start_ptr": "dfinal_state", "dv_ptr": "dv_rows", "last_ptr": "dinitial_state"}
+        return self._carried(state_kernels.backward_states, self.spec.sequences, names, rows)
+
+    def outputs(self) -> Launch:
+        """Computes the results from the states."""
+        spec, tile = self.spec, self.tile
+        grid = _places(spec, tile.steps) * spec.heads * tile.value_blocks(spec)
+        names = "written entering vectors scores cu_seqlens o"
+        return self._launch(outputs_kernel, grid, names, {"q": self._keys("q")}, num_warps=tile.num_warps)
+
+    def pairs(self) -> Launch:
+        """Computes the contributions of pairs of steps within a block to gradients."""
+        grid = _places(self.spec, self.tile.steps) * self.spec.key_heads
+        names = "vectors written dv_rows cu_seqlens to_q to_k targets sources own dv"
+        return self._launch(gradient_kernels.pairs, grid, names, self._queries, num_warps=self.tile.pair_warps)
+
+    def through_states(self) -> Launch:
+        """Computes the contributions of pairs of steps in different blocks, through the states, to gradients."""
+        spec, tile = self.spec, self.tile
+        grid = _places(spec, tile.steps) * spec.key_heads * tile.key_blocks(spec)
+        names = "vectors written dv_rows entering leaving to_q to_k cu_seqlens before after both"
+        out = {f"d{name}_ptr": f"d{name}_unit" if spec.normalize_qk else f"d{name}" for name in "qk"}
+        rows = {**self._queries, **out}
+        return self._launch(gradient_kernels.through_states, grid, names, rows, num_warps=tile.num_warps)
+
+    def finish(self) -> Launch:
+        """Computes the gradients of g and beta."""
+        spec, tile = self.spec, self.tile
+        return Launch(
+            finish,
+            grid=_places(spec, tile.steps) * -(-spec.heads // tile.heads),
+            arrays=self._pointers(finish, "vectors targets sources own before after both cu_seqlens dg dbeta"),
+            scalars={"call": self._call},
+            constants={
+                "SUMMANDS": Summands(tile.steps, tile.value_blocks(spec), tile.key_blocks(spec), tile.heads),
+                "OVERLAP": self.arch.overlaps_launches,
+            },
+            num_warps=4,
+            overlap=self.arch.overlaps_launches,
+        )
+
+    def _of_rows(self, kernel: Any, **arrays: str) -> Launch:
+        """A launch over the rows of q or k."""
+        spec, tile = self.spec, self.tile
+        pointers = self._pointers(kernel, "cu_seqlens", **arrays)
+        rows = spec.batch * spec.time * spec.key_heads
+        return Launch(
+            kernel,
+            grid=-(-rows // tile.rows),
+            arrays=pointers,
+            strided=self._strided(pointers),
+            scalars={"call": Rows(rows, spec.time, spec.key_heads)},
+            constants={
+                "K": spec.K,
+                "SMALLEST": SMALLEST,
+                "ROWS": tile.rows,
+                "BLOCK_K": tile.width,
+                "UNIT": unit(spec.q),
+                "OVERLAP": self.arch.overlaps_launches,
+            },
+            num_warps=4,
+            overlap=self.arch.overlaps_launches,
+        )
+
+    def _carried(
+        self, kernel: Any, sequences: int, names: str, rows: Mapping[str, str | None], **constants: Any
+    ) -> Launch:
+        """A launch with a program for each sequence, or part of one, each head and some channels of its values."""
+        spec, tile = self.spec, self.tile
+        sizes = self._sizes._replace(BLOCK_K=tile.width, BLOCK_V=tile.carried, STAGES=tile.carry_stages)
+        return self._launch(
+            kernel,
+            sequences * spec.heads * -(-spec.V // tile.carried),
+            names,
+            rows,
+            num_warps=tile.carry_warps,
+            SIZES=sizes,
+            **constants,
+        )
+
+    def _launch(
+        self, kernel: Any, grid: int, names: str, rows: Mapping[str, str | None], *, num_warps: int, **constants: Any
+    ) -> Launch:
+        """A launch on arrays named as parameters, and on those of `rows`, parameter -> array."""
+        pointers = self._pointers(kernel, names, **rows)
+        sizes = constants.pop("SIZES", self._sizes)
+        return Launch(
+            kernel,
+            grid=grid,
+            arrays=pointers,
+            strided=self._strided(pointers),
+            scalars={"call": self._call},
+            constants={
+                "SIZES": sizes,
+                "OPERANDS": self._operands,
+                "OVERLAP": self.arch.overlaps_launches,
+                **constants,
+            },
+            num_warps=num_warps,
+            num_stages=sizes.STAGES,
+            overlap=self.arch.overlaps_launches,
+        )
+
+    def _pointers(self, kernel: Any, names: str, **others: str | None) -> dict[str, str | None]:
+        """Parameter -> array, in the kernel's order; None where it is absent."""
+        pointers = pointers_to(self.arrays, names, **others)
+        return {name: pointers[name] for name in kernel.arg_names if name in pointers}
+
+    def _strided(self, pointers: Mapping[str, str | None]) -> dict[str, Heads]:
+        """The strides of those arrays that are named tuples."""
+        return {name: self._heads(array) for name, array in pointers.items() if not name.endswith("_ptr")}
+
+    def _heads(self, name: str | None) -> Heads:
+        """An array's strides of batch, time and head, in units; zeros for an absent one."""
+        if name is None:
+            return Heads(None, 0, 0, 0)
+        param = self.spec[name.removesuffix("_unit")]
+        each = unit(param) if len(param.shape) == 4 else 1
+        batch, step, head = (stride // each for stride in strides_of(name, param.shape, self.layouts)[:3])
+        return Heads(None, batch, step, head)
+
+    def _keys(self, name: str) -> str:
+        """The array that kernels take as q or k."""
+        return f"{name}_unit" if self.spec.normalize_qk else name
+
+    @property
+    def _queries(self) -> dict[str, str | None]:
+        """The rows that every kernel of the backward pass reads."""
+        return {"q": self._keys("q"), "k": self._keys("k"), "dout": "do"}
+
+    @property
+    def _call(self) -> Call:
+        spec = self.spec
+        return Call(spec.time, spec.sequences, spec.heads, spec.key_heads, float(spec.factor))
+
+    @property
+    def _sizes(self) -> Sizes:
+        spec, tile = self.spec, self.tile
+        return Sizes(
+            K=spec.K,
+            V=spec.V,
+            C=tile.steps,
+            BLOCK_K=tile.keys,
+            BLOCK_V=tile.values,
+            K_UNIT=unit(spec.q),
+            V_UNIT=unit(spec.v),
+            STAGES=tile.stages,
+        )
+
+    @property
+    def _operands(self) -> Operands:
+        dtype, cuda = self.spec.v.dtype, self.arch.backend == "cuda"
+        return Operands(TRITON[dtype], TF32=cuda, SPLIT=cuda and dtype == FP32)
+
+
+def unit(param: Param) -> int:
+    """A number that divides all strides of rows of a dense array: the unit in which kernels receive strides."""
+    return divisor(param.shape[-1])
+
+
+def _in_place(name: str, param: Param, layout: Layout) -> bool:
+    """Whether kernels read an array without a copy: they are compiled for dense memory."""
+    if name in BY_STEP:
+        return True
+    if name not in ROWS:
+        return layout.aligned and is_dense(param.shape, layout.strides)
+    *rows, columns = layout.strides
+    return layout.aligned and columns == 1 and not any(stride % unit(param) for stride in rows)
+
+
+def _states(name: str, spec: Spec, tile: Tile) -> Array:
+    """A scratch array with a state for every block of steps."""
+    return Array(name, (_places(spec, tile.steps), spec.heads, spec.V, spec.K), spec.v.dtype)
+
+
+def _places(spec: Spec, steps: int) -> int:
+    """The number of slots in all rows, for blocks of `steps` steps."""
+    return spec.batch * slot_count(spec, steps)
