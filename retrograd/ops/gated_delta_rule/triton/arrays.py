@@ -40,8 +40,9 @@ class Summands(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of q or k in all, steps of a row of the batch, and key heads: on these no binary depends."""
+    """Rows of q or k in all, steps of a row of the batch, key heads, sequences: on these no binary depends."""
 
     rows: Any
     T: Any
     G: Any
+    sequences: Any

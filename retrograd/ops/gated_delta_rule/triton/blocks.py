@@ -19,11 +19,17 @@ def add_product(a, b, total, OPERANDS: tl.constexpr):
 
 
 @triton.jit
-def load_state(ptr, slot, head, heads, v, k, there, SIZES: tl.constexpr):
-    """Some channels of a head's state from an array (slots, H, V, K); zeros where it is not there."""
+def states_at(ptr, slot, head, heads, v, k, SIZES: tl.constexpr):
+    """Pointers to some channels of a head's state in an array (slots, H, V, K)."""
     at = ptr + (tl.cast(slot, tl.int64) * heads + head) * (SIZES.V * SIZES.K)
+    return at + (v * SIZES.K)[:, None] + k[None, :]
+
+
+@triton.jit
+def load_state(ptr, slot, head, heads, v, k, there, SIZES: tl.constexpr):
+    """The state there; zeros where it is not there."""
     mask = (v < SIZES.V)[:, None] & (k < SIZES.K)[None, :] & there
-    return tl.load(at + (v * SIZES.K)[:, None] + k[None, :], mask=mask, other=0.0)
+    return tl.load(states_at(ptr, slot, head, heads, v, k, SIZES), mask=mask, other=0.0)
 
 
 @triton.jit

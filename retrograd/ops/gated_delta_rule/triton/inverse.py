@@ -8,7 +8,7 @@ SMALL = tl.constexpr(16)  # the size of the blocks on the diagonal with which it
 
 @triton.jit
 def joined(X, A, row, column, level: tl.constexpr, precision: tl.constexpr):
-    """The inverse of blocks of 2^(level + 1) on the diagonal, X of halves of them: X - X A X, with A below the halves."""
+    """The inverse of blocks of 2^(level + 1), from X of halves of them: X - X A X, with A below the halves."""
     below = ((row >> (level + 1)) == (column >> (level + 1))) & ((row >> level) != (column >> level))
     half = tl.dot(X, tl.where(below, A, 0.0), input_precision=precision)
     return X - tl.dot(half, X, input_precision=precision)

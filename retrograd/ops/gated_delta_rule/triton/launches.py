@@ -49,7 +49,7 @@ def forward(
     launches = (
         *of.normalize(),
         of.prepare(),
-        of.forward_states(start="initial_state", kept="states", last="final_state"),
+        of.forward_states(start="initial_state", last="final_state"),
         of.outputs(),
     )
     return Program(inputs, outputs, scratch, launches)
@@ -151,16 +151,14 @@ class _Launches:
     def prepare(self) -> Launch:
         """Computes the inverses, the scores of queries and the sums of log decays."""
         names = "cu_seqlens vectors inverse scores"
-        grid = _places(self.spec, self.tile.steps) * self.spec.key_heads
+        grid = _places(self.spec, self.tile.steps) * self.spec.heads
         keys = {"q": self._keys("q"), "k": self._keys("k"), "g": "g", "beta": "beta"}
         return self._launch(prepare, grid, names, keys, num_warps=self.tile.prepare_warps)
 
-    def forward_states(
-        self, *, start: str, kept: str | None = None, last: str | None = None, from_kept: bool = False
-    ) -> Launch:
+    def forward_states(self, *, start: str, last: str | None = None, from_kept: bool = False) -> Launch:
         """Computes the states that enter the blocks, and what is written."""
         spec = self.spec
-        rows = {"k": self._keys("k"), "v": "v", "start_ptr": start, "kept_ptr": kept, "last_ptr": last}
+        rows = {"k": self._keys("k"), "v": "v", "start_ptr": start, "last_ptr": last}
         return self._carried(
             state_kernels.forward_states,
             _places(spec, spec.chunk) if from_kept else spec.sequences,
@@ -181,7 +179,8 @@ class _Launches:
         spec, tile = self.spec, self.tile
         grid = _places(spec, tile.steps) * spec.heads * tile.value_blocks(spec)
         names = "written entering vectors scores cu_seqlens o"
-        return self._launch(outputs_kernel, grid, names, {"q": self._keys("q")}, num_warps=tile.num_warps)
+        rows = {"q": self._keys("q"), "kept_ptr": "states"}
+        return self._launch(outputs_kernel, grid, names, rows, num_warps=tile.num_warps, KEEP=spec.chunk)
 
     def pairs(self) -> Launch:
         """Computes the contributions of pairs of steps within a block to gradients."""
@@ -196,7 +195,7 @@ class _Launches:
         names = "vectors written dv_rows entering leaving to_q to_k cu_seqlens before after both"
         out = {f"d{name}_ptr": f"d{name}_unit" if spec.normalize_qk else f"d{name}" for name in "qk"}
         rows = {**self._queries, **out}
-        return self._launch(gradient_kernels.through_states, grid, names, rows, num_warps=tile.num_warps)
+        return self._launch(gradient_kernels.through_states, grid, names, rows, num_warps=tile.state_warps)
 
     def finish(self) -> Launch:
         """Computes the gradients of g and beta."""
@@ -224,7 +223,7 @@ class _Launches:
             grid=-(-rows // tile.rows),
             arrays=pointers,
             strided=self._strided(pointers),
-            scalars={"call": Rows(rows, spec.time, spec.key_heads)},
+            scalars={"call": Rows(rows, spec.time, spec.key_heads, spec.sequences)},
             constants={
                 "K": spec.K,
                 "SMALLEST": SMALLEST,

@@ -40,9 +40,10 @@ class Tile:
         values: channels of values in one product, there.
         width: all channels of keys, up to a power of two: those of a program that carries states.
         carried: channels of values of a program that carries states.
-        num_warps: warps of a program that computes a block.
+        num_warps: warps of a program that computes the results of a block.
         prepare_warps: those of `prepare`, which holds the inverse and the scores in registers.
         pair_warps: those of `pairs`, which holds six matrices of pairs of steps in registers.
+        state_warps: those of `through_states`, which holds gradients of q and k in registers.
         carry_warps: those of a program that carries states.
         stages: pipeline stages, in a program that computes a block.
         carry_stages: pipeline stages over blocks, in a program that carries states.
@@ -58,6 +59,7 @@ class Tile:
     num_warps: int
     prepare_warps: int
     pair_warps: int
+    state_warps: int
     carry_warps: int
     stages: int
     carry_stages: int
@@ -93,6 +95,7 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> Tile:
         num_warps=4,
         prepare_warps=4,
         pair_warps=4 if single or arch.backend == "hip" else 8,
+        state_warps=4 if single or arch.backend == "hip" else 8,
         carry_warps=4,
         stages=2 if deep else 1,
         carry_stages=(2 if width > MANY else 3) if deep else 1,

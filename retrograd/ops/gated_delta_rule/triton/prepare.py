@@ -29,7 +29,7 @@ def prepare(
     OPERANDS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program takes a block of steps and a key head.
+    """A program takes a block of steps and a head.
 
     vectors (slots, H, 2, C), fp32: sums of log decays in base 2 from the block's start, and beta, 0 outside of the
     sequence. inverse (slots, H, C, C): T. scores (slots, H, C, C): scale tril(QK beta_s).
@@ -40,16 +40,17 @@ def prepare(
     C: tl.constexpr = SIZES.C
     BLOCK_K: tl.constexpr = SIZES.BLOCK_K
     K_BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    H = call.H
     sequences = Sequences(cu_seqlens_ptr, call.T, call.sequences)
-    slot = tl.program_id(0) // call.G
-    group = tl.program_id(0) % call.G
+    slot = tl.program_id(0) // H
+    head = tl.program_id(0) % H
     number, step = owner_of(slot, sequences, C)
     row, first, length = bounds_of(number, sequences)
     j = tl.arange(0, C)
     t = step + j
     live = (t >= 0) & (t < length)
-    k_rows = rows_at(k, row, first, group, SIZES.K_UNIT)
-    q_rows = rows_at(q, row, first, group, SIZES.K_UNIT)
+    k_rows = rows_at(k, row, first, head // (H // call.G), SIZES.K_UNIT)
+    q_rows = rows_at(q, row, first, head // (H // call.G), SIZES.K_UNIT)
     of_keys = tl.zeros([C, C], tl.float32)
     of_queries = tl.zeros([C, C], tl.float32)
     for b in range(K_BLOCKS):
@@ -59,20 +60,16 @@ def prepare(
         of_keys = add_product(k_tile, tl.trans(k_tile), of_keys, OPERANDS)
         of_queries = add_product(q_tile, tl.trans(k_tile), of_queries, OPERANDS)
 
-    steps = (first + t).to(tl.int64)
-    each = call.H // call.G
-    for i in tl.range(each, num_stages=1):
-        h = group * each + i
-        g_at = g.pointer + row * g.batch + steps * g.step + tl.cast(h, tl.int64) * g.head
-        beta_at = beta.pointer + row * beta.batch + steps * beta.step + tl.cast(h, tl.int64) * beta.head
-        log = log_decays(tl.load(g_at, mask=live, other=0.0))
-        rate = tl.load(beta_at, mask=live, other=0.0).to(tl.float32)
-        sums = sums_of(log, length - step)
-        at = vectors_ptr + vectors_at(slot, h, call.H, C) + j
-        tl.store(at, sums)
-        tl.store(at + C, rate)
-        decays = decays_between(sums) * rate[None, :]
-        found = inverse(tl.where(j[:, None] > j[None, :], of_keys * decays, 0.0), OPERANDS)
-        at = pairs_at(slot, h, call.H, C)
-        tl.store(inverse_ptr + at, found.to(OPERANDS.DTYPE))
-        tl.store(scores_ptr + at, (of_queries * decays * call.scale).to(OPERANDS.DTYPE))
+    g_rows = rows_at(g, row, first, head, 1)
+    beta_rows = rows_at(beta, row, first, head, 1)
+    log = log_decays(tl.load(g_rows.pointer + t.to(tl.int64) * g.step, mask=live, other=0.0))
+    rate = tl.load(beta_rows.pointer + t.to(tl.int64) * beta.step, mask=live, other=0.0).to(tl.float32)
+    sums = sums_of(log, length - step)
+    at = vectors_ptr + vectors_at(slot, head, H, C) + j
+    tl.store(at, sums)
+    tl.store(at + C, rate)
+    decays = decays_between(sums) * rate[None, :]
+    at = pairs_at(slot, head, H, C)
+    tl.store(scores_ptr + at, (of_queries * decays * call.scale).to(OPERANDS.DTYPE))
+    found = inverse(tl.where(j[:, None] > j[None, :], of_keys * decays, 0.0), OPERANDS)
+    tl.store(inverse_ptr + at, found.to(OPERANDS.DTYPE))

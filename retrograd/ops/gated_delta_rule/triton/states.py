@@ -11,7 +11,7 @@ from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from ..arrays import Sequences
 from ..device import bounds_of, first_slot, load_rows, offsets_of, owner_of, rows_at
-from .blocks import add_product, pairs_at, product, vectors_at
+from .blocks import add_product, load_state, pairs_at, product, states_at, vectors_at
 
 
 @triton.jit(do_not_specialize=["k", "v", "call"])
@@ -24,7 +24,6 @@ def forward_states(
     cu_seqlens_ptr,
     entering_ptr,
     written_ptr,
-    kept_ptr,
     last_ptr,
     call,
     SIZES: tl.constexpr,
@@ -35,20 +34,20 @@ def forward_states(
 ):
     """entering (slots, H, V, K), the state before every block; written (B T, H, V), what is written, before beta: D.
 
-    What enters every KEEP steps is also kept, and the last state is stored. FROM_KEPT: a program for every kept state,
-    from it up to the next.
+    The last state is stored. FROM_KEPT: a program for every kept state, of every KEEP steps, from it up to the next.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     K: tl.constexpr = SIZES.K
     V: tl.constexpr = SIZES.V
     C: tl.constexpr = SIZES.C
+    BLOCK_K: tl.constexpr = SIZES.BLOCK_K
     BLOCK_V: tl.constexpr = SIZES.BLOCK_V
     V_BLOCKS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     DTYPE: tl.constexpr = OPERANDS.DTYPE
     H = call.H
     sequences = Sequences(cu_seqlens_ptr, call.T, call.sequences)
-    c = tl.arange(0, SIZES.BLOCK_K)
+    c = tl.arange(0, BLOCK_K)
     v_columns = tl.program_id(0) % V_BLOCKS * BLOCK_V + tl.arange(0, BLOCK_V)
     head = tl.program_id(0) // V_BLOCKS % H
     part = tl.program_id(0) // V_BLOCKS // H
@@ -59,30 +58,22 @@ def forward_states(
         number = part
     row, first, length = bounds_of(number, sequences)
     slot = first_slot(number, first, sequences, C)
-    kept_slot = first_slot(number, first, sequences, KEEP)
     end = length
     if FROM_KEPT:
         end = tl.where(begin < 0, begin, tl.minimum(length, begin + KEEP))
     in_tile = (v_columns < V)[:, None] & (c < K)[None, :]
-    within = tl.cast(head, tl.int64) * (V * K) + v_columns[:, None] * K + c[None, :]
-    size = tl.cast(H, tl.int64) * (V * K)
     k_rows = rows_at(k, row, first, head // (H // call.G), SIZES.K_UNIT)
     v_rows = rows_at(v, row, first, head, SIZES.V_UNIT)
     j = tl.arange(0, C)
 
-    state = tl.zeros([BLOCK_V, SIZES.BLOCK_K], tl.float32)
+    state = tl.zeros([BLOCK_V, BLOCK_K], tl.float32)
     if start_ptr is not None:
         there = begin < end if FROM_KEPT else True
-        start = tl.load(start_ptr + tl.cast(part, tl.int64) * size + within, mask=in_tile & there, other=0.0)
-        state = start.to(tl.float32)
+        state = load_state(start_ptr, part, head, H, v_columns, c, there, SIZES).to(tl.float32)
     for i in tl.range(tl.cdiv(tl.maximum(end - begin, 0), C), num_stages=SIZES.STAGES):
         block = begin // C + i
         low = state.to(DTYPE)
-        tl.store(entering_ptr + (slot + block).to(tl.int64) * size + within, low, mask=in_tile)
-        if kept_ptr is not None:
-            if block % (KEEP // C) == 0:
-                kept = kept_ptr + (kept_slot + block // (KEEP // C)).to(tl.int64) * size + within
-                tl.store(kept, low, mask=in_tile)
+        tl.store(states_at(entering_ptr, slot + block, head, H, v_columns, c, SIZES), low, mask=in_tile)
         t = block * C + j
         live = t < length
         k_tile = load_rows(k_rows, t, c, live, K, SIZES.K_UNIT)
@@ -99,16 +90,7 @@ def forward_states(
         D *= (tl.exp2(last - sums) * beta)[None, :]
         state = add_product(D, k_tile, state * tl.exp2(last), OPERANDS)
     if last_ptr is not None:
-        tl.store(last_ptr + tl.cast(number, tl.int64) * size + within, state, mask=in_tile)
-    if kept_ptr is not None and cu_seqlens_ptr is not None:
-        # Slots that belong to no chunk: before the first sequence's, and up to the next sequence's.
-        stop = first + length
-        after = tl.where(number == call.sequences - 1, call.T // KEEP + call.sequences, stop // KEEP + number + 1)
-        zeros = tl.zeros([BLOCK_V, SIZES.BLOCK_K], DTYPE)
-        for i in range(tl.where(number == 0, 0, kept_slot), kept_slot):
-            tl.store(kept_ptr + tl.cast(i, tl.int64) * size + within, zeros, mask=in_tile)
-        for i in range(kept_slot + tl.cdiv(length, KEEP), after):
-            tl.store(kept_ptr + tl.cast(i, tl.int64) * size + within, zeros, mask=in_tile)
+        tl.store(states_at(last_ptr, number, head, H, v_columns, c, SIZES), state, mask=in_tile)
 
 
 @triton.jit(do_not_specialize=["q", "k", "dout", "call"])
@@ -138,33 +120,32 @@ def backward_states(
     K: tl.constexpr = SIZES.K
     V: tl.constexpr = SIZES.V
     C: tl.constexpr = SIZES.C
+    BLOCK_K: tl.constexpr = SIZES.BLOCK_K
     BLOCK_V: tl.constexpr = SIZES.BLOCK_V
     V_BLOCKS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     DTYPE: tl.constexpr = OPERANDS.DTYPE
     H = call.H
     sequences = Sequences(cu_seqlens_ptr, call.T, call.sequences)
-    c = tl.arange(0, SIZES.BLOCK_K)
+    c = tl.arange(0, BLOCK_K)
     v = tl.program_id(0) % V_BLOCKS * BLOCK_V + tl.arange(0, BLOCK_V)
     head = tl.program_id(0) // V_BLOCKS % H
     number = tl.program_id(0) // V_BLOCKS // H
     row, first, length = bounds_of(number, sequences)
     slot = first_slot(number, first, sequences, C)
     in_tile = (v < V)[:, None] & (c < K)[None, :]
-    within = tl.cast(head, tl.int64) * (V * K) + v[:, None] * K + c[None, :]
-    size = tl.cast(H, tl.int64) * (V * K)
     q_rows = rows_at(q, row, first, head // (H // call.G), SIZES.K_UNIT)
     k_rows = rows_at(k, row, first, head // (H // call.G), SIZES.K_UNIT)
     do_rows = rows_at(dout, row, first, head, SIZES.V_UNIT)
     j = tl.arange(0, C)
 
-    gradient = tl.zeros([BLOCK_V, SIZES.BLOCK_K], tl.float32)
+    gradient = tl.zeros([BLOCK_V, BLOCK_K], tl.float32)
     if start_ptr is not None:
-        gradient = tl.load(start_ptr + tl.cast(number, tl.int64) * size + within, mask=in_tile, other=0.0)
+        gradient = load_state(start_ptr, number, head, H, v, c, True, SIZES)
     blocks = tl.cdiv(length, C)
     for i in tl.range(blocks, num_stages=SIZES.STAGES):
         block = blocks - 1 - i
         low = gradient.to(DTYPE)
-        tl.store(leaving_ptr + (slot + block).to(tl.int64) * size + within, low, mask=in_tile)
+        tl.store(states_at(leaving_ptr, slot + block, head, H, v, c, SIZES), low, mask=in_tile)
         t = block * C + j
         live = t < length
         q_tile = load_rows(q_rows, t, c, live, K, SIZES.K_UNIT)
@@ -185,4 +166,4 @@ def backward_states(
         gradient = add_product(do, q_tile, gradient * tl.exp2(last), OPERANDS)
         gradient = add_product(dv * -grow[None, :], k_tile, gradient, OPERANDS)
     if last_ptr is not None:
-        tl.store(last_ptr + tl.cast(number, tl.int64) * size + within, gradient, mask=in_tile)
+        tl.store(states_at(last_ptr, number, head, H, v, c, SIZES), gradient, mask=in_tile)
