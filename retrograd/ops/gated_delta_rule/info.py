@@ -8,4 +8,11 @@ from . import reference
 from .cases import CASES
 from .op import BORDER, OP
 
-INFO = OpInfo.of(OP, cases=CASES, reference=reference.gated_delta_rule, continues=BORDER)
+INFO = OpInfo.of(
+    OP,
+    cases=CASES,
+    reference=reference.gated_delta_rule,
+    plain=reference.plain,
+    continues=BORDER,
+    tensor_core_sums=True,
+)

@@ -21,8 +21,8 @@ CHANNELS = 64  # of keys and of values in one product, at most
 # A program that carries states has all channels of the keys; these are its channels of the values, at most.
 CARRIED, CARRIED_OF_MANY, MANY = 64, 32, 128
 # Operands of 4 bytes are split into two terms for the tensor cores, which needs registers.
-SINGLE_STEPS = 32
-SINGLE_CHANNELS = 32
+SINGLE_STEPS, SINGLE_STEPS_OF_MANY = 32, 16
+SINGLE_KEYS, SINGLE_VALUES = 32, 16
 SINGLE_CARRIED = 16
 LEAST = 16  # the smallest dimension of a matrix product
 DEEP_SHARED = 128 * KIB  # for a pipeline of several stages
@@ -82,23 +82,24 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> Tile:
     def at_most(size: int, most: int) -> int:
         return max(LEAST, min(next_power_of_2(size), most))
 
-    channels = SINGLE_CHANNELS if single else CHANNELS
-    carried = SINGLE_CARRIED if single else CARRIED_OF_MANY if spec.K > MANY else CARRIED
+    few = arch.backend == "hip"  # warps of 64 threads
     width = at_most(spec.K, 256)
+    many = width > MANY
+    carried = SINGLE_CARRIED if single else CARRIED_OF_MANY if many else CARRIED
     deep = arch.backend == "cuda" and arch.shared_memory >= DEEP_SHARED and not single
     return Tile(
-        steps=SINGLE_STEPS if single else STEPS,
-        keys=at_most(spec.K, channels),
-        values=at_most(spec.V, channels),
+        steps=(SINGLE_STEPS_OF_MANY if many else SINGLE_STEPS) if single else STEPS,
+        keys=at_most(spec.K, SINGLE_KEYS if single else CHANNELS),
+        values=at_most(spec.V, SINGLE_VALUES if single else CHANNELS),
         width=width,
         carried=at_most(spec.V, carried),
         num_warps=4,
         prepare_warps=4,
-        pair_warps=4 if single or arch.backend == "hip" else 8,
-        state_warps=4 if single or arch.backend == "hip" else 8,
-        carry_warps=4,
+        pair_warps=4 if single or few else 8,
+        state_warps=4 if few else 8,
+        carry_warps=8 if (many or (single and width == MANY)) and not few else 4,
         stages=2 if deep else 1,
-        carry_stages=(2 if width > MANY else 3) if deep else 1,
+        carry_stages=(2 if many else 3) if deep else 1,
         heads=HEADS,
         rows=ELEMENTS // width,
     )
