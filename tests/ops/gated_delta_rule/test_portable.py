@@ -13,36 +13,15 @@ from checks import contract, generation
 from checks.parts import is_packed
 from torch import Tensor
 
+from ops.gated_delta_rule.calls import INFO, OPTIONS, gated_delta_rule
 from retrograd.core.jax.xp import jax_namespace
-from retrograd.core.torch.op import bind_unregistered
 from retrograd.core.torch.xp import torch_namespace
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import spec_of
-from retrograd.ops.gated_delta_rule import info, portable, reference
+from retrograd.ops.gated_delta_rule import portable, reference
 from retrograd.ops.gated_delta_rule.op import OP
 from retrograd.testing.draw import call, draw, options, upcast
 
-CALL = bind_unregistered(OP)
-OPTIONS = {"scale": None, "return_final_state": False, "normalize_qk": False}
-
-
-def gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *,
-    initial_state: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    **options: Any,
-) -> Any:
-    arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": initial_state, "cu_seqlens": cu_seqlens}
-    o, final_state = CALL(arrays, OPTIONS | options)
-    return (o, final_state) if options.get("return_final_state") else o
-
-
-INFO = replace(info.INFO, torch=gated_delta_rule)
 each = pytest.mark.parametrize("case", INFO.cases, ids=lambda case: case.name)
 
 
@@ -55,6 +34,11 @@ def test_results_and_gradients_are_those_of_the_definition_in_float64(case: Case
     found, expected = (call(function, wide, options(case), incoming) for function in functions)
     for name, other in expected.items():
         torch.testing.assert_close(found[name], other, rtol=1e-9, atol=1e-9)
+
+
+@each
+def test_errors_are_within_the_budget(case: Case, seed: int) -> None:
+    contract.check_errors(INFO, case, "cpu", seed)
 
 
 @each
