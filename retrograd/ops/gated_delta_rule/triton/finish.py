@@ -12,8 +12,10 @@ from ..device import bounds_of, outside, owner_of
 @triton.jit(do_not_specialize=["call"])
 def finish(
     vectors_ptr,
-    targets_ptr,
-    sources_ptr,
+    targets_q_ptr,
+    targets_k_ptr,
+    sources_q_ptr,
+    sources_k_ptr,
     own_ptr,
     before_ptr,
     after_ptr,
@@ -49,8 +51,11 @@ def finish(
     beta = tl.load(vectors_ptr + at, mask=in_array, other=0.0)
     beta_before = tl.load(vectors_ptr + at - 1, mask=in_block, other=0.0)
     at = (of_head * C)[None, :] + j[:, None]
-    sources = tl.load(sources_ptr + at, mask=in_array, other=0.0)
-    suffixed = tl.load(targets_ptr + at, mask=in_array, other=0.0) - beta * sources
+    targets = tl.load(targets_q_ptr + at, mask=in_array, other=0.0)
+    targets += tl.load(targets_k_ptr + at, mask=in_array, other=0.0)
+    sources = tl.load(sources_q_ptr + at, mask=in_array, other=0.0)
+    sources += tl.load(sources_k_ptr + at, mask=in_array, other=0.0)
+    suffixed = targets - beta * sources
     dbeta = tl.load(own_ptr + at, mask=in_array, other=0.0) + sources
     prefixed = tl.zeros([C, HEADS], tl.float32)
     both = tl.zeros([HEADS], tl.float32)

@@ -15,31 +15,31 @@ from ..device import bounds_of, decays_between, load_rows, offsets_of, outside, 
 from .blocks import add_product, load_state, pairs_at, product, vectors_at
 
 
-@triton.jit(do_not_specialize=["q", "k", "dout", "call"])
+@triton.jit(do_not_specialize=["targets", "sources", "gradient", "call"])
 def pairs(
-    q,
-    k,
-    dout,
+    targets,
+    sources,
+    gradient,
     vectors_ptr,
     written_ptr,
-    dv_rows_ptr,
     cu_seqlens_ptr,
-    to_q_ptr,
-    to_k_ptr,
-    targets_ptr,
-    sources_ptr,
+    factors_ptr,
+    by_target_ptr,
+    by_source_ptr,
     own_ptr,
     dv_ptr,
     call,
     SIZES: tl.constexpr,
     OPERANDS: tl.constexpr,
+    OF_KEYS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Pairs of steps within a block; a program takes one and a key head, over whose heads it sums.
 
-    to_q, to_k (slots, G, C, C): factors of k in dq, and transposed of q in dk; factors of k in dk.
-    Of heads, (slots, H, C): `targets`, what log decays have of the pairs, by the target; `sources` and `own`, what beta
-    has of them, by later targets and by the step itself. dv (B, T, H, V) is that of `backward_states`.
+    Of queries: targets, sources, gradient = q, k, do. OF_KEYS: k, k, dv, the dv of `backward_states`, which is copied.
+    factors (slots, G, C, C): of sources in the gradient of targets, and transposed of targets in that of sources; of
+    keys, which are both, the sum. Of heads, (slots, H, C): what log decays have of the pairs, by the target; what beta
+    has of them, `by_source` by later targets, `own` by the step itself.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
@@ -59,58 +59,55 @@ def pairs(
     j = tl.arange(0, C)
     t = step + j
     live = (t >= 0) & (t < length)
-    q_rows = rows_at(q, row, first, group, SIZES.K_UNIT)
-    k_rows = rows_at(k, row, first, group, SIZES.K_UNIT)
-    of_keys = tl.zeros([C, C], tl.float32)
-    of_queries = tl.zeros([C, C], tl.float32)
+    target_rows = rows_at(targets, row, first, group, SIZES.K_UNIT)
+    source_rows = rows_at(sources, row, first, group, SIZES.K_UNIT)
+    scores = tl.zeros([C, C], tl.float32)
     for b in range(K_BLOCKS):
         c = b * BLOCK_K + tl.arange(0, BLOCK_K)
-        q_tile = load_rows(q_rows, t, c, live, K, SIZES.K_UNIT)
-        k_tile = load_rows(k_rows, t, c, live, K, SIZES.K_UNIT)
-        of_queries = add_product(q_tile, tl.trans(k_tile), of_queries, OPERANDS)
-        of_keys = add_product(k_tile, tl.trans(k_tile), of_keys, OPERANDS)
-    # No decay lies between a step and itself, and of such a pair row sums less column sums would leave but rounding.
+        target = load_rows(target_rows, t, c, live, K, SIZES.K_UNIT)
+        source = load_rows(source_rows, t, c, live, K, SIZES.K_UNIT)
+        scores = add_product(target, tl.trans(source), scores, OPERANDS)
     same = j[:, None] == j[None, :]
-    to_q = tl.zeros([C, C], tl.float32)
-    to_k = tl.zeros([C, C], tl.float32)
+    factors = tl.zeros([C, C], tl.float32)
 
     each = H // call.G
     for i in tl.range(each, num_stages=1):
         h = group * each + i
-        do_rows = rows_at(dout, row, first, h, SIZES.V_UNIT)
-        P = tl.zeros([C, C], tl.float32)
-        N = tl.zeros([C, C], tl.float32)
+        rows = rows_at(gradient, row, first, h, SIZES.V_UNIT)
+        pair = tl.zeros([C, C], tl.float32)
         for b in tl.range(V_BLOCKS, num_stages=SIZES.STAGES):
             v = b * BLOCK_V + tl.arange(0, BLOCK_V)
-            mask = live[:, None] & (v < V)[None, :]
             offsets = offsets_of(row * call.T + first + t, h, H, v, V)
-            D = tl.trans(tl.load(written_ptr + offsets, mask=mask, other=0.0))
-            do = load_rows(do_rows, t, v, live, V, SIZES.V_UNIT)
-            dv = tl.load(dv_rows_ptr + offsets, mask=mask, other=0.0)
-            P = add_product(do, D, P, OPERANDS)
-            N = add_product(dv, D, N, OPERANDS)
-            tl.store(dv_ptr + offsets, dv, mask=mask)
-            if cu_seqlens_ptr is not None:
-                cleared, in_none = outside(slot, sequences, C)
-                mask = in_none[:, None] & (v < V)[None, :]
-                tl.store(dv_ptr + offsets_of(cleared, h, H, v, V), tl.zeros([C, BLOCK_V], dv.dtype), mask=mask)
+            mask = live[:, None] & (v < V)[None, :]
+            D = tl.load(written_ptr + offsets, mask=mask, other=0.0)
+            tile = load_rows(rows, t, v, live, V, SIZES.V_UNIT)
+            pair = add_product(tile, tl.trans(D), pair, OPERANDS)
+            if OF_KEYS:
+                tl.store(dv_ptr + offsets, tile, mask=mask)
+                if cu_seqlens_ptr is not None:
+                    cleared, in_none = outside(slot, sequences, C)
+                    zeros = tl.zeros([C, BLOCK_V], tile.dtype)
+                    mask = in_none[:, None] & (v < V)[None, :]
+                    tl.store(dv_ptr + offsets_of(cleared, h, H, v, V), zeros, mask=mask)
         at = vectors_ptr + vectors_at(slot, h, H, C) + j
         sums = tl.load(at)
         beta = tl.load(at + C)
-        decays = decays_between(sums)
-        P *= decays * call.scale
-        N = tl.where(same, 0.0, -N * decays)
-        to_q += P * beta[None, :]
-        to_k += N * beta[None, :]
-        P *= of_queries
-        pair = tl.where(same, 0.0, P) + N * of_keys
+        if OF_KEYS:
+            pair = tl.where(same, 0.0, -pair * decays_between(sums))
+        else:
+            pair *= decays_between(sums) * call.scale
+        factors += pair * beta[None, :]
+        pair *= scores
         at = (tl.cast(slot, tl.int64) * H + h) * C + j
-        tl.store(targets_ptr + at, tl.sum(pair * beta[None, :], axis=1))
-        tl.store(sources_ptr + at, tl.sum(pair, axis=0))
-        tl.store(own_ptr + at, tl.sum(tl.where(same, P, 0.0), axis=1))
-    at = pairs_at(slot, group, call.G, C)
-    tl.store(to_q_ptr + at, to_q.to(OPERANDS.DTYPE))
-    tl.store(to_k_ptr + at, (to_k + tl.trans(to_k)).to(OPERANDS.DTYPE))
+        if not OF_KEYS:
+            # No decay lies between a step and itself, and of this pair row sums less column sums would leave rounding.
+            tl.store(own_ptr + at, tl.sum(tl.where(same, pair, 0.0), axis=1))
+            pair = tl.where(same, 0.0, pair)
+        tl.store(by_target_ptr + at, tl.sum(pair * beta[None, :], axis=1))
+        tl.store(by_source_ptr + at, tl.sum(pair, axis=0))
+    if OF_KEYS:
+        factors += tl.trans(factors)
+    tl.store(factors_ptr + pairs_at(slot, group, call.G, C), factors.to(OPERANDS.DTYPE))
 
 
 @triton.jit(do_not_specialize=["q", "k", "dout", "call"])

@@ -32,6 +32,7 @@ FP32 = "float32"
 TRITON = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
 ROWS = ("q", "k", "v", "do")  # arrays of rows: (batch, time, heads or key heads, columns)
 BY_STEP = ("g", "beta")
+PARAMS = {"q_unit": "q", "k_unit": "k", "dv_rows": "v"}  # scratch arrays of the shape of an argument
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
@@ -67,7 +68,8 @@ def backward(
         of.prepare(),
         of.forward_states(start="states", from_kept=True),
         of.backward_states(),
-        of.pairs(),
+        of.pairs(of_keys=False),
+        of.pairs(of_keys=True),
         of.through_states(),
         of.finish(),
         *of.through_norm(),
@@ -101,7 +103,7 @@ def _backward_scratch(spec: Spec, tile: Tile, outputs: tuple[Array, ...]) -> tup
     slots, heads, steps = _places(spec, tile.steps), spec.heads, tile.steps
     parts = heads * tile.value_blocks(spec) * tile.key_blocks(spec)
     sizes = {
-        **dict.fromkeys(("targets", "sources", "own"), (slots, heads, steps)),
+        **dict.fromkeys(("targets_q", "targets_k", "sources_q", "sources_k", "own"), (slots, heads, steps)),
         **dict.fromkeys(("before", "after"), (slots, parts, steps)),
         "both": (slots, parts),
         **{f"d{name}_unit": spec.q.shape for name in "qk" if spec.normalize_qk},
@@ -182,11 +184,23 @@ class _Launches:
         rows = {"q": self._keys("q"), "kept_ptr": "states"}
         return self._launch(outputs_kernel, grid, names, rows, num_warps=tile.num_warps, KEEP=spec.chunk)
 
-    def pairs(self) -> Launch:
+    def pairs(self, *, of_keys: bool) -> Launch:
         """Computes the contributions of pairs of steps within a block to gradients."""
         grid = _places(self.spec, self.tile.steps) * self.spec.key_heads
-        names = "vectors written dv_rows cu_seqlens to_q to_k targets sources own dv"
-        return self._launch(gradient_kernels.pairs, grid, names, self._queries, num_warps=self.tile.pair_warps)
+        name = "k" if of_keys else "q"
+        arrays = {
+            "targets": self._keys(name),
+            "sources": self._keys("k"),
+            "gradient": "dv_rows" if of_keys else "do",
+            "factors_ptr": f"to_{name}",
+            "by_target_ptr": f"targets_{name}",
+            "by_source_ptr": f"sources_{name}",
+            "own_ptr": None if of_keys else "own",
+            "dv_ptr": "dv" if of_keys else None,
+        }
+        warps = self.tile.pair_warps
+        names = "vectors written cu_seqlens"
+        return self._launch(gradient_kernels.pairs, grid, names, arrays, num_warps=warps, OF_KEYS=of_keys)
 
     def through_states(self) -> Launch:
         """Computes the contributions of pairs of steps in different blocks, through the states, to gradients."""
@@ -203,7 +217,9 @@ class _Launches:
         return Launch(
             finish,
             grid=_places(spec, tile.steps) * -(-spec.heads // tile.heads),
-            arrays=self._pointers(finish, "vectors targets sources own before after both cu_seqlens dg dbeta"),
+            arrays=self._pointers(
+                finish, "vectors targets_q targets_k sources_q sources_k own before after both cu_seqlens dg dbeta"
+            ),
             scalars={"call": self._call},
             constants={
                 "SUMMANDS": Summands(tile.steps, tile.value_blocks(spec), tile.key_blocks(spec), tile.heads),
@@ -288,7 +304,7 @@ class _Launches:
         """An array's strides of batch, time and head, in units; zeros for an absent one."""
         if name is None:
             return Heads(None, 0, 0, 0)
-        param = self.spec[name.removesuffix("_unit")]
+        param = self.spec[PARAMS.get(name, name)]
         each = unit(param) if len(param.shape) == 4 else 1
         batch, step, head = (stride // each for stride in strides_of(name, param.shape, self.layouts)[:3])
         return Heads(None, batch, step, head)

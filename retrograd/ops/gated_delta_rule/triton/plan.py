@@ -42,7 +42,7 @@ class Tile:
         carried: channels of values of a program that carries states.
         num_warps: warps of a program that computes the results of a block.
         prepare_warps: those of `prepare`, which holds the inverse and the scores in registers.
-        pair_warps: those of `pairs`, which holds six matrices of pairs of steps in registers.
+        pair_warps: those of `pairs`, which holds three matrices of pairs of steps in registers.
         state_warps: those of `through_states`, which holds gradients of q and k in registers.
         carry_warps: those of a program that carries states.
         stages: pipeline stages, in a program that computes a block.
