@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import triton.language as tl
@@ -23,13 +23,14 @@ from . import states as state_kernels
 from .arrays import Operands, Rows, Sizes, Summands
 from .finish import finish
 from .outputs import outputs as outputs_kernel
-from .plan import Tile, planned
+from .plan import MANY, Tile, planned
 from .prepare import prepare
 
 __all__ = ["backward", "forward", "planned", "suits"]
 
 FP32 = "float32"
 TRITON = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
+SPILLS_OF_WIDE = 130
 ROWS = ("q", "k", "v", "do")  # arrays of rows: (batch, time, heads or key heads, columns)
 BY_STEP = ("g", "beta")
 PARAMS = {"q_unit": "q", "k_unit": "k", "dv_rows": "v"}  # scratch arrays of the shape of an argument
@@ -258,7 +259,7 @@ class _Launches:
         """A launch with a program for each sequence, or part of one, each head and some channels of its values."""
         spec, tile = self.spec, self.tile
         sizes = self._sizes._replace(BLOCK_K=tile.width, BLOCK_V=tile.carried, STAGES=tile.carry_stages)
-        return self._launch(
+        launch = self._launch(
             kernel,
             sequences * spec.heads * -(-spec.V // tile.carried),
             names,
@@ -267,6 +268,9 @@ class _Launches:
             SIZES=sizes,
             **constants,
         )
+        # In fp32 both terms of a state that is an operand do not fit into the registers beside the state.
+        wide = spec.v.dtype == FP32 and spec.K > MANY
+        return replace(launch, allowed_spills=SPILLS_OF_WIDE if wide else 0)
 
     def _launch(
         self, kernel: Any, grid: int, names: str, rows: Mapping[str, str | None], *, num_warps: int, **constants: Any

@@ -23,7 +23,8 @@ CARRIED, CARRIED_OF_MANY, MANY = 64, 32, 128
 # Operands of 4 bytes are split into two terms for the tensor cores, which needs registers.
 SINGLE_STEPS, SINGLE_STEPS_OF_MANY = 32, 16
 SINGLE_KEYS, SINGLE_VALUES = 32, 16
-SINGLE_CARRIED = 16
+SINGLE_FEW = 64  # channels of keys for which 4 warps of a program that carries states have enough registers, at most
+VALUES_OF_OLD = 32  # before sm_90
 LEAST = 16  # the smallest dimension of a matrix product
 DEEP_SHARED = 128 * KIB  # for a pipeline of several stages
 HEADS = 16  # of a program that finishes the gradients of g and beta
@@ -82,24 +83,33 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> Tile:
     def at_most(size: int, most: int) -> int:
         return max(LEAST, min(next_power_of_2(size), most))
 
-    few = arch.backend == "hip"  # warps of 64 threads
+    hip = arch.backend == "hip"
+    old = not hip and not arch.copies_tensors
     width = at_most(spec.K, 256)
     many = width > MANY
-    carried = SINGLE_CARRIED if single else CARRIED_OF_MANY if many else CARRIED
-    deep = arch.backend == "cuda" and arch.shared_memory >= DEEP_SHARED and not single
+    deep = not hip and not single and arch.shared_memory >= DEEP_SHARED
+    # On sm_90 operands of 16 bits stay in shared memory, which leaves registers.
+    few_warps = hip or (arch.name == "sm_90" and width <= (SINGLE_FEW if single else MANY))
     return Tile(
         steps=(SINGLE_STEPS_OF_MANY if many else SINGLE_STEPS) if single else STEPS,
         keys=at_most(spec.K, SINGLE_KEYS if single else CHANNELS),
-        values=at_most(spec.V, SINGLE_VALUES if single else CHANNELS),
+        values=at_most(spec.V, SINGLE_VALUES if single else VALUES_OF_OLD if old else CHANNELS),
         width=width,
-        carried=at_most(spec.V, carried),
+        carried=at_most(spec.V, _carried(single, many, hip)),
         num_warps=4,
         prepare_warps=4,
-        pair_warps=4 if single or few else 8,
-        state_warps=4 if few else 8,
-        carry_warps=8 if (many or (single and width == MANY)) and not few else 4,
+        pair_warps=4 if single or hip else 8,
+        state_warps=4 if hip else 8,
+        carry_warps=4 if few_warps else 8,
         stages=2 if deep else 1,
-        carry_stages=(2 if many else 3) if deep else 1,
+        carry_stages=1 if old or not deep else 2 if many else 3,
         heads=HEADS,
         rows=ELEMENTS // width,
     )
+
+
+def _carried(single: bool, many: bool, hip: bool) -> int:
+    """Channels of values that one program carries, at most."""
+    if single or (many and hip):
+        return LEAST
+    return CARRIED_OF_MANY if many else CARRIED
