@@ -2,54 +2,105 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from checks import contract, generation
+from checks import contract, generation, integration
 from checks.interpreter import as_float16
 from checks.layouts import layouts_of
-from checks.parts import is_packed
-from torch import Tensor
 
 from ops.gated_delta_rule.calls import INFO, gated_delta_rule
 from retrograd.opinfo.cases import Case
 from retrograd.ops.gated_delta_rule import reference
 from retrograd.ops.gated_delta_rule.cases import ALL, case
-from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.draw import call, options, upcast
 
-
-def slow(tried: Any) -> Any:
-    return pytest.param(tried, id=tried.name, marks=pytest.mark.slow)
-
-
 # One decay a head: with one a channel, calls run on the portable path.
-CASES = [as_float16(tried) for tried in INFO.cases if len(tried.inputs["g"].shape) == 3]
-# What the others leave out: several products over channels, programs for channels of values, more kept states.
-LARGE = [
+NAMED = [as_float16(tried) for tried in INFO.cases if len(tried.inputs["g"].shape) == 3]
+FP32: dict[str, Any] = {"dtype": "float32", **ALL}
+# What the named cases leave out: several products over channels, several programs for a state, more kept states.
+MORE = [
     case("wide", (1, 66, 1, 1, 256, 40), dtype="float16", **ALL),
-    case("wide fp32", (1, 36, 1, 1, 256, 40), dtype="float32", **ALL),
+    case("wide fp32", (1, 36, 1, 1, 256, 40), **FP32),
     case("many values", (1, 66, 1, 2, 40, 256), dtype="float16", initial_state=True),
     case("many values fp32", (1, 36, 1, 2, 40, 136), dtype="float32", initial_state=True),
     case("kept states", (1, 330, 1, 2, 16, 16), dtype="float16", cu_seqlens=(3, 3, 140, 329), **ALL),
     case("kept states of wide keys", (1, 530, 1, 1, 160, 16), dtype="float16", **ALL),
-    case("many heads", (1, 70, 2, 36, 16, 16), dtype="float32", **ALL),
+    case("many heads", (1, 70, 2, 36, 16, 16), **FP32),
 ]
-QUICK = ("fp32", "fp16", "own_heads", "odd", "scale", "packed_gaps")
-each = pytest.mark.parametrize("case", [*(c if c.name in QUICK else slow(c) for c in CASES)], ids=lambda c: c.name)
-few = pytest.mark.parametrize("case", [c for c in CASES if c.name in ("odd", "packed_gaps")], ids=lambda c: c.name)
-longer = pytest.mark.parametrize(
-    "case",
-    [
-        case("long", (1, 140, 1, 2, 16, 16), dtype="float32", **ALL),
-        slow(case("long fp16", (2, 140, 1, 2, 16, 16), dtype="float16", **ALL)),
-    ],
-    ids=lambda c: c.name,
-)
+PACKED = case("packed", (1, 50, 1, 2, 8, 4), cu_seqlens=(2, 2, 40, 48), **FP32)
+LONG = case("long", (1, 140, 1, 1, 8, 4), **FP32)
+ROWS = case("rows", (3, 34, 1, 2, 5, 7), **FP32)
+QUICK = ("plain", "fp16", "odd", "one_channel", "no_steps", "no_rows", "packed_gaps", "wide", "many values")
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE], ids=lambda c: c.name)
+def marked(cases: list[Case], quick: Callable[[Case], bool]) -> Any:
+    """The cases; those that are not quick in the interpreter are `slow`."""
+    marks = {True: (), False: (pytest.mark.slow,)}
+    return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[quick(c)]) for c in cases])
+
+
+@marked([*NAMED, *MORE], lambda case: case.name in QUICK)
 def test_results_and_gradients_are_within_the_error_budget(case: Case, seed: int) -> None:
     contract.check_errors(INFO, case, "cpu", seed, most_draws=1)
+
+
+@marked([ROWS, *NAMED], lambda case: case is ROWS)
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(case: Case, seed: int) -> None:
+    contract.check_batch_invariance(INFO, case, "cpu", seed)
+
+
+@marked([PACKED, *(c for c in NAMED if c.name.startswith("packed"))], lambda case: case is PACKED)
+def test_a_packed_sequence_has_the_same_bits_alone_and_beside_nan(case: Case, seed: int) -> None:
+    contract.check_packed(INFO, case, "cpu", seed)
+
+
+def test_steps_outside_of_sequences_have_zeros_whatever_is_there(seed: int) -> None:
+    contract.check_outside(INFO, PACKED, "cpu", seed)
+
+
+@marked([LONG, *(c for c in NAMED if generation.has_prefixes(INFO, c))], lambda case: case is LONG)
+def test_steps_have_the_same_bits_whatever_follows_them(case: Case, seed: int) -> None:
+    generation.check_prefix(INFO, case, "cpu", seed)
+
+
+@marked([LONG, *(c for c in NAMED if generation.can_be_cut(INFO, c))], lambda case: case is LONG)
+def test_a_sequence_in_two_calls_has_the_bits_of_the_whole(case: Case, seed: int) -> None:
+    generation.check_continue(INFO, case, "cpu", seed)
+
+
+@marked([c for c in NAMED if contract.passes_state(INFO, c)], lambda case: case.name == "no_steps")
+def test_gradients_pass_through_states(case: Case, seed: int) -> None:
+    contract.check_state_passing(INFO, case, "cpu", seed)
+
+
+@pytest.mark.parametrize("layout", [pytest.param(name, marks=pytest.mark.slow) for name in layouts_of(INFO, ROWS)])
+def test_kernels_reach_every_element_of_strided_arrays(layout: str, seed: int) -> None:
+    contract.check_layout(INFO, ROWS, layout, "cpu", seed, once=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [ROWS, PACKED], ids=lambda case: case.name)
+def test_a_gradient_asked_for_alone_has_the_same_bits(case: Case, seed: int) -> None:
+    integration.check_subsets(INFO, case, "cpu", seed)
+
+
+@pytest.mark.parametrize("normalize_qk", [False, True])
+@pytest.mark.parametrize(("rate", "log_decay"), [(2.0, 0.0), (1.0, -300.0), (0.0, -0.1), (1.5, -float("inf"))])
+def test_repeated_keys_full_rates_and_full_decays_are_those_of_the_definition(
+    rate: float, log_decay: float, normalize_qk: bool, seed: int
+) -> None:
+    tried = case("repeated", (1, 70, 1, 1, 8, 4), dtype="float32", normalize_qk=normalize_qk)
+    inputs, gradients = contract.drawn(INFO, tried, "cpu", seed)
+    inputs["k"][:] = reference.unit(inputs["k"][:, :1])
+    inputs["g"].fill_(log_decay)
+    inputs["beta"].fill_(rate)
+    found = call(gated_delta_rule, inputs, options(tried), gradients)
+    wide = {name: upcast(x) for name, x in inputs.items()}
+    if log_decay < -200:  # of exp(-inf), autograd has no gradient
+        wide["g"].fill_(-200.0)
+    expected = call(INFO.reference, wide, options(tried), [upcast(gradient) for gradient in gradients])
+    for name, other in expected.items():
+        torch.testing.assert_close(upcast(found[name]), other, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")

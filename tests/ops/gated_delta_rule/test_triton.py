@@ -1,0 +1,67 @@
+"""gated_delta_rule's kernels without a GPU: what they are compiled to, and what their programs promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from checks import programs
+from checks.resources import resources
+
+from ops.gated_delta_rule.calls import INFO
+from retrograd.core.arch import SUPPORTED
+from retrograd.core.build import build
+from retrograd.opinfo.cases import Case
+from retrograd.opinfo.info import spec_of
+from retrograd.ops.gated_delta_rule.cases import ALL, case
+from retrograd.ops.gated_delta_rule.op import OP
+
+SHAPES = ("128x128 bfloat16", "256x256 bfloat16", "64x128 float16", "32x64 bfloat16", "8x4 bfloat16",
+          "128x128 float32", "256x256 float32", "64x64 float32", "32x32 float32")  # fmt: skip
+
+
+def of_shape(shape: str, **options: Any) -> Case:
+    sizes, dtype = shape.split()
+    K, V = map(int, sizes.split("x"))
+    return case(shape, (2, 256, 4, 8, K, V), dtype=dtype, wide_dtype="float32", **options)
+
+
+def builds() -> list[Any]:
+    """Every shape on every architecture. Every run has one of them, `architectures` one of each other architecture."""
+    found = []
+    for arch in SUPPORTED:
+        for shape in SHAPES:
+            marks = [*([pytest.mark.slow] if shape != SHAPES[0] else []),
+                     *([pytest.mark.architectures] if arch != "sm_90" else [])]  # fmt: skip
+            found.append(pytest.param(arch, shape, id=f"{arch} {shape}", marks=marks))
+    return found
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("arch", "shape"), builds())
+def test_kernels_keep_their_registers_and_their_shared_memory(arch: str, shape: str) -> None:
+    seen = set()
+    for program, launch in programs.launches(INFO, of_shape(shape, **ALL), SUPPORTED[arch]):
+        if (binary := programs.binary(program, launch)) in seen:
+            continue
+        seen.add(binary)
+        found = resources(build(launch, program.arrays, SUPPORTED[arch]))
+        where = f"{launch.kernel.__name__}: {found}"
+        assert found.spills <= launch.allowed_spills, where
+        assert found.stack == 0 or launch.allowed_spills, where
+        assert found.shared <= SUPPORTED[arch].shared_memory, where
+
+
+@pytest.mark.parametrize("arch", SUPPORTED)
+@pytest.mark.parametrize("case", INFO.cases, ids=lambda case: case.name)
+def test_programs_keep_their_promises(case: Case, arch: str) -> None:
+    programs.check_order(INFO, case, SUPPORTED[arch])
+    programs.check_same_binaries(INFO, case, SUPPORTED[arch], 1, 2, 3, 64, 2**20)
+    programs.check_honours(INFO, case, SUPPORTED[arch])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_kept_takes_at_most_as_many_bytes_as_the_values(shape: str) -> None:
+    spec = spec_of(OP, of_shape(shape))
+    (kept,) = (array for array in OP.forward(spec).outputs if array.name == "states")
+    assert kept.nbytes <= spec.v.nbytes
