@@ -306,9 +306,9 @@ class _Launches:
 
     def _heads(self, name: str | None) -> Heads:
         """An array's strides of batch, time and head, in units; zeros for an absent one."""
-        if name is None:
+        param = None if name is None else self.spec[PARAMS.get(name, name)]
+        if name is None or param is None:
             return Heads(None, 0, 0, 0)
-        param = self.spec[PARAMS.get(name, name)]
         each = unit(param) if len(param.shape) == 4 else 1
         batch, step, head = (stride // each for stride in strides_of(name, param.shape, self.layouts)[:3])
         return Heads(None, batch, step, head)
