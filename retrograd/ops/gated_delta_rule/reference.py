@@ -16,8 +16,7 @@ from torch.nn.functional import pad
 
 from .op import SMALLEST
 
-# Bytes of an operand -> steps of a block of `by_blocks`, as in the kernels.
-BLOCK = {2: 64, 4: 32, 8: 32}
+BLOCK = 64  # steps of a block of `by_blocks`: the most that a path takes
 Scan = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -82,7 +81,7 @@ def by_blocks(
 ) -> tuple[Tensor, Tensor]:
     """The same by matrix products, with operands in a dtype, forward and backward. Symbols: README.md."""
     pieces = []
-    for arrays in zip(*(x.split(BLOCK[dtype.itemsize], 1) for x in (q, k, v, g, beta)), strict=True):
+    for arrays in zip(*(x.split(BLOCK, 1) for x in (q, k, v, g, beta)), strict=True):
         if not arrays[0].shape[1]:
             continue
         queries, keys, values, log, rates = (x.transpose(1, 2) for x in arrays)  # (batch, heads, steps, ...)
