@@ -23,6 +23,7 @@ from .attention.op import OP as ATTENTION
 from .attention.packed import ATTENTION_QKVPACKED
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
 from .causal_conv1d.update import CAUSAL_CONV1D_UPDATE
+from .gated_delta_rule.op import OP as GATED_DELTA_RULE
 from .linear.op import OP as LINEAR
 from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM
@@ -38,6 +39,7 @@ __all__ = [
     "causal_conv1d",
     "causal_conv1d_update",
     "dot_product_attention",
+    "gated_delta_rule",
     "linear",
     "linear_scan",
     "rms_norm",
@@ -61,6 +63,7 @@ _ssd = bind(SSD)
 _check_ssd_update = checker(SSD_UPDATE.call)
 _check_ssd_prefill = checker(SSD_PREFILL.call)
 _check_ssd_step = checker(SSD_STEP.call)
+_gated_delta_rule = bind(GATED_DELTA_RULE)
 _attention = bind(ATTENTION)
 _attention_qkvpacked = bind_stack(ATTENTION, ATTENTION_QKVPACKED)
 _linear = bind(LINEAR)
@@ -1004,6 +1007,126 @@ def ssd_step(
             {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)},
         ),
     )
+
+
+@overload
+def gated_delta_rule(
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    g: Float[Array, "B T H"] | Float[Array, "B T H K"],
+    beta: Float[Array, "B T H"],
+    *,
+    initial_state: Float[Array, "S H V K"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
+    scale: float | None = ...,
+    return_final_state: Literal[False] = ...,
+    normalize_qk: bool = ...,
+    context: Context | None = ...,
+) -> Float[Array, "B T H V"]: ...
+
+
+@overload
+def gated_delta_rule(
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    g: Float[Array, "B T H"] | Float[Array, "B T H K"],
+    beta: Float[Array, "B T H"],
+    *,
+    initial_state: Float[Array, "S H V K"] | None = ...,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = ...,
+    scale: float | None = ...,
+    return_final_state: Literal[True],
+    normalize_qk: bool = ...,
+    context: Context | None = ...,
+) -> tuple[Float[Array, "B T H V"], Float[Array, "S H V K"]]: ...
+
+
+def gated_delta_rule(
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    g: Float[Array, "B T H"] | Float[Array, "B T H K"],
+    beta: Float[Array, "B T H"],
+    *,
+    initial_state: Float[Array, "S H V K"] | None = None,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
+    scale: float | None = None,
+    return_final_state: bool = False,
+    normalize_qk: bool = False,
+    context: Context | None = None,
+    **unknown: Unknown,
+) -> Array | tuple[Array, Array]:
+    """The gated delta rule: a linear recurrence that moves what its state predicts for a key towards a value.
+
+    For every head, whose state S is (V, K)::
+
+        S    = exp(g[t]) S[t - 1]                               S[-1] = initial_state, or 0
+        S[t] = S + beta[t] (v[t] - S k[t]) k[t]^T
+        o[t] = scale S[t] q[t]
+
+    With g (B, T, H, K) each channel of K has a decay of its own. Sums and states are in float32; operands of matrix
+    products are rounded to the dtype of v. All gradients are bitwise reproducible; a sequence's results and gradients
+    depend neither on its batch nor on the sequences packed with it. If v is float64, all float32 here is float64.
+
+    It is the same call as `retrograd.gated_delta_rule`, with the same results and errors. On an NVIDIA GPU it launches
+    the same kernels; on a CPU or TPU it is plain JAX. For `jax.checkpoint` policies, the arrays that the forward pass
+    saves are named `gated_delta_rule_states`. The function has derivatives of every order, in reverse and in forward
+    mode. First gradients in reverse mode come from the kernels; all others from plain JAX, slower and with more memory.
+
+    Args:
+        q: (B, T, G, K), float32, bfloat16 or float16, any strides, where head h uses key head h // (H / G); K up to
+            256. float64 runs on the portable path.
+        k: as q; of norm 1, or smaller, unless `normalize_qk` makes it so.
+        v: (B, T, H, V), in the dtype of q; V up to 256.
+        g: (B, T, H), or (B, T, H, K): log decays, at most 0; in the dtype of q or float32.
+        beta: (B, T, H), from 0 to 2: how far; as g.
+        initial_state: (B, H, V, K), float32; zeros by default.
+        cu_seqlens: (S + 1,) int32 or int64, for B = 1: q holds S sequences one after another, the i-th from step
+            cu_seqlens[i] up to cu_seqlens[i + 1]. States are then (S, H, V, K). Results are zero at steps outside of
+            every sequence. The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of
+            `jax.jit`, check this; elsewhere the results for such numbers are undefined.
+        scale: factor of the results; 1 / sqrt(K) by default.
+        return_final_state: also return the state after the last step.
+        normalize_qk: divide q and k by sqrt(sum over K of their squares + 1e-6).
+        context: where steps are divided over devices, a `retrograd.jax.distributed.ContextParallel`, within
+            `jax.shard_map`; all arrays with steps are then this device's steps.
+
+    Returns:
+        o (B, T, H, V) in the dtype of v; with `return_final_state`, (o, final_state), the state (B, H, V, K) in
+        float32. An empty sequence's final state is its initial state.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Source: Yang, Kautz and Hatamizadeh, Gated Delta Networks: Improving Mamba2 with Delta Rule (2024), equation 10;
+    with a decay for each channel, Kimi Team, Kimi Linear (2025), equation 1.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import gated_delta_rule
+        >>> q, v, beta = jnp.ones((2, 100, 2, 64)), jnp.ones((2, 100, 4, 32)), jnp.ones((2, 100, 4)) / 2
+        >>> dv = jax.grad(lambda v: gated_delta_rule(q, q, v, -beta, beta, normalize_qk=True).sum())(v)
+        >>> dv.shape
+        (2, 100, 4, 32)
+    """
+    if unknown:
+        raise no_argument(GATED_DELTA_RULE.call, unknown)
+    o, final_state = _gated_delta_rule(
+        {
+            "q": q,
+            "k": k,
+            "v": v,
+            "g": g,
+            "beta": beta,
+            "initial_state": initial_state,
+            "cu_seqlens": in_int32(cu_seqlens),
+        },
+        {"scale": scale, "return_final_state": return_final_state, "normalize_qk": normalize_qk},
+        context,
+    )
+    return (o, final_state) if return_final_state else o
 
 
 @overload

@@ -25,6 +25,7 @@ from .attention.torch_step import attention_step_
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
 from .causal_conv1d.torch_step import causal_conv1d_update_
 from .causal_conv1d.update import CAUSAL_CONV1D_UPDATE
+from .gated_delta_rule.op import OP as GATED_DELTA_RULE
 from .linear.op import OP as LINEAR
 from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM
@@ -42,6 +43,7 @@ __all__ = [
     "causal_conv1d",
     "causal_conv1d_update",
     "causal_conv1d_update_",
+    "gated_delta_rule",
     "linear",
     "linear_scan",
     "rms_norm",
@@ -68,6 +70,7 @@ _check_ssd_update = checker(SSD_UPDATE.call)
 _check_ssd_prefill = checker(SSD_PREFILL.call)
 _kernels_ssd_prefill = bind_kernels(SSD_PREFILL)
 _check_ssd_step = checker(SSD_STEP.call)
+_gated_delta_rule = bind(GATED_DELTA_RULE)
 _attention = bind(ATTENTION)
 _attention_qkvpacked = bind_stack(ATTENTION, ATTENTION_QKVPACKED)
 _linear = bind(LINEAR)
@@ -989,6 +992,126 @@ def ssd_step(
             {"dt_softplus": dt_softplus, "dt_limit": as_tuple(dt_limit)},
         ),
     )
+
+
+@overload
+def gated_delta_rule(
+    q: Float[Tensor, "B T G K"],
+    k: Float[Tensor, "B T G K"],
+    v: Float[Tensor, "B T H V"],
+    g: Float[Tensor, "B T H"] | Float[Tensor, "B T H K"],
+    beta: Float[Tensor, "B T H"],
+    *,
+    initial_state: Float[Tensor, "S H V K"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
+    scale: float | None = ...,
+    return_final_state: Literal[False] = ...,
+    normalize_qk: bool = ...,
+    context: Context | None = ...,
+) -> Float[Tensor, "B T H V"]: ...
+
+
+@overload
+def gated_delta_rule(
+    q: Float[Tensor, "B T G K"],
+    k: Float[Tensor, "B T G K"],
+    v: Float[Tensor, "B T H V"],
+    g: Float[Tensor, "B T H"] | Float[Tensor, "B T H K"],
+    beta: Float[Tensor, "B T H"],
+    *,
+    initial_state: Float[Tensor, "S H V K"] | None = ...,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = ...,
+    scale: float | None = ...,
+    return_final_state: Literal[True],
+    normalize_qk: bool = ...,
+    context: Context | None = ...,
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "S H V K"]]: ...
+
+
+def gated_delta_rule(
+    q: Float[Tensor, "B T G K"],
+    k: Float[Tensor, "B T G K"],
+    v: Float[Tensor, "B T H V"],
+    g: Float[Tensor, "B T H"] | Float[Tensor, "B T H K"],
+    beta: Float[Tensor, "B T H"],
+    *,
+    initial_state: Float[Tensor, "S H V K"] | None = None,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
+    scale: float | None = None,
+    return_final_state: bool = False,
+    normalize_qk: bool = False,
+    context: Context | None = None,
+    **unknown: Unknown,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The gated delta rule: a linear recurrence that moves what its state predicts for a key towards a value.
+
+    For every head, whose state S is (V, K)::
+
+        S    = exp(g[t]) S[t - 1]                               S[-1] = initial_state, or 0
+        S[t] = S + beta[t] (v[t] - S k[t]) k[t]^T
+        o[t] = scale S[t] q[t]
+
+    With g (B, T, H, K) each channel of K has a decay of its own. Sums and states are in float32; operands of matrix
+    products are rounded to the dtype of v. All gradients are bitwise reproducible; a sequence's results and gradients
+    depend neither on its batch nor on the sequences packed with it. If v is float64, all float32 here is float64.
+
+    `torch.autocast` casts q, k and v to its dtype.
+
+    Args:
+        q: (B, T, G, K), float32, bfloat16 or float16, any strides, where head h uses key head h // (H / G); K up to
+            256. float64 runs on the portable path.
+        k: as q; of norm 1, or smaller, unless `normalize_qk` makes it so.
+        v: (B, T, H, V), in the dtype of q; V up to 256.
+        g: (B, T, H), or (B, T, H, K): log decays, at most 0; in the dtype of q or float32.
+        beta: (B, T, H), from 0 to 2: how far; as g.
+        initial_state: (B, H, V, K), float32; zeros by default.
+        cu_seqlens: (S + 1,) int32 or int64, for B = 1: q holds S sequences one after another, the i-th from step
+            cu_seqlens[i] up to cu_seqlens[i + 1]. States are then (S, H, V, K). Results are zero at steps outside of
+            every sequence. The numbers must not decrease or exceed T: PyTorch on a CPU, and JAX on a CPU outside of
+            `jax.jit`, check this; elsewhere the results for such numbers are undefined.
+        scale: factor of the results; 1 / sqrt(K) by default.
+        return_final_state: also return the state after the last step.
+        normalize_qk: divide q and k by sqrt(sum over K of their squares + 1e-6).
+        context: where steps are divided over processes, a `retrograd.distributed.ContextParallel`; all arrays with
+            steps are then this process's steps.
+
+    Returns:
+        o (B, T, H, V) in the dtype of v; with `return_final_state`, (o, final_state), the state (B, H, V, K) in
+        float32. An empty sequence's final state is its initial state.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Source: Yang, Kautz and Hatamizadeh, Gated Delta Networks: Improving Mamba2 with Delta Rule (2024), equation 10;
+    with a decay for each channel, Kimi Team, Kimi Linear (2025), equation 1.
+
+    Example:
+        >>> import torch, retrograd
+        >>> q, k = torch.randn(2, 100, 2, 64), torch.randn(2, 100, 2, 64)
+        >>> v, g = torch.randn(2, 100, 4, 32, requires_grad=True), -torch.rand(2, 100, 4)
+        >>> o, state = retrograd.gated_delta_rule(
+        ...     q, k, v, g, torch.rand(2, 100, 4), normalize_qk=True, return_final_state=True
+        ... )
+        >>> (o.sum() + state.sum()).backward()
+        >>> v.grad.shape, state.shape
+        (torch.Size([2, 100, 4, 32]), torch.Size([2, 4, 32, 64]))
+    """
+    if unknown:
+        raise no_argument(GATED_DELTA_RULE.call, unknown)
+    o, final_state = _gated_delta_rule(
+        {
+            "q": q,
+            "k": k,
+            "v": v,
+            "g": g,
+            "beta": beta,
+            "initial_state": initial_state,
+            "cu_seqlens": in_int32(cu_seqlens),
+        },
+        {"scale": scale, "return_final_state": return_final_state, "normalize_qk": normalize_qk},
+        context,
+    )
+    return (o, final_state) if return_final_state else o  # type: ignore[return-value]
 
 
 @overload

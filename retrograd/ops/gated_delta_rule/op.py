@@ -90,6 +90,25 @@ class Spec(CallSpec):
         (B, H, V, K) in float32. An empty sequence's final state is its initial state."""
     SOURCE: ClassVar = """Yang, Kautz and Hatamizadeh, Gated Delta Networks: Improving Mamba2 with Delta Rule (2024),
         equation 10; with a decay for each channel, Kimi Team, Kimi Linear (2025), equation 1."""
+    TORCH_EXAMPLE: ClassVar = """
+        >>> import torch, retrograd
+        >>> q, k = torch.randn(2, 100, 2, 64), torch.randn(2, 100, 2, 64)
+        >>> v, g = torch.randn(2, 100, 4, 32, requires_grad=True), -torch.rand(2, 100, 4)
+        >>> o, state = retrograd.gated_delta_rule(
+        ...     q, k, v, g, torch.rand(2, 100, 4), normalize_qk=True, return_final_state=True
+        ... )
+        >>> (o.sum() + state.sum()).backward()
+        >>> v.grad.shape, state.shape
+        (torch.Size([2, 100, 4, 32]), torch.Size([2, 4, 32, 64]))
+        """
+    JAX_EXAMPLE: ClassVar = """
+        >>> import jax, jax.numpy as jnp
+        >>> from retrograd.jax import gated_delta_rule
+        >>> q, v, beta = jnp.ones((2, 100, 2, 64)), jnp.ones((2, 100, 4, 32)), jnp.ones((2, 100, 4)) / 2
+        >>> dv = jax.grad(lambda v: gated_delta_rule(q, q, v, -beta, beta, normalize_qk=True).sum())(v)
+        >>> dv.shape
+        (2, 100, 4, 32)
+        """
 
     @property
     def of_channels(self) -> bool:
