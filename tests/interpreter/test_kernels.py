@@ -21,6 +21,7 @@ LEFT_OUT = {
     "linear_scan": {"states", "shared_channels", "fp32_decay"},
     "selective_scan": {"groups", "states", "mamba"},
     "ssd": {"mamba", "groups", "states", "packed"},  # test_ssd_kernels.py has calls with fewer heads
+    "gated_delta_rule": {"blocks", "packed"},  # and so has the folder of its tests
 }
 
 

@@ -8,6 +8,7 @@ from retrograd.opinfo.cases import Case, Tensor
 
 TEST = frozenset({"test"})
 STRIDED = frozenset({"test", "strided"})
+INTERPRETER = frozenset({"test", "interpreter"})
 
 
 def case(
@@ -59,21 +60,21 @@ ALL: dict[str, Any] = {"initial_state": True, "return_final_state": True, "norma
 
 CASES: list[Case] = [
     case("plain", (2, 9, 2, 4, 8, 4)),
-    case("blocks", (2, 140, 2, 4, 8, 4), normalize_qk=True, tags=STRIDED),
+    case("blocks", (2, 140, 2, 4, 8, 4), normalize_qk=True, tags=STRIDED | INTERPRETER),
     case("fp32", (1, 140, 2, 4, 8, 4), dtype="float32"),
-    case("fp16", (1, 20, 2, 4, 8, 4), dtype="float16", **ALL),
+    case("fp16", (1, 20, 2, 4, 8, 4), dtype="float16", tags=INTERPRETER, **ALL),
     case("decays_fp32", (1, 20, 2, 4, 8, 4), wide_dtype="float32"),
-    case("own_heads", (2, 20, 3, 3, 8, 8), **ALL),
-    case("odd", (2, 37, 1, 3, 5, 7), **ALL),
-    case("one_channel", (2, 20, 2, 2, 1, 1), dtype="float32", **ALL),
+    case("own_heads", (2, 20, 3, 3, 8, 8), tags=INTERPRETER, **ALL),
+    case("odd", (2, 37, 1, 3, 5, 7), tags=INTERPRETER, **ALL),
+    case("one_channel", (2, 20, 2, 2, 1, 1), dtype="float32", tags=INTERPRETER, **ALL),
     case("strong_decay", (1, 150, 2, 2, 8, 4), decay=3.0, **ALL),
     case("weak_decay", (1, 150, 2, 2, 8, 4), decay=-8.0, **ALL),
-    case("scale", (1, 20, 2, 2, 8, 4), scale=0.5),
-    case("one_step", (3, 1, 2, 4, 8, 4), **ALL),
-    case("no_steps", (2, 0, 2, 4, 8, 4), **ALL),
+    case("scale", (1, 20, 2, 2, 8, 4), scale=0.5, tags=INTERPRETER),
+    case("one_step", (3, 1, 2, 4, 8, 4), tags=INTERPRETER, **ALL),
+    case("no_steps", (2, 0, 2, 4, 8, 4), tags=INTERPRETER, **ALL),
     case("no_rows", (0, 5, 2, 4, 8, 4), **ALL),
-    case("packed", (1, 180, 2, 4, 8, 4), cu_seqlens=(0, 7, 7, 140, 141, 180), tags=STRIDED, **ALL),
-    case("packed_gaps", (1, 50, 2, 2, 8, 4), dtype="float32", cu_seqlens=(3, 3, 33, 48, 48), **ALL),
+    case("packed", (1, 180, 2, 4, 8, 4), cu_seqlens=(0, 7, 7, 140, 141, 180), tags=STRIDED | INTERPRETER, **ALL),
+    case("packed_gaps", (1, 50, 2, 2, 8, 4), dtype="float32", cu_seqlens=(3, 3, 33, 48, 48), tags=INTERPRETER, **ALL),
     case("channels", (2, 140, 2, 4, 8, 4), of_channels=True, normalize_qk=True, tags=STRIDED),
     case("channels_fp32", (1, 70, 2, 4, 8, 4), of_channels=True, dtype="float32", **ALL),
     case("channels_strong_decay", (1, 40, 2, 2, 8, 4), of_channels=True, decay=3.0, **ALL),

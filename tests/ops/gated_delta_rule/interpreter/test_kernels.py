@@ -11,10 +11,11 @@ from checks import contract, generation, integration
 from checks.interpreter import as_float16
 from checks.layouts import layouts_of
 
-from ops.gated_delta_rule.calls import INFO, gated_delta_rule
+from retrograd import gated_delta_rule
 from retrograd.opinfo.cases import Case
 from retrograd.ops.gated_delta_rule import reference
 from retrograd.ops.gated_delta_rule.cases import ALL, STRIDED, case
+from retrograd.ops.gated_delta_rule.info import INFO
 from retrograd.testing.draw import call, options, upcast
 
 # One decay a head: with one a channel, calls run on the portable path.
