@@ -103,4 +103,7 @@ def test_repeated_keys_full_rates_and_full_decays_are_those_of_the_definition(
     if log_decay < -200:  # of exp(-inf), autograd has no gradient
         wide["g"].fill_(-200.0)
     expected = call(INFO.reference, wide, options(tried), [upcast(gradient) for gradient in gradients])
-    torch.testing.assert_close({name: upcast(found[name]) for name in expected}, expected, rtol=1e-4, atol=1e-4)
+    for name, other in expected.items():
+        error = torch.linalg.vector_norm(upcast(found[name]) - other)
+        # With rates of 2 nothing is forgotten: the plain computation in fp32 loses up to 2e-5 of the norm.
+        assert error <= 1e-4 * torch.linalg.vector_norm(other) + 1e-6, name
