@@ -32,6 +32,7 @@ CAST = {
     "selective_scan": "x B C z",
     "selective_state_update": "x B C z",
     "ssd": "x B C z",
+    "gated_delta_rule": "q k v",
     "ssd_prefill": "x B C z",
     "ssd_step": "x B C z window.x window.B",
     "ssd_update": "x B C z",
