@@ -1007,7 +1007,6 @@ def gated_delta_rule(
     scale: float | None = ...,
     return_final_state: Literal[False] = ...,
     normalize_qk: bool = ...,
-    context: Context | None = ...,
 ) -> Float[Tensor, "B T H V"]: ...
 
 
@@ -1024,7 +1023,6 @@ def gated_delta_rule(
     scale: float | None = ...,
     return_final_state: Literal[True],
     normalize_qk: bool = ...,
-    context: Context | None = ...,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "S H V K"]]: ...
 
 
@@ -1040,7 +1038,6 @@ def gated_delta_rule(
     scale: float | None = None,
     return_final_state: bool = False,
     normalize_qk: bool = False,
-    context: Context | None = None,
     **unknown: Unknown,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The gated delta rule: a linear recurrence that moves what its state predicts for a key towards a value.
@@ -1072,8 +1069,6 @@ def gated_delta_rule(
         scale: factor of the results; 1 / sqrt(K) by default.
         return_final_state: also return the state after the last step.
         normalize_qk: divide q and k by sqrt(sum over K of their squares + 1e-6).
-        context: where steps are divided over processes, a `retrograd.distributed.ContextParallel`; all arrays with
-            steps are then this process's steps.
 
     Returns:
         o (B, T, H, V) in the dtype of v; with `return_final_state`, (o, final_state), the state (B, H, V, K) in
@@ -1109,7 +1104,6 @@ def gated_delta_rule(
             "cu_seqlens": in_int32(cu_seqlens),
         },
         {"scale": scale, "return_final_state": return_final_state, "normalize_qk": normalize_qk},
-        context,
     )
     return (o, final_state) if return_final_state else o  # type: ignore[return-value]
 

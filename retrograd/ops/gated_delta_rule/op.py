@@ -56,7 +56,6 @@ class Spec(CallSpec):
     normalize_qk: bool = option("bool", False, doc="divide q and k by sqrt(sum over K of their squares + 1e-6).")
 
     op: ClassVar = "gated_delta_rule"
-    divides_time: ClassVar = True
     autocast: ClassVar = ("q", "k", "v")  # not g, the decays, and beta
     independent: ClassVar = ("B", "H")
     elsewhere: ClassVar = {

@@ -82,15 +82,6 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) 
     return {name: xp.dense(xp.astype(array, dtypes[name])) for name, array in gradients.items()}
 
 
-def log_decays(xp: Namespace, arrays: Arrays, options: Mapping[str, Any]) -> Any:
-    """(B, T, .), float32: logs of the factors of each step, of which a state has one or decays faster than one.
-
-    From them follows how far back a state reaches, where time is divided; see `core/forgetting.py`.
-    """
-    g = xp.astype(arrays["g"], "float32")
-    return g if len(g.shape) == 3 else xp.reshape(g, (*g.shape[:2], g.shape[2] * g.shape[3]))
-
-
 class _Block(NamedTuple):
     """A block of steps: its arrays, and what follows from them.
 
