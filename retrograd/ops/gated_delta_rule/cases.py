@@ -9,6 +9,8 @@ from retrograd.opinfo.cases import Case, Tensor
 TEST = frozenset({"test"})
 STRIDED = frozenset({"test", "strided"})
 INTERPRETER = frozenset({"test", "interpreter"})
+GPU = frozenset({"gpu"})
+BENCH = frozenset({"bench"})
 
 
 def case(
@@ -58,7 +60,7 @@ def case(
 
 ALL: dict[str, Any] = {"initial_state": True, "return_final_state": True, "normalize_qk": True}
 
-CASES: list[Case] = [
+TEST_CASES: list[Case] = [
     case("plain", (2, 9, 2, 4, 8, 4)),
     case("blocks", (2, 140, 2, 4, 8, 4), normalize_qk=True, tags=STRIDED | INTERPRETER),
     case("fp32", (1, 140, 2, 4, 8, 4), dtype="float32"),
@@ -80,3 +82,37 @@ CASES: list[Case] = [
     case("channels_strong_decay", (1, 40, 2, 2, 8, 4), of_channels=True, decay=3.0, **ALL),
     case("channels_packed", (1, 90, 2, 4, 8, 4), of_channels=True, cu_seqlens=(2, 7, 7, 60, 88), **ALL),
 ]
+
+GPU_CASES: list[Case] = [
+    case("gpu_128", (2, 300, 2, 4, 128, 128), tags=GPU | {"strided"}, **ALL),
+    case("gpu_fp16", (2, 200, 1, 2, 128, 128), dtype="float16", wide_dtype="float32", tags=GPU),
+    case("gpu_fp32", (2, 150, 2, 4, 128, 128), dtype="float32", tags=GPU, **ALL),
+    case("gpu_64", (2, 300, 3, 3, 64, 128), tags=GPU, normalize_qk=True),
+    case("gpu_32", (2, 300, 2, 4, 32, 32), tags=GPU, **ALL),
+    case("gpu_256", (1, 300, 1, 2, 256, 256), tags=GPU, **ALL),
+    case("gpu_256_fp32", (1, 100, 1, 2, 256, 64), dtype="float32", tags=GPU, **ALL),
+    case("gpu_odd", (2, 200, 1, 3, 72, 100), tags=GPU, **ALL),
+    case("gpu_strong", (1, 500, 2, 4, 128, 128), decay=3.0, tags=GPU, **ALL),
+    case("gpu_weak", (1, 500, 2, 4, 128, 128), decay=-8.0, tags=GPU, **ALL),
+    case("gpu_long", (1, 5000, 1, 2, 128, 128), tags=GPU, initial_state=True, return_final_state=True),
+    case(
+        "gpu_packed", (1, 900, 2, 4, 128, 128), cu_seqlens=(0, 300, 300, 301, 640, 900), tags=GPU | {"strided"}, **ALL
+    ),
+    case("gpu_packed_gaps", (1, 700, 2, 4, 64, 64), cu_seqlens=(5, 128, 384, 690), tags=GPU, **ALL),
+]
+
+
+def bench(batch: int, time: int, sequences: int = 1) -> Case:
+    """A case with the heads of Qwen3-Next."""
+    bounds = tuple(time // sequences * i for i in range(sequences + 1))
+    return case(
+        f"B{batch}_T{time}_G16_H32_K128_V128{f'_S{sequences}' if sequences > 1 else ''}",
+        (batch, time, 16, 32, 128, 128),
+        wide_dtype="float32",
+        cu_seqlens=bounds if sequences > 1 else None,
+        tags=BENCH,
+    )
+
+
+BENCH_CASES: list[Case] = [bench(1, 32768), bench(1, 8192), bench(8, 4096), bench(1, 32768, sequences=4)]
+CASES: list[Case] = TEST_CASES + GPU_CASES + BENCH_CASES
