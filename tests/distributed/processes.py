@@ -1,15 +1,19 @@
 """Runs functions of a file in several processes, which talk by gloo, or by NCCL with a GPU each.
 
-NCCL takes no two processes on one GPU. Such talk by gloo, through copies in the host's memory.
+NCCL takes no two processes on one GPU. Such talk by gloo, through copies in the host's memory. All are forked from one
+process that has imported torch, which takes seconds, and has computed nothing.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 SECONDS = {"cpu": 120, "cuda": 400}  # on a GPU kernels are compiled first
+IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor", "retrograd.train", "retrograd.distributed")
 MESSAGES = ("all_gather", "all_gather_into_tensor", "all_gather_single", "all_to_all_single", "recv", "send")
 
 
@@ -41,26 +46,63 @@ def run_each(
     With `shared` they have one GPU together.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
-    environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, ",".join(functions), str(rank), str(world), str(folder), device, str(shared)],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(world)
-    ]
-    try:
-        errors = [process.communicate(timeout=SECONDS[device])[1] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    if any(process.returncode for process in running):
-        raise RuntimeError("\n".join(f"rank {rank}: {error}" for rank, error in enumerate(errors)))
+    environment = {"CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")}
+    ended = forked(
+        [partial(work, functions, rank, world, folder, device, shared) for rank in range(world)],
+        [environment] * world,
+        folder,
+        SECONDS[device],
+    )
+    if any(status for status, _ in ended):
+        raise RuntimeError("\n".join(f"rank {rank}: {errors}" for rank, (_, errors) in enumerate(ended)))
     by_rank = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
     return [list(found) for found in zip(*by_rank, strict=True)]
+
+
+def forked(
+    bodies: Sequence[Callable[[], int]], environments: Sequence[Mapping[str, str]], folder: Path, seconds: float
+) -> list[tuple[int, str]]:
+    """Exit status and errors of processes, of which each runs a body with an environment of its own.
+
+    Raises:
+        TimeoutError: one of them did not end in as many seconds.
+    """
+    context = get_context("forkserver")
+    context.set_forkserver_preload(list(IMPORTED))
+    files = [folder / f"errors {rank}.txt" for rank in range(len(bodies))]
+    running = [
+        context.Process(target=main, args=(body, dict(environment), file))
+        for body, environment, file in zip(bodies, environments, files, strict=True)
+    ]
+    end = time.monotonic() + seconds
+    for process in running:
+        process.start()
+    for process in running:
+        process.join(max(0, end - time.monotonic()))
+    late = [rank for rank, process in enumerate(running) if process.exitcode is None]
+    for process in running:
+        process.kill()
+    errors = [file.read_text() for file in files]
+    if late:
+        raise TimeoutError(f"ranks {late} did not end in {seconds} s; the errors of all: {errors}")
+    return [(process.exitcode or 0, error) for process, error in zip(running, errors, strict=True)]
+
+
+def main(body: Callable[[], int], environment: dict[str, str], errors: Path) -> None:
+    """One of the processes."""
+    for name in [name for name in os.environ if name.startswith("JAX_")]:
+        del os.environ[name]
+    os.environ.update(environment)
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), sys.stderr.fileno())
+    try:
+        status = body()
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without Python's own end: a thread of gloo that frees a tensor during it stops the process with an error.
+    os._exit(status)
 
 
 def needs_gpus(count: int) -> None:
@@ -100,8 +142,8 @@ def refused(calls: Iterable[Callable[[], Any]]) -> list[str]:
     return messages
 
 
-def main(functions: Sequence[str], rank: int, world: int, folder: Path, device: str, shared: bool) -> None:
-    """One of the processes."""
+def work(functions: Sequence[str], rank: int, world: int, folder: Path, device: str, shared: bool) -> int:
+    """What one of the processes does."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     if device == "cuda":
@@ -120,16 +162,4 @@ def main(functions: Sequence[str], rank: int, world: int, folder: Path, device: 
     torch.save(found, folder / f"{rank}.pt")
     dist.barrier()  # no process leaves while another still talks to it
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(
-        sys.argv[1].split(","),
-        int(sys.argv[2]),
-        int(sys.argv[3]),
-        Path(sys.argv[4]),
-        sys.argv[5],
-        sys.argv[6] == "True",
-    )
-    # Without Python's own end: a thread of gloo that frees a tensor during it stops the process with an error.
-    os._exit(0)
+    return 0

@@ -9,18 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from processes import needs_gpus
+from processes import forked, needs_gpus
 from train_runs import METRICS, bits, go_on, new_trainer, train, write_text
+from training_process import work
 
 from retrograd.train import Settings, preset
 from retrograd.train.loop import learner_of
 from retrograd.train.metrics import read
 
-PROCESS = Path(__file__).parent / "training_process.py"
 SLOTS, STEPS, SECONDS = 4, 20, 120
 
 
@@ -38,19 +39,12 @@ def processes(
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    running = []
+    bodies, environments = [], []
     for rank in range(world):
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-        step = [str(killed[1])] if killed is not None and killed[0] == rank else []
-        command = [sys.executable, str(PROCESS), str(folder), "shard" if shard else "whole", *step]
-        environment = os.environ | {name: str(value) for name, value in own.items()}
-        running.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
-    try:
-        errors = [process.communicate(timeout=SECONDS)[1] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    return [(process.returncode, error) for process, error in zip(running, errors, strict=True)]
+        environments.append({name: str(value) for name, value in own.items()})
+        bodies.append(partial(work, folder, shard, killed[1] if killed is not None and killed[0] == rank else None))
+    return forked(bodies, environments, folder.parent, SECONDS)
 
 
 def rows_of(folder: Path) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""One of the processes that train a run: python training_process.py FOLDER SHARD [STEP at which it is killed]."""
+"""What one of the processes does that train a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from retrograd.train import LostError, Settings, Trainer, joined, reproducible
 
 
-def main(folder: Path, shard: bool, killed_at: int | None) -> int:
+def work(folder: Path, shard: bool, killed_at: int | None) -> int:
+    """Train to the end, or to the step at which the process is killed; its exit status."""
     settings = Settings.read(folder)
     with joined("cpu") as ranks, reproducible(settings.threads):
         trainer = Trainer(folder, settings, ranks, shard)
@@ -27,10 +28,3 @@ def main(folder: Path, shard: bool, killed_at: int | None) -> int:
             return 3
         ranks.any(False)  # no process leaves while another still talks to it
     return 0
-
-
-if __name__ == "__main__":
-    code = main(Path(sys.argv[1]), sys.argv[2] == "shard", int(sys.argv[3]) if len(sys.argv) > 3 else None)
-    sys.stderr.flush()
-    # Without Python's own end: a thread of gloo that frees a tensor during it stops the process with an error.
-    os._exit(code)
