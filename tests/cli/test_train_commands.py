@@ -27,6 +27,12 @@ from retrograd.train.torch_learner import TorchLearner
 COMMAND = (sys.executable, "-c", "import sys; from retrograd.cli import main; sys.exit(main())")
 
 
+@pytest.fixture(autouse=True)
+def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 200 bytes behind every run would take most of the time of these tests."""
+    monkeypatch.setattr(train_command, "SAMPLE_BYTES", 20)
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Callable[..., tuple[str | Path, ...]]:
     """The arguments of a run of the tiny preset, four steps by default."""
