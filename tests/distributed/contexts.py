@@ -303,6 +303,7 @@ def recomputed(rank: int, world: int, device: str) -> list[str]:
 def kept(rank: int, world: int, device: str) -> list[str]:
     """The calls after each of which more arrays live, since only Python's collector would free them."""
     keeping = []
+    gc.freeze()  # what is there already is not looked at
     gc.disable()
     for time, rate in ((256 * world, 1), (1300 * world, 64)):  # in turn, and scans at once
         context = ContextParallel(Layout.even(time, world, rank))
@@ -318,6 +319,7 @@ def kept(rank: int, world: int, device: str) -> list[str]:
             if all(before < after for before, after in pairwise(alive)):
                 keeping.append(f"{number} {call.op}")
     gc.enable()
+    gc.unfreeze()
     return keeping
 
 
