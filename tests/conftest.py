@@ -17,6 +17,8 @@ if GPUS > 1 and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(int(worker.removeprefix("gw")) % GPUS))
 # Both frameworks share one GPU in these tests.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# Where an operation was called from is not written into the programs that XLA compiles, which takes time.
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 # As in jax's own tests, it is an error to leave it to JAX to add axes or to convert dtypes.
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"

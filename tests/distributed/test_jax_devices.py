@@ -18,6 +18,7 @@ def run(script: str) -> None:
     pytest.importorskip("jax", reason="needs jax")
     pytest.importorskip("optax", reason="needs optax")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    environment["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # as in conftest.py
     environment["PYTHONPATH"] = os.pathsep.join(map(str, PATHS))
     file = TESTS / "distributed" / f"{script}.py"
     run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, env=environment)

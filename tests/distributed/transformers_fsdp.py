@@ -30,6 +30,11 @@ def models() -> dict[str, Any]:
     return {"mamba2": patch(mamba2), "llama": patch(llama)}
 
 
+def alone_and_with_others(rank: int, world: int, device: str) -> dict[str, dict[str, list[float]]]:
+    """The losses of a process by itself, and of one of several."""
+    return {"alone": losses(0, 1, device), "own": losses(rank, world, device)}
+
+
 def losses(rank: int, world: int, device: str) -> dict[str, list[float]]:
     """The losses of some steps of each; whole parameters in one process, shards in several."""
     found: dict[str, list[float]] = {}
