@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from typing import Any
 
 import pytest
@@ -39,10 +40,12 @@ def builds(arch: str, kernel: str) -> int:
     return 0 if kernel in TAKES_LONG and arch not in NEWEST else 1
 
 
-def each_binary() -> list[Any]:
+def each_binary(archs: Container[str]) -> list[Any]:
     """(arch, program, launch) of every distinct binary, named after the first case that runs it."""
     found: dict[Any, tuple[str, Program, Launch, str]] = {}
     for name, arch in SUPPORTED.items():
+        if name not in archs:
+            continue
         for info in infos():
             # Benchmarks first, then the representative cases.
             for case in sorted(info.cases, key=lambda c: ("bench" not in c.tags, "strided" not in c.tags)):
@@ -66,7 +69,13 @@ def each_binary() -> list[Any]:
     return parameters
 
 
-@pytest.mark.parametrize(("arch", "program", "launch"), each_binary())
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The binaries of all architectures, whose plans take seconds, only where their tests are selected."""
+    if "launch" in metafunc.fixturenames:
+        archs = [TUNED_FOR] if "not architectures" in metafunc.config.option.markexpr else SUPPORTED
+        metafunc.parametrize(("arch", "program", "launch"), each_binary(archs))
+
+
 def test_a_kernel_keeps_its_registers_and_its_shared_memory(arch: str, program: Program, launch: Launch) -> None:
     compiled = build(launch, program.arrays, SUPPORTED[arch])
     found = resources(compiled)
