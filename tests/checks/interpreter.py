@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,10 +34,27 @@ def _dot(_: Any, a: Any, b: Any, total: Any, *precision: Any) -> Any:
     return interpreter.TensorHandle(in_order(a.data, b.data, total.data), total.dtype.scalar)
 
 
+def _called(self: Any, *args: Any, **named: Any) -> Any:
+    """A function that a kernel calls: Triton would replace the functions of its language again, a third of the time."""
+    try:
+        return self.rewrite()(*args, **named)
+    except Exception as error:
+        raise interpreter.InterpreterError(repr(error)) from error
+
+
 if ACTIVE:
+    import triton.language as tl
     from triton.runtime import interpreter
 
     interpreter.InterpreterBuilder.create_dot = _dot
+    # At the launch of a kernel they are replaced in both modules from which a function may take them.
+    _replaced, _everywhere = interpreter._patch_lang, SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+    interpreter._patch_lang = lambda kernel: _replaced(_everywhere)
+    interpreter.InterpretedFunction.__call__ = _called
+    # Sums of integers are looked at for overflow only to be asserted where Triton debugs, which it does not here.
+    builder = interpreter.interpreter_builder
+    assert not builder.options.debug
+    builder.options = replace(builder.options, sanitize_overflow=False)
 
 
 class Interpreter(torch_launch.Launcher):

@@ -28,7 +28,13 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(info: OpInfo, case: Case, 
     contract.check_batch_invariance(info, case, device, seed)
 
 
-@pytest.mark.parametrize((*CASE, "layout"), each_case(cpu=SMALL, each=of_a_batch))
+@pytest.mark.parametrize(
+    (*CASE, "layout"),
+    [
+        *each_case(cpu=SMALL, cuda=(), each=of_a_batch, spread=True),
+        *each_case(cpu=(), each=of_a_batch),
+    ],
+)
 def test_a_row_has_the_same_bits_wherever_the_batch_lies_in_memory(
     info: OpInfo, case: Case, device: str, layout: str, seed: int
 ) -> None:

@@ -39,7 +39,7 @@ def strided(info: OpInfo, case: Case) -> list[str]:
     return [] if empty else [layout for layout in layouts_of(info, case) if layout not in info.gradients_only]
 
 
-@pytest.mark.parametrize((*CASE, "layout"), each_case(cpu=SMALL, cuda=SMALL, each=strided))
+@pytest.mark.parametrize((*CASE, "layout"), each_case(cpu=SMALL, cuda=SMALL, each=strided, spread=True))
 def test_opcheck_accepts_the_forward_operator_on_any_strides(
     info: OpInfo, case: Case, device: str, layout: str, seed: int
 ) -> None:
