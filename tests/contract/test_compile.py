@@ -23,10 +23,9 @@ from retrograd.ops.infos import infos
 pytestmark = pytest.mark.compile
 
 
-# Not `slow`: up to MOST binaries of a kernel on the architecture that plans are tuned for, benchmarks first; one on
-# each other architecture, run by `make architectures`.
+# Not `slow`: one binary of a kernel on the architecture that plans are tuned for, that of a benchmark if there is one,
+# and one on each other architecture, run by `make architectures`. Others have the same code with other constants.
 TUNED_FOR = "sm_90"
-MOST = 2
 # Triton takes seconds to minutes for a binary of these kernels. One is built for TUNED_FOR and one for each of NEWEST,
 # each vendor's newest architecture. Where two cases are named, the first is for TUNED_FOR, the second for the others.
 TAKES_LONG = {"scan_tiles": ("B8_T4096_D2048", "complex"), "backward_scan": None, "forward_scan": None, "walk": None}
@@ -35,9 +34,7 @@ NEWEST = ("sm_100", "gfx950")
 
 def builds(arch: str, kernel: str) -> int:
     """The number of binaries of a kernel that are not `slow`."""
-    if arch == TUNED_FOR:
-        return 1 if kernel in TAKES_LONG else MOST
-    return 0 if kernel in TAKES_LONG and arch not in NEWEST else 1
+    return 0 if kernel in TAKES_LONG and arch not in (TUNED_FOR, *NEWEST) else 1
 
 
 def each_binary(archs: Container[str]) -> list[Any]:
