@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
@@ -60,28 +60,33 @@ def run_each(
 
 
 def forked(
-    bodies: Sequence[Callable[[], int]], environments: Sequence[Mapping[str, str]], folder: Path, seconds: float
+    bodies: Sequence[Callable[[], int]], environments: Sequence[dict[str, str]], folder: Path, seconds: float
 ) -> list[tuple[int, str]]:
-    """Exit status and errors of processes, of which each runs a body with an environment of its own.
+    """Exit status and errors of processes, of which each runs a body with some variables of its own.
 
     Raises:
         TimeoutError: one of them did not end in as many seconds.
     """
     context = get_context("forkserver")
     context.set_forkserver_preload(list(IMPORTED))
+    own = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     files = [folder / f"errors {rank}.txt" for rank in range(len(bodies))]
     running = [
-        context.Process(target=main, args=(body, dict(environment), file))
+        context.Process(target=main, args=(body, own | environment, file))
         for body, environment, file in zip(bodies, environments, files, strict=True)
     ]
     end = time.monotonic() + seconds
+    for file in files:
+        file.touch()
     for process in running:
         process.start()
-    for process in running:
-        process.join(max(0, end - time.monotonic()))
-    late = [rank for rank, process in enumerate(running) if process.exitcode is None]
-    for process in running:
-        process.kill()
+    try:
+        for process in running:
+            process.join(max(0, end - time.monotonic()))
+        late = [rank for rank, process in enumerate(running) if process.exitcode is None]
+    finally:
+        for process in running:
+            process.kill()
     errors = [file.read_text() for file in files]
     if late:
         raise TimeoutError(f"ranks {late} did not end in {seconds} s; the errors of all: {errors}")
@@ -90,8 +95,7 @@ def forked(
 
 def main(body: Callable[[], int], environment: dict[str, str], errors: Path) -> None:
     """One of the processes."""
-    for name in [name for name in os.environ if name.startswith("JAX_")]:
-        del os.environ[name]
+    os.environ.clear()
     os.environ.update(environment)
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), sys.stderr.fileno())
     try:
