@@ -15,7 +15,7 @@ from retrograd.ops.gated_delta_rule import reference
 from retrograd.ops.gated_delta_rule.info import INFO
 from retrograd.testing.draw import call, options, upcast
 
-each = pytest.mark.parametrize("case", INFO.cases, ids=lambda case: case.name)
+each = pytest.mark.parametrize("case", INFO.tagged("test"), ids=lambda case: case.name)
 
 
 @each

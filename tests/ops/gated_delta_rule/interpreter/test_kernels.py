@@ -19,7 +19,7 @@ from retrograd.ops.gated_delta_rule.info import INFO
 from retrograd.testing.draw import call, options, upcast
 
 # One decay a head: with one a channel, calls run on the portable path.
-NAMED = [as_float16(tried) for tried in INFO.cases if len(tried.inputs["g"].shape) == 3]
+NAMED = [as_float16(tried) for tried in INFO.tagged("test") if len(tried.inputs["g"].shape) == 3]
 FP32: dict[str, Any] = {"dtype": "float32", **ALL}
 # What the named cases leave out: several products over channels, several programs for a state, more kept states.
 MORE = [
