@@ -1,7 +1,7 @@
 """retrograd under the names of other libraries, so that calling code needs no change.
 
-`install` registers stand-ins for the packages `mamba_ssm` and `causal_conv1d`; `retrograd.compat.transformers` has
-transformers' attention and norms, and `report` says what of a loaded model runs on retrograd.
+`install` registers stand-ins for the packages `mamba_ssm`, `causal_conv1d` and `fla`; `retrograd.compat.transformers`
+has transformers' attention and norms, and `report` says what of a loaded model runs on retrograd.
 """
 
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Registers and removes stand-ins for the packages `mamba_ssm` and `causal_conv1d`."""
+"""Registers and removes stand-ins for the packages `mamba_ssm`, `causal_conv1d` and `fla`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ import sys
 import warnings
 from types import ModuleType
 
-PACKAGES = ("causal_conv1d", "mamba_ssm")
+PACKAGES = ("causal_conv1d", "fla", "mamba_ssm")
 # Names that modules of transformers have for the functions they look up at import.
-LOOKED_UP = {"causal_conv1d_fn", "mamba_selective_scan", "mamba2_chunk_scan"}
+LOOKED_UP = {
+    "causal_conv1d_fn",
+    "chunk_kimi_delta_attention",
+    "mamba_selective_scan",
+    "mamba2_chunk_scan",
+    "torch_chunk_gated_delta_rule",
+}
 
 # Package -> the entries of sys.modules that its stand-in replaced.
 _replaced: dict[str, dict[str, ModuleType]] = {}
 
 
 def install(*, force: bool = False) -> tuple[str, ...]:
-    """Let `import mamba_ssm` and `import causal_conv1d` find retrograd's functions where the packages are missing.
+    """Let imports of `mamba_ssm`, `causal_conv1d` and `fla` find retrograd's functions where they are missing.
 
     Libraries that look for these packages then run on retrograd's kernels, or on its portable path without a
-    GPU: in transformers 5.15 and later the models of Mamba's and of Mamba-2's family, and the convolutions of others.
+    GPU: in transformers 5.15 and later the models of Mamba's and of Mamba-2's family, those of gated delta rules, and
+    the convolutions of others.
 
     A library decides when it is imported, so call this first. A model of transformers whose module is already
     imported keeps its functions, and a warning names the module.
@@ -35,7 +42,7 @@ def install(*, force: bool = False) -> tuple[str, ...]:
     Example:
         >>> import retrograd.compat
         >>> retrograd.compat.install()
-        ('causal_conv1d', 'mamba_ssm')
+        ('causal_conv1d', 'fla', 'mamba_ssm')
         >>> from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
         >>> selective_scan_fn.__module__
         'retrograd.compat.mamba_ssm.ops.selective_scan_interface'

@@ -113,7 +113,45 @@ ZAMBA = {
     "mamba_dt_rank": 4,
 }
 UNCOVERED = {"zamba": ("Zamba", ZAMBA)}  # its scans run packed texts into one another
+LINEAR = {
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+EXPERTS = {"num_experts_per_tok": 1, "moe_intermediate_size": 16}
+KIMI = {
+    **SIZES,
+    **EXPERTS,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "sparse"],
+    "num_local_experts": 2,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+}
+# Models of gated delta rules.
+DELTA: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": (
+        "Qwen3Next",
+        {**SIZES, **LINEAR, **EXPERTS, "head_dim": 8, "num_experts": 2, "shared_expert_intermediate_size": 16},
+    ),
+    "qwen3_5": ("Qwen3_5", {**SIZES, **LINEAR, "head_dim": 8}),
+    "olmo_hybrid": ("OlmoHybrid", {**SIZES, **LINEAR, "linear_num_key_heads": 4}),
+    "kimi_linear": ("KimiLinear", KIMI),
+}
 STAND_INS = {
+    "chunk_gated_delta_rule": "fla.ops.gated_delta_rule",
+    "chunk_kda": "fla.ops.kda",
+    "fused_recurrent_gated_delta_rule": "fla.ops.gated_delta_rule",
+    "fused_recurrent_kda": "fla.ops.kda",
     "causal_conv1d_fn": "causal_conv1d",
     "causal_conv1d_update": "causal_conv1d",
     "mamba_chunk_scan_combined": "mamba_ssm.ops.triton.ssd_combined",
@@ -145,13 +183,14 @@ def _model(name: str, **settings: Any) -> Any:
     """A model whose module is imported again, so that it searches for the packages now."""
     import transformers
 
-    prefix, options = (MODELS | UNCOVERED)[name]
+    prefix, options = (MODELS | UNCOVERED | DELTA)[name]
     full = f"transformers.models.{name}.modeling_{name}"
     sys.modules.pop(full, None)
     module = importlib.import_module(full)
     del sys.modules[full]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{prefix}Config")(**TOKENS, **options, **settings)
+    kind = getattr(transformers, f"{prefix}TextConfig", None) or getattr(transformers, f"{prefix}Config")
+    config = kind(**TOKENS, **options, **settings)
     return getattr(module, f"{prefix}ForCausalLM")(config)
 
 

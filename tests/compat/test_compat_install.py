@@ -16,7 +16,7 @@ from packaging.version import Version
 
 import retrograd.compat
 
-PACKAGES = ("causal_conv1d", "mamba_ssm")
+PACKAGES = ("causal_conv1d", "fla", "mamba_ssm")
 
 # Module -> the names that others import from it.
 PLACES = {
@@ -24,6 +24,8 @@ PLACES = {
     "causal_conv1d.causal_conv1d_interface": "causal_conv1d_fn causal_conv1d_update causal_conv1d_ref "
     "causal_conv1d_update_ref",
     "causal_conv1d.causal_conv1d_varlen": "causal_conv1d_varlen_states causal_conv1d_varlen_states_ref",
+    "fla.ops.gated_delta_rule": "chunk_gated_delta_rule chunk_gdn fused_recurrent_gated_delta_rule fused_recurrent_gdn",
+    "fla.ops.kda": "chunk_kda fused_recurrent_kda",
     "mamba_ssm": "selective_scan_fn mamba_inner_fn Mamba Mamba2 MambaLMHeadModel",
     "mamba_ssm.models.config_mamba": "MambaConfig",
     "mamba_ssm.models.mixer_seq_simple": "MambaLMHeadModel",
@@ -124,7 +126,7 @@ def test_a_package_that_is_installed_is_left_alone(imported: bool) -> None:
     if imported:
         importlib.import_module("mamba_ssm")
     before = present()
-    assert retrograd.compat.install() == ("causal_conv1d",)
+    assert retrograd.compat.install() == ("causal_conv1d", "fla")
     assert importlib.import_module("mamba_ssm").ops.real
     retrograd.compat.uninstall()
     if imported:

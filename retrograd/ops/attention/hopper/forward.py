@@ -38,7 +38,7 @@ from .schedule import at_step, blocks_seen, tile_of_queries, tiles_of_head, unma
 from .scores import scores
 from .softmax import K_FREE, V_FREE, Sums, add_block, part_sums, release_block, softmax
 from .tickets import QueryTicket, draw, has_tile, query_ticket, ring_of_tickets, write
-from .wgmma import WARPS, allocate, allocate_panels, matrix, over_panels, panels_of, shape_of_blocks
+from .wgmma import WARPS, Panels, allocate, allocate_panels, matrix, over_panels, panels_of, shape_of_blocks
 
 FETCH_REGISTERS = gl.constexpr(40)
 FEWER_REGISTERS = gl.constexpr(24)  # beside three groups
@@ -108,7 +108,7 @@ def q_panels(blocks, stage, PANELS: gl.constexpr):
     if PANELS == 1:
         return matrix(blocks.index(first))
     else:
-        return matrix(blocks.index(first)), matrix(blocks.index(first + 1)), matrix(blocks.index(first + 2))
+        return Panels(matrix(blocks.index(first)), matrix(blocks.index(first + 1)), matrix(blocks.index(first + 2)))
 
 
 @gluon.jit

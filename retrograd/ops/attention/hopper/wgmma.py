@@ -1,11 +1,21 @@
 """Buffers of blocks, and products over the columns of heads, in the Hopper kernels of attention."""
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 WARPS = gl.constexpr(4)  # of a group
 FIRST = gl.constexpr(128)  # columns that the first of two products takes
+
+
+class Panels(NamedTuple):
+    """Blocks in three panels of columns."""
+
+    first: Any
+    second: Any
+    third: Any
 
 
 @gluon.constexpr_function
@@ -29,7 +39,7 @@ def allocate_panels(array, NUMBER: gl.constexpr, PANELS: gl.constexpr):
     if PANELS == 1:
         return allocate(array, NUMBER)
     else:
-        return (allocate(array, NUMBER), allocate(array, NUMBER), allocate(array, NUMBER))
+        return Panels(allocate(array, NUMBER), allocate(array, NUMBER), allocate(array, NUMBER))
 
 
 @gluon.jit
@@ -45,7 +55,7 @@ def panels_of(blocks, stage, PANELS: gl.constexpr):
         return matrix(blocks.index(stage))
     else:
         first, second, third = blocks
-        return matrix(first.index(stage)), matrix(second.index(stage)), matrix(third.index(stage))
+        return Panels(matrix(first.index(stage)), matrix(second.index(stage)), matrix(third.index(stage)))
 
 
 @gluon.constexpr_function
@@ -86,6 +96,6 @@ def over_panels(a, b, none, SIZE: gl.constexpr, PANELS: gl.constexpr):
     if PANELS == 1:
         return over_columns(a, b, none, SIZE)
     else:
-        sums = over_columns(a[0], b[0], none, SIZE // PANELS)
-        sums = warpgroup_mma(a[1], b[1].permute((1, 0)), sums, is_async=True)
-        return warpgroup_mma(a[2], b[2].permute((1, 0)), sums, is_async=True)
+        sums = over_columns(a.first, b.first, none, SIZE // PANELS)
+        sums = warpgroup_mma(a.second, b.second.permute((1, 0)), sums, is_async=True)
+        return warpgroup_mma(a.third, b.third.permute((1, 0)), sums, is_async=True)

@@ -1,0 +1,127 @@
+"""What the stand-ins of `fla.ops` share: its arguments as those of `retrograd.gated_delta_rule`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+import retrograd
+from retrograd.core.errors import bad_value
+from retrograd.core.torch.arguments import check_tensors
+from retrograd.core.torch.autocast import no_autocast
+
+from .checks import errors_of, expect, expect_dims, expect_if_given, flag
+from .dtypes import arithmetic, beside
+
+
+class Gate(NamedTuple):
+    """How log decays come of g.
+
+    Attributes:
+        in_kernel: whether they do; else g has them.
+        A_log: (HV,), logs of rates; None for rates of 1, with a bound alone.
+        dt_bias: (HV,), or (HV K,) with a decay for each channel; None for zeros.
+        lower_bound: of log decays; None without.
+    """
+
+    in_kernel: bool = False
+    A_log: Tensor | None = None
+    dt_bias: Tensor | None = None
+    lower_bound: float | None = None
+
+
+class Flags(NamedTuple):
+    """The options of fla that are on or off, as given."""
+
+    output_final_state: bool
+    use_qk_l2norm_in_kernel: bool
+    use_beta_sigmoid_in_kernel: bool
+    allow_neg_eigval: bool
+    state_v_first: bool
+
+
+def delta_rule(
+    me: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    gate: Gate,
+    flags: Flags,
+    channels: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The results (B, T, HV, V), and the final states (N, HV, K, V) in float32 if asked for.
+
+    Args:
+        me: the function's name, for errors.
+        q, k: (B, T, H, K), where H divides HV.
+        v: (B, T, HV, V).
+        g: (B, T, HV) log decays, or (B, T, HV, K); see `gate`.
+        beta: (B, T, HV).
+        scale: of the results; 1 / sqrt(K) by default.
+        initial_state: (N, HV, K, V).
+        cu_seqlens: (N + 1,), for B = 1.
+        gate: how log decays come of g.
+        flags: `state_v_first`: states are (N, HV, V, K).
+        channels: whether g has K decays a head.
+    """
+    final, unit, sigmoid, negative, v_first = (flag(me, n, x) for n, x in zip(Flags._fields, flags, strict=True))
+    tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": initial_state, "cu_seqlens": cu_seqlens}
+    check_tensors(me, {**tensors, "A_log": gate.A_log, "dt_bias": gate.dt_bias}, required=5)
+    expect_dims(me, "q", q, "(B, T, H, K)")
+    expect_dims(me, "v", v, "(B, T, HV, V)")
+    heads, K, V = v.shape[2], q.shape[3], v.shape[3]
+    if channels:
+        expect(me, "g", g, (*v.shape[:3], K), "(B, T, HV, K)")
+    else:
+        expect(me, "g", g, v.shape[:3], "(B, T, HV)")
+    if initial_state is not None:
+        sequences = v.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+        sizes, dims = ((V, K), "V, K") if v_first else ((K, V), "K, V")
+        expect(me, "initial_state", initial_state, (sequences, heads, *sizes), f"(N, HV, {dims})")
+        initial_state = initial_state.to(arithmetic(v))
+        initial_state = initial_state if v_first else initial_state.transpose(2, 3)
+    with no_autocast(v.device.type), errors_of("gated_delta_rule", me):
+        log_decays = _log_decays(me, g, gate, channels)
+        rates = beta.to(arithmetic(v)).sigmoid() * (2 if negative else 1) if sigmoid else beta
+        o, state = retrograd.gated_delta_rule(
+            q,
+            k,
+            v,
+            beside(q, log_decays),
+            beside(q, rates),
+            scale=scale,
+            initial_state=initial_state,
+            cu_seqlens=cu_seqlens,
+            normalize_qk=unit,
+            return_final_state=True,
+        )
+    if not final:
+        return o, None
+    return o, state if v_first else state.transpose(2, 3).contiguous()
+
+
+def _log_decays(me: str, g: Tensor, gate: Gate, channels: bool) -> Tensor:
+    """Log decays, from g."""
+    if not flag(me, "use_gate_in_kernel", gate.in_kernel):
+        return g
+    heads = g.shape[2]
+    expect_if_given(me, "A_log", gate.A_log, (heads,), "(HV,)")
+    size, dims = (heads * g.shape[3], "(HV K,)") if channels else (heads, "(HV,)")
+    expect_if_given(me, "dt_bias", gate.dt_bias, (size,), dims)
+    wide = g.to(arithmetic(g))
+    if gate.dt_bias is not None:
+        wide = wide + gate.dt_bias.to(wide.dtype).view(g.shape[2:])
+    if gate.A_log is None and gate.lower_bound is None:
+        raise bad_value(me, "A_log", None, "a tensor, since use_gate_in_kernel is True")
+    if gate.A_log is None:
+        return gate.lower_bound * wide.sigmoid()  # type: ignore[operator]
+    rates = gate.A_log.to(wide.dtype).exp()
+    rates = rates[:, None] if channels else rates
+    return -rates * F.softplus(wide) if gate.lower_bound is None else gate.lower_bound * (rates * wide).sigmoid()
