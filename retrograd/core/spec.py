@@ -341,8 +341,9 @@ class CallSpec:
                 continue
             letter, size, declared = axis.letter, param.shape[place], self.letters[axis.letter]
             if declared.divides is not None:
-                other = self.sizes[declared.divides]
-                if size < 1 or other % size:
+                other = self.sizes.get(declared.divides)
+                # Where the other one comes in a later argument, the op checks it.
+                if other is not None and (size < 1 or other % size):
                     word = self.letters[declared.divides].word
                     expected = f"{declared.word} that divide the {word}, {other}"
                     raise bad_value(self.op, f"{name}.shape[{place}]", size, expected)

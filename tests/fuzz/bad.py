@@ -255,9 +255,10 @@ def array(tensor: Tensor, framework: Framework) -> str:
     what: str = "ones" if tensor.values is None else "array"
     of: Any = tensor.shape if tensor.values is None else tensor.values
     of = tensor.values[0] if tensor.values and not tensor.shape else of
+    shaped = f".reshape({tensor.shape})" if tensor.values and len(tensor.shape) > 1 else ""
     if framework == "jax":
-        return f"jnp.{what}({of}, '{tensor.dtype}')"
-    return f"torch.{'ones' if what == 'ones' else 'tensor'}({of}, dtype=torch.{tensor.dtype})"
+        return f"jnp.{what}({of}, '{tensor.dtype}'){shaped}"
+    return f"torch.{'ones' if what == 'ones' else 'tensor'}({of}, dtype=torch.{tensor.dtype}){shaped}"
 
 
 def option(value: Any, framework: Framework) -> str:

@@ -65,7 +65,7 @@ class Spec(CallSpec):
     letters: ClassVar = {
         "B": Letter("batch"),
         "T": Letter("time"),
-        "G": Letter("key heads"),
+        "G": Letter("key heads", divides="H"),
         "H": Letter("heads"),
         "K": Letter("key channels", 1, 256),
         "V": Letter("value channels", 1, 256),
