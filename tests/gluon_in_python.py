@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, SimpleNamespace
@@ -129,6 +130,19 @@ class Barriers:
         return self.all[i]
 
 
+class NamedBarrier:
+    """A barrier of the hardware."""
+
+    def __init__(self) -> None:
+        self.arrived = self.phases = 0
+
+    def arrive(self, own: int, threads: int) -> None:
+        self.arrived += own
+        assert self.arrived <= threads, "threads arrive that have arrived before"
+        if self.arrived == threads:
+            self.arrived, self.phases = 0, self.phases + 1
+
+
 class Tensor:
     """A tensor descriptor."""
 
@@ -189,6 +203,7 @@ class Thread:
 
     def __init__(self, work: Callable[[], Any], program: int) -> None:
         self.program = program
+        self.size = 128  # of its own threads
         self.turn = threading.Semaphore(0)
         self.condition: Callable[[], bool] | None = None
         self.done = False
@@ -230,6 +245,7 @@ class Machine:
         self.copies: list[Callable[[], None]] = []
         self.errors: list[BaseException] = []
         self.programs = 0
+        self.named: defaultdict[tuple[int, int], NamedBarrier] = defaultdict(NamedBarrier)  # of a program, a number
 
     def start(self, work: Callable[[], Any], program: int) -> Thread:
         thread = Thread(work, program)
@@ -359,11 +375,28 @@ def store(pointer: Pointer, values: Any, mask: Any = True) -> None:
     pointer.memory[np.asarray(pointer.at)[there]] = np.broadcast_to(values, there.shape)[there]
 
 
-def specialize(groups: list[tuple[Any, tuple[Any, ...]]], _warps: list[int], _registers: list[int]) -> None:
+def named_arrive(number: int, threads: int) -> None:
+    machine().give_way()
+    own: Thread = current.thread
+    machine().named[own.program, number].arrive(own.size, threads)
+
+
+def named_sync(number: int, threads: int) -> None:
+    machine().give_way()
+    own: Thread = current.thread
+    barrier = machine().named[own.program, number]
+    phase = barrier.phases
+    barrier.arrive(own.size, threads)
+    machine().give_way(lambda: barrier.phases != phase)
+
+
+def specialize(groups: list[tuple[Any, tuple[Any, ...]]], warps: list[int], _registers: list[int]) -> None:
     def begin(function: Any, arguments: tuple[Any, ...]) -> Thread:
         return machine().start(lambda: function(*arguments), current.thread.program)
 
     threads = [begin(function, arguments) for function, arguments in groups]
+    for thread, number in zip(threads[1:], warps, strict=True):
+        thread.size = 32 * number
     machine().give_way(lambda: all(thread.done for thread in threads))
 
 
@@ -443,6 +476,10 @@ NAMES: dict[str, Any] = {
     "masked": lambda x, bits, dtype: np.where(bits, x.to(dtype), dtype(0)).view(Array),
     "ex2": exponential,
     "lg2": quiet(np.log2),
+    "negative": lambda x: -x,
+    "before_waits": lambda x: x,
+    "arrive": named_arrive,
+    "sync": named_sync,
     "read_turn": read_turn,
     "see_writes": lambda turn: turn,
     "pass_turn": pass_turn,

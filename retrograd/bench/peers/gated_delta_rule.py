@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
 
 from retrograd.opinfo.cases import Case
 
@@ -21,10 +23,12 @@ def of(module: str, function: str, *, channels: bool) -> Callable[[Case], Native
         rule = load(module, function)
         share = case.inputs["v"].shape[2] // case.inputs["q"].shape[2]
         settings = {"use_qk_l2norm_in_kernel": bool(case.options.get("normalize_qk"))}
-        return Native(
-            lambda inputs: rule(**inputs, **settings)[0],
-            lambda inputs: {**inputs, **{name: inputs[name].repeat_interleave(share, 2) for name in ("q", "k")}},
-        )
+
+        def prepared(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            keys = {name: inputs[name].repeat_interleave(share, 2) for name in ("q", "k")}
+            return {name: x.long() if name == "cu_seqlens" else keys.get(name, x) for name, x in inputs.items()}
+
+        return Native(lambda inputs: rule(**inputs, **settings)[0], prepared)
 
     return build
 
