@@ -76,6 +76,8 @@ def delta_rule(
     check_tensors(me, {**tensors, "A_log": gate.A_log, "dt_bias": gate.dt_bias}, required=5)
     expect_dims(me, "q", q, "(B, T, H, K)")
     expect_dims(me, "v", v, "(B, T, HV, V)")
+    if cu_seqlens is not None:
+        expect_dims(me, "cu_seqlens", cu_seqlens, "(N + 1,)")
     heads, K, V = v.shape[2], q.shape[3], v.shape[3]
     if channels:
         expect(me, "g", g, (*v.shape[:3], K), "(B, T, HV, K)")

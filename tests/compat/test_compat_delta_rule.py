@@ -170,6 +170,8 @@ def test_decays_of_channels_are_taken_in_steps_of_generation_too() -> None:
         ({"use_gate_in_kernel": True}, "chunk_gated_delta_rule: A_log is None, expected a tensor"),
         ({"use_qk_l2norm_in_kernel": "yes"}, "chunk_gated_delta_rule: use_qk_l2norm_in_kernel is"),
         ({"k": torch.zeros(1, 30, 3, 8)}, "chunk_gated_delta_rule: k has shape"),
+        ({"cu_seqlens": torch.tensor(30)}, "chunk_gated_delta_rule: cu_seqlens has shape"),
+        ({"v": None}, "chunk_gated_delta_rule: v is None"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -177,3 +179,14 @@ def test_what_is_wrong_is_named(wrong: dict[str, Any], expected: str) -> None:
     inputs = {name: x.detach() for name, x in drawn(False, 4).items() if name != "initial_state"}
     with pytest.raises((ValueError, TypeError, NotImplementedError), match=expected):
         chunk_gated_delta_rule(**{**inputs, **wrong})
+
+
+def test_steps_take_one_kind_of_decays_and_arrays_alone() -> None:
+    inputs = {name: x.detach() for name, x in drawn(False, 5).items() if name != "initial_state"}
+    without = {name: x for name, x in inputs.items() if name != "g"}
+    for wrong, expected in (
+        (without, "gk is None, expected one of g and gk"),
+        ({**inputs, "v": None, "beta": None}, "v is None"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=expected):
+            fused_recurrent_gated_delta_rule(**wrong)

@@ -9,6 +9,7 @@ from torch import Tensor
 from retrograd.compat.checks import refuse
 from retrograd.compat.delta_rule import Flags, Gate, delta_rule
 from retrograd.core.errors import bad_value
+from retrograd.core.torch.arguments import check_tensors
 
 
 def chunk_gated_delta_rule(
@@ -110,9 +111,10 @@ def fused_recurrent_gated_delta_rule(
     me = "fused_recurrent_gated_delta_rule"
     refuse(me, "", gv=gv)
     if (g is None) == (gk is None):
-        raise bad_value(me, "gk", "None" if gk is None else "given", "one of g and gk")
+        raise bad_value(me, "gk", None if gk is None else "an array", "one of g and gk")
     decays = g if gk is None else gk
     assert decays is not None
+    check_tensors(me, {"v": v}, required=1)
     rates = v.new_ones(v.shape[:3]) if beta is None else beta
     flags = Flags(
         output_final_state, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first
