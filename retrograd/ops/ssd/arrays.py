@@ -5,18 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
-class Heads(NamedTuple):
-    """An array (batch, steps, heads or groups, columns) of dense columns, or one without columns.
-
-    Where it has columns, strides are counted in a number of elements that divides them all.
-    """
-
-    pointer: Any
-    batch: Any
-    step: Any
-    head: Any
-
-
 class Skip(NamedTuple):
     """D or its gradient, (heads, channels); one of (heads,) has stride 0 for channels."""
 
@@ -46,14 +34,6 @@ class Groups(NamedTuple):
 
     H: Any
     G: Any
-
-
-class Sequences(NamedTuple):
-    """Where sequences begin and end: `cu_seqlens` of a packed row, or None where each row is a sequence of T steps."""
-
-    cu_seqlens: Any
-    T: Any
-    sequences: Any
 
 
 class Summands(NamedTuple):

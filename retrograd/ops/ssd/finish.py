@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, softplus, wait_for_previous
+from retrograd.core.kernels.sequences import Sequences, bounds_of, outside, owner_of
 
-from .arrays import Sequences
-from .device import bounds_of, limited, load_raw, outside, owner_of
+from .device import limited, load_raw
 
 
 @triton.jit(do_not_specialize=["dt", "call"])

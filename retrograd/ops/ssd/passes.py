@@ -9,11 +9,12 @@ from typing import Any
 from retrograd.core.arch import Arch
 from retrograd.core.build import divisor
 from retrograd.core.kernels.reduce import sum_blocks_launch, sum_rows_launch
+from retrograd.core.kernels.sequences import Heads
 from retrograd.core.program import Array, Launch, Layout, Layouts, pointers_to, read_in_place, strides_of
 from retrograd.core.rows import is_dense
 from retrograd.core.spec import Param
 
-from .arrays import Call, Groups, Heads, Lengths, Skip
+from .arrays import Call, Groups, Lengths, Skip
 from .op import Spec
 
 FP32 = "float32"

@@ -4,9 +4,7 @@ import triton
 import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
-
-from ..arrays import Sequences
-from ..device import bounds_of, outside, owner_of
+from retrograd.core.kernels.sequences import Sequences, bounds_of, outside, owner_of
 
 
 @triton.jit(do_not_specialize=["call"])

@@ -11,11 +11,12 @@ import triton.language as tl
 from retrograd.core.arch import Arch
 from retrograd.core.build import divisor
 from retrograd.core.dtypes import KERNEL_FLOATS
+from retrograd.core.kernels.sequences import Heads
 from retrograd.core.program import Array, Launch, Layout, Layouts, Program, pointers_to, read_in_place, strides_of
 from retrograd.core.rows import is_dense
 from retrograd.core.spec import Param, Pass, slot_count
 
-from ..arrays import Call, Heads
+from ..arrays import Call
 from ..op import SMALLEST, Spec
 from . import gradients as gradient_kernels
 from . import norm as norm_kernels

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.sequences import Sequences, bounds_of, load_rows, owner_of, rows_at
 
-from ..arrays import Sequences
-from ..device import bounds_of, decays_between, load_rows, log_decays, owner_of, rows_at, sums_of
+from ..device import decays_between, log_decays, sums_of
 from .blocks import add_product, pairs_at, vectors_at
 from .inverse import inverse
 

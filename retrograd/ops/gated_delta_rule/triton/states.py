@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.sequences import Sequences, bounds_of, first_slot, load_rows, owner_of, rows_at
 
-from ..arrays import Sequences
-from ..device import bounds_of, first_slot, load_rows, offsets_of, owner_of, rows_at
+from ..device import offsets_of
 from .blocks import add_product, load_state, pairs_at, product, states_at, vectors_at
 
 

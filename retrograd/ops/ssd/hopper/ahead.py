@@ -16,8 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import tma_load
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import acquire, full_and_empty, release, stage_of, wait_full
+from retrograd.core.kernels.sequences import rows_at
 
-from ..device import rows_at
 from .arrays import AheadArrays, AheadRing, Walks
 from .blocks import CHANNELS, SLOT, UNIT, VECTORS, Q, end_of, products, scaled, slices_walked, vector
 from .sequences import block_at, slice_of, tile_offsets, walk_of

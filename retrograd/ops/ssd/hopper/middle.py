@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.sequences import Sequences, bounds_of, first_slot, load_rows, owner_of, rows_at
 
-from ..arrays import Sequences
-from ..device import block_of, bounds_of, first_slot, load_rows, owner_of, rows_at
+from ..device import block_of
 from .blocks import UNIT
 from .prepare import column_order
 

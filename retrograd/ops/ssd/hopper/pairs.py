@@ -24,9 +24,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import block_barrier, ex2, tma_load
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import acquire, barriers, full_and_empty, release, stage_of, wait_full
+from retrograd.core.kernels.sequences import bounds_of, first_slot, owner_of, rows_at
 
 from ..arrays import Groups
-from ..device import block_of, bounds_of, first_slot, owner_of, rows_at
+from ..device import block_of
 from .arrays import BySource, ByTarget, PairArrays, PairWork, Results, Shared, Slices
 from .blocks import (
     CHANNELS,

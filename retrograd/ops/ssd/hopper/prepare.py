@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.sequences import Sequences, bounds_of, owner_of
 
-from ..arrays import Sequences
-from ..device import bounds_of, owner_of, step_sizes, sums_of
+from ..device import step_sizes, sums_of
 
 
 @triton.jit

@@ -3,7 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..device import bounds_of, first_slot
+from retrograd.core.kernels.sequences import bounds_of, first_slot
+
 from .arrays import Span, Walk
 from .blocks import CHANNELS, SLOT, Q, slices_walked
 

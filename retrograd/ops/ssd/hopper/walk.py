@@ -27,8 +27,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import block_barrier, ex2, tma_load, tma_store
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import Ring, acquire, barriers, full_and_empty, release, ring_of, stage_of, wait_full
+from retrograd.core.kernels.sequences import first_slot, rows_at
 
-from ..device import first_slot, rows_at
 from .arrays import Blocks, WalkArrays, WalkPointers, WalkRings, Walks
 from .blocks import (
     CHANNELS,

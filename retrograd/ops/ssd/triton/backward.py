@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
+from retrograd.core.kernels.sequences import Sequences, bounds_of, load_rows, outside, owner_of, rows_at
 
-from ..arrays import Sequences
-from ..device import block_of, bounds_of, load_rows, outside, owner_of, rows_at
+from ..device import block_of
 from .blocks import add_product, load_state, product
 
 

@@ -15,15 +15,14 @@ from checks.interpreter import as_float16
 
 from ops.ssd.calls import check_decayed, check_reset
 from retrograd.core.arch import SUPPORTED
+from retrograd.core.kernels.sequences import Sequences, bounds_of, first_slot, owner_of
 from retrograd.core.program import Program
 from retrograd.core.torch.launch import interpret
 from retrograd.core.torch.xp import torch_namespace
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import OpInfo, spec_of
 from retrograd.ops.ssd import reference
-from retrograd.ops.ssd.arrays import Sequences
 from retrograd.ops.ssd.cases import ALL, case
-from retrograd.ops.ssd.device import bounds_of, first_slot, owner_of
 from retrograd.ops.ssd.hopper.plan import SLOT
 from retrograd.ops.ssd.info import INFO
 from retrograd.testing.compare import assert_within_budget

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retrograd.core.arch import Arch
+from retrograd.core.kernels.sequences import Heads
 from retrograd.core.program import Array, Launch, Layout, Layouts, Program, pointers_to, read_in_place
 from retrograd.core.rows import is_dense, row_of
 from retrograd.core.spec import Param, Pass
 
-from ...arrays import Call, Groups, Heads, Skip
+from ...arrays import Call, Groups, Skip
 from ...op import Spec
 from ...steps import Overwriting
 from .. import launches as hopper
