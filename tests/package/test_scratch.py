@@ -34,7 +34,8 @@ def test_arrays_of_a_block_are_aligned_and_do_not_overlap() -> None:
     for block in blocks_of(SCRATCH):
         end = 0
         for name, offset in block.offsets.items():
-            assert offset % BLOCK_ALIGNMENT == 0 and offset >= end
+            assert offset % BLOCK_ALIGNMENT == 0
+            assert offset >= end
             end = offset + arrays[name].nbytes
         assert end <= block.nbytes
 
