@@ -12,11 +12,12 @@ if find_spec("torch") is None:
     raise missing(__name__, "torch")
 
 from retrograd.models.config import MambaConfig
-from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
+from retrograd.models.layers import AttentionConfig, GatedDeltaNetConfig, Mamba1Config, Mamba2Config
 
 from .attention import Attention, AttentionState
 from .block import Block
 from .files import load, save
+from .gated_delta_net import GatedDeltaNet, GatedDeltaNetState
 from .generate import generate, score
 from .linear import Linear
 from .mamba import Mamba, MambaState
@@ -33,6 +34,9 @@ __all__ = [
     "AttentionState",
     "Backbone",
     "Block",
+    "GatedDeltaNet",
+    "GatedDeltaNetConfig",
+    "GatedDeltaNetState",
     "GatedMLP",
     "LanguageModel",
     "Linear",

@@ -15,12 +15,11 @@ import retrograd
 import retrograd.jax
 from retrograd.opinfo.cases import Case
 from retrograd.ops.ssd.cases import MAMBA, case
-from retrograd.ops.ssd.generation import SsdWindow
-from retrograd.ops.ssd.steps import ROWS
+from retrograd.ops.ssd.generation import WINDOWS, SsdWindow
 from retrograd.testing.draw import draw, options
 
 TIME = 140
-ALONG = {*ROWS, "C", "z"}
+ALONG = {*WINDOWS.kept, *WINDOWS.read}
 CALLS = {
     "mamba": case("generation", (2, TIME, 6, 16, 1, 8), dtype="bfloat16"),
     "everything": case(
