@@ -45,6 +45,7 @@ JAX_NOTES = "It calls `gated_delta_rule`: on an NVIDIA GPU that launches the sam
 class _Common(CallSpec):
     """What these calls share with the op."""
 
+    v: Param
     scale: float | None
 
     autocast: ClassVar = Spec.autocast
@@ -55,6 +56,10 @@ class _Common(CallSpec):
         """Raise for a scale that is not finite, too."""
         CallSpec.check_options(self)
         check_scale(self, self.scale)
+
+    def check(self) -> None:
+        """Raise for heads that key heads do not divide."""
+        check_heads(self, self.v)
 
 
 @dataclass(frozen=True)
@@ -118,10 +123,6 @@ class _Step(_Common):
     normalize_qk: bool = same_as(Spec, "normalize_qk")
 
     letters: ClassVar = Spec.letters | {"W": Letter("steps")}
-
-    def check(self) -> None:
-        """Raise for heads that key heads do not divide."""
-        check_heads(self, self.v)
 
 
 @dataclass(frozen=True, kw_only=True)

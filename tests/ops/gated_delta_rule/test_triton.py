@@ -11,11 +11,13 @@ from checks.resources import resources
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
+from retrograd.core.spec import Param
 from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import spec_of
 from retrograd.ops.gated_delta_rule.cases import ALL, case
 from retrograd.ops.gated_delta_rule.info import INFO
 from retrograd.ops.gated_delta_rule.op import OP
+from retrograd.ops.gated_delta_rule.torch_step import UPDATE
 
 SHAPES = ("128x128 bfloat16", "256x256 bfloat16", "64x128 float16", "32x64 bfloat16", "8x4 bfloat16",
           "128x128 float32", "256x256 float32", "64x64 float32", "32x32 float32")  # fmt: skip
@@ -59,3 +61,18 @@ def test_what_is_kept_takes_at_most_as_many_bytes_as_the_values(shape: str) -> N
     spec = spec_of(OP, of_shape(shape))
     (kept,) = (array for array in OP.forward(spec).outputs if array.name == "states")
     assert kept.nbytes <= spec.v.nbytes
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("of_channels", [False, True], ids=["of heads", "of channels"])
+@pytest.mark.parametrize("K", [16, 128, 256])
+def test_the_recurrence_in_place_spills_nothing(K: int, of_channels: bool, arch: str) -> None:
+    rows = {"q": (3, 2, K), "k": (3, 2, K), "v": (3, 4, 128)}
+    params = {name: Param(shape, "bfloat16") for name, shape in rows.items()}
+    params |= {"g": Param((3, 4, *((K,) if of_channels else ())), "float32"), "beta": Param((3, 4), "float32")}
+    step = UPDATE.spec(params | {"state": Param((3, 4, 128, K), "float32")}, {"normalize_qk": True})
+    program = UPDATE.forward(step).program({}, SUPPORTED[arch])
+    assert program is not None
+    (launch,) = program.launches
+    assert resources(build(launch, program.arrays, SUPPORTED[arch])).spills == 0
