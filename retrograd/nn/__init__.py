@@ -1,4 +1,4 @@
-"""Modules for language models of Mamba, Mamba-2 and attention layers, built on retrograd's ops.
+"""Modules for language models of Mamba, Mamba-2, gated delta rule and attention layers, built on retrograd's ops.
 
 Parameter names, shapes and initialisation are those of state-spaces/mamba, so that its checkpoints load by key. The JAX
 counterpart is `retrograd.jax.nn`.
