@@ -225,7 +225,8 @@ class GatedDeltaNet(Mixer):
         )
         rows = self._rows(qkv, own)
         if state.window is not None:
-            o, window = retrograd.gated_delta_rule_step(state.window, **rows, normalize_qk=True)
+            step = retrograd.gated_delta_rule_step_ if in_place else retrograd.gated_delta_rule_step
+            o, window = step(state.window, **rows, normalize_qk=True)
             return self._output(o, own), GatedDeltaNetState(conv, window.state, window)
         if self._is_exact(u, state):
             o, window = self._exact_steps(state, {name: row[:, None] for name, row in rows.items()})

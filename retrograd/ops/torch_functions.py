@@ -28,7 +28,7 @@ from .causal_conv1d.torch_step import causal_conv1d_update_
 from .causal_conv1d.update import CAUSAL_CONV1D_UPDATE
 from .gated_delta_rule.generation import GATED_DELTA_RULE_PREFILL, GATED_DELTA_RULE_STEP, GATED_DELTA_RULE_UPDATE
 from .gated_delta_rule.op import OP as GATED_DELTA_RULE
-from .gated_delta_rule.torch_step import gated_delta_rule_update_
+from .gated_delta_rule.torch_step import gated_delta_rule_step_, gated_delta_rule_update_
 from .linear.op import OP as LINEAR
 from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM
@@ -50,6 +50,7 @@ __all__ = [
     "gated_delta_rule",
     "gated_delta_rule_prefill",
     "gated_delta_rule_step",
+    "gated_delta_rule_step_",
     "gated_delta_rule_update",
     "gated_delta_rule_update_",
     "linear",

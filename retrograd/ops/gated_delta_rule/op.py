@@ -182,5 +182,5 @@ OP = Op(
     functions={
         "generation": ("gated_delta_rule_update", "gated_delta_rule_prefill", "gated_delta_rule_step"),
     },
-    extra={"torch_step": ("gated_delta_rule_update_",)},
+    extra={"torch_step": ("gated_delta_rule_step_", "gated_delta_rule_update_")},
 )

@@ -229,3 +229,21 @@ class Step(_Step):
         """The decays in the window are of heads or of channels, as those of the step."""
         forms = super().shape_of(name)
         return forms.split(" | ")[len(self.g.shape) - 2] if name == "window_g" else forms
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPlace(Step):
+    """`gated_delta_rule_step` whose window may be overwritten, in PyTorch (`torch_step.py`)."""
+
+    op: ClassVar = "gated_delta_rule_step_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overwriting(InPlace):
+    """The same as its kernels (`window/`) take it: a window's arrays one by one. They overwrite all but
+    `window_steps`.
+    """
+
+    leading: ClassVar = ()
+    results: ClassVar = (*Step.results, Result("steps", "B", "int32"))
+    bundles: ClassVar = {}

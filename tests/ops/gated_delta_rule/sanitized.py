@@ -21,7 +21,7 @@ MORE: list[Case] = [
 ]
 
 
-def step_in_place(device: str) -> None:
+def update_in_place(device: str) -> None:
     """Of a state of several programs, with decays of heads and of channels."""
     for of_channels in (False, True):
         call = case("steps", (2, 2, 1, 2, 128, 72), of_channels=of_channels, normalize_qk=True)
@@ -33,4 +33,16 @@ def step_in_place(device: str) -> None:
             assert o.isfinite().all()
 
 
-STEPS = (step_in_place,)
+def steps_in_place(device: str) -> None:
+    """A few across a border, of sequences with several programs for their rows."""
+    call = case("steps", (2, 67, 2, 8, 128, 136), normalize_qk=True)
+    inputs: dict[str, Any] = draw(call, device, 0)
+    first = {name: tensor[:, :62] for name, tensor in inputs.items()}
+    _, window = retrograd.gated_delta_rule_prefill(**first, **options(call))
+    for t in range(62, 67):
+        row = {name: tensor[:, t] for name, tensor in inputs.items()}
+        o, window = retrograd.gated_delta_rule_step_(window, **row, **options(call))
+        assert o.isfinite().all()
+
+
+STEPS = (update_in_place, steps_in_place)

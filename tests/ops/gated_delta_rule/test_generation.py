@@ -51,8 +51,11 @@ def without_state(inputs: dict[str, Any]) -> dict[str, Any]:
 
 @each_call
 @pytest.mark.parametrize("begun", [0, 1, 61, 128])
+@pytest.mark.parametrize(
+    "step", [retrograd.gated_delta_rule_step, retrograd.gated_delta_rule_step_], ids=["step", "in place"]
+)
 def test_a_sequence_continued_step_by_step_has_the_bits_of_the_whole(
-    device: str, call: Case, begun: int, seed: int
+    device: str, call: Case, begun: int, step: Any, seed: int
 ) -> None:
     inputs: dict[str, Any] = draw(call, device, seed)
     settings = options(call)
@@ -60,7 +63,7 @@ def test_a_sequence_continued_step_by_step_has_the_bits_of_the_whole(
     o, window = retrograd.gated_delta_rule_prefill(**part(inputs, slice(begun)), **settings)
     assert torch.equal(o, expected[:, :begun])
     for t in range(begun, begun + 5):
-        o, window = retrograd.gated_delta_rule_step(window, **without_state(part(inputs, t)), **settings)
+        o, window = step(window, **without_state(part(inputs, t)), **settings)
         assert o.dtype == inputs["v"].dtype
         assert torch.equal(o, expected[:, t]), f"step {t}"
 
@@ -215,3 +218,19 @@ def test_a_step_is_refused_by_the_name_of_its_function(step: Any) -> None:
         step(torch.ones(2, 6, 4, 3), q, q, v, g, g, scale=float("inf"))
     with pytest.raises(TypeError, match=rf"^{step.__name__}: state has dtype float16, expected float32"):
         step(torch.ones(2, 6, 4, 3).half(), q, q, v, g, g)
+
+
+def test_a_step_with_a_gradient_leaves_its_window_as_it_is() -> None:
+    window, row = started()
+    before = [array.clone() for array in window]
+    o, _ = retrograd.gated_delta_rule_step_(window, **row | {"k": row["k"].requires_grad_()})
+    o.sum().backward()
+    assert row["k"].grad is not None
+    assert all(map(torch.equal, window, before))
+
+
+@pytest.mark.parametrize("step", [retrograd.gated_delta_rule_step, retrograd.gated_delta_rule_step_])
+def test_what_is_no_window_is_refused(step: Any) -> None:
+    _, row = started()
+    with pytest.raises(TypeError, match=f"{step.__name__}: window is tuple, expected an instance of GatedDeltaRuleW"):
+        step((1, 2), **row)

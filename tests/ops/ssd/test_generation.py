@@ -216,7 +216,7 @@ def test_a_window_that_does_not_fit_the_step_is_refused_by_name(
 
 def test_what_is_no_window_is_refused() -> None:
     _, row = started()
-    with pytest.raises(TypeError, match="ssd_step: window is tuple, expected an SsdWindow"):
+    with pytest.raises(TypeError, match="ssd_step: window is tuple, expected an instance of SsdWindow"):
         retrograd.ssd_step((1, 2), **row)  # type: ignore[arg-type]
 
 
