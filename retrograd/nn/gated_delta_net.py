@@ -241,8 +241,8 @@ class GatedDeltaNet(Mixer):
             raise bad_value("GatedDeltaNet", "state.window", "a window", "None, since the layer is not exact")
 
     def _is_exact(self, u: Tensor, state: GatedDeltaNetState | None) -> bool:
-        """Whether steps have the bits of the whole: as chosen, or after a window. By default not: there are no kernels
-        for such a step alone, which would compute 64 steps for each.
+        """Whether steps have the bits of the whole: as chosen, or after a window. By default not: each would compute a
+        block of 64.
         """
         if self.exact is None:
             return state is not None and state.window is not None
