@@ -93,7 +93,7 @@ def check_nondecreasing(op: str, argument: str, numbers: Sequence[int], limit: i
 def fields_of(op: str, argument: str, value: Any, kind: Any) -> dict[str, Any]:
     """The arrays of a named tuple by their names in errors; raises TypeError for anything of another kind."""
     if not isinstance(value, kind):
-        raise bad_type(op, argument, value, f"an {kind.__name__}")
+        raise bad_type(op, argument, value, f"an instance of {kind.__name__}")
     return {f"{argument}.{name}": getattr(value, name) for name in kind._fields}
 
 

@@ -255,6 +255,12 @@ def arrays_of(layouts: Layouts, /, **params: Param | None) -> tuple[Array, ...]:
     )
 
 
+def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
+    """The launch on other arrays: name -> the other one's, for those that change."""
+    arrays = {key: None if name is None else names.get(name, name) for key, name in launch.arrays.items()}
+    return replace(launch, arrays=arrays, early=None if launch.early is None else names.get(launch.early, launch.early))
+
+
 def layouts_of(outputs: Iterable[Array]) -> Layouts:
     """The layouts of those outputs that are parts of larger arrays."""
     return {array.name: Layout(array.strides, array.aligned) for array in outputs if array.part is not None}

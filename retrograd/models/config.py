@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from retrograd.core.errors import bad_type, bad_value
 
-from .layers import AttentionConfig, Mamba1Config, Mamba2Config, is_size
+from .layers import AttentionConfig, Mamba1Config, MixerConfig, RecurrentConfig, is_size
 
-SSM: Mapping[str, type[Mamba1Config] | type[Mamba2Config]] = {c.layer: c for c in (Mamba1Config, Mamba2Config)}
+SSM: Mapping[str, type[RecurrentConfig]] = {config.layer: config for config in get_args(RecurrentConfig)}
 
 
 @dataclass(frozen=True, slots=True)
 class MambaConfig:
-    """A language model of layers, of which each mixes along time by a state-space model or by attention.
+    """A language model of layers, of which each mixes along time by a recurrence or by attention.
 
     The fields are those of state-spaces/mamba. A transformer is the model whose layers all are attention. Hashable, so
     that it can be a static argument of `jax.jit`.
@@ -26,7 +26,7 @@ class MambaConfig:
         n_layer: layers.
         vocab_size: tokens, before padding.
         d_intermediate: channels of the gated MLP after each mixing layer, rounded up to a multiple of 128; 0 for none.
-        ssm_cfg: of the layers that are a state-space model.
+        ssm_cfg: of the layers that are a recurrence: Mamba, Mamba-2, or the gated delta rule.
         attn_layer_idx: numbers of the layers that are attention, from 0.
         attn_cfg: of these; needed if there are any.
         residual_in_fp32: whether the residual stream is float32 when activations have 16 bits.
@@ -50,7 +50,7 @@ class MambaConfig:
     n_layer: int = 24
     vocab_size: int = 50277
     d_intermediate: int = 0
-    ssm_cfg: Mamba1Config | Mamba2Config = field(default_factory=Mamba1Config)
+    ssm_cfg: RecurrentConfig = field(default_factory=Mamba1Config)
     attn_layer_idx: tuple[int, ...] = ()
     attn_cfg: AttentionConfig | None = None
     residual_in_fp32: bool = True
@@ -71,8 +71,8 @@ class MambaConfig:
         for switch in ("residual_in_fp32", "tie_embeddings"):
             if not isinstance(value := getattr(self, switch), bool):
                 raise bad_value(name, switch, value, "True or False")
-        if not isinstance(self.ssm_cfg, Mamba1Config | Mamba2Config):
-            raise bad_type(name, "ssm_cfg", self.ssm_cfg, "a Mamba1Config or Mamba2Config")
+        if not isinstance(self.ssm_cfg, RecurrentConfig):
+            raise bad_type(name, "ssm_cfg", self.ssm_cfg, "a Mamba1Config, Mamba2Config or GatedDeltaNetConfig")
         if self.attn_cfg is not None and not isinstance(self.attn_cfg, AttentionConfig):
             raise bad_type(name, "attn_cfg", self.attn_cfg, "an AttentionConfig")
         self._check_layers()
@@ -91,7 +91,7 @@ class MambaConfig:
         if len(self.attn_layer_idx) < self.n_layer:
             self.ssm_cfg.check(self.d_model)
 
-    def layer(self, number: int) -> Mamba1Config | Mamba2Config | AttentionConfig:
+    def layer(self, number: int) -> MixerConfig:
         """The configuration of a layer that mixes along time."""
         if number in self.attn_layer_idx:
             assert self.attn_cfg is not None
@@ -149,7 +149,7 @@ class MambaConfig:
         )
 
 
-def _ssm(name: str, given: Any) -> Mamba1Config | Mamba2Config:
+def _ssm(name: str, given: Any) -> RecurrentConfig:
     if not isinstance(given, Mapping):
         raise bad_type(name, "ssm_cfg", given, "a mapping")
     if (layer := given.get("layer", Mamba1Config.layer)) not in SSM:

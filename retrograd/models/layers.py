@@ -49,6 +49,12 @@ class LayerConfig:
             if not is_number(value := getattr(self, field)):
                 raise bad_value(name, field, value, "a finite number of at least 0")
 
+    def _check_range(self, field: str, most: Literal["finite", "of at least 0"]) -> None:
+        pair = getattr(self, field)
+        numbers = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(x, int | float) for x in pair)
+        if not numbers or not 0 <= pair[0] <= pair[1] or (most == "finite" and not 0 < pair[0] <= pair[1] < math.inf):
+            raise bad_value(type(self).__name__, field, pair, f"two numbers, {most}, the smaller one first")
+
     def _check_steps(self) -> None:
         own: Any = self
         if not 0 < own.dt_min <= own.dt_max:
@@ -179,15 +185,8 @@ class Mamba2Config(LayerConfig):
             raise bad_value(name, "d_ssm", self.d_ssm, "None or an integer of at least 1")
         if self.conv_init is not None and not is_number(self.conv_init):
             raise bad_value(name, "conv_init", self.conv_init, "None or a finite number of at least 0")
-        for field, most in (("A_init_range", "finite"), ("dt_limit", "of at least 0")):
-            pair = getattr(self, field)
-            numbers = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(x, int | float) for x in pair)
-            if (
-                not numbers
-                or not 0 <= pair[0] <= pair[1]
-                or (most == "finite" and not 0 < pair[0] <= pair[1] < math.inf)
-            ):
-                raise bad_value(name, field, pair, f"two numbers, {most}, the smaller one first")
+        self._check_range("A_init_range", "finite")
+        self._check_range("dt_limit", "of at least 0")
 
     def check(self, d_model: int) -> None:
         """Raise ValueError unless heads divide the channels, and groups the heads."""
@@ -218,6 +217,91 @@ class Mamba2Config(LayerConfig):
     def mlp_channels(self, d_model: int) -> int:
         """Channels of the gated MLP beside `ssd`."""
         return self.d_inner(d_model) - self.channels(d_model)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNetConfig(LayerConfig):
+    """A layer of the gated delta rule, as in Qwen3-Next.
+
+    Attributes:
+        num_heads: heads of values, H; each has a state, a decay and a rate.
+        num_heads_qk: heads of queries and keys, G, each for as many heads of values; `num_heads` by default.
+        head_dim_qk: channels of a head of queries or keys, K.
+        head_dim_v: channels of a head of values, V.
+        d_conv: width of the convolution over q, k and v.
+        negative_eigenvalues: whether beta is between 0 and 2, as in OLMo-Hybrid, instead of 0 and 1.
+        A_init_range: A is drawn uniformly from this range.
+        dt_min, dt_max: softplus of dt_bias is drawn log-uniformly from this range.
+        dt_init_floor: lower bound of what is drawn.
+        norm_eps: added to the mean of squares in the norm of a head's results.
+        conv_bias: whether the convolution has a bias.
+        bias: whether the input and output projections have a bias.
+
+    Raises:
+        ValueError: for sizes below 1, numbers below 0, and values of another type.
+
+    Example:
+        >>> from retrograd.nn import GatedDeltaNetConfig
+        >>> config = GatedDeltaNetConfig(num_heads=32, num_heads_qk=16)  # Qwen3-Next
+        >>> config.key_channels, config.value_channels
+        (2048, 4096)
+    """
+
+    num_heads: int
+    num_heads_qk: int | None = None
+    head_dim_qk: int = 128
+    head_dim_v: int = 128
+    d_conv: int = 4
+    negative_eigenvalues: bool = False
+    A_init_range: tuple[float, float] = (0.01, 16)
+    dt_min: float = 0.001
+    dt_max: float = 0.1
+    dt_init_floor: float = 1e-4
+    norm_eps: float = 1e-6
+    conv_bias: bool = False
+    bias: bool = False
+
+    layer: ClassVar = "GatedDeltaNet"
+    IGNORED: ClassVar = ("layer",)
+
+    def __post_init__(self) -> None:
+        switches = "negative_eigenvalues conv_bias bias"
+        self._check("num_heads head_dim_qk head_dim_v d_conv", switches, "dt_min dt_max dt_init_floor norm_eps")
+        self._check_steps()
+        self._check_range("A_init_range", "finite")
+        name = type(self).__name__
+        if self.num_heads_qk is not None and not is_size(self.num_heads_qk):
+            raise bad_value(name, "num_heads_qk", self.num_heads_qk, "None or an integer of at least 1")
+        if self.num_heads % self.groups:
+            raise bad_value(name, "num_heads_qk", self.num_heads_qk, f"a divisor of num_heads={self.num_heads}")
+
+    def check(self, d_model: int) -> None:
+        """Every d_model is possible."""
+
+    @property
+    def groups(self) -> int:
+        """Heads of queries and keys."""
+        return self.num_heads_qk or self.num_heads
+
+    @property
+    def key_channels(self) -> int:
+        """Channels of all keys."""
+        return self.groups * self.head_dim_qk
+
+    @property
+    def value_channels(self) -> int:
+        """Channels of all values."""
+        return self.num_heads * self.head_dim_v
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution: q, k and v."""
+        return 2 * self.key_channels + self.value_channels
+
+    @property
+    def parts(self) -> tuple[int, int, int, int]:
+        """Sizes of what a step is projected to: q, k and v; the gate z; b, of which beta is made; a, of which g is."""
+        return self.conv_channels, self.value_channels, self.num_heads, self.num_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,3 +403,8 @@ def is_size(value: Any, least: int = 1) -> bool:
 def is_number(value: Any) -> bool:
     """Whether a value is a finite number of at least 0, and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
+
+
+# Of layers that mix along time with a state of fixed size, and of all that mix along time.
+RecurrentConfig = Mamba1Config | Mamba2Config | GatedDeltaNetConfig
+MixerConfig = RecurrentConfig | AttentionConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .config import MambaConfig
-from .layers import AttentionConfig, Mamba1Config, Mamba2Config
+from .layers import AttentionConfig, GatedDeltaNetConfig, Mamba1Config, Mamba2Config, MixerConfig
 
 Shape = tuple[int, ...]
 Shapes = dict[str, Shape]
@@ -64,6 +64,24 @@ def mamba2_shapes(config: Mamba2Config, d_model: int) -> Shapes:
     return shapes
 
 
+def gated_delta_net_shapes(config: GatedDeltaNetConfig, d_model: int) -> Shapes:
+    """Names and shapes of the parameters of a layer of the gated delta rule."""
+    projected, heads = sum(config.parts), config.num_heads
+    shapes: Shapes = {
+        "in_proj.weight": (projected, d_model),
+        "conv1d.weight": (config.conv_channels, 1, config.d_conv),
+        "dt_bias": (heads,),
+        "A_log": (heads,),
+        "norm.weight": (config.head_dim_v,),
+        "out_proj.weight": (d_model, config.value_channels),
+    }
+    if config.conv_bias:
+        shapes["conv1d.bias"] = (config.conv_channels,)
+    if config.bias:
+        shapes |= {"in_proj.bias": (projected,), "out_proj.bias": (d_model,)}
+    return shapes
+
+
 def attention_shapes(config: AttentionConfig, d_model: int) -> Shapes:
     """Names and shapes of the parameters of a layer of attention."""
     qkv, size, mlp = config.qkv_channels(d_model), config.size(d_model), config.mlp_channels
@@ -87,13 +105,15 @@ def mlp_shapes(d_model: int, channels: int) -> Shapes:
     return {"fc1.weight": (2 * channels, d_model), "fc2.weight": (d_model, channels)}
 
 
-def mixer_shapes(config: Mamba1Config | Mamba2Config | AttentionConfig, d_model: int) -> Shapes:
+def mixer_shapes(config: MixerConfig, d_model: int) -> Shapes:
     """Names and shapes of the parameters of a layer that mixes along time."""
     match config:
         case Mamba1Config():
             return mamba1_shapes(config, d_model)
         case Mamba2Config():
             return mamba2_shapes(config, d_model)
+        case GatedDeltaNetConfig():
+            return gated_delta_net_shapes(config, d_model)
         case AttentionConfig():
             return attention_shapes(config, d_model)
 

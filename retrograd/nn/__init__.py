@@ -1,4 +1,4 @@
-"""Modules for language models of Mamba, Mamba-2 and attention layers, built on retrograd's ops.
+"""Modules for language models of Mamba, Mamba-2, gated delta rule and attention layers, built on retrograd's ops.
 
 Parameter names, shapes and initialisation are those of state-spaces/mamba, so that its checkpoints load by key. The JAX
 counterpart is `retrograd.jax.nn`.
@@ -12,11 +12,12 @@ if find_spec("torch") is None:
     raise missing(__name__, "torch")
 
 from retrograd.models.config import MambaConfig
-from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
+from retrograd.models.layers import AttentionConfig, GatedDeltaNetConfig, Mamba1Config, Mamba2Config
 
 from .attention import Attention, AttentionState
 from .block import Block
 from .files import load, save
+from .gated_delta_net import GatedDeltaNet, GatedDeltaNetState
 from .generate import generate, score
 from .linear import Linear
 from .mamba import Mamba, MambaState
@@ -33,6 +34,9 @@ __all__ = [
     "AttentionState",
     "Backbone",
     "Block",
+    "GatedDeltaNet",
+    "GatedDeltaNetConfig",
+    "GatedDeltaNetState",
     "GatedMLP",
     "LanguageModel",
     "Linear",

@@ -15,7 +15,7 @@ from retrograd.core.torch.context import Context
 from retrograd.core.torch.formulas import readable
 from retrograd.models.config import MambaConfig
 from retrograd.models.generation import check_size
-from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
+from retrograd.models.layers import MixerConfig
 
 INTEGERS = (torch.int64, torch.int32)
 
@@ -31,9 +31,7 @@ def check_features(module: str, u: Tensor, axes: tuple[str, ...], channels: int,
         raise bad_dtype(module, "u", str(u.dtype), [f"{dtype}, that of the weights"])
 
 
-def check_layer(
-    module: str, d_model: Any, config: Any, kind: type[Mamba1Config] | type[Mamba2Config] | type[AttentionConfig]
-) -> None:
+def check_layer(module: str, d_model: Any, config: Any, kind: type[MixerConfig]) -> None:
     """Raise unless a layer's config is of its kind and goes with d_model."""
     check_size(module, "d_model", d_model)
     if not isinstance(config, kind):

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import nn
 
-from retrograd.models.layers import Mamba1Config, Mamba2Config
+from retrograd.models.layers import RecurrentConfig
 
 
 @torch.no_grad()
-def draw_steps(bias: nn.Parameter, config: Mamba1Config | Mamba2Config) -> None:
+def draw_steps(bias: nn.Parameter, config: RecurrentConfig) -> None:
     """Draw the bias of dt so that its softplus is log-uniform from dt_min to dt_max."""
     delta = torch.empty(bias.shape, device=bias.device, dtype=torch.float32)
     delta = delta.uniform_(math.log(config.dt_min), math.log(config.dt_max)).exp().clamp(min=config.dt_init_floor)

@@ -223,7 +223,11 @@ class Mamba2(Mixer):
             packed: dict[str, Any] = {"initial_state": before, "cu_seqlens": cu_seqlens}
             return retrograd.ssd_prefill(x, own.dt, self.A, B, C, **packed, **options)
         rows = {"x": x, "dt": own.dt, "B": B, "C": C, "z": options.pop("z")}
-        return steps_after(state.window, rows, {"A": self.A, **options}) if x.shape[1] else (x, state.window)
+        return (
+            steps_after(retrograd.ssd_prefill, state.window, rows, {"A": self.A, **options})
+            if x.shape[1]
+            else (x, state.window)
+        )
 
     def step(
         self, u: Float[Tensor, "B d_model"], state: Mamba2State, *, in_place: bool = False

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from retrograd.core.errors import bad_shape, bad_type, bad_value
 from retrograd.core.torch.context import Context
 from retrograd.models.config import MambaConfig
-from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
+from retrograd.models.layers import AttentionConfig, GatedDeltaNetConfig, Mamba1Config, Mamba2Config
 from retrograd.models.shapes import EMBEDDING_STD
 
 from .attention import Attention
 from .block import Block
 from .checks import boundaries, check_context, check_state, check_tokens, check_vocabulary, is_readable
+from .gated_delta_net import GatedDeltaNet
 from .linear import Linear
 from .mamba import Mamba
 from .mamba2 import Mamba2
@@ -27,7 +28,12 @@ from .mlp import GatedMLP
 from .norm import RMSNorm
 
 State = Sequence[Any]  # one for each layer
-MIXERS: Mapping[type, Callable[..., Mixer]] = {Mamba1Config: Mamba, Mamba2Config: Mamba2, AttentionConfig: Attention}
+MIXERS: Mapping[type, Callable[..., Mixer]] = {
+    Mamba1Config: Mamba,
+    Mamba2Config: Mamba2,
+    GatedDeltaNetConfig: GatedDeltaNet,
+    AttentionConfig: Attention,
+}
 
 
 class Backbone(nn.Module):
@@ -140,11 +146,12 @@ class LanguageModel(nn.Module):
     """Tokens to logits of the next token.
 
     Args:
-        config: sizes and layers: Mamba, Mamba-2, attention, or a mixture.
+        config: sizes and layers: Mamba, Mamba-2, the gated delta rule, attention, or a mixture.
         exact: whether the logits of a step of generation have the bits that they have in `forward` on the whole
             sequence, alone and in any batch. Products are then those of `retrograd.linear`, and a step of Mamba-2
-            computes again up to 64 steps. By default each layer is exact where that costs little: in bfloat16 and
-            float16 on Hopper GPUs, Mamba-2 with heads of a multiple of 64 channels, 64, 128 or 256 states and a norm.
+            or of the gated delta rule computes again up to 64 steps. By default each layer is exact where that costs
+            little: in bfloat16 and float16 on Hopper GPUs, but for steps of the gated delta rule, and of Mamba-2 unless
+            it has heads of a multiple of 64 channels, 64, 128 or 256 states and a norm.
             Elsewhere it costs more: on a CPU products take several times as long as PyTorch's.
         device: of the parameters.
         dtype: of the parameters; A_log, D and dt_bias are created in float32.

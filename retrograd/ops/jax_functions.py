@@ -16,6 +16,7 @@ from retrograd.core.jax.op import bind
 from retrograd.core.jax.stack import bind_stack
 from retrograd.core.jax.xp import jax_namespace
 from retrograd.core.unknown import Unknown, no_argument
+from retrograd.ops.gated_delta_rule.steps import GatedDeltaRuleWindow
 from retrograd.ops.ssd.steps import SsdWindow
 
 from .attention.jax_like import dot_product_attention
@@ -23,6 +24,7 @@ from .attention.op import OP as ATTENTION
 from .attention.packed import ATTENTION_QKVPACKED
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
 from .causal_conv1d.update import CAUSAL_CONV1D_UPDATE
+from .gated_delta_rule.generation import GATED_DELTA_RULE_PREFILL, GATED_DELTA_RULE_STEP, GATED_DELTA_RULE_UPDATE
 from .gated_delta_rule.op import OP as GATED_DELTA_RULE
 from .linear.op import OP as LINEAR
 from .linear_scan.op import OP as LINEAR_SCAN
@@ -33,6 +35,7 @@ from .ssd.generation import SSD_PREFILL, SSD_STEP, SSD_UPDATE
 from .ssd.op import OP as SSD
 
 __all__ = [
+    "GatedDeltaRuleWindow",
     "SsdWindow",
     "attention",
     "attention_qkvpacked",
@@ -40,6 +43,9 @@ __all__ = [
     "causal_conv1d_update",
     "dot_product_attention",
     "gated_delta_rule",
+    "gated_delta_rule_prefill",
+    "gated_delta_rule_step",
+    "gated_delta_rule_update",
     "linear",
     "linear_scan",
     "rms_norm",
@@ -64,6 +70,9 @@ _check_ssd_update = checker(SSD_UPDATE.call)
 _check_ssd_prefill = checker(SSD_PREFILL.call)
 _check_ssd_step = checker(SSD_STEP.call)
 _gated_delta_rule = bind(GATED_DELTA_RULE)
+_check_gated_delta_rule_update = checker(GATED_DELTA_RULE_UPDATE.call)
+_check_gated_delta_rule_prefill = checker(GATED_DELTA_RULE_PREFILL.call)
+_check_gated_delta_rule_step = checker(GATED_DELTA_RULE_STEP.call)
 _attention = bind(ATTENTION)
 _attention_qkvpacked = bind_stack(ATTENTION, ATTENTION_QKVPACKED)
 _linear = bind(LINEAR)
@@ -1121,6 +1130,198 @@ def gated_delta_rule(
         {"scale": scale, "return_final_state": return_final_state, "normalize_qk": normalize_qk},
     )
     return (o, final_state) if return_final_state else o
+
+
+def gated_delta_rule_update(
+    state: Float[Array, "B H V K"],
+    q: Float[Array, "B G K"],
+    k: Float[Array, "B G K"],
+    v: Float[Array, "B H V"],
+    g: Float[Array, "B H"] | Float[Array, "B H K"],
+    beta: Float[Array, "B H"],
+    *,
+    scale: float | None = None,
+    normalize_qk: bool = False,
+    **unknown: Unknown,
+) -> tuple[Float[Array, "B H V"], Float[Array, "B H V K"]]:
+    """One step of `gated_delta_rule`, for generation: (o, the new state). `state` is not modified.
+
+    The plain recurrence, in float32, in array operations that `torch.compile` and `jax.jit` fuse. It rounds differently
+    from `gated_delta_rule`, which multiplies blocks of steps: for its bits use `gated_delta_rule_step`. No gradient is
+    promised. If q is float64, all float32 here is float64.
+
+    It is the same call as `retrograd.gated_delta_rule_update`, with the same results and errors. It launches no
+    kernels.
+
+    Args:
+        state: (B, H, V, K), float32: zeros at first, or a final state of `gated_delta_rule`.
+        q: (B, G, K), float32, bfloat16, float16 or float64.
+        k: as q.
+        v: (B, H, V), in the dtype of q.
+        g: (B, H) or (B, H, K), in the dtype of q or float32.
+        beta: (B, H), as g.
+        scale: as in `gated_delta_rule`.
+        normalize_qk: as in `gated_delta_rule`.
+
+    Returns:
+        o (B, H, V) in the dtype of v, and the new state in the dtype of the old one.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from retrograd.jax import gated_delta_rule_update
+        >>> q, v, beta = jnp.ones((2, 2, 64)), jnp.ones((2, 4, 32)), jnp.ones((2, 4)) / 2
+        >>> o, state = gated_delta_rule_update(jnp.zeros((2, 4, 32, 64)), q, q, v, -beta, beta, normalize_qk=True)
+        >>> o.shape, state.shape
+        ((2, 4, 32), (2, 4, 32, 64))
+    """
+    if unknown:
+        raise no_argument(GATED_DELTA_RULE_UPDATE.call, unknown)
+    return GATED_DELTA_RULE_UPDATE.run(
+        _xp,
+        _gated_delta_rule,
+        *_check_gated_delta_rule_update(
+            {"state": state, "q": q, "k": k, "v": v, "g": g, "beta": beta},
+            {"scale": scale, "normalize_qk": normalize_qk},
+        ),
+    )
+
+
+def gated_delta_rule_prefill(
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    g: Float[Array, "B T H"] | Float[Array, "B T H K"],
+    beta: Float[Array, "B T H"],
+    *,
+    initial_state: Float[Array, "S H V K"] | None = None,
+    cu_seqlens: Int32[Array, " S_plus_1"] | Int64[Array, " S_plus_1"] | None = None,
+    scale: float | None = None,
+    normalize_qk: bool = False,
+    **unknown: Unknown,
+) -> tuple[Float[Array, "B T H V"], GatedDeltaRuleWindow]:
+    """`gated_delta_rule` on the first steps of a sequence, of which there may be none, and the window from which
+    `gated_delta_rule_step` goes on.
+
+    It cuts the sequence in two and calls `gated_delta_rule` on each part. Packed sequences may have any lengths; the
+    window has a row for each of them.
+
+    It is the same call as `retrograd.gated_delta_rule_prefill`, with the same results and errors. It calls
+    `gated_delta_rule`: on an NVIDIA GPU that launches the same kernels, elsewhere it is plain JAX. `jax.export` has to
+    be given a number of steps.
+
+    Args:
+        q: (B, T, G, K), as in `gated_delta_rule`.
+        k: as in `gated_delta_rule`.
+        v: (B, T, H, V), in the dtype of q.
+        g: as in `gated_delta_rule`.
+        beta: as in `gated_delta_rule`.
+        initial_state: as in `gated_delta_rule`.
+        cu_seqlens: as in `gated_delta_rule`.
+        scale: as in `gated_delta_rule`.
+        normalize_qk: as in `gated_delta_rule`.
+
+    Returns:
+        o (B, T, H, V), with the bits of `gated_delta_rule` on all steps, and a `GatedDeltaRuleWindow`.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from retrograd.jax import gated_delta_rule_prefill
+        >>> q, v, beta = jnp.ones((2, 150, 2, 64)), jnp.ones((2, 150, 4, 32)), jnp.ones((2, 150, 4)) / 2
+        >>> o, window = gated_delta_rule_prefill(q, q, v, -beta, beta, normalize_qk=True)
+        >>> window.steps.tolist()
+        [22, 22]
+    """
+    if unknown:
+        raise no_argument(GATED_DELTA_RULE_PREFILL.call, unknown)
+    return GATED_DELTA_RULE_PREFILL.run(
+        _xp,
+        _gated_delta_rule,
+        *_check_gated_delta_rule_prefill(
+            {
+                "q": q,
+                "k": k,
+                "v": v,
+                "g": g,
+                "beta": beta,
+                "initial_state": initial_state,
+                "cu_seqlens": in_int32(cu_seqlens),
+            },
+            {"scale": scale, "normalize_qk": normalize_qk},
+        ),
+    )
+
+
+def gated_delta_rule_step(
+    window: GatedDeltaRuleWindow,
+    q: Float[Array, "B G K"],
+    k: Float[Array, "B G K"],
+    v: Float[Array, "B H V"],
+    g: Float[Array, "B H"] | Float[Array, "B H K"],
+    beta: Float[Array, "B H"],
+    *,
+    scale: float | None = None,
+    normalize_qk: bool = False,
+    **unknown: Unknown,
+) -> tuple[Float[Array, "B H V"], GatedDeltaRuleWindow]:
+    """One step of generation with the bits of training: (o, the window after it).
+
+    o is bitwise equal to that of `gated_delta_rule` on the whole sequence (in JAX without a kernel, only as far as XLA
+    compiles both alike); this costs a call of `gated_delta_rule` on 64 steps. `gated_delta_rule_update` is faster,
+    without equal bits. Sequences of a batch may be at different steps. Shapes do not depend on the step, so it can be
+    captured in a CUDA graph. Values must be finite.
+
+    It is the same call as `retrograd.gated_delta_rule_step`, with the same results and errors. It calls
+    `gated_delta_rule`: on an NVIDIA GPU that launches the same kernels, elsewhere it is plain JAX.
+
+    Args:
+        window: from `gated_delta_rule_prefill` or the step before; k, v, g and beta have the dtypes of those in it.
+            Options must be the same in all these calls.
+        q: (B, G, K), float32, bfloat16, float16 or float64.
+        k: as q.
+        v: (B, H, V), in the dtype of q.
+        g: (B, H) or (B, H, K), in the dtype of q or float32.
+        beta: (B, H), as g.
+        scale: as in `gated_delta_rule`.
+        normalize_qk: as in `gated_delta_rule`.
+
+    Returns:
+        o (B, H, V) in the dtype of v, and the new window.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from retrograd.jax import gated_delta_rule_prefill, gated_delta_rule_step
+        >>> q, v, beta = jnp.ones((1, 4, 2, 64)) / 8, jnp.ones((1, 4, 4, 32)), jnp.ones((1, 4, 4)) / 2
+        >>> o, window = gated_delta_rule_prefill(q, q, v, -beta, beta)
+        >>> o, window = gated_delta_rule_step(window, q[:, 0], q[:, 0], v[:, 0], -beta[:, 0], beta[:, 0])
+        >>> int(window.steps[0])
+        5
+    """
+    if unknown:
+        raise no_argument(GATED_DELTA_RULE_STEP.call, unknown)
+    return GATED_DELTA_RULE_STEP.run(
+        _xp,
+        _gated_delta_rule,
+        *_check_gated_delta_rule_step(
+            {
+                **fields_of("gated_delta_rule_step", "window", window, GatedDeltaRuleWindow),
+                "q": q,
+                "k": k,
+                "v": v,
+                "g": g,
+                "beta": beta,
+            },
+            {"scale": scale, "normalize_qk": normalize_qk},
+        ),
+    )
 
 
 @overload

@@ -17,6 +17,7 @@ from retrograd.core.torch.op import bind, bind_kernels
 from retrograd.core.torch.stack import bind_stack
 from retrograd.core.torch.xp import torch_namespace
 from retrograd.core.unknown import Unknown, no_argument
+from retrograd.ops.gated_delta_rule.steps import GatedDeltaRuleWindow
 from retrograd.ops.ssd.steps import SsdWindow
 
 from .attention.op import OP as ATTENTION
@@ -25,7 +26,9 @@ from .attention.torch_step import attention_step_
 from .causal_conv1d.op import OP as CAUSAL_CONV1D
 from .causal_conv1d.torch_step import causal_conv1d_update_
 from .causal_conv1d.update import CAUSAL_CONV1D_UPDATE
+from .gated_delta_rule.generation import GATED_DELTA_RULE_PREFILL, GATED_DELTA_RULE_STEP, GATED_DELTA_RULE_UPDATE
 from .gated_delta_rule.op import OP as GATED_DELTA_RULE
+from .gated_delta_rule.torch_step import gated_delta_rule_step_, gated_delta_rule_update_
 from .linear.op import OP as LINEAR
 from .linear_scan.op import OP as LINEAR_SCAN
 from .rms_norm.op import OP as RMS_NORM
@@ -36,6 +39,7 @@ from .ssd.op import OP as SSD
 from .ssd.torch_step import ssd_step_, ssd_update_
 
 __all__ = [
+    "GatedDeltaRuleWindow",
     "SsdWindow",
     "attention",
     "attention_qkvpacked",
@@ -44,6 +48,11 @@ __all__ = [
     "causal_conv1d_update",
     "causal_conv1d_update_",
     "gated_delta_rule",
+    "gated_delta_rule_prefill",
+    "gated_delta_rule_step",
+    "gated_delta_rule_step_",
+    "gated_delta_rule_update",
+    "gated_delta_rule_update_",
     "linear",
     "linear_scan",
     "rms_norm",
@@ -71,6 +80,9 @@ _check_ssd_prefill = checker(SSD_PREFILL.call)
 _kernels_ssd_prefill = bind_kernels(SSD_PREFILL)
 _check_ssd_step = checker(SSD_STEP.call)
 _gated_delta_rule = bind(GATED_DELTA_RULE)
+_check_gated_delta_rule_update = checker(GATED_DELTA_RULE_UPDATE.call)
+_check_gated_delta_rule_prefill = checker(GATED_DELTA_RULE_PREFILL.call)
+_check_gated_delta_rule_step = checker(GATED_DELTA_RULE_STEP.call)
 _attention = bind(ATTENTION)
 _attention_qkvpacked = bind_stack(ATTENTION, ATTENTION_QKVPACKED)
 _linear = bind(LINEAR)
@@ -1106,6 +1118,194 @@ def gated_delta_rule(
         {"scale": scale, "return_final_state": return_final_state, "normalize_qk": normalize_qk},
     )
     return (o, final_state) if return_final_state else o  # type: ignore[return-value]
+
+
+def gated_delta_rule_update(
+    state: Float[Tensor, "B H V K"],
+    q: Float[Tensor, "B G K"],
+    k: Float[Tensor, "B G K"],
+    v: Float[Tensor, "B H V"],
+    g: Float[Tensor, "B H"] | Float[Tensor, "B H K"],
+    beta: Float[Tensor, "B H"],
+    *,
+    scale: float | None = None,
+    normalize_qk: bool = False,
+    **unknown: Unknown,
+) -> tuple[Float[Tensor, "B H V"], Float[Tensor, "B H V K"]]:
+    """One step of `gated_delta_rule`, for generation: (o, the new state). `state` is not modified.
+
+    The plain recurrence, in float32, in array operations that `torch.compile` and `jax.jit` fuse. It rounds differently
+    from `gated_delta_rule`, which multiplies blocks of steps: for its bits use `gated_delta_rule_step`. No gradient is
+    promised. If q is float64, all float32 here is float64.
+
+    `torch.autocast` casts q, k and v to its dtype.
+
+    Args:
+        state: (B, H, V, K), float32: zeros at first, or a final state of `gated_delta_rule`.
+        q: (B, G, K), float32, bfloat16, float16 or float64.
+        k: as q.
+        v: (B, H, V), in the dtype of q.
+        g: (B, H) or (B, H, K), in the dtype of q or float32.
+        beta: (B, H), as g.
+        scale: as in `gated_delta_rule`.
+        normalize_qk: as in `gated_delta_rule`.
+
+    Returns:
+        o (B, H, V) in the dtype of v, and the new state in the dtype of the old one.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import torch, retrograd
+        >>> state, q, k = torch.zeros(2, 4, 32, 64), torch.randn(2, 2, 64), torch.randn(2, 2, 64)
+        >>> v, g, beta = torch.randn(2, 4, 32), -torch.rand(2, 4), torch.rand(2, 4)
+        >>> o, state = retrograd.gated_delta_rule_update(state, q, k, v, g, beta, normalize_qk=True)
+        >>> o.shape, state.shape
+        (torch.Size([2, 4, 32]), torch.Size([2, 4, 32, 64]))
+    """
+    if unknown:
+        raise no_argument(GATED_DELTA_RULE_UPDATE.call, unknown)
+    return GATED_DELTA_RULE_UPDATE.run(
+        _xp,
+        _gated_delta_rule,
+        *_check_gated_delta_rule_update(
+            {"state": state, "q": q, "k": k, "v": v, "g": g, "beta": beta},
+            {"scale": scale, "normalize_qk": normalize_qk},
+        ),
+    )
+
+
+def gated_delta_rule_prefill(
+    q: Float[Tensor, "B T G K"],
+    k: Float[Tensor, "B T G K"],
+    v: Float[Tensor, "B T H V"],
+    g: Float[Tensor, "B T H"] | Float[Tensor, "B T H K"],
+    beta: Float[Tensor, "B T H"],
+    *,
+    initial_state: Float[Tensor, "S H V K"] | None = None,
+    cu_seqlens: Int32[Tensor, " S_plus_1"] | Int64[Tensor, " S_plus_1"] | None = None,
+    scale: float | None = None,
+    normalize_qk: bool = False,
+    **unknown: Unknown,
+) -> tuple[Float[Tensor, "B T H V"], GatedDeltaRuleWindow]:
+    """`gated_delta_rule` on the first steps of a sequence, of which there may be none, and the window from which
+    `gated_delta_rule_step` goes on.
+
+    It cuts the sequence in two and calls `gated_delta_rule` on each part. Packed sequences may have any lengths; the
+    window has a row for each of them.
+
+    `torch.autocast` casts q, k and v to its dtype.
+
+    Args:
+        q: (B, T, G, K), as in `gated_delta_rule`.
+        k: as in `gated_delta_rule`.
+        v: (B, T, H, V), in the dtype of q.
+        g: as in `gated_delta_rule`.
+        beta: as in `gated_delta_rule`.
+        initial_state: as in `gated_delta_rule`.
+        cu_seqlens: as in `gated_delta_rule`.
+        scale: as in `gated_delta_rule`.
+        normalize_qk: as in `gated_delta_rule`.
+
+    Returns:
+        o (B, T, H, V), with the bits of `gated_delta_rule` on all steps, and a `GatedDeltaRuleWindow`.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import torch, retrograd
+        >>> q, k, v = torch.randn(2, 150, 2, 64), torch.randn(2, 150, 2, 64), torch.randn(2, 150, 4, 32)
+        >>> g, beta = -torch.rand(2, 150, 4), torch.rand(2, 150, 4)
+        >>> o, window = retrograd.gated_delta_rule_prefill(q, k, v, g, beta, normalize_qk=True)
+        >>> window.steps
+        tensor([22, 22], dtype=torch.int32)
+    """
+    if unknown:
+        raise no_argument(GATED_DELTA_RULE_PREFILL.call, unknown)
+    return GATED_DELTA_RULE_PREFILL.run(
+        _xp,
+        _gated_delta_rule,
+        *_check_gated_delta_rule_prefill(
+            {
+                "q": q,
+                "k": k,
+                "v": v,
+                "g": g,
+                "beta": beta,
+                "initial_state": initial_state,
+                "cu_seqlens": in_int32(cu_seqlens),
+            },
+            {"scale": scale, "normalize_qk": normalize_qk},
+        ),
+    )
+
+
+def gated_delta_rule_step(
+    window: GatedDeltaRuleWindow,
+    q: Float[Tensor, "B G K"],
+    k: Float[Tensor, "B G K"],
+    v: Float[Tensor, "B H V"],
+    g: Float[Tensor, "B H"] | Float[Tensor, "B H K"],
+    beta: Float[Tensor, "B H"],
+    *,
+    scale: float | None = None,
+    normalize_qk: bool = False,
+    **unknown: Unknown,
+) -> tuple[Float[Tensor, "B H V"], GatedDeltaRuleWindow]:
+    """One step of generation with the bits of training: (o, the window after it).
+
+    o is bitwise equal to that of `gated_delta_rule` on the whole sequence (in JAX without a kernel, only as far as XLA
+    compiles both alike); this costs a call of `gated_delta_rule` on 64 steps. `gated_delta_rule_update` is faster,
+    without equal bits. Sequences of a batch may be at different steps. Shapes do not depend on the step, so it can be
+    captured in a CUDA graph. Values must be finite.
+
+    `torch.autocast` casts q, k, v, window.k and window.v to its dtype.
+
+    Args:
+        window: from `gated_delta_rule_prefill` or the step before; k, v, g and beta have the dtypes of those in it.
+            Options must be the same in all these calls.
+        q: (B, G, K), float32, bfloat16, float16 or float64.
+        k: as q.
+        v: (B, H, V), in the dtype of q.
+        g: (B, H) or (B, H, K), in the dtype of q or float32.
+        beta: (B, H), as g.
+        scale: as in `gated_delta_rule`.
+        normalize_qk: as in `gated_delta_rule`.
+
+    Returns:
+        o (B, H, V) in the dtype of v, and the new window.
+
+    Raises:
+        ValueError, TypeError: before any launch; the text names the argument, its value and what was expected.
+
+    Example:
+        >>> import torch, retrograd
+        >>> q, k, v = torch.randn(1, 5, 2, 64) / 8, torch.randn(1, 5, 2, 64) / 8, torch.randn(1, 5, 4, 32)
+        >>> arrays = q, k, v, -torch.rand(1, 5, 4), torch.rand(1, 5, 4)
+        >>> o, window = retrograd.gated_delta_rule_prefill(*(x[:, :4] for x in arrays))
+        >>> last, window = retrograd.gated_delta_rule_step(window, *(x[:, 4] for x in arrays))
+        >>> bool((last == retrograd.gated_delta_rule(*arrays)[:, 4]).all())
+        True
+    """
+    if unknown:
+        raise no_argument(GATED_DELTA_RULE_STEP.call, unknown)
+    return GATED_DELTA_RULE_STEP.run(
+        _xp,
+        _gated_delta_rule,
+        *_check_gated_delta_rule_step(
+            {
+                **fields_of("gated_delta_rule_step", "window", window, GatedDeltaRuleWindow),
+                "q": q,
+                "k": k,
+                "v": v,
+                "g": g,
+                "beta": beta,
+            },
+            {"scale": scale, "normalize_qk": normalize_qk},
+        ),
+    )
 
 
 @overload

@@ -33,6 +33,9 @@ CAST = {
     "selective_state_update": "x B C z",
     "ssd": "x B C z",
     "gated_delta_rule": "q k v",
+    "gated_delta_rule_prefill": "q k v",
+    "gated_delta_rule_step": "q k v window.k window.v",
+    "gated_delta_rule_update": "q k v",
     "ssd_prefill": "x B C z",
     "ssd_step": "x B C z window.x window.B",
     "ssd_update": "x B C z",
@@ -230,6 +233,14 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
         "A": -drawn(H).exp(),
         "B": drawn(B, 1, N),
         "C": drawn(B, 1, N),
+    },
+    "gated_delta_rule_update": lambda: {
+        "state": drawn(B, H, D, N),
+        "q": drawn(B, 1, N),
+        "k": drawn(B, 1, N),
+        "v": drawn(B, H, D),
+        "g": -drawn(B, H).exp(),
+        "beta": drawn(B, H),
     },
 }
 

@@ -93,6 +93,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[str, ...], str]] = {
     "steps of a prefill": (
         in_jax.ssd_prefill, ("B, T, 2, 3", "B, T, 2", "2,", "B, T, 1, 4", "B, T, 1, 4"),
         "ssd_prefill: x has shape (B, T, 2, 3), expected a number of steps, which decides what the window holds"),
+    "steps of a prefill of keys": (
+        in_jax.gated_delta_rule_prefill, ("B, T, 1, 3", "B, T, 1, 3", "B, T, 2, 4", "B, T, 2", "B, T, 2"),
+        "gated_delta_rule_prefill: q has shape (B, T, 1, 3), expected a number of steps, which decides what the window "
+        "holds"),
 }  # fmt: skip
 
 

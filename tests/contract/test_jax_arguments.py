@@ -19,6 +19,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from retrograd.jax import (
     causal_conv1d,
     causal_conv1d_update,
+    gated_delta_rule_update,
     linear_scan,
     rms_norm,
     selective_scan,
@@ -38,6 +39,7 @@ OPS: dict[str, Callable[..., Any]] = {
         selective_state_update,
         ssd,
         ssd_update,
+        gated_delta_rule_update,
     )
 }
 B, T, D, N, W, H, P = 2, 5, 4, 3, 3, 4, 2
@@ -53,6 +55,9 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     },
     "ssd_update": {
         "state": (B, H, P, N), "x": (B, H, P), "dt": (B, H), "A": (H,), "B": (B, 1, N), "C": (B, 1, N),
+    },
+    "gated_delta_rule_update": {
+        "state": (B, H, P, N), "q": (B, 1, N), "k": (B, 1, N), "v": (B, H, P), "g": (B, H), "beta": (B, H),
     },
 }  # fmt: skip
 IN_TIME = ("linear_scan", "causal_conv1d", "selective_scan", "ssd")

@@ -47,11 +47,20 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
         "z": (2, 6, 3),
         "dt_bias": (6,),
     },
+    "gated_delta_rule_update": {
+        "state": (2, 6, 3, 4),
+        "q": (2, 2, 4),
+        "k": (2, 2, 4),
+        "v": (2, 6, 3),
+        "g": (2, 6, 4),
+        "beta": (2, 6),
+    },
 }
 OPTIONS = {
     "causal_conv1d_update": "activation",
     "selective_state_update": "dt_softplus",
     "ssd_update": "dt_softplus",
+    "gated_delta_rule_update": "normalize_qk",
 }
 OPTIONAL = {"bias", "D", "z", "dt_bias"}
 MODULES: dict[str, Any] = {"torch": retrograd, "jax": retrograd.jax}
@@ -94,8 +103,8 @@ def calls(wrong: dict[str, Callable[[Tensor], Any]], *frameworks: str) -> list[A
         for name in shapes
         for what, spoil in wrong.items()
         if not (what == "nothing" and name in OPTIONAL)
-        # x decides the batch size, so with a longer x the next argument is the one refused.
-        and not (what == "a longer array" and name == "x")
+        # The first declared decides the batch size, so with a longer one the next argument is refused.
+        and not (what == "a longer array" and name in ("x", "q"))
     ]
 
 

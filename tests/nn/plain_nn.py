@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from retrograd.nn import AttentionConfig, Mamba1Config, Mamba2Config, MambaConfig
+from retrograd.models.layers import MixerConfig
+from retrograd.nn import AttentionConfig, GatedDeltaNetConfig, Mamba1Config, Mamba2Config, MambaConfig
 from retrograd.ops.selective_scan.reference import selective_scan
 
 Weights = Mapping[str, Tensor]
@@ -24,9 +25,9 @@ def linear(p: Weights, name: str, u: Tensor) -> Tensor:
     return F.linear(u, p[f"{name}.weight"], p.get(f"{name}.bias"))
 
 
-def norm(x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
+def norm(x: Tensor, weight: Tensor, groups: int = 1, eps: float = 1e-5) -> Tensor:
     parts = x.unflatten(-1, (groups, -1))
-    return (parts / torch.sqrt(parts.square().mean(-1, keepdim=True) + 1e-5)).flatten(-2) * weight
+    return (parts / torch.sqrt(parts.square().mean(-1, keepdim=True) + eps)).flatten(-2) * weight
 
 
 def convolved(p: Weights, x: Tensor) -> Tensor:
@@ -72,6 +73,24 @@ def mamba2(p: Weights, config: Mamba2Config, u: Tensor) -> Tensor:
     return linear(p, "out_proj", torch.cat((F.silu(z0) * x0, y), dim=-1))
 
 
+def gated_delta_net(p: Weights, config: GatedDeltaNetConfig, u: Tensor) -> Tensor:
+    H, G, K, V = config.num_heads, config.num_heads_qk or config.num_heads, config.head_dim_qk, config.head_dim_v
+    qkv, z, b, a = linear(p, "in_proj", u).split((2 * G * K + H * V, H * V, H, H), dim=-1)
+    q, k, v = F.silu(convolved(p, qkv)).split((G * K, G * K, H * V), dim=-1)
+    q, k = (t.unflatten(-1, (G, K)).repeat_interleave(H // G, dim=2) for t in (q, k))
+    q, k = (t / torch.sqrt(t.square().sum(-1, keepdim=True) + 1e-6) for t in (q, k))
+    v, decay = v.unflatten(-1, (H, V)), torch.exp(-torch.exp(p["A_log"]) * F.softplus(a + p["dt_bias"]))
+    beta = (2 if config.negative_eigenvalues else 1) * torch.sigmoid(b)
+    S, rows = torch.zeros(len(u), H, V, K, dtype=u.dtype), []
+    for t in range(u.shape[1]):
+        S = decay[:, t, :, None, None] * S
+        wrong = v[:, t] - torch.einsum("bhvk,bhk->bhv", S, k[:, t])
+        S = S + torch.einsum("bh,bhv,bhk->bhvk", beta[:, t], wrong, k[:, t])
+        rows.append(torch.einsum("bhvk,bhk->bhv", S, q[:, t]) / math.sqrt(K))
+    y = norm(torch.stack(rows, 1), p["norm.weight"], eps=config.norm_eps) * F.silu(z.unflatten(-1, (H, V)))
+    return linear(p, "out_proj", y.flatten(2))
+
+
 def rotated(x: Tensor, config: AttentionConfig) -> Tensor:
     """By complex numbers: channel pair i of step t turns by t / base^(2 i / d)."""
     d = config.rotary_emb_dim
@@ -110,13 +129,15 @@ def attention(p: Weights, config: AttentionConfig, u: Tensor) -> Tensor:
     return linear(p, "out_proj", torch.cat((torch.stack(rows, 1), up * F.silu(gate)), dim=-1))
 
 
-def mixed(p: Weights, config: Mamba1Config | Mamba2Config | AttentionConfig, u: Tensor) -> Tensor:
+def mixed(p: Weights, config: MixerConfig, u: Tensor) -> Tensor:
     """The output of a layer, u (B, T, d_model)."""
     match config:
         case Mamba1Config():
             return mamba(p, config, u)
         case Mamba2Config():
             return mamba2(p, config, u)
+        case GatedDeltaNetConfig():
+            return gated_delta_net(p, config, u)
         case AttentionConfig():
             return attention(p, config, u)
 

@@ -28,6 +28,7 @@ from retrograd.nn import (
     Attention,
     AttentionConfig,
     Block,
+    GatedDeltaNetConfig,
     LanguageModel,
     Mamba,
     Mamba1Config,
@@ -64,7 +65,10 @@ TRANSFORMER = replace(
     attn_layer_idx=(0, 1),
     attn_cfg=AttentionConfig(num_heads=4, rotary_emb_dim=8, window=6, qkv_proj_bias=False, out_proj_bias=False),
 )
-CONFIGS = {"mamba": CONFIG, "other": OTHER, "hybrid": HYBRID, "transformer": TRANSFORMER}
+DELTA = replace(
+    CONFIG, n_layer=1, ssm_cfg=GatedDeltaNetConfig(num_heads=4, num_heads_qk=2, head_dim_qk=8, head_dim_v=8)
+)
+CONFIGS = {"mamba": CONFIG, "other": OTHER, "hybrid": HYBRID, "transformer": TRANSFORMER, "gated delta rule": DELTA}
 CAPACITY = 30
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 

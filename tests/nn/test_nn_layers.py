@@ -13,12 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from retrograd.models.layers import MixerConfig
 from retrograd.models.shapes import mixer_shapes
 from retrograd.nn import (
     Attention,
     AttentionConfig,
     AttentionState,
     Block,
+    GatedDeltaNet,
+    GatedDeltaNetConfig,
     GatedMLP,
     Mamba,
     Mamba1Config,
@@ -32,7 +35,7 @@ from retrograd.nn import (
 D_MODEL, CAPACITY = 16, 30
 SMALL = Mamba2Config(d_state=4, headdim=8)
 HEADS = AttentionConfig(num_heads=4)
-CONFIGS: dict[str, Mamba1Config | Mamba2Config | AttentionConfig] = {
+CONFIGS: dict[str, MixerConfig] = {
     "mamba": Mamba1Config(d_state=4),
     "mamba2": SMALL,
     "mamba2, groups, mlp": Mamba2Config(d_state=4, headdim=4, ngroups=2, d_ssm=24, bias=True, conv_bias=False),
@@ -40,6 +43,10 @@ CONFIGS: dict[str, Mamba1Config | Mamba2Config | AttentionConfig] = {
         d_state=3, headdim=8, d_conv=3, D_has_hdim=True, norm_before_gate=True, ngroups=2
     ),
     "mamba2, without norm": Mamba2Config(d_state=4, headdim=16, rmsnorm=False, dt_limit=(0.01, 0.05), expand=3),
+    "gated delta rule": GatedDeltaNetConfig(num_heads=4, num_heads_qk=2, head_dim_qk=4, head_dim_v=6),
+    "gated delta rule, every option": GatedDeltaNetConfig(
+        2, head_dim_qk=6, head_dim_v=3, d_conv=3, negative_eigenvalues=True, norm_eps=1e-3, conv_bias=True, bias=True
+    ),
     "attention": HEADS,
     "attention, rotated halves": AttentionConfig(num_heads=4, num_heads_kv=2, head_dim=6, rotary_emb_dim=4),
     "attention, rotated pairs, norm": AttentionConfig(
@@ -59,17 +66,18 @@ CONFIGS: dict[str, Mamba1Config | Mamba2Config | AttentionConfig] = {
 each_layer = pytest.mark.parametrize("name", CONFIGS)
 
 
-def layer_of(config: Mamba1Config | Mamba2Config | AttentionConfig, seed: int = 0) -> Mixer:
+KINDS: dict[type, Callable[..., Mixer]] = {
+    Mamba1Config: Mamba,
+    Mamba2Config: Mamba2,
+    GatedDeltaNetConfig: GatedDeltaNet,
+    AttentionConfig: Attention,
+}
+
+
+def layer_of(config: MixerConfig, seed: int = 0) -> Mixer:
     """In float64, with parameters that are not as simple as initial ones."""
     torch.manual_seed(seed)
-    layer: Mixer
-    match config:
-        case Mamba1Config():
-            layer = Mamba(D_MODEL, config)
-        case Mamba2Config():
-            layer = Mamba2(D_MODEL, config)
-        case AttentionConfig():
-            layer = Attention(D_MODEL, config)
+    layer = KINDS[type(config)](D_MODEL, config)
     with torch.no_grad():
         for parameter in layer.double().parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
@@ -227,15 +235,20 @@ def test_what_slots_hold_after_a_sequences_end_is_not_read() -> None:
 @each_layer
 def test_a_layer_of_16_bits_keeps_its_rates_and_states_in_float32(name: str, dtype: torch.dtype) -> None:
     config = CONFIGS[name]
-    kinds: dict[type, Callable[..., Mixer]] = {Mamba1Config: Mamba, Mamba2Config: Mamba2, AttentionConfig: Attention}
-    layer = kinds[type(config)](D_MODEL, config, dtype=dtype)
+    layer = KINDS[type(config)](D_MODEL, config, dtype=dtype)
     wide = {key for key, p in layer.named_parameters() if p.dtype == torch.float32}
-    assert wide == {"mamba": {"A_log", "D"}, "mamba2": {"A_log", "D", "dt_bias"}}.get(name.split(",")[0], set())
+    in_float32 = {
+        "mamba": {"A_log", "D"},
+        "mamba2": {"A_log", "D", "dt_bias"},
+        "gated delta rule": {"A_log", "dt_bias"},
+    }
+    assert wide == in_float32.get(name.split(",")[0], set())
     y, state = layer(features(2, 5).to(dtype), layer.initial_state(2, capacity=7))
     row, state = layer.step(features(2, 1)[:, 0].to(dtype), state)
     assert y.dtype == row.dtype == dtype
+    dtypes = {"ssm": torch.float32, "recurrent": torch.float32, "steps": torch.int32}
     for key, tensor in state._asdict().items():
-        assert tensor is None or tensor.dtype == {"ssm": torch.float32, "steps": torch.int32}.get(key, dtype)
+        assert tensor is None or tensor.dtype == dtypes.get(key, dtype)
 
 
 def test_mamba2_draws_its_rates_and_steps_from_their_ranges() -> None:

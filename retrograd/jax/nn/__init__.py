@@ -1,4 +1,5 @@
-"""The language models of `retrograd.nn` as pure functions of their parameters: Mamba-1, Mamba-2, attention, hybrids.
+"""The language models of `retrograd.nn` as pure functions of their parameters: Mamba-1, Mamba-2, the gated delta
+rule, attention, hybrids.
 
 The parameters are a flat dict with the names of PyTorch's state_dict; those of a block or a layer alone have them
 without prefix. A configuration is a static argument of `jax.jit`, a state is a pytree.
@@ -27,10 +28,16 @@ Example:
 """
 
 from retrograd.models.config import MambaConfig
-from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
+from retrograd.models.layers import AttentionConfig, GatedDeltaNetConfig, Mamba1Config, Mamba2Config
 
 from .attention import AttentionState, attention_layer, attention_layer_state, attention_layer_step
 from .convert import from_torch, to_torch
+from .gated_delta_net import (
+    GatedDeltaNetState,
+    gated_delta_net,
+    gated_delta_net_state,
+    gated_delta_net_step,
+)
 from .generate import generate, score
 from .initialisation import init
 from .layers import gated_mlp
@@ -41,6 +48,8 @@ from .model import block, block_step, initial_state, language_model, step
 __all__ = [
     "AttentionConfig",
     "AttentionState",
+    "GatedDeltaNetConfig",
+    "GatedDeltaNetState",
     "Mamba1Config",
     "Mamba2Config",
     "Mamba2State",
@@ -52,6 +61,9 @@ __all__ = [
     "block",
     "block_step",
     "from_torch",
+    "gated_delta_net",
+    "gated_delta_net_state",
+    "gated_delta_net_step",
     "gated_mlp",
     "generate",
     "init",

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from retrograd.models.config import MambaConfig
-from retrograd.models.layers import Mamba2Config
+from retrograd.models.layers import GatedDeltaNetConfig, Mamba2Config, MixerConfig
 from retrograd.models.shapes import EMBEDDING_STD, Shape, model_shapes
 
-from .parameters import LayerConfig, check_config
+from .parameters import check_config
 
 
 def init(key: Array, config: MambaConfig) -> dict[str, Array]:
@@ -47,7 +47,7 @@ def init(key: Array, config: MambaConfig) -> dict[str, Array]:
     }
 
 
-def _layer(name: str, config: MambaConfig) -> LayerConfig | None:
+def _layer(name: str, config: MambaConfig) -> MixerConfig | None:
     """The configuration of the layer that a parameter belongs to."""
     _, part, *rest = name.split(".")
     return config.layer(int(rest[0])) if part == "layers" else None
@@ -68,7 +68,7 @@ def _draw(key: Array, name: str, shape: Shape, layer: Any, additions: int) -> Ar
             return jnp.ones(shape, jnp.float32)
         case "in_proj.bias" | "out_proj.bias":
             return jnp.zeros(shape, jnp.float32)
-        case "mixer.A_log" if isinstance(layer, Mamba2Config):
+        case "mixer.A_log" if isinstance(layer, Mamba2Config | GatedDeltaNetConfig):
             return jnp.log(uniform(*layer.A_init_range))
         case "mixer.A_log":
             return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=jnp.float32))[None], shape)

@@ -38,8 +38,8 @@ def block(
 ) -> tuple[Float[Array, "B T d_model"], Float[Array, "B T d_model"], LayerState | None]:
     """A layer of the model: addition, norm and mixing, in this order, so that the addition is fused into the norm.
 
-    The layer mixes by `mamba`, `mamba2` or `attention_layer`. With `d_intermediate`, addition, norm and `gated_mlp`
-    follow. The next block adds the output to the stream. To save less for the backward pass, use
+    The layer mixes by `mamba`, `mamba2`, `gated_delta_net` or `attention_layer`. With `d_intermediate`, addition, norm
+    and `gated_mlp` follow. The next block adds the output to the stream. To save less for the backward pass, use
     `jax.checkpoint(nn.block, static_argnums=(1, 2))`.
 
     Args:
@@ -171,9 +171,9 @@ def language_model(
             dtype of the parameters.
         exact: whether, on an NVIDIA GPU, the logits of `step` have the bits that they have in this function on the
             whole sequence, alone and in any batch. Products are then those of `retrograd.jax.linear`, and a step of
-            Mamba-2 computes again up to 64 steps. A state goes on with the `exact` that it began with. On a CPU XLA
-            compiles each shape by itself, and nothing is promised beyond the error budget. A static argument of
-            `jax.jit`.
+            Mamba-2 or of the gated delta rule computes again up to 64 steps. A state goes on with the `exact` that it
+            began with. On a CPU XLA compiles each shape by itself, and nothing is promised beyond the error budget. A
+            static argument of `jax.jit`.
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what was passed.

@@ -12,12 +12,10 @@ from jax import Array
 from retrograd.core.errors import bad_dtype, bad_shape, bad_type, bad_value
 from retrograd.core.jax.context import Context
 from retrograd.models.config import MambaConfig
-from retrograd.models.layers import AttentionConfig, Mamba1Config, Mamba2Config
 from retrograd.models.shapes import Shape, mixer_shapes
 
 Params = Mapping[str, Array]
 Shapes = Mapping[str, Shape]
-LayerConfig = Mamba1Config | Mamba2Config | AttentionConfig
 
 
 def under(params: Params, prefix: str) -> Params:

@@ -117,7 +117,7 @@ class Spec(CallSpec):
     @property
     def factor(self) -> float:
         """The scale of the results."""
-        return 1 / math.sqrt(self.K) if self.scale is None else self.scale
+        return factor_of(self.scale, self.K)
 
     @property
     def chunk(self) -> int:
@@ -138,8 +138,7 @@ class Spec(CallSpec):
 
     def check(self) -> None:
         """Raise for heads that key heads do not divide, and for more steps than kernels can count."""
-        if known(self.heads) and (self.key_heads < 1 or self.heads % self.key_heads):
-            raise bad_value(self.op, "v.shape[2]", self.heads, f"a multiple of the key heads, {self.key_heads}")
+        check_heads(self, self.v)
         steps = self.batch * self.time + BORDER * self.sequences
         if known(steps) and steps > MOST_STEPS:
             expected = f"batch * time + {BORDER} * sequences of at most {MOST_STEPS}"
@@ -148,8 +147,26 @@ class Spec(CallSpec):
     def check_options(self) -> None:
         """Raise for a scale that is not finite, too."""
         CallSpec.check_options(self)
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise bad_value(self.op, "scale", self.scale, "a finite number")
+        check_scale(self, self.scale)
+
+
+def check_heads(call: CallSpec, v: Param) -> None:
+    """Raise for heads that key heads do not divide, in a call of the op or of a function that calls it."""
+    heads, key_heads = call.sizes["H"], call.sizes["G"]
+    if known(heads) and (key_heads < 1 or heads % key_heads):
+        argument = f"v.shape[{len(v.shape) - 2}]"
+        raise bad_value(call.op, argument, heads, f"a multiple of the key heads, {key_heads}")
+
+
+def check_scale(call: CallSpec, scale: float | None) -> None:
+    """Raise for a scale that is not finite."""
+    if scale is not None and not math.isfinite(scale):
+        raise bad_value(call.op, "scale", scale, "a finite number")
+
+
+def factor_of(scale: float | None, K: int) -> float:
+    """The factor of the results."""
+    return 1 / math.sqrt(K) if scale is None else scale
 
 
 IMPLEMENTATIONS = (
@@ -158,4 +175,12 @@ IMPLEMENTATIONS = (
         takes=names("q k v g beta initial_state cu_seqlens scale return_final_state normalize_qk"),
     ),
 )
-OP = Op(Spec, __package__, IMPLEMENTATIONS)
+OP = Op(
+    Spec,
+    __package__,
+    IMPLEMENTATIONS,
+    functions={
+        "generation": ("gated_delta_rule_update", "gated_delta_rule_prefill", "gated_delta_rule_step"),
+    },
+    extra={"torch_step": ("gated_delta_rule_step_", "gated_delta_rule_update_")},
+)

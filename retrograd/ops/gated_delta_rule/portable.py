@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from retrograd.core.chunks import Rows, cut_time
 from retrograd.core.xp import Namespace
 
-from .op import SMALLEST, Spec
+from .op import SMALLEST, Spec, factor_of
 
 Arrays = Mapping[str, Any]
 BLOCK, BLOCK_OF_CHANNELS = 64, 16  # steps of a block; where channels have decays of their own, these are of pairs
@@ -80,6 +80,36 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) 
         gradients["dinitial_state"] = time.at_starts(first, last)
     dtypes = {name: param.dtype for name, param in spec.params(gradients).items()}
     return {name: xp.dense(xp.astype(array, dtypes[name])) for name, array in gradients.items()}
+
+
+def update(
+    xp: Namespace,
+    state: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    scale: float | None,
+    normalize_qk: bool,
+) -> tuple[Any, Any]:
+    """One step of the recurrence: (o, the new state)."""
+    real = str(state.dtype).removeprefix("torch.")
+    (batch, heads, _), (groups, K) = v.shape, q.shape[1:]
+
+    def of_heads(rows: Any) -> Any:
+        """(batch, key heads, K) as (batch, heads, 1, K)."""
+        rows = xp.astype(rows, real)
+        rows = rows * _scale(xp, rows) if normalize_qk else rows
+        spread = xp.broadcast_to(rows[:, :, None], (batch, groups, heads // max(groups, 1), K))
+        return xp.reshape(spread, (batch, heads, 1, K))
+
+    keys, decay = of_heads(k), xp.exp(xp.astype(g, real))
+    state = state * (decay[..., None, None] if len(g.shape) == 2 else decay[:, :, None])
+    wrong = xp.astype(v, real) - xp.sum(state * keys, -1)
+    state = state + (xp.astype(beta, real)[..., None] * wrong)[..., None] * keys
+    o = xp.sum(state * of_heads(q), -1) * factor_of(scale, K)
+    return xp.astype(o, str(v.dtype).removeprefix("torch.")), state
 
 
 class _Block(NamedTuple):

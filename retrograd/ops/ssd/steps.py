@@ -10,8 +10,6 @@ from retrograd.core.spec import Param
 
 from .op import BORDER, Common, OfSequence, Spec
 
-ROWS = ("x", "dt", "B")  # arguments with a row per step that later steps need
-
 
 class SsdWindow(NamedTuple):
     """The state and the steps from which `ssd_step` continues.

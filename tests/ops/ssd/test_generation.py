@@ -15,12 +15,11 @@ import retrograd
 import retrograd.jax
 from retrograd.opinfo.cases import Case
 from retrograd.ops.ssd.cases import MAMBA, case
-from retrograd.ops.ssd.generation import SsdWindow
-from retrograd.ops.ssd.steps import ROWS
+from retrograd.ops.ssd.generation import WINDOWS, SsdWindow
 from retrograd.testing.draw import draw, options
 
 TIME = 140
-ALONG = {*ROWS, "C", "z"}
+ALONG = {*WINDOWS.kept, *WINDOWS.read}
 CALLS = {
     "mamba": case("generation", (2, TIME, 6, 16, 1, 8), dtype="bfloat16"),
     "everything": case(
@@ -217,7 +216,7 @@ def test_a_window_that_does_not_fit_the_step_is_refused_by_name(
 
 def test_what_is_no_window_is_refused() -> None:
     _, row = started()
-    with pytest.raises(TypeError, match="ssd_step: window is tuple, expected an SsdWindow"):
+    with pytest.raises(TypeError, match="ssd_step: window is tuple, expected an instance of SsdWindow"):
         retrograd.ssd_step((1, 2), **row)  # type: ignore[arg-type]
 
 

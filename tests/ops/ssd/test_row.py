@@ -93,5 +93,5 @@ def test_errors_name_the_function_and_the_argument() -> None:
     _, window = retrograd.ssd_prefill(x, dt, A, B, B)
     with pytest.raises(ValueError, match=r"^ssd_step_: dt has shape \(1, 3\), expected"):
         retrograd.ssd_step_(window, x[:, 0], torch.randn(1, 3), A, B[:, 0], B[:, 0])
-    with pytest.raises(TypeError, match=r"^ssd_step_: window is tuple, expected an SsdWindow"):
+    with pytest.raises(TypeError, match=r"^ssd_step_: window is tuple, expected an instance of SsdWindow"):
         retrograd.ssd_step_((1, 2), x[:, 0], dt[:, 0], A, B[:, 0], B[:, 0])  # type: ignore[arg-type]

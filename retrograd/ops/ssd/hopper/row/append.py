@@ -4,14 +4,7 @@ import triton
 import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
-
-
-@triton.jit
-def copy_row(row, sequence, i, count, out_ptr, slot, COLUMNS: tl.constexpr):
-    """Those of the `count` numbers i of a sequence's row that exist, to a slot of an array (slots, count)."""
-    at = tl.cast(sequence, tl.int64) * row.batch + (i // COLUMNS) * row.head + i % COLUMNS
-    there = i < count
-    tl.store(out_ptr + slot * count + i, tl.load(row.pointer + at, mask=there), mask=there)
+from retrograd.core.kernels.window import copy_row, count_step
 
 
 @triton.jit(do_not_specialize=["x", "B", "dt"])
@@ -42,4 +35,4 @@ def append(
     copy_row(B, sequence, i, groups.G * SIZES.N, window_B_ptr, slot, SIZES.N)
     copy_row(dt, sequence, i, groups.H, window_dt_ptr, slot, 1)
     if part == 0:
-        tl.store(next_ptr + sequence, tl.where(steps == Q - 1, 0, steps + 1))
+        count_step(steps, sequence, next_ptr, Q)

@@ -1,0 +1,1 @@
+"""A step of the plain recurrence, which overwrites its state."""
