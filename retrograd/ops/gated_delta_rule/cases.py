@@ -99,6 +99,25 @@ GPU_CASES: list[Case] = [
         "gpu_packed", (1, 900, 2, 4, 128, 128), cu_seqlens=(0, 300, 300, 301, 640, 900), tags=GPU | {"strided"}, **ALL
     ),
     case("gpu_packed_gaps", (1, 700, 2, 4, 64, 64), cu_seqlens=(5, 128, 384, 690), tags=GPU, **ALL),
+    case(
+        "gpu_channels", (2, 300, 4, 4, 128, 128), of_channels=True, wide_dtype="float32", tags=GPU | {"strided"}, **ALL
+    ),
+    case("gpu_channels_fp16", (2, 200, 1, 2, 128, 64), of_channels=True, dtype="float16", tags=GPU),
+    case("gpu_channels_fp32", (2, 150, 2, 4, 128, 128), of_channels=True, dtype="float32", tags=GPU, **ALL),
+    case("gpu_channels_32", (2, 300, 2, 4, 32, 32), of_channels=True, tags=GPU, **ALL),
+    case("gpu_channels_256", (1, 300, 1, 2, 256, 256), of_channels=True, tags=GPU, **ALL),
+    case("gpu_channels_256_fp32", (1, 100, 1, 2, 256, 64), of_channels=True, dtype="float32", tags=GPU, **ALL),
+    case("gpu_channels_odd", (2, 200, 1, 3, 72, 100), of_channels=True, tags=GPU, **ALL),
+    case("gpu_channels_strong", (1, 500, 2, 2, 128, 128), of_channels=True, decay=3.0, tags=GPU, **ALL),
+    case("gpu_channels_weak", (1, 500, 2, 2, 128, 128), of_channels=True, decay=-8.0, tags=GPU, **ALL),
+    case(
+        "gpu_channels_packed",
+        (1, 900, 2, 4, 128, 128),
+        of_channels=True,
+        cu_seqlens=(5, 300, 300, 301, 640, 890),
+        tags=GPU | {"strided"},
+        **ALL,
+    ),
 ]
 
 
@@ -114,5 +133,15 @@ def bench(batch: int, time: int, sequences: int = 1) -> Case:
     )
 
 
-BENCH_CASES: list[Case] = [bench(1, 32768), bench(1, 8192), bench(8, 4096), bench(1, 32768, sequences=4)]
+def bench_channels(batch: int, time: int) -> Case:
+    """A case with the heads of Kimi Linear."""
+    name = f"B{batch}_T{time}_H32_K128_V128_channels"
+    shape = (batch, time, 32, 32, 128, 128)
+    return case(name, shape, of_channels=True, wide_dtype="float32", tags=BENCH)
+
+
+BENCH_CASES: list[Case] = [
+    *(bench(1, 32768), bench(1, 8192), bench(8, 4096), bench(1, 32768, sequences=4)),
+    *(bench_channels(1, 32768), bench_channels(1, 8192), bench_channels(8, 4096)),
+]
 CASES: list[Case] = TEST_CASES + GPU_CASES + BENCH_CASES

@@ -134,7 +134,8 @@ class Spec(CallSpec):
         steps = self.batch * self.time
         states, within, scores = (3, 2, 2) if which == "fwd" else (7, 4, 6)
         per_head = 2 * states * self.V * self.K + within * BORDER * self.V
-        return steps * (self.heads * per_head + scores * self.key_heads * BORDER * self.K)
+        with_scores = self.heads if self.of_channels else self.key_heads
+        return steps * (self.heads * per_head + scores * with_scores * BORDER * self.K)
 
     def check(self) -> None:
         """Raise for heads that key heads do not divide, and for more steps than kernels can count."""
@@ -169,11 +170,10 @@ def factor_of(scale: float | None, K: int) -> float:
     return 1 / math.sqrt(K) if scale is None else scale
 
 
+TAKES = names("q k v g beta initial_state cu_seqlens scale return_final_state normalize_qk")
 IMPLEMENTATIONS = (
-    Implementation(
-        f"{__package__}.triton",
-        takes=names("q k v g beta initial_state cu_seqlens scale return_final_state normalize_qk"),
-    ),
+    Implementation(f"{__package__}.triton", takes=TAKES),
+    Implementation(f"{__package__}.triton.channels", takes=TAKES),
 )
 OP = Op(
     Spec,

@@ -44,8 +44,8 @@ def gated_delta_rule(
     K = q.shape[3]
     scale = K**-0.5 if scale is None else scale
     each = heads // max(q.shape[2], 1)
-    blocks = g.ndim == 3 and (blocks or (v.is_cuda and v.dtype == torch.float64))
-    scan: Scan = partial(by_blocks, dtype=v.dtype) if blocks else by_steps
+    blocks = blocks or (v.is_cuda and v.dtype == torch.float64)
+    scan: Scan = partial(by_blocks if g.ndim == 3 else by_blocks_of_channels, dtype=v.dtype) if blocks else by_steps
     queries, keys = (unit(x.to(dtype)) if normalize_qk else x.to(dtype) for x in (q, k))
     queries, keys = (x.repeat_interleave(each, 2) for x in (queries, keys))
     arrays = (queries, keys, v.to(dtype), g.to(dtype), beta.to(dtype))
@@ -88,9 +88,7 @@ def by_blocks(
         rates = rates[..., None, :]
         sums = log.cumsum(-1)
         grow, decays = sums.exp()[..., None], sums_between(sums).exp() * rates
-        below = (product(keys, keys.mT, dtype) * decays).tril(-1)
-        one = torch.eye(below.shape[-1], dtype=below.dtype, device=below.device)
-        T = torch.linalg.solve_triangular(below + one, one.expand_as(below), upper=False, unitriangular=True)
+        T = inverse(product(keys, keys.mT, dtype) * decays)
         D = product(T, values - product(keys, state.mT, dtype) * grow, dtype)
         o = product(product(queries, keys.mT, dtype) * decays, D, dtype) + product(queries, state.mT, dtype) * grow
         pieces.append(o.transpose(1, 2))
@@ -98,6 +96,58 @@ def by_blocks(
         written = product((D * rest * rates.mT).mT, keys, dtype)
         state = decayed(state, sums[..., -1:, None].exp(), dtype) + written
     return torch.cat(pieces, 1) if pieces else v * 1, state
+
+
+def by_blocks_of_channels(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """`by_blocks` with a decay for each channel of K: rows of keys and queries have their decays before a product."""
+    pieces = []
+    for arrays in zip(*(x.split(BLOCK, 1) for x in (q, k, v, g, beta)), strict=True):
+        if not arrays[0].shape[1]:
+            continue
+        queries, keys, values, log, rates = (x.transpose(1, 2) for x in arrays)  # (batch, heads, steps, ...)
+        rates = rates[..., None, :]
+        sums = log.cumsum(-2)
+        grow = sums.exp()
+        T = inverse(decayed_product(keys, keys, log, dtype) * rates)
+        D = product(T, values - product(keys * grow, state.mT, dtype), dtype)
+        scores = decayed_product(queries, keys, log, dtype) * rates
+        o = product(scores, D, dtype) + product(queries * grow, state.mT, dtype)
+        pieces.append(o.transpose(1, 2))
+        rest = sums_after(log.mT, sums.mT).mT.exp()
+        written = product((D * rates.mT).mT, keys * rest, dtype)
+        state = decayed(state, sums[..., -1:, :].exp(), dtype) + written
+    return torch.cat(pieces, 1) if pieces else v * 1, state
+
+
+def decayed_product(targets: Tensor, sources: Tensor, log: Tensor, dtype: torch.dtype) -> Tensor:
+    """(..., target, source): sums over channels of a target, a source and the decay between, by levels; see README.md.
+
+    The log decays of a level are summed from the middle of two halves on, or up to it: sums of their own terms.
+    """
+    steps = log.shape[-2]
+    number = torch.arange(steps, device=log.device)
+    found = torch.diag_embed((targets * sources).sum(-1))
+    half = 1
+    while half < steps:
+        halves = number // half
+        later = halves[:, None] % 2 == 1
+        middle = number // (2 * half) * (2 * half) + half - 1  # the last step of the first half
+        after, upto = number[None] > middle[:, None], number[None] <= number[:, None]
+        between = torch.where(later, after & upto, ~after & ~upto).to(log.dtype)
+        factors = (between @ log).exp()
+        pairs = (halves[:, None] == halves + 1) & later
+        found = found + product(targets * factors, (sources * factors).mT, dtype) * pairs
+        half *= 2
+    return found
+
+
+def inverse(below: Tensor) -> Tensor:
+    """The inverse of I and what a matrix has below the diagonal."""
+    below = below.tril(-1)
+    one = torch.eye(below.shape[-1], dtype=below.dtype, device=below.device)
+    return torch.linalg.solve_triangular(below + one, one.expand_as(below), upper=False, unitriangular=True)
 
 
 def unit(x: Tensor) -> Tensor:

@@ -24,18 +24,23 @@ SHAPES = ("128x128 bfloat16", "256x256 bfloat16", "64x128 float16", "32x64 bfloa
           "128x128 float32", "256x256 float32", "64x64 float32", "32x32 float32")  # fmt: skip
 
 
+CHANNELS = " channels"  # with a decay for each channel
+
+
 def of_shape(shape: str, **options: Any) -> Case:
-    sizes, dtype = shape.split()
+    of_channels = shape.endswith(CHANNELS)
+    sizes, dtype = shape.removesuffix(CHANNELS).split()
     K, V = map(int, sizes.split("x"))
-    return case(shape, (2, 256, 4, 8, K, V), dtype=dtype, wide_dtype="float32", **options)
+    settings: dict[str, Any] = {"dtype": dtype, "wide_dtype": "float32", "of_channels": of_channels}
+    return case(shape, (2, 256, 4, 8, K, V), **settings, **options)
 
 
 def builds() -> list[Any]:
     """Every shape on every architecture. Every run has one of them, `architectures` one of each other architecture."""
     found = []
     for arch in SUPPORTED:
-        for shape in SHAPES:
-            marks = [*([pytest.mark.slow] if shape != SHAPES[0] else []),
+        for shape in (*SHAPES, *(f"{shape}{CHANNELS}" for shape in SHAPES)):
+            marks = [*([pytest.mark.slow] if shape.removesuffix(CHANNELS) != SHAPES[0] else []),
                      *([pytest.mark.architectures] if arch != "sm_90" else [])]  # fmt: skip
             found.append(pytest.param(arch, shape, id=f"{arch} {shape}", marks=marks))
     return found

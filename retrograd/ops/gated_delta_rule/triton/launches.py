@@ -31,10 +31,16 @@ __all__ = ["backward", "forward", "planned", "suits"]
 
 FP32 = "float32"
 TRITON = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
-SPILLS_OF_WIDE = 130
-ROWS = ("q", "k", "v", "do")  # arrays of rows: (batch, time, heads or key heads, columns)
+SPILLS_OF_WIDE = 145
+ROWS = ("q", "k", "v", "do", "g")  # arrays of rows: (batch, time, heads or key heads, columns)
 BY_STEP = ("g", "beta")
-PARAMS = {"q_unit": "q", "k_unit": "k", "dv_rows": "v"}  # scratch arrays of the shape of an argument
+PARAMS = {
+    "q_unit": "q",
+    "k_unit": "k",
+    "q_grow": "g",
+    "k_grow": "g",
+    "dv_rows": "v",
+}  # scratch arrays of the shape of an argument
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
@@ -46,9 +52,9 @@ def forward(
     spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, tile: Tile
 ) -> Program:
     """The arguments -> o, final_state and the saved states."""
-    inputs, layouts = read_in_place(spec.params(names), layouts, _in_place)
-    scratch = (*_prepared(spec, tile), *_walked(spec, tile))
-    of = _Launches(spec, inputs + outputs + scratch, layouts, arch, tile)
+    inputs, layouts = read_in_place(spec.params(names), layouts, in_place)
+    scratch = (*prepared(spec, tile), *walked(spec, tile))
+    of = Launches(spec, inputs + outputs + scratch, layouts, arch, tile)
     launches = (
         *of.normalize(),
         of.prepare(),
@@ -62,9 +68,9 @@ def backward(
     spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, tile: Tile
 ) -> Program:
     """The gradients of the results, the arguments and the saved states -> the wanted gradients."""
-    inputs, layouts = read_in_place(spec.params(names), layouts, _in_place)
-    scratch = (*_prepared(spec, tile), *_walked(spec, tile), *_backward_scratch(spec, tile, outputs))
-    of = _Launches(spec, inputs + outputs + scratch, layouts, arch, tile)
+    inputs, layouts = read_in_place(spec.params(names), layouts, in_place)
+    scratch = (*prepared(spec, tile), *walked(spec, tile), *_backward_scratch(spec, tile, outputs))
+    of = Launches(spec, inputs + outputs + scratch, layouts, arch, tile)
     launches = (
         *of.normalize(),
         of.prepare(),
@@ -79,9 +85,9 @@ def backward(
     return Program(inputs, outputs, scratch, launches)
 
 
-def _prepared(spec: Spec, tile: Tile) -> tuple[Array, ...]:
+def prepared(spec: Spec, tile: Tile) -> tuple[Array, ...]:
     """The scratch arrays of what is known before the states."""
-    dtype, heads = spec.v.dtype, (_places(spec, tile.steps), spec.heads)
+    dtype, heads = spec.v.dtype, (places(spec, tile.steps), spec.heads)
     units = (Array(f"{name}_unit", spec.q.shape, dtype) for name in "qk" if spec.normalize_qk)
     return (
         *units,
@@ -91,9 +97,9 @@ def _prepared(spec: Spec, tile: Tile) -> tuple[Array, ...]:
     )
 
 
-def _walked(spec: Spec, tile: Tile) -> tuple[Array, ...]:
+def walked(spec: Spec, tile: Tile) -> tuple[Array, ...]:
     """The scratch arrays of the states that enter blocks, and of what is written."""
-    return _states("entering", spec, tile), Array("written", spec.v.shape, spec.v.dtype)
+    return states_of("entering", spec, tile), Array("written", spec.v.shape, spec.v.dtype)
 
 
 def _backward_scratch(spec: Spec, tile: Tile, outputs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -102,7 +108,7 @@ def _backward_scratch(spec: Spec, tile: Tile, outputs: tuple[Array, ...]) -> tup
     These are always computed: a kernel without them would be another binary, in which the compiler fuses other
     multiplications with additions, and a gradient's bits would depend on which other gradients are wanted.
     """
-    slots, heads, steps = _places(spec, tile.steps), spec.heads, tile.steps
+    slots, heads, steps = places(spec, tile.steps), spec.heads, tile.steps
     parts = heads * tile.value_blocks(spec) * tile.key_blocks(spec)
     sizes = {
         **dict.fromkeys(("targets_q", "targets_k", "sources_q", "sources_k", "own"), (slots, heads, steps)),
@@ -113,7 +119,7 @@ def _backward_scratch(spec: Spec, tile: Tile, outputs: tuple[Array, ...]) -> tup
     wanted = {array.name for array in outputs}
     alike = spec.params(("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"))
     return (
-        _states("leaving", spec, tile),
+        states_of("leaving", spec, tile),
         Array("dv_rows", spec.v.shape, spec.v.dtype),
         *(Array(name, (slots, spec.key_heads, steps, steps), spec.v.dtype) for name in ("to_q", "to_k")),
         *(Array(name, shape, FP32) for name, shape in sizes.items()),
@@ -122,7 +128,7 @@ def _backward_scratch(spec: Spec, tile: Tile, outputs: tuple[Array, ...]) -> tup
 
 
 @dataclass(frozen=True)
-class _Launches:
+class Launches:
     """Builds the launches of a pass.
 
     Attributes:
@@ -155,18 +161,18 @@ class _Launches:
     def prepare(self) -> Launch:
         """Computes the inverses, the scores of queries and the sums of log decays."""
         names = "cu_seqlens vectors inverse scores"
-        grid = _places(self.spec, self.tile.steps) * self.spec.heads
+        grid = places(self.spec, self.tile.steps) * self.spec.heads
         keys = {"q": self._keys("q"), "k": self._keys("k"), "g": "g", "beta": "beta"}
         return self._launch(prepare, grid, names, keys, num_warps=self.tile.prepare_warps)
 
     def forward_states(self, *, start: str, last: str | None = None, from_kept: bool = False) -> Launch:
         """Computes the states that enter the blocks, and what is written."""
         spec = self.spec
-        rows = {"k": self._keys("k"), "v": "v", "start_ptr": start, "last_ptr": last}
+        rows = {"k": self._grown("k"), "v": "v", "start_ptr": start, "last_ptr": last}
         return self._carried(
             state_kernels.forward_states,
-            _places(spec, spec.chunk) if from_kept else spec.sequences,
-            "vectors inverse cu_seqlens entering written",
+            places(spec, spec.chunk) if from_kept else spec.sequences,
+            "k_rest vectors sums inverse cu_seqlens entering written",
             rows,
             KEEP=spec.chunk,
             FROM_KEPT=from_kept,
@@ -174,21 +180,25 @@ class _Launches:
 
     def backward_states(self) -> Launch:
         """Computes the gradients of the states that leave the blocks, and that of v."""
-        names = "vectors inverse scores cu_seqlens leaving"
-        rows = {**self._queries, "start_ptr": "dfinal_state", "dv_ptr": "dv_rows", "last_ptr": "dinitial_state"}
+        names = "k_rest vectors sums inverse scores cu_seqlens leaving"
+        keys = {"q": self._grown("q"), "k": self._grown("k"), "dout": "do"}
+        rows = {**keys, "start_ptr": "dfinal_state", "dv_ptr": "dv_rows", "last_ptr": "dinitial_state"}
         return self._carried(state_kernels.backward_states, self.spec.sequences, names, rows)
 
     def outputs(self) -> Launch:
         """Computes the results from the states."""
         spec, tile = self.spec, self.tile
-        grid = _places(spec, tile.steps) * spec.heads * tile.value_blocks(spec)
-        names = "written entering vectors scores cu_seqlens o"
-        rows = {"q": self._keys("q"), "kept_ptr": "states"}
-        return self._launch(outputs_kernel, grid, names, rows, num_warps=tile.num_warps, KEEP=spec.chunk)
+        grid = places(spec, tile.steps) * spec.heads * tile.value_blocks(spec)
+        names = "written entering scores cu_seqlens o"
+        vectors = None if spec.of_channels else "vectors"
+        rows = {"q": self._grown("q"), "kept_ptr": "states", "vectors_ptr": vectors}
+        return self._launch(
+            outputs_kernel, grid, names, rows, num_warps=tile.num_warps, KEEP=spec.chunk, call=self._call_of_heads
+        )
 
     def pairs(self, *, of_keys: bool) -> Launch:
         """Computes the contributions of pairs of steps within a block to gradients."""
-        grid = _places(self.spec, self.tile.steps) * self.spec.key_heads
+        grid = places(self.spec, self.tile.steps) * self.spec.key_heads
         name = "k" if of_keys else "q"
         arrays = {
             "targets": self._keys(name),
@@ -207,7 +217,7 @@ class _Launches:
     def through_states(self) -> Launch:
         """Computes the contributions of pairs of steps in different blocks, through the states, to gradients."""
         spec, tile = self.spec, self.tile
-        grid = _places(spec, tile.steps) * spec.key_heads * tile.key_blocks(spec)
+        grid = places(spec, tile.steps) * spec.key_heads * tile.key_blocks(spec)
         names = "vectors written dv_rows entering leaving to_q to_k cu_seqlens before after both"
         out = {f"d{name}_ptr": f"d{name}_unit" if spec.normalize_qk else f"d{name}" for name in "qk"}
         rows = {**self._queries, **out}
@@ -218,7 +228,7 @@ class _Launches:
         spec, tile = self.spec, self.tile
         return Launch(
             finish,
-            grid=_places(spec, tile.steps) * -(-spec.heads // tile.heads),
+            grid=places(spec, tile.steps) * -(-spec.heads // tile.heads),
             arrays=self._pointers(
                 finish, "vectors targets_q targets_k sources_q sources_k own before after both cu_seqlens dg dbeta"
             ),
@@ -267,6 +277,7 @@ class _Launches:
             rows,
             num_warps=tile.carry_warps,
             SIZES=sizes,
+            call=self._call_of_heads,
             **constants,
         )
         # In fp32 both terms of a state that is an operand do not fit into the registers beside the state.
@@ -279,12 +290,13 @@ class _Launches:
         """A launch on arrays named as parameters, and on those of `rows`, parameter -> array."""
         pointers = self._pointers(kernel, names, **rows)
         sizes = constants.pop("SIZES", self._sizes)
+        call = constants.pop("call", self._call)
         return Launch(
             kernel,
             grid=grid,
             arrays=pointers,
             strided=self._strided(pointers),
-            scalars={"call": self._call},
+            scalars={"call": call},
             constants={
                 "SIZES": sizes,
                 "OPERANDS": self._operands,
@@ -318,6 +330,10 @@ class _Launches:
         """The array that kernels take as q or k."""
         return f"{name}_unit" if self.spec.normalize_qk else name
 
+    def _grown(self, name: str) -> str:
+        """The array that the kernels with states take as q or k."""
+        return f"{name}_grow" if self.spec.of_channels else self._keys(name)
+
     @property
     def _queries(self) -> dict[str, str | None]:
         """The rows that every kernel of the backward pass reads."""
@@ -327,6 +343,11 @@ class _Launches:
     def _call(self) -> Call:
         spec = self.spec
         return Call(spec.time, spec.sequences, spec.heads, spec.key_heads, float(spec.factor))
+
+    @property
+    def _call_of_heads(self) -> Call:
+        """That of the kernels with states: where q and k have decays, each head has its own."""
+        return self._call._replace(G=self.spec.heads) if self.spec.of_channels else self._call
 
     @property
     def _sizes(self) -> Sizes:
@@ -353,9 +374,9 @@ def unit(param: Param) -> int:
     return divisor(param.shape[-1])
 
 
-def _in_place(name: str, param: Param, layout: Layout) -> bool:
+def in_place(name: str, param: Param, layout: Layout) -> bool:
     """Whether kernels read an array without a copy: they are compiled for dense memory."""
-    if name in BY_STEP:
+    if name in BY_STEP and len(param.shape) == 3:
         return True
     if name not in ROWS:
         return layout.aligned and is_dense(param.shape, layout.strides)
@@ -363,11 +384,11 @@ def _in_place(name: str, param: Param, layout: Layout) -> bool:
     return layout.aligned and columns == 1 and not any(stride % unit(param) for stride in rows)
 
 
-def _states(name: str, spec: Spec, tile: Tile) -> Array:
+def states_of(name: str, spec: Spec, tile: Tile) -> Array:
     """A scratch array with a state for every block of steps."""
-    return Array(name, (_places(spec, tile.steps), spec.heads, spec.V, spec.K), spec.v.dtype)
+    return Array(name, (places(spec, tile.steps), spec.heads, spec.V, spec.K), spec.v.dtype)
 
 
-def _places(spec: Spec, steps: int) -> int:
+def places(spec: Spec, steps: int) -> int:
     """The number of slots in all rows, for blocks of `steps` steps."""
     return spec.batch * slot_count(spec, steps)

@@ -28,6 +28,7 @@ def outputs(
 ):
     """o (B, T, H, V); a program takes a block of steps, a head and BLOCK_V of its channels.
 
+    With a decay for each channel, q is q_grow of `channel_rows`, and there are no vectors.
     kept, of slots for every KEEP steps, (slots, H, V, K): what enters them, zeros in slots that have no steps.
     """
     wait_for_previous(OVERLAP)
@@ -68,8 +69,12 @@ def outputs(
     offsets = offsets_of(row * call.T + first + t, head, H, v, V)
     D = tl.load(written_ptr + offsets, mask=mask, other=0.0)
     scores = tl.load(scores_ptr + pairs_at(slot, head, H, C))
-    sums = tl.load(vectors_ptr + vectors_at(slot, head, H, C) + j)
-    o = add_product(scores, D, o * (tl.exp2(sums) * call.scale)[:, None], OPERANDS)
+    if vectors_ptr is None:
+        o *= call.scale
+    else:
+        sums = tl.load(vectors_ptr + vectors_at(slot, head, H, C) + j)
+        o *= (tl.exp2(sums) * call.scale)[:, None]
+    o = add_product(scores, D, o, OPERANDS)
     tl.store(o_ptr + offsets, o.to(o_ptr.dtype.element_ty), mask=mask)
     if cu_seqlens_ptr is not None:
         cleared, in_none = outside(slot, sequences, C)

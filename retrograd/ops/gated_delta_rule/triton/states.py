@@ -18,7 +18,9 @@ from .blocks import add_product, load_state, pairs_at, product, states_at, vecto
 def forward_states(
     k,
     v,
+    k_rest_ptr,
     vectors_ptr,
+    sums_ptr,
     inverse_ptr,
     start_ptr,
     cu_seqlens_ptr,
@@ -35,6 +37,7 @@ def forward_states(
     """entering (slots, H, V, K), the state before every block; written (B T, H, V), what is written, before beta: D.
 
     The last state is stored. FROM_KEPT: a program for every kept state, of every KEEP steps, from it up to the next.
+    With a decay for each channel there are sums and k_rest of `channel_rows`, and k is its k_grow.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
@@ -80,15 +83,23 @@ def forward_states(
         v_tile = load_rows(v_rows, t, v_columns, live, V, SIZES.V_UNIT)
         T = tl.load(inverse_ptr + pairs_at(slot + block, head, H, C))
         at = vectors_ptr + vectors_at(slot + block, head, H, C)
-        sums = tl.load(at + j)
         beta = tl.load(at + C + j)
-        last = tl.load(at + C - 1)
-        predicted = product(low, tl.trans(k_tile), OPERANDS) * tl.exp2(sums)[None, :]
+        predicted = product(low, tl.trans(k_tile), OPERANDS)
+        if sums_ptr is None:
+            sums = tl.load(at + j)
+            last = tl.load(at + C - 1)
+            predicted *= tl.exp2(sums)[None, :]
         D = product(tl.trans(v_tile).to(tl.float32) - predicted, tl.trans(T), OPERANDS)
         at = written_ptr + offsets_of(row * call.T + first + t, head, H, v_columns, V)
         tl.store(at, tl.trans(D.to(DTYPE)), mask=live[:, None] & (v_columns < V)[None, :])
-        D *= (tl.exp2(last - sums) * beta)[None, :]
-        state = add_product(D, k_tile, state * tl.exp2(last), OPERANDS)
+        if sums_ptr is None:
+            D *= (tl.exp2(last - sums) * beta)[None, :]
+            state = add_product(D, k_tile, state * tl.exp2(last), OPERANDS)
+        else:
+            at = offsets_of(row * call.T + first + t, head, H, c, K)
+            k_tile = tl.load(k_rest_ptr + at, mask=live[:, None] & (c < K)[None, :], other=0.0)
+            decay = end_decays(sums_ptr, slot + block, head, H, c, SIZES)
+            state = add_product(D * beta[None, :], k_tile, state * decay[None, :], OPERANDS)
     if last_ptr is not None:
         tl.store(states_at(last_ptr, number, head, H, v_columns, c, SIZES), state, mask=in_tile)
 
@@ -98,7 +109,9 @@ def backward_states(
     q,
     k,
     dout,
+    k_rest_ptr,
     vectors_ptr,
+    sums_ptr,
     inverse_ptr,
     scores_ptr,
     start_ptr,
@@ -113,7 +126,8 @@ def backward_states(
 ):
     """leaving (slots, H, V, K), the gradient of the state after every block, and dv (B T, H, V), from the last step on.
 
-    It begins with the gradient of the final state; the last one is that of the initial state.
+    It begins with the gradient of the final state; the last one is that of the initial state. With a decay for each
+    channel as in `forward_states`, and q is q_grow.
     """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
@@ -154,16 +168,31 @@ def backward_states(
         T = tl.load(inverse_ptr + pairs_at(slot + block, head, H, C))
         scores = tl.load(scores_ptr + pairs_at(slot + block, head, H, C))
         at = vectors_ptr + vectors_at(slot + block, head, H, C)
-        sums = tl.load(at + j)
         beta = tl.load(at + C + j)
-        last = tl.load(at + C - 1)
-        dD = product(low, tl.trans(k_tile), OPERANDS) * (tl.exp2(last - sums) * beta)[None, :]
+        if sums_ptr is None:
+            sums = tl.load(at + j)
+            last = tl.load(at + C - 1)
+            grow = tl.exp2(sums)
+            decay = tl.exp2(last)
+            dD = product(low, tl.trans(k_tile), OPERANDS) * (tl.exp2(last - sums) * beta)[None, :]
+        else:
+            at = offsets_of(row * call.T + first + t, head, H, c, K)
+            rest_tile = tl.load(k_rest_ptr + at, mask=live[:, None] & (c < K)[None, :], other=0.0)
+            grow = tl.full([C], 1.0, tl.float32)
+            decay = end_decays(sums_ptr, slot + block, head, H, c, SIZES)[None, :]
+            dD = product(low, tl.trans(rest_tile), OPERANDS) * beta[None, :]
         dv = product(add_product(do, scores, dD, OPERANDS), T, OPERANDS)
         at = dv_ptr + offsets_of(row * call.T + first + t, head, H, v, V)
         tl.store(at, tl.trans(dv.to(DTYPE)), mask=live[:, None] & (v < V)[None, :])
-        grow = tl.exp2(sums)
         do = do.to(tl.float32) * (grow * call.scale)[None, :]
-        gradient = add_product(do, q_tile, gradient * tl.exp2(last), OPERANDS)
+        gradient = add_product(do, q_tile, gradient * decay, OPERANDS)
         gradient = add_product(dv * -grow[None, :], k_tile, gradient, OPERANDS)
     if last_ptr is not None:
         tl.store(states_at(last_ptr, number, head, H, v, c, SIZES), gradient, mask=in_tile)
+
+
+@triton.jit
+def end_decays(sums_ptr, slot, head, heads, c, SIZES: tl.constexpr):
+    """The decay of a whole block for each channel, from the last of its sums."""
+    at = ((tl.cast(slot, tl.int64) * heads + head) * SIZES.C + SIZES.C - 1) * SIZES.K
+    return tl.exp2(tl.load(sums_ptr + at + c, mask=c < SIZES.K, other=0.0))

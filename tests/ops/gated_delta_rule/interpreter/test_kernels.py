@@ -18,8 +18,7 @@ from retrograd.ops.gated_delta_rule.cases import ALL, STRIDED, case
 from retrograd.ops.gated_delta_rule.info import INFO
 from retrograd.testing.draw import call, options, upcast
 
-# One decay a head: with one a channel, calls run on the portable path.
-NAMED = [as_float16(tried) for tried in INFO.tagged("test") if len(tried.inputs["g"].shape) == 3]
+NAMED = [as_float16(tried) for tried in INFO.tagged("test")]
 FP32: dict[str, Any] = {"dtype": "float32", **ALL}
 # What the named cases leave out: several products over channels, several programs for a state, more kept states.
 MORE = [
@@ -30,11 +29,19 @@ MORE = [
     case("kept states", (1, 330, 1, 2, 16, 16), dtype="float16", cu_seqlens=(3, 3, 140, 329), **ALL),
     case("kept states of wide keys", (1, 530, 1, 1, 160, 16), dtype="float16", **ALL),
     case("many heads", (1, 70, 2, 36, 16, 16), **FP32),
-]
+    case("wide channels", (1, 66, 1, 1, 256, 40), of_channels=True, dtype="float16", **ALL),
+    case("wide channels fp32", (1, 36, 1, 2, 136, 40), of_channels=True, **FP32),
+    case("kept states of channels", (1, 330, 1, 2, 40, 72), dtype="float16", of_channels=True, decay=1.0,
+         cu_seqlens=(3, 3, 140, 329), **ALL),
+    case("many heads of channels", (1, 40, 1, 18, 8, 8), of_channels=True, **FP32),
+]  # fmt: skip
 PACKED = case("packed", (1, 50, 1, 2, 8, 4), cu_seqlens=(2, 2, 40, 48), **FP32)
+PACKED_CHANNELS = case("packed channels", (1, 50, 1, 2, 8, 4), of_channels=True, cu_seqlens=(2, 2, 40, 48), **FP32)
 LONG = case("long", (1, 140, 1, 1, 8, 4), **FP32)
+LONG_CHANNELS = case("long channels", (1, 140, 1, 1, 8, 4), of_channels=True, **FP32)
 ROWS = case("rows", (2, 34, 1, 2, 5, 7), tags=STRIDED, **FP32)
-QUICK = ("odd", "no_steps", "packed_gaps")
+ROWS_CHANNELS = case("rows channels", (2, 34, 1, 2, 5, 7), of_channels=True, tags=STRIDED, **FP32)
+QUICK = ("odd", "no_steps", "packed_gaps", "channels_packed")
 
 
 def marked(cases: list[Case], quick: Callable[[Case], bool]) -> Any:
@@ -48,26 +55,36 @@ def test_results_and_gradients_are_within_the_error_budget(case: Case, seed: int
     contract.check_errors(INFO, case, "cpu", seed, most_draws=1)
 
 
-@marked([ROWS, *NAMED], lambda case: case is ROWS)
+@marked([ROWS, ROWS_CHANNELS, *NAMED], lambda case: case in (ROWS, ROWS_CHANNELS))
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(case: Case, seed: int) -> None:
     contract.check_batch_invariance(INFO, case, "cpu", seed)
 
 
-@marked([PACKED, *(c for c in NAMED if c.name.startswith("packed"))], lambda case: case is PACKED)
+@marked(
+    [PACKED, PACKED_CHANNELS, *(c for c in NAMED if "packed" in c.name)],
+    lambda case: case in (PACKED, PACKED_CHANNELS),
+)
 def test_a_packed_sequence_has_the_same_bits_alone_and_beside_nan(case: Case, seed: int) -> None:
     contract.check_packed(INFO, case, "cpu", seed)
 
 
-def test_steps_outside_of_sequences_have_zeros_whatever_is_there(seed: int) -> None:
-    contract.check_outside(INFO, PACKED, "cpu", seed)
+@pytest.mark.parametrize("case", [PACKED, PACKED_CHANNELS], ids=lambda case: case.name)
+def test_steps_outside_of_sequences_have_zeros_whatever_is_there(case: Case, seed: int) -> None:
+    contract.check_outside(INFO, case, "cpu", seed)
 
 
-@marked([LONG, *(c for c in NAMED if generation.has_prefixes(INFO, c))], lambda case: case is LONG)
+@marked(
+    [LONG, LONG_CHANNELS, *(c for c in NAMED if generation.has_prefixes(INFO, c))],
+    lambda case: case in (LONG, LONG_CHANNELS),
+)
 def test_steps_have_the_same_bits_whatever_follows_them(case: Case, seed: int) -> None:
     generation.check_prefix(INFO, case, "cpu", seed)
 
 
-@marked([LONG, *(c for c in NAMED if generation.can_be_cut(INFO, c))], lambda case: case is LONG)
+@marked(
+    [LONG, LONG_CHANNELS, *(c for c in NAMED if generation.can_be_cut(INFO, c))],
+    lambda case: case in (LONG, LONG_CHANNELS),
+)
 def test_a_sequence_in_two_calls_has_the_bits_of_the_whole(case: Case, seed: int) -> None:
     generation.check_continue(INFO, case, "cpu", seed)
 
@@ -77,17 +94,25 @@ def test_gradients_pass_through_states(case: Case, seed: int) -> None:
     contract.check_state_passing(INFO, case, "cpu", seed)
 
 
-@pytest.mark.parametrize("layout", [pytest.param(name, marks=pytest.mark.slow) for name in layouts_of(INFO, ROWS)])
-def test_kernels_reach_every_element_of_strided_arrays(layout: str, seed: int) -> None:
-    contract.check_layout(INFO, ROWS, layout, "cpu", seed, once=True)
+@pytest.mark.parametrize(
+    ("case", "layout"),
+    [
+        pytest.param(case, layout, marks=pytest.mark.slow, id=f"{case.name} {layout}")
+        for case in (ROWS, ROWS_CHANNELS)
+        for layout in layouts_of(INFO, case)
+    ],
+)
+def test_kernels_reach_every_element_of_strided_arrays(case: Case, layout: str, seed: int) -> None:
+    contract.check_layout(INFO, case, layout, "cpu", seed, once=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [ROWS, PACKED], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [ROWS, PACKED, ROWS_CHANNELS, PACKED_CHANNELS], ids=lambda case: case.name)
 def test_a_gradient_asked_for_alone_has_the_same_bits(case: Case, seed: int) -> None:
     integration.check_subsets(INFO, case, "cpu", seed)
 
 
+@pytest.mark.parametrize("of_channels", [False, True], ids=["of heads", "of channels"])
 @pytest.mark.parametrize("normalize_qk", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("rate", "log_decay"),
@@ -98,9 +123,10 @@ def test_a_gradient_asked_for_alone_has_the_same_bits(case: Case, seed: int) -> 
     ],
 )
 def test_repeated_keys_full_rates_and_full_decays_are_those_of_the_definition(
-    rate: float, log_decay: float, normalize_qk: bool, seed: int
+    rate: float, log_decay: float, normalize_qk: bool, of_channels: bool, seed: int
 ) -> None:
-    tried = case("repeated", (1, 70, 1, 1, 8, 4), dtype="float32", normalize_qk=normalize_qk)
+    given: dict[str, Any] = {"normalize_qk": normalize_qk, "of_channels": of_channels}
+    tried = case("repeated", (1, 70, 1, 1, 8, 4), dtype="float32", **given)
     inputs, gradients = contract.drawn(INFO, tried, "cpu", seed)
     inputs["k"][:] = reference.unit(inputs["k"][:, :1])
     inputs["g"].fill_(log_decay)
