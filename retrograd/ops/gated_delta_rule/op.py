@@ -154,6 +154,10 @@ class Spec(CallSpec):
 
 IMPLEMENTATIONS = (
     Implementation(
+        f"{__package__}.hopper",
+        takes=names("q k v g beta initial_state cu_seqlens scale return_final_state normalize_qk"),
+    ),
+    Implementation(
         f"{__package__}.triton",
         takes=names("q k v g beta initial_state cu_seqlens scale return_final_state normalize_qk"),
     ),
