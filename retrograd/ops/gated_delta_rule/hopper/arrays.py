@@ -80,3 +80,107 @@ class Leaving(NamedTuple):
 
     states: Any
     rows: Any
+
+
+class BackArrays(NamedTuple):
+    """Descriptors of what the walk back reads."""
+
+    q: Any
+    k: Any
+    dout: Any
+    planes: Any
+    inverse: Any
+    scores: Any
+
+
+class BackRing(NamedTuple):
+    """A ring of blocks, in the order of `BackArrays`."""
+
+    q: Any
+    k: Any
+    dout: Any
+    planes: Any
+    inverse: Any
+    scores: Any
+    full: Any
+    empty: Any
+
+
+class BackPointers(NamedTuple):
+    """What the walk back begins from and leaves; `states` by a descriptor."""
+
+    start: Any
+    dv: Any
+    states: Any
+    last: Any
+
+
+class GradOptions(NamedTuple):
+    """GROUP: heads of a key head. SPAN: blocks of a program. KEPT: blocks between kept states; else stages of rings."""
+
+    GROUP: int
+    SPAN: int
+    KEPT: int
+    ROWS: int
+    STATES: int
+    QUERIES: int
+
+
+class GradRegisters(NamedTuple):
+    """Registers per thread, of each kind of warp but the first, which has what is left."""
+
+    STATES: int
+    FETCH: int
+
+
+class GradArrays(NamedTuple):
+    """Descriptors of what `grads` reads."""
+
+    q: Any
+    k: Any
+    dout: Any
+    dv: Any
+    written: Any
+    vectors: Any
+    kept: Any
+    between: Any
+    leaving: Any
+
+
+class GradPointers(NamedTuple):
+    """What `grads` writes."""
+
+    dq: Any
+    dk: Any
+    sums: Any
+    both: Any
+
+
+class GradRings(NamedTuple):
+    """Shared memory of `grads`, all of it in tiles (64, 64).
+
+    queries: q and k of a block, two tiles each. vectors: of a head. rows: of a head do, D, dv, two tiles each. states:
+    for each half of the keys those that enter and the gradients of those that leave, two tiles each. pairs: of a block,
+    what `with_pairs` leaves.
+    """
+
+    queries: Any
+    vectors: Any
+    rows: Any
+    states: Any
+    other_states: Any
+    pairs: Any
+
+
+class Span(NamedTuple):
+    """A program's key head and sequence; its first slots of blocks and kept states; its first block, and how many."""
+
+    group: Any
+    number: Any
+    row: Any
+    first: Any
+    length: Any
+    slot: Any
+    kept: Any
+    begin: Any
+    count: Any

@@ -54,11 +54,22 @@ def widened(x):
         )
 
 
+@gluon.constexpr_function
+def scaling(DTYPE):
+    """The instructions that multiply two numbers of 16 bits by fp32 ones, and round."""
+    if gl.bfloat16 == DTYPE:
+        widen = "shl.b32 low, $1, 16; and.b32 high, $1, 0xffff0000; "
+    else:
+        widen = ".reg .b16 a, b; mov.b32 {a, b}, $1; cvt.f32.f16 low, a; cvt.f32.f16 high, b; "
+    multiply = "mul.f32 low, low, $2; mul.f32 high, high, $3; "
+    return "{ .reg .b32 low, high; " + widen + multiply + converting(DTYPE) + " $0, high, low; }"
+
+
 @gluon.jit
 def scaled(x, factors):
     """16-bit numbers times fp32 ones along columns, in 16 bits."""
     _, by = gl.broadcast(x, factors[None, :])
-    return rounded(widened(x) * by, x.dtype)
+    return gl.inline_asm_elementwise(scaling(x.dtype), "=r,r,f,f", [x, by], dtype=x.dtype, is_pure=False, pack=2)
 
 
 @gluon.jit
@@ -86,6 +97,17 @@ def tile_offsets(ROWS: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr
     return rows * COLUMNS + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))[None, :]
 
 
+@gluon.jit
+def clear_outside(ptr, sequence, walks, head, heads, COLUMNS: gl.constexpr):
+    """The first of packed sequences writes zeros before its start, the last after its end: COLUMNS of a head of K."""
+    stride = heads * K
+    ptr += head * K
+    after = sequence.first + sequence.length
+    clear_rows(ptr, stride, gl.where(sequence.number == 0, sequence.first, 0), COLUMNS)
+    count = gl.where(sequence.number == walks.sequences - 1, walks.T - after, 0)
+    clear_rows(ptr + gl.cast(after, gl.int64) * stride, stride, count, COLUMNS)
+
+
 @gluon.constexpr_function
 def wide_rows(columns):
     """(rows, columns) of 16-bit numbers, 16 bytes a thread of four warps."""
@@ -94,7 +116,7 @@ def wide_rows(columns):
 
 @gluon.jit
 def clear_rows(ptr, stride, count, COLUMNS: gl.constexpr):
-    """Write zeros to so many rows of 16-bit numbers, `stride` apart."""
+    """Write zeros to so many rows, `stride` apart."""
     WIDE: gl.constexpr = wide_rows(COLUMNS)
     ROWS: gl.constexpr = 1024 // COLUMNS
     t = gl.arange(0, ROWS, gl.SliceLayout(1, WIDE))[:, None]

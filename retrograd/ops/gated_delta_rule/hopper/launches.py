@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from triton.experimental.gluon import language as gl
@@ -29,13 +30,17 @@ from ..op import SMALLEST, Spec
 from ..triton import norm as norm_kernels
 from ..triton.arrays import Rows
 from . import blocks
-from .arrays import WalkOptions
+from . import grads as grad_kernels
+from .arrays import GradOptions, GradRegisters, WalkOptions
+from .back import back
+from .finish import finish
+from .grads import grads
 from .plan import Plan, planned
 from .prepare import prepare
 from .vectors import vectors
 from .walk import walk
 
-__all__ = ["forward", "planned", "suits"]
+__all__ = ["backward", "forward", "planned", "suits"]
 
 FP32 = "float32"
 STEPS, CHANNELS, HALF, PLANES, UNIT = (x.value for x in (blocks.C, blocks.K, blocks.HALF, blocks.PLANES, blocks.UNIT))
@@ -45,6 +50,18 @@ PARAMS = {"q_unit": "q", "k_unit": "k"}  # scratch arrays of the shape of an arg
 FARTHEST = 2**31 // STEPS  # limit of the stride of steps, so that offsets within a block fit in 32 bits
 ELEMENTS = 2048  # of q or k in a program that normalizes them
 FETCH_REGISTERS = 24
+# `Launch.allowed_spills`: of `back` what its last store needs, of `grads` loop invariants, read once a block.
+BACK_PARKED, GRAD_PARKED = 20, 48
+SUMS, BOTH = grad_kernels.SUMS.value, 2 * grad_kernels.FLAT_ROWS.value
+PANEL = gl.NVMMASharedLayout(128, 16, rank=2)
+# Kernel -> parameters that are descriptors, and their blocks: of arrays as lines of numbers, or as rows.
+PAIRS, LINES = (STEPS, STEPS), {"planes": (PLANES * STEPS,)}
+BLOCKS: dict[str, dict[str, tuple[int, ...]]] = {
+    "prepare": {"inverse": PAIRS, "scores": PAIRS},
+    "walk": {**LINES, "inverse": PAIRS, "scores": PAIRS},
+    "back": {**LINES, "inverse": PAIRS, "scores": PAIRS, "leaving": (HALF, CHANNELS)},
+    "grads": {"vectors": (2 * STEPS,), **dict.fromkeys(("kept", "between", "leaving"), (HALF, HALF))},
+}
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
@@ -54,7 +71,7 @@ def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
     """
     if arch.name != "sm_90" or not arch.copies_tensors or spec.v.dtype not in ("bfloat16", "float16"):
         return False
-    return which == "fwd" and not spec.of_channels and spec.K == spec.V == CHANNELS and 0 not in spec.v.shape
+    return not spec.of_channels and spec.K == spec.V == CHANNELS and 0 not in spec.v.shape
 
 
 def in_place(name: str, param: Param, layout: Layout) -> bool:
@@ -66,7 +83,9 @@ def in_place(name: str, param: Param, layout: Layout) -> bool:
     *rows, columns = layout.strides
     if not layout.aligned or columns != 1 or any(stride % UNIT for stride in rows):
         return False
-    return CHANNELS <= layout.strides[1] < FARTHEST
+    # `grads` sees the heads of a step of the gradient as one row.
+    one_row = name != "do" or layout.strides[2] == CHANNELS
+    return one_row and CHANNELS <= layout.strides[1] < FARTHEST
 
 
 def forward(
@@ -80,6 +99,26 @@ def forward(
     return Program(inputs, outputs, scratch, launches)
 
 
+def backward(
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
+) -> Program:
+    """The gradients of the results, the arguments and the saved states -> the wanted gradients."""
+    inputs, layouts = read_in_place(spec.params(names), layouts, in_place)
+    scratch = (*_prepared(spec), *_backward_scratch(spec, outputs))
+    of = _Launches(spec, inputs + outputs + scratch, layouts, arch, plan)
+    launches = (
+        *of.normalize(),
+        of.vectors(),
+        of.prepare(),
+        of.again(),
+        of.back(),
+        of.grads(),
+        of.finish(),
+        *of.through_norm(),
+    )
+    return Program(inputs, outputs, scratch, launches)
+
+
 def _prepared(spec: Spec) -> tuple[Array, ...]:
     """The scratch arrays of what is known before the states."""
     slots, heads, dtype = _slots(spec), spec.heads, spec.v.dtype
@@ -90,6 +129,27 @@ def _prepared(spec: Spec) -> tuple[Array, ...]:
         Array("planes", (slots, heads, PLANES, STEPS), FP32),
         Array("inverse", (slots, heads, STEPS, STEPS), dtype),
         Array("scores", (slots, heads, STEPS, STEPS), dtype),
+    )
+
+
+def _backward_scratch(spec: Spec, outputs: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The other scratch arrays of the backward pass, with the unwanted gradients.
+
+    These are always computed: a kernel without them would be another binary, in which the compiler fuses other
+    multiplications with additions, and a gradient's bits would depend on which other gradients are wanted.
+    """
+    slots, heads, dtype = _slots(spec), spec.heads, spec.v.dtype
+    kept = spec.params(("states",))["states"]
+    wanted = {array.name for array in outputs}
+    alike = spec.params(("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"))
+    return (
+        Array("written", spec.v.shape, dtype),
+        Array("between", kept.shape, kept.dtype),
+        Array("leaving", (slots, heads, CHANNELS, CHANNELS), dtype),
+        Array("sums", (slots, heads, SUMS, STEPS), FP32),
+        Array("both", (slots, heads, BOTH), FP32),
+        *(Array(f"d{name}_unit", spec.q.shape, FP32) for name in "qk" if spec.normalize_qk),
+        *(Array(name, param.shape, param.dtype) for name, param in alike.items() if name not in wanted),
     )
 
 
@@ -156,6 +216,89 @@ class _Launches:
             FETCH_REGISTERS=FETCH_REGISTERS,
         )
 
+    def again(self) -> Launch:
+        """Computes what is written, and the states that are not kept."""
+        spec = self.spec
+        rows = {
+            **self._queries,
+            **{name: name for name in ("v", "planes", "inverse")},
+            "q": None,
+            "scores": None,
+            "start_ptr": "states",
+            "out_ptr": "written",
+            "states_ptr": "between",
+            "last_ptr": None,
+        }
+        return self._launch(
+            walk,
+            spec.batch * spec.chunks * spec.heads * (CHANNELS // HALF),
+            "cu_seqlens",
+            rows,
+            OPTIONS=WalkOptions(self.plan.again_stages, spec.chunk // STEPS, AGAIN=True),
+            FETCH_REGISTERS=FETCH_REGISTERS,
+        )
+
+    def back(self) -> Launch:
+        """Computes the gradients of the states that leave blocks, and that of v."""
+        spec = self.spec
+        rows = {
+            **self._queries,
+            "dout": "do",
+            **{name: name for name in ("planes", "inverse", "scores", "leaving")},
+            "start_ptr": "dfinal_state",
+            "last_ptr": "dinitial_state",
+        }
+        return self._launch(
+            back,
+            spec.sequences * spec.heads * (CHANNELS // HALF),
+            "cu_seqlens dv",
+            rows,
+            allowed_spills=BACK_PARKED,
+            OPTIONS=WalkOptions(self.plan.back_stages, spec.chunk // STEPS, AGAIN=False),
+            FETCH_REGISTERS=FETCH_REGISTERS,
+        )
+
+    def grads(self) -> Launch:
+        """Computes the gradients of q and k, and sums for the others."""
+        spec, plan = self.spec, self.plan
+        rows = {
+            **self._queries,
+            "dout": "do",
+            **{name: name for name in ("vectors", "between", "leaving")},
+            "kept": "states",
+            **{f"d{name}_ptr": f"d{name}_unit" if spec.normalize_qk else f"d{name}" for name in "qk"},
+        }
+        options = GradOptions(
+            GROUP=spec.heads // spec.key_heads,
+            SPAN=plan.span,
+            KEPT=spec.chunk // STEPS,
+            ROWS=plan.row_stages,
+            STATES=plan.state_stages,
+            QUERIES=plan.query_stages,
+        )
+        return self._launch(
+            grads,
+            spec.batch * slot_count(spec, plan.span * STEPS) * spec.key_heads,
+            "dv written cu_seqlens sums both",
+            rows,
+            allowed_spills=GRAD_PARKED,
+            OPTIONS=options,
+            REGISTERS=GradRegisters(plan.grad_registers, FETCH_REGISTERS),
+        )
+
+    def finish(self) -> Launch:
+        """Computes the gradients of g and beta."""
+        grid = _slots(self.spec) * -(-self.spec.heads // self.plan.heads)
+        names = "vectors sums both cu_seqlens dg dbeta"
+        return self._launch(finish, grid, names, {}, C=STEPS, BOTH=BOTH, HEADS=self.plan.heads)
+
+    def through_norm(self) -> Iterable[Launch]:
+        """Computes the gradients of q and k from those of the rows of norm 1."""
+        if self.spec.normalize_qk:
+            for name in "qk":
+                others = {"dunit_ptr": f"d{name}_unit", "dx_ptr": f"d{name}"}
+                yield self._of_norms(norm_kernels.through_norm, x=name, **others)
+
     @property
     def _queries(self) -> dict[str, str | None]:
         """The arrays that kernels take as q and k."""
@@ -178,13 +321,14 @@ class _Launches:
         others: Mapping[str, str | None],
         *,
         max_registers: int | None = None,
+        allowed_spills: int = 0,
         call: Any = None,
         **constants: Any,
     ) -> Launch:
         """A launch on arrays named as parameters, and on those of `others`, parameter -> array."""
         found = pointers_to(self.arrays, names, **others)
         arrays = {name: found[name] for name in kernel.arg_names if name in found}
-        described = self._described(arrays)
+        described = self._described(kernel, arrays)
         own = {name: a for name, a in arrays.items() if not name.endswith("_ptr") and name not in described}
         return Launch(
             kernel,
@@ -196,21 +340,20 @@ class _Launches:
             constants={**constants, "OVERLAP": self.arch.overlaps_launches},
             num_warps=4,
             max_registers=max_registers,
+            allowed_spills=allowed_spills,
             overlap=self.arch.overlaps_launches,
         )
 
-    def _described(self, arrays: Mapping[str, str | None]) -> dict[str, Descriptor]:
-        """The descriptors of scratch arrays: of pairs of steps as rows of blocks, of vectors as one line."""
+    def _described(self, kernel: Any, arrays: Mapping[str, str | None]) -> dict[str, Descriptor]:
+        """The descriptors of arrays with a slot for every block, or for every kept state."""
         shapes = {array.name: array.shape for array in self.arrays}
         found = {}
-        for name in ("planes", "inverse", "scores"):
-            if name in arrays:
-                slots, heads, *_ = shapes[name]
-                size, count = (STEPS, STEPS), slots * heads * STEPS
-                found[name] = Descriptor((count, STEPS), (STEPS, 1), size, gl.NVMMASharedLayout(128, 16, rank=2))
-                if name == "planes":
-                    line, layout = (PLANES * STEPS,), gl.NVMMASharedLayout(0, 32, rank=1)
-                    found[name] = Descriptor((PLANES * count,), (1,), line, layout)
+        for name, block in BLOCKS.get(kernel.__name__, {}).items():
+            if (array := arrays.get(name)) is not None:
+                layout = gl.NVMMASharedLayout(0, 32, rank=1) if len(block) == 1 else PANEL
+                size = prod(shapes[array])
+                shape = (size,) if len(block) == 1 else (size // shapes[array][-1], shapes[array][-1])
+                found[name] = Descriptor(shape, (*shape[1:], 1), block, layout)
         return found
 
     def _heads(self, name: str | None) -> Heads:

@@ -15,16 +15,30 @@ class Plan:
     """The plan of a pass.
 
     Attributes:
-        prepare_registers: of a thread of `prepare`; of 128 four programs share a multiprocessor.
+        prepare_registers: of a thread of `prepare`: of 128 four programs share a multiprocessor, of 168 three.
         walk_stages: blocks in shared memory, of a walk with results.
+        again_stages: of a walk from a kept state to the next.
+        back_stages: of a walk back.
+        span: blocks of steps of a program of `grads`.
+        row_stages: tiles of do, D and dv in shared memory.
+        state_stages: of each half of states and of their gradients.
+        query_stages: of q and k.
+        grad_registers: of a thread of `grads` that has products with states.
         heads: of a program of `vectors` and of `finish`.
     """
 
     prepare_registers: int = 128
     walk_stages: int = 3
+    again_stages: int = 2
+    back_stages: int = 3
+    span: int = 8
+    row_stages: int = 3
+    state_stages: int = 3
+    query_stages: int = 2
+    grad_registers: int = 152
     heads: int = 8
 
 
 def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
     """The plan of a pass."""
-    return Plan()
+    return Plan(prepare_registers=128 if spec.heads <= 2 * spec.key_heads else 168)

@@ -36,6 +36,7 @@ from .blocks import (
     UNIT,
     C,
     K,
+    clear_outside,
     clear_rows,
     end_of,
     products,
@@ -189,20 +190,9 @@ def carry(pointers, ring, leaving, walks, OPTIONS: gl.constexpr):
         gl.store(pointers.last + at + tile_offsets(HALF, K, STATE), state)
     if RESULTS:
         if walks.cu_seqlens is not None:
-            clear_outside(pointers.out, walk, walks)
+            clear_outside(pointers.out + walk.column, walk, walks, walk.head, H, HALF)
             clear_states(pointers.states, walk, walks, C * OPTIONS.KEPT)
     tma.store_wait(0)
-
-
-@gluon.jit
-def clear_outside(out_ptr, walk, walks):
-    """The first of packed sequences writes zeros before its start, the last after its end."""
-    stride = walks.H * K
-    out_ptr += walk.head * K + walk.column
-    after = walk.first + walk.length
-    clear_rows(out_ptr, stride, gl.where(walk.number == 0, walk.first, 0), HALF)
-    count = gl.where(walk.number == walks.sequences - 1, walks.T - after, 0)
-    clear_rows(out_ptr + gl.cast(after, gl.int64) * stride, stride, count, HALF)
 
 
 @gluon.jit

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from checks import contract, generation
+from checks import contract, generation, integration
 from checks.interpreter import interpreted
 from gluon_in_python import emulated
 
@@ -54,6 +54,8 @@ def test_another_order_gives_the_same_bits(name: str, seed: int) -> None:
         (contract.check_packed, "packed"),
         (contract.check_outside, "packed"),
         (contract.check_batch_invariance, "rows"),
+        (contract.check_state_passing, "whole blocks"),
+        (integration.check_subsets, "rows"),
         (generation.check_prefix, "plain"),
         (generation.check_continue, "whole blocks"),
     ],
