@@ -35,11 +35,11 @@ class Walk(NamedTuple):
 
 
 class WalkOptions(NamedTuple):
-    """STAGES: blocks in shared memory. KEPT: blocks between kept states. AGAIN: from each kept state to the next."""
+    """STAGES: blocks in shared memory. KEPT: blocks between kept states. AGAIN: blocks of a program, or 0 for all."""
 
     STAGES: int
     KEPT: int
-    AGAIN: bool
+    AGAIN: int
 
 
 class WalkArrays(NamedTuple):

@@ -50,6 +50,7 @@ PARAMS = {"q_unit": "q", "k_unit": "k"}  # scratch arrays of the shape of an arg
 FARTHEST = 2**31 // STEPS  # limit of the stride of steps, so that offsets within a block fit in 32 bits
 ELEMENTS = 2048  # of q or k in a program that normalizes them
 FETCH_REGISTERS = 24
+AGAIN = 16  # blocks of a program that computes again what is written: bits depend on it
 # `Launch.allowed_spills`: of `back` what its last store needs, of `grads` loop invariants, read once a block.
 BACK_PARKED, GRAD_PARKED = 20, 48
 SUMS, BOTH = grad_kernels.SUMS.value, 2 * grad_kernels.FLAT_ROWS.value
@@ -110,8 +111,8 @@ def backward(
         *of.normalize(),
         of.vectors(),
         of.prepare(),
-        of.again(),
         of.back(),
+        of.again(),
         of.grads(),
         of.finish(),
         *of.through_norm(),
@@ -212,7 +213,7 @@ class _Launches:
             spec.sequences * spec.heads * (CHANNELS // HALF),
             "cu_seqlens states",
             rows,
-            OPTIONS=WalkOptions(self.plan.walk_stages, spec.chunk // STEPS, AGAIN=False),
+            OPTIONS=WalkOptions(self.plan.walk_stages, spec.chunk // STEPS, AGAIN=0),
             FETCH_REGISTERS=FETCH_REGISTERS,
         )
 
@@ -231,10 +232,11 @@ class _Launches:
         }
         return self._launch(
             walk,
-            spec.batch * spec.chunks * spec.heads * (CHANNELS // HALF),
+            spec.batch * slot_count(spec, AGAIN * STEPS) * spec.heads * (CHANNELS // HALF),
             "cu_seqlens",
             rows,
-            OPTIONS=WalkOptions(self.plan.again_stages, spec.chunk // STEPS, AGAIN=True),
+            max_registers=self.plan.again_registers,
+            OPTIONS=WalkOptions(self.plan.again_stages, spec.chunk // STEPS, AGAIN),
             FETCH_REGISTERS=FETCH_REGISTERS,
         )
 
@@ -254,7 +256,7 @@ class _Launches:
             "cu_seqlens dv",
             rows,
             allowed_spills=BACK_PARKED,
-            OPTIONS=WalkOptions(self.plan.back_stages, spec.chunk // STEPS, AGAIN=False),
+            OPTIONS=WalkOptions(self.plan.back_stages, spec.chunk // STEPS, AGAIN=0),
             FETCH_REGISTERS=FETCH_REGISTERS,
         )
 

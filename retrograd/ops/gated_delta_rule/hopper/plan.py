@@ -17,7 +17,8 @@ class Plan:
     Attributes:
         prepare_registers: of a thread of `prepare`: of 128 four programs share a multiprocessor, of 168 three.
         walk_stages: blocks in shared memory, of a walk with results.
-        again_stages: of a walk from a kept state to the next.
+        again_stages: of a walk from a kept state.
+        again_registers: of a thread of it, on average: of 128 two programs share a multiprocessor.
         back_stages: of a walk back.
         span: blocks of steps of a program of `grads`.
         row_stages: tiles of do, D and dv in shared memory.
@@ -30,6 +31,7 @@ class Plan:
     prepare_registers: int = 128
     walk_stages: int = 3
     again_stages: int = 2
+    again_registers: int = 128
     back_stages: int = 3
     span: int = 8
     row_stages: int = 3

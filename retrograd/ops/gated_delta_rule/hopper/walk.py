@@ -9,8 +9,8 @@ passes through shared memory on its way:
     S   = e^y_end S + (D^T beta e^(y_end - y)) K   (values, keys)
     O^T = scale e^y S Q^T + D^T M^T
 
-Products for O fill the time in which the others' results are rounded. AGAIN: a program for each kept state, which finds
-what is written from there up to the next one, and the state between.
+Products for O fill the time in which the others' results are rounded. AGAIN: a program for so many blocks, from a kept
+state on, finds what is written, and the states that are not kept.
 """
 
 from triton.experimental import gluon
@@ -55,17 +55,17 @@ def walk_of(walks, OPTIONS: gl.constexpr):
     head = gl.program_id(0) // PARTS % walks.H
     own = gl.program_id(0) // PARTS // walks.H
     if OPTIONS.AGAIN:
-        number, step = owner_of(own, walks, KEEP)
+        number, step = owner_of(own, walks, C * OPTIONS.AGAIN)
         row, first, length = bounds_of(number, walks)
         begin = step // C
-        count = gl.where(step < 0, 0, gl.cdiv(gl.minimum(gl.maximum(length - step, 0), KEEP), C))
-        kept = own
+        left = gl.where(step < 0, 0, gl.minimum(gl.maximum(length - step, 0), C * OPTIONS.AGAIN))
+        count = gl.cdiv(left, C)
     else:
         number = own
         row, first, length = bounds_of(number, walks)
         begin = 0
         count = gl.cdiv(length, C)
-        kept = first_slot(number, first, walks, KEEP)
+    kept = first_slot(number, first, walks, KEEP)
     slot = first_slot(number, first, walks, C)
     return Walk(column, head, number, row, first, length, slot, begin, count, kept)
 
@@ -98,9 +98,10 @@ def fetch(arrays, ring, walks, OPTIONS: gl.constexpr):
 
 
 @gluon.jit
-def carry(pointers, ring, leaving, walks, OPTIONS: gl.constexpr):
+def carry(pointers, ring, leaving, walks, OPTIONS: gl.constexpr, OVERLAP: gl.constexpr):
     """The state, and what leaves: every KEPT-th state and the results, or AGAIN the other states and D."""
-    RESULTS: gl.constexpr = not OPTIONS.AGAIN
+    RESULTS: gl.constexpr = OPTIONS.AGAIN == 0
+    LEAVE: gl.constexpr = 0 if OPTIONS.AGAIN == 0 else 1  # where between two kept states
     DTYPE: gl.constexpr = pointers.out.dtype.element_ty
     X: gl.constexpr = products(C)  # (value, step)
     STATE: gl.constexpr = products(K)  # (value, key)
@@ -122,7 +123,7 @@ def carry(pointers, ring, leaving, walks, OPTIONS: gl.constexpr):
     if pointers.start is not None:
         there = walk.count > 0 if OPTIONS.AGAIN else True
         if there:
-            of_head = (walk.kept if OPTIONS.AGAIN else walk.number) * H + walk.head
+            of_head = (walk.kept + walk.begin // OPTIONS.KEPT if OPTIONS.AGAIN else walk.number) * H + walk.head
             at = (gl.cast(of_head, gl.int64) * K + walk.column) * K
             state = gl.load(pointers.start + at + tile_offsets(HALF, K, STATE)).to(gl.float32)
     low = rounded(state, DTYPE)
@@ -158,7 +159,7 @@ def carry(pointers, ring, leaving, walks, OPTIONS: gl.constexpr):
             o = warpgroup_mma(written, ring.scores.index(stage).permute((1, 0)), o, is_async=True)
         # What leaves is stored while these products are under way, the longest; results are those of the block before.
         tma.store_wait(0)
-        leaves = (c % OPTIONS.KEPT != 0) if OPTIONS.AGAIN else (c % OPTIONS.KEPT == 0)
+        leaves = c % OPTIONS.KEPT == LEAVE
         if leaves:
             leaving.states.store(low)
         if OPTIONS.AGAIN:
@@ -166,7 +167,7 @@ def carry(pointers, ring, leaving, walks, OPTIONS: gl.constexpr):
         fence_async_shared()
         block_barrier()
         if leaves:
-            of_head = (0 if OPTIONS.AGAIN else c // OPTIONS.KEPT) * H + walk.head
+            of_head = c // OPTIONS.KEPT * H + walk.head
             tma_store(states, [of_head * K + walk.column, 0], leaving.states)
         if RESULTS:
             if i > 0:
@@ -193,6 +194,10 @@ def carry(pointers, ring, leaving, walks, OPTIONS: gl.constexpr):
             clear_outside(pointers.out + walk.column, walk, walks, walk.head, H, HALF)
             clear_states(pointers.states, walk, walks, C * OPTIONS.KEPT)
     tma.store_wait(0)
+    if OPTIONS.AGAIN:
+        # The last program ends after the kernel before, and so does this kernel.
+        if gl.program_id(0) == gl.num_programs(0) - 1:
+            wait_for_previous(OVERLAP)
 
 
 @gluon.jit
@@ -227,7 +232,8 @@ def walk(
 ):
     """From the initial state: out o, states (kept slots, H, V, K) what enters every KEPT-th block, last the final one.
 
-    AGAIN: from the kept states; out (B T, H, V) D, states those that enter the blocks between them.
+    AGAIN: from kept states; out (B T, H, V) D, states those that enter the blocks between them. It does not wait for
+    the kernel before, but for those before that one.
     """
     DTYPE: gl.constexpr = k.pointer.dtype.element_ty
     STAGES: gl.constexpr = OPTIONS.STAGES
@@ -265,11 +271,12 @@ def walk(
         q_described = tma.make_tensor_descriptor(q_rows.pointer, [steps, K], [q.step * UNIT, 1], [C, K], WIDE)
     arrays = WalkArrays(q_described, k_described, v_described, planes, inverse, scores)
     pointers = WalkPointers(start_ptr, out_ptr, states_ptr, last_ptr)
-    # Descriptors are made while the kernel before drains.
-    wait_for_previous(OVERLAP)
+    # Descriptors are made while the kernel before drains. AGAIN runs beside it: `back` reads and writes other arrays.
+    if OPTIONS.AGAIN == 0:
+        wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     gl.warp_specialize(
-        [(carry, (pointers, ring, leaving, walks, OPTIONS)), (fetch, (arrays, ring, walks, OPTIONS))],
+        [(carry, (pointers, ring, leaving, walks, OPTIONS, OVERLAP)), (fetch, (arrays, ring, walks, OPTIONS))],
         [1],
         [FETCH_REGISTERS],
     )

@@ -24,6 +24,7 @@ CASES = {
     "one step": case("one step", (2, 1, 1, 1, 128, 128), **F16, **ALL),
     "whole blocks": case("whole blocks", (1, 256, 1, 1, 128, 128), **F16, **ALL),
     "strong decay": case("strong decay", (1, 150, 1, 1, 128, 128), decay=3.0, **F16, **ALL),
+    "long": case("long", (1, 1110, 1, 1, 128, 128), **F16, **ALL),
     "packed": case("packed", (1, 330, 1, 2, 128, 128), cu_seqlens=(3, 3, 140, 141, 269, 325), **F16, **ALL),
 }
 QUICK = ("three heads", "packed")
