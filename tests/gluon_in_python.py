@@ -448,7 +448,7 @@ GL = SimpleNamespace(
     full=lambda shape, value, dtype, _: np.full(shape, value, dtype).view(Array),
     arange=lambda start, end, _: np.arange(start, end).view(Array),
     convert_layout=lambda x, _, assert_trivial=False: x, reshape=lambda x, shape: x.reshape(shape),
-    expand_dims=np.expand_dims,
+    expand_dims=np.expand_dims, join=lambda a, b: np.stack(np.broadcast_arrays(a, b), -1).view(Array),
     cdiv=lambda a, b: -(-a // b), cast=lambda x, dtype: int(x), where=quiet(np.where), minimum=quiet(np.minimum),
     maximum=quiet(np.maximum), exp2=exponential, rsqrt=quiet(lambda x: 1 / np.sqrt(x)), log2=quiet(np.log2),
     fma=quiet(lambda a, b, c: np.asarray(a * np.float32(b) + c, np.float32)), load=load, store=store,

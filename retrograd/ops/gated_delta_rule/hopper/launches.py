@@ -36,6 +36,7 @@ from .back import back
 from .finish import finish
 from .grads import grads
 from .plan import Plan, planned
+from .prepare import PAIR as PREPARED_PAIR
 from .prepare import prepare
 from .vectors import vectors
 from .walk import walk
@@ -51,8 +52,8 @@ FARTHEST = 2**31 // STEPS  # limit of the stride of steps, so that offsets withi
 ELEMENTS = 2048  # of q or k in a program that normalizes them
 FETCH_REGISTERS = 24
 AGAIN = 16  # blocks of a program that computes again what is written: bits depend on it
-# `Launch.allowed_spills`: of `back` what its last store needs, of `grads` loop invariants, read once a block.
-BACK_PARKED, GRAD_PARKED = 20, 48
+# `Launch.allowed_spills`: of `prepare` the number of a slot, of `back` what its last store needs, of `grads` loop invariants, read once a block.
+PREPARE_PARKED, BACK_PARKED, GRAD_PARKED = 4, 20, 48
 SUMS, BOTH = grad_kernels.SUMS.value, 2 * grad_kernels.FLAT_ROWS.value
 PANEL = gl.NVMMASharedLayout(128, 16, rank=2)
 # Kernel -> parameters that are descriptors, and their blocks: of arrays as lines of numbers, or as rows.
@@ -191,10 +192,11 @@ class _Launches:
         rows = {**self._queries, "inverse": "inverse", "scores": "scores"}
         return self._launch(
             prepare,
-            _slots(spec) * spec.key_heads,
+            _slots(spec) * spec.key_heads * -(-spec.heads // (spec.key_heads * PREPARED_PAIR.value)),
             "vectors cu_seqlens",
             rows,
             max_registers=self.plan.prepare_registers,
+            allowed_spills=PREPARE_PARKED,
             GROUP=spec.heads // spec.key_heads,
         )
 

@@ -15,7 +15,7 @@ class Plan:
     """The plan of a pass.
 
     Attributes:
-        prepare_registers: of a thread of `prepare`: of 128 four programs share a multiprocessor, of 168 three.
+        prepare_registers: of a thread of `prepare`; of 128 four programs share a multiprocessor.
         walk_stages: blocks in shared memory, of a walk with results.
         again_stages: of a walk from a kept state.
         again_registers: of a thread of it, on average: of 128 two programs share a multiprocessor.
@@ -43,4 +43,4 @@ class Plan:
 
 def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
     """The plan of a pass."""
-    return Plan(prepare_registers=128 if spec.heads <= 2 * spec.key_heads else 168)
+    return Plan()

@@ -34,11 +34,14 @@ def copy_rows(rows, t, live, memory):
 
 
 @gluon.jit
-def product_of_rows(left, right, zero):
-    """left right^T (C, C), both (2, C, HALF) in shared memory."""
-    x = warpgroup_mma(left.index(0), right.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
-    x = warpgroup_mma(left.index(1), right.index(1).permute((1, 0)), x, is_async=True)
-    return warpgroup_mma_wait(0, deps=[x])
+def products_of_rows(q, k, zero):
+    """q k^T and k k^T (C, C), of arrays (2, C, HALF) in shared memory."""
+    x = warpgroup_mma(k.index(0), k.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
+    x = warpgroup_mma(k.index(1), k.index(1).permute((1, 0)), x, is_async=True)
+    y = warpgroup_mma(q.index(0), k.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
+    y = warpgroup_mma(q.index(1), k.index(1).permute((1, 0)), y, is_async=True)
+    x, y = warpgroup_mma_wait(0, deps=[x, y])
+    return y, x
 
 
 @gluon.jit
@@ -57,25 +60,65 @@ def two_terms(x, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def put_terms(memory, high, low):
+def put_terms(memory, PLACE: gl.constexpr, high, low):
     """Two terms to shared memory, when no warp reads there any more, for products of all warps."""
     block_barrier()
-    memory.index(0).store(high)
-    memory.index(1).store(low)
+    memory.index(PLACE).store(high)
+    memory.index(PLACE + 1).store(low)
     fence_async_shared()
     block_barrier()
 
 
 @gluon.jit
-def product_of_terms(high, low, memory, zero, LEFT: gl.constexpr):
-    """(high + low) times the terms in shared memory, without the smallest of the four products."""
+def product_of_terms(high, low, memory, ROW: gl.constexpr, zero):
+    """(high + low) (C, N) times N rows of terms in shared memory, without the smallest of the four products."""
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, zero.type.layout, 2)
     high = gl.convert_layout(high, LEFT, assert_trivial=True)
-    x = warpgroup_mma(
-        gl.convert_layout(low, LEFT, assert_trivial=True), memory.index(0), zero, use_acc=False, is_async=True
-    )
-    x = warpgroup_mma(high, memory.index(1), x, is_async=True)
-    x = warpgroup_mma(high, memory.index(0), x, is_async=True)
+    low = gl.convert_layout(low, LEFT, assert_trivial=True)
+    x = warpgroup_mma(low, memory.index(0).slice(ROW, N), zero, use_acc=False, is_async=True)
+    x = warpgroup_mma(high, memory.index(1).slice(ROW, N), x, is_async=True)
+    x = warpgroup_mma(high, memory.index(0).slice(ROW, N), x, is_async=True)
     return warpgroup_mma_wait(0, deps=[x])
+
+
+@gluon.jit
+def begin(vectors_ptr, of_queries, of_keys, scale, t, s, scores, blocks, HALVES: gl.constexpr):
+    """A head's scores and its blocks on the diagonal of A, to shared memory; what is below these, in two terms."""
+    weights = weights_of(vectors_ptr, t, s)
+    scores.store(rounded(of_queries * weights * scale, scores.dtype))
+    left, right = gl.reshape(of_keys * weights, [C, 2, N]).permute(0, 2, 1).split()
+    left = gl.convert_layout(left, HALVES, assert_trivial=True)
+    right = gl.convert_layout(right, HALVES, assert_trivial=True)
+    row = gl.arange(0, C, gl.SliceLayout(1, HALVES))[:, None]
+    column = gl.arange(0, N, gl.SliceLayout(0, HALVES))[None, :]
+    own = gl.where(row % N > column, gl.where(row < N, left, right), 0.0)
+    blocks.store(gl.reshape(own, [2, N, N]))
+    return two_terms(left, scores.dtype)
+
+
+@gluon.jit
+def finish(high, low, blocks, terms, out, X: gl.constexpr, HALVES: gl.constexpr):
+    """A head's inverse, from its blocks on the diagonal and what is below them in A, to `out`.
+
+    Half of a matrix's columns (C, N): the blocks on the diagonal side by side, or those below it; where there are
+    none, its rows are anything.
+    """
+    zero = gl.zeros([C, N], gl.float32, HALVES)
+    LIKE: gl.constexpr = gl.reshape(zero, [2, N, N]).type.layout
+    own = gl.convert_layout(gl.reshape(blocks.load(LIKE), [C, N]), HALVES, assert_trivial=True)
+    own_high, own_low = two_terms(own, out.dtype)
+    put_terms(terms, 0, own_high, own_low)
+    high, low = two_terms(product_of_terms(high, low, terms, 0, zero), out.dtype)
+    put_terms(terms, 0, high, low)
+    below = product_of_terms(own_high, own_low, terms, N, zero)
+    top = gl.arange(0, C, gl.SliceLayout(1, HALVES))[:, None] < N
+    both = gl.join(gl.where(top, own, -below), gl.where(top, 0.0, own))
+    x = gl.convert_layout(gl.reshape(both.permute(0, 2, 1), [C, C]), X, assert_trivial=True)
+    tma.store_wait(0)
+    block_barrier()
+    out.store(rounded(x, out.dtype))
+    fence_async_shared()
+    block_barrier()
 
 
 @gluon.jit
@@ -105,13 +148,6 @@ def substitute(memory):
     columns.slice(N // 2, N // 2, 2).store(low)
 
 
-@gluon.jit
-def on_diagonal(memory, same, X: gl.constexpr):
-    """Two blocks in shared memory as those on the diagonal of a matrix (C, C)."""
-    blocks = gl.expand_dims(memory.load(gl.SliceLayout(2, same.type.layout)), 2)
-    return gl.convert_layout(gl.reshape(gl.where(same, blocks, 0.0), [C, C]), X, assert_trivial=True)
-
-
 @gluon.jit(do_not_specialize=["q", "k", "call"])
 def prepare(
     q,
@@ -124,25 +160,27 @@ def prepare(
     GROUP: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """A program takes a block of C steps and a key head with its GROUP heads.
+    """A program takes a block of C steps, and two of the GROUP heads of a key head.
 
     inverse (slots H C, C): T. scores (slots H C, C): M = scale tril(QK beta_s).
     """
     DTYPE: gl.constexpr = q.pointer.dtype.element_ty
     X: gl.constexpr = products(C)
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, X, 2)
-    BLOCKS: gl.constexpr = gl.reshape(gl.zeros([C, C], gl.float32, X), [2, N, 2, N]).type.layout
+    HALVES: gl.constexpr = products(N)
     PANEL: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, HALF], DTYPE)
+    TERMS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, N], DTYPE)
+    # First q and k, then what leaves, and terms.
     q_s = gl.allocate_shared_memory(DTYPE, [2, C, HALF], PANEL)
     k_s = gl.allocate_shared_memory(DTYPE, [2, C, HALF], PANEL)
-    # First scores on their way out, then blocks on the diagonal.
-    out_s = gl.allocate_shared_memory(DTYPE, [2, C, C], PANEL)
-    blocks_s = out_s._reinterpret(gl.float32, [2 * PAIR, N, N], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+    terms_s = k_s._reinterpret(DTYPE, [4, C, N], TERMS)
+    blocks_s = gl.allocate_shared_memory(gl.float32, [2 * PAIR, N, N], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     walks = Walks(call.T, call.sequences, call.H, call.G, cu_seqlens_ptr)
-    slot = gl.program_id(0) // call.G
-    group = gl.program_id(0) % call.G
+    pairs = (GROUP + PAIR - 1) // PAIR
+    pair = gl.program_id(0) % pairs
+    group = gl.program_id(0) // pairs % call.G
+    slot = gl.program_id(0) // pairs // call.G
     number, step = owner_of(slot, walks, C)
     row, first, length = bounds_of(number, walks)
     if (step >= 0) & (step < length):
@@ -151,55 +189,35 @@ def prepare(
         copy_rows(rows_at(q, row, first, group, UNIT), j, j < length, q_s)
         fence_async_shared()
         block_barrier()
-        zero = gl.zeros([C, C], gl.float32, X)
         t = gl.arange(0, C, gl.SliceLayout(1, X))
         s = gl.arange(0, C, gl.SliceLayout(0, X))
-        head = slot * call.H + group * GROUP
-        vectors_ptr += gl.cast(head, gl.int64) * (2 * C)
-        of_queries = product_of_rows(q_s, k_s, zero)
-        for member in range(GROUP):
-            weights = weights_of(vectors_ptr + member * (2 * C), t, s)
-            own = out_s.index(member % 2)
-            tma.store_wait(1)
-            block_barrier()
-            own.store(rounded(of_queries * weights * call.scale, DTYPE))
-            fence_async_shared()
-            block_barrier()
-            tma_store(scores, [(head + member) * C, 0], own)
-        first_half = gl.arange(0, 2, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, BLOCKS))))
-        second_half = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, BLOCKS))))
-        same = first_half[:, None, None, None] == second_half[None, None, :, None]
-        for pair in range((GROUP + PAIR - 1) // PAIR):
-            of_keys = product_of_rows(k_s, k_s, zero)
-            tma.store_wait(0)
-            block_barrier()
-            for w in gl.static_range(PAIR):
-                # Of an odd number of heads the last comes twice.
-                weights = weights_of(vectors_ptr + gl.minimum(PAIR * pair + w, GROUP - 1) * (2 * C), t, s)
-                A = gl.where(t[:, None] > s[None, :], of_keys * weights, 0.0)
-                blocks_s.slice(2 * w, 2).store(gl.sum(gl.where(same, gl.reshape(A, [2, N, 2, N]), 0.0), 2))
-            block_barrier()
-            substitute(blocks_s)
-            block_barrier()
-            for w in gl.static_range(PAIR):
-                own = PAIR * pair + w
-                high, low = two_terms(on_diagonal(blocks_s.slice(2 * w, 2), same, X), DTYPE)
-                tma.store_wait(0)
-                put_terms(q_s, high, low)
-                of_keys = product_of_rows(k_s, k_s, zero)
-                weights = weights_of(vectors_ptr + gl.minimum(own, GROUP - 1) * (2 * C), t, s)
-                below = gl.where((t[:, None] >= N) & (s[None, :] < N), of_keys * weights, 0.0)
-                high, low = two_terms(below, DTYPE)
-                high, low = two_terms(product_of_terms(high, low, q_s, zero, LEFT), DTYPE)
-                put_terms(q_s, high, low)
-                # Read again, which leaves registers to the products.
-                high, low = two_terms(on_diagonal(blocks_s.slice(2 * w, 2), same, X), DTYPE)
-                product = product_of_terms(high, low, q_s, zero, LEFT)
-                x = on_diagonal(blocks_s.slice(2 * w, 2), same, X) - product
-                block_barrier()
-                q_s.index(0).store(rounded(x, DTYPE))
-                fence_async_shared()
-                block_barrier()
-                if own < GROUP:
-                    tma_store(inverse, [(head + own) * C, 0], q_s.index(0))
+        of_queries, of_keys = products_of_rows(q_s, k_s, gl.zeros([C, C], gl.float32, X))
+        block_barrier()
+        own = slot * call.H + group * GROUP + PAIR * pair
+        # Of an odd number of heads the last comes twice.
+        other = gl.minimum(own + 1, slot * call.H + (group + 1) * GROUP - 1)
+        own_ptr = vectors_ptr + gl.cast(own, gl.int64) * (2 * C)
+        other_ptr = vectors_ptr + gl.cast(other, gl.int64) * (2 * C)
+        high, low = begin(own_ptr, of_queries, of_keys, call.scale, t, s, q_s.index(0), blocks_s.slice(0, 2), HALVES)
+        # To shared memory, with a barrier: else both heads are begun at once, for which there are no registers.
+        put_terms(terms_s, 2, high, low)
+        other_high, other_low = begin(
+            other_ptr, of_queries, of_keys, call.scale, t, s, q_s.index(1), blocks_s.slice(2, 2), HALVES
+        )
+        put_terms(terms_s, 0, other_high, other_low)
+        tma_store(scores, [own * C, 0], q_s.index(0))
+        if other > own:
+            tma_store(scores, [other * C, 0], q_s.index(1))
+        substitute(blocks_s)
+        block_barrier()
+        LEFT: gl.constexpr = gl.DotOperandLayout(0, HALVES, 2)
+        other_high = gl.convert_layout(terms_s.index(0).load(LEFT), HALVES, assert_trivial=True)
+        other_low = gl.convert_layout(terms_s.index(1).load(LEFT), HALVES, assert_trivial=True)
+        high = gl.convert_layout(terms_s.index(2).load(LEFT), HALVES, assert_trivial=True)
+        low = gl.convert_layout(terms_s.index(3).load(LEFT), HALVES, assert_trivial=True)
+        finish(high, low, blocks_s.slice(0, 2), terms_s, q_s.index(0), X, HALVES)
+        tma_store(inverse, [own * C, 0], q_s.index(0))
+        finish(other_high, other_low, blocks_s.slice(2, 2), terms_s, q_s.index(1), X, HALVES)
+        if other > own:
+            tma_store(inverse, [other * C, 0], q_s.index(1))
         tma.store_wait(0)
