@@ -52,10 +52,11 @@ FARTHEST = 2**31 // STEPS  # limit of the stride of steps, so that offsets withi
 ELEMENTS = 2048  # of q or k in a program that normalizes them
 FETCH_REGISTERS = 24
 AGAIN = 16  # blocks of a program that computes again what is written: bits depend on it
-# `Launch.allowed_spills`: of `prepare` the number of a slot, of `back` what its last store needs, of `grads` loop invariants, read once a block.
+# `Launch.allowed_spills`: of `back` what its last store needs, of the others invariants, read once a block.
 PREPARE_PARKED, BACK_PARKED, GRAD_PARKED = 4, 20, 48
 SUMS, BOTH = grad_kernels.SUMS.value, 2 * grad_kernels.FLAT_ROWS.value
 PANEL = gl.NVMMASharedLayout(128, 16, rank=2)
+READ = {"walk": frozenset({"inverse", "scores"}), "grads": frozenset({"dv"})}  # outputs that kernels read
 # Kernel -> parameters that are descriptors, and their blocks: of arrays as lines of numbers, or as rows.
 PAIRS, LINES = (STEPS, STEPS), {"planes": (PLANES * STEPS,)}
 BLOCKS: dict[str, dict[str, tuple[int, ...]]] = {
@@ -111,7 +112,6 @@ def backward(
     launches = (
         *of.normalize(),
         of.vectors(),
-        of.prepare(),
         of.back(),
         of.again(),
         of.grads(),
@@ -129,8 +129,6 @@ def _prepared(spec: Spec) -> tuple[Array, ...]:
         *units,
         Array("vectors", (slots, heads, 2, STEPS), FP32),
         Array("planes", (slots, heads, PLANES, STEPS), FP32),
-        Array("inverse", (slots, heads, STEPS, STEPS), dtype),
-        Array("scores", (slots, heads, STEPS, STEPS), dtype),
     )
 
 
@@ -345,6 +343,7 @@ class _Launches:
             num_warps=4,
             max_registers=max_registers,
             allowed_spills=allowed_spills,
+            reads=READ.get(kernel.__name__, frozenset()),
             overlap=self.arch.overlaps_launches,
         )
 

@@ -221,3 +221,14 @@ def prepare(
         if other > own:
             tma_store(inverse, [other * C, 0], q_s.index(1))
         tma.store_wait(0)
+    else:
+        # Slots of no steps are saved, too.
+        q_s.index(0).store(gl.zeros([C, C], DTYPE, X))
+        fence_async_shared()
+        block_barrier()
+        own = slot * call.H + group * GROUP + PAIR * pair
+        for member in gl.static_range(PAIR):
+            if PAIR * pair + member < GROUP:
+                tma_store(inverse, [(own + member) * C, 0], q_s.index(0))
+                tma_store(scores, [(own + member) * C, 0], q_s.index(0))
+        tma.store_wait(0)

@@ -67,7 +67,7 @@ def backward(
     of = _Launches(spec, inputs + outputs + scratch, layouts, arch, tile)
     launches = (
         *of.normalize(),
-        of.prepare(),
+        of.prepare(pairs=not spec.keeps_pairs),
         of.forward_states(start="states", from_kept=True),
         of.backward_states(),
         of.pairs(of_keys=False),
@@ -86,8 +86,11 @@ def _prepared(spec: Spec, tile: Tile) -> tuple[Array, ...]:
     return (
         *units,
         Array("vectors", (*heads, 2, tile.steps), FP32),
-        Array("inverse", (*heads, tile.steps, tile.steps), dtype),
-        Array("scores", (*heads, tile.steps, tile.steps), dtype),
+        *(
+            Array(name, (*heads, tile.steps, tile.steps), dtype)
+            for name in ("inverse", "scores")
+            if not spec.keeps_pairs
+        ),
     )
 
 
@@ -152,11 +155,12 @@ class _Launches:
                 others = {"dunit_ptr": f"d{name}_unit", "dx_ptr": f"d{name}"}
                 yield self._of_rows(norm_kernels.through_norm, x=name, **others)
 
-    def prepare(self) -> Launch:
-        """Computes the inverses, the scores of queries and the sums of log decays."""
-        names = "cu_seqlens vectors inverse scores"
+    def prepare(self, *, pairs: bool = True) -> Launch:
+        """Computes the sums of log decays and, without `pairs` only these, the inverses and the scores of queries."""
+        names = "cu_seqlens vectors"
         grid = _places(self.spec, self.tile.steps) * self.spec.heads
-        keys = {"q": self._keys("q"), "k": self._keys("k"), "g": "g", "beta": "beta"}
+        keys: dict[str, str | None] = {"q": self._keys("q"), "k": self._keys("k"), "g": "g", "beta": "beta"}
+        keys |= {f"{name}_ptr": name if pairs else None for name in ("inverse", "scores")}
         return self._launch(prepare, grid, names, keys, num_warps=self.tile.prepare_warps)
 
     def forward_states(self, *, start: str, last: str | None = None, from_kept: bool = False) -> Launch:
@@ -293,6 +297,7 @@ class _Launches:
             },
             num_warps=num_warps,
             num_stages=sizes.STAGES,
+            reads=frozenset() if kernel is prepare else frozenset({"inverse", "scores"}),
             overlap=self.arch.overlaps_launches,
         )
 
