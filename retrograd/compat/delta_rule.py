@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ class Gate(NamedTuple):
 
     Attributes:
         in_kernel: whether they do; else g has them.
-        A_log: (HV,), logs of rates; None for rates of 1, with a bound alone.
+        A_log: (HV,), perhaps with axes of one element beside, logs of rates; None for rates of 1, with a bound alone.
         dt_bias: (HV,), or (HV K,) with a decay for each channel; None for zeros.
         lower_bound: of log decays; None without.
     """
@@ -40,6 +41,27 @@ class Flags(NamedTuple):
     use_beta_sigmoid_in_kernel: bool
     allow_neg_eigval: bool
     state_v_first: bool
+
+
+def flags_of(
+    me: str,
+    output_final_state: bool,
+    use_qk_l2norm_in_kernel: bool,
+    use_beta_sigmoid_in_kernel: bool,
+    allow_neg_eigval: bool,
+    state_v_first: bool,
+    transpose_state_layout: bool | None,
+) -> Flags:
+    """The options, of which the last has two names; the older one is None where it is not given."""
+    if transpose_state_layout is not None:
+        if flag(me, "state_v_first", state_v_first):
+            raise bad_value(me, "transpose_state_layout", transpose_state_layout, "None beside state_v_first")
+        message = f"{me}: transpose_state_layout is the older name of state_v_first"
+        warnings.warn(message, DeprecationWarning, stacklevel=3)
+        state_v_first = flag(me, "transpose_state_layout", transpose_state_layout)
+    return Flags(
+        output_final_state, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first
+    )
 
 
 def delta_rule(
@@ -114,16 +136,19 @@ def _log_decays(me: str, g: Tensor, gate: Gate, channels: bool) -> Tensor:
     if not flag(me, "use_gate_in_kernel", gate.in_kernel):
         return g
     heads = g.shape[2]
-    expect_if_given(me, "A_log", gate.A_log, (heads,), "(HV,)")
+    A_log = gate.A_log
+    if A_log is not None and A_log.numel() == heads:
+        A_log = A_log.flatten()  # Kimi Linear's has axes of one element beside that of heads
+    expect_if_given(me, "A_log", A_log, (heads,), "(HV,)")
     size, dims = (heads * g.shape[3], "(HV K,)") if channels else (heads, "(HV,)")
     expect_if_given(me, "dt_bias", gate.dt_bias, (size,), dims)
     wide = g.to(arithmetic(g))
     if gate.dt_bias is not None:
         wide = wide + gate.dt_bias.to(wide.dtype).view(g.shape[2:])
-    if gate.A_log is None and gate.lower_bound is None:
+    if A_log is None and gate.lower_bound is None:
         raise bad_value(me, "A_log", None, "a tensor, since use_gate_in_kernel is True")
-    if gate.A_log is None:
+    if A_log is None:
         return gate.lower_bound * wide.sigmoid()  # type: ignore[operator]
-    rates = gate.A_log.to(wide.dtype).exp()
+    rates = A_log.to(wide.dtype).exp()
     rates = rates[:, None] if channels else rates
     return -rates * F.softplus(wide) if gate.lower_bound is None else gate.lower_bound * (rates * wide).sigmoid()

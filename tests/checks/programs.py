@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
+from inspect import getsource
 from math import prod
 from typing import Any
 
@@ -38,6 +39,17 @@ def binary(program: Program, launch: Launch) -> tuple[Any, ...]:
         launch.num_stages,
         getattr(launch, "overlap", False),
     )
+
+
+def check_first_kernels(info: OpInfo, case: Case, arch: Arch) -> None:
+    """A program's first kernel, which may start before the end of the kernel before it, makes no tensor descriptors.
+
+    Kernels make theirs before they wait, in memory that an earlier call may have had, and its kernels still use.
+    """
+    for program in info.programs(case, arch) or ():
+        for launch in program.launches[:1]:
+            where = f"{info.name}, {case.name}, {arch.name}: {launch.kernel.__name__}"
+            assert not launch.overlap or "make_tensor_descriptor" not in getsource(launch.kernel.fn), where
 
 
 def check_order(info: OpInfo, case: Case, arch: Arch) -> None:

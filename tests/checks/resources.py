@@ -79,9 +79,11 @@ def loops_of_products(compiled: Any) -> list[list[str]]:
 def wrong_descriptors(compiled: Any) -> list[str]:
     """Of a kernel for Hopper: additions to 64-bit descriptors of matrices that take one register for both halves.
 
-    ptxas 12.8 writes such code for a right operand of 16 columns, transposed, that lies first in shared memory, where
-    one warpgroup multiplies. The second product of 16 terms then reads what is anywhere else.
+    ptxas 12.8 writes such code for some right operands of 16 or 32 columns, transposed, where one warpgroup multiplies.
+    The second product of 16 terms then reads what is anywhere else.
     """
+    if "wgmma" not in compiled.asm["ptx"]:
+        return []
     code = [re.sub(r"/\*.*?\*/", "", line).strip() for line in _sass(compiled).splitlines() if ADDRESS.search(line)]
     found, low = [], {}
     for line in code:

@@ -141,6 +141,14 @@ def test_a_lower_bound_bounds_log_decays() -> None:
     torch.testing.assert_close(o, expected)
 
 
+def test_logs_of_rates_may_have_axes_of_one_element() -> None:
+    inputs = {name: x.detach() for name, x in drawn(True, 1).items() if name != "initial_state"}
+    A_log, dt_bias = torch.randn(4), torch.randn(32)
+    o, _ = chunk_kda(**inputs, use_gate_in_kernel=True, A_log=A_log, dt_bias=dt_bias)
+    other, _ = chunk_kda(**inputs, use_gate_in_kernel=True, A_log=A_log.view(1, 1, 4, 1), dt_bias=dt_bias)
+    assert torch.equal(o, other)
+
+
 def test_states_may_have_values_first() -> None:
     inputs = {name: x.detach() for name, x in drawn(False, 2).items()}
     inputs["initial_state"] = inputs["initial_state"][:1]
@@ -151,6 +159,9 @@ def test_states_may_have_values_first() -> None:
     assert final is not None
     assert torch.equal(o, other)
     assert torch.equal(state, final.transpose(2, 3))
+    with pytest.warns(DeprecationWarning, match="transpose_state_layout is the older name of state_v_first"):
+        older, _ = chunk_gated_delta_rule(**turned, output_final_state=True, transpose_state_layout=True)
+    assert torch.equal(o, older)
 
 
 def test_decays_of_channels_are_taken_in_steps_of_generation_too() -> None:
@@ -171,6 +182,8 @@ def test_decays_of_channels_are_taken_in_steps_of_generation_too() -> None:
         ({"use_qk_l2norm_in_kernel": "yes"}, "chunk_gated_delta_rule: use_qk_l2norm_in_kernel is"),
         ({"k": torch.zeros(1, 30, 3, 8)}, "chunk_gated_delta_rule: k has shape"),
         ({"cu_seqlens": torch.tensor(30)}, "chunk_gated_delta_rule: cu_seqlens has shape"),
+        ({"state_v_first": True, "transpose_state_layout": True}, "transpose_state_layout is True, expected None"),
+        ({"use_gate_in_kernel": True, "A_log": torch.zeros(3)}, r"chunk_gated_delta_rule: A_log has shape \(3,\)"),
         ({"v": None}, "chunk_gated_delta_rule: v is None"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -32,6 +32,12 @@ def test_kernels_name_what_they_read_before_what_they_write(info: OpInfo, case: 
     programs.check_order(info, case, SUPPORTED[arch])
 
 
+@pytest.mark.parametrize("info", infos(), ids=lambda info: info.name)
+def test_a_first_kernel_makes_no_descriptors_in_memory_still_in_use(info: OpInfo) -> None:
+    for case in info.tagged("gpu", "bench"):
+        programs.check_first_kernels(info, case, SUPPORTED["sm_90"])
+
+
 @pytest.mark.parametrize(("info", "case", "arch"), BATCHED)
 def test_the_number_of_rows_does_not_decide_the_binary(info: OpInfo, case: Case, arch: str) -> None:
     programs.check_same_binaries(info, case, SUPPORTED[arch], 1, 2, 3, 16, 64, 1021, 2**20)

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+LOG2E_REST = tl.constexpr(1.92596298909109e-08)  # what float32 leaves of it
 MOST_HALVINGS = tl.constexpr(16)  # in `pairwise_sum`
 
 

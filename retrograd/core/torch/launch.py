@@ -7,12 +7,14 @@ built); a call then only allocates its outputs, fills in addresses and launches.
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -27,6 +29,7 @@ DTYPES: dict[str, torch.dtype] = {
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 KEPT_DESCRIPTORS = 256  # of a parameter of a kernel
+BLOCK_ALIGNMENT = 512  # of scratch arrays, in bytes, as of PyTorch's own allocations
 
 Runner = Callable[[Sequence[Any]], list[Any]]  # from tensors or None to tensors or None
 # What starts a launch, with its grid and its arguments around those that a call has to select.
@@ -120,18 +123,26 @@ def prepare(
     index = device.index
     begin([program], arch, index)
     kept = program.returned
-    allocated = (*kept, *program.scratch)
-    allocations = [(array.shape, dense(array.shape), DTYPES[array.dtype]) for array in allocated]
+    allocations = [(array.shape, dense(array.shape), DTYPES[array.dtype]) for array in kept]
+    zeroed = [place for place, array in enumerate(kept) if array.zeroed]
     by_name = {array.name: array for array in program.inputs}
     read = [place for place, name in enumerate(inputs) if name in by_name]
     copied = [place for place in read if by_name[inputs[place]].copied]
-    own = [array.name for array in allocated]
-    # An output that is a part of a larger array has no tensor of its own, only an address.
+    own = [array.name for array in kept]
+    # What is a part of a larger array, or of a block of scratch arrays, has no tensor of its own, only an address.
     parts = [array for array in program.outputs if array.part]
     offsets = [(own.index(array.whole.name), array.offset * DTYPES[array.dtype].itemsize) for array in parts]
-    names = (*(inputs[i] for i in read), *(array.name for array in parts), *own)
+    scratch: list[str] = []
+    for block in blocks_of(program.scratch):
+        if block.zeroed:
+            zeroed.append(len(allocations))
+        for name, offset in block.offsets.items():
+            scratch.append(name)
+            offsets.append((len(allocations), offset))
+        allocations.append(((block.nbytes,), (1,), torch.uint8))
+    names = (*(inputs[i] for i in read), *(array.name for array in parts), *scratch, *own)
     places = {name: place for place, name in enumerate(names)}
-    zeroed = [place for place, array in enumerate(allocated) if array.zeroed]
+    first_own = len(names) - len(own)  # the place of the first tensor that a call allocates
     # Index -1, for what the program does not compute, is the None after the last tensor.
     returned = [next((i for i, array in enumerate(kept) if array.name == name), -1) for name in outputs]
 
@@ -147,7 +158,7 @@ def prepare(
                 start, first, then = launcher(compiled)
                 descriptors = absent
                 if size := descriptor_bytes(launch, compiled):
-                    descriptors = len(places) + len(allocations) - len(allocated)
+                    descriptors = first_own + len(allocations)
                     allocations.append(((size,), (1,), torch.uint8))
                 at = {key: absent if name is None else places[name] for key, name in launch.arrays.items()}
                 select = selection(launch, compiled, at)
@@ -195,6 +206,35 @@ def prepare(
             return launch_all(tensors)
 
     return guarded if torch.cuda.device_count() > 1 else launch_all
+
+
+class Block(NamedTuple):
+    """Scratch arrays that a call allocates as one.
+
+    Attributes:
+        offsets: of each array, in bytes.
+        nbytes: of all.
+        zeroed: whether they are filled with zeros.
+    """
+
+    offsets: dict[str, int]
+    nbytes: int
+    zeroed: bool
+
+
+def blocks_of(scratch: Iterable[Array]) -> list[Block]:
+    """The scratch arrays of a program in at most two blocks: one allocation takes as long as any other."""
+    apart = "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ  # a sanitizer finds accesses beyond an allocation
+    blocks: dict[object, list[Array]] = {}
+    for array in scratch:
+        blocks.setdefault(array.name if apart else array.zeroed, []).append(array)
+    found = []
+    for arrays in blocks.values():
+        sizes = [-(-array.nbytes // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT for array in arrays]
+        starts = accumulate(sizes, initial=0)
+        offsets = {array.name: start for array, start in zip(arrays, starts, strict=False)}
+        found.append(Block(offsets, sum(sizes), arrays[0].zeroed))
+    return found
 
 
 class Steady(threading.local):

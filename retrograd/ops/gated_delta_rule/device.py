@@ -3,10 +3,12 @@
 import triton
 import triton.language as tl
 
-from retrograd.core.kernels.numerics import LOG2E
+from retrograd.core.kernels.numerics import LOG2E, LOG2E_REST
 
 # 2 to this power is 0: a log decay below it loses nothing by being it, and the sums that it is in keep their digits.
 FLOOR = tl.constexpr(-150.0)
+# A log decay plus this number is rounded to a multiple of 2^-9: a block's sums of such numbers have no error.
+ROUNDS = tl.constexpr(1.5 * 2**14)
 
 
 @triton.jit
@@ -21,8 +23,24 @@ def sums_of(log, count):
 
     A parallel sum adds in another order there and rounds otherwise, which would be a decay where there is none.
     """
-    j = tl.arange(0, log.shape[0])
-    sums = tl.cumsum(log, axis=0)
+    return settled(tl.cumsum(log, axis=0), count)
+
+
+@triton.jit
+def fine_sums_of(g, count):
+    """The same in base 2 from log decays in base e, rounded once: errors of a sum are relative errors of its decay."""
+    g = g.to(tl.float32)
+    log = tl.where(g < FLOOR / LOG2E, FLOOR / LOG2E, g)
+    coarse = (log + ROUNDS) - ROUNDS
+    whole, rest = tl.cumsum(coarse, axis=0), tl.cumsum(log - coarse, axis=0)
+    high = whole * LOG2E
+    return settled(high + (tl.fma(whole, LOG2E, -high) + (whole * LOG2E_REST + rest * LOG2E)), count)
+
+
+@triton.jit
+def settled(sums, count):
+    """Sums (steps,); after `count` steps the last of theirs."""
+    j = tl.arange(0, sums.shape[0])
     last = tl.sum(tl.where(j == count - 1, sums, 0.0), axis=0)
     return tl.where(j < count, sums, last)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import triton
 from checks import programs
-from checks.resources import resources
+from checks.resources import resources, wrong_descriptors
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
@@ -52,6 +52,15 @@ def test_kernels_keep_their_registers_and_their_shared_memory(arch: str, shape: 
             assert found.spills <= launch.allowed_spills, where
             assert found.stack == 0 or launch.allowed_spills, where
         assert found.shared <= SUPPORTED[arch].shared_memory, where
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+@pytest.mark.parametrize("V", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("K", [16, 32, 64, 128, 256])
+def test_ptxas_finds_the_operands_of_products_for_heads_of_every_size(K: int, V: int) -> None:
+    for program, launch in programs.launches(INFO, of_shape(f"{K}x{V} bfloat16", **ALL), SUPPORTED["sm_90"]):
+        assert not wrong_descriptors(build(launch, program.arrays, SUPPORTED["sm_90"])), launch.kernel.__name__
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from retrograd.compat.checks import refuse
-from retrograd.compat.delta_rule import Flags, Gate, delta_rule
+from retrograd.compat.delta_rule import Gate, delta_rule, flags_of
 from retrograd.core.errors import bad_value
 from retrograd.core.torch.arguments import check_tensors
 
@@ -32,6 +32,8 @@ def chunk_gated_delta_rule(
     use_gate_in_kernel: bool = False,
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
+    chunk_size: int = 64,
+    transpose_state_layout: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule, on `retrograd.gated_delta_rule`.
 
@@ -46,9 +48,9 @@ def chunk_gated_delta_rule(
         use_qk_l2norm_in_kernel: divide q and k by their norms.
         use_beta_sigmoid_in_kernel: take the sigmoid of beta.
         allow_neg_eigval: and twice that.
-        state_v_first: states are (N, HV, V, K).
+        state_v_first, transpose_state_layout: states are (N, HV, V, K).
         cu_seqlens: (N + 1,) int32 or int64: bounds of packed sequences, for B = 1.
-        cu_seqlens_cpu, chunk_indices: have no effect.
+        cu_seqlens_cpu, chunk_indices, chunk_size: have no effect.
         cp_context: refused.
         use_gate_in_kernel: compute log decays from g.
         A_log, dt_bias: (HV,), for that.
@@ -71,8 +73,14 @@ def chunk_gated_delta_rule(
     """
     me = "chunk_gated_delta_rule"
     refuse(me, "", cp_context=cp_context)
-    flags = Flags(
-        output_final_state, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first
+    flags = flags_of(
+        me,
+        output_final_state,
+        use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
+        state_v_first,
+        transpose_state_layout,
     )
     gate = Gate(use_gate_in_kernel, A_log, dt_bias)
     return delta_rule(me, q, k, v, g, beta, scale, initial_state, cu_seqlens, gate, flags, False)
@@ -97,6 +105,7 @@ def fused_recurrent_gated_delta_rule(
     allow_neg_eigval: bool = False,
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
+    transpose_state_layout: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`chunk_gated_delta_rule` under the name that steps of generation call.
 
@@ -106,7 +115,7 @@ def fused_recurrent_gated_delta_rule(
         gv: refused.
         beta: 1 by default.
         q, k, v, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, A_log, dt_bias,
-        use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens: as there.
+        use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens, transpose_state_layout: as there.
     """
     me = "fused_recurrent_gated_delta_rule"
     refuse(me, "", gv=gv)
@@ -116,8 +125,14 @@ def fused_recurrent_gated_delta_rule(
     assert decays is not None
     check_tensors(me, {"v": v}, required=1)
     rates = v.new_ones(v.shape[:3]) if beta is None else beta
-    flags = Flags(
-        output_final_state, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first
+    flags = flags_of(
+        me,
+        output_final_state,
+        use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
+        state_v_first,
+        transpose_state_layout,
     )
     gate = Gate(use_gate_in_kernel, A_log, dt_bias)
     return delta_rule(me, q, k, v, decays, rates, scale, initial_state, cu_seqlens, gate, flags, g is None)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from retrograd.compat.checks import refuse
-from retrograd.compat.delta_rule import Flags, Gate, delta_rule
+from retrograd.compat.delta_rule import Gate, delta_rule, flags_of
 
 
 def chunk_kda(
@@ -35,6 +35,8 @@ def chunk_kda(
     max_num_seqs: int | None = None,
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
+    chunk_size: int = 64,
+    transpose_state_layout: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi's delta attention, on `retrograd.gated_delta_rule`.
 
@@ -51,10 +53,10 @@ def chunk_kda(
         use_gate_in_kernel: compute log decays from g.
         use_beta_sigmoid_in_kernel: take the sigmoid of beta.
         allow_neg_eigval: and twice that.
-        safe_gate, disable_recompute, use_graph, max_num_seqs, cu_seqlens_cpu: have no effect.
+        safe_gate, disable_recompute, use_graph, max_num_seqs, cu_seqlens_cpu, chunk_size: have no effect.
         lower_bound: of log decays, with `use_gate_in_kernel`.
         return_intermediate_states, cp_context: refused.
-        state_v_first: states are (N, HV, V, K).
+        state_v_first, transpose_state_layout: states are (N, HV, V, K).
         cu_seqlens: (N + 1,) int32 or int64: bounds of packed sequences, for B = 1.
         A_log: (HV,), with `use_gate_in_kernel`; with a `lower_bound` it may be None, for rates of 1.
         dt_bias: (HV K,), with `use_gate_in_kernel`.
@@ -68,8 +70,14 @@ def chunk_kda(
     """
     me = "chunk_kda"
     refuse(me, "", return_intermediate_states=return_intermediate_states, cp_context=cp_context)
-    flags = Flags(
-        output_final_state, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first
+    flags = flags_of(
+        me,
+        output_final_state,
+        use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
+        state_v_first,
+        transpose_state_layout,
     )
     gate = Gate(use_gate_in_kernel, A_log, dt_bias, lower_bound)
     return delta_rule(me, q, k, v, g, beta, scale, initial_state, cu_seqlens, gate, flags, True)
@@ -93,11 +101,18 @@ def fused_recurrent_kda(
     lower_bound: float | None = None,
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
+    transpose_state_layout: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`chunk_kda` under the name that steps of generation call."""
-    flags = Flags(
-        output_final_state, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first
+    me = "fused_recurrent_kda"
+    flags = flags_of(
+        me,
+        output_final_state,
+        use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
+        state_v_first,
+        transpose_state_layout,
     )
     gate = Gate(use_gate_in_kernel, A_log, dt_bias, lower_bound)
-    me = "fused_recurrent_kda"
     return delta_rule(me, q, k, v, g, beta, scale, initial_state, cu_seqlens, gate, flags, True)

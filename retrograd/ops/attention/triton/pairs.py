@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from retrograd.core.kernels.numerics import LOG2E, tanh
+from retrograd.core.kernels.numerics import LOG2E, LOG2E_REST, tanh
 
 from ..arrays import STEPS_OF_PACKED
 from ..device import LN2, load_steps, store_row, store_steps, unsigned
@@ -13,7 +13,6 @@ from .tuples import Sequence, Work
 ROUNDS = tl.constexpr(7)
 BOUNDS = tl.constexpr(512)  # bounds of sequences that a program compares at once
 LIMIT = tl.constexpr(STEPS_OF_PACKED)
-LOG2E_REST = tl.constexpr(1.92596298909109e-08)  # what float32 leaves of log2(e)
 
 
 @triton.jit

@@ -26,6 +26,9 @@ SINGLE_KEYS, SINGLE_VALUES = 32, 16
 SINGLE_FEW = 64  # channels of keys for which 4 warps of a program that carries states have enough registers, at most
 VALUES_OF_OLD = 32  # before sm_90
 LEAST = 16  # the smallest dimension of a matrix product
+# On sm_90 products of operands of 16 bits have as many columns, at least: ptxas 12.8 mistakes the place of a narrower
+# right operand (`wrong_descriptors` in the tests).
+COLUMNS = 64
 DEEP_SHARED = 128 * KIB  # for a pipeline of several stages
 HEADS = 16  # of a program that finishes the gradients of g and beta
 ELEMENTS = 2048  # of q or k in a program that normalizes them
@@ -80,11 +83,12 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> Tile:
     """The tile sizes of a call, the same for both passes."""
     single = BYTES[spec.v.dtype] == 4
 
-    def at_most(size: int, most: int) -> int:
-        return max(LEAST, min(next_power_of_2(size), most))
+    def at_most(size: int, most: int, least: int = LEAST) -> int:
+        return max(least, min(next_power_of_2(size), most))
 
     hip = arch.backend == "hip"
     old = not hip and not arch.copies_tensors
+    columns = COLUMNS if arch.name == "sm_90" and not single else LEAST
     width = at_most(spec.K, 256)
     many = width > MANY
     deep = not hip and not single and arch.shared_memory >= DEEP_SHARED
@@ -93,7 +97,7 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> Tile:
     return Tile(
         steps=(SINGLE_STEPS_OF_MANY if many else SINGLE_STEPS) if single else STEPS,
         keys=at_most(spec.K, SINGLE_KEYS if single else CHANNELS),
-        values=at_most(spec.V, SINGLE_VALUES if single else VALUES_OF_OLD if old else CHANNELS),
+        values=at_most(spec.V, SINGLE_VALUES if single else VALUES_OF_OLD if old else CHANNELS, columns),
         width=width,
         carried=at_most(spec.V, _carried(single, many, hip)),
         num_warps=4,

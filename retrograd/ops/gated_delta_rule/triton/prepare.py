@@ -9,7 +9,7 @@ import triton.language as tl
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.sequences import Sequences, bounds_of, load_rows, owner_of, rows_at
 
-from ..device import decays_between, log_decays, sums_of
+from ..device import decays_between, fine_sums_of, log_decays, sums_of
 from .blocks import add_product, pairs_at, vectors_at
 from .inverse import inverse
 
@@ -62,9 +62,12 @@ def prepare(
 
     g_rows = rows_at(g, row, first, head, 1)
     beta_rows = rows_at(beta, row, first, head, 1)
-    log = log_decays(tl.load(g_rows.pointer + t.to(tl.int64) * g.step, mask=live, other=0.0))
+    log = tl.load(g_rows.pointer + t.to(tl.int64) * g.step, mask=live, other=0.0)
     rate = tl.load(beta_rows.pointer + t.to(tl.int64) * beta.step, mask=live, other=0.0).to(tl.float32)
-    sums = sums_of(log, length - step)
+    if OPERANDS.SPLIT:
+        sums = fine_sums_of(log, length - step)
+    else:
+        sums = sums_of(log_decays(log), length - step)
     at = vectors_ptr + vectors_at(slot, head, H, C) + j
     tl.store(at, sums)
     tl.store(at + C, rate)
