@@ -132,6 +132,7 @@ class Launch:
             tuple with the strides, and None in the pointer's place, which is the first.
         together: kernel parameter that is a named tuple of several entries of `arrays`, each a pointer or in `strided`,
             and none a descriptor -> the tuple's class, whose fields are those entries.
+        reads: outputs of the program that an earlier launch has written, and this one only reads.
         scalars: kernel parameter -> value known at launch, None for the strides of an absent array; a tuple of ints is
             passed as one parameter.
         constants: kernel parameter -> value known when the kernel is compiled.
@@ -164,6 +165,7 @@ class Launch:
     descriptors: Mapping[str, Descriptor] = field(default_factory=dict)
     strided: Mapping[str, Any] = field(default_factory=dict)
     together: Mapping[str, Any] = field(default_factory=dict)
+    reads: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         pointers = self.pointers

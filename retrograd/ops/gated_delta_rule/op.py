@@ -75,7 +75,13 @@ class Spec(CallSpec):
         Result("o", "B T H V", "v"),
         Result("final_state", "S H V K", "compute_dtype", when="return_final_state"),
     )
-    kept: ClassVar = (Result("states", "B chunks H V K", "v"),)
+    kept: ClassVar = (
+        Result("states", "B chunks H V K", "v"),
+        Result("inverse", "B blocks H targets sources", "v", when="keeps_pairs"),
+        Result("scores", "B blocks H targets sources", "v", when="keeps_pairs"),
+    )
+    targets: ClassVar = BORDER
+    sources: ClassVar = BORDER
 
     batch = Size("B")
     time = Size("T")
@@ -129,6 +135,21 @@ class Spec(CallSpec):
         """The number of chunk slots of a row, see `slot_count`; the contents of slots without a chunk are undefined."""
         return slot_count(self, self.chunk)
 
+    @property
+    def keeps_pairs(self) -> bool:
+        """Whether the inverse and the scores of blocks are saved: with the states they take twice the bytes of v."""
+        return self.v.dtype in ("bfloat16", "float16") and self.K == self.V == 128 and not self.of_channels
+
+    @property
+    def blocks(self) -> int:
+        """The number of slots of blocks of a row."""
+        return slot_count(self, BORDER)
+
+    def reads(self, wanted: frozenset[str]) -> tuple[str, ...]:
+        """As of any op, but not all saved arrays are always there."""
+        read = CallSpec.reads(self, wanted)
+        return read if self.keeps_pairs else tuple(name for name in read if name not in ("inverse", "scores"))
+
     def flops(self, which: Pass) -> int:
         """Those of the matrix products, with blocks of 64 steps; half of the pairs of steps of a block are counted."""
         steps = self.batch * self.time
@@ -172,6 +193,7 @@ def factor_of(scale: float | None, K: int) -> float:
 
 TAKES = names("q k v g beta initial_state cu_seqlens scale return_final_state normalize_qk")
 IMPLEMENTATIONS = (
+    Implementation(f"{__package__}.hopper", takes=TAKES),
     Implementation(f"{__package__}.triton", takes=TAKES),
     Implementation(f"{__package__}.triton.channels", takes=TAKES),
 )

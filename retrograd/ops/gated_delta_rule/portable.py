@@ -38,6 +38,7 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     (last,), (states, o, *after) = xp.scan(chunk, (time.initial,), xs, False)
     outputs = {"o": xp.astype(time.clear(time.join(o)), spec.v.dtype)}
     outputs["states"] = xp.astype(xp.moveaxis(states, 0, 1), spec.v.dtype)
+    outputs |= _unused(xp, spec, arrays)
     if spec.return_final_state:
         outputs["final_state"] = time.at_ends(last, *after or (None,))
     return {name: xp.dense(array) for name, array in outputs.items()}
@@ -45,7 +46,7 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
 
 def recomputed(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     """The saved states, from the arguments."""
-    return {"states": forward(xp, spec, arrays)["states"]}
+    return {name: array for name, array in forward(xp, spec, arrays).items() if name in spec.reads(frozenset())}
 
 
 def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) -> dict[str, Any]:
@@ -296,13 +297,19 @@ def _through_norm(xp: Namespace, spec: Spec, x: Any, dx: Any) -> Any:
     return scale * (dx - unit * xp.sum(unit * dx, -1)[..., None])
 
 
+def _unused(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
+    """The saved arrays that are for kernels alone: zeros."""
+    params = spec.params(("inverse", "scores"))
+    return {name: xp.zeros(arrays["v"], param.shape, param.dtype) for name, param in params.items()}
+
+
 def _without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     """The outputs where v is empty: each final state is the initial state."""
     states = spec.params(("states", "final_state"))
     outputs = {name: xp.zeros(arrays["v"], param.shape, param.dtype) for name, param in states.items()}
     if spec.return_final_state and spec.initial_state is not None:
         outputs["final_state"] = arrays["initial_state"]
-    return {"o": arrays["v"], **outputs}
+    return {"o": arrays["v"], **outputs, **_unused(xp, spec, arrays)}
 
 
 def _gradients_without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:

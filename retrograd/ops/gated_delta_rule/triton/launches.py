@@ -73,7 +73,7 @@ def backward(
     of = Launches(spec, inputs + outputs + scratch, layouts, arch, tile)
     launches = (
         *of.normalize(),
-        of.prepare(),
+        of.prepare(pairs=not spec.keeps_pairs),
         of.forward_states(start="states", from_kept=True),
         of.backward_states(),
         of.pairs(of_keys=False),
@@ -92,8 +92,11 @@ def prepared(spec: Spec, tile: Tile) -> tuple[Array, ...]:
     return (
         *units,
         Array("vectors", (*heads, 2, tile.steps), FP32),
-        Array("inverse", (*heads, tile.steps, tile.steps), dtype),
-        Array("scores", (*heads, tile.steps, tile.steps), dtype),
+        *(
+            Array(name, (*heads, tile.steps, tile.steps), dtype)
+            for name in ("inverse", "scores")
+            if not spec.keeps_pairs
+        ),
     )
 
 
@@ -158,11 +161,12 @@ class Launches:
                 others = {"dunit_ptr": f"d{name}_unit", "dx_ptr": f"d{name}"}
                 yield self._of_rows(norm_kernels.through_norm, x=name, **others)
 
-    def prepare(self) -> Launch:
-        """Computes the inverses, the scores of queries and the sums of log decays."""
-        names = "cu_seqlens vectors inverse scores"
+    def prepare(self, *, pairs: bool = True) -> Launch:
+        """Computes the sums of log decays and, without `pairs` only these, the inverses and the scores of queries."""
+        names = "cu_seqlens vectors"
         grid = places(self.spec, self.tile.steps) * self.spec.heads
-        keys = {"q": self._keys("q"), "k": self._keys("k"), "g": "g", "beta": "beta"}
+        keys: dict[str, str | None] = {"q": self._keys("q"), "k": self._keys("k"), "g": "g", "beta": "beta"}
+        keys |= {f"{name}_ptr": name if pairs else None for name in ("inverse", "scores")}
         return self._launch(prepare, grid, names, keys, num_warps=self.tile.prepare_warps)
 
     def forward_states(self, *, start: str, last: str | None = None, from_kept: bool = False) -> Launch:
@@ -305,6 +309,7 @@ class Launches:
             },
             num_warps=num_warps,
             num_stages=sizes.STAGES,
+            reads=frozenset() if kernel is prepare else frozenset({"inverse", "scores"}),
             overlap=self.arch.overlaps_launches,
         )
 

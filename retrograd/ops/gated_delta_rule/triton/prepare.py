@@ -73,6 +73,8 @@ def prepare(
     tl.store(at + C, rate)
     decays = decays_between(sums) * rate[None, :]
     at = pairs_at(slot, head, H, C)
-    tl.store(scores_ptr + at, (of_queries * decays * call.scale).to(OPERANDS.DTYPE))
-    found = inverse(tl.where(j[:, None] > j[None, :], of_keys * decays, 0.0), OPERANDS)
-    tl.store(inverse_ptr + at, found.to(OPERANDS.DTYPE))
+    if scores_ptr is not None:
+        tl.store(scores_ptr + at, (of_queries * decays * call.scale).to(OPERANDS.DTYPE))
+    if inverse_ptr is not None:
+        found = inverse(tl.where(j[:, None] > j[None, :], of_keys * decays, 0.0), OPERANDS)
+        tl.store(inverse_ptr + at, found.to(OPERANDS.DTYPE))
