@@ -73,7 +73,7 @@ def backward(
     of = Launches(spec, inputs + outputs + scratch, layouts, arch, tile)
     launches = (
         *of.normalize(),
-        of.prepare(pairs=not spec.keeps_pairs),
+        of.sums() if spec.keeps_pairs else of.prepare(),
         of.forward_states(start="states", from_kept=True),
         of.backward_states(),
         of.pairs(of_keys=False),
@@ -161,8 +161,15 @@ class Launches:
                 others = {"dunit_ptr": f"d{name}_unit", "dx_ptr": f"d{name}"}
                 yield self._of_rows(norm_kernels.through_norm, x=name, **others)
 
-    def prepare(self, *, pairs: bool = True) -> Launch:
-        """Computes the sums of log decays and, without `pairs` only these, the inverses and the scores of queries."""
+    def prepare(self) -> Launch:
+        """Computes the sums of log decays, the inverses and the scores of queries."""
+        return self._prepare(pairs=True)
+
+    def sums(self) -> Launch:
+        """Computes the sums of log decays alone, where the others are saved."""
+        return self._prepare(pairs=False)
+
+    def _prepare(self, *, pairs: bool) -> Launch:
         names = "cu_seqlens vectors"
         grid = places(self.spec, self.tile.steps) * self.spec.heads
         keys: dict[str, str | None] = {"q": self._keys("q"), "k": self._keys("k"), "g": "g", "beta": "beta"}
