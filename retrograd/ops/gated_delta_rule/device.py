@@ -39,9 +39,11 @@ def fine_sums_of(g, count):
 
 @triton.jit
 def settled(sums, count):
-    """Sums (steps,); after `count` steps the last of theirs."""
+    """Sums (steps,) or (steps, channels); after `count` steps the last of theirs."""
     j = tl.arange(0, sums.shape[0])
-    last = tl.sum(tl.where(j == count - 1, sums, 0.0), axis=0)
+    if len(sums.shape) == 2:
+        j = j[:, None]
+    last = tl.sum(tl.where(j == count - 1, sums, 0.0), axis=0, keep_dims=len(sums.shape) == 2)
     return tl.where(j < count, sums, last)
 
 

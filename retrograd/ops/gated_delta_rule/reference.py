@@ -36,7 +36,7 @@ def gated_delta_rule(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `retrograd.gated_delta_rule`. Computes in float32, or in float64 if v is.
 
-    With `blocks`, and one decay a head, it computes by blocks of steps, with operands of matrix products in the dtype
+    With `blocks` it computes by blocks of steps, with operands of matrix products in the dtype
     of v. By default, float64 on a GPU is computed so: step by step would be slow, and in float64 both agree.
     """
     dtype = torch.promote_types(v.dtype, torch.float32)

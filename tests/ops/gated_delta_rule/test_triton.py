@@ -66,8 +66,10 @@ def test_kernels_keep_their_registers_and_their_shared_memory(arch: str, shape: 
 @pytest.mark.slow
 @pytest.mark.parametrize("V", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("K", [16, 32, 64, 128, 256])
-def test_ptxas_finds_the_operands_of_products_for_heads_of_every_size(K: int, V: int) -> None:
-    for program, launch in programs.launches(INFO, of_shape(f"{K}x{V} bfloat16", **ALL), SUPPORTED["sm_90"]):
+@pytest.mark.parametrize("channels", ["", CHANNELS], ids=["of heads", "of channels"])
+def test_ptxas_finds_the_operands_of_products_for_heads_of_every_size(channels: str, K: int, V: int) -> None:
+    tried = of_shape(f"{K}x{V} bfloat16{channels}", **ALL)
+    for program, launch in programs.launches(INFO, tried, SUPPORTED["sm_90"]):
         assert not wrong_descriptors(build(launch, program.arrays, SUPPORTED["sm_90"])), launch.kernel.__name__
 
 

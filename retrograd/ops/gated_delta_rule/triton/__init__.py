@@ -1,1 +1,1 @@
-"""gated_delta_rule in Triton, on every architecture; one decay a head."""
+"""gated_delta_rule in Triton, on every architecture; one decay a head, and in `channels` one for each channel."""

@@ -6,7 +6,7 @@ import triton.language as tl
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.sequences import Sequences, bounds_of, load_rows, owner_of, rows_at
 
-from ...device import log_decays, offsets_of
+from ...device import fine_sums_of, log_decays, offsets_of, sums_of
 from .levels import sums_at
 
 
@@ -49,11 +49,12 @@ def channel_rows(
     g_rows = rows_at(g, row, first, head, SIZES.K_UNIT)
     k_rows = rows_at(k, row, first, head // (H // call.G), SIZES.K_UNIT)
     q_rows = rows_at(q, row, first, head // (H // call.G), SIZES.K_UNIT)
-    sums = tl.cumsum(log_decays(load_rows(g_rows, t, c, live, K, SIZES.K_UNIT)), axis=0)
-    # The last sum is taken to the bit: a parallel sum adds in another order behind it.
-    count = tl.minimum(length - step, C)
-    last = tl.sum(tl.where((j == count - 1)[:, None], sums, 0.0), axis=0)[None, :]
-    sums = tl.where((j < count)[:, None], sums, last)
+    log = load_rows(g_rows, t, c, live, K, SIZES.K_UNIT)
+    if OPERANDS.SPLIT:
+        sums = fine_sums_of(log, length - step)
+    else:
+        sums = sums_of(log_decays(log), length - step)
+    last = tl.sum(tl.where((j == C - 1)[:, None], sums, 0.0), axis=0)[None, :]
     tl.store(sums_ptr + sums_at(slot, head, H, j, c, SIZES), sums, mask=(c < K)[None, :])
     grow = tl.exp2(sums)
     mask = live[:, None] & (c < K)[None, :]
