@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from checks import programs
-from checks.resources import resources, unused_barriers
+from checks.resources import resources, unused_barriers, wrong_descriptors
 
 from retrograd.core.arch import SUPPORTED
 from retrograd.core.build import build
@@ -97,5 +97,6 @@ def test_kernels_keep_their_registers_and_their_shared_memory(name: str) -> None
         found = resources(compiled)
         where = f"{launch.kernel.__name__}: {found}"
         assert not unused_barriers(compiled), where
+        assert not wrong_descriptors(compiled), where
         assert found.spills <= launch.allowed_spills, where
         assert found.shared <= arch.shared_memory, where
