@@ -31,7 +31,7 @@ __all__ = ["backward", "forward", "planned", "suits"]
 
 FP32 = "float32"
 TRITON = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
-SPILLS_OF_WIDE = 145
+SPILLS, SPILLS_OF_WIDE = 6, 145  # of a program that carries states
 ROWS = ("q", "k", "v", "do", "g")  # arrays of rows: (batch, time, heads or key heads, columns)
 BY_STEP = ("g", "beta")
 PARAMS = {
@@ -293,7 +293,7 @@ class Launches:
         )
         # In fp32 both terms of a state that is an operand do not fit into the registers beside the state.
         wide = spec.v.dtype == FP32 and spec.K > MANY
-        return replace(launch, allowed_spills=SPILLS_OF_WIDE if wide else 0)
+        return replace(launch, allowed_spills=SPILLS_OF_WIDE if wide else SPILLS)
 
     def _launch(
         self, kernel: Any, grid: int, names: str, rows: Mapping[str, str | None], *, num_warps: int, **constants: Any

@@ -12,7 +12,7 @@ from retrograd.core.spec import Pass
 from ...op import Spec
 from ..arrays import Summands
 from ..launches import FP32, Launches, in_place, places, prepared, states_of, walked
-from ..plan import MANY, Tile
+from ..plan import Tile
 from . import gradients as gradient_kernels
 from .finish import finish_rates
 from .plan import planned
@@ -21,7 +21,7 @@ from .rows import channel_rows
 
 __all__ = ["backward", "forward", "planned", "suits"]
 
-SPILLS_OF_WIDE = 3
+SPILLS = 5  # of `channel_gradients`
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
@@ -123,7 +123,7 @@ class _ChannelLaunches(Launches):
         out = {f"d{name}_ptr": f"d{name}_unit" if spec.normalize_qk else f"d{name}" for name in "qk"}
         kernel = gradient_kernels.channel_gradients
         launch = self._launch(kernel, grid, names, {**self._queries, **out}, num_warps=tile.state_warps)
-        return replace(launch, allowed_spills=SPILLS_OF_WIDE if spec.K > MANY else 0)
+        return replace(launch, allowed_spills=SPILLS)
 
     def finish(self) -> Launch:
         """Computes the gradient of beta."""
