@@ -1078,8 +1078,9 @@ def gated_delta_rule(
 
     It is the same call as `retrograd.gated_delta_rule`, with the same results and errors. On an NVIDIA GPU it launches
     the same kernels; on a CPU or TPU it is plain JAX. For `jax.checkpoint` policies, the arrays that the forward pass
-    saves are named `gated_delta_rule_states`. The function has derivatives of every order, in reverse and in forward
-    mode. First gradients in reverse mode come from the kernels; all others from plain JAX, slower and with more memory.
+    saves are named `gated_delta_rule_states` and `gated_delta_rule_inverse` and `gated_delta_rule_scores`. The function
+    has derivatives of every order, in reverse and in forward mode. First gradients in reverse mode come from the
+    kernels; all others from plain JAX, slower and with more memory.
 
     Args:
         q: (B, T, G, K), float32, bfloat16 or float16, any strides, where head h uses key head h // (H / G); K up to

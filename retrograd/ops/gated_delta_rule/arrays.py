@@ -13,3 +13,12 @@ class Call(NamedTuple):
     H: Any
     G: Any
     scale: Any
+
+
+class Rows(NamedTuple):
+    """Rows of q or k in all, steps of a row of the batch, key heads, sequences: on these no binary depends."""
+
+    rows: Any
+    T: Any
+    G: Any
+    sequences: Any

@@ -22,6 +22,7 @@ MORE: list[Case] = [
     case("channels_single", (1, 70, 1, 2, 40, 40), of_channels=True, dtype="float32", **ALL),
     case("channels_packed", (1, 180, 1, 2, 128, 64), of_channels=True, cu_seqlens=(3, 4, 4, 140, 170), **ALL),
     case("packed_128", (1, 180, 1, 2, 128, 64), cu_seqlens=(3, 4, 4, 140, 170), **ALL),
+    case("packed_128_128", (1, 180, 1, 3, 128, 128), cu_seqlens=(3, 4, 4, 140, 170), **ALL),
 ]
 
 

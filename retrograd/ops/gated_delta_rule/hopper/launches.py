@@ -25,10 +25,9 @@ from retrograd.core.program import (
 from retrograd.core.rows import is_dense
 from retrograd.core.spec import Param, Pass, slot_count
 
-from ..arrays import Call
+from .. import norm as norm_kernels
+from ..arrays import Call, Rows
 from ..op import SMALLEST, Spec
-from ..triton import norm as norm_kernels
-from ..triton.arrays import Rows
 from . import blocks
 from . import grads as grad_kernels
 from .arrays import GradOptions, GradRegisters, WalkOptions

@@ -37,12 +37,3 @@ class Summands(NamedTuple):
     V_BLOCKS: int
     K_BLOCKS: int
     HEADS: int
-
-
-class Rows(NamedTuple):
-    """Rows of q or k in all, steps of a row of the batch, key heads, sequences: on these no binary depends."""
-
-    rows: Any
-    T: Any
-    G: Any
-    sequences: Any

@@ -16,12 +16,12 @@ from retrograd.core.program import Array, Launch, Layout, Layouts, Program, poin
 from retrograd.core.rows import is_dense
 from retrograd.core.spec import Param, Pass, slot_count
 
-from ..arrays import Call
+from .. import norm as norm_kernels
+from ..arrays import Call, Rows
 from ..op import SMALLEST, Spec
 from . import gradients as gradient_kernels
-from . import norm as norm_kernels
 from . import states as state_kernels
-from .arrays import Operands, Rows, Sizes, Summands
+from .arrays import Operands, Sizes, Summands
 from .finish import finish
 from .outputs import outputs as outputs_kernel
 from .plan import MANY, Tile, planned

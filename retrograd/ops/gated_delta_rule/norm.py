@@ -1,4 +1,4 @@
-"""`normalize_qk`: rows of q and k of norm 1, and gradients through that. Symbols: ../README.md."""
+"""`normalize_qk`: rows of q and k of norm 1, and gradients through that. Symbols: README.md."""
 
 import triton
 import triton.language as tl
