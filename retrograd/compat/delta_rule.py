@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from retrograd.core.torch.autocast import no_autocast
 
 from .checks import errors_of, expect, expect_dims, expect_if_given, flag
 from .dtypes import arithmetic, beside
+
+DENSE = torch.contiguous_format
 
 
 class Gate(NamedTuple):
@@ -77,6 +80,7 @@ def delta_rule(
     gate: Gate,
     flags: Flags,
     channels: bool,
+    recurrent: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The results (B, T, HV, V), and the final states (N, HV, K, V) in float32 if asked for.
 
@@ -92,6 +96,7 @@ def delta_rule(
         gate: how log decays come of g.
         flags: `state_v_first`: states are (N, HV, V, K).
         channels: whether g has K decays a head.
+        recurrent: whether a single step is the plain recurrence, one kernel, in place of a block's products.
     """
     final, unit, sigmoid, negative, v_first = (flag(me, n, x) for n, x in zip(Flags._fields, flags, strict=True))
     tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": initial_state, "cu_seqlens": cu_seqlens}
@@ -112,23 +117,37 @@ def delta_rule(
         initial_state = initial_state.to(arithmetic(v))
         initial_state = initial_state if v_first else initial_state.transpose(2, 3)
     with no_autocast(v.device.type), errors_of("gated_delta_rule", me):
-        log_decays = _log_decays(me, g, gate, channels)
-        rates = beta.to(arithmetic(v)).sigmoid() * (2 if negative else 1) if sigmoid else beta
-        o, state = retrograd.gated_delta_rule(
-            q,
-            k,
-            v,
-            beside(q, log_decays),
-            beside(q, rates),
-            scale=scale,
-            initial_state=initial_state,
-            cu_seqlens=cu_seqlens,
-            normalize_qk=unit,
-            return_final_state=True,
-        )
+        log_decays = beside(q, _log_decays(me, g, gate, channels))
+        rates = beside(q, beta.to(arithmetic(v)).sigmoid() * (2 if negative else 1) if sigmoid else beta)
+        arrays = (q, k, v, log_decays, rates)
+        same = k.shape == q.shape and beta.shape == v.shape[:3]  # else the op itself says what is wrong
+        if recurrent and v.shape[1] == 1 and cu_seqlens is None and same:
+            o, state = _one_step(arrays, initial_state, scale, unit)
+        else:
+            o, state = retrograd.gated_delta_rule(
+                *arrays,
+                scale=scale,
+                initial_state=initial_state,
+                cu_seqlens=cu_seqlens,
+                normalize_qk=unit,
+                return_final_state=True,
+            )
     if not final:
         return o, None
     return o, state if v_first else state.transpose(2, 3).contiguous()
+
+
+def _one_step(
+    arrays: tuple[Tensor, ...], initial_state: Tensor | None, scale: float | None, unit: bool
+) -> tuple[Tensor, Tensor]:
+    """The result (B, 1, HV, V) and the state (B, HV, V, K) after it; the given state is not modified."""
+    q, k, v, g, beta = (x[:, 0] for x in arrays)
+    if initial_state is None:
+        state = v.new_zeros((*v.shape, q.shape[2]), dtype=arithmetic(v))
+    else:
+        state = initial_state.clone(memory_format=DENSE)
+    o, state = retrograd.gated_delta_rule_update_(state, q, k, v, g, beta, scale=scale, normalize_qk=unit)
+    return o[:, None], state
 
 
 def _log_decays(me: str, g: Tensor, gate: Gate, channels: bool) -> Tensor:

@@ -172,6 +172,39 @@ def test_decays_of_channels_are_taken_in_steps_of_generation_too() -> None:
     assert torch.equal(o, other)
 
 
+@pytest.mark.parametrize("channels", [False, True], ids=["of heads", "of channels"])
+@pytest.mark.parametrize("v_first", [False, True], ids=["keys first", "values first"])
+def test_a_single_step_is_the_recurrence_and_leaves_the_given_state_alone(channels: bool, v_first: bool) -> None:
+    chunk, recurrent = (chunk_kda, fused_recurrent_kda) if channels else (
+        chunk_gated_delta_rule, fused_recurrent_gated_delta_rule)  # fmt: skip
+    given = {name: x.detach() for name, x in drawn(channels, 5).items()}
+    state = given.pop("initial_state")[:1]
+    steps = {name: x[:, :1] for name, x in given.items()}
+    steps["g"] = -steps["g"].exp()
+    steps["initial_state"] = state.transpose(2, 3).contiguous() if v_first else state
+    options: dict[str, Any] = {"output_final_state": True, "use_qk_l2norm_in_kernel": True, "state_v_first": v_first}
+    before = steps["initial_state"].clone()
+    for start in (steps["initial_state"], None):
+        steps["initial_state"] = start
+        o, final = chunk(**steps, **options)
+        one, after = recurrent(**steps, **options)
+        torch.testing.assert_close(one, o)
+        torch.testing.assert_close(after, final)
+        assert start is None or torch.equal(start, before)
+
+
+def test_a_single_step_has_the_gradients_of_the_rule() -> None:
+    inputs = {name: x if name == "initial_state" else x[:, :1] for name, x in drawn(False, 6).items()}
+    inputs = {name: x[:1].detach().requires_grad_() for name, x in inputs.items()}
+
+    def gradients(function: Any) -> tuple[Tensor, ...]:
+        o, final = function(**{**inputs, "g": -inputs["g"].exp()}, output_final_state=True)
+        return torch.autograd.grad(o.square().sum() + final.square().sum(), tuple(inputs.values()))
+
+    found, expected = gradients(fused_recurrent_gated_delta_rule), gradients(chunk_gated_delta_rule)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [

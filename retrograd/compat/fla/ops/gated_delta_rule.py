@@ -135,7 +135,8 @@ def fused_recurrent_gated_delta_rule(
         transpose_state_layout,
     )
     gate = Gate(use_gate_in_kernel, A_log, dt_bias)
-    return delta_rule(me, q, k, v, decays, rates, scale, initial_state, cu_seqlens, gate, flags, g is None)
+    arrays = (q, k, v, decays, rates)
+    return delta_rule(me, *arrays, scale, initial_state, cu_seqlens, gate, flags, g is None, recurrent=True)
 
 
 chunk_gdn = chunk_gated_delta_rule

@@ -115,4 +115,4 @@ def fused_recurrent_kda(
         transpose_state_layout,
     )
     gate = Gate(use_gate_in_kernel, A_log, dt_bias, lower_bound)
-    return delta_rule(me, q, k, v, g, beta, scale, initial_state, cu_seqlens, gate, flags, True)
+    return delta_rule(me, q, k, v, g, beta, scale, initial_state, cu_seqlens, gate, flags, True, recurrent=True)
