@@ -24,22 +24,10 @@ from retrograd.core.kernels.gluon import block_barrier, tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import acquire, full_and_empty, release, stage_of, wait_full
 from retrograd.core.kernels.sequences import rows_at
+from retrograd.core.kernels.warpgroups import end_of, products, rounded, tile_offsets, vector
 
 from .arrays import BackArrays, BackPointers, BackRing, Leaving, Walks
-from .blocks import (
-    HALF,
-    PLANES,
-    UNIT,
-    C,
-    K,
-    clear_outside,
-    end_of,
-    products,
-    rounded,
-    scaled,
-    tile_offsets,
-    vector,
-)
+from .blocks import HALF, PLANES, UNIT, C, K, clear_outside, scaled
 from .walk import walk_of
 
 
@@ -90,7 +78,7 @@ def carry(pointers, ring, leaving, walks, OPTIONS: gl.constexpr):
     gradient = gl.zeros([HALF, K], gl.float32, STATE)
     at = (gl.cast(walk.number * H + walk.head, gl.int64) * K + walk.column) * K
     if pointers.start is not None:
-        gradient = gl.load(pointers.start + at + tile_offsets(HALF, K, STATE))
+        gradient = gl.load(pointers.start + at + tile_offsets(HALF, K, K, STATE))
     if walk.count > 0:
         wait_full(ring, 0)
         dout = ring.dout.index(0).permute((1, 0)).load(LEFT)
@@ -135,7 +123,7 @@ def carry(pointers, ring, leaving, walks, OPTIONS: gl.constexpr):
             gradient, ahead = warpgroup_mma_wait(0, deps=[gradient, ahead])
             release(ring, i)
     if pointers.last is not None:
-        gl.store(pointers.last + at + tile_offsets(HALF, K, STATE), gradient)
+        gl.store(pointers.last + at + tile_offsets(HALF, K, K, STATE), gradient)
     if walks.cu_seqlens is not None:
         clear_outside(pointers.dv + walk.column, walk, walks, walk.head, H, HALF)
     tma.store_wait(0)

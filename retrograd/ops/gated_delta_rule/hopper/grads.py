@@ -20,9 +20,10 @@ from retrograd.core.kernels.gluon import ex2, tma_load
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import acquire, release, ring_of, stage_of, wait_full
 from retrograd.core.kernels.sequences import bounds_of, first_slot, owner_of, rows_at
+from retrograd.core.kernels.warpgroups import products
 
 from .arrays import GradArrays, GradPointers, GradRings, Span, Walks
-from .blocks import HALF, UNIT, C, K, clear_outside, products
+from .blocks import HALF, UNIT, C, K, clear_outside
 
 SUMS = gl.constexpr(8)  # of a head and block, by step; `finish` has what they are
 FLAT_ROWS = gl.constexpr(32)  # of states, whose products are summed at once

@@ -5,17 +5,9 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.sequences import Sequences, bounds_of, owner_of, rows_at
+from retrograd.core.kernels.warpgroups import in_column_order
 
 from ..device import log_decays
-
-
-@triton.jit
-def in_column_order(x, C: tl.constexpr, HEADS: tl.constexpr):
-    """(C, heads) -> (heads, C) with step 8 i + 2 k + b at k C / 4 + 2 i + b.
-
-    What a thread has of the columns of a product then lies side by side, and is read 16 bytes at a time.
-    """
-    return tl.reshape(tl.permute(tl.reshape(x, [C // 8, 4, 2, HEADS]), [3, 1, 0, 2]), [HEADS, C])
 
 
 @triton.jit(do_not_specialize=["g", "beta", "call"])
@@ -67,7 +59,7 @@ def vectors(
     in_array = (head < H)[:, None]
     at = (of_head * (4 * C))[:, None] + j[None, :]
     grow = tl.exp2(sums)
-    tl.store(planes_ptr + at, in_column_order(rate * tl.exp2(end - sums), C, HEADS), mask=in_array)
-    tl.store(planes_ptr + at + C, in_column_order(grow, C, HEADS), mask=in_array)
-    tl.store(planes_ptr + at + 2 * C, in_column_order(grow * call.scale, C, HEADS), mask=in_array)
-    tl.store(planes_ptr + at + 3 * C, in_column_order(sums, C, HEADS), mask=in_array)
+    tl.store(planes_ptr + at, in_column_order(rate * tl.exp2(end - sums)), mask=in_array)
+    tl.store(planes_ptr + at + C, in_column_order(grow), mask=in_array)
+    tl.store(planes_ptr + at + 2 * C, in_column_order(grow * call.scale), mask=in_array)
+    tl.store(planes_ptr + at + 3 * C, in_column_order(sums), mask=in_array)

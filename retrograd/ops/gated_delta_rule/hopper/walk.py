@@ -27,24 +27,10 @@ from retrograd.core.kernels.gluon import block_barrier, tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import acquire, full_and_empty, release, stage_of, wait_full
 from retrograd.core.kernels.sequences import bounds_of, first_slot, owner_of, rows_at
+from retrograd.core.kernels.warpgroups import clear_rows, end_of, products, rounded, tile_offsets, vector
 
 from .arrays import Leaving, Walk, WalkArrays, WalkPointers, WalkRing, Walks
-from .blocks import (
-    HALF,
-    PARTS,
-    PLANES,
-    UNIT,
-    C,
-    K,
-    clear_outside,
-    clear_rows,
-    end_of,
-    products,
-    rounded,
-    tile_offsets,
-    vector,
-    widened,
-)
+from .blocks import HALF, PARTS, PLANES, UNIT, C, K, clear_outside, widened
 
 
 @gluon.jit
@@ -125,7 +111,7 @@ def carry(pointers, ring, leaving, walks, OPTIONS: gl.constexpr, OVERLAP: gl.con
         if there:
             of_head = (walk.kept + walk.begin // OPTIONS.KEPT if OPTIONS.AGAIN else walk.number) * H + walk.head
             at = (gl.cast(of_head, gl.int64) * K + walk.column) * K
-            state = gl.load(pointers.start + at + tile_offsets(HALF, K, STATE)).to(gl.float32)
+            state = gl.load(pointers.start + at + tile_offsets(HALF, K, K, STATE)).to(gl.float32)
     low = rounded(state, DTYPE)
     for i in range(walk.count):
         c = walk.begin + i
@@ -188,7 +174,7 @@ def carry(pointers, ring, leaving, walks, OPTIONS: gl.constexpr, OVERLAP: gl.con
             tma_store(out, [(walk.count - 1) * C, walk.column], leaving.rows.index((walk.count - 1) % 2))
     if pointers.last is not None:
         at = (gl.cast(walk.number * H + walk.head, gl.int64) * K + walk.column) * K
-        gl.store(pointers.last + at + tile_offsets(HALF, K, STATE), state)
+        gl.store(pointers.last + at + tile_offsets(HALF, K, K, STATE), state)
     if RESULTS:
         if walks.cu_seqlens is not None:
             clear_outside(pointers.out + walk.column, walk, walks, walk.head, H, HALF)
@@ -205,11 +191,11 @@ def clear_states(states_ptr, walk, walks, STEPS: gl.constexpr):
     """Each of packed sequences writes zeros to the kept states after its own; the first also to those before."""
     number, H = walk.number, walks.H
     for slot in range(gl.where(number == 0, 0, walk.kept), walk.kept):
-        clear_rows(states_ptr + (gl.cast(slot * H + walk.head, gl.int64) * K + walk.column) * K, K, HALF, K)
+        clear_rows(states_ptr + (gl.cast(slot * H + walk.head, gl.int64) * K + walk.column) * K, K, HALF, K, 4)
     slots = walks.T // STEPS + walks.sequences
     after = gl.where(number == walks.sequences - 1, slots, (walk.first + walk.length) // STEPS + number + 1)
     for slot in range(walk.kept + gl.cdiv(walk.length, STEPS), after):
-        clear_rows(states_ptr + (gl.cast(slot * H + walk.head, gl.int64) * K + walk.column) * K, K, HALF, K)
+        clear_rows(states_ptr + (gl.cast(slot * H + walk.head, gl.int64) * K + walk.column) * K, K, HALF, K, 4)
 
 
 @gluon.jit(do_not_specialize=["q", "k", "v", "call"])

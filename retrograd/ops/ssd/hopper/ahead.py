@@ -17,10 +17,11 @@ from retrograd.core.kernels.gluon import tma_load
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import acquire, full_and_empty, release, stage_of, wait_full
 from retrograd.core.kernels.sequences import rows_at
+from retrograd.core.kernels.warpgroups import end_of, products, tile_offsets, vector
 
 from .arrays import AheadArrays, AheadRing, Walks
-from .blocks import CHANNELS, SLOT, UNIT, VECTORS, Q, end_of, products, scaled, slices_walked, vector
-from .sequences import block_at, slice_of, tile_offsets, walk_of
+from .blocks import CHANNELS, SLOT, UNIT, VECTORS, Q, scaled, slices_walked
+from .sequences import block_at, slice_of, walk_of
 
 
 @gluon.jit

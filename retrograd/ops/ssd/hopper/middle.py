@@ -5,10 +5,10 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.sequences import Sequences, bounds_of, first_slot, load_rows, owner_of, rows_at
+from retrograd.core.kernels.warpgroups import column_order
 
 from ..device import block_of
 from .blocks import UNIT
-from .prepare import column_order
 
 
 @triton.jit(do_not_specialize=["x", "B", "lengths", "each"])

@@ -25,25 +25,12 @@ from retrograd.core.kernels.gluon import block_barrier, ex2, tma_load
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import acquire, barriers, full_and_empty, release, stage_of, wait_full
 from retrograd.core.kernels.sequences import bounds_of, first_slot, owner_of, rows_at
+from retrograd.core.kernels.warpgroups import end_of, products, rounded, vector
 
 from ..arrays import Groups
 from ..device import block_of
 from .arrays import BySource, ByTarget, PairArrays, PairWork, Results, Shared, Slices
-from .blocks import (
-    CHANNELS,
-    PARKED,
-    SLOT,
-    UNIT,
-    VECTORS,
-    Q,
-    end_of,
-    halves,
-    park,
-    parked,
-    products,
-    rounded,
-    vector,
-)
+from .blocks import CHANNELS, PARKED, SLOT, UNIT, VECTORS, Q, halves, park, parked
 from .product import add_product, diagonal, distances_of, part_sums, where
 
 WARPS = gl.constexpr(4)  # of each kind

@@ -5,23 +5,9 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.sequences import Sequences, bounds_of, owner_of
+from retrograd.core.kernels.warpgroups import in_column_order
 
 from ..device import step_sizes, sums_of
-
-
-@triton.jit
-def in_column_order(x, BLOCK_H: tl.constexpr, Q: tl.constexpr):
-    """(Q, heads) -> (heads, Q) with step 8 i + 2 k + b at k Q / 4 + 2 i + b.
-
-    What a thread has of the columns of a product then lies side by side, and is read 16 bytes at a time.
-    """
-    return tl.reshape(tl.permute(tl.reshape(x, [Q // 8, 4, 2, BLOCK_H]), [3, 1, 0, 2]), [BLOCK_H, Q])
-
-
-@triton.jit
-def column_order(j, Q: tl.constexpr):
-    """Where the step j of a block lies then."""
-    return j % 8 // 2 * (Q // 4) + j // 8 * 2 + j % 2
 
 
 @triton.jit(do_not_specialize=["dt", "call"])
@@ -66,7 +52,7 @@ def prepare(
     last = tl.sum(tl.where((j == Q - 1)[:, None], sums, 0.0), axis=0)[None, :]
     at = ((tl.cast(part, tl.int64) * H + head) * (4 * Q))[:, None] + j[None, :]
     in_array = (head < H)[:, None]
-    tl.store(vectors_ptr + at, in_column_order(tl.exp2(last - sums) * delta, BLOCK_H, Q), mask=in_array)
-    tl.store(vectors_ptr + at + Q, in_column_order(sums, BLOCK_H, Q), mask=in_array)
-    tl.store(vectors_ptr + at + 2 * Q, in_column_order(tl.exp2(sums), BLOCK_H, Q), mask=in_array)
-    tl.store(vectors_ptr + at + 3 * Q, in_column_order(delta, BLOCK_H, Q), mask=in_array)
+    tl.store(vectors_ptr + at, in_column_order(tl.exp2(last - sums) * delta), mask=in_array)
+    tl.store(vectors_ptr + at + Q, in_column_order(sums), mask=in_array)
+    tl.store(vectors_ptr + at + 2 * Q, in_column_order(tl.exp2(sums)), mask=in_array)
+    tl.store(vectors_ptr + at + 3 * Q, in_column_order(delta), mask=in_array)

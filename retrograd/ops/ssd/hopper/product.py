@@ -7,8 +7,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 from retrograd.core.kernels.numerics import forget
+from retrograd.core.kernels.warpgroups import rounded
 
-from .blocks import Q, rounded
+from .blocks import Q
 
 
 class Distances(NamedTuple):

@@ -52,10 +52,3 @@ def blocks_of(length, span, walks):
 def block_at(i, length, BACK: gl.constexpr):
     """The block to which a walk comes i-th."""
     return gl.cdiv(length, Q) - 1 - i if BACK else i
-
-
-@gluon.jit
-def tile_offsets(ROWS: gl.constexpr, COLUMNS: gl.constexpr, stride, LAYOUT: gl.constexpr):
-    """Offsets in a tile whose rows lie `stride` apart."""
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))[:, None]
-    return rows * stride + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))[None, :]

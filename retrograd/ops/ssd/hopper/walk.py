@@ -28,27 +28,11 @@ from retrograd.core.kernels.gluon import block_barrier, ex2, tma_load, tma_store
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import Ring, acquire, barriers, full_and_empty, release, ring_of, stage_of, wait_full
 from retrograd.core.kernels.sequences import first_slot, rows_at
+from retrograd.core.kernels.warpgroups import clear_rows, products, rounded, tile_offsets, vector
 
 from .arrays import Blocks, WalkArrays, WalkPointers, WalkRings, Walks
-from .blocks import (
-    CHANNELS,
-    PARKED,
-    PARTS,
-    SLOT,
-    UNIT,
-    VECTORS,
-    Q,
-    clear_rows,
-    halves,
-    masked,
-    park,
-    parked,
-    products,
-    rounded,
-    slices_walked,
-    vector,
-)
-from .sequences import block_at, blocks_of, slice_of, span_of, tile_offsets, walk_of
+from .blocks import CHANNELS, PARKED, PARTS, SLOT, UNIT, VECTORS, Q, halves, masked, park, parked, slices_walked
+from .sequences import block_at, blocks_of, slice_of, span_of, walk_of
 
 SCORES = gl.constexpr(2)  # stages of weighted scores, for each slice
 U_STAGES = gl.constexpr(3)

@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, rounded_product, wait_for_previous
-
-from ..prepare import column_order
+from retrograd.core.kernels.warpgroups import column_order
 
 COLUMNS = tl.constexpr(16)
 CHANNELS = tl.constexpr(64)  # of a program
