@@ -116,6 +116,9 @@ def delta_rule(
         expect(me, "initial_state", initial_state, (sequences, heads, *sizes), f"(N, HV, {dims})")
         initial_state = initial_state.to(arithmetic(v))
         initial_state = initial_state if v_first else initial_state.transpose(2, 3)
+    given = v.dtype
+    common = torch.promote_types(torch.promote_types(q.dtype, k.dtype), given)
+    q, k, v = q.to(common), k.to(common), v.to(common)
     with no_autocast(v.device.type), errors_of("gated_delta_rule", me):
         log_decays = beside(q, _log_decays(me, g, gate, channels))
         rates = beside(q, beta.to(arithmetic(v)).sigmoid() * (2 if negative else 1) if sigmoid else beta)
@@ -132,6 +135,7 @@ def delta_rule(
                 normalize_qk=unit,
                 return_final_state=True,
             )
+    o = o.to(given)
     if not final:
         return o, None
     return o, state if v_first else state.transpose(2, 3).contiguous()

@@ -193,6 +193,16 @@ def test_a_single_step_is_the_recurrence_and_leaves_the_given_state_alone(channe
         assert start is None or torch.equal(start, before)
 
 
+@pytest.mark.parametrize("function", [chunk_gated_delta_rule, fused_recurrent_gated_delta_rule])
+def test_queries_and_keys_may_be_wider_than_values(function: Any) -> None:
+    inputs = {name: x.detach() for name, x in drawn(False, 7).items() if name != "initial_state"}
+    inputs |= {"g": -inputs["g"].exp(), "v": inputs["v"].half()}
+    o, _ = function(**inputs, use_qk_l2norm_in_kernel=True)
+    expected, _ = function(**{**inputs, "v": inputs["v"].float()}, use_qk_l2norm_in_kernel=True)
+    assert o.dtype == torch.float16
+    assert torch.equal(o, expected.half())
+
+
 def test_a_single_step_has_the_gradients_of_the_rule() -> None:
     inputs = {name: x if name == "initial_state" else x[:, :1] for name, x in drawn(False, 6).items()}
     inputs = {name: x[:1].detach().requires_grad_() for name, x in inputs.items()}
