@@ -6,6 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 LENGTH = gl.constexpr(64)  # of a vector: the rows or columns of a product
+WARPS = gl.constexpr(4)  # of a warpgroup
 
 
 @gluon.constexpr_function

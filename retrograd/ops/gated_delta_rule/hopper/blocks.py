@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from retrograd.core.kernels.warpgroups import clear_rows, converting
+from retrograd.core.kernels.warpgroups import WARPS, clear_rows, converting
 
 C = gl.constexpr(64)  # steps of a block
 K = gl.constexpr(128)  # channels of a head's keys, and of its values
@@ -60,6 +60,6 @@ def clear_outside(ptr, sequence, walks, head, heads, COLUMNS: gl.constexpr):
     stride = heads * K
     ptr += head * K
     after = sequence.first + sequence.length
-    clear_rows(ptr, stride, gl.where(sequence.number == 0, sequence.first, 0), COLUMNS, 4)
+    clear_rows(ptr, stride, gl.where(sequence.number == 0, sequence.first, 0), COLUMNS, WARPS)
     count = gl.where(sequence.number == walks.sequences - 1, walks.T - after, 0)
-    clear_rows(ptr + gl.cast(after, gl.int64) * stride, stride, count, COLUMNS, 4)
+    clear_rows(ptr + gl.cast(after, gl.int64) * stride, stride, count, COLUMNS, WARPS)

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import block_barrier, ex2, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.sequences import bounds_of, load_rows, owner_of, rows_at
-from retrograd.core.kernels.warpgroups import products, rounded, wide_rows
+from retrograd.core.kernels.warpgroups import WARPS, products, rounded, wide_rows
 
 from .arrays import Walks
 from .blocks import HALF, UNIT, C, K
@@ -30,7 +30,7 @@ PAIR = gl.constexpr(2)  # heads whose inverses are computed side by side
 def copy_rows(rows, t, live, memory):
     """Rows of q or k to shared memory (2, C, HALF); zeros of steps that do not live."""
     for i in gl.static_range(2):
-        column = i * HALF + gl.arange(0, HALF, gl.SliceLayout(0, wide_rows(HALF, 4)))
+        column = i * HALF + gl.arange(0, HALF, gl.SliceLayout(0, wide_rows(HALF, WARPS)))
         memory.index(i).store(load_rows(rows, t, column, live, K, UNIT))
 
 
@@ -185,7 +185,7 @@ def prepare(
     number, step = owner_of(slot, walks, C)
     row, first, length = bounds_of(number, walks)
     if (step >= 0) & (step < length):
-        j = step + gl.arange(0, C, gl.SliceLayout(1, wide_rows(HALF, 4)))
+        j = step + gl.arange(0, C, gl.SliceLayout(1, wide_rows(HALF, WARPS)))
         copy_rows(rows_at(k, row, first, group, UNIT), j, j < length, k_s)
         copy_rows(rows_at(q, row, first, group, UNIT), j, j < length, q_s)
         fence_async_shared()

@@ -27,7 +27,7 @@ from retrograd.core.kernels.gluon import block_barrier, tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import acquire, full_and_empty, release, stage_of, wait_full
 from retrograd.core.kernels.sequences import bounds_of, first_slot, owner_of, rows_at
-from retrograd.core.kernels.warpgroups import clear_rows, end_of, products, rounded, tile_offsets, vector
+from retrograd.core.kernels.warpgroups import WARPS, clear_rows, end_of, products, rounded, tile_offsets, vector
 
 from .arrays import Leaving, Walk, WalkArrays, WalkPointers, WalkRing, Walks
 from .blocks import HALF, PARTS, PLANES, UNIT, C, K, clear_outside, widened
@@ -191,11 +191,11 @@ def clear_states(states_ptr, walk, walks, STEPS: gl.constexpr):
     """Each of packed sequences writes zeros to the kept states after its own; the first also to those before."""
     number, H = walk.number, walks.H
     for slot in range(gl.where(number == 0, 0, walk.kept), walk.kept):
-        clear_rows(states_ptr + (gl.cast(slot * H + walk.head, gl.int64) * K + walk.column) * K, K, HALF, K, 4)
+        clear_rows(states_ptr + (gl.cast(slot * H + walk.head, gl.int64) * K + walk.column) * K, K, HALF, K, WARPS)
     slots = walks.T // STEPS + walks.sequences
     after = gl.where(number == walks.sequences - 1, slots, (walk.first + walk.length) // STEPS + number + 1)
     for slot in range(walk.kept + gl.cdiv(walk.length, STEPS), after):
-        clear_rows(states_ptr + (gl.cast(slot * H + walk.head, gl.int64) * K + walk.column) * K, K, HALF, K, 4)
+        clear_rows(states_ptr + (gl.cast(slot * H + walk.head, gl.int64) * K + walk.column) * K, K, HALF, K, WARPS)
 
 
 @gluon.jit(do_not_specialize=["q", "k", "v", "call"])
