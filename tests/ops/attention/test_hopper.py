@@ -122,7 +122,7 @@ CASES = {
     f"{name}_{D}_{V}": case(name, (1, 260, 260, 4, 2, D), value=V, **how)
     for D, V in FORWARD
     for name, how in KINDS.items()
-}
+} | {f"many_{D}_{V}": case("many", (8, 2600, 2600, 16, 2, D), value=V) for D, V in FORWARD}
 WALKS = ("backward_fused", "backward_pairs", "backward_dq", "backward_dk_dv")
 QUICK = ("causal_128_128",)  # the others are slow
 EACH = [pytest.param(c, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, c in CASES.items()]
@@ -268,6 +268,31 @@ def test_tickets_are_all_tiles_and_come_later_for_later_tiles(tiles_of_row: int,
     assert sorted(drawn) == [(row, tile) for row in range(rows) for tile in range(tiles_of_row)]
     for row in range(rows):
         assert [tile for other, tile in drawn if other == row] == list(range(tiles_of_row))
+
+
+@given(st.integers(1, 40), st.integers(1, 200))
+def test_programs_that_draw_no_tiles_take_one_of_each_round(programs: int, tiles: int) -> None:
+    taken = []
+    for t in range(programs):
+        own = []
+        while t < tiles:
+            own.append(t)
+            t = on_numbers(schedule.there_and_back)(t, programs)
+        assert [tile // programs for tile in own] == list(range(len(own)))
+        taken += own
+    assert sorted(taken) == list(range(tiles))
+
+
+def test_tiles_are_drawn_where_they_are_many_or_their_lengths_unknown() -> None:
+    def draws(**how: Any) -> bool:
+        program = Forward(HOPPER_OP, spec_of(OP, case("call", (2, 1024, 1024, 16, 16, 128), **how))).program({}, HOPPER)
+        assert program is not None
+        return "counter" in {array.name for array in program.scratch}
+
+    bounds = (0, 100, 1024)
+    assert not draws(causal=True)
+    assert draws(packed=(bounds, bounds))
+    assert draws(segments=((0,) * 1024,) * 2)
 
 
 @given(SIZE, SIZE, WINDOW, st.sampled_from((64, 128)))

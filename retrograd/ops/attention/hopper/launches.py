@@ -63,6 +63,7 @@ __all__ = ["backward", "factors_of", "forward", "planned", "suits"]
 ENTRY = schedule.ENTRY.value
 ALIGNED = schedule.ALIGNED.value
 TILES_AT_ONCE = 128  # of a program of `list_tiles`
+ROUNDS = 4  # tiles of a program, at most, that it takes without drawing them
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
@@ -95,7 +96,8 @@ def forward(
     """The arguments -> out, lse."""
     inputs, layouts = _read(spec, names, layouts, arch)
     lists = _tile_lists(spec, {"q": plan.groups * plan.queries})
-    scratch = (Array("counter", (1,), "int32", zeroed=True), *lists)
+    counter = (Array("counter", (1,), "int32", zeroed=True),) if _draws(spec, plan) else ()
+    scratch = (*counter, *lists)
     own = _Launches(spec, inputs + outputs + scratch, layouts, arch)
     return Program(inputs, outputs, scratch, (*own.forward(plan),))
 
@@ -129,6 +131,16 @@ def backward(
     if "dsinks" in wanted:
         launches.append(own.sum_tiles("dsinks", QUERIES_OF_ROWS))
     return Program(inputs, outputs, tuple(scratch), tuple(launches))
+
+
+def _draws(spec: Spec, plan: ForwardPlan) -> bool:
+    """Whether programs draw their tiles by a counter.
+
+    In a short call it takes as long to clear one as some tiles do, and where no tiles are listed, their order is that
+    of their lengths: rounds there and back are as even.
+    """
+    tiles = _rows(spec, spec.heads) * _tiles(spec, spec.queries, plan.groups * plan.queries)
+    return _listed(spec) or tiles > ROUNDS * plan.programs
 
 
 def _scratch_of_sums(spec: Spec, plan: BackwardPlan, wanted: set[str]) -> Iterator[Array]:

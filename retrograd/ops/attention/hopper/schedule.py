@@ -125,6 +125,15 @@ def of_section(t, tiles, rows, section):
 
 
 @gluon.jit
+def there_and_back(t, programs):
+    """The tile after t of the same program, where each program takes one of every round of tiles.
+
+    Who has the first of a round has the last of the next: where tiles get shorter, what programs do is as long.
+    """
+    return 2 * programs * (t // programs + 1) - 1 - t
+
+
+@gluon.jit
 def tile_of_queries(t, tiles, tile_list_ptr, sizes, TILE: gl.constexpr):
     """Of tile number t, of `tiles` of a head: batch, head; first step and number of its sequence's queries, and keys;
     its own first query; whether its steps are of no sequence. With ids, batch is 0 and steps are those of all rows.
