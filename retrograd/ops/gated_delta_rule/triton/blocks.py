@@ -19,6 +19,23 @@ def add_product(a, b, total, OPERANDS: tl.constexpr):
 
 
 @triton.jit
+def product_by_rows(a, b, OPERANDS: tl.constexpr):
+    """a b^T of a (M, K) and b (N, K), in fp32.
+
+    Of fp32, halves of the terms are added apart: tensor cores truncate their sums, so that errors grow with the terms.
+    """
+    if OPERANDS.SPLIT:
+        M: tl.constexpr = a.shape[0]
+        N: tl.constexpr = b.shape[0]
+        K: tl.constexpr = a.shape[1]
+        first, second = tl.split(tl.permute(tl.reshape(a, [M, 2, K // 2]), [0, 2, 1]))
+        other_first, other_second = tl.split(tl.permute(tl.reshape(b, [N, 2, K // 2]), [0, 2, 1]))
+        return product(first, tl.trans(other_first), OPERANDS) + product(second, tl.trans(other_second), OPERANDS)
+    else:
+        return product(a, tl.trans(b), OPERANDS)
+
+
+@triton.jit
 def states_at(ptr, slot, head, heads, v, k, SIZES: tl.constexpr):
     """Pointers to some channels of a head's state in an array (slots, H, V, K)."""
     at = ptr + (tl.cast(slot, tl.int64) * heads + head) * (SIZES.V * SIZES.K)

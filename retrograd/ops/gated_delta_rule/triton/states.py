@@ -11,7 +11,7 @@ from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.sequences import Sequences, bounds_of, first_slot, load_rows, owner_of, rows_at
 
 from ..device import offsets_of
-from .blocks import add_product, load_state, pairs_at, product, states_at, vectors_at
+from .blocks import add_product, load_state, pairs_at, product, product_by_rows, states_at, vectors_at
 
 
 @triton.jit(do_not_specialize=["k", "v", "call"])
@@ -174,13 +174,13 @@ def backward_states(
             last = tl.load(at + C - 1)
             grow = tl.exp2(sums)
             decay = tl.exp2(last)
-            dD = product(low, tl.trans(k_tile), OPERANDS) * (tl.exp2(last - sums) * beta)[None, :]
+            dD = product_by_rows(low, k_tile, OPERANDS) * (tl.exp2(last - sums) * beta)[None, :]
         else:
             at = offsets_of(row * call.T + first + t, head, H, c, K)
             rest_tile = tl.load(k_rest_ptr + at, mask=live[:, None] & (c < K)[None, :], other=0.0)
             grow = tl.full([C], 1.0, tl.float32)
             decay = end_decays(sums_ptr, slot + block, head, H, c, SIZES)[None, :]
-            dD = product(low, tl.trans(rest_tile), OPERANDS) * beta[None, :]
+            dD = product_by_rows(low, rest_tile, OPERANDS) * beta[None, :]
         dv = product(add_product(do, scores, dD, OPERANDS), T, OPERANDS)
         at = dv_ptr + offsets_of(row * call.T + first + t, head, H, v, V)
         tl.store(at, tl.trans(dv.to(DTYPE)), mask=live[:, None] & (v < V)[None, :])
