@@ -34,10 +34,10 @@ from retrograd.core.kernels.rings import (
 )
 
 from ..device import LN2
-from .schedule import at_step, blocks_seen, tile_of_queries, tiles_of_head, unmasked
+from .schedule import at_step, blocks_seen, first_tile, tile_after, tile_of_queries, tiles_of_head, unmasked
 from .scores import scores
 from .softmax import K_FREE, V_FREE, Sums, add_block, part_sums, release_block, softmax
-from .tickets import QueryTicket, first_tile, has_tile, query_ticket, ring_of_tickets, tile_after, write
+from .tickets import QueryTicket, has_tile, query_ticket, ring_of_tickets, write
 from .wgmma import WARPS, Panels, allocate, allocate_panels, matrix, over_panels, panels_of, shape_of_blocks
 
 FETCH_REGISTERS = gl.constexpr(40)
@@ -121,7 +121,7 @@ def fetch(q, k, v, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, 
     WIDTH: gl.constexpr = q.block_shape[len(q.block_shape) - 1]
     n, number = 0, 0
     while t < tiles * sizes.rows:
-        next_t = tile_after(counter_ptr, t)
+        next_t = tile_after(t, counter_ptr, sizes.drawn)
         tile = tile_of_queries(t, tiles, tile_list_ptr, sizes, TILE)
         batch, head, first_q, queries, first_k, keys, at, outside = tile
         if queries > 0:
@@ -250,7 +250,7 @@ def forward(
     q, k, v, sinks, tile_list_ptr, runs_ptr, counter_ptr, out, lse, sizes, OPTIONS: gl.constexpr, OVERLAP: gl.constexpr
 ):
     """q, k, v, out: tensor descriptors. tile_list: where sequences are packed or ids tell them apart; see
-    `schedule.list_tiles`. runs: of ids. counter: 0 at first, or None.
+    `schedule.list_tiles`. runs: of ids. counter: 0 at first, where tiles are drawn.
     """
     STAGES: gl.constexpr = OPTIONS.stages
     GROUPS: gl.constexpr = OPTIONS.groups
@@ -274,7 +274,7 @@ def forward(
     fence_async_shared()
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    t = first_tile(counter_ptr)
+    t = first_tile(counter_ptr, sizes.drawn)
     tiles = tiles_of_head(runs_ptr, sizes.tiles, GROUPS * OPTIONS.queries)
     if GROUPS == 2:
         gl.warp_specialize(

@@ -96,8 +96,7 @@ def forward(
     """The arguments -> out, lse."""
     inputs, layouts = _read(spec, names, layouts, arch)
     lists = _tile_lists(spec, {"q": plan.groups * plan.queries})
-    counter = (Array("counter", (1,), "int32", zeroed=True),) if _draws(spec, plan) else ()
-    scratch = (*counter, *lists)
+    scratch = (Array("counter", (1,), "int32", zeroed=_drawn(spec, plan)), *lists)
     own = _Launches(spec, inputs + outputs + scratch, layouts, arch)
     return Program(inputs, outputs, scratch, (*own.forward(plan),))
 
@@ -133,11 +132,11 @@ def backward(
     return Program(inputs, outputs, tuple(scratch), tuple(launches))
 
 
-def _draws(spec: Spec, plan: ForwardPlan) -> bool:
+def _drawn(spec: Spec, plan: ForwardPlan) -> bool:
     """Whether programs draw their tiles by a counter.
 
-    In a short call it takes as long to clear one as some tiles do, and where no tiles are listed, their order is that
-    of their lengths: rounds there and back are as even.
+    In a short call it would take a while to clear one, and who draws a tile as it begins another does not know who is
+    done first. Where no tiles are listed, their order is that of their lengths: rounds there and back are more even.
     """
     tiles = _rows(spec, spec.heads) * _tiles(spec, spec.queries, plan.groups * plan.queries)
     return _listed(spec) or tiles > ROUNDS * plan.programs
@@ -258,7 +257,8 @@ class _Launches(Launches):
         rows, share = _rows(spec, spec.heads), spec.heads // spec.groups
         bytes_of_group = 2 * steps_of(spec, spec.keys) * (spec.head_size + spec.value_size)
         section = min(rows, share * max(1, plan.section // bytes_of_group))
-        sizes = QuerySizes(spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
+        drawn = int(_drawn(spec, plan))
+        sizes = QuerySizes(spec.queries, spec.keys, spec.heads, share, tiles, rows, section, drawn)
         options = ForwardOptions(
             window=self._window(),
             factors=factors_of(self.spec),
@@ -354,7 +354,7 @@ class _Launches(Launches):
         bytes_of_group = 2 * steps_of(spec, spec.keys) * (spec.head_size + spec.value_size)
         section = min(rows, share * max(1, plan.section // bytes_of_group))
         tiles = _tiles(spec, spec.queries, 2 * plan.rows)
-        sizes = QuerySizes(spec.queries, spec.keys, spec.heads, share, tiles, rows, section)
+        sizes = QuerySizes(spec.queries, spec.keys, spec.heads, share, tiles, rows, section, drawn=1)
         k_stages, v_stages = plan.stages
         options = DqOptions(
             window=self._window(),

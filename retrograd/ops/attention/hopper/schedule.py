@@ -11,6 +11,7 @@ from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from ..arrays import STEPS_OF_PACKED
 from ..device import unsigned
+from .tickets import draw
 
 LIMIT = tl.constexpr(STEPS_OF_PACKED)
 ENTRY = tl.constexpr(8)  # numbers of a tile in a list of tiles
@@ -122,15 +123,6 @@ def of_section(t, tiles, rows, section):
     first = t // (section * tiles) * section
     within, count = t - first * tiles, gl.minimum(rows - first, section)
     return first + within % count, within // count
-
-
-@gluon.jit
-def there_and_back(t, programs):
-    """The tile after t of the same program, where each program takes one of every round of tiles.
-
-    Who has the first of a round has the last of the next: where tiles get shorter, what programs do is as long.
-    """
-    return 2 * programs * (t // programs + 1) - 1 - t
 
 
 @gluon.jit
@@ -251,3 +243,32 @@ def turn_of(at, start, queries, keys, WINDOW: gl.constexpr, KEYS: gl.constexpr):
     if WINDOW.before is not None:
         first = gl.maximum(start + keys - queries - WINDOW.before, 0) // KEYS
     return at // KEYS - first
+
+
+@gluon.jit
+def first_tile(counter_ptr, drawn):
+    """The number of this program's first tile."""
+    if drawn:
+        t = draw(counter_ptr)
+    else:
+        t = gl.program_id(0)
+    return t
+
+
+@gluon.jit
+def tile_after(t, counter_ptr, drawn):
+    """The number of the tile that this program takes after tile t."""
+    if drawn:
+        t = draw(counter_ptr)
+    else:
+        t = there_and_back(t, gl.num_programs(0))
+    return t
+
+
+@gluon.jit
+def there_and_back(t, programs):
+    """The tile after t of the same program, where each program takes one of every round of tiles.
+
+    Who has the first of a round has the last of the next: where tiles get shorter, what programs do is as long.
+    """
+    return 2 * programs * (t // programs + 1) - 1 - t

@@ -8,8 +8,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from retrograd.core.kernels.rings import acquire, ring_of, stage_of
 
-from .schedule import there_and_back
-
 TICKETS = gl.constexpr(2)  # in shared memory
 NUMBERS = gl.constexpr(16)  # of a ticket, or fewer: shapes are powers of two
 
@@ -56,24 +54,6 @@ def ring_of_tickets(CONSUMERS: gl.constexpr):
 def draw(counter_ptr):
     """The number of the next tile of all programs."""
     return gl.atomic_add(counter_ptr, 1, sem="relaxed")
-
-
-@gluon.jit
-def first_tile(counter_ptr):
-    """The number of this program's first tile: drawn, or without a counter its own number."""
-    if counter_ptr is None:
-        return gl.program_id(0)
-    else:
-        return draw(counter_ptr)
-
-
-@gluon.jit
-def tile_after(counter_ptr, t):
-    """The number of the tile that this program takes after t."""
-    if counter_ptr is None:
-        return there_and_back(t, gl.num_programs(0))
-    else:
-        return draw(counter_ptr)
 
 
 @gluon.jit

@@ -36,6 +36,7 @@ class QuerySizes(NamedTuple):
         tiles: of a head.
         rows: heads of all rows of the batch.
         section: heads that are computed side by side.
+        drawn: 1 where programs draw their tiles, 0 where they take them by rounds.
     """
 
     queries: int
@@ -45,6 +46,7 @@ class QuerySizes(NamedTuple):
     tiles: int
     rows: int
     section: int
+    drawn: int
 
 
 class RowSizes(NamedTuple):
