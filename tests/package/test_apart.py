@@ -123,6 +123,7 @@ for place in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_the_key_of_a_kernel_does_not_depend_on_what_was_compiled_before() -> None:
     kernels = {kernel for name in NAMES for kernel, _ in described(name)}
     places = sorted(f"{kernel.fn.__module__}:{kernel.fn.__name__}" for kernel in kernels)

@@ -28,12 +28,19 @@ from retrograd.train.torch_learner import adamw
 STEPS = PRESETS["tiny"].steps
 
 
-def test_two_runs_with_one_seed_give_the_same_bits(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        train(new_trainer(tmp_path / name))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was never stopped."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train(new_trainer(folder))
+    return folder
+
+
+def test_two_runs_with_one_seed_give_the_same_bits(tmp_path: Path, whole: Path) -> None:
+    train(new_trainer(tmp_path / "again"))
     train(new_trainer(tmp_path / "other", seed=1))
-    assert bits(tmp_path / "a") == bits(tmp_path / "b")
-    assert bits(tmp_path / "a")[0] != bits(tmp_path / "other")[0]
+    assert bits(tmp_path / "again") == bits(whole)
+    assert bits(tmp_path / "again")[0] != bits(tmp_path / "other")[0]
 
 
 def test_activations_in_bfloat16_repeat_too_and_parameters_stay_float32(tmp_path: Path) -> None:
@@ -45,19 +52,19 @@ def test_activations_in_bfloat16_repeat_too_and_parameters_stay_float32(tmp_path
 
 
 @pytest.mark.parametrize("stops", [(1,), (5,), (7, 8, 19)], ids=str)
-def test_a_run_that_was_stopped_ends_in_the_bits_of_one_that_never_was(tmp_path: Path, stops: tuple[int, ...]) -> None:
-    train(new_trainer(tmp_path / "whole"))
+def test_a_run_that_was_stopped_ends_in_the_bits_of_one_that_never_was(
+    tmp_path: Path, whole: Path, stops: tuple[int, ...]
+) -> None:
     trainer = new_trainer(tmp_path / "stopped")
     for stop in stops:
         train(trainer, stop_after=stop)
         trainer = go_on(tmp_path / "stopped")
         assert trainer.step == stop
     train(trainer)
-    assert bits(tmp_path / "stopped") == bits(tmp_path / "whole")
+    assert bits(tmp_path / "stopped") == bits(whole)
 
-    rows = [
-        [dict(row) | {"tokens_per_s": 0} for row in read(tmp_path / name / METRICS)] for name in ("whole", "stopped")
-    ]
+    runs = (whole, tmp_path / "stopped")
+    rows = [[dict(row) | {"tokens_per_s": 0} for row in read(folder / METRICS)] for folder in runs]
     assert rows[0] == rows[1]
 
 
@@ -70,9 +77,8 @@ MOMENTS = ("rmtree", "save", "save_file", "copyfile", "write", "sync", "link", "
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_kill_while_a_checkpoint_is_written_leaves_a_whole_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, moment: str
 ) -> None:
-    train(new_trainer(tmp_path / "whole"))
     trainer = new_trainer(tmp_path / "killed")
     train(trainer, stop_after=5)
     before = bits(tmp_path / "killed")
@@ -91,7 +97,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_a_whole_one(
     load(tmp_path / "killed")
     if moment != "delete_others":  # the last kill is after the rename, with step 5's model under step 6's name
         train(trainer)
-        assert bits(tmp_path / "killed") == bits(tmp_path / "whole")
+        assert bits(tmp_path / "killed") == bits(whole)
         assert [p.name for p in (tmp_path / "killed").glob("checkpoint-*")] == [f"checkpoint-{STEPS}"]
 
 

@@ -64,7 +64,9 @@ def walk(op: Op, call: Case) -> tuple[Launch, Any]:
     "how",
     [
         {},
-        {"shape": (1, 1000, 6, 128, 2, 128), "cu_seqlens": PACKED, "given": frozenset()},
+        pytest.param(
+            {"shape": (1, 1000, 6, 128, 2, 128), "cu_seqlens": PACKED, "given": frozenset()}, marks=pytest.mark.slow
+        ),
         pytest.param({"shape": (2, 1000, 6, 64, 2, 64)}, marks=pytest.mark.slow),
         pytest.param({"initial_state": True}, marks=pytest.mark.slow),
         pytest.param({"shape": (2, 1000, 6, 64, 2, 256), "initial_state": True}, marks=pytest.mark.slow),
