@@ -437,6 +437,14 @@ def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def in_roles(k: Any, q: Any, between: Any, level: int) -> tuple[Any, ...]:
+    factors = exponential(-np.abs(between))
+    target = ((np.arange(len(k)) >> level) & 1 == 1)[:, None]
+    of_k, of_q = ((x.to(np.float32) * factors).astype(x.dtype) for x in (k, q))
+    zero = np.zeros((), k.dtype)
+    return tuple(x.view(Array) for x in (np.where(target, of_k, zero), np.where(target, of_q, zero), np.where(target, zero, of_k)))
+
+
 layouts.get_default_for = layouts  # type: ignore[attr-defined]
 GL = SimpleNamespace(
     int16=np.int16, int32=np.int32, int64=np.int64, float32=np.float32, constexpr=None, static_range=range,
@@ -453,6 +461,7 @@ GL = SimpleNamespace(
     maximum=quiet(np.maximum), exp2=exponential, rsqrt=quiet(lambda x: 1 / np.sqrt(x)), log2=quiet(np.log2),
     fma=quiet(lambda a, b, c: np.asarray(a * np.float32(b) + c, np.float32)), load=load, store=store,
     atomic_add=atomic_add, max=lambda x, axis: array(np.max(x, axis)), sum=lambda x, axis: array(np.sum(x, axis)),
+    associative_scan=lambda x, axis, _: np.cumsum(x, axis, dtype=x.dtype).view(Array),
     warp_specialize=specialize, to_tensor=lambda value: value,
     program_id=lambda axis: current.thread.program, num_programs=lambda axis: machine().programs,
 )  # fmt: skip
@@ -475,6 +484,7 @@ NAMES: dict[str, Any] = {
     "rounded": lambda x, dtype: x.to(dtype),
     "widened": lambda x: x.to(np.float32),
     "scaled": lambda x, factors: (x.to(np.float32) * factors[None, :]).to(x.dtype),
+    "in_roles": in_roles,
     "masked": lambda x, bits, dtype: np.where(bits, x.to(dtype), dtype(0)).view(Array),
     "ex2": exponential,
     "lg2": quiet(np.log2),
