@@ -10,8 +10,10 @@ from ..blocks import C, K
 
 # Of a block and head: e^y_end, K numbers in column order; beta in column order; beta.
 PLANES = gl.constexpr(4)
-WIDE_WARPS = gl.constexpr(8)  # of a program that makes rows
-CHUNK = gl.constexpr(8)  # steps of a warp of it, and warps
+import os
+WIDE_WARPS = gl.constexpr(int(os.environ.get("KDA_WARPS", "16")))  # of a program that makes rows
+CHUNK = gl.constexpr(64 // WIDE_WARPS.value)  # steps of a warp of it
+LEVELS_OF_CHUNK = gl.constexpr(CHUNK.value.bit_length() - 1)
 ROWS = gl.constexpr(gl.BlockedLayout([CHUNK.value, 4], [1, 32], [WIDE_WARPS.value, 1], [1, 0]))  # (steps, channels)
 
 
@@ -32,9 +34,9 @@ def added(x, y):
 
 @gluon.jit
 def last_of(x):
-    """(n, m, K) -> (n, 1, K): the last of m, up to 8 and a power of two, which a thread holds all."""
+    """(n, m, K) -> (n, 1, K): the last of m, up to 16 and a power of two, which a thread holds all."""
     n: gl.constexpr = x.shape[0]
-    for _ in gl.static_range(3):
+    for _ in gl.static_range(4):
         if x.shape[1] > 1:
             _, x = gl.reshape(x, [n, 2, x.shape[1] // 2, K]).permute(0, 2, 3, 1).split()
     return x
@@ -42,22 +44,22 @@ def last_of(x):
 
 @gluon.jit
 def running_sums(log, ends):
-    """Sums (steps, K) of log decays from the block's start. ends: shared memory for CHUNK rows of K, flat.
+    """Sums (steps, K) of log decays from the block's start. ends: shared memory, a row of K for each chunk, flat.
 
     A step adds the sum of the chunks before to that within its own, both one after another: behind a sequence's last
     step nothing is added. `ends` has the sums at the end of each chunk then.
     """
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    ALL: gl.constexpr = gl.BlockedLayout([1, CHUNK, 4], [1, 1, 32], [WIDE_WARPS, 1, 1], [2, 1, 0])
-    own = ends._reinterpret(gl.float32, [CHUNK, 1, K], FLAT)
-    x = gl.associative_scan(gl.reshape(log, [CHUNK, CHUNK, K]), 1, added)
+    ALL: gl.constexpr = gl.BlockedLayout([1, WIDE_WARPS, 4], [1, 1, 32], [WIDE_WARPS, 1, 1], [2, 1, 0])
+    own = ends._reinterpret(gl.float32, [WIDE_WARPS, 1, K], FLAT)
+    x = gl.associative_scan(gl.reshape(log, [WIDE_WARPS, CHUNK, K]), 1, added)
     totals = last_of(x)
     own.store(totals)
     block_barrier()
-    others = ends._reinterpret(gl.float32, [1, CHUNK, K], FLAT).load(ALL)
-    _, others = gl.broadcast(gl.zeros([CHUNK, CHUNK, K], gl.float32, ALL), others)
-    chunk = gl.arange(0, CHUNK, gl.SliceLayout(1, gl.SliceLayout(2, ALL)))[:, None, None]
-    other = gl.arange(0, CHUNK, gl.SliceLayout(0, gl.SliceLayout(2, ALL)))[None, :, None]
+    others = ends._reinterpret(gl.float32, [1, WIDE_WARPS, K], FLAT).load(ALL)
+    _, others = gl.broadcast(gl.zeros([WIDE_WARPS, WIDE_WARPS, K], gl.float32, ALL), others)
+    chunk = gl.arange(0, WIDE_WARPS, gl.SliceLayout(1, gl.SliceLayout(2, ALL)))[:, None, None]
+    other = gl.arange(0, WIDE_WARPS, gl.SliceLayout(0, gl.SliceLayout(2, ALL)))[None, :, None]
     before = last_of(gl.associative_scan(gl.where(other < chunk, others, 0.0), 1, added))
     before = gl.convert_layout(before, totals.type.layout, assert_trivial=True)
     block_barrier()
@@ -73,25 +75,25 @@ def middles(sums, ends, LEVEL: gl.constexpr):
 
     Groups are those of a chunk; where they are larger, n is 1.
     """
-    if LEVEL < 3:
+    if LEVEL < LEVELS_OF_CHUNK:
         GROUPS: gl.constexpr = CHUNK >> (LEVEL + 1)
-        first, _ = gl.reshape(sums, [CHUNK * GROUPS, 2, 1 << LEVEL, K]).permute(0, 2, 3, 1).split()
-        return gl.reshape(last_of(first), [CHUNK, GROUPS, 1, K])
+        first, _ = gl.reshape(sums, [WIDE_WARPS * GROUPS, 2, 1 << LEVEL, K]).permute(0, 2, 3, 1).split()
+        return gl.reshape(last_of(first), [WIDE_WARPS, GROUPS, 1, K])
     else:
-        SPAN: gl.constexpr = 1 << (LEVEL - 2)  # chunks of a group
+        SPAN: gl.constexpr = 1 << (LEVEL + 1 - LEVELS_OF_CHUNK)  # chunks of a group
         FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-        LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 1, 32], [CHUNK // SPAN, SPAN, 1], [2, 1, 0])
-        own = ends._reinterpret(gl.float32, [CHUNK // SPAN, SPAN, K], FLAT)
+        LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 1, 32], [WIDE_WARPS // SPAN, SPAN, 1], [2, 1, 0])
+        own = ends._reinterpret(gl.float32, [WIDE_WARPS // SPAN, SPAN, K], FLAT)
         x = own.slice(SPAN // 2 - 1, 1, 1).load(LAYOUT)
-        _, x = gl.broadcast(gl.zeros([CHUNK // SPAN, SPAN, K], gl.float32, LAYOUT), x)
-        return gl.reshape(x, [CHUNK, 1, 1, K])
+        _, x = gl.broadcast(gl.zeros([WIDE_WARPS // SPAN, SPAN, K], gl.float32, LAYOUT), x)
+        return gl.reshape(x, [WIDE_WARPS, 1, 1, K])
 
 
 @gluon.jit
 def toward_middle(sums, ends, LEVEL: gl.constexpr):
     """(steps, K): the logarithm of the decays from the middle of a level on, or less that up to it."""
-    GROUPS: gl.constexpr = CHUNK >> (LEVEL + 1) if LEVEL < 3 else 1
-    x = gl.reshape(sums, [CHUNK, GROUPS, CHUNK // GROUPS, K])
+    GROUPS: gl.constexpr = CHUNK >> (LEVEL + 1) if LEVEL < LEVELS_OF_CHUNK else 1
+    x = gl.reshape(sums, [WIDE_WARPS, GROUPS, CHUNK // GROUPS, K])
     between = x - gl.convert_layout(middles(sums, ends, LEVEL), x.type.layout, assert_trivial=True)
     return gl.convert_layout(gl.reshape(between, [C, K]), ROWS, assert_trivial=True)
 

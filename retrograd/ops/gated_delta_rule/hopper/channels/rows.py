@@ -17,34 +17,37 @@ from retrograd.core.kernels.warpgroups import column_order
 from ...device import log_decays
 from ..arrays import Walks
 from ..blocks import UNIT, C, K
-from .blocks import CHUNK, PLANES, ROWS, WIDE_WARPS, in_roles, running_sums, toward_middle
+from .blocks import PLANES, ROWS, WIDE_WARPS, in_roles, running_sums, toward_middle
 
 LEVELS = gl.constexpr(6)
-PAIRS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 64, 16]))
+PAIRS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, WIDE_WARPS.value // 8], instr_shape=[16, 512 // WIDE_WARPS.value, 16]))
 LINE = gl.constexpr(gl.BlockedLayout([1], [32], [WIDE_WARPS.value], [0]))
 
 
 @gluon.jit
-def pairs_of(q, k, sums, ends, targets, sources):
+def pairs_of(q, k, sums, ends, targets, other_targets, sources, other_sources):
     """(2 C, C): the products of keys with earlier keys, and of queries with earlier keys, with decays.
 
-    targets (2 C, K), sources (C, K): shared memory.
+    targets (2 C, K), sources (C, K): shared memory, by turns.
     """
     t = gl.arange(0, 2 * C, gl.SliceLayout(1, PAIRS))[:, None] & (C - 1)
     s = gl.arange(0, C, gl.SliceLayout(0, PAIRS))[None, :]
     x = gl.zeros([2 * C, C], gl.float32, PAIRS)
+    of_keys, of_queries, of_sources = in_roles(k, q, toward_middle(sums, ends, 0), 0)
     for level in gl.static_range(LEVELS):
-        of_keys, of_queries, of_sources = in_roles(k, q, toward_middle(sums, ends, level), level)
-        targets.slice(0, C).store(of_keys)
-        targets.slice(C, C).store(of_queries)
-        sources.store(of_sources)
+        # In memory of their own: two parts of one buffer have a barrier between them.
+        left = targets if level % 2 == 0 else other_targets
+        right = sources if level % 2 == 0 else other_sources
+        left.store(gl.reshape(gl.join(of_keys, of_queries).permute(2, 0, 1), [2 * C, K]))
+        right.store(of_sources)
         fence_async_shared()
         block_barrier()
-        x = warpgroup_mma(targets, sources.permute((1, 0)), x, is_async=True)
+        x = warpgroup_mma(left, right.permute((1, 0)), x, is_async=True)
+        if level + 1 < LEVELS:
+            of_keys, of_queries, of_sources = in_roles(k, q, toward_middle(sums, ends, level + 1), level + 1)
         x = warpgroup_mma_wait(0, deps=[x])
         if level + 1 < LEVELS:
             x = gl.where((t ^ s) >> (level + 1) == 0, x, 0.0)
-            block_barrier()
     return x
 
 
@@ -81,7 +84,7 @@ def rows(
     """
     DTYPE: gl.constexpr = q_grow_ptr.dtype.element_ty
     FORWARD: gl.constexpr = scores_ptr is not None
-    ends = gl.allocate_shared_memory(gl.float32, [CHUNK * K], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    ends = gl.allocate_shared_memory(gl.float32, [WIDE_WARPS * K], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     H = call.H
@@ -108,7 +111,7 @@ def rows(
     grow = ex2(sums)
     gl.store(q_grow_ptr + at, (q_tile.to(gl.float32) * grow).to(DTYPE), mask=mask)
     gl.store(k_grow_ptr + at, (k_tile.to(gl.float32) * grow).to(DTYPE), mask=mask)
-    end = ends.slice((CHUNK - 1) * K, K)
+    end = ends.slice((WIDE_WARPS - 1) * K, K)
     rest = ex2(end.load(gl.SliceLayout(0, ROWS))[None, :] - sums)
     gl.store(k_rest_ptr + at, (k_tile.to(gl.float32) * rest).to(DTYPE), mask=mask)
     own_ptr = planes_ptr + of_head * (PLANES * C)
@@ -122,10 +125,12 @@ def rows(
         TARGETS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * C, K], DTYPE)
         SOURCES: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], DTYPE)
         targets = gl.allocate_shared_memory(DTYPE, [2 * C, K], TARGETS)
+        other_targets = gl.allocate_shared_memory(DTYPE, [2 * C, K], TARGETS)
         sources = gl.allocate_shared_memory(DTYPE, [C, K], SOURCES)
+        other_sources = gl.allocate_shared_memory(DTYPE, [C, K], SOURCES)
         own = gl.allocate_shared_memory(gl.float32, [2 * C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         own.slice(C, C).store(gl.sum(q_tile.to(gl.float32) * k_tile.to(gl.float32), 1))
-        x = pairs_of(q_tile, k_tile, sums, ends, targets, sources)
+        x = pairs_of(q_tile, k_tile, sums, ends, targets, other_targets, sources, other_sources)
         u = gl.arange(0, 2 * C, gl.SliceLayout(1, PAIRS))
         s = gl.arange(0, C, gl.SliceLayout(0, PAIRS))
         x = gl.where(u[:, None] - C == s[None, :], own.load(gl.SliceLayout(1, PAIRS))[:, None], x)
