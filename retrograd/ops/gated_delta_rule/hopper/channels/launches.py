@@ -20,6 +20,7 @@ from .walk import walk
 
 __all__ = ["forward", "planned", "suits"]
 
+ROW_PARKED = 2  # `Launch.allowed_spills` of `rows`: bounds of a packed sequence
 PLANES, ROW_WARPS = blocks.PLANES.value, blocks.WIDE_WARPS.value
 
 
@@ -71,7 +72,8 @@ class ChannelLaunches(Launches):
             "cu_seqlens q_grow k_grow k_rest planes",
             arrays,
             num_warps=ROW_WARPS,
-            max_registers=self.plan.row_registers,
+            max_registers=self.plan.row_registers if forward else self.plan.sum_registers,
+            allowed_spills=ROW_PARKED,
         )
 
     def invert(self) -> Launch:

@@ -15,7 +15,8 @@ class Plan:
     """The plan of a pass.
 
     Attributes:
-        row_registers: of a thread of `rows`; of 128 two programs share a multiprocessor.
+        row_registers: of a thread of `rows`, which has 16 warps.
+        sum_registers: the same in the backward pass: of 64 two programs share a multiprocessor.
         invert_registers: of a thread of `invert`; of 128 four programs share a multiprocessor.
         walk_stages: blocks in shared memory of what a walk with results needs first; one less of the rest.
         again_stages: the same of a walk from a kept state.
@@ -23,6 +24,7 @@ class Plan:
     """
 
     row_registers: int = 128
+    sum_registers: int = 64
     invert_registers: int = 128
     walk_stages: int = 3
     again_stages: int = 2
