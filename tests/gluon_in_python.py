@@ -437,12 +437,21 @@ def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def in_roles(k: Any, q: Any, between: Any, level: int) -> tuple[Any, ...]:
+def in_roles(k: Any, q: Any, between: Any, level: int, dtype: Any) -> tuple[Any, ...]:
     factors = exponential(-np.abs(between))
     target = ((np.arange(len(k)) >> level) & 1 == 1)[:, None]
-    of_k, of_q = ((x.to(np.float32) * factors).astype(x.dtype) for x in (k, q))
-    zero = np.zeros((), k.dtype)
+    of_k, of_q = ((x * factors).astype(dtype) for x in (k, q))
+    zero = np.zeros((), dtype)
     return tuple(x.view(Array) for x in (np.where(target, of_k, zero), np.where(target, of_q, zero), np.where(target, zero, of_k)))
+
+
+def scan(x: Any, axis: int, _operation: Any) -> Any:
+    if not isinstance(x, tuple):
+        return np.cumsum(x, axis, dtype=x.dtype).view(Array)
+    sums = np.cumsum(x[0], axis, dtype=x[0].dtype)
+    before = np.zeros_like(sums)
+    before[1:] = sums[:-1]
+    return sums.view(Array), before.view(Array)
 
 
 layouts.get_default_for = layouts  # type: ignore[attr-defined]
@@ -461,7 +470,7 @@ GL = SimpleNamespace(
     maximum=quiet(np.maximum), exp2=exponential, rsqrt=quiet(lambda x: 1 / np.sqrt(x)), log2=quiet(np.log2),
     fma=quiet(lambda a, b, c: np.asarray(a * np.float32(b) + c, np.float32)), load=load, store=store,
     atomic_add=atomic_add, max=lambda x, axis: array(np.max(x, axis)), sum=lambda x, axis: array(np.sum(x, axis)),
-    associative_scan=lambda x, axis, _: np.cumsum(x, axis, dtype=x.dtype).view(Array),
+    associative_scan=scan,
     warp_specialize=specialize, to_tensor=lambda value: value,
     program_id=lambda axis: current.thread.program, num_programs=lambda axis: machine().programs,
 )  # fmt: skip

@@ -33,6 +33,12 @@ def added(x, y):
 
 
 @gluon.jit
+def added_before(x, x_before, y, y_before):
+    """The operation of a running sum with, and of one without the number itself, which begins as 0."""
+    return x + y, x + y_before
+
+
+@gluon.jit
 def last_of(x):
     """(n, m, K) -> (n, 1, K): the last of m, up to 16 and a power of two, which a thread holds all."""
     n: gl.constexpr = x.shape[0]
@@ -43,30 +49,30 @@ def last_of(x):
 
 
 @gluon.jit
-def running_sums(log, ends):
-    """Sums (steps, K) of log decays from the block's start. ends: shared memory, a row of K for each chunk, flat.
+def running_sums(log, ends, starts):
+    """Sums (steps, K) of log decays from the block's start. ends, starts: shared memory, a row of K for each chunk.
 
     A step adds the sum of the chunks before to that within its own, both one after another: behind a sequence's last
-    step nothing is added. `ends` has the sums at the end of each chunk then.
+    step nothing is added. `ends` has the sums at the end of each chunk then, `starts` those before it.
     """
-    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    ALL: gl.constexpr = gl.BlockedLayout([1, WIDE_WARPS, 4], [1, 1, 32], [WIDE_WARPS, 1, 1], [2, 1, 0])
-    own = ends._reinterpret(gl.float32, [WIDE_WARPS, 1, K], FLAT)
+    CHANNELS: gl.constexpr = gl.BlockedLayout([WIDE_WARPS, 1], [1, 32], [1, WIDE_WARPS], [1, 0])
     x = gl.associative_scan(gl.reshape(log, [WIDE_WARPS, CHUNK, K]), 1, added)
-    totals = last_of(x)
-    own.store(totals)
+    chunks(ends).store(last_of(x))
     block_barrier()
-    others = ends._reinterpret(gl.float32, [1, WIDE_WARPS, K], FLAT).load(ALL)
-    _, others = gl.broadcast(gl.zeros([WIDE_WARPS, WIDE_WARPS, K], gl.float32, ALL), others)
-    chunk = gl.arange(0, WIDE_WARPS, gl.SliceLayout(1, gl.SliceLayout(2, ALL)))[:, None, None]
-    other = gl.arange(0, WIDE_WARPS, gl.SliceLayout(0, gl.SliceLayout(2, ALL)))[None, :, None]
-    before = last_of(gl.associative_scan(gl.where(other < chunk, others, 0.0), 1, added))
-    before = gl.convert_layout(before, totals.type.layout, assert_trivial=True)
+    totals = ends.load(CHANNELS)
+    sums, before = gl.associative_scan((totals, gl.zeros([WIDE_WARPS, K], gl.float32, CHANNELS)), 0, added_before)
     block_barrier()
-    own.store(before + totals)
+    ends.store(sums)
+    starts.store(before)
     block_barrier()
-    x = x + gl.convert_layout(before, x.type.layout, assert_trivial=True)
+    x = x + chunks(starts).load(x.type.layout)
     return gl.convert_layout(gl.reshape(x, [C, K]), ROWS, assert_trivial=True)
+
+
+@gluon.jit
+def chunks(memory):
+    """(chunks, 1, K), of rows in shared memory."""
+    return memory._reinterpret(gl.float32, [WIDE_WARPS, 1, K], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
 
 
 @gluon.jit
@@ -101,36 +107,30 @@ def toward_middle(sums, ends, LEVEL: gl.constexpr):
 @gluon.constexpr_function
 def deciding(DTYPE):
     """The instructions of `in_roles`, for two numbers."""
-    if gl.bfloat16 == DTYPE:
-        widen = "shl.b32 x, {0}, 16; and.b32 y, {0}, 0xffff0000; "
-    else:
-        widen = "mov.b32 {{a, b}}, {0}; cvt.f32.f16 x, a; cvt.f32.f16 y, b; "
     factor = "abs.f32 {0}, {1}; neg.f32 {0}, {0}; ex2.approx.ftz.f32 {0}, {0}; "
-    multiply = "mul.f32 x, x, u; mul.f32 y, y, w; " + converting(DTYPE) + " z, y, x; "
+    product = "mul.f32 x, {0}, u; mul.f32 y, {1}, w; " + converting(DTYPE) + " z, y, x; "
     return (
-        "{ .reg .b16 a, b; .reg .b32 u, w, x, y, z; "
-        + factor.format("u", "$5")
-        + factor.format("w", "$6")
-        + widen.format("$4")
-        + multiply
-        + "and.b32 $1, z, $7; "
-        + widen.format("$3")
-        + multiply
-        + "and.b32 $0, z, $7; not.b32 x, $7; and.b32 $2, z, x; }"
+        "{ .reg .f32 u, w, x, y; .reg .b32 z, m; not.b32 m, $9; "
+        + factor.format("u", "$7")
+        + factor.format("w", "$8")
+        + product.format("$5", "$6")
+        + "and.b32 $1, z, $9; "
+        + product.format("$3", "$4")
+        + "and.b32 $0, z, $9; and.b32 $2, z, m; }"
     )
 
 
 @gluon.jit
-def in_roles(k, q, between, LEVEL: gl.constexpr):
+def in_roles(k, q, between, LEVEL: gl.constexpr, DTYPE: gl.constexpr):
     """Rows (steps, K) times their decays 2^-|between|, in 16 bits: of k and of q as targets, of k as sources; else 0."""
     step = gl.arange(0, C, gl.SliceLayout(1, ROWS))
     target = (0 - ((step >> LEVEL) & 1))[:, None]
     _, target = gl.broadcast(between, target)
     return gl.inline_asm_elementwise(
-        deciding(k.dtype),
-        "=r,=r,=r,r,r,f,f,r,r",
+        deciding(DTYPE),
+        "=r,=r,=r,f,f,f,f,f,f,r,r",
         [k, q, between, target],
-        dtype=(k.dtype, k.dtype, k.dtype),
+        dtype=(DTYPE.value, DTYPE.value, DTYPE.value),
         is_pure=False,
         pack=2,
     )

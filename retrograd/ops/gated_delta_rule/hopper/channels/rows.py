@@ -30,10 +30,11 @@ def pairs_of(q, k, sums, ends, targets, other_targets, sources, other_sources):
 
     targets (2 C, K), sources (C, K): shared memory, by turns.
     """
+    DTYPE: gl.constexpr = sources.dtype
     t = gl.arange(0, 2 * C, gl.SliceLayout(1, PAIRS))[:, None] & (C - 1)
     s = gl.arange(0, C, gl.SliceLayout(0, PAIRS))[None, :]
     x = gl.zeros([2 * C, C], gl.float32, PAIRS)
-    of_keys, of_queries, of_sources = in_roles(k, q, toward_middle(sums, ends, 0), 0)
+    of_keys, of_queries, of_sources = in_roles(k, q, toward_middle(sums, ends, 0), 0, DTYPE)
     for level in gl.static_range(LEVELS):
         # In memory of their own: two parts of one buffer have a barrier between them.
         left = targets if level % 2 == 0 else other_targets
@@ -44,7 +45,7 @@ def pairs_of(q, k, sums, ends, targets, other_targets, sources, other_sources):
         block_barrier()
         x = warpgroup_mma(left, right.permute((1, 0)), x, is_async=True)
         if level + 1 < LEVELS:
-            of_keys, of_queries, of_sources = in_roles(k, q, toward_middle(sums, ends, level + 1), level + 1)
+            of_keys, of_queries, of_sources = in_roles(k, q, toward_middle(sums, ends, level + 1), level + 1, DTYPE)
         x = warpgroup_mma_wait(0, deps=[x])
         if level + 1 < LEVELS:
             x = gl.where((t ^ s) >> (level + 1) == 0, x, 0.0)
@@ -84,7 +85,9 @@ def rows(
     """
     DTYPE: gl.constexpr = q_grow_ptr.dtype.element_ty
     FORWARD: gl.constexpr = scores_ptr is not None
-    ends = gl.allocate_shared_memory(gl.float32, [WIDE_WARPS * K], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    ends = gl.allocate_shared_memory(gl.float32, [WIDE_WARPS, K], FLAT)
+    starts = gl.allocate_shared_memory(gl.float32, [WIDE_WARPS, K], FLAT)
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     H = call.H
@@ -99,21 +102,21 @@ def rows(
     live = (t >= 0) & (t < length)
     group = head // (H // call.G)
     log = log_decays(load_rows(rows_at(g, row, first, head, UNIT), t, c, live, K, UNIT))
-    k_tile = load_rows(rows_at(k, row, first, group, UNIT), t, c, live, K, UNIT)
-    q_tile = load_rows(rows_at(q, row, first, group, UNIT), t, c, live, K, UNIT)
+    k_tile = load_rows(rows_at(k, row, first, group, UNIT), t, c, live, K, UNIT).to(gl.float32)
+    q_tile = load_rows(rows_at(q, row, first, group, UNIT), t, c, live, K, UNIT).to(gl.float32)
     beta_rows = rows_at(beta, row, first, head, 1)
-    sums = running_sums(log, ends)
+    sums = running_sums(log, ends, starts)
     of_head = gl.cast(slot, gl.int64) * H + head
     if sums_ptr is not None:
         gl.store(sums_ptr + of_head * (C * K) + ((j * K)[:, None] + c[None, :]), sums)
     at = ((row * call.T + first + step) * H + head) * K + ((j * (H * K))[:, None] + c[None, :])
     mask = live[:, None] & (c >= 0)[None, :]
     grow = ex2(sums)
-    gl.store(q_grow_ptr + at, (q_tile.to(gl.float32) * grow).to(DTYPE), mask=mask)
-    gl.store(k_grow_ptr + at, (k_tile.to(gl.float32) * grow).to(DTYPE), mask=mask)
-    end = ends.slice((WIDE_WARPS - 1) * K, K)
+    gl.store(q_grow_ptr + at, (q_tile * grow).to(DTYPE), mask=mask)
+    gl.store(k_grow_ptr + at, (k_tile * grow).to(DTYPE), mask=mask)
+    end = ends.index(WIDE_WARPS - 1)
     rest = ex2(end.load(gl.SliceLayout(0, ROWS))[None, :] - sums)
-    gl.store(k_rest_ptr + at, (k_tile.to(gl.float32) * rest).to(DTYPE), mask=mask)
+    gl.store(k_rest_ptr + at, (k_tile * rest).to(DTYPE), mask=mask)
     own_ptr = planes_ptr + of_head * (PLANES * C)
     i = gl.arange(0, C, LINE)
     rates = rates_of(beta_rows, step, length, LINE)
@@ -129,7 +132,7 @@ def rows(
         sources = gl.allocate_shared_memory(DTYPE, [C, K], SOURCES)
         other_sources = gl.allocate_shared_memory(DTYPE, [C, K], SOURCES)
         own = gl.allocate_shared_memory(gl.float32, [2 * C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        own.slice(C, C).store(gl.sum(q_tile.to(gl.float32) * k_tile.to(gl.float32), 1))
+        own.slice(C, C).store(gl.sum(q_tile * k_tile, 1))
         x = pairs_of(q_tile, k_tile, sums, ends, targets, other_targets, sources, other_sources)
         u = gl.arange(0, 2 * C, gl.SliceLayout(1, PAIRS))
         s = gl.arange(0, C, gl.SliceLayout(0, PAIRS))
