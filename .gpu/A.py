@@ -82,26 +82,23 @@ def kernels(fn):
     from torch.profiler import ProfilerActivity, profile
     fn(); torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as prof:
-        FLUSH.zero_(); fn(); torch.cuda.synchronize()
-    return " ".join(f"{e.name[:24]}={e.device_time_total:.0f}" for e in prof.events() if "lementwise" not in e.name and "emset" not in e.name)
+        FLUSH.zero_(); fn(); fn(); torch.cuda.synchronize()
+    return " ".join(f"{e.name[:24]}={e.device_time_total:.0f}" for e in prof.events() if e.name in ("rows", "invert", "walk"))
 
 if __name__ == "__main__":
     quick = "--times" in sys.argv
     if not quick:
         print(torch.cuda.get_device_name(), torch.__version__)
-        for c in SMALL: compare(c)
+        for c in [SMALL[0], SMALL[1], SMALL[2], SMALL[4], SMALL[5]]: compare(c)
         prefix()
-        c = bench_channels(1, 8192)
-        compare(c)
-    for c in [bench_channels(1, 8192)] + ([] if quick else [bench_channels(1, 32768), bench_channels(8, 4096)]):
-        inputs = draw(c, "cuda", 1)
-        inputs = {n: x.cuda() for n, x in inputs.items()}
-        for name, info in (("hopper", HOPPER),) + ((("triton", TRITON),) if not quick else ()):
-            print(f"[{time.time() - BEGIN:.0f} s] {c.name} warps {mine.ROW_WARPS} regs {REGS} {name} fwd ms {timed(lambda: run(info, c, inputs)):.3f}", kernels(lambda: run(info, c, inputs)), flush=True)
+        compare(bench_channels(1, 8192))
+    for c in [bench_channels(1, 8192)] + ([] if quick else [bench_channels(1, 1024), bench_channels(1, 2048), bench_channels(1, 32768), bench_channels(8, 4096)]):
+        inputs = {n: x.cuda() for n, x in draw(c, "cuda", 1).items()}
+        for name, info in (("hopper", HOPPER),):
+            print(f"[{time.time() - BEGIN:.0f} s] {c.name} {name} fwd ms {timed(lambda: run(info, c, inputs)):.3f}", kernels(lambda: run(info, c, inputs)), flush=True)
         del inputs; torch.cuda.empty_cache()
     if not quick:
         import subprocess
-        for w, r in (("8", "255"), ("8", "128")):
-            print(subprocess.run([sys.executable, __file__, "--times"], env={**os.environ, "KDA_WARPS": w, "KDA_REGS": r}, capture_output=True, text=True, timeout=60).stdout, flush=True)
-        grads()
+        for l, r in (("0", "128"), ("3", "128"), ("6", "255")):
+            print("levels", l, "regs", r, subprocess.run([sys.executable, __file__, "--times"], env={**os.environ, "KDA_LEVELS": l, "KDA_REGS": r}, capture_output=True, text=True, timeout=60).stdout, flush=True)
     print(f"{time.time() - BEGIN:.0f} s in all")

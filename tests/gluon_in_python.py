@@ -41,7 +41,7 @@ class Array(np.ndarray):
             return self.astype(dtype).view(Array)
 
     def permute(self, *order: int) -> Array:
-        return self.transpose(order)
+        return self.transpose(*order)
 
     def split(self) -> tuple[Array, Array]:
         return self[..., 0].view(Array), self[..., 1].view(Array)
@@ -437,12 +437,9 @@ def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def in_roles(k: Any, q: Any, between: Any, level: int, dtype: Any) -> tuple[Any, ...]:
+def decayed(k: Any, q: Any, between: Any) -> tuple[Any, ...]:
     factors = exponential(-np.abs(between))
-    target = ((np.arange(len(k)) >> level) & 1 == 1)[:, None]
-    of_k, of_q = ((x * factors).astype(dtype) for x in (k, q))
-    zero = np.zeros((), dtype)
-    return tuple(x.view(Array) for x in (np.where(target, of_k, zero), np.where(target, of_q, zero), np.where(target, zero, of_k)))
+    return tuple((x.to(np.float32) * factors).astype(x.dtype).view(Array) for x in (k, q))
 
 
 def scan(x: Any, axis: int, _operation: Any) -> Any:
@@ -493,7 +490,7 @@ NAMES: dict[str, Any] = {
     "rounded": lambda x, dtype: x.to(dtype),
     "widened": lambda x: x.to(np.float32),
     "scaled": lambda x, factors: (x.to(np.float32) * factors[None, :]).to(x.dtype),
-    "in_roles": in_roles,
+    "decayed": decayed,
     "masked": lambda x, bits, dtype: np.where(bits, x.to(dtype), dtype(0)).view(Array),
     "ex2": exponential,
     "lg2": quiet(np.log2),

@@ -11,7 +11,7 @@ from ..blocks import C, K
 # Of a block and head: e^y_end, K numbers in column order; beta in column order; beta.
 PLANES = gl.constexpr(4)
 import os
-WIDE_WARPS = gl.constexpr(int(os.environ.get("KDA_WARPS", "16")))  # of a program that makes rows
+WIDE_WARPS = gl.constexpr(int(os.environ.get("KDA_WARPS", "8")))  # of a program that makes rows
 CHUNK = gl.constexpr(64 // WIDE_WARPS.value)  # steps of a warp of it
 LEVELS_OF_CHUNK = gl.constexpr(CHUNK.value.bit_length() - 1)
 ROWS = gl.constexpr(gl.BlockedLayout([CHUNK.value, 4], [1, 32], [WIDE_WARPS.value, 1], [1, 0]))  # (steps, channels)
@@ -105,32 +105,92 @@ def toward_middle(sums, ends, LEVEL: gl.constexpr):
 
 
 @gluon.constexpr_function
-def deciding(DTYPE):
-    """The instructions of `in_roles`, for two numbers."""
+def decaying(DTYPE):
+    """The instructions of `decayed`, for two numbers."""
+    if gl.bfloat16 == DTYPE:
+        widen = "shl.b32 x, {0}, 16; and.b32 y, {0}, 0xffff0000; "
+    else:
+        widen = "mov.b32 {{a, b}}, {0}; cvt.f32.f16 x, a; cvt.f32.f16 y, b; "
     factor = "abs.f32 {0}, {1}; neg.f32 {0}, {0}; ex2.approx.ftz.f32 {0}, {0}; "
-    product = "mul.f32 x, {0}, u; mul.f32 y, {1}, w; " + converting(DTYPE) + " z, y, x; "
+    multiply = "mul.f32 x, x, u; mul.f32 y, y, w; " + converting(DTYPE) + " {0}, y, x; "
     return (
-        "{ .reg .f32 u, w, x, y; .reg .b32 z, m; not.b32 m, $9; "
-        + factor.format("u", "$7")
-        + factor.format("w", "$8")
-        + product.format("$5", "$6")
-        + "and.b32 $1, z, $9; "
-        + product.format("$3", "$4")
-        + "and.b32 $0, z, $9; and.b32 $2, z, m; }"
+        "{ .reg .b16 a, b; .reg .b32 u, w, x, y; "
+        + factor.format("u", "$4")
+        + factor.format("w", "$5")
+        + widen.format("$2")
+        + multiply.format("$0")
+        + widen.format("$3")
+        + multiply.format("$1")
+        + "}"
     )
 
 
 @gluon.jit
-def in_roles(k, q, between, LEVEL: gl.constexpr, DTYPE: gl.constexpr):
-    """Rows (steps, K) times their decays 2^-|between|, in 16 bits: of k and of q as targets, of k as sources; else 0."""
-    step = gl.arange(0, C, gl.SliceLayout(1, ROWS))
-    target = (0 - ((step >> LEVEL) & 1))[:, None]
-    _, target = gl.broadcast(between, target)
+def decayed(k, q, between):
+    """Rows (steps, K) of k and of q times their decays 2^-|between|, in 16 bits."""
     return gl.inline_asm_elementwise(
-        deciding(DTYPE),
-        "=r,=r,=r,f,f,f,f,f,f,r,r",
-        [k, q, between, target],
-        dtype=(DTYPE.value, DTYPE.value, DTYPE.value),
-        is_pure=False,
-        pack=2,
+        decaying(k.dtype), "=&r,=&r,r,r,f,f", [k, q, between], dtype=(k.dtype, k.dtype), is_pure=False, pack=2
     )
+
+
+@gluon.jit
+def by_role(of_k, of_q, LEVEL: gl.constexpr):
+    """(2 C, K): sources on a level, of k and of q, and targets, of k and of q."""
+    x = gl.reshape(gl.join(of_k, of_q), [C >> (LEVEL + 1), 2, 1 << LEVEL, K, 2])
+    return gl.reshape(x.permute(1, 4, 0, 2, 3), [2 * C, K])
+
+
+@gluon.constexpr_function
+def above(level, low, high):
+    """Values of those of a step's bits from `low` up to `high` that are above a level's bit: of all, if it is no such."""
+    return 1 << (high - 1 - level if low <= level < high else high - low)
+
+
+@gluon.constexpr_function
+def below(level, low, high):
+    """The same of those below it: 1, if it is no such."""
+    return 1 << (level - low if low <= level < high else 0)
+
+
+@gluon.constexpr_function
+def last_first(rank):
+    """The order of the axes of a dense array."""
+    return list(range(rank - 1, -1, -1))
+
+
+# In shared memory pairs are (k or q, bits of t from T_LOW, of s from S_LOW, lower bits of t, of s): so a warp stores to
+# many banks.
+T_LOW, S_LOW, BITS = gl.constexpr(2), gl.constexpr(3), gl.constexpr(6)
+
+
+@gluon.jit
+def put_pairs(memory, x, LEVEL: gl.constexpr):
+    """A level's products (targets of k and q, sources) to shared memory (2 C, C), where those of all levels are.
+
+    Of pairs in different groups of the level they are not what is wanted: a higher level, or nobody, has those.
+    """
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, last_first(13))
+    T1: gl.constexpr = above(LEVEL, T_LOW, BITS)
+    T2: gl.constexpr = below(LEVEL, T_LOW, BITS)
+    T3: gl.constexpr = above(LEVEL, 0, T_LOW)
+    T4: gl.constexpr = below(LEVEL, 0, T_LOW)
+    S1: gl.constexpr = above(LEVEL, S_LOW, BITS)
+    S2: gl.constexpr = below(LEVEL, S_LOW, BITS)
+    S3: gl.constexpr = above(LEVEL, 0, S_LOW)
+    S4: gl.constexpr = below(LEVEL, 0, S_LOW)
+    T_HIGH: gl.constexpr = 2 if LEVEL >= T_LOW else 1
+    S_HIGH: gl.constexpr = 2 if LEVEL >= S_LOW else 1
+    shape: gl.constexpr = [2, T1, T_HIGH, T2, S1, S_HIGH, S2, T3, 2 // T_HIGH, T4, S3, 2 // S_HIGH, S4]
+    own = memory._reinterpret(gl.float32, shape, FLAT)
+    own = own.slice(1, 1, 2 if LEVEL >= T_LOW else 8).slice(0, 1, 5 if LEVEL >= S_LOW else 11)
+    x = gl.reshape(x, [2, T1, T2, T3, T4, S1, S2, S3, S4]).permute(0, 1, 2, 5, 6, 3, 4, 7, 8)
+    own.store(gl.reshape(x, [2, T1, 1, T2, S1, 1, S2, T3, 1, T4, S3, 1, S4]))
+
+
+@gluon.jit
+def pairs_from(memory, PART: gl.constexpr):
+    """(targets, sources) of k or of q, (C, C)."""
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, last_first(4))
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1, 1, 4], [1, 2, 8, 2], [4, 2, 1, 1], [3, 2, 1, 0])
+    own = memory._reinterpret(gl.float32, [2, C >> T_LOW, C >> S_LOW, 1 << T_LOW, 1 << S_LOW], FLAT).index(PART)
+    return gl.reshape(own.permute((0, 2, 1, 3)).load(LAYOUT), [C, C])

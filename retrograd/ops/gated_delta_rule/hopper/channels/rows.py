@@ -1,8 +1,8 @@
 """Rows of q and k with the decays of their channels, and what pairs of steps have in common. Symbols: ../../README.md.
 
-By levels: a product for all pairs of steps is added to the sums of the levels below, in which then only the pairs of
-this level, and of those below, are kept. On a level a row is in the left operand as target, or in the right one as
-source, and 0 in the other.
+By levels: half of a block's steps are targets on a level, the others sources, and one product is of the targets of k
+and of q with the sources. It goes to shared memory, where a level overwrites what the levels below have left for its
+pairs.
 """
 
 from triton.experimental import gluon
@@ -11,45 +11,45 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from retrograd.core.kernels.gluon import block_barrier, ex2
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
-from retrograd.core.kernels.sequences import bounds_of, load_rows, owner_of, rows_at
+from retrograd.core.kernels.sequences import bounds_of, owner_of, rows_at
 from retrograd.core.kernels.warpgroups import column_order
 
 from ...device import log_decays
 from ..arrays import Walks
 from ..blocks import UNIT, C, K
-from .blocks import PLANES, ROWS, WIDE_WARPS, in_roles, running_sums, toward_middle
+from .blocks import PLANES, ROWS, WIDE_WARPS, by_role, decayed, pairs_from, put_pairs, running_sums, toward_middle
 
-LEVELS = gl.constexpr(6)
-PAIRS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, WIDE_WARPS.value // 8], instr_shape=[16, 512 // WIDE_WARPS.value, 16]))
+import os
+LEVELS = gl.constexpr(int(os.environ.get("KDA_LEVELS", "6")))
+PAIRS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, WIDE_WARPS.value // 4], instr_shape=[16, 16, 16]))
 LINE = gl.constexpr(gl.BlockedLayout([1], [32], [WIDE_WARPS.value], [0]))
 
 
 @gluon.jit
-def pairs_of(q, k, sums, ends, targets, other_targets, sources, other_sources):
-    """(2 C, C): the products of keys with earlier keys, and of queries with earlier keys, with decays.
+def put_products(q, k, sums, ends, memory, operands, other_operands):
+    """The products of keys and of queries with earlier keys, with decays, to shared memory: see `put_pairs`.
 
-    targets (2 C, K), sources (C, K): shared memory, by turns.
+    operands (2 C, K): shared memory, two by turns.
     """
-    DTYPE: gl.constexpr = sources.dtype
-    t = gl.arange(0, 2 * C, gl.SliceLayout(1, PAIRS))[:, None] & (C - 1)
-    s = gl.arange(0, C, gl.SliceLayout(0, PAIRS))[None, :]
-    x = gl.zeros([2 * C, C], gl.float32, PAIRS)
-    of_keys, of_queries, of_sources = in_roles(k, q, toward_middle(sums, ends, 0), 0, DTYPE)
+    x = gl.zeros([C, C // 2], gl.float32, PAIRS)
     for level in gl.static_range(LEVELS):
         # In memory of their own: two parts of one buffer have a barrier between them.
-        left = targets if level % 2 == 0 else other_targets
-        right = sources if level % 2 == 0 else other_sources
-        left.store(gl.reshape(gl.join(of_keys, of_queries).permute(2, 0, 1), [2 * C, K]))
-        right.store(of_sources)
+        own = operands if level % 2 == 0 else other_operands
+        of_k, of_q = decayed(k, q, toward_middle(sums, ends, level))
+        own.store(by_role(of_k, of_q, level))
         fence_async_shared()
         block_barrier()
-        x = warpgroup_mma(left, right.permute((1, 0)), x, is_async=True)
-        if level + 1 < LEVELS:
-            of_keys, of_queries, of_sources = in_roles(k, q, toward_middle(sums, ends, level + 1), level + 1, DTYPE)
+        x = warpgroup_mma(own.slice(C, C), own.slice(0, C // 2).permute((1, 0)), x, use_acc=False, is_async=True)
         x = warpgroup_mma_wait(0, deps=[x])
-        if level + 1 < LEVELS:
-            x = gl.where((t ^ s) >> (level + 1) == 0, x, 0.0)
-    return x
+        put_pairs(memory, x, level)
+    block_barrier()
+
+
+@gluon.jit
+def tile_of(rows, step, live, j, c):
+    """A block's rows (C, K), from `rows_at`; zeros in steps that do not live."""
+    at = rows.pointer + gl.cast(step, gl.int64) * rows.step * UNIT
+    return gl.load(at + (j * (rows.step * UNIT) + c), mask=live, other=0.0)
 
 
 @gluon.jit
@@ -96,27 +96,27 @@ def rows(
     slot = gl.program_id(0) // H
     number, step = owner_of(slot, walks, C)
     row, first, length = bounds_of(number, walks)
-    j = gl.arange(0, C, gl.SliceLayout(1, ROWS))
-    c = gl.arange(0, K, gl.SliceLayout(0, ROWS))
-    t = step + j
-    live = (t >= 0) & (t < length)
+    j = gl.arange(0, C, gl.SliceLayout(1, ROWS))[:, None]
+    c = gl.arange(0, K, gl.SliceLayout(0, ROWS))[None, :]
+    live = (step + j >= 0) & (step + j < length) & (c >= 0)
     group = head // (H // call.G)
-    log = log_decays(load_rows(rows_at(g, row, first, head, UNIT), t, c, live, K, UNIT))
-    k_tile = load_rows(rows_at(k, row, first, group, UNIT), t, c, live, K, UNIT).to(gl.float32)
-    q_tile = load_rows(rows_at(q, row, first, group, UNIT), t, c, live, K, UNIT).to(gl.float32)
+    log = log_decays(tile_of(rows_at(g, row, first, head, UNIT), step, live, j, c))
+    k_tile = tile_of(rows_at(k, row, first, group, UNIT), step, live, j, c)
+    q_tile = tile_of(rows_at(q, row, first, group, UNIT), step, live, j, c)
     beta_rows = rows_at(beta, row, first, head, 1)
     sums = running_sums(log, ends, starts)
     of_head = gl.cast(slot, gl.int64) * H + head
     if sums_ptr is not None:
-        gl.store(sums_ptr + of_head * (C * K) + ((j * K)[:, None] + c[None, :]), sums)
-    at = ((row * call.T + first + step) * H + head) * K + ((j * (H * K))[:, None] + c[None, :])
-    mask = live[:, None] & (c >= 0)[None, :]
+        gl.store(sums_ptr + of_head * (C * K) + (j * K + c), sums)
+    start = ((row * call.T + first + step) * H + head) * K
+    at = j * (H * K) + c
     grow = ex2(sums)
-    gl.store(q_grow_ptr + at, (q_tile * grow).to(DTYPE), mask=mask)
-    gl.store(k_grow_ptr + at, (k_tile * grow).to(DTYPE), mask=mask)
-    end = ends.index(WIDE_WARPS - 1)
+    gl.store(q_grow_ptr + start + at, (q_tile.to(gl.float32) * grow).to(DTYPE), mask=live)
+    gl.store(k_grow_ptr + start + at, (k_tile.to(gl.float32) * grow).to(DTYPE), mask=live)
+    LINES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    end = ends._reinterpret(gl.float32, [WIDE_WARPS * K], LINES).slice((WIDE_WARPS - 1) * K, K)
     rest = ex2(end.load(gl.SliceLayout(0, ROWS))[None, :] - sums)
-    gl.store(k_rest_ptr + at, (k_tile * rest).to(DTYPE), mask=mask)
+    gl.store(k_rest_ptr + start + at, (k_tile.to(gl.float32) * rest).to(DTYPE), mask=live)
     own_ptr = planes_ptr + of_head * (PLANES * C)
     i = gl.arange(0, C, LINE)
     rates = rates_of(beta_rows, step, length, LINE)
@@ -125,20 +125,24 @@ def rows(
     i = gl.arange(0, K, LINE)
     gl.store(own_ptr + column_order(i, K), ex2(end.load(LINE)))
     if FORWARD:
-        TARGETS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * C, K], DTYPE)
-        SOURCES: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], DTYPE)
-        targets = gl.allocate_shared_memory(DTYPE, [2 * C, K], TARGETS)
-        other_targets = gl.allocate_shared_memory(DTYPE, [2 * C, K], TARGETS)
-        sources = gl.allocate_shared_memory(DTYPE, [C, K], SOURCES)
-        other_sources = gl.allocate_shared_memory(DTYPE, [C, K], SOURCES)
-        own = gl.allocate_shared_memory(gl.float32, [2 * C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        own.slice(C, C).store(gl.sum(q_tile * k_tile, 1))
-        x = pairs_of(q_tile, k_tile, sums, ends, targets, other_targets, sources, other_sources)
-        u = gl.arange(0, 2 * C, gl.SliceLayout(1, PAIRS))
-        s = gl.arange(0, C, gl.SliceLayout(0, PAIRS))
-        x = gl.where(u[:, None] - C == s[None, :], own.load(gl.SliceLayout(1, PAIRS))[:, None], x)
-        x = x * rates_of(beta_rows, step, length, gl.SliceLayout(0, PAIRS))[None, :]
-        at = (u * C)[:, None] + s[None, :]
-        gl.store(systems_ptr + of_head * (C * C) + at, x, mask=(u < C)[:, None] & (s >= 0)[None, :])
-        scores = (x * call.scale).to(DTYPE)
-        gl.store(scores_ptr + (of_head - 1) * (C * C) + at, scores, mask=(u >= C)[:, None] & (s >= 0)[None, :])
+        WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * C, K], DTYPE)
+        operands = gl.allocate_shared_memory(DTYPE, [2 * C, K], WIDE)
+        other_operands = gl.allocate_shared_memory(DTYPE, [2 * C, K], WIDE)
+        pairs = gl.allocate_shared_memory(gl.float32, [2 * C * C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        own = gl.allocate_shared_memory(gl.float32, [C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        # A branch, so that no level is begun with the rows above: there are no registers for that.
+        if step < length:
+            own.store(gl.sum(q_tile.to(gl.float32) * k_tile.to(gl.float32), 1))
+            put_products(q_tile, k_tile, sums, ends, pairs, operands, other_operands)
+        block_barrier()
+        of_keys = pairs_from(pairs, 0)
+        of_queries = pairs_from(pairs, 1)
+        TARGET: gl.constexpr = gl.SliceLayout(1, of_keys.type.layout)
+        SOURCE: gl.constexpr = gl.SliceLayout(0, of_keys.type.layout)
+        u = gl.arange(0, C, TARGET)[:, None]
+        s = gl.arange(0, C, SOURCE)[None, :]
+        rates = rates_of(beta_rows, step, length, SOURCE)[None, :]
+        at = of_head * (C * C) + (u * C + s)
+        gl.store(systems_ptr + at, gl.where(u > s, of_keys * rates, 0.0))
+        of_queries = gl.where(u > s, of_queries, gl.where(u == s, own.load(TARGET)[:, None], 0.0))
+        gl.store(scores_ptr + at, (of_queries * rates * call.scale).to(DTYPE))
