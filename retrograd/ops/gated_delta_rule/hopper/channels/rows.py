@@ -32,14 +32,18 @@ def put_products(q, k, sums, ends, memory, operands, other_operands):
     operands (2 C, K): shared memory, two by turns.
     """
     x = gl.zeros([C, C // 2], gl.float32, PAIRS)
+    of_k, of_q = decayed(k, q, toward_middle(sums, ends, 0))
+    operands.store(by_role(of_k, of_q, 0))
     for level in gl.static_range(LEVELS):
         # In memory of their own: two parts of one buffer have a barrier between them.
         own = operands if level % 2 == 0 else other_operands
-        of_k, of_q = decayed(k, q, toward_middle(sums, ends, level))
-        own.store(by_role(of_k, of_q, level))
+        following = other_operands if level % 2 == 0 else operands
         fence_async_shared()
         block_barrier()
         x = warpgroup_mma(own.slice(C, C), own.slice(0, C // 2).permute((1, 0)), x, use_acc=False, is_async=True)
+        if level + 1 < LEVELS:
+            of_k, of_q = decayed(k, q, toward_middle(sums, ends, level + 1))
+            following.store(by_role(of_k, of_q, level + 1))
         x = warpgroup_mma_wait(0, deps=[x])
         put_pairs(memory, x, level)
     block_barrier()
