@@ -491,6 +491,7 @@ NAMES: dict[str, Any] = {
     "widened": lambda x: x.to(np.float32),
     "scaled": lambda x, factors: (x.to(np.float32) * factors[None, :]).to(x.dtype),
     "decayed": decayed,
+    "bring_near": lambda _: None,
     "masked": lambda x, bits, dtype: np.where(bits, x.to(dtype), dtype(0)).view(Array),
     "ex2": exponential,
     "lg2": quiet(np.log2),

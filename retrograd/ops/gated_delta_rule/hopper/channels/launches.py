@@ -74,6 +74,7 @@ class ChannelLaunches(Launches):
             num_warps=ROW_WARPS,
             max_registers=self.plan.row_registers if forward else self.plan.sum_registers,
             allowed_spills=ROW_PARKED,
+            AHEAD=max(1, self.plan.rows_ahead // self.spec.heads),
         )
 
     def invert(self) -> Launch:
