@@ -36,7 +36,9 @@ class Array(np.ndarray):
 
     type = SimpleNamespace(layout=None)
 
-    def to(self, dtype: Any) -> Array:
+    def to(self, dtype: Any, bitcast: bool = False) -> Array:
+        if bitcast:
+            return np.ascontiguousarray(self).view(dtype).view(Array)
         with np.errstate(over="ignore"):
             return self.astype(dtype).view(Array)
 
@@ -437,6 +439,19 @@ def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def summed(x: Any, axis: int) -> Any:
+    return array(np.sum(x, axis, dtype=x.dtype))
+
+
+def sums_of_lanes(x: Any, way: str) -> tuple[Any, Any]:
+    total = np.repeat(np.sum(x, -1, keepdims=True, dtype=x.dtype), 4, -1)
+    after = x[..., ::-1] if ".down." in way else x
+    own = np.cumsum(after, -1, dtype=x.dtype)
+    own = np.concatenate([np.zeros_like(own[..., :1]), own[..., :-1]], -1)
+    own = own[..., ::-1] if ".down." in way else own
+    return own.view(Array), total.view(Array)
+
+
 def decayed(k: Any, q: Any, between: Any) -> tuple[Any, ...]:
     factors = exponential(-np.abs(between))
     return tuple((x.to(np.float32) * factors).astype(x.dtype).view(Array) for x in (k, q))
@@ -466,7 +481,7 @@ GL = SimpleNamespace(
     cdiv=lambda a, b: -(-a // b), cast=lambda x, dtype: int(x), where=quiet(np.where), minimum=quiet(np.minimum),
     maximum=quiet(np.maximum), exp2=exponential, rsqrt=quiet(lambda x: 1 / np.sqrt(x)), log2=quiet(np.log2),
     fma=quiet(lambda a, b, c: np.asarray(a * np.float32(b) + c, np.float32)), load=load, store=store,
-    atomic_add=atomic_add, max=lambda x, axis: array(np.max(x, axis)), sum=lambda x, axis: array(np.sum(x, axis)),
+    atomic_add=atomic_add, max=lambda x, axis: array(np.max(x, axis)), sum=summed,
     associative_scan=scan,
     warp_specialize=specialize, to_tensor=lambda value: value,
     program_id=lambda axis: current.thread.program, num_programs=lambda axis: machine().programs,
@@ -492,6 +507,11 @@ NAMES: dict[str, Any] = {
     "scaled": lambda x, factors: (x.to(np.float32) * factors[None, :]).to(x.dtype),
     "decayed": decayed,
     "bring_near": lambda _: None,
+    "sums_of_lanes": sums_of_lanes,
+    "decay_of": lambda x: exponential(-np.abs(x)),
+    "from_lanes": lambda x, keep, add: x[..., (np.arange(4) & keep) | add],
+    "in_fp32": lambda x: x.to(np.float32),
+    "in_16_bits": lambda x, dtype: x.to(dtype),
     "masked": lambda x, bits, dtype: np.where(bits, x.to(dtype), dtype(0)).view(Array),
     "ex2": exponential,
     "lg2": quiet(np.log2),

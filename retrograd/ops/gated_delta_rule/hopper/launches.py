@@ -56,6 +56,8 @@ AGAIN = 16  # blocks of a program that computes again what is written: bits depe
 PREPARE_PARKED, BACK_PARKED, GRAD_PARKED = 4, 20, 48
 SUMS, BOTH = grad_kernels.SUMS.value, 2 * grad_kernels.FLAT_ROWS.value
 PANEL = gl.NVMMASharedLayout(128, 16, rank=2)
+WIDE_PANEL = gl.NVMMASharedLayout(128, 32, rank=2)
+LINE = gl.NVMMASharedLayout(0, 32, rank=1)
 READ = {"walk": frozenset({"inverse", "scores"}), "grads": frozenset({"dv"})}  # outputs that kernels read
 # Kernel -> parameters that are descriptors, and their blocks: of arrays as lines of numbers, or as rows.
 PAIRS, LINES = (STEPS, STEPS), {"planes": (PLANES * STEPS,)}
@@ -354,10 +356,11 @@ class Launches:
     def _described(self, kernel: Any, arrays: Mapping[str, str | None]) -> dict[str, Descriptor]:
         """The descriptors of arrays with a slot for every block, or for every kept state."""
         shapes = {array.name: array.shape for array in self.arrays}
+        wide = {array.name for array in self.arrays if array.dtype == FP32}
         found = {}
         for name, block in self.blocks.get(kernel.__name__, {}).items():
             if (array := arrays.get(name)) is not None:
-                layout = gl.NVMMASharedLayout(0, 32, rank=1) if len(block) == 1 else PANEL
+                layout = LINE if len(block) == 1 else WIDE_PANEL if array in wide else PANEL
                 size = prod(shapes[array])
                 shape = (size,) if len(block) == 1 else (size // shapes[array][-1], shapes[array][-1])
                 found[name] = Descriptor(shape, (*shape[1:], 1), block, layout)

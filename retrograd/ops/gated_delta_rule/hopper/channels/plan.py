@@ -22,6 +22,9 @@ class Plan:
         walk_stages: blocks in shared memory of what a walk with results needs first; one less of the rest.
         again_stages: the same of a walk from a kept state.
         again_registers: of a thread of it, on average: of 128 two programs share a multiprocessor.
+        back_stages: of a walk back; one less of what a block needs last.
+        span: blocks of steps of a program of `grads`.
+        heads: of a program of `finish_rates`.
     """
 
     rows_ahead: int = 288
@@ -31,6 +34,9 @@ class Plan:
     walk_stages: int = 3
     again_stages: int = 2
     again_registers: int = 128
+    back_stages: int = 3
+    span: int = 8
+    heads: int = 8
 
 
 def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
