@@ -30,9 +30,7 @@ BUILT = {
     "fp16": case("fp16", SHAPE, dtype="float16", wide_dtype="float32", **ALL),
     "channels": case("channels", SHAPE, of_channels=True, wide_dtype="float32"),
     "all channels": case("all channels", SHAPE, of_channels=True, **ALL),
-    "packed channels": case(
-        "packed channels", (1, *SHAPE[1:]), of_channels=True, cu_seqlens=(3, 140, 300), **ALL
-    ),
+    "packed channels": case("packed channels", (1, *SHAPE[1:]), of_channels=True, cu_seqlens=(3, 140, 300), **ALL),
     "fp16 channels": case("fp16 channels", SHAPE, of_channels=True, dtype="float16", wide_dtype="float32", **ALL),
 }
 

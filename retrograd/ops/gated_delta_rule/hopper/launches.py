@@ -46,7 +46,13 @@ FP32 = "float32"
 STEPS, CHANNELS, HALF, PLANES, UNIT = (x.value for x in (blocks.C, blocks.K, blocks.HALF, blocks.PLANES, blocks.UNIT))
 ROWS = ("q", "k", "v", "do", "g")  # arrays of rows: (batch, time, heads or key heads, columns)
 BY_STEP = ("g", "beta")
-PARAMS = {"q_unit": "q", "k_unit": "k", "q_grow": "g", "k_grow": "g", "k_rest": "g"}  # scratch arrays of the shape of an argument
+PARAMS = {
+    "q_unit": "q",
+    "k_unit": "k",
+    "q_grow": "g",
+    "k_grow": "g",
+    "k_rest": "g",
+}  # scratch arrays of the shape of an argument
 FARTHEST = 2**31 // STEPS  # limit of the stride of steps, so that offsets within a block fit in 32 bits
 ELEMENTS = 2048  # of q or k in a program that normalizes them
 FETCH_REGISTERS = 24

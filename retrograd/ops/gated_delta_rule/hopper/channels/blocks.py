@@ -10,8 +10,7 @@ from ..blocks import C, K
 
 # Of a block and head: e^y_end, K numbers in column order; beta in column order; beta.
 PLANES = gl.constexpr(4)
-import os
-WIDE_WARPS = gl.constexpr(int(os.environ.get("KDA_WARPS", "8")))  # of a program that makes rows
+WIDE_WARPS = gl.constexpr(8)  # of a program that makes rows
 CHUNK = gl.constexpr(64 // WIDE_WARPS.value)  # steps of a warp of it
 LEVELS_OF_CHUNK = gl.constexpr(CHUNK.value.bit_length() - 1)
 ROWS = gl.constexpr(gl.BlockedLayout([CHUNK.value, 4], [1, 32], [WIDE_WARPS.value, 1], [1, 0]))  # (steps, channels)
@@ -142,13 +141,13 @@ def by_role(of_k, of_q, LEVEL: gl.constexpr):
 
 @gluon.constexpr_function
 def above(level, low, high):
-    """Values of those of a step's bits from `low` up to `high` that are above a level's bit: of all, if it is no such."""
+    """Values of a step's bits from `low` up to `high` that are above a level's bit; of all, if it is not there."""
     return 1 << (high - 1 - level if low <= level < high else high - low)
 
 
 @gluon.constexpr_function
 def below(level, low, high):
-    """The same of those below it: 1, if it is no such."""
+    """The same of those below it: 1, if it is not there."""
     return 1 << (level - low if low <= level < high else 0)
 
 

@@ -36,7 +36,8 @@ from .walk import walk
 
 __all__ = ["backward", "forward", "planned", "suits"]
 
-ROW_PARKED = 2  # `Launch.allowed_spills` of `rows`: bounds of a packed sequence
+# `Launch.allowed_spills` of `rows` forward: what is computed for the block's sums and rows, of which there is no loop.
+ROW_PARKED = 130
 PLANES, ROW_WARPS = blocks.PLANES.value, blocks.WIDE_WARPS.value
 # `Launch.allowed_spills` of `grads`: where key heads have several heads, the gradients of q and k between two of them.
 GRAD_WARPS, GRAD_PARKED = WARPS.value, 100
@@ -122,7 +123,7 @@ class ChannelLaunches(Launches):
     read: ClassVar = {"walk": frozenset({"inverse", "scores"}), "grads": frozenset({"dv"})}
 
     def rows(self, *, forward: bool) -> Launch:
-        """Computes the rows with decays, and forward what pairs of steps have in common, backward sums of log decays."""
+        """Computes the rows with decays; forward also products of pairs of steps, backward sums of log decays."""
         arrays: dict[str, str | None] = {**self._queries, "g": "g", "beta": "beta"}
         arrays |= {f"{name}_ptr": name if forward else None for name in ("systems", "scores")}
         arrays["sums_ptr"] = None if forward else "sums"
@@ -132,9 +133,8 @@ class ChannelLaunches(Launches):
             "cu_seqlens q_grow k_grow k_rest planes",
             arrays,
             num_warps=ROW_WARPS,
-            max_registers=self.plan.row_registers if forward else self.plan.sum_registers,
-            allowed_spills=ROW_PARKED,
-            AHEAD=max(1, self.plan.rows_ahead // self.spec.heads),
+            max_registers=self.plan.row_registers,
+            allowed_spills=ROW_PARKED if forward else 0,
         )
 
     def invert(self) -> Launch:

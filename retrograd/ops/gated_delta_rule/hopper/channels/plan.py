@@ -15,9 +15,7 @@ class Plan:
     """The plan of a pass.
 
     Attributes:
-        rows_ahead: programs of `rows` between that for which one has rows brought near, and itself: as many run at a time.
-        row_registers: of a thread of it: of 128 two programs share a multiprocessor.
-        sum_registers: the same in the backward pass.
+        row_registers: of a thread of `rows`: of 128 two programs share a multiprocessor.
         invert_registers: of a thread of `invert`; of 128 four programs share a multiprocessor.
         walk_stages: blocks in shared memory of what a walk with results needs first; one less of the rest.
         again_stages: the same of a walk from a kept state.
@@ -27,9 +25,7 @@ class Plan:
         heads: of a program of `finish_rates`.
     """
 
-    rows_ahead: int = 288
     row_registers: int = 128
-    sum_registers: int = 128
     invert_registers: int = 128
     walk_stages: int = 3
     again_stages: int = 2

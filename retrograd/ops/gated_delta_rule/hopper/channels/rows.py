@@ -19,9 +19,10 @@ from ..arrays import Walks
 from ..blocks import UNIT, C, K
 from .blocks import PLANES, ROWS, WIDE_WARPS, by_role, decayed, pairs_from, put_pairs, running_sums, toward_middle
 
-import os
-LEVELS = gl.constexpr(int(os.environ.get("KDA_LEVELS", "6")))
-PAIRS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, WIDE_WARPS.value // 4], instr_shape=[16, 16, 16]))
+LEVELS = gl.constexpr(6)
+PAIRS = gl.constexpr(
+    gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, WIDE_WARPS.value // 4], instr_shape=[16, 16, 16])
+)
 LINE = gl.constexpr(gl.BlockedLayout([1], [32], [WIDE_WARPS.value], [0]))
 
 
@@ -32,18 +33,14 @@ def put_products(q, k, sums, ends, memory, operands, other_operands):
     operands (2 C, K): shared memory, two by turns.
     """
     x = gl.zeros([C, C // 2], gl.float32, PAIRS)
-    of_k, of_q = decayed(k, q, toward_middle(sums, ends, 0))
-    operands.store(by_role(of_k, of_q, 0))
     for level in gl.static_range(LEVELS):
         # In memory of their own: two parts of one buffer have a barrier between them.
         own = operands if level % 2 == 0 else other_operands
-        following = other_operands if level % 2 == 0 else operands
+        of_k, of_q = decayed(k, q, toward_middle(sums, ends, level))
+        own.store(by_role(of_k, of_q, level))
         fence_async_shared()
         block_barrier()
         x = warpgroup_mma(own.slice(C, C), own.slice(0, C // 2).permute((1, 0)), x, use_acc=False, is_async=True)
-        if level + 1 < LEVELS:
-            of_k, of_q = decayed(k, q, toward_middle(sums, ends, level + 1))
-            following.store(by_role(of_k, of_q, level + 1))
         x = warpgroup_mma_wait(0, deps=[x])
         put_pairs(memory, x, level)
     block_barrier()
@@ -64,23 +61,6 @@ def rates_of(rows, step, length, LAYOUT: gl.constexpr):
     return x.to(gl.float32)
 
 
-@gluon.jit
-def rows_ahead(rows, step, length, LINES: gl.constexpr):
-    """Have a block's rows brought near, from `rows_at`: of each as many lines of 128 bytes, or less."""
-    i = gl.arange(0, C * LINES, LINE)
-    j = gl.minimum(step + i // LINES, length - 1) - step
-    at = rows.pointer + gl.cast(step, gl.int64) * rows.step * UNIT
-    bring_near(at + (j * (rows.step * UNIT) + i % LINES * (K // LINES)))
-
-
-@gluon.jit
-def bring_near(pointers):
-    """Begin to copy lines of memory to the L2 cache."""
-    gl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
 @gluon.jit(do_not_specialize=["q", "k", "g", "beta", "call"])
 def rows(
     q,
@@ -96,10 +76,9 @@ def rows(
     systems_ptr,
     scores_ptr,
     call,
-    AHEAD: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """A program takes a block of C steps and a head, and has the rows of AHEAD blocks later brought near.
+    """A program takes a block of C steps and a head.
 
     q_grow, k_grow, k_rest (B T, H, K): e^y q, e^y k, e^(y_end - y) k. planes (slots, H, 4, C), fp32: e^y_end (K,) and
     beta in column order, and beta. Forward, systems (slots H C, C), fp32: tril(KK beta_s, -1), and scores: M = scale
@@ -108,41 +87,23 @@ def rows(
     DTYPE: gl.constexpr = q_grow_ptr.dtype.element_ty
     FORWARD: gl.constexpr = scores_ptr is not None
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    LINES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ends = gl.allocate_shared_memory(gl.float32, [WIDE_WARPS, K], FLAT)
     starts = gl.allocate_shared_memory(gl.float32, [WIDE_WARPS, K], FLAT)
-    end = ends._reinterpret(gl.float32, [WIDE_WARPS * K], LINES).slice((WIDE_WARPS - 1) * K, K)
-    if FORWARD:
-        WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * C, K], DTYPE)
-        operands = gl.allocate_shared_memory(DTYPE, [2 * C, K], WIDE)
-        other_operands = gl.allocate_shared_memory(DTYPE, [2 * C, K], WIDE)
-        pairs = gl.allocate_shared_memory(gl.float32, [2 * C * C], LINES)
-        own = gl.allocate_shared_memory(gl.float32, [C], LINES)
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     H = call.H
     walks = Walks(call.T, call.sequences, H, call.G, cu_seqlens_ptr)
-    slot = gl.program_id(0) // H
     head = gl.program_id(0) % H
+    slot = gl.program_id(0) // H
     number, step = owner_of(slot, walks, C)
     row, first, length = bounds_of(number, walks)
-    there = (step >= 0) & (step < length)
-    group = head // (H // call.G)
-    g_rows = rows_at(g, row, first, head, UNIT)
-    k_rows = rows_at(k, row, first, group, UNIT)
-    q_rows = rows_at(q, row, first, group, UNIT)
-    # A program of some time later reads the same head's steps.
-    later = step + AHEAD * C
-    if (step >= 0) & (later < length):
-        rows_ahead(g_rows, later, length, 4)
-        rows_ahead(k_rows, later, length, 2)
-        rows_ahead(q_rows, later, length, 2)
     j = gl.arange(0, C, gl.SliceLayout(1, ROWS))[:, None]
     c = gl.arange(0, K, gl.SliceLayout(0, ROWS))[None, :]
     live = (step + j >= 0) & (step + j < length) & (c >= 0)
-    log = log_decays(tile_of(g_rows, step, live, j, c))
-    k_tile = tile_of(k_rows, step, live, j, c)
-    q_tile = tile_of(q_rows, step, live, j, c)
+    group = head // (H // call.G)
+    log = log_decays(tile_of(rows_at(g, row, first, head, UNIT), step, live, j, c))
+    k_tile = tile_of(rows_at(k, row, first, group, UNIT), step, live, j, c)
+    q_tile = tile_of(rows_at(q, row, first, group, UNIT), step, live, j, c)
     beta_rows = rows_at(beta, row, first, head, 1)
     sums = running_sums(log, ends, starts)
     of_head = gl.cast(slot, gl.int64) * H + head
@@ -153,6 +114,8 @@ def rows(
     grow = ex2(sums)
     gl.store(q_grow_ptr + start + at, (q_tile.to(gl.float32) * grow).to(DTYPE), mask=live)
     gl.store(k_grow_ptr + start + at, (k_tile.to(gl.float32) * grow).to(DTYPE), mask=live)
+    LINES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    end = ends._reinterpret(gl.float32, [WIDE_WARPS * K], LINES).slice((WIDE_WARPS - 1) * K, K)
     rest = ex2(end.load(gl.SliceLayout(0, ROWS))[None, :] - sums)
     gl.store(k_rest_ptr + start + at, (k_tile.to(gl.float32) * rest).to(DTYPE), mask=live)
     own_ptr = planes_ptr + of_head * (PLANES * C)
@@ -163,8 +126,13 @@ def rows(
     i = gl.arange(0, K, LINE)
     gl.store(own_ptr + column_order(i, K), ex2(end.load(LINE)))
     if FORWARD:
+        WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * C, K], DTYPE)
+        operands = gl.allocate_shared_memory(DTYPE, [2 * C, K], WIDE)
+        other_operands = gl.allocate_shared_memory(DTYPE, [2 * C, K], WIDE)
+        pairs = gl.allocate_shared_memory(gl.float32, [2 * C * C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        own = gl.allocate_shared_memory(gl.float32, [C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         # A branch, so that no level is begun with the rows above: there are no registers for that.
-        if there:
+        if step < length:
             own.store(gl.sum(q_tile.to(gl.float32) * k_tile.to(gl.float32), 1))
             put_products(q_tile, k_tile, sums, ends, pairs, operands, other_operands)
         block_barrier()
@@ -176,7 +144,6 @@ def rows(
         s = gl.arange(0, C, SOURCE)[None, :]
         rates = rates_of(beta_rows, step, length, SOURCE)[None, :]
         at = of_head * (C * C) + (u * C + s)
-        gl.store(systems_ptr + at, gl.where(there & (u > s), of_keys * rates, 0.0))
+        gl.store(systems_ptr + at, gl.where(u > s, of_keys * rates, 0.0))
         of_queries = gl.where(u > s, of_queries, gl.where(u == s, own.load(TARGET)[:, None], 0.0))
-        of_queries = gl.where(there, of_queries * rates * call.scale, 0.0)
-        gl.store(scores_ptr + at, of_queries.to(DTYPE))
+        gl.store(scores_ptr + at, (of_queries * rates * call.scale).to(DTYPE))

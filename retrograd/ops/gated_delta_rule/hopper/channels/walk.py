@@ -63,9 +63,7 @@ def fetch_early(arrays, ring, walk, walks, i, OPTIONS: gl.constexpr):
 def fetch(arrays, early, late, walks, OPTIONS: gl.constexpr):
     """Copy block after block to shared memory: what one needs first before the rest of the block before it."""
     walk = walk_of(walks, OPTIONS)
-    BYTES: gl.constexpr = arrays.k_rest.block_type.nbytes + (
-        0 if OPTIONS.AGAIN else arrays.scores.block_type.nbytes
-    )
+    BYTES: gl.constexpr = arrays.k_rest.block_type.nbytes + (0 if OPTIONS.AGAIN else arrays.scores.block_type.nbytes)
     if walk.count > 0:
         fetch_early(arrays, early, walk, walks, 0, OPTIONS)
     for i in range(walk.count):
