@@ -36,12 +36,14 @@ class Array(np.ndarray):
 
     type = SimpleNamespace(layout=None)
 
-    def to(self, dtype: Any) -> Array:
+    def to(self, dtype: Any, bitcast: bool = False) -> Array:
+        if bitcast:
+            return np.ascontiguousarray(self).view(dtype).view(Array)
         with np.errstate(over="ignore"):
             return self.astype(dtype).view(Array)
 
     def permute(self, *order: int) -> Array:
-        return self.transpose(order)
+        return self.transpose(*order)
 
     def split(self) -> tuple[Array, Array]:
         return self[..., 0].view(Array), self[..., 1].view(Array)
@@ -437,6 +439,33 @@ def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def summed(x: Any, axis: int) -> Any:
+    return array(np.sum(x, axis, dtype=x.dtype))
+
+
+def sums_of_lanes(x: Any, way: str) -> tuple[Any, Any]:
+    total = np.repeat(np.sum(x, -1, keepdims=True, dtype=x.dtype), 4, -1)
+    after = x[..., ::-1] if ".down." in way else x
+    own = np.cumsum(after, -1, dtype=x.dtype)
+    own = np.concatenate([np.zeros_like(own[..., :1]), own[..., :-1]], -1)
+    own = own[..., ::-1] if ".down." in way else own
+    return own.view(Array), total.view(Array)
+
+
+def decayed(k: Any, q: Any, between: Any) -> tuple[Any, ...]:
+    factors = exponential(-np.abs(between))
+    return tuple((x.to(np.float32) * factors).astype(x.dtype).view(Array) for x in (k, q))
+
+
+def scan(x: Any, axis: int, _operation: Any) -> Any:
+    if not isinstance(x, tuple):
+        return np.cumsum(x, axis, dtype=x.dtype).view(Array)
+    sums = np.cumsum(x[0], axis, dtype=x[0].dtype)
+    before = np.zeros_like(sums)
+    before[1:] = sums[:-1]
+    return sums.view(Array), before.view(Array)
+
+
 layouts.get_default_for = layouts  # type: ignore[attr-defined]
 GL = SimpleNamespace(
     int16=np.int16, int32=np.int32, int64=np.int64, float32=np.float32, constexpr=None, static_range=range,
@@ -452,7 +481,8 @@ GL = SimpleNamespace(
     cdiv=lambda a, b: -(-a // b), cast=lambda x, dtype: int(x), where=quiet(np.where), minimum=quiet(np.minimum),
     maximum=quiet(np.maximum), exp2=exponential, rsqrt=quiet(lambda x: 1 / np.sqrt(x)), log2=quiet(np.log2),
     fma=quiet(lambda a, b, c: np.asarray(a * np.float32(b) + c, np.float32)), load=load, store=store,
-    atomic_add=atomic_add, max=lambda x, axis: array(np.max(x, axis)), sum=lambda x, axis: array(np.sum(x, axis)),
+    atomic_add=atomic_add, max=lambda x, axis: array(np.max(x, axis)), sum=summed,
+    associative_scan=scan,
     warp_specialize=specialize, to_tensor=lambda value: value,
     program_id=lambda axis: current.thread.program, num_programs=lambda axis: machine().programs,
 )  # fmt: skip
@@ -475,6 +505,13 @@ NAMES: dict[str, Any] = {
     "rounded": lambda x, dtype: x.to(dtype),
     "widened": lambda x: x.to(np.float32),
     "scaled": lambda x, factors: (x.to(np.float32) * factors[None, :]).to(x.dtype),
+    "decayed": decayed,
+    "bring_near": lambda _: None,
+    "sums_of_lanes": sums_of_lanes,
+    "decay_of": lambda x: exponential(-np.abs(x)),
+    "from_lanes": lambda x, keep, add: x[..., (np.arange(4) & keep) | add],
+    "in_fp32": lambda x: x.to(np.float32),
+    "in_16_bits": lambda x, dtype: x.to(dtype),
     "masked": lambda x, bits, dtype: np.where(bits, x.to(dtype), dtype(0)).view(Array),
     "ex2": exponential,
     "lg2": quiet(np.log2),

@@ -138,7 +138,7 @@ class Spec(CallSpec):
     @property
     def keeps_pairs(self) -> bool:
         """Whether the inverse and the scores of blocks are saved: with the states they take twice the bytes of v."""
-        return self.v.dtype in ("bfloat16", "float16") and self.K == self.V == 128 and not self.of_channels
+        return self.v.dtype in ("bfloat16", "float16") and self.K == self.V == 128
 
     @property
     def blocks(self) -> int:
@@ -194,6 +194,7 @@ def factor_of(scale: float | None, K: int) -> float:
 TAKES = names("q k v g beta initial_state cu_seqlens scale return_final_state normalize_qk")
 IMPLEMENTATIONS = (
     Implementation(f"{__package__}.hopper", takes=TAKES),
+    Implementation(f"{__package__}.hopper.channels", takes=TAKES),
     Implementation(f"{__package__}.triton", takes=TAKES),
     Implementation(f"{__package__}.triton.channels", takes=TAKES),
 )

@@ -28,6 +28,10 @@ BUILT = {
     "own heads": case("own heads", (2, 300, 2, 2, 128, 128), **ALL),
     "three heads": case("three heads", (2, 300, 1, 3, 128, 128), **ALL),
     "fp16": case("fp16", SHAPE, dtype="float16", wide_dtype="float32", **ALL),
+    "channels": case("channels", SHAPE, of_channels=True, wide_dtype="float32"),
+    "all channels": case("all channels", SHAPE, of_channels=True, **ALL),
+    "packed channels": case("packed channels", (1, *SHAPE[1:]), of_channels=True, cu_seqlens=(3, 140, 300), **ALL),
+    "fp16 channels": case("fp16 channels", SHAPE, of_channels=True, dtype="float16", wide_dtype="float32", **ALL),
 }
 
 
@@ -38,6 +42,11 @@ def spec(shape: tuple[int, int, int, int, int, int] = SHAPE, **how: Any) -> Spec
 
 def taken(spec: Spec, which: Pass, arch: str = "sm_90") -> bool:
     (hopper,) = OP.only("hopper").implementations
+    return hopper.has(spec, SUPPORTED[arch], which)
+
+
+def taken_of_channels(spec: Spec, which: Pass, arch: str = "sm_90") -> bool:
+    hopper, _ = OP.only("channels").implementations
     return hopper.has(spec, SUPPORTED[arch], which)
 
 
@@ -69,6 +78,22 @@ def test_calls_of_16_bits_with_128_channels_are_taken(how: dict[str, Any], which
 @pytest.mark.parametrize("which", PASSES)
 def test_all_others_go_to_the_kernels_for_any_gpu(how: dict[str, Any], which: Pass) -> None:
     assert not taken(spec(**how), which)
+
+
+@pytest.mark.parametrize("how", [{}, {"dtype": "float16"}, {"cu_seqlens": (5, 100, 290), "shape": (1, *SHAPE[1:])}])
+@pytest.mark.parametrize("which", PASSES)
+def test_a_decay_for_each_channel_has_its_own_kernels(how: dict[str, Any], which: Pass) -> None:
+    call = spec(of_channels=True, **how)
+    assert taken_of_channels(call, which)
+    assert not taken_of_channels(call, which, "sm_100")
+    assert not taken_of_channels(spec(**how), which)
+
+
+@pytest.mark.parametrize(
+    "how", [{"dtype": "float32"}, {"shape": (2, 300, 2, 4, 128, 64)}, {"shape": (2, 0, 2, 4, 128, 128)}]
+)
+def test_but_not_for_other_sizes(how: dict[str, Any]) -> None:
+    assert not taken_of_channels(spec(of_channels=True, **how), "fwd")
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100", "gfx942", "gfx950"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from triton.experimental.gluon import language as gl
 
@@ -44,17 +44,26 @@ __all__ = ["backward", "forward", "planned", "suits"]
 
 FP32 = "float32"
 STEPS, CHANNELS, HALF, PLANES, UNIT = (x.value for x in (blocks.C, blocks.K, blocks.HALF, blocks.PLANES, blocks.UNIT))
-ROWS = ("q", "k", "v", "do")  # arrays of rows: (batch, time, heads or key heads, columns)
+ROWS = ("q", "k", "v", "do", "g")  # arrays of rows: (batch, time, heads or key heads, columns)
 BY_STEP = ("g", "beta")
-PARAMS = {"q_unit": "q", "k_unit": "k"}  # scratch arrays of the shape of an argument
+PARAMS = {
+    "q_unit": "q",
+    "k_unit": "k",
+    "q_grow": "g",
+    "k_grow": "g",
+    "k_rest": "g",
+}  # scratch arrays of the shape of an argument
 FARTHEST = 2**31 // STEPS  # limit of the stride of steps, so that offsets within a block fit in 32 bits
 ELEMENTS = 2048  # of q or k in a program that normalizes them
 FETCH_REGISTERS = 24
+WARPS = 4
 AGAIN = 16  # blocks of a program that computes again what is written: bits depend on it
 # `Launch.allowed_spills`: of `back` what its last store needs, of the others invariants, read once a block.
 PREPARE_PARKED, BACK_PARKED, GRAD_PARKED = 4, 20, 48
 SUMS, BOTH = grad_kernels.SUMS.value, 2 * grad_kernels.FLAT_ROWS.value
 PANEL = gl.NVMMASharedLayout(128, 16, rank=2)
+WIDE_PANEL = gl.NVMMASharedLayout(128, 32, rank=2)
+LINE = gl.NVMMASharedLayout(0, 32, rank=1)
 READ = {"walk": frozenset({"inverse", "scores"}), "grads": frozenset({"dv"})}  # outputs that kernels read
 # Kernel -> parameters that are descriptors, and their blocks: of arrays as lines of numbers, or as rows.
 PAIRS, LINES = (STEPS, STEPS), {"planes": (PLANES * STEPS,)}
@@ -78,7 +87,7 @@ def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
 
 def in_place(name: str, param: Param, layout: Layout) -> bool:
     """Whether the kernels read an array without a copy: as descriptors see it, from a head's first step on."""
-    if name in BY_STEP:
+    if name in BY_STEP and len(param.shape) == 3:
         return True
     if name not in ROWS:
         return layout.aligned and is_dense(param.shape, layout.strides)
@@ -96,7 +105,7 @@ def forward(
     """The arguments -> o, final_state and the saved states."""
     inputs, layouts = read_in_place(spec.params(names), layouts, in_place)
     scratch = _prepared(spec)
-    of = _Launches(spec, inputs + outputs + scratch, layouts, arch, plan)
+    of = Launches(spec, inputs + outputs + scratch, layouts, arch, plan)
     launches = (*of.normalize(), of.vectors(), of.prepare(), of.walk())
     return Program(inputs, outputs, scratch, launches)
 
@@ -107,7 +116,7 @@ def backward(
     """The gradients of the results, the arguments and the saved states -> the wanted gradients."""
     inputs, layouts = read_in_place(spec.params(names), layouts, in_place)
     scratch = (*_prepared(spec), *_backward_scratch(spec, outputs))
-    of = _Launches(spec, inputs + outputs + scratch, layouts, arch, plan)
+    of = Launches(spec, inputs + outputs + scratch, layouts, arch, plan)
     launches = (
         *of.normalize(),
         of.vectors(),
@@ -122,7 +131,7 @@ def backward(
 
 def _prepared(spec: Spec) -> tuple[Array, ...]:
     """The scratch arrays of what is known before the states."""
-    slots, heads, dtype = _slots(spec), spec.heads, spec.v.dtype
+    slots, heads, dtype = slots_of(spec), spec.heads, spec.v.dtype
     units = (Array(f"{name}_unit", spec.q.shape, dtype) for name in "qk" if spec.normalize_qk)
     return (
         *units,
@@ -137,7 +146,7 @@ def _backward_scratch(spec: Spec, outputs: tuple[Array, ...]) -> tuple[Array, ..
     These are always computed: a kernel without them would be another binary, in which the compiler fuses other
     multiplications with additions, and a gradient's bits would depend on which other gradients are wanted.
     """
-    slots, heads, dtype = _slots(spec), spec.heads, spec.v.dtype
+    slots, heads, dtype = slots_of(spec), spec.heads, spec.v.dtype
     kept = spec.params(("states",))["states"]
     wanted = {array.name for array in outputs}
     alike = spec.params(("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"))
@@ -153,7 +162,7 @@ def _backward_scratch(spec: Spec, outputs: tuple[Array, ...]) -> tuple[Array, ..
 
 
 @dataclass(frozen=True)
-class _Launches:
+class Launches:
     """Builds the launches of a pass.
 
     Attributes:
@@ -164,11 +173,14 @@ class _Launches:
         plan: the plan.
     """
 
+    blocks: ClassVar = BLOCKS
+    read: ClassVar = READ
+
     spec: Spec
     arrays: tuple[Array, ...]
     layouts: Layouts
     arch: Arch
-    plan: Plan
+    plan: Any
 
     def normalize(self) -> Iterable[Launch]:
         """Divide rows of q and k by their norm, where the call says so."""
@@ -178,7 +190,7 @@ class _Launches:
 
     def vectors(self) -> Launch:
         """Computes the vectors of every block."""
-        grid = _slots(self.spec) * -(-self.spec.heads // self.plan.heads)
+        grid = slots_of(self.spec) * -(-self.spec.heads // self.plan.heads)
         rows = {"g": "g", "beta": "beta"}
         names = "cu_seqlens vectors planes"
         return self._launch(vectors, grid, names, rows, C=STEPS, HEADS=self.plan.heads)
@@ -189,7 +201,7 @@ class _Launches:
         rows = {**self._queries, "inverse": "inverse", "scores": "scores"}
         return self._launch(
             prepare,
-            _slots(spec) * spec.key_heads * -(-spec.heads // (spec.key_heads * PREPARED_PAIR.value)),
+            slots_of(spec) * spec.key_heads * -(-spec.heads // (spec.key_heads * PREPARED_PAIR.value)),
             "vectors cu_seqlens",
             rows,
             max_registers=self.plan.prepare_registers,
@@ -289,7 +301,7 @@ class _Launches:
 
     def finish(self) -> Launch:
         """Computes the gradients of g and beta."""
-        grid = _slots(self.spec) * -(-self.spec.heads // self.plan.heads)
+        grid = slots_of(self.spec) * -(-self.spec.heads // self.plan.heads)
         names = "vectors sums both cu_seqlens dg dbeta"
         return self._launch(finish, grid, names, {}, C=STEPS, BOTH=BOTH, HEADS=self.plan.heads)
 
@@ -321,6 +333,7 @@ class _Launches:
         names: str,
         others: Mapping[str, str | None],
         *,
+        num_warps: int = WARPS,
         max_registers: int | None = None,
         allowed_spills: int = 0,
         call: Any = None,
@@ -339,20 +352,21 @@ class _Launches:
             strided={name: self._heads(array) for name, array in own.items()},
             scalars={"call": call or self._call},
             constants={**constants, "OVERLAP": self.arch.overlaps_launches},
-            num_warps=4,
+            num_warps=num_warps,
             max_registers=max_registers,
             allowed_spills=allowed_spills,
-            reads=READ.get(kernel.__name__, frozenset()),
+            reads=self.read.get(kernel.__name__, frozenset()),
             overlap=self.arch.overlaps_launches,
         )
 
     def _described(self, kernel: Any, arrays: Mapping[str, str | None]) -> dict[str, Descriptor]:
         """The descriptors of arrays with a slot for every block, or for every kept state."""
         shapes = {array.name: array.shape for array in self.arrays}
+        wide = {array.name for array in self.arrays if array.dtype == FP32}
         found = {}
-        for name, block in BLOCKS.get(kernel.__name__, {}).items():
+        for name, block in self.blocks.get(kernel.__name__, {}).items():
             if (array := arrays.get(name)) is not None:
-                layout = gl.NVMMASharedLayout(0, 32, rank=1) if len(block) == 1 else PANEL
+                layout = LINE if len(block) == 1 else WIDE_PANEL if array in wide else PANEL
                 size = prod(shapes[array])
                 shape = (size,) if len(block) == 1 else (size // shapes[array][-1], shapes[array][-1])
                 found[name] = Descriptor(shape, (*shape[1:], 1), block, layout)
@@ -373,6 +387,6 @@ class _Launches:
         return Call(spec.time, spec.sequences, spec.heads, spec.key_heads, float(spec.factor))
 
 
-def _slots(spec: Spec) -> int:
+def slots_of(spec: Spec) -> int:
     """The number of slots of blocks in all rows."""
     return spec.batch * slot_count(spec, STEPS)

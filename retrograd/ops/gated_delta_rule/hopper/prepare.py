@@ -83,18 +83,24 @@ def product_of_terms(high, low, memory, ROW: gl.constexpr, zero):
 
 
 @gluon.jit
-def begin(vectors_ptr, of_queries, of_keys, scale, t, s, scores, blocks, HALVES: gl.constexpr):
-    """A head's scores and its blocks on the diagonal of A, to shared memory; what is below these, in two terms."""
-    weights = weights_of(vectors_ptr, t, s)
-    scores.store(rounded(of_queries * weights * scale, scores.dtype))
-    left, right = gl.reshape(of_keys * weights, [C, 2, N]).permute(0, 2, 1).split()
+def separate(x, blocks, DTYPE: gl.constexpr, HALVES: gl.constexpr):
+    """The blocks on the diagonal of A (C, C), below it, to shared memory; what is below these, in two terms."""
+    left, right = gl.reshape(x, [C, 2, N]).permute(0, 2, 1).split()
     left = gl.convert_layout(left, HALVES, assert_trivial=True)
     right = gl.convert_layout(right, HALVES, assert_trivial=True)
     row = gl.arange(0, C, gl.SliceLayout(1, HALVES))[:, None]
     column = gl.arange(0, N, gl.SliceLayout(0, HALVES))[None, :]
     own = gl.where(row % N > column, gl.where(row < N, left, right), 0.0)
     blocks.store(gl.reshape(own, [2, N, N]))
-    return two_terms(left, scores.dtype)
+    return two_terms(left, DTYPE)
+
+
+@gluon.jit
+def begin(vectors_ptr, of_queries, of_keys, scale, t, s, scores, blocks, HALVES: gl.constexpr):
+    """A head's scores, and A as `separate` leaves it."""
+    weights = weights_of(vectors_ptr, t, s)
+    scores.store(rounded(of_queries * weights * scale, scores.dtype))
+    return separate(of_keys * weights, blocks, scores.dtype, HALVES)
 
 
 @gluon.jit

@@ -34,6 +34,7 @@ TRITON = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
 SPILLS, SPILLS_OF_WIDE = 6, 145  # of a program that carries states
 ROWS = ("q", "k", "v", "do", "g")  # arrays of rows: (batch, time, heads or key heads, columns)
 BY_STEP = ("g", "beta")
+MAKE_PAIRS = ("prepare", "prepare_channels")  # kernels that write the inverse and the scores
 PARAMS = {
     "q_unit": "q",
     "k_unit": "k",
@@ -316,7 +317,7 @@ class Launches:
             },
             num_warps=num_warps,
             num_stages=sizes.STAGES,
-            reads=frozenset() if kernel is prepare else frozenset({"inverse", "scores"}),
+            reads=frozenset() if kernel.__name__ in MAKE_PAIRS else frozenset({"inverse", "scores"}),
             overlap=self.arch.overlaps_launches,
         )
 

@@ -16,6 +16,7 @@ from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.draw import call, options
 
 ON_HOPPER = INFO.variant(only="hopper")
+OF_CHANNELS = INFO.variant(only="channels")
 F16: dict[str, Any] = {"dtype": "float16", "wide_dtype": "float32"}
 CASES = {
     "plain": case("plain", (1, 200, 1, 2, 128, 128), **F16),
@@ -27,8 +28,20 @@ CASES = {
     "long": case("long", (1, 1110, 1, 1, 128, 128), **F16, **ALL),
     "packed": case("packed", (1, 330, 1, 2, 128, 128), cu_seqlens=(3, 3, 140, 141, 269, 325), **F16, **ALL),
 }
+CHANNELS = {
+    name: case(f"{name} of channels", shape, of_channels=True, **F16, **how)
+    for name, shape, how in (
+        ("rows", (2, 150, 1, 2, 128, 128), ALL),
+        ("whole blocks", (1, 256, 1, 1, 128, 128), ALL),
+        ("strong decay", (1, 150, 1, 1, 128, 128), {"decay": 3.0, **ALL}),
+        ("packed", (1, 330, 1, 2, 128, 128), {"cu_seqlens": (3, 3, 140, 141, 269, 325), **ALL}),
+    )
+}
 QUICK = ("three heads", "packed")
-EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+EACH, EACH_OF_CHANNELS = (
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in cases]
+    for cases in (CASES, CHANNELS)
+)
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -36,6 +49,12 @@ def test_they_keep_the_error_budget_in_any_order(name: str, seed: int) -> None:
     with interpreted("sm_90"), emulated(seed):
         # One draw, always the same: the error of a few gradients of g differs much from draw to draw.
         contract.check_errors(ON_HOPPER, CASES[name], "cpu", 1, most_draws=1)
+
+
+@pytest.mark.parametrize("name", EACH_OF_CHANNELS)
+def test_so_do_those_for_a_decay_for_each_channel(name: str, seed: int) -> None:
+    with interpreted("sm_90"), emulated(seed):
+        contract.check_errors(OF_CHANNELS, CHANNELS[name], "cpu", 2, most_draws=1)
 
 
 @pytest.mark.slow
@@ -66,3 +85,21 @@ def test_another_order_gives_the_same_bits(name: str, seed: int) -> None:
 def test_they_keep_the_contract_in_any_order(check: Callable[..., None], name: str, seed: int) -> None:
     with interpreted("sm_90"), emulated(seed):
         check(ON_HOPPER, CASES[name], "cpu", seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("check", "name"),
+    [
+        (contract.check_packed, "packed"),
+        (contract.check_outside, "packed"),
+        (contract.check_batch_invariance, "rows"),
+        (contract.check_state_passing, "whole blocks"),
+        (generation.check_prefix, "rows"),
+        (generation.check_continue, "whole blocks"),
+    ],
+    ids=lambda each: getattr(each, "__name__", each),
+)
+def test_so_do_those_for_channels(check: Callable[..., None], name: str, seed: int) -> None:
+    with interpreted("sm_90"), emulated(seed):
+        check(OF_CHANNELS, CHANNELS[name], "cpu", seed)

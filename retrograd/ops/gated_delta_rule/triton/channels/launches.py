@@ -56,7 +56,7 @@ def backward(
     launches = (
         *of.normalize(),
         of.rows(),
-        of.prepare(),
+        of.rates() if spec.keeps_pairs else of.prepare(),
         of.forward_states(start="states", from_kept=True),
         of.backward_states(),
         of.channel_pairs(),
@@ -103,9 +103,17 @@ class _ChannelLaunches(Launches):
 
     def prepare(self) -> Launch:
         """Computes the inverses and the scores of queries."""
-        names = "sums cu_seqlens vectors inverse scores"
+        return self._prepare(pairs=True)
+
+    def rates(self) -> Launch:
+        """Writes beta alone, where the others are saved."""
+        return self._prepare(pairs=False)
+
+    def _prepare(self, *, pairs: bool) -> Launch:
+        names = "sums cu_seqlens vectors"
         grid = places(self.spec, self.tile.steps) * self.spec.heads
-        keys = {"q": self._keys("q"), "k": self._keys("k"), "beta": "beta"}
+        keys: dict[str, str | None] = {"q": self._keys("q"), "k": self._keys("k"), "beta": "beta"}
+        keys |= {f"{name}_ptr": name if pairs else None for name in ("inverse", "scores")}
         return self._launch(prepare_channels, grid, names, keys, num_warps=self.tile.prepare_warps)
 
     def channel_pairs(self) -> Launch:
