@@ -7,6 +7,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from retrograd.core.kernels.gluon import block_barrier
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from ..arrays import STEPS_OF_PACKED
@@ -250,6 +251,7 @@ def first_tile(counter_ptr, drawn):
     """The number of this program's first tile."""
     if drawn:
         t = draw(counter_ptr)
+        block_barrier()  # the warps read the number where what they pass to others may come next
     else:
         t = gl.program_id(0)
     return t

@@ -24,10 +24,10 @@ def product_by_rows(a, b, OPERANDS: tl.constexpr):
 
     Of fp32, halves of the terms are added apart: tensor cores truncate their sums, so that errors grow with the terms.
     """
-    if OPERANDS.SPLIT:
-        M: tl.constexpr = a.shape[0]
-        N: tl.constexpr = b.shape[0]
-        K: tl.constexpr = a.shape[1]
+    M: tl.constexpr = a.shape[0]
+    N: tl.constexpr = b.shape[0]
+    K: tl.constexpr = a.shape[1]
+    if OPERANDS.SPLIT and K > 16:  # a product takes 16 terms or more
         first, second = tl.split(tl.permute(tl.reshape(a, [M, 2, K // 2]), [0, 2, 1]))
         other_first, other_second = tl.split(tl.permute(tl.reshape(b, [N, 2, K // 2]), [0, 2, 1]))
         return product(first, tl.trans(other_first), OPERANDS) + product(second, tl.trans(other_second), OPERANDS)
