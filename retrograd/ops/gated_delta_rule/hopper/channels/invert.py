@@ -12,7 +12,7 @@ from ..blocks import HALF, C
 from ..prepare import PAIR, N, finish, put_terms, separate, substitute
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["call"])
 def invert(systems_ptr, inverse, call, OVERLAP: gl.constexpr):
     """systems (slots H C, C), fp32, below the diagonal: A. inverse (slots H C, C): (I + A)^-1.
 
