@@ -284,8 +284,12 @@ class Op:
         return tuple(getattr(import_module(f"{self.package}.{module}"), name.upper()) for module, name in named)
 
     def only(self, name: str) -> Op:
-        """The op with only one of its implementations; calls that it does not take then run on the portable path."""
-        left = tuple(each for each in self.implementations if each.name == name)
+        """The op with only one of its implementations; calls that it does not take then run on the portable path.
+
+        Args:
+            name: that of its folder, with folders above it, as in "hopper.channels", where several have the same.
+        """
+        left = tuple(each for each in self.implementations if each.package.endswith(f".{name}"))
         if not left:
             names = ", ".join(each.name for each in self.implementations)
             raise ValueError(f"implementation is {name!r}, expected one of {names}")

@@ -46,7 +46,7 @@ def taken(spec: Spec, which: Pass, arch: str = "sm_90") -> bool:
 
 
 def taken_of_channels(spec: Spec, which: Pass, arch: str = "sm_90") -> bool:
-    hopper, _ = OP.only("channels").implementations
+    (hopper,) = OP.only("hopper.channels").implementations
     return hopper.has(spec, SUPPORTED[arch], which)
 
 

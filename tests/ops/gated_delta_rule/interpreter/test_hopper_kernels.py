@@ -16,7 +16,7 @@ from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.draw import call, options
 
 ON_HOPPER = INFO.variant(only="hopper")
-OF_CHANNELS = INFO.variant(only="channels")
+OF_CHANNELS = INFO.variant(only="hopper.channels")
 F16: dict[str, Any] = {"dtype": "float16", "wide_dtype": "float32"}
 CASES = {
     "plain": case("plain", (1, 200, 1, 2, 128, 128), **F16),
