@@ -214,6 +214,7 @@ def test_commands_that_fail_or_take_too_long_do_not_stop_the_others(capfd: pytes
     assert "hangs: failed" in errors
 
 
+@pytest.mark.slow
 def test_the_script_runs_on_a_cpu(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     script = [sys.executable, str(BENCHMARKS / "generate.py"), "--tiny", "--results", str(tmp_path), "--seconds", "0"]

@@ -175,7 +175,10 @@ def started(arguments: tuple[str | Path, ...]) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.slow), pytest.param(signal.SIGTERM, id="SIGTERM")],
+)
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, tiny: Any, number: signal.Signals) -> None:
     process = started(tiny(steps=100_000))
     wait_for(process, tmp_path / "tiny-0" / METRICS)

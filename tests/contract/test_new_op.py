@@ -56,6 +56,7 @@ def run(folder: Path, *command: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_both_frameworks_have_their_functions(tmp_path: Path) -> None:
     folder = with_new_ops(tmp_path, "retrograd", "tests/write_functions.py", "pyproject.toml")
     run(folder, "tests/write_functions.py")

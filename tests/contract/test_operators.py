@@ -46,10 +46,18 @@ def test_opcheck_accepts_the_forward_operator_on_any_strides(
     operators.check_forward(info, case, device, seed, layout, ("test_schema", "test_faketensor"))
 
 
-BACKWARD_CALLS = [f"{layout}-{which}" for layout in ("dense", "transposed", "permuted", "sliced") for which in WANTED]
+LAYOUTS = ("dense", "transposed", "permuted", "sliced")
+BY_TURNS = [f"{layout}-{WANTED[i % 2]}" for i, layout in enumerate(LAYOUTS)]
+OTHERS = [f"{layout}-{WANTED[1 - i % 2]}" for i, layout in enumerate(LAYOUTS)]
+OTHER_CALLS = [
+    pytest.param(*parameters.values, marks=(*parameters.marks, pytest.mark.slow))
+    for parameters in each_case(*OTHERS, cpu=SMALL, cuda=SMALL, only=FEW)
+]
 
 
-@pytest.mark.parametrize((*CASE, "how"), each_case(*BACKWARD_CALLS, cpu=SMALL, cuda=SMALL, only=FEW, spread=True))
+@pytest.mark.parametrize(
+    (*CASE, "how"), [*each_case(*BY_TURNS, cpu=SMALL, cuda=SMALL, only=FEW, spread=True), *OTHER_CALLS]
+)
 def test_opcheck_accepts_the_backward_operator(info: OpInfo, case: Case, device: str, how: str, seed: int) -> None:
     layout, which = how.split("-")
     operators.check_backward(info, case, device, seed, None if layout == "dense" else layout, which == "first")

@@ -86,7 +86,7 @@ def test_a_binary_that_depends_on_the_number_of_rows(field: str) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("arch", "N"), [("sm_90", 4_096), ("gfx942", 16_384)])
+@pytest.mark.parametrize(("arch", "N"), [("sm_90", 4_096), pytest.param("gfx942", 16_384, marks=pytest.mark.slow)])
 def test_a_kernel_that_spills(arch: str, N: int) -> None:
     (program, launch), *_ = programs.launches(INFO, INFO.case("gpu_prenorm"), SUPPORTED[arch])
     assert resources(build(launch, program.arrays, SUPPORTED[arch])).spills == 0

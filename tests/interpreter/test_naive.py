@@ -27,7 +27,9 @@ def test_each_rms_norm_is_that_of_the_formula(name: str, shape: tuple[int, int],
 
 
 @pytest.mark.parametrize("name", linear_scan.STEPS)
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 63, 33), (1, 64, 32), (2, 130, 40)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (2, 63, 33), (1, 64, 32), pytest.param((2, 130, 40), marks=pytest.mark.slow)]
+)
 def test_each_scan_is_the_recurrence(name: str, shape: tuple[int, int, int], seed: int) -> None:
     a, b = torch.rand(shape), torch.randn(shape)
     state, states = torch.zeros(shape[0], shape[2]).double(), []
