@@ -144,6 +144,9 @@ def rows(
         s = gl.arange(0, C, SOURCE)[None, :]
         rates = rates_of(beta_rows, step, length, SOURCE)[None, :]
         at = of_head * (C * C) + (u * C + s)
-        gl.store(systems_ptr + at, gl.where(u > s, of_keys * rates, 0.0))
-        of_queries = gl.where(u > s, of_queries, gl.where(u == s, own.load(TARGET)[:, None], 0.0))
+        # Slots of no steps are saved, too: nobody wrote their pairs to shared memory.
+        there = step < length
+        gl.store(systems_ptr + at, gl.where((u > s) & there, of_keys * rates, 0.0))
+        of_queries = gl.where(u > s, of_queries, own.load(TARGET)[:, None])
+        of_queries = gl.where((u >= s) & there, of_queries, 0.0)
         gl.store(scores_ptr + at, (of_queries * rates * call.scale).to(DTYPE))
