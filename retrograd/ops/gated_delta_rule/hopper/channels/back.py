@@ -28,9 +28,9 @@ from retrograd.core.kernels.sequences import rows_at
 from retrograd.core.kernels.warpgroups import products, rounded, tile_offsets, vector
 
 from ..arrays import BackPointers, Leaving, Walks
-from ..blocks import HALF, PLANES, UNIT, C, K, clear_outside, scaled
+from ..blocks import HALF, UNIT, C, K, clear_outside, scaled
 from ..walk import walk_of
-from .blocks import ends_of
+from .blocks import PLANES, ends_of
 
 
 class BackOptions(NamedTuple):

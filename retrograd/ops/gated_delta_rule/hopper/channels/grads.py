@@ -25,8 +25,9 @@ from retrograd.core.kernels.sequences import rows_at
 from retrograd.core.kernels.warpgroups import clear_rows
 
 from ..arrays import Walks
-from ..blocks import HALF, PLANES, UNIT, C, K
+from ..blocks import HALF, UNIT, C, K
 from ..grads import span_of
+from .blocks import PLANES
 from .halves import (
     BY_WARP,
     LEFT,
