@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from checks import contract, generation, integration
 from checks.interpreter import interpreted
 from gluon_in_python import emulated
@@ -32,6 +33,7 @@ CHANNELS = {
     name: case(f"{name} of channels", shape, of_channels=True, **F16, **how)
     for name, shape, how in (
         ("rows", (2, 150, 1, 2, 128, 128), ALL),
+        ("an odd number", (1, 70, 1, 3, 128, 128), ALL),
         ("whole blocks", (1, 256, 1, 1, 128, 128), ALL),
         ("strong decay", (1, 150, 1, 1, 128, 128), {"decay": 3.0, **ALL}),
         ("packed", (1, 330, 1, 2, 128, 128), {"cu_seqlens": (3, 3, 140, 141, 269, 325), **ALL}),
@@ -95,6 +97,7 @@ def test_they_keep_the_contract_in_any_order(check: Callable[..., None], name: s
         (contract.check_outside, "packed"),
         (contract.check_batch_invariance, "rows"),
         (contract.check_state_passing, "whole blocks"),
+        (integration.check_subsets, "rows"),
         (generation.check_prefix, "rows"),
         (generation.check_continue, "whole blocks"),
     ],
@@ -103,3 +106,21 @@ def test_they_keep_the_contract_in_any_order(check: Callable[..., None], name: s
 def test_so_do_those_for_channels(check: Callable[..., None], name: str, seed: int) -> None:
     with interpreted("sm_90"), emulated(seed):
         check(OF_CHANNELS, CHANNELS[name], "cpu", seed)
+
+
+@pytest.mark.parametrize(("op", "cases"), [(ON_HOPPER, CASES), (OF_CHANNELS, CHANNELS)], ids=["heads", "channels"])
+def test_slots_of_no_steps_are_saved(op: Any, cases: Any, seed: int) -> None:
+    """In the emulation shared memory that nobody has written holds NaN."""
+    saved: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    inputs, gradients = contract.drawn(op, cases["packed"], "cpu", seed)
+    with interpreted("sm_90"), emulated(seed), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        call(op.torch, inputs, options(cases["packed"]), gradients)
+    pairs = [x for x in saved if x.shape[-2:] == (64, 64)]
+    assert len(pairs) == 2
+    for x in pairs:
+        assert x.isfinite().all()
