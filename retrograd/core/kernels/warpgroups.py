@@ -72,7 +72,7 @@ def end_of(memory, number: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def clear_rows(ptr, stride, count, COLUMNS: gl.constexpr, WARPS: gl.constexpr):
-    """Write zeros to so many rows of 16-bit numbers, `stride` apart."""
+    """Write zeros to so many rows, `stride` apart."""
     WIDE: gl.constexpr = wide_rows(COLUMNS, WARPS)
     ROWS: gl.constexpr = 256 * WARPS // COLUMNS
     t = gl.arange(0, ROWS, gl.SliceLayout(1, WIDE))[:, None]

@@ -171,6 +171,8 @@ class Launches:
         layouts: the layouts of the arrays that are read in place.
         arch: the architecture.
         plan: the plan.
+        blocks: kernel -> parameters that are descriptors, and their blocks, as `BLOCKS`.
+        read: kernel -> outputs that it reads, as `READ`.
     """
 
     blocks: ClassVar = BLOCKS

@@ -26,7 +26,10 @@ def prepare_channels(
     OPERANDS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """As `prepare`, from the sums of `channel_rows`: of vectors it writes beta alone."""
+    """As `prepare`, from the sums of `channel_rows`: of vectors it writes beta alone.
+
+    Without inverse_ptr and scores_ptr, where these are saved, it writes nothing else.
+    """
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     K: tl.constexpr = SIZES.K
