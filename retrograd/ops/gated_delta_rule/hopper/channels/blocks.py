@@ -11,7 +11,7 @@ from ..blocks import C, K
 # Of a block and head: e^y_end, K numbers in column order; beta in column order; beta.
 PLANES = gl.constexpr(4)
 WIDE_WARPS = gl.constexpr(8)  # of a program that makes rows
-CHUNK = gl.constexpr(64 // WIDE_WARPS.value)  # steps of a warp of it
+CHUNK = gl.constexpr(C.value // WIDE_WARPS.value)  # steps of a warp of it
 LEVELS_OF_CHUNK = gl.constexpr(CHUNK.value.bit_length() - 1)
 ROWS = gl.constexpr(gl.BlockedLayout([CHUNK.value, 4], [1, 32], [WIDE_WARPS.value, 1], [1, 0]))  # (steps, channels)
 
@@ -95,7 +95,7 @@ def middles(sums, ends, LEVEL: gl.constexpr):
 
 
 @gluon.jit
-def toward_middle(sums, ends, LEVEL: gl.constexpr):
+def log_toward_middle(sums, ends, LEVEL: gl.constexpr):
     """(steps, K): the logarithm of the decays from the middle of a level on, or less that up to it."""
     GROUPS: gl.constexpr = CHUNK >> (LEVEL + 1) if LEVEL < LEVELS_OF_CHUNK else 1
     x = gl.reshape(sums, [WIDE_WARPS, GROUPS, CHUNK // GROUPS, K])

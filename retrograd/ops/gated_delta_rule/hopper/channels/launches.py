@@ -30,7 +30,7 @@ from .finish import finish_rates
 from .grads import PARTS, Options, grads
 from .halves import WARPS
 from .invert import invert
-from .plan import planned
+from .plan import Plan, planned
 from .rows import rows
 from .walk import walk
 
@@ -51,7 +51,7 @@ def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
 
 
 def forward(
-    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: object
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
 ) -> Program:
     """The arguments -> o, final_state and the saved states."""
     inputs, layouts = read_in_place(spec.params(names), layouts, in_place)
@@ -62,7 +62,7 @@ def forward(
 
 
 def backward(
-    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: object
+    spec: Spec, names: tuple[str, ...], outputs: tuple[Array, ...], layouts: Layouts, arch: Arch, plan: Plan
 ) -> Program:
     """The gradients of the results, the arguments and the saved states -> the wanted gradients."""
     inputs, layouts = read_in_place(spec.params(names), layouts, in_place)

@@ -12,7 +12,7 @@ from ...op import Spec
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a pass.
+    """The plan of a pass. Stages are two or more.
 
     Attributes:
         row_registers: of a thread of `rows`: of 128 two programs share a multiprocessor.

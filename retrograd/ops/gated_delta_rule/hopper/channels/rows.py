@@ -17,7 +17,7 @@ from retrograd.core.kernels.warpgroups import column_order
 from ...device import log_decays
 from ..arrays import Walks
 from ..blocks import UNIT, C, K
-from .blocks import PLANES, ROWS, WIDE_WARPS, by_role, decayed, pairs_from, put_pairs, running_sums, toward_middle
+from .blocks import PLANES, ROWS, WIDE_WARPS, by_role, decayed, log_toward_middle, pairs_from, put_pairs, running_sums
 
 LEVELS = gl.constexpr(6)
 PAIRS = gl.constexpr(
@@ -36,7 +36,7 @@ def put_products(q, k, sums, ends, memory, operands, other_operands):
     for level in gl.static_range(LEVELS):
         # In memory of their own: two parts of one buffer have a barrier between them.
         own = operands if level % 2 == 0 else other_operands
-        of_k, of_q = decayed(k, q, toward_middle(sums, ends, level))
+        of_k, of_q = decayed(k, q, log_toward_middle(sums, ends, level))
         own.store(by_role(of_k, of_q, level))
         fence_async_shared()
         block_barrier()
@@ -99,7 +99,7 @@ def rows(
     row, first, length = bounds_of(number, walks)
     j = gl.arange(0, C, gl.SliceLayout(1, ROWS))[:, None]
     c = gl.arange(0, K, gl.SliceLayout(0, ROWS))[None, :]
-    live = (step + j >= 0) & (step + j < length) & (c >= 0)
+    live = (step + j >= 0) & (step + j < length) & (c >= 0)  # (C, K)
     group = head // (H // call.G)
     log = log_decays(tile_of(rows_at(g, row, first, head, UNIT), step, live, j, c))
     k_tile = tile_of(rows_at(k, row, first, group, UNIT), step, live, j, c)
