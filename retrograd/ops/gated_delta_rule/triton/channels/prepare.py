@@ -46,9 +46,6 @@ def prepare_channels(
     j = tl.arange(0, C)
     t = step + j
     live = (t >= 0) & (t < length)
-    beta_rows = rows_at(beta, row, first, head, 1)
-    rate = tl.load(beta_rows.pointer + t.to(tl.int64) * beta.step, mask=live, other=0.0).to(tl.float32)
-    tl.store(vectors_ptr + vectors_at(slot, head, H, C) + C + j, rate)
     if inverse_ptr is not None:
         k_rows = rows_at(k, row, first, head // (H // call.G), SIZES.K_UNIT)
         q_rows = rows_at(q, row, first, head // (H // call.G), SIZES.K_UNIT)
@@ -69,6 +66,10 @@ def prepare_channels(
                 pairs = below & have_level(level, C)
                 of_keys += tl.where(pairs, product(k_tile * factors, sources, OPERANDS), 0.0)
                 of_queries += tl.where(pairs, product(q_tile * factors, sources, OPERANDS), 0.0)
+    beta_rows = rows_at(beta, row, first, head, 1)
+    rate = tl.load(beta_rows.pointer + t.to(tl.int64) * beta.step, mask=live, other=0.0).to(tl.float32)
+    tl.store(vectors_ptr + vectors_at(slot, head, H, C) + C + j, rate)
+    if inverse_ptr is not None:
         of_queries = tl.where(j[:, None] == j[None, :], own[:, None], of_queries)
         at = pairs_at(slot, head, H, C)
         tl.store(scores_ptr + at, (of_queries * rate[None, :] * call.scale).to(OPERANDS.DTYPE))
