@@ -13,27 +13,18 @@ PLANES = gl.constexpr(4)  # of a block, which `vectors` makes: beta e^(y_end - y
 UNIT = gl.constexpr(8)  # of strides: 16 bytes, in elements
 
 
+@gluon.constexpr_function
+def widening(DTYPE):
+    """The instructions that make fp32 of two numbers of 16 bits."""
+    if gl.bfloat16 == DTYPE:
+        return "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+    return "{ .reg .b16 low, high; mov.b32 {low, high}, $2; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }"
+
+
 @gluon.jit
 def widened(x):
     """16-bit numbers in fp32, at this very point: a plain conversion would be made after the next wait."""
-    if x.dtype == gl.bfloat16:
-        return gl.inline_asm_elementwise(
-            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
-            "=f,=f,r",
-            [x],
-            dtype=gl.float32,
-            is_pure=False,
-            pack=2,
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            "{ .reg .b16 low, high; mov.b32 {low, high}, $2; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }",
-            "=f,=f,r",
-            [x],
-            dtype=gl.float32,
-            is_pure=False,
-            pack=2,
-        )
+    return gl.inline_asm_elementwise(widening(x.dtype), "=f,=f,r", [x], dtype=gl.float32, is_pure=False, pack=2)
 
 
 @gluon.constexpr_function

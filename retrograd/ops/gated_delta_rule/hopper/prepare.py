@@ -155,6 +155,26 @@ def substitute(memory):
     columns.slice(N // 2, N // 2, 2).store(low)
 
 
+@gluon.jit
+def finish_both(inverse, own, other, blocks, terms, out, X: gl.constexpr, HALVES: gl.constexpr):
+    """The inverses of two heads, from their blocks on the diagonal of A, and from what is below these in two terms:
+    `terms` has those of `other`, then those of `own`. They leave through `out`.
+    """
+    substitute(blocks)
+    block_barrier()
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, HALVES, 2)
+    other_high = gl.convert_layout(terms.index(0).load(LEFT), HALVES, assert_trivial=True)
+    other_low = gl.convert_layout(terms.index(1).load(LEFT), HALVES, assert_trivial=True)
+    high = gl.convert_layout(terms.index(2).load(LEFT), HALVES, assert_trivial=True)
+    low = gl.convert_layout(terms.index(3).load(LEFT), HALVES, assert_trivial=True)
+    finish(high, low, blocks.slice(0, 2), terms, out.index(0), X, HALVES)
+    tma_store(inverse, [own * C, 0], out.index(0))
+    finish(other_high, other_low, blocks.slice(2, 2), terms, out.index(1), X, HALVES)
+    if other > own:
+        tma_store(inverse, [other * C, 0], out.index(1))
+    tma.store_wait(0)
+
+
 @gluon.jit(do_not_specialize=["q", "k", "call"])
 def prepare(
     q,
@@ -215,19 +235,7 @@ def prepare(
         tma_store(scores, [own * C, 0], q_s.index(0))
         if other > own:
             tma_store(scores, [other * C, 0], q_s.index(1))
-        substitute(blocks_s)
-        block_barrier()
-        LEFT: gl.constexpr = gl.DotOperandLayout(0, HALVES, 2)
-        other_high = gl.convert_layout(terms_s.index(0).load(LEFT), HALVES, assert_trivial=True)
-        other_low = gl.convert_layout(terms_s.index(1).load(LEFT), HALVES, assert_trivial=True)
-        high = gl.convert_layout(terms_s.index(2).load(LEFT), HALVES, assert_trivial=True)
-        low = gl.convert_layout(terms_s.index(3).load(LEFT), HALVES, assert_trivial=True)
-        finish(high, low, blocks_s.slice(0, 2), terms_s, q_s.index(0), X, HALVES)
-        tma_store(inverse, [own * C, 0], q_s.index(0))
-        finish(other_high, other_low, blocks_s.slice(2, 2), terms_s, q_s.index(1), X, HALVES)
-        if other > own:
-            tma_store(inverse, [other * C, 0], q_s.index(1))
-        tma.store_wait(0)
+        finish_both(inverse, own, other, blocks_s, terms_s, q_s, X, HALVES)
     else:
         # Slots of no steps are saved, too.
         q_s.index(0).store(gl.zeros([C, C], DTYPE, X))

@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from retrograd.core.kernels.numerics import forget
 from retrograd.core.kernels.warpgroups import converting
 
-from ..blocks import K
+from ..blocks import K, widening
 
 WARPS = gl.constexpr(8)
 STEPS = gl.constexpr(32)  # of half of a block
@@ -39,25 +39,8 @@ def in_16_bits(x, DTYPE: gl.constexpr):
 
 @gluon.jit
 def in_fp32(x):
-    """Numbers of 16 bits, in one instruction each."""
-    if x.dtype == gl.bfloat16:
-        return gl.inline_asm_elementwise(
-            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
-            "=f,=f,r",
-            [x],
-            dtype=gl.float32,
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            "{ .reg .b16 low, high; mov.b32 {low, high}, $2; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }",
-            "=f,=f,r",
-            [x],
-            dtype=gl.float32,
-            is_pure=True,
-            pack=2,
-        )
+    """Numbers of 16 bits, in one instruction each; where, the compiler decides."""
+    return gl.inline_asm_elementwise(widening(x.dtype), "=f,=f,r", [x], dtype=gl.float32, is_pure=True, pack=2)
 
 
 @gluon.jit

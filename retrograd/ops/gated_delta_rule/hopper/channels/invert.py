@@ -2,14 +2,12 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from retrograd.core.kernels.gluon import block_barrier, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.warpgroups import products, tile_offsets
 
 from ..blocks import HALF, C
-from ..prepare import PAIR, N, finish, put_terms, separate, substitute
+from ..prepare import PAIR, N, finish_both, put_terms, separate
 
 
 @gluon.jit(do_not_specialize=["call"])
@@ -40,16 +38,4 @@ def invert(systems_ptr, inverse, call, OVERLAP: gl.constexpr):
     put_terms(terms_s, 2, high, low)
     other_high, other_low = separate(y, blocks_s.slice(2, 2), DTYPE, HALVES)
     put_terms(terms_s, 0, other_high, other_low)
-    substitute(blocks_s)
-    block_barrier()
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, HALVES, 2)
-    other_high = gl.convert_layout(terms_s.index(0).load(LEFT), HALVES, assert_trivial=True)
-    other_low = gl.convert_layout(terms_s.index(1).load(LEFT), HALVES, assert_trivial=True)
-    high = gl.convert_layout(terms_s.index(2).load(LEFT), HALVES, assert_trivial=True)
-    low = gl.convert_layout(terms_s.index(3).load(LEFT), HALVES, assert_trivial=True)
-    finish(high, low, blocks_s.slice(0, 2), terms_s, out_s.index(0), X, HALVES)
-    tma_store(inverse, [own * C, 0], out_s.index(0))
-    finish(other_high, other_low, blocks_s.slice(2, 2), terms_s, out_s.index(1), X, HALVES)
-    if other > own:
-        tma_store(inverse, [other * C, 0], out_s.index(1))
-    tma.store_wait(0)
+    finish_both(inverse, own, other, blocks_s, terms_s, out_s, X, HALVES)
