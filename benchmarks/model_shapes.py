@@ -64,6 +64,25 @@ QWEN3 = Foreign(
 )
 # SDPA has no sinks; FlexAttention has, by its logarithms of sums.
 GPT_OSS = Foreign("GptOss", {**FEW, "num_hidden_layers": 4, "num_local_experts": 32}, attention="flex_attention")
+# The layers of Qwen3.5-4B, of which every fourth attends, and of Kimi Linear, whose experts we leave out.
+QWEN35 = Foreign(
+    "Qwen3_5Text",
+    {
+        **FEW,
+        "num_hidden_layers": 8,
+        "hidden_size": 2560,
+        "intermediate_size": 9216,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    },
+)
+KIMI = Foreign(
+    "KimiLinear",
+    {**FEW, "num_hidden_layers": 4, "mlp_layer_types": ["dense"] * 4, "bos_token_id": 1, "eos_token_id": 2},
+)
 
 MODELS: Mapping[str, Model] = {
     "mamba-130m": Model(config(768, 24)),
@@ -77,6 +96,8 @@ MODELS: Mapping[str, Model] = {
     "bamba-9b, 8 layers": Model(BAMBA, batch=4, time=4096),
     "qwen3-8b, 8 layers": Model(QWEN3, batch=4, time=4096),
     "gpt-oss-20b, 4 layers": Model(GPT_OSS, batch=4, time=4096),
+    "qwen3.5-4b, 8 layers": Model(QWEN35, batch=4, time=4096),
+    "kimi-linear, 4 layers": Model(KIMI, batch=4, time=4096),
 }
 MAMBA1 = ("mamba-130m", "mamba-790m")
 MAMBA2 = ("mamba2-370m", "hybrid-370m")
@@ -84,11 +105,13 @@ TRANSFORMER = ("transformer-1b",)
 BIG_MAMBA2 = ("mamba2-1.3b",)
 HYBRID = ("bamba-9b, 8 layers",)
 ATTENDING = ("qwen3-8b, 8 layers", "gpt-oss-20b, 4 layers")
+DELTA = ("qwen3.5-4b, 8 layers", "kimi-linear, 4 layers")
 OWN = (*MAMBA1, *MAMBA2, *TRANSFORMER)  # that retrograd.nn has, too
 
-SLOW, CUDA, INSTALLED, PATCHED = (
+SLOW, CUDA, FLA, INSTALLED, PATCHED = (
     "transformers",
     "transformers, mamba_ssm",
+    "transformers, fla",
     "transformers, retrograd",
     "transformers, retrograd and its norms",
 )
@@ -102,8 +125,9 @@ SLOW_BATCH = {"mamba-130m": 8, "mamba-790m": 1}  # at 8 a step of the slow path 
 IMPLS: Mapping[str, tuple[str, ...]] = {
     CUDA: (*MAMBA1, "mamba2-370m", *BIG_MAMBA2, *HYBRID),
     CUDA_COMPILED: ("mamba2-370m", *BIG_MAMBA2, *HYBRID),
-    INSTALLED: (*MAMBA1, "mamba2-370m", *BIG_MAMBA2, *TRANSFORMER, *HYBRID, *ATTENDING),
-    PATCHED: (*MAMBA1, "mamba2-370m", *BIG_MAMBA2, *TRANSFORMER, *HYBRID, *ATTENDING),
+    FLA: DELTA,
+    INSTALLED: (*MAMBA1, "mamba2-370m", *BIG_MAMBA2, *TRANSFORMER, *HYBRID, *ATTENDING, *DELTA),
+    PATCHED: (*MAMBA1, "mamba2-370m", *BIG_MAMBA2, *TRANSFORMER, *HYBRID, *ATTENDING, *DELTA),
     SLOW_COMPILED: (*TRANSFORMER, *ATTENDING),
     PATCHED_COMPILED: ("mamba2-370m", *BIG_MAMBA2, *TRANSFORMER, *HYBRID, *ATTENDING),
     MAMBA_SSM: (*MAMBA1, *MAMBA2),

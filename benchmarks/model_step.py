@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from model_shapes import CUDA, CUDA_COMPILED, JAX, MAMBA_SSM, MAMBA_SSM_COMPILED, MODELS, SLOW, SLOW_BATCH
+from model_shapes import CUDA, CUDA_COMPILED, FLA, JAX, MAMBA_SSM, MAMBA_SSM_COMPILED, MODELS, SLOW, SLOW_BATCH
 from own_process import ready
 
 WARM_UP, ROUNDS, STEPS, PROFILED = 3, 5, 4, 2
@@ -94,7 +94,9 @@ def packages(impl: str) -> tuple[str, ...]:
     """The distributions whose versions are in the row."""
     if impl == JAX:
         return "jax", "triton", "optax"
-    peers = ("mamba_ssm", "causal_conv1d") if impl in (CUDA, CUDA_COMPILED, MAMBA_SSM, MAMBA_SSM_COMPILED) else ()
+    peers: tuple[str, ...] = ("fla-core",) if impl == FLA else ()
+    if impl in (CUDA, CUDA_COMPILED, MAMBA_SSM, MAMBA_SSM_COMPILED):
+        peers = "mamba_ssm", "causal_conv1d"
     return "torch", "triton", *(("transformers",) if impl.startswith("transformers") else ()), *peers
 
 

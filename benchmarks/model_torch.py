@@ -13,6 +13,7 @@ from model_shapes import (
     COMPILED,
     CUDA,
     CUDA_COMPILED,
+    FLA,
     INSTALLED,
     MAMBA_SSM,
     MAMBA_SSM_COMPILED,
@@ -140,10 +141,16 @@ def of_torch(shape: Model, impl: str) -> Language:
 
 
 def of_transformers(shape: Model, impl: str) -> Language:
-    """A model of transformers, with its own kernels, mamba_ssm's or retrograd's."""
+    """A model of transformers, with its own kernels, mamba_ssm's, fla's or retrograd's."""
     if impl in (CUDA, CUDA_COMPILED):
         import causal_conv1d  # noqa: F401  # here a missing peer is an error, in transformers a warning
         import mamba_ssm.ops.selective_scan_interface  # noqa: F401
+    if impl == FLA:
+        import fla.ops.kda  # noqa: F401
+
+        import retrograd.compat
+
+        retrograd.compat.install()  # the convolution, which transformers has of another package
     if impl in OURS:
         import retrograd.compat
 
@@ -225,12 +232,12 @@ def foreign(config: Foreign, impl: str) -> tuple[Any, str]:
     with torch.device("cuda"):
         model = transformers.AutoModelForCausalLM.from_config(settings, attn_implementation=chosen)
     print(report(model), file=sys.stderr, flush=True)
-    return model.to(torch.bfloat16).train(), "retrograd" if impl in OURS else chosen
+    return model.to(torch.bfloat16).train(), "retrograd" if impl in OURS else "fla" if impl == FLA else chosen
 
 
 MAKERS: dict[str, Callable[[Model, str], Language]] = {
     **dict.fromkeys((NN, COMPILED), of_nn),
     **dict.fromkeys((MAMBA_SSM, MAMBA_SSM_COMPILED), of_mamba_ssm),
-    **dict.fromkeys((CUDA, CUDA_COMPILED, *OURS, SLOW, SLOW_COMPILED), of_transformers),
+    **dict.fromkeys((CUDA, CUDA_COMPILED, FLA, *OURS, SLOW, SLOW_COMPILED), of_transformers),
     TORCH: of_torch,
 }

@@ -46,6 +46,12 @@ def scaled(x, factors):
 
 
 @gluon.jit
+def slot_between(kept, c, KEPT: gl.constexpr):
+    """The slot of the state that enters block c, among those between kept ones; `kept`: the last kept one before it."""
+    return kept * (KEPT - 1) + c % KEPT - 1
+
+
+@gluon.jit
 def clear_outside(ptr, sequence, walks, head, heads, COLUMNS: gl.constexpr):
     """The first of packed sequences writes zeros before its start, the last after its end: COLUMNS of a head of K."""
     stride = heads * K

@@ -148,11 +148,12 @@ def _backward_scratch(spec: Spec, outputs: tuple[Array, ...]) -> tuple[Array, ..
     """
     slots, heads, dtype = slots_of(spec), spec.heads, spec.v.dtype
     kept = spec.params(("states",))["states"]
+    batch, chunks, *state = kept.shape
     wanted = {array.name for array in outputs}
     alike = spec.params(("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"))
     return (
         Array("written", spec.v.shape, dtype),
-        Array("between", kept.shape, kept.dtype),
+        Array("between", (batch, chunks * (spec.chunk // STEPS - 1), *state), kept.dtype),
         Array("leaving", (slots, heads, CHANNELS, CHANNELS), dtype),
         Array("sums", (slots, heads, SUMS, STEPS), FP32),
         Array("both", (slots, heads, BOTH), FP32),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,9 @@ from retrograd.ops.gated_delta_rule.cases import ALL, case
 from retrograd.ops.gated_delta_rule.info import INFO
 from retrograd.testing.compare import assert_same_bits
 from retrograd.testing.draw import call, options
+
+sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
+kept = import_module("gated_delta_rule_kept")
 
 ON_HOPPER = INFO.variant(only="hopper")
 OF_CHANNELS = INFO.variant(only="hopper.channels")
@@ -57,6 +63,15 @@ def test_they_keep_the_error_budget_in_any_order(name: str, seed: int) -> None:
 def test_so_do_those_for_a_decay_for_each_channel(name: str, seed: int) -> None:
     with interpreted("sm_90"), emulated(seed):
         contract.check_errors(OF_CHANNELS, CHANNELS[name], "cpu", 2, most_draws=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "cases"), [(ON_HOPPER, CASES), (OF_CHANNELS, CHANNELS)], ids=["heads", "channels"])
+@pytest.mark.parametrize("steps", [256, 1024])
+def test_fewer_states_may_be_saved(op: Any, cases: Any, steps: int, seed: int) -> None:
+    sparse = op.variant(call=kept.keeping(steps))
+    with interpreted("sm_90"), emulated(seed):
+        contract.check_errors(sparse, cases["packed"], "cpu", seed, most_draws=1)
 
 
 @pytest.mark.slow

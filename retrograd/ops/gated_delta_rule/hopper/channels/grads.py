@@ -25,7 +25,7 @@ from retrograd.core.kernels.sequences import rows_at
 from retrograd.core.kernels.warpgroups import clear_rows
 
 from ..arrays import Walks
-from ..blocks import HALF, UNIT, C, K
+from ..blocks import HALF, UNIT, C, K, slot_between
 from ..grads import span_of
 from .blocks import PLANES
 from .halves import (
@@ -141,11 +141,12 @@ def fetch(arrays, memory, walks, OPTIONS: gl.constexpr):
                 tma_load(arrays.dout, [c * C, h * K + part * HALF], ready, memory.rows.index(2 * part))
                 tma_load(arrays.dv, [c * C, h * K + part * HALF], ready, memory.rows.index(2 * part + 1))
                 tma_load(arrays.written, [c * C, h * K + part * HALF], ready, memory.written.index(part))
-            of_kept = ((span.kept + c // OPTIONS.KEPT) * walks.H + h) * K
+            kept = span.kept + c // OPTIONS.KEPT
             if c % OPTIONS.KEPT == 0:
-                tma_load(arrays.kept, [of_kept, 0], ready, memory.entering.index(0))
+                tma_load(arrays.kept, [(kept * walks.H + h) * K, 0], ready, memory.entering.index(0))
             else:
-                tma_load(arrays.between, [of_kept, 0], ready, memory.entering.index(0))
+                between = slot_between(kept, c, OPTIONS.KEPT)
+                tma_load(arrays.between, [(between * walks.H + h) * K, 0], ready, memory.entering.index(0))
             tma_load(arrays.leaving, [of_head * K, 0], ready, memory.leaving.index(0))
             acquire(memory.late, n)
             ready = memory.late.full.index(0)

@@ -84,12 +84,13 @@ def _backward_scratch(spec: Spec, outputs: tuple[Array, ...]) -> tuple[Array, ..
     """The other scratch arrays of the backward pass, with the unwanted gradients, as for one decay a head."""
     slots, heads, dtype = slots_of(spec), spec.heads, spec.v.dtype
     kept = spec.params(("states",))["states"]
+    batch, chunks, *state = kept.shape
     wanted = {array.name for array in outputs}
     alike = spec.params(("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"))
     return (
         Array("sums", (slots, heads, STEPS, CHANNELS), FP32),
         Array("written", spec.v.shape, dtype),
-        Array("between", kept.shape, kept.dtype),
+        Array("between", (batch, chunks * (spec.chunk // STEPS - 1), *state), kept.dtype),
         Array("leaving", (slots, heads, CHANNELS, CHANNELS), dtype),
         Array("parts", (slots, heads, PARTS.value, STEPS), FP32),
         *(Array(f"d{name}_unit", spec.q.shape, FP32) for name in "qk" if spec.normalize_qk),

@@ -28,7 +28,7 @@ from retrograd.core.kernels.sequences import rows_at
 from retrograd.core.kernels.warpgroups import products, rounded, tile_offsets, vector
 
 from ..arrays import Leaving, WalkPointers, Walks
-from ..blocks import HALF, UNIT, C, K, clear_outside, widened
+from ..blocks import HALF, UNIT, C, K, clear_outside, slot_between, widened
 from ..walk import clear_states, walk_of
 from .arrays import ChannelArrays, EarlyRing, LateRing
 from .blocks import PLANES, ends_of
@@ -83,7 +83,7 @@ def fetch(arrays, early, late, walks, OPTIONS: gl.constexpr):
 def carry(pointers, early, late, leaving, walks, scale, OPTIONS: gl.constexpr, OVERLAP: gl.constexpr):
     """The state, and what leaves: every KEPT-th state and the results, or AGAIN the other states and D."""
     RESULTS: gl.constexpr = OPTIONS.AGAIN == 0
-    LEAVE: gl.constexpr = 0 if OPTIONS.AGAIN == 0 else 1  # where between two kept states
+    STATES: gl.constexpr = 1 if OPTIONS.AGAIN == 0 else OPTIONS.KEPT - 1  # that leave, from a kept one to the next
     DTYPE: gl.constexpr = pointers.out.dtype.element_ty
     X: gl.constexpr = products(C)  # (value, step)
     STATE: gl.constexpr = products(K)  # (value, key)
@@ -99,9 +99,9 @@ def carry(pointers, early, late, leaving, walks, scale, OPTIONS: gl.constexpr, O
     out = tma.make_tensor_descriptor(
         out_ptr, [gl.maximum(walk.length, 1), K], [H * K, 1], [C, HALF], leaving.rows.type.layout
     )
-    kept = gl.cdiv(gl.maximum(walk.length, 1), C * OPTIONS.KEPT)
-    states_ptr = pointers.states + gl.cast(walk.kept * H, gl.int64) * (K * K)
-    states = tma.make_tensor_descriptor(states_ptr, [kept * H * K, K], [K, 1], [HALF, K], leaving.states.type.layout)
+    leave = gl.cdiv(gl.maximum(walk.length, 1), C * OPTIONS.KEPT) * STATES
+    states_ptr = pointers.states + gl.cast(walk.kept * STATES * H, gl.int64) * (K * K)
+    states = tma.make_tensor_descriptor(states_ptr, [leave * H * K, K], [K, 1], [HALF, K], leaving.states.type.layout)
     zero = gl.zeros([HALF, C], gl.float32, X)
     state = gl.zeros([HALF, K], gl.float32, STATE)
     if pointers.start is not None:
@@ -143,7 +143,7 @@ def carry(pointers, early, late, leaving, walks, scale, OPTIONS: gl.constexpr, O
             o = warpgroup_mma(written, late.scores.index(late_stage).permute((1, 0)), o, is_async=True)
         # What leaves is stored while these products are under way, the longest; results are those of the block before.
         tma.store_wait(0)
-        leaves = c % OPTIONS.KEPT == LEAVE
+        leaves = c % OPTIONS.KEPT == 0 if RESULTS else c % OPTIONS.KEPT != 0
         if leaves:
             leaving.states.store(low)
         if OPTIONS.AGAIN:
@@ -152,7 +152,8 @@ def carry(pointers, early, late, leaving, walks, scale, OPTIONS: gl.constexpr, O
         block_barrier()
         release(early, i)
         if leaves:
-            of_head = c // OPTIONS.KEPT * H + walk.head
+            chunk = c // OPTIONS.KEPT
+            of_head = (chunk if RESULTS else slot_between(chunk, c, OPTIONS.KEPT)) * H + walk.head
             tma_store(states, [of_head * K + walk.column, 0], leaving.states)
         if RESULTS:
             if i > 0:
