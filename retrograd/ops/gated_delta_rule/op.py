@@ -127,7 +127,12 @@ class Spec(CallSpec):
 
     @property
     def chunk(self) -> int:
-        """Steps between two saved states, which take as many bytes as v, for K = 128."""
+        """Steps between two saved states: with 128 and K = 128 they take as many bytes as v.
+
+        With a decay for each channel, fewer cost no time where T and M are saved.
+        """
+        if self.of_channels and self.keeps_pairs:
+            return 1024
         return 128 if self.K <= 128 else 256
 
     @property

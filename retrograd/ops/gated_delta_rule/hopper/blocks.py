@@ -46,9 +46,15 @@ def scaled(x, factors):
 
 
 @gluon.jit
-def slot_between(kept, c, KEPT: gl.constexpr):
-    """The slot of the state that enters block c, among those between kept ones; `kept`: the last kept one before it."""
-    return kept * (KEPT - 1) + c % KEPT - 1
+def slot_entering(kept, slot, c, KEPT: gl.constexpr, IS_KEPT: gl.constexpr):
+    """The slot of the state that enters block c, among kept ones, or among the others. kept, slot: of a sequence.
+
+    A kept state and the other one of two blocks have the same slot; of more blocks, the others have those of blocks.
+    """
+    if IS_KEPT or KEPT == 2:
+        return kept + c // KEPT
+    else:
+        return slot + c
 
 
 @gluon.jit

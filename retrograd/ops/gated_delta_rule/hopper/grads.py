@@ -23,7 +23,7 @@ from retrograd.core.kernels.sequences import bounds_of, first_slot, owner_of, ro
 from retrograd.core.kernels.warpgroups import products
 
 from .arrays import GradArrays, GradPointers, GradRings, Span, Walks
-from .blocks import HALF, UNIT, C, K, clear_outside, slot_between
+from .blocks import HALF, UNIT, C, K, clear_outside, slot_entering
 
 SUMS = gl.constexpr(8)  # of a head and block, by step; `finish` has what they are
 FLAT_ROWS = gl.constexpr(32)  # of states, whose products are summed at once
@@ -67,11 +67,12 @@ def load_state(array, of_head, W: gl.constexpr, ring, n):
 @gluon.jit
 def load_entering(arrays, c, span, h, walks, W: gl.constexpr, ring, n, OPTIONS: gl.constexpr):
     """The state that enters a block: a kept one, or one between."""
-    kept = span.kept + c // OPTIONS.KEPT
     if c % OPTIONS.KEPT == 0:
-        load_state(arrays.kept, kept * walks.H + h, W, ring, n)
+        own = slot_entering(span.kept, span.slot, c, OPTIONS.KEPT, True)
+        load_state(arrays.kept, own * walks.H + h, W, ring, n)
     else:
-        load_state(arrays.between, slot_between(kept, c, OPTIONS.KEPT) * walks.H + h, W, ring, n)
+        own = slot_entering(span.kept, span.slot, c, OPTIONS.KEPT, False)
+        load_state(arrays.between, own * walks.H + h, W, ring, n)
 
 
 @gluon.jit
@@ -330,7 +331,7 @@ def grads(
 ):
     """dq, dk (B T, G, K). sums (slots, H, 8, C), both (slots, H, 2, 32), see `finish`.
 
-    dv, written (B T, H, V); kept (kept slots H V, K), between ((KEPT - 1) kept slots H V, K): states that enter blocks;
+    dv, written (B T, H, V); kept, between (see `slot_entering`, H V K): states that enter blocks.
     leaving (slots H V, K).
     """
     DTYPE: gl.constexpr = q.pointer.dtype.element_ty

@@ -140,6 +140,13 @@ def _prepared(spec: Spec) -> tuple[Array, ...]:
     )
 
 
+def between_kept(spec: Spec) -> Array:
+    """The states that are not kept and enter blocks: see `slot_entering`."""
+    kept = spec.params(("states",))["states"]
+    batch, chunks, *state = kept.shape
+    return Array("between", (batch, chunks if spec.chunk == 2 * STEPS else spec.blocks, *state), kept.dtype)
+
+
 def _backward_scratch(spec: Spec, outputs: tuple[Array, ...]) -> tuple[Array, ...]:
     """The other scratch arrays of the backward pass, with the unwanted gradients.
 
@@ -147,13 +154,11 @@ def _backward_scratch(spec: Spec, outputs: tuple[Array, ...]) -> tuple[Array, ..
     multiplications with additions, and a gradient's bits would depend on which other gradients are wanted.
     """
     slots, heads, dtype = slots_of(spec), spec.heads, spec.v.dtype
-    kept = spec.params(("states",))["states"]
-    batch, chunks, *state = kept.shape
     wanted = {array.name for array in outputs}
     alike = spec.params(("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"))
     return (
         Array("written", spec.v.shape, dtype),
-        Array("between", (batch, chunks * (spec.chunk // STEPS - 1), *state), kept.dtype),
+        between_kept(spec),
         Array("leaving", (slots, heads, CHANNELS, CHANNELS), dtype),
         Array("sums", (slots, heads, SUMS, STEPS), FP32),
         Array("both", (slots, heads, BOTH), FP32),

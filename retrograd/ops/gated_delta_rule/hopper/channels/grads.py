@@ -25,7 +25,7 @@ from retrograd.core.kernels.sequences import rows_at
 from retrograd.core.kernels.warpgroups import clear_rows
 
 from ..arrays import Walks
-from ..blocks import HALF, UNIT, C, K, slot_between
+from ..blocks import HALF, UNIT, C, K, slot_entering
 from ..grads import span_of
 from .blocks import PLANES
 from .halves import (
@@ -141,12 +141,12 @@ def fetch(arrays, memory, walks, OPTIONS: gl.constexpr):
                 tma_load(arrays.dout, [c * C, h * K + part * HALF], ready, memory.rows.index(2 * part))
                 tma_load(arrays.dv, [c * C, h * K + part * HALF], ready, memory.rows.index(2 * part + 1))
                 tma_load(arrays.written, [c * C, h * K + part * HALF], ready, memory.written.index(part))
-            kept = span.kept + c // OPTIONS.KEPT
             if c % OPTIONS.KEPT == 0:
-                tma_load(arrays.kept, [(kept * walks.H + h) * K, 0], ready, memory.entering.index(0))
+                own = slot_entering(span.kept, span.slot, c, OPTIONS.KEPT, True)
+                tma_load(arrays.kept, [(own * walks.H + h) * K, 0], ready, memory.entering.index(0))
             else:
-                between = slot_between(kept, c, OPTIONS.KEPT)
-                tma_load(arrays.between, [(between * walks.H + h) * K, 0], ready, memory.entering.index(0))
+                own = slot_entering(span.kept, span.slot, c, OPTIONS.KEPT, False)
+                tma_load(arrays.between, [(own * walks.H + h) * K, 0], ready, memory.entering.index(0))
             tma_load(arrays.leaving, [of_head * K, 0], ready, memory.leaving.index(0))
             acquire(memory.late, n)
             ready = memory.late.full.index(0)
@@ -422,8 +422,8 @@ def grads(
 ):
     """dq, dk (B T, G, K), dg (B T, H, K). parts (slots, H, 8, C): the gradient of beta by 16 channels each.
 
-    dv, written (B T, H, V); sums (slots H C, K): y, in base 2; kept, between (kept slots H V, K): states that enter
-    blocks; leaving (slots H V, K).
+    dv, written (B T, H, V); sums (slots H C, K): y, in base 2; kept, between (see `slot_entering`, H V K):
+    states that enter blocks; leaving (slots H V, K).
     """
     DTYPE: gl.constexpr = q.pointer.dtype.element_ty
     TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, HALF], DTYPE)

@@ -20,6 +20,7 @@ from ..launches import (
     PAIRS,
     STEPS,
     Launches,
+    between_kept,
     in_place,
     slots_of,
 )
@@ -83,14 +84,12 @@ def backward(
 def _backward_scratch(spec: Spec, outputs: tuple[Array, ...]) -> tuple[Array, ...]:
     """The other scratch arrays of the backward pass, with the unwanted gradients, as for one decay a head."""
     slots, heads, dtype = slots_of(spec), spec.heads, spec.v.dtype
-    kept = spec.params(("states",))["states"]
-    batch, chunks, *state = kept.shape
     wanted = {array.name for array in outputs}
     alike = spec.params(("dq", "dk", "dv", "dg", "dbeta", "dinitial_state"))
     return (
         Array("sums", (slots, heads, STEPS, CHANNELS), FP32),
         Array("written", spec.v.shape, dtype),
-        Array("between", (batch, chunks * (spec.chunk // STEPS - 1), *state), kept.dtype),
+        between_kept(spec),
         Array("leaving", (slots, heads, CHANNELS, CHANNELS), dtype),
         Array("parts", (slots, heads, PARTS.value, STEPS), FP32),
         *(Array(f"d{name}_unit", spec.q.shape, FP32) for name in "qk" if spec.normalize_qk),

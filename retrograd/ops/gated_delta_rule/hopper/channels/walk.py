@@ -28,7 +28,7 @@ from retrograd.core.kernels.sequences import rows_at
 from retrograd.core.kernels.warpgroups import products, rounded, tile_offsets, vector
 
 from ..arrays import Leaving, WalkPointers, Walks
-from ..blocks import HALF, UNIT, C, K, clear_outside, slot_between, widened
+from ..blocks import HALF, UNIT, C, K, clear_outside, slot_entering, widened
 from ..walk import clear_states, walk_of
 from .arrays import ChannelArrays, EarlyRing, LateRing
 from .blocks import PLANES, ends_of
@@ -83,7 +83,6 @@ def fetch(arrays, early, late, walks, OPTIONS: gl.constexpr):
 def carry(pointers, early, late, leaving, walks, scale, OPTIONS: gl.constexpr, OVERLAP: gl.constexpr):
     """The state, and what leaves: every KEPT-th state and the results, or AGAIN the other states and D."""
     RESULTS: gl.constexpr = OPTIONS.AGAIN == 0
-    STATES: gl.constexpr = 1 if OPTIONS.AGAIN == 0 else OPTIONS.KEPT - 1  # that leave, from a kept one to the next
     DTYPE: gl.constexpr = pointers.out.dtype.element_ty
     X: gl.constexpr = products(C)  # (value, step)
     STATE: gl.constexpr = products(K)  # (value, key)
@@ -99,9 +98,11 @@ def carry(pointers, early, late, leaving, walks, scale, OPTIONS: gl.constexpr, O
     out = tma.make_tensor_descriptor(
         out_ptr, [gl.maximum(walk.length, 1), K], [H * K, 1], [C, HALF], leaving.rows.type.layout
     )
-    leave = gl.cdiv(gl.maximum(walk.length, 1), C * OPTIONS.KEPT) * STATES
-    states_ptr = pointers.states + gl.cast(walk.kept * STATES * H, gl.int64) * (K * K)
-    states = tma.make_tensor_descriptor(states_ptr, [leave * H * K, K], [K, 1], [HALF, K], leaving.states.type.layout)
+    last = gl.maximum(gl.cdiv(walk.length, C), 1) - 1
+    slots = slot_entering(0, 0, last, OPTIONS.KEPT, RESULTS) + 1
+    own = slot_entering(walk.kept, walk.slot, 0, OPTIONS.KEPT, RESULTS)
+    states_ptr = pointers.states + gl.cast(own * H, gl.int64) * (K * K)
+    states = tma.make_tensor_descriptor(states_ptr, [slots * H * K, K], [K, 1], [HALF, K], leaving.states.type.layout)
     zero = gl.zeros([HALF, C], gl.float32, X)
     state = gl.zeros([HALF, K], gl.float32, STATE)
     if pointers.start is not None:
@@ -152,8 +153,7 @@ def carry(pointers, early, late, leaving, walks, scale, OPTIONS: gl.constexpr, O
         block_barrier()
         release(early, i)
         if leaves:
-            chunk = c // OPTIONS.KEPT
-            of_head = (chunk if RESULTS else slot_between(chunk, c, OPTIONS.KEPT)) * H + walk.head
+            of_head = slot_entering(0, 0, c, OPTIONS.KEPT, RESULTS) * H + walk.head
             tma_store(states, [of_head * K + walk.column, 0], leaving.states)
         if RESULTS:
             if i > 0:
