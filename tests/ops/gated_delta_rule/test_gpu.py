@@ -1,0 +1,85 @@
+"""gated_delta_rule with keys that come again and again, and with rows of a million steps and more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import retrograd
+from retrograd.ops.gated_delta_rule import reference
+from retrograd.testing.compare import assert_within_budget
+from retrograd.testing.draw import Arrays, call, leaves, upcast
+
+pytestmark = pytest.mark.gpu
+
+SIZE = 128  # channels of keys and of values
+MILLION = 2**20
+UNIT: dict[str, Any] = {"normalize_qk": True}
+each_kind = pytest.mark.parametrize("of_channels", [False, True], ids=["of heads", "of channels"])
+
+
+def drawn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Normal numbers in bfloat16, drawn in parts, since fp32 needs twice the memory."""
+    tensor = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+    for part in tensor.view(-1).split(2**28):
+        part.copy_(torch.randn(part.shape, generator=generator, device="cuda"))
+    return tensor
+
+
+def arrays(steps: int, heads: int, of_channels: bool, generator: torch.Generator) -> Arrays:
+    """The arguments of a row; states decay in tens of steps."""
+    q, k, v = (drawn((1, steps, heads, SIZE), generator) for _ in range(3))
+    g, beta = drawn((1, steps, heads, *((SIZE,) if of_channels else ())), generator), drawn((1, steps, heads), generator)
+    return {"q": q, "k": k, "v": v, "g": g.abs_().div_(-8), "beta": beta.sigmoid_()}
+
+
+@each_kind
+@pytest.mark.parametrize(("rate", "log_decay"), [(2.0, 0.0), (1.0, 0.0), (1.0, -200.0), (0.0, -0.1)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_repeated_keys_full_rates_and_full_decays_keep_the_error_budget(
+    dtype: torch.dtype, rate: float, log_decay: float, of_channels: bool, seed: int
+) -> None:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    inputs = {name: x.to(dtype) for name, x in arrays(200, 2, of_channels, generator).items()}
+    inputs["k"] = inputs["k"][:, :1].expand_as(inputs["k"]).contiguous()
+    inputs["g"], inputs["beta"] = torch.full_like(inputs["g"], log_decay), torch.full_like(inputs["beta"], rate)
+    do = drawn((1, 200, 2, SIZE), generator).to(dtype)
+    found = call(retrograd.gated_delta_rule, inputs, UNIT, [do])
+    assert all(bool(x.isfinite().all()) for x in found.values())
+    # What g and beta get is 0, or nearly so, of terms that cancel: a relative error says nothing.
+    found = {name: x for name, x in found.items() if name not in ("d g", "d beta")}
+    plain = call(reference.plain, inputs, UNIT, [do])
+    exact = call(reference.plain, {name: upcast(x) for name, x in inputs.items()}, UNIT, [upcast(do)])
+    assert_within_budget([(found, plain, exact)], f"rate {rate}, log decay {log_decay}")
+
+
+@each_kind
+@pytest.mark.parametrize("heads", [1, pytest.param(17, marks=pytest.mark.slow, id="17, beyond 32 bits")])
+@pytest.mark.usefixtures("large_arrays")
+def test_a_million_steps_have_the_bits_of_two_calls_that_pass_the_state_on(
+    heads: int, of_channels: bool, seed: int
+) -> None:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    inputs = arrays(MILLION, heads, of_channels, generator)
+    do = drawn((1, MILLION, heads, SIZE), generator)
+    cut = MILLION - 3 * 1024
+    whole = call(retrograd.gated_delta_rule, inputs, UNIT, [do])
+    early, late = (leaves({name: x[:, at].contiguous() for name, x in inputs.items()}) for at in parts(cut))
+    o, state = retrograd.gated_delta_rule(**early, **UNIT, return_final_state=True)
+    handed = state.detach().requires_grad_()
+    o_late = retrograd.gated_delta_rule(**late, **UNIT, initial_state=handed)
+    o_late.backward(do[:, cut:])
+    torch.autograd.backward([o, state], [do[:, :cut], handed.grad])
+    for at, result, found in zip(parts(cut), (o, o_late), (early, late), strict=True):
+        assert torch.equal(whole["y"][:, at], result)
+        for name, leaf in found.items():
+            assert leaf.grad is not None
+            assert torch.equal(whole[f"d {name}"][:, at], leaf.grad), f"d {name} of {at}"
+
+
+def parts(cut: int) -> tuple[slice, slice]:
+    """Two parts of a row."""
+    return slice(0, cut), slice(cut, None)
