@@ -32,7 +32,8 @@ def drawn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 def arrays(steps: int, heads: int, of_channels: bool, generator: torch.Generator) -> Arrays:
     """The arguments of a row; states decay in tens of steps."""
     q, k, v = (drawn((1, steps, heads, SIZE), generator) for _ in range(3))
-    g, beta = drawn((1, steps, heads, *((SIZE,) if of_channels else ())), generator), drawn((1, steps, heads), generator)
+    channels = (SIZE,) if of_channels else ()
+    g, beta = (drawn((1, steps, heads, *more), generator) for more in (channels, ()))
     return {"q": q, "k": k, "v": v, "g": g.abs_().div_(-8), "beta": beta.sigmoid_()}
 
 
@@ -68,9 +69,10 @@ def test_a_million_steps_have_the_bits_of_two_calls_that_pass_the_state_on(
     cut = MILLION - 3 * 1024
     whole = call(retrograd.gated_delta_rule, inputs, UNIT, [do])
     early, late = (leaves({name: x[:, at].contiguous() for name, x in inputs.items()}) for at in parts(cut))
-    o, state = retrograd.gated_delta_rule(**early, **UNIT, return_final_state=True)
+    rule: Any = retrograd.gated_delta_rule
+    o, state = rule(**early, **UNIT, return_final_state=True)
     handed = state.detach().requires_grad_()
-    o_late = retrograd.gated_delta_rule(**late, **UNIT, initial_state=handed)
+    o_late = rule(**late, **UNIT, initial_state=handed)
     o_late.backward(do[:, cut:])
     torch.autograd.backward([o, state], [do[:, :cut], handed.grad])
     for at, result, found in zip(parts(cut), (o, o_late), (early, late), strict=True):
