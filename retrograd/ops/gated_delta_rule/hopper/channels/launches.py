@@ -9,6 +9,7 @@ from retrograd.core.program import Array, Launch, Layouts, Program, read_in_plac
 from retrograd.core.spec import Pass, slot_count
 
 from ...op import Spec
+from ...rates import finish_rates
 from ..arrays import WalkOptions
 from ..launches import (
     AGAIN,
@@ -27,7 +28,6 @@ from ..launches import (
 from ..prepare import PAIR
 from . import blocks
 from .back import BackOptions, back
-from .finish import finish_rates
 from .grads import PARTS, Options, grads
 from .halves import WARPS
 from .invert import invert

@@ -10,11 +10,10 @@ from retrograd.core.program import Array, Launch, Layouts, Program, read_in_plac
 from retrograd.core.spec import Pass
 
 from ...op import Spec
-from ..arrays import Summands
+from ...rates import finish_rates
 from ..launches import FP32, Launches, in_place, places, prepared, states_of, walked
 from ..plan import Tile
 from . import gradients as gradient_kernels
-from .finish import finish_rates
 from .plan import planned
 from .prepare import prepare_channels
 from .rows import channel_rows
@@ -142,7 +141,9 @@ class _ChannelLaunches(Launches):
             arrays=self._pointers(finish_rates, "parts cu_seqlens dbeta"),
             scalars={"call": self._call},
             constants={
-                "SUMMANDS": Summands(tile.steps, 1, tile.key_blocks(spec), tile.heads),
+                "C": tile.steps,
+                "PARTS": tile.key_blocks(spec),
+                "HEADS": tile.heads,
                 "OVERLAP": self.arch.overlaps_launches,
             },
             num_warps=4,

@@ -1,4 +1,4 @@
-"""The gradient of beta, from its parts. Symbols: ../../README.md."""
+"""The gradient of beta from its parts, where each channel of K has a decay of its own. Symbols: README.md."""
 
 import triton
 import triton.language as tl
@@ -8,12 +8,19 @@ from retrograd.core.kernels.sequences import Sequences, bounds_of, outside, owne
 
 
 @triton.jit(do_not_specialize=["call"])
-def finish_rates(parts_ptr, cu_seqlens_ptr, dbeta_ptr, call, SUMMANDS: tl.constexpr, OVERLAP: tl.constexpr):
-    """dbeta (B, T, H), from its parts; a program takes a block of steps and HEADS heads."""
+def finish_rates(
+    parts_ptr,
+    cu_seqlens_ptr,
+    dbeta_ptr,
+    call,
+    C: tl.constexpr,
+    PARTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """dbeta (B, T, H), from parts (slots, H, PARTS, C); a program takes a block of steps and HEADS heads."""
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    C: tl.constexpr = SUMMANDS.C
-    HEADS: tl.constexpr = SUMMANDS.HEADS
     H = call.H
     sequences = Sequences(cu_seqlens_ptr, call.T, call.sequences)
     blocks = tl.cdiv(H, HEADS)
@@ -23,9 +30,9 @@ def finish_rates(parts_ptr, cu_seqlens_ptr, dbeta_ptr, call, SUMMANDS: tl.conste
     row, first, length = bounds_of(number, sequences)
     t = step + tl.arange(0, C)
     live = ((t >= 0) & (t < length))[:, None] & (head < H)[None, :]
-    at = ((tl.cast(slot, tl.int64) * H + head) * (SUMMANDS.K_BLOCKS * C))[None, :] + tl.arange(0, C)[:, None]
+    at = ((tl.cast(slot, tl.int64) * H + head) * (PARTS * C))[None, :] + tl.arange(0, C)[:, None]
     dbeta = tl.zeros([C, HEADS], tl.float32)
-    for i in range(SUMMANDS.K_BLOCKS):
+    for i in tl.static_range(PARTS):
         dbeta += tl.load(parts_ptr + at + i * C, mask=live, other=0.0)
     at = (row * call.T + first + t.to(tl.int64))[:, None] * H + head[None, :]
     tl.store(dbeta_ptr + at, dbeta.to(dbeta_ptr.dtype.element_ty), mask=live)
