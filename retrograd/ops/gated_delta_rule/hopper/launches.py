@@ -179,10 +179,14 @@ class Launches:
         plan: the plan.
         blocks: kernel -> parameters that are descriptors, and their blocks, as `BLOCKS`.
         read: kernel -> outputs that it reads, as `READ`.
+        walks: the kernel that walks over blocks.
+        of_results: what it reads for the results alone.
     """
 
     blocks: ClassVar = BLOCKS
     read: ClassVar = READ
+    walks: ClassVar[Any] = walk
+    of_results: ClassVar = ("q", "scores")
 
     spec: Spec
     arrays: tuple[Array, ...]
@@ -220,18 +224,11 @@ class Launches:
     def walk(self) -> Launch:
         """Computes the results and the states."""
         spec = self.spec
-        rows = {
-            **self._queries,
-            **{name: name for name in ("v", "planes", "inverse", "scores")},
-            "start_ptr": "initial_state",
-            "out_ptr": "o",
-            "last_ptr": "final_state",
-        }
         return self._launch(
-            walk,
+            self.walks,
             spec.sequences * spec.heads * (CHANNELS // HALF),
             "cu_seqlens states",
-            rows,
+            {**self._walked, "start_ptr": "initial_state", "out_ptr": "o", "last_ptr": "final_state"},
             OPTIONS=WalkOptions(self.plan.walk_stages, spec.chunk // STEPS, AGAIN=0),
             FETCH_REGISTERS=FETCH_REGISTERS,
         )
@@ -240,17 +237,15 @@ class Launches:
         """Computes what is written, and the states that are not kept."""
         spec = self.spec
         rows = {
-            **self._queries,
-            **{name: name for name in ("v", "planes", "inverse")},
-            "q": None,
-            "scores": None,
+            **self._walked,
+            **dict.fromkeys(self.of_results),
             "start_ptr": "states",
             "out_ptr": "written",
             "states_ptr": "between",
             "last_ptr": None,
         }
         return self._launch(
-            walk,
+            self.walks,
             spec.batch * slot_count(spec, AGAIN * STEPS) * spec.heads * (CHANNELS // HALF),
             "cu_seqlens",
             rows,
@@ -324,6 +319,11 @@ class Launches:
     def _queries(self) -> dict[str, str | None]:
         """The arrays that kernels take as q and k."""
         return {name: f"{name}_unit" if self.spec.normalize_qk else name for name in "qk"}
+
+    @property
+    def _walked(self) -> dict[str, str | None]:
+        """The arrays that a walk reads, of every block."""
+        return {**self._queries, **{name: name for name in ("v", "planes", "inverse", "scores")}}
 
     def _of_norms(self, kernel: Any, **others: str | None) -> Launch:
         """A launch on rows of q or k alone."""

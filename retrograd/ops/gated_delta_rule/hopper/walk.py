@@ -26,34 +26,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from retrograd.core.kernels.gluon import block_barrier, tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import acquire, full_and_empty, release, stage_of, wait_full
-from retrograd.core.kernels.sequences import bounds_of, first_slot, owner_of, rows_at
-from retrograd.core.kernels.warpgroups import WARPS, clear_rows, end_of, products, rounded, tile_offsets, vector
+from retrograd.core.kernels.sequences import rows_at
+from retrograd.core.kernels.warpgroups import end_of, products, rounded, vector
 
-from .arrays import Leaving, Walk, WalkArrays, WalkPointers, WalkRing, Walks
-from .blocks import HALF, PARTS, PLANES, UNIT, C, K, clear_outside, slot_entering, widened
-
-
-@gluon.jit
-def walk_of(walks, OPTIONS: gl.constexpr):
-    """What a program walks over."""
-    KEEP: gl.constexpr = C * OPTIONS.KEPT
-    column = gl.program_id(0) % PARTS * HALF
-    head = gl.program_id(0) // PARTS % walks.H
-    own = gl.program_id(0) // PARTS // walks.H
-    if OPTIONS.AGAIN:
-        number, step = owner_of(own, walks, C * OPTIONS.AGAIN)
-        row, first, length = bounds_of(number, walks)
-        begin = step // C
-        left = gl.where(step < 0, 0, gl.minimum(gl.maximum(length - step, 0), C * OPTIONS.AGAIN))
-        count = gl.cdiv(left, C)
-    else:
-        number = own
-        row, first, length = bounds_of(number, walks)
-        begin = 0
-        count = gl.cdiv(length, C)
-    kept = first_slot(number, first, walks, KEEP)
-    slot = first_slot(number, first, walks, C)
-    return Walk(column, head, number, row, first, length, slot, begin, count, kept)
+from .arrays import Leaving, WalkArrays, WalkPointers, WalkRing, Walks
+from .blocks import HALF, PLANES, UNIT, C, K, clear_outside, slot_entering, widened
+from .walks import begin_state, clear_states, end_state, rows_out, states_out, walk_of
 
 
 @gluon.jit
@@ -95,24 +73,10 @@ def carry(pointers, ring, leaving, walks, OPTIONS: gl.constexpr, OVERLAP: gl.con
     STEP: gl.constexpr = gl.SliceLayout(0, X)
     H = walks.H
     walk = walk_of(walks, OPTIONS)
-    # Rows of the sequence alone: steps past its end are not written.
-    out_ptr = pointers.out + ((walk.row * walks.T + walk.first) * H + walk.head) * K
-    out = tma.make_tensor_descriptor(
-        out_ptr, [gl.maximum(walk.length, 1), K], [H * K, 1], [C, HALF], leaving.rows.type.layout
-    )
-    last = gl.maximum(gl.cdiv(walk.length, C), 1) - 1
-    slots = slot_entering(0, 0, last, OPTIONS.KEPT, RESULTS) + 1
-    own = slot_entering(walk.kept, walk.slot, 0, OPTIONS.KEPT, RESULTS)
-    states_ptr = pointers.states + gl.cast(own * H, gl.int64) * (K * K)
-    states = tma.make_tensor_descriptor(states_ptr, [slots * H * K, K], [K, 1], [HALF, K], leaving.states.type.layout)
+    out = rows_out(pointers.out, walk, walks, leaving.rows)
+    states = states_out(pointers.states, walk, H, leaving.states, OPTIONS)
     zero = gl.zeros([HALF, C], gl.float32, X)
-    state = gl.zeros([HALF, K], gl.float32, STATE)
-    if pointers.start is not None:
-        there = walk.count > 0 if OPTIONS.AGAIN else True
-        if there:
-            of_head = (walk.kept + walk.begin // OPTIONS.KEPT if OPTIONS.AGAIN else walk.number) * H + walk.head
-            at = (gl.cast(of_head, gl.int64) * K + walk.column) * K
-            state = gl.load(pointers.start + at + tile_offsets(HALF, K, K, STATE)).to(gl.float32)
+    state = begin_state(pointers.start, walk, H, STATE, OPTIONS)
     low = rounded(state, DTYPE)
     for i in range(walk.count):
         c = walk.begin + i
@@ -173,9 +137,7 @@ def carry(pointers, ring, leaving, walks, OPTIONS: gl.constexpr, OVERLAP: gl.con
             fence_async_shared()
             block_barrier()
             tma_store(out, [(walk.count - 1) * C, walk.column], leaving.rows.index((walk.count - 1) % 2))
-    if pointers.last is not None:
-        at = (gl.cast(walk.number * H + walk.head, gl.int64) * K + walk.column) * K
-        gl.store(pointers.last + at + tile_offsets(HALF, K, K, STATE), state)
+    end_state(pointers.last, state, walk, H, STATE)
     if RESULTS:
         if walks.cu_seqlens is not None:
             clear_outside(pointers.out + walk.column, walk, walks, walk.head, H, HALF)
@@ -185,18 +147,6 @@ def carry(pointers, ring, leaving, walks, OPTIONS: gl.constexpr, OVERLAP: gl.con
         # The last program ends after the kernel before, and so does this kernel.
         if gl.program_id(0) == gl.num_programs(0) - 1:
             wait_for_previous(OVERLAP)
-
-
-@gluon.jit
-def clear_states(states_ptr, walk, walks, STEPS: gl.constexpr):
-    """Each of packed sequences writes zeros to the kept states after its own; the first also to those before."""
-    number, H = walk.number, walks.H
-    for slot in range(gl.where(number == 0, 0, walk.kept), walk.kept):
-        clear_rows(states_ptr + (gl.cast(slot * H + walk.head, gl.int64) * K + walk.column) * K, K, HALF, K, WARPS)
-    slots = walks.T // STEPS + walks.sequences
-    after = gl.where(number == walks.sequences - 1, slots, (walk.first + walk.length) // STEPS + number + 1)
-    for slot in range(walk.kept + gl.cdiv(walk.length, STEPS), after):
-        clear_rows(states_ptr + (gl.cast(slot * H + walk.head, gl.int64) * K + walk.column) * K, K, HALF, K, WARPS)
 
 
 @gluon.jit(do_not_specialize=["q", "k", "v", "call"])

@@ -25,11 +25,11 @@ from retrograd.core.kernels.gluon import block_barrier, tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import acquire, full_and_empty, release, stage_of, wait_full
 from retrograd.core.kernels.sequences import rows_at
-from retrograd.core.kernels.warpgroups import products, rounded, tile_offsets, vector
+from retrograd.core.kernels.warpgroups import products, rounded, vector
 
 from ..arrays import BackPointers, Leaving, Walks
 from ..blocks import HALF, UNIT, C, K, clear_outside, scaled
-from ..walk import walk_of
+from ..walks import begin_state, end_state, rows_out, walk_of
 from .blocks import PLANES, ends_of
 
 
@@ -123,16 +123,9 @@ def carry(pointers, rings, leaving, scale, walks, OPTIONS: gl.constexpr):
     STEP: gl.constexpr = gl.SliceLayout(0, X)
     H = walks.H
     walk = walk_of(walks, OPTIONS)
-    # Rows of the sequence alone: steps past its end are not written.
-    dv_ptr = pointers.dv + ((walk.row * walks.T + walk.first) * H + walk.head) * K
-    out = tma.make_tensor_descriptor(
-        dv_ptr, [gl.maximum(walk.length, 1), K], [H * K, 1], [C, HALF], leaving.rows.type.layout
-    )
+    out = rows_out(pointers.dv, walk, walks, leaving.rows)
     zero = gl.zeros([HALF, C], gl.float32, X)
-    gradient = gl.zeros([HALF, K], gl.float32, STATE)
-    at = (gl.cast(walk.number * H + walk.head, gl.int64) * K + walk.column) * K
-    if pointers.start is not None:
-        gradient = gl.load(pointers.start + at + tile_offsets(HALF, K, K, STATE))
+    gradient = begin_state(pointers.start, walk, H, STATE, OPTIONS)
     if walk.count > 0:
         wait_full(rings.ahead, 0)
         dout = rings.dout.index(0).permute((1, 0)).load(LEFT)
@@ -182,8 +175,7 @@ def carry(pointers, rings, leaving, scale, walks, OPTIONS: gl.constexpr):
             release(rings.own, i)
             gradient, ahead = warpgroup_mma_wait(0, deps=[gradient, ahead])
             release(rings.grown, i)
-    if pointers.last is not None:
-        gl.store(pointers.last + at + tile_offsets(HALF, K, K, STATE), gradient)
+    end_state(pointers.last, gradient, walk, H, STATE)
     if walks.cu_seqlens is not None:
         clear_outside(pointers.dv + walk.column, walk, walks, walk.head, H, HALF)
     tma.store_wait(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from retrograd.core.arch import Arch
 from retrograd.core.program import Array, Launch, Layouts, Program, read_in_place
@@ -10,9 +10,7 @@ from retrograd.core.spec import Pass, slot_count
 
 from ...op import Spec
 from ...rates import finish_rates
-from ..arrays import WalkOptions
 from ..launches import (
-    AGAIN,
     BACK_PARKED,
     CHANNELS,
     FETCH_REGISTERS,
@@ -121,6 +119,8 @@ class ChannelLaunches(Launches):
         },
     }
     read: ClassVar = {"walk": frozenset({"inverse", "scores"}), "grads": frozenset({"dv"})}
+    walks: ClassVar[Any] = walk
+    of_results: ClassVar = ("q_grow", "scores")
 
     def rows(self, *, forward: bool) -> Launch:
         """Computes the rows with decays; forward also products of pairs of steps, backward sums of log decays."""
@@ -145,46 +145,6 @@ class ChannelLaunches(Launches):
             "systems",
             {"inverse": "inverse"},
             max_registers=self.plan.invert_registers,
-        )
-
-    def walk(self) -> Launch:
-        """Computes the results and the states."""
-        spec = self.spec
-        arrays = {
-            **{name: name for name in ("q_grow", "k_grow", "k_rest", "v", "planes", "inverse", "scores")},
-            "start_ptr": "initial_state",
-            "out_ptr": "o",
-            "last_ptr": "final_state",
-        }
-        return self._launch(
-            walk,
-            spec.sequences * spec.heads * (CHANNELS // HALF),
-            "cu_seqlens states",
-            arrays,
-            OPTIONS=WalkOptions(self.plan.walk_stages, spec.chunk // STEPS, AGAIN=0),
-            FETCH_REGISTERS=FETCH_REGISTERS,
-        )
-
-    def again(self) -> Launch:
-        """Computes what is written, and the states that are not kept."""
-        spec = self.spec
-        arrays = {
-            **{name: name for name in ("k_grow", "k_rest", "v", "planes", "inverse")},
-            "q_grow": None,
-            "scores": None,
-            "start_ptr": "states",
-            "out_ptr": "written",
-            "states_ptr": "between",
-            "last_ptr": None,
-        }
-        return self._launch(
-            walk,
-            spec.batch * slot_count(spec, AGAIN * STEPS) * spec.heads * (CHANNELS // HALF),
-            "cu_seqlens",
-            arrays,
-            max_registers=self.plan.again_registers,
-            OPTIONS=WalkOptions(self.plan.again_stages, spec.chunk // STEPS, AGAIN),
-            FETCH_REGISTERS=FETCH_REGISTERS,
         )
 
     def back(self) -> Launch:
@@ -233,3 +193,8 @@ class ChannelLaunches(Launches):
         grid = slots_of(self.spec) * -(-self.spec.heads // self.plan.heads)
         names = "parts cu_seqlens dbeta"
         return self._launch(finish_rates, grid, names, {}, C=STEPS, PARTS=PARTS.value, HEADS=self.plan.heads)
+
+    @property
+    def _walked(self) -> dict[str, str | None]:
+        """The arrays that a walk reads, of every block."""
+        return {name: name for name in ("q_grow", "k_grow", "k_rest", "v", "planes", "inverse", "scores")}

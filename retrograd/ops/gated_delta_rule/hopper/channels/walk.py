@@ -25,11 +25,11 @@ from retrograd.core.kernels.gluon import block_barrier, tma_load, tma_store
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import acquire, full_and_empty, release, stage_of, wait_full
 from retrograd.core.kernels.sequences import rows_at
-from retrograd.core.kernels.warpgroups import products, rounded, tile_offsets, vector
+from retrograd.core.kernels.warpgroups import products, rounded, vector
 
 from ..arrays import Leaving, WalkPointers, Walks
 from ..blocks import HALF, UNIT, C, K, clear_outside, slot_entering, widened
-from ..walk import clear_states, walk_of
+from ..walks import begin_state, clear_states, end_state, rows_out, states_out, walk_of
 from .arrays import ChannelArrays, EarlyRing, LateRing
 from .blocks import PLANES, ends_of
 
@@ -93,24 +93,10 @@ def carry(pointers, early, late, leaving, walks, scale, OPTIONS: gl.constexpr, O
     LATE: gl.constexpr = late.full.shape[0]
     H = walks.H
     walk = walk_of(walks, OPTIONS)
-    # Rows of the sequence alone: steps past its end are not written.
-    out_ptr = pointers.out + ((walk.row * walks.T + walk.first) * H + walk.head) * K
-    out = tma.make_tensor_descriptor(
-        out_ptr, [gl.maximum(walk.length, 1), K], [H * K, 1], [C, HALF], leaving.rows.type.layout
-    )
-    last = gl.maximum(gl.cdiv(walk.length, C), 1) - 1
-    slots = slot_entering(0, 0, last, OPTIONS.KEPT, RESULTS) + 1
-    own = slot_entering(walk.kept, walk.slot, 0, OPTIONS.KEPT, RESULTS)
-    states_ptr = pointers.states + gl.cast(own * H, gl.int64) * (K * K)
-    states = tma.make_tensor_descriptor(states_ptr, [slots * H * K, K], [K, 1], [HALF, K], leaving.states.type.layout)
+    out = rows_out(pointers.out, walk, walks, leaving.rows)
+    states = states_out(pointers.states, walk, H, leaving.states, OPTIONS)
     zero = gl.zeros([HALF, C], gl.float32, X)
-    state = gl.zeros([HALF, K], gl.float32, STATE)
-    if pointers.start is not None:
-        there = walk.count > 0 if OPTIONS.AGAIN else True
-        if there:
-            of_head = (walk.kept + walk.begin // OPTIONS.KEPT if OPTIONS.AGAIN else walk.number) * H + walk.head
-            at = (gl.cast(of_head, gl.int64) * K + walk.column) * K
-            state = gl.load(pointers.start + at + tile_offsets(HALF, K, K, STATE)).to(gl.float32)
+    state = begin_state(pointers.start, walk, H, STATE, OPTIONS)
     low = rounded(state, DTYPE)
     for i in range(walk.count):
         c = walk.begin + i
@@ -172,9 +158,7 @@ def carry(pointers, early, late, leaving, walks, scale, OPTIONS: gl.constexpr, O
             fence_async_shared()
             block_barrier()
             tma_store(out, [(walk.count - 1) * C, walk.column], leaving.rows.index((walk.count - 1) % 2))
-    if pointers.last is not None:
-        at = (gl.cast(walk.number * H + walk.head, gl.int64) * K + walk.column) * K
-        gl.store(pointers.last + at + tile_offsets(HALF, K, K, STATE), state)
+    end_state(pointers.last, state, walk, H, STATE)
     if RESULTS:
         if walks.cu_seqlens is not None:
             clear_outside(pointers.out + walk.column, walk, walks, walk.head, H, HALF)
