@@ -57,7 +57,7 @@ packages: .venv/installed
 functions: .venv/installed
 	$(BIN)/python tests/write_functions.py
 
-# The kernels for the architectures that no plan is tuned for; `make test` builds those for the other.
+# The binaries of all kernels, for every architecture.
 architectures: .venv/installed
 	$(BIN)/pytest -n $(JOBS) -m "architectures and not slow"
 

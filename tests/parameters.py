@@ -34,6 +34,7 @@ def each_case(
     each: Callable[[OpInfo, Case], Sequence[Any]] | None = None,
     spread: bool = False,
     once: bool = False,
+    half: bool = False,
 ) -> list[Any]:
     """The cases with one of the tags of a device that is there, as parameters (info, case, device) and extra ones.
 
@@ -46,6 +47,7 @@ def each_case(
         spread: distribute the extra parameters over those cases of an op that have the same ones: a few for each
             case, the rest are `slow`.
         once: with `spread`, each extra parameter for one of those cases alone.
+        half: on a CPU every other case of an op is `slow`.
     """
     found = []
     devices = [("cpu", cpu, ()), *([("cuda", cuda, (pytest.mark.gpu,))] if torch.cuda.is_available() else [])]
@@ -53,7 +55,7 @@ def each_case(
         for info in infos():
             cases = [case for case in info.tagged(*tags) if only(info, case)]
             extras = {case.name: list(each(info, case) if each else extra) for case in cases}
-            for case in cases:
+            for number, case in enumerate(cases):
                 parameters = extras[case.name]
                 sharing = [name for name, other in extras.items() if other == parameters]
                 few = -(-len(parameters) // len(sharing)) if spread else len(parameters)
@@ -62,6 +64,7 @@ def each_case(
                     name = "-".join(map(str, (info.name, case.name, device, *values)))
                     over = once and first >= len(parameters)
                     later = spread and (over or (index - first) % len(parameters) >= few)
+                    later |= half and device == "cpu" and number % 2 == 1
                     found.append(
                         pytest.param(
                             info, case, device, *values, id=name, marks=(*marks, pytest.mark.slow) if later else marks

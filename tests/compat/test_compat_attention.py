@@ -67,7 +67,7 @@ def test_greedy_generation_after_padding_is_that_of_eager_attention(name: str, c
 
 
 EACH = list(product(("Llama", "Mistral", "GptOss"), ("nothing", "mask", "positions")))
-QUICK = EACH[::4]  # every model and every way
+QUICK = [("Mistral", "mask")]
 
 
 @pytest.mark.parametrize(

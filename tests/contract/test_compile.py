@@ -23,8 +23,8 @@ from retrograd.ops.infos import infos
 pytestmark = pytest.mark.compile
 
 
-# Not `slow`: one binary of a kernel on the architecture that plans are tuned for, that of a benchmark if there is one,
-# and one on each other architecture, run by `make architectures`. Others have the same code with other constants.
+# Run by `make architectures`. Not `slow`: one binary of a kernel on each architecture, on the one that plans are tuned
+# for that of a benchmark if there is one. Others have the same code with other constants.
 TUNED_FOR = "sm_90"
 # Triton takes seconds to minutes for a binary of these kernels. One is built for TUNED_FOR and one for each of NEWEST,
 # each vendor's newest architecture. Where two cases are named, the first is for TUNED_FOR, the second for the others.
@@ -58,10 +58,7 @@ def each_binary(archs: Container[str]) -> list[Any]:
             arch_name, launch.kernel
         ] < builds(arch_name, kernel)
         built[arch_name, launch.kernel] += quick
-        marks = [
-            *([] if quick else [pytest.mark.slow]),
-            *([] if arch_name == TUNED_FOR else [pytest.mark.architectures]),
-        ]
+        marks = [pytest.mark.architectures, *([] if quick else [pytest.mark.slow])]
         parameters.append(pytest.param(arch_name, program, launch, id=label, marks=marks))
     return parameters
 

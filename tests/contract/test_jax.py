@@ -52,19 +52,19 @@ def test_so_they_do_in_every_case(info: OpInfo, case: Case, device: str, seed: i
     contract.check_errors(info, case, device, seed, framework="jax")
 
 
-@pytest.mark.parametrize((*CASE, "transform"), each_case(*TRANSFORMS, cpu=SMALL, only=FEW, spread=True))
+@pytest.mark.parametrize((*CASE, "transform"), each_case(*TRANSFORMS, cpu=SMALL, only=FEW, spread=True, half=True))
 def test_transformations_keep_the_meaning(info: OpInfo, case: Case, device: str, transform: str, seed: int) -> None:
     jax_contract.check_transformed(info, case, transform, device, seed)
 
 
-@pytest.mark.parametrize((*CASE, "batched"), each_case("all", "inputs", cpu=SMALL, only=FEW, spread=True))
+@pytest.mark.parametrize((*CASE, "batched"), each_case("all", "inputs", cpu=SMALL, only=FEW, spread=True, half=True))
 def test_vmap_gives_every_example_what_it_has_alone(
     info: OpInfo, case: Case, device: str, batched: str, seed: int
 ) -> None:
     jax_contract.check_vmap(info, case, batched == "inputs", device, seed)
 
 
-@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=FEW))
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, only=FEW, half=True))
 def test_an_exported_call_keeps_the_error_budget(info: OpInfo, case: Case, device: str, seed: int) -> None:
     jax_contract.check_export(info, case, device, seed)
 
@@ -85,7 +85,7 @@ def other_roads(info: OpInfo, case: Case) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    (*CASE, "road"), each_case(cpu=SMALL, cuda=SMALL, only=FEW, each=quick_roads, spread=True, once=True)
+    (*CASE, "road"), each_case(cpu=SMALL, cuda=SMALL, only=FEW, each=quick_roads, spread=True, once=True, half=True)
 )
 def test_forward_mode_and_second_derivatives_are_those_of_the_definition(
     info: OpInfo, case: Case, device: str, road: str, seed: int

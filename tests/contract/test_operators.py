@@ -22,7 +22,7 @@ WANTED = ("all", "first")  # of the gradients
 
 # opcheck compares the gradients of a contiguous and an expanded gradient within fp32's epsilon. Long sums in another
 # order exceed it, so the large cases are checked only against the error budget.
-@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, cuda=SMALL, only=FEW))
+@pytest.mark.parametrize(CASE, each_case(cpu=SMALL, cuda=SMALL, only=FEW, half=True))
 def test_opcheck_accepts_the_forward_operator(info: OpInfo, case: Case, device: str, seed: int) -> None:
     operators.check_forward(info, case, device, seed)
 
@@ -39,7 +39,7 @@ def strided(info: OpInfo, case: Case) -> list[str]:
     return [] if empty else [layout for layout in layouts_of(info, case) if layout not in info.gradients_only]
 
 
-@pytest.mark.parametrize((*CASE, "layout"), each_case(cpu=SMALL, cuda=SMALL, each=strided, spread=True))
+@pytest.mark.parametrize((*CASE, "layout"), each_case(cpu=SMALL, cuda=SMALL, each=strided, spread=True, half=True))
 def test_opcheck_accepts_the_forward_operator_on_any_strides(
     info: OpInfo, case: Case, device: str, layout: str, seed: int
 ) -> None:

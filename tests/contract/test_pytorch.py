@@ -17,7 +17,7 @@ def test_the_registered_operator_gives_the_bits_of_the_direct_path(
     integration.check_operator(info, case, device, seed)
 
 
-@pytest.mark.parametrize((*CASE, "shapes"), each_case("static", "dynamic", cpu=SMALL, only=FEW, spread=True))
+@pytest.mark.parametrize((*CASE, "shapes"), each_case("static", "dynamic", cpu=SMALL, only=FEW, spread=True, half=True))
 def test_it_compiles_without_a_graph_break_to_the_bits_of_eager(
     info: OpInfo, case: Case, device: str, shapes: str, seed: int
 ) -> None:
@@ -51,7 +51,9 @@ def test_an_output_without_a_gradient_counts_as_zero(info: OpInfo, case: Case, d
     integration.check_outputs_alone(info, case, device, seed)
 
 
-@pytest.mark.parametrize((*CASE, "road"), each_case(cpu=SMALL, cuda=(), each=derivatives.roads_of, spread=True))
+@pytest.mark.parametrize(
+    (*CASE, "road"), each_case(cpu=SMALL, cuda=(), each=derivatives.roads_of, spread=True, half=True)
+)
 def test_derivatives_of_any_order_are_right_on_every_road(
     info: OpInfo, case: Case, device: str, road: str, seed: int
 ) -> None:

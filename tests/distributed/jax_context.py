@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from xla_flags import quick
 
@@ -288,10 +289,12 @@ def refusals() -> None:
 
 
 if __name__ == "__main__":
-    positions()
-    refusals()
-    a_state_in_16_bits()
-    second_derivatives()
-    results_and_gradients()
-    at_once()
-    models()
+    if sys.argv[1:] == ["slow"]:
+        second_derivatives()
+        at_once()
+        models()
+    else:
+        positions()
+        refusals()
+        a_state_in_16_bits()
+        results_and_gradients()

@@ -16,6 +16,7 @@ EARLY = [["gradients_in_turn", "in_turn"]] * 3 + [["gradients_in_turn"]]
 REMEMBERED = [(1, False), (0, False), (1, True), (0, False)]
 
 
+@pytest.mark.slow
 def test_four_processes_have_the_results_of_one(tmp_path: Path) -> None:
     names = ("differences", "forgotten", "borders_anywhere")
     different, forgotten, anywhere = run_each([f"contexts.{name}" for name in names], 4, tmp_path)
