@@ -13,7 +13,7 @@ OLDEST := test_commands or test_import or checkpoints or saved or (budget and pl
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/pip install --quiet --no-compile
 
-.PHONY: test check train lint docs packages functions architectures oldest newest gpu clean
+.PHONY: test processes check train lint docs packages functions architectures oldest newest gpu clean
 
 # All that needs no GPU: the tests, then the kernels in Triton's interpreter. JOBS processes, each with one thread: threads
 # of several would wait for one another.
@@ -21,6 +21,11 @@ test: export OMP_NUM_THREADS := 1
 test: .venv/installed
 	XLA_FLAGS="$$($(BIN)/python tests/xla_flags.py)" $(BIN)/pytest -n $(JOBS) --dist worksteal
 	TRITON_INTERPRET=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
+
+# Several processes and devices, where they take longer than `make test` should.
+processes: export OMP_NUM_THREADS := 1
+processes: .venv/installed
+	$(BIN)/pytest -n $(JOBS) -m "slow and not gpu" tests/distributed
 
 # Every output and gradient against float64 on this machine.
 check: .venv/installed
@@ -57,7 +62,7 @@ packages: .venv/installed
 functions: .venv/installed
 	$(BIN)/python tests/write_functions.py
 
-# The binaries of all kernels, for every architecture.
+# One binary of each kernel, for every architecture.
 architectures: .venv/installed
 	$(BIN)/pytest -n $(JOBS) -m "architectures and not slow"
 

@@ -2,10 +2,11 @@
 
     python3 benchmarks/gated_delta_rule_kept.py [--cases 'B1_T8192*'] [--peers fla]
 
-Ours keeps a state every 128 steps, and the inverse and the scores of blocks: as many bytes each as v. Lines with fewer
-states are of the same kernels: backward, those between two kept ones are computed again, from one of every 1,024 steps
-on. For each line: bytes that autograd holds beside arguments and results, over the bytes of v; the most bytes in use in
-both passes, over those before, also in units of v; and milliseconds.
+Ours keeps the inverse and the scores of blocks, together as many bytes as v, and a state every 128 steps, as many
+again; with a decay for each channel every 1,024. Lines with other numbers of states are of the same kernels: backward,
+those between two kept ones are computed again, from one of every 1,024 steps on. For each line: bytes that autograd
+holds beside arguments and results, over the bytes of v; the most bytes in use in both passes, over those before, also
+in units of v; and milliseconds.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ STEPS = (128, 256, 512, 1024)
 
 
 def keeping(steps: int) -> type[Spec]:
-    """Calls that keep a state every so many steps."""
+    """Calls that keep a state every so many steps, a divisor of 1,024."""
 
     @dataclass(frozen=True)
     class Sparse(Spec):

@@ -94,7 +94,7 @@ def packages(impl: str) -> tuple[str, ...]:
     """The distributions whose versions are in the row."""
     if impl == JAX:
         return "jax", "triton", "optax"
-    peers: tuple[str, ...] = ("fla-core",) if impl == FLA else ()
+    peers: tuple[str, ...] = ("fla-core", "causal_conv1d") if impl == FLA else ()
     if impl in (CUDA, CUDA_COMPILED, MAMBA_SSM, MAMBA_SSM_COMPILED):
         peers = "mamba_ssm", "causal_conv1d"
     return "torch", "triton", *(("transformers",) if impl.startswith("transformers") else ()), *peers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -88,7 +89,10 @@ def check(figure: Figure, versions: set[str], days: set[str]) -> str:
 def test_pictures_of_the_results_can_be_read(path: Path, framework: str) -> None:
     rows = [row for row in latest(read(path)) if row.framework == framework]
     timed = [row for row in rows if row.op != LIMITS and row.fraction is not None]
-    versions = {word for row in timed for named in row.versions.items() for word in named}
+    named: defaultdict[str, set[str]] = defaultdict(set)
+    for name, version in (item for row in timed for item in row.versions.items()):
+        named[name].add(version)
+    versions = {f"{name} {' and '.join(sorted(found))}" for name, found in named.items()}
     said = check(figure_of(rows, framework), versions, {row.date[:10] for row in timed})
     assert {row.gpu for row in timed} == {gpu for gpu in {row.gpu for row in timed} if gpu in said}
     over = any((row.fraction or 0) > 1 and row.bound == "bytes" for row in timed)

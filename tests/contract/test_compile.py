@@ -58,7 +58,7 @@ def each_binary(archs: Container[str]) -> list[Any]:
             arch_name, launch.kernel
         ] < builds(arch_name, kernel)
         built[arch_name, launch.kernel] += quick
-        marks = [pytest.mark.architectures, *([] if quick else [pytest.mark.slow])]
+        marks = () if quick else (pytest.mark.slow,)
         parameters.append(pytest.param(arch_name, program, launch, id=label, marks=marks))
     return parameters
 
@@ -66,10 +66,11 @@ def each_binary(archs: Container[str]) -> list[Any]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The binaries of all architectures, whose plans take seconds, only where their tests are selected."""
     if "launch" in metafunc.fixturenames:
-        archs = [TUNED_FOR] if "not architectures" in metafunc.config.option.markexpr else SUPPORTED
+        archs = () if "not architectures" in metafunc.config.option.markexpr else SUPPORTED
         metafunc.parametrize(("arch", "program", "launch"), each_binary(archs))
 
 
+@pytest.mark.architectures
 def test_a_kernel_keeps_its_registers_and_its_shared_memory(arch: str, program: Program, launch: Launch) -> None:
     compiled = build(launch, program.arrays, SUPPORTED[arch])
     found = resources(compiled)

@@ -20,15 +20,17 @@ REMEMBERED = [(1, False), (0, False), (1, True), (0, False)]
 def test_four_processes_have_the_results_of_one(tmp_path: Path) -> None:
     names = ("differences", "forgotten", "borders_anywhere")
     different, forgotten, anywhere = run_each([f"contexts.{name}" for name in names], 4, tmp_path)
-    assert different == [[]] * 4  # to the bit, for results and gradients of steps
-    assert forgotten == [([], [])] * 4  # so have scans that are computed at once, since states decay soon
+    assert different == [[]] * 4
+    assert forgotten == [([], [])] * 4
     assert anywhere == [[]] * 4  # within rounding
 
 
 def test_two_processes_have_the_results_of_one(tmp_path: Path) -> None:
-    names = ("differences", "forgotten_too_early", "recomputed", "remembered", "kept")
-    different, early, recomputed, remembered, kept = run_each([f"contexts.{name}" for name in names], 2, tmp_path)
-    assert different == [[]] * 2
+    names = ("differences", "forgotten", "forgotten_too_early", "recomputed", "remembered", "kept")
+    found = run_each([f"contexts.{name}" for name in names], 2, tmp_path)
+    different, forgotten, early, recomputed, remembered, kept = found
+    assert different == [[]] * 2  # to the bit, for results and gradients of steps
+    assert forgotten == [([], [])] * 2  # so have scans that are computed at once, since states decay soon
     assert kept == [[]] * 2
     assert remembered == [([], REMEMBERED)] * 2
     assert recomputed == [[]] * 2  # to the bit, under activation checkpointing

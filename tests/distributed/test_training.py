@@ -70,7 +70,6 @@ def test_two_processes_and_four_with_shards_end_in_the_checkpoint_of_one(tmp_pat
         assert rows_of(folder) == rows_of(whole)
 
 
-@pytest.mark.slow
 def test_processes_that_divide_sequences_have_the_losses_of_one_and_the_bits_of_others(
     tmp_path: Path, whole: Path
 ) -> None:

@@ -111,6 +111,15 @@ GPU_CASES: list[Case] = [
     case("gpu_channels_strong", (1, 500, 2, 2, 128, 128), of_channels=True, decay=3.0, tags=GPU, **ALL),
     case("gpu_channels_weak", (1, 500, 2, 2, 128, 128), of_channels=True, decay=-8.0, tags=GPU, **ALL),
     case(
+        "gpu_channels_packed_long",
+        (1, 3400, 1, 2, 128, 128),
+        of_channels=True,
+        cu_seqlens=(3, 1100, 1100, 1101, 3395),
+        tags=GPU,
+        **ALL,
+    ),
+    case("gpu_channels_long", (2, 2500, 1, 2, 128, 128), of_channels=True, wide_dtype="float32", tags=GPU, **ALL),
+    case(
         "gpu_channels_packed",
         (1, 900, 2, 4, 128, 128),
         of_channels=True,

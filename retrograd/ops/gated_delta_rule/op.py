@@ -129,7 +129,7 @@ class Spec(CallSpec):
     def chunk(self) -> int:
         """Steps between two saved states: with 128 and K = 128 they take as many bytes as v.
 
-        With a decay for each channel, fewer cost no time where T and M are saved.
+        With a decay for each channel, fewer cost no time in both passes together, where T and M are saved.
         """
         if self.of_channels and self.keeps_pairs:
             return 1024
@@ -142,7 +142,7 @@ class Spec(CallSpec):
 
     @property
     def keeps_pairs(self) -> bool:
-        """Whether the inverse and the scores of blocks are saved: with the states they take twice the bytes of v."""
+        """Whether the inverse and the scores of blocks are saved, which take as many bytes as v."""
         return self.v.dtype in ("bfloat16", "float16") and self.K == self.V == 128
 
     @property

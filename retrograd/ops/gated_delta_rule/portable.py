@@ -1,6 +1,7 @@
 """The gated delta rule without a GPU kernel: one source for PyTorch and JAX, on CPU and TPU, forward and backward.
 
 `xp` is a `retrograd.core.xp.Namespace`. Time is cut into chunks, whose first states are saved, and chunks into blocks.
+Longer chunks than LONGEST, to which each sequence would be padded, are cut into shorter ones, and nothing is saved.
 Within a block everything is a matrix product; a state is passed from each block to the next. Arrays of blocks are
 (rows, heads, steps, channels). Formulas and names are those of README.md.
 """
@@ -10,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from retrograd.core.chunks import Rows, cut_time
+from retrograd.core.chunks import Geometry, Rows, cut_time
 from retrograd.core.xp import Namespace
 
 from .op import SMALLEST, Spec, factor_of
 
 Arrays = Mapping[str, Any]
 BLOCK, BLOCK_OF_CHANNELS = 64, 16  # steps of a block; where channels have decays of their own, these are of pairs
+LONGEST, SHORTER = 256, 128  # steps of a chunk
 # exp(FLOOR) is 0: clamping log decays to FLOOR changes no decay, and keeps the digits of sums of log decays.
 FLOOR = {"float32": -104.0, "float64": -746.0}
 NAMES = ("q", "k", "v", "g", "beta")
@@ -26,8 +28,20 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     """The results o and final_state, and the saved states, by name."""
     if 0 in spec.v.shape:
         return _without_steps(xp, spec, arrays)
-    time, maths = _cut_time(xp, spec, arrays), _Maths(xp, spec)
-    marks = len(time.starts)
+    time = _cut_time(xp, spec, arrays)
+    last, states, o, after = _walked(xp, spec, arrays, time)
+    outputs = {"o": xp.astype(time.clear(time.join(o)), spec.v.dtype)}
+    outputs |= _unused(xp, spec, arrays)
+    if _saves(spec):
+        outputs["states"] = xp.astype(xp.moveaxis(states, 0, 1), spec.v.dtype)
+    if spec.return_final_state:
+        outputs["final_state"] = time.at_ends(last, after)
+    return {name: xp.dense(array) for name, array in outputs.items()}
+
+
+def _walked(xp: Namespace, spec: Spec, arrays: Arrays, time: Rows) -> tuple[Any, Any, Any, Any]:
+    """The last state, those that enter chunks, the results; of packed sequences those that leave chunks, too."""
+    maths, marks = _Maths(xp, spec), len(time.starts)
 
     def chunk(carry: Any, slices: Any) -> Any:
         S = time.enter(carry[0], slices[:marks])
@@ -36,12 +50,7 @@ def forward(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
 
     xs = (*time.starts, *(time.cut(array) for array in _inputs(xp, spec, arrays)))
     (last,), (states, o, *after) = xp.scan(chunk, (time.initial,), xs, False)
-    outputs = {"o": xp.astype(time.clear(time.join(o)), spec.v.dtype)}
-    outputs["states"] = xp.astype(xp.moveaxis(states, 0, 1), spec.v.dtype)
-    outputs |= _unused(xp, spec, arrays)
-    if spec.return_final_state:
-        outputs["final_state"] = time.at_ends(last, *after or (None,))
-    return {name: xp.dense(array) for name, array in outputs.items()}
+    return last, states, o, after[0] if after else None
 
 
 def recomputed(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
@@ -67,7 +76,8 @@ def backward(xp: Namespace, spec: Spec, arrays: Arrays, wanted: frozenset[str]) 
 
     do = xp.astype(arrays["do"], spec.compute_dtype)
     cut = [time.cut(array) for array in (do, *_inputs(xp, spec, arrays))]
-    xs = (*time.ends, xp.moveaxis(arrays["states"], 1, 0), *cut)
+    states = xp.moveaxis(arrays["states"], 1, 0) if _saves(spec) else _walked(xp, spec, arrays, time)[1]
+    xs = (*time.ends, states, *cut)
     (first,), (*by_step, last) = xp.scan(chunk, (time.final_gradient,), xs, True)
     if not spec.packed:
         by_step.append(last)
@@ -147,19 +157,20 @@ class _Maths:
     def __init__(self, xp: Namespace, spec: Spec) -> None:
         self.xp, self.spec = xp, spec
         self.steps = BLOCK_OF_CHANNELS if spec.of_channels else BLOCK
+        self.chunk = _chunk(spec)
 
     def blocks(self, arrays: Any) -> tuple[Any, ...]:
         """(steps, rows, heads, ...) of a chunk as (blocks, rows, heads, steps of a block, ...)."""
         xp, found = self.xp, []
         for array in arrays:
-            array = xp.reshape(array, (self.spec.chunk // self.steps, self.steps, *array.shape[1:]))
+            array = xp.reshape(array, (self.chunk // self.steps, self.steps, *array.shape[1:]))
             found.append(xp.moveaxis(array, 1, 3))
         return tuple(found)
 
     def joined(self, array: Any) -> Any:
         """The inverse of `blocks`, for one array."""
         array = self.xp.moveaxis(array, 3, 1)
-        return self.xp.reshape(array, (self.spec.chunk, *array.shape[2:]))
+        return self.xp.reshape(array, (self.chunk, *array.shape[2:]))
 
     def forward(self, carry: Any, arrays: Any) -> Any:
         """The state that leaves a block; its o, and the state that entered."""
@@ -299,7 +310,7 @@ def _through_norm(xp: Namespace, spec: Spec, x: Any, dx: Any) -> Any:
 
 def _unused(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     """The saved arrays that are for kernels alone: zeros."""
-    params = spec.params(("inverse", "scores"))
+    params = spec.params(("inverse", "scores") if _saves(spec) else ("inverse", "scores", "states"))
     return {name: xp.zeros(arrays["v"], param.shape, param.dtype) for name, param in params.items()}
 
 
@@ -321,10 +332,21 @@ def _gradients_without_steps(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[
     return gradients
 
 
+def _saves(spec: Spec) -> bool:
+    """Whether states are saved."""
+    return spec.chunk <= LONGEST
+
+
+def _chunk(spec: Spec) -> int:
+    """Steps of a chunk."""
+    return spec.chunk if _saves(spec) else SHORTER
+
+
 def _cut_time(xp: Namespace, spec: Spec, arrays: Arrays) -> Rows:
     def state(name: str) -> Any:
         array = arrays.get(name)
         shape = (spec.sequences, spec.heads, spec.V, spec.K)
         return xp.zeros(arrays["q"], shape, spec.compute_dtype) if array is None else array
 
-    return cut_time(xp, spec, state("initial_state"), state("dfinal_state"), arrays.get("cu_seqlens"))
+    geometry = Geometry(spec.time, spec.packed, spec.sequences, _chunk(spec))
+    return cut_time(xp, geometry, state("initial_state"), state("dfinal_state"), arrays.get("cu_seqlens"))

@@ -1,4 +1,4 @@
-"""gated_delta_rule's portable path in float64, against its definition."""
+"""gated_delta_rule's portable path, above all in float64, against its definition."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from retrograd import gated_delta_rule
 from retrograd.opinfo.cases import Case
 from retrograd.ops.gated_delta_rule import reference
+from retrograd.ops.gated_delta_rule.cases import ALL, case
 from retrograd.ops.gated_delta_rule.info import INFO
 from retrograd.testing.draw import call, options, upcast
 
@@ -55,6 +56,13 @@ def test_repeated_keys_full_rates_and_full_decays_are_those_of_the_definition(
     )
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("framework", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
+def test_where_kernels_save_few_states_it_saves_none(framework: Any, seed: int) -> None:
+    bounds = (1, 20, 20, 38)
+    packed = case("few states", (1, 40, 1, 1, 128, 128), of_channels=True, cu_seqlens=bounds, **ALL)
+    contract.check_errors(INFO, packed, "cpu", seed, framework=framework, most_draws=1)
 
 
 def result_and_gradients(function: Any, *arrays: Tensor) -> list[Tensor]:

@@ -49,7 +49,7 @@ def scaled(x, factors):
 def slot_entering(kept, slot, c, KEPT: gl.constexpr, IS_KEPT: gl.constexpr):
     """The slot of the state that enters block c, among kept ones, or among the others. kept, slot: of a sequence.
 
-    A kept state and the other one of two blocks have the same slot; of more blocks, the others have those of blocks.
+    With one other state for each kept one, both have the same slot; with more, each has that of its block.
     """
     if IS_KEPT or KEPT == 2:
         return kept + c // KEPT

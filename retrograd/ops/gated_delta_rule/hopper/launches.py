@@ -236,6 +236,7 @@ class Launches:
     def again(self) -> Launch:
         """Computes what is written, and the states that are not kept."""
         spec = self.spec
+        assert AGAIN * STEPS % spec.chunk == 0, "each program begins with a kept state"
         rows = {
             **self._walked,
             **dict.fromkeys(self.of_results),

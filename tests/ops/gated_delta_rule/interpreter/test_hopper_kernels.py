@@ -34,6 +34,7 @@ CASES = {
     "strong decay": case("strong decay", (1, 150, 1, 1, 128, 128), decay=3.0, **F16, **ALL),
     "long": case("long", (1, 1110, 1, 1, 128, 128), **F16, **ALL),
     "packed": case("packed", (1, 330, 1, 2, 128, 128), cu_seqlens=(3, 3, 140, 141, 269, 325), **F16, **ALL),
+    "packed and long": case("packed and long", (1, 1330, 1, 1, 128, 128), cu_seqlens=(3, 60, 1290, 1320), **F16, **ALL),
 }
 CHANNELS = {
     name: case(f"{name} of channels", shape, of_channels=True, **F16, **how)
@@ -42,7 +43,9 @@ CHANNELS = {
         ("an odd number", (1, 70, 1, 3, 128, 128), ALL),
         ("whole blocks", (1, 256, 1, 1, 128, 128), ALL),
         ("strong decay", (1, 150, 1, 1, 128, 128), {"decay": 3.0, **ALL}),
+        ("long", (1, 1110, 1, 1, 128, 128), ALL),
         ("packed", (1, 330, 1, 2, 128, 128), {"cu_seqlens": (3, 3, 140, 141, 269, 325), **ALL}),
+        ("packed and long", (1, 1330, 1, 1, 128, 128), {"cu_seqlens": (3, 60, 1290, 1320), **ALL}),
     )
 }
 QUICK = ("three heads", "packed")
@@ -67,11 +70,12 @@ def test_so_do_those_for_a_decay_for_each_channel(name: str, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "cases"), [(ON_HOPPER, CASES), (OF_CHANNELS, CHANNELS)], ids=["heads", "channels"])
-@pytest.mark.parametrize("steps", [256, 1024])
-def test_fewer_states_may_be_saved(op: Any, cases: Any, steps: int, seed: int) -> None:
+@pytest.mark.parametrize("steps", [256, 512])
+@pytest.mark.parametrize("name", ["long", "packed and long"])
+def test_fewer_states_may_be_saved(op: Any, cases: Any, name: str, steps: int, seed: int) -> None:
     sparse = op.variant(call=kept.keeping(steps))
     with interpreted("sm_90"), emulated(seed):
-        contract.check_errors(sparse, cases["packed"], "cpu", seed, most_draws=1)
+        contract.check_errors(sparse, cases[name], "cpu", seed, most_draws=1)
 
 
 @pytest.mark.slow
