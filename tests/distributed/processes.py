@@ -6,6 +6,7 @@ process that has imported torch, which takes seconds, and has computed nothing.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import time
@@ -54,7 +55,8 @@ def run_each(
         SECONDS[device],
     )
     if any(status for status, _ in ended):
-        raise RuntimeError("\n".join(f"rank {rank}: {errors}" for rank, (_, errors) in enumerate(ended)))
+        said = (f"rank {rank}, status {status}: {errors}" for rank, (status, errors) in enumerate(ended))
+        raise RuntimeError("\n".join(said))
     by_rank = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
     return [list(found) for found in zip(*by_rank, strict=True)]
 
@@ -98,6 +100,7 @@ def main(body: Callable[[], int], environment: dict[str, str], errors: Path) -> 
     os.environ.clear()
     os.environ.update(environment)
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), sys.stderr.fileno())
+    faulthandler.enable()
     try:
         status = body()
     except BaseException:
