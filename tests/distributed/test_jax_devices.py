@@ -25,7 +25,7 @@ def run(script: str, *arguments: str) -> None:
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("script", ["jax_sums", "jax_context", "jax_divided"])
+@pytest.mark.parametrize("script", ["jax_sums", pytest.param("jax_context", marks=pytest.mark.slow), "jax_divided"])
 def test_several_devices_have_what_one_has(script: str) -> None:
     run(script)
 

@@ -70,6 +70,7 @@ def test_two_processes_and_four_with_shards_end_in_the_checkpoint_of_one(tmp_pat
         assert rows_of(folder) == rows_of(whole)
 
 
+@pytest.mark.slow
 def test_processes_that_divide_sequences_have_the_losses_of_one_and_the_bits_of_others(
     tmp_path: Path, whole: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_when_a_process_is_killed_the_others_name_it_and_the_run_goes_on_on_fewe
     assert rows_of(tmp_path / "killed") == rows_of(whole)
 
 
+@pytest.mark.slow
 def test_the_command_trains_under_torchrun(tmp_path: Path, whole: Path) -> None:
     write_text(tmp_path / "text.txt")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
