@@ -48,28 +48,29 @@ CHANNELS = {
         ("packed and long", (1, 1330, 1, 1, 128, 128), {"cu_seqlens": (3, 60, 1290, 1320), **ALL}),
     )
 }
+KINDS = {"heads": (ON_HOPPER, CASES), "channels": (OF_CHANNELS, CHANNELS)}
+each_kind = pytest.mark.parametrize(("op", "cases"), KINDS.values(), ids=KINDS)
 QUICK = ("three heads", "packed")
-EACH, EACH_OF_CHANNELS = (
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in cases]
-    for cases in (CASES, CHANNELS)
+# Of one draw, always the same: the error of a few gradients of g differs much from draw to draw.
+SEEDS = {"heads": 1, "channels": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        pytest.param(kind, name, marks=() if name in QUICK else pytest.mark.slow)
+        for kind, (_, cases) in KINDS.items()
+        for name in cases
+    ],
 )
-
-
-@pytest.mark.parametrize("name", EACH)
-def test_they_keep_the_error_budget_in_any_order(name: str, seed: int) -> None:
+def test_they_keep_the_error_budget_in_any_order(kind: str, name: str, seed: int) -> None:
+    op, cases = KINDS[kind]
     with interpreted("sm_90"), emulated(seed):
-        # One draw, always the same: the error of a few gradients of g differs much from draw to draw.
-        contract.check_errors(ON_HOPPER, CASES[name], "cpu", 1, most_draws=1)
-
-
-@pytest.mark.parametrize("name", EACH_OF_CHANNELS)
-def test_so_do_those_for_a_decay_for_each_channel(name: str, seed: int) -> None:
-    with interpreted("sm_90"), emulated(seed):
-        contract.check_errors(OF_CHANNELS, CHANNELS[name], "cpu", 2, most_draws=1)
+        contract.check_errors(op, cases[name], "cpu", SEEDS[kind], most_draws=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("op", "cases"), [(ON_HOPPER, CASES), (OF_CHANNELS, CHANNELS)], ids=["heads", "channels"])
+@each_kind
 @pytest.mark.parametrize("steps", [256, 512])
 @pytest.mark.parametrize("name", ["long", "packed and long"])
 def test_fewer_states_may_be_saved(op: Any, cases: Any, name: str, steps: int, seed: int) -> None:
@@ -79,36 +80,19 @@ def test_fewer_states_may_be_saved(op: Any, cases: Any, name: str, steps: int, s
 
 
 @pytest.mark.slow
+@each_kind
 @pytest.mark.parametrize("name", ["rows", "packed"])
-def test_another_order_gives_the_same_bits(name: str, seed: int) -> None:
+def test_another_order_gives_the_same_bits(op: Any, cases: Any, name: str, seed: int) -> None:
     found: list[Any] = []
-    inputs, gradients = contract.drawn(ON_HOPPER, CASES[name], "cpu", seed)
+    inputs, gradients = contract.drawn(op, cases[name], "cpu", seed)
     for order in range(2):
         with interpreted("sm_90"), emulated(seed + order):
-            found.append(call(ON_HOPPER.torch, inputs, options(CASES[name]), gradients))
+            found.append(call(op.torch, inputs, options(cases[name]), gradients))
     assert_same_bits(found[1], found[0], f"{name} in another order")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("check", "name"),
-    [
-        (contract.check_packed, "packed"),
-        (contract.check_outside, "packed"),
-        (contract.check_batch_invariance, "rows"),
-        (contract.check_state_passing, "whole blocks"),
-        (integration.check_subsets, "rows"),
-        (generation.check_prefix, "plain"),
-        (generation.check_continue, "whole blocks"),
-    ],
-    ids=lambda each: getattr(each, "__name__", each),
-)
-def test_they_keep_the_contract_in_any_order(check: Callable[..., None], name: str, seed: int) -> None:
-    with interpreted("sm_90"), emulated(seed):
-        check(ON_HOPPER, CASES[name], "cpu", seed)
-
-
-@pytest.mark.slow
+@each_kind
 @pytest.mark.parametrize(
     ("check", "name"),
     [
@@ -122,12 +106,14 @@ def test_they_keep_the_contract_in_any_order(check: Callable[..., None], name: s
     ],
     ids=lambda each: getattr(each, "__name__", each),
 )
-def test_so_do_those_for_channels(check: Callable[..., None], name: str, seed: int) -> None:
+def test_they_keep_the_contract_in_any_order(
+    op: Any, cases: Any, check: Callable[..., None], name: str, seed: int
+) -> None:
     with interpreted("sm_90"), emulated(seed):
-        check(OF_CHANNELS, CHANNELS[name], "cpu", seed)
+        check(op, cases[name], "cpu", seed)
 
 
-@pytest.mark.parametrize(("op", "cases"), [(ON_HOPPER, CASES), (OF_CHANNELS, CHANNELS)], ids=["heads", "channels"])
+@each_kind
 def test_slots_of_no_steps_are_saved(op: Any, cases: Any, seed: int) -> None:
     """In the emulation shared memory that nobody has written holds NaN."""
     saved: list[torch.Tensor] = []
