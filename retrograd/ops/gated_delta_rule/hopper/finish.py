@@ -4,7 +4,9 @@ import triton
 import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
-from retrograd.core.kernels.sequences import Sequences, bounds_of, outside, owner_of
+from retrograd.core.kernels.sequences import Sequences
+
+from ..heads import block_of, put
 
 
 @triton.jit(do_not_specialize=["call"])
@@ -31,17 +33,12 @@ def finish(
     let_next_start(OVERLAP)
     H = call.H
     sequences = Sequences(cu_seqlens_ptr, call.T, call.sequences)
-    blocks = tl.cdiv(H, HEADS)
-    slot = tl.program_id(0) // blocks
-    head = tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)
-    number, step = owner_of(slot, sequences, C)
-    row, first, length = bounds_of(number, sequences)
+    block = block_of(sequences, H, C, HEADS)
+    head = block.head
     j = tl.arange(0, C)
-    t = step + j
-    there = (step >= 0) & (step < length)
+    there = (block.step >= 0) & (block.step < block.length)
     in_array = (j < C)[:, None] & (head < H)[None, :] & there
-    live = ((t >= 0) & (t < length))[:, None] & (head < H)[None, :]
-    of_head = tl.cast(slot, tl.int64) * H + head
+    of_head = tl.cast(block.slot, tl.int64) * H + head
     # Sums over the steps before a step are made of their own terms: a running sum less its last term loses digits.
     in_block = in_array & (j > 0)[:, None]
     at = (of_head * (2 * C))[None, :] + C + j[:, None]
@@ -60,13 +57,5 @@ def finish(
     both = tl.sum(tl.load(at, mask=(part < BOTH)[:, None] & (head < H)[None, :] & there, other=0.0), axis=0)
     both *= tl.exp2(end)
     dg = tl.cumsum(suffixed, axis=0, reverse=True) + tl.cumsum(beta_before * prefixed, axis=0) + both[None, :]
-    at = (row * call.T + first + t.to(tl.int64))[:, None] * H + head[None, :]
-    tl.store(dg_ptr + at, dg.to(dg_ptr.dtype.element_ty), mask=live)
-    tl.store(dbeta_ptr + at, dbeta.to(dbeta_ptr.dtype.element_ty), mask=live)
-    if cu_seqlens_ptr is not None:
-        cleared, in_none = outside(slot, sequences, C)
-        at = cleared.to(tl.int64)[:, None] * H + head[None, :]
-        mask = in_none[:, None] & (head < H)[None, :]
-        zeros = tl.zeros([C, HEADS], tl.float32)
-        tl.store(dg_ptr + at, zeros.to(dg_ptr.dtype.element_ty), mask=mask)
-        tl.store(dbeta_ptr + at, zeros.to(dbeta_ptr.dtype.element_ty), mask=mask)
+    put(dg_ptr, dg, block, sequences, H)
+    put(dbeta_ptr, dbeta, block, sequences, H)

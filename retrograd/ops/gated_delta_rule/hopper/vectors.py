@@ -4,10 +4,11 @@ import triton
 import triton.language as tl
 
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
-from retrograd.core.kernels.sequences import Sequences, bounds_of, owner_of, rows_at
+from retrograd.core.kernels.sequences import Sequences, rows_at
 from retrograd.core.kernels.warpgroups import in_column_order
 
 from ..device import log_decays
+from ..heads import block_of
 
 
 @triton.jit(do_not_specialize=["g", "beta", "call"])
@@ -31,27 +32,22 @@ def vectors(
     let_next_start(OVERLAP)
     H = call.H
     sequences = Sequences(cu_seqlens_ptr, call.T, call.sequences)
-    blocks = tl.cdiv(H, HEADS)
-    slot = tl.program_id(0) // blocks
-    head = tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)
-    number, step = owner_of(slot, sequences, C)
-    row, first, length = bounds_of(number, sequences)
+    block = block_of(sequences, H, C, HEADS)
+    head, live = block.head, block.live
     j = tl.arange(0, C)
-    t = step + j
-    live = ((t >= 0) & (t < length))[:, None] & (head < H)[None, :]
-    g_rows = rows_at(g, row, first, 0, 1)
-    beta_rows = rows_at(beta, row, first, 0, 1)
-    at = t.to(tl.int64)[:, None]
+    g_rows = rows_at(g, block.row, block.first, 0, 1)
+    beta_rows = rows_at(beta, block.row, block.first, 0, 1)
+    at = block.t.to(tl.int64)[:, None]
     log = log_decays(tl.load(g_rows.pointer + at * g.step + head[None, :] * g.head, mask=live, other=0.0))
     rate = tl.load(beta_rows.pointer + at * beta.step + head[None, :] * beta.head, mask=live, other=0.0)
     rate = rate.to(tl.float32)
     # After the sequence's last step its own sum, to the bit: a parallel sum rounds otherwise there.
     sums = tl.cumsum(log, axis=0)
-    count = length - step
+    count = block.length - block.step
     last = tl.sum(tl.where((j == count - 1)[:, None], sums, 0.0), axis=0)[None, :]
     sums = tl.where((j < count)[:, None], sums, last)
     end = tl.sum(tl.where((j == C - 1)[:, None], sums, 0.0), axis=0)[None, :]
-    of_head = tl.cast(slot, tl.int64) * H + head
+    of_head = tl.cast(block.slot, tl.int64) * H + head
     in_array = (head < H)[None, :]
     at = (of_head * (2 * C))[None, :] + j[:, None]
     tl.store(vectors_ptr + at, sums, mask=in_array)
