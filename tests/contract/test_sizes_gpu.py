@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from checks.large import drawn
 from torch import Tensor
 
 from retrograd import linear_scan, selective_scan, ssd
@@ -22,14 +23,6 @@ STEPS = 512  # of a row, in tests with many rows
 ROWS = COUNT // (STEPS * D)
 MAMBA = {"dt_softplus": True}
 SUMS = ("A", "D", "dt_bias")  # gradients that are sums over rows
-
-
-def drawn(shape: tuple[int, ...], generator: torch.Generator, scale: float = 1.0) -> Tensor:
-    """Normal numbers in bfloat16, drawn in parts, since fp32 needs twice the memory."""
-    tensor = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
-    for part in tensor.view(-1).split(2**28):
-        part.copy_(normal(part.shape, generator) * scale)
-    return tensor
 
 
 def scan_inputs(rows: int, steps: int, generator: torch.Generator) -> Arrays:

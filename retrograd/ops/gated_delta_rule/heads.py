@@ -36,7 +36,7 @@ def block_of(sequences, H, C: tl.constexpr, HEADS: tl.constexpr):
 
 @triton.jit
 def put(ptr, x, block, sequences, H):
-    """Store (C, HEADS) to (B, T, H); beside packed sequences also zeros, at the steps of none."""
+    """Store (C, HEADS) to (B, T, H); if sequences are packed, also zeros at the steps that belong to none."""
     at = (block.row * sequences.T + block.first + block.t.to(tl.int64))[:, None] * H + block.head[None, :]
     tl.store(ptr + at, x.to(ptr.dtype.element_ty), mask=block.live)
     if sequences.cu_seqlens is not None:

@@ -55,6 +55,8 @@ def _walked(xp: Namespace, spec: Spec, arrays: Arrays, time: Rows) -> tuple[Any,
 
 def recomputed(xp: Namespace, spec: Spec, arrays: Arrays) -> dict[str, Any]:
     """The saved states, from the arguments."""
+    if not _saves(spec):
+        return _unused(xp, spec, arrays)
     return {name: array for name, array in forward(xp, spec, arrays).items() if name in spec.reads(frozenset())}
 
 

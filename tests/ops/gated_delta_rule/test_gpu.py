@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from checks.large import drawn
 
 import retrograd
 from retrograd.ops.gated_delta_rule import reference
@@ -20,14 +20,6 @@ MILLION = 2**20
 DRAWS = 8  # of equal keys: their errors differ much from draw to draw
 UNIT: dict[str, Any] = {"normalize_qk": True}
 each_kind = pytest.mark.parametrize("of_channels", [False, True], ids=["of heads", "of channels"])
-
-
-def drawn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Normal numbers in bfloat16, drawn in parts, since fp32 needs twice the memory."""
-    tensor = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
-    for part in tensor.view(-1).split(2**28):
-        part.copy_(torch.randn(part.shape, generator=generator, device="cuda"))
-    return tensor
 
 
 def arrays(steps: int, heads: int, of_channels: bool, generator: torch.Generator) -> Arrays:
