@@ -4,6 +4,7 @@ import os
 import sys
 import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,8 @@ from retrograd.bench.run import own_function, time_cases
 from retrograd.bench.selection import bench_cases, chosen_peers, sets_for, sparse, thinned
 from retrograd.opinfo import cases
 from retrograd.opinfo.cases import Case
+from retrograd.ops.gated_delta_rule.cases import case as delta_case
+from retrograd.ops.infos import info as info_of
 from retrograd.ops.ssd.cases import case as ssd_case
 from retrograd.ops.ssd.reference import ssd
 from retrograd.testing.draw import draw
@@ -193,6 +196,36 @@ def test_the_peer_of_ssd_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(
             torch.tensor(jax.device_get(found)), INFOS["ssd"].reference(**tensors, **case.options)
         )
+
+
+@pytest.mark.usefixtures("jax_promotes")
+@pytest.mark.parametrize("of_channels", [False, True], ids=["heads", "channels"])
+@pytest.mark.parametrize("cu_seqlens", [None, (0, 2, 2, 5)], ids=["batch", "packed"])
+def test_the_peer_of_gated_delta_rule_in_jax(
+    of_channels: bool, cu_seqlens: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jax = pytest.importorskip("jax")
+    import jax.numpy as jnp
+
+    case = delta_case(
+        "any", (1, 5, 2, 2, 3, 4), dtype="float32", of_channels=of_channels, cu_seqlens=cu_seqlens, normalize_qk=True
+    )
+    tensors = draw(case, "cpu", 0)
+    reference = info_of("gated_delta_rule").reference
+
+    def linear_attention(kind: str, *, use_qk_l2norm: bool, impl: str, **inputs: Any) -> tuple[Any, None]:
+        assert (kind, impl) == ("kda" if of_channels else "gated_deltanet", "mosaic_gpu")
+        ids = inputs.pop("segment_ids", jnp.zeros((1, 5)))
+        of_step, given = ids[0].tolist(), {name: torch.tensor(jax.device_get(x)) for name, x in inputs.items()}
+        steps = [[t for t in range(5) if of_step[t] == n] for n in sorted(set(of_step))]
+        one = partial(reference, normalize_qk=use_qk_l2norm)
+        parts = [one(**{name: x[:, own] for name, x in given.items()}) for own in steps]
+        return jnp.asarray(torch.cat(parts, 1)), None
+
+    monkeypatch.setitem(sys.modules, "jla.ops", SimpleNamespace(linear_attention=linear_attention))
+    (peer,) = peers("gated_delta_rule", "jax")
+    found = peer.build(case)({name: jnp.asarray(tensor.numpy()) for name, tensor in tensors.items()})  # type: ignore[operator]
+    torch.testing.assert_close(torch.tensor(jax.device_get(found)), reference(**tensors, **case.options))
 
 
 def test_what_is_not_installed_is_left_out() -> None:
