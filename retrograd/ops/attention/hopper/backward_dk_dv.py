@@ -1,58 +1,64 @@
-"""Attention, backward, on Hopper, heads wider than 128: dk, or dv, in a walk over the queries. Symbols: ../README.md.
+"""Attention, backward, on Hopper, heads wider than 128: dk, dv, or both, in a walk over the queries. Symbols:
+../README.md.
 
 A program takes tiles of keys, one after the other, and walks over the tiles of queries that see each, as
 `backward_fused` does. Its warps are of two kinds:
     fetch          one warp, the producer: copies k, and tile after tile of q and dout with their rows' base, by TMA;
-                   for dk also v, and delta
+                   but for dv alone also v, and delta
     differentiate  two groups, the consumers, each with half of the keys: for dk two products, ds in registers, and a
-                   product that adds to dk; for dv one product, p in registers, and a product that adds to dv
+                   product that adds to dk; for dv one product, p in registers, and a product that adds to dv; for both
+                   see `backward_both`
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
 from retrograd.core.kernels.gluon import tma_store
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import barriers, release, ring_of, stage_of, wait_full
 
+from .backward_both import differentiate_both
 from .backward_fused import FEW_REGISTERS, Arrays, Held, Rings, fetch
 from .schedule import at_step, tiles_of_head
-from .scores import base_of, deltas_of, differences, probabilities
+from .scores import differences_from, probabilities_from
 from .tickets import draw, has_tile, of_keys, ring_of_tickets
 from .walk import at_border, keys_of, steps_unmasked
-from .wgmma import WARPS, allocate, first_columns, matrix, more_columns, over_columns, pieces
+from .wgmma import (
+    WARPS,
+    add_products,
+    allocate,
+    first_columns,
+    halves,
+    matrix,
+    more_columns,
+    of_products,
+    over_columns,
+    pieces,
+    store_sums,
+    wait_for_sums,
+)
 
 
 @gluon.jit
-def differentiate(W: gl.constexpr, total_desc, rings, tickets, OPTIONS: gl.constexpr, OF_VALUES: gl.constexpr):
-    """A consumer: dk or dv of the keys of group W in the program's tiles. Pairs are (keys, queries)."""
+def differentiate_one(W: gl.constexpr, out, rings, tickets, OPTIONS: gl.constexpr, OF_VALUES: gl.constexpr):
+    """dk, or dv, of the keys of group W in the program's tiles. Pairs are (keys, queries)."""
     ROWS: gl.constexpr = OPTIONS.keys // 2
     QUERIES: gl.constexpr = OPTIONS.queries
+    HALF: gl.constexpr = QUERIES // 2
     TYPE: gl.constexpr = rings.q.blocks.dtype
-    LESS: gl.constexpr = first_columns(OPTIONS.value_size if OF_VALUES else OPTIONS.size)
-    REST: gl.constexpr = more_columns(OPTIONS.value_size if OF_VALUES else OPTIONS.size)
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, QUERIES, 16])
-    OF_LESS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, LESS, 16])
+    SIZE: gl.constexpr = OPTIONS.value_size if OF_VALUES else OPTIONS.size
+    LESS: gl.constexpr = first_columns(SIZE)
     # Without a rest, `rest` has columns that nothing reads, since it cannot have none.
-    OF_REST: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, REST or 64, 16])
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, OF_LESS, 2)
-    LEFT_REST: gl.constexpr = gl.DotOperandLayout(0, OF_REST, 2)
-    COLUMN: gl.constexpr = gl.SliceLayout(0, S)
-    none = gl.zeros([ROWS, QUERIES], gl.float32, S)
+    REST: gl.constexpr = more_columns(SIZE) or 64
+    none = gl.zeros([ROWS, QUERIES], gl.float32, of_products(QUERIES))
     n, number = 0, 0
     wait_full(tickets, 0)
     while has_tile(tickets, number):
         end = n + OPTIONS.share * of_keys(tickets, number, "steps")
         first, until = steps_unmasked(end, tickets, number, OPTIONS)
-        total = gl.zeros([ROWS, LESS], gl.float32, OF_LESS)
-        rest = gl.zeros([ROWS, REST or 64], gl.float32, OF_REST)
+        total = gl.zeros([ROWS, LESS], gl.float32, of_products(LESS))
+        rest = gl.zeros([ROWS, REST], gl.float32, of_products(REST))
         while n < end:
             border = at_border(n, first, until, OPTIONS)
             q_stage, dout_stage = stage_of(n, OPTIONS.q_stages), stage_of(n, OPTIONS.dout_stages)
@@ -61,45 +67,31 @@ def differentiate(W: gl.constexpr, total_desc, rings, tickets, OPTIONS: gl.const
             own = forget(gl.to_tensor(W))
             s = over_columns(matrix(rings.k.blocks.index(own)), q_tile, none, OPTIONS.size)
             wait_full(rings.dout, n)
-            base = base_of(rings.base, q_stage, 0, QUERIES, COLUMN)
             if OF_VALUES:
-                s = warpgroup_mma_wait(0, deps=[s])
-                p = probabilities(s, -base, border, W * ROWS, 0, end - n, tickets, number, OPTIONS)
-                pairs, tile = p.to(TYPE), dout_tile
+                # The products of the first half run beside the exponentials of the second.
+                s0, s1 = halves(warpgroup_mma_wait(0, deps=[s]))
+                p = probabilities_from(0, W, s0, border, n, end, rings, tickets, number, OPTIONS).to(TYPE)
+                total, rest = add_products(p, dout_tile.slice(0, HALF), total, rest, SIZE)
+                p = probabilities_from(HALF, W, s1, border, n, end, rings, tickets, number, OPTIONS).to(TYPE)
+                total, rest = add_products(p, dout_tile.slice(HALF, HALF), total, rest, SIZE)
             else:
                 dp = over_columns(matrix(rings.v.blocks.index(own)), dout_tile, none, OPTIONS.value_size)
                 s = warpgroup_mma_wait(pieces(OPTIONS.value_size), deps=[s])
-                p = probabilities(s, -base, border, W * ROWS, 0, end - n, tickets, number, OPTIONS)
-                delta = deltas_of(
-                    rings.delta.index(dout_stage), border, 0, QUERIES, end - n, tickets, number, OPTIONS, COLUMN
-                )
+                p = probabilities_from(0, W, s, border, n, end, rings, tickets, number, OPTIONS)
                 dp = warpgroup_mma_wait(0, deps=[dp])
-                if OPTIONS.factors.inside is not None:
-                    base = base_of(rings.base, q_stage, 0, QUERIES, COLUMN)
-                ds = differences(p, dp, base[None, :], delta[None, :], OPTIONS)
-                pairs, tile = ds.to(TYPE), q_tile
-            left = gl.convert_layout(pairs, LEFT, assert_trivial=True)
-            total = warpgroup_mma(left, tile.slice(0, LESS, dim=1), total, is_async=True)
-            if REST:
-                left = gl.convert_layout(pairs, LEFT_REST, assert_trivial=True)
-                rest = warpgroup_mma(left, tile.slice(LESS, REST, dim=1), rest, is_async=True)
+                ds = differences_from(0, p, dp, border, n, end, rings, tickets, number, OPTIONS)
+                total, rest = add_products(ds, q_tile, total, rest, SIZE)
             # After the start of the products, whose operands come from base and delta: these have been read.
             release(rings.q if OF_VALUES else rings.dout, n)
-            if REST:
-                total, rest = warpgroup_mma_wait(0, deps=[total, rest])
-            else:
-                total = warpgroup_mma_wait(0, deps=[total])
+            total, rest = wait_for_sums(total, rest, SIZE)
             release(rings.dout if OF_VALUES else rings.q, n)
             n += 1
         batch, first_k, at, keys, group = keys_of(tickets, number)
         # Only this group's products read its part of k, and these are done: the result is staged there.
-        staged = rings.k.blocks.index(W)._reinterpret(TYPE, total_desc.block_shape, total_desc.layout)
-        FACTOR: gl.constexpr = 1.0 if OF_VALUES else OPTIONS.scale
-        matrix(staged).slice(0, LESS, dim=1).store((total * FACTOR).to(TYPE))
-        if REST:
-            matrix(staged).slice(LESS, REST, dim=1).store((rest * FACTOR).to(TYPE))
+        staged = rings.k.blocks.index(W)._reinterpret(TYPE, out.block_shape, out.layout)
+        store_sums(total, rest, SIZE, 1.0 if OF_VALUES else OPTIONS.scale, matrix(staged))
         fence_async_shared()
-        tma_store(total_desc, at_step(total_desc, batch, first_k, at + W * ROWS, keys, group), staged)
+        tma_store(out, at_step(out, batch, first_k, at + W * ROWS, keys, group), staged)
         if not OF_VALUES:
             mbarrier.arrive(rings.v.empty)
         tma.store_wait(0)
@@ -107,6 +99,19 @@ def differentiate(W: gl.constexpr, total_desc, rings, tickets, OPTIONS: gl.const
         release(tickets, number)
         number += 1
         wait_full(tickets, number)
+
+
+@gluon.jit
+def differentiate(
+    W: gl.constexpr, dk, dv, rings, tickets, OPTIONS: gl.constexpr, OF_KEYS: gl.constexpr, OF_VALUES: gl.constexpr
+):
+    """A consumer: dk, dv or both of the keys of group W in the program's tiles."""
+    if OF_KEYS and OF_VALUES:
+        differentiate_both(W, dk, dv, rings, tickets, OPTIONS)
+    elif OF_KEYS:
+        differentiate_one(W, dk, rings, tickets, OPTIONS, False)
+    else:
+        differentiate_one(W, dv, rings, tickets, OPTIONS, True)
 
 
 @gluon.jit(do_not_specialize=["sizes"])
@@ -120,15 +125,17 @@ def backward_dk_dv(
     tile_list_ptr,
     runs_ptr,
     counter_ptr,
-    total,
+    dk,
+    dv,
     sizes,
     OPTIONS: gl.constexpr,
-    OF_VALUES: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """dk; dv with OF_VALUES. Tensor descriptors: q, k, v, dout; base and delta, as `deltas` has stored them; total,
-    which is dk or dv. counter: 0 at first; counter[1] for dk, counter[2] for dv. tile_list, runs: as `forward`.
+    """dk and dv, or one of them. Tensor descriptors: q, k, v, dout; base, delta, as `deltas` has stored them; dk, dv.
+    counter: 0 at first; counter[1] for dk, counter[2] for dv alone. tile_list, runs: as `forward`.
     """
+    OF_KEYS: gl.constexpr = dk is not None
+    OF_VALUES: gl.constexpr = dv is not None
     Q_STAGES: gl.constexpr = OPTIONS.q_stages
     DOUT_STAGES: gl.constexpr = OPTIONS.dout_stages
     q_blocks = allocate(q, Q_STAGES)
@@ -137,7 +144,7 @@ def backward_dk_dv(
     base_blocks = allocate(base, Q_STAGES)
     k_held = Held(k_blocks, barriers(1, 2).index(0))
     q_ring, dout_ring = ring_of(q_blocks, Q_STAGES, 2), ring_of(dout_blocks, DOUT_STAGES, 2)
-    if OF_VALUES:  # not used
+    if not OF_KEYS:  # not used
         v_held, delta_blocks = k_held, base_blocks
     else:
         v_blocks = allocate(v, 2)
@@ -149,14 +156,14 @@ def backward_dk_dv(
     rings = Rings(q_ring, k_held, v_held, dout_ring, base_blocks, delta_blocks)
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
-    counter_ptr += 2 if OF_VALUES else 1
+    counter_ptr += 1 if OF_KEYS else 2
     t = draw(counter_ptr)
     tiles = tiles_of_head(runs_ptr, sizes.tiles, OPTIONS.keys)
     gl.warp_specialize(
         [
-            (differentiate, (0, total, rings, tickets, OPTIONS, OF_VALUES)),
-            (differentiate, (1, total, rings, tickets, OPTIONS, OF_VALUES)),
-            (fetch, (arrays, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, OPTIONS, OF_VALUES)),
+            (differentiate, (0, dk, dv, rings, tickets, OPTIONS, OF_KEYS, OF_VALUES)),
+            (differentiate, (1, dk, dv, rings, tickets, OPTIONS, OF_KEYS, OF_VALUES)),
+            (fetch, (arrays, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, OPTIONS, not OF_KEYS)),
         ],
         [WARPS, 1],
         [OPTIONS.registers, FEW_REGISTERS],

@@ -11,13 +11,7 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
 from retrograd.core.kernels.gluon import tma_load, tma_store
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
@@ -28,7 +22,20 @@ from .forward import fetch_block
 from .schedule import at_step, blocks_seen, tile_of_queries, tiles_of_head, unmasked
 from .scores import differences, scores
 from .tickets import QueryTicket, draw, has_tile, query_ticket, ring_of_tickets, write
-from .wgmma import WARPS, allocate, first_columns, matrix, more_columns, over_columns, pieces
+from .wgmma import (
+    WARPS,
+    add_products,
+    allocate,
+    first_columns,
+    halves,
+    matrix,
+    more_columns,
+    of_products,
+    over_columns,
+    pieces,
+    store_sums,
+    wait_for_sums,
+)
 
 
 class Arrays(NamedTuple):
@@ -81,11 +88,17 @@ def fetch(arrays, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, O
 
 
 @gluon.jit
-def store_columns(total, live, START: gl.constexpr, SCALE: gl.constexpr, to):
-    """Store sums as columns from START on, zeros for queries that see no key."""
+def zeros_outside(total, live):
+    """Sums, zeros for queries that see no key."""
     live = gl.convert_layout(live, gl.SliceLayout(1, total.type.layout), assert_trivial=True)
-    total = gl.where(live[:, None], total * SCALE, 0.0)
-    matrix(to).slice(START, total.shape[1], dim=1).store(total.to(to.dtype))
+    return gl.where(live[:, None], total, 0.0)
+
+
+@gluon.jit
+def probabilities_of(s, i, block, border, queries, keys, base, OPTIONS: gl.constexpr):
+    """p of queries i and a block of as many keys as s has."""
+    s = scores(s, i, block, border, queries, keys, OPTIONS)
+    return gl.exp2(gl.fma(s, OPTIONS.factors.exponent, -base[:, None]))
 
 
 @gluon.jit
@@ -95,16 +108,13 @@ def differentiate(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, head
     ROWS: gl.constexpr = OPTIONS.queries
     KEYS: gl.constexpr = OPTIONS.keys
     TYPE: gl.constexpr = rings.q.blocks.dtype
-    LESS: gl.constexpr = first_columns(OPTIONS.size)
-    REST: gl.constexpr = more_columns(OPTIONS.size)
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, KEYS, 16])
-    OF_LESS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, LESS, 16])
+    HALF: gl.constexpr = KEYS // 2
+    SIZE: gl.constexpr = OPTIONS.size
+    LESS: gl.constexpr = first_columns(SIZE)
     # Without a rest, `rest` has columns that nothing reads, since it cannot have none.
-    OF_REST: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, REST or 64, 16])
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, OF_LESS, 2)
-    LEFT_REST: gl.constexpr = gl.DotOperandLayout(0, OF_REST, 2)
-    ROW: gl.constexpr = gl.SliceLayout(1, S)
-    none = gl.zeros([ROWS, KEYS], gl.float32, S)
+    REST: gl.constexpr = more_columns(SIZE) or 64
+    ROW: gl.constexpr = gl.SliceLayout(1, of_products(HALF))
+    none = gl.zeros([ROWS, KEYS], gl.float32, of_products(KEYS))
     n, number = 0, 0
     wait_full(tickets, 0)
     while has_tile(tickets, number):
@@ -117,8 +127,8 @@ def differentiate(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, head
         numbers = gl.cast(tile.batch * heads + tile.head, gl.int64) * pitch + tile.first_q
         base = gl.load(base_ptr + numbers + i, mask=i < queries, other=float("inf"))
         delta = gl.load(delta_ptr + numbers + i, mask=i < queries, other=0.0)
-        total = gl.zeros([ROWS, LESS], gl.float32, OF_LESS)
-        rest = gl.zeros([ROWS, REST or 64], gl.float32, OF_REST)
+        total = gl.zeros([ROWS, LESS], gl.float32, of_products(LESS))
+        rest = gl.zeros([ROWS, REST], gl.float32, of_products(REST))
         mbarrier.wait(rings.q.full.index(W), number & 1)
         for step in range(tile.high - tile.low):
             block = tile.high - 1 - step
@@ -131,27 +141,24 @@ def differentiate(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, head
             s = over_columns(q, k, none, OPTIONS.size)
             wait_full(rings.v, n)
             dp = over_columns(dout, matrix(rings.v.blocks.index(v_stage)), none, OPTIONS.value_size)
-            s = warpgroup_mma_wait(pieces(OPTIONS.value_size), deps=[s])
-            s = scores(s, i, block, border, queries, keys, OPTIONS)
-            p = gl.exp2(gl.fma(s, OPTIONS.factors.exponent, -base[:, None]))
+            s0, s1 = halves(warpgroup_mma_wait(pieces(OPTIONS.value_size), deps=[s]))
+            p = probabilities_of(s0, i, 2 * block, border, queries, keys, base, OPTIONS)
             dp = warpgroup_mma_wait(0, deps=[dp])
             release(rings.v, n)
-            ds = differences(p, dp, base[:, None], delta[:, None], OPTIONS).to(TYPE)
-            left = gl.convert_layout(ds, LEFT, assert_trivial=True)
-            total = warpgroup_mma(left, k.slice(0, LESS, dim=1), total, is_async=True)
-            if REST:
-                left = gl.convert_layout(ds, LEFT_REST, assert_trivial=True)
-                rest = warpgroup_mma(left, k.slice(LESS, REST, dim=1), rest, is_async=True)
-                total, rest = warpgroup_mma_wait(0, deps=[total, rest])
-            else:
-                total = warpgroup_mma_wait(0, deps=[total])
+            dp0, dp1 = halves(dp)
+            ds = differences(p, dp0, base[:, None], delta[:, None], OPTIONS).to(TYPE)
+            # These products run beside the exponentials of the other half.
+            total, rest = add_products(ds, k.slice(0, HALF), total, rest, SIZE)
+            p = probabilities_of(s1, i, 2 * block + 1, border, queries, keys, base, OPTIONS)
+            ds = differences(p, dp1, base[:, None], delta[:, None], OPTIONS).to(TYPE)
+            total, rest = add_products(ds, k.slice(HALF, HALF), total, rest, SIZE)
+            total, rest = wait_for_sums(total, rest, SIZE)
             release(rings.k, n)
             n += 1
         # No product reads q any more: dq is staged in its block.
         live = base != float("inf")
-        store_columns(total, live, 0, OPTIONS.scale, rings.q.blocks.index(W))
-        if REST:
-            store_columns(rest, live, LESS, OPTIONS.scale, rings.q.blocks.index(W))
+        total, rest = zeros_outside(total, live), zeros_outside(rest, live)
+        store_sums(total, rest, SIZE, OPTIONS.scale, matrix(rings.q.blocks.index(W)))
         fence_async_shared()
         tma_store(dq, at_step(dq, tile.batch, tile.first_q, own, queries, tile.head), rings.q.blocks.index(W))
         tma.store_wait(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import e, log2, prod
 from typing import Any
@@ -41,6 +41,7 @@ from .plan import (
     WalksPlan,
     algorithm,
     has_tiles,
+    have_one_walk,
     planned,
     steps_of,
     used_columns,
@@ -343,9 +344,9 @@ class _Launches(Launches):
             yield from self.list_tiles(side, 2 * plan.rows)
         if "q" in own:
             yield self._dq(plan)
-        for name, stages in (("dk", plan.stages), ("dv", plan.stages_v)):
-            if name in wanted:
-                yield self._dk_or_dv(plan, name, stages)
+        of_keys = [name for name in ("dk", "dv") if name in wanted]
+        for names in [of_keys] if have_one_walk(self.spec) and of_keys else [[name] for name in of_keys]:
+            yield self._dk_dv(plan, names)
 
     def _dq(self, plan: WalksPlan) -> Launch:
         spec = self.spec
@@ -373,18 +374,17 @@ class _Launches(Launches):
         launch = self.launch(backward_dq, grid, scalars, {"OPTIONS": options}, self._described(blocks))
         return self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), tile_list_ptr="tile_list_q")
 
-    def _dk_or_dv(self, plan: WalksPlan, name: str, stages: tuple[int, int]) -> Launch:
-        """The walk for dk, or for dv."""
+    def _dk_dv(self, plan: WalksPlan, names: Sequence[str]) -> Launch:
+        """The walk for dk, for dv, or for both."""
         spec = self.spec
-        blocks = {"q": plan.walked, "dout": plan.walked, "k": plan.rows, "v": plan.rows, name: plan.rows}
+        blocks = {"q": plan.walked, "dout": plan.walked, **dict.fromkeys(("k", "v", *names), plan.rows)}
         descriptors = {**self._described(blocks), **self._described_numbers(plan.walked)}
-        descriptors["total"] = descriptors.pop(name)
         rows, share = _rows(spec, spec.groups), spec.heads // spec.groups
         bytes_of_group = 2 * share * steps_of(spec, spec.queries) * (spec.head_size + spec.value_size)
         section = min(rows, max(1, plan.section // bytes_of_group))
         tiles, tiles_q = _tiles(spec, spec.keys, 2 * plan.rows), _tiles(spec, spec.queries, plan.walked)
         sizes = KeySizes(spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
-        q_stages, dout_stages = stages
+        q_stages, dout_stages = plan.stages if "dk" in names else plan.stages_v
         options = DkDvOptions(
             window=self._window(),
             factors=factors_of(self.spec),
@@ -399,11 +399,11 @@ class _Launches(Launches):
             listed=_listed(spec),
             registers=plan.registers,
         )
-        constants = {"OPTIONS": options, "OF_VALUES": name == "dv"}
         grid = min(rows * tiles, plan.programs)
-        launch = self.launch(backward_dk_dv, grid, {"sizes": sizes}, constants, descriptors)
-        launch = replace(launch, num_warps=4, allowed_spills=plan.spills)
-        return self._with(launch, tile_list_ptr="tile_list_k", total=name)
+        launch = self.launch(backward_dk_dv, grid, {"sizes": sizes}, {"OPTIONS": options}, descriptors)
+        arrays = {name: name if name in names else None for name in ("dk", "dv")}
+        launch = replace(launch, num_warps=4, allowed_spills=plan.spills, strided={})  # one of dk and dv may be absent
+        return self._with(launch, tile_list_ptr="tile_list_k", **arrays)
 
     def _described_numbers(self, queries: int) -> dict[str, Descriptor]:
         """The descriptors of base and delta, in blocks of so many queries."""

@@ -72,13 +72,13 @@ class BackwardPlan:
 
 @dataclass(frozen=True)
 class WalksPlan:
-    """The tiles of the backward pass of heads wider than 128: dq, dk and dv have a walk each.
+    """The tiles of the backward pass of heads wider than 128: dq has a walk, and dk and dv one each or one for both.
 
     Attributes:
         rows: queries or keys of a group, whose gradient it has; there are two groups.
         walked: keys or queries of a block that it walks over.
-        stages: blocks in shared memory, of k and of v in the walk for dq, of q and of dout in that for dk.
-        stages_v: of q, and of dout, in the walk for dv.
+        stages: blocks in shared memory, of k and of v in the walk for dq, of q and of dout in that for dk, or both.
+        stages_v: of q, and of dout, in the walk for dv alone.
         registers: of a thread that computes products.
         spills: spill instructions that tests allow.
         programs: maximum number of them.
@@ -111,6 +111,7 @@ BACKWARD: dict[tuple[int, int], BackwardPlan | WalksPlan] = {
     (256, 128): WalksPlan(stages=(2, 2), section=2 * SECTION, spills=30),
     (256, 256): WalksPlan(spills=80),
 }
+SUMS = 320  # columns of dk and dv, at most, of which a thread's registers have sums beside results
 LEAST_SIZE = 64  # of a head: narrower ones would leave columns unused that their products cost
 UNIT = 8  # of a head's size: tensor descriptors need strides of 16 bytes
 LONG = 2048  # keys of a sequence
@@ -130,6 +131,11 @@ def used_columns(size: int) -> int:
 def forward_tiles(head_size: int, value_size: int) -> ForwardPlan:
     """The tiles of the forward pass, which one query's kernels share."""
     return FORWARD[used_columns(head_size), columns(value_size)]
+
+
+def have_one_walk(spec: Spec) -> bool:
+    """Whether dk and dv of heads wider than 128 have one walk, and not one each."""
+    return used_columns(spec.head_size) + used_columns(spec.value_size) <= SUMS
 
 
 def has_tiles(spec: Spec, which: Pass) -> bool:

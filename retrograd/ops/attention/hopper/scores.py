@@ -5,6 +5,7 @@ from triton.experimental.gluon import language as gl
 
 from retrograd.core.kernels.gluon import lg2
 from retrograd.core.kernels.numerics import LOG2E, forget
+from retrograd.core.kernels.rings import stage_of
 
 from .walk import step_of, walk_of
 
@@ -104,3 +105,25 @@ def differences(p, dp, base, delta, OPTIONS: gl.constexpr):
         tanh = (lg2(p) + base) * (1.0 / OPTIONS.factors.cap)
         ds = gl.where(p == 0.0, 0.0, ds * (1.0 - tanh * tanh))  # a NaN stays
     return ds
+
+
+@gluon.jit
+def probabilities_from(
+    start: gl.constexpr, W: gl.constexpr, s, border, n, end, rings, tickets, number, OPTIONS: gl.constexpr
+):
+    """p of the keys of group W and the queries of step n, from number `start` on as many as s has. end: of the walk."""
+    base = base_of(rings.base, stage_of(n, OPTIONS.q_stages), start, s.shape[1], gl.SliceLayout(0, s.type.layout))
+    return probabilities(s, -base, border, W * s.shape[0], start, end - n, tickets, number, OPTIONS)
+
+
+@gluon.jit
+def differences_from(start: gl.constexpr, p, dp, border, n, end, rings, tickets, number, OPTIONS: gl.constexpr):
+    """ds of the same pairs, rounded."""
+    COUNT: gl.constexpr = p.shape[1]
+    COLUMN: gl.constexpr = gl.SliceLayout(0, p.type.layout)
+    delta_s = rings.delta.index(stage_of(n, OPTIONS.dout_stages))
+    delta = deltas_of(delta_s, border, start, COUNT, end - n, tickets, number, OPTIONS, COLUMN)
+    base = delta  # not used
+    if OPTIONS.factors.inside is not None:
+        base = base_of(rings.base, stage_of(n, OPTIONS.q_stages), start, COUNT, COLUMN)
+    return differences(p, dp, base[None, :], delta[None, :], OPTIONS).to(rings.q.blocks.dtype)

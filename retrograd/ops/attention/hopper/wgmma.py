@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 WARPS = gl.constexpr(4)  # of a group
 FIRST = gl.constexpr(128)  # columns that the first of two products takes
@@ -74,6 +74,57 @@ def more_columns(size):
 def pieces(size):
     """The number of products."""
     return 1 if more_columns(size) == 0 else 2
+
+
+@gluon.constexpr_function
+def of_products(columns):
+    """The layout of a result of products of so many columns."""
+    return gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, columns, 16])
+
+
+@gluon.jit
+def halves(x):
+    """The columns of a result of products as two results of products."""
+    HALF: gl.constexpr = x.shape[1] // 2
+    OF_HALF: gl.constexpr = of_products(HALF)
+    left, right = x.reshape([x.shape[0], 2, HALF]).permute(0, 2, 1).split()
+    return gl.convert_layout(left, OF_HALF, assert_trivial=True), gl.convert_layout(right, OF_HALF, assert_trivial=True)
+
+
+@gluon.jit
+def add_products(a, b, total, rest, SIZE: gl.constexpr):
+    """Start a @ b over the first SIZE columns of b: the first product is added to total, the second, if any, to rest.
+
+    a: in the layout of a result of products.
+    """
+    LESS: gl.constexpr = first_columns(SIZE)
+    MORE: gl.constexpr = more_columns(SIZE)
+    left = gl.convert_layout(a, gl.DotOperandLayout(0, of_products(LESS), 2), assert_trivial=True)
+    total = warpgroup_mma(left, b.slice(0, LESS, dim=1), total, is_async=True)
+    if MORE > 0:
+        left = gl.convert_layout(a, gl.DotOperandLayout(0, of_products(MORE), 2), assert_trivial=True)
+        rest = warpgroup_mma(left, b.slice(LESS, MORE, dim=1), rest, is_async=True)
+    return total, rest
+
+
+@gluon.jit
+def wait_for_sums(total, rest, SIZE: gl.constexpr):
+    """The sums once all products are added."""
+    if more_columns(SIZE) > 0:
+        total, rest = warpgroup_mma_wait(0, deps=[total, rest])
+    else:
+        total = warpgroup_mma_wait(0, deps=[total])
+    return total, rest
+
+
+@gluon.jit
+def store_sums(total, rest, SIZE: gl.constexpr, FACTOR: gl.constexpr, to):
+    """Round sums, times a factor, to a block in shared memory."""
+    LESS: gl.constexpr = first_columns(SIZE)
+    MORE: gl.constexpr = more_columns(SIZE)
+    to.slice(0, LESS, dim=1).store((total * FACTOR).to(to.dtype))
+    if MORE > 0:
+        to.slice(LESS, MORE, dim=1).store((rest * FACTOR).to(to.dtype))
 
 
 @gluon.jit

@@ -1,0 +1,97 @@
+"""Attention, backward, on Hopper: dk and dv of heads of 192 with values of 128 in one walk. Symbols: ../README.md."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma_wait,
+)
+
+from retrograd.core.kernels.gluon import tma_store
+from retrograd.core.kernels.numerics import forget
+from retrograd.core.kernels.rings import release, stage_of, wait_full
+
+from .schedule import at_step
+from .scores import differences_from, probabilities_from
+from .tickets import has_tile, of_keys
+from .walk import at_border, keys_of, steps_unmasked
+from .wgmma import (
+    add_products,
+    first_columns,
+    halves,
+    matrix,
+    more_columns,
+    of_products,
+    over_columns,
+    store_sums,
+)
+
+
+@gluon.jit
+def differentiate_both(W: gl.constexpr, dk, dv, rings, tickets, OPTIONS: gl.constexpr):
+    """dk and dv of the keys of group W in the program's tiles. Pairs are (keys, queries).
+
+    p, dp and ds are of one half of a step's queries after the other: a thread has registers for dk, dv and half of
+    them, and the products of the first half run beside the exponentials of the second.
+    """
+    ROWS: gl.constexpr = OPTIONS.keys // 2
+    QUERIES: gl.constexpr = OPTIONS.queries
+    HALF: gl.constexpr = QUERIES // 2
+    TYPE: gl.constexpr = rings.q.blocks.dtype
+    D: gl.constexpr = OPTIONS.size
+    V: gl.constexpr = OPTIONS.value_size
+    none = gl.zeros([ROWS, QUERIES], gl.float32, of_products(QUERIES))
+    none_half = gl.zeros([ROWS, HALF], gl.float32, of_products(HALF))
+    n, number = 0, 0
+    wait_full(tickets, 0)
+    while has_tile(tickets, number):
+        end = n + OPTIONS.share * of_keys(tickets, number, "steps")
+        first, until = steps_unmasked(end, tickets, number, OPTIONS)
+        total_k = gl.zeros([ROWS, first_columns(D)], gl.float32, of_products(first_columns(D)))
+        rest_k = gl.zeros([ROWS, more_columns(D)], gl.float32, of_products(more_columns(D)))
+        total_v = gl.zeros([ROWS, V], gl.float32, of_products(V))
+        while n < end:
+            border = at_border(n, first, until, OPTIONS)
+            q_stage, dout_stage = stage_of(n, OPTIONS.q_stages), stage_of(n, OPTIONS.dout_stages)
+            q_tile, dout_tile = matrix(rings.q.blocks.index(q_stage)), matrix(rings.dout.blocks.index(dout_stage))
+            q0, q1 = q_tile.slice(0, HALF), q_tile.slice(HALF, HALF)
+            dout0, dout1 = dout_tile.slice(0, HALF), dout_tile.slice(HALF, HALF)
+            wait_full(rings.q, n)
+            own = forget(gl.to_tensor(W))
+            s = over_columns(matrix(rings.k.blocks.index(own)), q_tile, none, D)
+            wait_full(rings.dout, n)
+            v = matrix(rings.v.blocks.index(own))
+            dp = over_columns(v, dout0, none_half, V)
+            s0, s1 = halves(warpgroup_mma_wait(1, deps=[s]))
+            p = probabilities_from(0, W, s0, border, n, end, rings, tickets, number, OPTIONS)
+            dp = warpgroup_mma_wait(0, deps=[dp])
+            ds = differences_from(0, p, dp, border, n, end, rings, tickets, number, OPTIONS)
+            dp = over_columns(v, dout1, none_half, V)
+            total_v, _ = add_products(p.to(TYPE), dout0, total_v, total_v, V)
+            total_k, rest_k = add_products(ds, q0, total_k, rest_k, D)
+            p = probabilities_from(HALF, W, s1, border, n, end, rings, tickets, number, OPTIONS)
+            dp = warpgroup_mma_wait(3, deps=[dp])  # three products have been started after it
+            ds = differences_from(HALF, p, dp, border, n, end, rings, tickets, number, OPTIONS)
+            total_v, _ = add_products(p.to(TYPE), dout1, total_v, total_v, V)
+            total_k, rest_k = add_products(ds, q1, total_k, rest_k, D)
+            total_v, total_k, rest_k = warpgroup_mma_wait(0, deps=[total_v, total_k, rest_k])
+            release(rings.dout, n)
+            release(rings.q, n)
+            n += 1
+        batch, first_k, at, keys, group = keys_of(tickets, number)
+        # Only this group's products read its parts of k and v, and these are done: the results are staged there.
+        staged_k = rings.k.blocks.index(W)._reinterpret(TYPE, dk.block_shape, dk.layout)
+        staged_v = rings.v.blocks.index(W)._reinterpret(TYPE, dv.block_shape, dv.layout)
+        store_sums(total_k, rest_k, D, OPTIONS.scale, matrix(staged_k))
+        store_sums(total_v, total_v, V, 1.0, matrix(staged_v))
+        fence_async_shared()
+        tma_store(dk, at_step(dk, batch, first_k, at + W * ROWS, keys, group), staged_k)
+        tma_store(dv, at_step(dv, batch, first_k, at + W * ROWS, keys, group), staged_v)
+        tma.store_wait(0)
+        mbarrier.arrive(rings.v.empty)
+        mbarrier.arrive(rings.k.empty)
+        release(tickets, number)
+        number += 1
+        wait_full(tickets, number)
