@@ -14,7 +14,7 @@ from retrograd.core.kernels.numerics import forget
 from retrograd.core.kernels.rings import release, stage_of, wait_full
 
 from .schedule import at_step
-from .scores import differences_from, probabilities_from
+from .scores import deltas_from, differences_from, probabilities_from
 from .tickets import has_tile, of_keys
 from .walk import at_border, keys_of, steps_unmasked
 from .wgmma import (
@@ -66,14 +66,16 @@ def differentiate_both(W: gl.constexpr, dk, dv, rings, tickets, OPTIONS: gl.cons
             dp = over_columns(v, dout0, none_half, V)
             s0, s1 = halves(warpgroup_mma_wait(1, deps=[s]))
             p = probabilities_from(0, W, s0, border, n, end, rings, tickets, number, OPTIONS)
+            delta = deltas_from(0, p, border, n, end, rings, tickets, number, OPTIONS)
             dp = warpgroup_mma_wait(0, deps=[dp])
-            ds = differences_from(0, p, dp, border, n, end, rings, tickets, number, OPTIONS)
+            ds = differences_from(0, p, dp, delta, n, rings, OPTIONS)
             dp = over_columns(v, dout1, none_half, V)
             total_v, _ = add_products(p.to(TYPE), dout0, total_v, total_v, V)
             total_k, rest_k = add_products(ds, q0, total_k, rest_k, D)
             p = probabilities_from(HALF, W, s1, border, n, end, rings, tickets, number, OPTIONS)
+            delta = deltas_from(HALF, p, border, n, end, rings, tickets, number, OPTIONS)
             dp = warpgroup_mma_wait(3, deps=[dp])  # three products have been started after it
-            ds = differences_from(HALF, p, dp, border, n, end, rings, tickets, number, OPTIONS)
+            ds = differences_from(HALF, p, dp, delta, n, rings, OPTIONS)
             total_v, _ = add_products(p.to(TYPE), dout1, total_v, total_v, V)
             total_k, rest_k = add_products(ds, q1, total_k, rest_k, D)
             total_v, total_k, rest_k = warpgroup_mma_wait(0, deps=[total_v, total_k, rest_k])

@@ -21,7 +21,7 @@ from retrograd.core.kernels.rings import barriers, release, ring_of, stage_of, w
 from .backward_both import differentiate_both
 from .backward_fused import FEW_REGISTERS, Arrays, Held, Rings, fetch
 from .schedule import at_step, tiles_of_head
-from .scores import differences_from, probabilities_from
+from .scores import deltas_from, differences_from, probabilities_from
 from .tickets import draw, has_tile, of_keys, ring_of_tickets
 from .walk import at_border, keys_of, steps_unmasked
 from .wgmma import (
@@ -73,16 +73,18 @@ def differentiate_one(W: gl.constexpr, out, rings, tickets, OPTIONS: gl.constexp
                 p = probabilities_from(0, W, s0, border, n, end, rings, tickets, number, OPTIONS).to(TYPE)
                 total, rest = add_products(p, dout_tile.slice(0, HALF), total, rest, SIZE)
                 p = probabilities_from(HALF, W, s1, border, n, end, rings, tickets, number, OPTIONS).to(TYPE)
+                # base has been read: the products come of it.
                 total, rest = add_products(p, dout_tile.slice(HALF, HALF), total, rest, SIZE)
+                release(rings.q, n)
             else:
                 dp = over_columns(matrix(rings.v.blocks.index(own)), dout_tile, none, OPTIONS.value_size)
                 s = warpgroup_mma_wait(pieces(OPTIONS.value_size), deps=[s])
                 p = probabilities_from(0, W, s, border, n, end, rings, tickets, number, OPTIONS)
+                delta = deltas_from(0, p, border, n, end, rings, tickets, number, OPTIONS)
                 dp = warpgroup_mma_wait(0, deps=[dp])
-                ds = differences_from(0, p, dp, border, n, end, rings, tickets, number, OPTIONS)
+                release(rings.dout, n)
+                ds = differences_from(0, p, dp, delta, n, rings, OPTIONS)
                 total, rest = add_products(ds, q_tile, total, rest, SIZE)
-            # After the start of the products, whose operands come from base and delta: these have been read.
-            release(rings.q if OF_VALUES else rings.dout, n)
             total, rest = wait_for_sums(total, rest, SIZE)
             release(rings.dout if OF_VALUES else rings.q, n)
             n += 1

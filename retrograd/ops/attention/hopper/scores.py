@@ -117,13 +117,17 @@ def probabilities_from(
 
 
 @gluon.jit
-def differences_from(start: gl.constexpr, p, dp, border, n, end, rings, tickets, number, OPTIONS: gl.constexpr):
-    """ds of the same pairs, rounded."""
-    COUNT: gl.constexpr = p.shape[1]
+def deltas_from(start: gl.constexpr, p, border, n, end, rings, tickets, number, OPTIONS: gl.constexpr):
+    """delta of the same queries."""
+    memory = rings.delta.index(stage_of(n, OPTIONS.dout_stages))
     COLUMN: gl.constexpr = gl.SliceLayout(0, p.type.layout)
-    delta_s = rings.delta.index(stage_of(n, OPTIONS.dout_stages))
-    delta = deltas_of(delta_s, border, start, COUNT, end - n, tickets, number, OPTIONS, COLUMN)
+    return deltas_of(memory, border, start, p.shape[1], end - n, tickets, number, OPTIONS, COLUMN)
+
+
+@gluon.jit
+def differences_from(start: gl.constexpr, p, dp, delta, n, rings, OPTIONS: gl.constexpr):
+    """ds of the same pairs, rounded."""
     base = delta  # not used
     if OPTIONS.factors.inside is not None:
-        base = base_of(rings.base, stage_of(n, OPTIONS.q_stages), start, COUNT, COLUMN)
+        base = base_of(rings.base, stage_of(n, OPTIONS.q_stages), start, p.shape[1], gl.SliceLayout(0, p.type.layout))
     return differences(p, dp, base[None, :], delta[None, :], OPTIONS).to(rings.q.blocks.dtype)
