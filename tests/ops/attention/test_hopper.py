@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -179,6 +180,23 @@ def test_products_of_the_backward_pass_run_beside_each_other(case: Case) -> None
         # The masks of dk of 256 columns take a few registers more than there are, at the steps at a border.
         masked = walk.kernel.__name__ == "backward_dk_dv" and spec.head_size > 192 and spec.sides != (None, None)
         check(build(walk, program.arrays, HOPPER), walk.allowed_spills, 16 if masked else 0)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["causal_192_128", pytest.param("causal_256_256", marks=pytest.mark.slow)])
+def test_products_of_one_half_run_beside_the_exponentials_of_the_other(name: str) -> None:
+    program = Backward(HOPPER_OP, spec_of(OP, CASES[name]), frozenset("qkv")).program({}, HOPPER)
+    assert program is not None
+    walks = [launch for launch in program.launches if launch.kernel.__name__ in ("backward_dq", "backward_dk_dv")]
+    by_halves = [walk for walk in walks if walk.arrays.get("dq") or walk.arrays.get("dv")]
+    assert by_halves
+    for walk in by_halves:
+        for loop in loops_of_products(build(walk, program.arrays, HOPPER)):
+            code = " ".join(loop)
+            exponentials = [place.start() for place in re.finditer("MUFU.EX2", code)]
+            between = code[exponentials[len(exponentials) // 2 - 1] : exponentials[-1]]
+            assert "HGMMA" in between
+            assert "WARPGROUP.DEPBAR.LE gsb0, 0x0" not in between[between.rindex("HGMMA") :]
 
 
 def test_an_array_that_no_descriptor_can_take_is_copied() -> None:
