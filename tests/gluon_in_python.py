@@ -466,10 +466,14 @@ def scan(x: Any, axis: int, _operation: Any) -> Any:
     return sums.view(Array), before.view(Array)
 
 
+def static_assert(condition: bool) -> None:
+    assert condition
+
+
 layouts.get_default_for = layouts  # type: ignore[attr-defined]
 GL = SimpleNamespace(
     int16=np.int16, int32=np.int32, int64=np.int64, float32=np.float32, constexpr=None, static_range=range,
-    num_warps=lambda: 4,
+    num_warps=lambda: 4, static_assert=static_assert,
     BlockedLayout=layouts, SliceLayout=layouts, NVMMADistributedLayout=layouts, DotOperandLayout=layouts,
     SwizzledSharedLayout=layouts, NVMMASharedLayout=layouts, DistributedLinearLayout=layouts,
     allocate_shared_memory=allocate, broadcast=lambda a, b: tuple(x.view(Array) for x in np.broadcast_arrays(a, b)),

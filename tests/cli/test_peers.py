@@ -208,7 +208,7 @@ def test_the_peer_of_gated_delta_rule_in_jax(
     import jax.numpy as jnp
 
     case = delta_case(
-        "any", (1, 5, 2, 2, 3, 4), dtype="float32", of_channels=of_channels, cu_seqlens=cu_seqlens, normalize_qk=True
+        "any", (1, 5, 2, 4, 3, 4), dtype="float32", of_channels=of_channels, cu_seqlens=cu_seqlens, normalize_qk=True
     )
     tensors = draw(case, "cpu", 0)
     reference = info_of("gated_delta_rule").reference

@@ -22,6 +22,7 @@ NAMED = (
     "size_64_packed",
     "size_128_window",
     "size_192_128",
+    "size_256",
 )
 
 

@@ -189,14 +189,37 @@ def test_products_of_one_half_run_beside_the_exponentials_of_the_other(name: str
     assert program is not None
     walks = [launch for launch in program.launches if launch.kernel.__name__ in ("backward_dq", "backward_dk_dv")]
     by_halves = [walk for walk in walks if walk.arrays.get("dq") or walk.arrays.get("dv")]
-    assert by_halves
+    assert len(by_halves) == 2
     for walk in by_halves:
-        for loop in loops_of_products(build(walk, program.arrays, HOPPER)):
+        loops = loops_of_products(build(walk, program.arrays, HOPPER))
+        assert len(loops) == 2
+        for loop in loops:
             code = " ".join(loop)
             exponentials = [place.start() for place in re.finditer("MUFU.EX2", code)]
             between = code[exponentials[len(exponentials) // 2 - 1] : exponentials[-1]]
             assert "HGMMA" in between
             assert "WARPGROUP.DEPBAR.LE gsb0, 0x0" not in between[between.rindex("HGMMA") :]
+
+
+@pytest.mark.parametrize(
+    ("D", "value", "wanted", "walks"),
+    [
+        (192, 128, "qkv", ["dk dv"]),
+        (160, 104, "k", ["dk dv"]),
+        (192, 128, "v", ["dk dv"]),
+        (192, 128, "q", []),
+        (192, 192, "qkv", ["dk", "dv"]),
+        (256, 128, "qkv", ["dk", "dv"]),
+        (256, 256, "v", ["dv"]),
+    ],
+)
+def test_dk_and_dv_have_one_walk_where_their_sums_fit_in_registers(
+    D: int, value: int, wanted: str, walks: list[str]
+) -> None:
+    program = Backward(HOPPER_OP, spec(D, value=value), frozenset(wanted)).program({}, HOPPER)
+    assert program is not None
+    launches = [launch for launch in program.launches if launch.kernel.__name__ == "backward_dk_dv"]
+    assert [" ".join(name for name in ("dk", "dv") if launch.arrays[name]) for launch in launches] == walks
 
 
 def test_an_array_that_no_descriptor_can_take_is_copied() -> None:

@@ -1,4 +1,4 @@
-"""Attention, backward, on Hopper: dk and dv of heads of 192 with values of 128 in one walk. Symbols: ../README.md."""
+"""Attention, backward, on Hopper: dk and dv of heads to 192 with values to 128 in one walk. Symbols: ../README.md."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -25,6 +25,7 @@ from .wgmma import (
     more_columns,
     of_products,
     over_columns,
+    pieces,
     store_sums,
 )
 
@@ -42,6 +43,7 @@ def differentiate_both(W: gl.constexpr, dk, dv, rings, tickets, OPTIONS: gl.cons
     TYPE: gl.constexpr = rings.q.blocks.dtype
     D: gl.constexpr = OPTIONS.size
     V: gl.constexpr = OPTIONS.value_size
+    gl.static_assert(more_columns(D) > 0 and more_columns(V) == 0)
     none = gl.zeros([ROWS, QUERIES], gl.float32, of_products(QUERIES))
     none_half = gl.zeros([ROWS, HALF], gl.float32, of_products(HALF))
     n, number = 0, 0
@@ -64,7 +66,7 @@ def differentiate_both(W: gl.constexpr, dk, dv, rings, tickets, OPTIONS: gl.cons
             wait_full(rings.dout, n)
             v = matrix(rings.v.blocks.index(own))
             dp = over_columns(v, dout0, none_half, V)
-            s0, s1 = halves(warpgroup_mma_wait(1, deps=[s]))
+            s0, s1 = halves(warpgroup_mma_wait(pieces(V), deps=[s]))
             p = probabilities_from(0, W, s0, border, n, end, rings, tickets, number, OPTIONS)
             delta = deltas_from(0, p, border, n, end, rings, tickets, number, OPTIONS)
             dp = warpgroup_mma_wait(0, deps=[dp])
@@ -74,7 +76,7 @@ def differentiate_both(W: gl.constexpr, dk, dv, rings, tickets, OPTIONS: gl.cons
             total_k, rest_k = add_products(ds, q0, total_k, rest_k, D)
             p = probabilities_from(HALF, W, s1, border, n, end, rings, tickets, number, OPTIONS)
             delta = deltas_from(HALF, p, border, n, end, rings, tickets, number, OPTIONS)
-            dp = warpgroup_mma_wait(3, deps=[dp])  # three products have been started after it
+            dp = warpgroup_mma_wait(pieces(V) + pieces(D), deps=[dp])  # those that add have been started after it
             ds = differences_from(HALF, p, dp, delta, n, rings, OPTIONS)
             total_v, _ = add_products(p.to(TYPE), dout1, total_v, total_v, V)
             total_k, rest_k = add_products(ds, q1, total_k, rest_k, D)

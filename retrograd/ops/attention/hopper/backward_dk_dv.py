@@ -4,10 +4,10 @@
 A program takes tiles of keys, one after the other, and walks over the tiles of queries that see each, as
 `backward_fused` does. Its warps are of two kinds:
     fetch          one warp, the producer: copies k, and tile after tile of q and dout with their rows' base, by TMA;
-                   but for dv alone also v, and delta
+                   except for dv alone, also v and delta
     differentiate  two groups, the consumers, each with half of the keys: for dk two products, ds in registers, and a
-                   product that adds to dk; for dv one product, p in registers, and a product that adds to dv; for both
-                   see `backward_both`
+                   product that adds to dk; for dv one product, p in registers, and a product that adds to dv, of one
+                   half of the queries after the other; for both see `backward_both`
 """
 
 from triton.experimental import gluon
@@ -73,18 +73,17 @@ def differentiate_one(W: gl.constexpr, out, rings, tickets, OPTIONS: gl.constexp
                 p = probabilities_from(0, W, s0, border, n, end, rings, tickets, number, OPTIONS).to(TYPE)
                 total, rest = add_products(p, dout_tile.slice(0, HALF), total, rest, SIZE)
                 p = probabilities_from(HALF, W, s1, border, n, end, rings, tickets, number, OPTIONS).to(TYPE)
-                # base has been read: the products come of it.
                 total, rest = add_products(p, dout_tile.slice(HALF, HALF), total, rest, SIZE)
-                release(rings.q, n)
             else:
                 dp = over_columns(matrix(rings.v.blocks.index(own)), dout_tile, none, OPTIONS.value_size)
                 s = warpgroup_mma_wait(pieces(OPTIONS.value_size), deps=[s])
                 p = probabilities_from(0, W, s, border, n, end, rings, tickets, number, OPTIONS)
                 delta = deltas_from(0, p, border, n, end, rings, tickets, number, OPTIONS)
                 dp = warpgroup_mma_wait(0, deps=[dp])
-                release(rings.dout, n)
                 ds = differences_from(0, p, dp, delta, n, rings, OPTIONS)
                 total, rest = add_products(ds, q_tile, total, rest, SIZE)
+            # After the start of the products, whose operands come from base and delta: these have been used.
+            release(rings.q if OF_VALUES else rings.dout, n)
             total, rest = wait_for_sums(total, rest, SIZE)
             release(rings.dout if OF_VALUES else rings.q, n)
             n += 1
@@ -134,7 +133,7 @@ def backward_dk_dv(
     OVERLAP: gl.constexpr,
 ):
     """dk and dv, or one of them. Tensor descriptors: q, k, v, dout; base, delta, as `deltas` has stored them; dk, dv.
-    counter: 0 at first; counter[1] for dk, counter[2] for dv alone. tile_list, runs: as `forward`.
+    counter: 0 at first; counter[1] for dk, or both, counter[2] for dv alone. tile_list, runs: as `forward`.
     """
     OF_KEYS: gl.constexpr = dk is not None
     OF_VALUES: gl.constexpr = dv is not None

@@ -4,7 +4,7 @@ A program takes tiles of queries, one after the other, and walks over their bloc
 warps are of two kinds:
     fetch          one warp, the producer: copies q and dout, and block after block of k and v, by TMA
     differentiate  two groups, the consumers, each with half of the queries: two products, ds in registers, and a
-                   product that adds to dq
+                   product that adds to dq, of one half of a block's keys after the other
 """
 
 from typing import Any, NamedTuple

@@ -145,18 +145,25 @@ def _drawn(spec: Spec, plan: ForwardPlan) -> bool:
 
 def _scratch_of_sums(spec: Spec, plan: BackwardPlan, wanted: set[str]) -> Iterator[Array]:
     """The scratch arrays of one walk for all gradients, which computes dk and dv in any case."""
-    params = spec.params(("k", "v"))
     turns = _rows(spec, spec.heads) * _tiles(spec, spec.queries, plan.queries) * (plan.queries // HALF.value)
     yield Array("turns", (1 + turns,), "int32", zeroed=True)
     yield Array("dq_sum", spec.q.shape, "float32")
-    yield from (Array(f"d{n}", params[n].shape, params[n].dtype) for n in "kv" if f"d{n}" not in wanted)
+    yield from _unwanted(spec, wanted)
     yield from _tile_lists(spec, {"k": plan.keys})
 
 
 def _scratch_of_walks(spec: Spec, plan: WalksPlan, wanted: set[str]) -> Iterator[Array]:
-    """The scratch arrays of walks for the wanted gradients."""
+    """The scratch arrays of walks for the wanted gradients; one for dk and dv computes both in any case."""
+    if "k" in _owned(wanted) and have_one_walk(spec):
+        yield from _unwanted(spec, wanted)
     yield Array("counter", (3,), "int32", zeroed=True)
     yield from _tile_lists(spec, dict.fromkeys(_owned(wanted), 2 * plan.rows))
+
+
+def _unwanted(spec: Spec, wanted: set[str]) -> Iterator[Array]:
+    """Those of dk and dv that are not wanted."""
+    params = spec.params(("k", "v"))
+    yield from (Array(f"d{n}", params[n].shape, params[n].dtype) for n in "kv" if f"d{n}" not in wanted)
 
 
 def _owned(wanted: set[str]) -> str:
@@ -344,9 +351,10 @@ class _Launches(Launches):
             yield from self.list_tiles(side, 2 * plan.rows)
         if "q" in own:
             yield self._dq(plan)
-        of_keys = [name for name in ("dk", "dv") if name in wanted]
-        for names in [of_keys] if have_one_walk(self.spec) and of_keys else [[name] for name in of_keys]:
-            yield self._dk_dv(plan, names)
+        if "k" in own and have_one_walk(self.spec):
+            yield self._dk_dv(plan, ("dk", "dv"))
+        elif "k" in own:
+            yield from (self._dk_dv(plan, (name,)) for name in ("dk", "dv") if name in wanted)
 
     def _dq(self, plan: WalksPlan) -> Launch:
         spec = self.spec
