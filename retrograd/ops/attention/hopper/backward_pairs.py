@@ -42,7 +42,7 @@ from .schedule import at_step, tiles_of_head, turn_of
 from .scores import base_of, deltas_of, differences, probabilities
 from .tickets import draw, has_tile, of_keys, ring_of_tickets
 from .walk import at_border, step_of, steps_unmasked, walk_of
-from .wgmma import WARPS, allocate, matrix
+from .wgmma import WARPS, allocate, matrix, of_products
 
 HALF = gl.constexpr(64)  # queries of one of the two tiles of a step
 # Named barriers: ds of a step's group is there, a pair of numbers for every other step; dq of a tile is there.
@@ -89,9 +89,9 @@ def differentiate_keys(
     R: gl.constexpr = OPTIONS.keys // 2
     D: gl.constexpr = rings.k.blocks.shape[len(rings.k.blocks.shape) - 1]
     V: gl.constexpr = rings.v.blocks.shape[len(rings.v.blocks.shape) - 1]
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, HALF, 16])
-    OF_K: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, D, 16])
-    OF_V: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, V, 16])
+    S: gl.constexpr = of_products(HALF)
+    OF_K: gl.constexpr = of_products(D)
+    OF_V: gl.constexpr = of_products(V)
     LEFT_K: gl.constexpr = gl.DotOperandLayout(0, OF_K, 2)
     LEFT_V: gl.constexpr = gl.DotOperandLayout(0, OF_V, 2)
     COLUMN: gl.constexpr = gl.SliceLayout(0, S)

@@ -18,7 +18,7 @@ from .schedule import at_step
 from .scores import base_of, deltas_of, differences, probabilities
 from .tickets import of_keys
 from .walk import at_border, keys_of, steps_unmasked
-from .wgmma import WARPS, matrix
+from .wgmma import matrix, of_products
 
 
 @gluon.jit
@@ -89,10 +89,10 @@ def differentiate_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets
     D: gl.constexpr = rings.k.blocks.shape[len(rings.k.blocks.shape) - 1]
     V: gl.constexpr = rings.v.blocks.shape[len(rings.v.blocks.shape) - 1]
     HALF: gl.constexpr = D // 2
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, QUERIES, 16])
-    OF_K: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, D, 16])
-    OF_V: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, V, 16])
-    OF_Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, HALF, 16])
+    S: gl.constexpr = of_products(QUERIES)
+    OF_K: gl.constexpr = of_products(D)
+    OF_V: gl.constexpr = of_products(V)
+    OF_Q: gl.constexpr = of_products(HALF)
     LEFT_K: gl.constexpr = gl.DotOperandLayout(0, OF_K, 2)
     LEFT_V: gl.constexpr = gl.DotOperandLayout(0, OF_V, 2)
     COLUMN: gl.constexpr = gl.SliceLayout(0, S)

@@ -38,7 +38,17 @@ from .schedule import at_step, blocks_seen, first_tile, tile_after, tile_of_quer
 from .scores import scores
 from .softmax import K_FREE, V_FREE, Sums, add_block, part_sums, release_block, softmax
 from .tickets import QueryTicket, has_tile, query_ticket, ring_of_tickets, write
-from .wgmma import WARPS, Panels, allocate, allocate_panels, matrix, over_panels, panels_of, shape_of_blocks
+from .wgmma import (
+    WARPS,
+    Panels,
+    allocate,
+    allocate_panels,
+    matrix,
+    of_products,
+    over_panels,
+    panels_of,
+    shape_of_blocks,
+)
 
 FETCH_REGISTERS = gl.constexpr(40)
 FEWER_REGISTERS = gl.constexpr(24)  # beside three groups
@@ -172,8 +182,8 @@ def attend(
     WINDOW: gl.constexpr = OPTIONS.window
     EXPONENT: gl.constexpr = OPTIONS.factors.exponent
     COLUMNS: gl.constexpr = rings.v.blocks.shape[len(rings.v.blocks.shape) - 1]
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, KEYS, 16])
-    R: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, COLUMNS, 16])
+    S: gl.constexpr = of_products(KEYS)
+    R: gl.constexpr = of_products(COLUMNS)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, R, 2)
     ROW: gl.constexpr = gl.SliceLayout(1, S)
     OUT_SLOT: gl.constexpr = W * (staged.shape[0] // (2 if OPTIONS.groups == 2 else 4))

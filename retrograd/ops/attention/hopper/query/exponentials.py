@@ -6,7 +6,7 @@ from triton.experimental.gluon import language as gl
 from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 
 from ..softmax import part_sums, softmax
-from ..wgmma import WARPS
+from ..wgmma import WARPS, of_products
 from .place import PARTS, ROWS, place_of
 
 AT_ONCE = gl.constexpr(64)  # blocks whose largest scores are read side by side
@@ -44,7 +44,7 @@ def exponentials(
     (64), the factor of the sums before it; parts (share, 8), the sums of its exponentials that threads have.
     """
     KEYS: gl.constexpr = OPTIONS.keys
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, KEYS, 16])
+    S: gl.constexpr = of_products(KEYS)
     ROW: gl.constexpr = gl.SliceLayout(1, S)
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)

@@ -15,7 +15,7 @@ from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import barriers
 
 from ..scores import scores
-from ..wgmma import WARPS, allocate, matrix, over_columns
+from ..wgmma import allocate, matrix, of_products, over_columns
 from .place import ROWS, at_block, place_of
 
 
@@ -25,7 +25,7 @@ def score_blocks(q, k, after_ptr, scores_ptr, largest_ptr, sizes, OPTIONS: gl.co
     of heads of keys, share, blocks): those of blocks that no query sees are not written. q, k: tensor descriptors.
     """
     KEYS: gl.constexpr = OPTIONS.keys
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, KEYS, 16])
+    S: gl.constexpr = of_products(KEYS)
     ROW: gl.constexpr = gl.SliceLayout(1, S)
     q_block = allocate(q, 1)
     k_block = allocate(k, 1)

@@ -22,7 +22,7 @@ from retrograd.core.kernels.numerics import let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import Ring, acquire, full_and_empty, release, stage_of, wait_full
 
 from ..softmax import add_parts, part_sums
-from ..wgmma import WARPS, allocate, matrix
+from ..wgmma import allocate, matrix, of_products
 from .place import ROWS, at_block, place_of, store_result
 
 FETCH_REGISTERS = gl.constexpr(24)
@@ -89,8 +89,8 @@ def add(out_ptr, ring, own, column, sizes, OPTIONS: gl.constexpr):
     """The consumer: sums of values and of exponentials, and the result."""
     KEYS: gl.constexpr = OPTIONS.keys
     COLUMNS: gl.constexpr = ring.blocks.v.shape[len(ring.blocks.v.shape) - 1]
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, KEYS, 16])
-    R: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, COLUMNS, 16])
+    S: gl.constexpr = of_products(KEYS)
+    R: gl.constexpr = of_products(COLUMNS)
     total = part_sums(gl.zeros([ROWS, KEYS], gl.float32, S))  # zeros in the layout of `forward`
     T: gl.constexpr = total.type.layout
     result = gl.zeros([ROWS, COLUMNS], gl.float32, R)

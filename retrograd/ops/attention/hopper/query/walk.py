@@ -23,7 +23,7 @@ from ..forward import Rings, fetch_block
 from ..schedule import unmasked
 from ..scores import scores
 from ..softmax import Sums, add_block, part_sums, softmax
-from ..wgmma import WARPS, allocate, matrix, over_columns
+from ..wgmma import allocate, matrix, of_products, over_columns
 from .place import ROWS, at_block, place_of, store_result
 
 FETCH_REGISTERS = gl.constexpr(24)
@@ -47,8 +47,8 @@ def attend(out_ptr, rings, own, column, sizes, OPTIONS: gl.constexpr):
     KEYS: gl.constexpr = OPTIONS.keys
     WINDOW: gl.constexpr = OPTIONS.window
     COLUMNS: gl.constexpr = rings.v.blocks.shape[len(rings.v.blocks.shape) - 1]
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, KEYS, 16])
-    R: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, COLUMNS, 16])
+    S: gl.constexpr = of_products(KEYS)
+    R: gl.constexpr = of_products(COLUMNS)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, R, 2)
     ROW: gl.constexpr = gl.SliceLayout(1, S)
     none = gl.zeros([ROWS, KEYS], gl.float32, S)
