@@ -16,7 +16,7 @@ from .gated_delta_rule import ARGUMENTS
 def jla(case: Case) -> Function:
     """jax-linear-attention's Mosaic GPU kernels, without its fallback for unsupported calls.
 
-    Packed sequences are to it the number of each step's sequence, computed in the same jitted function.
+    It takes packed sequences as the number of each step's sequence, which is computed in the same jitted function.
     """
     check_takes(case, ARGUMENTS, frozenset({"normalize_qk"}))
     attention = load("jla.ops", "linear_attention")
