@@ -39,7 +39,7 @@ from .backward_fused import (
 )
 from .backward_products import store_dk_dv
 from .schedule import at_step, tiles_of_head, turn_of
-from .scores import base_of, deltas_of, differences, probabilities
+from .scores import base_of, deltas_from, differences_from, probabilities
 from .tickets import draw, has_tile, of_keys, ring_of_tickets
 from .walk import at_border, step_of, steps_unmasked, walk_of
 from .wgmma import WARPS, allocate, matrix, of_products
@@ -95,7 +95,6 @@ def differentiate_keys(
     LEFT_K: gl.constexpr = gl.DotOperandLayout(0, OF_K, 2)
     LEFT_V: gl.constexpr = gl.DotOperandLayout(0, OF_V, 2)
     COLUMN: gl.constexpr = gl.SliceLayout(0, S)
-    SOFTCAP: gl.constexpr = OPTIONS.factors.inside is not None
     none = gl.zeros([R, HALF], gl.float32, S)
     none_q = gl.zeros([HALF, D], gl.float32, OF_K)
     total_k = gl.zeros([R, D], gl.float32, OF_K)
@@ -130,11 +129,9 @@ def differentiate_keys(
         total_v = warpgroup_mma(
             gl.convert_layout(p1.to(TYPE), LEFT_V, assert_trivial=True), dout1, total_v, is_async=True
         )
-        delta = deltas_of(rings.delta.index(dout_stage), border, HALF, HALF, left, tickets, number, OPTIONS, COLUMN)
+        delta = deltas_from(HALF, p1, border, n, end, rings, tickets, number, OPTIONS)
         s0, dp1 = warpgroup_mma_wait(1, deps=[s0, dp1])
-        if SOFTCAP:
-            base = base_of(rings.base, q_stage, HALF, HALF, COLUMN)
-        ds1 = differences(p1, dp1, base[None, :], delta[None, :], OPTIONS).to(TYPE)
+        ds1 = differences_from(HALF, p1, dp1, delta, n, rings, OPTIONS)
         dp0 = warpgroup_mma(v, dout0.permute((1, 0)), none, use_acc=False, is_async=True)
         ds.slice(HALF, HALF, dim=1).store(ds1)
         total_k = warpgroup_mma(gl.convert_layout(ds1, LEFT_K, assert_trivial=True), q1, total_k, is_async=True)
@@ -144,11 +141,9 @@ def differentiate_keys(
         total_v = warpgroup_mma(
             gl.convert_layout(p0.to(TYPE), LEFT_V, assert_trivial=True), dout0, total_v, is_async=True
         )
-        delta = deltas_of(rings.delta.index(dout_stage), border, 0, HALF, left, tickets, number, OPTIONS, COLUMN)
+        delta = deltas_from(0, p0, border, n, end, rings, tickets, number, OPTIONS)
         dp0 = warpgroup_mma_wait(2, deps=[dp0])
-        if SOFTCAP:
-            base = base_of(rings.base, q_stage, 0, HALF, COLUMN)
-        ds0 = differences(p0, dp0, base[None, :], delta[None, :], OPTIONS).to(TYPE)
+        ds0 = differences_from(0, p0, dp0, delta, n, rings, OPTIONS)
         ds.slice(0, HALF, dim=1).store(ds0)
         fence_async_shared()
         arrive(ds_full(n, W), BOTH_GROUPS)

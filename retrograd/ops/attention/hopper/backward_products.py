@@ -15,7 +15,7 @@ from retrograd.core.kernels.numerics import forget
 from retrograd.core.kernels.rings import acquire, release, stage_of, wait_full
 
 from .schedule import at_step
-from .scores import base_of, deltas_of, differences, probabilities
+from .scores import base_of, deltas_from, differences_from, probabilities
 from .tickets import of_keys
 from .walk import at_border, keys_of, steps_unmasked
 from .wgmma import matrix, of_products
@@ -116,11 +116,9 @@ def differentiate_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets
         # This product reads p, so that the assembler leaves the exponentials before the wait for dp.
         left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
         total_v = warpgroup_mma(left, dout_tile, total_v, is_async=True)
-        delta = deltas_of(rings.delta.index(dout_stage), border, 0, QUERIES, end - n, tickets, number, OPTIONS, COLUMN)
+        delta = deltas_from(0, p, border, n, end, rings, tickets, number, OPTIONS)
         dp = warpgroup_mma_wait(1, deps=[dp])
-        if OPTIONS.factors.inside is not None:
-            base = base_of(rings.base, q_stage, 0, QUERIES, COLUMN)
-        ds = differences(p, dp, base[None, :], delta[None, :], OPTIONS).to(TYPE)
+        ds = differences_from(0, p, dp, delta, n, rings, OPTIONS)
         acquire(ds_ring, n)
         ds_ring.blocks.index(stage).slice(W * R, R).store(ds)
         fence_async_shared()
