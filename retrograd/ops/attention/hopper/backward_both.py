@@ -4,7 +4,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
-    mbarrier,
     tma,
     warpgroup_mma_wait,
 )
@@ -94,8 +93,8 @@ def differentiate_both(W: gl.constexpr, dk, dv, rings, tickets, OPTIONS: gl.cons
         tma_store(dk, at_step(dk, batch, first_k, at + W * ROWS, keys, group), staged_k)
         tma_store(dv, at_step(dv, batch, first_k, at + W * ROWS, keys, group), staged_v)
         tma.store_wait(0)
-        mbarrier.arrive(rings.v.empty)
-        mbarrier.arrive(rings.k.empty)
+        release(rings.v, number)
+        release(rings.k, number)
         release(tickets, number)
         number += 1
         wait_full(tickets, number)

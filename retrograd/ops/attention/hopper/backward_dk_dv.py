@@ -12,14 +12,14 @@ A program takes tiles of keys, one after the other, and walks over the tiles of 
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma_wait
 
 from retrograd.core.kernels.gluon import tma_store
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
-from retrograd.core.kernels.rings import barriers, release, ring_of, stage_of, wait_full
+from retrograd.core.kernels.rings import Ring, barriers, release, ring_of, stage_of, wait_full
 
 from .backward_both import differentiate_both
-from .backward_fused import FEW_REGISTERS, Arrays, Held, Rings, fetch
+from .backward_fused import FEW_REGISTERS, Arrays, Rings, fetch
 from .schedule import at_step, tiles_of_head
 from .scores import deltas_from, differences_from, probabilities_from
 from .tickets import draw, has_tile, of_keys, ring_of_tickets
@@ -94,9 +94,9 @@ def differentiate_one(W: gl.constexpr, out, rings, tickets, OPTIONS: gl.constexp
         fence_async_shared()
         tma_store(out, at_step(out, batch, first_k, at + W * ROWS, keys, group), staged)
         if not OF_VALUES:
-            mbarrier.arrive(rings.v.empty)
+            release(rings.v, number)
         tma.store_wait(0)
-        mbarrier.arrive(rings.k.empty)
+        release(rings.k, number)
         release(tickets, number)
         number += 1
         wait_full(tickets, number)
@@ -143,18 +143,18 @@ def backward_dk_dv(
     k_blocks = allocate(k, 2)
     dout_blocks = allocate(dout, DOUT_STAGES)
     base_blocks = allocate(base, Q_STAGES)
-    k_held = Held(k_blocks, barriers(1, 2).index(0))
+    k_ring = Ring(k_blocks, None, barriers(1, 2))
     q_ring, dout_ring = ring_of(q_blocks, Q_STAGES, 2), ring_of(dout_blocks, DOUT_STAGES, 2)
     if not OF_KEYS:  # not used
-        v_held, delta_blocks = k_held, base_blocks
+        v_ring, delta_blocks = k_ring, base_blocks
     else:
         v_blocks = allocate(v, 2)
         delta_blocks = allocate(delta, DOUT_STAGES)
-        v_held = Held(v_blocks, barriers(1, 2).index(0))
+        v_ring = Ring(v_blocks, None, barriers(1, 2))
     tickets = ring_of_tickets(2)
     fence_async_shared()
     arrays = Arrays(q, k, v, dout, base, delta)
-    rings = Rings(q_ring, k_held, v_held, dout_ring, base_blocks, delta_blocks)
+    rings = Rings(q_ring, k_ring, v_ring, dout_ring, base_blocks, delta_blocks)
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     counter_ptr += 1 if OF_KEYS else 2

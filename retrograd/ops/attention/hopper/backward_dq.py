@@ -20,7 +20,7 @@ from retrograd.core.kernels.rings import Ring, release, ring_of, stage_of, wait_
 from .backward_fused import FEW_REGISTERS
 from .forward import fetch_block
 from .schedule import at_step, blocks_seen, tile_of_queries, tiles_of_head, unmasked
-from .scores import differences, scores
+from .scores import scores, through_bound
 from .tickets import QueryTicket, draw, has_tile, query_ticket, ring_of_tickets, write
 from .wgmma import (
     WARPS,
@@ -98,7 +98,16 @@ def zeros_outside(total, live):
 def probabilities_of(s, i, block, border, queries, keys, base, OPTIONS: gl.constexpr):
     """p of queries i and a block of as many keys as s has."""
     s = scores(s, i, block, border, queries, keys, OPTIONS)
-    return gl.exp2(gl.fma(s, OPTIONS.factors.exponent, -base[:, None]))
+    return gl.exp2(gl.fma(s, OPTIONS.factors.exponent, base[:, None]))
+
+
+@gluon.jit
+def differences_of(p, dp, base, delta, OPTIONS: gl.constexpr):
+    """ds of the same pairs; base and delta of queries."""
+    ds = p * (dp - delta[:, None])
+    if OPTIONS.factors.inside is not None:
+        ds = through_bound(ds, p, base[:, None], OPTIONS)
+    return ds
 
 
 @gluon.jit
@@ -125,7 +134,7 @@ def differentiate(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, head
         bottom, top = unmasked(own, queries, keys, tile.low, tile.high, WINDOW, ROWS, KEYS)
         i = own + gl.arange(0, ROWS, ROW)
         numbers = gl.cast(tile.batch * heads + tile.head, gl.int64) * pitch + tile.first_q
-        base = gl.load(base_ptr + numbers + i, mask=i < queries, other=float("inf"))
+        base = gl.load(base_ptr + numbers + i, mask=i < queries, other=float("-inf"))
         delta = gl.load(delta_ptr + numbers + i, mask=i < queries, other=0.0)
         total = gl.zeros([ROWS, LESS], gl.float32, of_products(LESS))
         rest = gl.zeros([ROWS, REST], gl.float32, of_products(REST))
@@ -146,17 +155,17 @@ def differentiate(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, head
             dp = warpgroup_mma_wait(0, deps=[dp])
             release(rings.v, n)
             dp0, dp1 = halves(dp)
-            ds = differences(p, dp0, base[:, None], delta[:, None], OPTIONS).to(TYPE)
+            ds = differences_of(p, dp0, base, delta, OPTIONS).to(TYPE)
             # These products run beside the exponentials of the other half.
             total, rest = add_products(ds, k.slice(0, HALF), total, rest, SIZE)
             p = probabilities_of(s1, i, 2 * block + 1, border, queries, keys, base, OPTIONS)
-            ds = differences(p, dp1, base[:, None], delta[:, None], OPTIONS).to(TYPE)
+            ds = differences_of(p, dp1, base, delta, OPTIONS).to(TYPE)
             total, rest = add_products(ds, k.slice(HALF, HALF), total, rest, SIZE)
             total, rest = wait_for_sums(total, rest, SIZE)
             release(rings.k, n)
             n += 1
         # No product reads q any more: dq is staged in its block.
-        live = base != float("inf")
+        live = base != float("-inf")
         total, rest = zeros_outside(total, live), zeros_outside(rest, live)
         store_sums(total, rest, SIZE, OPTIONS.scale, matrix(rings.q.blocks.index(W)))
         fence_async_shared()

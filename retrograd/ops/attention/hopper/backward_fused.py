@@ -59,22 +59,24 @@ class Arrays(NamedTuple):
     delta: Any
 
 
-class Held(NamedTuple):
-    """Blocks that are copied with the first block of a ring, and the mbarrier on which their readers arrive."""
-
-    blocks: Any
-    empty: Any
-
-
 class Rings(NamedTuple):
-    """Their blocks. k comes with the first q, v with the first dout; base with each q, delta with each dout."""
+    """Their blocks. k comes with the first q, v with the first dout; base with each q, delta with each dout.
+
+    A tile of keys is one block of k or v, or two, one for each group of warps: stages are of tiles.
+    """
 
     q: Ring
-    k: Held
-    v: Held
+    k: Ring
+    v: Ring
     dout: Ring
     base: Any
     delta: Any
+
+
+@gluon.constexpr_function
+def parts_of(blocks, empty):
+    """The number of blocks of a tile of keys, in a ring of tiles."""
+    return blocks.shape[0] // empty.shape[0]
 
 
 @builtin
@@ -129,12 +131,14 @@ def pass_turn(turn_ptr, turn):
 
 
 @gluon.jit
-def load_parts(array, batch, first, at, keys, group, full, memory):
-    """Copy a tile of keys in parts, one for each group of warps or one for all."""
+def load_parts(array, batch, first, at, keys, group, full, ring, number):
+    """Copy the program's tile of keys of this number."""
     ROWS: gl.constexpr = array.block_shape[len(array.block_shape) - 3]
-    PARTS: gl.constexpr = memory.shape[0]
+    PARTS: gl.constexpr = parts_of(ring.blocks, ring.empty)
+    block = PARTS * stage_of(number, ring.empty.shape[0])
     for part in gl.static_range(PARTS):
-        tma_load(array, at_step(array, batch, first, at + part * ROWS, keys, group), full, memory.index(part))
+        where = at_step(array, batch, first, at + part * ROWS, keys, group)
+        tma_load(array, where, full, ring.blocks.index(block + part))
 
 
 @gluon.jit
@@ -181,8 +185,8 @@ def fetch(
     QUERIES: gl.constexpr = OPTIONS.queries
     OF_Q: gl.constexpr = arrays.q.block_type.nbytes + QUERIES * 4
     OF_DOUT: gl.constexpr = arrays.dout.block_type.nbytes + (0 if OF_VALUES else QUERIES * 4)
-    OF_K: gl.constexpr = rings.k.blocks.shape[0] * arrays.k.block_type.nbytes
-    OF_V: gl.constexpr = 0 if OF_VALUES else rings.v.blocks.shape[0] * arrays.v.block_type.nbytes
+    OF_K: gl.constexpr = parts_of(rings.k.blocks, rings.k.empty) * arrays.k.block_type.nbytes
+    OF_V: gl.constexpr = 0 if OF_VALUES else parts_of(rings.v.blocks, rings.v.empty) * arrays.v.block_type.nbytes
     n, number = 0, 0
     known = 0  # a tile of q that is known to have room
     while t < tiles * sizes.rows:
@@ -202,9 +206,9 @@ def fetch(
                 # k comes with the first q, and v with the first dout. A tile without steps waits for neither: groups
                 # release a ticket when they are done with k and v, and `write` does not run two tickets ahead of them.
                 if left == SHARE * steps:
-                    mbarrier.wait(rings.k.empty, (number & 1) ^ 1)
+                    acquire(rings.k, number)
                     mbarrier.expect(rings.q.full.index(stage), OF_Q + OF_K)
-                    load_parts(arrays.k, batch, first_k, at, keys, group, rings.q.full.index(stage), rings.k.blocks)
+                    load_parts(arrays.k, batch, first_k, at, keys, group, rings.q.full.index(stage), rings.k, number)
                 else:
                     mbarrier.expect(rings.q.full.index(stage), OF_Q)
                 tma_load(arrays.q, where, rings.q.full.index(stage), rings.q.blocks.index(stage))
@@ -214,10 +218,10 @@ def fetch(
                     mbarrier.expect(rings.dout.full.index(stage), OF_DOUT)
                 else:
                     if left == SHARE * steps:
-                        mbarrier.wait(rings.v.empty, (number & 1) ^ 1)
+                        acquire(rings.v, number)
                         mbarrier.expect(rings.dout.full.index(stage), OF_DOUT + OF_V)
                         load_parts(
-                            arrays.v, batch, first_k, at, keys, group, rings.dout.full.index(stage), rings.v.blocks
+                            arrays.v, batch, first_k, at, keys, group, rings.dout.full.index(stage), rings.v, number
                         )
                     else:
                         mbarrier.expect(rings.dout.full.index(stage), OF_DOUT)
@@ -316,13 +320,14 @@ def backward_fused(
     ds_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     ds_blocks = gl.allocate_shared_memory(TYPE, [2, OPTIONS.keys, OPTIONS.queries], ds_layout)
     dq_blocks = allocate(dq_sum, 2)
-    k_held, v_held = Held(k_blocks, barriers(1, 2).index(0)), Held(v_blocks, barriers(1, 2).index(0))
+    k_ring = Ring(k_blocks, None, barriers(1, 2))
+    v_ring = Ring(v_blocks, None, barriers(1, 2))
     q_ring, dout_ring = ring_of(q_blocks, Q_STAGES, 2), ring_of(dout_blocks, DOUT_STAGES, 2)
     ds_ring, dq_ring = ring_of(ds_blocks, 2, 2, PRODUCERS=2), ring_of(dq_blocks, 2, 1, PRODUCERS=2)
     tickets = ring_of_tickets(4)
     fence_async_shared()
     arrays = Arrays(q, k, v, dout, base, delta)
-    rings = Rings(q_ring, k_held, v_held, dout_ring, base_blocks, delta_blocks)
+    rings = Rings(q_ring, k_ring, v_ring, dout_ring, base_blocks, delta_blocks)
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     t = draw(turns_ptr)

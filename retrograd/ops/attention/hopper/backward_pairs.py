@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from retrograd.core.kernels.gluon import negative, tma_store
+from retrograd.core.kernels.gluon import tma_store
 from retrograd.core.kernels.named_barriers import arrive, sync
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import Ring, barriers, release, release_by_warps, stage_of, wait_full
@@ -29,7 +29,6 @@ from .backward_fused import (
     Q_FREE,
     READERS,
     Arrays,
-    Held,
     Rings,
     fetch,
     pass_turn,
@@ -37,12 +36,11 @@ from .backward_fused import (
     see_writes,
     tma_add,
 )
-from .backward_products import store_dk_dv
 from .schedule import at_step, tiles_of_head, turn_of
 from .scores import base_of, deltas_from, differences_from, probabilities
 from .tickets import draw, has_tile, of_keys, ring_of_tickets
-from .walk import at_border, step_of, steps_unmasked, walk_of
-from .wgmma import WARPS, allocate, matrix, of_products
+from .walk import at_border, keys_of, step_of, steps_unmasked, walk_of
+from .wgmma import WARPS, allocate, in_order_of_sums, matrix, of_products, shape_of_blocks
 
 HALF = gl.constexpr(64)  # queries of one of the two tiles of a step
 # Named barriers: ds of a step's group is there, a pair of numbers for every other step; dq of a tile is there.
@@ -58,20 +56,67 @@ def ds_full(n, W: gl.constexpr):
 
 
 @gluon.jit
-def dq_of_step(n, W: gl.constexpr, k, ds_blocks, none_q):
+def ds_block(n, W: gl.constexpr):
+    """The block of ds of step n and the keys of group W."""
+    return 2 * stage_of(n, 2) + W
+
+
+@gluon.jit
+def scores_of(query: gl.constexpr, n, number, W: gl.constexpr, rings, none):
+    """Start the products of the keys of group W with 64 queries of step n, from number `query` on."""
+    R: gl.constexpr = none.shape[0]
+    wait_full(rings.q, n)
+    k = matrix(rings.k.blocks.index(forget(stage_of(number, 2)))).slice(W * R, R)
+    q = matrix(rings.q.blocks.index(stage_of(n, rings.q.full.shape[0]))).slice(query, HALF)
+    return warpgroup_mma(k, q.permute((1, 0)), none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def dq_of_step(n, number, W: gl.constexpr, k, ds_blocks, none_q):
     """Start the products of ds of step n, of tile W of its queries, with all keys."""
-    ds = ds_blocks.index(stage_of(n, 2)).slice(W * HALF, HALF, dim=1)
-    keys = matrix(k.blocks.index(forget(gl.to_tensor(0))))
-    return warpgroup_mma(ds.permute((1, 0)), keys, none_q, use_acc=False, is_async=True)
+    R: gl.constexpr = ds_blocks.shape[1]
+    keys = matrix(k.blocks.index(forget(stage_of(number, 2))))
+    block = ds_block(n, 0)
+    ds0 = ds_blocks.index(block).slice(W * HALF, HALF, dim=1).permute((1, 0))
+    ds1 = ds_blocks.index(block + 1).slice(W * HALF, HALF, dim=1).permute((1, 0))
+    part = warpgroup_mma(ds0, keys.slice(0, R), none_q, use_acc=False, is_async=True)
+    return warpgroup_mma(ds1, keys.slice(R, R), part, is_async=True)
 
 
 @gluon.jit
 def hand_over(part, n, W: gl.constexpr, dq_blocks, dq_empty):
     """Leave dq of tile W of the queries of step n to the warp that adds it."""
     mbarrier.wait(dq_empty.index(W), (n & 1) ^ 1)
-    matrix(dq_blocks.index(W)).store(part)
+    matrix(dq_blocks.index(W)).store(in_order_of_sums(part))
     fence_async_shared()
     arrive(DQ_FULL + W, GROUP_AND_WARP)
+
+
+@gluon.jit
+def add_left(left, right, total):
+    """Start left @ right, added to total; left is in the layout of a result of products."""
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, of_products(right.shape[1]), 2)
+    return warpgroup_mma(gl.convert_layout(left, LEFT, assert_trivial=True), right, total, is_async=True)
+
+
+@gluon.jit
+def store_dk_dv(W: gl.constexpr, total_k, total_v, dk, dv, rings, ds_blocks, tickets, n, number, OPTIONS: gl.constexpr):
+    """Store dk and dv of half W of the keys, whose last step came before n; release k and the ticket.
+
+    They are staged where ds of step n will be. The other group is done with what was there, ds of step n - 2: it told
+    that ds of step n - 1 is there after its products with the one before.
+    """
+    TYPE: gl.constexpr = rings.q.blocks.dtype
+    R: gl.constexpr = OPTIONS.keys // 2
+    release(rings.k, number)
+    batch, first_k, at, keys, group = keys_of(tickets, number)
+    staged = ds_blocks.index(ds_block(n, W))._reinterpret(TYPE, shape_of_blocks(dk, 2), dk.layout)
+    matrix(staged.index(0)).store((total_k * OPTIONS.scale).to(TYPE))
+    matrix(staged.index(1)).store(total_v.to(TYPE))
+    fence_async_shared()
+    tma_store(dk, at_step(dk, batch, first_k, at + W * R, keys, group), staged.index(0))
+    tma_store(dv, at_step(dv, batch, first_k, at + W * R, keys, group), staged.index(1))
+    release(tickets, number)
 
 
 @gluon.jit
@@ -80,8 +125,9 @@ def differentiate_keys(
 ):
     """dk and dv of one half, W, of the keys; dq of tile W of the queries, from all keys. Pairs are (keys, queries).
 
-    A step takes its second tile first, as the walk goes from the last queries to the first. Its dq is computed in the
-    step after it, when the ds of both groups are there.
+    A step takes its second tile first, as the walk goes from the last queries to the first. The scores of that tile are
+    computed at the end of the step before: a step begins with exponentials, beside which the products for dp and those
+    for dq of the step before run; the ds of both groups are there by then.
 
     n: of the program's steps; returned is the one after the tile.
     """
@@ -92,8 +138,6 @@ def differentiate_keys(
     S: gl.constexpr = of_products(HALF)
     OF_K: gl.constexpr = of_products(D)
     OF_V: gl.constexpr = of_products(V)
-    LEFT_K: gl.constexpr = gl.DotOperandLayout(0, OF_K, 2)
-    LEFT_V: gl.constexpr = gl.DotOperandLayout(0, OF_V, 2)
     COLUMN: gl.constexpr = gl.SliceLayout(0, S)
     none = gl.zeros([R, HALF], gl.float32, S)
     none_q = gl.zeros([HALF, D], gl.float32, OF_K)
@@ -101,63 +145,66 @@ def differentiate_keys(
     total_v = gl.zeros([R, V], gl.float32, OF_V)
     begin, end = n, n + OPTIONS.share * of_keys(tickets, number, "steps")
     first, until = steps_unmasked(end, tickets, number, OPTIONS)
+    s1 = none
+    if end > begin:
+        s1 = warpgroup_mma_wait(0, deps=[scores_of(HALF, n, number, W, rings, none)])
+        wait_full(rings.dout, n)
+    # From registers v costs the products no shared memory.
+    v = matrix(rings.v.blocks.index(W)).load(gl.DotOperandLayout(0, S, 2))
+    fence_async_shared()
+    tma.store_wait(0)  # of the tile before, from where ds comes next
+    release(rings.v, number)
     while n < end:
         border, left = at_border(n, first, until, OPTIONS), end - n
         q_stage, dout_stage = stage_of(n, OPTIONS.q_stages), stage_of(n, OPTIONS.dout_stages)
         q_tile, dout_tile = matrix(rings.q.blocks.index(q_stage)), matrix(rings.dout.blocks.index(dout_stage))
         q0, q1 = q_tile.slice(0, HALF), q_tile.slice(HALF, HALF)
         dout0, dout1 = dout_tile.slice(0, HALF), dout_tile.slice(HALF, HALF)
-        ds = ds_blocks.index(stage_of(n, 2)).slice(W * R, R)
+        ds = ds_blocks.index(ds_block(n, W))
+        wait_full(rings.dout, n)
+        dp1 = warpgroup_mma(v, dout1.permute((1, 0)), none, use_acc=False, is_async=True)
         if n > begin:
             sync(ds_full(n - 1, 1 - W), BOTH_GROUPS)
         # Of the first step nobody takes it, so that no product is in a branch.
-        part = dq_of_step(n - 1, W, rings.k, ds_blocks, none_q)
-        wait_full(rings.q, n)
-        k = matrix(rings.k.blocks.index(forget(gl.to_tensor(0)))).slice(W * R, R)
-        s1 = warpgroup_mma(k, q1.permute((1, 0)), none, use_acc=False, is_async=True)
-        s0 = warpgroup_mma(k, q0.permute((1, 0)), none, use_acc=False, is_async=True)
-        wait_full(rings.dout, n)
-        v = matrix(rings.v.blocks.index(forget(gl.to_tensor(W))))
-        dp1 = warpgroup_mma(v, dout1.permute((1, 0)), none, use_acc=False, is_async=True)
-        part = warpgroup_mma_wait(3, deps=[part])
-        if n > begin:
-            hand_over(part, n - 1, W, dq_blocks, dq_empty)
+        part = dq_of_step(n - 1, number, W, rings.k, ds_blocks, none_q)
 
         base = base_of(rings.base, q_stage, HALF, HALF, COLUMN)
-        s1 = warpgroup_mma_wait(2, deps=[s1])
-        p1 = probabilities(s1, negative(base), border, W * R, HALF, left, tickets, number, OPTIONS)
-        total_v = warpgroup_mma(
-            gl.convert_layout(p1.to(TYPE), LEFT_V, assert_trivial=True), dout1, total_v, is_async=True
-        )
+        p1 = probabilities(s1, base, border, W * R, HALF, left, tickets, number, OPTIONS)
+        total_v = add_left(p1.to(TYPE), dout1, total_v)
+        part = warpgroup_mma_wait(1, deps=[part])
+        if n > begin:
+            hand_over(part, n - 1, W, dq_blocks, dq_empty)
+        s0 = scores_of(0, n, number, W, rings, none)
         delta = deltas_from(HALF, p1, border, n, end, rings, tickets, number, OPTIONS)
-        s0, dp1 = warpgroup_mma_wait(1, deps=[s0, dp1])
+        dp1 = warpgroup_mma_wait(2, deps=[dp1])
         ds1 = differences_from(HALF, p1, dp1, delta, n, rings, OPTIONS)
         dp0 = warpgroup_mma(v, dout0.permute((1, 0)), none, use_acc=False, is_async=True)
         ds.slice(HALF, HALF, dim=1).store(ds1)
-        total_k = warpgroup_mma(gl.convert_layout(ds1, LEFT_K, assert_trivial=True), q1, total_k, is_async=True)
+        total_k = add_left(ds1, q1, total_k)
 
         base = base_of(rings.base, q_stage, 0, HALF, COLUMN)
-        p0 = probabilities(s0, negative(base), border, W * R, 0, left, tickets, number, OPTIONS)
-        total_v = warpgroup_mma(
-            gl.convert_layout(p0.to(TYPE), LEFT_V, assert_trivial=True), dout0, total_v, is_async=True
-        )
+        s0 = warpgroup_mma_wait(2, deps=[s0])
+        p0 = probabilities(s0, base, border, W * R, 0, left, tickets, number, OPTIONS)
+        total_v = add_left(p0.to(TYPE), dout0, total_v)
         delta = deltas_from(0, p0, border, n, end, rings, tickets, number, OPTIONS)
         dp0 = warpgroup_mma_wait(2, deps=[dp0])
         ds0 = differences_from(0, p0, dp0, delta, n, rings, OPTIONS)
         ds.slice(0, HALF, dim=1).store(ds0)
         fence_async_shared()
         arrive(ds_full(n, W), BOTH_GROUPS)
-        total_k = warpgroup_mma(gl.convert_layout(ds0, LEFT_K, assert_trivial=True), q0, total_k, is_async=True)
-        total_v = warpgroup_mma_wait(1, deps=[total_v])
+        total_k = add_left(ds0, q0, total_k)
+        # Of the last step once more, so that no product is in a branch.
+        s1 = scores_of(HALF, gl.minimum(n + 1, end - 1), number, W, rings, none)
+        total_v = warpgroup_mma_wait(2, deps=[total_v])
         release_by_warps(rings.dout, n, DOUT_FREE, READERS)
-        total_k = warpgroup_mma_wait(0, deps=[total_k])
+        total_k, s1 = warpgroup_mma_wait(0, deps=[total_k, s1])
         release_by_warps(rings.q, n, Q_FREE, READERS)
         n += 1
     if end > begin:
         sync(ds_full(end - 1, 1 - W), BOTH_GROUPS)
-        part = warpgroup_mma_wait(0, deps=[dq_of_step(end - 1, W, rings.k, ds_blocks, none_q)])
+        part = warpgroup_mma_wait(0, deps=[dq_of_step(end - 1, number, W, rings.k, ds_blocks, none_q)])
         hand_over(part, end - 1, W, dq_blocks, dq_empty)
-    store_dk_dv(W, total_k, total_v, dk, dv, rings, ds_blocks, tickets, number, OPTIONS)
+    store_dk_dv(W, total_k, total_v, dk, dv, rings, ds_blocks, tickets, n, number, OPTIONS)
     return n
 
 
@@ -170,6 +217,7 @@ def differentiate(W: gl.constexpr, dk, dv, rings, ds_blocks, dq_blocks, dq_empty
         n = differentiate_keys(W, dk, dv, rings, ds_blocks, dq_blocks, dq_empty, tickets, n, number, OPTIONS)
         number += 1
         wait_full(tickets, number)
+    tma.store_wait(0)
 
 
 @gluon.jit
@@ -230,17 +278,17 @@ def backward_pairs(
     q_blocks = allocate(q, OPTIONS.q_stages)
     dout_blocks = allocate(dout, OPTIONS.dout_stages)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    ds_blocks = gl.allocate_shared_memory(TYPE, [2, OPTIONS.keys, OPTIONS.queries], ds_layout)
+    ds_blocks = gl.allocate_shared_memory(TYPE, [4, OPTIONS.keys // 2, OPTIONS.queries], ds_layout)
     dq_blocks, dq_empty = allocate(dq_sum, 2), barriers(2, 1)
-    k_held = Held(allocate(k, 1), barriers(1, 2).index(0))
-    v_held = Held(allocate(v, 2), barriers(1, 2).index(0))
+    k_ring = Ring(allocate(k, 2), None, barriers(2, 2))
+    v_ring = Ring(allocate(v, 2), None, barriers(1, 2))
     q_ring = Ring(q_blocks, barriers(OPTIONS.q_stages, 1), None)
     dout_ring = Ring(dout_blocks, barriers(OPTIONS.dout_stages, 1), None)
     tickets = ring_of_tickets(4)
     fence_async_shared()
     arrays = Arrays(q, k, v, dout, base, delta)
     of_base, of_delta = allocate(base, OPTIONS.q_stages), allocate(delta, OPTIONS.dout_stages)
-    rings = Rings(q_ring, k_held, v_held, dout_ring, of_base, of_delta)
+    rings = Rings(q_ring, k_ring, v_ring, dout_ring, of_base, of_delta)
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     t = draw(turns_ptr)

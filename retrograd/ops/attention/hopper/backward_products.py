@@ -18,7 +18,7 @@ from .schedule import at_step
 from .scores import base_of, deltas_from, differences_from, probabilities
 from .tickets import of_keys
 from .walk import at_border, keys_of, steps_unmasked
-from .wgmma import matrix, of_products
+from .wgmma import in_order_of_sums, matrix, of_products
 
 
 @gluon.jit
@@ -47,7 +47,7 @@ def hand_over(part, n, W: gl.constexpr, ds, dq):
     HALF: gl.constexpr = part.shape[1]
     release(ds, n)
     stage = acquire(dq, n)
-    matrix(dq.blocks.index(stage)).slice(W * HALF, HALF, dim=1).store(part)
+    matrix(dq.blocks.index(stage)).slice(W * HALF, HALF, dim=1).store(in_order_of_sums(part))
     fence_async_shared()
     mbarrier.arrive(dq.full.index(stage))
 
@@ -57,20 +57,20 @@ def store_dk_dv(W: gl.constexpr, total_k, total_v, dk, dv, rings, ds_blocks, tic
     """Store dk and dv of one half, W, of the keys, and release k, v and the ticket."""
     TYPE: gl.constexpr = rings.q.blocks.dtype
     R: gl.constexpr = OPTIONS.keys // 2
-    mbarrier.arrive(rings.k.empty)
+    release(rings.k, number)
     batch, first_k, at, keys, group = keys_of(tickets, number)
     # Only this group's products read its half of v; dk takes the place of ds once those of both groups are done.
     matrix(rings.v.blocks.index(W)).store(total_v.to(TYPE))
     fence_async_shared()
     tma_store(dv, at_step(dv, batch, first_k, at + W * R, keys, group), rings.v.blocks.index(W))
-    mbarrier.wait(rings.k.empty, number & 1)
+    acquire(rings.k, number + 1)
     dk_s = ds_blocks.index(W)._reinterpret(TYPE, dk.block_shape, dk.layout)
     matrix(dk_s).store((total_k * OPTIONS.scale).to(TYPE))
     fence_async_shared()
     tma_store(dk, at_step(dk, batch, first_k, at + W * R, keys, group), dk_s)
     tma.store_wait(0)
     # v comes after both groups' copies, and ds is computed from it: no copy reads the blocks that ds is written to.
-    mbarrier.arrive(rings.v.empty)
+    release(rings.v, number)
     release(tickets, number)
 
 
@@ -112,7 +112,7 @@ def differentiate_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets
         dp = warpgroup_mma(v, dout_tile.permute((1, 0)), none, use_acc=False, is_async=True)
         base = base_of(rings.base, q_stage, 0, QUERIES, COLUMN)
         s = warpgroup_mma_wait(1, deps=[s])
-        p = probabilities(s, -base, border, W * R, 0, end - n, tickets, number, OPTIONS)
+        p = probabilities(s, base, border, W * R, 0, end - n, tickets, number, OPTIONS)
         # This product reads p, so that the assembler leaves the exponentials before the wait for dp.
         left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
         total_v = warpgroup_mma(left, dout_tile, total_v, is_async=True)

@@ -7,6 +7,7 @@ from retrograd.core.kernels.numerics import LOG2E, let_next_start, pairwise_sum,
 
 from ..device import load_row, load_steps, store_steps
 from .schedule import bound_of, sequences_of
+from .wgmma import SUMS_OF_ROW
 
 
 @triton.jit
@@ -96,7 +97,7 @@ def deltas(
     sees = live & (keys > 0)
     if WINDOW.after is not None:
         sees &= position + WINDOW.after >= 0
-    base = tl.where(sees, logarithm * LOG2E, float("inf"))
+    base = tl.where(sees, -logarithm * LOG2E, float("-inf"))
     store_copies(base_ptr, base, at, i, T, distance, COPIES)
     store_copies(delta_ptr, tl.where(live, delta, 0.0), at, i, T, distance, COPIES)
     if dsinks_ptr is not None:
@@ -124,6 +125,10 @@ def round_dq(
     T = sizes.queries
     batch, head, _tile, i, at = steps_of(sizes, BLOCK, FLAT)
     column = tl.arange(0, BLOCK_D)
-    live = tl.load(base_ptr + at, mask=i < T, other=float("inf")) != float("inf")
-    total = load_steps(dq_sum, batch, 0, tl.where(live, i, T), T, head, column, D, BLOCK_D)
+    PADDED: tl.constexpr = (D + SUMS_OF_ROW - 1) // SUMS_OF_ROW * SUMS_OF_ROW
+    live = tl.load(base_ptr + at, mask=i < T, other=float("-inf")) != float("-inf")
+    total = load_steps(dq_sum, batch, 0, tl.where(live, i, T), T, head, column, PADDED, BLOCK_D)
+    # The order of columns before `wgmma.in_order_of_sums`.
+    total = tl.reshape(total, (BLOCK, BLOCK_D // SUMS_OF_ROW, 2, 4, 4))
+    total = tl.reshape(tl.permute(total, (0, 1, 3, 2, 4)), (BLOCK, BLOCK_D))
     store_steps(dq, total * SCALE, batch, 0, i, T, head, column, D)

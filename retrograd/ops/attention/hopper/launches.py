@@ -58,6 +58,7 @@ from .tuples import (
     RowSizes,
     Window,
 )
+from .wgmma import SUMS_OF_ROW
 
 __all__ = ["backward", "factors_of", "forward", "planned", "suits"]
 
@@ -147,7 +148,8 @@ def _scratch_of_sums(spec: Spec, plan: BackwardPlan, wanted: set[str]) -> Iterat
     """The scratch arrays of one walk for all gradients, which computes dk and dv in any case."""
     turns = _rows(spec, spec.heads) * _tiles(spec, spec.queries, plan.queries) * (plan.queries // HALF.value)
     yield Array("turns", (1 + turns,), "int32", zeroed=True)
-    yield Array("dq_sum", spec.q.shape, "float32")
+    padded = -(-spec.head_size // SUMS_OF_ROW.value) * SUMS_OF_ROW.value
+    yield Array("dq_sum", (*spec.q.shape[:-1], padded), "float32")
     yield from _unwanted(spec, wanted)
     yield from _tile_lists(spec, {"k": plan.keys})
 

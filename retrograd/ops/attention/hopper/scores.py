@@ -9,6 +9,8 @@ from retrograd.core.kernels.rings import stage_of
 
 from .walk import step_of, walk_of
 
+NEVER = gl.constexpr(2**31 - 1)  # no query has this number
+
 
 @gluon.jit
 def bounded(s, FACTOR: gl.constexpr):
@@ -42,7 +44,7 @@ def scores(s, i, block, border, queries, keys, OPTIONS: gl.constexpr):
 
 
 @gluon.jit
-def probabilities(s, minus_base, border, key, query, left, tickets, number, OPTIONS: gl.constexpr):
+def probabilities(s, base, border, key, query, left, tickets, number, OPTIONS: gl.constexpr):
     """Of products s of keys, from number `key` of their tile on, with queries, from number `query` of theirs on.
 
     0 where a pair is not visible, which is the case only at a `border`. left: steps of the walk, with this one.
@@ -50,7 +52,7 @@ def probabilities(s, minus_base, border, key, query, left, tickets, number, OPTI
     WINDOW: gl.constexpr = OPTIONS.window
     if OPTIONS.factors.inside is not None:
         s = bounded(s, OPTIONS.factors.inside) * OPTIONS.factors.cap
-    p = gl.exp2(gl.fma(s, OPTIONS.factors.exponent, minus_base[None, :]))
+    p = gl.exp2(gl.fma(s, OPTIONS.factors.exponent, base[None, :]))
     if border:
         # A ticket's numbers are read where they are needed: there are no registers to keep them in.
         queries, keys, at, low = walk_of(tickets, number)
@@ -61,8 +63,8 @@ def probabilities(s, minus_base, border, key, query, left, tickets, number, OPTI
         if WINDOW.after is None:
             p = gl.where((j < keys)[:, None], p, 0.0)
         else:
-            last = gl.minimum(i + (keys - queries + WINDOW.after), keys - 1)
-            p = gl.where(j[:, None] <= last[None, :], p, 0.0)
+            first = gl.where(j < keys, j - (keys - queries + WINDOW.after), NEVER)
+            p = gl.where(first[:, None] <= i[None, :], p, 0.0)
         if WINDOW.before is not None:
             p = gl.where(j[:, None] >= (i + (keys - queries - WINDOW.before))[None, :], p, 0.0)
         if OPTIONS.listed:
@@ -94,17 +96,13 @@ def deltas_of(
 
 
 @gluon.jit
-def differences(p, dp, base, delta, OPTIONS: gl.constexpr):
-    """The gradient at products, without scale: p (dp - delta), and the derivative of a softcap. base and delta have two
-    axes, too.
+def through_bound(ds, p, base, OPTIONS: gl.constexpr):
+    """The gradient at products from that at bounded ones. base has two axes, too.
 
-    The bounded product, the tanh of the softcap, is what p was computed from: log2(p) + base, in units of the cap.
+    The bounded product, the tanh of the softcap, is what p was computed from: log2(p) - base, in units of the cap.
     """
-    ds = p * (dp - delta)
-    if OPTIONS.factors.inside is not None:
-        tanh = (lg2(p) + base) * (1.0 / OPTIONS.factors.cap)
-        ds = gl.where(p == 0.0, 0.0, ds * (1.0 - tanh * tanh))  # a NaN stays
-    return ds
+    tanh = (lg2(p) - base) * (1.0 / OPTIONS.factors.cap)
+    return gl.where(p == 0.0, 0.0, ds * (1.0 - tanh * tanh))  # a NaN stays
 
 
 @gluon.jit
@@ -113,7 +111,7 @@ def probabilities_from(
 ):
     """p of the keys of group W and the queries of step n, from number `start` on as many as s has. end: of the walk."""
     base = base_of(rings.base, stage_of(n, OPTIONS.q_stages), start, s.shape[1], gl.SliceLayout(0, s.type.layout))
-    return probabilities(s, -base, border, W * s.shape[0], start, end - n, tickets, number, OPTIONS)
+    return probabilities(s, base, border, W * s.shape[0], start, end - n, tickets, number, OPTIONS)
 
 
 @gluon.jit
@@ -127,7 +125,8 @@ def deltas_from(start: gl.constexpr, p, border, n, end, rings, tickets, number, 
 @gluon.jit
 def differences_from(start: gl.constexpr, p, dp, delta, n, rings, OPTIONS: gl.constexpr):
     """ds of the same pairs, rounded."""
-    base = delta  # not used
+    ds = p * (dp - delta[None, :])
     if OPTIONS.factors.inside is not None:
         base = base_of(rings.base, stage_of(n, OPTIONS.q_stages), start, p.shape[1], gl.SliceLayout(0, p.type.layout))
-    return differences(p, dp, base[None, :], delta[None, :], OPTIONS).to(rings.q.blocks.dtype)
+        ds = through_bound(ds, p, base[None, :], OPTIONS)
+    return ds.to(rings.q.blocks.dtype)

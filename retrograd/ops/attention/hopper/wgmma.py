@@ -8,6 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 
 WARPS = gl.constexpr(4)  # of a group
 FIRST = gl.constexpr(128)  # columns that the first of two products takes
+SUMS_OF_ROW = gl.constexpr(32)  # fp32 elements in 128 bytes
 
 
 class Panels(NamedTuple):
@@ -89,6 +90,19 @@ def halves(x):
     OF_HALF: gl.constexpr = of_products(HALF)
     left, right = x.reshape([x.shape[0], 2, HALF]).permute(0, 2, 1).split()
     return gl.convert_layout(left, OF_HALF, assert_trivial=True), gl.convert_layout(right, OF_HALF, assert_trivial=True)
+
+
+@gluon.jit
+def in_order_of_sums(x):
+    """fp32 results of products with their columns in an order that is stored to shared memory without bank conflicts.
+
+    A thread has columns 8 j + 2 q and the one after of each 32, threads q = 0 to 3 side by side, in four rows at a time.
+    In a row of 128 bytes, whose units of 16 change places from row to row, q // 2 comes first and then j: so the rows
+    are on different banks. `round_dq` restores the order.
+    """
+    ROWS: gl.constexpr = x.shape[0]
+    COLUMNS: gl.constexpr = x.shape[1]
+    return x.reshape([ROWS, COLUMNS // SUMS_OF_ROW, 4, 2, 4]).permute(0, 1, 3, 2, 4).reshape([ROWS, COLUMNS])
 
 
 @gluon.jit
