@@ -30,12 +30,6 @@ def lg2(x):
 
 
 @gluon.jit
-def negative(x):
-    """-x as a part of the instruction that takes it; of a minus sign the compiler makes 0 - x."""
-    return gl.inline_asm_elementwise("neg.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
-
-
-@gluon.jit
 def before_waits(x):
     """x, computed before the waits behind it in the program.
 

@@ -94,11 +94,11 @@ def halves(x):
 
 @gluon.jit
 def in_order_of_sums(x):
-    """fp32 results of products with their columns in an order that is stored to shared memory without bank conflicts.
+    """fp32 results of products, their columns in an order that is stored to shared memory without bank conflicts.
 
-    A thread has columns 8 j + 2 q and the one after of each 32, threads q = 0 to 3 side by side, in four rows at a time.
-    In a row of 128 bytes, whose units of 16 change places from row to row, q // 2 comes first and then j: so the rows
-    are on different banks. `round_dq` restores the order.
+    One store of a warp has, in each of 8 rows, two columns of each of four threads: of every 32 columns 8 j + 2 q and
+    the one after, q = 0 to 3. The 16-byte units of a row change places from row to row, by their number xor the row's.
+    In order of q // 2, j, q % 2, the units of four rows are on different banks. `round_dq` restores the order.
     """
     ROWS: gl.constexpr = x.shape[0]
     COLUMNS: gl.constexpr = x.shape[1]
