@@ -1,4 +1,11 @@
-"""Attention, backward, on Hopper: dk and dv of heads to 192 with values to 128 in one walk. Symbols: ../README.md."""
+"""Attention, backward, on Hopper: dk and dv of heads to 192 with values to 128 in one walk. Symbols: ../README.md.
+
+A program takes tiles of keys, one after the other, and walks over the tiles of queries that see each, as
+`backward_fused` does. Its warps are of two kinds:
+    fetch          one warp, the producer: copies k and v, and tile after tile of q and dout with their rows' base and
+                   delta, by TMA
+    differentiate  two groups, the consumers, each with half of the keys: scores, p, dp, ds, dk and dv
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -9,15 +16,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from retrograd.core.kernels.gluon import tma_store
-from retrograd.core.kernels.numerics import forget
-from retrograd.core.kernels.rings import release, stage_of, wait_full
+from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
+from retrograd.core.kernels.rings import Ring, barriers, release, ring_of, stage_of, wait_full
 
-from .schedule import at_step
+from .backward_fused import FEW_REGISTERS, Arrays, Rings, fetch
+from .schedule import at_step, tiles_of_head
 from .scores import deltas_from, differences_from, probabilities_from
-from .tickets import has_tile, of_keys
+from .tickets import draw, has_tile, of_keys, ring_of_tickets
 from .walk import at_border, keys_of, steps_unmasked
 from .wgmma import (
+    WARPS,
     add_products,
+    allocate,
     first_columns,
     halves,
     matrix,
@@ -30,7 +40,7 @@ from .wgmma import (
 
 
 @gluon.jit
-def differentiate_both(W: gl.constexpr, dk, dv, rings, tickets, OPTIONS: gl.constexpr):
+def differentiate(W: gl.constexpr, dk, dv, rings, tickets, OPTIONS: gl.constexpr):
     """dk and dv of the keys of group W in the program's tiles. Pairs are (keys, queries).
 
     p, dp and ds are of one half of a step's queries after the other: a thread has registers for dk, dv and half of
@@ -98,3 +108,49 @@ def differentiate_both(W: gl.constexpr, dk, dv, rings, tickets, OPTIONS: gl.cons
         release(tickets, number)
         number += 1
         wait_full(tickets, number)
+
+
+@gluon.jit(do_not_specialize=["sizes"])
+def backward_both(
+    q,
+    k,
+    v,
+    dout,
+    base,
+    delta,
+    tile_list_ptr,
+    runs_ptr,
+    counter_ptr,
+    dk,
+    dv,
+    sizes,
+    OPTIONS: gl.constexpr,
+    OVERLAP: gl.constexpr,
+):
+    """Tensor descriptors: q, k, v, dout, dk, dv; base, delta, as `deltas` has stored them. counter[1]: 0 at first.
+    tile_list, runs: as `forward`.
+    """
+    q_blocks, k_blocks = allocate(q, OPTIONS.q_stages), allocate(k, 2)
+    dout_blocks, of_base = allocate(dout, OPTIONS.dout_stages), allocate(base, OPTIONS.q_stages)
+    k_ring = Ring(k_blocks, None, barriers(1, 2))
+    q_ring, dout_ring = ring_of(q_blocks, OPTIONS.q_stages, 2), ring_of(dout_blocks, OPTIONS.dout_stages, 2)
+    v_blocks, of_delta = allocate(v, 2), allocate(delta, OPTIONS.dout_stages)
+    v_ring = Ring(v_blocks, None, barriers(1, 2))
+    tickets = ring_of_tickets(2)
+    fence_async_shared()
+    arrays = Arrays(q, k, v, dout, base, delta)
+    rings = Rings(q_ring, k_ring, v_ring, dout_ring, of_base, of_delta)
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+    counter_ptr += 1
+    t = draw(counter_ptr)
+    tiles = tiles_of_head(runs_ptr, sizes.tiles, OPTIONS.keys)
+    gl.warp_specialize(
+        [
+            (differentiate, (0, dk, dv, rings, tickets, OPTIONS)),
+            (differentiate, (1, dk, dv, rings, tickets, OPTIONS)),
+            (fetch, (arrays, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, OPTIONS)),
+        ],
+        [WARPS, 1],
+        [OPTIONS.registers, FEW_REGISTERS],
+    )

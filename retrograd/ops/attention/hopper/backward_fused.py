@@ -172,21 +172,20 @@ def fetch(
     tile_list_ptr,
     sizes,
     OPTIONS: gl.constexpr,
-    OF_VALUES: gl.constexpr,
     BY_WARPS: gl.constexpr = False,
 ):
     """The producer: draws tickets, and copies what the program reads for them.
 
-    OF_VALUES: without v and delta. BY_WARPS: warps release q and dout one by one.
+    BY_WARPS: warps release q and dout one by one.
     """
     WINDOW: gl.constexpr = OPTIONS.window
     SHARE: gl.constexpr = OPTIONS.share
     KEYS: gl.constexpr = OPTIONS.keys
     QUERIES: gl.constexpr = OPTIONS.queries
     OF_Q: gl.constexpr = arrays.q.block_type.nbytes + QUERIES * 4
-    OF_DOUT: gl.constexpr = arrays.dout.block_type.nbytes + (0 if OF_VALUES else QUERIES * 4)
+    OF_DOUT: gl.constexpr = arrays.dout.block_type.nbytes + QUERIES * 4
     OF_K: gl.constexpr = parts_of(rings.k.blocks, rings.k.empty) * arrays.k.block_type.nbytes
-    OF_V: gl.constexpr = 0 if OF_VALUES else parts_of(rings.v.blocks, rings.v.empty) * arrays.v.block_type.nbytes
+    OF_V: gl.constexpr = parts_of(rings.v.blocks, rings.v.empty) * arrays.v.block_type.nbytes
     n, number = 0, 0
     known = 0  # a tile of q that is known to have room
     while t < tiles * sizes.rows:
@@ -214,18 +213,13 @@ def fetch(
                 tma_load(arrays.q, where, rings.q.full.index(stage), rings.q.blocks.index(stage))
                 tma_load(arrays.base, [row, start], rings.q.full.index(stage), rings.base.index(stage))
                 stage = acquire_dout(rings.dout, n, BY_WARPS)
-                if OF_VALUES:
-                    mbarrier.expect(rings.dout.full.index(stage), OF_DOUT)
+                if left == SHARE * steps:
+                    acquire(rings.v, number)
+                    mbarrier.expect(rings.dout.full.index(stage), OF_DOUT + OF_V)
+                    load_parts(arrays.v, batch, first_k, at, keys, group, rings.dout.full.index(stage), rings.v, number)
                 else:
-                    if left == SHARE * steps:
-                        acquire(rings.v, number)
-                        mbarrier.expect(rings.dout.full.index(stage), OF_DOUT + OF_V)
-                        load_parts(
-                            arrays.v, batch, first_k, at, keys, group, rings.dout.full.index(stage), rings.v, number
-                        )
-                    else:
-                        mbarrier.expect(rings.dout.full.index(stage), OF_DOUT)
-                    tma_load(arrays.delta, [row, start], rings.dout.full.index(stage), rings.delta.index(stage))
+                    mbarrier.expect(rings.dout.full.index(stage), OF_DOUT)
+                tma_load(arrays.delta, [row, start], rings.dout.full.index(stage), rings.delta.index(stage))
                 tma_load(arrays.dout, where, rings.dout.full.index(stage), rings.dout.blocks.index(stage))
                 n += 1
             number += 1
@@ -336,7 +330,7 @@ def backward_fused(
         [
             (differentiate, (0, dk, dv, rings, ds_ring, dq_ring, tickets, OPTIONS)),
             (differentiate, (1, dk, dv, rings, ds_ring, dq_ring, tickets, OPTIONS)),
-            (fetch, (arrays, rings, tickets, t, tiles, turns_ptr, tile_list_ptr, sizes, OPTIONS, False)),
+            (fetch, (arrays, rings, tickets, t, tiles, turns_ptr, tile_list_ptr, sizes, OPTIONS)),
             (add, (0, dq_sum, turns_ptr, dq_ring, tickets, sizes.tiles_q, OPTIONS)),
             (add, (1, dq_sum, turns_ptr, dq_ring, tickets, sizes.tiles_q, OPTIONS)),
         ],

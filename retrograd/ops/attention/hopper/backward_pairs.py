@@ -297,7 +297,7 @@ def backward_pairs(
         [
             (differentiate, (0, dk, dv, rings, ds_blocks, dq_blocks, dq_empty, tickets, OPTIONS)),
             (differentiate, (1, dk, dv, rings, ds_blocks, dq_blocks, dq_empty, tickets, OPTIONS)),
-            (fetch, (arrays, rings, tickets, t, tiles, turns_ptr, tile_list_ptr, sizes, OPTIONS, False, True)),
+            (fetch, (arrays, rings, tickets, t, tiles, turns_ptr, tile_list_ptr, sizes, OPTIONS, True)),
             (add, (0, dq_sum, turns_ptr, dq_blocks, dq_empty, tickets, sizes.tiles_q, OPTIONS)),
             (add, (1, dq_sum, turns_ptr, dq_blocks, dq_empty, tickets, sizes.tiles_q, OPTIONS)),
         ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import e, log2, prod
 from typing import Any
@@ -28,7 +28,8 @@ from ..arrays import columns
 from ..op import Spec
 from ..passes import LEAST_FACTOR, QUERIES_OF_ROWS, Launches, runs_of
 from . import schedule
-from .backward_dk_dv import backward_dk_dv
+from .backward_apart import backward_apart
+from .backward_both import backward_both
 from .backward_dq import backward_dq
 from .backward_fused import backward_fused
 from .backward_pairs import HALF, backward_pairs
@@ -41,7 +42,7 @@ from .plan import (
     WalksPlan,
     algorithm,
     has_tiles,
-    have_one_walk,
+    in_one_group,
     planned,
     steps_of,
     used_columns,
@@ -156,10 +157,20 @@ def _scratch_of_sums(spec: Spec, plan: BackwardPlan, wanted: set[str]) -> Iterat
 
 def _scratch_of_walks(spec: Spec, plan: WalksPlan, wanted: set[str]) -> Iterator[Array]:
     """The scratch arrays of walks for the wanted gradients; one for dk and dv computes both in any case."""
-    if "k" in _owned(wanted) and have_one_walk(spec):
+    if "k" in _owned(wanted):
         yield from _unwanted(spec, wanted)
-    yield Array("counter", (3,), "int32", zeroed=True)
-    yield from _tile_lists(spec, dict.fromkeys(_owned(wanted), 2 * plan.rows))
+    yield Array("counter", (2,), "int32", zeroed=True)
+    yield from _tile_lists(spec, _tiles_of_walks(spec, plan, wanted))
+
+
+def _tiles_of_walks(spec: Spec, plan: WalksPlan, wanted: set[str]) -> dict[str, int]:
+    """The sides whose tiles walks own, and how many queries or keys a tile has."""
+    return {own: _keys_of_walk(spec, plan) if own == "k" else 2 * plan.rows for own in _owned(wanted)}
+
+
+def _keys_of_walk(spec: Spec, plan: WalksPlan) -> int:
+    """The keys of a tile whose dk and dv a walk computes: of both groups of warps, or the same of each."""
+    return 2 * plan.rows if in_one_group(spec) else plan.rows
 
 
 def _unwanted(spec: Spec, wanted: set[str]) -> Iterator[Array]:
@@ -349,14 +360,12 @@ class _Launches(Launches):
         """Compute dq, dk and dv, those that are wanted."""
         own = _owned(wanted)
         yield from self.of_runs()
-        for side in own:
-            yield from self.list_tiles(side, 2 * plan.rows)
+        for side, size in _tiles_of_walks(self.spec, plan, wanted).items():
+            yield from self.list_tiles(side, size)
         if "q" in own:
             yield self._dq(plan)
-        if "k" in own and have_one_walk(self.spec):
-            yield self._dk_dv(plan, ("dk", "dv"))
-        elif "k" in own:
-            yield from (self._dk_dv(plan, (name,)) for name in ("dk", "dv") if name in wanted)
+        if "k" in own:
+            yield self._dk_dv(plan)
 
     def _dq(self, plan: WalksPlan) -> Launch:
         spec = self.spec
@@ -384,17 +393,17 @@ class _Launches(Launches):
         launch = self.launch(backward_dq, grid, scalars, {"OPTIONS": options}, self._described(blocks))
         return self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), tile_list_ptr="tile_list_q")
 
-    def _dk_dv(self, plan: WalksPlan, names: Sequence[str]) -> Launch:
-        """The walk for dk, for dv, or for both."""
+    def _dk_dv(self, plan: WalksPlan) -> Launch:
         spec = self.spec
-        blocks = {"q": plan.walked, "dout": plan.walked, **dict.fromkeys(("k", "v", *names), plan.rows)}
+        blocks = {"q": plan.walked, "dout": plan.walked, **dict.fromkeys(("k", "v", "dk", "dv"), plan.rows)}
         descriptors = {**self._described(blocks), **self._described_numbers(plan.walked)}
         rows, share = _rows(spec, spec.groups), spec.heads // spec.groups
         bytes_of_group = 2 * share * steps_of(spec, spec.queries) * (spec.head_size + spec.value_size)
         section = min(rows, max(1, plan.section // bytes_of_group))
-        tiles, tiles_q = _tiles(spec, spec.keys, 2 * plan.rows), _tiles(spec, spec.queries, plan.walked)
+        keys = _keys_of_walk(spec, plan)
+        tiles, tiles_q = _tiles(spec, spec.keys, keys), _tiles(spec, spec.queries, plan.walked)
         sizes = KeySizes(spec.queries, spec.keys, spec.heads, tiles, tiles_q, rows, section)
-        q_stages, dout_stages = plan.stages if "dk" in names else plan.stages_v
+        q_stages, dout_stages = plan.stages_k
         options = DkDvOptions(
             window=self._window(),
             factors=factors_of(self.spec),
@@ -402,7 +411,7 @@ class _Launches(Launches):
             size=used_columns(spec.head_size),
             value_size=used_columns(spec.value_size),
             share=share,
-            keys=2 * plan.rows,
+            keys=keys,
             queries=plan.walked,
             q_stages=q_stages,
             dout_stages=dout_stages,
@@ -410,10 +419,9 @@ class _Launches(Launches):
             registers=plan.registers,
         )
         grid = min(rows * tiles, plan.programs)
-        launch = self.launch(backward_dk_dv, grid, {"sizes": sizes}, {"OPTIONS": options}, descriptors)
-        arrays = {name: name if name in names else None for name in ("dk", "dv")}
-        launch = replace(launch, num_warps=4, allowed_spills=plan.spills, strided={})  # one of dk and dv may be absent
-        return self._with(launch, tile_list_ptr="tile_list_k", **arrays)
+        kernel = backward_both if in_one_group(spec) else backward_apart
+        launch = self.launch(kernel, grid, {"sizes": sizes}, {"OPTIONS": options}, descriptors)
+        return self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), tile_list_ptr="tile_list_k")
 
     def _described_numbers(self, queries: int) -> dict[str, Descriptor]:
         """The descriptors of base and delta, in blocks of so many queries."""

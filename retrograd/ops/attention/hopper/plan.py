@@ -72,13 +72,13 @@ class BackwardPlan:
 
 @dataclass(frozen=True)
 class WalksPlan:
-    """The tiles of the backward pass of heads wider than 128: dq has a walk, and dk and dv one each or one for both.
+    """The tiles of the backward pass of heads wider than 128: dq has a walk, and dk and dv another one.
 
     Attributes:
         rows: queries or keys of a group, whose gradient it has; there are two groups.
         walked: keys or queries of a block that it walks over.
-        stages: blocks in shared memory, of k and of v in the walk for dq, of q and of dout in that for dk, or both.
-        stages_v: of q, and of dout, in the walk for dv alone.
+        stages: blocks of k and of v in shared memory, in the walk for dq.
+        stages_k: of q and of dout, in that for dk and dv.
         registers: of a thread that computes products.
         spills: spill instructions that tests allow.
         programs: maximum number of them.
@@ -88,7 +88,7 @@ class WalksPlan:
     rows: int = 64
     walked: int = 64
     stages: tuple[int, int] = (2, 1)
-    stages_v: tuple[int, int] = (2, 2)
+    stages_k: tuple[int, int] = (2, 2)
     registers: int = 240
     spills: int = 0
     programs: int = MULTIPROCESSORS
@@ -133,8 +133,8 @@ def forward_tiles(head_size: int, value_size: int) -> ForwardPlan:
     return FORWARD[used_columns(head_size), columns(value_size)]
 
 
-def have_one_walk(spec: Spec) -> bool:
-    """Whether dk and dv of heads wider than 128 have one walk, and not one each."""
+def in_one_group(spec: Spec) -> bool:
+    """Whether a group of warps has both dk and dv of its keys, of heads wider than 128, and not one of them."""
     return used_columns(spec.head_size) + used_columns(spec.value_size) <= SUMS
 
 

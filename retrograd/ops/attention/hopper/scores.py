@@ -102,7 +102,7 @@ def through_bound(ds, p, base, OPTIONS: gl.constexpr):
     The bounded product, the tanh of the softcap, is what p was computed from: log2(p) - base, in units of the cap.
     """
     tanh = (lg2(p) - base) * (1.0 / OPTIONS.factors.cap)
-    return gl.where(p == 0.0, 0.0, ds * (1.0 - tanh * tanh))  # a NaN stays
+    return gl.where(p == 0.0, 0.0, ds * gl.fma(-tanh, tanh, 1.0))  # a NaN stays
 
 
 @gluon.jit
@@ -110,6 +110,7 @@ def probabilities_from(
     start: gl.constexpr, W: gl.constexpr, s, border, n, end, rings, tickets, number, OPTIONS: gl.constexpr
 ):
     """p of the keys of group W and the queries of step n, from number `start` on as many as s has. end: of the walk."""
+    n = forget(n)
     base = base_of(rings.base, stage_of(n, OPTIONS.q_stages), start, s.shape[1], gl.SliceLayout(0, s.type.layout))
     return probabilities(s, base, border, W * s.shape[0], start, end - n, tickets, number, OPTIONS)
 

@@ -185,7 +185,7 @@ class DqOptions(NamedTuple):
 
 
 class DkDvOptions(NamedTuple):
-    """What `backward_dk_dv` is compiled for.
+    """What `backward_both` and `backward_apart` are compiled for.
 
     Attributes:
         scale: of products.

@@ -106,6 +106,16 @@ def in_order_of_sums(x):
 
 
 @gluon.jit
+def from_order_of_sums(x):
+    """The results of products that `in_order_of_sums` has put in that order."""
+    ROWS: gl.constexpr = x.shape[0]
+    COLUMNS: gl.constexpr = x.shape[1]
+    OF_COLUMNS: gl.constexpr = of_products(COLUMNS)
+    x = x.reshape([ROWS, COLUMNS // SUMS_OF_ROW, 2, 4, 4]).permute(0, 1, 3, 2, 4).reshape([ROWS, COLUMNS])
+    return gl.convert_layout(x, OF_COLUMNS, assert_trivial=True)
+
+
+@gluon.jit
 def add_products(a, b, total, rest, SIZE: gl.constexpr):
     """Start a @ b over the first SIZE columns of b: the first product is added to total, the second, if any, to rest.
 
